@@ -13,7 +13,7 @@ TEST_WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 SLURM_WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --budget
 
-.PHONY: demo test test-all test-slurm test-faults test-kills test-cuda-wheel test-repeat fast-lint lint bench docs clean
+.PHONY: demo test test-all test-slurm test-pythons test-faults test-kills test-cuda-wheel test-repeat fast-lint lint bench docs clean
 
 demo: $(VENV)/.train
 	$(BIN)/dsrun train --zero 2 --model demo-t5 --output $(DEMO_OUTPUT) --resume never --force \
@@ -38,7 +38,12 @@ test-repeat: $(VENV)/.test fast-lint
 test-slurm: $(VENV)/.test
 	$(BIN)/python -m tests.slurm -n $(SLURM_WORKERS) --dist worksteal
 
-# Every fault at every phase of a run: half an hour. As root also the faults of disks. `make test-all` has eight of them.
+# A run that goes on under other versions of Python and is exported there: those of python3.12, 3.13 … that are on this
+# machine, each installed with 5 GB of packages. Debian's own python3 is a part of `make test`.
+test-pythons: $(VENV)/.test
+	$(BIN)/python -m tests.interpreters
+
+# Every fault at every phase of a run: half an hour. As root also the faults of disks. `make test-all` has nine of them.
 test-faults: $(VENV)/.test
 	$(BIN)/python -m tests.faults
 
@@ -89,4 +94,4 @@ $(VENV)/.lint: $(BIN)/python pyproject.toml constraints.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) $(CUDA_VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(CUDA_VENV) .venv-3.* .pytest_cache .mypy_cache .ruff_cache .hypothesis

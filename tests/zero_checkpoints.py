@@ -7,6 +7,7 @@ from collections import OrderedDict
 from pathlib import Path
 
 import torch
+from deepspeed.runtime.zero.config import ZeroStageEnum
 
 VERSION = "0.19.8"
 HYPER = {"lr": 0.01, "initial_lr": 0.02, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.1}
@@ -62,7 +63,7 @@ def write_zero(
                 ],
                 "partition_count": [ranks] * len(groups),
             }  # fmt: skip
-        optimizer |= {"zero_stage": stage, "loss_scaler": None, "dynamic_loss_scale": False}
+        optimizer |= {"zero_stage": ZeroStageEnum(stage), "loss_scaler": None, "dynamic_loss_scale": False}
         torch.save({"optimizer_state_dict": optimizer}, tag / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
     return folder
 

@@ -23,7 +23,7 @@ from dsrun import __version__
 from dsrun.demo import models
 from dsrun.demo.corpus import Splits, number_phrases, python_docs
 from dsrun.errors import UsageError
-from dsrun.system.files import parse_json
+from dsrun.system.files import parse_json, replace_folder
 
 DEMO_NAMES: Final = tuple(models.TASKS)
 MARK: Final = "dsrun-demo.json"
@@ -116,9 +116,7 @@ def _build(name: str, folder: Path, fill: Callable[[Path], None]) -> None:
             files = sorted(str(file.relative_to(fresh)) for file in fresh.rglob("*") if file.is_file())
             new_mark = {"name": name, "key": key, "files": files}
             (fresh / MARK).write_text(json.dumps(new_mark) + "\n", encoding="utf-8")
-            if folder.exists():
-                folder.replace(work / "old")
-            fresh.replace(folder)
+            replace_folder(fresh, folder, aside=work / "old")
         finally:
             shutil.rmtree(work, ignore_errors=True)
 

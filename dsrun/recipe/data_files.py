@@ -34,6 +34,9 @@ FORMATS: Final = {
 HEAD: Final = 1 << 20
 """Bytes looked at; after decompression, for gzip."""
 
+# The default of 128 KiB refuses long documents. The csv module takes four to eight bytes a character for a field.
+csv.field_size_limit(8 << 20)
+
 _TEXT_FORMATS = ("json", "csv", "tsv", "txt")
 _LINE_END = re.compile(r"\r\n|\r|\n")
 _LLM_C_MAGIC = (20240520, 20240801)
@@ -201,10 +204,14 @@ def _decode(path: Path, kind: str, head: bytes, complete: bool) -> str:
 
 def _check_table(path: Path, kind: str, text: str, complete: bool) -> None:
     rows = csv.reader(io.StringIO(text, newline=""), delimiter="\t" if kind == "tsv" else ",")
-    header = next((row for row in rows if row), [])
+    try:
+        header = next((row for row in rows if row), [])
+        is_empty = complete and next((row for row in rows if row), None) is None
+    except csv.Error as error:
+        raise UsageError(f"{path}, line {rows.line_num}: broken CSV ({error})") from error
     if not any(name.strip() for name in header):
         raise UsageError(f"{path}, line 1: a header with the names of the columns is missing")
-    if complete and next((row for row in rows if row), None) is None:
+    if is_empty:
         raise UsageError(f"{path} is empty: it contains a header and no rows")
 
 

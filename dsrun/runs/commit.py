@@ -9,9 +9,7 @@ RUN/.universal/checkpoint-N  one in a form for another number of ranks, until th
 
 from __future__ import annotations
 
-import errno
 import re
-import shutil
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -19,13 +17,11 @@ from pathlib import Path
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import is_complete
 from dsrun.runs.records import fsync_folder
-from dsrun.system.files import exchange
+from dsrun.system.files import delete_tree, replace_folder
 
 HIDDEN = ".saving"
 ASIDE = "set-aside"
 CONVERTED = ".universal"
-# What rename(2) says of a target that is in the way: POSIX allows both first ones for a folder with something in it.
-_IN_THE_WAY = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR)
 _UNDER_WAY = re.compile(r"checkpoint-(\d+)")
 _REPLACED = re.compile(r"replaced-(\d+)")
 
@@ -43,7 +39,7 @@ def begin(run: RunFolder, step: int) -> Path:
         folder.rename(folder.with_name(f"deleted-{step}-{time.time_ns()}"))
     folder.mkdir(parents=True)
     for name in folder.parent.glob("deleted-*"):
-        _remove(name)
+        delete_tree(name)
     return folder
 
 
@@ -53,7 +49,7 @@ def discard(run: RunFolder, step: int) -> None:
     with suppress(OSError):
         # Renamed first, or what is still to be written would come after the removal of the rest.
         folder = folder.rename(folder.with_name(f"deleted-{step}"))
-    _remove(folder)
+    delete_tree(folder)
 
 
 def commit(run: RunFolder, step: int) -> Path:
@@ -65,28 +61,13 @@ def commit(run: RunFolder, step: int) -> Path:
     source, target = hidden(run, step), run.checkpoint(step)
     fsync_folder(source.parent)
     try:
-        source.rename(target)
+        replace_folder(source, target, aside=run.path / HIDDEN / f"replaced-{step}")
     except FileNotFoundError:
         # NFS repeats a request whose answer was lost, and then finds that it was carried out.
         if not is_complete(target):
             raise
-    except OSError as error:
-        if error.errno not in _IN_THE_WAY:
-            raise
-        _replace(run, step, source, target)
     fsync_folder(run.path)
     return target
-
-
-def _replace(run: RunFolder, step: int, source: Path, target: Path) -> None:
-    if exchange(source, target):
-        _remove(source)
-        return
-    aside = run.path / HIDDEN / f"replaced-{step}"
-    _remove(aside)
-    target.rename(aside)
-    source.rename(target)
-    _remove(aside)
 
 
 def tidy(run: RunFolder) -> list[str]:
@@ -111,7 +92,7 @@ def tidy(run: RunFolder) -> list[str]:
         for left in leftovers
         if _UNDER_WAY.fullmatch(left.name)
     ]
-    _remove(folder)
+    delete_tree(folder)
     return lines
 
 
@@ -125,7 +106,7 @@ def hide(run: RunFolder, step: int) -> Path:
     """Make the checkpoint of `step` invisible in one step, before its files are deleted; returns where it lies now."""
     doomed = run.path / HIDDEN / f"deleted-{step}"
     doomed.parent.mkdir(exist_ok=True)
-    _remove(doomed)
+    delete_tree(doomed)
     run.checkpoint(step).rename(doomed)
     fsync_folder(run.path)
     return doomed
@@ -135,7 +116,7 @@ def set_aside(run: RunFolder, step: int) -> Path:
     """Move the checkpoint of `step` out of the way of a run that goes on from an older one; returns its new place."""
     place = run.path / ASIDE / f"checkpoint-{step}"
     place.parent.mkdir(exist_ok=True)
-    _remove(place)
+    delete_tree(place)
     run.checkpoint(step).rename(place)
     fsync_folder(run.path)
     return place
@@ -148,11 +129,3 @@ def superfluous(steps: list[int], *, keep: int, protected: set[int]) -> list[int
     """
     newest = set(sorted(steps)[-max(1, keep) :])
     return sorted(step for step in steps if step not in newest | protected)
-
-
-def _remove(path: Path) -> None:
-    """Delete as much of `path` as can be: a disk that fails must not hide the reason why this is done."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)

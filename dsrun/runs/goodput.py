@@ -22,6 +22,7 @@ _AFTER: Mapping[str, Use] = {
     "progress": "training",
     "checkpoint_begin": "saving",
     "checkpoint_end": "training",
+    "checkpoint_failed": "training",
     "evaluate": "training",
     "failure": "restart",
     "remedy": "restart",

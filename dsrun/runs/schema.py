@@ -7,8 +7,8 @@ from typing import Any, Literal, NotRequired, TypedDict
 MANIFEST_VERSION = 1
 
 EventKind = Literal[
-    "start", "resume", "training", "progress", "checkpoint_begin", "checkpoint_end", "evaluate", "nan", "spike",
-    "interval", "signal", "failure", "remedy", "restart", "end",
+    "start", "resume", "training", "progress", "checkpoint_begin", "checkpoint_end", "checkpoint_failed",
+    "evaluate", "nan", "spike", "interval", "signal", "failure", "remedy", "restart", "end",
 ]  # fmt: skip
 
 

@@ -1,10 +1,12 @@
-"""Writing and exchanging files atomically, so that a reader sees the old one or the new one; reading foreign JSON."""
+"""Writing and exchanging files and folders atomically, so that a reader never sees half of one; foreign JSON."""
 
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +23,40 @@ def replacing(path: Path) -> Iterator[Path]:
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+# What rename(2) says of a target that is in the way: POSIX allows both first ones for a folder with something in it.
+_IN_THE_WAY = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR, errno.EISDIR)
+
+
+def replace_folder(new: Path, target: Path, *, aside: Path | None = None) -> None:
+    """Give the folder `new` the name `target`, and delete what had it before. Raises OSError.
+
+    Where the file system can swap two names, `target` is there at every moment. Elsewhere the old folder lies at
+    `aside` (`.NAME.old` beside it) for the instant between two renames.
+    """
+    aside = aside or target.with_name(f".{target.name}.old")
+    try:
+        new.rename(target)
+    except OSError as error:
+        if error.errno not in _IN_THE_WAY:
+            raise
+        if exchange(new, target):
+            delete_tree(new)
+        else:
+            delete_tree(aside)
+            target.rename(aside)
+            new.rename(target)
+    # Also that of a process that died in between.
+    delete_tree(aside)
+
+
+def delete_tree(path: Path) -> None:
+    """Delete as much of `path` as can be: a disk that fails must not hide the reason why this is done."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 # <fcntl.h> and <linux/fs.h>.

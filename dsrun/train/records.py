@@ -83,12 +83,14 @@ class RunRecords:
         self.event("evaluate", step=step, metrics=metrics, seconds=seconds)
 
     def checkpoint(self, phase: str, folder: Path, seconds: float, details: dict[str, Any]) -> None:
-        """A save begins, or is complete and visible; `seconds` is how long training waited for it."""
+        """A save begins, is complete and visible, or has failed; `seconds` is how long training waited for it."""
         where = {"path": folder.name, "step": step_of(folder)}
         if phase == "begin":
             self.event("checkpoint_begin", **where)
         elif phase == "visible":
             self.event("checkpoint_end", **where, seconds=seconds, **details)
+        elif phase == "failed":
+            self.event("checkpoint_failed", **where, **details)
 
     def failure(self, error: BaseException, *, step: int | None, cause: str | None) -> None:
         """Where no supervisor does, which knows which rank failed first."""

@@ -85,7 +85,7 @@ class _Run:
 
     def run_all(self, tokenizer: Any) -> None:
         try:
-            facts = checkpoint_facts(self.plan, tokenizer, self.data.train)
+            facts = checkpoint_facts(self.plan, tokenizer, self.data)
             start = self._start(facts) if "train" in self.plan.phases else None
             plan = replace(self.plan, deepspeed=start.configure(self.plan.deepspeed)) if start else self.plan
             replace(self, plan=plan)._run_all(tokenizer, start, facts)
@@ -126,7 +126,13 @@ class _Run:
         trainer = self._trainer(tokenizer)
         spec, beat = self.plan.recipe.spec, self.context.heart.beat
         saving = Saving(
-            run=self.folder, keep=spec.keep, background=spec.async_save, trust=spec.trust, facts=facts, beat=beat
+            run=self.folder,
+            keep=spec.keep,
+            background=spec.async_save,
+            trust=spec.trust,
+            facts=facts,
+            beat=beat,
+            notify=self.console.notice,
         )
         trainer.keep_checkpoints(saving)
         if start:

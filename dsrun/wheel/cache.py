@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 
 from dsrun.errors import MissingError, UsageError
-from dsrun.system.files import parse_json, replacing
+from dsrun.system.files import parse_json, replace_folder, replacing
 
 if TYPE_CHECKING:
     from dsrun.wheel.compile.environment import Request
@@ -179,13 +179,7 @@ class WheelCache:
         for path in (*staged.iterdir(), staged):
             _sync(path)
         folder = self.folder(key)
-        if folder.exists():
-            old = self.root / f".{key}.old"
-            folder.rename(old)
-            staged.rename(folder)
-            shutil.rmtree(old, ignore_errors=True)
-        else:
-            staged.rename(folder)
+        replace_folder(staged, folder)
         _sync(self.root)
         return _entry(folder)
 

@@ -148,7 +148,7 @@ def unpack(path: Path, into: Path) -> None:
     work.mkdir(parents=True)
     try:
         with _opened(path) as archive:
-            archive.extractall(work, filter="data")
+            _extract(archive, work)
         folders = list(work.iterdir())
         if len(folders) != 1 or not (folders[0] / "setup.py").is_file():
             raise UsageError(
@@ -157,3 +157,16 @@ def unpack(path: Path, into: Path) -> None:
         folders[0].rename(into)
     finally:
         shutil.rmtree(work, ignore_errors=True)
+
+
+def _extract(archive: tarfile.TarFile, folder: Path) -> None:
+    """Raises tarfile.TarError for a member that would be written elsewhere."""
+    if hasattr(tarfile, "data_filter"):
+        archive.extractall(folder, filter="data")
+        return
+    # Debian 12's Python 3.11.2: filters came with 3.11.4.
+    for member in archive:
+        name = PurePosixPath(member.name)
+        if not (member.isfile() or member.isdir()) or name.is_absolute() or ".." in name.parts:
+            raise tarfile.ReadError(f"{member.name} is not a file or a folder in it")
+    archive.extractall(folder)

@@ -88,15 +88,18 @@ def _signals() -> list[Cell]:
 
 def _errors() -> list[Cell]:
     saves = ("saving", "shards", "committing")
+    # All ranks know of a manifest that could not be written, and save again after the next step.
+    forgiven = ("EIO", "committing")
     writes = [
         Cell(
-            fault=fault, phase=phase, action=f"error {name}", rank=0, call=2, ends=(1,), cause=cause,
+            fault=fault, phase=phase, action=f"error {name}", rank=0, call=2,
+            **{"ends": (0,), "cause": None} if (name, phase) == forgiven else {"ends": (1,), "cause": cause},
         )
         for phase in saves
         for fault, name, cause in (
             ("no space left", "ENOSPC", "disk_full"),
-            ("input/output error", "EIO", "disk_full"),
-            ("read-only file system", "EROFS", "disk_full"),
+            ("input/output error", "EIO", "disk_error"),
+            ("read-only file system", "EROFS", "disk_error"),
         )
     ]  # fmt: skip
     return [

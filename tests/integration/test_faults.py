@@ -1,4 +1,4 @@
-"""Eight cells of `make test-faults`, one of each kind."""
+"""Nine cells of `make test-faults`, one of each kind."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ SMOKE = (
     "SIGSTOP-of-a-rank@forward",
     "SIGTERM-to-the-supervisor@evaluating",
     "out-of-memory@forward",
+    "input/output-error@committing",
     "deterministic-crash@forward",
 )
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,8 @@ from transformers.trainer_callback import ExportableState
 from dsrun.runs import commit
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import STATE_FILE, complete_checkpoints
-from dsrun.train.checkpoint.save import Save
-from dsrun.train.distributed import all_ready, my_rank
+from dsrun.train.checkpoint.save import Save, SaveFailed
+from dsrun.train.distributed import all_ready, my_rank, ranks
 
 logger = logging.getLogger(__name__)
 
@@ -26,7 +27,8 @@ logger = logging.getLogger(__name__)
 @dataclass(frozen=True, kw_only=True)
 class Saving:
     """How checkpoints are kept: where, how many, with which facts in their manifests, and whether training goes on in
-    the meantime (`background`). `trust` loads them whoever wrote them; `beat` is called now and then."""
+    the meantime (`background`). `trust` loads them whoever wrote them; `beat` is called now and then, `notify` with a
+    line for the user."""
 
     run: RunFolder
     keep: int = 3
@@ -34,14 +36,17 @@ class Saving:
     trust: bool = False
     facts: Mapping[str, Any] = field(default_factory=dict)
     beat: Callable[[], None] = lambda: None
+    notify: Callable[[str], None] = logger.warning
 
 
 class Checkpointing(Seq2SeqTrainer):
     """A Trainer whose checkpoints appear by a rename, once those of all ranks are written. The class that inherits has
-    `on_checkpoint` (phase, folder, seconds, **details) and `seconds_not_training`."""
+    `on_checkpoint` (phase, folder, seconds, **details) and `seconds_not_training`. `save_again`: the last save
+    failed, and is tried once more after the next step."""
 
     saving: Saving
     interrupted: bool
+    save_again = False
     _under_way: Save | None = None
     _stall = 0.0
     _complete: set[int] | None = None
@@ -49,28 +54,53 @@ class Checkpointing(Seq2SeqTrainer):
     def keep_checkpoints(self, saving: Saving) -> None:
         self.saving = saving
         self._remover = ThreadPoolExecutor(1, thread_name_prefix="remove")
-        if saving.background:
-            self.add_callback(_ShowWhenSealed(self))
+        self.add_callback(_AfterEachStep(self))
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         began = time.monotonic()
         self.finish_saving()
         run, step = self.saving.run, self.state.global_step
-        self.on_checkpoint("begin", run.checkpoint(step), 0.0)
-        self._under_way = save = Save(run, step, beat=self.saving.beat)
-        try:
-            self._write(save)
-        except OSError as error:
-            # From one of the few files that DeepSpeed writes by itself. The other ranks wait in its next barrier, so
-            # this one can only end, and must clear up.
-            commit.discard(run, step)
-            raise save.failed(error.strerror or str(error)) from error
-        self._stall = time.monotonic() - began
-        if not self.saving.background or self.interrupted or step >= self.state.max_steps:
-            self.finish_saving()
+        is_last = self.interrupted or step >= self.state.max_steps
+        self._save_once(began, wait=is_last or self.save_again or not self.saving.background)
+        if self.save_again and (is_last or step == self.state.best_global_step):
+            # The next step has other weights, or is never made.
+            self._save_once(began, wait=True)
         stall = time.monotonic() - began
-        self.on_checkpoint("end", run.checkpoint(step), stall)
+        if not self.save_again:
+            self.on_checkpoint("end", run.checkpoint(step), stall)
         self.seconds_not_training += stall
+
+    def _save_once(self, began: float, *, wait: bool) -> None:
+        run, step = self.saving.run, self.state.global_step
+        self.on_checkpoint("begin", run.checkpoint(step), 0.0)
+        with self._forgiven_once(step):
+            self._under_way = save = Save(run, step, beat=self.saving.beat)
+            try:
+                self._write(save)
+            except OSError as error:
+                # From one of the few files that DeepSpeed writes by itself. The other ranks wait in its next barrier,
+                # so this one can only end, and must clear up.
+                commit.discard(run, step)
+                failed = save.failed(error.strerror or str(error), error.errno)
+                failed.passing = failed.passing and ranks() == 1
+                raise failed from error
+        self._stall = time.monotonic() - began
+        if wait:
+            self.finish_saving()
+
+    @contextmanager
+    def _forgiven_once(self, step: int) -> Iterator[None]:
+        """Go on training where saving `step` fails by an error that may pass, unless the save before has failed too."""
+        try:
+            yield
+        except SaveFailed as error:
+            self._under_way = None
+            if self.save_again or not error.passing:
+                raise
+            self.save_again = True
+            self.saving.notify(f"{error.message}; it is tried once more")
+            details = {"message": error.message, "cause": error.cause}
+            self.on_checkpoint("failed", self.saving.run.checkpoint(step), 0.0, **details)
 
     def _write(self, save: Save) -> None:
         """As the stock method, whose collectives and files these are, but for where the files go."""
@@ -171,7 +201,12 @@ class Checkpointing(Seq2SeqTrainer):
         if save is None:
             return
         began = time.monotonic()
-        size = save.finish(self.saving.facts)
+        size: int | None = None
+        with self._forgiven_once(save.step):
+            size = save.finish(self.saving.facts)
+        if size is None:
+            return
+        self.save_again = False
         now = time.monotonic()
         self._stall += now - began
         folder = save.run.checkpoint(save.step)
@@ -205,15 +240,17 @@ class Checkpointing(Seq2SeqTrainer):
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
         """Before the best checkpoint is loaded, the last one has to be there."""
         self.finish_saving()
+        if self.save_again:
+            self._save_checkpoint(None, None)
         self._remover.shutdown(wait=True)
         if my_rank() == 0:
             commit.leave(self.saving.run)
         return super()._finalize_training(*args, **kwargs)
 
 
-class _ShowWhenSealed(TrainerCallback):
-    """After each step: shows a checkpoint that is on the disk of all ranks. They agree on the thread that trains, as a
-    second thread's collectives could meet those of the training in another order on another rank."""
+class _AfterEachStep(TrainerCallback):
+    """Shows a checkpoint that is on the disk of all ranks, and repeats a save that failed. They agree on the thread
+    that trains, as a second thread's collectives could meet those of the training in another order on another rank."""
 
     def __init__(self, trainer: Checkpointing) -> None:
         self.trainer = trainer
@@ -222,3 +259,5 @@ class _ShowWhenSealed(TrainerCallback):
         save = self.trainer._under_way
         if save is not None and all_ready(save.is_sealed):
             self.trainer.finish_saving()
+        if self.trainer.save_again:
+            control.should_save = True

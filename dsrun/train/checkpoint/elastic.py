@@ -222,7 +222,7 @@ class ElasticResumeCallback(TrainerCallback):
             set_seed(seed_of(args.seed, state.global_step, args.process_index))
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if state.is_world_process_zero:
+        if state.is_world_process_zero and not self.trainer.save_again:
             discard(self.run)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from dsrun.errors import ToolError, UsageError
 from dsrun.runs.records import fsync_folder, sync_file
+from dsrun.system.files import delete_tree, replace_folder
 from dsrun.train.loop.trainer import RunTrainer
 from dsrun.train.model import AUTO_CLASS, Task
 
@@ -35,11 +35,14 @@ def check_room(
 def save_final(trainer: RunTrainer, folder: Path, task: Task, *, lora: bool) -> None:
     """Write the model and tokenizer to `folder`, atomically; called on all ranks, as ZeRO-3 gathers its
     shards. A LoRA run leaves the adapter in `adapter/` beside it and the merged model in `folder`."""
-    partial = folder.with_name(folder.name + ".partial")
+    partial, adapter = folder.with_name(f"{folder.name}.partial"), folder.with_name("adapter.partial")
+    if trainer.args.should_save:
+        # Of a save that was killed: its shards must not get among these.
+        delete_tree(partial)
+        delete_tree(adapter)
     if lora:
         state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
         if trainer.args.should_save:
-            adapter = folder.with_name("adapter.partial")
             trainer.model.save_pretrained(adapter, state_dict=state)
             _replace(adapter, folder.with_name("adapter"))
             _save_merged(trainer, partial, state, task)
@@ -109,7 +112,5 @@ def _replace(partial: Path, folder: Path) -> None:
         elif path.is_dir():
             fsync_folder(path)
     fsync_folder(partial)
-    if folder.exists():
-        shutil.rmtree(folder)
-    partial.replace(folder)
+    replace_folder(partial, folder)
     fsync_folder(folder.parent)

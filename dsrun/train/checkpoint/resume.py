@@ -72,6 +72,7 @@ def find_checkpoint(
             found = _newest(folder, read, notify, lambda step, path: step > beyond and _is_signed(path, again))
         found = found or _given(given, read, trust, notify)
     if found:
+        rank0_first(lambda: _refuse_renamed(folder, found))
         for message in rank0_first(lambda: _compare(found, facts, force=force)):
             notify(message)
     for message in rank0_first(lambda: _set_aside_later(folder, found)):
@@ -143,9 +144,21 @@ def _given(path: Path, read: Read, trust: bool, notify: Notify) -> Path:
     return path
 
 
+def _refuse_renamed(folder: RunFolder, checkpoint: Path) -> None:
+    """Raise UsageError for one of the run's own checkpoints whose name gives another step than its state: it would be
+    moved aside as a later one, and the save of that step replace it."""
+    step = _step(checkpoint)
+    expected = folder.checkpoint(step or 0)
+    if step is not None and checkpoint.parent.samefile(folder.path) and checkpoint.name != expected.name:
+        raise UsageError(
+            f"{checkpoint} is the checkpoint of step {step} under another name",
+            fix=f"rename it to {expected.name}, or move it out of the run folder",
+        )
+
+
 def _compare(checkpoint: Path, facts: Mapping[str, Any], *, force: bool) -> list[str]:
     """What differs between the run that saved the checkpoint and this one. Raises UsageError for another model type,
-    and for another config, tokenizer or LoRA unless `force`."""
+    and for another config, tokenizer, LoRA or other training data unless `force`."""
     check_states(checkpoint)
     manifest = read_manifest(checkpoint)
     saved = manifest["extra"] if manifest else {}
@@ -159,17 +172,24 @@ def _compare(checkpoint: Path, facts: Mapping[str, Any], *, force: bool) -> list
     if _differ(saved, facts, "config_sha256") and (differences := _changed_keys(saved, facts)):
         shown = "; ".join(differences[:_SHOWN_DIFFERENCES])
         more = len(differences) - _SHOWN_DIFFERENCES
-        changed.append(f"model config ({shown}{f'; {more} more' if more > 0 else ''})")
+        changed.append(f"another model config ({shown}{f'; {more} more' if more > 0 else ''})")
     if _differ(saved, facts, "tokenizer_sha256"):
-        changed.append("tokenizer")
+        changed.append("another tokenizer")
     if _differ(saved, facts, "lora"):
-        changed.append(f"LoRA (was: {saved['lora']}; is: {facts['lora']})")
+        changed.append(f"another LoRA (was: {saved['lora']}; is: {facts['lora']})")
+    other_data = _differ(saved, facts, "train_fingerprint")
+    if other_data:
+        changed.append("other training data")
     if changed and not force:
         raise UsageError(
-            f"{checkpoint} was saved with another {' and another '.join(changed)}",
+            f"{checkpoint} was saved with {' and '.join(changed)}",
             fix="restore it, choose another --output or --resume never; --force resumes nevertheless",
         )
-    lines = [f"resuming with another {what} than {checkpoint.name} was saved with" for what in changed]
+    lines = [f"resuming with {what} than {checkpoint.name} was saved with" for what in changed]
+    if other_data:
+        lines.append(
+            "training goes on at the same position in the new data: in this epoch samples may be repeated or left out"
+        )
     for name, label in _REPORTED_DIFFERENCES.items():
         if _differ(saved, facts, name):
             lines.append(

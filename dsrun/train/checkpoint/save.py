@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import re
@@ -28,18 +29,29 @@ WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)
 _PROBE_BYTES = 1 << 20
 
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+# A disk or a file server that fails may work again in a moment; one that is full or read-only stays so.
+_PASSING = (
+    errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR, errno.EBUSY, errno.EREMOTEIO, errno.ECONNRESET,
+    errno.ENOTCONN, errno.ESHUTDOWN, errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH,
+)  # fmt: skip
+
+
 class SaveFailed(ToolError):
-    """A checkpoint could not be written."""
+    """A checkpoint could not be written. `passing`: another attempt may succeed; the same on all ranks."""
+
+    passing = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """Why this rank could not write its part, and whether the disk was to blame."""
+    """Why this rank could not write its part, whether the disk was to blame, and its errno where one is known."""
 
     rank: int
     host: str
     why: str
     disk: bool
+    errno: int | None
 
 
 Sums = Mapping[str, ManifestFile]
@@ -58,7 +70,7 @@ class Save:
         try:
             self.folder = rank0_first(lambda: commit.begin(run, step))
         except OSError as error:
-            raise self.failed(f"{error.strerror} on {run.path}") from error
+            raise self.failed(f"{error.strerror} on {run.path}", error.errno) from error
         share = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         self._sealer = ChecksumPool(self.folder, share=share)
 
@@ -95,7 +107,7 @@ class Save:
         if fault:
             if my_rank() == 0:
                 commit.discard(self.run, self.step)
-            raise self.failed(f"rank {fault.rank} on {fault.host}: {fault.why}", disk=fault.disk)
+            raise self.failed(f"rank {fault.rank} on {fault.host}: {fault.why}", fault.errno, disk=fault.disk)
         sums = {name: entry for part, _ in reports for name, entry in part.items()}
         rank0_first(lambda: self._show(sums, facts))
         return sum(entry["size"] for entry in sums.values())
@@ -120,15 +132,18 @@ class Save:
             commit.commit(self.run, self.step)
         except OSError as error:
             commit.discard(self.run, self.step)
-            raise self.failed(error.strerror or str(error)) from error
+            raise self.failed(error.strerror or str(error), error.errno) from error
 
-    def failed(self, why: str, *, disk: bool = True) -> SaveFailed:
-        """The error for this save; docs/diagnose.md calls any write that fails disk_full."""
-        return SaveFailed(
-            f"saving checkpoint-{self.step} failed: {why}; {_left(self.run)}",
-            fix="free some space, lower --keep, or choose another --output" if disk else "the log has the traceback",
-            cause="disk_full" if disk else None,
-        )
+    def failed(self, why: str, number: int | None, *, disk: bool = True) -> SaveFailed:
+        """The error for this save. `number` is the errno; torch gives none, and hides a full disk by that."""
+        fix, cause = "the log has the traceback", None
+        if disk and (number is None or number in _FULL):
+            fix, cause = "free some space, lower --keep, or choose another --output", "disk_full"
+        elif disk:
+            fix, cause = "see dmesg on that node, or choose another --output", "disk_error"
+        error = SaveFailed(f"saving checkpoint-{self.step} failed: {why}; {_left(self.run)}", fix=fix, cause=cause)
+        error.passing = disk and (number is None or number in _PASSING)
+        return error
 
 
 def _left(run: RunFolder) -> str:
@@ -158,7 +173,7 @@ def _fault(error: BaseException, folder: Path) -> Fault:
         disk = number is not None or "inline_container" in str(error) or "PytorchStreamWriter" in str(error)
     first = str(error).splitlines()[0][:200] if str(error) else ""
     why = os.strerror(number) if number else f"{type(error).__name__}: {first}"
-    return Fault(rank=my_rank(), host=hostname(), why=why, disk=disk)
+    return Fault(rank=my_rank(), host=hostname(), why=why, disk=disk, errno=number)
 
 
 def _probe(folder: Path) -> int | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,7 @@ _PASSING = {
 
 
 if TYPE_CHECKING:
+    from dsrun.train.data.request import PreparedData
     from dsrun.train.plan import Plan
 
 
@@ -103,7 +104,7 @@ def check_states(path: Path) -> None:
         )
 
 
-def checkpoint_facts(plan: Plan, tokenizer: Any, train: Any) -> dict[str, Any]:
+def checkpoint_facts(plan: Plan, tokenizer: Any, data: PreparedData) -> dict[str, Any]:
     """What this run would write into a manifest's `extra`, but for the step. To be called before the model is built,
     which fits the config to the tokenizer: a resumed run compares with what the first start had at the same point."""
     config = model_identity(plan.config)
@@ -118,7 +119,8 @@ def checkpoint_facts(plan: Plan, tokenizer: Any, train: Any) -> dict[str, Any]:
         "accumulation": plan.batch.accumulation,
         "seed": hf.get("seed", 42),
         "data_seed": hf.get("data_seed"),
-        "train_rows": len(train) if hasattr(train, "__len__") else None,
+        "train_rows": len(data.train) if isinstance(data.train, Sized) else None,
+        "train_fingerprint": data.train_fingerprint,
         "model_type": plan.config.model_type,
         "config": config,
         "config_sha256": hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest(),

@@ -16,6 +16,7 @@ import math
 import pickle
 import re
 from dataclasses import dataclass
+from enum import EnumType
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -58,14 +59,25 @@ def load(path: Path) -> Any:
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address
 
+    records = [fragment_address, LossScaler, DynamicLossScaler, ZeroStageEnum, (_enum_member, "builtins.getattr")]
     try:
-        with torch.serialization.safe_globals([fragment_address, LossScaler, DynamicLossScaler, ZeroStageEnum]):
+        with torch.serialization.safe_globals(records):
             return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
     except pickle.UnpicklingError as error:
-        first = str(error).splitlines()[0]
-        raise UsageError(f"{path}: it contains more than tensors, or is damaged: {first}") from error
-    except (OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
-        raise UsageError(f"{path}: it cannot be read: {str(error).splitlines()[0]}") from error
+        # Torch's own message advises to load the file without the guard.
+        reason = str(error.__context__ or error).partition(". Please use")[0]
+        raise UsageError(f"{path}: it cannot be read as tensors and DeepSpeed's own records: {reason}") from error
+    except Exception as error:
+        # Damaged bytes surface as any error in torch's reader: TypeError, IndexError, struct.error.
+        raise UsageError(f"{path}: it cannot be read: {type(error).__name__}: {error}".splitlines()[0]) from error
+
+
+def _enum_member(enum: Any, name: str) -> Any:
+    """In place of `getattr`: Python 3.11.2 pickles a member of an Enum as `getattr(ZeroStageEnum, "weights")`, later
+    versions as `ZeroStageEnum(3)`. Raises UnpicklingError for any other use."""
+    if not (isinstance(enum, EnumType) and name in enum.__members__):
+        raise pickle.UnpicklingError(f"getattr of {enum!r} and {name!r}")
+    return enum[name]
 
 
 def _pieces(start: int, elements: int, size: float) -> tuple[tuple[int, int, int], ...]:

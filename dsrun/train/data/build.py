@@ -19,7 +19,7 @@ from dsrun.train.data.layouts import Hints, Layout, detect, known_layouts
 from dsrun.train.data.normal import normalise
 from dsrun.train.data.request import Counts, check_sample_count
 from dsrun.train.data.sources import FileSource, Source
-from dsrun.train.data.token_files import flat_chunks, narrowest, write_tokens
+from dsrun.train.data.token_files import file_digest, flat_chunks, narrowest, rows_digest, write_tokens
 from dsrun.train.data.tokenise import Row, RowEncoder
 from dsrun.train.data.tokenizer import check_template
 from dsrun.train.loop.batches import IGNORED
@@ -127,7 +127,8 @@ class _Builder:
         largest = max(int(chunk.max()) for chunk in ids if len(chunk))
         written = write_tokens(ids, work / "tokens.bin", largest_id=largest, limit=limit)
         counted = {"counts": asdict(counts), "largest": largest}
-        return {"kind": "text", "tokens": written, "dtype": narrowest(largest), "parts": {part.split: counted}}
+        facts = {"tokens": written, "dtype": narrowest(largest), "sha256": file_digest(work / "tokens.bin")}
+        return {"kind": "text", **facts, "parts": {part.split: counted}}
 
     def rows(self, work: Path) -> Meta:
         whole = self.spec.parts[0]
@@ -144,7 +145,7 @@ class _Builder:
             largest = self._check_ids(encoded)
             with quiet():
                 encoded.save_to_disk(str(work / part.split))
-            made[part.split] = {"counts": asdict(counts), "largest": largest}
+            made[part.split] = {"counts": asdict(counts), "largest": largest, "sha256": rows_digest(encoded.data)}
         return {"kind": "rows", "parts": made}
 
     def _table(self, limit: int | None) -> Dataset:

@@ -28,15 +28,15 @@ from datasets import Dataset, Features
 
 from dsrun.errors import MissingError
 from dsrun.runs.records import sync_file
-from dsrun.system.files import parse_json
+from dsrun.system.files import parse_json, replace_folder
 from dsrun.system.process_end import die_with_parent
 from dsrun.system.variables import cache_root
 from dsrun.train.data.request import Counts
 from dsrun.train.data.tokenise import RowEncoder
 from dsrun.train.distributed import acquire_lock
 
-VERSION = 2
-"""Part of every key: raise it when the same input gives other rows."""
+VERSION = 3
+"""Part of every key: raise it when the same input gives other rows, or other values in meta.json."""
 
 Meta = dict[str, Any]
 
@@ -101,12 +101,8 @@ def _build(folder: Path, build: Callable[[Path], Meta]) -> Meta:
         for path in sorted(work.rglob("*")):
             if path.is_file():
                 sync_file(path)
-        if folder.exists():
-            # Processes that mapped the old files keep them until they end.
-            old = folder.with_name(f"{folder.name}.tmp-old")
-            folder.rename(old)
-            shutil.rmtree(old, ignore_errors=True)
-        work.rename(folder)
+        # Processes that mapped the old files keep them until they end.
+        replace_folder(work, folder, aside=folder.with_name(f"{folder.name}.tmp-old"))
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return meta

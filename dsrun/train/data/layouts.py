@@ -49,6 +49,8 @@ PAIRS = tuple((tuple(source.split("+")), target) for source, target in (pair.spl
 
 TEXTS = ("text", "content")
 CHATS = ("messages", "conversations")
+# Columns that an error names.
+_SHOWN = 20
 
 
 @dataclass(frozen=True)
@@ -191,7 +193,8 @@ def _unknown(columns: Sequence[str], hints: Hints, where: str) -> NoReturn:
 
 
 def _listed(columns: Sequence[str]) -> str:
-    return ", ".join(columns) if columns else "none"
+    more = len(columns) - _SHOWN
+    return ", ".join(columns[:_SHOWN]) + (f" and {more:,} more" if more > 0 else "") if columns else "none"
 
 
 def translation_keys(found: Sequence[str], source: str | None, target: str | None, where: str) -> tuple[str, str]:

@@ -53,6 +53,7 @@ class _Preparation:
         self.notices: list[str] = []
         self.truncation: dict[str, Truncation] = {}
         self.data: dict[str, Any] = {}
+        self.digests: dict[str, str] = {}
         relative = family_of(request.model_type).relative_positions
         positions = None if relative else request.max_positions
         self.limits = limits_of(request.spec, request.task, positions, tokenizer)
@@ -74,6 +75,7 @@ class _Preparation:
             truncation=self.truncation,
             notices=tuple(dict.fromkeys(self.notices)),
             origin=self._origin(sources.name),
+            train_fingerprint=self._fingerprint("train"),
             collator=self._collator(),
         )
 
@@ -176,6 +178,7 @@ class _Preparation:
             largest = meta["parts"][part.split]["largest"]
             check_vocabulary(largest, self.request.vocab_size, f"{part.split} data ({source.where})")
             if meta["kind"] == "rows":
+                self.digests[part.split] = meta["parts"][part.split]["sha256"]
                 with quiet():
                     self.data[part.split] = Dataset.load_from_disk(str(folder / part.split))
             if part.split not in self.request.splits:
@@ -188,7 +191,11 @@ class _Preparation:
         return open_tokens(split, source, self.request, self.limits.source, self._waiting)
 
     def _blocks_of(self, folder: Path, meta: Meta) -> TokenBin:
-        return TokenBin(folder / "tokens.bin", meta["dtype"], self.limits.source)
+        return TokenBin(folder / "tokens.bin", meta["dtype"], self.limits.source, sha256=meta["sha256"])
+
+    def _fingerprint(self, split: str) -> str | None:
+        rows = self.data.get(split)
+        return rows.fingerprint if isinstance(rows, TokenBin | RowStream) else self.digests.get(split)
 
     def _limited_blocks(self, split: str, blocks: TokenBin, where: str) -> TokenBin:
         samples = self._samples(split)

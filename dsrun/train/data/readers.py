@@ -11,6 +11,7 @@ import csv
 import gzip
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import IO, Any, NamedTuple
 from dsrun.errors import UsageError, one_line
 from dsrun.recipe.data_files import HEAD, check_data_file, data_format, is_gzip, json_error
 from dsrun.system.files import parse_json
+from dsrun.train.data.csv_records import csv_records
 
 Row = dict[str, Any]
 Rows = Iterator[tuple[str, Row]]
@@ -40,9 +42,6 @@ class Mark(NamedTuple):
 START = Mark()
 MarkedRows = Iterator[tuple[Mark, str, Row]]
 """As Rows, each with the mark after it, from which `read_marked` goes on without reading what is before it."""
-
-# The default of 128 KiB refuses long documents.
-csv.field_size_limit(1 << 30)
 
 
 def read_marked(path: Path, *, keep_linebreaks: bool = True, start: Mark = START) -> MarkedRows:
@@ -178,16 +177,16 @@ def _table_rows(path: Path, delimiter: str, start: Mark) -> MarkedRows:
             last = mark
             yield line
 
-    # A csv reader takes no line before it needs it, so `last` is the end of the record that it gave.
+    # It takes no line before it needs it, so `last` is the end of the record that it gave.
     try:
-        records = csv.reader(lines(START), delimiter=delimiter, strict=True)
+        records = csv_records(lines(START), delimiter)
         header = [name.strip() for name in next(filter(None, records), [])]
         # Spreadsheets leave several empty names, which are never used.
-        twice = next((name for name in header if name and header.count(name) > 1), None)
+        twice = next((name for name, count in Counter(header).items() if name and count > 1), None)
         if twice:
             raise UsageError(f"{path}, line 1: two columns are named {twice!r}", fix="give each a name of its own")
         if start > last:
-            records = csv.reader(lines(start), delimiter=delimiter, strict=True)
+            records = csv_records(lines(start), delimiter)
         for fields in filter(None, records):
             where = f"{path}, line {last.number}"
             if len(fields) != len(header):

@@ -231,7 +231,8 @@ class DataRequest:
 @dataclass(frozen=True)
 class PreparedData:
     """Datasets ready for the collator, and what the user should know about them. Rows: {"input_ids", "labels"}, labels
-    being -100 where nothing is learned; those of validation and test may hold "source_text" and "target_text"."""
+    being -100 where nothing is learned; those of validation and test may hold "source_text" and "target_text".
+    `train_fingerprint` differs where the training rows, their order or their tokens do; None: not known."""
 
     train: Rows | None
     validation: Rows | None
@@ -240,3 +241,4 @@ class PreparedData:
     notices: tuple[str, ...]
     origin: str
     collator: Collator
+    train_fingerprint: str | None = None

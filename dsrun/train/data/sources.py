@@ -50,6 +50,13 @@ class FileSource:
             digest.update(_digest(path).encode())
         return digest.hexdigest()
 
+    def outline(self) -> str:
+        """A digest of the sizes and both ends of the files, for data too large to be read for it."""
+        digest = hashlib.sha256(self.format.encode())
+        for path in self.paths:
+            digest.update(_ends(path))
+        return digest.hexdigest()
+
     def rows(self) -> Rows:
         return ((where, row) for _, where, row in self.rows_from((0, START)))
 
@@ -242,12 +249,19 @@ def _natural(path: Path) -> list[Any]:
 
 
 def _digest(path: Path) -> str:
-    size = path.stat().st_size
+    stat = path.stat()
+    if stat.st_size > HASHED_WHOLE:
+        return hashlib.sha256(f"{stat.st_mtime_ns} ".encode() + _ends(path)).hexdigest()
     with path.open("rb") as file:
-        if size <= HASHED_WHOLE:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-        ends = hashlib.sha256(f"{size} {path.stat().st_mtime_ns}".encode())
-        for offset in (0, size - (1 << 20)):
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _ends(path: Path) -> bytes:
+    """A digest of a file's size, its first and its last MiB."""
+    size = path.stat().st_size
+    digest = hashlib.sha256(f"{size} ".encode())
+    with path.open("rb") as file:
+        for offset in (0, max(0, size - (1 << 20))):
             file.seek(offset)
-            ends.update(file.read(1 << 20))
-        return ends.hexdigest()
+            digest.update(file.read(1 << 20))
+    return digest.digest()

@@ -39,6 +39,13 @@ class RowStream:
     block_size: int | None = None
     limit: int | None = None
 
+    @property
+    def fingerprint(self) -> str | None:
+        """Of files alone, and of their sizes, beginnings and ends: all else is read only when it is trained on."""
+        if not isinstance(self.source, FileSource):
+            return None
+        return f"{self.source.outline()}, at most {self.limit} in blocks of {self.block_size}"
+
     def start(self, state: State | None = None) -> Reader:
         """A reader of the first row, or of the row after those that a reader with this state gave."""
         return Reader(self, state or {})

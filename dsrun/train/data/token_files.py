@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from dsrun.errors import UsageError
-from dsrun.train.data.cache import key_of, obtain
+from dsrun.train.data.cache import Meta, key_of, obtain
 from dsrun.train.data.sources import FileSource, Source
 from dsrun.train.data.tokenise import check_vocabulary
 
@@ -29,15 +30,18 @@ class TokenBin(Dataset):
     Blocks follow one another without overlap and the last may be short, so every token is in exactly one of them.
     Labels are not shifted: Transformers' models do that. Only pages that are read come into memory; the map is opened
     anew in each process, so that data loader workers get a path and not its content. `start` and `stop` bound the
-    tokens used.
+    tokens used; `sha256` is that of the file.
     """
 
     column_names = ("input_ids", "labels")
 
-    def __init__(self, path: Path, dtype: str, block_size: int, *, start: int = 0, stop: int | None = None) -> None:
+    def __init__(
+        self, path: Path, dtype: str, block_size: int, *, start: int = 0, stop: int | None = None, sha256: str = ""
+    ) -> None:
         self.path = path
         self.dtype = dtype
         self.block_size = block_size
+        self.sha256 = sha256
         self.start = start
         there = count_tokens(path, dtype)
         self.stop = there if stop is None else min(stop, there)
@@ -60,6 +64,10 @@ class TokenBin(Dataset):
     def tokens(self) -> int:
         return self.stop - self.start
 
+    @property
+    def fingerprint(self) -> str:
+        return f"{self.sha256}, {self.dtype} {self.start} to {self.stop} in blocks of {self.block_size}"
+
     def lengths(self) -> np.ndarray:
         lengths = np.full(len(self), self.block_size, dtype=np.int64)
         if len(self):
@@ -67,7 +75,7 @@ class TokenBin(Dataset):
         return lengths
 
     def part(self, start: int, stop: int) -> TokenBin:
-        return TokenBin(self.path, self.dtype, self.block_size, start=start, stop=stop)
+        return TokenBin(self.path, self.dtype, self.block_size, start=start, stop=stop, sha256=self.sha256)
 
     def _tokens(self) -> np.ndarray:
         if self._map is None:
@@ -130,6 +138,22 @@ def flat_chunks(table: Any, column: str) -> Iterator[np.ndarray]:
         yield chunk.flatten().to_numpy(zero_copy_only=False)
 
 
+def rows_digest(table: Any) -> str:
+    """SHA-256 of the ids and labels of all rows in their order, however they are divided into chunks."""
+    digest = hashlib.sha256()
+    for column in ("input_ids", "labels"):
+        for chunk in table.column(column).chunks:
+            digest.update(np.ascontiguousarray(chunk.value_lengths().to_numpy(zero_copy_only=False), "<i4").data)
+        for ids in flat_chunks(table, column):
+            digest.update(np.ascontiguousarray(ids, "<i4").data)
+    return digest.hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
 def is_bin(source: Source) -> TypeGuard[FileSource]:
     return isinstance(source, FileSource) and source.format == "bin"
 
@@ -137,21 +161,24 @@ def is_bin(source: Source) -> TypeGuard[FileSource]:
 def open_tokens(
     split: str, source: FileSource, request: DataRequest, block_size: int, waiting: Callable[[], None]
 ) -> TokenBin:
-    """The blocks of a token file, which is scanned once for its largest id."""
+    """The blocks of a token file, which is read once for its largest id and its digest."""
     path = source.paths[0]
     if request.task != "causal-lm":
         raise UsageError(f"{path}: token files are for causal language models; {request.model_type} is not one")
     if len(source.paths) > 1:
         raise UsageError(f"{source.where}: one token file per split is read", fix="cat them into one")
     dtype = dtype_of(path, request.vocab_size)
-    blocks = TokenBin(path, dtype, block_size)
+    count_tokens(path, dtype)
     stat = path.stat()
-    # Hashing the content would cost as much as scanning it.
     key = key_of({"bin": str(path.resolve()), "size": stat.st_size, "time": stat.st_mtime_ns, "dtype": dtype})
-    _, meta = obtain(key, lambda _: {"largest": largest_token(path, dtype)}, waiting=waiting)
+
+    def scan(_: Path) -> Meta:
+        return {"largest": largest_token(path, dtype), "sha256": file_digest(path)}
+
+    _, meta = obtain(key, scan, waiting=waiting)
     hint = f"it was read as {dtype}; {dtype_hint(path)}"
     check_vocabulary(meta["largest"], request.vocab_size, f"{split} data ({path})", hint=hint)
-    return blocks
+    return TokenBin(path, dtype, block_size, sha256=meta["sha256"])
 
 
 def dtype_of(path: Path, vocab_size: int) -> str:

@@ -21,7 +21,7 @@ from transformers.utils.logging import disable_progress_bar
 from dsrun.errors import DsrunError, MissingError, ToolError, UsageError
 from dsrun.runs.records import write_json_atomic
 from dsrun.system.display import printable
-from dsrun.system.files import parse_json
+from dsrun.system.files import parse_json, replace_folder
 from dsrun.system.host import disk_free
 from dsrun.train.checkpoint.plain import in_adapter
 from dsrun.train.export import lora, verify
@@ -93,7 +93,9 @@ def export(request: Request, *, notify: Callable[[str], None]) -> None:
             job.adapter()
         else:
             job.model()
-        _put(partial, request.to, force=request.force)
+        if not request.force and request.to.exists() and any(request.to.iterdir()):
+            raise UsageError(f"--to {request.to} is not empty", fix="choose another folder, or --force")
+        replace_folder(partial, request.to)
     except OSError as error:
         raise UsageError(
             f"--to {request.to}: {error.strerror}: {error.filename}", fix="choose another place"
@@ -246,20 +248,6 @@ def _copy_companions(source: Path, folder: Path) -> None:
                 copy = folder / path.relative_to(source)
                 copy.parent.mkdir(exist_ok=True)
                 shutil.copyfile(path, copy)
-
-
-def _put(partial: Path, to: Path, *, force: bool) -> None:
-    if to.exists() and any(to.iterdir()):
-        if not force:
-            raise UsageError(f"--to {to} is not empty", fix="choose another folder, or --force")
-        old = to.with_name(f".{to.name}.old")
-        # Of an export that died between the renames and the end of this.
-        shutil.rmtree(old, ignore_errors=True)
-        to.rename(old)
-        partial.rename(to)
-        shutil.rmtree(old)
-        return
-    partial.replace(to)
 
 
 if __name__ == "__main__":

@@ -76,7 +76,8 @@ class PreemptionCallback(TrainerCallback):
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # Asked during the save: there is nothing to save after one more step that this checkpoint has not.
-        if not self.trainer.interrupted and state.global_step < state.max_steps:
+        # Where that failed there is: the next step saves.
+        if not (self.trainer.interrupted or self.trainer.save_again) and state.global_step < state.max_steps:
             self.trainer.interrupted = self.trainer.any_rank_stops()
         if self.trainer.interrupted:
             control.should_training_stop = True

@@ -189,7 +189,7 @@ class SaveTimer:
 
     def __call__(self, phase: str, folder: Path, seconds: float, **details: Any) -> None:
         """`begin` before anything is written, `visible` when the checkpoint is complete, `end` when training goes
-        on."""
+        on; `failed` instead of both where it is tried once more."""
         step = step_of(folder)
         if phase == "begin":
             self.context.heart.enter("saving")
@@ -199,3 +199,5 @@ class SaveTimer:
             self.context.progress.saved = step
             self.context.heart.enter("training")
             self.saved(step, seconds)
+        elif phase == "failed":
+            self.context.heart.enter("training")

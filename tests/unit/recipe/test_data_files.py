@@ -12,6 +12,7 @@ GOOD = {
     "lines.json": b'{"text": "x"}\n{"text": "y"}\n',
     "b.jsonl": b'\xef\xbb\xbf{"text": "x"}\n',
     "c.csv": b"source,target\na,b\n",
+    "long.csv": b'source,target\n"' + b"word " * 40_000 + b'",b\n',
     "d.tsv": b"source\ttarget\na\tb\n",
     "e.txt": "zăpadă\n".encode(),
     "f.parquet": b"PAR1....PAR1",

@@ -9,6 +9,7 @@ import pytest
 from dsrun.runs import commit
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import complete_checkpoints, read_manifest, verify, write_manifest
+from dsrun.system import files
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def test_checkpoint_invisible_before_commit(run):
 def test_checkpoint_of_same_step_replaced(run, can_swap, monkeypatch):
     """A second checkpoint of the same step replaces the first."""
     if not can_swap:
-        monkeypatch.setattr(commit, "exchange", lambda one, other: False)
+        monkeypatch.setattr(files, "exchange", lambda one, other: False)
     for name in ("old", "new"):
         written(run, 5, name)
         commit.commit(run, 5)
@@ -61,7 +62,7 @@ def test_file_in_place_of_checkpoint_replaced(run):
 
 def test_checkpoint_replacement_without_swap_is_crash_safe(run, monkeypatch):
     """Dies before each rename in turn; the next start finds a whole checkpoint, old or new."""
-    monkeypatch.setattr(commit, "exchange", lambda one, other: False)
+    monkeypatch.setattr(files, "exchange", lambda one, other: False)
     rename, outcomes = Path.rename, []
     for death in (1, 2, 3, 4):
         written(run, 5, "old")

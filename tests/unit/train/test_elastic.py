@@ -69,7 +69,7 @@ def test_shard_that_would_run_code_rejected(tmp_path):
             return (os.mkdir, (str(tmp_path / "ran"),))
 
     torch.save({"optimizer_state_dict": Evil()}, tmp_path / "evil.pt")
-    with pytest.raises(UsageError, match="more than tensors"):
+    with pytest.raises(UsageError, match=r"own records: .*posix\.mkdir"):
         load(tmp_path / "evil.pt")
     assert not (tmp_path / "ran").exists()
 

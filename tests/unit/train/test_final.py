@@ -1,5 +1,11 @@
 """The final model becomes visible when it is on the disk, and not before."""
 
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from safetensors.torch import save_file
+
 from dsrun.train.checkpoint import final
 
 
@@ -28,3 +34,18 @@ def test_final_model_synced_before_rename(tmp_path, monkeypatch):
     ]
     assert sorted(path.name for path in folder.iterdir()) == ["code", "model.safetensors"]
     assert not partial.exists()
+
+
+def test_final_model_without_remains_of_killed_save(tmp_path):
+    """A save that died had cut the weights into other files."""
+    partial, folder = tmp_path / "model.partial", tmp_path / "model"
+    partial.mkdir()
+    (partial / "model-00002-of-00002.safetensors").touch()
+
+    def save_model(path):
+        Path(path).mkdir()
+        save_file({"weight": torch.ones(2)}, Path(path, "model.safetensors"))
+
+    trainer = SimpleNamespace(args=SimpleNamespace(should_save=True), save_model=save_model)
+    final.save_final(trainer, folder, "causal-lm", lora=False)
+    assert [path.name for path in folder.iterdir()] == ["model.safetensors"]

@@ -33,7 +33,7 @@ def trainer_and_callback(*, requested, step=3, epoch=0.5):
     """A trainer of one rank that is told (or not) before `step` of 10, in epoch `epoch`."""
     handler = stopping(requested=requested)
     trainer = SimpleNamespace(
-        interrupted=False, ranks_want_to_stop=requested, any_rank_stops=lambda: handler.is_requested
+        interrupted=False, save_again=False, ranks_want_to_stop=requested, any_rank_stops=lambda: handler.is_requested
     )
     state = SimpleNamespace(global_step=step, max_steps=10, epoch=epoch, stateful_callbacks={}, logging_steps=100)
     return trainer, PreemptionCallback(trainer, handler), state
@@ -84,6 +84,17 @@ def test_preemption_during_save_stops_after_it():
     leave.on_save(EPOCHS, state, control)
     assert trainer.interrupted
     assert control.should_training_stop
+
+
+def test_preemption_during_failed_save_saves_first():
+    """There is no checkpoint yet to stop with."""
+    trainer, leave, state = trainer_and_callback(requested=False)
+    trainer.save_again = True
+    leave.stopping.request = StopRequest("SIGUSR1")
+    control = TrainerControl()
+    leave.on_save(EPOCHS, state, control)
+    assert not trainer.interrupted
+    assert not control.should_training_stop
 
 
 def test_preemption_at_last_step_ends_as_usual():

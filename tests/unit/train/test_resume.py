@@ -292,6 +292,35 @@ def test_resume_reports_changed_global_batch_and_data(run):
     ]
 
 
+def test_resume_with_other_training_data_rejected(run):
+    """The same number of rows, but others: samples would be repeated or left out in silence."""
+    folder = checkpoint(run, 5, train_fingerprint="rows a")
+    assert find(run) == folder  # FACTS do not say
+    facts = FACTS | {"train_fingerprint": "rows b"}
+    with pytest.raises(UsageError, match="was saved with other training data"):
+        find(run, facts=facts)
+    said = []
+    assert find(run, said=said, facts=facts, force=True) == folder
+    assert said[:2] == [
+        "resuming with other training data than checkpoint-5 was saved with",
+        "training goes on at the same position in the new data: in this epoch samples may be repeated or left out",
+    ]
+
+
+@pytest.mark.parametrize("name", ["checkpoint-7", "checkpoint-3", "copy"])
+def test_resume_from_renamed_checkpoint(run, name):
+    """One that was chosen was moved out of its own way, and then not found."""
+    checkpoint(run, 2)
+    renamed = checkpoint(run, 5).rename(run.path / name)
+    later = checkpoint(run, 9, complete=False)
+    resume = str(renamed) if name == "copy" else "auto"
+    with pytest.raises(UsageError, match=rf"{name} is the checkpoint of step 5 .*rename it to checkpoint-5"):
+        find(run, resume)
+    assert renamed.is_dir()
+    assert later.is_dir()
+    assert find(run, str(renamed.rename(run.path.parent / name))) == run.path.parent / name
+
+
 def test_resume_from_untrusted_checkpoint_rejected(run):
     """An untrusted checkpoint is refused before it is read."""
     folder = checkpoint(run, 5)

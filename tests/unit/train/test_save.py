@@ -50,7 +50,7 @@ def fail_with(error):
     ("error", "said", "cause"),
     [
         (OSError(28, "No space left on device"), "No space left on device", "disk_full"),
-        (OSError(5, "Input/output error"), "Input/output error", "disk_full"),
+        (OSError(5, "Input/output error"), "Input/output error", "disk_error"),
         (
             RuntimeError("[enforce fail at inline_container.cc:672] unexpected pos 576 vs 534"),
             "unexpected pos",

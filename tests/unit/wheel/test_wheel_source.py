@@ -166,6 +166,22 @@ HOSTILE = {
 }
 
 
+@pytest.fixture(params=["filters", "no filters"])
+def unpacking(request, monkeypatch):
+    """With tarfile as it is, and as before Python 3.11.4, without filters."""
+    if request.param == "no filters":
+        monkeypatch.delattr(tarfile, "data_filter", raising=False)
+
+
+@pytest.mark.usefixtures("unpacking")
+@pytest.mark.filterwarnings("ignore:Python 3.14 will:DeprecationWarning")
+def test_sdist_is_unpacked(tmp_path):
+    path = archive(tmp_path / "sdist.tar.gz", GOOD)
+    resolve_source(str(path), tmp_path / "into", cache=tmp_path / "cache")
+    assert (tmp_path / "into/setup.py").is_file()
+
+
+@pytest.mark.usefixtures("unpacking")
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_sdist_leaves_nothing(tmp_path, name):
     files, more = HOSTILE[name]

@@ -56,6 +56,12 @@ def test_unknown_columns_error_lists_layouts(hints):
     assert "\n" not in line
 
 
+def test_unknown_columns_error_names_twenty():
+    names = [f"c{i}" for i in range(5000)]
+    with pytest.raises(UsageError, match=r"columns found: c0, .*, c19 and 4,980 more; "):
+        detect(names, dict.fromkeys(names, "x"), SEQ2SEQ, "x.csv")
+
+
 def test_text_column_alone_rejected_for_seq2seq():
     with pytest.raises(UsageError, match="columns found: text"):
         detect(["text"], {"text": "x"}, SEQ2SEQ, "x.json")

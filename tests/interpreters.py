@@ -1,0 +1,93 @@
+"""Other Pythons on this machine that dsrun supports: Debian's, those on PATH, and pyenv's.
+
+`python -m tests.interpreters` installs dsrun for each minor version that differs from its own into `.venv-3.N`, and
+tries checkpoints between them.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import sysconfig
+import tomllib
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+
+from packaging.specifiers import SpecifierSet
+
+ROOT = Path(__file__).parents[1]
+
+
+@cache
+def others() -> dict[str, Path]:
+    """Their executables by version, without the version that runs the tests."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    supported = SpecifierSet(project["requires-python"])
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    found = [Path("/usr/bin/python3"), *sorted(pyenv.glob("versions/3.*/bin/python"))]
+    found += [path for folder in os.get_exec_path() for path in sorted(Path(folder).glob("python3.[0-9][0-9]"))]
+    versions = {version: path for path in reversed(found) if (version := _version(path))}
+    own = platform.python_version()
+    return {version: path for version, path in versions.items() if version in supported and version != own}
+
+
+def with_packages() -> dict[str, tuple[Path, dict[str, str]]]:
+    """Those of them that can train, by version: the executable and the environment that it needs.
+
+    They are those of the variable DSRUN_TEST_PYTHONS; else those whose version differs in its last number only, which
+    can import the packages of the tests' own interpreter.
+    """
+    named = [Path(path) for path in os.environ.get("DSRUN_TEST_PYTHONS", "").split(os.pathsep) if path]
+    if named:
+        return {_version(path): (path, {}) for path in named}
+    same = {v: path for v, path in others().items() if _minor(v) == _minor(platform.python_version())}
+    borrowed = {"PYTHONPATH": os.pathsep.join([str(ROOT), sysconfig.get_path("purelib")])}
+    return {version: (path, borrowed) for version, path in same.items()}
+
+
+def _version(python: Path) -> str:
+    """Empty where there is none, or one that does not start."""
+    if not python.exists():
+        return ""
+    argv = [python, "-c", "import platform; print(platform.python_version())"]
+    return subprocess.run(argv, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def _install(python: Path, minor: str) -> Path:
+    """The executable of `.venv-MINOR`, made and filled where it is not there yet."""
+    folder = ROOT / f".venv-{minor}"
+    installed = folder / "bin/python"
+    stamp = folder / ".train"
+    sources = [ROOT / "pyproject.toml", ROOT / "constraints.txt"]
+    if stamp.is_file() and all(stamp.stat().st_mtime > file.stat().st_mtime for file in sources):
+        return installed
+    subprocess.run([python, "-m", "venv", folder], check=True)
+    # Compiling what is never imported takes longer than unpacking it.
+    pip = [installed, "-m", "pip", "install", "--quiet", "--no-compile", "--disable-pip-version-check"]
+    subprocess.run([*pip, "--constraint", "constraints.txt", "--editable", ".[train]"], cwd=ROOT, check=True)
+    stamp.touch()
+    return installed
+
+
+def main() -> int:
+    own = _minor(platform.python_version())
+    minors = {_minor(version): path for version, path in others().items() if _minor(version) != own}
+    if not minors:
+        print(f"no other Python than {own} is here", file=sys.stderr)
+        return 0
+    with ThreadPoolExecutor() as pool:
+        installed = pool.map(_install, minors.values(), minors)
+    env = os.environ | {"DSRUN_TEST_PYTHONS": os.pathsep.join(map(str, installed))}
+    argv = ["-m", "pytest", "-n", "2", "--dist", "load", "tests/integration/test_interpreters.py"]
+    return subprocess.run([sys.executable, *argv], env=env, cwd=ROOT, check=False).returncode
+
+
+def _minor(version: str) -> str:
+    return version.rpartition(".")[0]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
