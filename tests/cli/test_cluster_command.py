@@ -151,3 +151,22 @@ def test_plan_for_cluster_refusals(plan, args, message):
     done = plan(*args)
     assert (done.returncode, done.stdout) == (2, "")
     assert message in done.stderr
+
+
+def test_cluster_table_cuts_long_lists_of_nodes(dsrun, programs):
+    """Thousands of nodes without a pattern do not fill screens."""
+    nodes = "".join(
+        f"NodeName=n{number * 7919 % 100_003:06} CPUTot=8 RealMemory=1024 State=IDLE Gres=gpu:h100:8 Partitions=main\n"
+        for number in range(2000)
+    )
+    stand_in(
+        programs,
+        "scontrol",
+        ("show node", nodes),
+        ("show partition", ""),
+        ("show config", recorded("config")),
+        ("show", ""),
+    )
+    done = dsrun("cluster")
+    assert max(map(len, done.stdout.splitlines())) < 160
+    assert "… (2000 nodes)" in done.stdout

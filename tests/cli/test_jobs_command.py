@@ -153,3 +153,18 @@ def test_jobs_follow_ctrl_c_leaves_job_running(programs, here, environ):
     assert "`scancel 62` ends it" in err
     assert "Traceback" not in err
     assert "scancel" not in (programs / "calls").read_text()
+
+
+def test_jobs_by_state_and_name_with_limit(dsrun, cluster):
+    """The list can be narrowed, and what is left out is counted; scripts are read only of what is listed."""
+    listed = dsrun("jobs", "--hours", "999999", "--state", "running,pending")
+    assert all(" RUNNING " in line or " PENDING " in line for line in listed.stdout.splitlines()[1:])
+    assert " FAILED " in dsrun("jobs", "--hours", "999999").stdout
+    only = dsrun("jobs", "--hours", "999999", "--name", "t5*").stdout.splitlines()
+    assert [line.split()[0] for line in only[1:]] == ["62"]
+    calls = cluster / "calls"
+    calls.unlink(missing_ok=True)
+    short = dsrun("jobs", "--hours", "999999", "--limit", "1")
+    assert len(short.stdout.splitlines()) == 2
+    assert " more are not listed (--limit 1)\n" in short.stderr
+    assert calls.read_text().count("batch_script") <= 1

@@ -15,6 +15,9 @@ from dsrun.slurm.cluster.facts import NO_LIMIT, ClusterFacts, GpuGroup, Node, Pa
 from dsrun.slurm.render import notation
 from dsrun.system.hostlist import compressed
 
+# Characters of a list of nodes in the table; thousands of nodes without a pattern would fill screens.
+_LONGEST_NAMES = 40
+
 
 @click.command(cls=Command, name="cluster")
 @click.option("--partition", metavar="NAME", help="only this partition and its nodes")
@@ -61,7 +64,13 @@ def _node_rows(nodes: Sequence[Node]) -> list[tuple[str, ...]]:
             shown = (_state(node), *_gpu_cells(node, group), cores, notation.gib(node.memory))
             alike.setdefault(shown, []).append(node.name)
     head = ("NODES", "STATE", "GPUS", "MEMORY", "CAPABILITY", "FREE", "CORES FREE", "HOST MEMORY")
-    return [head, *((compressed(names), *row) for row, names in alike.items())]
+    return [head, *((_names(names), *row) for row, names in alike.items())]
+
+
+def _names(names: Sequence[str]) -> str:
+    """A hostlist, cut where it is long: --format json has all names."""
+    text = compressed(names)
+    return text if len(text) <= _LONGEST_NAMES else f"{text[: _LONGEST_NAMES - 1]}… ({len(names)} nodes)"
 
 
 def _state(node: Node) -> str:

@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime
+from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +30,14 @@ MOST_HOURS = 1_000_000
 @click.command(cls=Command, name="jobs")
 @click.argument("job_id", required=False, metavar="[ID]")
 @click.option("--follow", is_flag=True, help="show the job's log to its end and exit with its exit code")
+@click.option("--state", metavar="STATE", help="only jobs in this state, or in one of several: RUNNING,FAILED")
+@click.option("--name", metavar="PATTERN", help="only jobs of this name, in which * stands for anything")
+@click.option("--limit", type=click.IntRange(min=1), default=100, show_default=True, help="most jobs that are listed")
 @click.option("--hours", type=float, default=24, show_default=True, help="how long ended jobs are listed")
 @format_option
-def command(*, job_id: str | None, follow: bool, hours: float, form: str) -> int:
+def command(
+    *, job_id: str | None, follow: bool, state: str | None, name: str | None, limit: int, hours: float, form: str
+) -> int:
     """Your SLURM jobs: state, nodes, run folder, last step and loss.
 
     With an ID (of a job, an array, or a task such as 12_3), show that one in detail.
@@ -40,7 +47,10 @@ def command(*, job_id: str | None, follow: bool, hours: float, form: str) -> int
         raise UsageError("--follow does not go with --format json", fix="remove one of them")
     if follow and job_id:
         return follow_job(job_id)
-    jobs = my_jobs(hours=hours, job_id=job_id)
+    found = my_jobs(hours=hours, job_id=job_id, wanted=partial(_wanted, state=state, name=name), limit=limit)
+    jobs = found.jobs
+    if found.more:
+        print_note(f"{found.more} more are not listed (--limit {limit})")
     if form == "json":
         print_json({"jobs": list(map(as_json, jobs))})
     elif job_id and len(jobs) == 1:
@@ -48,6 +58,11 @@ def command(*, job_id: str | None, follow: bool, hours: float, form: str) -> int
     else:
         _print_table(jobs, hours)
     return 0
+
+
+def _wanted(job: SlurmJob, *, state: str | None, name: str | None) -> bool:
+    states = [each.strip().upper() for each in state.split(",")] if state else [job.state]
+    return job.state in states and (name is None or fnmatchcase(job.name, name))
 
 
 def _check_flags(job_id: str | None, *, follow: bool, hours: float) -> None:

@@ -23,7 +23,7 @@ from dsrun.slurm.jobs.status import FINAL, task_order
 from dsrun.slurm.render.program import slug
 from dsrun.system import slurm, variables
 
-_EXPORT = re.compile(rf"^\s*export {variables.OUTPUT}=(.*)$", re.MULTILINE)
+_EXPORT = re.compile(rf"^\s*(?:export {variables.OUTPUT}=|start_job (?!--per-job))(.*)$", re.MULTILINE)
 _FLAG = re.compile(r"(?:^|\s)--output(?:[_-]dir)?(?:=|\s+)(\S.*)$", re.MULTILINE)
 # One piece of a shell word: $'..', '..', "..", an escaped character, plain text.
 _PIECE = re.compile(
@@ -167,11 +167,26 @@ def merge_jobs(
     return [*active, *over]
 
 
-def my_jobs(*, hours: float = 24, job_id: str | None = None) -> list[SlurmJob]:
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """The jobs that were asked for, and how many more there are."""
+
+    jobs: list[SlurmJob]
+    more: int = 0
+
+
+def my_jobs(
+    *,
+    hours: float = 24,
+    job_id: str | None = None,
+    wanted: Callable[[SlurmJob], bool] = lambda _: True,
+    limit: int | None = None,
+) -> Found:
     """This user's jobs with their run folders: active ones, and those that ended in the last `hours`.
 
-    With `job_id` that job, or all tasks of that array. Raises UsageError when there is no such job, MissingError
-    without SLURM, and ToolError when the controller does not answer.
+    Of those that are `wanted` the first `limit`; the controller is asked for the scripts of only these. With `job_id`
+    that job, or all tasks of that array. Raises UsageError when there is no such job, MissingError without SLURM, and
+    ToolError when the controller does not answer.
     """
     queued = read_rows(slurm.queue(_SQUEUE, job_id=job_id))
     try:
@@ -182,7 +197,8 @@ def my_jobs(*, hours: float = 24, job_id: str | None = None) -> list[SlurmJob]:
     jobs = merge_jobs(queued, recorded, since=since)
     if job_id and not jobs:
         raise UsageError(f"SLURM knows no job {job_id}", fix="dsrun jobs lists yours")
-    return with_output_folders(jobs, slurm.batch_script)
+    chosen = [job for job in jobs if wanted(job)]
+    return Found(jobs=with_output_folders(chosen[:limit], slurm.batch_script), more=len(chosen[limit:]) if limit else 0)
 
 
 def with_output_folders(jobs: Sequence[SlurmJob], script_of: Callable[[str], str | None]) -> list[SlurmJob]:

@@ -101,6 +101,12 @@ class JobMonitor:
         return self._sure and bool(self.views) and all(view.is_final for view in self.views.values())
 
     @property
+    def never_starts(self) -> str | None:
+        """The job whose dependency can no longer be satisfied; None where there is none."""
+        waiting = (view for view in self.views.values() if view.state == "PENDING")
+        return next((view.label for view in waiting if view.reason == "DependencyNeverSatisfied"), None)
+
+    @property
     def result(self) -> int:
         """The exit code of the first task that did not end well; 0 when all did."""
         return next((code for view in self.views.values() if (code := view.result)), 0)
@@ -193,6 +199,11 @@ def follow(job_id: str, *, notify: Notify, show: Notify, pause: Callable[[float]
                 silent = True
             due = elapsed + interval(elapsed)
         show_logs()
+        if never := monitor.never_starts:
+            raise ToolError(
+                f"job {job_id} will never start: the job it depends on did not end as it should have",
+                fix=f"scancel {never}",
+            )
         if monitor.ended:
             pause(TICK_S)  # for what a network file system shows late
             show_logs(last=True)

@@ -269,3 +269,9 @@ def test_sbatch_test_only_forecasts_start(sbatch):
     sbatch("", "allocation failure: Requested node configuration is not available\n", 1)
     with pytest.raises(ToolError, match="could not start the job now: allocation failure: Requested node"):
         submit.test_only("#!/bin/bash\n")
+
+
+def test_follow_ends_for_job_that_never_starts(monkeypatch):
+    """A job whose dependency has failed waits for ever; who follows it does not."""
+    with pytest.raises(ToolError, match=r"job 67 will never start: .* \(scancel 67\)"):
+        Slurm(monkeypatch, at("PENDING", reason="DependencyNeverSatisfied")).follow()
