@@ -44,6 +44,8 @@ RUNS = {
     ),
     "bf16 states offloaded": f"--bf16-master-weights {OFFLOADED} {ALONE}",
     "fp32 gradients": f"--zero 1 --set data_types.grad_accum_dtype=fp32 {ALONE}",
+    "fp32 sums": f"--zero 3 --grad-accum-dtype fp32 {ALONE}",
+    "fp32 sums offloaded": f"--zero 3 --grad-accum-dtype fp32 {OFFLOADED} {ALONE}",
     "fp32 reduction": f"--set communication_data_type=fp32 {ALONE}",
     "adagrad": f"--optimizer adagrad --lr 0.1 {ALONE}",
     "sgd": f"--zero 3 --optimizer sgd --lr 10 {ALONE}",
