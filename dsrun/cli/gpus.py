@@ -10,8 +10,9 @@ import click
 
 from dsrun.cli.options import Command, format_option
 from dsrun.cli.output import print_json, print_note, print_table
-from dsrun.hardware.gpus import GpuModel, gpu_table, instance, lookup, meanings, near_names
+from dsrun.hardware.gpus import GpuModel, gpu_table, lookup, meanings, near_names
 from dsrun.hardware.gres import parse_gres
+from dsrun.hardware.instances import instance
 from dsrun.system.gpus import visible_gpus
 
 Row = dict[str, Any]

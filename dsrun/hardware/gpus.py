@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from typing import Any, Literal
 
-from dsrun.datafiles import data_folder, read_toml
+from dsrun.datafiles import data_folder
 from dsrun.errors import UsageError
+from dsrun.hardware.instances import instance
 
 _DECORATION = re.compile(
     r"\((?:tm|r|nvgpu)\)|[™®]|\b(?:engineering reference )?developer kit\b|\brev\. a\b|-shared$"
@@ -147,31 +148,6 @@ def gpu_table() -> tuple[GpuModel, ...]:
 def _row(entry: dict[str, Any]) -> GpuModel:
     major, minor = entry["capability"].split(".")
     return GpuModel(**{**entry, "capability": (int(major), int(minor)), "aliases": tuple(entry.get("aliases", ()))})
-
-
-@dataclass(frozen=True)
-class Instance:
-    """What a cloud calls a machine: `count` GPUs called `gpu` in the table."""
-
-    gpu: str
-    count: int
-
-
-@cache
-def instances() -> dict[str, Instance]:
-    """The instance types of build/instances.toml by their name in lower case, without Azure's "standard_"."""
-    clouds = read_toml("build", "instances.toml")
-    return {
-        name.lower().removeprefix("standard_"): Instance(gpu, count)
-        for kinds in clouds.values()
-        for gpu, counts in kinds.items()
-        for name, count in counts.items()
-    }
-
-
-def instance(name: str) -> Instance | None:
-    """The machine that a cloud calls `name`, also without Azure's "Standard_"; None for other names."""
-    return instances().get(name.strip().lower().removeprefix("standard_"))
 
 
 @cache

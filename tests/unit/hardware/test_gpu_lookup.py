@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsrun.hardware.gpus import gpu_table, instance, instances, lookup, meanings, near_names, peak_bf16_tflops
+from dsrun.hardware.gpus import gpu_table, lookup, meanings, near_names, peak_bf16_tflops
+from dsrun.hardware.instances import instance, instances
 
 TABLE = gpu_table()
 rows = st.sampled_from(TABLE)

@@ -1,0 +1,33 @@
+"""The machines that clouds rent out, by the name of the instance type: build/instances.toml."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from dsrun.datafiles import read_toml
+
+
+@dataclass(frozen=True)
+class Instance:
+    """What a cloud calls a machine: `count` GPUs called `gpu` in the table."""
+
+    gpu: str
+    count: int
+
+
+@cache
+def instances() -> dict[str, Instance]:
+    """The instance types of build/instances.toml by their name in lower case, without Azure's "standard_"."""
+    clouds = read_toml("build", "instances.toml")
+    return {
+        name.lower().removeprefix("standard_"): Instance(gpu, count)
+        for kinds in clouds.values()
+        for gpu, counts in kinds.items()
+        for name, count in counts.items()
+    }
+
+
+def instance(name: str) -> Instance | None:
+    """The machine that a cloud calls `name`, also without Azure's "Standard_"; None for other names."""
+    return instances().get(name.strip().lower().removeprefix("standard_"))
