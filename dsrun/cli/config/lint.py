@@ -87,14 +87,17 @@ def check_command(
     if form == "json":
         print_json({"file": shown, "findings": findings})
     else:
-        _print(shown, findings)
+        print_findings(shown, findings)
     return EXIT_FINDINGS if any(each.level == "error" for each in findings) else 0
 
 
-def read_text(file: str) -> tuple[str, str]:
-    """The text of a file or of standard input, and the name it goes by. Raises UsageError when it cannot be read."""
+def read_text(file: str, what: str = "a DeepSpeed JSON file") -> tuple[str, str]:
+    """The text of a file or of standard input, and the name it goes by. Raises UsageError when it cannot be read.
+
+    `what` is expected there.
+    """
     if file == STDIN and sys.stdin is None:
-        raise UsageError("<stdin> is closed", fix="name a DeepSpeed JSON file")
+        raise UsageError("<stdin> is closed", fix=f"name {what}")
     shown = "<stdin>" if file == STDIN else file
     try:
         with nullcontext(sys.stdin.buffer) if file == STDIN else Path(file).open("rb") as opened:
@@ -102,12 +105,12 @@ def read_text(file: str) -> tuple[str, str]:
             content = opened.read(LARGEST_FILE + 1)
         if len(content) > LARGEST_FILE:
             size = f"{LARGEST_FILE // 2**20} MiB"
-            raise UsageError(f"{shown}: larger than {size}, so not a configuration", fix="name a DeepSpeed JSON file")
+            raise UsageError(f"{shown}: larger than {size}, so not a configuration", fix=f"name {what}")
         return content.decode("utf-8"), shown
     except OSError as error:
-        raise UsageError(f"{file}: cannot be read: {error.strerror}", fix="name a DeepSpeed JSON file") from None
+        raise UsageError(f"{file}: cannot be read: {error.strerror}", fix=f"name {what}") from None
     except UnicodeDecodeError:
-        raise UsageError(f"{file}: not text in UTF-8", fix="name a DeepSpeed JSON file, or save it as UTF-8") from None
+        raise UsageError(f"{file}: not text in UTF-8", fix=f"name {what}, or save it as UTF-8") from None
 
 
 def _training_flags(argv: tuple[str, ...], run_file: str | None, world_size: int | None) -> Flags | None:
@@ -120,7 +123,8 @@ def _training_flags(argv: tuple[str, ...], run_file: str | None, world_size: int
     return Flags(own | trainer_values(own, world_size or own.get("nproc")), frozenset(places), places)
 
 
-def _print(file: str, findings: list[Finding]) -> None:
+def print_findings(file: str, findings: list[Finding]) -> None:
+    """Print findings about a file, and how many there are of each level."""
     colour = False if os.environ.get("NO_COLOR") else None
     for each in findings:
         click.secho(each.level, fg=COLOURS[each.level], nl=False, color=colour)

@@ -1,0 +1,42 @@
+"""`dsrun check-slurm`: what is wrong with an sbatch script, or dsrun's script for the same job."""
+
+from __future__ import annotations
+
+import click
+
+from dsrun.cli.config.lint import print_findings, read_text
+from dsrun.cli.options import Command, format_option
+from dsrun.cli.output import command_line, print_json, print_note
+from dsrun.cli.slurm.render import command as render_command
+from dsrun.errors import EXIT_FINDINGS, UsageError
+from dsrun.slurm.lint.check import check_script
+from dsrun.slurm.lint.convert import convert
+from dsrun.slurm.lint.job import read_script
+from dsrun.zero.lint.codes import printable
+
+
+@click.command(cls=Command, name="check-slurm")
+@click.argument("file")
+@click.option("--convert", "converts", is_flag=True, help="print dsrun render-slurm's script for the same job instead")
+@format_option
+def command(*, file: str, converts: bool, form: str) -> int:
+    """Find errors in an sbatch script (FILE, or - for standard input).
+
+    The exit code is 3 if there are errors, else 0, also with warnings. Nothing is run or submitted.
+    """
+    if converts and form == "json":
+        raise UsageError("--convert does not go with --format json", fix="remove one of them")
+    text, name = read_text(file, what="an sbatch script")
+    if converts:
+        args, dropped = convert(read_script(text), name)
+        for each in dropped:
+            print_note(each)
+        print_note(command_line(["dsrun", "render-slurm", *args]))
+        return int(render_command.main(list(args), prog_name="dsrun render-slurm", standalone_mode=False) or 0)
+    shown = printable(name)
+    findings = check_script(text, shown)
+    if form == "json":
+        print_json({"file": shown, "findings": findings})
+    else:
+        print_findings(shown, findings)
+    return EXIT_FINDINGS if any(each.level == "error" for each in findings) else 0

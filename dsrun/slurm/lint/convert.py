@@ -1,0 +1,83 @@
+"""The arguments of `dsrun render-slurm` for the job of another script."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+
+from dsrun.errors import UsageError
+from dsrun.options import flag_of
+from dsrun.slurm.lint.job import JobScript
+from dsrun.slurm.lint.launch import Launch
+from dsrun.slurm.render.options import options
+from dsrun.slurm.render.spec import RESERVED_OPTIONS
+
+# What torch.distributed.run, Accelerate and DeepSpeed take without a value before the program.
+_SWITCHES = frozenset(
+    {"--standalone", "--no-python", "--multi-gpu", "--use-deepspeed", "--use-fsdp", "--cpu", "--no-local-rank"}
+    | {"--same-network", "--multi_gpu", "--use_deepspeed", "--use_fsdp", "--no_local_rank", "--no_python", "--no_ssh"}
+)
+# What the rendered script settles itself; GPUs are taken from JobScript.gpus.
+_SETTLED = frozenset({"gpus", "gpus-per-task", "ntasks", "ntasks-per-node", "ntasks-per-gpu", "requeue", "open-mode"})
+
+
+def convert(script: JobScript, name: str) -> tuple[list[str], list[str]]:
+    """Arguments for render-slurm, and a line for each directive that has no place in them.
+
+    Raises UsageError for a script without exactly one launch; `name` is the script's in messages.
+    """
+    if len(script.launches) != 1:
+        count = "nothing that trains was" if not script.launches else f"{len(script.launches)} launches were"
+        raise UsageError(f"{name}: {count} found, and a job has one", fix="dsrun render-slurm -- python my_train.py …")
+    launch = script.launches[0]
+    args, dropped = [], []
+    own = {each.metadata["sbatch"]: flag_of(each) for each in options().values() if each.metadata.get("sbatch")}
+    for each in script.directives:
+        if each.option in own:
+            args += [own[each.option]] if each.value is None else [own[each.option], each.value]
+        elif each.option not in _SETTLED and each.option not in RESERVED_OPTIONS and each.known:
+            args += ["--sbatch", each.option if each.value is None else f"{each.option}={each.value}"]
+        elif each.option not in _SETTLED:
+            why = RESERVED_OPTIONS.get(each.option, "sbatch has no such option")
+            dropped.append(f"{name}:{each.line}: --{each.option.lstrip('-')} is left out: {why}")
+    if script.nodes and script.nodes > 1 and not script.get("nodes"):
+        args += ["--nodes", str(script.nodes)]
+    if script.gpus and not (script.get("gpus-per-node") or script.get("gres")):
+        args += ["--gpus-per-node", str(script.gpus)]
+    return [*args, *_environment(script), "--", *_program(launch, name)], dropped
+
+
+def _environment(script: JobScript) -> Iterator[str]:
+    """Modules and environments that the script loads."""
+    for each in script.commands:
+        words = each.words
+        if words[:2] in (("module", "load"), ("module", "add")) or words[:1] == ("ml",):
+            for module in words[2:] if words[0] == "module" else words[1:]:
+                yield from ("--module", module)
+        elif words[:2] == ("conda", "activate") and len(words) > 2:
+            yield from ("--conda", words[2])
+        elif words[0] in ("source", ".") and len(words) > 1 and (found := re.fullmatch(r"(.+)/bin/activate", words[1])):
+            yield from ("--venv", found[1])
+
+
+def _program(launch: Launch, name: str) -> list[str]:
+    """The program behind the launcher, as `python FILE ARGS`."""
+    words = list(launch.words)
+    if launch.kind != "program":
+        skip = 3 if words[1:2] == ["-m"] else 2 if launch.kind == "accelerate" else 1
+        words = words[skip:]
+        while words and words[0].startswith("-") and words[0] not in ("-m", "--module", "--"):
+            word = words.pop(0)
+            if "=" not in word and word not in _SWITCHES and words:
+                words.pop(0)
+        words = words[1:] if words[:1] == ["--"] else words
+        words = ["python", *(["-m", *words[1:]] if words[:1] in (["-m"], ["--module"]) else words)]
+    if len(words) < 2:
+        raise UsageError(f"{name}:{launch.line}: no program behind {launch.name}", fix="write it behind its options")
+    end = next((at for at, word in enumerate(words) if re.match(r"\d*[<>]", word)), len(words))
+    words = words[:end]
+    if any("$" in word for word in words):
+        # The rendered script expands nothing in arguments; a shell on the nodes does.
+        return ["bash", "-c", "exec " + " ".join(word if "$" in word else shlex.quote(word) for word in words)]
+    return words

@@ -1,0 +1,116 @@
+"""The rest of a script: rendezvous variables, ports, secrets, the environment, the exit code."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from dsrun.slurm.lint.job import DECLARATIONS, JobScript
+from dsrun.slurm.lint.shell import commands, live
+from dsrun.system.display import SECRET_VARIABLE, is_secret_flag
+
+Problem = tuple[int, str, dict[str, Any]]
+_ASSIGNMENT = re.compile(r"(\w+)=(.*)", re.DOTALL)
+_LOCAL = re.compile(r"(localhost|127\.0\.0\.1)(:\d+)?")
+_OWN_HOST = re.compile(r"\$\((/bin/)?hostname\b.*\)|\$\{?(HOSTNAME|SLURMD_NODENAME)\}?|`hostname\b.*`")
+_TOKEN = re.compile(r"hf_\w{10,}|sk-[\w-]{16,}|ghp_\w{20,}")
+_ADDRESSES = ("MASTER_ADDR", "master_addr", "MAIN_PROCESS_IP", "head_node_ip")
+_PORTS = re.compile(r"(MASTER|MAIN_PROCESS|main_process|master|rdzv|RDZV)_(PORT|port)")
+_CONDA_READY = re.compile(r"conda\.sh|conda shell|conda init|bashrc|profile|activate\b.*\bbase|module\s+load|\bml\s")
+_SAYS_NOTHING = frozenset({"echo", "date", "printf", "sleep", "true", "ls", "nvidia-smi"})
+
+
+def check_environment(script: JobScript) -> Iterator[Problem]:
+    """Problems that are not about how many processes start."""
+    for each in script.commands:
+        for line, name, value in _assignments(each.line, each.words):
+            yield from _variable(script, line, name, value)
+        yield from _secret_flags(each.line, each.words)
+    yield from _on_tasks(script)
+    yield from _conda(script)
+    yield from _exit_code(script)
+
+
+def _assignments(line: int, words: tuple[str, ...]) -> Iterator[tuple[int, str, str]]:
+    for word in words[1:] if words[0] in DECLARATIONS else words:
+        found = _ASSIGNMENT.fullmatch(word)
+        if found is None:
+            return
+        yield line, found[1], found[2]
+
+
+def _variable(script: JobScript, line: int, name: str, value: str) -> Iterator[Problem]:
+    several = script.nodes is not None and script.nodes > 1
+    if SECRET_VARIABLE.search(name) and value and not re.match(r"[$`]", value) and not name.endswith("TOKENIZERS"):
+        if len(value) >= 8 and not re.search(r"[/\s]", value):
+            yield line, "secret", {"name": name}
+    elif name in _ADDRESSES and several and _LOCAL.fullmatch(value):
+        yield line, "master_is_local", {"name": name, "value": value, "nodes": script.nodes}
+    elif _PORTS.fullmatch(name) and value.isdigit() and not script.get("exclusive"):
+        yield line, "port_fixed", {"port": value}
+    elif name == "CUDA_VISIBLE_DEVICES" and re.fullmatch(r"[\d,]+", value):
+        yield line, "visible_devices", {"value": value}
+
+
+def _secret_flags(line: int, words: tuple[str, ...]) -> Iterator[Problem]:
+    for before, word in zip(("", *words), words, strict=False):
+        flag, equals, value = word.partition("=")
+        name = flag if equals else before
+        told = value if equals else word
+        if (is_secret_flag(name) and len(told) >= 8 and not told.startswith(("$", "-", "/"))) or (
+            _TOKEN.search(word) and not _ASSIGNMENT.fullmatch(word)
+        ):
+            yield line, "secret", {"name": name if is_secret_flag(name) else f"a token behind {words[0]}"}
+    if words[:2] == ("wandb", "login") and re.fullmatch(r"\w{30,}", words[-1]):
+        yield line, "secret", {"name": "the key of wandb login"}
+
+
+def _on_tasks(script: JobScript) -> Iterator[Problem]:
+    """Addresses and ports in the launchers' flags, and in what srun's shells set."""
+    several = script.nodes is not None and script.nodes > 1
+    for launch in script.launches:
+        endpoint = launch.option("--rdzv-endpoint", "--master-addr", "--main-process-ip") or ""
+        if several and launch.srun is not None:
+            if _LOCAL.fullmatch(endpoint):
+                yield launch.line, "master_is_local", {
+                    "name": "the rendezvous", "value": endpoint, "nodes": script.nodes,
+                }  # fmt: skip
+            elif launch.on_task and _OWN_HOST.match(endpoint):
+                yield launch.line, "master_per_task", {"name": "the rendezvous"}
+        port = launch.option("--master-port", "--main-process-port") or endpoint.partition(":")[2]
+        # A variable has a finding of its own where it is set.
+        written = any(port in word for each in script.commands if each.line == launch.line for word in each.words)
+        if port.isdigit() and port != "0" and written and not script.get("exclusive"):
+            yield launch.line, "port_fixed", {"port": port}
+    for each in script.commands:
+        if several and "srun" in each.words and "-c" in each.words:
+            inner = live(each.words[-1])
+            for one in commands(inner, each.line):
+                for _, name, value in _assignments(each.line, one.words):
+                    if name in _ADDRESSES and _OWN_HOST.fullmatch(value):
+                        yield each.line, "master_per_task", {"name": name}
+
+
+def _conda(script: JobScript) -> Iterator[Problem]:
+    lines = script.text.splitlines()
+    if re.match(r"#!.*(\s-l|--login|\s-i)\b", lines[0] if lines else ""):
+        return
+    for each in script.commands:
+        if each.words[:2] == ("conda", "activate"):
+            before = [line for line in lines[: each.line - 1] if not line.lstrip().startswith("#")]
+            if not any(_CONDA_READY.search(line) for line in before):
+                yield each.line, "conda_not_initialised", {}
+            return
+
+
+def _exit_code(script: JobScript) -> Iterator[Problem]:
+    last = script.commands[-1] if script.commands else None
+    if last is None or not script.launches or last.words[0] not in _SAYS_NOTHING or last.end == "&":
+        return
+    stops = any(
+        each.words[0] == "set" and any(re.match(r"-\w*e|errexit", word) for word in each.words[1:])
+        for each in script.commands
+    ) or re.match(r"#!.*\s-\w*e", script.text)
+    if not stops:
+        yield last.line, "failure_hidden", {}

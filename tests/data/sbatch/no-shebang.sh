@@ -1,0 +1,2 @@
+#SBATCH --time=1:00:00
+python train.py

@@ -1,0 +1,121 @@
+"""Findings about sbatch scripts as users write them, and what bash and sbatch read in them."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from dsrun.errors import UsageError
+from dsrun.slurm.lint.check import check_script
+from dsrun.slurm.lint.convert import convert
+from dsrun.slurm.lint.job import read_script, rules
+from dsrun.slurm.lint.shell import commands
+
+TESTS = Path(__file__).parents[2]
+SCRIPTS = TESTS / "data" / "sbatch"
+EXPECTED = tomllib.loads((SCRIPTS / "expected.toml").read_text())
+HEAD = "#!/bin/bash\n#SBATCH --time=1:00:00\n"
+
+
+def codes(text):
+    return [each.code.removeprefix("script_") for each in check_script(text, "job.sh")]
+
+
+def test_every_script_has_expected_findings_listed():
+    assert set(EXPECTED) == {each.stem for each in SCRIPTS.glob("*.sh")}
+    assert all(not found for name, found in EXPECTED.items() if name.startswith("good-"))
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_findings_of_a_posted_script(name):
+    found = check_script((SCRIPTS / f"{name}.sh").read_text(), "job.sh")
+    prefixed = [f"{each.where.removeprefix('job.sh:')} {each.code.removeprefix('script_')}" for each in found]
+    assert prefixed == EXPECTED[name]
+
+
+@pytest.mark.parametrize("script", sorted((TESTS / "golden" / "slurm").glob("*.sh")), ids=lambda path: path.stem)
+def test_rendered_scripts_have_no_finding(script):
+    """But that for a job that was rendered without --time."""
+    assert set(codes(script.read_text())) <= {"no_time"}
+
+
+def test_messages_are_filled_in_and_tell_no_secret():
+    for script in SCRIPTS.glob("*.sh"):
+        for each in check_script(script.read_text(), "job.sh"):
+            assert "NotAReal" not in each.message + each.fix
+            assert "0123456789abcdef" not in each.message + each.fix
+            assert not any(
+                f"{{{word}}}" in each.message + each.fix for word in ("nodes", "gpus", "flag", "given", "launcher")
+            )
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ("#SBATCH -N 2\nsrun torchrun --standalone --nproc_per_node 1 x.py\n", "standalone"),
+        ("#SBATCH -N 2\nsrun torchrun --rdzv_endpoint $h:$p --nproc_per_node 1 x.py\n", "nodes_missing"),
+        ("#SBATCH --gres=gpu:4\ntorchrun x.py\n", "ranks_default"),
+        ("#SBATCH --gres=gpu:4\ntorchrun --nproc-per-node=2 x.py\n", "gpus_idle"),
+        ("torchrun --nproc-per-node=2 x.py\n", "no_gpus"),
+        ("#SBATCH --gpus-per-node=4\nsrun python x.py\n", "tasks_below_gpus"),
+        ("#SBATCH --signal=B:USR1@60\npython x.py\n", "signal_without_trap"),
+        (
+            "#SBATCH -N 2\n#SBATCH --gres=gpu:1\nsrun torchrun --nnodes 2 --nproc_per_node 1 --node_rank 0 "
+            "--master_addr $h x.py\n",
+            "rank_constant",
+        ),
+        ("#SBATCH -N 2\nsrun bash -c 'export MASTER_ADDR=$(hostname); python x.py'\n", "master_per_task"),
+    ],
+)
+def test_finding_of_one_mistake(body, code):
+    assert codes(HEAD + body) == [code, *(["no_gpus"] if code in ("standalone", "nodes_missing") else [])]
+
+
+def test_dos_line_ends_are_the_only_finding():
+    assert codes("#!/bin/bash\r\npython x.py\r\n") == ["crlf"]
+
+
+def test_every_rule_is_used_by_a_check():
+    source = "".join(each.read_text() for each in Path("dsrun/slurm/lint").resolve().glob("*.py"))
+    assert [code for code in rules()["rules"] if f'"{code}"' not in source] == []
+
+
+def test_commands_of_bash():
+    text = 'A="$(f "$X" | head -n 1)" # don\'t\nif b; then\n  srun --label \\\n    c > log 2>&1 &\nfi\n'
+    text += 'cat <<E\nd "\nE\ne\n'
+    assert [(each.line, each.words, each.end) for each in commands(text)] == [
+        (1, ('A=$(f "$X" | head -n 1)',), "\n"),
+        (2, ("if", "b"), ";"),
+        (2, ("then",), "\n"),
+        (3, ("srun", "--label", "c", ">", "log", "2>&1"), "&"),
+        (5, ("fi",), "\n"),
+        (6, ("cat",), "\n"),
+        (9, ("e",), "\n"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "#!", "'", '"$(', "#SBATCH", "#SBATCH -\n", "x <<E", "a \\", "#SBATCH --=\n", "srun\n"]
+)
+def test_odd_texts_are_read(text):
+    check_script(text, "job.sh")
+
+
+def test_converted_arguments():
+    args, dropped = convert(read_script((SCRIPTS / "launcher-per-task.sh").read_text()), "job.sh")
+    assert args == [
+        "--job-name", "t", "--time", "10:00:00", "--nodes", "2", "--gres", "gpu:a100:4", "--", "python", "train.py",
+    ]  # fmt: skip
+    assert dropped == []
+
+
+def test_convert_keeps_variables_for_the_nodes():
+    args, _ = convert(
+        read_script(HEAD + '#SBATCH --gpus=1\npython x.py --seed "$SLURM_ARRAY_TASK_ID" a\\ b\n'), "job.sh"
+    )
+    assert args[-3:] == ["bash", "-c", "exec python x.py --seed $SLURM_ARRAY_TASK_ID 'a b'"]
+
+
+def test_convert_needs_one_launch():
+    with pytest.raises(UsageError, match="2 launches were found"):
+        convert(read_script(HEAD + "python a.py\npython b.py\n"), "job.sh")
