@@ -68,7 +68,10 @@ def _account(wanted: Request, known: Accounting, partition: Partition, account: 
         return
     if not _same(account, mine):
         if "associations" in known.enforced or wanted.spec.account:
-            yield error("account_unknown", f"{account!r} is not your account", did_you_mean(account, mine), "--account")
+            found = error(
+                "account_unknown", f"{account!r} is not your account", did_you_mean(account, mine), "--account"
+            )
+            yield found if "associations" in known.enforced else replace(found, level="warning")
         return
     usable = [name for name in mine if _may(name, partition)]
     if not _may(account, partition):
@@ -107,9 +110,11 @@ def _qos(wanted: Request, known: Accounting, partition: Partition, account: str 
     quality = next((each for each in known.qualities if _same(wanted.spec.qos, (each.name,))), None)
     if quality is None:
         names = (each.name for each in known.qualities)
-        yield error(
+        found = error(
             "qos_unknown", f"there is no QOS {wanted.spec.qos!r}", did_you_mean(wanted.spec.qos, names), "--qos"
         )
+        # SLURM takes any name where it enforces none.
+        yield found if known.enforced else replace(found, level="warning")
         return
     mine = _association(known, account, partition) if account else None
     if mine and "qos" in known.enforced and not _same(quality.name, mine):

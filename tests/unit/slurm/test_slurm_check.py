@@ -153,6 +153,15 @@ def test_accounts_unchecked_without_accounting():
     assert found(facts, account="anything", qos="any") == []
 
 
+def test_unknown_account_and_qos_are_warnings_where_none_is_enforced():
+    from dsrun.slurm.cluster.discover import read_accounting
+
+    free = read_accounting(associations="", qualities="normal||", enforced="none")
+    facts = recorded_facts(accounting=free)
+    assert found(facts, account="anything") == [("warning", "account_unknown")]
+    assert found(facts, qos="any") == [("warning", "qos_unknown")]
+
+
 def test_user_without_account_refused():
     from dsrun.slurm.cluster.discover import read_accounting
 
