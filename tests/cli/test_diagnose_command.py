@@ -106,7 +106,7 @@ def test_diagnose_folder_with_logs_of_several_jobs(dsrun: Dsrun, here: Path) -> 
     jobs = {block.splitlines()[0]: block.splitlines()[1] for block in done.stdout.split("\n\n")}
     assert jobs == {
         "ranks": "cause    unknown: not known to dsrun",
-        "job 71": "cause    disk_full: no space left",
+        "job 71": "cause    disk_full: disk or quota full",
         "job 72": "none: no known sign of failure in 2 lines of 2 logs",
     }
     found = json.loads(dsrun("diagnose", "--format", "json", "logs/slurm-71.out", "logs/slurm-72.out").stdout)
