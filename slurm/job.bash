@@ -11,11 +11,13 @@
 #   cpu_only        "yes" for a job without GPUs
 #   trains          "yes" for dsrun's own training, which runs under `dsrun launch` and leaves the file FINISHED
 #   requeue         "yes" if the job may go back into the queue, at most max_requeues times without a new checkpoint
+#   join_timeout    seconds that the agents of other programs wait for each other; unless set, torch's 600
 #   saving_time     seconds from the time limit's signal until workers that have not exited are ended; empty for never
 
 signalled=
 watchdog=
 code=
+join_timeout=
 
 note() { echo "$(date '+%F %T') dsrun: $*" >&2; }
 
@@ -49,7 +51,7 @@ start_job() {
     # srun does not inherit --cpus-per-task from sbatch (since SLURM 22.05).
     cpus=(${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"})
     # Expanded by bash on each node: what `prepare_node` needs, and then the command.
-    on_node="nproc=$nproc cpu_only=$cpu_only trains=$trains; $(declare -f prepare_node)"'; prepare_node "$1"; exec "$@"'
+    on_node="nproc=$nproc cpu_only=$cpu_only trains=$trains join_timeout=$join_timeout; $(declare -f prepare_node)"'; prepare_node "$1"; exec "$@"'
 }
 
 # sbatch called inside another job exports that job's variables. srun would read them as options, and this script would
@@ -86,6 +88,8 @@ prepare_node() {
         # The agent must outlive the signal: by default torch.distributed.run kills the workers 30 s after a TERM.
         export PET_SIGNALS_TO_HANDLE=SIGINT,SIGHUP,SIGQUIT PET_SHUTDOWN_TIMEOUT=10
         if [ "$SLURM_NODEID" = 0 ]; then export PET_RDZV_CONF=is_host=true; else export PET_RDZV_CONF=is_host=false; fi
+        # read_timeout is how long a node waits until node 0 listens: 60 s by default, whatever join_timeout is.
+        [ -z "$join_timeout" ] || PET_RDZV_CONF+=,join_timeout=$join_timeout,read_timeout=$join_timeout
     fi
     cores=${SLURM_CPUS_PER_TASK:-${SLURM_CPUS_ON_NODE:-1}}
     threads=$((cores / nproc))

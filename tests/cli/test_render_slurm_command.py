@@ -183,6 +183,14 @@ def test_render_slurm_user_template(dsrun, here):
         assert message in done.stderr
 
 
+def test_stage_suggested_for_many_nodes(dsrun):
+    """From 16 nodes on the environment is better copied to their disks; an image is not on the shared file system."""
+    suggested = "starts from one file system: --stage"
+    assert suggested in dsrun("render-slurm", "--nodes", "16").stderr
+    for args in (["--nodes", "15"], ["--nodes", "16", "--stage", "env.tar"], ["--nodes", "16", "--apptainer", "i.sif"]):
+        assert suggested not in dsrun("render-slurm", *args).stderr
+
+
 def test_render_slurm_notes_missing_paths(dsrun):
     done = dsrun(
         "render-slurm",
@@ -259,7 +267,7 @@ def test_render_slurm_usage_errors_are_one_line(dsrun, here, args, message):
         ("nodes: 1-4", "run.yaml:1: slurm.nodes: '1-4' is not a whole number"),
         ("nodes: [1, 2]", "run.yaml:1: slurm.nodes: takes one value, not 2"),
         ("requeue: perhaps", "is not true or false"),
-        ("network: token-ring", "is not one of infiniband, roce, ethernet"),
+        ("network: token-ring", "is not one of infiniband, roce, efa, slingshot, ethernet"),
         ("gres: {a: {b: c}}", "neither a value nor a list of values"),
     ],
 )

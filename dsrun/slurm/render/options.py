@@ -48,6 +48,7 @@ class SlurmSpec:
     requeue: bool = True
     max_requeues: int = 20
     max_restarts: int | None = None
+    rendezvous_timeout: int | None = None
     module: tuple[str, ...] = ()
     setup_file: tuple[str, ...] = ()
     conda: str | None = None

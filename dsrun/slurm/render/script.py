@@ -157,6 +157,7 @@ def context(spec: SlurmSpec, program: Program, site: Site) -> dict[str, Any]:
         "srun_options": pyxis_options(spec),
         "max_restarts": spec.max_restarts or 0,
         "restarts_given": spec.max_restarts is not None,
+        "rendezvous_timeout": spec.rendezvous_timeout,
         "requeue": spec.requeue and spec.max_requeues > 0,
         "saving_time": max(_MARGIN_S, spec.signal_lead - _MARGIN_S) if spec.signal_lead else None,
         "max_requeues": spec.max_requeues,

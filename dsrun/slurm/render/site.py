@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from dsrun.slurm.render.program import Program
 
 
+# One rank's imports are 66,000 file operations; from here on they take longer than copying the environment.
+STAGE_NODES = 16
+
+
 def find_site(
     spec: SlurmSpec, program: Program, cwd: Path, notify: Callable[[str], None]
 ) -> tuple[Site, ClusterFacts | None]:
@@ -57,6 +61,8 @@ def notices(given: SlurmSpec, spec: SlurmSpec, site: Site, *, cluster: bool) -> 
     if given.gpus_per_node != spec.gpus_per_node and gpus:
         source = "as this cluster's nodes have" if cluster else "as the number per node is not known"
         yield f"{gpus} GPU{'s' * (gpus > 1)} a node, {source} (--gpus-per-node)"
+    if spec.nodes >= STAGE_NODES and not (spec.stage or spec.container_image or spec.apptainer):
+        yield f"the Python of {spec.nodes} nodes starts from one file system: --stage copies it to their local disks"
     if gpus == 0:
         yield f"no GPUs: {count} worker{'s' * (count > 1)} a node, on CPUs"
     if spec.signal_lead is None:

@@ -34,6 +34,17 @@ def test_max_restarts_passed_to_supervisor(shell):
     assert rendezvous(shell.run(other(shell)))["--max-restarts"] == "0"
 
 
+def test_rendezvous_timeout_passed_to_supervisor_and_agent(shell):
+    """The nodes wait for each other as long as the job says, whatever it runs."""
+    shell.worker = FINISHED
+    supervisor = shell.run(training(shell, rendezvous_timeout="1800")).supervisor
+    assert supervisor[:5] == ("-m", "dsrun", "launch", "--rendezvous-timeout", "1800")
+    agent = shell.run(other(shell, rendezvous_timeout="1800")).environment
+    assert agent["PET_RDZV_CONF"] == "is_host=true,join_timeout=1800,read_timeout=1800"
+    shell.variables["join_timeout"] = "5"
+    assert shell.run(other(shell)).environment["PET_RDZV_CONF"] == "is_host=true"
+
+
 def test_srun_starts_one_agent_per_node_for_external_program(shell):
     """Each node starts one torchrun agent for an external program, which outlives the signals."""
     shell.worker = "kill -USR1 $$; kill -TERM $$; exit 0"
@@ -113,6 +124,14 @@ def test_network_preset_yields_to_env_but_interface_does_not(shell):
     seen = shell.run(training(shell, network="infiniband", interface="ib0")).environment
     assert (seen["NCCL_IB_TIMEOUT"], seen["NCCL_NET"]) == ("30", "IB")
     assert (seen["NCCL_SOCKET_IFNAME"], seen["GLOO_SOCKET_IFNAME"]) == ("=ib0", "ib0")
+
+
+def test_libfabric_presets_name_the_provider(shell):
+    """Libfabric takes the fabric's provider and no other; the host's own settings win."""
+    shell.variables["NCCL_SOCKET_IFNAME"] = "hsn0"
+    seen = shell.run(training(shell, network="slingshot")).environment
+    assert (seen["FI_PROVIDER"], seen["NCCL_SOCKET_IFNAME"]) == ("cxi", "hsn0")
+    assert shell.run(training(shell, network="efa")).environment["FI_PROVIDER"] == "efa"
 
 
 def test_modules_loaded_before_venv_activation(shell):
