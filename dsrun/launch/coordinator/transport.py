@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import hmac
 import json
@@ -187,11 +188,16 @@ class EventLoop:
     def _accept(self) -> None:
         if self._listener is None:
             return
-        with suppress(OSError):
+        try:
             sock, _ = self._listener.accept()
-            connection = Connection(sock)
-            self.watch(connection)
-            self.on_connect(connection)
+        except OSError as error:
+            # The connection waits in the backlog, and the listener stays readable: without a pause this would spin.
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                time.sleep(_POLL_S)
+            return
+        connection = Connection(sock)
+        self.watch(connection)
+        self.on_connect(connection)
 
     def _listen(self, connection: Connection) -> None:
         try:

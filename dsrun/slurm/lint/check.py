@@ -97,7 +97,8 @@ def _signal(script: JobScript) -> Iterator[Problem]:
     to_batch = "B" in signal.value.partition(":")[0] and ":" in signal.value
     if trap and not to_batch:
         yield signal.line, "signal_not_to_batch", {"trap": trap.line, "value": signal.value}
-    elif to_batch and trap is None and not any(each.words[0] == "exec" for each in script.commands):
+    # A file that it sources may set the trap; after exec, another program is the batch shell.
+    elif to_batch and trap is None and not any(each.words[0] in ("exec", "source", ".") for each in script.commands):
         yield signal.line, "signal_without_trap", {}
     elif trap:
         for each in script.launches:

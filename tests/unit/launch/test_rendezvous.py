@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
 import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
@@ -232,6 +235,29 @@ def test_host_name_of_peer_is_made_printable(cluster):
         assert "welcome" in json.loads(stream.readline())
         with pytest.raises(UsageError, match=r"x\\nerror: \\x1b\]0;y\\x07 is node 1 already"):
             cluster.follower(1, 3)
+
+
+def test_listener_without_file_descriptors_does_not_spin(cluster):
+    """Where no more files may be open, connections wait in the backlog, and the thread does not take a processor."""
+    cluster.leader(3)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    waiting = socket.socket()
+    used = max(int(path.name) for path in Path("/proc/self/fd").iterdir())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (used + 1, hard))
+    held = []
+    try:
+        with suppress(OSError):
+            while True:
+                held.append(os.dup(0))
+        waiting.connect((cluster.host, cluster.port))
+        before = time.process_time()
+        time.sleep(1.0)
+        assert time.process_time() - before < 0.5
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for each in held:
+            os.close(each)
+        waiting.close()
 
 
 def test_master_port_in_use_is_usage_error(cluster):
