@@ -13,6 +13,7 @@ import pytest
 
 from dsrun.options import flag_of
 from dsrun.slurm.render.options import options
+from tests.slurm_recordings import stand_in_cluster
 
 
 @pytest.fixture(autouse=True)
@@ -378,3 +379,41 @@ def test_inline_script_needs_no_installation(dsrun):
     done = dsrun("render-slurm", "--nodes", "4", "--inline")
     assert "requeue_if_interrupted() {" in done.stdout
     assert "\nsource " not in done.stdout
+
+
+@pytest.fixture
+def programs(tmp_path, environ):
+    """A recorded cluster's programs in front of PATH."""
+    folder = tmp_path / "slurm"
+    folder.mkdir()
+    environ["PATH"] = f"{folder}:{environ['PATH']}"
+    stand_in_cluster(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--", "python", "no_such.py"], "error: there is no file no_such.py (write its path"),
+        (["--env", "NOT_SET_HERE", "--", "./x"], "error: --env NOT_SET_HERE: the variable is not set here"),
+        (["--apptainer", "/i.sif", "--", "./x"], "error: --apptainer /i.sif: there is no apptainer here"),
+    ],
+)
+def test_what_the_login_node_knows_is_refused_there(dsrun, programs, here, args, says):
+    """A job that would certainly end at once is not rendered on its cluster; without one it is only a note."""
+    (here / "x").touch()
+    done = dsrun("render-slurm", "--partition", "gpu", "--account", "ml", *args)
+    assert says in done.stderr
+    assert (done.returncode, done.stdout) == (3, "")
+    assert dsrun("render-slurm", "--partition", "gpu", "--account", "ml", "--force", *args).stdout
+
+
+def test_flags_of_sbatch_are_taken_on_the_command_line(dsrun):
+    done = dsrun("render-slurm", "-N", "2", "-n", "2", "-G", "8", "--mem-per-gpu=60G", "--", "./x")
+    assert {"--nodes=2", "--gpus-per-node=4", "--mem-per-gpu=60G"} <= set(lines(done))
+    assert "one task a node" in dsrun("render-slurm", "-N", "2", "-n", "16", "--", "./x").stderr
+
+
+def test_fewer_cpus_than_workers_are_noted(dsrun):
+    done = dsrun("render-slurm", "--gpus-per-node", "2", "-c", "1", "--", "./x")
+    assert "note: 1 CPU for 2 workers a node: they wait for each other (--cpus-per-task)\n" in done.stderr

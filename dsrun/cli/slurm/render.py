@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -31,8 +32,9 @@ from dsrun.slurm.jobs.submit import submit, test_only
 from dsrun.slurm.render.environment import uses_own_python, workers
 from dsrun.slurm.render.options import SlurmSpec, options
 from dsrun.slurm.render.program import Program, any_program, train_program
+from dsrun.slurm.render.sbatch_flags import translate
 from dsrun.slurm.render.script import completed, render, template_text
-from dsrun.slurm.render.site import find_site, missing, notices
+from dsrun.slurm.render.site import certainly_missing, find_site, missing, notices
 from dsrun.slurm.render.spec import OptionValue, make_spec, run_file_value
 from dsrun.system.display import MASK, masked
 
@@ -161,7 +163,7 @@ class RenderCommand(Command):
                 raise UsageError(f"{arg}: heterogeneous jobs are not supported", fix=HETJOB)
         ctx.obj = program
         try:
-            return super().parse_args(ctx, list(own))
+            return super().parse_args(ctx, translate(own))
         except click.UsageError as error:
             if "unexpected extra argument" not in error.message and "train" not in own:
                 raise
@@ -210,7 +212,12 @@ def _script(values: dict[str, Any], cwd: Path) -> tuple[str, bool]:
         check_training(job.recipe, spec)
     for line in (*notices(given, spec, site, cluster=facts is not None), *missing(spec, job.program, cwd)):
         print_note(line)
-    return script, facts is None or not _print_findings(spec, facts)
+    if facts is None:
+        return script, True
+    absent = list(certainly_missing(spec, job.program, cwd, os.environ))
+    for message, fix in absent:
+        print_error(f"{message} ({fix})")
+    return script, not _print_findings(spec, facts) and not absent
 
 
 def _print_findings(spec: SlurmSpec, facts: ClusterFacts) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import shutil
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -65,11 +66,29 @@ def notices(given: SlurmSpec, spec: SlurmSpec, site: Site, *, cluster: bool) -> 
         yield f"the Python of {spec.nodes} nodes starts from one file system: --stage copies it to their local disks"
     if gpus == 0:
         yield f"no GPUs: {count} worker{'s' * (count > 1)} a node, on CPUs"
+    if spec.cpus_per_task and spec.cpus_per_task < count:
+        cpus = f"{spec.cpus_per_task} CPU{'s' * (spec.cpus_per_task > 1)}"
+        yield f"{cpus} for {count} workers a node: they wait for each other (--cpus-per-task)"
     if spec.signal_lead is None:
         yield f"--time {spec.time} is too short for a signal: the job does not save before its end"
     elif given.signal_lead is None and site.checkpoint_s is not None:
         took = f"as a checkpoint took {site.checkpoint_s:.0f} s"
         yield f"the workers save {spec.signal_lead} s before the time limit, {took}"
+
+
+def certainly_missing(
+    spec: SlurmSpec, program: Program, cwd: Path, environ: Mapping[str, str]
+) -> Iterator[tuple[str, str]]:
+    """What a job that is submitted here would end for: the message, and what to do."""
+    if not (spec.container_image or spec.apptainer) and program.file and not (cwd / program.file).exists():
+        yield f"there is no file {program.file}", "write its path from this folder, or in full"
+    for name in (entry for entry in spec.env if "=" not in entry):
+        if not environ.get(name):
+            yield f"--env {name}: the variable is not set here, and sbatch could not pass it on", f"export {name}=…"
+    for flag, value, tool in (("--apptainer", spec.apptainer, "apptainer"), ("--conda", spec.conda, "conda")):
+        own_setup = spec.module or spec.setup_file
+        if value and not own_setup and shutil.which(tool, path=environ.get("PATH")) is None:
+            yield f"{flag} {value}: there is no {tool} here", f"--module NAME, if a module brings {tool}"
 
 
 def missing(spec: SlurmSpec, program: Program, cwd: Path) -> Iterator[str]:
