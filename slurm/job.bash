@@ -12,12 +12,16 @@
 #   trains          "yes" for dsrun's own training, which runs under `dsrun launch` and leaves the file FINISHED
 #   requeue         "yes" if the job may go back into the queue, at most max_requeues times without a new checkpoint
 #   join_timeout    seconds that the agents of other programs wait for each other; unless set, torch's 600
+#   rdzv_backend    how the agents of other programs meet: static, where ranks follow the order of the nodes, or c10d
+#   gpus_per_node   [TYPE:]N, as it is asked of SLURM; for programs that read SLURM_GPUS_PER_NODE
 #   saving_time     seconds from the time limit's signal until workers that have not exited are ended; empty for never
 
 signalled=
 watchdog=
 code=
 join_timeout=
+rdzv_backend=
+gpus_per_node=
 
 note() { echo "$(date '+%F %T') dsrun: $*" >&2; }
 
@@ -51,7 +55,8 @@ start_job() {
     # srun does not inherit --cpus-per-task from sbatch (since SLURM 22.05).
     cpus=(${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"})
     # Expanded by bash on each node: what `prepare_node` needs, and then the command.
-    on_node="nproc=$nproc cpu_only=$cpu_only trains=$trains join_timeout=$join_timeout; $(declare -f prepare_node)"'; prepare_node "$1"; exec "$@"'
+    on_node="nproc=$nproc cpu_only=$cpu_only trains=$trains join_timeout=$join_timeout rdzv_backend=$rdzv_backend"
+    on_node+=" gpus_per_node=$gpus_per_node; $(declare -f prepare_node)"'; prepare_node "$1"; exec "$@"'
 }
 
 # sbatch called inside another job exports that job's variables. srun would read them as options, and this script would
@@ -87,9 +92,16 @@ prepare_node() {
     if [ -z "$trains" ]; then
         # The agent must outlive the signal: by default torch.distributed.run kills the workers 30 s after a TERM.
         export PET_SIGNALS_TO_HANDLE=SIGINT,SIGHUP,SIGQUIT PET_SHUTDOWN_TIMEOUT=10
-        if [ "$SLURM_NODEID" = 0 ]; then export PET_RDZV_CONF=is_host=true; else export PET_RDZV_CONF=is_host=false; fi
-        # read_timeout is how long a node waits until node 0 listens: 60 s by default, whatever join_timeout is.
-        [ -z "$join_timeout" ] || PET_RDZV_CONF+=,join_timeout=$join_timeout,read_timeout=$join_timeout
+        if [ "$rdzv_backend" = static ]; then
+            export PET_NODE_RANK=$SLURM_NODEID
+            [ -z "$join_timeout" ] || export PET_RDZV_CONF=timeout=$join_timeout
+        else
+            if [ "$SLURM_NODEID" = 0 ]; then export PET_RDZV_CONF=is_host=true; else export PET_RDZV_CONF=is_host=false; fi
+            # read_timeout is how long a node waits until node 0 listens: 60 s by default, whatever join_timeout is.
+            [ -z "$join_timeout" ] || PET_RDZV_CONF+=,join_timeout=$join_timeout,read_timeout=$join_timeout
+        fi
+        # Where sbatch was called in another job, that job's value has been removed.
+        [ -z "$gpus_per_node" ] || export SLURM_GPUS_PER_NODE=$gpus_per_node
     fi
     cores=${SLURM_CPUS_PER_TASK:-${SLURM_CPUS_ON_NODE:-1}}
     threads=$((cores / nproc))

@@ -111,8 +111,9 @@ _JETSON_CHIPS = ("xavier", "orin", "thor")
 class GpuModel:
     """One row of the table, or what all rows that a name may mean have in common (the rest is None).
 
-    `memory_gib` in GiB as sold, `memory_bandwidth_gbs` in 10^9 bytes/s, `bf16_tflops` the dense peak in 10^12
-    operations/s. `last_cuda` None: current toolkits still target it. build/README.md explains every key.
+    `memory_gib` in GiB as sold, `usable_gib` where the driver shows clearly less, `unified` where the CPU uses the
+    same; `memory_bandwidth_gbs` in 10^9 bytes/s, `bf16_tflops` the dense peak in 10^12 operations/s. `last_cuda` None:
+    current toolkits still target it. build/README.md explains every key.
     """
 
     name: str
@@ -121,6 +122,8 @@ class GpuModel:
     architecture: str | None = None
     chip: str | None = None
     memory_gib: int | None = None
+    usable_gib: int | None = None
+    unified: bool | None = None
     memory_bandwidth_gbs: float | None = None
     bf16_tflops: float | None = None
     first_cuda: str | None = None

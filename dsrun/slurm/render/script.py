@@ -155,6 +155,8 @@ def context(spec: SlurmSpec, program: Program, site: Site) -> dict[str, Any]:
         "launcher": launcher(spec, python, staged),
         "own_python": site.own_python,
         "srun_options": pyxis_options(spec),
+        "rdzv_backend": "c10d" if program.trains or spec.max_restarts else "static",
+        "gpus_per_node": spec.gpus_per_node if gpus_of(spec) else None,
         "max_restarts": spec.max_restarts or 0,
         "restarts_given": spec.max_restarts is not None,
         "rendezvous_timeout": spec.rendezvous_timeout,

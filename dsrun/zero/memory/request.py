@@ -91,8 +91,10 @@ def cluster(text: str, *, nodes: int = 1, memory: float | None = None) -> Cluste
 
 def _memory(name: str, model: GpuModel) -> tuple[float | None, str]:
     """The GPU's memory in GiB; of several that a name fits the most common one, and of equals the smallest."""
-    if model.memory_gib is not None:
-        return model.memory_gib, ""
+    if model.unified and model.memory_gib:
+        return model.memory_gib * (1 - UNIFIED_HOST), f"{model.name} shares its {model.memory_gib} GiB with the CPU"
+    if model.usable_gib or model.memory_gib is not None:
+        return model.usable_gib or model.memory_gib, ""
     rows = [row for row in gpu_table() if row.memory_gib and f"{row.name} ".startswith(f"{model.name} ")]
     sizes = Counter(row.memory_gib for row in rows if row.confidence != "C" and row.memory_gib)
     if not sizes:
@@ -115,6 +117,9 @@ PHYSICAL = 0.96
 
 USUAL_HOST = 256.0
 """GiB of host memory per GPU that a node is taken to have when nothing is said; 2 TiB beside eight GPUs is common."""
+
+UNIFIED_HOST = 0.2
+"""Share of a unified memory that is left to the CPU: system, page cache and the training process. An assumption."""
 
 Switch = Literal["on", "off", "auto"]
 
@@ -176,7 +181,12 @@ class PlanRequest:
     @property
     def host(self) -> float:
         """GiB of host memory per node, assumed where not given."""
-        return USUAL_HOST * self.cluster.per_node if self.host_memory is None else self.host_memory
+        if self.host_memory is not None:
+            return self.host_memory
+        model = self.cluster.model
+        if model.unified:  # of whose memory the cluster has the GPU's part
+            return self.cluster.memory * UNIFIED_HOST / (1 - UNIFIED_HOST) * self.cluster.per_node
+        return USUAL_HOST * self.cluster.per_node
 
     @property
     def tokens(self) -> int:

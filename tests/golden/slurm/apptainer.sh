@@ -14,12 +14,13 @@ source /opt/dsrun/share/job.bash || exit 4
 
 nproc=2 cpu_only='' trains=''
 requeue=yes max_requeues=20 saving_time=150
+rdzv_backend=static gpus_per_node=2 join_timeout=''
 start_job --per-job "$PWD"/runs/my_train
 
 srun --export=ALL --kill-on-bad-exit=1 "${cpus[@]}" \
     bash -c "$on_node" dsrun-node \
     apptainer exec --nv --bind="$PWD" --bind="$DSRUN_OUTPUT" --pwd="$PWD" --bind=/data '/images/my train.sif' python -m torch.distributed.run \
     --nnodes="$SLURM_JOB_NUM_NODES" --nproc-per-node=2 --max-restarts=0 \
-    --rdzv-backend=c10d --rdzv-endpoint="$endpoint" --rdzv-id="$job-$restart" \
+    --rdzv-backend=static --rdzv-endpoint="$endpoint" --rdzv-id="$job-$restart" \
     -- my_train.py --x 1 $'it\'s $$HOME' &
 finish "$!"

@@ -15,12 +15,13 @@ export PATH=/opt/dsrun/bin:"$PATH"
 
 nproc=1 cpu_only='' trains=''
 requeue='' max_requeues=20 saving_time=''
+rdzv_backend=static gpus_per_node=1 join_timeout=''
 start_job --per-job "$PWD"/runs/tool
 
 srun --export=ALL --kill-on-bad-exit=1 "${cpus[@]}" \
     bash -c "$on_node" dsrun-node \
     /opt/dsrun/bin/python -m torch.distributed.run \
     --nnodes="$SLURM_JOB_NUM_NODES" --nproc-per-node=1 --max-restarts=0 \
-    --rdzv-backend=c10d --rdzv-endpoint="$endpoint" --rdzv-id="$job-$restart" \
+    --rdzv-backend=static --rdzv-endpoint="$endpoint" --rdzv-id="$job-$restart" \
     --no-python -- ./tool 'a b' &
 finish "$!"

@@ -18,6 +18,7 @@ need HF_TOKEN
 
 nproc=8 cpu_only='' trains=''
 requeue=yes max_requeues=20 saving_time=150
+rdzv_backend=static gpus_per_node=8 join_timeout=''
 start_job --per-job "$PWD"/runs/my_train
 
 srun --export=ALL --kill-on-bad-exit=1 "${cpus[@]}" \
@@ -28,6 +29,6 @@ srun --export=ALL --kill-on-bad-exit=1 "${cpus[@]}" \
     bash -c "$on_node" dsrun-node \
     python -m torch.distributed.run \
     --nnodes="$SLURM_JOB_NUM_NODES" --nproc-per-node=8 --max-restarts=0 \
-    --rdzv-backend=c10d --rdzv-endpoint="$endpoint" --rdzv-id="$job-$restart" \
+    --rdzv-backend=static --rdzv-endpoint="$endpoint" --rdzv-id="$job-$restart" \
     -- my_train.py --x 1 $'it\'s $$HOME' &
 finish "$!"

@@ -40,9 +40,11 @@ def test_rendezvous_timeout_passed_to_supervisor_and_agent(shell):
     supervisor = shell.run(training(shell, rendezvous_timeout="1800")).supervisor
     assert supervisor[:5] == ("-m", "dsrun", "launch", "--rendezvous-timeout", "1800")
     agent = shell.run(other(shell, rendezvous_timeout="1800")).environment
+    assert agent["PET_RDZV_CONF"] == "timeout=1800"
+    agent = shell.run(other(shell, rendezvous_timeout="1800", max_restarts="1")).environment
     assert agent["PET_RDZV_CONF"] == "is_host=true,join_timeout=1800,read_timeout=1800"
     shell.variables["join_timeout"] = "5"
-    assert shell.run(other(shell)).environment["PET_RDZV_CONF"] == "is_host=true"
+    assert "PET_RDZV_CONF" not in shell.run(other(shell)).environment
 
 
 def test_srun_starts_one_agent_per_node_for_external_program(shell):
@@ -52,9 +54,13 @@ def test_srun_starts_one_agent_per_node_for_external_program(shell):
     assert done.code == 0
     assert done.supervisor == ("-m",)
     assert rendezvous(done)["--rdzv-endpoint"] == "first-node:15024"
+    assert rendezvous(done)["--rdzv-backend"] == "static"
     seen = done.environment
     assert "SIGTERM" not in seen["PET_SIGNALS_TO_HANDLE"]
-    assert seen["PET_RDZV_CONF"] == "is_host=true"
+    assert (seen["PET_NODE_RANK"], seen["SLURM_GPUS_PER_NODE"]) == ("0", "4")
+    restarting = shell.run(other(shell, nodes="2", gpus_per_node="4", max_restarts="2"))
+    assert rendezvous(restarting)["--rdzv-backend"] == "c10d"
+    assert restarting.environment["PET_RDZV_CONF"] == "is_host=true"
 
 
 def test_cpu_job_sets_accelerator_and_shares_cores(shell):

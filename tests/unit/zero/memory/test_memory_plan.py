@@ -167,3 +167,20 @@ def test_moe_active_parameters():
 def test_invalid_plan_request_is_refused(wrong):
     with pytest.raises(UsageError):
         ask(**wrong)
+
+
+def test_unified_memory_counts_once():
+    """GPU and CPU share one memory: what the GPU gets and what the host has add up to it."""
+    request = ask("GB10")
+    assert request.cluster.memory + request.host == pytest.approx(128)
+    assert "shares its 128 GiB" in request.cluster.note
+
+
+@pytest.mark.parametrize(
+    ("gpus", "memory", "count"),
+    [("B300:8", 268, 8), ("A100-SXM4-80GB MIG 3g.40gb", 40, 1), ("p4d.24xlarge", 40, 8), ("a2-highgpu-1g:1", 40, 1)],
+)
+def test_memory_is_what_the_gpu_can_use(gpus, memory, count):
+    """What the driver shows, the slice that a profile names, and the GPUs of a cloud's machine."""
+    asked = ask(gpus).cluster
+    assert (asked.memory, asked.per_node) == (memory, count)
