@@ -33,7 +33,8 @@ def test_gpus_json_fields(dsrun):
     (row,) = gpus_json(dsrun, "Tesla V100-SXM2-32GB")["gpus"]
     assert row == {
         "name": "Tesla V100-SXM2-32GB", "compute_capability": "7.0", "product": "Tesla V100 SXM2 32GB",
-        "segment": "datacenter", "architecture": "Volta", "chip": "GV100", "memory_gib": 32, "usable_gib": None, "unified": None,
+        "segment": "datacenter", "architecture": "Volta", "chip": "GV100", "memory_gib": 32,
+        "usable_gib": None, "unified": None,
         "memory_bandwidth_gbs": 900, "bf16_tflops": None, "first_cuda": "9.0", "last_cuda": "12.9",
         "pypi_torch_first": None, "pypi_torch_last": "2.10.0", "release_year": 2017, "confidence": "A", "note": None,
     }  # fmt: skip
