@@ -102,7 +102,9 @@ class JobScript:
             return parsed[1] // share if parsed and share and parsed[1] % share == 0 else None
         if found := self.get("gpus-per-task"):
             parsed = parse_gpus(found.value or "")
-            tasks = self.number("ntasks-per-node") or (1 if self.number("ntasks") is None else None)
+            tasks, nodes = self.number("ntasks"), self.nodes
+            share = tasks // nodes if tasks and nodes and tasks % nodes == 0 else None
+            tasks = self.number("ntasks-per-node") or (share if tasks else 1)
             return parsed[1] * tasks if parsed and tasks else None
         return None if self.get("gpus-per-socket") or self.get("tres-per-task") else 0
 

@@ -119,3 +119,19 @@ def test_convert_keeps_variables_for_the_nodes():
 def test_convert_needs_one_launch():
     with pytest.raises(UsageError, match="2 launches were found"):
         convert(read_script(HEAD + "python a.py\npython b.py\n"), "job.sh")
+
+
+@pytest.mark.parametrize(
+    ("directives", "gpus"),
+    [
+        ("--nodes=4 --ntasks=4 --gpus-per-task=8", 8),
+        ("--nodes=2 --ntasks-per-node=4 --gpus-per-task=1", 4),
+        ("--nodes=2 --gpus=16", 8),
+        ("--nodes=3 --gpus=16", None),
+        ("--gpus-per-task=2", 2),
+    ],
+)
+def test_gpus_of_each_node(directives, gpus):
+    """However a script asks for them."""
+    lines = "".join(f"#SBATCH {each}\n" for each in directives.split())
+    assert read_script(f"#!/bin/bash\n{lines}srun ./x\n").gpus == gpus
