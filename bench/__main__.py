@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-BENCHMARKS = ("startup", "slurm", "memory", "wheel", "recovery")
+BENCHMARKS = ("startup", "diagnose", "slurm", "memory", "wheel", "recovery")
 
 
 def main(names: list[str]) -> int:
