@@ -237,4 +237,4 @@ def test_nvme_offload_shipped_config_runs_engine_steps(compiling_nothing, tmp_pa
     assert engine["steps"] == 3
     folders = {each.name for each in (tmp_path / "zero_stage_3").iterdir()}
     # The Trainer turns bf16 on where the CPU computes in it.
-    assert folders - {"bfloat16params", "float32params"} == {"optimizer"} and len(folders) == 2
+    assert folders in ({"optimizer", "bfloat16params"}, {"optimizer", "float32params"})
