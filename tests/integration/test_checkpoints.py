@@ -18,6 +18,7 @@ from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import complete_checkpoints, read_manifest, verify
 from dsrun.runs.records import read_records
 from dsrun.system.net import free_port
+from tests.faults.hold import INJECT
 from tests.forkserver.client import HEAVY
 from tests.integration.conftest import SHORT, dsrun, many_runs, records
 from tests.processes import by_name
@@ -66,6 +67,24 @@ def test_checkpoint_save_disk_error_on_one_rank_is_one_line(rank, tiny, pairs, t
     assert not list((run.path / ".saving").glob("*"))
     failures = [row for row in read_records(run.events) if row["kind"] == "failure"]
     assert {row["cause"] for row in failures} == {"disk_full"}
+
+
+def test_save_that_failed_in_file_of_deepspeed_is_tried_again_by_all_ranks(tiny, pairs, tmp_path):
+    """One rank's file server does not answer once, while DeepSpeed copies its scripts."""
+    fault = {"point": "scripts", "action": "error EIO", "rank": 0, "marker": str(tmp_path / "struck")}
+    env = {"DSRUN_FAULT": json.dumps(fault), "PYTHONPATH": os.pathsep.join([str(INJECT), str(ROOT)])}
+    ran = dsrun(
+        "--model", tiny["t5"], "--train-file", pairs["train"], "--zero", "2", "--nproc", "2", *SHORT,
+        "--save-every", "2", "--max-steps", "4", output=tmp_path / "run", env=env,
+    ).ok()  # fmt: skip
+    assert "saving checkpoint-2 failed: rank 0 on " in ran.err
+    assert [each["step"] for each in read_records(ran.folder / "events.jsonl") if each["kind"] == "checkpoint_end"] == [
+        3,
+        4,
+    ]
+    for step, folder in complete_checkpoints(RunFolder(ran.folder)):
+        assert (folder / "latest").read_text() == f"global_step{step}"
+        assert (folder / "zero_to_fp32.py").stat().st_size
 
 
 def test_resume_saves_evaluates_and_logs_as_often_as_asked_now(tiny, pairs, tmp_path):

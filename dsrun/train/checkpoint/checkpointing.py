@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -78,8 +79,8 @@ class Checkpointing(Seq2SeqTrainer):
             try:
                 self._write(save)
             except OSError as error:
-                # From one of the few files that DeepSpeed writes by itself. The other ranks wait in its next barrier,
-                # so this one can only end, and must clear up.
+                # From a folder or a copied swap file on NVMe, which DeepSpeed makes by itself. The other ranks
+                # wait in its next barrier, so this one can only end, and must clear up.
                 commit.discard(run, step)
                 failed = save.failed(error.strerror or str(error), error.errno)
                 failed.passing = failed.passing and ranks() == 1
@@ -106,6 +107,8 @@ class Checkpointing(Seq2SeqTrainer):
         """As the stock method, whose collectives and files these are, but for where the files go."""
         self.store_flos()
         self._record_best(save.step)
+        if self.is_deepspeed_enabled:
+            self._write_through(self.model_wrapped)
         self.save_model(str(save.folder), _internal_call=True)
         if not self.args.save_only_model:
             self._save_optimizer_and_scheduler(str(save.folder))
@@ -147,30 +150,47 @@ class Checkpointing(Seq2SeqTrainer):
             files = [folder / "optimizer.pt", folder / "scheduler.pt"] if self.args.should_save else []
             save.write(lambda: super(Checkpointing, self)._save_optimizer_and_scheduler(output_dir), *files)
             return
-        self._keep_write_errors(self.model_wrapped.checkpoint_engine)
         super()._save_optimizer_and_scheduler(output_dir)
         # With the optimizer's states on NVMe, each rank has copied its swap files.
         for folder in save.folder.glob(f"global_step*/offloaded_tensors/rank{my_rank()}"):
             save.seal(*(file for file in sorted(folder.rglob("*")) if file.is_file()))
 
-    def _keep_write_errors(self, engine: Any) -> None:
-        """Have DeepSpeed's checkpoint engine, unless its JSON chose another one, write through the save under way.
+    def _write_through(self, engine: Any) -> None:
+        """Have a DeepSpeed engine write through the save under way, unless its JSON chose another checkpoint engine.
 
         Between two files DeepSpeed's save_checkpoint meets in barriers: an exception on one rank would leave the others
         in the next one until the process group times out.
         """
-        stock = engine.save
-        if type(engine).__name__ != "TorchCheckpointEngine" or "save" in vars(engine):
+        files = engine.checkpoint_engine
+        if type(files).__name__ != "TorchCheckpointEngine" or "save" in vars(files):
             return
+        stock, checkpoint, scripts = files.save, engine.save_checkpoint, engine._copy_recovery_script
+
+        def ours(path: str) -> Save | None:
+            save = self._under_way
+            return save if save and save.folder in (Path(path), *Path(path).parents) else None
 
         def write(state_dict: Any, path: str) -> None:
-            save = self._under_way
-            if save is None or save.folder not in Path(path).parents:
-                stock(state_dict, path)
-            else:
+            if save := ours(path):
                 save.write(lambda: stock(state_dict, path), Path(path))
+            else:
+                stock(state_dict, path)
 
-        engine.save = write
+        def write_scripts(folder: str) -> None:
+            if save := ours(folder):
+                save.write(lambda: scripts(folder))
+            else:
+                scripts(folder)
+
+        @wraps(checkpoint)  # its caller looks at the parameters
+        def write_checkpoint(save_dir: str, **options: Any) -> None:
+            save = ours(save_dir)
+            checkpoint(save_dir, **options, save_latest=save is None)
+            if save and my_rank() == 0:
+                latest = Path(save_dir, "latest")
+                save.write(lambda: latest.write_text(f"global_step{engine.global_steps}"), latest)
+
+        files.save, engine.save_checkpoint, engine._copy_recovery_script = write, write_checkpoint, write_scripts
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         """Weights and tokenizer, on the rank that writes them; no training_args.bin, which nothing reads back and which

@@ -28,6 +28,7 @@ POINTS = {
     "optimizer": ("deepspeed.runtime.engine", "DeepSpeedEngine.step"),
     "saving": ("dsrun.train.loop.trainer", "RunTrainer._save"),
     "shards": ("deepspeed.runtime.engine", "DeepSpeedEngine._save_zero_checkpoint"),
+    "scripts": ("deepspeed.runtime.engine", "DeepSpeedEngine._copy_recovery_script"),
     "committing": ("dsrun.runs.records", "write_json_atomic"),
     "evaluating": ("dsrun.train.loop.evaluation", "Evaluator._loss"),
     "generating": ("dsrun.train.loop.evaluation", "Evaluator._generate"),
