@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from datasets import Dataset
 
@@ -145,7 +146,7 @@ def blocks(rows: Iterator[tuple[Row, State]], size: int, start: State, used: int
         while documents and len(ids) < size:
             document = documents[0][0]
             part = document[used : used + size - len(ids)]
-            ids += part
+            ids += np.asarray(part).tolist()
             used += len(part)
             if used >= len(document):
                 documents.popleft()

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from dsrun.errors import UsageError
 from dsrun.system.files import parse_json
@@ -20,6 +23,34 @@ Row = dict[str, Any]
 
 # Masks are made per batch; leaving them out here takes a third off tokenising.
 _IDS_ONLY = {"return_attention_mask": False, "return_token_type_ids": False}
+
+# A tokenizer holds 150 to 450 bytes for each token while it works, 5 GB for 32 MB of text: longer texts go to it in
+# pieces of so many characters, and shorter ones in batches that are no longer.
+_PIECE = 1 << 20
+# Where no tokenizer joins what is before with what is after: before a single space.
+_SEAM = re.compile(r"(?<=\S) (?=\S)")
+
+
+def pieces(text: str, size: int) -> Iterator[str]:
+    """The text in pieces of at most `size` characters, cut before a space in the last quarter where there is one."""
+    start = 0
+    while len(text) - start > size:
+        seams = [found.start() for found in _SEAM.finditer(text, start + size * 3 // 4, start + size)]
+        end = seams[-1] if seams else start + size
+        yield text[start:end]
+        start = end
+    yield text[start:]
+
+
+def _batches(texts: Sequence[str], size: int) -> Iterator[Sequence[str]]:
+    """The texts in batches of at most `size` characters or of one text."""
+    first = held = 0
+    for k, text in enumerate(texts):
+        if held and held + len(text) > size:
+            yield texts[first:k]
+            first, held = k, 0
+        held += len(text)
+    yield texts[first:]
 
 
 @dataclass(frozen=True)
@@ -69,6 +100,7 @@ class RowEncoder:
     keep_text: bool = False
     ledger: Path | None = None
     vocab_size: int | None = None
+    piece: int = _PIECE
     affixes: Affixes = field(init=False)
 
     def __post_init__(self) -> None:
@@ -126,12 +158,19 @@ class RowEncoder:
         return self._fit(encoded, counts)
 
     def _documents(self, rows: list[Row]) -> list[Row]:
-        ids = self._plain([row["text"] for row in rows])
+        """One row of ids a document; of a long one, one a piece."""
+        cut = [
+            (text, row["starts"] and k == 0, row["ends"] and k == len(parts) - 1)
+            for row in rows
+            for parts in [list(pieces(row["text"], self.piece))]
+            for k, text in enumerate(parts)
+        ]
+        ids = self._tokens("text", [text for text, _, _ in cut], add_special_tokens=False)
         # An empty document would be nothing but special tokens.
         return [
-            {"input_ids": self.affixes.wrap(tokens, starts=row["starts"], ends=row["ends"])}
-            for row, tokens in zip(rows, ids, strict=True)
-            if tokens or not (row["starts"] and row["ends"])
+            {"input_ids": np.asarray(self.affixes.wrap(tokens, starts=starts, ends=ends), np.int32)}
+            for (_, starts, ends), tokens in zip(cut, ids, strict=True)
+            if tokens or not (starts and ends)
         ]
 
     def _translate(self, rows: list[Row], counts: Counts) -> list[Row]:
@@ -151,13 +190,17 @@ class RowEncoder:
     def _limited(self, side: str, texts: list[str], limit: int) -> tuple[list[list[int]], list[bool]]:
         """Token ids of at most `limit`, and which texts were longer: those that came out exactly full are tokenised
         once more."""
-        ids = self.tokenizer(**{side: texts}, max_length=limit, truncation=True, **_IDS_ONLY)["input_ids"]
+        # Of a text that is much too long the beginning is enough, unless it has next to no tokens.
+        heads = [next(pieces(text, max(self.piece, 8 * limit))) for text in texts]
+        ids = list(self._tokens(side, heads, max_length=limit, truncation=True))
+        for k, tokens in enumerate(ids):
+            if len(tokens) < limit and len(heads[k]) < len(texts[k]):
+                heads[k] = texts[k]
+                (ids[k],) = self._tokens(side, [texts[k]], max_length=limit, truncation=True)
         full = [k for k, tokens in enumerate(ids) if len(tokens) >= limit]
         cut = [False] * len(texts)
-        if full:
-            whole = self.tokenizer(**{side: [texts[k] for k in full]}, verbose=False, **_IDS_ONLY)["input_ids"]
-            for k, tokens in zip(full, whole, strict=True):
-                cut[k] = len(tokens) > limit
+        for k, tokens in zip(full, self._tokens(side, [heads[k] for k in full]), strict=True):
+            cut[k] = len(tokens) > limit or len(heads[k]) < len(texts[k])
         return ids, cut
 
     def _continuations(self, rows: list[Row]) -> list[Row]:
@@ -180,7 +223,25 @@ class RowEncoder:
         return encoded
 
     def _plain(self, texts: list[str]) -> list[list[int]]:
-        return self.tokenizer(texts, add_special_tokens=False, verbose=False, **_IDS_ONLY)["input_ids"]
+        """Token ids without special tokens; of a long text no more than what is sure to be longer than the limit."""
+        short = [k for k, text in enumerate(texts) if len(text) <= self.piece]
+        found = dict(zip(short, self._tokens("text", [texts[k] for k in short], add_special_tokens=False), strict=True))
+        return [found[k] if k in found else self._beginning(text) for k, text in enumerate(texts)]
+
+    def _beginning(self, text: str) -> list[int]:
+        ids: list[int] = []
+        for piece in pieces(text, self.piece):
+            (tokens,) = self._tokens("text", [piece], add_special_tokens=False)
+            ids += tokens
+            if len(ids) > self.source_limit:
+                break
+        return ids
+
+    def _tokens(self, side: str, texts: Sequence[str], **how: Any) -> Iterator[list[int]]:
+        """What the tokenizer makes of each text."""
+        for batch in _batches(texts, self.piece):
+            if batch:
+                yield from self.tokenizer(**{side: list(batch)}, verbose=False, **_IDS_ONLY, **how)["input_ids"]
 
     def _conversation(self, row: Row) -> Row:
         messages = parse_json(row["messages"])
