@@ -16,7 +16,7 @@ from dsrun.system.files import parse_json
 from dsrun.train.data.layouts import Layout
 from dsrun.train.data.normal import normalise
 from dsrun.train.data.request import Counts
-from dsrun.train.data.tokenizer import encode_chat
+from dsrun.train.data.tokenizer import Affixes, affixes_of, encode_chat
 from dsrun.train.loop.batches import IGNORED
 
 Row = dict[str, Any]
@@ -42,43 +42,16 @@ def pieces(text: str, size: int) -> Iterator[str]:
     yield text[start:]
 
 
-def _batches(texts: Sequence[str], size: int) -> Iterator[Sequence[str]]:
-    """The texts in batches of at most `size` characters or of one text."""
+def _batches(texts: Sequence[str], size: int) -> Iterator[slice]:
+    """Where to cut the texts into batches of at most `size` characters or of one text."""
     first = held = 0
     for k, text in enumerate(texts):
         if held and held + len(text) > size:
-            yield texts[first:k]
+            yield slice(first, k)
             first, held = k, 0
         held += len(text)
-    yield texts[first:]
-
-
-@dataclass(frozen=True)
-class Affixes:
-    """Special tokens around a document: those the tokenizer puts there, and an end token in any case."""
-
-    before: tuple[int, ...]
-    after: tuple[int, ...]
-
-    def wrap(self, ids: list[int], *, starts: bool = True, ends: bool = True) -> list[int]:
-        if starts and tuple(ids[: len(self.before)]) != self.before:
-            ids = [*self.before, *ids]
-        if ends and tuple(ids[max(0, len(ids) - len(self.after)) :]) != self.after:
-            ids = [*ids, *self.after]
-        return ids
-
-
-def affixes_of(tokenizer: Any) -> Affixes:
-    """Find the affixes by looking at what the tokenizer adds to a word."""
-    plain = tokenizer("a", add_special_tokens=False)["input_ids"]
-    full = tokenizer("a")["input_ids"]
-    starts = (i for i in range(len(full) - len(plain) + 1) if plain and full[i : i + len(plain)] == plain)
-    start = next(starts, None)
-    before, after = ([], []) if start is None else (full[:start], full[start + len(plain) :])
-    end = tokenizer.eos_token_id
-    if end is not None and end not in after:
-        after = [*after, end]
-    return Affixes(tuple(before), tuple(after))
+    if first < len(texts):
+        yield slice(first, len(texts))
 
 
 @dataclass
@@ -165,6 +138,14 @@ class RowEncoder:
             for parts in [list(pieces(row["text"], self.piece))]
             for k, text in enumerate(parts)
         ]
+        found: list[Row] = []
+        for part in _batches([text for text, _, _ in cut], self.piece):
+            found += self._wrapped(cut[part])
+        return found
+
+    def _wrapped(self, cut: Sequence[tuple[str, bool, bool]]) -> list[Row]:
+        """Rows of ids from texts that start or end a document. The tokenizer's own lists end here: kept until its next
+        call they fragment the heap, which grows by 40 times the text."""
         ids = self._tokens("text", [text for text, _, _ in cut], add_special_tokens=False)
         # An empty document would be nothing but special tokens.
         return [
@@ -240,8 +221,7 @@ class RowEncoder:
     def _tokens(self, side: str, texts: Sequence[str], **how: Any) -> Iterator[list[int]]:
         """What the tokenizer makes of each text."""
         for batch in _batches(texts, self.piece):
-            if batch:
-                yield from self.tokenizer(**{side: list(batch)}, verbose=False, **_IDS_ONLY, **how)["input_ids"]
+            yield from self.tokenizer(**{side: list(texts[batch])}, verbose=False, **_IDS_ONLY, **how)["input_ids"]
 
     def _conversation(self, row: Row) -> Row:
         messages = parse_json(row["messages"])

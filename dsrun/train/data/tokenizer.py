@@ -1,4 +1,4 @@
-"""What dsrun needs of a tokenizer: padding, languages, identity, and chat templates."""
+"""What dsrun needs of a tokenizer: special tokens, padding, languages, identity, and chat templates."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,34 @@ from dsrun.model_families import family_of
 from dsrun.recipe.spec import TrainSpec
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+
+@dataclass(frozen=True)
+class Affixes:
+    """Special tokens around a document: those the tokenizer puts there, and an end token in any case."""
+
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+
+    def wrap(self, ids: list[int], *, starts: bool = True, ends: bool = True) -> list[int]:
+        if starts and tuple(ids[: len(self.before)]) != self.before:
+            ids = [*self.before, *ids]
+        if ends and tuple(ids[max(0, len(ids) - len(self.after)) :]) != self.after:
+            ids = [*ids, *self.after]
+        return ids
+
+
+def affixes_of(tokenizer: Any) -> Affixes:
+    """Find the affixes by looking at what the tokenizer adds to a word."""
+    plain = tokenizer("a", add_special_tokens=False)["input_ids"]
+    full = tokenizer("a")["input_ids"]
+    starts = (i for i in range(len(full) - len(plain) + 1) if plain and full[i : i + len(plain)] == plain)
+    start = next(starts, None)
+    before, after = ([], []) if start is None else (full[:start], full[start + len(plain) :])
+    end = tokenizer.eos_token_id
+    if end is not None and end not in after:
+        after = [*after, end]
+    return Affixes(tuple(before), tuple(after))
 
 
 def check_template(tokenizer: Any, where: str) -> None:
