@@ -18,6 +18,7 @@
 
 signalled=
 watchdog=
+faulty=
 code=
 join_timeout=
 rdzv_backend=
@@ -145,6 +146,9 @@ finish() {
         [ "$DSRUN_OUTPUT/FINISHED" -nt "$DSRUN_FAILURES/began" ] && exit 0
         # 75: the supervisors were stopped by a signal that this shell did not get, as those of a preemption may be.
         [ "$code" -ne 75 ] || signalled=${signalled:-a signal}
+        # Whose hardware failed, as node 0's supervisor found out.
+        read -r faulty 2>/dev/null <"$DSRUN_FAILURES/faulty-node" && faulty=${hosts[$faulty]:-} &&
+            signalled=${signalled:-"a hardware error of $faulty"}
     elif [ "$code" -eq 0 ]; then
         exit 0
     fi
@@ -185,9 +189,17 @@ requeue_if_interrupted() {
     idle=$(requeues_without_progress)
     if [ "$idle" -lt "$max_requeues" ]; then
         note "interrupted by $signalled and not finished: requeued"
-        scontrol requeue "$job" && exit 0
+        scontrol requeue "$job" && { [ -z "$faulty" ] || exclude "$faulty"; exit 0; }
     fi
     note "interrupted by $signalled and not finished after $idle requeues without a new checkpoint"
+}
+
+# exclude NODE: the requeued job does not run there again. SLURM takes this only of a job that waits.
+exclude() {
+    local before
+    before=$(scontrol show job "$job" | sed -n 's/.*ExcNodeList=\([^ ]*\).*/\1/p')
+    [ "$before" != "(null)" ] || before=
+    scontrol update JobId="$job" ExcNodeList="${before:+$before,}$1" && note "excluded $1"
 }
 
 job_shows() { scontrol show job "$job" | grep -qE "^ +$1"; }

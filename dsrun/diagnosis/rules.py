@@ -63,7 +63,8 @@ class Sign:
 class Cause:
     """A reason why a run stops: its stable code, what it is in a few words, what that means, and what repairs it.
 
-    `fix` may name dsrun's flags; `other_fix` is for logs of other launchers, where that would not help.
+    `fix` may name dsrun's flags; `other_fix` is for logs of other launchers, where that would not help. `faulty_node`:
+    it is evidence against the node, which a requeued job avoids.
     """
 
     code: str
@@ -73,6 +74,7 @@ class Cause:
     fix: str
     other_fix: str = ""
     level: Level = "error"
+    faulty_node: bool = False
     signs: tuple[Sign, ...] = ()
 
     @property

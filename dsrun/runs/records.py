@@ -200,6 +200,25 @@ def progress(metrics: Path) -> Progress | None:
     )
 
 
+# What a run writes only once it is under way again.
+_UNDER_WAY = frozenset({"start", "training", "progress", "checkpoint_begin", "checkpoint_end", "evaluate", "end"})
+
+
+def last_cause(events: Path) -> str | None:
+    """The cause of the last failure in an events.jsonl, a code of docs/diagnose.md.
+
+    None where there was none, where the run is under way again, and where the file cannot be read."""
+    try:
+        for record in _backwards(events):
+            if record.get("kind") == "failure":
+                return str(record.get("cause") or "unknown")
+            if record.get("kind") in _UNDER_WAY:
+                return None
+    except OSError:
+        pass
+    return None
+
+
 def _backwards(path: Path) -> Iterator[dict[str, Any]]:
     """The records at the end of a JSON-lines file, the last first; a line without its newline is not whole."""
     with path.open("rb") as file:

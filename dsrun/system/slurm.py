@@ -132,11 +132,22 @@ def history(fields: Sequence[str], *, hours: float = 24, job_id: str | None = No
     # Seconds, for sacct takes whole units only.
     argv += [f"--jobs={job_id}"] if job_id else [f"--user={user()}", f"--starttime=now-{hours * 3600:.0f}seconds"]
     text = run_tool_unless(argv, _WITHOUT_ACCOUNTING)
-    return None if text is None else _rows(text.splitlines(), len(fields))
+    return None if text is None else _rows(_whole_records(text, len(fields)), len(fields))
+
+
+def _whole_records(text: str, width: int) -> list[str]:
+    """The records of sacct, which ends each with a line break and escapes none of those within a field."""
+    found: list[str] = []
+    for line in text.split("\n"):
+        if found and found[-1].count(_FIELD) < width - 1:
+            found[-1] += f"\n{line}"
+        elif _FIELD in line:
+            found.append(line)
+    return found
 
 
 def _rows(records: Sequence[str], width: int) -> list[tuple[str, ...]]:
-    """Records with the right number of fields; "CLUSTER: name" and the rest of a name with a line break are none."""
+    """Records with the right number of fields; "CLUSTER: name" is none."""
     rows = [tuple(record.split(_FIELD)) for record in records]
     return [row for row in rows if len(row) == width]
 

@@ -3,9 +3,13 @@ undisturbed run. What the user cancels stays cancelled."""
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
+
+from tests.faults.hold import INJECT
+from tests.slurm.cluster import CHECKOUT
 
 
 def finishes(training, undisturbed):
@@ -109,6 +113,17 @@ def test_node_failure_resumes_from_last_checkpoint(cluster, start, place, undist
     finally:
         cluster.machines[lost].power_on()
         cluster.wait_until_ready()
+
+
+def test_node_whose_gpu_failed_is_left_out_of_next_start(start, place, undisturbed):
+    fault = {"point": "optimizer", "action": "ecc", "rank": 1, "call": 70, "marker": f"{place}/failed"}
+    env = ("--env", f"DSRUN_FAULT={json.dumps(fault)}", "--env", f"PYTHONPATH={INJECT}:{CHECKOUT}")
+    training = start(place, *env, "--max-restarts", "0")
+    accused = training.job.wait_for("RUNNING").machines()[1]
+    training.job.wait_for_restart()
+    assert accused not in training.job.wait_for("RUNNING").machines()
+    assert accused in training.job.fact("ExcNodeList")
+    finishes(training, undisturbed)
 
 
 def test_controller_restart_does_not_disturb_job(cluster, at_work, undisturbed):

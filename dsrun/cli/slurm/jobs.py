@@ -15,6 +15,7 @@ import click
 
 from dsrun.cli.options import Command, format_option
 from dsrun.cli.output import print_detail, print_fields, print_json, print_note, print_table
+from dsrun.diagnosis.rules import cause_named
 from dsrun.errors import EXIT_INTERRUPTED, UsageError
 from dsrun.runs.records import plain
 from dsrun.slurm.jobs.queue import SlurmJob, my_jobs
@@ -107,7 +108,8 @@ def _print_table(jobs: Sequence[SlurmJob], hours: float) -> None:
 
 
 def _row(job: SlurmJob) -> tuple[str, ...]:
-    why = f" ({job.reason})" if job.state == "PENDING" and job.reason else ""
+    reason = job.reason if job.state == "PENDING" else job.cause
+    why = f" ({reason})" if reason else ""
     step = str(job.progress.step) if job.progress else ""
     return (
         job.id, " ".join(job.name.split()), job.state + why, job.elapsed, _nodes(job),
@@ -153,6 +155,7 @@ def _print_one(job: SlurmJob) -> None:
         "folder": job.work_dir,
         "log": view.log or "" if view else "",
         "run": job.run or "",
+        "cause": f"{job.cause}: {cause_named(job.cause).title}; dsrun diagnose tells more" if job.cause else "",
         "step": _step(job),
         "loss": _loss(job),
     }

@@ -20,6 +20,7 @@ from dsrun.runs.folder import RunFolder, is_in_use
 from dsrun.runs.manifest import newest_complete
 from dsrun.runs.records import EventLog, write_json_atomic
 from dsrun.runs.schema import EventKind
+from dsrun.system import variables
 from dsrun.system.files import parse_json
 
 REMEDY_FILE = "remedy.json"
@@ -80,9 +81,18 @@ class RunEventWriter:
         )
         if remedy is not None:
             self._event("remedy", message=decision.why, cause=failure.cause, attempt=attempt + 1, **asdict(remedy))
+        if decision.action == "stop":
+            self._accuse(failure)
         if decision.action == "restart":
             self._event("restart", message=decision.why, seconds=decision.wait_s, attempt=attempt + 1)
             self._notify(_line(failure, decision))
+
+    def _accuse(self, failure: Failure) -> None:
+        """Tell the script of a SLURM job which node to avoid, by its number, where the failure speaks against it."""
+        shared = os.environ.get(variables.FAILURES)
+        if shared and cause_named(failure.cause).faulty_node:
+            with suppress(OSError):
+                Path(shared, "faulty-node").write_text(f"{failure.node}\n")
 
     def never_began(self, message: str, *, cause: str, exit_code: int) -> None:
         """On the first node: why there was not even a first attempt."""

@@ -18,7 +18,7 @@ from typing import Any
 
 from dsrun.errors import ToolError, UsageError
 from dsrun.runs.folder import RunFolder
-from dsrun.runs.records import Progress, progress
+from dsrun.runs.records import Progress, last_cause, progress
 from dsrun.slurm.jobs.status import FINAL, task_order
 from dsrun.slurm.render.program import slug
 from dsrun.system import slurm, variables
@@ -98,7 +98,8 @@ class SlurmJob:
     """One job, or one task of an array (`id` "6_1"; "6_[2-3]" for those that have not started).
 
     Times are SLURM's, local, "2026-11-21T08:43:34"; "" where there is none. `run` is the run folder as far as it is
-    known, `finished` whether the run in it reached its end.
+    known, `cause` that of the failure it ended or waits with (a code of docs/diagnose.md), `finished` whether the run
+    reached its end.
     """
 
     id: str
@@ -117,6 +118,7 @@ class SlurmJob:
     name: str
     run: str | None = None
     progress: Progress | None = None
+    cause: str | None = None
     finished: bool = False
 
     @property
@@ -210,7 +212,13 @@ def with_output_folders(jobs: Sequence[SlurmJob], script_of: Callable[[str], str
         if folder is None:
             return job
         run = RunFolder(Path(folder))
-        return replace(job, run=folder, progress=progress(run.metrics), finished=run.finished.exists())
+        return replace(
+            job,
+            run=folder,
+            progress=progress(run.metrics),
+            cause=last_cause(run.events),
+            finished=run.finished.exists(),
+        )
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         return list(pool.map(joined, jobs))

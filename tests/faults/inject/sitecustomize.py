@@ -76,6 +76,8 @@ class Fault:
             raise RuntimeError("injected: always at the same place")
         if kind == "error":
             raise OSError(getattr(errno, target), os.strerror(getattr(errno, target)), "injected")
+        if kind == "ecc":
+            raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
         if kind == "oom":
             raise RuntimeError(
                 "[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: "

@@ -66,6 +66,20 @@ def test_failure_of_unknown_cause_reported_once(ledger, said):
     assert said == ["rank 1 ended with exit code 1: again in 1 s (restart 1 of at most 3)"]
 
 
+@pytest.mark.parametrize(
+    ("cause", "max_restarts", "accused"),
+    [("ecc_or_xid_error", 0, "3"), ("ecc_or_xid_error", 1, None), ("nccl_network", 0, None)],
+)
+def test_node_with_hardware_error_named_to_job_script(ledger, tmp_path, monkeypatch, cause, max_restarts, accused):
+    """By its number, once the run has ended."""
+    monkeypatch.setenv("DSRUN_FAILURES", str(tmp_path))
+    failure = Failure(cause=cause, rank=7, node=3, message="uncorrectable ECC error")
+    limits = Limits(max_restarts=max_restarts)
+    ledger.failed(failure, decide([failure], limits, progress=[0, 0], remedy=MemoryFallback()), attempt=0)
+    file = tmp_path / "faulty-node"
+    assert (file.read_text().strip() if file.exists() else None) == accused
+
+
 def test_memory_fallback_event_and_remedy_json_for_ranks(ledger, tmp_path):
     """A memory fallback is recorded, and put where the ranks find it."""
     decision = restart("GPU memory exhausted: again with half the micro batch", MemoryFallback(halvings=1))

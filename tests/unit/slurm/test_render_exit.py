@@ -9,7 +9,7 @@ import time
 import pytest
 
 from dsrun.runs.stop_request import read_stop_file
-from tests.unit.slurm.stand_ins import FINISHED, JOB, SRUN, Shell, other, rendezvous, requeued, training
+from tests.unit.slurm.stand_ins import FINISHED, JOB, SCONTROL, SRUN, Shell, other, rendezvous, requeued, training
 
 # Waits for the signal that the stand-in for scancel stands for, as a worker that saves and leaves.
 SAVES = 'until [ -e "$DSRUN_STOP_FILE" ]; do sleep 0.02; done; exit 0'
@@ -154,6 +154,26 @@ def test_signalled_but_finished_job_is_not_requeued(shell):
     shell.worker = SAVES.replace("exit 0", 'touch "$DSRUN_OUTPUT/FINISHED"; exit 0')
     done = signalled(shell, training(shell), signal.SIGUSR1)
     assert (done.code, requeued(done)) == (0, False)
+
+
+@pytest.mark.parametrize(("before", "excluded"), [("(null)", "second-node"), ("bad[1-3]", "bad[1-3],second-node")])
+def test_node_with_hardware_error_excluded_from_next_start(shell, before, excluded):
+    """Node 0's supervisor has written the number of the node."""
+    shell.put("scontrol", SCONTROL.replace('echo "first-node"', 'printf "first-node\\nsecond-node\\n"'))
+    shell.worker = 'echo 1 >"$DSRUN_FAILURES/faulty-node"; exit 1'
+    shell.job = JOB + f"   ReqNodeList=(null) ExcNodeList={before}\n"
+    done = shell.run(training(shell))
+    assert done.code == 0
+    assert "a hardware error of second-node" in done.stderr
+    requeue, _, update = done.of("scontrol")[-3:]
+    assert requeue == REQUEUE
+    assert update == ("update", "JobId=12", f"ExcNodeList={excluded}")
+
+
+def test_hardware_error_without_requeue_keeps_exit_code(shell):
+    shell.worker = 'echo 0 >"$DSRUN_FAILURES/faulty-node"; exit 1'
+    done = shell.run(training(shell, requeue="false"))
+    assert (done.code, requeued(done)) == (1, False)
 
 
 @pytest.mark.parametrize("render_it", [training, other])

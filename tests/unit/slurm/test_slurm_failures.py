@@ -104,6 +104,11 @@ def test_sacct_rows_parsed(programs):
     assert "--starttime=now-7200seconds" in (programs / "calls").read_text()
 
 
+def test_sacct_folder_with_line_break(programs):
+    stand_in(programs, "sacct", ("", "CLUSTER: lab\n1\x1f/a\nb\n/c\x1fodd\nname\n2\x1f/d\x1fx\n"))
+    assert slurm.history(("JobID", "WorkDir", "JobName")) == [("1", "/a\nb\n/c", "odd"), ("2", "/d", "x")]
+
+
 def test_sacct_without_accounting_storage(programs):
     stand_in(programs, "sacct", ("", "", "Slurm accounting storage is disabled\n", 1))
     assert slurm.history(("JobID",)) is None

@@ -8,7 +8,7 @@ from datetime import datetime
 
 import pytest
 
-from dsrun.cli.slurm.jobs import explained_reason
+from dsrun.cli.slurm.jobs import _row, explained_reason
 from dsrun.slurm.jobs.queue import (
     _SACCT,
     _SQUEUE,
@@ -144,6 +144,27 @@ def test_default_run_folder_found_without_batch_script(tmp_path):
     (found,) = with_output_folders([job(tmp_path)], lambda number: pytest.fail(f"asked for the script of {number}"))
     assert found.run == str(tmp_path / "runs" / "t5-7")
     assert (found.progress.step, found.progress.loss, found.finished) == (3, 2.5, True)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "cause"),
+    [
+        ([("training", None), ("failure", "cuda_oom")], "cuda_oom"),
+        ([("failure", "nccl_timeout"), ("restart", None)], "nccl_timeout"),
+        ([("failure", "nccl_timeout"), ("restart", None), ("start", None)], None),
+        ([("failure", None)], "unknown"),
+        ([("training", None), ("end", None)], None),
+        ([], None),
+    ],
+)
+def test_cause_of_the_failure_that_the_run_ended_with(tmp_path, kinds, cause):
+    folder = tmp_path / "runs" / "t5-7"
+    write_run(folder)
+    events = [{"kind": kind} | ({"cause": cause} if cause else {}) for kind, cause in kinds]
+    (folder / "events.jsonl").write_text("".join(json.dumps(each) + "\n" for each in events))
+    (found,) = with_output_folders([job(tmp_path, state="FAILED")], lambda number: None)
+    assert found.cause == cause
+    assert _row(found)[2] == (f"FAILED ({cause})" if cause else "FAILED")
 
 
 def test_run_folder_of_odd_job_name_without_batch_script(tmp_path):
