@@ -71,8 +71,11 @@ def test_test_only_option_starts_nothing(ada, place):
     assert not (place / "done").exists()
 
 
-def test_account_is_checked_against_accounting(accounting):
+def test_unknown_account_is_a_warning_where_slurm_takes_it(accounting):
+    """AccountingStorageEnforce is not set here."""
     ada = Person(accounting, "ada", accounting.root / "home" / "ada")
-    done = ada.dsrun("render-slurm", *PLAIN, "--account", "nobodys", "--", "true", check=False)
-    assert done.returncode == 3
-    assert "nobodys" in done.stderr
+    done = ada.dsrun("render-slurm", *PLAIN, "--account", "nobodys", "--", "true")
+    assert "note: --account: 'nobodys' is not your account" in done.stderr
+    job = ada.sbatch(done.stdout)
+    assert job.fact("Account") == "nobodys"
+    ada.run("scancel", job.id)

@@ -116,7 +116,7 @@ def test_node_failure_resumes_from_last_checkpoint(cluster, start, place, undist
 
 
 def test_node_whose_gpu_failed_is_left_out_of_next_start(start, place, undisturbed):
-    fault = {"point": "optimizer", "action": "ecc", "rank": 1, "call": 70, "marker": f"{place}/failed"}
+    fault = {"point": "optimizer", "action": "ecc", "rank": 1, "call": 10, "marker": f"{place}/failed"}
     env = ("--env", f"DSRUN_FAULT={json.dumps(fault)}", "--env", f"PYTHONPATH={INJECT}:{CHECKOUT}")
     training = start(place, *env, "--max-restarts", "0")
     accused = training.job.wait_for("RUNNING").machines()[1]
