@@ -50,6 +50,7 @@ start_job() {
     # Rendezvous: the first host, and a port that differs between jobs; the next port is used as well.
     mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
     endpoint="${hosts[0]}:$((15000 + SLURM_JOB_ID * 2 % 15000))"
+    [ -z "$trains" ] || time_in_queue
     # The supervisors of the nodes authenticate one another with it.
     DSRUN_SECRET=$(od -An -N16 -tx1 /dev/urandom | tr -d ' \n')
     export DSRUN_SECRET
@@ -58,6 +59,14 @@ start_job() {
     # Expanded by bash on each node: what `prepare_node` needs, and then the command.
     on_node="nproc=$nproc cpu_only=$cpu_only trains=$trains join_timeout=$join_timeout rdzv_backend=$rdzv_backend"
     on_node+=" gpus_per_node=$gpus_per_node; $(declare -f prepare_node)"'; prepare_node "$1"; exec "$@"'
+}
+
+# What the run's goodput counts as time in the queue and as start-up.
+time_in_queue() {
+    local times='^ +(SubmitTime|StartTime)=[0-9T:-]+' submitted began
+    { read -r submitted && read -r began; } < <(scontrol show job "$job" | grep -oE "$times") || return 0
+    submitted=$(date -d "${submitted#*=}" +%s) && began=$(date -d "${began#*=}" +%s) || return 0
+    export DSRUN_BEGAN=$began DSRUN_QUEUED=$((began - submitted))
 }
 
 # sbatch called inside another job exports that job's variables. srun would read them as options, and this script would

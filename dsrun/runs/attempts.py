@@ -7,7 +7,9 @@ import os
 import pwd
 import stat
 import tempfile
+import time
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from dsrun.errors import UsageError
@@ -31,6 +33,18 @@ def attempt(environ: Mapping[str, str]) -> dict[str, int]:
     }
     numbers = {name: int(count) if count.isdigit() else 0 for name, count in counts.items()}
     return {name: number for name, number in numbers.items() if number or name == "attempt"}
+
+
+def start_times(environ: Mapping[str, str]) -> dict[str, float]:
+    """Of a supervisor's first attempt: `starting_s`, the seconds since the job or the supervisor began, and `queued_s`,
+    those of a SLURM job in the queue before that."""
+    if attempt(environ)["attempt"]:
+        return {}
+    found = {}
+    with suppress(KeyError, ValueError):
+        found["starting_s"] = round(max(0.0, time.time() - float(environ[variables.BEGAN])), 3)
+        found["queued_s"] = max(0.0, float(environ[variables.QUEUED]))
+    return found
 
 
 def signatures(environ: Mapping[str, str]) -> dict[str, str]:

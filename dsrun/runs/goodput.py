@@ -1,7 +1,7 @@
 """Where a run's time went, from its own ledger: training that counts, and everything else.
 
-Goodput is the share of the wall time, from the first event to the last, that went into steps the run has kept. The
-word and the idea are those of ML Productivity Goodput, Google Cloud, 2024.
+Goodput is the share of the wall time, from submission or start to the last event, that went into steps the run has
+kept. The word and the idea are those of ML Productivity Goodput, Google Cloud, 2024.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any, Literal
 
-Use = Literal["training", "restart", "saving", "evaluating", "idle"]
+Use = Literal["training", "restart", "saving", "evaluating", "queued", "idle"]
 
 # What an attempt does after each event; other kinds change nothing.
 _AFTER: Mapping[str, Use] = {
@@ -37,8 +37,8 @@ class Goodput:
     """Seconds of wall time by what they were used for; they add up to `total`.
 
     `productive`: training whose steps the run has kept; `lost`: training that had to be done again; `restart`:
-    starting, loading and resuming, the first time as well; `saving` and `evaluating`: training waited for it; `idle`:
-    the run did not work, as between a requeued job's parts, or unknown.
+    starting, loading and resuming, the first time as well; `saving` and `evaluating`: training waited for it; `queued`:
+    its SLURM job was in the queue; `idle`: the run did not work, or unknown.
     """
 
     productive: float
@@ -47,10 +47,11 @@ class Goodput:
     saving: float
     evaluating: float
     idle: float
+    queued: float = 0.0
 
     @property
     def total(self) -> float:
-        """Seconds from the first event to the last."""
+        """Seconds from submission or start to the last event."""
         return math.fsum(asdict(self).values())
 
     @property
@@ -87,12 +88,13 @@ def goodput(events: Iterable[Mapping[str, Any]]) -> Goodput:
     """The ledger of a run from its events.jsonl, in the file's order.
 
     Events without a time or of an unknown kind are passed over. Between two events of one machine its uptime counts,
-    whatever its clock was set to; else a clock that goes back stands still. Where an
-    attempt ended without an event (killed together with its supervisor), the time from its last event to the next start
-    counts as idle; while an attempt trains, it writes an event at least every minute or so.
+    whatever its clock was set to; else a clock that goes back stands still. A start says how long its job or supervisor
+    had been starting by then, and been in the queue before. The rest of the time since the event before counts as idle,
+    as where an attempt was killed together with its supervisor; while an attempt trains, it writes an event at least
+    every minute or so.
     """
     spans = _spans([event for event in events if _time(event) is not None])
-    sums = dict.fromkeys(("productive", "restart", "lost", "saving", "evaluating", "idle"), 0)
+    sums = dict.fromkeys(("productive", "restart", "lost", "saving", "evaluating", "queued", "idle"), 0)
     for span in spans:
         sums["productive" if span.use == "training" else span.use] += span.length - span.lost
         sums["lost"] += span.lost
@@ -112,8 +114,8 @@ def _spans(events: list[Mapping[str, Any]]) -> list[_Span]:
         at = max(now, wall + shift) if up is None else now + up
         shift = at - wall if up is not None else shift
         reached = _step(event)
-        if before:
-            spans += _between(before, event, use, _Span(use, at - now, step, reached), waits)
+        if before or kind == "start":
+            spans += _between(before, event, use, _Span(use, at - now if before else 0, step, reached), waits)
         now, before = at, event
         if not (kind == "evaluate" and use == "restart"):
             # An evaluation before any training leaves a run that has not trained yet.
@@ -145,8 +147,9 @@ def _between(
     """What the time between two events was used for; some record how long a part of it took."""
     kind = event.get("kind")
     if kind == "start":
-        again = before.get("kind") in ("restart", "remedy") or _number(event.get("attempt")) > 0
-        return [replace(span, use="restart" if again else "idle")]
+        if before.get("kind") in ("restart", "remedy") or _number(event.get("attempt")) > 0:
+            return [replace(span, use="restart")]
+        return _before_start(span.length if before else None, event)
     if use == "saving":
         # A save in the background lets training go on before it is complete.
         taken = min(span.length, waits.get(id(before), span.length))
@@ -155,6 +158,17 @@ def _between(
         taken = min(span.length, _milliseconds(event))
         return [replace(span, length=span.length - taken), replace(span, use="evaluating", length=taken)]
     return [span]
+
+
+def _before_start(gap: int | None, event: Mapping[str, Any]) -> list[_Span]:
+    """What the time before a first attempt's start was used for; `gap` is that since the event before, if any."""
+    starting, queued = (_milliseconds(event, name) for name in ("starting_s", "queued_s"))
+    if gap is not None:
+        starting = min(starting, gap)
+        queued = min(queued, gap - starting)
+    idle = 0 if gap is None else gap - starting - queued
+    uses: tuple[tuple[Use, int], ...] = (("idle", idle), ("queued", queued), ("restart", starting))
+    return [_Span(use, length, 0) for use, length in uses]
 
 
 def _waits(events: Sequence[Mapping[str, Any]]) -> Mapping[int, int]:
@@ -186,8 +200,8 @@ def _number(value: Any) -> float:
     return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else 0.0
 
 
-def _milliseconds(event: Mapping[str, Any]) -> int:
-    return max(0, round(1000 * _number(event.get("seconds"))))
+def _milliseconds(event: Mapping[str, Any], name: str = "seconds") -> int:
+    return max(0, round(1000 * _number(event.get(name))))
 
 
 _LABELS = (
@@ -196,6 +210,7 @@ _LABELS = (
     ("lost", "lost work"),
     ("saving", "saving"),
     ("evaluating", "evaluating"),
+    ("queued", "in the queue"),
     ("idle", "idle"),
 )
 
@@ -253,7 +268,7 @@ def mean_time_between_failures(events: Iterable[Mapping[str, Any]], ranks: int) 
     known = list(events)
     prior = max(1, ranks) * FAILURES_PER_GPU_SECOND
     ledger = goodput(known)
-    rate = (failures(known) + prior * PRIOR_WATCH) / (ledger.total - ledger.idle + PRIOR_WATCH)
+    rate = (failures(known) + prior * PRIOR_WATCH) / (ledger.total - ledger.idle - ledger.queued + PRIOR_WATCH)
     return 1 / max(rate, prior)
 
 

@@ -48,6 +48,8 @@ class Event(Stamped):
     step: NotRequired[int]
     path: NotRequired[str]
     seconds: NotRequired[float]
+    starting_s: NotRequired[float]
+    queued_s: NotRequired[float]
     metrics: NotRequired[dict[str, Any]]
     signal: NotRequired[str]
     signalled_host: NotRequired[str]

@@ -20,6 +20,10 @@ STOP_FILE = "DSRUN_STOP_FILE"
 """The file that exists once the run has been asked to save and exit."""
 ATTEMPT = "DSRUN_ATTEMPT"
 """The number of the attempt, from 0."""
+BEGAN = "DSRUN_BEGAN"
+"""When the SLURM job or the supervisor began, in seconds since the epoch."""
+QUEUED = "DSRUN_QUEUED"
+"""Seconds that the SLURM job waited in the queue before this start."""
 RUN_ID = "DSRUN_RUN_ID"
 """Inherited by all processes of one supervisor, nested ones joined by "/": how the reaper finds them."""
 RECIPE = "DSRUN_RECIPE"
@@ -43,7 +47,21 @@ MISLEADING = ("ACCELERATE_USE_CPU", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_MIXE
 """Accelerate reads these before anything else; ACCELERATE_USE_CPU makes the Trainer drop DeepSpeed silently."""
 
 OF_THIS_SUPERVISOR = frozenset(
-    {ATTEMPT, CONSOLE, FAILURES, HEARTBEAT, RANKS, RECIPE, RUN_ID, SAVED_BATCH, SAVE_ON, STOP_FILE, TERMINAL}
+    {
+        ATTEMPT,
+        BEGAN,
+        CONSOLE,
+        FAILURES,
+        HEARTBEAT,
+        QUEUED,
+        RANKS,
+        RECIPE,
+        RUN_ID,
+        SAVED_BATCH,
+        SAVE_ON,
+        STOP_FILE,
+        TERMINAL,
+    }
 )
 """Not forwarded to other machines, whose supervisors set their own."""
 

@@ -15,7 +15,7 @@ from dsrun.demo.build import DEMO_NAMES
 from dsrun.errors import DsrunError
 from dsrun.hardware.gpus import peak_bf16_tflops
 from dsrun.recipe.resolved import without_secrets
-from dsrun.runs.attempts import attempt
+from dsrun.runs.attempts import attempt, start_times
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.goodput import goodput, goodput_line
 from dsrun.runs.records import Appender, EventLog, read_records, utc_now, write_json_atomic
@@ -63,7 +63,7 @@ class RunRecords:
         self.folder.finished.unlink(missing_ok=True)
         write_json_atomic(self.folder.run_json, _description(plan, parameters))
         counts = attempt(os.environ)
-        self._events.write("start", world_size=plan.world.size, **counts)
+        self._events.write("start", world_size=plan.world.size, **counts, **start_times(os.environ))
         if resumed_from:
             self._events.write("resume", path=resumed_from.name, step=step_of(resumed_from), **counts)
 

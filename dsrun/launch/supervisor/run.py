@@ -120,6 +120,7 @@ class _Supervision:
         run_id = self._context.run_id
         outer = self._job.env.get(variables.RUN_ID)
         own = {
+            variables.BEGAN: self._job.env.get(variables.BEGAN) or f"{time.time():.3f}",
             variables.RUN_ID: f"{outer}/{run_id}" if outer else run_id,
             variables.CONSOLE: str(self._context.scratch / "console"),
             variables.STOP_FILE: str(self._stop_requests.file),

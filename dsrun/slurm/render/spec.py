@@ -23,14 +23,14 @@ _INTERFACES = re.compile(r"[=^]?\w[\w.:@-]*(,\w[\w.:@-]*)*", re.ASCII)
 _MEMORY = re.compile(r"\d+[KMGT]?B?", re.IGNORECASE | re.ASCII)
 # What bash keeps to itself, and what the script or SLURM sets for every job.
 _RESERVED_VARIABLES = re.compile(
-    r"UID|EUID|PPID|PWD|BASHOPTS|BASH_VERSINFO|SHELLOPTS|DSRUN_(OUTPUT|FAILURES|STOP_FILE|SAVE_ON|LOCAL)"
+    r"UID|EUID|PPID|PWD|BASHOPTS|BASH_VERSINFO|SHELLOPTS|DSRUN_(OUTPUT|FAILURES|STOP_FILE|SAVE_ON|LOCAL|BEGAN|QUEUED)"
     r"|SLURM_(JOB|JOBID|ARRAY|RESTART|NODEID|PROCID|LOCALID|NTASKS|NNODES)(_.*)?"
 )
 # The script's own variables: one that is exported already reaches the program with the script's value.
 _SCRIPT_VARIABLES = frozenset(
     {"job", "restart", "hosts", "endpoint", "cpus", "on_node", "signalled", "interrupted", "watchdog", "code"}
     | {"nproc", "cpu_only", "trains", "requeue", "max_requeues", "saving_time", "join_timeout", "rdzv_backend"}
-    | {"gpus_per_node"}
+    | {"gpus_per_node", "faulty"}
 )
 # Their programs would take a value that begins with a dash for an option; a folder or file is written ./-x.
 _UNDASHED = ("module", "conda", "container_image", "apptainer")

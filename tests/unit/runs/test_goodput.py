@@ -52,6 +52,24 @@ def test_goodput_of_undisturbed_run() -> None:
     assert ledger.share == pytest.approx(100 / 120)
 
 
+def test_goodput_of_requeued_job_counts_queue_and_start_up() -> None:
+    """Before its first start as well; of the time since the event before no more than there is."""
+    events = [
+        at(0, "start", attempt=0, starting_s=20.0, queued_s=300.0),
+        at(10, "training", step=0),
+        at(110, "checkpoint_begin", step=50),
+        at(110, "checkpoint_end", step=50, seconds=0.0),
+        at(110, "signal", step=50),
+        at(200, "start", attempt=0, requeue=1, starting_s=15.0, queued_s=60.0),
+        at(205, "training", step=50),
+        at(305, "signal", step=100),
+        at(335, "start", attempt=0, requeue=2, starting_s=15.0, queued_s=120.0),
+    ]
+    ledger = goodput(events)
+    assert ledger == Goodput(productive=200, restart=65, lost=0, saving=0, evaluating=0, queued=375, idle=15)
+    assert "6 min in the queue" in goodput_line(ledger)
+
+
 def test_goodput_of_evaluation_only_run() -> None:
     """A run that only evaluates has no training time."""
     events = [at(0, "start"), at(50, "evaluate", step=0, seconds=42.0), at(51, "end", step=0)]

@@ -47,6 +47,20 @@ def test_finished_run_completes_job_without_requeue(shell):
     assert (done.code, requeued(done)) == (0, False)
 
 
+def test_worker_told_how_long_the_job_was_queued(shell):
+    """From the controller; nothing where it does not say."""
+    shell.worker = FINISHED
+    shell.variables["TZ"] = "UTC"
+    shell.job = JOB + (
+        "   SubmitTime=2026-11-21T08:00:00 EligibleTime=2026-11-21T08:01:00\n"
+        "   StartTime=2026-11-21T08:05:00 EndTime=Unknown Deadline=N/A\n"
+    )
+    known = shell.run(training(shell)).environment
+    assert (known["DSRUN_QUEUED"], known["DSRUN_BEGAN"]) == ("300", "1795248300")
+    shell.job = JOB
+    assert "DSRUN_QUEUED" not in shell.run(training(shell)).environment
+
+
 def test_finished_marker_of_earlier_run_ignored(shell):
     """A FINISHED file of an earlier run does not count."""
     folder = shell.folder / "runs" / "train-12"

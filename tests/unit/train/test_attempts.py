@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 
 from dsrun.recipe.resolve import resolve
-from dsrun.runs.attempts import attempt, earlier_signatures, signatures
+from dsrun.runs.attempts import attempt, earlier_signatures, signatures, start_times
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import write_manifest
 from dsrun.train.records import step_of
@@ -100,3 +101,13 @@ def test_later_attempt_keeps_unsigned_checkpoint(tmp_path, monkeypatch):
     checkpoint(run, 4, [])
     aside = _set_aside_earlier_run(resolve(["--model", "demo-t5", "--resume", "never", "--force"], tmp_path), run)
     assert [path.name for path in aside.iterdir()] == ["checkpoint-4"]
+
+
+def test_start_times_of_first_attempt():
+    known = {"DSRUN_BEGAN": f"{time.time() - 30:.3f}", "DSRUN_QUEUED": "120"}
+    found = start_times(known)
+    assert 30 <= found["starting_s"] < 60
+    assert found["queued_s"] == 120
+    assert "queued_s" not in start_times({"DSRUN_BEGAN": known["DSRUN_BEGAN"]})
+    assert start_times({**known, "DSRUN_ATTEMPT": "1"}) == {}
+    assert start_times({}) == {}
