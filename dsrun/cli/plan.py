@@ -12,19 +12,26 @@ from dsrun.cli.options import Command, format_option
 from dsrun.cli.output import print_detail, print_json, print_line, print_note, print_table
 from dsrun.demo.build import DEMO_NAMES, materialise
 from dsrun.errors import EXIT_FINDINGS, UsageError
+from dsrun.recipe.deepspeed_file import as_object, read_text
 from dsrun.recipe.files import has_weights
 from dsrun.slurm.cluster.plan_gpus import with_cluster
 from dsrun.system.gpus import visible_gpus
 from dsrun.system.variables import cache_root
 from dsrun.zero.generate.presets import GIB
+from dsrun.zero.generate.spec import OPTIMIZER_ONLY
+from dsrun.zero.lint.check import check
 from dsrun.zero.memory import report
 from dsrun.zero.memory.calibrate import calibrate
 from dsrun.zero.memory.calibration import remembered
 from dsrun.zero.memory.model.configs import find
 from dsrun.zero.memory.model.count import Counted, check_length, count
+from dsrun.zero.memory.optimizers import DEFAULT
+from dsrun.zero.memory.own_config import with_deepspeed
 from dsrun.zero.memory.plan import Plan, plan
 from dsrun.zero.memory.report import CommandOptions, as_json
 from dsrun.zero.memory.request import USUAL_LENGTH, PlanRequest, cluster, default_precision
+from dsrun.zero.memory.states import FP32
+from dsrun.zero.memory.strategy import Candidate
 
 
 @click.command(cls=Command, name="plan")
@@ -39,6 +46,19 @@ from dsrun.zero.memory.request import USUAL_LENGTH, PlanRequest, cluster, defaul
 @click.option("--max-source-length", type=int, metavar="N", help="source tokens per sample (seq2seq)")
 @click.option("--max-target-length", type=int, metavar="N", help="target tokens per sample (seq2seq)")
 @click.option("--global-batch-size", type=int, metavar="N", help="samples per optimizer step over all GPUs")
+@click.option("--micro-batch-size", type=int, metavar="N", help="samples per GPU and pass  [default: all that fit]")
+@click.option("--zero", type=click.Choice(["0", "1", "2", "3"]), help="this ZeRO stage only  [default: each]")
+@click.option(
+    "--offload", type=click.Choice(["none", "cpu", "nvme", OPTIMIZER_ONLY]),
+    help="this place of optimizer states (and ZeRO-3 parameters) only  [default: each]",
+)  # fmt: skip
+@click.option("--deepspeed", metavar="FILE", help="your own DeepSpeed JSON, instead of those three and --precision")
+@click.option("--optim", metavar="NAME", help=f"optimizer, as the Trainer calls it  [default: {DEFAULT}]")
+@click.option(
+    "--weights-dtype", type=click.Choice(["float32", "bfloat16", "float16"]), default="float32", show_default=True,
+    help="dtype the weights are loaded in, which plain DDP (ZeRO 0) trains",
+)  # fmt: skip
+@click.option("--use-liger-kernel", is_flag=True, help="compute the loss without all logits at a time")
 @click.option("--lora", type=int, metavar="RANK", help="train LoRA adapters of this rank only")
 @click.option(
     "--preset", type=click.Choice(["conservative", "balanced", "aggressive"]), default="balanced",
@@ -77,6 +97,8 @@ def command(**given: Any) -> int:
     request = _request(counted, given)
     _note_unused_lengths(counted.architecture.seq2seq, given)
     options = _command_options(given)
+    if given["deepspeed"]:
+        request = _with_deepspeed(request, given)
     request = replace(request, factor=remembered(found.config, request))
     made = plan(request)
     for finding in counted.findings:
@@ -117,12 +139,31 @@ def _request(counted: Counted, given: dict[str, Any]) -> PlanRequest:
         checkpointing=given["gradient_checkpointing"],
         attention=given["attention"],
         host_memory=given["host_memory"],
+        stage=int(given["zero"]) if given["zero"] else None,
+        offload=given["offload"],
+        micro_batch=given["micro_batch_size"],
+        optimizer=given["optim"] or DEFAULT,
+        weights=FP32 if given["weights_dtype"] == "float32" else 2,
+        chunked_loss=given["use_liger_kernel"] and not model.seq2seq,
     )
     check_length(model, "--max-length" if target is None else "--max-target-length", request.length)
     if model.seq2seq:
         flag = "--max-length" if given["max_source_length"] is None else "--max-source-length"
         check_length(model, flag, request.source_length)
     return request
+
+
+def _with_deepspeed(request: PlanRequest, given: dict[str, Any]) -> PlanRequest:
+    """The request as the JSON has it, once the linter finds no error in that."""
+    file = given["deepspeed"]
+    text = read_text(Path(file).expanduser(), file)
+    for finding in check(text, file=file, world_size=request.cluster.world):
+        if finding.level == "error":
+            raise UsageError(f"{finding.where}: {finding.message}", fix=finding.fix)
+    flags = {f"--{name.replace('_', '-')}": given[name] for name in ("offload", "micro_batch_size", "optim")}
+    flags |= {"--zero": request.stage, "--global-batch-size": request.global_batch}
+    flags["--precision"] = None if given["precision"] == "auto" else given["precision"]
+    return with_deepspeed(request, as_object(text, file), file, given=flags)
 
 
 def _note_unused_lengths(seq2seq: bool, given: dict[str, Any]) -> None:
@@ -157,8 +198,14 @@ def _command_options(given: dict[str, Any]) -> CommandOptions:
     # Without weights, the commands that follow must train from scratch.
     bare = folder.is_dir() and not has_weights(folder)
     return CommandOptions(
-        model=given["model"], data=data, nvme_path=given["nvme_path"], from_scratch=given["from_scratch"] or bare
-    )
+        model=given["model"], data=data, nvme_path=given["nvme_path"], from_scratch=given["from_scratch"] or bare,
+        deepspeed=given["deepspeed"],
+    )  # fmt: skip
+
+
+def _print_parts(row: Candidate) -> None:
+    parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in report.details(row))
+    print_line(f"  GiB per GPU: {parts}")
 
 
 def _print(made: Plan, counted: Counted, options: CommandOptions) -> None:
@@ -175,10 +222,14 @@ def _print(made: Plan, counted: Counted, options: CommandOptions) -> None:
         )
         for remedy in made.remedies:
             print_line(f"  {remedy}")
+        least = min(made.rows, key=lambda row: row.gpu.total)
+        print_line(f"{least.strategy} would take with micro batch {made.request.micro_batch or 1}:")
+        _print_parts(least)
         return
     print_line(f"choice: {made.why}")
-    parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in report.details(made.choice))
-    print_line(f"  GiB per GPU: {parts}")
+    _print_parts(made.choice)
+    if sums := report.exact_sums(made.request, made.choice):
+        print_line(f"  {sums}")
     disk = f"  one checkpoint: {made.choice.checkpoint / GIB:.1f} GiB on disk"
     print_line(disk + (f"; NVMe: {made.choice.nvme / GIB:.0f} GiB per node" if made.choice.nvme else ""))
     print_line()

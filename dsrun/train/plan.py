@@ -28,6 +28,7 @@ from dsrun.train.loop.engine import Precision, decide_precision
 from dsrun.train.model import decide_task, load_config
 from dsrun.train.zero_auto import resolve_zero_auto
 from dsrun.zero.generate.accumulation import FROM_STEPS, error_after, memory_of_sum, takes_fp32_sum
+from dsrun.zero.generate.spec import offloaded_to
 
 DEFAULT_MICRO_BATCH = 8
 NO_FALLBACK = MemoryFallback()
@@ -83,9 +84,9 @@ def _with_exact_sums(
 ) -> dict[str, Any]:
     """DeepSpeed's configuration with gradients summed in fp32 where that is worth its memory. Not once memory ran out,
     as the same samples are then summed in more steps."""
-    if steps < FROM_STEPS or not takes_fp32_sum(engine.stage_of(deepspeed), spec.offload):
+    if steps < FROM_STEPS or not takes_fp32_sum(engine.stage_of(deepspeed), offloaded_to(spec.offload)):
         return deepspeed
-    memory = memory_of_sum(None, None, spec.offload)
+    memory = memory_of_sum(None, None, offloaded_to(spec.offload))
     notify(f"gradients of {steps} steps are summed in fp32, as a bf16 sum is off by {error_after(steps)}: {memory}")
     return {**deepspeed, "data_types": {"grad_accum_dtype": "fp32"}}
 

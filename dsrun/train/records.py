@@ -30,6 +30,7 @@ from dsrun.train.loop.callbacks import format_metrics
 from dsrun.train.loop.engine import Precision
 from dsrun.train.loop.evaluation import write_predictions
 from dsrun.train.loop.trainer import RunTrainer
+from dsrun.zero.generate.spec import OPTIMIZER_ONLY, offloaded_to
 
 if TYPE_CHECKING:
     from dsrun.train.plan import Plan
@@ -183,7 +184,8 @@ def _parallel(plan: Plan) -> str:
         return ranks
     zero = f"ZeRO-{stage}" if plan.deepspeed is not None else "plain DDP (ZeRO 0)"
     offload = plan.recipe.spec.offload
-    return f"{zero}{'' if offload == 'none' else f', offloaded to {offload}'} on {ranks}"
+    place = f", {'optimizer ' if offload == OPTIMIZER_ONLY else ''}offloaded to {offloaded_to(offload)}"
+    return f"{zero}{'' if offload == 'none' else place} on {ranks}"
 
 
 def evaluate_and_predict(

@@ -42,6 +42,8 @@ CASES = [
     case("llama", "120M", 0, "none"),
     case("llama", "120M", 2, "cpu"),
     case("llama", "120M", 3, "none"),
+    case("llama", "5M", 3, "optimizer"),
+    case("t5", "5M", 3, "optimizer", sums="fp32"),
 ]
 
 

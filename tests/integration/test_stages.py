@@ -23,6 +23,7 @@ STAGES = {
     "zero3": ["--zero", "3"],
     "zero2-cpu": ["--zero", "2", "--offload", "cpu"],
     "zero3-cpu": ["--zero", "3", "--offload", "cpu"],
+    "zero3-optimizer": ["--zero", "3", "--offload", "optimizer"],
 }
 
 

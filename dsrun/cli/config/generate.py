@@ -21,7 +21,7 @@ from dsrun.zero.generate.accumulation import FROM_STEPS
 from dsrun.zero.generate.blocks import HardwareFacts
 from dsrun.zero.generate.config import PURPOSES, generate, nearest_key, render
 from dsrun.zero.generate.explain import as_json, as_text, explain, notices
-from dsrun.zero.generate.spec import ZeroSpec, flag_of, options
+from dsrun.zero.generate.spec import OPTIMIZER_ONLY, ZeroSpec, flag_of, offloaded_to, options
 from dsrun.zero.generate.training_blocks import steps_of
 from dsrun.zero.memory.model.architecture import Architecture
 from dsrun.zero.memory.model.configs import Settings, find
@@ -123,7 +123,8 @@ def _as_train_has_them(values: dict[str, Any]) -> None:
     """Turn the flags that `dsrun train` has for it into those of the spec. Raises UsageError where both differ."""
     stage = options()["stage"].default if values["stage"] is None else values["stage"]
     place = values.pop("offload")
-    meant = {name: place for name in ("offload_optimizer", *(["offload_param"] if stage == 3 else [])) if place}
+    moved = ("offload_optimizer", *(["offload_param"] if stage == 3 and place != OPTIMIZER_ONLY else []))
+    meant: dict[str, str] = {name: offloaded_to(place) for name in moved if place}
     given = [name for name in ("bf16", "fp16") if values.pop(name)]
     meant |= dict.fromkeys(["precision"] if given else [], given[-1] if given else "")
     if len(given) > 1:
@@ -231,8 +232,8 @@ command = ConfigGroup(
         click.Option(["--fp16"], is_flag=True, help="the same as --precision fp16"),
         click.Option(
             ["--offload"],
-            type=click.Choice(("none", "cpu", "nvme")),
-            help="the same as --offload-optimizer, and under ZeRO 3 as --offload-param too",
+            type=click.Choice(("none", "cpu", "nvme", OPTIMIZER_ONLY)),
+            help="cpu, nvme: the same as --offload-optimizer, and under ZeRO 3 as --offload-param too",
         ),
         click.Option(["-o", "--output"], metavar="FILE", help="write into this file instead of stdout"),
         click.Option(["--force"], is_flag=True, help="replace the file"),

@@ -82,16 +82,27 @@ class ZeroSpec:
     overrides: tuple[str, ...] = ()
 
 
+OPTIMIZER_ONLY = "optimizer"
+"""--offload optimizer: ZeRO-3 parameters stay on the GPUs."""
+
+
+def offloaded_to(offload: str) -> Offload:
+    """Where `--offload PLACE` moves the optimizer states."""
+    places: dict[str, Offload] = {"cpu": "cpu", OPTIMIZER_ONLY: "cpu", "nvme": "nvme"}
+    return places.get(offload, "none")
+
+
 def from_offload(stage: int, offload: str, nvme_path: str | None = None, *, own_optimizer: bool = False) -> ZeroSpec:
-    """The spec behind `--zero STAGE --offload PLACE`: optimizer states move, and under stage 3 the parameters too.
+    """The spec behind `--zero STAGE --offload PLACE`: optimizer states move, and under stage 3 the parameters too,
+    unless PLACE is "optimizer": then the states alone, to host memory.
 
     `own_optimizer` leaves the choice of the optimizer to the Trainer's --optim.
     """
-    place: Offload = "cpu" if offload == "cpu" else "nvme" if offload == "nvme" else "none"
+    place = offloaded_to(offload)
     return ZeroSpec(
         stage=stage,
         offload_optimizer=place,
-        offload_param=place if stage == 3 else "none",
+        offload_param=place if stage == 3 and offload != OPTIMIZER_ONLY else "none",
         nvme_path=nvme_path if place == "nvme" else None,
         optimizer="client" if own_optimizer else None,
     )

@@ -11,6 +11,7 @@ Widths are elements per token; B tokens of bf16 take 2 × B bytes per element, f
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 from typing import Literal
 
 from dsrun.zero.generate.presets import Sizes
@@ -34,7 +35,8 @@ class Work:
     """One rank's micro batch: samples, and tokens per sample (of a seq2seq model: of sources and of targets).
 
     `width` is the bytes of one activation; `autocast` says that fp32 weights are cast as they are used (plain DDP).
-    `adapters` is the LoRA rank. `padded`: batches carry a padding mask, as they do unless samples are packed.
+    `adapters` is the LoRA rank. `chunked_loss`: the logits come in chunks, as liger-kernel has it. `padded`:
+    batches carry a padding mask, as they do unless samples are packed.
     """
 
     micro_batch: int
@@ -45,6 +47,7 @@ class Work:
     attention: Attention = "fused"
     autocast: bool = False
     adapters: int | None = None
+    chunked_loss: bool = False
     padded: bool = True
     dropout: bool = True
 
@@ -84,8 +87,17 @@ def activations(model: Architecture, work: Work) -> Activations:
         if model.dropout and work.dropout:
             kept += 2 * samples * length * d * MASK_BYTES
     kept += shared_bytes(model, work)
-    logits = LOGIT_BYTES * samples * work.length * model.vocabulary
+    whole = LOGIT_BYTES * samples * work.length * model.vocabulary
+    logits = _chunked_logits(model, work) if work.chunked_loss else whole
     return Activations(kept=kept, working=working, logits=logits)
+
+
+def _chunked_logits(model: Architecture, work: Work) -> int:
+    """liger-kernel 0.8.5 (ops/fused_linear_cross_entropy.py): logits of one chunk of tokens, of about as many bytes as
+    the hidden states; the gradients of these, and of the output embedding twice, as each chunk's is added."""
+    tokens = work.micro_batch * work.length
+    chunk = min(tokens, 1 << (ceil(tokens / ceil(model.vocabulary / model.hidden)) - 1).bit_length())
+    return work.width * (chunk * model.vocabulary + tokens * model.hidden + 2 * model.vocabulary * model.hidden)
 
 
 def _sides(model: Architecture, work: Work) -> list[tuple[Stack, int, int]]:
@@ -226,7 +238,7 @@ def buffers(
     context = CUDA_CONTEXT + (NCCL_BUFFERS if sharding.world > 1 else 0)
     buckets = gathered = autocast = 0
     if sharding.stage == 0:
-        if sharding.precision != "fp32":
+        if sharding.precision != "fp32" and sharding.weights == FP32:
             autocast = 2 * _cast_elements(model, checkpointing=checkpointing)
     else:
         buckets = _buckets(training, sharding, chosen)

@@ -11,7 +11,7 @@ from dsrun.errors import UsageError
 from dsrun.zero.generate.presets import GIB
 from dsrun.zero.memory.calibration import remembered
 from dsrun.zero.memory.model.architecture import Architecture
-from dsrun.zero.memory.request import USUAL_LENGTH, Cluster, PlanRequest, Switch
+from dsrun.zero.memory.request import USUAL_LENGTH, Cluster, PlanRequest, Switch, is_place
 from dsrun.zero.memory.strategy import Candidate, evaluate, strategies
 
 NEARLY = 0.95
@@ -89,7 +89,7 @@ def _able(rows: list[Candidate]) -> list[Candidate]:
 def _against(row: Candidate, micro_batch: int | None, offload: str | None) -> list[str]:
     """Which flags would have to change for `row` to be chosen, as text for the user."""
     changes = []
-    if offload is not None and row.strategy.offload != offload:
+    if offload is not None and not is_place(row.strategy.stage, row.strategy.offload, offload):
         changes.append(f"without --offload {offload}")
     if offload is None and row.strategy.offload == "nvme":
         changes.append("with --offload nvme")
@@ -156,7 +156,7 @@ Alternative = tuple[str, Candidate | None] | None
 
 def remedies(request: PlanRequest) -> list[str]:
     """What would fit, each found by planning again."""
-    ways = (_recomputing, _more_host, _more_gpus, _shorter, _with_lora, _larger_gpu)
+    ways = (_smaller_batch, _other_strategy, _recomputing, _more_host, _more_gpus, _shorter, _with_lora, _larger_gpu)
     found = [way(request) for way in ways]
     return [f"{each[0]}: {each[1].strategy}, micro batch {each[1].micro_batch}" for each in found if each and each[1]]
 
@@ -169,6 +169,20 @@ def _fitting(request: PlanRequest) -> list[Candidate]:
 def _best_fitting(request: PlanRequest) -> Candidate | None:
     fitting = _fitting(request)
     return _best(list(_compared(fitting))) if fitting else None
+
+
+def _smaller_batch(request: PlanRequest) -> Alternative:
+    if request.micro_batch is None:
+        return None
+    return f"without --micro-batch-size {request.micro_batch}", _best_fitting(replace(request, micro_batch=None))
+
+
+def _other_strategy(request: PlanRequest) -> Alternative:
+    fixed = [("--zero", request.stage), ("--offload", request.offload)]
+    flags = " ".join(f"{flag} {value}" for flag, value in fixed if value is not None)
+    if not flags:
+        return None
+    return f"without {flags}", _best_fitting(replace(request, stage=None, offload=None))
 
 
 def _recomputing(request: PlanRequest) -> Alternative:
@@ -293,6 +307,7 @@ def settings(chosen: Chosen) -> dict[str, object]:
 
 def message(chosen: Chosen) -> str:
     """What was chosen, in one line for the user."""
-    place = "" if chosen.offload == "none" else f" with states on {'NVMe' if chosen.offload == 'nvme' else 'the host'}"
+    held = "optimizer states" if chosen.offload == "optimizer" else "states"
+    place = "" if chosen.offload == "none" else f" with {held} on {'NVMe' if chosen.offload == 'nvme' else 'the host'}"
     again = ", recomputing activations" if chosen.checkpointing else ""
     return f"--zero auto: ZeRO-{chosen.stage}{place}, micro batch {chosen.micro_batch}{again} (`dsrun plan` says why)"

@@ -6,12 +6,16 @@ import shlex
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from dsrun.zero.generate.accumulation import error_after, memory_of_sum
 from dsrun.zero.generate.presets import GIB, NVME_PARAM_BUFFER, nvme_buffer
+from dsrun.zero.generate.spec import offloaded_to
+from dsrun.zero.memory import optimizers
 from dsrun.zero.memory.model.architecture import training
 from dsrun.zero.memory.model.count import Counted
 from dsrun.zero.memory.plan import Plan, described
 from dsrun.zero.memory.request import PlanRequest
-from dsrun.zero.memory.strategy import Candidate
+from dsrun.zero.memory.states import FP32
+from dsrun.zero.memory.strategy import Candidate, sums_in_fp32
 
 CONFIG_FILE = "ds.json"
 PARAM_BUFFER = "zero_optimization.offload_param.buffer_size"
@@ -27,6 +31,7 @@ class CommandOptions:
     model: str
     data: tuple[str, ...] = ()
     nvme_path: str = "/local_nvme"
+    deepspeed: str | None = None
     from_scratch: bool = False
 
 
@@ -35,9 +40,7 @@ def config_argv(request: PlanRequest, row: Candidate, options: CommandOptions) -
     strategy = row.strategy
     argv = ["dsrun", "config", "--zero", str(strategy.stage)]
     if strategy.offload != "none":
-        argv += ["--offload-optimizer", strategy.offload]
-        if strategy.stage == 3:
-            argv += ["--offload-param", strategy.offload]
+        argv += ["--offload", strategy.offload]
         if strategy.offload == "nvme":
             argv += ["--nvme-path", options.nvme_path]
             size = nvme_buffer(request.model.largest, request.cluster.world)
@@ -52,7 +55,7 @@ def train_argv(request: PlanRequest, row: Candidate, options: CommandOptions) ->
     world = request.cluster.world
     batch = request.global_batch or row.micro_batch * world
     argv = ["dsrun", "train"]
-    argv += ["--zero", "0"] if strategy.stage == 0 else ["--deepspeed", CONFIG_FILE]
+    argv += ["--zero", "0"] if strategy.stage == 0 else ["--deepspeed", options.deepspeed or CONFIG_FILE]
     argv += ["--model", options.model, *options.data]
     argv += ["--global-batch-size", str(batch), "--micro-batch-size", str(row.micro_batch)]
     if request.model.seq2seq:
@@ -63,6 +66,12 @@ def train_argv(request: PlanRequest, row: Candidate, options: CommandOptions) ->
         argv += ["--lora", str(request.lora)]
     if options.from_scratch:
         argv.append("--from-scratch")
+    if request.optimizer != optimizers.DEFAULT:
+        argv += ["--optim", request.optimizer]
+    if request.weights != FP32:
+        argv += ["--weights-dtype", "bfloat16"]
+    if request.chunked_loss:
+        argv += ["--use-liger-kernel", "true"]
     if request.attention == "eager":
         argv += ["--attn-implementation", "eager"]
     if strategy.checkpointing:
@@ -82,9 +91,9 @@ def _start(request: PlanRequest) -> list[str]:
 
 
 def lines(request: PlanRequest, row: Candidate, options: CommandOptions) -> list[str]:
-    """Both commands as a shell takes them; plain DDP needs no configuration."""
+    """Both commands as a shell takes them; plain DDP and the user's own JSON need none of dsrun's configurations."""
     train = shlex.join([*_start(request), *train_argv(request, row, options)])
-    if row.strategy.stage == 0:
+    if row.strategy.stage == 0 or options.deepspeed:
         return [train]
     return [f"{shlex.join(config_argv(request, row, options))} > {CONFIG_FILE}", train]
 
@@ -123,6 +132,12 @@ def as_json(plan: Plan, counted: Counted, options: CommandOptions) -> dict[str, 
             "source_length": request.source_length if model.seq2seq else None,
             "global_batch_size": request.global_batch,
             "lora": request.lora,
+            "zero": request.stage,
+            "offload": request.offload,
+            "micro_batch_size": request.micro_batch,
+            "optim": request.optimizer,
+            "weight_bytes": request.weights,
+            "chunked_loss": request.chunked_loss,
             "correction": request.factor,
         },
         "strategies": [row_as_json(row) for row in plan.rows],
@@ -178,7 +193,21 @@ def header(plan: Plan, counted: Counted, options: CommandOptions) -> list[str]:
         f"{described(request)} in {request.cluster.nodes} node{'s' if request.cluster.nodes > 1 else ''},"
         f" {request.precision}, {lengths} per sample, preset {request.preset}:"
         f" at most {request.budget / GIB:.1f} GiB of each GPU",
+        *([f"fixed: {', '.join(fixed)}"] if (fixed := _fixed(request)) else []),
     ]
+
+
+def _fixed(request: PlanRequest) -> list[str]:
+    """What the configuration does not leave to the plan."""
+    named = [
+        ("ZeRO-{}", request.stage),
+        ("offload {}", request.offload),
+        ("micro batch {}", request.micro_batch),
+        ("{}", request.optimizer if request.optimizer != optimizers.DEFAULT else None),
+        ("weights loaded in 16 bits", None if request.weights == FP32 else request.weights),
+        ("logits in chunks", request.chunked_loss or None),
+    ]
+    return [text.format(value) for text, value in named if value is not None]
 
 
 def table(plan: Plan) -> list[tuple[str, ...]]:
@@ -215,6 +244,16 @@ def _too_much(row: Candidate) -> str:
     parts = {"model states": gpu.states.gpu.total, "activations": gpu.activations.peak, "buffers": gpu.buffers.total}
     largest = max(parts, key=lambda each: parts[each])
     return f"{largest} alone take {parts[largest] / GIB:.1f} GiB"
+
+
+def exact_sums(request: PlanRequest, row: Candidate) -> str:
+    """That gradients are summed in fp32 and what it costs; empty where they are not."""
+    if not sums_in_fp32(request, row.strategy, row.micro_batch):
+        return ""
+    trained = training(request.model, request.lora).trainable
+    memory = memory_of_sum(trained, request.cluster.world, offloaded_to(row.strategy.offload))
+    error = error_after(row.accumulation)
+    return f"gradients of {row.accumulation} steps are summed in fp32, as a bf16 sum is off by {error}: {memory}"
 
 
 def details(row: Candidate) -> list[tuple[str, int]]:

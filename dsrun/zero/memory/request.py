@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from math import inf
 from typing import Literal
@@ -13,9 +14,10 @@ from dsrun.hardware.gpus import GpuModel, gpu_table, lookup
 from dsrun.hardware.instances import instance
 from dsrun.model_families import family_of, overflow_in_fp16
 from dsrun.zero.generate.presets import GIB, Sizes, sizes
+from dsrun.zero.memory import optimizers
 from dsrun.zero.memory.activations import Attention, Work
 from dsrun.zero.memory.model.architecture import Architecture
-from dsrun.zero.memory.states import Precision
+from dsrun.zero.memory.states import FP32, Offload, Precision
 
 MOST_GPUS = 1024
 """Per node; no machine has more in one."""
@@ -104,6 +106,20 @@ def _memory(name: str, model: GpuModel) -> tuple[float | None, str]:
     return (chosen, f"{name} is taken to be the one with {chosen} GiB; there are some with {others} GiB (--gpu-memory)")
 
 
+PLACES: dict[int, tuple[Offload, ...]] = {
+    0: ("none",),
+    1: ("none", "cpu"),
+    2: ("none", "cpu"),
+    3: ("none", "optimizer", "cpu", "nvme"),
+}
+"""Where DeepSpeed can keep the states of each stage; NVMe needs ZeRO-3, below which only the optimizer is offloaded."""
+
+
+def is_place(stage: int, place: Offload, wanted: str) -> bool:
+    """Whether --offload `wanted` means `place` at that stage: below ZeRO-3 cpu moves nothing but the optimizer."""
+    return wanted == place or (stage < 3 and (wanted, place) == ("optimizer", "cpu"))
+
+
 LONGEST = 100_000_000
 """Tokens; nothing trains on longer samples."""
 LARGEST_BATCH = 100_000_000
@@ -139,6 +155,19 @@ class PlanRequest:
     checkpointing: Switch = "auto"
     attention: Attention = "fused"
     host_memory: float | None = None
+    stage: int | None = None
+    offload: Offload | None = None
+    micro_batch: int | None = None
+    """What the configuration fixes; None leaves it to the plan."""
+    optimizer: str = optimizers.DEFAULT
+    weights: int = FP32
+    """Bytes of a weight as it is loaded (--weights-dtype); DeepSpeed casts it, plain DDP trains it so."""
+    chunked_loss: bool = False
+    """The loss never has all logits at a time (liger-kernel)."""
+    own_sizes: Sizes | None = None
+    """Those of the user's own DeepSpeed JSON instead of the preset's."""
+    sums_in_fp32: bool | None = None
+    """Whether bf16 gradients are summed in fp32; None: as dsrun's own configurations do."""
     factor: float = field(default=1.0)
     """Measured over predicted GPU memory, from `dsrun plan --calibrate`."""
 
@@ -148,6 +177,7 @@ class PlanRequest:
             ("--max-source-length", self.source_length, LONGEST),
             ("--global-batch-size", self.global_batch, LARGEST_BATCH),
             ("--lora", self.lora, LARGEST_RANK),
+            ("--micro-batch-size", self.micro_batch, LARGEST_BATCH),
         ):
             if value is not None and not 1 <= value <= most:
                 raise UsageError(f"{flag} {value} is not a valid value", fix=f"give a number from 1 to {most:,}")
@@ -155,18 +185,35 @@ class PlanRequest:
             raise UsageError(f"there is no preset {self.preset!r}", fix=f"choose {', '.join(SHARES)}")
         if self.host_memory is not None and not 0 < self.host_memory < inf:
             raise UsageError(f"--host-memory {self.host_memory:g} is not a valid size", fix="give GiB per node")
-        if self.global_batch is not None and self.global_batch % self.cluster.world:
-            below = self.global_batch // self.cluster.world * self.cluster.world
-            either = f"{below} or {below + self.cluster.world}" if below else str(self.cluster.world)
+        optimizers.state_bytes(self.optimizer, stage=1)  # refuses unknown ones
+        at_once = self.cluster.world * (self.micro_batch or 1)
+        if self.global_batch is not None and self.global_batch % at_once:
+            below = self.global_batch // at_once * at_once
+            either = f"{below} or {below + at_once}" if below else str(at_once)
+            times = f" with micro batch {self.micro_batch}" if self.micro_batch else ""
             raise UsageError(
-                f"global batch {self.global_batch} does not divide by {self.cluster.world} GPUs",
+                f"global batch {self.global_batch} does not divide by {self.cluster.world} GPUs{times}",
                 fix=f"use --global-batch-size {either}",
             )
+        if not any(True for _ in self.places):
+            offload = "" if self.offload is None else f" --offload {self.offload}"
+            raise UsageError(
+                f"DeepSpeed has no --zero {self.stage}{offload}",
+                fix="--offload needs --zero 1 to 3, and nvme --zero 3",
+            )
+
+    @property
+    def places(self) -> Iterator[tuple[int, Offload]]:
+        """Every stage and place that DeepSpeed has and the configuration does not rule out."""
+        for stage, places in PLACES.items():
+            for place in places:
+                if self.stage in (None, stage) and (self.offload is None or is_place(stage, place, self.offload)):
+                    yield stage, place
 
     @property
     def sizes(self) -> Sizes:
         """The sizes that the generator chooses for it."""
-        return sizes(self.preset, self.model.hidden, self.cluster.model)
+        return self.own_sizes or sizes(self.preset, self.model.hidden, self.cluster.model)
 
     @property
     def budget(self) -> float:
@@ -204,6 +251,7 @@ class PlanRequest:
             attention=self.attention,
             autocast=stage == 0 and self.precision != "fp32",
             adapters=self.lora,
+            chunked_loss=self.chunked_loss,
         )
 
 

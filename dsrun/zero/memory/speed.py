@@ -99,7 +99,7 @@ def _offload(step: Step) -> float:
     share = step.training.trainable / step.cluster.world
     copies = (step.micro_batches + 1) * step.sharding.width * share / (PCIE * GIGA)
     update = share * step.cluster.per_node / HOST_ADAM
-    if step.sharding.offload == "cpu":
+    if step.sharding.offload != "nvme":
         return copies + update
     # Master copy and moments are read and written, gradients written and read.
     return copies + update + share * step.cluster.per_node * 32 / (NVME * GIGA)

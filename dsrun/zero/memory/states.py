@@ -16,7 +16,8 @@ from typing import Literal
 from dsrun.zero.generate.presets import NVME_PARAM_BUFFER
 from dsrun.zero.memory.model.architecture import Training
 
-Offload = Literal["none", "cpu", "nvme"]
+Offload = Literal["none", "optimizer", "cpu", "nvme"]
+"""Where states are offloaded to; optimizer: those of the optimizer to host memory, ZeRO-3 parameters stay."""
 Precision = Literal["bf16", "fp16", "fp32"]
 
 FP32 = 4
@@ -47,6 +48,10 @@ class Sharding:
     persistence: int = 0
     """Elements up to which a ZeRO-3 parameter stays whole on every rank."""
     sub_group: int = SUB_GROUP
+    moments: float = MOMENTS * FP32
+    """Bytes of the optimizer's states per trained parameter (dsrun.zero.memory.optimizers)."""
+    weights: int = FP32
+    """Bytes of a weight as it is loaded, for plain DDP, which trains it so (--weights-dtype)."""
     nvme_buffer: int = NVME_PARAM_BUFFER
     """Elements of one buffer through which parameters come from NVMe."""
 
@@ -54,6 +59,10 @@ class Sharding:
     def width(self) -> int:
         """Bytes of one parameter as the forward pass uses it."""
         return FP32 if self.precision == "fp32" else 2
+
+    def optimizer(self, elements: int) -> int:
+        """Bytes of the optimizer's states for so many trained parameters."""
+        return int(self.moments * elements)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,16 +118,17 @@ def states(training: Training, sharding: Sharding, *, rank: int | None = None) -
 
 
 def _replicated(training: Training, sharding: Sharding) -> States:
-    """`dsrun train --zero 0`: plain DDP over fp32 weights; bf16 is torch.autocast's, which casts as it computes.
+    """`dsrun train --zero 0`: plain DDP, over fp32 weights unless --weights-dtype says otherwise; bf16 is
+    torch.autocast's, which casts as it computes.
 
     DDP's reducer keeps a second set of gradients in its buckets, as the Trainer leaves gradient_as_bucket_view off.
     """
-    gradients = FP32 * training.trainable
+    gradients = sharding.weights * training.trainable
     return States(
         gpu=Place(
-            parameters=FP32 * training.parameters,
+            parameters=sharding.weights * training.parameters,
             gradients=gradients,
-            optimizer=MOMENTS * FP32 * training.trainable,
+            optimizer=sharding.optimizer(training.trainable),
             staging=gradients if sharding.world > 1 else 0,
         )
     )
@@ -174,7 +184,7 @@ def _partitioned(training: Training, sharding: Sharding, rank: int | None) -> St
     if sharding.sums_in_fp32:  # only this rank's share (_build_compact_grad_partition_buffer)
         gradients = FP32 * share
     # The master copy exists in fp32 too: single_partition_of_fp32_groups is a clone.
-    master, moments = FP32 * share, MOMENTS * FP32 * share
+    master, moments = FP32 * share, sharding.optimizer(share)
     if sharding.offload == "none":
         # step() turns the share of the gradients into one flat fp32 tensor, which a sum in fp32 is already.
         return States(
@@ -215,17 +225,21 @@ def _sharded(training: Training, sharding: Sharding) -> States:
     whole = own * _small(training.trained, sharding) + width * _small(training.frozen, sharding)
     parameters = own * trained + width * frozen
     gradients = (FP32 if sharding.sums_in_fp32 else width) * trained
-    master, moments = FP32 * trained, MOMENTS * FP32 * trained
+    master, moments = FP32 * trained, sharding.optimizer(trained)
     if sharding.offload == "none":
         return States(
             gpu=Place(parameters=parameters + whole, gradients=gradients, master=master, optimizer=moments),
             step=FP32 * min(trained, sharding.sub_group),
         )
-    if sharding.offload == "cpu":
+    if sharding.offload in ("cpu", "optimizer"):
+        kept = parameters if sharding.offload == "optimizer" else 0
+        steps = [FP32 * each for each in sub_groups(trained, sharding.sub_group)]
         return States(
-            gpu=Place(parameters=whole),
-            host=Place(parameters=parameters, gradients=gradients + FP32 * trained, master=master, optimizer=moments),
-            pinned=(width * trained, gradients, *(FP32 * each for each in sub_groups(trained, sharding.sub_group))),
+            gpu=Place(parameters=whole + kept),
+            host=Place(
+                parameters=parameters - kept, gradients=gradients + FP32 * trained, master=master, optimizer=moments
+            ),
+            pinned=(0 if kept else width * trained, gradients, *steps),
         )
     return _on_nvme(trained, frozen, whole, sharding)
 
@@ -249,7 +263,7 @@ def _on_nvme(trained: int, frozen: int, whole: int, sharding: Sharding) -> State
             parameters=width * (trained - kept + frozen),
             gradients=FP32 * trained,
             master=FP32 * trained,
-            optimizer=MOMENTS * FP32 * trained,
+            optimizer=sharding.optimizer(trained),
         ),
         pinned=(width * kept, width * trained),
     )
@@ -262,10 +276,10 @@ def checkpoint_bytes(training: Training, sharding: Sharding) -> int:
     """One checkpoint of all ranks on disk: weights, master copy and moments.
 
     ZeRO stages 1 to 3 write the weights twice, once for DeepSpeed and once for from_pretrained; under LoRA only the
-    adapters. Plain DDP writes fp32 weights and moments.
+    adapters. Plain DDP writes the weights once, in the dtype they were loaded in.
     """
     count = training.trainable
     saved = count if training.frozen and count < sum(training.frozen) else training.parameters
     if sharding.stage == 0:
-        return FP32 * saved + MOMENTS * FP32 * count
-    return 2 * sharding.width * saved + (1 + MOMENTS) * FP32 * count
+        return sharding.weights * saved + sharding.optimizer(count)
+    return 2 * sharding.width * saved + FP32 * count + sharding.optimizer(count)

@@ -9,8 +9,10 @@ from typing import Literal
 
 from dsrun.zero.generate.accumulation import FROM_STEPS, takes_fp32_sum
 from dsrun.zero.generate.presets import GIB, nvme_buffer
+from dsrun.zero.generate.spec import offloaded_to
 from dsrun.zero.memory.activations import FRAGMENTATION, Activations, Buffers, activations, buffers
 from dsrun.zero.memory.model.architecture import Architecture, Training, training
+from dsrun.zero.memory.optimizers import state_bytes
 from dsrun.zero.memory.request import PlanRequest
 from dsrun.zero.memory.speed import Step, estimate
 from dsrun.zero.memory.states import Offload, Sharding, States, checkpoint_bytes, states
@@ -20,14 +22,6 @@ Verdict = Literal["fits", "tight", "does not fit"]
 LARGEST_MICRO_BATCH = 4096
 PROCESS = int(1.5 * GIB)
 """Host memory of one training process with torch and CUDA loaded and no model."""
-
-PLACES: dict[int, tuple[Offload, ...]] = {
-    0: ("none",),
-    1: ("none", "cpu"),
-    2: ("none", "cpu"),
-    3: ("none", "cpu", "nvme"),
-}
-"""Where DeepSpeed can keep the states of each stage; NVMe needs ZeRO-3."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,10 +87,9 @@ class Candidate:
 def strategies(request: PlanRequest) -> Iterator[Strategy]:
     """Every strategy that DeepSpeed has and the request does not rule out."""
     recompute = {"on": (True,), "off": (False,), "auto": (False, True)}[request.checkpointing]
-    for stage, places in PLACES.items():
-        for place in places:
-            for checkpointing in recompute:
-                yield Strategy(stage=stage, offload=place, checkpointing=checkpointing)
+    for stage, place in request.places:
+        for checkpointing in recompute:
+            yield Strategy(stage=stage, offload=place, checkpointing=checkpointing)
 
 
 @lru_cache(maxsize=64)
@@ -120,6 +113,8 @@ def sharding_of(request: PlanRequest, strategy: Strategy) -> Sharding:
         accumulates=share != 1,
         persistence=request.sizes.persistence,
         sub_group=request.sizes.sub_group,
+        moments=state_bytes(request.optimizer, stage=strategy.stage, weights=request.weights),
+        weights=request.weights,
         nvme_buffer=nvme_buffer(request.model.largest, request.cluster.world),
     )
 
@@ -127,8 +122,8 @@ def sharding_of(request: PlanRequest, strategy: Strategy) -> Sharding:
 def gpu(request: PlanRequest, strategy: Strategy, micro_batch: int) -> Gpu:
     """One GPU's memory with this strategy and micro batch."""
     sharding = sharding_of(request, strategy)
-    if _accumulation(request, micro_batch) >= FROM_STEPS and takes_fp32_sum(strategy.stage, strategy.offload):
-        sharding = replace(sharding, sums_in_fp32=request.precision == "bf16")
+    if sums_in_fp32(request, strategy, micro_batch):
+        sharding = replace(sharding, sums_in_fp32=True)
     trained = _training(request.model, request.lora)
     work = request.work(micro_batch, stage=strategy.stage, checkpointing=strategy.checkpointing)
     return Gpu(
@@ -139,11 +134,21 @@ def gpu(request: PlanRequest, strategy: Strategy, micro_batch: int) -> Gpu:
     )
 
 
+def sums_in_fp32(request: PlanRequest, strategy: Strategy, micro_batch: int) -> bool:
+    """Whether bf16 gradients are summed in fp32: where the user's own JSON or dsrun's configuration says so."""
+    if request.sums_in_fp32 is not None:
+        return request.sums_in_fp32 and request.precision != "fp32" and strategy.stage > 0
+    able = request.precision == "bf16" and takes_fp32_sum(strategy.stage, offloaded_to(strategy.offload))
+    return able and _accumulation(request, micro_batch) >= FROM_STEPS
+
+
 def largest_micro_batch(request: PlanRequest, strategy: Strategy, room: float) -> int:
     """The largest micro batch whose peak stays within `room` bytes; 0 when not even one sample does.
 
-    With a global batch, the largest that divides a rank's share of it.
+    With a global batch, the largest that divides a rank's share of it; only the request's own, where it has one.
     """
+    if request.micro_batch is not None:
+        return request.micro_batch if gpu(request, strategy, request.micro_batch).total <= room else 0
     share = request.global_batch and request.global_batch // request.cluster.world
     low, high = 0, min(LARGEST_MICRO_BATCH, share or LARGEST_MICRO_BATCH)
     while low < high:
@@ -160,20 +165,21 @@ def evaluate(request: PlanRequest, strategy: Strategy) -> Candidate:
     micro_batch = largest_micro_batch(request, strategy, request.budget)
     verdict: Verdict = "fits" if micro_batch else "tight"
     micro_batch = micro_batch or largest_micro_batch(request, strategy, request.limit)
-    peak = gpu(request, strategy, micro_batch or 1)
+    least = request.micro_batch or 1
+    peak = gpu(request, strategy, micro_batch or least)
     host, loading = _host(request, strategy, peak)
     host_short = bool(micro_batch) and max(host, loading) > request.host * GIB
     if host_short:
         micro_batch = 0
     sharding = sharding_of(request, strategy)
     trained = _training(request.model, request.lora)
-    steps = _accumulation(request, micro_batch or 1)
+    steps = _accumulation(request, micro_batch or least)
     step = Step(
         cluster=request.cluster,
         sharding=sharding,
         training=trained,
         active=active_parameters(request.model),
-        tokens=(micro_batch or 1) * request.tokens,
+        tokens=(micro_batch or least) * request.tokens,
         micro_batches=steps,
         checkpointing=strategy.checkpointing,
         overlap=request.sizes.overlap,
@@ -189,7 +195,7 @@ def evaluate(request: PlanRequest, strategy: Strategy) -> Candidate:
         host_loading=loading,
         nvme=peak.states.nvme.total * request.cluster.per_node,
         checkpoint=checkpoint_bytes(trained, sharding),
-        samples_per_second=(micro_batch or 1) * steps * request.cluster.world / time.seconds,
+        samples_per_second=(micro_batch or least) * steps * request.cluster.world / time.seconds,
         relative=0.0,
         reason=time.reason,
         host_short=host_short,
@@ -218,11 +224,11 @@ def _accumulation(request: PlanRequest, micro_batch: int) -> int:
 def _host(request: PlanRequest, strategy: Strategy, peak: Gpu) -> tuple[int, int]:
     """Host bytes per node: in training, and while the weights are loaded.
 
-    Every process holds the whole model in fp32 before that moves to its GPU; under ZeRO-3 only rank 0 reads the
-    checkpoint (taken to be 16-bit) and hands it out (transformers 5.23, _load_state_dict_into_zero3_model).
+    Every process holds the whole model before that moves to its GPU; under ZeRO-3 only rank 0 reads the checkpoint
+    (taken to be 16-bit) and hands it out (transformers 5.23, _load_state_dict_into_zero3_model).
     """
     ranks, parameters = request.cluster.per_node, request.model.parameters
-    loading = 2 * parameters if strategy.stage == 3 else 4 * parameters * ranks
+    loading = 2 * parameters if strategy.stage == 3 else request.weights * parameters * ranks
     pinned = request.sizes.pinned
     held = peak.states.host_bytes if pinned else peak.states.host.total
     return ranks * (PROCESS + held), ranks * PROCESS + loading

@@ -138,7 +138,7 @@ def test_resume_from_checkpoint_takes_booleans(word, meaning):
         (["--max_steps", "8.5"], "--max_steps: '8.5' is not a whole number"),
         (["--learning_rate", "nan"], "--learning_rate: 'nan' is not a number"),
         (["--bf16", "maybe"], "--bf16: 'maybe' is not true or false"),
-        (["--offload", "gpu"], "--offload: 'gpu' is not one of none, cpu, nvme"),
+        (["--offload", "gpu"], "--offload: 'gpu' is not one of none, cpu, nvme, optimizer"),
         (["--optim", "adamw_troch"], "--optim: 'adamw_troch' is not known; did you mean adamw_torch?"),
         (
             ["--lr_scheduler_kwargs", "[1]"],
