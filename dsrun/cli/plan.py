@@ -94,9 +94,12 @@ def command(**given: Any) -> int:
     counted = count(
         found, meta={"auto": None, "meta": True, "shapes": False}[given["counting"]], from_scratch=given["from_scratch"]
     )
+    if given["max_source_length"] is None:
+        # Speech models pad each source to it.
+        given["max_source_length"] = found.config.get("max_source_positions")
     request = _request(counted, given)
     _note_unused_lengths(counted.architecture.seq2seq, given)
-    options = _command_options(given)
+    options = replace(_command_options(given), trained=counted.trained)
     if given["deepspeed"]:
         request = _with_deepspeed(request, given)
     request = replace(request, factor=remembered(found.config, request))
@@ -235,5 +238,5 @@ def _print(made: Plan, counted: Counted, options: CommandOptions) -> None:
     print_line()
     for line in report.lines(made.request, made.choice, options):
         print_line(line)
-    if not options.data:
+    if options.trained and not options.data:
         print_line("# your data: --train-file FILE or --dataset NAME; without, the built-in demo data is used")

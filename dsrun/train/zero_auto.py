@@ -14,7 +14,14 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    AutoModelForMultimodalLM,
+    AutoModelForSeq2SeqLM,
+    AutoModelForSpeechSeq2Seq,
+)
 from transformers.pytorch_utils import Conv1D
 
 from dsrun.errors import MissingError
@@ -121,13 +128,26 @@ def _cluster(world: World) -> Cluster:
     return cluster(f"{properties.name}:{world.local_size}", nodes=max(1, world.size // world.local_size), memory=memory)
 
 
-def build(folder: str) -> Any:
-    return without_storage(AutoConfig.from_pretrained(folder))
+# Models that hear or see, too, which this program counts and does not train.
+_COUNTED = (AutoModelForSpeechSeq2Seq, AutoModelForImageTextToText, AutoModelForMultimodalLM)
 
 
-def without_storage(config: Any, *, trust_remote_code: bool = False) -> Any:
+def counted(folder: str) -> dict[str, Any]:
+    """What the model in a folder consists of; `trained` says whether `dsrun train` trains its kind."""
+    config = AutoConfig.from_pretrained(folder)
+    own = _auto(config)
+    # A family that no class is registered for is built as a text model, so that the error names it.
+    auto = next((each for each in (own, *_COUNTED) if type(config) in each._model_mapping), own)
+    return {**report(without_storage(config, auto)), "trained": auto is own}
+
+
+def _auto(config: Any) -> Any:
+    return AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+
+
+def without_storage(config: Any, auto: Any = None, *, trust_remote_code: bool = False) -> Any:
     """The model of a config, with tensors that have a shape and nothing behind it."""
-    auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
+    auto = auto or _auto(config)
     with one_at_a_time(trust_remote_code), torch.device("meta"):
         return auto.from_config(config, trust_remote_code=trust_remote_code)
 
@@ -159,4 +179,4 @@ def report(model: Any) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    json.dump(report(build(sys.argv[1])), sys.stdout)
+    json.dump(counted(sys.argv[1]), sys.stdout)

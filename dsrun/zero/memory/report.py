@@ -32,6 +32,7 @@ class CommandOptions:
     data: tuple[str, ...] = ()
     nvme_path: str = "/local_nvme"
     deepspeed: str | None = None
+    trained: bool = True
     from_scratch: bool = False
 
 
@@ -91,11 +92,10 @@ def _start(request: PlanRequest) -> list[str]:
 
 
 def lines(request: PlanRequest, row: Candidate, options: CommandOptions) -> list[str]:
-    """Both commands as a shell takes them; plain DDP and the user's own JSON need none of dsrun's configurations."""
+    """Both commands as a shell takes them. Plain DDP and the user's own JSON need none of dsrun's configurations."""
     train = shlex.join([*_start(request), *train_argv(request, row, options)])
-    if row.strategy.stage == 0 or options.deepspeed:
-        return [train]
-    return [f"{shlex.join(config_argv(request, row, options))} > {CONFIG_FILE}", train]
+    made = [] if options.deepspeed or row.strategy.stage == 0 else [config_argv(request, row, options)]
+    return [*(f"{shlex.join(argv)} > {CONFIG_FILE}" for argv in made), *([train] if options.trained else [])]
 
 
 VERSION = 1

@@ -81,6 +81,8 @@ class Counted:
     architecture: Architecture
     how: str
     findings: tuple[Finding, ...] = ()
+    trained: bool = True
+    """Whether `dsrun train` trains models of its kind."""
 
 
 def count(found: Found, *, meta: bool | None = None, from_scratch: bool = False) -> Counted:
@@ -99,7 +101,7 @@ def count(found: Found, *, meta: bool | None = None, from_scratch: bool = False)
             architecture=shapes, how="the architecture's shapes", findings=tuple(_against_files(found, shapes))
         )
     try:
-        tensors, settings = on_meta_device(found.folder)
+        tensors, settings, trained = on_meta_device(found.folder)
     except ToolError as error:
         if shapes is None:
             raise
@@ -113,11 +115,15 @@ def count(found: Found, *, meta: bool | None = None, from_scratch: bool = False)
             findings.append(_differs(found, architecture, loaded))
         architecture = generic(settings, loaded)
     findings += _against_files(found, architecture)
-    return Counted(architecture=architecture, how="transformers on the meta device", findings=tuple(findings))
+    findings += [] if trained else [_not_trained(found)]
+    return Counted(
+        architecture=architecture, how="transformers on the meta device", findings=tuple(findings), trained=trained
+    )
 
 
-def on_meta_device(folder: Path) -> tuple[tuple[Weight, ...], dict[str, Any]]:
-    """Every tensor of the model and its settings with transformers' defaults, from a child process that may load torch.
+def on_meta_device(folder: Path) -> tuple[tuple[Weight, ...], dict[str, Any], bool]:
+    """Every tensor of the model, its settings with transformers' defaults, and whether `dsrun train` trains its kind,
+    from a child process that may load torch.
 
     Raises ToolError when it fails.
     """
@@ -125,7 +131,8 @@ def on_meta_device(folder: Path) -> tuple[tuple[Weight, ...], dict[str, Any]]:
     if done.returncode != 0:
         raise ToolError(f"counting {folder} on the meta device failed: {_reason(done.stderr)}")
     output = json.loads(done.stdout.strip().splitlines()[-1])
-    return tuple(Weight(name, tuple(shape), kind) for name, shape, kind in output["tensors"]), output["config"]
+    tensors = tuple(Weight(name, tuple(shape), kind) for name, shape, kind in output["tensors"])
+    return tensors, output["config"], output["trained"]
 
 
 def _reason(stderr: str) -> str:
@@ -227,6 +234,16 @@ def layered(tensors: tuple[Weight, ...]) -> tuple[Block, ...]:
         return numbered[1] if numbered else weight.name.rpartition(".")[0]
 
     return tuple(Block(name, 1, tuple(weights)) for name, weights in groupby(tensors, key=layer))
+
+
+def _not_trained(found: Found) -> Finding:
+    return Finding(
+        level="warning",
+        code="plan.not-trained",
+        message=f"dsrun train does not train {found.config['model_type']} models: the plan is for a program of your"
+        " own, and counts the activations of the part that reads or writes text",
+        where=str(found.folder),
+    )
 
 
 def _differs(found: Found, shapes: Architecture, tensors: tuple[Weight, ...]) -> Finding:

@@ -147,11 +147,26 @@ def test_cluster_from_gpu_spec():
 
 def built(folder, config):
     """The generic architecture of what transformers builds, in this process."""
-    from dsrun.train.zero_auto import build, report
+    from dsrun.train.zero_auto import counted
 
     write(folder, config)
-    said = report(build(str(folder)))
+    said = counted(str(folder))
     return generic(said["config"], tuple(Weight(name, tuple(shape), kind) for name, shape, kind in said["tensors"]))
+
+
+def test_model_that_dsrun_does_not_train_is_counted_with_a_note(tmp_path):
+    sides = {
+        "d_model": 32, "encoder_layers": 2, "decoder_layers": 1, "encoder_ffn_dim": 64, "decoder_ffn_dim": 64,
+        "encoder_attention_heads": 4, "decoder_attention_heads": 4, "vocab_size": 64, "num_mel_bins": 8,
+        "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1,
+    }  # fmt: skip
+    made = count(write(tmp_path, {"model_type": "whisper", **sides}), meta=True)
+    assert not made.trained
+    assert [each.code for each in made.findings] == ["plan.not-trained"]
+    assert "does not train whisper models" in made.findings[0].message
+    # Its convolutions, and both sides' positions: 1500 and 448.
+    assert made.architecture.parameters > 32 * (1500 + 448 + 3 * (8 + 32))
+    assert made.architecture.seq2seq
 
 
 SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 64}
