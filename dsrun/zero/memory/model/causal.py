@@ -1,11 +1,11 @@
-"""Decoder-only families: the exact parameter tensors transformers 5.23 builds from a config.json, in its order."""
+"""Decoder-only families with RMS norms: the exact parameter tensors transformers 5.23 builds from a config.json, in its
+order."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import groupby
 
-from dsrun.model_families import family_of
 from dsrun.zero.memory.model.architecture import Architecture, Block, Stack, Weight
 from dsrun.zero.memory.model.configs import Settings
 from dsrun.zero.memory.model.seq2seq import head, linear, norm, single, table
@@ -21,11 +21,15 @@ class Recipe:
     """Whether the attention's output projection follows attention_bias too."""
     query_norms: str = ""
     """"head": norms over each head of queries and keys; "all": over all heads at once."""
-    fused: bool = False
-    """One matrix for q, k, v and one for gate and up (Phi-3)."""
+    fused: str = ""
+    """"all": one matrix for q, k, v and one for gate and up (Phi-3); "mlp": only the latter (GLM)."""
+    bias: bool = False
+    """What attention_bias is unless the config says."""
     norms: int = 2
     mlp_bias: bool = False
     experts: bool = False
+    expert_biases: bool = False
+    """Router and experts have biases, and each head has a sink (gpt-oss)."""
     tied: bool = False
     heads: int = 32
     keys: int | None = None
@@ -43,7 +47,12 @@ FAMILIES: dict[str, Recipe] = {
         query_bias=None, output_bias=True, norms=4, query_norms="head", tied=True, heads=8, keys=4, head_dim=256
     ),
     "olmo2": Recipe(query_bias=None, output_bias=True, query_norms="all"),
-    "phi3": Recipe(fused=True),
+    "phi3": Recipe(fused="all"),
+    "glm": Recipe(query_bias=None, bias=True, fused="mlp", keys=2, head_dim=128),
+    "glm4": Recipe(query_bias=None, bias=True, fused="mlp", norms=4, keys=2, head_dim=128),
+    "gpt_oss": Recipe(
+        query_bias=None, bias=True, output_bias=True, experts=True, expert_biases=True, heads=64, keys=8, head_dim=64
+    ),
     "mixtral": Recipe(experts=True, keys=8),
     "qwen3_moe": Recipe(query_bias=None, output_bias=True, query_norms="head", experts=True, keys=4),
 }
@@ -80,15 +89,17 @@ class _Layer:
     def __init__(self, config: Settings, recipe: Recipe, *, width: int, queries: int, keys: int, size: int) -> None:
         self.config, self.recipe = config, recipe
         self.width, self.queries, self.keys, self.size = width, queries, keys, size
-        bias = config.switch("attention_bias", False)
+        self.heads = queries // size
+        bias = config.switch("attention_bias", recipe.bias)
         self.query_bias = bias if recipe.query_bias is None else recipe.query_bias
         self.output_bias = bias and recipe.output_bias
         self.ffn = config.number("intermediate_size")
         self.experts = self.per_token = 0
         self.plain = config.numbers("mlp_only_layers")
         if recipe.experts:
-            self.experts = config.number("num_local_experts", "num_experts", default=8)
-            self.per_token = config.number("num_experts_per_tok", default=2)
+            many = recipe.expert_biases
+            self.experts = config.number("num_local_experts", "num_experts", default=128 if many else 8)
+            self.per_token = config.number("num_experts_per_tok", default=4 if many else 2)
 
     def blocks(self, layers: int) -> list[Block]:
         """The layers in order; some of a mixture of experts may be plain."""
@@ -116,7 +127,7 @@ class _Layer:
     def _attention(self) -> list[Weight]:
         width, queries, keys, bias = self.width, self.queries, self.keys, self.query_bias
         out = linear("o_proj", width, queries, bias=self.output_bias)
-        if self.recipe.fused:
+        if self.recipe.fused == "all":
             return [*out, *linear("qkv_proj", queries + 2 * keys, width)]
         projections = [
             *linear("q_proj", queries, width, bias=bias),
@@ -124,6 +135,8 @@ class _Layer:
             *linear("v_proj", keys, width, bias=bias),
             *out,
         ]
+        if self.recipe.expert_biases:
+            projections.insert(0, Weight("sinks", (self.heads,), "vector"))
         if self.recipe.query_norms:
             whole = self.recipe.query_norms == "all"
             projections += norm("q_norm", queries if whole else self.size)
@@ -143,113 +156,79 @@ class _Layer:
         router = Weight("gate.weight", (self.experts, self.width), "experts")
         inside = Weight("experts.gate_up_proj", (self.experts, 2 * ffn, self.width), "experts")
         outside = Weight("experts.down_proj", (self.experts, self.width, ffn), "experts")
+        if self.recipe.expert_biases:
+            return [
+                router,
+                Weight("router.bias", (self.experts,), "vector"),
+                Weight("experts.gate_up_proj", (self.experts, self.width, 2 * ffn), "experts"),
+                Weight("experts.gate_up_proj_bias", (self.experts, 2 * ffn), "experts"),
+                Weight("experts.down_proj", (self.experts, ffn, self.width), "experts"),
+                Weight("experts.down_proj_bias", (self.experts, self.width), "experts"),
+            ]
         return [router, inside, outside] if self.recipe.query_norms == "" else [inside, outside, router]
 
 
-def _plain_stack(layers: int, heads: int, width: int, ffn: int) -> Stack:
-    return Stack(layers=layers, heads=heads, queries=width, keys=width, ffn=ffn, gated=False, norms=2)
-
-
-def gpt2(config: Settings, *, from_scratch: bool) -> Architecture:
-    """GPT-2 (Radford et al. 2019): learned positions, LayerNorm, one matrix for queries, keys and values."""
-    width = config.number("n_embd", default=768)
-    rows = config.number("vocab_size", default=50257)
-    positions = config.number("n_positions", default=1024)
-    layers = config.number("n_layer", default=12)
-    ffn = config.number("n_inner", default=4 * width)
-    layer = (
-        *norm("ln_1", width, bias=True),
-        # Conv1D keeps its matrix transposed: [into, out].
-        Weight("attn.c_attn.weight", (width, 3 * width), "linear"),
-        Weight("attn.c_attn.bias", (3 * width,), "vector"),
-        Weight("attn.c_proj.weight", (width, width), "linear"),
-        Weight("attn.c_proj.bias", (width,), "vector"),
-        *norm("ln_2", width, bias=True),
-        Weight("mlp.c_fc.weight", (width, ffn), "linear"),
-        Weight("mlp.c_fc.bias", (ffn,), "vector"),
-        Weight("mlp.c_proj.weight", (ffn, width), "linear"),
-        Weight("mlp.c_proj.bias", (width,), "vector"),
+def deepseek_v3(config: Settings, *, from_scratch: bool) -> Architecture:
+    """DeepSeek-V3 (DeepSeek-AI 2024): low-rank queries, keys and values, shared beside routed experts."""
+    width, rows = config.number("hidden_size", default=7168), config.number("vocab_size", default=129280)
+    layers, heads = config.number("num_hidden_layers", default=61), config.number("num_attention_heads", default=128)
+    rotary = config.number("qk_rope_head_dim", default=64)
+    plain, values = config.number("qk_nope_head_dim", default=128), config.number("v_head_dim", default=128)
+    experts = config.number("n_routed_experts", "num_local_experts", default=256)
+    ffn = config.number("moe_intermediate_size", default=2048)
+    shared = ffn * config.number("n_shared_experts", default=1)
+    attention = _low_rank_attention(config, width, heads * (plain + rotary), heads * (plain + values), heads * values)
+    norms = (*norm("input_layernorm", width), *norm("post_attention_layernorm", width))
+    dense = _gated("mlp", config.number("intermediate_size", default=18432), width)
+    sparse = (
+        Weight("mlp.experts.gate_up_proj", (experts, 2 * ffn, width), "experts"),
+        Weight("mlp.experts.down_proj", (experts, width, ffn), "experts"),
+        Weight("mlp.gate.weight", (experts, width), "experts"),
+        *_gated("mlp.shared_experts", shared, width),
     )
-    blocks = [
-        single("transformer", [*table("wte", rows, width), *table("wpe", positions, width)]),
-        Block("transformer.h", layers, layer),
-        single("transformer", norm("ln_f", width, bias=True)),
-    ]
-    tied = config.switch("tie_word_embeddings", True)
-    if not tied:
-        blocks.append(head(rows, width))
-    heads = config.number("n_head", default=12)
-    return Architecture(
-        family="gpt2", seq2seq=False, hidden=width, vocabulary=rows, tied=tied, blocks=tuple(blocks),
-        decoder=_plain_stack(layers, heads, width, ffn),
-        positions=positions, dropout=config.share("resid_pdrop", 0.1),
-    )  # fmt: skip
-
-
-def gpt_neox(config: Settings, *, from_scratch: bool) -> Architecture:
-    """GPT-NeoX and Pythia (Black et al. 2022): rotary positions, LayerNorm, biases everywhere."""
-    width = config.number("hidden_size", default=6144)
-    rows = config.number("vocab_size", default=50432)
-    layers = config.number("num_hidden_layers", default=44)
-    ffn = config.number("intermediate_size", default=24576)
-    bias = config.switch("attention_bias", True)
-    layer = (
-        *norm("input_layernorm", width, bias=True),
-        *norm("post_attention_layernorm", width, bias=True),
-        *linear("attention.query_key_value", 3 * width, width, bias=bias),
-        *linear("attention.dense", width, width, bias=bias),
-        *linear("mlp.dense_h_to_4h", ffn, width, bias=True),
-        *linear("mlp.dense_4h_to_h", width, ffn, bias=True),
-    )
+    first = min(layers, config.number("first_k_dense_replace", default=3, least=0))
+    runs = ((first, dense), (layers - first, sparse))
     tied = config.switch("tie_word_embeddings", False)
+    per_token = config.number("num_experts_per_tok", default=8)
+    stack = Stack(
+        layers=layers, heads=heads, queries=heads * (plain + rotary), keys=heads * (plain + rotary),
+        ffn=per_token * ffn + shared, gated=True, norms=2, experts=experts, experts_per_token=per_token,
+    )  # fmt: skip
     blocks = [
-        single("gpt_neox", table("embed_in", rows, width)),
-        Block("gpt_neox.layers", layers, layer),
-        single("gpt_neox", norm("final_layer_norm", width, bias=True)),
+        single("model", table("embed_tokens", rows, width)),
+        *(Block("model.layers", count, (*attention, *mlp, *norms)) for count, mlp in runs if count),
+        single("model", norm("norm", width)),
         *([] if tied else [head(rows, width)]),
     ]
-    heads = config.number("num_attention_heads", default=64)
     return Architecture(
-        family="gpt_neox", seq2seq=False, hidden=width, vocabulary=rows, tied=tied, blocks=tuple(blocks),
-        decoder=_plain_stack(layers, heads, width, ffn),
-        dropout=config.share("hidden_dropout", 0.0),
+        family="deepseek_v3", seq2seq=False, hidden=width, vocabulary=rows, tied=tied, blocks=tuple(blocks),
+        decoder=stack, norm="rms",
     )  # fmt: skip
 
 
-def opt(config: Settings, *, from_scratch: bool) -> Architecture:
-    """OPT (Zhang et al. 2022), with the two narrow-embedding projections of its smallest relative."""
-    width = config.number("hidden_size", default=768)
-    narrow = config.number("word_embed_proj_dim", default=width)
-    rows = config.number("vocab_size", default=50272)
-    positions = config.number("max_position_embeddings", default=2048)
-    layers = config.number("num_hidden_layers", default=12)
-    ffn = config.number("ffn_dim", default=3072)
-    bias = config.switch("enable_bias", True)
-    affine = config.switch("layer_norm_elementwise_affine", True)
-    projections = (f"{each}_proj" for each in ("k", "v", "q", "out"))
-    layer = (
-        *(weight for each in projections for weight in linear(each, width, width, bias=bias)),
-        *(norm("self_attn_layer_norm", width, bias=True) if affine else []),
-        *linear("fc1", ffn, width, bias=bias),
-        *linear("fc2", width, ffn, bias=bias),
-        *(norm("final_layer_norm", width, bias=True) if affine else []),
-    )
-    ends = [
-        *table("embed_tokens", rows, narrow),
-        *table("embed_positions", positions + family_of("opt").unused_positions, width),
+def _low_rank_attention(config: Settings, width: int, queries: int, both: int, values: int) -> list[Weight]:
+    """Multi-head latent attention; `both` is the width of unrotated keys and values together."""
+    bias = config.switch("attention_bias", False)
+    rank, rotary = config.number("kv_lora_rank", default=512), config.number("qk_rope_head_dim", default=64)
+    # A config that says null has full queries.
+    low = None if config.config.get("q_lora_rank", 0) is None else config.number("q_lora_rank", default=1536)
+    if low is None:
+        query = linear("q_proj", queries, width)
+    else:
+        query = [
+            *linear("q_a_proj", low, width, bias=bias),
+            *norm("q_a_layernorm", low),
+            *linear("q_b_proj", queries, low),
+        ]
+    return [
+        *query,
+        *linear("kv_a_proj_with_mqa", rank + rotary, width, bias=bias),
+        *norm("kv_a_layernorm", rank),
+        *linear("kv_b_proj", both, rank),
+        *linear("o_proj", width, values, bias=bias),
     ]
-    if narrow != width:
-        ends += [*linear("project_out", narrow, width), *linear("project_in", width, narrow)]
-    before = config.switch("do_layer_norm_before", True) and not config.switch("_remove_final_layer_norm", False)
-    if before and affine:
-        ends += norm("final_layer_norm", width, bias=True)
-    tied = config.switch("tie_word_embeddings", True)
-    blocks = [single("decoder", ends), Block("decoder.layers", layers, layer)]
-    if not tied:
-        blocks.append(head(rows, narrow))
-    heads = config.number("num_attention_heads", default=12)
-    return Architecture(
-        family="opt", seq2seq=False, hidden=width, vocabulary=rows, tied=tied, blocks=tuple(blocks),
-        decoder=_plain_stack(layers, heads, width, ffn),
-        positions=positions, dropout=config.share("dropout", 0.1),
-    )  # fmt: skip
+
+
+def _gated(name: str, ffn: int, width: int) -> list[Weight]:
+    into = [weight for each in ("gate_proj", "up_proj") for weight in linear(f"{name}.{each}", ffn, width)]
+    return [*into, *linear(f"{name}.down_proj", width, ffn)]

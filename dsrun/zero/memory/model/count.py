@@ -16,7 +16,7 @@ from dsrun.errors import MissingError, ToolError, UsageError, nearest
 from dsrun.findings import Finding
 from dsrun.model_families import family_of
 from dsrun.system.proc import capture
-from dsrun.zero.memory.model import causal, seq2seq
+from dsrun.zero.memory.model import causal, causal_layernorm, seq2seq
 from dsrun.zero.memory.model.architecture import Architecture, Block, Stack, Weight
 from dsrun.zero.memory.model.configs import Found, Settings
 
@@ -26,9 +26,13 @@ FAMILIES: dict[str, Describe] = {
     **dict.fromkeys(("t5", "mt5", "umt5"), seq2seq.t5),
     **dict.fromkeys(("bart", "mbart", "marian", "pegasus", "m2m_100"), seq2seq.bart),
     **dict.fromkeys(causal.FAMILIES, causal.llama),
-    "gpt2": causal.gpt2,
-    "gpt_neox": causal.gpt_neox,
-    "opt": causal.opt,
+    "deepseek_v3": causal.deepseek_v3,
+    "gpt2": causal_layernorm.gpt2,
+    "gpt_neox": causal_layernorm.gpt_neox,
+    "gptj": causal_layernorm.gptj,
+    "opt": causal_layernorm.opt,
+    "bloom": causal_layernorm.bloom,
+    "falcon": causal_layernorm.falcon,
 }
 
 
