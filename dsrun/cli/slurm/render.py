@@ -30,6 +30,7 @@ from dsrun.slurm.check import check
 from dsrun.slurm.cluster.facts import ClusterFacts
 from dsrun.slurm.jobs.submit import submit, test_only
 from dsrun.slurm.render.environment import uses_own_python, workers
+from dsrun.slurm.render.launchers import refuse_scripts
 from dsrun.slurm.render.options import SlurmSpec, options
 from dsrun.slurm.render.program import Program, any_program, train_program
 from dsrun.slurm.render.sbatch_flags import translate
@@ -63,6 +64,7 @@ def find_job(args: Sequence[str], config: str | None, cwd: Path) -> RenderedProg
         return _train(args[1:], config or here, cwd)
     if args:
         _refuse_tokens(args)
+        refuse_scripts(args, cwd)
         return RenderedProgram(program=any_program(args), config=config or here)
     if config or here:
         name = str(config or here)
