@@ -125,7 +125,8 @@ class Site:
     `gpus_per_node` and `cores_per_gpu` are None where no cluster is there to be asked. `checkpoint_s` is the time
     that the slowest checkpoint of an earlier run took. `python` is the interpreter of the workers, `own_python` the
     one that has dsrun. `functions` is where the nodes find the shell functions that scripts call. `user` and `command`
-    rendered it, in the folder `cwd`; None where that is not known on the cluster.
+    rendered it, in the folder `cwd`; None where that is not known on the cluster. `has_dsrun`: the Python of the
+    workers, if no image brings it, has this dsrun.
     """
 
     python: str = sys.executable
@@ -137,6 +138,7 @@ class Site:
     user: str = ""
     command: tuple[str, ...] = ()
     cwd: str | None = None
+    has_dsrun: bool = True
 
     @property
     def signal_lead_s(self) -> int:

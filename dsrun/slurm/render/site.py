@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dsrun import __version__
+from dsrun.errors import MissingError, ToolError
 from dsrun.slurm.render.program import Site
+from dsrun.system.proc import capture
 
 if TYPE_CHECKING:
     from dsrun.slurm.cluster.facts import ClusterFacts
@@ -17,6 +21,8 @@ if TYPE_CHECKING:
 
 # One rank's imports are 66,000 file operations; from here on they take longer than copying the environment.
 STAGE_NODES = 16
+# An interpreter on a busy file server.
+_TIMEOUT_S = 60
 
 
 def find_site(
@@ -25,7 +31,10 @@ def find_site(
     """The site, and the facts of its cluster; None for these if there is no SLURM."""
     from dsrun.slurm.cluster.discover import discover_if_any
 
-    site = Site(checkpoint_s=checkpoint_seconds(cwd / program.output) if program.output else None)
+    site = Site(
+        checkpoint_s=checkpoint_seconds(cwd / program.output) if program.output else None,
+        has_dsrun=has_dsrun(spec, program, cwd),
+    )
     facts = discover_if_any(notify)
     if facts is None:
         return site, None
@@ -36,6 +45,28 @@ def find_site(
         cores_per_gpu=facts.cores_per_gpu(partition),
         cwd=str(cwd),
     ), facts
+
+
+def has_dsrun(spec: SlurmSpec, program: Program, cwd: Path) -> bool:
+    """Whether the Python that the workers will run with is known to have this version of dsrun."""
+    from dsrun.slurm.render.environment import stage, uses_own_python
+
+    staged = stage(spec.stage, spec.local_dir) if spec.stage else None
+    if staged and staged.has_python:
+        python = f"{staged.path}/bin/python" if staged.kind == "folder" else None
+    else:
+        python = program.interpreter or (f"{spec.venv}/bin/python" if spec.venv else None)
+        if python is None and uses_own_python(spec):
+            return True
+    if python is None:
+        return False
+    if (cwd / python).parent == Path(sys.executable).parent:
+        return True
+    try:
+        words = [str(cwd / python), "-c", "import dsrun; print(dsrun.__version__)"]
+        return capture(words, seconds=_TIMEOUT_S, cwd=cwd).stdout.strip() == __version__
+    except (ToolError, MissingError, OSError):
+        return False
 
 
 def checkpoint_seconds(folder: Path) -> float | None:
