@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from dsrun import __version__
 from dsrun.options import flag_of
 from dsrun.slurm.render.options import options
 from tests.slurm_recordings import stand_in_cluster
@@ -409,6 +410,19 @@ def test_what_the_login_node_knows_is_refused_there(dsrun, programs, here, args,
     assert says in done.stderr
     assert (done.returncode, done.stdout) == (3, "")
     assert dsrun("render-slurm", "--partition", "gpu", "--account", "ml", "--force", *args).stdout
+
+
+def test_python_of_environment_is_asked_for_dsrun(dsrun, here):
+    """Only one with this version can be a supervisor of a program."""
+    folder = here / "env" / "bin"
+    folder.mkdir(parents=True)
+    for version, is_ours in ((__version__, True), ("0.0.1", False)):
+        put(folder, "python", f"#!/bin/sh\necho {version}\n")
+        for words in (["--venv", "env", "--", "python", "x.py"], ["--", "env/bin/python", "x.py"]):
+            assert ("-m dsrun launch --no-signals -- " in dsrun("render-slurm", *words).stdout) == is_ours
+    assert "dsrun launch" not in dsrun("render-slurm", "--venv", "none", "--", "python", "x.py").stdout
+    assert "dsrun launch" not in dsrun("render-slurm", "--no-supervise", "--", "python", "x.py").stdout
+    assert "dsrun launch" in dsrun("render-slurm", "--venv", "none", "--", "train", "--model", "demo-t5").stdout
 
 
 MODULE = """() {

@@ -48,7 +48,7 @@ import os, pathlib, signal, sys, time
 rank, asked = int(os.environ["RANK"]), []
 if sys.argv[1] == "saves":
     signal.signal(signal.SIGUSR1, lambda *_: asked.append(True))
-pathlib.Path(f"ready-{rank}").touch()
+pathlib.Path(f"ready-{rank}").write_text(os.environ["PET_SHUTDOWN_TIMEOUT"])
 while not asked and not pathlib.Path("end").exists():
     time.sleep(0.05)
 if asked:
@@ -249,6 +249,8 @@ def test_signal_reaches_program_under_supervisors(ada, place, how):
     job.wait_for("FAILED")
     assert job.exit_code == 75
     assert len(list(place.glob("saved-*"))) == 4
+    # Longer than the 30 s in which torch's agent would otherwise have them save.
+    assert int((place / "ready-0").read_text()) >= 600
     assert "interrupted by USR1 and not finished" in job.log
 
 

@@ -24,7 +24,7 @@ from dsrun.launch.coordinator.messages import Coordinator, NodeResult
 from dsrun.launch.job import Job, Outcome
 from dsrun.launch.signals import StopRequests
 from dsrun.launch.supervisor import reaper
-from dsrun.launch.supervisor.attempt import Attempt, AttemptContext, AttemptResult
+from dsrun.launch.supervisor.attempt import NO_HEARTBEAT_PATIENCE_S, Attempt, AttemptContext, AttemptResult
 from dsrun.launch.supervisor.events import STUCK_S, AsyncLineWriter, RunEventWriter, Tee, tee_output
 from dsrun.launch.supervisor.failures import explain, first_of_nodes
 from dsrun.launch.supervisor.policy import CONFIGURATION, Decision, Failure, decide, exit_code, shrink
@@ -131,6 +131,9 @@ class _Supervision:
         }
         if self._job.signals:
             own |= {variables.STOP_FILE: str(self._stop_requests.file), variables.SAVE_ON: "USR1,TERM"}
+        else:
+            # By default torch kills ranks that still save 30 s after the first one of their node has left.
+            own["PET_SHUTDOWN_TIMEOUT"] = str(round(NO_HEARTBEAT_PATIENCE_S))
         if self._job.recipe is not None:
             file = self._context.scratch / "recipe.json"
             file.write_text(self._job.recipe, encoding="utf-8")

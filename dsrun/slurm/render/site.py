@@ -33,7 +33,7 @@ def find_site(
 
     site = Site(
         checkpoint_s=checkpoint_seconds(cwd / program.output) if program.output else None,
-        has_dsrun=has_dsrun(spec, program, cwd),
+        has_dsrun=program.trains or "--no-python" in program.mode or has_dsrun(spec, program, cwd),
     )
     facts = discover_if_any(notify)
     if facts is None:
