@@ -251,6 +251,7 @@ def test_signal_reaches_program_under_supervisors(ada, place, how):
     assert len(list(place.glob("saved-*"))) == 4
     # Longer than the 30 s in which torch's agent would otherwise have them save.
     assert int((place / "ready-0").read_text()) >= 600
+    assert "note: the program left with exit code 75 after it was asked to stop" in job.log
     assert "interrupted by USR1 and not finished" in job.log
 
 

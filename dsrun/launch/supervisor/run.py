@@ -239,7 +239,7 @@ class _Supervision:
         if decision.exit_code == 0:
             return Outcome(0)
         if decision.exit_code == EXIT_RESUME:
-            return Outcome(EXIT_RESUME, self._stopped(end.saved))
+            return Outcome(EXIT_RESUME, self._stopped(end.saved) if self._job.signals else decision.why)
         failure = self._history[-1] if self._history else None
         log = (failure and failure.log) or str(self._log)
         if failure is None or failure.message in decision.why:  # also where there is no message
