@@ -9,10 +9,11 @@
 # The script sets these before it calls anything:
 #   nproc           workers of each node
 #   cpu_only        "yes" for a job without GPUs
-#   trains          "yes" for dsrun's own training, which runs under `dsrun launch` and leaves the file FINISHED
+#   trains          "yes" for dsrun's own training, which leaves the file FINISHED
+#   supervised      "yes" for what runs under `dsrun launch`: dsrun's own training, and other programs if their Python has dsrun
 #   requeue         "yes" if the job may go back into the queue, at most max_requeues times without a new checkpoint
-#   join_timeout    seconds that the agents of other programs wait for each other; unless set, torch's 600
-#   rdzv_backend    how the agents of other programs meet: static, where ranks follow the order of the nodes, or c10d
+#   join_timeout    seconds that agents without a supervisor wait for each other; unless set, torch's 600
+#   rdzv_backend    how agents without a supervisor meet: static, where ranks follow the order of the nodes, or c10d
 #   gpus_per_node   [TYPE:]N, as it is asked of SLURM; for programs that read SLURM_GPUS_PER_NODE
 #   saving_time     seconds from the time limit's signal until workers that have not exited are ended; empty for never
 
@@ -20,6 +21,8 @@ signalled=
 watchdog=
 faulty=
 code=
+supervised=
+memory=
 join_timeout=
 rdzv_backend=
 gpus_per_node=
@@ -57,8 +60,8 @@ start_job() {
     # srun does not inherit --cpus-per-task from sbatch (since SLURM 22.05).
     cpus=(${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"})
     # Expanded by bash on each node: what `prepare_node` needs, and then the command.
-    on_node="nproc=$nproc cpu_only=$cpu_only trains=$trains join_timeout=$join_timeout rdzv_backend=$rdzv_backend"
-    on_node+=" gpus_per_node=$gpus_per_node; $(declare -f prepare_node)"'; prepare_node "$1"; exec "$@"'
+    on_node="nproc=$nproc cpu_only=$cpu_only trains=$trains supervised=$supervised join_timeout=$join_timeout"
+    on_node+=" rdzv_backend=$rdzv_backend gpus_per_node=$gpus_per_node memory=$memory; $(declare -f prepare_node)"'; prepare_node "$1"; exec "$@"'
 }
 
 # What the run's goodput counts as time in the queue and as start-up.
@@ -72,6 +75,9 @@ time_in_queue() {
 # sbatch called inside another job exports that job's variables. srun would read them as options, and this script would
 # take the other job's array task for its own. The steps of this job get its own options without them.
 forget_outer_job() {
+    # A job has one of these; of several, all but one are the outer job's.
+    local limits=("${!SLURM_MEM_PER_@}")
+    [ "${#limits[@]}" -ne 1 ] || memory=${limits[0]}=${!limits[0]}
     unset SLURM_GPUS "${!SLURM_GPUS_PER_@}" "${!SLURM_MEM_PER_@}" "${!SLURM_CPU_BIND@}"
     [ -v SLURM_ARRAY_JOB_ID ] || [ -v SLURM_RESTART_COUNT ] || return 0
     local own
@@ -99,7 +105,7 @@ prepare_node() {
         export TORCH_EXTENSIONS_DIR=$cache/extensions-$SLURM_JOB_ID
         mkdir -p "$TORCH_EXTENSIONS_DIR" && rm -f "$TORCH_EXTENSIONS_DIR"/*/lock
     fi
-    if [ -z "$trains" ]; then
+    if [ -z "$trains$supervised" ]; then
         # The agent must outlive the signal: by default torch.distributed.run kills the workers 30 s after a TERM.
         export PET_SIGNALS_TO_HANDLE=SIGINT,SIGHUP,SIGQUIT PET_SHUTDOWN_TIMEOUT=10
         if [ "$rdzv_backend" = static ]; then
@@ -110,9 +116,10 @@ prepare_node() {
             # read_timeout is how long a node waits until node 0 listens: 60 s by default, whatever join_timeout is.
             [ -z "$join_timeout" ] || PET_RDZV_CONF+=,join_timeout=$join_timeout,read_timeout=$join_timeout
         fi
-        # Where sbatch was called in another job, that job's value has been removed.
-        [ -z "$gpus_per_node" ] || export SLURM_GPUS_PER_NODE=$gpus_per_node
     fi
+    # What `forget_outer_job` has removed and programs may read.
+    [ -z "$gpus_per_node" ] || export SLURM_GPUS_PER_NODE="$gpus_per_node"
+    [ -z "$memory" ] || export "${memory?}"
     cores=${SLURM_CPUS_PER_TASK:-${SLURM_CPUS_ON_NODE:-1}}
     threads=$((cores / nproc))
     [ -n "$cpu_only" ] || threads=$((threads / 2))
@@ -162,7 +169,7 @@ finish() {
         exit 0
     fi
     requeue_if_interrupted
-    if [ -z "$trains" ]; then
+    if [ -z "$trains$supervised" ]; then
         code=$(code_of_worker)
     elif [ "$code" -eq 0 ] && [ -n "$signalled" ]; then
         code=75 # saved and not finished
@@ -234,7 +241,7 @@ newest_step() {
     echo "$newest"
 }
 
-# torch.distributed.run always exits with 1; the worker's exit code is in the report in this job's log, which is this
+# Without a supervisor torch.distributed.run always exits with 1; the worker's exit code is in the report in this job's log, which is this
 # script's stderr. scontrol's name for it may contain patterns that are expanded on the node.
 code_of_worker() {
     local log=/proc/$$/fd/2 worker

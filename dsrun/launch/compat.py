@@ -215,7 +215,9 @@ def _torchrun(values: dict[str, str], mode: tuple[str, ...], program: Sequence[s
         rdzv_id=values.get("rdzv_id"),
         mode=mode,
         # torchrun makes one $ of two, and so will the one that is started with these words.
-        program=(program[0], *(word.replace("$$", "$") for word in program[1:])),
+        program=tuple(
+            word if at == 0 and "--no-python" in mode else word.replace("$$", "$") for at, word in enumerate(program)
+        ),
     )
 
 

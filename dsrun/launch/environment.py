@@ -99,6 +99,9 @@ def launch_environment(
         changes = {name: value for name, value in changes.items() if name not in variables.MISLEADING}
         # Scripts written for other launchers read it; torch's agent sets GROUP_RANK, which means the same.
         changes["NODE_RANK"] = str(node)
+        if environ.get("SLURM_JOB_GPUS") or environ.get("ROCR_VISIBLE_DEVICES"):
+            # GPUs that NVIDIA's driver does not list, such as AMD's; the program may know how to use them.
+            changes.pop("DS_ACCELERATOR", None)
     if nodes > 1:
         # For one machine alone.
         changes.pop("GLOO_SOCKET_IFNAME", None)

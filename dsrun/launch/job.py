@@ -54,7 +54,7 @@ class Job:
     every attempt, which is only possible on one node. `external` is every program but dsrun.train: no remedy is applied
     to it and no sign of life expected of it. `hang_timeout` is in seconds, 0 for never, None for the default of
     `dsrun.launch.supervisor.watchdog`; `patience` the seconds a run that was asked to stop may take, None for as long
-    as it beats.
+    as it beats. Without `signals` SIGTERM and SIGUSR1 are no requests to this run, but the program's own affair.
     `micro_batch` and `accumulation` are those of the recipe, before any remedy. `imports` are modules that the ranks
     will load late, for the zygote to load early; one that is missing is skipped. `recipe` is the JSON by
     which the ranks of dsrun.train train (`dsrun.recipe.resolved`). `again` is the command that resumes a stopped run,
@@ -75,6 +75,7 @@ class Job:
     patience: float | None = None
     warm: bool = True
     external: bool = False
+    signals: bool = True
     terminal_width: int | None = None
     echo: bool = False
     micro_batch: int | None = None

@@ -26,12 +26,22 @@ class StopRequests:
     The first SIGTERM, SIGUSR1 or SIGHUP asks to save and exit; one more SIGTERM or SIGHUP, or SIGINT, to end at once.
     One SIGINT ends without saving, a second one at once. The stop file carries the request between the processes of
     this machine: agent and ranks read it, and may write it. `outer` is the stop file of whoever has started this
-    supervisor, such as the batch script of a SLURM job.
+    supervisor, such as the batch script of a SLURM job. With `to_program` that file, as SIGTERM and SIGUSR1, which this
+    process then ignores, is for the program alone.
     """
 
-    def __init__(self, file: Path, announce: Callable[[StopRequest], None], *, outer: Path | None = None) -> None:
+    def __init__(
+        self,
+        file: Path,
+        announce: Callable[[StopRequest], None],
+        *,
+        outer: Path | None = None,
+        to_program: bool = False,
+    ) -> None:
         self.file = file
         self._outer = outer
+        self._to_program = to_program
+        self._program_asked = False
         self._next_poll = 0.0
         self._announce = announce
         self._stop: StopRequest | None = None
@@ -44,10 +54,19 @@ class StopRequests:
     def stop(self) -> StopRequest | None:
         """The request to save and exit, None if there is none."""
         if self._stop is None:
-            request = read_stop_file(self.file) or self._read_outer()
+            request = read_stop_file(self.file) or (None if self._to_program else self._read_outer())
             if request is not None:
                 self.add(request)
         return self._stop
+
+    def program_asked(self) -> bool:
+        """Whether a program that gets the signals itself was asked to stop: all its ranks may end as they like.
+
+        Reads the file at every call until it is there: to be called when a rank has ended.
+        """
+        if self._to_program and self._outer and not self._program_asked:
+            self._program_asked = read_stop_file(self._outer) is not None
+        return self._program_asked
 
     def _read_outer(self) -> StopRequest | None:
         now = time.monotonic()

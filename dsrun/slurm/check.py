@@ -14,6 +14,7 @@ from dsrun.errors import did_you_mean
 from dsrun.findings import Finding, Level
 from dsrun.slurm import resources
 from dsrun.slurm.cluster.facts import NO_LIMIT, Accounting, ClusterFacts, Partition, Qos
+from dsrun.slurm.licenses import check_licenses
 from dsrun.slurm.render import notation
 from dsrun.slurm.render.environment import gpus_of
 from dsrun.slurm.render.options import SlurmSpec
@@ -178,12 +179,8 @@ def _names(wanted: Request, facts: ClusterFacts) -> Iterator[Finding]:
             "reservation_unknown", f"there is no reservation {wanted.spec.reservation!r}",
             did_you_mean(wanted.spec.reservation, facts.reservations), "--reservation",
         )  # fmt: skip
-    for entry in (wanted.spec.licenses or "").split(","):
-        name = entry.strip().split(":")[0]
-        if name and name.partition("@")[0] not in {each.partition("@")[0] for each in facts.licenses}:
-            yield error(
-                "license_unknown", f"there is no licence {name!r}", did_you_mean(name, facts.licenses), "--licenses"
-            )
+    if wanted.spec.licenses and facts.licenses is not None:
+        yield from check_licenses(wanted.spec.licenses, facts.licenses)
 
 
 def _array(wanted: Request, facts: ClusterFacts) -> Iterator[Finding]:

@@ -106,6 +106,20 @@ def test_launch_takes_over_torchrun_arguments(shown):
     assert program(argv) == ["--module", "dsrun.train", "--model", "demo-t5"]
 
 
+def test_signals_of_own_training_cannot_be_left_to_it(dsrun):
+    """Its supervisor would not have it save."""
+    done = dsrun("launch", "--no-signals", "--", "dsrun", "train", "--model", "demo-t5")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--no-signals: dsrun train saves on signals" in done.stderr
+
+
+def test_amd_gpus_are_left_to_the_program(shown, environ):
+    """Its accelerator is not the CPU because NVIDIA's driver lists no GPUs."""
+    assert shown("my_train.py")[0]["DS_ACCELERATOR"] == "cpu"
+    environ["ROCR_VISIBLE_DEVICES"] = "0,1"
+    assert "DS_ACCELERATOR" not in shown("my_train.py")[0]
+
+
 def test_launch_refuses_conflicting_torchrun_arguments(dsrun):
     done = dsrun("launch", "--nproc", "2", "--", "torchrun", "--nproc-per-node=3", "x.py")
     assert done.returncode == 2

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from dsrun import __version__
 from dsrun.options import flag_of
 from dsrun.slurm.render.options import options
 from tests.slurm_recordings import stand_in_cluster
@@ -43,6 +45,8 @@ def test_render_slurm_default_trains_demo(dsrun, here):
     assert sys.executable in done.stdout
     assert "note: no command after --, and no run.yaml here: the job trains the demo\n" in done.stderr
     assert "note: no SLURM here: nothing is checked against a cluster\n" in done.stderr
+    assert f"note: the script calls {sys.executable} and " in done.stderr
+    assert "note: the job runs in the folder where sbatch is called" in done.stderr
     assert list(here.iterdir()) == []
 
 
@@ -406,6 +410,58 @@ def test_what_the_login_node_knows_is_refused_there(dsrun, programs, here, args,
     assert says in done.stderr
     assert (done.returncode, done.stdout) == (3, "")
     assert dsrun("render-slurm", "--partition", "gpu", "--account", "ml", "--force", *args).stdout
+
+
+def test_python_of_environment_is_asked_for_dsrun(dsrun, here):
+    """Only one with this version can be a supervisor of a program."""
+    folder = here / "env" / "bin"
+    folder.mkdir(parents=True)
+    for version, is_ours in ((__version__, True), ("0.0.1", False)):
+        put(folder, "python", f"#!/bin/sh\necho {version}\n")
+        for words in (["--venv", "env", "--", "python", "x.py"], ["--", "env/bin/python", "x.py"]):
+            assert ("-m dsrun launch --no-signals -- " in dsrun("render-slurm", *words).stdout) == is_ours
+    assert "dsrun launch" not in dsrun("render-slurm", "--venv", "none", "--", "python", "x.py").stdout
+    assert "dsrun launch" not in dsrun("render-slurm", "--no-supervise", "--", "python", "x.py").stdout
+    assert "dsrun launch" in dsrun("render-slurm", "--venv", "none", "--", "train", "--model", "demo-t5").stdout
+
+
+MODULE = """() {
+    [ "$1" = -t ] && { [ "$3" != refuses ] || echo "refuses/1.0(default)" >&2; return; }
+    [ "$2" = refuses ] && return 1
+    [ "$2" = first ] || { [ "$2" = second ] && [ -n "$FIRST" ]; } && export FIRST=1
+}"""
+
+
+def test_modules_and_conda_environments_are_looked_up(dsrun, programs, here, environ):
+    """In the order in which the script loads them; a module that refuses to be loaded here is there nevertheless."""
+    (here / "x").touch()
+    job = ["--partition", "gpu", "--account", "ml", "--", "./x"]
+    for name in ("bash", "awk"):
+        (programs / name).symlink_to(shutil.which(name))
+    environ["PATH"] = str(programs)
+    put(programs, "conda", '#!/bin/sh\necho \'{"envs": ["/opt/conda", "/home/a/.conda/envs/train"]}\'\n')
+    environ["BASH_FUNC_module%%"] = MODULE
+    good = ["--module", "first", "--module", "second", "--module", "refuses", "--conda", "train"]
+    assert dsrun("render-slurm", *good, *job).returncode == 0
+    done = dsrun("render-slurm", "--module", "second", "--module", "first", "--conda", "trian", *job)
+    assert "error: --module second: there is no such module here" in done.stderr
+    assert "--module first" not in done.stderr
+    assert "error: --conda trian: conda knows no such environment here (did you mean train?)" in done.stderr
+    assert (done.returncode, done.stdout) == (3, "")
+    done = dsrun("render-slurm", "--conda", "./env", *job)
+    assert "error: --conda ./env: the folder is not a conda environment" in done.stderr
+    (here / "env" / "conda-meta").mkdir(parents=True)
+    assert dsrun("render-slurm", "--conda", "./env", *job).returncode == 0
+
+
+def test_image_needs_the_plug_in_of_srun(dsrun, programs, here):
+    job = ["--partition", "gpu", "--account", "ml", "--container-image", "docker://x", "--", "./x"]
+    put(programs, "srun", "#!/bin/sh\necho '  --export=NAME'\n")
+    done = dsrun("render-slurm", *job)
+    assert "error: --container-image docker://x: srun here does not have pyxis" in done.stderr
+    assert done.returncode == 3
+    put(programs, "srun", "#!/bin/sh\necho '  --container-image=[USER@][REGISTRY#]IMAGE[:TAG]|PATH'\n")
+    assert dsrun("render-slurm", *job).returncode == 0
 
 
 def test_flags_of_sbatch_are_taken_on_the_command_line(dsrun):

@@ -24,6 +24,7 @@ PARTITIONS = (
     f"PartitionName=back Nodes=ALL PriorityTier=1 PreemptMode=REQUEUE GraceTime={GRACE_S}",
     f"PartitionName=doomed Nodes=ALL PriorityTier=1 PreemptMode=CANCEL GraceTime={GRACE_S}",
     "PartitionName=urgent Nodes=ALL PriorityTier=10 PreemptMode=OFF",
+    "Licenses=fluent:10",
     "PartitionName=brief Nodes=ALL MaxTime=10",
 )
 STEPS = 60

@@ -221,6 +221,9 @@ def test_resource_check_agrees_with_sbatch(ada, cluster):
         "--constraint=fast": {"constraint": "fast"},
         "--nodes=4 --gpus-per-node=a100:2": {"nodes": 4, "gpus_per_node": "a100:2"},
         "--cpus-per-task=2": {"cpus_per_task": 2},
+        "--licenses=fluent:3": {"licenses": "fluent:3"},
+        "--licenses=fluent:11": {"licenses": "fluent:11"},
+        "--licenses=Fluent": {"licenses": "Fluent"},
     }
     # SLURM also refuses what would fit, as long as it takes one of the nodes for down.
     cluster.wait_until_ready(300)

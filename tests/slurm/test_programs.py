@@ -14,6 +14,7 @@ from tests.slurm.jobs import Job
 SHOW = """\
 import json, os, socket, sys
 names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "CUDA_VISIBLE_DEVICES", "SLURM_PROCID", "MY_VALUE")
+names += ("SLURM_GPUS_PER_NODE", "SLURM_MEM_PER_CPU")
 facts = {name: os.environ.get(name) for name in names}
 facts |= {"argv": sys.argv[1:], "host": socket.gethostname(), "cwd": os.getcwd(), "uid": os.getuid()}
 facts["output"] = os.environ["DSRUN_OUTPUT"]
@@ -39,6 +40,21 @@ if os.environ["RANK"] == "0":
 dist.destroy_process_group()
 # A thread of gloo may still hold the last tensor, and letting go of it aborts a process that Python takes apart.
 os._exit(0)
+"""
+
+
+SAVES = """\
+import os, pathlib, signal, sys, time
+rank, asked = int(os.environ["RANK"]), []
+if sys.argv[1] == "saves":
+    signal.signal(signal.SIGUSR1, lambda *_: asked.append(True))
+pathlib.Path(f"ready-{rank}").write_text(os.environ["PET_SHUTDOWN_TIMEOUT"])
+while not asked and not pathlib.Path("end").exists():
+    time.sleep(0.05)
+if asked:
+    time.sleep(rank)
+    pathlib.Path(f"saved-{rank}").touch()
+    sys.exit(75)
 """
 
 
@@ -85,6 +101,16 @@ def test_program_gets_its_arguments_exactly(odd):
     folder, _, ranks = odd
     assert all(facts["argv"] == ["--x", "1", *ODD] for facts in ranks.values())
     assert not (folder / "pwned").exists()
+
+
+def test_program_runs_under_supervisors(odd):
+    """One a node, with a log of its own in the run folder."""
+    _, _, ranks = odd
+    logs = {path.name.rpartition("launcher")[2] for path in Path(ranks["rank--0"]["output"]).glob("logs/*-launcher*")}
+    assert logs == {".log", "-node-1.log"}
+    assert {facts["SLURM_GPUS_PER_NODE"] for facts in ranks.values()} == {"a100:2"}
+    # The cluster's default, per CPU.
+    assert {facts["SLURM_MEM_PER_CPU"] for facts in ranks.values()} == {"1000"}
 
 
 def test_names_with_quotes_and_spaces(odd):
@@ -205,6 +231,28 @@ def test_program_exit_code_fails_job_without_requeue(ada, place):
     job.wait_for("FAILED")
     assert job.exit_code == 7
     assert job.restarts == 0
+
+
+@pytest.mark.parametrize("how", ["saves", "ignores"])
+def test_signal_reaches_program_under_supervisors(ada, place, how):
+    """All ranks may take their time to save; without a handler the program goes on."""
+    (place / "x.py").write_text(SAVES)
+    options = ["--gpus-per-node", "0", "--nodes", 2, "--nproc", 2, "--no-requeue", "--max-restarts", 1]
+    job = ada.submit(*options, program=["python", "x.py", how], cwd=place)
+    job.until(lambda: len(list(place.glob("ready-*"))) == 4, "with all ranks")
+    ada.run("scancel", "--signal=USR1", "--batch", job.id)
+    job.until(lambda: "received USR1" in job.log, "signalled")
+    if how == "ignores":
+        (place / "end").touch()
+        job.wait_for("COMPLETED")
+        return
+    job.wait_for("FAILED")
+    assert job.exit_code == 75
+    assert len(list(place.glob("saved-*"))) == 4
+    # Longer than the 30 s in which torch's agent would otherwise have them save.
+    assert int((place / "ready-0").read_text()) >= 600
+    assert "note: the program left with exit code 75 after it was asked to stop" in job.log
+    assert "interrupted by USR1 and not finished" in job.log
 
 
 def test_two_jobs_on_one_node_have_separate_rendezvous(ada, place):

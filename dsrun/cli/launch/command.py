@@ -64,6 +64,14 @@ def _workers(_ctx: click.Context, _param: click.Parameter, value: str) -> int | 
 @click.option("--no-remedy", "remedy", is_flag=True, default=True, flag_value=False, help="stop when memory runs out")
 @click.option("--no-warm", "warm", is_flag=True, default=True, flag_value=False, help="restart in a new interpreter")
 @click.option(
+    "--no-signals",
+    "signals",
+    is_flag=True,
+    default=True,
+    flag_value=False,
+    help="leave SIGTERM and SIGUSR1 to the program, which ignores them unless it has a handler",
+)
+@click.option(
     "--rendezvous-timeout",
     type=_Seconds(min=1),
     default=600,
@@ -89,7 +97,7 @@ def command(program: tuple[str, ...], **given: Any) -> int:
 
     if given["tied"]:
         follow_control_stdin()
-    _restore_signals()
+    _set_signals(handled=given["signals"])
     try:
         with startup_signals() as signals:
             return _launch(given, program, signals)
@@ -120,6 +128,8 @@ def _launch(given: dict[str, Any], program: tuple[str, ...], signals: StartupSig
         os.environ,
     )
     parsed = parse_program(argv)
+    if parsed.trains and not options.signals:
+        raise UsageError("--no-signals: dsrun train saves on signals, and could not", fix="remove it")
     if isinstance(place, SshLauncher):
         return over_ssh(options, program, signals)
     if isinstance(place, SrunLauncher):
@@ -131,10 +141,15 @@ def _launch(given: dict[str, Any], program: tuple[str, ...], signals: StartupSig
     return run_node(work, place, signals, rendezvous_timeout_s=options.rendezvous_timeout)
 
 
-def _restore_signals() -> None:
-    """Batch scripts ignore signals so that these do not end what they start; here they mean: save and exit."""
+def _set_signals(*, handled: bool) -> None:
+    """Batch scripts ignore signals so that these do not end what they start; here they mean: save and exit.
+
+    Unless they are `handled`, this process and what it starts ignore them.
+    """
     for signum in (signal.SIGTERM, signal.SIGUSR1):
-        if signal.getsignal(signum) is signal.SIG_IGN:
+        if not handled:
+            signal.signal(signum, signal.SIG_IGN)
+        elif signal.getsignal(signum) is signal.SIG_IGN:
             signal.signal(signum, signal.SIG_DFL)
 
 

@@ -53,6 +53,7 @@ class LaunchOptions:
     hang_timeout: float | None = None
     remedy: bool = True
     warm: bool = True
+    signals: bool = True
     rendezvous_timeout: float = 600
     force: bool = False
     dry_run: bool = False
@@ -70,7 +71,7 @@ class LaunchOptions:
                 found.append(flag)
             elif value is not None and value is not False:
                 found += [flag, f"{value}"]
-        return found + [f"--no-{name}" for name in ("remedy", "warm") if not getattr(self, name)]
+        return found + [f"--no-{name}" for name in ("remedy", "warm", "signals") if not getattr(self, name)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -265,6 +266,7 @@ def _external_work(options: LaunchOptions, program: Program) -> Work:
             topology=topology,
             program=_worker_argv(program),
             external=True,
+            signals=options.signals,
             limits=Limits(**restarts, remedy=False),
             hang_timeout=options.hang_timeout,
             warm=False,

@@ -17,6 +17,7 @@ from dsrun.cli.options import HYPHENS, Command, field_option, write_grouped_opti
 from dsrun.cli.output import print_error, print_note, write_file
 from dsrun.cli.slurm.jobs import follow_job
 from dsrun.errors import EXIT_FINDINGS, UsageError
+from dsrun.findings import Finding
 from dsrun.options import by_group, flag_of
 from dsrun.recipe.deepspeed_file import with_deepspeed_read
 from dsrun.recipe.files import check_files
@@ -27,14 +28,15 @@ from dsrun.recipe.resolved import frozen_argv
 from dsrun.recipe.runfile import read_run_file, read_section
 from dsrun.recipe.trackers import check_packages
 from dsrun.slurm.check import check
-from dsrun.slurm.cluster.facts import ClusterFacts
 from dsrun.slurm.jobs.submit import submit, test_only
 from dsrun.slurm.render.environment import uses_own_python, workers
+from dsrun.slurm.render.launchers import refuse_scripts
+from dsrun.slurm.render.login_node import missing_here
 from dsrun.slurm.render.options import SlurmSpec, options
 from dsrun.slurm.render.program import Program, any_program, train_program
 from dsrun.slurm.render.sbatch_flags import translate
 from dsrun.slurm.render.script import completed, render, template_text
-from dsrun.slurm.render.site import certainly_missing, find_site, missing, notices
+from dsrun.slurm.render.site import find_site, notices
 from dsrun.slurm.render.spec import OptionValue, make_spec, run_file_value
 from dsrun.system.display import MASK, masked
 
@@ -63,6 +65,7 @@ def find_job(args: Sequence[str], config: str | None, cwd: Path) -> RenderedProg
         return _train(args[1:], config or here, cwd)
     if args:
         _refuse_tokens(args)
+        refuse_scripts(args, cwd)
         return RenderedProgram(program=any_program(args), config=config or here)
     if config or here:
         name = str(config or here)
@@ -210,24 +213,21 @@ def _script(values: dict[str, Any], cwd: Path) -> tuple[str, bool]:
     spec = completed(given, job.program, site)
     if job.recipe is not None:
         check_training(job.recipe, spec)
-    for line in (*notices(given, spec, site, cluster=facts is not None), *missing(spec, job.program, cwd)):
+    for line in notices(given, spec, job.program, site, cluster=facts is not None):
         print_note(line)
-    if facts is None:
-        return script, True
-    absent = list(certainly_missing(spec, job.program, cwd, os.environ))
-    for message, fix in absent:
-        print_error(f"{message} ({fix})")
-    return script, not _print_findings(spec, facts) and not absent
+    findings = list(missing_here(spec, job.program, cwd, os.environ, on_cluster=facts is not None))
+    return script, _print_findings([*findings, *(check(spec, facts) if facts else ())])
 
 
-def _print_findings(spec: SlurmSpec, facts: ClusterFacts) -> bool:
-    """Print what is wrong with a completed spec on this cluster; returns whether there are errors."""
-    findings = check(spec, facts)
+def _print_findings(findings: Iterable[Finding]) -> bool:
+    """Print what is wrong with a job; returns whether none of it is an error."""
+    sound = True
     for each in findings:
         line = f"{each.where}: {each.message}" if each.where else each.message
         line += f" ({each.fix})" if each.fix else ""
         (print_error if each.level == "error" else print_note)(line)
-    return any(each.level == "error" for each in findings)
+        sound = sound and each.level != "error"
+    return sound
 
 
 def _from_flags(values: dict[str, Any]) -> Iterable[OptionValue]:

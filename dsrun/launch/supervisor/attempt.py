@@ -167,7 +167,8 @@ class Attempt:
             return True
         if self._signalled_at is not None or self._stop_requests.stop():
             return False
-        return self._unreported(agent) or any(self._ended.values())
+        ended = self._unreported(agent) or any(self._ended.values())
+        return ended and not self._stop_requests.program_asked()
 
     def _unreported(self, agent: Agent) -> bool:
         """Whether a rank is gone whose end the agent should have reported by now."""
@@ -183,7 +184,7 @@ class Attempt:
         """Whether the attempt has to end now; forwards a stop request to the ranks."""
         if self._stop_requests.force_quit is not None:
             return True
-        if self._context.others.check():
+        if self._context.others.check() and not self._stop_requests.program_asked():
             self._by_others = True
             return True
         if self._stop_requests.interrupted:

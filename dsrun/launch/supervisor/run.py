@@ -24,10 +24,10 @@ from dsrun.launch.coordinator.messages import Coordinator, NodeResult
 from dsrun.launch.job import Job, Outcome
 from dsrun.launch.signals import StopRequests
 from dsrun.launch.supervisor import reaper
-from dsrun.launch.supervisor.attempt import Attempt, AttemptContext, AttemptResult
+from dsrun.launch.supervisor.attempt import NO_HEARTBEAT_PATIENCE_S, Attempt, AttemptContext, AttemptResult
 from dsrun.launch.supervisor.events import STUCK_S, AsyncLineWriter, RunEventWriter, Tee, tee_output
 from dsrun.launch.supervisor.failures import explain, first_of_nodes
-from dsrun.launch.supervisor.policy import CONFIGURATION, Decision, Failure, decide, shrink
+from dsrun.launch.supervisor.policy import CONFIGURATION, Decision, Failure, decide, exit_code, shrink
 from dsrun.launch.workers.agent import WORKER_IMPORTS, SpawnStarter, Starter, ZygoteStarter
 from dsrun.launch.workers.zygote import TORCH_SIGNALS
 from dsrun.runs.folder import RunFolder
@@ -52,7 +52,12 @@ def supervise(job: Job, coordinator: Coordinator, notify: Notify = lambda line: 
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dsrun-")))
         stack.enter_context(_locked(scratch))
         outer = job.env.get(variables.STOP_FILE)
-        stop_requests = StopRequests(scratch / "stop", coordinator.announce_stop, outer=Path(outer) if outer else None)
+        stop_requests = StopRequests(
+            scratch / "stop",
+            coordinator.announce_stop,
+            outer=Path(outer) if outer else None,
+            to_program=not job.signals,
+        )
         stack.enter_context(stop_requests.handling_signals())
         run_id = uuid.uuid4().hex
         reaper_process = stack.enter_context(reaper.Reaper(run_id, scratch))
@@ -123,10 +128,13 @@ class _Supervision:
             variables.BEGAN: self._job.env.get(variables.BEGAN) or f"{time.time():.3f}",
             variables.RUN_ID: f"{outer}/{run_id}" if outer else run_id,
             variables.CONSOLE: str(self._context.scratch / "console"),
-            variables.STOP_FILE: str(self._stop_requests.file),
-            variables.SAVE_ON: "USR1,TERM",
             "PET_SIGNALS_TO_HANDLE": TORCH_SIGNALS,
         }
+        if self._job.signals:
+            own |= {variables.STOP_FILE: str(self._stop_requests.file), variables.SAVE_ON: "USR1,TERM"}
+        else:
+            # By default torch kills ranks that still save 30 s after the first one of their node has left.
+            own["PET_SHUTDOWN_TIMEOUT"] = str(round(NO_HEARTBEAT_PATIENCE_S))
         if self._job.recipe is not None:
             file = self._context.scratch / "recipe.json"
             file.write_text(self._job.recipe, encoding="utf-8")
@@ -189,6 +197,11 @@ class _Supervision:
             stop_requested = any(each.interrupted for each in ended)
             code = EXIT_RESUME if stop_requested else 0
             return Decision(action="stop", exit_code=code, wait_s=0.0, why="", remedy=remedy)
+        if self._stop_requests.program_asked():
+            # Its exit code says whether it is finished; whoever has asked it to stop knows what comes next.
+            code = exit_code(failure)
+            why = f"the program left with exit code {code} after it was asked to stop"
+            return Decision(action="stop", exit_code=code, wait_s=0.0, why=why, remedy=remedy)
         self._history.append(failure)
         micro = self._job.micro_batch
         if micro is not None:
@@ -227,7 +240,7 @@ class _Supervision:
         if decision.exit_code == 0:
             return Outcome(0)
         if decision.exit_code == EXIT_RESUME:
-            return Outcome(EXIT_RESUME, self._stopped(end.saved))
+            return Outcome(EXIT_RESUME, self._stopped(end.saved) if self._job.signals else decision.why)
         failure = self._history[-1] if self._history else None
         log = (failure and failure.log) or str(self._log)
         if failure is None or failure.message in decision.why:  # also where there is no message

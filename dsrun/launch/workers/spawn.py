@@ -163,6 +163,10 @@ def start_with(recorder: Recorder, module: str | None, preforked: list[Preforked
     handler = type("RankHandler", (base,), {"_popen": popen, "close": close})
     api: Any = import_module(f"{_MULTIPROCESSING}.api")
     api.get_subprocess_handler = handler
+    if given := os.environ.get("PET_SHUTDOWN_TIMEOUT"):
+        # torch itself forgets its --shutdown-timeout where a rank has failed, and kills the others 30 s later.
+        close_all = api.SubprocessContext._close
+        api.SubprocessContext._close = lambda self, death_sig, timeout=30: close_all(self, death_sig, int(given))
 
 
 def _become_rank(module: str, channel: socket.socket, parent: int) -> NoReturn:

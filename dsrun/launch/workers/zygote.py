@@ -43,7 +43,7 @@ TORCH_SIGNALS = "SIGINT,SIGHUP,SIGQUIT"
 
 
 def install_stop_handlers() -> None:
-    """From here on SIGTERM and SIGUSR1 write the stop file, which the supervisor reads."""
+    """From here on SIGTERM and SIGUSR1 write the stop file, which the supervisor reads; unless they are ignored."""
     file = os.environ.get(variables.STOP_FILE)
     if not file:
         return
@@ -52,7 +52,8 @@ def install_stop_handlers() -> None:
         write_stop_file(Path(file), StopRequest.now(signal.Signals(signum).name))
 
     for signum in (signal.SIGTERM, signal.SIGUSR1):
-        signal.signal(signum, write)
+        if signal.getsignal(signum) is not signal.SIG_IGN:
+            signal.signal(signum, write)
 
 
 def run_agent(argv: Sequence[str], *, module: str | None = None, ranks: int = 0) -> int:

@@ -134,7 +134,7 @@ def read_facts(
         groups=groups,
         accounting=accounting,
         reservations=tuple(each["ReservationName"] for each in oneliners(reservations) if "ReservationName" in each),
-        licenses=tuple(each["LicenseName"] for each in oneliners(licenses) if "LicenseName" in each),
+        licenses=_licenses(licenses),
     )
 
 
@@ -163,6 +163,12 @@ def _partition(record: dict[str, str]) -> Partition:
         job_defaults=defaults,
         preempt_mode=record.get("PreemptMode", "OFF"),
     )
+
+
+def _licenses(text: str) -> Mapping[str, int] | None:
+    """Totals by name; {} for "No licenses configured", None for no answer."""
+    records = [each for each in oneliners(text) if "LicenseName" in each]
+    return {each["LicenseName"]: int(_number(each, "Total", 0)) for each in records} if text.strip() else None
 
 
 def _node(record: dict[str, str]) -> Node:

@@ -143,7 +143,7 @@ class Accounting:
 class ClusterFacts:
     """A cluster at one moment; `accounting` None where it keeps none, or does not answer.
 
-    `reservations` and `licenses` are their names.
+    `reservations` are their names, `licenses` the totals by name, None where SLURM did not say.
     """
 
     name: str
@@ -156,7 +156,7 @@ class ClusterFacts:
     groups: tuple[str, ...] = ()
     accounting: Accounting | None = None
     reservations: tuple[str, ...] = ()
-    licenses: tuple[str, ...] = ()
+    licenses: Mapping[str, int] | None = None
 
     @cached_property
     def by_name(self) -> Mapping[str, Node]:

@@ -109,6 +109,13 @@ def uses_own_python(spec: SlurmSpec) -> bool:
     return not any((spec.venv, spec.conda, spec.module, spec.container_image, spec.apptainer))
 
 
+def supervised(spec: SlurmSpec, program: Program, site: Site) -> bool:
+    """Whether each node runs `dsrun launch`: for dsrun's own training, and for Python programs whose Python has it."""
+    in_image = spec.container_image or spec.apptainer
+    is_python = "--no-python" not in program.mode
+    return program.trains or bool(spec.supervise and is_python and site.has_dsrun and not in_image)
+
+
 def has_own_programs(spec: SlurmSpec, python: str, staged: Stage | None) -> bool:
     """Whether the programs beside the interpreter (ninja, above all) are those that belong to the job."""
     other = spec.container_image or spec.apptainer or (staged is not None and staged.has_python)

@@ -49,6 +49,7 @@ class SlurmSpec:
     max_requeues: int = 20
     max_restarts: int | None = None
     rendezvous_timeout: int | None = None
+    supervise: bool = True
     module: tuple[str, ...] = ()
     setup_file: tuple[str, ...] = ()
     conda: str | None = None

@@ -10,16 +10,9 @@ from pathlib import Path, PurePosixPath
 
 from dsrun.datafiles import data_folder
 from dsrun.errors import UsageError
+from dsrun.slurm.render.launchers import PYTHON, launcher_in
 
 WORKER = "dsrun.train"
-_PYTHON = re.compile(r"python(?:3(?:\.\d+)?)?")
-# What starts workers itself: as programs, and as Python's modules.
-LAUNCHERS = frozenset(
-    {"torchrun", "deepspeed", "accelerate", "srun", "mpirun", "mpiexec", "sbatch", "torch.distributed.run"}
-    | {"torch.distributed.launch", "deepspeed.launcher.runner", "accelerate.commands.launch"}
-)
-# What runs the command behind its own options and variables.
-_WRAPPERS = frozenset({"env", "nohup", "time", "exec"})
 _SLUG = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -81,17 +74,13 @@ def any_program(argv: Sequence[str]) -> Program:
     if first.startswith("-"):
         raise UsageError(f"-- {first}: a program comes first", fix="-- train --model …, or -- python my_train.py …")
     base = PurePosixPath(first).name
-    if hidden := _hidden_launcher(argv):
+    if launcher := launcher_in(argv):
+        shown = first if launcher == base else f"{first} … {launcher}"
         raise UsageError(
-            f"-- {first} … {hidden}: the script starts one worker per GPU itself, and each would start all again",
+            f"-- {shown}: the script starts one worker per GPU itself, and each would start all of them again",
             fix="-- python my_train.py …; variables with --env NAME=VALUE",
         )
-    if base in LAUNCHERS or (_PYTHON.fullmatch(base) and rest[:1] == ["-m"] and rest[1:2] and rest[1] in LAUNCHERS):
-        raise UsageError(
-            f"-- {first}: the script starts one worker per GPU itself, and each would start all of them again",
-            fix="-- python my_train.py …",
-        )
-    if not _PYTHON.fullmatch(base):
+    if not PYTHON.fullmatch(base):
         return Program(entry=first, args=tuple(rest), mode=("--no-python",), name=slug(base))
     interpreter = first if "/" in first else None
     if rest[:1] == ["-m"] and len(rest) > 1:
@@ -109,21 +98,6 @@ def any_program(argv: Sequence[str]) -> Program:
         raise UsageError(f"-- {first}: no script is named", fix="-- python my_train.py --flag value")
     # -u, -c, -X …: torchrun knows none of Python's own options, so Python is the executable.
     return Program(entry=first, args=tuple(rest), mode=("--no-python",), name=slug(base))
-
-
-def _hidden_launcher(argv: Sequence[str]) -> str | None:
-    """The launcher behind `env A=1`, `uv run` and the like, `dsrun launch`, or a batch script that bash would run."""
-    base, rest = PurePosixPath(argv[0]).name, list(argv[1:])
-    if base == "dsrun":
-        return rest[0] if rest[:1] in (["launch"], ["render-slurm"]) else None
-    if base in ("bash", "sh"):
-        return rest[0] if rest and rest[0].endswith((".sbatch", ".slurm")) else None
-    if base in ("uv", "poetry", "pixi", "pdm", "hatch") and rest[:1] == ["run"]:
-        rest = rest[1:]
-    elif base not in _WRAPPERS:
-        return None
-    inner = next((PurePosixPath(word).name for word in rest if not word.startswith("-") and "=" not in word), None)
-    return inner if inner in LAUNCHERS else None
 
 
 def slug(name: str) -> str:
@@ -151,7 +125,8 @@ class Site:
     `gpus_per_node` and `cores_per_gpu` are None where no cluster is there to be asked. `checkpoint_s` is the time
     that the slowest checkpoint of an earlier run took. `python` is the interpreter of the workers, `own_python` the
     one that has dsrun. `functions` is where the nodes find the shell functions that scripts call. `user` and `command`
-    rendered it, in the folder `cwd`; None where that is not known on the cluster.
+    rendered it, in the folder `cwd`; None where that is not known on the cluster. `has_dsrun`: the Python of the
+    workers, if no image brings it, has this dsrun.
     """
 
     python: str = sys.executable
@@ -163,6 +138,7 @@ class Site:
     user: str = ""
     command: tuple[str, ...] = ()
     cwd: str | None = None
+    has_dsrun: bool = True
 
     @property
     def signal_lead_s(self) -> int:

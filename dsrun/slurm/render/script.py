@@ -22,6 +22,7 @@ from dsrun.slurm.render.environment import (
     pyxis_options,
     stage,
     staged_values,
+    supervised,
     variables,
     worker_python,
     workers,
@@ -129,6 +130,7 @@ def context(spec: SlurmSpec, program: Program, site: Site) -> dict[str, Any]:
     """What the template can name. The spec is a completed one."""
     staged = stage(spec.stage, spec.local_dir) if spec.stage else None
     python = program.interpreter or worker_python(spec, site)
+    with_supervisor = supervised(spec, program, site)
     exported = variables(spec)
     return {
         "version": __version__,
@@ -149,16 +151,17 @@ def context(spec: SlurmSpec, program: Program, site: Site) -> dict[str, Any]:
         "name": slug(spec.job_name) if spec.job_name else program.name,
         "output": program.output,
         "trains": program.trains,
+        "supervised": with_supervisor,
         "nproc": workers(spec),
         "cpu_only": gpus_of(spec) == 0,
         "stage": staged_values(staged, python),
         "launcher": launcher(spec, python, staged),
         "own_python": site.own_python,
         "srun_options": pyxis_options(spec),
-        "rdzv_backend": "c10d" if program.trains or spec.max_restarts else "static",
+        "rdzv_backend": "c10d" if with_supervisor or spec.max_restarts else "static",
         "gpus_per_node": spec.gpus_per_node if gpus_of(spec) else None,
         "max_restarts": spec.max_restarts or 0,
-        "restarts_given": spec.max_restarts is not None,
+        "restarts_given": spec.max_restarts is not None or not program.trains,
         "rendezvous_timeout": spec.rendezvous_timeout,
         "requeue": spec.requeue and spec.max_requeues > 0,
         "saving_time": max(_MARGIN_S, spec.signal_lead - _MARGIN_S) if spec.signal_lead else None,

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dsrun import __version__
+from dsrun.errors import MissingError, ToolError
 from dsrun.slurm.render.program import Site
+from dsrun.system.proc import capture
 
 if TYPE_CHECKING:
     from dsrun.slurm.cluster.facts import ClusterFacts
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
 
 # One rank's imports are 66,000 file operations; from here on they take longer than copying the environment.
 STAGE_NODES = 16
+# An interpreter on a busy file server.
+_TIMEOUT_S = 60
 
 
 def find_site(
@@ -26,7 +31,10 @@ def find_site(
     """The site, and the facts of its cluster; None for these if there is no SLURM."""
     from dsrun.slurm.cluster.discover import discover_if_any
 
-    site = Site(checkpoint_s=checkpoint_seconds(cwd / program.output) if program.output else None)
+    site = Site(
+        checkpoint_s=checkpoint_seconds(cwd / program.output) if program.output else None,
+        has_dsrun=program.trains or "--no-python" in program.mode or has_dsrun(spec, program, cwd),
+    )
     facts = discover_if_any(notify)
     if facts is None:
         return site, None
@@ -37,6 +45,28 @@ def find_site(
         cores_per_gpu=facts.cores_per_gpu(partition),
         cwd=str(cwd),
     ), facts
+
+
+def has_dsrun(spec: SlurmSpec, program: Program, cwd: Path) -> bool:
+    """Whether the Python that the workers will run with is known to have this version of dsrun."""
+    from dsrun.slurm.render.environment import stage, uses_own_python
+
+    staged = stage(spec.stage, spec.local_dir) if spec.stage else None
+    if staged and staged.has_python:
+        python = f"{staged.path}/bin/python" if staged.kind == "folder" else None
+    else:
+        python = program.interpreter or (f"{spec.venv}/bin/python" if spec.venv else None)
+        if python is None and uses_own_python(spec):
+            return True
+    if python is None:
+        return False
+    if (cwd / python).parent == Path(sys.executable).parent:
+        return True
+    try:
+        words = [str(cwd / python), "-c", "import dsrun; print(dsrun.__version__)"]
+        return capture(words, seconds=_TIMEOUT_S, cwd=cwd).stdout.strip() == __version__
+    except (ToolError, MissingError, OSError):
+        return False
 
 
 def checkpoint_seconds(folder: Path) -> float | None:
@@ -52,13 +82,14 @@ def checkpoint_seconds(folder: Path) -> float | None:
     return max(times, default=None)
 
 
-def notices(given: SlurmSpec, spec: SlurmSpec, site: Site, *, cluster: bool) -> Iterator[str]:
+def notices(given: SlurmSpec, spec: SlurmSpec, program: Program, site: Site, *, cluster: bool) -> Iterator[str]:
     """What was chosen for the user: `spec` is `given`, completed."""
     from dsrun.slurm.render.environment import gpus_of, workers
 
     gpus, count = gpus_of(spec), workers(spec)
     if not cluster:
         yield "no SLURM here: nothing is checked against a cluster"
+        yield from _of_this_machine(spec, program, site)
     if given.gpus_per_node != spec.gpus_per_node and gpus:
         source = "as this cluster's nodes have" if cluster else "as the number per node is not known"
         yield f"{gpus} GPU{'s' * (gpus > 1)} a node, {source} (--gpus-per-node)"
@@ -76,36 +107,18 @@ def notices(given: SlurmSpec, spec: SlurmSpec, site: Site, *, cluster: bool) -> 
         yield f"the workers save {spec.signal_lead} s before the time limit, {took}"
 
 
-def certainly_missing(
-    spec: SlurmSpec, program: Program, cwd: Path, environ: Mapping[str, str]
-) -> Iterator[tuple[str, str]]:
-    """What a job that is submitted here would end for: the message, and what to do."""
-    if not (spec.container_image or spec.apptainer) and program.file and not (cwd / program.file).exists():
-        yield f"there is no file {program.file}", "write its path from this folder, or in full"
-    for name in (entry for entry in spec.env if "=" not in entry):
-        if not environ.get(name):
-            yield f"--env {name}: the variable is not set here, and sbatch could not pass it on", f"export {name}=…"
-    for flag, value, tool in (("--apptainer", spec.apptainer, "apptainer"), ("--conda", spec.conda, "conda")):
-        own_setup = spec.module or spec.setup_file
-        if value and not own_setup and shutil.which(tool, path=environ.get("PATH")) is None:
-            yield f"{flag} {value}: there is no {tool} here", f"--module NAME, if a module brings {tool}"
+def _of_this_machine(spec: SlurmSpec, program: Program, site: Site) -> Iterator[str]:
+    """What a script that goes to another machine takes from this one."""
+    from dsrun.slurm.render.environment import uses_own_python
 
-
-def missing(spec: SlurmSpec, program: Program, cwd: Path) -> Iterator[str]:
-    """What the job needs and this machine does not have; a compute node may."""
-    files = [("--setup-file", each) for each in spec.setup_file]
-    files += [("--stage", spec.stage)] if spec.stage else []
-    files += [("--venv", f"{spec.venv}/bin/activate")] if spec.venv else []
-    flag, image = ("--apptainer", spec.apptainer) if spec.apptainer else ("--container-image", spec.container_image)
-    if image and image.startswith(("/", "./")):
-        files.append((flag, image))
-    if not image and program.file:
-        files.append(("--", program.file))
-    for flag, name in files:
-        if not (cwd / name).exists():
-            shown = name if name.isprintable() else repr(name)
-            where = f"program: {shown}" if flag == "--" else f"{flag}: {shown}"
-            yield f"{where} is not on this machine; the job needs it on the compute nodes"
-    folder = (cwd / spec.log).parent if spec.log else cwd
-    if "%" not in str(folder) and not folder.is_dir():
-        yield f"--log: SLURM does not create {folder}, and without it the job has no log (mkdir -p {folder})"
+    own, fixes = [], []
+    if program.interpreter is None and uses_own_python(spec) and site.python.startswith("/"):
+        own.append(site.python)
+        fixes.append("--venv DIR, --conda NAME or --module NAME for another Python")
+    if not spec.inline:
+        own.append(site.functions)
+        fixes.append("--inline for the shell functions")
+    if own:
+        yield f"the script calls {' and '.join(own)}, which the cluster must have there, too ({'; '.join(fixes)})"
+    if not any(entry.startswith("chdir=") for entry in spec.sbatch):
+        yield "the job runs in the folder where sbatch is called (--sbatch chdir=DIR names another)"

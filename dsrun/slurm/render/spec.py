@@ -20,6 +20,14 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LONGEST_LEAD_S = 65535
 _KEY = re.compile(r"[a-z][a-z0-9-]+")
 _INTERFACES = re.compile(r"[=^]?\w[\w.:@-]*(,\w[\w.:@-]*)*", re.ASCII)
+# Commands that people give as the file to source.
+_SETUP_COMMANDS = {
+    "--conda": re.compile(r"(?:conda|mamba|micromamba|source)\s+activate\s+(\S+)"),
+    "--module": re.compile(r"(?:module\s+(?:load|add)|ml)\s+(.+)"),
+    "--venv": re.compile(r"(?:source|\.)\s+(\S+)/bin/activate"),
+    "--setup-file": re.compile(r"(?:source|\.)\s+(\S+)"),
+    "--env": re.compile(r"export\s+(.+)"),
+}
 _MEMORY = re.compile(r"\d+[KMGT]?B?", re.IGNORECASE | re.ASCII)
 # What bash keeps to itself, and what the script or SLURM sets for every job.
 _RESERVED_VARIABLES = re.compile(
@@ -30,7 +38,7 @@ _RESERVED_VARIABLES = re.compile(
 _SCRIPT_VARIABLES = frozenset(
     {"job", "restart", "hosts", "endpoint", "cpus", "on_node", "signalled", "interrupted", "watchdog", "code"}
     | {"nproc", "cpu_only", "trains", "requeue", "max_requeues", "saving_time", "join_timeout", "rdzv_backend"}
-    | {"gpus_per_node", "faulty"}
+    | {"gpus_per_node", "faulty", "supervised", "memory"}
 )
 # Their programs would take a value that begins with a dash for an option; a folder or file is written ./-x.
 _UNDASHED = ("module", "conda", "container_image", "apptainer")
@@ -64,7 +72,7 @@ def _check(spec: SlurmSpec, where: Mapping[str, str]) -> None:
         if each.metadata.get("sbatch") and isinstance(value, str):
             directive_value(value, where[name])
             check_notation(name, value, where[name])
-    for name, message, fix in chain(_resources(spec), _time(spec), _environment(spec), _container(spec)):
+    for name, message, fix in chain(_resources(spec), _time(spec), _environment(spec), _shell(spec), _container(spec)):
         raise UsageError(f"{where[name]}: {message}", fix=fix)
     for entry in spec.sbatch:
         sbatch_entry(entry, where["sbatch"])
@@ -134,6 +142,15 @@ def _environment(spec: SlurmSpec) -> Iterator[Problem]:
         yield "local_dir", f"{spec.local_dir!r} is not an absolute path", "such as /tmp or /local/scratch"
     if spec.conda is not None and spec.venv is not None:
         yield "conda", "it and --venv exclude each other", ""
+
+
+def _shell(spec: SlurmSpec) -> Iterator[Problem]:
+    """What the script's shell is given: files to source, and variables."""
+    for file in spec.setup_file:
+        for flag, pattern in _SETUP_COMMANDS.items():
+            if found := pattern.fullmatch(file.strip()):
+                fix = " ".join(f"{flag} {word}" for word in found[1].split())
+                yield "setup_file", f"{file!r} is a command, not a file", f"write {fix}"
     for entry in spec.env:
         name, equals, value = entry.partition("=")
         if not _NAME.fullmatch(name):

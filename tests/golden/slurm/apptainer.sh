@@ -12,7 +12,7 @@
 set -u -o pipefail
 source /opt/dsrun/share/job.bash || exit 4
 
-nproc=2 cpu_only='' trains=''
+nproc=2 cpu_only='' trains='' supervised=''
 requeue=yes max_requeues=20 saving_time=150
 rdzv_backend=static gpus_per_node=2 join_timeout=''
 start_job --per-job "$PWD"/runs/my_train

@@ -13,7 +13,7 @@ set -u -o pipefail
 source /opt/dsrun/share/job.bash || exit 4
 export PATH=/opt/dsrun/bin:"$PATH"
 
-nproc=1 cpu_only='' trains=''
+nproc=1 cpu_only='' trains='' supervised=''
 requeue='' max_requeues=20 saving_time=''
 rdzv_backend=static gpus_per_node=1 join_timeout=''
 start_job --per-job "$PWD"/runs/tool

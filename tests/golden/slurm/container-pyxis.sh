@@ -16,7 +16,7 @@ need HF_TOKEN
 [ -v NCCL_IB_DISABLE ] || export NCCL_IB_DISABLE=0
 [ -v NCCL_IB_TIMEOUT ] || export NCCL_IB_TIMEOUT=22
 
-nproc=8 cpu_only='' trains=''
+nproc=8 cpu_only='' trains='' supervised=''
 requeue=yes max_requeues=20 saving_time=150
 rdzv_backend=static gpus_per_node=8 join_timeout=''
 start_job --per-job "$PWD"/runs/my_train

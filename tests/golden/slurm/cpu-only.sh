@@ -18,7 +18,7 @@ export PATH=/opt/dsrun/bin:"$PATH"
 # With these set Accelerate silently drops DeepSpeed.
 unset ACCELERATE_USE_CPU ACCELERATE_USE_DEEPSPEED ACCELERATE_MIXED_PRECISION ACCELERATE_USE_FSDP
 
-nproc=4 cpu_only=yes trains=yes
+nproc=4 cpu_only=yes trains=yes supervised=yes
 requeue=yes max_requeues=20 saving_time=150
 start_job --per-job "$PWD"/runs/demo-t5
 

@@ -55,7 +55,7 @@ export GREETING=$'it\'s $5'
 # With these set Accelerate silently drops DeepSpeed.
 unset ACCELERATE_USE_CPU ACCELERATE_USE_DEEPSPEED ACCELERATE_MIXED_PRECISION ACCELERATE_USE_FSDP
 
-nproc=4 cpu_only='' trains=yes
+nproc=4 cpu_only='' trains=yes supervised=yes
 requeue=yes max_requeues=3 saving_time=270
 start_job "$PWD"/runs/ro
 

@@ -90,6 +90,19 @@ def test_outer_stop_file_polled(tmp_path, announced, monkeypatch):
     assert read_stop_file(stop_requests.file) == StopRequest("SIGUSR1")
 
 
+def test_outer_stop_file_of_program_is_no_request(tmp_path, announced):
+    """A program that gets the signals itself was asked to stop; the supervisor was not."""
+    outer = tmp_path / "outer"
+    stop_requests = StopRequests(tmp_path / "stop", announced.append, outer=outer, to_program=True)
+    outer.write_text("SIGUSR1")
+    assert stop_requests.stop() is None
+    assert stop_requests.program_asked()
+    assert (announced, stop_requests.file.exists()) == ([], False)
+    stop_requests.handle(signal.SIGHUP)
+    assert str(stop_requests.stop()).startswith("SIGHUP")
+    assert not StopRequests(tmp_path / "stop", announced.append, outer=outer).program_asked()
+
+
 @pytest.mark.parametrize("outer", ["", "x" * 300])
 def test_unreadable_outer_stop_file_ignored(tmp_path, announced, outer):
     """As on a file server that does not answer; here a folder, and a name that is too long."""

@@ -74,7 +74,8 @@ def test_torchrun_program_starts_at_first_non_option(line, mode, words):
 
 def test_torchrun_double_dollar_unescaped():
     """Two dollar signs stand for one."""
-    assert parse_torchrun(["x.py", "$$HOME/a"]).program == ("x.py", "$HOME/a")
+    assert parse_torchrun(["x$$.py", "$$HOME/a"]).program == ("x$.py", "$HOME/a")
+    assert parse_torchrun(["--no-python", "./x$$", "$$HOME/a"]).program == ("./x$$", "$HOME/a")
 
 
 @pytest.mark.parametrize("workers", ["auto", "gpu"])

@@ -107,7 +107,7 @@ def test_cluster_name_version_and_limits(facts):
         1000,
     )
     assert facts.reservations == ("maint",)
-    assert facts.licenses == ()
+    assert facts.licenses == {}
 
 
 def test_accounting_associations_and_qos(facts):

@@ -1,8 +1,11 @@
 """Launchers behind other commands, which each worker would start again."""
 
+import shlex
+
 import pytest
 
 from dsrun.errors import UsageError
+from dsrun.slurm.render.launchers import refuse_scripts
 from dsrun.slurm.render.program import any_program
 
 
@@ -14,15 +17,47 @@ from dsrun.slurm.render.program import any_program
         "uv run torchrun x.py",
         "bash my.sbatch",
         "nohup deepspeed x.py",
+        "uv run --with torch torchrun x.py",
+        "uv --directory src run --extra cu12 --frozen torchrun x.py",
+        "uv run -m torch.distributed.run x.py",
+        "uv run python -u -m torch.distributed.run x.py",
+        "conda run -n train accelerate launch x.py",
+        "timeout -k 9 5h nice -n 5 env -u X A=1 torchrun x.py",
+        "bash -c 'source env.sh && CUDA_LAUNCH_BLOCKING=1 exec torchrun x.py'",
     ],
 )
 def test_launcher_behind_another_command_is_rejected(line):
     with pytest.raises(UsageError, match="one worker per GPU itself"):
-        any_program(line.split())
+        any_program(shlex.split(line))
 
 
 @pytest.mark.parametrize(
-    "line", ["env A=1 python x.py", "uv run python x.py", "bash run.sh", "dsrun plan --model torchrun"]
+    "line",
+    [
+        "env A=1 python x.py",
+        "uv run python x.py",
+        "uv run --with deepspeed python x.py --launcher torchrun",
+        "bash run.sh",
+        "bash -c 'python x.py; sbatch next.sh'",
+        "dsrun plan --model torchrun",
+    ],
 )
 def test_other_wrapped_programs_are_taken(line):
-    assert any_program(line.split()).entry == line.split()[0]
+    words = shlex.split(line)
+    assert any_program(words).entry == words[0]
+
+
+def test_shell_scripts_that_start_workers_are_rejected(tmp_path):
+    """A script for sbatch, and one with torchrun in it, would run on every GPU."""
+    (tmp_path / "job.sh").write_text("#!/bin/bash\n#SBATCH --nodes=2\nsrun hostname\n")
+    (tmp_path / "run.sh").write_text("#!/usr/bin/env bash\nset -e\nuv run torchrun --nproc-per-node 8 x.py\n")
+    (tmp_path / "good.sh").write_text("#!/bin/sh\n# not torchrun\nexec python x.py --launcher torchrun\n")
+    (tmp_path / "good.py").write_text("#!/usr/bin/python\n#SBATCH --nodes=2\n")
+    for words in (["bash", "job.sh"], ["./job.sh"]):
+        with pytest.raises(UsageError, match=r"job.sh is a script for sbatch"):
+            refuse_scripts(words, tmp_path)
+    for words in (["sh", "run.sh", "a"], ["./run.sh"]):
+        with pytest.raises(UsageError, match=r"run.sh:3: torchrun starts workers"):
+            refuse_scripts(words, tmp_path)
+    for words in (["bash", "good.sh"], ["./good.sh"], ["./good.py"], ["bash", "none.sh"], ["bash"], ["./", "x"]):
+        refuse_scripts(words, tmp_path)

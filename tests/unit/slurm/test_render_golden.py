@@ -72,6 +72,7 @@ CASES = {
         DEMO,
         SITE,
     ),
+    "program": (spec_of(nodes="2", max_restarts="1", mem="200G"), SCRIPT, ON_CLUSTER),
     "command": (spec_of(requeue="false", time="1"), any_program(["./tool", "a b"]), SITE),
     "everything": (
         spec_of(

@@ -10,10 +10,10 @@ import pytest
 
 from dsrun.cli.slurm.render import command, find_job, from_run_file
 from dsrun.errors import UsageError
+from dsrun.slurm.render.login_node import missing_here
 from dsrun.slurm.render.notation import parse_gpus
 from dsrun.slurm.render.program import Site, any_program, functions_file, train_program
 from dsrun.slurm.render.script import context, render, template_text
-from dsrun.slurm.render.site import missing
 from dsrun.slurm.render.spec import OptionValue, make_spec
 from tests.unit.slurm.stand_ins import spec_of
 
@@ -65,7 +65,11 @@ def made(name: str, *words: str, **others: str):
         ("conda", ["base"], ["", "-x"]),
         ("venv", ["env"], [""]),
         ("stage", ["env.tar"], [""]),
-        ("setup_file", ["env.sh"], [""]),
+        (
+            "setup_file",
+            ["env.sh", "my env.sh"],
+            ["", "conda activate x", "module load a b", ". env/bin/activate", "source x.sh"],
+        ),
         ("container_image", ["x.sqsh"], ["", "-x"]),
         ("apptainer", ["x.sif"], ["", "-x"]),
         ("local_dir", ["/local"], ["", "rel", "$TMPDIR"]),
@@ -233,20 +237,39 @@ def test_run_file_max_restarts_not_reported_as_ignored(tmp_path, capsys):
     assert "max_restarts" not in capsys.readouterr().err
 
 
+def found_missing(folder, program, *, on_cluster=False, **options):
+    """Level, place and message of what a machine with this folder lacks."""
+    found = missing_here(spec_of(**options), program, folder, {}, on_cluster=on_cluster)
+    return [(each.level, each.where, each.message) for each in found]
+
+
 def test_missing_script_reported_unless_in_container(tmp_path):
     """A missing script is mentioned, unless a container image may have it."""
     program = any_program(["python", "x.py"])
-    (line,) = missing(spec_of(), program, tmp_path)
-    assert "x.py is not on this machine" in line
-    assert list(missing(spec_of(container_image="docker://x"), program, tmp_path)) == []
+    ((level, where, message),) = found_missing(tmp_path, program)
+    assert (level, where) == ("info", "program")
+    assert "x.py is not on this machine" in message
+    assert found_missing(tmp_path, program, container_image="docker://x") == []
     (tmp_path / "x.py").touch()
-    assert list(missing(spec_of(), program, tmp_path)) == []
+    assert found_missing(tmp_path, program) == []
+
+
+def test_missing_relative_path_is_an_error_on_the_cluster(tmp_path):
+    """An absolute path may be on the nodes' own disks; a relative one is below the folder that the job runs in."""
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "x.py").touch()
+    program = any_program(["python", "x.py"])
+    found = found_missing(tmp_path, program, on_cluster=True, setup_file=["env.sh", "/no/env.sh"], venv="env")
+    assert [(level, where) for level, where, _ in found] == [
+        ("error", ""), ("error", "--setup-file"), ("info", "--setup-file"), ("error", "--venv"),
+    ]  # fmt: skip
+    assert found_missing(tmp_path, program, on_cluster=True, sbatch=["chdir=below"]) == []
 
 
 def test_missing_file_name_with_line_break_on_one_line(tmp_path):
     """A file name with a line break is reported on one line."""
-    (line,) = missing(spec_of(setup_file=["a\nb"]), any_program(["x"]), tmp_path)
-    assert "\n" not in line
+    ((_, _, message),) = found_missing(tmp_path, any_program(["x"]), setup_file=["a\nb"])
+    assert "\n" not in message
 
 
 def test_render_slurm_to_closed_stdout_without_traceback(tmp_path):

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 
-from tests.unit.slurm.stand_ins import FINISHED, other, rendezvous, requeued, training
+from dsrun.launch.compat import parse_torchrun
+from dsrun.slurm.render.program import Site, any_program
+from dsrun.slurm.render.script import render
+from tests.unit.slurm.stand_ins import FINISHED, other, rendezvous, requeued, spec_of, training
 
 
 def test_srun_starts_one_supervisor_per_node(shell):
@@ -61,6 +65,49 @@ def test_srun_starts_one_agent_per_node_for_external_program(shell):
     restarting = shell.run(other(shell, nodes="2", gpus_per_node="4", max_restarts="2"))
     assert rendezvous(restarting)["--rdzv-backend"] == "c10d"
     assert restarting.environment["PET_RDZV_CONF"] == "is_host=true"
+
+
+def test_python_program_runs_under_supervisors(shell):
+    """If its Python has dsrun: supervisors that leave the signals to it, and no agent's own settings."""
+    shell.worker = "kill -USR1 $$; kill -TERM $$; exit 0"
+    site = Site(python=shell.python, own_python=shell.python)
+    program = any_program(["python", "x$.py", "--x", "$HOME"])
+    done = shell.run(render(spec_of(nodes="2", gpus_per_node="4", rendezvous_timeout="5"), program, site))
+    launch = ("-m", "dsrun", "launch", "--no-signals", "--rendezvous-timeout", "5", "--", "python", "-m")
+    assert (done.code, done.supervisor) == (0, launch)
+    assert rendezvous(done) == {
+        "--nnodes": "2",
+        "--nproc-per-node": "4",
+        "--max-restarts": "0",
+        "--rdzv-backend": "c10d",
+        "--rdzv-endpoint": "first-node:15024",
+        "--rdzv-id": "12-0",
+    }
+    assert done.of("srun")[0][1] == "--wait=60"
+    assert not any(name.startswith("PET_") for name in done.environment)
+    found = parse_torchrun(done.launched)
+    assert (found.program, found.max_restarts) == (("x$.py", "--x", "$HOME"), 0)
+
+
+def test_python_without_dsrun_runs_under_torchrun_alone(shell):
+    site = Site(python=shell.python, own_python=shell.python)
+    alone = [
+        (spec_of(supervise="false"), site),
+        (spec_of(), replace(site, has_dsrun=False)),
+        (spec_of(apptainer="x.sif"), site),
+    ]
+    for spec, place in alone:
+        assert "dsrun launch" not in render(spec, any_program(["python", "x.py"]), place)
+
+
+def test_memory_and_gpus_of_the_job_reach_the_program(shell):
+    """srun refuses several limits of memory: they stem from the job that sbatch was called in."""
+    shell.variables["SLURM_MEM_PER_CPU"] = "1000"
+    seen = shell.run(other(shell, gpus_per_node="a100:2")).environment
+    assert (seen["SLURM_MEM_PER_CPU"], seen["SLURM_GPUS_PER_NODE"]) == ("1000", "a100:2")
+    shell.variables["SLURM_MEM_PER_NODE"] = "2000"
+    seen = shell.run(other(shell)).environment
+    assert not any(name.startswith("SLURM_MEM_PER_") for name in seen)
 
 
 def test_cpu_job_sets_accelerator_and_shares_cores(shell):

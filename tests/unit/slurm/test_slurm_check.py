@@ -11,6 +11,11 @@ from dsrun.slurm.check import check
 from dsrun.slurm.render.options import SlurmSpec
 from tests.slurm_recordings import recorded, recorded_facts
 
+LICENSES = """\
+LicenseName=fluent Total=10 Used=8 Free=2 Reserved=0 Remote=no
+LicenseName=matlab@flex Total=4 Used=0 Free=4 Reserved=0 Remote=no
+"""
+
 
 @pytest.fixture(scope="module")
 def facts():
@@ -175,6 +180,31 @@ def test_partition_allowed_groups():
     )
     assert found(recorded_facts(partitions=closed)) == [("error", "group")]
     assert found(recorded_facts(partitions=closed, groups=("ada", "hpc"))) == []
+
+
+@pytest.mark.parametrize(
+    ("licenses", "code", "fix"),
+    [
+        ("fluent:11", "license_count", "--licenses fluent:10"),
+        ("fluent:5,fluent:6", "license_count", "--licenses fluent:10"),
+        ("Fluent", "license_unknown", "did you mean fluent?"),
+        ("matlab:1", "license_unknown", "did you mean matlab@flex?"),
+        ("fluent=3", "license_unknown", "did you mean fluent?"),
+        ("fluent:x", "license_form", "NAME:COUNT"),
+        ("nope|fluent:11", "license_unknown", "known: fluent, matlab@flex"),
+        ("fluent", None, ""),
+        ("fluent:10;matlab@flex:4", None, ""),
+        ("nope|fluent:2", None, ""),
+    ],
+)
+def test_licenses_by_name_and_count(licenses, code, fix):
+    """As sbatch 22.05 took and refused them, but for alternatives, which came later."""
+    facts = recorded_facts(licenses=LICENSES)
+    errors = [each for each in check(SlurmSpec(mem="8G", licenses=licenses), facts) if each.level == "error"]
+    assert [each.code for each in errors] == ([f"slurm_{code}"] if code else [])
+    assert all(fix in each.fix for each in errors)
+    # A controller that does not tell them is no reason to refuse.
+    assert found(recorded_facts(licenses=""), licenses=licenses) == []
 
 
 def test_no_default_partition():
