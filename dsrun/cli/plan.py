@@ -225,6 +225,8 @@ def _print(made: Plan, counted: Counted, options: CommandOptions) -> None:
         )
         for remedy in made.remedies:
             print_line(f"  {remedy}")
+        if made.request.stage is None and made.request.micro_batch is None:
+            return
         least = min(made.rows, key=lambda row: row.gpu.total)
         print_line(f"{least.strategy} would take with micro batch {made.request.micro_batch or 1}:")
         _print_parts(least)

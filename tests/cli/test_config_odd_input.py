@@ -182,7 +182,7 @@ def test_plan_sets_nvme_buffer_size(dsrun, model):
     )
     found = json.loads(dsrun("plan", *line, "--format", "json").stdout)
 
-    assert "--offload-param nvme" in found["commands"][0]
+    assert "--zero 3 --offload nvme" in found["commands"][0]
     assert "--set zero_optimization.offload_param.buffer_size=526000000" in found["commands"][0]
     place = found["strategies"][found["choice"]]["host_states_per_rank"]
     assert place["staging"] >= 5 * 2 * 128256 * 4096

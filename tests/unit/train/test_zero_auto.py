@@ -77,15 +77,17 @@ def test_zero_auto_rejects_what_fits_nowhere(monkeypatch):
 
 def test_zero_auto_reads_shapes_off_unknown_family():
     """Seven billion weights, of a model that is built for it without storage."""
-    falcon = AutoConfig.for_model("falcon")
-    assert falcon.model_type not in FAMILIES
-    recipe, words = settled("--max-length", "1024", config=falcon)
+    cohere = AutoConfig.for_model("cohere", num_hidden_layers=32, hidden_size=4096, num_attention_heads=32)
+    assert cohere.model_type not in FAMILIES
+    recipe, words = settled("--max-length", "1024", config=cohere)
     assert words.endswith("(`dsrun plan` says why)")
     assert recipe.spec.micro_batch_size >= 1
     small, _ = settled(
         "--max-length",
         "1024",
-        config=AutoConfig.for_model("falcon", hidden_size=256, num_hidden_layers=2, num_attention_heads=4),
+        config=AutoConfig.for_model(
+            "cohere", hidden_size=256, intermediate_size=512, num_hidden_layers=2, num_attention_heads=4, vocab_size=999
+        ),
     )
     assert small.spec.zero != "3"
     assert small.spec.micro_batch_size > recipe.spec.micro_batch_size

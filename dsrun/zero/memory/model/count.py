@@ -16,7 +16,7 @@ from dsrun.errors import MissingError, ToolError, UsageError, nearest
 from dsrun.findings import Finding
 from dsrun.model_families import family_of
 from dsrun.system.proc import capture
-from dsrun.zero.memory.model import causal, causal_layernorm, seq2seq
+from dsrun.zero.memory.model import causal, causal_layernorm, seq2seq, vision
 from dsrun.zero.memory.model.architecture import Architecture, Block, Stack, Weight
 from dsrun.zero.memory.model.configs import Found, Settings
 
@@ -27,6 +27,7 @@ FAMILIES: dict[str, Describe] = {
     **dict.fromkeys(("bart", "mbart", "marian", "pegasus", "m2m_100"), seq2seq.bart),
     **dict.fromkeys(causal.FAMILIES, causal.llama),
     "deepseek_v3": causal.deepseek_v3,
+    "gemma3": vision.gemma3,
     "gpt2": causal_layernorm.gpt2,
     "gpt_neox": causal_layernorm.gpt_neox,
     "gptj": causal_layernorm.gptj,

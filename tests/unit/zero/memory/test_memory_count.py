@@ -18,7 +18,7 @@ LLAMA = {
     "model_type": "llama", "hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 2,
     "num_attention_heads": 4, "vocab_size": 64, "architectures": ["LlamaForCausalLM"],
 }  # fmt: skip
-BLOOM = {"model_type": "bloom", "hidden_size": 32, "n_layer": 2, "n_head": 4, "vocab_size": 64}
+CODEGEN = {"model_type": "codegen", "n_embd": 32, "n_layer": 2, "n_head": 4, "vocab_size": 64, "rotary_dim": 8}
 
 
 def write(folder, config):
@@ -36,15 +36,15 @@ def test_parameter_count_meta_device_and_shapes_agree(tmp_path):
 
 def test_parameter_count_of_unlisted_model_family(tmp_path):
     """An unlisted family is counted with transformers only."""
-    from transformers import BloomConfig, BloomForCausalLM
+    from transformers import CodeGenConfig, CodeGenForCausalLM
 
-    found = write(tmp_path, BLOOM)
+    found = write(tmp_path, CODEGEN)
     counted = count(found, meta=True)
-    settings = {key: value for key, value in BLOOM.items() if key != "model_type"}
-    real = BloomForCausalLM(BloomConfig(**settings))
+    settings = {key: value for key, value in CODEGEN.items() if key != "model_type"}
+    real = CodeGenForCausalLM(CodeGenConfig(**settings))
     assert counted.architecture.parameters == sum(p.numel() for p in real.parameters())
     assert counted.architecture.decoder.layers == 2
-    with pytest.raises(MissingError, match="'bloom'"):
+    with pytest.raises(MissingError, match="'codegen'"):
         count(found, meta=False)
 
 

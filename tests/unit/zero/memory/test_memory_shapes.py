@@ -55,6 +55,20 @@ CASES = [
     ("DeepseekV3Config", {"num_hidden_layers": 3, "first_k_dense_replace": 1, "n_shared_experts": 2}),
     ("DeepseekV3Config", {"num_hidden_layers": 1, "q_lora_rank": None, "attention_bias": True, "v_head_dim": 96}),
     ("DeepseekV3Config", {"num_hidden_layers": 2, "first_k_dense_replace": 0, "n_routed_experts": 16}),
+    ("Gemma3Config", {"text_config": {"num_hidden_layers": 2}, "vision_config": {"num_hidden_layers": 2}}),
+    (
+        "Gemma3Config",
+        {
+            "text_config": {"num_hidden_layers": 1},
+            "vision_config": {
+                "vision_use_head": False,
+                "num_hidden_layers": 1,
+                "image_size": 896,
+                "patch_size": 14,
+                "hidden_size": 1152,
+            },
+        },
+    ),
     ("GPTJConfig", {"n_layer": 2, "n_inner": 99}),
     ("GPTJConfig", {"n_layer": 1, "tie_word_embeddings": True}),
     ("BloomConfig", {"n_layer": 2, "hidden_size": 96}),
