@@ -13,8 +13,9 @@ pytestmark = [pytest.mark.train, pytest.mark.exhaustive]
 
 
 def test_stated_error_of_bf16_sums_is_measured(tmp_path):
-    """At each stage and offload where dsrun sums in fp32 instead."""
-    cases = [(*place, steps) for place in ((2, False), (3, False), (3, True)) for steps in MEASURED]
+    """At each stage and offload where dsrun sums in fp32 instead; the longest sum at one of them."""
+    places = ((2, False), (3, False), (3, True))
+    cases = [(*place, steps) for place in places for steps in MEASURED if steps < max(MEASURED) or place == places[0]]
     (tmp_path / "cases").write_text(json.dumps(cases))
     args = [tmp_path / "cases", tmp_path / "out"]
     Ranks(tmp_path / "logs", "tests.integration.bf16_sums", args, count=2).wait()
