@@ -3,7 +3,7 @@ would."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,18 +11,9 @@ from dsrun.errors import UsageError
 from dsrun.zero.generate.presets import GIB
 from dsrun.zero.memory.calibration import remembered
 from dsrun.zero.memory.model.architecture import Architecture
+from dsrun.zero.memory.remedies import remedies
 from dsrun.zero.memory.request import USUAL_LENGTH, Cluster, PlanRequest, Switch, is_place
-from dsrun.zero.memory.strategy import Candidate, evaluate, strategies
-
-NEARLY = 0.95
-"""Strategies this close in speed count as equal; then the simplest wins."""
-MOST_MORE = 4096
-"""How many times the nodes are multiplied in search of a cluster that is large enough."""
-LARGER = 64
-"""How many times the memory of a GPU is multiplied in search of one that is large enough."""
-ADVISED_RANK = 16
-UNBOUNDED = 1e12
-"""GiB that no host has."""
+from dsrun.zero.memory.strategy import NEARLY, Candidate, best_of, compared, evaluate, strategies
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,10 +43,10 @@ class Chosen:
 def plan(request: PlanRequest) -> Plan:
     """Evaluate every strategy and choose the fastest that fits, or else the fastest that is tight."""
     candidates = [evaluate(request, each) for each in strategies(request)]
-    rows = _compared(candidates)
-    choice = _best([row for row in rows if row.verdict == "fits"])
+    rows = compared(candidates)
+    choice = best_of([row for row in rows if row.verdict == "fits"])
     if choice is None:
-        choice = _best([row for row in rows if row.verdict == "tight"])
+        choice = best_of([row for row in rows if row.verdict == "tight"])
     why = _why(choice, rows, request) if choice else ""
     return Plan(request=request, rows=rows, choice=choice, why=why, remedies=() if choice else tuple(remedies(request)))
 
@@ -66,7 +57,7 @@ def choose(request: PlanRequest, micro_batch: int | None = None, offload: str | 
     Raises UsageError when nothing fits, with what would.
     """
     made = plan(request)
-    best = _best(_able([row for row in made.rows if not _against(row, micro_batch, offload)]))
+    best = best_of(_able([row for row in made.rows if not _against(row, micro_batch, offload)]))
     if best is None:
         size = [] if micro_batch is None else [f"micro batch {micro_batch}"]
         fixed = " and ".join(size + ([] if offload is None else [f"--offload {offload}"]))
@@ -102,7 +93,7 @@ def _way_out(made: Plan, micro_batch: int | None, offload: str | None) -> str:
     """The smallest change of what the user has fixed with which something fits, or else the first remedy."""
     able = _able(list(made.rows))
     fewest = min((len(_against(row, micro_batch, offload)) for row in able), default=0)
-    best = _best([row for row in able if len(_against(row, micro_batch, offload)) == fewest])
+    best = best_of([row for row in able if len(_against(row, micro_batch, offload)) == fewest])
     if best is None:
         return next(iter(made.remedies), "use more or larger GPUs")
     changes = " and ".join(_against(best, micro_batch, offload))
@@ -113,21 +104,6 @@ def described(request: PlanRequest) -> str:
     """`8 × a100-80 (80 GiB)`."""
     cluster = request.cluster
     return f"{cluster.world} × {cluster.name} ({cluster.memory:g} GiB)"
-
-
-def _compared(rows: list[Candidate]) -> tuple[Candidate, ...]:
-    """The rows with their speed over that of the fastest that fits, of all when none does."""
-    possible = [row.samples_per_second for row in rows if row.verdict != "does not fit"]
-    fastest = max(possible or [row.samples_per_second for row in rows])
-    return tuple(replace(row, relative=row.samples_per_second / fastest) for row in rows)
-
-
-def _best(rows: list[Candidate]) -> Candidate | None:
-    """The fastest; of those nearly as fast, the one that comes first: low stages and no offload are simpler."""
-    if not rows:
-        return None
-    fastest = max(row.relative for row in rows)
-    return next(row for row in rows if row.relative >= NEARLY * fastest)
 
 
 def _why(choice: Candidate, rows: tuple[Candidate, ...], request: PlanRequest) -> str:
@@ -145,113 +121,6 @@ def _why(choice: Candidate, rows: tuple[Candidate, ...], request: PlanRequest) -
     if faster < 1 / NEARLY:
         return f"{fits}, and nothing that fits is faster by more than the estimate's error"
     return f"{fits} and is estimated {faster:.2f} × as fast as the next, {rival.strategy} ({rival.reason})"
-
-
-# when nothing fits
-
-
-Alternative = tuple[str, Candidate | None] | None
-"""What would have to be different, and the strategy that then fits."""
-
-
-def remedies(request: PlanRequest) -> list[str]:
-    """What would fit, each found by planning again."""
-    ways = (_smaller_batch, _other_strategy, _recomputing, _more_host, _more_gpus, _shorter, _with_lora, _larger_gpu)
-    found = [way(request) for way in ways]
-    return [f"{each[0]}: {each[1].strategy}, micro batch {each[1].micro_batch}" for each in found if each and each[1]]
-
-
-def _fitting(request: PlanRequest) -> list[Candidate]:
-    rows = [evaluate(request, each) for each in strategies(replace(request, checkpointing="auto"))]
-    return [row for row in rows if row.verdict == "fits"]
-
-
-def _best_fitting(request: PlanRequest) -> Candidate | None:
-    fitting = _fitting(request)
-    return _best(list(_compared(fitting))) if fitting else None
-
-
-def _smaller_batch(request: PlanRequest) -> Alternative:
-    if request.micro_batch is None:
-        return None
-    return f"without --micro-batch-size {request.micro_batch}", _best_fitting(replace(request, micro_batch=None))
-
-
-def _other_strategy(request: PlanRequest) -> Alternative:
-    fixed = [("--zero", request.stage), ("--offload", request.offload)]
-    flags = " ".join(f"{flag} {value}" for flag, value in fixed if value is not None)
-    if not flags:
-        return None
-    return f"without {flags}", _best_fitting(replace(request, stage=None, offload=None))
-
-
-def _recomputing(request: PlanRequest) -> Alternative:
-    return ("--gradient-checkpointing auto", _best_fitting(request)) if request.checkpointing == "off" else None
-
-
-def _more_host(request: PlanRequest) -> Alternative:
-    """The host memory that the strategy which needs least of it would take."""
-    fitting = _fitting(replace(request, host_memory=UNBOUNDED))
-    if not fitting or _fitting(request):
-        return None
-    least = min(fitting, key=lambda row: max(row.host, row.host_loading))
-    return f"{-(-max(least.host, least.host_loading) // GIB)} GiB of host memory per node", least
-
-
-def _smallest(least: int, most: int, fits: Callable[[int], bool]) -> int | None:
-    """The smallest number for which `fits`, by bisection; None when the largest does not."""
-    if not fits(most):
-        return None
-    while least < most:
-        middle = (least + most) // 2
-        if fits(middle):
-            most = middle
-        else:
-            least = middle + 1
-    return least
-
-
-def _more_gpus(request: PlanRequest) -> Alternative:
-    cluster = request.cluster
-
-    def row(nodes: int) -> Candidate | None:
-        return _best_fitting(replace(request, global_batch=None, cluster=cluster.with_nodes(nodes)))
-
-    nodes = _smallest(cluster.nodes, cluster.nodes * MOST_MORE, lambda each: row(each) is not None)
-    if nodes is None:
-        return None
-    return f"{nodes * cluster.per_node} GPUs ({nodes} node{'' if nodes == 1 else 's'})", row(nodes)
-
-
-def _shorter(request: PlanRequest) -> Alternative:
-    """Both lengths of a seq2seq model are cut alike, to multiples of 64 tokens."""
-    longest = max(request.length, request.source_length if request.model.seq2seq else 0)
-
-    def row(steps: int) -> Candidate | None:
-        most = max(longest - 64 * steps, 1)
-        shorter = replace(request, length=min(request.length, most), source_length=min(request.source_length, most))
-        return _best_fitting(shorter)
-
-    steps = _smallest(0, (longest - 1) // 64, lambda each: row(each) is not None)
-    return (f"samples of at most {max(longest - 64 * steps, 1)} tokens", row(steps)) if steps else None
-
-
-def _with_lora(request: PlanRequest) -> Alternative:
-    if request.lora is not None:
-        return None
-    return f"LoRA (--lora {ADVISED_RANK})", _best_fitting(replace(request, lora=ADVISED_RANK))
-
-
-def _larger_gpu(request: PlanRequest) -> Alternative:
-    """The least memory each GPU would need, in whole GiB."""
-    cluster = request.cluster
-
-    def row(gib: int) -> Candidate | None:
-        larger = replace(cluster, memory=float(gib), model=replace(cluster.model, memory_gib=gib))
-        return _best_fitting(replace(request, global_batch=None, cluster=larger))
-
-    size = _smallest(int(cluster.memory), LARGER * int(cluster.memory), lambda gib: row(gib) is not None)
-    return (f"GPUs of {size} GiB", row(size)) if size else None
 
 
 def decide(

@@ -20,6 +20,8 @@ from dsrun.zero.memory.states import Offload, Sharding, States, checkpoint_bytes
 Verdict = Literal["fits", "tight", "does not fit"]
 
 LARGEST_MICRO_BATCH = 4096
+NEARLY = 0.95
+"""Strategies this close in speed count as equal; then the simplest wins."""
 PROCESS = int(1.5 * GIB)
 """Host memory of one training process with torch and CUDA loaded and no model."""
 
@@ -200,6 +202,21 @@ def evaluate(request: PlanRequest, strategy: Strategy) -> Candidate:
         reason=time.reason,
         host_short=host_short,
     )
+
+
+def compared(rows: list[Candidate]) -> tuple[Candidate, ...]:
+    """The rows with their speed over that of the fastest that fits, of all when none does."""
+    possible = [row.samples_per_second for row in rows if row.verdict != "does not fit"]
+    fastest = max(possible or [row.samples_per_second for row in rows])
+    return tuple(replace(row, relative=row.samples_per_second / fastest) for row in rows)
+
+
+def best_of(rows: list[Candidate]) -> Candidate | None:
+    """The fastest; of those nearly as fast, the one that comes first: low stages and no offload are simpler."""
+    if not rows:
+        return None
+    fastest = max(row.relative for row in rows)
+    return next(row for row in rows if row.relative >= NEARLY * fastest)
 
 
 def active_parameters(model: Architecture) -> int:
