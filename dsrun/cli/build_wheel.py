@@ -7,30 +7,26 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any
 
 import click
 
 from dsrun.cli.options import DEBUG, HYPHENS, Command
-from dsrun.cli.output import command_lines, ignore_closed_stream, print_detail, print_note
+from dsrun.cli.output import print_detail, print_note
 from dsrun.errors import UsageError
 from dsrun.runs.goodput import duration
 from dsrun.system.variables import cache_root
 from dsrun.wheel.cache import CacheEntry, WheelCache, copy_out
-from dsrun.wheel.compile.cached import cached_build, preferred_folder
+from dsrun.wheel.compile.cached import cached_build
 from dsrun.wheel.compile.context import BuildOptions
-from dsrun.wheel.compile.environment import difference
 from dsrun.wheel.compile.output import Event, Tracker
 from dsrun.wheel.compile.plan import resolve
-from dsrun.wheel.compile.run import WheelBuild, plan_processes
-
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.progress import TaskID
+from dsrun.wheel.compile.run import Parts, WheelBuild
+from dsrun.wheel.compile.script import build_script
 
 
 @click.command(cls=Command, name="build-wheel", context_settings=HYPHENS)
@@ -52,12 +48,18 @@ if TYPE_CHECKING:
 @click.option("--partition", metavar="NAME", help="compile for the GPUs of this SLURM partition")
 @click.option("--split", is_flag=True, help="build a separate wheel for GPUs below 8.0, which disable bf16 for others")
 @click.option("--keep-symbols", "symbols", is_flag=True, help="keep debug symbols: six times the size")
+@click.option(
+    "--find-links", metavar="URL|DIR", multiple=True, envvar="DSRUN_FIND_LINKS",
+    help="take the wheel from this index, folder or store if it is there; can be repeated",
+)  # fmt: skip
 @click.option("--keep", is_flag=True, help="keep the build folder")
 @click.option("--force", is_flag=True, help="rebuild a cached wheel, and replace files in -o")
-@click.option("--dry-run", is_flag=True, help="print the commands and their environment, and build nothing")
+@click.option("--dry-run", is_flag=True, help="print a shell script that builds the wheel, and build nothing")
 @click.option("-o", "--output", metavar="DIR", help="copy the wheel into this folder")
 @DEBUG
-def command(output: str | None, keep: bool, force: bool, dry_run: bool, **given: Any) -> int:
+def command(
+    output: str | None, find_links: tuple[str, ...], keep: bool, force: bool, dry_run: bool, **given: Any
+) -> int:
     """Compile DeepSpeed into a wheel for these GPUs, once. Prints the wheel's path."""
     _refuse_empty({**given, "output": output})
     if output is not None:
@@ -71,9 +73,9 @@ def command(output: str | None, keep: bool, force: bool, dry_run: bool, **given:
         cache = WheelCache(cache_root() / "wheels")
         if dry_run:
             for build in plan.builds:
-                _print_commands(build, cache)
+                _print_script(build, cache)
             return 0
-        entries = [_find_or_build(build, cache, force=force, keep=keep) for build in plan.builds]
+        entries = [_find_or_build(build, cache, find_links=find_links, force=force, keep=keep) for build in plan.builds]
         paths = [entry.wheel for entry in entries]
         if output is not None:
             # Each of two gets its own folder: both have a WHEEL.json.
@@ -131,47 +133,43 @@ def _print_request(build: WheelBuild, origin: str) -> None:
     )
 
 
-def _find_or_build(build: WheelBuild, cache: WheelCache, *, force: bool, keep: bool) -> CacheEntry:
+def _find_or_build(
+    build: WheelBuild, cache: WheelCache, *, find_links: Sequence[str], force: bool, keep: bool
+) -> CacheEntry:
     found = None if force else cache.find(build.request.key)
     if found:
         return found
     print_detail(f"compiling with {build.jobs} {'job' if build.jobs == 1 else 'jobs'}")
-    with progress_display() as on_event:
-        return cached_build(
-            build, cache, environ=os.environ, notify=print_note, on_event=on_event, force=force, keep=keep
-        )
+    return cached_build(
+        build,
+        cache,
+        environ=os.environ,
+        notify=print_note,
+        on_event=_print_progress,
+        find_links=find_links,
+        force=force,
+        keep=keep,
+    )
 
 
-def _print_commands(build: WheelBuild, cache: WheelCache) -> None:
-    """Print the commands of a build and how their environment differs from this one, ready for a shell."""
-    place = str(preferred_folder(build.request.key))
-    with tempfile.TemporaryDirectory(prefix="dsrun-dry-run-") as scratch:
-        processes, _ = plan_processes(build, Path(scratch), os.environ)
-        for process in processes:
-            lines = command_lines(process.argv, difference(os.environ, process.env), folder=process.tree)
-            click.echo("\n".join([f"# {process.label}", *lines]).replace(scratch, place))
+def _print_script(build: WheelBuild, cache: WheelCache) -> None:
+    again = [argument for argument in sys.argv[1:] if argument != "--dry-run"]
+    parts = Parts(cache.root / "parts")
+    click.echo(build_script(build, parts, os.environ, [sys.executable, "-m", "dsrun", *again]))
     stored = cache.find(build.request.key)
     print_note(f"already cached: {stored.wheel}" if stored else f"would be cached in {cache.folder(build.request.key)}")
 
 
-@contextmanager
-def progress_display() -> Iterator[Callable[[Event, Tracker], None]]:
-    """A function that shows an event: as bars if stderr is a terminal, else as lines."""
-
-    def print_line(event: Event, tracker: Tracker) -> None:
-        text = line_of(event, tracker, time.monotonic())
-        if text:
-            print_detail(text)
-
-    if sys.stderr.isatty():
-        with Bars() as bars:
-            yield bars.watch
-    else:
-        yield print_line
+def _print_progress(event: Event, tracker: Tracker) -> None:
+    text = line_of(event, tracker, time.monotonic())
+    if text:
+        print_detail(text)
 
 
 def line_of(event: Event, tracker: Tracker, now: float) -> str | None:
     """The line for an event; None for an event without one."""
+    if event.kind == "reused":
+        return f"{event.label}: compiled before, for another wheel"
     if event.kind == "library":
         return f"{event.name}: compiling"
     if event.kind == "file":
@@ -188,45 +186,3 @@ def line_of(event: Event, tracker: Tracker, now: float) -> str | None:
 def _left(tracker: Tracker, now: float) -> str:
     left = tracker.left(now)
     return f"about {duration(left)} left" if left else ""
-
-
-class Bars:
-    """A bar for the build and one for each operation that is being compiled."""
-
-    def __init__(self, console: Console | None = None) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-        self._progress = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.fields[text]}"),
-            TimeElapsedColumn(),
-            console=console or Console(stderr=True),
-            transient=True,
-        )
-        self._whole = self._progress.add_task("all", total=1.0, text="")
-        self._tasks: dict[str, TaskID] = {}
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        with ignore_closed_stream(2):
-            self._progress.stop()
-
-    def watch(self, event: Event, tracker: Tracker) -> None:
-        """Move the bars."""
-        with ignore_closed_stream(2):
-            if event.kind == "begin":
-                self._tasks[event.label] = self._progress.add_task(event.label, total=1.0, text="")
-            task = self._tasks[event.label]
-            if event.kind == "file":
-                text = f"{event.file} {event.done}/{event.total}".strip()
-                self._progress.update(task, completed=event.done / event.total, text=text)
-            elif event.kind == "library":
-                self._progress.update(task, completed=0.0, text=event.name)
-            elif event.kind == "end":
-                self._progress.remove_task(self._tasks.pop(event.label))
-            self._progress.update(self._whole, completed=tracker.done, text=_left(tracker, time.monotonic()))

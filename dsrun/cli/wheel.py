@@ -13,6 +13,7 @@ import click
 
 from dsrun.cli.options import Command, Group, format_option
 from dsrun.cli.output import print_json, print_line, print_table
+from dsrun.cli.wheelhouse import gc_command, index_command, list_command
 from dsrun.errors import EXIT_FINDINGS, UsageError
 from dsrun.findings import Finding
 from dsrun.hardware.gres import cluster_gpus
@@ -110,9 +111,13 @@ def _print_verification(done: Verification, reports: list[NodeReport], form: str
 @click.group(cls=Group, name="wheel", invoke_without_command=True)
 @click.pass_context
 def command(context: click.Context) -> None:
-    """Copy a wheel to the nodes of a cluster."""
+    """Wheels in the store, in folders for pip, and on the nodes of a cluster."""
     if context.invoked_subcommand is None:
-        raise UsageError("`dsrun wheel` needs a command", fix="dsrun wheel push FILE")
+        raise UsageError("`dsrun wheel` needs a command", fix="dsrun wheel list, gc, index DIR, or push FILE")
+
+
+for each in (list_command, gc_command, index_command):
+    command.add_command(each)
 
 
 @command.command(name="push", short_help="copy FILE to every node, install it and run each operation once")

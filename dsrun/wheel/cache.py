@@ -11,8 +11,9 @@ import hashlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,6 +85,11 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def size_of(path: Path) -> int:
+    """Bytes in a file, or in all files of a folder."""
+    return sum(file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file())
+
+
 def wrong_with(folder: Path) -> str | None:
     """What is wrong with the wheel beside WHEEL.json in `folder`; None when its SHA-256 is the one recorded."""
     record = read_record(folder)
@@ -119,7 +125,7 @@ class WheelCache:
         return self.root / key
 
     def find(self, key: str, damaged: Callable[[str], None] = lambda _: None) -> CacheEntry | None:
-        """The entry of `key`, its wheel read and compared with the recorded SHA-256.
+        """The entry of `key`, its wheel read and compared with the recorded SHA-256; it counts as used now.
 
         None when it is missing or damaged; `damaged` is then called with the problem.
         """
@@ -130,6 +136,8 @@ class WheelCache:
         if wrong:
             damaged(wrong)
             return None
+        with suppress(OSError):  # a store that others may only read
+            os.utime(folder)
         return _entry(folder)
 
     @contextmanager
@@ -182,6 +190,24 @@ class WheelCache:
         replace_folder(staged, folder)
         _sync(self.root)
         return _entry(folder)
+
+    def unused(self, days: float) -> list[Path]:
+        """Entries, parts of wheels and logs of failed builds that nobody has used for `days` days, oldest first."""
+        before = time.time() - days * 86400
+        found = [*self.root.glob(f"*/{RECORD_NAME}"), *self.root.glob("parts/*.whl"), *self.root.glob("*.failed.log")]
+        paths = [path.parent if path.name == RECORD_NAME else path for path in found]
+        return sorted((each for each in paths if each.stat().st_mtime <= before), key=lambda each: each.stat().st_mtime)
+
+    def remove(self, path: Path) -> int:
+        """Remove what `unused` found; the bytes that it had. 0 when a build of this key runs. Raises OSError."""
+        size = size_of(path)
+        if path.is_file():
+            path.unlink(missing_ok=True)
+            return size
+        with suppress(Timeout), FileLock(str(self.root / f"{path.name}.lock"), timeout=0):
+            shutil.rmtree(path)
+            return size
+        return 0
 
 
 def copy_out(entry: CacheEntry, into: Path, *, force: bool = False) -> Path:

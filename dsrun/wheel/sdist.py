@@ -22,7 +22,7 @@ from dsrun.datafiles import read_toml
 from dsrun.errors import MissingError, ToolError, UsageError
 from dsrun.system.proc import capture
 from dsrun.wheel.cache import sha256_of
-from dsrun.wheel.compile.output import FULL
+from dsrun.wheel.compile.failure import FULL
 
 _FETCH_S = 1800.0
 # DeepSpeed 0.19.8 unpacks to 11 MB in 1,300 files; its history of kernels once made it 30 MB.

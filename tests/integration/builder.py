@@ -19,18 +19,15 @@ class Builder:
         self.scratch = folder / "tmp"
         self.scratch.mkdir(parents=True, exist_ok=True)
 
+    def environ(self, **env: str) -> dict[str, str]:
+        """The environment it is started in."""
+        own = {"DSRUN_CACHE": str(self.cache), "TMPDIR": str(self.scratch), "CUDA_VISIBLE_DEVICES": ""}
+        return {**os.environ, **own, "PYTHONPATH": str(ROOT), **env}
+
     def start(self, *args: object, **env: str) -> subprocess.Popen[str]:
-        environ = {
-            **os.environ,
-            "DSRUN_CACHE": str(self.cache),
-            "TMPDIR": str(self.scratch),
-            "CUDA_VISIBLE_DEVICES": "",
-            "PYTHONPATH": str(ROOT),
-            **env,
-        }
         return subprocess.Popen(
             [sys.executable, "-m", "dsrun", "build-wheel", "--arch", "cpu", *map(str, args)],
-            env=environ,
+            env=self.environ(**env),
             cwd=self.folder,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -1,18 +1,22 @@
-"""One wheel from the wheels of several builds, with the same bytes for the same contents."""
+"""One wheel from the parts that several builds made, with the same bytes for the same contents."""
 
 from __future__ import annotations
 
 import ast
+import io
+import json
 import re
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from packaging.tags import platform_tags
 from packaging.version import Version
 
 from dsrun.errors import ToolError
-from dsrun.wheel.verify.archive import record_hash
+from dsrun.wheel.verify.archive import PROVENANCE, record_hash
+from dsrun.wheel.verify.contents import symbol_versions
 
 if TYPE_CHECKING:
     from dsrun.wheel.compile.environment import Request
@@ -21,25 +25,29 @@ if TYPE_CHECKING:
 
 INSTALLED = "deepspeed/git_version_info_installed.py"
 _OPS_LINE = re.compile(r"^installed_ops=(\{.*\})$", re.MULTILINE)
+_VERSION_LINE = re.compile(r"^version='.*'$", re.MULTILINE)
+_TORCH_LINE = re.compile(r"^Requires-Dist: torch(?![\w.-])[^;\n]*", re.MULTILINE)
+_TAG_LINE = re.compile(r"^Tag: (\w+-\w+)-(\w+)$", re.MULTILINE)
 _FIRST_MOMENT = (1980, 1, 1, 0, 0, 0)  # a zip archive's earliest time
 _REGULAR = 0o100000
 _LEVEL = 6
 
+Contents = dict[str, tuple[bytes, int]]
+"""Data and permissions of every file of a wheel by its name."""
 
-def assemble(wheels: Sequence[Path], into: Path) -> Path:
-    """Merge `wheels`, which are the same package with different operations compiled, into one in the folder `into`.
 
-    Every file comes from the first wheel, or from the first that has it; DeepSpeed's table of installed operations
-    is the union. Files are sorted, dated 1980 and have plain permissions, so equal contents give equal bytes.
-    Raises ToolError when the wheels differ in anything but their libraries.
+def assemble(parts: Sequence[Path], into: Path, request: Request) -> Path:
+    """Merge `parts`, wheels of one package with different operations compiled, into the wheel of `request` in `into`.
+
+    Every file comes from the first part that has it; DeepSpeed's table of installed operations is the union. The
+    wheel requires the minor version of torch that it was compiled against, its platform tag says which glibc it needs,
+    and `.dist-info/dsrun.json` records what it was built from. Files are sorted, dated 1980 and have plain permissions,
+    so equal contents give equal bytes. Raises ToolError when the parts differ in anything but their libraries.
     """
-    names = {wheel.name for wheel in wheels}
-    if len(names) != 1:
-        raise ToolError(f"the builds made different wheels: {', '.join(sorted(names))}")
-    contents: dict[str, tuple[bytes, int]] = {}
+    contents: Contents = {}
     tables: list[str] = []
-    for wheel in wheels:
-        for name, data, mode in _members(wheel):
+    for part in parts:
+        for name, data, mode in _members(part):
             if name.endswith(".dist-info/RECORD"):
                 continue
             if name == INSTALLED:
@@ -48,7 +56,7 @@ def assemble(wheels: Sequence[Path], into: Path) -> Path:
             if known[0] != data and name != INSTALLED:
                 raise ToolError(f"two builds of one source differ in {name}")
     contents[INSTALLED] = (_merge_tables(tables).encode(), contents[INSTALLED][1])
-    return _write(into / wheels[0].name, contents)
+    return _write(into, *_finished(contents, request))
 
 
 def _members(wheel: Path) -> list[tuple[str, bytes, int]]:
@@ -72,17 +80,68 @@ def _merge_tables(texts: Sequence[str]) -> str:
     return _OPS_LINE.sub(lambda _: f"installed_ops={merged}", texts[0])
 
 
-def _write(target: Path, contents: dict[str, tuple[bytes, int]]) -> Path:
+def _finished(contents: Contents, request: Request) -> tuple[str, Contents]:
+    """The wheel's file name, and its files with the version, requirements, tag and provenance of `request`."""
+    before = next(name.removesuffix(".dist-info/WHEEL") for name in contents if name.endswith(".dist-info/WHEEL"))
+    version = f"{request.deepspeed}+{request.local_version}"
+    after = f"deepspeed-{version}"
+    named = {
+        after + name.removeprefix(before) if name.startswith(f"{before}.") else name: file
+        for name, file in contents.items()
+    }
+    tag = _TAG_LINE.search(named[f"{after}.dist-info/WHEEL"][0].decode())
+    if not tag:
+        raise ToolError(f"{before}.dist-info/WHEEL has no tag of one interpreter and one platform")
+    platform = platform_tag({name: data for name, (data, _) in named.items() if name.endswith(".so")}, tag[2])
+    torch = ".".join(request.torch.split(".")[:2])
+    for name, line, text in (
+        (f"{after}.dist-info/WHEEL", _TAG_LINE, f"Tag: {tag[1]}-{platform}"),
+        (f"{after}.dist-info/METADATA", re.compile(r"^Version: .*$", re.MULTILINE), f"Version: {version}"),
+        (f"{after}.dist-info/METADATA", _TORCH_LINE, f"Requires-Dist: torch=={torch}.*"),
+        (INSTALLED, _VERSION_LINE, f"version={version!r}"),
+    ):
+        data, mode = named[name]
+        named[name] = (line.sub(text, data.decode()).encode(), mode)
+    named[f"{after}.dist-info/{PROVENANCE}"] = (provenance(request).encode(), 0o644)
+    return f"{after}-{tag[1]}-{platform}.whl", named
+
+
+def provenance(request: Request) -> str:
+    """What the wheel was built from, as JSON: the request and its key. It follows from the request alone."""
+    return json.dumps({"version": 1, "key": request.key, "inputs": request.as_dict()}, indent=2) + "\n"
+
+
+def platform_tag(libraries: Mapping[str, bytes], built: str) -> str:
+    """The platform tag for `libraries` that were built on the platform `built` ("linux_x86_64").
+
+    By auditwheel's policies it is the oldest manylinux whose glibc and libstdc++ have every symbol version that the
+    libraries ask for; torch's libraries and the system's do not count. `built` stays where no policy fits, or where
+    this machine would refuse the tag: a compiler may bring a newer libstdc++ than the system's.
+    """
+    from auditwheel.architecture import Architecture
+    from auditwheel.libc import Libc
+    from auditwheel.policy import WheelPolicies
+
+    system, _, machine = built.partition("_")
+    if system != "linux" or machine not in [each.value for each in Architecture]:
+        return built
+    policies = WheelPolicies(libc=Libc.GLIBC, arch=Architecture(machine))
+    needed = {name: set(symbol_versions(io.BytesIO(data))) for name, data in libraries.items()}
+    tag: str = policies.versioned_symbols_policy(needed).name
+    return tag if tag in platform_tags() else built
+
+
+def _write(into: Path, filename: str, contents: Contents) -> Path:
     record = next(f"{name.partition('/')[0]}/RECORD" for name in contents if name.endswith(".dist-info/WHEEL"))
     lines = [f"{name},{record_hash([data])},{len(data)}\n" for name, (data, _) in sorted(contents.items())]
     contents = {**dict(sorted(contents.items())), record: ("".join([*lines, f"{record},,\n"]).encode(), 0o644)}
-    with zipfile.ZipFile(target, "w") as archive:
+    with zipfile.ZipFile(into / filename, "w") as archive:
         for name, (data, mode) in contents.items():
             info = zipfile.ZipInfo(name, _FIRST_MOMENT)
             info.external_attr = (_REGULAR | (0o755 if mode & 0o111 else 0o644)) << 16
             info.create_system = 3  # Unix, whatever built it
             archive.writestr(info, data, zipfile.ZIP_DEFLATED, _LEVEL)
-    return target
+    return into / filename
 
 
 def wrong_with_wheel(report: WheelReport, request: Request, ops: Sequence[Op]) -> list[str]:

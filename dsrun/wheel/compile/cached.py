@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from filelock import FileLock, Timeout
+
 from dsrun.errors import ToolError
-from dsrun.wheel.compile.output import FULL, OnEvent
-from dsrun.wheel.compile.run import WheelBuild, build_wheel
+from dsrun.wheel.compile.failure import FULL
+from dsrun.wheel.compile.output import OnEvent
+from dsrun.wheel.compile.run import Parts, WheelBuild, build_wheel
+from dsrun.wheel.find_links import take_from
 
 if TYPE_CHECKING:
     from dsrun.wheel.cache import CacheEntry, WheelCache
@@ -24,61 +27,41 @@ _MAKE_ROOM = "make room, or point DSRUN_CACHE to another disk"
 _PLAIN = re.compile(r"[\w./+-]+", re.ASCII)
 
 
-def preferred_folder(key: str) -> Path:
-    """Where the request `key` is compiled unless the folder is taken.
+def build_root() -> Path:
+    """Where folders of builds are made: the system's temporary folder (TMPDIR).
 
     setuptools splits CC at spaces and torch passes it on as it is, so it cannot be quoted: a temporary folder whose
     path would need quotes is replaced by /tmp.
     """
     root = tempfile.gettempdir()
-    return Path(root if _PLAIN.fullmatch(root) else "/tmp", f"{PREFIX}{key}")
+    return Path(root if _PLAIN.fullmatch(root) else "/tmp")
 
 
 @contextmanager
 def build_folder(key: str, *, keep: bool = False) -> Iterator[Path]:
-    """An empty folder in the system's temporary folder (TMPDIR), removed at the end unless `keep`.
+    """An empty folder below `build_root`, removed at the end unless `keep`.
 
-    Its name follows from the request, because nvcc names a file's internal symbols after the file's absolute path:
-    only at the same path does the same source give the same bytes. When that path is taken, by another user or a
-    build that runs, the folder gets another name. What a killed build of this request left behind is removed.
+    What killed builds of this request left behind is removed: a lock beside each folder tells whether its build runs.
     """
-    path = preferred_folder(key)
-    lock = _lock(path)
-    if lock is None:
-        path = Path(tempfile.mkdtemp(prefix=f"{path.name}-", dir=path.parent))
-    try:
-        for entry in path.iterdir():
-            if entry.is_dir() and not entry.is_symlink():
-                shutil.rmtree(entry)
-            else:
-                entry.unlink()
-        yield path
-    finally:
-        if not keep:
-            shutil.rmtree(path, ignore_errors=True)
-        if lock is not None:
-            os.close(lock)
-
-
-def _lock(path: Path) -> int | None:
-    """A lock on the folder `path`, which is created if missing; None when another process or user has it.
-
-    The holder removes the locked folder itself, so the name is compared with the locked folder afterwards.
-    """
-    with suppress(FileExistsError):
+    root = build_root()
+    for lock in root.glob(f"{PREFIX}{key}-*.lock"):
+        _remove_left_over(lock)
+    path = root / f"{PREFIX}{key}-{uuid.uuid4().hex[:8]}"
+    with FileLock(path.with_suffix(".lock"), mode=0o600):
         path.mkdir(mode=0o700)
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return None
-    with suppress(OSError):
-        mine = os.fstat(descriptor)
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        named = path.stat(follow_symlinks=False)
-        if named.st_ino == mine.st_ino and mine.st_uid == os.geteuid() and not mine.st_mode & 0o022:
-            return descriptor
-    os.close(descriptor)
-    return None
+        try:
+            yield path
+        finally:
+            if not keep:
+                shutil.rmtree(path, ignore_errors=True)
+            path.with_suffix(".lock").unlink(missing_ok=True)
+
+
+def _remove_left_over(lock: Path) -> None:
+    """Remove the folder of a build that was killed; that of a build that runs, or of another user, stays."""
+    with suppress(OSError, Timeout), FileLock(lock, timeout=0):
+        shutil.rmtree(lock.with_suffix(""), ignore_errors=True)
+        lock.unlink(missing_ok=True)
 
 
 def cached_build(
@@ -88,14 +71,15 @@ def cached_build(
     environ: Mapping[str, str],
     notify: Callable[[str], None],
     on_event: OnEvent,
+    find_links: Sequence[str] = (),
     force: bool = False,
     keep: bool = False,
 ) -> CacheEntry:
     """The entry of `build` in `store`, whose wheel is read and compared with its recorded hash.
 
     Of two processes that need the same wheel one builds it and the other waits. `force`: rebuild a cached wheel, but
-    take one that another process has built in the meantime. `keep`: keep the build folder. Raises ToolError when the
-    build fails, MissingError when the store cannot be written.
+    take one that another process has built in the meantime. `find_links`: where to look for it before it is built.
+    `keep`: keep the build folder. Raises ToolError when the build fails, MissingError when the store cannot be written.
     """
     key = build.request.key
     waited = False
@@ -116,10 +100,15 @@ def cached_build(
         if stored:
             return stored
         failed_log = store.root / f"{key}.failed.log"
-        with store.staging(key) as staged, build_folder(key, keep=keep) as folder:
-            if keep:
-                notify(f"compiled in {folder}, which is kept")
-            build_wheel(build, folder, staged, environ=environ, on_event=on_event, failed_log=failed_log)
+        with store.staging(key) as staged:
+            if force or not any(take_from(place, build, staged, notify) for place in find_links):
+                parts = Parts(store.root / "parts", reuse=not force)
+                with build_folder(key, keep=keep) as folder:
+                    if keep:
+                        notify(f"compiled in {folder}, which is kept")
+                    build_wheel(
+                        build, folder, staged, parts=parts, environ=environ, on_event=on_event, failed_log=failed_log
+                    )
             try:
                 entry = store.publish(key, staged)
             except OSError as error:

@@ -50,12 +50,11 @@ def build_environment(
     cuda_home: Path | None,
     ops: Iterable[Op],
     jobs: int,
-    tree: Path,
-    cache: Path | None = None,
+    trees: Path,
 ) -> dict[str, str]:
-    """The whole environment for compiling `ops` in the source tree `tree` with `jobs` compilers at a time.
+    """The whole environment for compiling `ops` in a source tree below `trees` with `jobs` compilers at a time.
 
-    `compilers`: CXX and CC, which call the compiler cache `cache` themselves. Every operation is switched
+    `compilers`: CXX, CC and PYTORCH_NVCC, which call a compiler cache themselves. Every operation is switched
     explicitly: DeepSpeed reads 0 and unset differently when DS_BUILD_OPS is set. What is in the environment for
     somebody else's build is dropped.
     """
@@ -69,11 +68,16 @@ def build_environment(
         **switches,
         "DS_BUILD_OPS": "0",
         "DS_ACCELERATOR": request.accelerator,
-        "DS_BUILD_STRING": f"+{request.local_version}",
+        "DS_BUILD_STRING": PART_VERSION,
         "DS_ENABLE_NINJA": "1",
         "MAX_JOBS": str(jobs),
         **compilers,
-        **_caching(cache, cuda_home, tree),
+        # torch 2.13 would put a compiler cache from PATH in front of our wrappers too.
+        "TORCH_NO_COMPILER_WRAPPER": "1",
+        # Without these ccache counts the same file in another folder as another compilation.
+        "CCACHE_BASEDIR": str(trees),
+        "CCACHE_NOHASHDIR": "true",
+        "CCACHE_COMPILERCHECK": "content",
         # Symbols go at link time: the linker's build id is computed from what it writes, and nvcc's temporary
         # names, which hold a process id, are among the symbols (GNU ld manual, --build-id and -s).
         **({} if request.symbols else {"LDFLAGS": "-Wl,-s"}),
@@ -103,31 +107,16 @@ def _cuda(request: Request, cuda_home: Path | None) -> dict[str, str]:
     }
 
 
-def _caching(cache: Path | None, cuda_home: Path | None, tree: Path) -> dict[str, str]:
-    """Settings for ccache, which otherwise counts another folder and a rewritten wrapper as other compilations.
-
-    torch 2.13 would put a cache from PATH in front of our wrappers too, and older ones none in front of nvcc. sccache
-    does not support nvcc's flags for dependencies (torch.utils.cpp_extension, _write_ninja_file).
-    """
-    variables = {"TORCH_NO_COMPILER_WRAPPER": "1"}
-    if cache and cache.name == "ccache":
-        variables |= {
-            "CCACHE_BASEDIR": str(tree.parents[1]),
-            "CCACHE_NOHASHDIR": "true",
-            "CCACHE_COMPILERCHECK": "content",
-        }
-        if cuda_home:
-            variables["PYTORCH_NVCC"] = f"{cache} {cuda_home}/bin/nvcc"
-    return variables
-
-
 def difference(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str | None]:
     """What to change in `before` to get `after`; None is a variable to unset."""
     changed: dict[str, str | None] = {name: value for name, value in after.items() if before.get(name) != value}
     return changed | {name: None for name in before if name not in after}
 
 
-RECIPE = "1"
+PART_VERSION = "+dsrun"
+"""The local version while operations are compiled apart: they may become parts of several wheels."""
+
+RECIPE = "2"
 """Version of the way dsrun builds. Raise it when the same inputs give other bytes than before."""
 
 
@@ -172,10 +161,10 @@ class Request:
 
     @property
     def local_version(self) -> str:
-        """Local version that tells wheels apart by name: "cu130torch2.13.sm80.sm90", "cputorch2.13.x8664v3".
+        """Local version: "cu130torch2.13.sm80.sm90.k1a2b3c4d", "cputorch2.13.x8664v3.k1a2b3c4d".
 
-        Only letters, digits and dots, and numbers without zeros in front, as PEP 440 wants it: setuptools rewrites
-        others, and the version in the file's name would then differ from the one asked for.
+        The last part is the beginning of the key: different wheels have different versions, so that pip replaces one
+        by the other. Only letters, digits and dots, and numbers without zeros in front, as PEP 440 wants it.
         """
         torch = ".".join(re.findall(r"\d+", self.torch)[:2])
         if self.accelerator == "cuda":
@@ -183,7 +172,7 @@ class Request:
             archs = self.archs.replace(".", "").replace("+PTX", "ptx").split(";")
             parts = [f"cu{self.cuda.replace('.', '')}torch{torch}", *(f"sm{arch}" for arch in archs)]
         else:
-            # The digest behind "native." is for the key; two machines' wheels are not told apart by name.
-            level = "native" if self.cpu.startswith("native.") else self.cpu
+            # native.zen4.1a2b3c4d: the digest at the end is part of the key.
+            level = self.cpu.rpartition(".")[0] if self.cpu.startswith("native.") else self.cpu
             parts = [f"cputorch{torch}", re.sub(r"[^a-z0-9]", "", level.lower())]
-        return str(Version("0+" + ".".join(filter(None, [*parts, self.label]))).local)
+        return str(Version("0+" + ".".join(filter(None, [*parts, self.label, f"k{self.key[:8]}"]))).local)

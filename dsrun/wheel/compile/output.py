@@ -5,9 +5,8 @@ from __future__ import annotations
 import errno
 import re
 import shlex
-import signal
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -24,13 +23,13 @@ _EXTENSION = re.compile(r"^building '([\w.]+)' extension$")
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """A build or a library begins, a file is finished, or a build has ended.
+    """A build or a library begins, a file is finished, a build has ended, or was not needed ("reused").
 
     `file` and its number `done` of `total` for "file"; `code` for "end"; `name` is the build's label or the library's
     name without its package.
     """
 
-    kind: Literal["begin", "library", "file", "end"]
+    kind: Literal["begin", "library", "file", "end", "reused"]
     label: str
     name: str
     file: str = ""
@@ -152,84 +151,3 @@ def follow(pipe: IO[bytes], log: IO[str], tracker: Tracker, on_event: OnEvent, c
     finally:
         for _ in pipe:  # also when `on_event` fails: a build whose output is not read would block
             pass
-
-
-FULL = (errno.ENOSPC, errno.EDQUOT)
-"""Error numbers of a full disk or an exhausted quota."""
-
-_ANSI = re.compile(r"\x1b\[[0-9;]*[mK]")
-_QUOTES = str.maketrans("\N{LEFT SINGLE QUOTATION MARK}\N{RIGHT SINGLE QUOTATION MARK}", "''")
-# gcc and clang: file:line:column: error: …; nvcc's front end: file(line): error: …
-_COMPILER = (
-    re.compile(r"^(?P<where>[^\s:]+:\d+)(?::\d+)?: (?:fatal )?error: (?P<what>.+)$"),
-    re.compile(r"^(?P<where>[^\s(]+\(\d+\)): (?:catastrophic )?error(?: #[\w-]+)?: (?P<what>.+)$"),
-)
-_TOOLS = (
-    re.compile(r"^(?P<where>nvcc) (?:fatal|error)\s*: (?P<what>.+)$"),
-    re.compile(r"^(?P<where>ptxas)(?: [^,]+, line \d+;)? (?:fatal|error)\s*: (?P<what>.+)$"),
-    re.compile(r"^(?:\S*/)?(?P<where>[\w+.-]+): (?:fatal )?error: (?P<what>.+)$"),
-    re.compile(r"^(?:\S*/)?(?P<where>ld)(?:\.\w+)?: (?P<what>.*(?:cannot find|undefined reference).*)$"),
-    re.compile(r"^(?P<where>[^\s:]+)(?::\([^)]*\))?: (?P<what>undefined reference to .+)$"),
-)
-# The last line of a traceback; ninja's own failure is only an echo of the compiler's.
-_PYTHON = re.compile(r"^(?P<where>(?:\w+\.)*\w*(?:Error|Exception))(?:: (?P<what>.+))?$")
-_ECHO = ("Error compiling objects for extension", "Command '['ninja'", "returned non-zero exit status")
-_DISK = re.compile(r"No space left on device|ENOSPC|Disk quota exceeded|\[Errno (?:28|122)\]")
-_MEMORY = re.compile(
-    r"Killed signal terminated program|virtual memory exhausted|out of memory allocating|std::bad_alloc"
-    # ninja's line for a killed compiler: 128 + SIGKILL.
-    r"|died due to signal 9|fatal error: Killed|^Killed$|Cannot allocate memory|^FAILED: \[code=137\]"
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Failure:
-    """What went wrong first: which build, where, what; `cause` is "memory" or "disk" when it was one of these."""
-
-    label: str
-    where: str
-    what: str
-    cause: str = ""
-
-    @property
-    def sentence(self) -> str:
-        """One line without the build's label."""
-        return f"{self.where}: {self.what}" if self.where else self.what
-
-
-def first_failure(lines: Iterable[tuple[str, str]], codes: dict[str, int]) -> Failure | None:
-    """The failure in `lines` of (label, text). `codes`: exit codes of the builds that ended.
-
-    A full disk or a killed compiler anywhere explains the errors around it. Otherwise the first error of a compiler,
-    else of a linker or another tool, else the last Python error, of a build that failed by itself: those that were
-    ended because of it complain of that.
-    """
-    failed = {label for label, code in codes.items() if code}
-    found: dict[str, Failure] = {}
-    for label, raw in lines:
-        text = _ANSI.sub("", raw).rstrip().translate(_QUOTES)
-        kind, failure = _classify(label, text)
-        if failed and label not in failed and kind not in ("disk", "memory"):
-            continue
-        if failure and (kind == "python" or kind not in found):
-            found[kind] = failure
-    best = next((found[kind] for kind in ("disk", "memory", "compiler", "tool") if kind in found), None)
-    if best:
-        return best
-    killed = next((label for label, code in codes.items() if code in (-signal.SIGKILL, 137)), None)
-    if killed is not None:
-        return Failure(label=killed, where="", what="the build was killed", cause="memory")
-    return found.get("python")
-
-
-def _classify(label: str, text: str) -> tuple[str, Failure | None]:
-    if _DISK.search(text):
-        return "disk", Failure(label=label, where="", what=text.strip(), cause="disk")
-    if _MEMORY.search(text):
-        return "memory", Failure(label=label, where="", what=text.strip(), cause="memory")
-    for kind, patterns in (("compiler", _COMPILER), ("tool", _TOOLS), ("python", (_PYTHON,))):
-        for pattern in patterns:
-            match = pattern.match(text)
-            if match and not any(echo in text for echo in _ECHO):
-                return kind, Failure(label=label, where=match["where"], what=match["what"] or "failed")
-    return "", None

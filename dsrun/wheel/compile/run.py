@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import shutil
 import sys
 import threading
 import time
+import zipfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsrun.errors import ToolError
+from dsrun.system.files import replacing
 from dsrun.system.proc import run_foreground
 from dsrun.system.variables import cache_root
 from dsrun.wheel.cache import LOG_NAME, make_record, write_record
 from dsrun.wheel.compile import parallel
 from dsrun.wheel.compile.assemble import assemble, wrong_with_wheel
 from dsrun.wheel.compile.environment import build_environment
-from dsrun.wheel.compile.output import FULL, OnEvent, Tracker, first_failure, follow, split_line
+from dsrun.wheel.compile.failure import copy_failed, explained, with_log
+from dsrun.wheel.compile.output import Event, OnEvent, Tracker, follow
+from dsrun.wheel.compile.wrappers import prefix_maps, write_nvcc_wrapper
 from dsrun.wheel.select_source import resolve_source
 from dsrun.wheel.target.cpu import compiler_environment
 from dsrun.wheel.target.cxx import compiler_cache
@@ -57,9 +61,10 @@ class WheelBuild:
 
 @dataclass(frozen=True, kw_only=True)
 class CompileProcess:
-    """One process of a build: what it compiles, where, with which command and environment."""
+    """One process of a build: what it compiles, where, with which command and environment; `key` names the part."""
 
     label: str
+    key: str
     ops: tuple[Op, ...]
     tree: Path
     argv: tuple[str, ...]
@@ -78,13 +83,20 @@ def group_ops(ops: Sequence[Op]) -> list[tuple[Op, ...]]:
     return sorted(groups, key=lambda group: -sum(_weight(op, 3) for op in group))
 
 
-def plan_processes(build: WheelBuild, folder: Path, environ: Mapping[str, str]) -> tuple[list[CompileProcess], int]:
+def part_request(request: Request, group: Sequence[Op]) -> Request:
+    """The request for a part: the same, with these operations alone."""
+    return replace(request, ops=tuple(sorted(op.name for op in group)))
+
+
+def plan_processes(
+    build: WheelBuild, groups: Sequence[tuple[Op, ...]], folder: Path, environ: Mapping[str, str]
+) -> tuple[list[CompileProcess], int]:
     """The processes to start and how many may run at once; each has a source tree of its own below `folder`.
 
     The compilers' wrappers, and where torch needs one a CUDA_HOME of links, are written there.
     """
-    context, groups = build.context, group_ops(build.ops)
-    labels = ["+".join(op.name for op in group) for group in groups]
+    context = build.context
+    labels = [_names(group) for group in groups]
     trees = [folder / "trees" / label for label in labels]  # setup.py writes into its own
     width = min(build.jobs, len(groups))
     cache = compiler_cache(environ)
@@ -95,13 +107,16 @@ def plan_processes(build: WheelBuild, folder: Path, environ: Mapping[str, str]) 
         debug=build.request.symbols,
         cache=str(cache) if cache else None,
         links=links(build.ops),
-        # Paths in __FILE__ and debug information would differ from one build folder to the next. Not in CFLAGS: torch
-        # takes those apart at spaces.
-        append=[f"-ffile-prefix-map={tree}=." for tree in trees],
+        # Not in CFLAGS: torch takes those apart at spaces.
+        append=prefix_maps(folder, trees, context.torch.site_packages),
     )
     cuda_home = None
     if context.nvcc:
         cuda_home = prepare_home(context.nvcc, context.torch.site_packages, folder / "cuda", context.cxx)
+        nvcc = write_nvcc_wrapper(
+            folder / "bin/nvcc", context.nvcc, cuda_home / "bin/nvcc", trees=folder / "trees", cache=cache
+        )
+        compilers["PYTORCH_NVCC"] = str(nvcc)
     processes = []
     for label, group, tree in zip(labels, groups, trees, strict=True):
         env = build_environment(
@@ -112,11 +127,11 @@ def plan_processes(build: WheelBuild, folder: Path, environ: Mapping[str, str]) 
             cuda_home=cuda_home,
             ops=group,
             jobs=max(1, build.jobs // width),
-            tree=tree,
-            cache=cache,
+            trees=folder / "trees",
         )
         argv = (str(context.python), "-c", HOOK, str(folder / "wheels" / label))
-        processes.append(CompileProcess(label=label, ops=group, tree=tree, argv=argv, env=env))
+        key = part_request(build.request, group).key
+        processes.append(CompileProcess(label=label, key=key, ops=group, tree=tree, argv=argv, env=env))
     return processes, width
 
 
@@ -136,48 +151,104 @@ def _weight(op: Op, archs: int) -> float:
     return 1.0 + 0.25 * archs if op.code == "cuda" else 1.0
 
 
+@dataclass(frozen=True)
+class Parts:
+    """Compiled operations in the folder `root`, each a wheel KEY.whl: later builds take them from here."""
+
+    root: Path
+    reuse: bool = True
+
+    def find(self, key: str) -> Path | None:
+        """The part `key`; None when it is missing or damaged, or nothing is to be taken from here."""
+        path = self.root / f"{key}.whl"
+        with suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
+            if self.reuse and archive.testzip() is None:
+                os.utime(path)  # it counts as used now
+                return path
+        return None
+
+    def add(self, key: str, wheel: Path) -> None:
+        """Keep `wheel` as the part `key`. Raises OSError."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        with replacing(self.root / f"{key}.whl") as partial:
+            shutil.copyfile(wheel, partial)
+
+
 def build_wheel(
-    build: WheelBuild, folder: Path, staged: Path, *, environ: Mapping[str, str], on_event: OnEvent, failed_log: Path
+    build: WheelBuild,
+    folder: Path,
+    staged: Path,
+    *,
+    parts: Parts,
+    environ: Mapping[str, str],
+    on_event: OnEvent,
+    failed_log: Path,
 ) -> None:
     """Build the wheel in the empty `folder`, and put it with WHEEL.json and its log into `staged`.
 
-    `on_event` is called from another thread with every event. Raises ToolError in one line when a compiler fails or the
-    wheel is not what was requested; the log is then in `failed_log`. KeyboardInterrupt when it was stopped; no process
-    is left behind.
+    Operations that are among `parts` are not compiled again. `on_event` is called from another thread with every event.
+    Raises ToolError in one line when a compiler fails or the wheel is not what was requested; the log is then in
+    `failed_log`. KeyboardInterrupt when it was stopped; no process is left behind.
     """
     try:
-        _build(build, folder, staged, environ, on_event)
+        _build(build, folder, staged, parts=parts, environ=environ, on_event=on_event)
     except ToolError as error:
         raise with_log(error, staged / LOG_NAME, failed_log) from error
     except OSError as error:
-        if error.errno not in FULL:
-            raise
-        raise disk_full(folder, error.strerror or "full") from error
+        raise copy_failed(folder, error) from error
 
 
-def _build(build: WheelBuild, folder: Path, staged: Path, environ: Mapping[str, str], on_event: OnEvent) -> None:
+def _build(
+    build: WheelBuild, folder: Path, staged: Path, *, parts: Parts, environ: Mapping[str, str], on_event: OnEvent
+) -> None:
     began, started = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
-    source = resolve_source(build.deepspeed, folder / "source", cache=cache_root(environ) / "sdists")
-    if source.digest != build.request.source:
-        raise ToolError("the DeepSpeed source changed while it was being read", fix="start the build again")
-    processes, width = plan_processes(build, folder, environ)
-    for process in processes:
-        _copy_tree(folder / "source", process.tree)
+    keys = {group: part_request(build.request, group).key for group in group_ops(build.ops)}
+    ready = {group: part for group, key in keys.items() if (part := parts.find(key))}
+    log = staged / LOG_NAME
+    log.write_text("".join(f"{_names(group)}\tcompiled before, for another wheel\n" for group in ready), "utf-8")
+    processes, width = plan_processes(build, [group for group in keys if group not in ready], folder, environ)
     tracker = make_tracker(processes, build.request)
+    for group in ready:
+        on_event(Event(kind="reused", label=_names(group), name=_names(group)), tracker)
+    if processes:
+        _copy_sources(build, folder, processes, environ)
     prepared = time.monotonic()
-    _compile(processes, width, staged / LOG_NAME, folder=folder, tracker=tracker, on_event=on_event)
+    if processes:
+        _compile(processes, width, log, folder=folder, tracker=tracker, on_event=on_event)
     compiled = time.monotonic()
-    wheel = assemble([_only_wheel(Path(process.argv[-1])) for process in processes], staged)
+    made = {process.ops: _only_wheel(Path(process.argv[-1])) for process in processes}
+    wheel = assemble([(ready | made)[group] for group in keys], staged, build.request)
     report = read_wheel(wheel)
     wrong = wrong_with_wheel(report, build.request, build.ops)
     if wrong:
         raise ToolError(f"the wheel is not what was asked for: {'; '.join(wrong)}")
+    for group, part in made.items():
+        parts.add(keys[group], part)
     ended = time.monotonic()
     seconds = {
         "prepare": prepared - began, "compile": compiled - prepared, "check": ended - compiled, "total": ended - began,
     }  # fmt: skip
     record = make_record(build.request, report, seconds=seconds, by_process=tracker.seconds(), started=started)
     write_record(staged, record)
+
+
+def _names(group: Sequence[Op]) -> str:
+    return "+".join(op.name for op in group)
+
+
+def _copy_sources(
+    build: WheelBuild, folder: Path, processes: Sequence[CompileProcess], environ: Mapping[str, str]
+) -> None:
+    if os.statvfs(folder).f_flag & os.ST_NOEXEC:
+        raise ToolError(
+            f"{folder.parent} is mounted noexec: the build cannot run its compiler wrappers there",
+            fix="point TMPDIR to another disk",
+        )
+    source = resolve_source(build.deepspeed, folder / "source", cache=cache_root(environ) / "sdists")
+    if source.digest != build.request.source:
+        raise ToolError("the DeepSpeed source changed while it was being read", fix="start the build again")
+    for process in processes:
+        _copy_tree(folder / "source", process.tree)
 
 
 def _copy_tree(source: Path, target: Path) -> None:
@@ -216,7 +287,7 @@ def _run_builds(argv: Sequence[str], log: Path, tracker: Tracker, on_event: OnEv
     """Run the parallel builds; their exit code and those of the builds that ended by themselves."""
     codes: dict[str, int] = {}
     read, write = os.pipe()
-    with os.fdopen(read, "rb") as lines, log.open("w", encoding="utf-8") as file:
+    with os.fdopen(read, "rb") as lines, log.open("a", encoding="utf-8") as file:
         reader = threading.Thread(target=follow, args=(lines, file, tracker, on_event, codes), daemon=True)
         reader.start()
         try:
@@ -225,41 +296,3 @@ def _run_builds(argv: Sequence[str], log: Path, tracker: Tracker, on_event: OnEv
             os.close(write)
             reader.join()
     return code, codes
-
-
-def explained(log: Path, codes: dict[str, int], folder: Path) -> ToolError:
-    """The one line a user needs of a failed build."""
-    with log.open(encoding="utf-8", errors="replace") as lines:
-        failure = first_failure((split_line(line) for line in lines), codes)
-    if "" in codes or (failure and failure.cause == "disk"):
-        return disk_full(folder, failure.what if failure else os.strerror(errno.ENOSPC))
-    if failure is None:
-        label = next((label for label, code in codes.items() if code), "")
-        return ToolError(f"the build of {label or 'the wheel'} failed without an error message")
-    if failure.cause == "memory":
-        return ToolError(
-            f"the compiler of {failure.label} was killed, out of memory ({failure.what})",
-            fix="compile one file at a time with --jobs 1, or free some memory",
-        )
-    tree = f"{folder / 'trees' / failure.label}/"
-    return ToolError(f"{failure.label}: {failure.sentence.replace(tree, '')}")
-
-
-def disk_full(folder: Path, why: str) -> ToolError:
-    """The error for a build in `folder` whose disk is full."""
-    return ToolError(
-        f"no space left on the disk of {folder.parent} or of the store: {why}",
-        fix="make room, or point TMPDIR and DSRUN_CACHE to another disk",
-    )
-
-
-def with_log(error: ToolError, log: Path, kept: Path) -> ToolError:
-    """`error`, with the path of the full output."""
-    if not log.is_file():
-        return error
-    try:
-        shutil.copyfile(log, kept)
-    except OSError:
-        return error
-    where = f"the whole output: {kept}"
-    return ToolError(error.message, fix=f"{error.fix}; {where}" if error.fix else where)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from packaging.tags import parse_tag
+
 from dsrun.findings import Finding, Level
 from dsrun.wheel.target.arch import minor_release
 from dsrun.wheel.target.ops import all_ops
@@ -20,7 +22,9 @@ _ELF_NAMES = {"x86_64": "x64", "aarch64": "AArch64", "arm64": "AArch64"}
 
 
 def compare(report: WheelReport, machine: Machine) -> list[Finding]:
-    """Every problem of a wheel on a machine, worst first."""
+    """Every problem of a wheel on a machine, worst first; of another package's wheel, whether pip would install it."""
+    if not report.is_deepspeed:
+        return _sorted([*_about(report), *_python(report, machine)])
     return _sorted(
         [
             *_about(report),
@@ -36,6 +40,8 @@ def compare(report: WheelReport, machine: Machine) -> list[Finding]:
 
 def compare_with_gpus(report: WheelReport, gpus: Sequence[Gpu]) -> list[Finding]:
     """Every problem of a wheel on these GPUs, when nothing else is known of their machines."""
+    if not report.is_deepspeed:
+        return list(_about(report))
     unsuited = _no_cuda_wheel(report, "") if gpus and report.accelerator == "cpu" else []
     return _sorted([*_about(report), *_gpu_code(report, gpus, where=""), *unsuited])
 
@@ -55,6 +61,10 @@ def _names(libraries: Iterable[Library]) -> str:
 
 def _about(report: WheelReport) -> Iterator[Finding]:
     """Problems of the wheel on any machine."""
+    if not report.is_deepspeed:
+        message = f"is {report.name}, not DeepSpeed: its libraries are listed, and none is compared or run"
+        yield Finding(level="info", code="not_deepspeed", message=message)
+        return
     gpu_ops = {op.name for op in all_ops() if op.code == "cuda"}
     there = {library.op for library in report.libraries}
     lost = [name for name in report.installed_ops if name not in there]
@@ -65,16 +75,19 @@ def _about(report: WheelReport) -> Iterator[Finding]:
         # Without a GPU and without DS_ACCELERATOR=cuda DeepSpeed's build takes CPU variants and says nothing.
         hint = " (code for the just-in-time linker only)" if any(each.lto for each in empty) else ""
         yield _error("gpu_code_missing", f"{_names(empty)}: no GPU code at all{hint}", _REBUILD)
-    if report.name.lower() != "deepspeed":
-        message = f"is {report.name}, not DeepSpeed: its libraries are listed, and none is run"
-        yield Finding(level="warning", code="not_deepspeed", message=message, fix="name a wheel of DeepSpeed")
-    elif not report.libraries:
+    if not report.libraries:
         message = "contains no compiled operation: each will be compiled when it is first used"
         yield Finding(level="warning", code="wheel_without_ops", message=message, fix=_REBUILD)
 
 
 def _python(report: WheelReport, machine: Machine) -> Iterator[Finding]:
-    if not _fits_python(report, machine.python):
+    """Whether pip would install it there: by the tags of its file name (PEP 425, PEP 600)."""
+    wheel = parse_tag(f"{report.python}-{report.abi}-{report.platform}")
+    accepted = machine.tags()
+    if wheel & accepted:
+        return
+    pairs = {(tag.interpreter, tag.abi) for tag in accepted}
+    if not any((tag.interpreter, tag.abi) in pairs for tag in wheel):
         tag = report.python
         wanted = f"{tag[2]}.{tag[3:]}" if tag.startswith("cp") and tag[2:].isdigit() else tag
         yield _error(
@@ -83,22 +96,14 @@ def _python(report: WheelReport, machine: Machine) -> Iterator[Finding]:
             "install it into an environment with that Python, or build it with this one",
             machine.node,
         )
-    if report.platform != "any" and not report.platform.endswith(machine.machine):
+    if not any(tag.platform in {other.platform for other in accepted} for tag in wheel):
+        libc = f" with glibc {machine.glibc}" if machine.glibc else ""
         yield _error(
             "platform_tag",
-            f"is for {report.platform}, this machine is {machine.machine}",
-            "build it on such a machine",
+            f"is for {report.platform}, this machine is {machine.machine}{libc}",
+            "build it on such a machine, or on the oldest system it must run on",
             machine.node,
         )
-
-
-def _fits_python(report: WheelReport, python: str) -> bool:
-    """Whether one of the wheel's Python tags (PEP 425) is this CPython's or holds for it."""
-    tags = report.python.split(".")
-    if python in tags or any(tag in ("py3", f"py{python[2:]}") for tag in tags):
-        return True
-    minors = [int(tag[3:]) for tag in tags if tag.startswith("cp3") and tag[3:].isdigit()]
-    return report.abi == "abi3" and any(minor <= int(python[3:]) for minor in minors)
 
 
 def _torch(report: WheelReport, machine: Machine) -> Iterator[Finding]:

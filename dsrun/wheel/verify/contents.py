@@ -6,13 +6,14 @@ Nothing of the wheel is executed, and neither CUDA nor torch is needed.
 from __future__ import annotations
 
 import ast
+import json
 import re
 import tempfile
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import IO, Any, BinaryIO
 
 from elftools.common.exceptions import ELFError
 from elftools.elf.dynamic import DynamicSection
@@ -20,17 +21,14 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerNeedSection
 
 from dsrun.errors import UsageError
-from dsrun.system.host import cores
 from dsrun.wheel.cache import sha256_of
-from dsrun.wheel.verify.archive import Archive, open_wheel
-from dsrun.wheel.verify.fatbin import FatbinError, architectures, read_fatbin
-from dsrun.wheel.verify.isa_level import cpu_level, section_data
+from dsrun.wheel.verify.archive import PROVENANCE, Archive, open_wheel
+from dsrun.wheel.verify.fatbin import FatbinError, Section, architectures, read_fatbin
+from dsrun.wheel.verify.isa_level import cpu_level
 
 _LIBRARY = re.compile(r".+\.so(?:\.\d+)*")
-# Written by DeepSpeed's setup.py; deepspeed/git_version_info.py reads it when an operation is loaded.
 _BUILT = "deepspeed/git_version_info_installed.py"
 _NO_CUDA = "0.0"
-_MAX_THREADS = 8
 # pyelftools checks little of what it reads; a damaged file makes it fail in any of these ways.
 _DAMAGED = (
     ELFError, ValueError, LookupError, AttributeError, TypeError, AssertionError, OverflowError, MemoryError, OSError,
@@ -73,7 +71,8 @@ class WheelReport:
     """What is read from a wheel.
 
     `torch` ("2.13"), `cuda` ("13.0"), `accelerator` ("cuda", "cpu") and `installed_ops` are what DeepSpeed's build
-    recorded; None and () in a wheel that is not DeepSpeed's or was not built with operations.
+    recorded; None and () in a wheel that is not DeepSpeed's or was not built with operations. `built_from` is the
+    request that dsrun recorded, with its `key`; None in another's wheel.
     """
 
     path: Path
@@ -90,6 +89,12 @@ class WheelReport:
     accelerator: str | None
     installed_ops: tuple[str, ...]
     libraries: tuple[Library, ...]
+    built_from: Mapping[str, Any] | None = None
+
+    @property
+    def is_deepspeed(self) -> bool:
+        """Whether it is a wheel of DeepSpeed, by its name."""
+        return self.name == "deepspeed"
 
 
 def read_wheel(path: Path) -> WheelReport:
@@ -100,32 +105,59 @@ def read_wheel(path: Path) -> WheelReport:
 
 def read_archive(archive: Archive) -> WheelReport:
     """`read_wheel` for a wheel that is open already."""
-    built = _built(archive)
-    torch: dict[str, Any] = built.get("torch_info") or {}
-    cuda = str(torch.get("cuda_version", _NO_CUDA))
-    ops: dict[str, Any] = built.get("installed_ops") or {}
     return WheelReport(
         path=archive.path,
         sha256=sha256_of(archive.path),
         size=archive.path.stat().st_size,
         **vars(archive.name),
+        **vars(build_note(archive)),
+        libraries=_libraries(archive),
+        built_from=built_from(archive),
+    )
+
+
+def built_from(archive: Archive) -> dict[str, Any] | None:
+    """The request that dsrun recorded in the wheel, with its key; None for another's, or a later record's."""
+    member = archive.info_file(PROVENANCE)
+    with suppress(ValueError, RecursionError, AttributeError, TypeError, LookupError):
+        found = json.loads(archive.read_text(member)) if member else {}
+        if found.get("version") == 1:
+            return {"key": str(found["key"]), **found["inputs"]}
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildNote:
+    """What DeepSpeed's build recorded: torch and CUDA ("2.13", "13.0"), accelerator and compiled operations."""
+
+    torch: str | None
+    cuda: str | None
+    accelerator: str | None
+    installed_ops: tuple[str, ...]
+
+
+def build_note(archive: Archive) -> BuildNote:
+    """The file that DeepSpeed's build wrote, parsed: nothing of the wheel is executed. Without one, nothing is known.
+
+    deepspeed/git_version_info.py reads it when an operation is loaded.
+    """
+    built = _assignments(archive.read_text(_BUILT)) if _BUILT in archive.names else {}
+    torch: dict[str, Any] = built.get("torch_info") or {}
+    cuda = str(torch.get("cuda_version", _NO_CUDA))
+    ops: dict[str, Any] = built.get("installed_ops") or {}
+    return BuildNote(
         torch=str(torch["version"]) if "version" in torch else None,
         cuda=None if cuda == _NO_CUDA else cuda,
         accelerator=str(built["accelerator_name"]) if built.get("accelerator_name") else None,
         installed_ops=tuple(str(name) for name, there in ops.items() if there),
-        libraries=_libraries(archive),
     )
 
 
-def _built(archive: Archive) -> dict[str, Any]:
-    """The assignments in the file that DeepSpeed's build wrote, parsed: nothing of the wheel is executed."""
-    if _BUILT not in archive.names:
-        return {}
+def _assignments(text: str) -> dict[str, Any]:
     try:
-        lines = ast.parse(archive.read_text(_BUILT)).body
         found = {
             line.targets[0].id: ast.literal_eval(line.value)
-            for line in lines
+            for line in ast.parse(text).body
             if isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Name)
         }
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -135,15 +167,15 @@ def _built(archive: Archive) -> dict[str, Any]:
 
 
 def _libraries(archive: Archive) -> tuple[Library, ...]:
-    names = [name for name in archive.names if _LIBRARY.fullmatch(name)]
+    found = []
     with tempfile.TemporaryDirectory(prefix="dsrun-wheel-") as folder:
-        files = []
-        for number, name in enumerate(names):  # one reader at a time: an archive has one position
-            files.append(Path(folder, str(number)))
-            with files[-1].open("wb") as file:
-                archive.copy(name, file)
-        with ThreadPoolExecutor(min(_MAX_THREADS, cores())) as pool:  # objdump does most of the work
-            return tuple(pool.map(read_library, files, names))
+        file = Path(folder, "library")
+        for name in archive.names:
+            if _LIBRARY.fullmatch(name):
+                archive.extract(name, file)
+                found.append(read_library(file, name))
+                file.unlink()
+    return tuple(found)
 
 
 def op_of(path: str) -> str | None:
@@ -160,20 +192,22 @@ def read_library(file: Path, name: str) -> Library:
     """Read the ELF file `file`, which is `name` in its wheel. Raises UsageError when it is not one or is damaged."""
     try:
         with file.open("rb") as opened:
-            return _library(ELFFile(opened), file, name)
+            return _library(ELFFile(opened), opened, file, name)
     except FatbinError as error:
         raise UsageError(f"{name}: its GPU code is damaged: {error}", fix="build it again") from None
     except _DAMAGED as error:
         raise UsageError(f"{name}: not a readable ELF library ({error})", fix="build it again") from None
 
 
-def _library(elf: ELFFile, file: Path, name: str) -> Library:
+def _library(elf: ELFFile, opened: BinaryIO, file: Path, name: str) -> Library:
     versions = list(_versions(elf))
-    code = read_fatbin(section_data(elf, ".nv_fatbin"))
+    # Hundreds of megabytes, of which only the headers are read.
+    code = read_fatbin(Section.of(elf, ".nv_fatbin", opened))
+    op = op_of(name)
     return Library(
         path=name,
         size=file.stat().st_size,
-        op=op_of(name),
+        op=op,
         sass=architectures(code, "sass"),
         ptx=architectures(code, "ptx"),
         lto=architectures(code, "lto"),
@@ -181,10 +215,11 @@ def _library(elf: ELFFile, file: Path, name: str) -> Library:
         needed=_needed(elf),
         glibc=_highest(versions, "GLIBC"),
         glibcxx=_highest(versions, "GLIBCXX"),
-        cpu_level=cpu_level(elf, file),
-        cxx11_abi=_cxx11_abi(section_data(elf, ".dynstr")),
+        # Disassembling somebody else's 500 MB takes minutes, and tells no user of DeepSpeed anything.
+        cpu_level=cpu_level(elf, file) if op else None,
+        cxx11_abi=_cxx11_abi(Section.of(elf, ".dynstr", opened)[:]),
         machine=elf.get_machine_arch(),
-        reads_cpu=_CPU_CHECK in section_data(elf, ".rodata"),
+        reads_cpu=bool(op) and _CPU_CHECK in Section.of(elf, ".rodata", opened)[:],
     )
 
 
@@ -196,8 +231,12 @@ def _needed(elf: ELFFile) -> tuple[str, ...]:
     return tuple(str(tag.needed) for tag in tags)
 
 
+def symbol_versions(library: IO[bytes]) -> tuple[str, ...]:
+    """Every symbol version that an ELF library asks others for: "GLIBC_2.34", "GLIBCXX_3.4.29", "CXXABI_1.3"."""
+    return tuple(_versions(ELFFile(library)))
+
+
 def _versions(elf: ELFFile) -> Iterator[str]:
-    """Every symbol version the library asks others for: "GLIBC_2.34", "GLIBCXX_3.4.29", "CXXABI_1.3"."""
     section = elf.get_section_by_name(".gnu.version_r")
     if not isinstance(section, GNUVerNeedSection):
         return

@@ -12,11 +12,14 @@ A payload may be compressed, a header never is, so no decompression is needed to
 
 from __future__ import annotations
 
+import os
 import re
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import BinaryIO, Literal
+
+from elftools.elf.elffile import ELFFile
 
 from dsrun.wheel.target.arch import Capability, tegra
 
@@ -26,6 +29,7 @@ MAGIC = 0xBA55ED50
 _CONTAINER = struct.Struct("<IHHQ")
 _ENTRY = struct.Struct("<HHIQIIHHIIIQ")
 _KINDS: dict[int, Kind] = {1: "ptx", 2: "sass", 8: "lto"}
+_CHUNK = 4096
 _NOT_ZERO = re.compile(rb"[^\0]")
 _EXACT, _FAMILY = 0x100000, 0x200000
 
@@ -47,19 +51,45 @@ class Entry:
     version: str
 
 
-def read_fatbin(section: bytes | memoryview) -> tuple[Entry, ...]:
-    """Every entry in the bytes of a `.nv_fatbin` section, in its order.
+@dataclass(frozen=True)
+class Section:
+    """A section of an ELF file, of which only the parts that are asked for are read: `section[100:164]`.
+
+    A memory map would do, but counts every page around what is looked at as the process's own memory.
+    """
+
+    file: BinaryIO
+    offset: int
+    size: int
+
+    @classmethod
+    def of(cls, elf: ELFFile, name: str, file: BinaryIO) -> Section:
+        """The section `name` of `elf`, which `file` contains; empty where there is none."""
+        found = elf.get_section_by_name(name)
+        if found is None or found["sh_type"] == "SHT_NOBITS":
+            return cls(file, 0, 0)
+        return cls(file, found["sh_offset"], found["sh_size"])
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __getitem__(self, part: slice) -> bytes:
+        start, stop, _ = part.indices(self.size)
+        return os.pread(self.file.fileno(), max(0, stop - start), self.offset + start)
+
+
+def read_fatbin(section: bytes | Section) -> tuple[Entry, ...]:
+    """Every entry in a `.nv_fatbin` section, in its order.
 
     Raises FatbinError where a container or an entry reaches past its end, or where something other than zeros lies
     between containers: a truncated or damaged library must not pass for one with less code.
     """
     entries: list[Entry] = []
-    at, section = 0, memoryview(section)
-    while found := _NOT_ZERO.search(section, at):
-        at = found.start()
+    at = 0
+    while (at := _skip_zeros(section, at, len(section))) < len(section):
         if at + _CONTAINER.size > len(section):
             raise FatbinError(f"the section ends inside a container's header, at byte {at}")
-        magic, _, header, size = _CONTAINER.unpack_from(section, at)
+        magic, _, header, size = _CONTAINER.unpack(section[at : at + _CONTAINER.size])
         if magic != MAGIC:
             raise FatbinError(f"byte {at} is neither a container nor padding")
         end = at + header + size
@@ -70,9 +100,19 @@ def read_fatbin(section: bytes | memoryview) -> tuple[Entry, ...]:
     return tuple(entries)
 
 
-def _entries(section: memoryview, at: int, end: int) -> Iterator[Entry]:
+def _skip_zeros(section: bytes | Section, at: int, end: int) -> int:
+    """Where the next byte that is not zero lies; `end` when there is none before it."""
+    while at < end:
+        chunk = section[at : min(end, at + _CHUNK)]
+        if found := _NOT_ZERO.search(chunk):
+            return at + found.start()
+        at += len(chunk)
+    return end
+
+
+def _entries(section: bytes | Section, at: int, end: int) -> Iterator[Entry]:
     while at + _ENTRY.size <= end:
-        kind, _, header, size, _, _, minor, major, arch, _, _, flags = _ENTRY.unpack_from(section, at)
+        kind, _, header, size, _, _, minor, major, arch, _, _, flags = _ENTRY.unpack(section[at : at + _ENTRY.size])
         if kind == 0 and header == 0:
             return
         if header < _ENTRY.size or at + header + size > end:
@@ -83,7 +123,7 @@ def _entries(section: memoryview, at: int, end: int) -> Iterator[Entry]:
             version=f"{major}.{minor}",
         )
         at += header + size
-    if _NOT_ZERO.search(section, at, end):
+    if _skip_zeros(section, at, end) < end:
         raise FatbinError(f"the container ends inside an entry's header, at byte {at}")
 
 

@@ -143,12 +143,6 @@ _MOST_TEXT = 256 << 20  # bytes of code; above this disassembling takes minutes 
 _PRODUCER = re.compile(rb"GNU (?:C|GIMPLE)[^\0]*")
 
 
-def section_data(elf: ELFFile, section: str) -> bytes:
-    """The content of an ELF section; nothing where there is none."""
-    found = elf.get_section_by_name(section)
-    return bytes(found.data()) if found is not None and found["sh_type"] != "SHT_NOBITS" else b""
-
-
 def cpu_level(elf: ELFFile, path: Path) -> str | None:
     """From the instructions where objdump is installed, else from the flags that the compiler noted.
 
@@ -162,5 +156,6 @@ def cpu_level(elf: ELFFile, path: Path) -> str | None:
     if objdump and text is not None and text["sh_size"] <= _MOST_TEXT:
         return level_of_code(disassembly(objdump, path))
     # The compiler's name and flags are in the debug information, which `strip` removes.
-    noted = {text.decode("latin-1") for text in _PRODUCER.findall(section_data(elf, ".debug_str"))}
+    strings = elf.get_section_by_name(".debug_str")
+    noted = {text.decode("latin-1") for text in _PRODUCER.findall(strings.data() if strings else b"")}
     return highest(map(level_of_flags, noted))

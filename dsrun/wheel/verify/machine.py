@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
+
+from packaging.tags import Tag, compatible_tags, cpython_tags
 
 from dsrun.errors import ToolError
 from dsrun.system.files import parse_json
@@ -31,7 +33,7 @@ class Gpu:
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What dsrun/wheel/verify/probe.py found; None is unknown. `python` is the tag of CPython, "cp311".
+    """What dsrun/wheel/verify/probe.py found; None is unknown. `python` is CPython's tag, `abi` its ABI: "cp311".
 
     `driver_cuda` is the newest CUDA the driver knows ("12.4"); `cpu_flags` are /proc/cpuinfo's, and `absent` the
     libraries asked for that the loader would not find.
@@ -39,6 +41,7 @@ class Machine:
 
     node: str
     python: str
+    abi: str
     python_version: str
     machine: str
     glibc: str | None = None
@@ -52,11 +55,28 @@ class Machine:
     cpu_flags: frozenset[str] = frozenset()
     absent: tuple[str, ...] = ()
 
+    def tags(self) -> frozenset[Tag]:
+        """The tags of wheels that its pip accepts (PEP 425), the platform's by its C library (PEP 600, PEP 513)."""
+        version = int(self.python[2]), int(self.python[3:])
+        platforms = [*_manylinux(self.machine, self.glibc), f"linux_{self.machine}"]
+        own = cpython_tags(version, abis=[self.abi], platforms=platforms)
+        return frozenset([*own, *compatible_tags(version, interpreter=self.python, platforms=platforms)])
+
     def as_dict(self) -> dict[str, Any]:
         """As plain JSON values, without the processor's hundred flags."""
         gpus = [{"name": gpu.name, "compute_capability": "{}.{}".format(*gpu.capability)} for gpu in self.gpus]
         rest = {name: value for name, value in vars(self).items() if name not in ("cpu_flags", "gpus")}
         return {**rest, "absent": list(self.absent), "gpus": gpus}
+
+
+_OLD_NAMES = {5: "manylinux1", 12: "manylinux2010", 17: "manylinux2014"}
+
+
+def _manylinux(machine: str, glibc: str | None) -> Iterator[str]:
+    for minor in range(int((glibc or "2.0").split(".")[1]), 4, -1):
+        yield f"manylinux_2_{minor}_{machine}"
+        if minor in _OLD_NAMES:
+            yield f"{_OLD_NAMES[minor]}_{machine}"
 
 
 def machine_from(facts: Mapping[str, Any], node: str | None = None) -> Machine:

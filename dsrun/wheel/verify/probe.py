@@ -141,9 +141,11 @@ def glibcxx() -> str | None:
 def facts(needed: list[str]) -> dict[str, object]:
     """Everything, as plain JSON values."""
     libc, version = platform.libc_ver()
+    python = f"cp{sys.version_info.major}{sys.version_info.minor}"
     return {
         "node": platform.node(),
-        "python": f"cp{sys.version_info.major}{sys.version_info.minor}",
+        "python": python,
+        "abi": f"{python}t" if sysconfig.get_config_var("Py_GIL_DISABLED") else python,
         "python_version": platform.python_version(),
         "machine": platform.machine(),
         "glibc": version if libc == "glibc" else None,

@@ -137,14 +137,23 @@ def parameters(device: str) -> list[Any]:
     """Two equal parameters with equal gradients."""
     import torch
 
-    torch.manual_seed(7)
-    values, gradient = torch.randn(_SIZE), torch.randn(_SIZE)
-    pair = []
-    for _ in range(2):
-        parameter = torch.nn.Parameter(values.clone().to(device))
-        parameter.grad = gradient.clone().to(device)
-        pair.append(parameter)
+    values = torch.randn(_SIZE, generator=torch.Generator().manual_seed(7))
+    pair = [torch.nn.Parameter(values.clone().to(device)) for _ in range(2)]
+    give_gradients(pair, 0)
     return pair
+
+
+def give_gradients(parameters: list[Any], step: int) -> None:
+    """Give all parameters the same gradient, another at each step.
+
+    Each is a new tensor: DeepSpeed's CPU Adagrad writes into the gradient it is given (csrc/adagrad/cpu_adagrad.cpp,
+    Step_1), as it may, since training computes another before the next step.
+    """
+    import torch
+
+    gradient = torch.randn(_SIZE, generator=torch.Generator().manual_seed(8 + step))
+    for parameter in parameters:
+        parameter.grad = gradient.clone().to(parameter.device)
 
 
 def step_optimizer(name: str) -> str:
@@ -157,7 +166,8 @@ def step_optimizer(name: str) -> str:
     one, other = parameters("cpu" if name.startswith("cpu_") else device_here())
     before = one.detach().clone()
     optimizers = ours([one], lr=1e-2, **options), theirs([other], lr=1e-2, **options)
-    for _ in range(3):
+    for step in range(3):
+        give_gradients([one, other], step)
         for optimizer in optimizers:
             optimizer.step()
     label = reference if reference == "Lion" else f"torch.optim.{reference}"

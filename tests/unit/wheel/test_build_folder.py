@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.wheel.compile.cached import build_folder, preferred_folder
+from dsrun.wheel.compile.cached import build_folder, build_root
 
 KEY = "0123456789abcdef0123"
 
@@ -30,10 +30,9 @@ def temporary(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_build_directory_of_request_is_removed(temporary):
-    """The same request has the same build directory, and nothing of it is left."""
+def test_build_directory_is_private_and_removed(temporary):
     with build_folder(KEY) as folder:
-        assert folder == preferred_folder(KEY) == temporary / f"dsrun-wheel-{KEY}"
+        assert (folder.parent, folder.name[:-8]) == (temporary, f"dsrun-wheel-{KEY}-")
         assert folder.stat().st_mode & 0o777 == 0o700
         (folder / "deep").mkdir()
     assert list(temporary.iterdir()) == []
@@ -45,52 +44,49 @@ def test_build_directory_is_removed_on_failure(temporary):
     assert list(temporary.iterdir()) == []
 
 
-def test_build_directory_keep_and_reuse(temporary):
-    """Kept when asked to, and empty the next time."""
+def test_build_directory_is_kept_on_request(temporary):
+    """And stays when the same wheel is built again."""
     with build_folder(KEY, keep=True) as folder:
         (folder / "trees").mkdir()
-        (folder / "link").symlink_to("/nowhere")
-    assert folder.is_dir()
     with build_folder(KEY) as again:
-        assert again == folder
-        assert list(again.iterdir()) == []
+        assert again != folder
+    assert list(temporary.iterdir()) == [folder]
+    assert (folder / "trees").is_dir()
+
+
+def holder(temporary):
+    """Another process with a build folder of the same request, and that folder."""
+    other = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(temporary), KEY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    folder = Path(other.stdout.readline().strip())
+    (folder / "object.o").touch()
+    return other, folder
 
 
 def test_build_directory_in_use_is_left_alone(temporary):
-    other = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(temporary), KEY],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    other, theirs = holder(temporary)
     try:
-        theirs = other.stdout.readline().strip()
-        (temporary / f"dsrun-wheel-{KEY}" / "object.o").touch()
         with build_folder(KEY) as mine:
-            assert str(mine) != theirs
-            assert mine.parent == temporary
-        assert (temporary / f"dsrun-wheel-{KEY}" / "object.o").exists()
+            assert mine != theirs
+        assert (theirs / "object.o").exists()
     finally:
         other.communicate("")
     assert list(temporary.iterdir()) == []
 
 
-def test_build_directory_refuses_symlink_and_open_mode(temporary):
-    """A symlink, or a folder others may write, is not used as the build directory."""
-    elsewhere = temporary / "elsewhere"
-    elsewhere.mkdir()
-    (elsewhere / "precious").touch()
-    preferred_folder(KEY).symlink_to(elsewhere)
-    with build_folder(KEY) as folder:
-        assert folder != preferred_folder(KEY)
-    preferred_folder(KEY).unlink()
-    preferred_folder(KEY).mkdir()
-    preferred_folder(KEY).chmod(0o777)
-    with build_folder(KEY) as folder:
-        assert folder != preferred_folder(KEY)
-    assert (elsewhere / "precious").exists()
+def test_build_directory_of_killed_build_is_removed(temporary):
+    other, theirs = holder(temporary)
+    other.kill()
+    other.communicate()
+    assert theirs.exists()
+    with build_folder("another request"):
+        assert theirs.exists()
+    with build_folder(KEY):
+        assert not theirs.exists()
+    assert list(temporary.iterdir()) == []
 
 
 def test_build_directory_avoids_tmpdir_with_spaces(temporary, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(temporary / "two words"))
-    assert preferred_folder(KEY) == Path(f"/tmp/dsrun-wheel-{KEY}")
+    assert build_root() == Path("/tmp")

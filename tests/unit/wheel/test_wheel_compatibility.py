@@ -48,6 +48,7 @@ A100 = Gpu(name="NVIDIA A100-SXM4-80GB", capability=(8, 0))
 NODE = Machine(
     node="gpu01",
     python="cp311",
+    abi="cp311",
     python_version="3.11.7",
     machine="x86_64",
     glibc="2.36",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dsrun.wheel.compile.output import Failure, first_failure
+from dsrun.wheel.compile.failure import Failure, first_failure
 
 NOISE = [
     "In file included from csrc/adam/cpu_adam.cpp:6:",

@@ -51,7 +51,7 @@ def test_cache_key_is_equal_for_equal_inputs():
 
 def test_cache_key_is_stable():
     """A change means that every stored wheel is built again: raise RECIPE when that is wanted."""
-    assert (CPU.key, CUDA.key) == ("37ac7408453a7a7721e3", "6023e37405f9ea847f90")
+    assert (CPU.key, CUDA.key) == ("b96f065fb3de8aebc43d", "cb70d14ef8be1da81b74")
 
 
 @pytest.mark.parametrize("name", [each.name for each in fields(Request)])
@@ -67,7 +67,7 @@ def test_cache_key_depends_on_every_input(name):
         (replace(CUDA, archs="12.1", label="git.1a2b3c4d"), "cu130torch2.13.sm121.git.1a2b3c4d"),
         (replace(CUDA, cuda="12.8", torch="2.10.0a0+nv25.9"), "cu128torch2.10.sm80.sm90"),
         (CPU, "cputorch2.13.x8664v3"),
-        (replace(CPU, cpu="native.12ab34cd"), "cputorch2.13.native"),
+        (replace(CPU, cpu="native.zen4.12ab34cd"), "cputorch2.13.nativezen4"),
         (
             replace(CPU, cpu="armv8.2-a+sve", label="patched.00ff00ff"),
             "cputorch2.13.armv82asve.patched.00ff00ff",
@@ -77,11 +77,19 @@ def test_cache_key_depends_on_every_input(name):
     ],
 )
 def test_wheel_local_version(request_, local):
+    local = f"{local}.k{request_.key[:8]}"
     assert request_.local_version == local
     # As packaging normalises it, or the file's name would say something else than the version that was asked for.
     assert str(Version(f"0.19.8+{local}")) == f"0.19.8+{local}"
     _, version, _, _ = parse_wheel_filename(f"deepspeed-0.19.8+{local}-cp311-cp311-linux_x86_64.whl")
     assert version.local == local
+
+
+@pytest.mark.parametrize("name", [each.name for each in fields(Request)])
+def test_different_wheels_have_different_versions(name):
+    """Else pip would keep the one that is installed."""
+    other = replace(CUDA, **{name: OTHER[name]})
+    assert (other.deepspeed, other.local_version) != (CUDA.deepspeed, CUDA.local_version)
 
 
 def test_request_as_dict_is_plain_json():

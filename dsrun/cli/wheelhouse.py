@@ -1,0 +1,99 @@
+"""`dsrun wheel list`, `gc` and `index`: the wheels in the store, and folders of wheels for pip."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from dsrun.cli.options import Command, format_option
+from dsrun.cli.output import print_json, print_line, print_table
+from dsrun.errors import MissingError, UsageError
+from dsrun.system.variables import cache_root
+from dsrun.wheel.cache import WheelCache, size_of
+from dsrun.wheel.wheelhouse import ALL, find_wheels, write_index
+
+_FOLDER = click.Path(path_type=Path)
+
+
+def store() -> WheelCache:
+    """The store of this user."""
+    return WheelCache(cache_root() / "wheels")
+
+
+@click.command(cls=Command, name="list", short_help="list the wheels in the store, or in a folder")
+@click.argument("folder", type=_FOLDER, required=False)
+@format_option
+def list_command(*, folder: Path | None, form: str) -> int:
+    """List the wheels in the store, or in FOLDER and the folders in it."""
+    place = folder or store().root
+    wheels = find_wheels(place) if folder or place.is_dir() else []
+    if form == "json":
+        print_json({"folder": str(place), "wheels": wheels})
+        return 0
+    if not wheels:
+        print_line(f"{place}: no wheels")
+        return 0
+    head = ("version", "Python", "for", "MiB", "operations", "file")
+    rows = [
+        (
+            wheel.version,
+            wheel.python,
+            wheel.group or "-",
+            f"{wheel.path.stat().st_size / 2**20:.1f}",
+            ",".join(wheel.note.installed_ops) or "-",
+            str(wheel.path.relative_to(place)),
+        )
+        for wheel in wheels
+    ]
+    print_table([head, *rows])
+    return 0
+
+
+@click.command(cls=Command, name="gc", short_help="remove wheels that nobody has used for a while from the store")
+@click.option(
+    "--older-than", "days", type=click.FloatRange(min=0), default=90, show_default=True, metavar="DAYS",
+    help="remove what was not used for so long",
+)  # fmt: skip
+@click.option("--dry-run", is_flag=True, help="print what would be removed, and remove nothing")
+@format_option
+def gc_command(*, days: float, dry_run: bool, form: str) -> int:
+    """Remove wheels, parts of wheels and logs of failed builds from the store. A wheel is used when it is taken."""
+    cache = store()
+    removed: list[dict[str, object]] = []
+    for path in cache.unused(days):
+        try:
+            size = size_of(path) if dry_run else cache.remove(path)
+        except OSError as error:
+            raise MissingError(
+                f"{path} cannot be removed: {error.strerror or error}", fix="set DSRUN_CACHE to your own store"
+            ) from error
+        if size:
+            removed.append({"path": str(path), "size": size})
+            if form == "text":
+                print_line(f"{'would remove' if dry_run else 'removed'} {path} ({size / 2**20:.1f} MiB)")
+    if form == "json":
+        print_json({"removed": removed, "dry_run": dry_run})
+    elif not removed:
+        print_line(f"{cache.root}: nothing that was unused for {days:g} days")
+    return 0
+
+
+@click.command(cls=Command, name="index", short_help="write an index for pip of the wheels in a folder")
+@click.argument("folder", type=_FOLDER)
+@format_option
+def index_command(*, folder: Path, form: str) -> int:
+    """Write index pages (PEP 503) into FOLDER: one of all its wheels, and one for each torch and accelerator."""
+    try:
+        counts = write_index(folder)
+    except OSError as error:
+        raise UsageError(f"{folder} cannot be written: {error.strerror or error}", fix="name another folder") from error
+    place = folder.absolute()
+    if form == "json":
+        print_json({"indexes": [{"url": f"{(place / name).as_uri()}/", "wheels": n} for name, n in counts.items()]})
+        return 0
+    for name, count in counts.items():
+        print_line(f"{place / name}: {count} wheel{'s' * (count != 1)}")
+    some = next((name for name in counts if name != ALL), ALL)
+    print_line(f"pip install deepspeed==VERSION --extra-index-url {(place / some).as_uri()}/")
+    return 0

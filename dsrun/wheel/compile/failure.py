@@ -1,0 +1,156 @@
+"""Why a build failed, in one line: the first real error of its output, or what could not be written."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsrun.errors import ToolError
+from dsrun.wheel.compile.output import split_line
+from dsrun.wheel.compile.parallel import BEGIN, END
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Error numbers of a full disk or an exhausted quota."""
+
+_ANSI = re.compile(r"\x1b\[[0-9;]*[mK]")
+_QUOTES = str.maketrans("\N{LEFT SINGLE QUOTATION MARK}\N{RIGHT SINGLE QUOTATION MARK}", "''")
+# gcc and clang: file:line:column: error: …; nvcc's front end: file(line): error: …
+_COMPILER = (
+    re.compile(r"^(?P<where>[^\s:]+:\d+)(?::\d+)?: (?:fatal )?error: (?P<what>.+)$"),
+    re.compile(r"^(?P<where>[^\s(]+\(\d+\)): (?:catastrophic )?error(?: #[\w-]+)?: (?P<what>.+)$"),
+)
+_TOOLS = (
+    re.compile(r"^(?P<where>nvcc) (?:fatal|error)\s*: (?P<what>.+)$"),
+    re.compile(r"^(?P<where>ptxas)(?: [^,]+, line \d+;)? (?:fatal|error)\s*: (?P<what>.+)$"),
+    re.compile(r"^(?:\S*/)?(?P<where>[\w+.-]+): (?:fatal )?error: (?P<what>.+)$"),
+    re.compile(r"^(?:\S*/)?(?P<where>ld)(?:\.\w+)?: (?P<what>.*(?:cannot find|undefined reference).*)$"),
+    re.compile(r"^(?P<where>[^\s:]+)(?::\([^)]*\))?: (?P<what>undefined reference to .+)$"),
+)
+# The last line of a traceback; ninja's own failure is only an echo of the compiler's.
+_PYTHON = re.compile(r"^(?P<where>(?:\w+\.)*\w*(?:Error|Exception))(?:: (?P<what>.+))?$")
+_ECHO = ("Error compiling objects for extension", "Command '['ninja'", "returned non-zero exit status")
+_DISK = re.compile(r"No space left on device|ENOSPC|Disk quota exceeded|\[Errno (?:28|122)\]")
+_MEMORY = re.compile(
+    r"Killed signal terminated program|virtual memory exhausted|out of memory allocating|std::bad_alloc"
+    # ninja's line for a killed compiler: 128 + SIGKILL.
+    r"|died due to signal 9|fatal error: Killed|^Killed$|Cannot allocate memory|^FAILED: \[code=137\]"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """What went wrong first: which build, where, what; `cause` is "memory" or "disk" when it was one of these."""
+
+    label: str
+    where: str
+    what: str
+    cause: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """One line without the build's label."""
+        return f"{self.where}: {self.what}" if self.where else self.what
+
+
+def first_failure(lines: Iterable[tuple[str, str]], codes: dict[str, int]) -> Failure | None:
+    """The failure in `lines` of (label, text). `codes`: exit codes of the builds that ended.
+
+    A full disk or a killed compiler anywhere explains the errors around it. Otherwise the first error of a compiler,
+    else of a linker or another tool, else the last Python error, of a build that failed by itself: those that were
+    ended because of it complain of that.
+    """
+    failed = {label for label, code in codes.items() if code}
+    found: dict[str, Failure] = {}
+    for label, raw in lines:
+        text = _ANSI.sub("", raw).rstrip().translate(_QUOTES)
+        kind, failure = _classify(label, text)
+        if failed and label not in failed and kind not in ("disk", "memory"):
+            continue
+        if failure and (kind == "python" or kind not in found):
+            found[kind] = failure
+    best = next((found[kind] for kind in ("disk", "memory", "compiler", "tool") if kind in found), None)
+    if best:
+        return best
+    killed = next((label for label, code in codes.items() if code in (-signal.SIGKILL, 137)), None)
+    if killed is not None:
+        return Failure(label=killed, where="", what="the build was killed", cause="memory")
+    return found.get("python")
+
+
+def is_disk_full(text: str) -> bool:
+    """Whether a program's message is about a full disk or an exhausted quota."""
+    return bool(_DISK.search(text))
+
+
+def _classify(label: str, text: str) -> tuple[str, Failure | None]:
+    if is_disk_full(text):
+        return "disk", Failure(label=label, where="", what=text.strip(), cause="disk")
+    if _MEMORY.search(text):
+        return "memory", Failure(label=label, where="", what=text.strip(), cause="memory")
+    for kind, patterns in (("compiler", _COMPILER), ("tool", _TOOLS), ("python", (_PYTHON,))):
+        for pattern in patterns:
+            match = pattern.match(text)
+            if match and not any(echo in text for echo in _ECHO):
+                return kind, Failure(label=label, where=match["where"], what=match["what"] or "failed")
+    return "", None
+
+
+def explained(log: Path, codes: dict[str, int], folder: Path) -> ToolError:
+    """The one line a user needs of a failed build."""
+    with log.open(encoding="utf-8", errors="replace") as lines:
+        failure = first_failure((split_line(line) for line in lines), codes)
+    if "" in codes or (failure and failure.cause == "disk"):
+        return disk_full(folder, failure.what if failure else os.strerror(errno.ENOSPC))
+    if failure is None:
+        label = next((label for label, code in codes.items() if code), "")
+        what = _last_line(log, label) or "it printed nothing"
+        return ToolError(f"the build of {label or 'the wheel'} failed: {what}")
+    if failure.cause == "memory":
+        return ToolError(
+            f"the compiler of {failure.label} was killed, out of memory ({failure.what})",
+            fix="compile one file at a time with --jobs 1, or free some memory",
+        )
+    tree = f"{folder / 'trees' / failure.label}/"
+    return ToolError(f"{failure.label}: {failure.sentence.replace(tree, '')}")
+
+
+def _last_line(log: Path, label: str) -> str:
+    lines = map(split_line, log.read_text(encoding="utf-8", errors="replace").splitlines())
+    printed = [text.strip() for name, text in lines if name == label and not text.startswith((BEGIN, END))]
+    return next((text for text in reversed(printed) if text), "")
+
+
+def disk_full(folder: Path, why: str) -> ToolError:
+    """The error for a build in `folder` whose disk is full."""
+    return ToolError(
+        f"no space left on the disk of {folder.parent} or of the store: {why}",
+        fix="make room, or point TMPDIR and DSRUN_CACHE to another disk",
+    )
+
+
+def with_log(error: ToolError, log: Path, kept: Path) -> ToolError:
+    """`error`, with the path of the full output."""
+    if not log.is_file():
+        return error
+    try:
+        shutil.copyfile(log, kept)
+    except OSError:
+        return error
+    where = f"the whole output: {kept}"
+    return ToolError(error.message, fix=f"{error.fix}; {where}" if error.fix else where)
+
+
+def copy_failed(folder: Path, error: OSError) -> ToolError:
+    """The error for a file that could not be written in the build's `folder` or in the store."""
+    # copytree goes on after an error, and lists those of all files in one without an error number.
+    first = error.args[0][0][-1] if isinstance(error, shutil.Error) else error.strerror or str(error)
+    if error.errno in FULL or is_disk_full(str(first)):
+        return disk_full(folder, str(first))
+    where = f"{error.filename}: " if error.filename else ""
+    return ToolError(f"the build could not write its files: {where}{first}", fix="check TMPDIR and DSRUN_CACHE")

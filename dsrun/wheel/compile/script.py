@@ -1,0 +1,92 @@
+"""The commands of a build as a shell script, for `build-wheel --dry-run`."""
+
+from __future__ import annotations
+
+import base64
+import shlex
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from dsrun.system.variables import cache_root
+from dsrun.wheel.compile.cached import PREFIX, build_root
+from dsrun.wheel.compile.environment import difference
+from dsrun.wheel.compile.run import CompileProcess, Parts, WheelBuild, group_ops, plan_processes
+
+_SOURCE = (
+    "import sys; from pathlib import Path; from dsrun.wheel.select_source import resolve_source; "
+    "resolve_source(sys.argv[1] or None, Path(sys.argv[2]), cache=Path(sys.argv[3]))"
+)
+_LEFT_OVERS = "build *.egg-info deepspeed/git_version_info_installed.py"
+_END = "END_OF_FILE"
+
+
+def build_script(build: WheelBuild, parts: Parts, environ: Mapping[str, str], again: Sequence[str]) -> str:
+    """A POSIX shell script that does what `build` would do in `environ`.
+
+    It compiles each operation into a part, keeps it among `parts`, and then runs the command `again`, which merges them
+    into the wheel.
+    """
+    folder = build_root() / f"{PREFIX}{build.request.key}-{uuid.uuid4().hex[:8]}"
+    with tempfile.TemporaryDirectory(prefix="dsrun-dry-run-") as scratch:
+        processes, _ = plan_processes(build, group_ops(build.ops), Path(scratch), environ)
+        lines = [
+            "#!/bin/sh",
+            f"# DeepSpeed {build.request.deepspeed}+{build.request.local_version}, by dsrun build-wheel --dry-run",
+            "set -eu",
+            *_files(Path(scratch)),
+            shlex.join([sys.executable, "-c", _SOURCE, build.deepspeed or "", f"{scratch}/source", _sdists(environ)]),
+            *(line for process in processes for line in _part(process, Path(scratch), parts.root, environ)),
+            shlex.join(["rm", "-rf", scratch]),
+            "# Merges the parts.",
+            shlex.join(again),
+        ]
+        return "\n".join(lines).replace(scratch, str(folder))
+
+
+def _sdists(environ: Mapping[str, str]) -> str:
+    return str(cache_root(environ) / "sdists")
+
+
+def _files(folder: Path) -> Iterator[str]:
+    """What makes the files and links below `folder`: the compilers' wrappers, and a CUDA_HOME if there is one."""
+    for path in sorted([folder, *folder.rglob("*")]):
+        if path.is_symlink():
+            yield shlex.join(["ln", "-s", str(path.readlink()), str(path)])
+        elif path.is_dir():
+            yield shlex.join(["mkdir", "-p", str(path)])
+        else:
+            yield from _file(path)
+
+
+def _file(path: Path) -> Iterator[str]:
+    data = path.read_bytes()
+    to = shlex.quote(str(path))
+    try:
+        yield f"cat >{to} <<'{_END}'\n{data.decode()}{_END}"
+    except UnicodeDecodeError:
+        yield f"base64 -d >{to} <<'{_END}'\n{base64.b64encode(data).decode()}\n{_END}"
+    if path.stat().st_mode & 0o100:
+        yield f"chmod +x {to}"
+
+
+def _part(process: CompileProcess, folder: Path, parts: Path, environ: Mapping[str, str]) -> Iterator[str]:
+    tree, made = shlex.quote(str(process.tree)), shlex.quote(process.argv[-1])
+    kept = shlex.quote(str(parts / f"{process.key}.whl"))
+    changes = difference(environ, process.env)
+    yield f"# {process.label}"
+    yield shlex.join(["mkdir", "-p", str(folder / "trees"), process.argv[-1], str(parts)])
+    yield f"cp -a {shlex.quote(str(folder / 'source'))} {tree}"
+    yield "("
+    yield from (
+        f"    unset {name}" if value is None else f"    export {name}={shlex.quote(value)}"
+        for name, value in sorted(changes.items())
+    )
+    yield f"    cd {tree}"
+    yield f"    rm -rf {_LEFT_OVERS}"
+    yield f"    {shlex.join(process.argv)}"
+    yield ")"
+    yield f"cp {made}/*.whl {kept}.copy"
+    yield f"mv {kept}.copy {kept}"
