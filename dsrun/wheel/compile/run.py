@@ -114,7 +114,12 @@ def plan_processes(
     if context.nvcc:
         cuda_home = prepare_home(context.nvcc, context.torch.site_packages, folder / "cuda", context.cxx)
         nvcc = write_nvcc_wrapper(
-            folder / "bin/nvcc", context.nvcc, cuda_home / "bin/nvcc", trees=folder / "trees", cache=cache
+            folder / "bin/nvcc",
+            context.nvcc,
+            cuda_home / "bin/nvcc",
+            trees=folder / "trees",
+            cache=cache,
+            debug=build.request.symbols,
         )
         compilers["PYTORCH_NVCC"] = str(nvcc)
     processes = []

@@ -29,16 +29,20 @@ def prefix_maps(folder: Path, trees: Sequence[Path], site_packages: Path) -> lis
     return [f"-ffile-prefix-map={path}=." for path in (*relative, site_packages, folder, *trees)]
 
 
-def write_nvcc_wrapper(script: Path, nvcc: Nvcc, real: Path, trees: Path, cache: Path | None) -> Path:
+def write_nvcc_wrapper(
+    script: Path, nvcc: Nvcc, real: Path, *, trees: Path, cache: Path | None, debug: bool = False
+) -> Path:
     """Write `script`, which calls nvcc `real`, behind ccache if that is the `cache`; returns what to call.
 
     nvcc names internal symbols after a hash of the source's absolute path, which its front ends take as an option of
-    their own. sccache does not support nvcc's flags for dependencies (torch.utils.cpp_extension, _write_ninja_file).
+    their own. The line tables of GPU code hold whole paths, too: without `debug`, -lineinfo is dropped. sccache does
+    not support nvcc's flags for dependencies (torch.utils.cpp_extension, _write_ninja_file).
     """
     command = shlex.join([*([str(cache)] if cache and cache.name == "ccache" else []), str(real)])
     flags = f'-Xcudafe {_SOURCE_FLAG}="$name"' if _names_sources(nvcc) else ""
     script.parent.mkdir(parents=True, exist_ok=True)
-    script.write_text(_NVCC.format(trees=trees, command=command, flags=flags), encoding="utf-8")
+    dropped = "" if debug else "        -lineinfo|--generate-line-info) continue ;;\n"
+    script.write_text(_NVCC.format(trees=trees, command=command, flags=flags, dropped=dropped), encoding="utf-8")
     script.chmod(0o755)
     return script
 
@@ -55,11 +59,15 @@ def _names_sources(nvcc: Nvcc) -> bool:
 _NVCC = """\
 #!/bin/sh
 # Written by dsrun for one build. Gives nvcc the source's path in its tree, after which it names internal symbols.
-name=
-for argument; do
+name= count=$#
+while [ "$count" -gt 0 ]; do
+    argument=$1
+    shift
+    count=$((count - 1))
     case $argument in
-        {trees}/*.cu) name=${{argument#{trees}/*/}} ;;
+{dropped}        {trees}/*.cu) name=${{argument#{trees}/*/}} ;;
     esac
+    set -- "$@" "$argument"
 done
 [ -z "$name" ] || set -- "$@" {flags}
 exec {command} "$@"
