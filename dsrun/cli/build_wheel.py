@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import click
@@ -19,6 +16,7 @@ from dsrun.cli.options import DEBUG, HYPHENS, Command
 from dsrun.cli.output import print_detail, print_note
 from dsrun.errors import UsageError
 from dsrun.runs.goodput import duration
+from dsrun.system.proc import interrupted_by_stop_signals
 from dsrun.system.variables import cache_root
 from dsrun.wheel.cache import CacheEntry, WheelCache, copy_out
 from dsrun.wheel.compile.cached import cached_build
@@ -64,7 +62,7 @@ def command(
     _refuse_empty({**given, "output": output})
     if output is not None:
         _refuse_unwritable(Path(output))
-    with _stopped_like_ctrl_c():
+    with interrupted_by_stop_signals():
         plan = resolve(BuildOptions(**given))
         for notice in plan.notices:
             print_note(notice)
@@ -106,22 +104,6 @@ def _refuse_unwritable(output: Path) -> None:
         raise UsageError(
             f"-o {output}: {there} cannot be written: {error.strerror or error}", fix="give another folder"
         ) from None
-
-
-@contextmanager
-def _stopped_like_ctrl_c() -> Iterator[None]:
-    """SIGTERM and SIGHUP end a build as Ctrl-C does: compilers end, and unfinished files are removed."""
-
-    def stop(_signum: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    handled = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is not signal.SIG_IGN]
-    before = {each: signal.signal(each, stop) for each in handled}
-    try:
-        yield
-    finally:
-        for each, handler in before.items():
-            signal.signal(each, handler)
 
 
 def _print_request(build: WheelBuild, origin: str) -> None:

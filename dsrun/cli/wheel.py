@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -14,9 +13,10 @@ import click
 from dsrun.cli.options import Command, Group, format_option
 from dsrun.cli.output import print_json, print_line, print_table
 from dsrun.cli.wheelhouse import gc_command, index_command, list_command
-from dsrun.errors import EXIT_FINDINGS, UsageError
+from dsrun.errors import EXIT_FINDINGS, EXIT_INTERRUPTED, UsageError
 from dsrun.findings import Finding
 from dsrun.hardware.gres import cluster_gpus
+from dsrun.system.proc import interrupted_by_stop_signals
 from dsrun.wheel.target.arch import parse_archs
 from dsrun.wheel.verify.check import (
     Verification,
@@ -29,16 +29,8 @@ from dsrun.wheel.verify.check import (
     verify_here,
 )
 from dsrun.wheel.verify.machine import Gpu, gpus_for
-from dsrun.wheel.verify.nodes import (
-    NodeReport,
-    NodeTask,
-    default_folder,
-    map_nodes,
-    nodes_meant,
-    push,
-    run_temporary,
-    temporary_task,
-)
+from dsrun.wheel.verify.nodes import NodeReport, NodeTask, default_folder, push, verify_on
+from dsrun.wheel.verify.remote import AT_ONCE, NodePool, nodes_meant
 
 
 @click.command(cls=Command, name="verify-wheel")
@@ -91,10 +83,13 @@ def target_gpus(text: str) -> tuple[Gpu, ...]:
 
 def _on_nodes(file: Path, text: str, python: str, form: str) -> int:
     report, findings = examine(file)
-    nodes = nodes_meant(text, None, os.environ)
-    reports = map_nodes(nodes, partial(run_temporary, task=temporary_task(report, python)))
+    nodes, pool = nodes_meant(text, None, os.environ), NodePool()
+    with interrupted_by_stop_signals():
+        reports = verify_on(nodes, report, python, pool)
     done = Verification(report=report, findings=(*findings, *(each for node in reports for each in node.findings)))
     _print_verification(done, reports, form)
+    if pool.stopped:
+        return EXIT_INTERRUPTED
     return EXIT_FINDINGS if done.failed else 0
 
 
@@ -120,14 +115,15 @@ for each in (list_command, gc_command, index_command):
     command.add_command(each)
 
 
-@command.command(name="push", short_help="copy FILE to every node, install it and run each operation once")
+@command.command(name="push", short_help="install FILE on every node that it fits, and run each operation once")
 @click.argument("file", type=click.Path(path_type=Path))
 @click.option("--nodes", metavar="LIST", help="gpu[01-04],login  [default: those of the SLURM allocation]")
 @click.option("--hostfile", type=click.Path(path_type=Path), metavar="FILE", help="nodes, in DeepSpeed's format")
 @click.option("--python", metavar="PATH", help="interpreter of the environment there  [default: this one's path]")
 @click.option("--to", "folder", metavar="DIR", help="folder for the wheel  [default: /tmp/dsrun-wheels-USER]")
 @click.option("--via", type=click.Choice(["srun", "ssh"]), help="how to reach the nodes  [default: srun in SLURM]")
-@click.option("--at-once", type=click.IntRange(min=1), default=16, show_default=True, help="nodes at a time")
+@click.option("--at-once", type=click.IntRange(min=1), default=AT_ONCE, show_default=True, help="nodes at a time")
+@click.option("--force", is_flag=True, help="install it again where it is installed")
 @format_option
 def push_command(
     *,
@@ -138,21 +134,28 @@ def push_command(
     folder: str | None,
     via: Literal["srun", "ssh"] | None,
     at_once: int,
+    force: bool,
     form: str,
 ) -> int:
-    """Copy FILE to the local disk of every node, install it with --no-deps and run each operation once.
+    """Compare every node with FILE; where it fits, copy it there, install it with --no-deps and run each operation.
 
-    Exit code 3 when a node fails, or two nodes differ in Python, torch, driver or GPU.
+    Nodes that have it already receive nothing; a damaged installation is repaired. Exit code 3 when a node fails, or
+    two nodes differ in Python, torch, driver or GPU.
     """
     report, findings = examine(file)
-    meant = nodes_meant(nodes, hostfile, os.environ, via)
+    if not report.is_deepspeed:
+        raise UsageError(f"{file.name} is not a wheel of DeepSpeed", fix="install it with pip on the nodes")
+    meant, pool = nodes_meant(nodes, hostfile, os.environ, via), NodePool(at_once=at_once)
     if any(each.level == "error" for each in findings):
         _print_push([], findings, form, file.name)  # a damaged wheel is not sent anywhere
         return EXIT_FINDINGS
-    task = NodeTask(report=report, python=python or sys.executable, folder=folder or default_folder())
-    reports = push(meant, task, at_once=at_once)
+    task = NodeTask(report=report, python=python or sys.executable, folder=folder or default_folder(), force=force)
+    with interrupted_by_stop_signals():
+        reports = push(meant, task, pool)
     findings += differences(reports)
     _print_push(reports, findings, form, file.name)
+    if pool.stopped:
+        return EXIT_INTERRUPTED
     wrong = any(each.level == "error" for each in findings) or any(each.failed for each in reports)
     return EXIT_FINDINGS if wrong else 0
 

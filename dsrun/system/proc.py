@@ -56,6 +56,17 @@ def handling(handler: Callable[[int, FrameType | None], None], signals: Sequence
             signal.signal(signum, signal.SIG_DFL if former is None else former)
 
 
+@contextmanager
+def interrupted_by_stop_signals() -> Iterator[None]:
+    """Have SIGTERM and SIGHUP end what is in here as Ctrl-C does: with KeyboardInterrupt, so that it tidies up."""
+
+    def stop(_signum: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    with handling(stop, (signal.SIGTERM, signal.SIGHUP)):
+        yield
+
+
 def run_foreground(argv: Sequence[str], *, output: int | None = None, grace_s: float = 30.0) -> int:
     """Run `argv` in a session of its own, with `output` as stdout and stderr, and leave no process of it behind.
 

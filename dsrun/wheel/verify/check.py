@@ -7,7 +7,6 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from subprocess import CompletedProcess
 from typing import TYPE_CHECKING, Any, Literal
 
 from dsrun.errors import ToolError
@@ -64,7 +63,6 @@ def parse_op_results(output: Mapping[str, Any], where: str) -> tuple[tuple[OpRes
     return results, [Finding(level="error", code=code, message=text, where=where) for code, text in failures]
 
 
-INSTALL_SECONDS = 600
 RUN_OPS_SECONDS = 900
 
 
@@ -126,13 +124,6 @@ def _smoke_test(report: WheelReport, python: str, where: str) -> tuple[tuple[OpR
             return parse_op_results(last_object(answer, "loading the operations"), where)
         except ToolError as error:
             return (), [Finding(level="error", code="import_fails", message=error.message, where=where)]
-
-
-def reason(answer: CompletedProcess[str]) -> str:
-    """The line of stderr that says why a program failed."""
-    lines = [line.strip() for line in answer.stderr.splitlines() if line.strip()]
-    wrong = [line for line in lines if line.startswith("ERROR")]
-    return (wrong or lines[-1:] or [f"exit code {answer.returncode}"])[0].removeprefix("ERROR: ")
 
 
 _NONE = "-"
@@ -222,7 +213,8 @@ def _result(done: NodeReport) -> str:
     ran = sum(op_result.result == "ran" for op_result in done.op_results)
     loaded = sum(op_result.result == "loaded" for op_result in done.op_results)
     counts = [f"{ran} ran" if ran else "", f"{loaded} loaded" if loaded else ""]
-    return ", ".join(filter(None, [done.installed or "", *counts]))
+    ended = "stopped by Ctrl-C" if done.stopped else ""
+    return ", ".join(filter(None, [done.installed or "", *counts, ended]))
 
 
 def differences(reports: Sequence[NodeReport]) -> list[Finding]:

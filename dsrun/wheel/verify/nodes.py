@@ -1,26 +1,19 @@
-"""A wheel on other machines: copied there, installed, compared and smoke-tested, one node or many at a time."""
+"""A wheel on other machines: compared, copied there, installed and smoke-tested, one node or many at a time."""
 
 from __future__ import annotations
 
 import getpass
 import json
-import os
-import shlex
-import shutil
 import uuid
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from subprocess import CompletedProcess
-from typing import Any, Literal, TypeVar
+from typing import Any
 
-from dsrun.errors import DsrunError, ToolError, UsageError
+from dsrun.errors import DsrunError, ToolError
 from dsrun.findings import Finding
-from dsrun.system.hostlist import expand_hosts, read_hostfile
-from dsrun.system.proc import capture
 from dsrun.wheel.verify import install_wheel
 from dsrun.wheel.verify.check import (
     RUN_OPS,
@@ -30,63 +23,34 @@ from dsrun.wheel.verify.check import (
     can_smoke_test,
     needed_libraries,
     parse_op_results,
-    reason,
 )
 from dsrun.wheel.verify.compatibility import compare
 from dsrun.wheel.verify.contents import WheelReport
-from dsrun.wheel.verify.machine import PROBE, Machine, last_object, machine_from
-
-Way = Literal["srun", "ssh"]
-T = TypeVar("T")
-
-# BatchMode: a question for a password would hang unseen.
-_SSH = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
-# --overlap: the allocation's GPUs and processors may be in use by a step already.
-_SRUN = ("srun", "--overlap", "--nodes=1", "--ntasks=1", "--quiet")
-
-
-def way_here(environ: Mapping[str, str] = os.environ) -> Way:
-    """How nodes are reached from here: srun inside a SLURM allocation, else ssh."""
-    return "srun" if environ.get("SLURM_JOB_ID") and shutil.which("srun") else "ssh"
-
-
-@dataclass(frozen=True)
-class Node:
-    """A machine and the way to it."""
-
-    name: str
-    way: Way
-
-    def argv(self, command: Sequence[str]) -> list[str]:
-        """What runs `command` there. ssh hands one line to the login shell; srun passes the words as they are."""
-        if self.way == "srun":
-            return [*_SRUN, f"--nodelist={self.name}", *command]
-        return [*_SSH, self.name, shlex.join(command)]
-
-    def run(self, command: Sequence[str], *, seconds: float, feed: Path | None = None) -> CompletedProcess[str]:
-        """Run `command` there with the local file `feed` as stdin. Raises as `capture` does."""
-        return capture(self.argv(command), seconds=seconds, feed=feed)
-
+from dsrun.wheel.verify.machine import PROBE, Machine, machine_from
+from dsrun.wheel.verify.remote import Node, NodePool, Stopped
 
 INSTALL = Path(install_wheel.__file__)
-AT_ONCE = 16  # more logins at a time are refused by sshd's MaxStartups on some clusters
 _COPY_SECONDS = 1800
 _INSTALL_SECONDS = 600
 _SHORT_SECONDS = 120
-# The folder is the user's alone, and a copy that stops half way leaves nothing.
-_RECEIVE = 'umask 077; mkdir -p "$1" && cat > "$1/$2" || { rm -f "$1/$2"; exit 1; }'
+_NEEDS_FILE = "needs file"
 _MAKE_FOLDER = 'umask 077; mkdir -p "$1"'
 
 
 @dataclass(frozen=True, kw_only=True)
 class NodeReport:
-    """The result on one node. `installed`: "installed", "already there", or None when that step was not reached."""
+    """The result on one node.
+
+    `installed`: "installed", "repaired", "already there", or None when that step was not reached. `stopped`: Ctrl-C
+    came before its end.
+    """
 
     node: str
     installed: str | None = None
     machine: Machine | None = None
     op_results: tuple[OpResult, ...] = ()
     findings: tuple[Finding, ...] = ()
+    stopped: bool = False
 
     @property
     def failed(self) -> bool:
@@ -98,6 +62,7 @@ class NodeReport:
         return {
             "node": self.node,
             "installed": self.installed,
+            "stopped": self.stopped,
             "machine": self.machine.as_dict() if self.machine else None,
             "operations": [asdict(op_result) for op_result in self.op_results],
             "findings": [each.as_dict() for each in self.findings],
@@ -109,15 +74,15 @@ class NodeTask:
     """What to do on every node.
 
     `folder` is where the wheel goes, `python` the interpreter there; `target` is the folder to install into instead
-    of its environment. `part` is the file's name until it is complete. `broadcast`: it was already copied under it.
+    of its environment. `part`: the name under which the file was broadcast. `force`: install what is installed already.
     """
 
     report: WheelReport
     python: str
     folder: str
     target: str | None = None
-    part: str = field(default_factory=lambda: f".{uuid.uuid4().hex}.part")
-    broadcast: bool = False
+    part: str | None = None
+    force: bool = False
 
 
 def default_folder() -> str:
@@ -125,120 +90,145 @@ def default_folder() -> str:
     return f"/tmp/dsrun-wheels-{getpass.getuser()}"
 
 
-def temporary_task(report: WheelReport, python: str) -> NodeTask:
-    """To verify on a node and leave nothing there: wheel and installation in one folder that is removed afterwards."""
+def push(nodes: Sequence[Node], task: NodeTask, pool: NodePool) -> list[NodeReport]:
+    """Compare every node with the wheel; where it fits, copy, install and smoke-test it. Reports in `nodes`' order.
+
+    A node that fails has a finding and does not block the others. In a SLURM allocation sbcast copies the wheel, if it
+    is installed and works, and every node needs it; otherwise each node receives its own copy.
+    """
+    checked = pool.map(nodes, partial(_check, task=task, pool=pool), _stopped)
+    ready = [(node, report) for node, report in zip(nodes, checked, strict=True) if _is_open(report)]
+    if len(ready) == len(nodes) and all(report.installed == _NEEDS_FILE for _, report in ready):
+        task = replace(task, part=_broadcast(nodes, task, pool))
+    known = {report.node: report for _, report in ready}
+    done = pool.map(
+        [node for node, _ in ready],
+        lambda node: _finish(node, known[node.name], task, pool),
+        lambda node: replace(known[node.name], installed=None, stopped=True),
+    )
+    ended = {report.node: report for report in done}
+    return [ended.get(report.node, report) for report in checked]
+
+
+def verify_on(nodes: Sequence[Node], report: WheelReport, python: str, pool: NodePool) -> list[NodeReport]:
+    """Compare every node with the wheel and smoke-test it there, in a folder that is removed afterwards."""
     folder = f"/tmp/dsrun-verify-{uuid.uuid4().hex}"
-    return NodeTask(report=report, python=python, folder=folder, target=f"{folder}/site")
+    task = NodeTask(report=report, python=python, folder=folder, target=f"{folder}/site")
 
+    def verify(node: Node) -> NodeReport:
+        checked = _check(node, task, pool)
+        return _finish(node, checked, task, pool) if _is_open(checked) else checked
 
-def map_nodes(nodes: Sequence[Node], call: Callable[[Node], T], *, at_once: int = AT_ONCE) -> list[T]:
-    """`call` each node, `at_once` at a time; the answers in the order of `nodes`."""
-    pool = ThreadPoolExecutor(max_workers=max(1, min(at_once, len(nodes))))
     try:
-        return list(pool.map(call, nodes))
+        return pool.map(nodes, verify, _stopped)
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        _remove(nodes, folder, pool.at_once)
 
 
-def run_on_node(node: Node, task: NodeTask) -> NodeReport:
-    """Copy, install, compare and run on one node. Whatever fails is a finding of that node, never an exception."""
+def _stopped(node: Node) -> NodeReport:
+    return NodeReport(node=node.name, stopped=True)
+
+
+def _is_open(report: NodeReport) -> bool:
+    return not report.failed and not report.stopped
+
+
+def _failed(done: NodeReport, error: DsrunError) -> NodeReport:
+    fault = Finding(level="error", code="node_failed", message=error.message, fix=error.fix or "", where=done.node)
+    installed = None if done.installed == _NEEDS_FILE else done.installed
+    return replace(done, findings=(*done.findings, fault), installed=installed)
+
+
+def _check(node: Node, task: NodeTask, pool: NodePool) -> NodeReport:
+    """Compare the node with the wheel, and ask whether it needs the file. Whatever fails is a finding of that node."""
     done = NodeReport(node=node.name)
     try:
-        if not task.broadcast:
-            _copy(node, task)
-        done = replace(done, installed=_install(node, task))
-        facts = _run(node, task, PROBE, needed_libraries(task.report), _SHORT_SECONDS)
+        facts = pool.run(node, task.python, PROBE, *needed_libraries(task.report), seconds=_SHORT_SECONDS)
         machine = machine_from(facts, node.name)
         findings = tuple(replace(each, where=node.name) for each in compare(task.report, machine))
         done = replace(done, machine=machine, findings=findings)
-        if not can_smoke_test(task.report, findings):
+        if done.failed:
             return done
-        output = _run(node, task, RUN_OPS, arguments(task.report, task.target), RUN_OPS_SECONDS)
-        results, failures = parse_op_results(output, node.name)
-        return replace(done, op_results=results, findings=(*findings, *failures))
+        return replace(done, installed=_NEEDS_FILE if task.target else _install(node, task, pool))
     except DsrunError as error:
-        fault = Finding(level="error", code="node_failed", message=error.message, fix=error.fix or "", where=node.name)
-        return replace(done, findings=(*done.findings, fault))
+        return _failed(done, error)
 
 
-def _copy(node: Node, task: NodeTask) -> None:
-    """Stream the wheel to the node under its temporary name. Raises ToolError."""
-    command = ["sh", "-c", _RECEIVE, "sh", task.folder, task.part]
-    answer = node.run(command, seconds=_COPY_SECONDS, feed=task.report.path)
-    if answer.returncode:
-        raise ToolError(f"copying to {task.folder}: {reason(answer)}")
-
-
-def run_temporary(node: Node, task: NodeTask) -> NodeReport:
-    """`run_on_node`, and remove the folder of the task; an unreachable node keeps it."""
+def _finish(node: Node, done: NodeReport, task: NodeTask, pool: NodePool) -> NodeReport:
+    """Copy and install the wheel if that is needed, and run its operations."""
     try:
-        return run_on_node(node, task)
-    finally:
-        with suppress(DsrunError):
-            node.run(["rm", "-rf", "--", task.folder], seconds=_SHORT_SECONDS)
+        if done.installed == _NEEDS_FILE:
+            if task.part is None:
+                _send(node, task, pool)
+            done = replace(done, installed=_install(node, task, pool))
+        if not can_smoke_test(task.report, done.findings):
+            return done
+        words = arguments(task.report, task.target)
+        output = pool.run(node, task.python, RUN_OPS, *words, seconds=RUN_OPS_SECONDS)
+        results, failures = parse_op_results(output, node.name)
+        return replace(done, op_results=results, findings=(*done.findings, *failures))
+    except DsrunError as error:
+        return _failed(done, error)
 
 
-def _run(node: Node, task: NodeTask, program: Path, arguments: Sequence[str], seconds: float) -> dict[str, Any]:
-    """Run one of dsrun's programs there, sent through stdin to the task's interpreter."""
-    answer = node.run([task.python, "-", *arguments], seconds=seconds, feed=program)
-    return last_object(answer, task.python)
+def _wanted(task: NodeTask, **more: object) -> str:
+    wheel = f"{task.folder}/{task.report.path.name}"
+    return json.dumps({"wheel": wheel, "sha256": task.report.sha256, **more})
 
 
-def _install(node: Node, task: NodeTask) -> str:
-    wanted = {
-        "part": f"{task.folder}/{task.part}",
-        "wheel": f"{task.folder}/{task.report.path.name}",
-        "sha256": task.report.sha256,
-        "name": task.report.name,
-        "target": task.target,
-    }
-    output = _run(node, task, INSTALL, [json.dumps(wanted)], _INSTALL_SECONDS)
+def _send(node: Node, task: NodeTask, pool: NodePool) -> None:
+    wanted = _wanted(task, do="receive", size=task.report.size)
+    _said(
+        pool.run(node, task.python, INSTALL, wanted, seconds=_COPY_SECONDS, data=task.report.path),
+        f"copying to {task.folder}",
+    )
+
+
+def _install(node: Node, task: NodeTask, pool: NodePool) -> str:
+    more = {"name": task.report.name, "target": task.target, "part": task.part, "force": task.force}
+    wanted = _wanted(task, do="install", **more)
+    return _said(pool.run(node, task.python, INSTALL, wanted, seconds=_INSTALL_SECONDS), "installing")
+
+
+def _said(output: dict[str, Any], what: str) -> str:
     if "error" in output:
-        raise ToolError(f"installing: {output['error']}")
+        raise ToolError(f"{what}: {output['error']}")
     return str(output["how"])
 
 
-def nodes_meant(
-    nodes: str | None, hostfile: Path | None, environ: Mapping[str, str], way: Way | None = None
-) -> tuple[Node, ...]:
-    """The nodes of `--nodes`, of a hostfile, or else of the SLURM allocation around this process.
-
-    Raises UsageError when none is given, or both are.
-    """
-    if nodes and hostfile:
-        raise UsageError("--nodes and --hostfile name the nodes twice", fix="give one of them")
-    listed = environ.get("SLURM_JOB_NODELIST")
-    if hostfile:
-        names = read_hostfile(hostfile)
-    elif nodes or listed:
-        names = expand_hosts(nodes or listed or "")
-    else:
-        raise UsageError("no nodes: this is not a SLURM allocation", fix="give --hostfile FILE or --nodes gpu[01-04]")
-    there = way or (way_here(environ) if not hostfile else "ssh")
-    return tuple(Node(name, there) for name in names)
-
-
-def push(nodes: Sequence[Node], task: NodeTask, *, at_once: int = AT_ONCE) -> list[NodeReport]:
-    """Copy the wheel to every node, install and smoke-test it there; the reports are in the order of `nodes`.
-
-    A node that fails has a finding and does not block the others. In a SLURM allocation sbcast copies the wheel, if it
-    is installed and works; otherwise each node receives its own copy.
-    """
-    task = replace(task, broadcast=_broadcast(nodes, task, at_once))
-    return map_nodes(nodes, partial(run_on_node, task=task), at_once=at_once)
-
-
-def _broadcast(nodes: Sequence[Node], task: NodeTask, at_once: int) -> bool:
-    """Copy the wheel to all nodes with sbcast, which needs the folder there. Whether that worked."""
+def _broadcast(nodes: Sequence[Node], task: NodeTask, pool: NodePool) -> str | None:
+    """Copy the wheel to all nodes with sbcast, which needs the folder there: the copies' name; None if that failed."""
     if len(nodes) < 2 or any(node.way != "srun" for node in nodes):
-        return False
+        return None
+    part = f".{uuid.uuid4().hex}.part"
 
     def make_folder(node: Node) -> bool:
-        return node.run(["sh", "-c", _MAKE_FOLDER, "sh", task.folder], seconds=_SHORT_SECONDS).returncode == 0
+        command = node.argv(["sh", "-c", _MAKE_FOLDER, "sh", task.folder])
+        return pool.feed(command, seconds=_SHORT_SECONDS).returncode == 0
 
-    command = ["sbcast", "--force", str(task.report.path), f"{task.folder}/{task.part}"]
+    command = ["sbcast", "--force", str(task.report.path), f"{task.folder}/{part}"]
+    sent = False
     try:
-        made = map_nodes(nodes, make_folder, at_once=at_once)
-        return all(made) and capture(command, seconds=_COPY_SECONDS).returncode == 0
+        made = pool.map(nodes, make_folder, lambda _: False)
+        sent = all(made) and pool.map(nodes[:1], lambda _: _run(command, pool), lambda _: False) == [True]
     except DsrunError:  # also when sbcast is not installed
-        return False
+        pass
+    finally:
+        if not sent:
+            _remove(nodes, f"{task.folder}/{part}", pool.at_once)
+    return part if sent else None
+
+
+def _run(command: Sequence[str], pool: NodePool) -> bool:
+    return pool.feed(command, seconds=_COPY_SECONDS).returncode == 0
+
+
+def _remove(nodes: Sequence[Node], path: str, at_once: int) -> None:
+    """Remove a file or folder from the nodes; one that cannot be reached keeps it."""
+
+    def remove(node: Node) -> None:
+        with suppress(DsrunError, Stopped):
+            pool.feed(node.argv(["rm", "-rf", "--", path]), seconds=_SHORT_SECONDS)
+
+    pool = NodePool(at_once=at_once)
+    pool.map(nodes, remove, lambda _: None)

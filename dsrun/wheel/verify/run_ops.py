@@ -83,13 +83,20 @@ def run_in_child(name: str) -> dict[str, object]:
     child = os.fork()
     if child == 0:
         os.close(read)
+        for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):  # the parent tidies up, see on_node.py
+            signal.signal(signum, signal.SIG_DFL)
         signal.alarm(_SECONDS)
         os.write(write, json.dumps(load_and_run(name)).encode())
         os._exit(0)
     os.close(write)
-    with os.fdopen(read, "rb") as pipe:
-        output = pipe.read()
-    _, status = os.waitpid(child, 0)
+    try:
+        with os.fdopen(read, "rb") as pipe:
+            output = pipe.read()
+        _, status = os.waitpid(child, 0)
+    except BaseException:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        raise
     results = json.loads(output) if output else {"result": "failed", "what": describe_exit(status)}
     return {**results, "seconds": round(time.monotonic() - began, 2)}
 
