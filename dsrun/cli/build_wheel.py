@@ -12,17 +12,17 @@ from typing import Any
 
 import click
 
-from dsrun.cli.options import DEBUG, HYPHENS, Command
-from dsrun.cli.output import print_detail, print_note
+from dsrun.cli.options import HYPHENS, Command, format_option
+from dsrun.cli.output import print_detail, print_json, print_note
 from dsrun.errors import UsageError
 from dsrun.runs.goodput import duration
 from dsrun.system.proc import interrupted_by_stop_signals
 from dsrun.system.variables import cache_root
-from dsrun.wheel.cache import CacheEntry, WheelCache, copy_out
+from dsrun.wheel.cache import CacheEntry, WheelCache, copy_out, sha256_of
 from dsrun.wheel.compile.cached import cached_build
-from dsrun.wheel.compile.context import BuildOptions
+from dsrun.wheel.compile.context import BuildOptions, text_of
 from dsrun.wheel.compile.output import Event, Tracker
-from dsrun.wheel.compile.plan import resolve
+from dsrun.wheel.compile.plan import BuildPlan, resolve
 from dsrun.wheel.compile.run import Parts, WheelBuild
 from dsrun.wheel.compile.script import build_script
 
@@ -44,7 +44,6 @@ from dsrun.wheel.compile.script import build_script
 @click.option("--cxx", metavar="PATH", help="C++ compiler, also nvcc's host compiler")
 @click.option("--python", metavar="PATH", help="interpreter of the target environment  [default: this one]")
 @click.option("--partition", metavar="NAME", help="compile for the GPUs of this SLURM partition")
-@click.option("--split", is_flag=True, help="build a separate wheel for GPUs below 8.0, which disable bf16 for others")
 @click.option("--keep-symbols", "symbols", is_flag=True, help="keep debug symbols: six times the size")
 @click.option(
     "--find-links", metavar="URL|DIR", multiple=True, envvar="DSRUN_FIND_LINKS",
@@ -54,9 +53,16 @@ from dsrun.wheel.compile.script import build_script
 @click.option("--force", is_flag=True, help="rebuild a cached wheel, and replace files in -o")
 @click.option("--dry-run", is_flag=True, help="print a shell script that builds the wheel, and build nothing")
 @click.option("-o", "--output", metavar="DIR", help="copy the wheel into this folder")
-@DEBUG
+@format_option
 def command(
-    output: str | None, find_links: tuple[str, ...], keep: bool, force: bool, dry_run: bool, **given: Any
+    *,
+    output: str | None,
+    find_links: tuple[str, ...],
+    keep: bool,
+    force: bool,
+    dry_run: bool,
+    form: str,
+    **given: Any,
 ) -> int:
     """Compile DeepSpeed into a wheel for these GPUs, once. Prints the wheel's path."""
     _refuse_empty({**given, "output": output})
@@ -64,24 +70,26 @@ def command(
         _refuse_unwritable(Path(output))
     with interrupted_by_stop_signals():
         plan = resolve(BuildOptions(**given))
-        for notice in plan.notices:
-            print_note(notice)
-        for build in plan.builds:
-            _print_request(build, plan.origin)
+        for finding in plan.findings:
+            print_note(text_of(finding))
+        _print_request(plan.build, plan.origin)
         cache = WheelCache(cache_root() / "wheels")
         if dry_run:
-            for build in plan.builds:
-                _print_script(build, cache)
+            _print_script(plan, cache, form)
             return 0
-        entries = [_find_or_build(build, cache, find_links=find_links, force=force, keep=keep) for build in plan.builds]
-        paths = [entry.wheel for entry in entries]
-        if output is not None:
-            # Each of two gets its own folder: both have a WHEEL.json.
-            folders = [Path(output, build.request.local_version if len(entries) > 1 else "") for build in plan.builds]
-            paths = [copy_out(entry, folder, force=force) for entry, folder in zip(entries, folders, strict=True)]
-    for path in paths:
-        click.echo(path)
+        entry = _find_or_build(plan.build, cache, find_links=find_links, force=force, keep=keep)
+        wheel = entry.wheel if output is None else copy_out(entry, Path(output), force=force)
+    if form == "json":
+        facts = {"wheel": str(wheel), "sha256": sha256_of(wheel), "size": wheel.stat().st_size}
+        print_json({**facts, **_described(plan)})
+    else:
+        click.echo(wheel)
     return 0
+
+
+def _described(plan: BuildPlan) -> dict[str, Any]:
+    request = plan.build.request
+    return {"key": request.key, "inputs": request, "findings": plan.findings}
 
 
 def _refuse_empty(given: dict[str, Any]) -> None:
@@ -134,10 +142,15 @@ def _find_or_build(
     )
 
 
-def _print_script(build: WheelBuild, cache: WheelCache) -> None:
+def _print_script(plan: BuildPlan, cache: WheelCache, form: str) -> None:
+    build = plan.build
     again = [argument for argument in sys.argv[1:] if argument != "--dry-run"]
     parts = Parts(cache.root / "parts")
-    click.echo(build_script(build, parts, os.environ, [sys.executable, "-m", "dsrun", *again]))
+    script = build_script(build, parts, os.environ, [sys.executable, "-m", "dsrun", *again])
+    if form == "json":
+        print_json({"script": script, **_described(plan)})
+    else:
+        click.echo(script)
     stored = cache.find(build.request.key)
     print_note(f"already cached: {stored.wheel}" if stored else f"would be cached in {cache.folder(build.request.key)}")
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from dsrun.datafiles import data_folder
 from dsrun.errors import UsageError
 from dsrun.hardware.instances import instance
+from dsrun.hardware.site import FILE, site_words
 
 _DECORATION = re.compile(
     r"\((?:tm|r|nvgpu)\)|[™®]|\b(?:engineering reference )?developer kit\b|\brev\. a\b|-shared$"
@@ -172,8 +173,24 @@ def lookup(name: str) -> GpuModel | None:
     A name that fits several rows gives what they have in common. A number at the end may be the memory in GiB
     ("a100-80"). None: unknown, or the rows differ in their compute capability ("rtx 4000", "titan x"). Rows of
     confidence C (custom and rare parts) count only where nothing better fits. A MIG instance or vGPU has its
-    GPU's capability and the memory of its profile, but no peak. A cloud's instance type ("p4d.24xlarge") is its GPU.
+    GPU's capability and the memory of its profile, but no peak. A cloud's instance type ("p4d.24xlarge") is its GPU,
+    and a word of this site's gpus.toml the GPU it names; UsageError if that is unknown.
     """
+    if meant := site_words().get(name.strip().lower()):
+        return _of_site(name, meant)
+    return _of_table(name)
+
+
+def _of_site(word: str, name: str) -> GpuModel:
+    found = _of_table(name)
+    if found is None:
+        near = near_names(name)
+        fix = f"did you mean {' or '.join(near)}?" if near else "dsrun gpus lists the names"
+        raise UsageError(f"{FILE}: {word} is {name!r}, which is not the name of one kind of GPU", fix=fix)
+    return found
+
+
+def _of_table(name: str) -> GpuModel | None:
     if rented := instance(name):
         return lookup(rented.gpu)
     wanted = take_apart(name)

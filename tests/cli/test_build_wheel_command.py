@@ -38,23 +38,20 @@ def test_dry_run_prints_script_and_writes_nothing(dsrun, tmp_path):
     done = dry(dsrun)
     assert subprocess.run(["sh", "-n"], input=done.stdout, text=True, check=False).returncode == 0
     lines = done.stdout.splitlines()
-    assert lines[0] == "# cpu_lion"
-    assert {"export DS_BUILD_CPU_LION=1", "export DS_BUILD_CPU_ADAM=0", "export DS_BUILD_OPS=0"} <= set(lines)
-    assert "export DS_ACCELERATOR=cpu" in lines
-    assert "export DS_BUILD_STRING=+cputorch" in done.stdout
-    folder = f"dsrun-wheel-{key_of(done)}"
-    assert lines[-2].startswith("cd ")
-    assert lines[-2].endswith(f"/{folder}/trees/cpu_lion")
-    assert lines[-1].startswith(sys.executable)
+    assert lines[0] == "#!/bin/sh"
+    assert "# cpu_lion" in lines
+    exported = {line.strip() for line in lines}
+    assert {"export DS_BUILD_CPU_LION=1", "export DS_BUILD_CPU_ADAM=0", "export DS_BUILD_OPS=0"} <= exported
+    assert "export DS_ACCELERATOR=cpu" in exported
+    assert f"dsrun-wheel-{key_of(done)}" in done.stdout
+    assert lines[-1].startswith(f"{sys.executable} -m dsrun build-wheel")
     assert not (tmp_path / "cache").exists()
 
 
 def test_dry_run_of_several_ops_shows_each(dsrun):
     done = dsrun("build-wheel", "--dry-run", "--arch", "cpu", "--ops", "cpu_lion,cpu_adam")
-    assert [line for line in done.stdout.splitlines() if line.startswith("# ")] == [
-        "# cpu_adam",
-        "# cpu_lion",
-    ]
+    names = [line for line in done.stdout.splitlines() if re.fullmatch("# [a-z_]+", line)]
+    assert names == ["# cpu_adam", "# cpu_lion"]
 
 
 def test_cache_key_follows_inputs_only(dsrun, environ):

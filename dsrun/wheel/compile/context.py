@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from dsrun.datafiles import read_toml
 from dsrun.errors import DsrunError, MissingError, ToolError, UsageError
+from dsrun.findings import Finding
 from dsrun.hardware.gres import cluster_gpus, cluster_nodes
 from dsrun.system.gpus import visible_gpus
 from dsrun.system.proc import capture
@@ -24,7 +25,6 @@ from dsrun.wheel.target.nvcc import find_nvcc
 from dsrun.wheel.target.toolchain import check_tools, torch_facts
 
 if TYPE_CHECKING:
-    from dsrun.findings import Finding
     from dsrun.wheel.target.cxx import Cxx
     from dsrun.wheel.target.gpus import Target
     from dsrun.wheel.target.nvcc import Nvcc
@@ -68,7 +68,6 @@ _BDIST_WHEEL = "70.1"
 _TIMEOUT_S = 60.0
 _MISSING = ("no_torch", "no_nvcc", "no_cuda_runtime", "need_missing")
 """Codes of findings that are about something that is not installed."""
-_BF16 = "bf16_switched_off"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,21 +82,25 @@ class BuildOptions:
     cxx: str | None = None
     python: str | None = None
     partition: str | None = None
-    split: bool = False
     symbols: bool = False
 
 
 @dataclass
 class Diagnostics:
-    """Collects notices; the first error among findings is raised, with the others in front of it."""
+    """Collects findings; errors among them are raised as one."""
 
-    notices: list[str] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
 
-    def add(self, findings: Sequence[Finding]) -> None:
-        errors = [finding for finding in findings if finding.level == "error"]
-        self.notices += [_text(finding) for finding in findings if finding.level != "error"]
+    def add(self, findings: Iterable[Finding]) -> None:
+        every = tuple(findings)
+        self.findings += [finding for finding in every if finding.level != "error"]
+        errors = [finding for finding in every if finding.level == "error"]
         if errors:
             raise _error(errors)
+
+    def note(self, code: str, message: str) -> None:
+        """Add a remark."""
+        self.findings.append(Finding(level="info", code=code, message=message))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,8 +135,7 @@ def detect_build_context(options: BuildOptions, environ: Mapping[str, str], diag
             torch_cuda=torch.cuda or "",
             machine=platform.machine(),
         )
-        # Whether bf16 matters depends on the operations: see _notices.
-        diagnostics.add([finding for finding in found if finding.code != _BF16])
+        diagnostics.add(found)
     level = options.cpu or _default_level(options.partition, diagnostics)
     resolve_level(cxx, level)
     return BuildContext(python=python, torch=torch, target=target, cxx=cxx, nvcc=nvcc, level=level)
@@ -180,20 +182,21 @@ def _default_level(partition: str | None, diagnostics: Diagnostics) -> str:
     try:
         nodes = cluster_nodes(partition) or ()
     except ToolError as error:
-        diagnostics.notices.append(f"could not query SLURM for the CPUs of its nodes: {error.message}")
+        diagnostics.note("slurm_unreachable", f"could not query SLURM for the CPUs of its nodes: {error.message}")
         nodes = ()
     known = cluster_level([node.features for node in nodes])
     cpuinfo = CPUINFO.read_text(encoding="utf-8", errors="replace") if CPUINFO.exists() else ""
     return known or default_level(host_level(cpuinfo))
 
 
-def _text(finding: Finding) -> str:
-    return f"{finding.message} ({finding.fix})" if finding.fix else finding.message
+def text_of(finding: Finding) -> str:
+    """A finding in one line, with its code and what repairs it."""
+    return f"{finding.message} [{finding.code}]" + (f": {finding.fix}" if finding.fix else "")
 
 
 def _error(errors: Sequence[Finding]) -> DsrunError:
     """One error for several findings."""
     first = errors[0]
     kind = MissingError if first.code in _MISSING else UsageError
-    also = "; ".join(_text(finding) for finding in errors[1:])
-    return kind(f"{first.message}; also: {also}" if also else first.message, fix=first.fix or None)
+    also = "".join(f"; also: {text_of(finding)}" for finding in errors[1:])
+    return kind(f"{first.message} [{first.code}]{also}", fix=first.fix or None)

@@ -1,4 +1,4 @@
-"""From options and this machine to the wheels to build: what cannot be built is rejected before compiling."""
+"""From options and this machine to the wheel to build: what cannot be built is rejected before compiling."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsrun.errors import UsageError
+from dsrun.findings import Finding
 from dsrun.system import host
 from dsrun.system.variables import cache_root
 from dsrun.wheel.compile.assemble import expected_code
@@ -18,7 +19,7 @@ from dsrun.wheel.compile.context import BuildContext, BuildOptions, Diagnostics,
 from dsrun.wheel.compile.environment import Request, search_paths, unused_flags, without_flags
 from dsrun.wheel.compile.run import WheelBuild
 from dsrun.wheel.select_source import SourceIdentity, identify_source, resolve_source
-from dsrun.wheel.target.arch import Archs, env_value, split_archs
+from dsrun.wheel.target.arch import Archs, env_value
 from dsrun.wheel.target.cpu import NATIVE, identity
 from dsrun.wheel.target.cxx import Probe
 from dsrun.wheel.target.nvcc import prepare_home
@@ -39,8 +40,8 @@ def jobs(cores: int, memory_bytes: int, cuda: bool) -> int:
     return max(1, min(cores, memory_bytes // each))
 
 
-# Compiled with BF16_AVAILABLE only when no architecture of the list is below 8.0 (CUDAOpBuilder.builder() and the uses
-# of the macro under csrc/ and deepspeed/inference/v2/).
+# Compiled with BF16_AVAILABLE only when no architecture of the list is below 8.0 (enable_bf16 in CUDAOpBuilder's
+# compute_capability_args(), and the uses of the macro under csrc/ and deepspeed/inference/v2/).
 _USE_BF16 = frozenset(
     [
         "quantizer",
@@ -56,15 +57,15 @@ _USE_BF16 = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class BuildPlan:
-    """The wheels to build, and what the user should know before it starts."""
+    """The wheel to build, and what the user should know before it starts."""
 
-    builds: tuple[WheelBuild, ...]
-    notices: tuple[str, ...] = ()
+    build: WheelBuild
+    findings: tuple[Finding, ...] = ()
     origin: str = ""
 
 
 def resolve(options: BuildOptions, environ: Mapping[str, str] = os.environ) -> BuildPlan:
-    """Decide everything about the wheels that `options` ask for. Nothing is compiled beyond probes of a few lines.
+    """Decide everything about the wheel that `options` ask for. Nothing is compiled beyond probes of a few lines.
 
     Raises UsageError, MissingError or ToolError in one line for whatever cannot be built.
     """
@@ -72,7 +73,7 @@ def resolve(options: BuildOptions, environ: Mapping[str, str] = os.environ) -> B
     clean = without_flags(environ)
     context = detect_build_context(options, environ, diagnostics)
     with _identified(options.deepspeed, environ) as source, _probe(context, clean) as probe:
-        ops, notices = choose_ops(
+        ops, left_out = choose_ops(
             options.ops,
             context.target.kind,
             available=probe.available,
@@ -80,26 +81,21 @@ def resolve(options: BuildOptions, environ: Mapping[str, str] = os.environ) -> B
             patched=bool(source.label),
             cuda=context.torch.cuda,
         )
-        diagnostics.notices += notices
+        for message in left_out:
+            diagnostics.note("op_left_out", message)
         diagnostics.add(missing(ops, probe.available, cuda=context.torch.cuda, environ=clean))
     named = named_ops(options.ops, context.target.kind, source.version)
     ops = _without_too_new(ops, context.target.archs, named, diagnostics)
-    diagnostics.notices += _notices(options, environ, ops, context)
-    cuda = context.target.kind == "cuda"
-    parts = split_archs(context.target.archs) if options.split and cuda else (context.target.archs,)
-    wheels = [(archs, _of_part(ops, archs, diagnostics)) for archs in parts]
+    diagnostics.add(_remarks(options, environ, ops, context))
     kernels = any(op.code == "cuda" for op in ops)
-    builds = [
-        WheelBuild(
-            request=_request(source, context, archs=archs, ops=held, options=options, environ=environ),
-            ops=held,
-            deepspeed=options.deepspeed,
-            context=context,
-            jobs=options.jobs or jobs(host.cores(), host.memory_available(), kernels),
-        )
-        for archs, held in wheels
-    ]
-    return BuildPlan(builds=tuple(builds), notices=tuple(diagnostics.notices), origin=context.target.origin)
+    build = WheelBuild(
+        request=_request(source, context, ops=ops, options=options, environ=environ),
+        ops=ops,
+        deepspeed=options.deepspeed,
+        context=context,
+        jobs=options.jobs or jobs(host.cores(), host.memory_available(), kernels),
+    )
+    return BuildPlan(build=build, findings=tuple(diagnostics.findings), origin=context.target.origin)
 
 
 @contextmanager
@@ -140,52 +136,40 @@ def _without_too_new(
                 f"{op.name} is for GPUs of compute capability {op.lowest} and above, and --arch is {env_value(archs)}",
                 fix=f"--ops …,-{op.name} leaves it out",
             )
-        diagnostics.notices.append(
-            f"left out: {op.name}, because it is for GPUs of compute capability {op.lowest} and above"
-        )
+        message = f"left out: {op.name}, because it is for GPUs of compute capability {op.lowest} and above"
+        diagnostics.note("op_left_out", message)
     return tuple(op for op in ops if _with_code(op, archs))
 
 
-def _of_part(ops: Sequence[Op], archs: Archs, diagnostics: Diagnostics) -> tuple[Op, ...]:
-    """Those of `ops` that the wheel for `archs`, one of two, contains."""
-    kept = tuple(op for op in ops if _with_code(op, archs))
-    if not kept:
-        raise UsageError(f"--ops and --split leave no operation for {env_value(archs)}", fix="take it out of --arch")
-    diagnostics.notices += [
-        f"the wheel for {env_value(archs)} is without {op.name}, which is for {op.lowest} and above"
-        for op in ops
-        if op not in kept
-    ]
-    return kept
-
-
-def _notices(options: BuildOptions, environ: Mapping[str, str], ops: Sequence[Op], context: BuildContext) -> list[str]:
-    notices = []
+def _remarks(
+    options: BuildOptions, environ: Mapping[str, str], ops: Sequence[Op], context: BuildContext
+) -> Iterator[Finding]:
     unused = unused_flags(environ)
     if unused:
-        notices.append(f"{', '.join(unused)} in the environment: not used for this build")
+        yield _info("flags_unused", f"{', '.join(unused)} in the environment: not used for this build")
     if context.level == NATIVE and options.cpu is None:
-        notices.append("the CPU operations are compiled for this machine's own processor: no level is known for it")
-    if context.target.kind != "cuda":
-        return notices
-    value = env_value(context.target.archs)
-    for op in ops:
-        if op.lowest and expected_code(value, op.lowest) != expected_code(value, None):
-            notices.append(f"{op.name} gets no code below {op.lowest}: DeepSpeed's builder leaves it out")
+        message = "the CPU operations are compiled for this machine's own processor: no level is known for it"
+        yield _info("cpu_native", message)
+    archs = context.target.archs
+    for op in ops if archs else ():
+        if op.lowest and expected_code(env_value(archs), op.lowest) != expected_code(env_value(archs), None):
+            yield _info("arch_left_out", f"{op.name} gets no code below {op.lowest}: DeepSpeed's builder leaves it out")
     affected = [op.name for op in ops if op.name in _USE_BF16]
-    if affected and not options.split and len(split_archs(context.target.archs)) > 1:
-        notices.append(
-            f"an architecture below 8.0 switches bf16 off in {', '.join(affected)} for all GPUs; "
-            "--split builds two wheels instead"
-        )
-    return notices
+    old, new = tuple(a for a in archs if a.major < 8), tuple(a for a in archs if a.major >= 8)
+    if affected and old and new:
+        message = f"an architecture below 8.0 switches bf16 off in {', '.join(affected)} for all GPUs"
+        fix = f'build two wheels: --arch "{env_value(old)}" and --arch "{env_value(new)}"'
+        yield Finding(level="warning", code="bf16_switched_off", message=message, fix=fix)
+
+
+def _info(code: str, message: str) -> Finding:
+    return Finding(level="info", code=code, message=message)
 
 
 def _request(
     source: SourceIdentity,
     context: BuildContext,
     *,
-    archs: Archs,
     ops: Sequence[Op],
     options: BuildOptions,
     environ: Mapping[str, str],
@@ -203,7 +187,7 @@ def _request(
         python=context.torch.python_tag.replace("-", ""),
         platform=f"{platform.system()} {platform.machine()} {libc}",
         accelerator="cuda" if on_gpu else "cpu",
-        archs=env_value(archs) if on_gpu else "",
+        archs=env_value(context.target.archs) if on_gpu else "",
         ops=tuple(sorted(op.name for op in ops)),
         cpu=identity(context.level),
         compiler=f"{context.cxx.kind} {context.cxx.version}",

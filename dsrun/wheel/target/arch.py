@@ -149,17 +149,6 @@ def env_value(archs: Iterable[Arch]) -> str:
     return ";".join(str(arch) for arch in union(archs))
 
 
-def split_archs(archs: Iterable[Arch]) -> tuple[Archs, ...]:
-    """One list, or two: below 8.0 and the others, each of which can be built without harm to the other.
-
-    Any capability below 8.0 makes DeepSpeed's builder compile its quantizer and inference operations without
-    BF16 for all architectures (enable_bf16 in the same function).
-    """
-    merged = union(archs)
-    parts = (tuple(a for a in merged if a.major < 8), tuple(a for a in merged if a.major >= 8))
-    return tuple(part for part in parts if part)
-
-
 def runs_on(built: Arch, wanted: Capability) -> bool:
     """Whether a GPU of capability `wanted` runs code compiled for `built`.
 

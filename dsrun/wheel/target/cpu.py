@@ -99,13 +99,17 @@ def default_level(host: str) -> str:
 
 
 def identity(level: str, cpuinfo: str | None = None) -> str:
-    """What a build's key needs of the level: its name, and for "native" the processor it stands for."""
+    """What a build's key needs of the level: its name; for "native" also the processor it stands for, by archspec's
+    name of its kind ("zen4") and a digest of what it can do: "native.zen4.1a2b3c4d"."""
     if level != NATIVE:
         return level
+    import archspec.cpu
+
     text = CPUINFO.read_text(encoding="utf-8", errors="replace") if cpuinfo is None else cpuinfo
     kinds = ["vendor_id", "cpu family", "model", "flags", "Features", "CPU implementer", "CPU part", "cpu", "isa"]
     lines = {line.strip() for line in text.splitlines() if line.partition(":")[0].strip() in kinds}
-    return f"{NATIVE}.{hashlib.sha256(chr(10).join(sorted(lines)).encode()).hexdigest()[:8]}"
+    digest = hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()[:8]
+    return f"{NATIVE}.{archspec.cpu.host().name}.{digest}"
 
 
 def resolve_level(cxx: Cxx, name: str) -> Level:

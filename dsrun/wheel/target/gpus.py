@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from dsrun.errors import ToolError, UsageError
 from dsrun.findings import Finding
 from dsrun.hardware.gpus import gpu_table
 from dsrun.hardware.gres import Gres
+from dsrun.hardware.site import site_files
 from dsrun.system.gpus import Gpu
 from dsrun.wheel.target.arch import (
     Arch,
@@ -19,12 +20,12 @@ from dsrun.wheel.target.arch import (
     Capability,
     TorchRelease,
     capability,
+    env_value,
     minor_release,
     nvcc_compiles,
     nvcc_versions,
     parse_archs,
     runs_on,
-    split_archs,
     tegra,
     torch_releases,
     union,
@@ -114,7 +115,7 @@ def _of_cluster(found: Sequence[Gres] | None, torch_cuda: str | None, partition:
     if unclear:
         raise UsageError(
             f"SLURM's names do not tell which GPUs {where} has: {', '.join(unclear)}",
-            fix='name all its GPUs: --arch a100,h100 or "8.0;9.0"',
+            fix=f'name all its GPUs: --arch a100,h100 or "8.0;9.0", or teach dsrun the words in {site_files()[0]}',
         )
     archs = union(Arch(*gpus.capability) for gpus in found if gpus.capability)
     return Target(kind="cuda", archs=archs, origin=known)
@@ -130,7 +131,7 @@ _RELEASED = re.compile(r"\d+\.\d+\.\d+(\+cu\d+)?")
 def check_archs(
     archs: Archs, *, nvcc: str | None, torch_version: str, torch_cuda: str, machine: str = "x86_64"
 ) -> list[Finding]:
-    """The findings against compiling for `archs` with this nvcc and torch.
+    """The findings against compiling for `archs` with this nvcc and torch; the first error names what works.
 
     `nvcc` "13.0" or longer, None where there is none to ask; `torch_version` "2.13.0+cu130", `torch_cuda` "13.0";
     `machine` as `uname -m` has it. An error names what does serve the GPU. What build/cuda.toml does not hold
@@ -138,14 +139,19 @@ def check_archs(
     """
     release = _release(torch_version, torch_cuda) if machine == "x86_64" else None
     findings: list[Finding] = []
+    working: list[Arch] = []
     for arch in archs:
         finding = _nvcc_finding(arch, nvcc) or _torch_finding(arch, release)
         if finding:
             findings.append(finding)
+        if finding is None or finding.level != "error":
+            working.append(arch)
+    errors = [finding for finding in findings if finding.level == "error"]
+    if errors and working:
+        fix = f'{errors[0].fix}; for the others: --arch "{env_value(working)}"'
+        findings[findings.index(errors[0])] = replace(errors[0], fix=fix)
     if release is None:
         findings.append(_unknown_torch(torch_version, torch_cuda))
-    if len(split_archs(archs)) > 1:
-        findings.append(_bf16_lost(archs))
     return findings
 
 
@@ -247,17 +253,4 @@ def _unknown_torch(version: str, cuda: str) -> Finding:
         level="info",
         code="torch_unknown",
         message=f"which GPUs torch {version} with CUDA {cuda} holds code for is not known and was not checked",
-    )
-
-
-def _bf16_lost(archs: Sequence[Arch]) -> Finding:
-    old, new = split_archs(archs)
-    return Finding(
-        level="warning",
-        code="bf16_switched_off",
-        message=(
-            f"with {', '.join(a.name for a in old)} in one wheel DeepSpeed compiles its quantizer and inference "
-            f"operations without BF16 for {', '.join(a.name for a in new)} too"
-        ),
-        fix="--split builds two wheels",
     )

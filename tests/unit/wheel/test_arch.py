@@ -16,7 +16,6 @@ from dsrun.wheel.target.arch import (
     known_capabilities,
     parse_archs,
     runs_on,
-    split_archs,
     union,
 )
 
@@ -119,25 +118,6 @@ def test_deepspeed_parser_accepts_arch_list(builder, listed):
         if arch.ptx:
             wanted.append(f"-gencode=arch=compute_{arch.sm},code=compute_{arch.sm}")
     assert flags == wanted
-
-
-@given(listed=st.lists(archs, min_size=1, max_size=6))
-def test_split_arch_list_keeps_bf16_in_deepspeed(builder, listed):
-    """No part of a split list makes DeepSpeed switch bf16 off for GPUs that have it."""
-    parts = split_archs(listed)
-    assert union(arch for part in parts for arch in part) == union(listed)
-    for part in parts:
-        with mock.patch.dict(os.environ, {"TORCH_CUDA_ARCH_LIST": env_value(part)}):
-            builder.compute_capability_args()
-        assert builder.enable_bf16 == all(arch.major >= 8 for arch in part)
-
-
-@pytest.mark.parametrize(
-    ("typed", "parts"),
-    [("7.5,8.0,9.0", ["7.5", "8.0;9.0"]), ("8.0,9.0", ["8.0;9.0"]), ("7.0,7.5+PTX", ["7.0;7.5+PTX"])],
-)
-def test_split_arch_list_below_8_0(typed, parts):
-    assert [env_value(part) for part in split_archs(parse_archs(typed))] == parts
 
 
 @pytest.mark.parametrize(

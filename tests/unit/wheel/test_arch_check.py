@@ -37,9 +37,7 @@ def check(archs, *, nvcc="13.0.88", torch="2.13.0+cu130", cuda="13.0", **more):
     ],
 )
 def test_supported_archs_give_no_finding(archs, nvcc, torch, cuda):
-    below, above = [part for part in parse_archs(archs) if part.major < 8], "bf16_switched_off"
-    codes = [finding.code for finding in check(archs, nvcc=nvcc, torch=torch, cuda=cuda)]
-    assert codes == ([above] if 0 < len(below) < len(parse_archs(archs)) else [])
+    assert check(archs, nvcc=nvcc, torch=torch, cuda=cuda) == []
 
 
 @pytest.mark.parametrize(
@@ -76,17 +74,7 @@ def test_one_finding_per_unsupported_arch():
     assert codes == [
         ("nvcc_cannot_compile", "error"),
         ("nvcc_cannot_compile", "error"),
-        ("bf16_switched_off", "warning"),
     ]
-
-
-def test_bf16_switched_off_names_archs():
-    """The warning says which architecture switches bf16 off, and for which others."""
-    (finding,) = check("t4,a100,h100")
-    assert finding.code == "bf16_switched_off"
-    assert "7.5" in finding.message
-    assert "BF16 for 8.0, 9.0" in finding.message
-    assert "--split" in finding.fix
 
 
 @pytest.mark.parametrize(
@@ -97,6 +85,14 @@ def test_unknown_torch_build_is_not_checked(torch):
     """Nightly, NVIDIA and self-built torch: nobody knows which code they hold."""
     (finding,) = check("jetson thor", **torch)
     assert (finding.level, finding.code) == ("info", "torch_unknown")
+
+
+def test_unsupported_arch_among_others_names_arch_list_that_works():
+    first, second = check("p100,v100,a100,h100+PTX")
+    assert first.fix.endswith('; for the others: --arch "8.0;9.0+PTX"')
+    assert "--arch" not in second.fix
+    (alone,) = check("v100")
+    assert "--arch" not in alone.fix
 
 
 def test_nvcc_newer_than_table():

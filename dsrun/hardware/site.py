@@ -1,0 +1,50 @@
+"""A site's own words for its GPUs: `gpu:big:4` says nothing to anybody else."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+
+from dsrun.errors import UsageError
+
+FILE = "gpus.toml"
+_EXAMPLE = 'the form is: [gpus], then a line for each word: big = "H100 SXM5 80GB"'
+
+
+def site_files(environ: Mapping[str, str] = os.environ) -> tuple[Path, Path]:
+    """The administrator's file and the user's, whose words come first."""
+    own = Path(environ.get("XDG_CONFIG_HOME") or Path("~/.config").expanduser())
+    return Path("/etc/dsrun", FILE), own / "dsrun" / FILE
+
+
+def read_words(files: Iterable[Path]) -> dict[str, str]:
+    """The words in `files` in lower case, and the GPU that each stands for; later files come first.
+
+    Raises UsageError for a file that is not TOML or has another form.
+    """
+    words: dict[str, str] = {}
+    for file in files:
+        try:
+            table = tomllib.loads(file.read_text(encoding="utf-8"))["gpus"]
+            words |= {word.lower(): _name(name) for word, name in table.items()}
+        except (FileNotFoundError, NotADirectoryError, PermissionError):
+            continue
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            reason = str(error) if isinstance(error, tomllib.TOMLDecodeError) else "it has another form"
+            raise UsageError(f"{file}: {reason}", fix=_EXAMPLE) from None
+    return words
+
+
+def _name(name: object) -> str:
+    if not isinstance(name, str) or not name.strip():
+        raise TypeError
+    return name
+
+
+@cache
+def site_words() -> Mapping[str, str]:
+    """The words of this machine's files."""
+    return read_words(site_files())
