@@ -17,7 +17,7 @@ from dsrun.cli.output import print_detail, print_json, print_note
 from dsrun.errors import UsageError
 from dsrun.runs.goodput import duration
 from dsrun.system.proc import interrupted_by_stop_signals
-from dsrun.system.variables import cache_root
+from dsrun.system.variables import FIND_LINKS, cache_root
 from dsrun.wheel.cache import CacheEntry, WheelCache, copy_out, sha256_of
 from dsrun.wheel.compile.cached import cached_build
 from dsrun.wheel.compile.context import BuildOptions, text_of
@@ -46,7 +46,7 @@ from dsrun.wheel.compile.script import build_script
 @click.option("--partition", metavar="NAME", help="compile for the GPUs of this SLURM partition")
 @click.option("--keep-symbols", "symbols", is_flag=True, help="keep debug symbols: six times the size")
 @click.option(
-    "--find-links", metavar="URL|DIR", multiple=True, envvar="DSRUN_FIND_LINKS",
+    "--find-links", metavar="URL|DIR", multiple=True, envvar=FIND_LINKS,
     help="take the wheel from this index, folder or store if it is there; can be repeated",
 )  # fmt: skip
 @click.option("--keep", is_flag=True, help="keep the build folder")

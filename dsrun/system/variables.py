@@ -8,6 +8,8 @@ from pathlib import Path
 
 CACHE = "DSRUN_CACHE"
 """Where wheels and prepared data are kept, by default ~/.cache/dsrun. Set by users."""
+FIND_LINKS = "DSRUN_FIND_LINKS"
+"""Where build-wheel looks for the finished wheel, for all calls: URLs and folders. Set by users."""
 OUTPUT = "DSRUN_OUTPUT"
 """The run folder, for workers and for programs of `dsrun launch`; set by users, too, instead of --output."""
 SECRET = "DSRUN_SECRET"

@@ -50,7 +50,7 @@ def test_build_wheel_unwritable_output_is_refused_early(tmp_path: Path) -> None:
 
 
 def test_wheel_command_without_arguments(tmp_path: Path) -> None:
-    assert "dsrun wheel push FILE" in refused(dsrun("wheel", cache=tmp_path))
+    assert "dsrun wheel list, gc, index DIR, or push FILE" in refused(dsrun("wheel", cache=tmp_path))
 
 
 @pytest.mark.parametrize(

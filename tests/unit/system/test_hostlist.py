@@ -6,7 +6,7 @@ import pytest
 
 from dsrun.errors import UsageError
 from dsrun.system.hostlist import expand_hosts, read_hostfile
-from dsrun.wheel.verify.nodes import Node, way_here
+from dsrun.wheel.verify.remote import Node, way_here
 
 
 @pytest.mark.parametrize(
