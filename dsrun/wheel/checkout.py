@@ -1,4 +1,4 @@
-"""Source trees: which files count and their digest, git checkouts here, and commits from elsewhere."""
+"""Source trees: which files count and their digest, and commits from elsewhere."""
 
 from __future__ import annotations
 
@@ -88,27 +88,6 @@ def check_out(remote: Remote, commit: str, into: Path) -> None:
         everything = ["fetch", "--quiet", "--tags", "--", remote.url, "+refs/heads/*:refs/remotes/origin/*"]
         _done(_git(everything, cwd=into, seconds=_NETWORK_S), f"git cannot fetch {remote.url}")
     _done(_git(["checkout", "--quiet", "--detach", commit], cwd=into), f"{remote.url} has no commit {commit[:12]}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Checkout:
-    """A checkout on this machine: its commit, whether its files differ from it, and which files there are."""
-
-    commit: str
-    dirty: bool
-    files: tuple[Path, ...]
-
-
-def read_checkout(folder: Path) -> Checkout | None:
-    """The git checkout whose top is `folder`; None when `folder` is not the top of one."""
-    if not (folder / ".git").exists():
-        return None
-    commit = _done(_git(["rev-parse", "HEAD"], cwd=folder), f"git does not read {folder}").strip()
-    changed = _done(_git(["status", "--porcelain", "--untracked-files=normal"], cwd=folder), "git status")
-    listed = _done(_git(["ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=folder), "git ls-files")
-    names = dict.fromkeys(name for name in listed.split("\0") if name)
-    files = tuple(Path(name) for name in names if (folder / name).is_symlink() or (folder / name).exists())
-    return Checkout(commit=commit, dirty=bool(changed.strip()), files=files)
 
 
 # What building and running leave in a tree.

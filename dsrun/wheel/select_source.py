@@ -16,7 +16,6 @@ from dsrun.wheel.checkout import (
     check_out,
     copy_tree,
     parse_remote,
-    read_checkout,
     remote_commit,
     tree_digest,
     tree_files,
@@ -144,11 +143,7 @@ def _file(path: Path) -> SourceIdentity:
 
 def _folder(path: Path) -> SourceIdentity:
     version = _tree_version(path)
-    checkout = read_checkout(path)
-    if checkout and not checkout.dirty:
-        digest = f"git:{checkout.commit}"
-        return SourceIdentity(kind="git", version=version, digest=digest, label=f"git.{checkout.commit[:_SHORT]}")
-    digest = tree_digest(path, checkout.files if checkout else tree_files(path))
+    digest = tree_digest(path, tree_files(path))
     label = f"patched.{digest.removeprefix('sha256:')[:_SHORT]}"
     return SourceIdentity(kind="tree", version=version, digest=digest, label=label)
 
@@ -178,9 +173,7 @@ def _from_sdist(wanted: SourceIdentity, text: str, into: Path, cache: Path) -> N
 
 
 def _from_folder(wanted: SourceIdentity, path: Path, into: Path) -> None:
-    checkout = read_checkout(path)
-    files = list(checkout.files if checkout else tree_files(path))
+    files = list(tree_files(path))
     copy_tree(path, files, into)
-    changed = wanted.kind == "tree" and tree_digest(into, files) != wanted.digest
-    if changed or (checkout and wanted.kind == "git" and wanted.digest != f"git:{checkout.commit}"):
+    if tree_digest(into, files) != wanted.digest:
         raise UsageError(f"{path} changed while it was copied", fix="try again when no other process writes to it")
