@@ -11,7 +11,10 @@ import sysconfig
 import pytest
 
 NVCC = """#!/bin/sh
-echo "Cuda compilation tools, release 13.0, V13.0.88"
+case $1 in
+--list-gpu-code) printf 'sm_%s\\n' 75 80 86 89 90 100 120 ;;
+*) echo "Cuda compilation tools, release 13.0, V13.0.88" ;;
+esac
 """
 HEADERS = (
     "cuda.h", "cuda_runtime.h", "cuda_runtime_api.h", "cublas_v2.h", "cusparse.h", "cusolverDn.h", "cusolver_common.h",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from dsrun.hardware.gpus import gpu_table
-from dsrun.wheel.target.arch import Capability, host_limits, nvcc_versions, tegra, torch_releases
+from dsrun.wheel.target.arch import Capability, nvcc_versions, tegra, torch_releases
 from dsrun.wheel.target.gpus import product_lines, serving
 from tools.docs import table
 
@@ -20,7 +20,7 @@ def markdown() -> str:
         "number.",
         table(("torch", "CUDA", "holds code for"), _torch_rows()),
         "### By nvcc version",
-        table(("nvcc", "compiles for", "newest gcc", "newest clang"), _nvcc_rows()),
+        table(("nvcc", "compiles for"), _nvcc_rows()),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -66,5 +66,4 @@ def _torch_rows() -> Iterable[Sequence[str]]:
 
 def _nvcc_rows() -> Iterable[Sequence[str]]:
     for version, compiled in nvcc_versions().items():
-        limits = host_limits(version) or {}
-        yield (version, ", ".join(map(_dotted, compiled)), str(limits.get("gcc", "")), str(limits.get("clang", "")))
+        yield version, ", ".join(map(_dotted, compiled))

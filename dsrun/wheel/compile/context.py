@@ -21,7 +21,7 @@ from dsrun.wheel.compile.environment import without_flags
 from dsrun.wheel.target.cpu import CPUINFO, common_level, default_level, host_level, resolve_level
 from dsrun.wheel.target.cxx import all_cxx, find_cxx
 from dsrun.wheel.target.gpus import check_archs, decide_target
-from dsrun.wheel.target.nvcc import find_nvcc
+from dsrun.wheel.target.nvcc import compiled_by, find_nvcc
 from dsrun.wheel.target.toolchain import check_tools, torch_facts
 
 if TYPE_CHECKING:
@@ -131,6 +131,7 @@ def detect_build_context(options: BuildOptions, environ: Mapping[str, str], diag
         found = check_archs(
             target.archs,
             nvcc=nvcc.version if nvcc else None,
+            compiled=compiled_by(nvcc) if nvcc else None,
             torch_version=torch.version,
             torch_cuda=torch.cuda or "",
             machine=platform.machine(),

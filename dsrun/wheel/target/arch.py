@@ -51,20 +51,6 @@ def nvcc_versions() -> Mapping[str, tuple[Capability, ...]]:
     return {entry["version"]: _capabilities(entry["capabilities"]) for entry in _facts()["nvcc"]}
 
 
-def nvcc_compiles(version: str) -> tuple[tuple[Capability, ...], bool]:
-    """What nvcc `version` compiles for, and whether that is the whole truth.
-
-    A version that is not in the table compiles at least what the next older one of its major version does:
-    NVIDIA drops architectures in major releases only. Nothing is known of other major versions: ((), False).
-    """
-    wanted = capability(minor_release(version))
-    known = {capability(name): archs for name, archs in nvcc_versions().items()}
-    if wanted in known:
-        return known[wanted], True
-    older = [each for each in known if each[0] == wanted[0] and each < wanted]
-    return (known[max(older)], False) if older else ((), False)
-
-
 @cache
 def torch_releases() -> tuple[TorchRelease, ...]:
     """The releases of torch in the table, oldest first."""
@@ -72,13 +58,6 @@ def torch_releases() -> tuple[TorchRelease, ...]:
         TorchRelease(release=row["release"], cuda=row["cuda"], sass=_capabilities(row["sass"]))
         for row in _facts()["torch"]
     )
-
-
-@cache
-def host_limits(nvcc: str) -> Mapping[str, int] | None:
-    """Newest major version of "gcc" and "clang" that this nvcc takes; None for a version not in the table."""
-    limits: Mapping[str, int] | None = _facts()["host_compilers"].get(minor_release(nvcc))
-    return limits
 
 
 @cache

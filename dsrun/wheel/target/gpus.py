@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -22,7 +22,6 @@ from dsrun.wheel.target.arch import (
     capability,
     env_value,
     minor_release,
-    nvcc_compiles,
     nvcc_versions,
     parse_archs,
     runs_on,
@@ -129,19 +128,25 @@ _RELEASED = re.compile(r"\d+\.\d+\.\d+(\+cu\d+)?")
 
 
 def check_archs(
-    archs: Archs, *, nvcc: str | None, torch_version: str, torch_cuda: str, machine: str = "x86_64"
+    archs: Archs,
+    *,
+    nvcc: str | None,
+    compiled: Collection[Capability] | None,
+    torch_version: str,
+    torch_cuda: str,
+    machine: str = "x86_64",
 ) -> list[Finding]:
     """The findings against compiling for `archs` with this nvcc and torch; the first error names what works.
 
-    `nvcc` "13.0" or longer, None where there is none to ask; `torch_version` "2.13.0+cu130", `torch_cuda` "13.0";
-    `machine` as `uname -m` has it. An error names what does serve the GPU. What build/cuda.toml does not hold
-    (other people's builds of torch, those for Arm) is reported and not an error.
+    `nvcc` "13.0" or longer and `compiled`, what it says it compiles for; None: it cannot be asked. `torch_version`
+    "2.13.0+cu130", `torch_cuda` "13.0"; `machine` as `uname -m` has it. An error names what does serve the GPU. What
+    build/cuda.toml does not hold (other people's builds of torch, those for Arm) is reported and not an error.
     """
     release = _release(torch_version, torch_cuda) if machine == "x86_64" else None
     findings: list[Finding] = []
     working: list[Arch] = []
     for arch in archs:
-        finding = _nvcc_finding(arch, nvcc) or _torch_finding(arch, release)
+        finding = _nvcc_finding(arch, nvcc, compiled) or _torch_finding(arch, release)
         if finding:
             findings.append(finding)
         if finding is None or finding.level != "error":
@@ -180,20 +185,10 @@ def product_lines(wanted: Capability) -> list[str]:
     return list(dict.fromkeys(_BOARD.sub("", row.name) for row in rows))
 
 
-def _nvcc_finding(arch: Arch, nvcc: str | None) -> Finding | None:
-    if nvcc is None:
-        return None
-    compiled, whole = nvcc_compiles(nvcc)
-    if arch.capability in compiled:
+def _nvcc_finding(arch: Arch, nvcc: str | None, compiled: Collection[Capability] | None) -> Finding | None:
+    if nvcc is None or compiled is None or arch.capability in compiled:
         return None
     version = minor_release(nvcc)
-    if not whole:
-        return Finding(
-            level="warning",
-            code="nvcc_unknown",
-            message=f"whether nvcc {version} compiles for {_named(arch)} is not known",
-            fix="if it does not, nvcc says so",
-        )
     later = any(capability(each) > capability(version) for each in _compilers(arch))
     return Finding(
         level="error",

@@ -11,11 +11,18 @@ from pathlib import Path
 
 from dsrun.errors import MissingError, ToolError, UsageError
 from dsrun.system.proc import capture
+from dsrun.wheel.target.arch import Capability
 from dsrun.wheel.target.cxx import Cxx, has_function
 
 _TIMEOUT_S = 60.0
 _RELEASE = re.compile(r"\brelease (\d+)\.(\d+)")
 _TOP = re.compile(r"^#\$ TOP=(.+)$", re.MULTILINE)
+_HOST_CONFIG = "include/crt/host_config.h"
+# Its checks: `#if __GNUC__ > 15`, `#if (__clang_major__ >= 21) || (__clang_major__ < 3) || …`.
+_LIMITS = {
+    "gcc": (re.compile(r"^#if __GNUC__ > (\d+)", re.MULTILINE), 0),
+    "clang": (re.compile(r"^#if \(__clang_major__ >= (\d+)\)", re.MULTILINE), 1),
+}
 _SYSTEM_HOMES = ("usr/local/cuda", "opt/cuda")
 # What torch's CUDA headers include beyond the runtime; small toolkits lack it, torch's own packages bring it.
 _LIBRARY_HEADERS = ("cublas_v2.h", "cusparse.h", "cusolverDn.h")
@@ -107,6 +114,27 @@ def nvcc_version(path: Path) -> str | None:
         return None
     found = _RELEASE.search(answer.stdout)
     return f"{found[1]}.{found[2]}" if found and answer.returncode == 0 else None
+
+
+def compiled_by(nvcc: Nvcc) -> frozenset[Capability] | None:
+    """The compute capabilities that it compiles for, as it lists them; None if it does not."""
+    try:
+        answer = capture([str(nvcc.path), "--list-gpu-code"], seconds=_TIMEOUT_S)
+    except (MissingError, ToolError, OSError):
+        return None
+    listed = re.findall(r"^sm_(\d+)(\d)$", answer.stdout, re.MULTILINE)
+    return frozenset((int(major), int(minor)) for major, minor in listed) or None
+
+
+def host_limits(home: Path) -> dict[str, int]:
+    """The newest major version of gcc and clang that toolkit `home` takes, by its crt/host_config.h; {} without it."""
+    limits: dict[str, int] = {}
+    for header in (home / _HOST_CONFIG, *home.glob(f"targets/*/{_HOST_CONFIG}")):
+        text = header.read_text(encoding="utf-8", errors="replace") if header.exists() else ""
+        for kind, (pattern, above) in _LIMITS.items():
+            if found := pattern.search(text):
+                limits[kind] = int(found[1]) - above
+    return limits
 
 
 def toolkit_home(path: Path) -> Path:

@@ -11,9 +11,9 @@ from pathlib import Path
 from dsrun.errors import ToolError
 from dsrun.findings import Finding
 from dsrun.system.proc import capture
-from dsrun.wheel.target.arch import host_limits, minor_release
+from dsrun.wheel.target.arch import minor_release
 from dsrun.wheel.target.cxx import Cxx
-from dsrun.wheel.target.nvcc import Nvcc, has_runtime
+from dsrun.wheel.target.nvcc import Nvcc, has_runtime, host_limits
 
 _TIMEOUT_S = 60.0
 # Printed on lines of their own behind a mark, since a site's startup files may print too. find_spec imports nothing.
@@ -175,13 +175,11 @@ def _check_standard(torch: TorchFacts, cxx: Cxx, others: Sequence[Cxx]) -> list[
 
 def _check_host(nvcc: Nvcc, cxx: Cxx, others: Sequence[Cxx]) -> list[Finding]:
     """nvcc's crt/host_config.h stops with "unsupported GNU version" above its limit."""
-    limits = host_limits(nvcc.version)
-    if limits is None:
+    limits = host_limits(nvcc.home)
+    newest = limits.get(cxx.kind)
+    if newest is None or cxx.major <= newest:
         return []
-    newest = limits[cxx.kind]
-    if cxx.major <= newest:
-        return []
-    fix = _use([other for other in others if other.major <= limits[other.kind]], f"{cxx.kind} {newest}")
+    fix = _use([other for other in others if other.major <= limits.get(other.kind, 0)], f"{cxx.kind} {newest}")
     message = f"{cxx} is newer than nvcc {nvcc.version} accepts (up to {cxx.kind} {newest})"
     return [_error("compiler_too_new", message, fix)]
 

@@ -17,10 +17,15 @@ def torch(version: str = "2.13.0+cu130", cuda: str | None = "13.0", hip: str | N
 
 @pytest.fixture
 def nvcc(tmp_path):
-    (tmp_path / "include").mkdir()
+    (tmp_path / "include/crt").mkdir(parents=True)
     (tmp_path / "include/cuda_runtime.h").write_text("")
 
-    def of(version: str) -> Nvcc:
+    def of(version: str, *, gcc: int = 15, clang: int = 20) -> Nvcc:
+        # The lines of CUDA 12.4's and 13.0's headers.
+        (tmp_path / "include/crt/host_config.h").write_text(
+            f"#if __GNUC__ > {gcc}\n#error -- unsupported GNU version!\n#endif /* __GNUC__ > {gcc} */\n"
+            f"#if (__clang_major__ >= {clang + 1}) || (__clang_major__ < 3) || ((__clang_major__ == 3) &&  (…))\n"
+        )
         return Nvcc(path=tmp_path / "bin/nvcc", version=version, home=tmp_path, origin="PATH")
 
     return of
@@ -89,18 +94,20 @@ def test_host_compiler_too_new_for_nvcc(nvcc):
         cxx("18.1.0", "clang", "clang++-18"),
         cxx("12.1.0", name="g++-12"),
     ]
-    (finding,) = check_tools("cuda", torch(cuda="12.4"), nvcc("12.4"), cxx("15.1.0"), others)
+    (finding,) = check_tools("cuda", torch(cuda="12.4"), nvcc("12.4", gcc=13, clang=17), cxx("15.1.0"), others)
     assert finding.code == "compiler_too_new"
     assert "up to gcc 13" in finding.message
     assert finding.fix == "--cxx /usr/bin/g++-13"
-    (alone,) = check_tools("cuda", torch(cuda="12.4"), nvcc("12.4"), cxx("15.1.0"))
+    (alone,) = check_tools("cuda", torch(cuda="12.4"), nvcc("12.4", gcc=13), cxx("15.1.0"))
     assert alone.fix == "install gcc 13 and name it with --cxx"
     assert check_tools("cpu", torch(), None, cxx("99.0.0")) == [], "nvcc's limit is none of the CPU build's"
     assert codes(check_tools("cuda", torch(), nvcc("13.0"), cxx("21.0.0", "clang"))) == [("error", "compiler_too_new")]
 
 
-def test_unknown_nvcc_has_no_host_compiler_limit(nvcc):
-    assert codes(check_tools("cuda", torch(), nvcc("13.99"), cxx("99.0.0"))) == [("info", "cuda_minor_differs")]
+def test_toolkit_without_its_limits_has_none(nvcc, tmp_path):
+    given = nvcc("13.0")
+    (tmp_path / "include/crt/host_config.h").unlink()
+    assert check_tools("cuda", torch(), given, cxx("99.0.0")) == []
 
 
 def test_host_compiler_too_old_for_torch_headers():
