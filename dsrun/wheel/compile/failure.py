@@ -146,6 +146,15 @@ def with_log(error: ToolError, log: Path, kept: Path) -> ToolError:
     return ToolError(error.message, fix=f"{error.fix}; {where}" if error.fix else where)
 
 
+def check_executable(folder: Path) -> None:
+    """Raise ToolError when the build's new `folder` lies where no program may be run."""
+    if os.statvfs(folder.parent).f_flag & os.ST_NOEXEC:
+        raise ToolError(
+            f"{folder.parent} is mounted noexec: the build cannot run its compiler wrappers there",
+            fix="point TMPDIR to another disk",
+        )
+
+
 def copy_failed(folder: Path, error: OSError) -> ToolError:
     """The error for a file that could not be written in the build's `folder` or in the store."""
     # copytree goes on after an error, and lists those of all files in one without an error number.

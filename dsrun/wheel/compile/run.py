@@ -24,7 +24,7 @@ from dsrun.wheel.cache import LOG_NAME, make_record, write_record
 from dsrun.wheel.compile import parallel
 from dsrun.wheel.compile.assemble import assemble, wrong_with_wheel
 from dsrun.wheel.compile.environment import build_environment
-from dsrun.wheel.compile.failure import copy_failed, explained, with_log
+from dsrun.wheel.compile.failure import check_executable, copy_failed, explained, with_log
 from dsrun.wheel.compile.output import Event, OnEvent, Tracker, follow
 from dsrun.wheel.compile.wrappers import prefix_maps, write_nvcc_wrapper
 from dsrun.wheel.select_source import resolve_source
@@ -244,11 +244,7 @@ def _names(group: Sequence[Op]) -> str:
 def _copy_sources(
     build: WheelBuild, folder: Path, processes: Sequence[CompileProcess], environ: Mapping[str, str]
 ) -> None:
-    if os.statvfs(folder).f_flag & os.ST_NOEXEC:
-        raise ToolError(
-            f"{folder.parent} is mounted noexec: the build cannot run its compiler wrappers there",
-            fix="point TMPDIR to another disk",
-        )
+    check_executable(folder)
     source = resolve_source(build.deepspeed, folder / "source", cache=cache_root(environ) / "sdists")
     if source.digest != build.request.source:
         raise ToolError("the DeepSpeed source changed while it was being read", fix="start the build again")

@@ -152,6 +152,9 @@ def _heading(report: WheelReport) -> Iterator[str]:
     cuda = f", CUDA {report.cuda}" if report.cuda else ""
     if report.accelerator:
         yield f"built with torch {report.torch}{cuda} for the accelerator {report.accelerator}"
+    if report.built_from:
+        inputs = report.built_from["inputs"]
+        yield f"by dsrun: key {report.built_from['key']}, {inputs['compiler']}, {inputs['cpu']}"
     yield f"sha256 {report.sha256}"
 
 

@@ -204,34 +204,6 @@ def test_cuda_version_of_ptx_isa(isa, cuda):
 # --- Python and torch ---
 
 
-@pytest.mark.parametrize(
-    ("python", "abi", "fits"),
-    [
-        ("cp311", "cp311", True),
-        ("cp310", "cp310", False),
-        ("cp312", "cp312", False),
-        ("py3", "none", True),
-        ("py311", "none", True),
-        ("py2.py3", "none", True),
-        ("cp39", "abi3", True),
-        ("cp312", "abi3", False),
-    ],
-)
-def test_python_tags(python, abi, fits):
-    codes = [code for _, code in found(replace(REPORT, python=python, abi=abi))]
-    assert codes == ([] if fits else ["python_tag"])
-
-
-def test_python_tag_mismatch_message():
-    message = found(replace(REPORT, python="cp310", abi="cp310"))["error", "python_tag"]
-    assert message == "is for Python 3.10 (ABI cp310), here is 3.11.7"
-
-
-def test_platform_tag_mismatch():
-    arm = replace(REPORT, platform="linux_aarch64", libraries=(replace(HOST, machine="AArch64"),), installed_ops=())
-    assert set(found(arm)) == {("error", "platform_tag"), ("error", "platform_code")}
-
-
 def test_torch_minor_mismatch_is_an_error():
     """Another minor version of torch is an error, another patch version is not."""
     assert found(machine=replace(NODE, torch="2.13.4+cu130")) == {}

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 import pytest
 
-from dsrun.wheel.compile.failure import Failure, first_failure
+from dsrun.errors import ToolError
+from dsrun.wheel.compile.failure import Failure, check_executable, copy_failed, explained, first_failure
 
 NOISE = [
     "In file included from csrc/adam/cpu_adam.cpp:6:",
@@ -19,6 +26,18 @@ ECHO = [
     "subprocess.CalledProcessError: Command '['ninja', '-v', '-j', '2']' returned non-zero exit status 1.",
     "RuntimeError: Error compiling objects for extension",
 ]
+
+
+@contextmanager
+def mounted(folder: Path, options: str) -> Iterator[None]:
+    """A file system in memory, for as long as this is open."""
+    command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder)]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("mounting needs root")
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def look(*texts, codes=None):
@@ -113,6 +132,36 @@ def test_full_disk_outweighs_other_errors(line):
 
 def test_build_log_without_error():
     assert first_failure([("a", line) for line in NOISE], {"a": 1}) is None
+
+
+def test_build_without_a_known_error_shows_its_last_line(tmp_path):
+    log = tmp_path / "build.log"
+    log.write_text("b\tall is well\na\tsh: 1: /scratch/bin/c++: Permission denied\na\t\nb\tfinished\n")
+    error = explained(log, {"a": 126, "b": 0}, tmp_path)
+    assert error.message == "the build of a failed: sh: 1: /scratch/bin/c++: Permission denied"
+    log.write_text("")
+    assert explained(log, {"a": 126}, tmp_path).message == "the build of a failed: it printed nothing"
+
+
+def test_full_disk_while_a_tree_is_copied_is_one_line(tmp_path):
+    """copytree goes on after an error and lists those of all files in one exception without an error number."""
+    source, disk = tmp_path / "source", tmp_path / "disk"
+    for folder in (source, disk):
+        folder.mkdir()
+    for number in range(50):
+        (source / f"file{number}").write_bytes(bytes(1 << 16))
+    with mounted(disk, "size=1m"), pytest.raises(shutil.Error) as caught:
+        shutil.copytree(source, disk / "tree")
+    error = copy_failed(disk / "build", caught.value)
+    assert error.message.startswith(f"no space left on the disk of {disk}")
+    assert "No space left on device" in error.message
+    assert error.message.count("No space left") == 1
+
+
+def test_folder_mounted_noexec_is_one_line(tmp_path):
+    with mounted(tmp_path, "noexec"), pytest.raises(ToolError, match=f"{tmp_path} is mounted noexec") as caught:
+        check_executable(tmp_path / "build")
+    assert "TMPDIR" in (caught.value.fix or "")
 
 
 @pytest.mark.parametrize(
