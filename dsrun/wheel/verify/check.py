@@ -153,8 +153,8 @@ def _heading(report: WheelReport) -> Iterator[str]:
     if report.accelerator:
         yield f"built with torch {report.torch}{cuda} for the accelerator {report.accelerator}"
     if report.built_from:
-        inputs = report.built_from["inputs"]
-        yield f"by dsrun: key {report.built_from['key']}, {inputs['compiler']}, {inputs['cpu']}"
+        made = report.built_from
+        yield f"by dsrun: key {made['key']}, {made.get('compiler')}, {made.get('cpu')}"
     yield f"sha256 {report.sha256}"
 
 
