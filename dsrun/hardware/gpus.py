@@ -176,17 +176,11 @@ def lookup(name: str) -> GpuModel | None:
     GPU's capability and the memory of its profile, but no peak. A cloud's instance type ("p4d.24xlarge") is its GPU,
     and a word of this site's gpus.toml the GPU it names; UsageError if that is unknown.
     """
-    if meant := site_words().get(name.strip().lower()):
-        return _of_site(name, meant)
-    return _of_table(name)
-
-
-def _of_site(word: str, name: str) -> GpuModel:
-    found = _of_table(name)
-    if found is None:
-        near = near_names(name)
-        fix = f"did you mean {' or '.join(near)}?" if near else "dsrun gpus lists the names"
-        raise UsageError(f"{FILE}: {word} is {name!r}, which is not the name of one kind of GPU", fix=fix)
+    meant = site_words().get(name.strip().lower())
+    found = _of_table(meant or name)
+    if meant and found is None:
+        wrong = f"{FILE}: {name} is {meant!r}, which is not the name of one kind of GPU"
+        raise UsageError(wrong, fix="`dsrun gpus` lists the names")
     return found
 
 
@@ -223,7 +217,7 @@ def near_names(name: str, count: int = 3) -> list[str]:
 
 def peak_bf16_tflops(name: str) -> float | None:
     """Dense bf16 tensor-core peak of the GPU called `name` in 10^12 operations/s; None when not certain."""
-    found = lookup(name)
+    found = _of_table(name)  # the driver's name: a wrong gpus.toml must not end a run
     return found.bf16_tflops if found else None
 
 

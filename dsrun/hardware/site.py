@@ -30,7 +30,7 @@ def read_words(files: Iterable[Path]) -> dict[str, str]:
         try:
             table = tomllib.loads(file.read_text(encoding="utf-8"))["gpus"]
             words |= {word.lower(): _name(name) for word, name in table.items()}
-        except (FileNotFoundError, NotADirectoryError, PermissionError):
+        except OSError:
             continue
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             reason = str(error) if isinstance(error, tomllib.TOMLDecodeError) else "it has another form"
