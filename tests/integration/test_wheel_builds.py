@@ -44,7 +44,7 @@ def library_in(wheel):
 def test_wheel_version_marks_patched_tree_and_cpu_isa_level(made):
     """A patched tree shows in the wheel's name, and the ISA level holds for the compiled code."""
     _, wheel, _ = made
-    assert re.search(r"\+cputorch\d+\.\d+\.x8664v2\.patched\.[0-9a-f]{8}-cp3", wheel.name)
+    assert re.search(r"\+cputorch\d+\.\d+\.x8664v2\.patched\.[0-9a-f]{8}\.k[0-9a-f]{8}-cp3", wheel.name)
     library = library_in(wheel)
     assert b"scalar" in library
     assert b"avx" not in library

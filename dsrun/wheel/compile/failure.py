@@ -117,7 +117,9 @@ def explained(log: Path, codes: dict[str, int], folder: Path) -> ToolError:
             fix="compile one file at a time with --jobs 1, or free some memory",
         )
     tree = f"{folder / 'trees' / failure.label}/"
-    return ToolError(f"{failure.label}: {failure.sentence.replace(tree, '')}")
+    # ccache gives the compiler paths that are relative to where it runs, the tree's build folder.
+    sentence = re.sub(r"^(\.\./)+", "", failure.sentence.replace(tree, ""))
+    return ToolError(f"{failure.label}: {sentence}")
 
 
 def _last_line(log: Path, label: str) -> str:

@@ -28,6 +28,14 @@ ECHO = [
 ]
 
 
+@pytest.mark.parametrize("name", ["TREE/csrc/a.cpp", "../../csrc/a.cpp", "csrc/a.cpp"])
+def test_file_of_error_is_named_from_the_tree(tmp_path, name):
+    log = tmp_path / "build.log"
+    file = name.replace("TREE", str(tmp_path / "trees/op"))
+    log.write_text(f"op\t{file}:3:1: error: 'foo' was not declared in this scope\n")
+    assert explained(log, {"op": 1}, tmp_path).message == "op: csrc/a.cpp:3: 'foo' was not declared in this scope"
+
+
 @contextmanager
 def mounted(folder: Path, options: str) -> Iterator[None]:
     """A file system in memory, for as long as this is open."""
