@@ -20,7 +20,7 @@ from dsrun.recipe.spec import TrainSpec
 from dsrun.system.process_end import end
 from dsrun.train.distributed import World, destroy_process_group, init_process_group, world_from_env
 from dsrun.train.loop import engine as engines
-from dsrun.train.loop.evaluation import summed_cross_entropy
+from dsrun.train.loss.model_loss import summed_cross_entropy
 from dsrun.train.model import add_lora
 from dsrun.zero.generate.config import generate
 from dsrun.zero.generate.spec import from_offload

@@ -26,11 +26,21 @@ class ModelFamily:
     """`tie_word_embeddings: false` gives it an output embedding when it is loaded, but not when it is initialised."""
     task_prefix: bool = False
     """It was trained with a text before every source that names the task."""
+    reads_both_ways: bool = False
+    """It has a causal LM head, but attends to later tokens too unless its config says `is_decoder`."""
     name_parts: tuple[str, ...] = ()
     """What its models' names on the Hub contain, where a family must be told from a name alone."""
 
 
 _T5 = ModelFamily(overflows_in_fp16=True, relative_positions=True)
+
+# Those whose LM heads in transformers ask for `is_decoder=True`.
+# fmt: off
+_BERT_LIKE = (
+    "bert", "bert-generation", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert", "rembert",
+    "roberta", "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl", "xmod",
+)
+# fmt: on
 
 FAMILIES: Mapping[str, ModelFamily] = {
     # Raffel et al. 2020; transformers' own code for them keeps the projection `wo` in fp32 and clamps activations.
@@ -47,6 +57,7 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "bart": ModelFamily(unused_positions=2),
     "mbart": ModelFamily(unused_positions=2),
     "opt": ModelFamily(unused_positions=2),
+    **{name: ModelFamily(reads_both_ways=True) for name in _BERT_LIKE},
 }
 
 

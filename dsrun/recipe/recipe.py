@@ -192,7 +192,6 @@ WHEN: dict[str, Callable[[Recipe, str], bool]] = {
     "stream_without_end": _endless,
     "padding_in_loss": lambda r, _: not r.spec.ignore_pad_token_for_loss,
     "bf16_and_fp16": lambda r, _: bool(r.value("bf16") and r.value("fp16")),
-    "causal_lm_generates": lambda r, _: r.spec.task == "causal-lm" and bool(r.value("predict_with_generate")),
     "lora_setting_unused": lambda r, name: r.spec.lora is None and r.given(name),
     "lora_from_scratch": lambda r, _: r.spec.lora is not None and r.spec.from_scratch,
     "save_every_invalid": _is_no_number_of_steps,

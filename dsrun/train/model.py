@@ -25,6 +25,7 @@ from transformers import (
 )
 
 from dsrun.errors import MissingError, UsageError, one_line
+from dsrun.model_families import family_of
 from dsrun.recipe.files import is_path
 from dsrun.recipe.spec import TrainSpec
 
@@ -110,6 +111,12 @@ def load_config(spec: TrainSpec) -> Any:
 
 def decide_task(config: Any, requested: str, model: str | None) -> Task:
     """The task the config's architecture is made for; `requested` is checked against what it can do."""
+    if family_of(config.model_type).reads_both_ways and not getattr(config, "is_decoder", False):
+        raise UsageError(
+            f"{model} is a {config.model_type} model, which reads text in both directions: as a causal LM it would see "
+            "the tokens that it is to predict",
+            fix="choose a causal LM; --from-scratch --model-config is_decoder=true makes one of this config",
+        )
     able = [task for task, mapping in KNOWN.items() if type(config) in mapping]
     is_stock = type(config).__module__.startswith("transformers.")
     if requested != "auto":

@@ -7,8 +7,6 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-from transformers import PrinterCallback, set_seed
-
 from dsrun.recipe.recipe import Recipe, phases
 from dsrun.runs.attempts import earlier_signatures, saved_global_batch
 from dsrun.runs.folder import RunFolder
@@ -23,21 +21,18 @@ from dsrun.train.checkpoint.final import check_room, save_final
 from dsrun.train.checkpoint.layout import Layout
 from dsrun.train.checkpoint.resume import find_checkpoint
 from dsrun.train.checkpoint.verify import checkpoint_facts
-from dsrun.train.console import Console, PlainTask
+from dsrun.train.console import Console
 from dsrun.train.data.request import PreparedData
 from dsrun.train.distributed import World, all_gather_object, assert_same_on_all_ranks
 from dsrun.train.loop import engine
-from dsrun.train.loop.arguments import as_usage_errors, check_arguments, training_arguments
-from dsrun.train.loop.batches import Split
+from dsrun.train.loop.build import TrainerBuilder
 from dsrun.train.loop.preemption import EvaluationLeftError
-from dsrun.train.loop.setup import build_callbacks, guard_against_nan
+from dsrun.train.loop.setup import build_callbacks
 from dsrun.train.loop.trainer import RunTrainer
 from dsrun.train.plan import Plan, decide_plan, read_memory_fallback
 from dsrun.train.prepare import data_request, prepare_and_report
 from dsrun.train.rank_context import RankContext, cause_of, is_supervised, record_interruption
 from dsrun.train.records import RunRecords, already_finished, evaluate_and_predict, header, step_of, summary
-
-DEFAULT_LOGGING_STEPS = 10
 
 
 def run(
@@ -123,7 +118,8 @@ class _Run:
         )
 
     def _run_all(self, tokenizer: Any, start: elastic.Adapted | None, facts: dict[str, Any]) -> None:
-        trainer = self._trainer(tokenizer)
+        builder = TrainerBuilder(self.plan, self.data, self.folder, self.console, self.records, self.context)
+        trainer = builder.build(tokenizer)
         spec, beat = self.plan.recipe.spec, self.context.heart.beat
         saving = Saving(
             run=self.folder,
@@ -139,49 +135,6 @@ class _Run:
             self.context.progress.saved = step_of(start.source)
             trainer.add_callback(elastic.ElasticResumeCallback(trainer, start, run=self.folder.path))
         self._train_and_evaluate(trainer, start)
-
-    def _trainer(self, tokenizer: Any) -> RunTrainer:
-        """The Trainer around the model. Building its arguments registers DeepSpeed's configuration, without which a
-        ZeRO-3 model would be built whole on every rank."""
-        plan = self.plan
-        arguments = training_arguments(plan, run=self.folder.path, has_validation=self.data.validation is not None)
-        if "logging_steps" not in plan.recipe.hf:
-            arguments.logging_steps = logging_steps(arguments, self.data.train, plan.batch.global_batch)
-        set_seed(arguments.seed)
-        model = self._model(tokenizer)
-        if plan.task == "seq2seq" and not arguments.generation_max_length:
-            arguments.generation_max_length = self.data.collator.max_target_length
-        self.data.collator.model = model
-        if "train" in plan.phases:
-            check_arguments(arguments, model, plan.deepspeed, notify=self.console.notice)
-        with as_usage_errors("training arguments"):
-            trainer = RunTrainer(
-                model=model,
-                args=arguments,
-                processing_class=tokenizer,
-                data_collator=self.data.collator,
-                train_dataset=self.data.train,
-                eval_dataset=self.data.validation,
-                split=Split(plan.batch.micro_batch, plan.world.rank, plan.world.size, plan.batch.accumulation),
-                ds_config=plan.deepspeed,
-                eval_progress=PlainTask(self.console, "evaluating").update,
-                context=self.context,
-                nan_guard=guard_against_nan(plan, self.folder.path, self.records, self.console),
-            )
-        trainer.remove_callback(PrinterCallback)
-        return trainer
-
-    def _model(self, tokenizer: Any) -> Any:
-        spec, task = self.plan.recipe.spec, self.plan.task
-        model = models.build(spec, self.plan.config, task)
-        notices = [models.fit_embeddings(model, tokenizer)]
-        if spec.resize_position_embeddings:
-            notices.append(models.stretch_positions(model, spec.max_source_length or spec.max_length))
-        for notice in filter(None, notices):
-            self.console.notice(notice)
-        if task == "seq2seq":
-            models.set_languages(model, tokenizer, spec)
-        return models.add_lora(model, spec, task) if spec.lora else model
 
     def _train_and_evaluate(self, trainer: RunTrainer, start: elastic.Adapted | None) -> None:
         plan = self.plan
@@ -245,11 +198,3 @@ class _Run:
     def _is_saved(self, trainer: RunTrainer) -> bool:
         """Whether there is a checkpoint of the present step; other nodes may see its folder later."""
         return self.context.progress.saved == trainer.state.global_step
-
-
-def logging_steps(arguments: Any, train: Any, global_batch: int) -> int:
-    """Steps between log lines: ten, fewer in a run so short that ten would show nothing of its course."""
-    total = arguments.max_steps
-    if total <= 0 and hasattr(train, "__len__"):
-        total = arguments.num_train_epochs * len(train) / global_batch
-    return DEFAULT_LOGGING_STEPS if total <= 0 else max(1, min(DEFAULT_LOGGING_STEPS, int(total // 10)))

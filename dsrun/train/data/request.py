@@ -115,7 +115,7 @@ def idle_lengths(spec: TrainSpec, task: str) -> str | None:
     kind, own, others = "a seq2seq model", "--max-source-length", ["block_size"]
     if task == "causal-lm":
         kind, own = "a causal language model", "--max-length"
-        others = ["max_source_length", "max_target_length", "val_max_target_length"]
+        others = ["max_source_length", "max_target_length"]
     given = [f"--{name.replace('_', '-')}" for name in others if getattr(spec, name) is not None]
     return f"{kind} has no {' or '.join(given)}: nothing is cut there ({own} N)" if given else None
 

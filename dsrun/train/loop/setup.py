@@ -26,6 +26,7 @@ from dsrun.train.loop.loaders import SampleLedger
 from dsrun.train.loop.nan import NanGuard
 from dsrun.train.loop.preemption import HeartbeatCallback, PendingEvaluationCallback, PreemptionCallback
 from dsrun.train.loop.trainer import RunTrainer
+from dsrun.train.loss.probe import CausalityCheck
 from dsrun.train.plan import Plan, rollback_recorder, steps_to_skip
 from dsrun.train.rank_context import RankContext
 from dsrun.train.records import RunRecords, peak_flops, step_of
@@ -98,6 +99,8 @@ def build_callbacks(
     trainer.on_checkpoint = SaveTimer(context, records, trainer.nan_guard, trainer.model, saved)
     trainer.add_callback(PreemptionCallback(trainer, context.stopping))
     trainer.add_callback(EngineCheck(trainer))
+    if plan.task == "causal-lm" and not spec.force:
+        trainer.add_callback(CausalityCheck(trainer))
     trainer.add_callback(StepIntervals())
     trainer.add_callback(LogLastStep())
     if plan.world.is_main:

@@ -17,18 +17,11 @@ from dsrun.train.checkpoint.checkpointing import Checkpointing
 from dsrun.train.checkpoint.verify import check_best
 from dsrun.train.loop import engine
 from dsrun.train.loop.batches import Split
-from dsrun.train.loop.evaluation import (
-    Evaluation,
-    Evaluator,
-    LossState,
-    loss_is_native,
-    shifts_labels,
-    summed_cross_entropy,
-    target_tokens,
-)
+from dsrun.train.loop.evaluation import Evaluation, Evaluator, LossState
 from dsrun.train.loop.loaders import DataPlace, MicroBatch, TrainingLoader, start_at, training_loader
 from dsrun.train.loop.nan import NanGuard
 from dsrun.train.loop.preemption import EvaluationLeftError, StopVote, remember_evaluation
+from dsrun.train.loss.model_loss import ModelLoss, target_tokens
 from dsrun.train.rank_context import RankContext
 
 # Accelerate's own reads everything that is to be skipped, and its loader forgets the epoch.
@@ -68,8 +61,7 @@ class RunTrainer(Checkpointing):
         self.eval_progress = eval_progress
         self.is_zero3 = engine.stage_of(ds_config) == 3
         base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
-        self.loss_is_native = loss_is_native(base) and not self.args.label_smoothing_factor
-        self.shifted = shifts_labels(base)
+        self.loss_of_model = ModelLoss.of(base, self.args.label_smoothing_factor)
         self._tokens_seen = torch.zeros((), dtype=torch.int64, device=self.args.device)
         self.seconds_not_training = 0.0
         self.already_finished = False
@@ -93,10 +85,10 @@ class RunTrainer(Checkpointing):
     ) -> tuple[list[Any], torch.Tensor]:
         """The micro batches of one optimizer step, and the target tokens in them on all ranks together."""
         self.taken = batches = list(itertools.islice(epoch_iterator, num_batches))
-        targets = sum(target_tokens(b["labels"], shifted=self.shifted) for b in batches)
+        targets = sum(target_tokens(b["labels"], shifted=self.loss_of_model.shifted) for b in batches)
         # Filler, which comes last in a batch, is not read: how much there is depends on the number of ranks.
         read = sum(b["attention_mask"][: len(b.ids)].sum() for b in batches)
-        if not self.shifted:
+        if not self.loss_of_model.shifted:
             read = read + targets
         requests = int(self.context.stopping.is_requested), int(self.wants_to_save)
         counts = torch.stack([torch.as_tensor(n) for n in (targets, read, *requests)]).to(device)
@@ -170,15 +162,7 @@ class RunTrainer(Checkpointing):
         num_items_in_batch: torch.Tensor | None = None,
     ) -> Any:
         """This rank's share of the global batch's mean loss, times the world size, as ranks' gradients are averaged."""
-        if self.loss_is_native:
-            outputs = model(**inputs, num_items_in_batch=num_items_in_batch)
-            loss = outputs["loss"]
-        else:
-            labels = inputs.pop("labels")
-            outputs = model(**inputs)
-            smoothing = self.args.label_smoothing_factor
-            total = summed_cross_entropy(outputs["logits"], labels, shifted=self.shifted, smoothing=smoothing)
-            loss = total / num_items_in_batch
+        loss, outputs = self.loss_of_model(model, inputs, num_items_in_batch)
         loss = self.nan_guard.check_loss(loss * self.split.world_size)
         return (loss, outputs) if return_outputs else loss
 

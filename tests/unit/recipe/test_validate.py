@@ -46,7 +46,6 @@ def test_model_type_or_config_name_instead_of_model(notices):
         ("--streaming --do_train --do_eval", "--streaming needs to know when to stop"),
         ("--ignore_pad_token_for_loss false", "--ignore-pad-token-for-loss: padding in the loss"),
         ("--bf16 --fp16", "--bf16 and --fp16 exclude each other"),
-        ("--task causal-lm --predict_with_generate", "--predict_with_generate is for seq2seq"),
     ],
 )
 def test_invalid_flag_combinations_rejected(notices, argv, message):
@@ -69,7 +68,7 @@ def test_invalid_flag_combinations_rejected(notices, argv, message):
         "--streaming --do_eval",
         "--ignore_pad_token_for_loss true",
         "--bf16 --no-fp16",
-        "--task seq2seq --predict_with_generate",
+        "--task causal-lm --predict_with_generate",
         "--predict_with_generate",
         "--lora 4 --lora_dropout 0.5",
     ],

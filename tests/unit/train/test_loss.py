@@ -10,11 +10,21 @@ from transformers import (
     BartConfig,
     GPT2Config,
     LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    SwitchTransformersConfig,
     T5Config,
 )
 
 from dsrun.train.loop.batches import IGNORED
-from dsrun.train.loop.evaluation import loss_is_native, shifts_labels, summed_cross_entropy, target_tokens
+from dsrun.train.loss.model_loss import (
+    ModelLoss,
+    kind_of_loss,
+    own_loss_notice,
+    shifts_labels,
+    summed_cross_entropy,
+    target_tokens,
+)
 
 TINY = {"vocab_size": 11, "d_model": 8}
 T5 = T5Config(**TINY, d_ff=8, d_kv=4, num_layers=1, num_heads=2, decoder_start_token_id=0)
@@ -34,7 +44,7 @@ def model_of(config):
 @pytest.mark.parametrize("config", [T5, BART], ids=["t5", "bart"])
 def test_encoder_decoder_loss_from_logits(config):
     model = model_of(config)
-    assert not loss_is_native(model)
+    assert kind_of_loss(model) == "logits"
     assert not shifts_labels(model)
 
 
@@ -42,13 +52,13 @@ def test_encoder_decoder_loss_from_logits(config):
 def test_causal_model_keeps_native_loss(config):
     """Causal models with the shared loss function keep it."""
     model = model_of(config)
-    assert loss_is_native(model)
+    assert kind_of_loss(model) == "shared"
     assert shifts_labels(model)
 
 
 @pytest.mark.parametrize("config", [LLAMA, GPT2], ids=["llama", "gpt2"])
 def test_native_loss_divides_by_num_items_in_batch(config):
-    """What `loss_is_native` promises: the model really normalises by num_items_in_batch."""
+    """What the kind `shared` promises: the model really normalises by num_items_in_batch."""
     model = model_of(config).eval()
     ids = torch.tensor([[1, 2, 3, 4]])
     one = model(input_ids=ids, labels=ids, num_items_in_batch=torch.tensor(1)).loss
@@ -83,3 +93,77 @@ def test_filler_batch_gives_zero_loss_and_gradients():
     loss.backward()
     assert loss.item() == 0
     assert logits.grad.abs().sum() == 0
+
+
+MIXTRAL = MixtralConfig(
+    vocab_size=11, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2,
+    num_key_value_heads=2, num_local_experts=4, output_router_logits=True, router_aux_loss_coef=10.0,
+)  # fmt: skip
+SWITCH = SwitchTransformersConfig(
+    **TINY, d_ff=8, d_kv=4, num_layers=2, num_heads=2, num_experts=2, decoder_start_token_id=0, dropout_rate=0.0,
+    num_sparse_encoder_layers=1, num_sparse_decoder_layers=1,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_router_loss_does_not_grow_with_micro_batches(smoothing):
+    """Of four equal rows each router measures the same in every micro batch, so any cut gives the same loss."""
+    torch.manual_seed(0)
+    model = model_of(MIXTRAL).eval()
+    ids = torch.tensor([[1, 2, 3, 4]]).repeat(4, 1)
+    labels = ids.clone()
+    labels[:, 0] = IGNORED
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
+    loss = ModelLoss.of(model, smoothing)
+    assert loss.kind == "routed"
+    items = target_tokens(labels, shifted=loss.shifted)
+    whole, outputs = loss(model, inputs, items)
+    cut = sum(loss(model, {name: each[k : k + 1] for name, each in inputs.items()}, items)[0] for k in range(4))
+    torch.testing.assert_close(cut, whole)
+    plain = summed_cross_entropy(outputs.logits, labels, shifted=loss.shifted) / items
+    assert whole > plain + 5, "the routers count"
+
+
+class Offset(LlamaForCausalLM):
+    """As code from the Hub: a forward that takes labels, and a loss that is not the cross entropy."""
+
+    def forward(self, input_ids=None, attention_mask=None, labels=None):
+        outputs = super().forward(input_ids=input_ids, attention_mask=attention_mask)
+        if labels is not None:
+            entropy = torch.nn.functional.cross_entropy(outputs.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+            outputs.loss = entropy + 100
+        return outputs
+
+
+def test_unknown_loss_of_a_model_used_and_weighed_by_tokens():
+    torch.manual_seed(0)
+    model = Offset(LLAMA)
+    loss = ModelLoss.of(model)
+    assert loss.kind == "own"
+    labels = torch.tensor([[1, 2, 3, 4], [5, 6, IGNORED, IGNORED]])
+    ids = labels.clamp(min=0)
+    parts = [
+        loss(model, {"input_ids": ids[k : k + 1], "labels": labels[k : k + 1]}, torch.tensor(4))[0] for k in (0, 1)
+    ]
+    entropy = summed_cross_entropy(model(input_ids=ids).logits, labels, shifted=True) / 4
+    torch.testing.assert_close(sum(parts), entropy + 100)
+
+
+def test_filler_batch_of_own_loss_gives_zero_gradients():
+    """The mean over no tokens is NaN, which would stay NaN whatever it is multiplied with."""
+    model = Offset(LLAMA)
+    filler = {"input_ids": torch.tensor([[1, 2, 3]]), "labels": torch.full((1, 3), IGNORED)}
+    loss, _ = ModelLoss.of(model)(model, filler, torch.tensor(4))
+    loss.backward()
+    assert loss.item() == 0
+    assert all(each.grad.abs().sum() == 0 for each in model.parameters())
+
+
+def test_own_loss_reported():
+    assert own_loss_notice(model_of(LLAMA), 0.1) is None
+    notice = own_loss_notice(Offset(LLAMA), 0.1)
+    assert notice.startswith("Offset computes a loss of its own, which is used")
+    assert "--label-smoothing-factor has no effect" in notice
+    assert "--label-smoothing-factor" not in own_loss_notice(Offset(LLAMA), 0.0)
+    assert own_loss_notice(model_of(SWITCH), 0.0) is None
+    assert "--label-smoothing-factor has no effect" in own_loss_notice(model_of(SWITCH), 0.1)

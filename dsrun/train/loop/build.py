@@ -1,0 +1,129 @@
+"""The Trainer of a run around its model, fitted to the data and to the number of ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from accelerate import DistributedType
+from transformers import PrinterCallback, set_seed
+
+from dsrun.errors import UsageError
+from dsrun.runs.folder import RunFolder
+from dsrun.train import model as models
+from dsrun.train.console import Console, PlainTask
+from dsrun.train.data.request import PreparedData
+from dsrun.train.initial_weights import initialise
+from dsrun.train.loop.arguments import LOSS_METRICS, as_usage_errors, check_arguments, training_arguments
+from dsrun.train.loop.batches import Split
+from dsrun.train.loop.generation import has_prompts
+from dsrun.train.loop.setup import guard_against_nan
+from dsrun.train.loop.trainer import RunTrainer
+from dsrun.train.loss.model_loss import own_loss_notice
+from dsrun.train.loss.probe import is_conditional, parameters_without_gradient
+from dsrun.train.plan import Plan
+from dsrun.train.rank_context import RankContext
+from dsrun.train.records import RunRecords
+
+DEFAULT_LOGGING_STEPS = 10
+
+
+@dataclass(frozen=True)
+class TrainerBuilder:
+    """Builds the Trainer of a run."""
+
+    plan: Plan
+    data: PreparedData
+    folder: RunFolder
+    console: Console
+    records: RunRecords
+    context: RankContext
+
+    def build(self, tokenizer: Any) -> RunTrainer:
+        """The Trainer around the model. Building its arguments registers DeepSpeed's configuration, without which a
+        ZeRO-3 model would be built whole on every rank."""
+        plan = self.plan
+        arguments = training_arguments(plan, run=self.folder.path, has_validation=self.data.validation is not None)
+        if "logging_steps" not in plan.recipe.hf:
+            arguments.logging_steps = logging_steps(arguments, self.data.train, plan.batch.global_batch)
+        set_seed(arguments.seed)
+        model = self._model(tokenizer, arguments.seed, arguments.label_smoothing_factor)
+        self._set_generation(arguments)
+        self.data.collator.model = model
+        if "train" in plan.phases:
+            check_arguments(arguments, model, plan.deepspeed, notify=self.console.notice)
+        with as_usage_errors("training arguments"):
+            trainer = RunTrainer(
+                model=model,
+                args=arguments,
+                processing_class=tokenizer,
+                data_collator=self.data.collator,
+                train_dataset=self.data.train,
+                eval_dataset=self.data.validation,
+                split=Split(plan.batch.micro_batch, plan.world.rank, plan.world.size, plan.batch.accumulation),
+                ds_config=plan.deepspeed,
+                eval_progress=PlainTask(self.console, "evaluating").update,
+                context=self.context,
+                nan_guard=guard_against_nan(plan, self.folder.path, self.records, self.console),
+            )
+        trainer.remove_callback(PrinterCallback)
+        if "train" in plan.phases and plan.deepspeed is None:
+            self._fit_ddp(trainer)
+        return trainer
+
+    def _fit_ddp(self, trainer: RunTrainer) -> None:
+        """One rank needs no DistributedDataParallel; with more, it waits at the second step for gradients that never
+        come, unless it searches for the parameters that have none."""
+        accelerator = trainer.accelerator
+        if self.plan.world.size == 1:
+            accelerator.state.distributed_type = DistributedType.NO
+            return
+        if trainer.args.ddp_find_unused_parameters:
+            return
+        unused = parameters_without_gradient(trainer)
+        if unused or is_conditional(self.plan.config):
+            accelerator.ddp_handler.find_unused_parameters = True
+            what = f"{unused[0]} gets no gradient" if unused else "not every batch reaches all parameters"
+            self.console.notice(f"{what}: DistributedDataParallel searches for unused parameters in each step")
+
+    def _set_generation(self, arguments: Any) -> None:
+        """How long generated texts may be; no generation where there are no prompts to generate from."""
+        spec = self.plan.recipe.spec
+        if self.plan.task == "seq2seq":
+            arguments.generation_max_length = arguments.generation_max_length or self.data.collator.max_target_length
+            return
+        arguments.generation_max_length = arguments.generation_max_length or spec.val_max_target_length
+        splits = [rows for rows in (self.data.validation, self.data.test) if rows is not None]
+        if arguments.predict_with_generate and not any(map(has_prompts, splits)):
+            metric = arguments.metric_for_best_model
+            if metric and metric.removeprefix("eval_") not in LOSS_METRICS:
+                raise UsageError(
+                    f"--metric-for-best-model {metric}: nothing is generated, as the evaluation data has no prompts",
+                    fix="use loss, or data with prompts: prompt/completion, messages …",
+                )
+            self.console.notice("--predict-with-generate has no effect: the evaluation data has no prompts")
+            arguments.predict_with_generate = False
+
+    def _model(self, tokenizer: Any, seed: int, smoothing: float) -> Any:
+        spec, task = self.plan.recipe.spec, self.plan.task
+        model = models.build(spec, self.plan.config, task)
+        if spec.from_scratch or not spec.model:
+            initialise(model, seed)
+        # What is drawn from here on, for adapters and new rows, does not depend on what loading has drawn.
+        set_seed(seed)
+        notices = [models.fit_embeddings(model, tokenizer), own_loss_notice(model, smoothing)]
+        if spec.resize_position_embeddings:
+            notices.append(models.stretch_positions(model, spec.max_source_length or spec.max_length))
+        for notice in filter(None, notices):
+            self.console.notice(notice)
+        if task == "seq2seq":
+            models.set_languages(model, tokenizer, spec)
+        return models.add_lora(model, spec, task) if spec.lora else model
+
+
+def logging_steps(arguments: Any, train: Any, global_batch: int) -> int:
+    """Steps between log lines: ten, fewer in a run so short that ten would show nothing of its course."""
+    total = arguments.max_steps
+    if total <= 0 and hasattr(train, "__len__"):
+        total = arguments.num_train_epochs * len(train) / global_batch
+    return DEFAULT_LOGGING_STEPS if total <= 0 else max(1, min(DEFAULT_LOGGING_STEPS, int(total // 10)))

@@ -1,0 +1,130 @@
+"""Text that a model generates in evaluation, each sample once on any number of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from dsrun.train.loop.batches import FILLER, IGNORED
+
+
+@dataclass(frozen=True)
+class Example:
+    source: str
+    prediction: str
+    reference: str
+
+
+def last_answer(labels: Any) -> tuple[int, int] | None:
+    """Where in a row of a causal model the last text to learn begins and ends; None where there is none, or nothing
+    before it that it could be generated from."""
+    learned = np.asarray(labels) != IGNORED
+    if not learned.any():
+        return None
+    end = len(learned) - int(np.argmax(learned[::-1]))
+    before = np.flatnonzero(~learned[:end])
+    return (int(before[-1]) + 1, end) if len(before) else None
+
+
+def has_prompts(rows: Any) -> bool:
+    """Whether any of the rows of a causal model has a prompt; blocks of running text have none."""
+    # A token file has no prompts, and need not be read to know it.
+    return hasattr(rows, "with_format") and any(last_answer(row["labels"]) for row in rows)
+
+
+class Generator:
+    """Generates a text for every row of `rows`: from the source of a seq2seq row, from what comes before the last
+    answer of a causal one. Called with each batch, on all ranks."""
+
+    def __init__(self, trainer: Any, rows: Any) -> None:
+        self.trainer = trainer
+        self.rows = rows
+        self.tokenizer = trainer.processing_class
+        self.shifted = trainer.loss_of_model.shifted
+        self.options = self._options()
+        self._texts: list[tuple[int, str]] = []
+
+    def _options(self) -> dict[str, Any]:
+        arguments = self.trainer.args
+        options = {"num_beams": arguments.generation_num_beams}
+        if self.shifted:
+            options |= self._ends()
+        else:
+            options["max_length"] = arguments.generation_max_length
+        # Ranks stop at different lengths; under ZeRO-3 each must go on taking part in the gathering.
+        options["synced_gpus"] = self.trainer.is_zero3 and self.trainer.split.world_size > 1
+        return {name: value for name, value in options.items() if value is not None}
+
+    def _ends(self) -> dict[str, Any]:
+        """When a causal model stops: at the special tokens that end its answers, or when it has written as much as the
+        longest of them; of all rows, so that the result does not depend on which of them share a batch."""
+        longest, ends = 1, set(np.atleast_1d(self.trainer.model.generation_config.eos_token_id or ()).tolist())
+        special = set(self.tokenizer.all_special_ids)
+        for labels in (row["labels"] for row in self.rows):
+            if span := last_answer(labels):
+                longest = max(longest, span[1] - span[0])
+                ends |= {int(labels[span[1] - 1])} & special
+        stop = {"eos_token_id": sorted(ends)} if ends else {}
+        return {"max_new_tokens": self.trainer.args.generation_max_length or longest, **stop}
+
+    def take(self, indices: Sequence[int], inputs: dict[str, torch.Tensor]) -> None:
+        """Generate for the rows `indices` of a batch, FILLER standing for none."""
+        if self.shifted:
+            has_answer = [last_answer(labels) is not None for labels in inputs["labels"].cpu()]
+            ids, mask = self._prompts(inputs)
+        else:
+            has_answer = [True] * len(indices)
+            ids, mask = inputs["input_ids"], inputs["attention_mask"]
+        texts = self._generate(ids, mask)
+        found = zip(indices, texts, has_answer, strict=True)
+        self._texts += [(index, text) for index, text, counts in found if counts and index != FILLER]
+
+    def _prompts(self, inputs: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """The prompts of a batch, int64 [batch, longest], and their mask: padded on the left, as generation goes on at
+        the right. A row without a prompt gives its first token, as every rank must generate as often."""
+        spans = [last_answer(labels) for labels in inputs["labels"].cpu()]
+        starts = [span[0] if span else 1 for span in spans]
+        width = max(starts)
+        ids = inputs["input_ids"].new_full((len(starts), width), self.trainer.data_collator.pad_id)
+        mask = torch.zeros_like(ids)
+        for row, start in enumerate(starts):
+            ids[row, width - start :] = inputs["input_ids"][row, :start]
+            mask[row, width - start :] = 1
+        return ids, mask
+
+    @torch.no_grad()
+    def _generate(self, ids: torch.Tensor, mask: torch.Tensor) -> list[str]:
+        options = dict(self.options)
+        positions = getattr(self.trainer.model.config, "max_position_embeddings", None)
+        if self.shifted and positions:
+            options["max_new_tokens"] = max(1, min(options["max_new_tokens"], positions - ids.shape[1]))
+        with self.trainer.compute_loss_context_manager():
+            tokens = self.trainer.model.generate(input_ids=ids, attention_mask=mask, use_cache=True, **options)
+        # A causal model gives its prompt back with what it writes.
+        new = tokens[:, ids.shape[1] :] if self.shifted else tokens
+        return self.tokenizer.batch_decode(new, skip_special_tokens=True)
+
+    def examples(self) -> list[Example]:
+        """What was generated on all ranks, in the order of the rows, on rank 0; nothing on the others."""
+        shares: list[Any] | None = [self._texts]
+        split = self.trainer.split
+        if split.world_size > 1:
+            shares = [None] * split.world_size if split.rank == 0 else None
+            dist.gather_object(self._texts, shares, dst=0)
+        if shares is None:
+            return []
+        return [self._example(self.rows[i], text) for i, text in sorted(pair for share in shares for pair in share)]
+
+    def _example(self, row: dict[str, Any], prediction: str) -> Example:
+        start, end = (last_answer(row["labels"]) if self.shifted else None) or (len(row["input_ids"]), None)
+        source = row.get("source_text") or self._decode(row["input_ids"][:start])
+        reference = row.get("target_text") or self._decode(row["labels"][start if self.shifted else 0 : end])
+        return Example(source, prediction, reference)
+
+    def _decode(self, ids: list[int]) -> str:
+        return self.tokenizer.decode([i for i in ids if i != IGNORED], skip_special_tokens=True)

@@ -1,0 +1,129 @@
+"""The loss of a micro batch: its share of the global batch's mean over target tokens."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch.nn import functional as F
+
+from dsrun.train.loop.batches import IGNORED
+
+Kind = Literal["shared", "routed", "own", "logits"]
+"""Where a model's loss comes from: `shared`, the loss function that transformers' models share; `routed`, the same with
+the router losses of a mixture of experts added; `own`, code of the model that makes something else of it; `logits`,
+cross entropy of the logits, which is also what the other models of transformers compute."""
+
+# What models add to the cross entropy: load balancing and z-losses (Fedus et al. 2021; Zoph et al. 2022).
+_ADDED = re.compile(r"loss *\+= .*loss|loss = .*loss \+ .*loss|loss = .*\+ .*_loss\b")
+
+
+def kind_of_loss(model: Any) -> Kind:
+    """Where the loss of `model` comes from, told by the source of its forward."""
+    if "liger_kernel" in (getattr(model.forward, "__module__", None) or ""):
+        return "shared"
+    source = inspect.getsource(type(model).forward)
+    adds = bool(_ADDED.search(source))
+    if not model.config.is_encoder_decoder and "self.loss_function(" in source and "**kwargs" in source:
+        return "routed" if adds else "shared"
+    if not is_stock(model) or adds or "self._compute_loss(" in source:
+        return "own"
+    return "logits"
+
+
+def is_stock(model: Any) -> bool:
+    """Whether the class of `model` is one of transformers'."""
+    return type(model).__module__.startswith("transformers.")
+
+
+def own_loss_notice(model: Any, smoothing: float) -> str | None:
+    """What does not hold with the loss of code that came with a model, or with that of a few models of transformers."""
+    if kind_of_loss(model) != "own" or (is_stock(model) and not smoothing):
+        return None
+    name = type(model).__name__
+    idle = "--label-smoothing-factor has no effect on it" if smoothing else ""
+    if is_stock(model):
+        return f"{name} computes a loss of its own: {idle}"
+    return (
+        f"{name} computes a loss of its own, which is used, also in evaluation: micro batches count by their target "
+        "tokens, so their size and the number of GPUs matter unless it is a mean over these" + (idle and f"; {idle}")
+    )
+
+
+def shifts_labels(model: Any) -> bool:
+    """Whether label i is the target of position i - 1 (causal LM) and not of position i (encoder-decoder)."""
+    return not model.config.is_encoder_decoder
+
+
+def target_tokens(labels: torch.Tensor, *, shifted: bool) -> torch.Tensor:
+    """The number of labels, [batch, length], that are predicted; with `shifted` the first of a row never is."""
+    return (labels[..., 1:] if shifted else labels).ne(IGNORED).sum()
+
+
+def summed_cross_entropy(
+    logits: torch.Tensor, labels: torch.Tensor, *, shifted: bool, smoothing: float = 0.0
+) -> torch.Tensor:
+    """Cross entropy in nats, summed over target tokens, in fp32. `logits` are [batch, length, vocabulary], `labels`
+    [batch, length]; a batch without any target gives 0 with zero gradients. `smoothing` as in Szegedy et al. 2016."""
+    if shifted:
+        logits, labels = logits[..., :-1, :], labels[..., 1:]
+    return F.cross_entropy(
+        logits.reshape(-1, logits.size(-1)).float(),
+        labels.reshape(-1).to(logits.device),
+        ignore_index=IGNORED,
+        reduction="sum",
+        label_smoothing=smoothing,
+    )
+
+
+@dataclass(frozen=True)
+class ModelLoss:
+    """Computes what a micro batch contributes to the loss of an optimizer step."""
+
+    kind: Kind
+    shifted: bool
+    smoothing: float = 0.0
+
+    @classmethod
+    def of(cls, model: Any, smoothing: float = 0.0) -> ModelLoss:
+        """The loss of `model`, which is not wrapped by an engine or by adapters."""
+        return cls(kind_of_loss(model), shifts_labels(model), smoothing)
+
+    def __call__(self, model: Any, inputs: dict[str, Any], items: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """The loss, a scalar, and the model's outputs; `items` are the target tokens of the whole global batch.
+
+        All terms of a model's loss, those of its routers too, count by this micro batch's share of the target tokens:
+        added once for each micro batch, they would grow with the accumulation steps and the number of ranks.
+        """
+        labels = inputs["labels"]
+        if self.kind == "shared" and not self.smoothing:
+            outputs = model(**inputs, num_items_in_batch=items)
+            return outputs["loss"], outputs
+        if self.kind == "own":
+            outputs = model(**inputs)
+            return self.weighed(outputs, labels) / items, outputs
+        mine = target_tokens(labels, shifted=self.shifted)
+        if self.kind == "routed":
+            outputs = model(**inputs, num_items_in_batch=mine.clamp(min=1))
+            if not self.smoothing:
+                return outputs["loss"] * (mine / items), outputs
+            plain = summed_cross_entropy(outputs["logits"], labels, shifted=self.shifted)
+            routers = outputs["loss"] - plain / mine.clamp(min=1)
+            smooth = summed_cross_entropy(outputs["logits"], labels, shifted=self.shifted, smoothing=self.smoothing)
+            return (smooth + routers * mine) / items, outputs
+        outputs = model(**{name: value for name, value in inputs.items() if name != "labels"})
+        total = summed_cross_entropy(outputs["logits"], labels, shifted=self.shifted, smoothing=self.smoothing)
+        return total / items, outputs
+
+    def weighed(self, outputs: Any, labels: torch.Tensor) -> torch.Tensor:
+        """The loss that a model has computed by itself, times the micro batch's target tokens."""
+        loss = outputs["loss"] if isinstance(outputs, dict) else outputs[0]
+        mine = target_tokens(labels, shifted=self.shifted)
+        if mine == 0:
+            # A mean over no tokens is NaN; the gradients of a batch of filler are zeros.
+            logits = outputs["logits"] if isinstance(outputs, dict) else outputs[1]
+            return logits.float().sum() * 0
+        return loss * mine

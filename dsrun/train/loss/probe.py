@@ -1,0 +1,89 @@
+"""What a few tokens tell about a model before its first step: whether it sees what it is to predict, and which of its
+parameters get no gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers import TrainerCallback
+
+from dsrun.errors import UsageError
+from dsrun.train.loop.batches import IGNORED
+
+TOKENS = 8
+# Of the largest logit: a kernel may round two rows of a batch differently; what a token changes is far more.
+TOLERANCE = 1e-3
+
+
+@contextmanager
+def _evaluating(model: Any) -> Iterator[None]:
+    """No dropout, so that the random numbers of training stay as they are."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
+def _tokens(model: Any, device: torch.device) -> torch.Tensor:
+    """Token ids, int64 [1, TOKENS]."""
+    vocabulary = model.config.get_text_config().vocab_size
+    return (torch.arange(2, 2 + TOKENS, device=device) % vocabulary).unsqueeze(0)
+
+
+class CausalityCheck(TrainerCallback):
+    """Refuses a causal model of which a later token changes an earlier prediction: it learns to copy what it is to
+    predict, and its loss falls while it learns nothing. Called on all ranks, as ZeRO-3 gathers parameters."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        change = self.largest_change()
+        if change > TOLERANCE:
+            name = type(self.trainer.model).__name__
+            raise UsageError(
+                f"{name} sees the tokens that it is to predict: changing token {TOKENS} changes the logits of those "
+                f"before it by {100 * change:.2g}%",
+                fix="train a model with causal attention; --force trains this one all the same",
+            )
+
+    @torch.no_grad()
+    def largest_change(self) -> float:
+        """The largest change of a logit by a token that follows, as a share of the largest logit."""
+        trainer = self.trainer
+        ids = _tokens(trainer.model, trainer.args.device)
+        other = ids.clone()
+        other[0, -1] = ids[0, 0]
+        with _evaluating(trainer.model), trainer.compute_loss_context_manager():
+            outputs = trainer.model_wrapped(input_ids=torch.cat([ids, other]))
+        logits = outputs["logits"][:, :-1].float()
+        return float((logits[0] - logits[1]).abs().max() / logits.abs().max().clamp(min=1e-30))
+
+
+def parameters_without_gradient(trainer: Any) -> list[str]:
+    """Names of the trained parameters that the loss of a few tokens gives no gradient. The model is whole on this rank
+    and not wrapped yet."""
+    model = trainer.model
+    ids = _tokens(model, trainer.args.device)
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = ids
+    with _evaluating(model), trainer.compute_loss_context_manager():
+        loss, _ = trainer.loss_of_model(model, inputs, ids.ne(IGNORED).sum())
+    loss.backward()
+    found = [name for name, each in model.named_parameters() if each.requires_grad and each.grad is None]
+    model.zero_grad(set_to_none=True)
+    return found
+
+
+def is_conditional(config: Any) -> bool:
+    """Whether a model leaves parts of itself out of some batches: experts without a token, or layers by LayerDrop (Fan
+    et al. 2019)."""
+    found = config.get_text_config().to_dict() | config.to_dict()
+    drops = any(found.get(name) for name in ("layerdrop", "encoder_layerdrop", "decoder_layerdrop"))
+    return drops or any(found.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts"))

@@ -1,0 +1,141 @@
+"""Less usual models and requests: no gradient, routers, own losses, random weights, generation from prompts."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dsrun.runs.records import read_records
+from tests.integration.conftest import FP32, make_tokenizer, many_runs
+
+pytestmark = pytest.mark.train
+
+SEQ2SEQ_SHAPE = {
+    "vocab_size": 64, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "max_position_embeddings": 64,
+    "pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0, "forced_eos_token_id": 1, "dropout": 0.0,
+}  # fmt: skip
+CAUSAL_SHAPE = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 2, "max_position_embeddings": 64, "pad_token_id": 0, "eos_token_id": 1,
+}  # fmt: skip
+ROUTERS = {
+    "num_local_experts": 4, "num_experts_per_tok": 2, "output_router_logits": True, "router_aux_loss_coef": 10.0,
+}  # fmt: skip
+OWN_LOSS = """
+from transformers import LlamaForCausalLM
+
+
+class OffsetModel(LlamaForCausalLM):
+    def forward(self, input_ids=None, attention_mask=None, labels=None):
+        outputs = super().forward(input_ids=input_ids, attention_mask=attention_mask, labels=labels)
+        if labels is not None:
+            outputs.loss = outputs.loss + 100
+        return outputs
+"""
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> dict[str, str]:
+    import torch
+    from transformers import (
+        LlamaConfig,
+        LlamaForCausalLM,
+        MarianConfig,
+        MarianMTModel,
+        MixtralConfig,
+        MixtralForCausalLM,
+    )
+
+    folder = tmp_path_factory.mktemp("kinds")
+    torch.manual_seed(0)
+    made = {
+        "marian": MarianMTModel(MarianConfig(**SEQ2SEQ_SHAPE)),
+        "mixtral": MixtralForCausalLM(MixtralConfig(**CAUSAL_SHAPE, **ROUTERS)),
+        "dense": LlamaForCausalLM(LlamaConfig(**CAUSAL_SHAPE)),
+        "own": LlamaForCausalLM(LlamaConfig(**CAUSAL_SHAPE)),
+    }
+    for name, model in made.items():
+        model.save_pretrained(folder / name)
+        make_tokenizer().save_pretrained(folder / name)
+    (folder / "own" / "modeling_offset.py").write_text(OWN_LOSS)
+    config = json.loads((folder / "own" / "config.json").read_text())
+    config["auto_map"] = {"AutoModelForCausalLM": "modeling_offset.OffsetModel"}
+    (folder / "own" / "config.json").write_text(json.dumps(config))
+    return {name: str(folder / name) for name in made}
+
+
+@pytest.fixture(scope="module")
+def ran(models, pairs, tmp_path_factory) -> Path:
+    """The run folders KIND-STAGE-RANKS-MICRO, each of a global batch of 8."""
+    scratch = tmp_path_factory.mktemp("runs")
+    common = [
+        "--train-file", pairs["train"], "--global-batch-size", "8", *FP32, "--max-steps", "3", "--logging-steps", "1",
+        "--learning-rate", "0.001", "--save-strategy", "no",
+    ]  # fmt: skip
+    more = {
+        "own": ["--trust-remote-code"],
+        "scratch": ["--from-scratch"],
+        "generate": ["--validation-file", pairs["validation"], "--predict-with-generate"],
+    }
+    cases = {
+        1: [("marian", 0, 8), ("mixtral", 0, 8), ("mixtral", 0, 1), ("own", 0, 8), ("own", 0, 2), ("scratch", 0, 8),
+            ("scratch", 3, 8), ("generate", 0, 8)],
+        2: [("marian", 0, 4), ("mixtral", 0, 2), ("mixtral", 2, 4), ("own", 2, 1), ("scratch", 2, 4),
+            ("scratch", 3, 2), ("generate", 3, 2)],
+    }  # fmt: skip
+    for ranks, found in cases.items():
+        runs = [
+            [
+                "--model", models.get(kind, models["dense"]), "--zero", str(stage), "--micro-batch-size", str(micro),
+                *common, *more.get(kind, []), "--output", str(scratch / f"{kind}-{stage}-{ranks}-{micro}"),
+            ]
+            for kind, stage, micro in found
+        ]  # fmt: skip
+        many_runs(runs, ranks=ranks, scratch=scratch)
+    return scratch
+
+
+def losses(folder: Path) -> list[float]:
+    return [row["loss"] for row in read_records(folder / "metrics.jsonl") if "loss" in row]
+
+
+def test_model_with_parameters_without_gradient_trains_at_zero_0(ran):
+    """Marian's positions are computed: loaded, they are parameters that get no gradient, which DDP waits for."""
+    assert len(losses(ran / "marian-0-1-8")) == 3
+    assert losses(ran / "marian-0-2-4") == pytest.approx(losses(ran / "marian-0-1-8"), rel=1e-4)
+
+
+def test_router_loss_counts_once_however_the_batch_is_cut(ran):
+    """Balance is measured in each micro batch, so it is not the same number; but it does not grow with their count."""
+    whole = losses(ran / "mixtral-0-1-8")
+    assert whole[0] > 20, "the routers weigh more than the cross entropy"
+    for cut in ("mixtral-0-1-1", "mixtral-0-2-2", "mixtral-2-2-4"):
+        assert losses(ran / cut)[0] == pytest.approx(whole[0], rel=0.1), cut
+
+
+def test_own_loss_of_remote_code_used(ran):
+    first = losses(ran / "own-0-1-8")
+    assert 103 < first[0] < 106, "cross entropy over 64 words plus 100"
+    for cut in ("own-0-1-2", "own-2-2-1"):
+        assert losses(ran / cut) == pytest.approx(first, rel=1e-4), cut
+
+
+def test_random_weights_the_same_under_every_stage_and_number_of_ranks(ran):
+    first = losses(ran / "scratch-0-1-8")
+    for cut in ("scratch-3-1-8", "scratch-2-2-4", "scratch-3-2-2"):
+        assert losses(ran / cut) == pytest.approx(first, rel=1e-4), cut
+
+
+def test_causal_model_scored_by_what_it_writes_after_the_prompt(ran, pairs):
+    """The same text on any ranks and stage, and without the prompt, half of whose words the reference repeats."""
+    rows = [json.loads(line) for line in Path(pairs["validation"]).read_text().splitlines()]
+    folder = ran / "generate-0-1-8"
+    examples = read_records(folder / "predictions-validation.jsonl")
+    assert [(e["source"].strip(), e["reference"]) for e in examples] == [(r["source"], r["target"]) for r in rows]
+    assert not any(e["prediction"].startswith(e["source"].strip()) for e in examples)
+    assert read_records(ran / "generate-3-2-2" / "predictions-validation.jsonl") == examples
+    (scores,) = [row for row in read_records(folder / "metrics.jsonl") if "eval_bleu" in row]
+    assert scores["eval_bleu"] < 10
