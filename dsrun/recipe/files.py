@@ -43,6 +43,7 @@ def check_files(spec: TrainSpec, *, generation_config: str | None = None) -> Non
         (spec.train_file, "--train-file"),
         (spec.validation_file, "--validation-file"),
         (spec.test_file, "--test-file"),
+        (spec.sample_prompts, "--sample-prompts"),
     ):
         if file:
             _check_named_file(Path(file).expanduser(), f"{flag} {file}")

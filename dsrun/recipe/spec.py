@@ -77,6 +77,7 @@ class TrainSpec:
     ignore_pad_token_for_loss: bool = True
     forced_bos_token: str | None = None
     num_beams: int | None = None
+    sample_prompts: str | None = None
 
     # lora
     lora: int | None = None

@@ -75,10 +75,17 @@ def ran(models, pairs, tmp_path_factory) -> Path:
         "--train-file", pairs["train"], "--global-batch-size", "8", *FP32, "--max-steps", "3", "--logging-steps", "1",
         "--learning-rate", "0.001", "--save-strategy", "no",
     ]  # fmt: skip
+    (scratch / "prompts.txt").write_text("w1 w2 w3\nw4\n")
     more = {
         "own": ["--trust-remote-code"],
         "scratch": ["--from-scratch"],
-        "generate": ["--validation-file", pairs["validation"], "--predict-with-generate"],
+        "generate": [
+            "--validation-file",
+            pairs["validation"],
+            "--predict-with-generate",
+            "--sample-prompts",
+            str(scratch / "prompts.txt"),
+        ],
     }
     cases = {
         1: [("marian", 0, 8), ("mixtral", 0, 8), ("mixtral", 0, 1), ("own", 0, 8), ("own", 0, 2), ("scratch", 0, 8),
@@ -139,3 +146,11 @@ def test_causal_model_scored_by_what_it_writes_after_the_prompt(ran, pairs):
     assert read_records(ran / "generate-3-2-2" / "predictions-validation.jsonl") == examples
     (scores,) = [row for row in read_records(folder / "metrics.jsonl") if "eval_bleu" in row]
     assert scores["eval_bleu"] < 10
+
+
+def test_samples_written_to_own_prompts(ran):
+    samples = read_records(ran / "generate-0-1-8" / "samples.jsonl")
+    assert [(each["step"], each["prompt"]) for each in samples] == [(3, "w1 w2 w3"), (3, "w4")]
+    assert all(each["text"] and not each["text"].startswith(each["prompt"]) for each in samples)
+    sharded = read_records(ran / "generate-3-2-2" / "samples.jsonl")
+    assert [each["text"] for each in sharded] == [each["text"] for each in samples]

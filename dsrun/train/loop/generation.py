@@ -37,6 +37,36 @@ def has_prompts(rows: Any) -> bool:
     return hasattr(rows, "with_format") and any(last_answer(row["labels"]) for row in rows)
 
 
+def padded(rows: Sequence[list[int]], fill: int, *, left: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and their mask, int64 [rows, longest]. A causal model goes on at the right, so its prompts are padded
+    on the left."""
+    ids = torch.full((len(rows), max(map(len, rows))), fill)
+    mask = torch.zeros_like(ids)
+    for k, row in enumerate(rows):
+        place = slice(ids.shape[1] - len(row), None) if left else slice(len(row))
+        ids[k, place] = torch.tensor(row)
+        mask[k, place] = 1
+    return ids, mask
+
+
+@torch.no_grad()
+def write_texts(trainer: Any, ids: torch.Tensor, mask: torch.Tensor, **options: Any) -> list[str]:
+    """What the model writes to the rows of `ids`, on all ranks alike; of a causal model what comes after them."""
+    arguments, is_causal = trainer.args, trainer.loss_of_model.shifted
+    positions = getattr(trainer.model.config, "max_position_embeddings", None)
+    if is_causal and positions:
+        options["max_new_tokens"] = max(1, min(options["max_new_tokens"], positions - ids.shape[1]))
+    # Chosen by chance, texts would differ from run to run, and draw from the random numbers of training.
+    options |= {"num_beams": arguments.generation_num_beams, "do_sample": False}
+    # Ranks stop at different lengths; under ZeRO-3 each must go on taking part in the gathering.
+    options["synced_gpus"] = trainer.is_zero3 and trainer.split.world_size > 1
+    given = {name: value for name, value in options.items() if value is not None}
+    with trainer.compute_loss_context_manager():
+        tokens = trainer.model.generate(input_ids=ids, attention_mask=mask, use_cache=True, **given)
+    new = tokens[:, ids.shape[1] :] if is_causal else tokens
+    return trainer.processing_class.batch_decode(new, skip_special_tokens=True)
+
+
 class Generator:
     """Generates a text for every row of `rows`: from the source of a seq2seq row, from what comes before the last
     answer of a causal one. Called with each batch, on all ranks."""
@@ -46,19 +76,8 @@ class Generator:
         self.rows = rows
         self.tokenizer = trainer.processing_class
         self.shifted = trainer.loss_of_model.shifted
-        self.options = self._options()
+        self.options = self._ends() if self.shifted else {"max_length": trainer.args.generation_max_length}
         self._texts: list[tuple[int, str]] = []
-
-    def _options(self) -> dict[str, Any]:
-        arguments = self.trainer.args
-        options = {"num_beams": arguments.generation_num_beams}
-        if self.shifted:
-            options |= self._ends()
-        else:
-            options["max_length"] = arguments.generation_max_length
-        # Ranks stop at different lengths; under ZeRO-3 each must go on taking part in the gathering.
-        options["synced_gpus"] = self.trainer.is_zero3 and self.trainer.split.world_size > 1
-        return {name: value for name, value in options.items() if value is not None}
 
     def _ends(self) -> dict[str, Any]:
         """When a causal model stops: at the special tokens that end its answers, or when it has written as much as the
@@ -74,40 +93,15 @@ class Generator:
 
     def take(self, indices: Sequence[int], inputs: dict[str, torch.Tensor]) -> None:
         """Generate for the rows `indices` of a batch, FILLER standing for none."""
+        ids, mask, has_answer = inputs["input_ids"], inputs["attention_mask"], [True] * len(indices)
         if self.shifted:
-            has_answer = [last_answer(labels) is not None for labels in inputs["labels"].cpu()]
-            ids, mask = self._prompts(inputs)
-        else:
-            has_answer = [True] * len(indices)
-            ids, mask = inputs["input_ids"], inputs["attention_mask"]
-        texts = self._generate(ids, mask)
-        found = zip(indices, texts, has_answer, strict=True)
+            spans = [last_answer(labels) for labels in inputs["labels"].cpu()]
+            has_answer = [span is not None for span in spans]
+            # A row without a prompt gives its first token, as every rank must generate as often.
+            prompts = [row[: span[0] if span else 1] for row, span in zip(ids.tolist(), spans, strict=True)]
+            ids, mask = (each.to(ids) for each in padded(prompts, self.trainer.data_collator.pad_id, left=True))
+        found = zip(indices, write_texts(self.trainer, ids, mask, **self.options), has_answer, strict=True)
         self._texts += [(index, text) for index, text, counts in found if counts and index != FILLER]
-
-    def _prompts(self, inputs: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        """The prompts of a batch, int64 [batch, longest], and their mask: padded on the left, as generation goes on at
-        the right. A row without a prompt gives its first token, as every rank must generate as often."""
-        spans = [last_answer(labels) for labels in inputs["labels"].cpu()]
-        starts = [span[0] if span else 1 for span in spans]
-        width = max(starts)
-        ids = inputs["input_ids"].new_full((len(starts), width), self.trainer.data_collator.pad_id)
-        mask = torch.zeros_like(ids)
-        for row, start in enumerate(starts):
-            ids[row, width - start :] = inputs["input_ids"][row, :start]
-            mask[row, width - start :] = 1
-        return ids, mask
-
-    @torch.no_grad()
-    def _generate(self, ids: torch.Tensor, mask: torch.Tensor) -> list[str]:
-        options = dict(self.options)
-        positions = getattr(self.trainer.model.config, "max_position_embeddings", None)
-        if self.shifted and positions:
-            options["max_new_tokens"] = max(1, min(options["max_new_tokens"], positions - ids.shape[1]))
-        with self.trainer.compute_loss_context_manager():
-            tokens = self.trainer.model.generate(input_ids=ids, attention_mask=mask, use_cache=True, **options)
-        # A causal model gives its prompt back with what it writes.
-        new = tokens[:, ids.shape[1] :] if self.shifted else tokens
-        return self.tokenizer.batch_decode(new, skip_special_tokens=True)
 
     def examples(self) -> list[Example]:
         """What was generated on all ranks, in the order of the rows, on rank 0; nothing on the others."""

@@ -25,6 +25,7 @@ from dsrun.train.loop.callbacks import (
 from dsrun.train.loop.loaders import SampleLedger
 from dsrun.train.loop.nan import NanGuard
 from dsrun.train.loop.preemption import HeartbeatCallback, PendingEvaluationCallback, PreemptionCallback
+from dsrun.train.loop.sample_prompts import SamplePrompts
 from dsrun.train.loop.trainer import RunTrainer
 from dsrun.train.loss.probe import CausalityCheck
 from dsrun.train.plan import Plan, rollback_recorder, steps_to_skip
@@ -108,6 +109,10 @@ def build_callbacks(
         trainer.add_callback(Recorder(trainer, console, records.metric, parameters=parameters, peak_flops=peak))
         trainer.add_callback(EventCallback(records))
         trainer.add_callback(LossSpikeDetector(_reporter("spike", "", records, console)))
+    if spec.sample_prompts:
+        prompts = Path(spec.sample_prompts).expanduser()
+        prefix = None if plan.task == "causal-lm" else spec.source_prefix or ""
+        trainer.add_callback(SamplePrompts(trainer, prompts, folder.path, console, prefix=prefix))
     if spec.sample_ledger:
         trainer.add_callback(SampleLedger(trainer, folder.path))
     if spec.profile:
