@@ -31,7 +31,7 @@ POINTS = {
     "scripts": ("deepspeed.runtime.engine", "DeepSpeedEngine._copy_recovery_script"),
     "committing": ("dsrun.runs.records", "write_json_atomic"),
     "evaluating": ("dsrun.train.loop.evaluation", "Evaluator._loss"),
-    "generating": ("dsrun.train.loop.evaluation", "Evaluator._generate"),
+    "generating": ("dsrun.train.loop.generation", "Generator.take"),
     "exporting": ("dsrun.train.run", "save_final"),
 }
 

@@ -11,6 +11,9 @@ from dsrun.train.loop.sample_prompts import encode_prompt, read_prompts
 from tests.integration.conftest import make_tokenizer
 
 TEMPLATE = (
+    "{% for m in messages %}{{ m.role[:1] }} {{ m.content }} {% endfor %}"
+    "{% if add_generation_prompt %}w9{% endif %}"
+)
     "{% for m in messages %}{{ m.role[:1] }} {{ m.content }} {% endfor %}{% if add_generation_prompt %}w9{% endif %}"
 )
 
