@@ -11,6 +11,8 @@ from dsrun.recipe.data_files import FORMATS, check_data_file, suffix_of
 from dsrun.recipe.spec import TrainSpec
 from dsrun.system.host import nearest_existing
 
+CHAT_TEMPLATES: Final = ("chatml",)
+"""The chat templates that dsrun has itself."""
 DEMO_MODELS: Final = ("demo-t5", "demo-llama")
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.index.json")
@@ -27,8 +29,10 @@ def check_files(spec: TrainSpec, *, generation_config: str | None = None) -> Non
         (spec.tokenizer, "--tokenizer"),
         (spec.config_name, "--config-name"),
         (generation_config, "--generation-config"),
+        (spec.chat_template if spec.chat_template not in CHAT_TEMPLATES else None, "--chat-template"),
     ):
-        if name and is_path(name) and not _is_there(Path(name).expanduser()):
+        is_file = flag == "--chat-template"
+        if name and (is_file or is_path(name)) and not _is_there(Path(name).expanduser()):
             raise UsageError(f"{flag} {name} does not exist")
     if spec.dataset and is_path(spec.dataset):
         path = Path(spec.dataset).expanduser()

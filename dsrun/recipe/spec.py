@@ -58,6 +58,8 @@ class TrainSpec:
     target_lang: str | None = None
     lang: str | None = None
     source_prefix: str | None = None
+    chat_template: str | None = None
+    apply_chat_template: bool = False
     text_column: str | None = None
     summary_column: str | None = None
     max_length: int | None = None
@@ -69,6 +71,7 @@ class TrainSpec:
     max_train_samples: int | None = None
     max_eval_samples: int | None = None
     max_predict_samples: int | None = None
+    max_bad_rows: float = 0.01
     streaming: bool = False
     num_proc: int | None = None
     overwrite_cache: bool = False

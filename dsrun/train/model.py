@@ -28,6 +28,7 @@ from dsrun.errors import MissingError, UsageError, one_line
 from dsrun.model_families import family_of
 from dsrun.recipe.files import is_path
 from dsrun.recipe.spec import TrainSpec
+from dsrun.train.data.chat import set_template
 
 logger = logging.getLogger(__name__)
 
@@ -141,7 +142,9 @@ def load_tokenizer(spec: TrainSpec) -> Any:
         raise UsageError("a model built from --model-type has no tokenizer", fix="add --tokenizer NAME")
     options = {"use_fast": spec.use_fast_tokenizer, "trust_remote_code": spec.trust_remote_code}
     with one_at_a_time(spec.trust_remote_code):
-        return _from_hub(AutoTokenizer, name, "tokenizer", spec, **options)
+        tokenizer = _from_hub(AutoTokenizer, name, "tokenizer", spec, **options)
+    set_template(tokenizer, spec.chat_template)
+    return tokenizer
 
 
 def build(spec: TrainSpec, config: Any, task: Task) -> Any:

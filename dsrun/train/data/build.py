@@ -15,13 +15,13 @@ from datasets import Dataset, Features, Sequence, Value
 
 from dsrun.errors import UsageError
 from dsrun.train.data.cache import Meta, map_rows, quiet
+from dsrun.train.data.chat import check_template
 from dsrun.train.data.layouts import Hints, Layout, detect, known_layouts
-from dsrun.train.data.normal import normalise
+from dsrun.train.data.normal import normal_or_bad
 from dsrun.train.data.request import Counts, check_sample_count
 from dsrun.train.data.sources import FileSource, Source
 from dsrun.train.data.token_files import file_digest, flat_chunks, narrowest, rows_digest, write_tokens
 from dsrun.train.data.tokenise import Row, RowEncoder
-from dsrun.train.data.tokenizer import check_template
 from dsrun.train.loop.batches import IGNORED
 
 Progress = Callable[[str, int, int], None]
@@ -32,13 +32,14 @@ _HOLD_OUT_SEED = 0
 
 _FIRST_ROWS = 1000
 
+# What is wrong with a row, where something is: its other fields are empty then.
+_BAD = ("bad", pa.string())
+_PLACE = (("where", pa.string()), _BAD)
 NORMAL = {
-    "pair": pa.schema([("source", pa.string()), ("target", pa.string()), ("where", pa.string())]),
-    "text": pa.schema([("text", pa.string()), ("starts", pa.bool_()), ("ends", pa.bool_())]),
-    "chat": pa.schema([("messages", pa.string()), ("tools", pa.string()), ("where", pa.string())]),
-    "tokens": pa.schema(
-        [("input_ids", pa.list_(pa.int64())), ("labels", pa.list_(pa.int64())), ("where", pa.string())]
-    ),
+    "pair": pa.schema([("source", pa.string()), ("target", pa.string()), *_PLACE]),
+    "text": pa.schema([("text", pa.string()), ("starts", pa.bool_()), ("ends", pa.bool_()), _BAD]),
+    "chat": pa.schema([("messages", pa.string()), ("tools", pa.string()), *_PLACE]),
+    "tokens": pa.schema([("input_ids", pa.list_(pa.int64())), ("labels", pa.list_(pa.int64())), *_PLACE]),
 }
 
 
@@ -79,7 +80,18 @@ def build(
     builder = _Builder(spec, source, layout, tokenizer, scratch, num_proc, progress)
     meta = builder.documents(work) if layout.kind == "text" else builder.rows(work)
     shutil.rmtree(scratch)
-    return {**meta, "layout": layout.name, "notices": [layout.notice] if layout.notice else []}
+    return {**meta, "layout": layout.name, "notices": notices_of(layout, spec, tokenizer)}
+
+
+def notices_of(layout: Layout, spec: BuildSpec, tokenizer: Any) -> list[str]:
+    """What the user should know of how rows are read."""
+    notices = [layout.notice] if layout.notice else []
+    if layout.kind == "pair" and spec.task == "causal-lm" and getattr(tokenizer, "chat_template", None):
+        notices.append(
+            f"the model has a chat template, and {layout.name} is joined as plain text without it: "
+            "--apply-chat-template makes conversations of it"
+        )
+    return notices
 
 
 def layout_of(spec: BuildSpec, source: Source, tokenizer: Any) -> Layout:
@@ -123,6 +135,7 @@ class _Builder:
                 break
             take *= 4
         if not tokens:
+            counts.refuse_bad(0)
             raise UsageError(f"{self.source.where} contains no text")
         largest = max(int(chunk.max()) for chunk in ids if len(chunk))
         written = write_tokens(ids, work / "tokens.bin", largest_id=largest, limit=limit)
@@ -202,6 +215,7 @@ class _Builder:
         return largest
 
     def _nothing_left(self, part: Part, counts: Counts) -> None:
+        counts.refuse_bad(0)
         rows = f"{self.source.where}: none of the {counts.rows:,} rows for {part.split}"
         if counts.no_loss:
             raise UsageError(
@@ -214,7 +228,7 @@ class _Builder:
 
 def normal_row(layout: Layout, where: str, row: Row) -> Row:
     """A row of a file in the normal form of its layout, with its place where that has room for it."""
-    normal = normalise(layout, row, where)
+    normal = normal_or_bad(layout, where, row)
     return {**normal, "where": where} if "where" in NORMAL[layout.kind].names else normal
 
 

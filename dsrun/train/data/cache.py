@@ -35,7 +35,7 @@ from dsrun.train.data.request import Counts
 from dsrun.train.data.tokenise import RowEncoder
 from dsrun.train.distributed import acquire_lock
 
-VERSION = 3
+VERSION = 4
 """Part of every key: raise it when the same input gives other rows, or other values in meta.json."""
 
 Meta = dict[str, Any]

@@ -14,7 +14,7 @@ A value of None where text should be marks a row that is left out and counted; a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NoReturn
 
 from dsrun.errors import UsageError, did_you_mean
@@ -49,6 +49,8 @@ PAIRS = tuple((tuple(source.split("+")), target) for source, target in (pair.spl
 
 TEXTS = ("text", "content")
 CHATS = ("messages", "conversations")
+SYSTEM = "system"
+"""The column of the system message of a pair that becomes a conversation."""
 # Columns that an error names.
 _SHOWN = 20
 
@@ -60,6 +62,7 @@ class Hints:
     summary_column: str | None = None
     source_lang: str | None = None
     target_lang: str | None = None
+    apply_chat_template: bool = False
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,15 @@ def detect(columns: Sequence[str], sample: Mapping[str, Any], hints: Hints, wher
     layout = find(columns, sample, hints, where)
     if layout is None:
         _unknown(columns, hints, where)
+    if hints.apply_chat_template and hints.task == "seq2seq":
+        raise UsageError("--apply-chat-template is for causal language models", fix="leave it out")
+    if hints.apply_chat_template and layout.kind == "pair":
+        system = () if layout.keys else _present(columns, SYSTEM)
+        return replace(layout, kind="chat", columns=(*layout.columns, *system), separator="")
+    if hints.apply_chat_template and layout.kind != "chat":
+        raise UsageError(
+            f"--apply-chat-template: {where} has no prompts and answers, but {layout.name}", fix="leave it out"
+        )
     return layout
 
 

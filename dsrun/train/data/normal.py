@@ -9,7 +9,8 @@ from typing import Any
 
 from dsrun.errors import UsageError
 from dsrun.system.files import parse_json
-from dsrun.train.data.layouts import Layout
+from dsrun.train.data.chat import UNLEARNED
+from dsrun.train.data.layouts import SYSTEM, Layout
 
 # Prepared rows hold int32.
 _LEAST_ID, _LARGEST_ID = -(2**31), 2**31 - 1
@@ -21,6 +22,14 @@ _ROLES = {
     **{role: role for role in ("developer", "system", "user", "assistant", "tool")},
 }
 """Roles as data sets write them (ShareGPT and others), and as chat templates know them."""
+
+
+def normal_or_bad(layout: Layout, where: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    """A row in normal form, or what is wrong with it, under `bad`."""
+    try:
+        return normalise(layout, row, where)
+    except UsageError as error:
+        return {"bad": str(error)}
 
 
 def normalise(layout: Layout, row: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -42,7 +51,7 @@ def _pair(layout: Layout, row: Mapping[str, Any], where: str) -> tuple[str | Non
             raise UsageError(f"{where}: {layout.columns[0]!r} is not a dictionary of languages")
         source, target = (_text(value.get(key), key, where) for key in layout.keys)
     else:
-        parts = [_text(row.get(column), column, where) for column in layout.columns]
+        parts = [_text(row.get(column), column, where) for column in layout.columns if column != SYSTEM]
         # Alpaca-like data leaves `input` empty where the instruction says it all.
         source = parts[0] and "\n".join(part for part in parts if part)
         target = _text(row.get(layout.target or ""), layout.target or "", where)
@@ -67,14 +76,33 @@ def _text(value: Any, column: str, where: str) -> str | None:
 
 
 def _chat(layout: Layout, row: Mapping[str, Any], where: str) -> dict[str, Any]:
-    value = row.get(layout.columns[0])
-    if layout.columns[0] == "prompt":
-        value = [*(value or []), *(row.get("completion") or [])]
-    columns = {"messages": (messages_of(value, where), layout.columns[0]), "tools": (_tools(row, where), "tools")}
+    if layout.target:
+        messages = _as_conversation(layout, row, where)
+    elif layout.columns[0] == "prompt":
+        # What precedes the completion is read, whoever said it.
+        prompt = [_unlearned(each) for each in messages_of(row.get("prompt"), where)]
+        messages = [*prompt, *messages_of(row.get("completion"), where)]
+    else:
+        messages = messages_of(row.get(layout.columns[0]), where)
+    columns = {"messages": (messages, layout.columns[0]), "tools": (_tools(row, where), "tools")}
     return {
         name: _text(json.dumps(value, ensure_ascii=False), column, where) if value else None
         for name, (value, column) in columns.items()
     }
+
+
+def _as_conversation(layout: Layout, row: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
+    """A pair as what a user says and what the assistant answers; [] where one of them is missing."""
+    source, target = _pair(layout, row, where)
+    if not source or target is None:
+        return []
+    system = _text(row.get(SYSTEM), SYSTEM, where)
+    said = [("system", system)] if system else []
+    return [{"role": role, "content": text} for role, text in (*said, ("user", source), ("assistant", target))]
+
+
+def _unlearned(message: dict[str, Any]) -> dict[str, Any]:
+    return {**message, UNLEARNED: True} if message["role"] == "assistant" else message
 
 
 def _tools(row: Mapping[str, Any], where: str) -> list[Any]:
@@ -143,7 +171,12 @@ def _message(item: Any, where: str) -> dict[str, Any]:
         raise UsageError(f"{where}: unknown role {role!r} in a message", fix=f"known: {', '.join(_ROLES)}")
     if content is None and not message.get("tool_calls"):
         raise UsageError(f"{where}: a message of the {_ROLES[role]} has no content")
-    return {"role": _ROLES[role], "content": _plain(content, where), **message}
+    found = {"role": _ROLES[role], "content": _plain(content, where)}
+    # The keys of OpenAI's format and of axolotl for what is read but not learned.
+    learned = [message.pop(name) for name in ("weight", "train", "training") if name in message]
+    if any(each not in (0, 1) for each in learned):
+        raise UsageError(f"{where}: the weight of a message is {learned[0]!r}; it must be 0 or 1")
+    return _unlearned({**found, **message}) if not all(learned) else {**found, **message}
 
 
 def _plain(content: Any, where: str) -> str:

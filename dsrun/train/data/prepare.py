@@ -119,7 +119,8 @@ class _Preparation:
             return
         job = self._job((self._part(split),))
         if self.spec.streaming and split == "train":
-            rows, notices = stream(job, source, self.tokenizer, vocab_size=self.request.vocab_size)
+            vocab_size, max_bad = self.request.vocab_size, self.spec.max_bad_rows
+            rows, notices = stream(job, source, self.tokenizer, vocab_size=vocab_size, max_bad=max_bad)
             self.data[split] = rows
             self.notices += notices
             return
@@ -175,6 +176,7 @@ class _Preparation:
             if part.split not in meta["parts"]:
                 continue
             counts = Counts(**meta["parts"][part.split]["counts"])
+            counts.refuse_bad(self.spec.max_bad_rows)
             largest = meta["parts"][part.split]["largest"]
             check_vocabulary(largest, self.request.vocab_size, f"{part.split} data ({source.where})")
             if meta["kind"] == "rows":
@@ -214,7 +216,9 @@ class _Preparation:
     def _job(self, parts: tuple[Part, ...], *, held_out: int = 0) -> BuildSpec:
         spec = self.spec
         source_lang, target_lang = spec.source_lang, spec.target_lang
-        hints = Hints(self.request.task, spec.text_column, spec.summary_column, source_lang, target_lang)
+        hints = Hints(
+            self.request.task, spec.text_column, spec.summary_column, source_lang, target_lang, spec.apply_chat_template
+        )
         return BuildSpec(self.request.task, hints, self.limits.source, spec.source_prefix or "", parts, held_out)
 
     def _part(self, split: str, share: str = "all") -> Part:

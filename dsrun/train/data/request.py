@@ -26,7 +26,8 @@ DEFAULT_TARGET = 128
 
 @dataclass
 class Counts:
-    """What happened to rows: how many were read, cut, and left out, and why."""
+    """What happened to rows: how many were read, cut, and left out, and why; how many conversations were divided, and
+    into how many samples more."""
 
     rows: int = 0
     cut: int = 0
@@ -34,6 +35,10 @@ class Counts:
     cut_target: int = 0
     incomplete: int = 0
     no_loss: int = 0
+    bad: int = 0
+    divided: int = 0
+    extra: int = 0
+    first_bad: str = ""
     first_incomplete: str = ""
     first_no_loss: str = ""
 
@@ -42,8 +47,28 @@ class Counts:
             mine = getattr(self, name)
             setattr(self, name, mine + value if isinstance(mine, int) else mine or value)
 
+    def note_bad(self, error: str) -> None:
+        self.bad += 1
+        self.first_bad = self.first_bad or error
+
+    def refuse_bad(self, share: float, *, least: int = 1) -> None:
+        """Raise UsageError where more than this share of the rows is bad; fewer rows than `least` count as so many."""
+        if self.bad > share * max(self.rows, least):
+            more = f"; {self.bad:,} of {self.rows:,} rows are invalid" if self.bad > 1 else ""
+            raise UsageError(f"{self.first_bad}{more}", fix="mend it, or leave such rows out: --max-bad-rows SHARE")
+
     def notices(self, split: str, limit: int) -> list[str]:
         lines = []
+        if self.bad:
+            lines.append(
+                f"{split}: {self.bad:,} of {self.rows:,} rows are invalid and left out (the first: {self.first_bad})"
+            )
+        if self.divided:
+            samples = self.divided + self.extra
+            lines.append(
+                f"{split}: {self.divided:,} of {self.rows:,} conversations became {samples:,} samples, as the chat "
+                "template changes earlier turns: each answer is learned after what the model sees when it writes it"
+            )
         if self.incomplete:
             lines.append(
                 f"{split}: {self.incomplete:,} of {self.rows:,} rows lack a text and are left out "
@@ -85,9 +110,10 @@ class Truncation:
 
 
 def truncation_of(counts: Counts, source_limit: int, target_limit: int) -> Truncation:
+    total = counts.rows + counts.extra
     if counts.cut_source and counts.cut_target:
-        return Truncation(counts.cut, counts.rows, source_limit, target_limit)
-    return Truncation(counts.cut, counts.rows, target_limit if counts.cut_target else source_limit)
+        return Truncation(counts.cut, total, source_limit, target_limit)
+    return Truncation(counts.cut, total, target_limit if counts.cut_target else source_limit)
 
 
 def limits_of(spec: TrainSpec, task: str, max_positions: int | None, tokenizer: Any) -> Limits:

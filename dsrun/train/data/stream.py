@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from datasets import Dataset
 
-from dsrun.train.data.build import NORMAL, BuildSpec, encoder_for, layout_of, normal_row
+from dsrun.train.data.build import NORMAL, BuildSpec, encoder_for, layout_of, normal_row, notices_of
 from dsrun.train.data.layouts import Layout
 from dsrun.train.data.readers import Mark
 from dsrun.train.data.sources import FileSource, Source, TableSource
@@ -164,13 +164,15 @@ def blocks(rows: Iterator[tuple[Row, State]], size: int, start: State, used: int
         yield cut()
 
 
-def stream(spec: BuildSpec, source: Source, tokenizer: Any, *, vocab_size: int) -> tuple[RowStream, list[str]]:
+def stream(
+    spec: BuildSpec, source: Source, tokenizer: Any, *, vocab_size: int, max_bad: float
+) -> tuple[RowStream, list[str]]:
     part = spec.parts[0]
     layout = layout_of(spec, source, tokenizer)
-    encoder = replace(encoder_for(spec, part, source, layout, tokenizer), vocab_size=vocab_size)
+    encoder = replace(encoder_for(spec, part, source, layout, tokenizer), vocab_size=vocab_size, max_bad=max_bad)
     block_size = spec.source_limit if layout.kind == "text" else None
     rows = RowStream(source, layout, encoder, block_size, part.samples)
-    return rows, [layout.notice] if layout.notice else []
+    return rows, notices_of(layout, spec, tokenizer)
 
 
 def materialise(source: TableSource, samples: int | None) -> TableSource:

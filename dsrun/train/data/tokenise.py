@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,17 @@ import numpy as np
 
 from dsrun.errors import UsageError
 from dsrun.system.files import parse_json
+from dsrun.train.data.chat import ChatSample, encode_chat
 from dsrun.train.data.layouts import Layout
-from dsrun.train.data.normal import normalise
+from dsrun.train.data.normal import normal_or_bad
 from dsrun.train.data.request import Counts
-from dsrun.train.data.tokenizer import Affixes, affixes_of, encode_chat
+from dsrun.train.data.tokenizer import Affixes, affixes_of
 from dsrun.train.loop.batches import IGNORED
 
 Row = dict[str, Any]
+
+STREAMED_ROWS = 1000
+"""Rows of a stream that a share of bad ones is a share of as long as fewer are read."""
 
 # Masks are made per batch; leaving them out here takes a third off tokenising.
 _IDS_ONLY = {"return_attention_mask": False, "return_token_type_ids": False}
@@ -59,7 +63,7 @@ class RowEncoder:
     """A batch function for `map`: raw or normalised rows in, token ids out. What it counts in a worker process goes as
     JSON lines to `ledger`. `layout` brings raw rows into normal form and is None for rows that are in it already
     (`kind` says in which). `keep_text` adds `source_text` and `target_text`. With `vocab_size` larger ids are refused
-    here, for streams, which cannot be read ahead."""
+    here, and a larger share of bad rows than `max_bad`, for streams, which cannot be read ahead."""
 
     tokenizer: Any
     task: str
@@ -73,8 +77,10 @@ class RowEncoder:
     keep_text: bool = False
     ledger: Path | None = None
     vocab_size: int | None = None
+    max_bad: float = 0.0
     piece: int = _PIECE
     affixes: Affixes = field(init=False)
+    read: Counts = field(init=False, default_factory=Counts)
 
     def __post_init__(self) -> None:
         self.affixes = affixes_of(self.tokenizer)
@@ -94,8 +100,10 @@ class RowEncoder:
             row = {name: values[k] for name, values in batch.items()}
             row["where"] = row.get("where") or f"{self.where}, row {index + 1}"
             if self.layout:
-                row = {**normalise(self.layout, row, row["where"]), "where": row["where"]}
-            if self._incomplete(row):
+                row = {**normal_or_bad(self.layout, row["where"], row), "where": row["where"]}
+            if row.get("bad"):
+                counts.note_bad(row["bad"])
+            elif self._incomplete(row):
                 counts.incomplete += 1
                 counts.first_incomplete = counts.first_incomplete or row["where"]
             else:
@@ -107,6 +115,8 @@ class RowEncoder:
             with self.ledger.open("ab", buffering=0) as file:
                 file.write(line.encode())
         if self.vocab_size is not None:
+            self.read.add(asdict(counts))
+            self.read.refuse_bad(self.max_bad, least=STREAMED_ROWS)
             for row in encoded:
                 check_vocabulary(max([0, *row["input_ids"], *row.get("labels", ())]), self.vocab_size, self.where)
         return {name: [row[name] for row in encoded] for name in self.columns}
@@ -123,7 +133,7 @@ class RowEncoder:
         if self.kind == "tokens":
             encoded = [self._given(row) for row in rows]
         elif self.kind == "chat":
-            encoded = [self._conversation(row) for row in rows]
+            encoded = [sample for row in rows for sample in self._tolerant(row, counts)]
         elif self.task == "seq2seq":
             return self._translate(rows, counts)
         else:
@@ -223,17 +233,29 @@ class RowEncoder:
         for batch in _batches(texts, self.piece):
             yield from self.tokenizer(**{side: list(texts[batch])}, verbose=False, **_IDS_ONLY, **how)["input_ids"]
 
-    def _conversation(self, row: Row) -> Row:
+    def _tolerant(self, row: Row, counts: Counts) -> list[Row]:
+        """The samples of a conversation; none of one that cannot be rendered, which is counted."""
+        try:
+            return self._conversation(row, counts)
+        except UsageError as error:
+            counts.note_bad(str(error))
+            return []
+
+    def _conversation(self, row: Row, counts: Counts) -> list[Row]:
         messages = parse_json(row["messages"])
         tools = parse_json(row["tools"]) if row["tools"] else None
-        ids, written = encode_chat(self.tokenizer, messages, tools, row["where"])
-        labels = [token if mark else IGNORED for token, mark in zip(ids, written, strict=True)]
-        last = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=None)
+        samples = encode_chat(self.tokenizer, messages, tools, row["where"])
+        counts.extra += len(samples) - 1
+        counts.divided += len(samples) > 1
+        return [self._chat_row(sample, messages, row["where"]) for sample in samples]
+
+    def _chat_row(self, sample: ChatSample, messages: list[Row], where: str) -> Row:
+        labels = [token if mark else IGNORED for token, mark in zip(sample.ids, sample.learned, strict=True)]
         texts = {"source_text": "", "target_text": ""}
-        if self.keep_text and last is not None:
-            prompt = "\n".join(f"{message['role']}: {message['content']}" for message in messages[:last])
-            texts = {"source_text": prompt, "target_text": messages[last]["content"]}
-        return {"input_ids": ids, "labels": labels, "where": row["where"], **texts}
+        if self.keep_text and sample.answer is not None:
+            prompt = "\n".join(f"{message['role']}: {message['content']}" for message in messages[: sample.answer])
+            texts = {"source_text": prompt, "target_text": messages[sample.answer]["content"]}
+        return {"input_ids": sample.ids, "labels": labels, "where": where, **texts}
 
     def _given(self, row: Row) -> Row:
         labels = row["labels"]

@@ -1,10 +1,9 @@
-"""What dsrun needs of a tokenizer: special tokens, padding, languages, identity, and chat templates."""
+"""What dsrun needs of a tokenizer: special tokens, padding, languages and identity."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +12,6 @@ from typing import Any
 from dsrun.errors import UsageError
 from dsrun.model_families import family_of
 from dsrun.recipe.spec import TrainSpec
-
-_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
 @dataclass(frozen=True)
@@ -43,111 +40,6 @@ def affixes_of(tokenizer: Any) -> Affixes:
     if end is not None and end not in after:
         after = [*after, end]
     return Affixes(tuple(before), tuple(after))
-
-
-def check_template(tokenizer: Any, where: str) -> None:
-    if not getattr(tokenizer, "chat_template", None):
-        raise UsageError(
-            f"{where} holds conversations, but the tokenizer has no chat template",
-            fix="--tokenizer of an instruction-tuned model, or a chat_template.jinja in the model's folder",
-        )
-
-
-def encode_chat(
-    tokenizer: Any, messages: list[dict[str, Any]], tools: list[Any] | None, where: str
-) -> tuple[list[int], list[bool]]:
-    """Token ids of a conversation and, for each, whether the assistant wrote it: by the template's own `{% generation
-    %}` marks, else by what rendering one message more adds to the text."""
-    if tokenizer.is_fast and _GENERATION.search(tokenizer.get_chat_template(tools=tools)):
-        found = _render(
-            tokenizer, messages, tools, where, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
-        )
-        return list(found["input_ids"]), [bool(mark) for mark in found["assistant_masks"]]
-    full = _render(tokenizer, messages, tools, where, tokenize=False)
-    spans = _assistant_spans(tokenizer, messages, tools, full, where)
-    if tokenizer.is_fast:
-        return _mark_by_offsets(tokenizer, full, spans)
-    return _mark_by_prefixes(tokenizer, full, spans, where)
-
-
-def _render(tokenizer: Any, messages: list[dict[str, Any]], tools: list[Any] | None, where: str, **how: Any) -> Any:
-    from jinja2 import TemplateError
-
-    try:
-        return tokenizer.apply_chat_template(messages, tools=tools, **how)
-    except TemplateError as error:
-        raise UsageError(f"{where}: the chat template refuses these messages: {error}") from error
-
-
-def _assistant_spans(
-    tokenizer: Any, messages: list[dict[str, Any]], tools: list[Any] | None, full: str, where: str
-) -> list[tuple[int, int]]:
-    """[start, end) of what the assistant wrote, in characters of the full rendering, end of turn included."""
-    spans = []
-    for i, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
-        after = full if i + 1 == len(messages) else _render(tokenizer, messages[: i + 1], tools, where, tokenize=False)
-        if i == 0:
-            # Many templates cannot render an empty conversation.
-            start = max(0, after.find(message["content"].strip()))
-        else:
-            before = _render(tokenizer, messages[:i], tools, where, tokenize=False, add_generation_prompt=True)
-            if not after.startswith(before):
-                # A template without a generation prompt of its own kind, or one that opens with the answer.
-                before = _render(tokenizer, messages[:i], tools, where, tokenize=False)
-            start = len(before)
-            if not after.startswith(before):
-                _not_a_prefix(where)
-        if not full.startswith(after):
-            _not_a_prefix(where)
-        spans.append((start, len(after)))
-    return spans
-
-
-def _not_a_prefix(where: str) -> None:
-    raise UsageError(
-        f"{where}: the chat template changes earlier messages when later ones come, so the assistant's "
-        "tokens cannot be told apart",
-        fix="put {% generation %} … {% endgeneration %} around the assistant's part of the template",
-    )
-
-
-def _mark_by_offsets(tokenizer: Any, full: str, spans: list[tuple[int, int]]) -> tuple[list[int], list[bool]]:
-    found = tokenizer(full, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
-    ids, offsets = found["input_ids"], found["offset_mapping"]
-    marks = [False] * len(ids)
-    control = set(tokenizer.all_special_ids) | set(tokenizer.get_added_vocab().values())
-    for start, end in spans:
-        inside = [k for k, (left, right) in enumerate(offsets) if start <= left < end and right > left]
-        # ChatML closes a turn with a control token and a line break; generation stops before the line break.
-        while len(inside) > 1 and not full[slice(*offsets[inside[-1]])].strip() and ids[inside[-1]] not in control:
-            if not any(ids[k] in control for k in inside):
-                break
-            inside.pop()
-        for k in inside:
-            marks[k] = True
-    return ids, marks
-
-
-def _mark_by_prefixes(
-    tokenizer: Any, full: str, spans: list[tuple[int, int]], where: str
-) -> tuple[list[int], list[bool]]:
-    """For tokenizers without offsets: a span begins and ends where the tokens of its prefix end."""
-    ids = tokenizer(full, add_special_tokens=False, verbose=False)["input_ids"]
-    marks = [False] * len(ids)
-    for start, end in spans:
-        edges = []
-        for edge in (start, end):
-            prefix = tokenizer(full[:edge], add_special_tokens=False, verbose=False)["input_ids"]
-            if ids[: len(prefix)] != prefix:
-                raise UsageError(
-                    f"{where}: this slow tokenizer joins the assistant's text with the preceding text",
-                    fix="use a fast tokenizer: --use-fast-tokenizer true",
-                )
-            edges.append(len(prefix))
-        marks[edges[0] : edges[1]] = [True] * (edges[1] - edges[0])
-    return ids, marks
 
 
 def pad_with_end(tokenizer: Any, task: str) -> str | None:

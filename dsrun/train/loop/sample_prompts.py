@@ -10,9 +10,10 @@ from transformers import TrainerCallback
 from dsrun.errors import UsageError
 from dsrun.runs.records import Appender
 from dsrun.train.console import Console
+from dsrun.train.data.chat import check_template
 from dsrun.train.data.normal import messages_of
 from dsrun.train.data.readers import read_marked
-from dsrun.train.data.tokenizer import affixes_of, check_template
+from dsrun.train.data.tokenizer import affixes_of
 from dsrun.train.loop.generation import padded, write_texts
 
 LENGTH = 128

@@ -3,7 +3,7 @@
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.train.data.tokenizer import encode_chat
+from dsrun.train.data.chat import encode_chat
 
 MARKED = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"
@@ -23,6 +23,12 @@ TALK = [
 ]
 
 
+def one(*args):
+    """The only sample of a conversation."""
+    (sample,) = encode_chat(*args)
+    return sample.ids, sample.learned
+
+
 def learned(tokenizer, ids, marks):
     """What is learned, as text; "|" stands between spans."""
     out, before = "", False
@@ -39,23 +45,25 @@ def masked(row):
 
 def test_chat_loss_mask_of_answers_and_end_of_turn(causal):
     """Answers and their end of turn are learned."""
-    ids, marks = encode_chat(causal, TALK, None, "x")
+    ids, marks = one(causal, TALK, None, "x")
     assert learned(causal, ids, marks) == "yo<|im_end|>|ok<|im_end|>"
     assert causal.convert_ids_to_tokens(ids)[:4] == ["<|im_start|>", "u", "s", "e"]
 
 
 def test_chat_loss_mask_from_template_marks(causal):
     causal.chat_template = MARKED
-    ids, marks = encode_chat(causal, TALK, None, "x")
+    ids, marks = one(causal, TALK, None, "x")
     assert learned(causal, ids, marks) == "yo<|im_end|>|ok<|im_end|>"
 
 
-def test_chat_template_rewriting_messages_rejected(causal):
+def test_answers_of_template_rewriting_history_learned_apart(causal):
+    """The first answer is learned as the model writes it, the second after the history as the model sees it then."""
     causal.chat_template = FORGETFUL
-    with pytest.raises(UsageError, match=r"row 3: the chat template changes earlier messages.*generation"):
-        encode_chat(causal, TALK, None, "x, row 3")
-    ids, marks = encode_chat(causal, TALK[:2], None, "x")
-    assert learned(causal, ids, marks).endswith("yo<|im_end|>")
+    first, second = encode_chat(causal, TALK, None, "x")
+    assert learned(causal, first.ids, first.learned).endswith("yo<|im_end|>")
+    assert learned(causal, second.ids, second.learned).endswith("ok<|im_end|>")
+    assert "[gone]" in causal.decode(second.ids).replace(" ", "")
+    assert (first.answer, second.answer) == (1, 3)
 
 
 def test_chat_template_error_gives_reason(causal):
@@ -70,12 +78,12 @@ def test_chat_loss_mask_of_newline_ending_turn(causal):
         "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
         "{% if add_generation_prompt %}assistant: {% endif %}"
     )
-    ids, marks = encode_chat(causal, TALK, None, "x")
-    assert learned(causal, ids, marks) == "yo\n|ok\n"
+    ids, marks = one(causal, TALK, None, "x")
+    assert learned(causal, ids, marks) == "yo\n|ok\n</s>"
 
 
 def test_chat_opened_by_assistant(causal):
-    ids, marks = encode_chat(causal, TALK[1:], None, "x")
+    ids, marks = one(causal, TALK[1:], None, "x")
     assert learned(causal, ids, marks) == "yo<|im_end|>|ok<|im_end|>"
 
 
@@ -84,13 +92,15 @@ def test_chat_loss_mask_of_slow_tokenizer(causal):
         """The same tokenizer without offsets."""
 
         is_fast = False
-        apply_chat_template = causal.apply_chat_template
+
+        def __getattr__(self, name):
+            return getattr(causal, name)
 
         def __call__(self, text, **how):
             assert "return_offsets_mapping" not in how
             return causal(text, **how)
 
-    ids, marks = encode_chat(Slow(), TALK, None, "x")
+    ids, marks = one(Slow(), TALK, None, "x")
     # Without offsets the line break after the end of turn cannot be told from it.
     assert learned(causal, ids, marks) == "yo<|im_end|>\n|ok<|im_end|>\n"
 
@@ -170,3 +180,73 @@ def test_held_out_rows_without_target_tokens_rejected(causal, prepare, jsonl):
     rows[int(held)]["prompt"] = "123456789"
     with pytest.raises(UsageError, match="none of the 1 rows for validation has a token"):
         prepare(causal, "causal-lm", train_file=jsonl(rows, "b.jsonl"), max_length=4)
+
+
+def test_prompt_of_conversational_completion_not_learned(causal, prepare, jsonl):
+    """The completion alone is learned, whoever spoke in the prompt."""
+    file = jsonl([{"prompt": TALK[:3], "completion": TALK[3:]}])
+    row = prepare(causal, "causal-lm", train_file=file, validation_split_percentage=0).train[0]
+    assert learned(causal, row["input_ids"], masked(row)) == "ok<|im_end|>"
+
+
+@pytest.mark.parametrize("mark", [{"weight": 0}, {"train": False}])
+def test_message_of_weight_0_not_learned(mark, causal, prepare, jsonl):
+    """And the template does not see the mark, which it might write down."""
+    causal.chat_template = causal.chat_template.replace("m.content }}", "m.content }}{{ m.weight }}{{ m.train }}")
+    file = jsonl([{"messages": [TALK[0], {**TALK[1], **mark}, *TALK[2:]]}])
+    row = prepare(causal, "causal-lm", train_file=file, validation_split_percentage=0).train[0]
+    assert learned(causal, row["input_ids"], masked(row)) == "ok<|im_end|>"
+    assert "yo<|im_end|>" in causal.decode(row["input_ids"]).replace(" ", "")
+
+
+def test_weight_that_is_neither_0_nor_1_rejected(causal, prepare, jsonl):
+    file = jsonl([{"messages": [TALK[0], {**TALK[1], "weight": 0.5}]}])
+    with pytest.raises(UsageError, match=r"line 1: the weight of a message is 0\.5; it must be 0 or 1"):
+        prepare(causal, "causal-lm", train_file=file, validation_split_percentage=0)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_bad_rows_left_out_and_counted_up_to_their_share(streaming, causal, prepare, jsonl):
+    rows = [{"messages": TALK}] * 9
+    bad = {"messages": [{"role": "narrator", "content": "x"}]}
+    options = {"train_file": jsonl([*rows, bad]), "validation_split_percentage": 0, "streaming": streaming}
+    if not streaming:
+        with pytest.raises(UsageError, match=r"line 10: unknown role 'narrator'.*--max-bad-rows"):
+            prepare(causal, "causal-lm", **options)
+    data = prepare(causal, "causal-lm", **options, max_bad_rows=0.1)
+    assert len(list(data.train)) == 9
+    if not streaming:
+        assert any("1 of 10 rows are invalid and left out (the first: " in notice for notice in data.notices)
+    else:
+        with pytest.raises(UsageError, match="unknown role 'narrator'"):
+            list(prepare(causal, "causal-lm", **options, max_bad_rows=0).train)
+
+
+def test_row_that_the_template_refuses_counted(causal, prepare, jsonl):
+    causal.chat_template = (
+        "{% if messages[0].content == 'no' %}{{ raise_exception('too short') }}{% endif %}" + FORGETFUL
+    )
+    file = jsonl([{"messages": TALK}] * 4 + [{"messages": [{"role": "user", "content": "no"}, TALK[1]]}])
+    data = prepare(causal, "causal-lm", train_file=file, validation_split_percentage=0, max_bad_rows=0.5)
+    # Each conversation became two samples, as the template changes what it shows of the first answer.
+    assert len(data.train) == 8
+    assert any("too short" in notice for notice in data.notices)
+    assert any("4 of 5 conversations became 8 samples" in notice for notice in data.notices)
+
+
+def test_pairs_become_conversations_on_request(causal, prepare, jsonl):
+    rows = [{"instruction": "add", "input": "1+1", "output": "2", "system": "be brief"}]
+    options = {"train_file": jsonl(rows), "validation_split_percentage": 0}
+    plain = prepare(causal, "causal-lm", **options)
+    assert any("--apply-chat-template" in notice for notice in plain.notices)
+    data = prepare(causal, "causal-lm", **options, apply_chat_template=True)
+    row = data.train[0]
+    assert learned(causal, row["input_ids"], masked(row)) == "2<|im_end|>"
+    text = causal.decode(row["input_ids"]).replace(" ", "")
+    assert text.startswith("<|im_start|>system\nbebrief<|im_end|>\n<|im_start|>user\nadd\n1+1<|im_end|>")
+    assert not any("--apply-chat-template" in notice for notice in data.notices)
+
+
+def test_running_text_does_not_become_a_conversation(causal, prepare, jsonl):
+    with pytest.raises(UsageError, match=r"--apply-chat-template: .* has no prompts and answers, but text"):
+        prepare(causal, "causal-lm", train_file=jsonl([{"text": "a"}]), apply_chat_template=True)
