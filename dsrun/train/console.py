@@ -25,6 +25,9 @@ from dsrun.system.display import printable
 
 SECONDS_BETWEEN_PLAIN_LINES = 10.0
 
+MARKS = ("⟦", "⟧")
+"""Around what stands out, where there is no colour."""
+
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -67,6 +70,23 @@ class Console:
         self._rich.print(escape(text), style=style)
         if self._transcript:
             self._transcript.write(text + "\n")
+
+    def marked(self, head: str, parts: list[tuple[str, bool]]) -> None:
+        """Print one line whose marked parts stand out: in colour where there is any, in brackets elsewhere."""
+        if self._silent:
+            return
+        shown = [(printable(text), mark) for text, mark in parts]
+        plain = head + "".join(f"{MARKS[0]}{text}{MARKS[1]}" if mark else text for text, mark in shown)
+        if self.coloured:
+            self._rich.print(Text.assemble(head, *((text, "bold green" if mark else "") for text, mark in shown)))
+        else:
+            self._rich.print(escape(plain))
+        if self._transcript:
+            self._transcript.write(plain + "\n")
+
+    @property
+    def coloured(self) -> bool:
+        return self.terminal and not os.environ.get("NO_COLOR")
 
     def notice(self, text: str) -> None:
         if text not in self._noted:

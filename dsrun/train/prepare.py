@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dsrun.recipe.files import check_files
 from dsrun.recipe.recipe import Recipe, evaluation_is_requested, phases
 from dsrun.recipe.resolve import resolve
-from dsrun.train.console import Console, PlainTask
+from dsrun.train.console import MARKS, Console, PlainTask
 from dsrun.train.rank_context import explain_failure
 
 if TYPE_CHECKING:
@@ -55,6 +55,7 @@ def _prepare(argv: Sequence[str], console: Console) -> None:
     tokenizer = models.load_tokenizer(recipe.spec)
     task = models.decide_task(config, recipe.spec.task, recipe.spec.model)
     data = prepare_and_report(data_request(recipe, config, task, len(tokenizer), phases(recipe)), tokenizer, console)
+    show_samples(data, tokenizer, console)
     console.print(f"prepared {data.origin}")
 
 
@@ -77,6 +78,18 @@ def prepare_and_report(
         if cut.cut:
             console.notice(f"{split}: {cut.sentence()}")
     return data
+
+
+def show_samples(data: PreparedData, tokenizer: Any, console: Console) -> None:
+    """Print two samples of the training data with what is learned of them."""
+    from dsrun.train.data.preview import preview
+
+    samples = preview(data, tokenizer)
+    if samples:
+        where = "in green" if console.coloured else "in " + " ".join(MARKS)
+        console.print(f"samples; what is learned is {where}:")
+    for parts in samples:
+        console.marked("  ", parts)
 
 
 def data_request(recipe: Recipe, config: Any, task: Task, tokens: int, wanted: frozenset[str]) -> DataRequest:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dsrun.recipe.recipe import Recipe, phases
-from dsrun.runs.attempts import earlier_signatures, saved_global_batch
+from dsrun.runs.attempts import earlier_signatures, is_another, saved_global_batch
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.stop_request import first_request
 from dsrun.system import variables
@@ -30,7 +30,7 @@ from dsrun.train.loop.preemption import EvaluationLeftError
 from dsrun.train.loop.setup import build_callbacks
 from dsrun.train.loop.trainer import RunTrainer
 from dsrun.train.plan import Plan, decide_plan, read_memory_fallback
-from dsrun.train.prepare import data_request, prepare_and_report
+from dsrun.train.prepare import data_request, prepare_and_report, show_samples
 from dsrun.train.rank_context import RankContext, cause_of, is_supervised, record_interruption
 from dsrun.train.records import RunRecords, already_finished, evaluate_and_predict, header, step_of, summary
 
@@ -53,6 +53,8 @@ def run(
     request = data_request(recipe, plan.config, plan.task, len(tokenizer), plan.phases)
     context.heart.enter("tokenising")
     data = prepare_and_report(request, tokenizer, console, beat=context.heart.beat)
+    if "train" in plan.phases and world.is_main and not is_another(os.environ):
+        show_samples(data, tokenizer, console)
     context.heart.enter("loading")
     if plan.deepspeed is not None:
         engine.prepare_ops(plan.deepspeed, world, notify=console.notice, training="train" in plan.phases)

@@ -131,7 +131,8 @@ class _Chat:
         if not alone.startswith(prompt):
             # A generation prompt of its own kind, as one that opens a reasoning which this answer does not have.
             prompt = alone[: max(_same(alone, prompt), _same(alone, self.render(index)))]
-        content = str(self.messages[index]["content"]).strip()
+        # Templates move or drop the reasoning before the answer.
+        content = str(self.messages[index]["content"]).rpartition("</think>")[2].strip()
         if content and content not in alone[len(prompt) :]:
             raise UsageError(
                 f"{self.where}: the chat template changes what precedes an answer, so what the assistant wrote cannot "

@@ -223,9 +223,8 @@ def test_bad_rows_left_out_and_counted_up_to_their_share(streaming, causal, prep
 
 
 def test_row_that_the_template_refuses_counted(causal, prepare, jsonl):
-    causal.chat_template = (
-        "{% if messages[0].content == 'no' %}{{ raise_exception('too short') }}{% endif %}" + FORGETFUL
-    )
+    refuse = "{% if messages[0].content == 'no' %}{{ raise_exception('too short') }}{% endif %}"
+    causal.chat_template = refuse + FORGETFUL
     file = jsonl([{"messages": TALK}] * 4 + [{"messages": [{"role": "user", "content": "no"}, TALK[1]]}])
     data = prepare(causal, "causal-lm", train_file=file, validation_split_percentage=0, max_bad_rows=0.5)
     # Each conversation became two samples, as the template changes what it shows of the first answer.

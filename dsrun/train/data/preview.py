@@ -1,0 +1,51 @@
+"""Samples as they are trained on, for the user's eyes: what the model reads, and what of it is learned."""
+
+from __future__ import annotations
+
+from itertools import groupby, islice
+from operator import itemgetter
+from typing import Any
+
+from dsrun.train.data.request import PreparedData
+from dsrun.train.loop.batches import IGNORED
+
+SAMPLES = 2
+LONGEST_PART = 200
+MOST_PARTS = 6
+
+Parts = list[tuple[str, bool]]
+"""The parts of a sample in their order: a text, and whether it is learned."""
+
+
+def preview(data: PreparedData, tokenizer: Any) -> list[Parts]:
+    """The first sample of the training data and one from its middle; of a stream the first two."""
+    rows = data.train
+    if rows is None:
+        return []
+    if hasattr(rows, "__len__"):
+        chosen = [rows[k] for k in sorted({0, len(rows) // 2})]
+    else:
+        chosen = list(islice(iter(rows), SAMPLES))
+    return [parts_of(row, tokenizer, seq2seq=data.collator.seq2seq) for row in chosen]
+
+
+def parts_of(row: dict[str, Any], tokenizer: Any, *, seq2seq: bool) -> Parts:
+    """The parts of a prepared row, decoded with their special tokens; long ones are shortened, early ones left out."""
+    if seq2seq:
+        labels = [label for label in row["labels"] if label != IGNORED]
+        source, target = (_shortened(tokenizer.decode(ids)) for ids in (row["input_ids"], labels))
+        return [(f"{source} -> ", False), (target, True)]
+    # The label of the first token is never predicted.
+    learned = [False, *(label != IGNORED for label in row["labels"][1:])]
+    runs = groupby(zip(row["input_ids"], learned, strict=True), key=itemgetter(1))
+    parts = [(tokenizer.decode([token for token, _ in run]), mark) for mark, run in runs]
+    shown = [(_shortened(text, end=mark), mark) for text, mark in parts[-MOST_PARTS:]]
+    return [("… ", False), *shown] if len(parts) > MOST_PARTS else shown
+
+
+def _shortened(text: str, *, end: bool = True) -> str:
+    """A text on one line: its beginning where `end` may be left out, else its last characters."""
+    line = text.replace("\n", "↵")
+    if len(line) <= LONGEST_PART:
+        return line
+    return line[:LONGEST_PART] + " …" if end else "… " + line[-LONGEST_PART:]
