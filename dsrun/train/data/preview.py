@@ -19,7 +19,7 @@ Parts = list[tuple[str, bool]]
 
 def preview(data: PreparedData, tokenizer: Any) -> list[Parts]:
     """The first sample of the training data and one from its middle; of a stream the first two."""
-    rows = data.train
+    rows: Any = data.train
     if rows is None:
         return []
     if hasattr(rows, "__len__"):
