@@ -28,6 +28,7 @@ FORMATS: Final = {
     ".parquet": "parquet",
     ".txt": "txt",
     ".bin": "bin",
+    ".npy": "npy",
 }
 """What the suffix of a data file says about its content."""
 
@@ -38,12 +39,16 @@ HEAD: Final = 1 << 20
 csv.field_size_limit(8 << 20)
 
 _TEXT_FORMATS = ("json", "csv", "tsv", "txt")
+_DELIMITERS: Final = {";": "semicolon", "\t": "tab"}
 _LINE_END = re.compile(r"\r\n|\r|\n")
-_LLM_C_MAGIC = (20240520, 20240801)
+LLM_C_MAGIC: Final = {20240520: "uint16", 20240801: "uint32"}
+"""The first number of a token file of llm.c (llmc/dataloader.h), and the dtype of the ids after the header."""
+LLM_C_HEADER: Final = 1024
+"""Bytes of that header."""
 
 
 def data_format(path: Path) -> str:
-    """What the suffix says the file holds, `.gz` aside: json, csv, tsv, parquet, txt or bin.
+    """What the suffix says the file holds, `.gz` aside: json, csv, tsv, parquet, txt, bin or npy.
 
     Raises:
         UsageError: the suffix is not one of `FORMATS`, or a kind that is not read compressed.
@@ -78,8 +83,11 @@ def check_data_file(path: Path) -> None:
     _refuse_other_format(path, kind, head)
     if kind == "parquet":
         _check_parquet(path, size)
+    elif kind == "npy":
+        if not head.startswith(b"\x93NUMPY"):
+            raise UsageError(f"{path} is not a NumPy array: it does not begin with \\x93NUMPY")
     elif kind == "bin":
-        _check_tokens(path, size, head)
+        _check_tokens(path, size)
     else:
         _check_text(path, kind, head, complete)
 
@@ -163,14 +171,9 @@ def _check_parquet(path: Path, size: int) -> None:
         raise UsageError(f"{path} is a Parquet file cut short: it does not end with PAR1", fix="copy it again")
 
 
-def _check_tokens(path: Path, size: int, head: bytes) -> None:
+def _check_tokens(path: Path, size: int) -> None:
     if size % 2:
         raise UsageError(f"{path} contains {size:,} bytes, which is not a whole number of uint16 tokens")
-    # llm.c writes 256 int32 of header before its tokens; read as tokens they would be garbage silently.
-    if int.from_bytes(head[:4], "little") in _LLM_C_MAGIC:
-        raise UsageError(
-            f"{path} has the header of llm.c; tokens must start at byte 0", fix=f"tail -c +1025 {path} > tokens.bin"
-        )
 
 
 def _check_text(path: Path, kind: str, head: bytes, complete: bool) -> None:
@@ -195,11 +198,22 @@ def _decode(path: Path, kind: str, head: bytes, complete: bool) -> str:
         text = decoder.decode(head, final=complete)
     except UnicodeDecodeError as error:
         line = head[: error.start].count(b"\n") + 1
-        raise UsageError(f"{path}, line {line}: not UTF-8 text, so not {kind} as its suffix says") from error
+        raise UsageError(f"{path}, line {line}: not UTF-8 text", fix=as_utf8(path, error)) from error
     if "\0" in text:
         line = text[: text.index("\0")].count("\n") + 1
         raise UsageError(f"{path}, line {line}: binary data, not {kind} as its suffix says")
     return text
+
+
+def as_utf8(path: Path, error: UnicodeDecodeError) -> str | None:
+    """The command that converts a file whose bytes could be Latin-1, as older programs write it; None for others."""
+    around = error.object[max(0, error.start - 200) : error.start + 200]
+    # Text has few control characters, and binary data many.
+    if any(byte < 32 and byte not in b"\t\r\n" for byte in around):
+        return None
+    unpacked = f"gunzip -c {path} | " if is_gzip(path) else ""
+    named = "" if unpacked else f" {path}"
+    return f"if it is Latin-1: {unpacked}iconv -f LATIN1 -t UTF-8{named} > utf8{suffix_of(path)}"
 
 
 def _check_table(path: Path, kind: str, text: str, complete: bool) -> None:
@@ -209,6 +223,12 @@ def _check_table(path: Path, kind: str, text: str, complete: bool) -> None:
         is_empty = complete and next((row for row in rows if row), None) is None
     except csv.Error as error:
         raise UsageError(f"{path}, line {rows.line_num}: broken CSV ({error})") from error
+    if len(header) == 1 and (found := next((mark for mark in _DELIMITERS if mark in header[0]), None)):
+        raise UsageError(
+            f"{path} looks {_DELIMITERS[found]}-separated: its first line is {header[0][:60]!r}",
+            fix=f"""convert it: python -c 'import csv, sys; csv.writer(sys.stdout).writerows(csv.reader(sys.stdin, """
+            f"""delimiter="{found.encode("unicode_escape").decode()}"))' < {path} > commas.csv""",
+        )
     if not any(name.strip() for name in header):
         raise UsageError(f"{path}, line 1: a header with the names of the columns is missing")
     if is_empty:

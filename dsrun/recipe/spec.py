@@ -71,6 +71,7 @@ class TrainSpec:
     max_train_samples: int | None = None
     max_eval_samples: int | None = None
     max_predict_samples: int | None = None
+    bin_dtype: str | None = None
     max_bad_rows: float = 0.01
     streaming: bool = False
     num_proc: int | None = None

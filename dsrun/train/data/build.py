@@ -20,7 +20,8 @@ from dsrun.train.data.layouts import Hints, Layout, detect, known_layouts
 from dsrun.train.data.normal import normal_or_bad
 from dsrun.train.data.request import Counts, check_sample_count
 from dsrun.train.data.sources import FileSource, Source
-from dsrun.train.data.token_files import file_digest, flat_chunks, narrowest, rows_digest, write_tokens
+from dsrun.train.data.token_files import file_digest, flat_chunks, rows_digest, write_tokens
+from dsrun.train.data.token_format import narrowest
 from dsrun.train.data.tokenise import Row, RowEncoder
 from dsrun.train.loop.batches import IGNORED
 

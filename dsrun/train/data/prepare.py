@@ -190,7 +190,9 @@ class _Preparation:
             self.notices += counts.notices(part.split, self.limits.source)
 
     def _token_file(self, split: str, source: FileSource) -> TokenBin:
-        return open_tokens(split, source, self.request, self.limits.source, self._waiting)
+        blocks, notice = open_tokens(split, source, self.request, self.limits.source, self._waiting)
+        self._add_notice(notice)
+        return blocks
 
     def _blocks_of(self, folder: Path, meta: Meta) -> TokenBin:
         return TokenBin(folder / "tokens.bin", meta["dtype"], self.limits.source, sha256=meta["sha256"])

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from dsrun.errors import UsageError, one_line
-from dsrun.recipe.data_files import HEAD, check_data_file, data_format, is_gzip, json_error
+from dsrun.recipe.data_files import HEAD, as_utf8, check_data_file, data_format, is_gzip, json_error
 from dsrun.system.files import parse_json
 from dsrun.train.data.csv_records import csv_records
 
@@ -101,7 +101,7 @@ def _numbered_lines(path: Path, start: Mark = START) -> Iterator[tuple[Mark, str
                     number, offset = number + 1, offset + len(piece)
                     yield Mark(number, offset), text
     except UnicodeDecodeError as error:
-        raise UsageError(f"{path}, after line {number}: not UTF-8 text") from error
+        raise UsageError(f"{path}, line {number + 1}: not UTF-8 text", fix=as_utf8(path, error)) from error
     except (EOFError, gzip.BadGzipFile) as error:
         raise UsageError(f"{path}, after line {number}: the gzip file is damaged or cut short") from error
 

@@ -1,4 +1,4 @@
-"""Token files: a flat run of uint16 or uint32 ids on disk, read through a memory map (as nanoGPT writes them)."""
+"""Token files: a flat run of ids on disk, read through a memory map; see `dsrun.train.data.token_format`."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from torch.utils.data import Dataset
 from dsrun.errors import UsageError
 from dsrun.train.data.cache import Meta, key_of, obtain
 from dsrun.train.data.sources import FileSource, Source
+from dsrun.train.data.token_format import DTYPE_HINT, DTYPES, TokenFormat, format_of, narrowest
 from dsrun.train.data.tokenise import check_vocabulary
 
 if TYPE_CHECKING:
     from dsrun.train.data.request import DataRequest
 
-DTYPES: dict[str, np.dtype[Any]] = {"uint16": np.dtype("<u2"), "uint32": np.dtype("<u4")}
 # Tokens read at a time: 64 MiB of uint32.
 _CHUNK = 1 << 24
 
@@ -30,20 +30,29 @@ class TokenBin(Dataset):
     Blocks follow one another without overlap and the last may be short, so every token is in exactly one of them.
     Labels are not shifted: Transformers' models do that. Only pages that are read come into memory; the map is opened
     anew in each process, so that data loader workers get a path and not its content. `start` and `stop` bound the
-    tokens used; `sha256` is that of the file.
+    tokens used; `sha256` is that of the file, whose tokens begin at byte `offset`.
     """
 
     column_names = ("input_ids", "labels")
 
     def __init__(
-        self, path: Path, dtype: str, block_size: int, *, start: int = 0, stop: int | None = None, sha256: str = ""
+        self,
+        path: Path,
+        dtype: str,
+        block_size: int,
+        *,
+        offset: int = 0,
+        start: int = 0,
+        stop: int | None = None,
+        sha256: str = "",
     ) -> None:
         self.path = path
         self.dtype = dtype
+        self.offset = offset
         self.block_size = block_size
         self.sha256 = sha256
         self.start = start
-        there = count_tokens(path, dtype)
+        there = count_tokens(path, dtype, offset)
         self.stop = there if stop is None else min(stop, there)
         self._map: np.ndarray | None = None
 
@@ -75,30 +84,27 @@ class TokenBin(Dataset):
         return lengths
 
     def part(self, start: int, stop: int) -> TokenBin:
-        return TokenBin(self.path, self.dtype, self.block_size, start=start, stop=stop, sha256=self.sha256)
+        return TokenBin(
+            self.path, self.dtype, self.block_size, offset=self.offset, start=start, stop=stop, sha256=self.sha256
+        )
 
     def _tokens(self) -> np.ndarray:
         if self._map is None:
-            self._map = np.memmap(self.path, dtype=DTYPES[self.dtype], mode="r")
+            self._map = np.memmap(self.path, dtype=DTYPES[self.dtype], mode="r", offset=self.offset)
         return self._map
 
 
-def count_tokens(path: Path, dtype: str) -> int:
-    """Tokens in a file. Raises UsageError where it is empty or not a whole number of tokens long."""
-    size = path.stat().st_size
+def count_tokens(path: Path, dtype: str, offset: int = 0) -> int:
+    """Tokens in a file. Raises UsageError where there are none, or not a whole number of them."""
+    size = path.stat().st_size - offset
     width = DTYPES[dtype].itemsize
-    if size == 0:
+    if size <= 0:
         raise UsageError(f"{path} is empty")
     if size % width:
         raise UsageError(
-            f"{path} contains {size:,} bytes, which is not a whole number of {dtype} tokens", fix=dtype_hint(path)
+            f"{path} contains {size:,} bytes, which is not a whole number of {dtype} tokens", fix=DTYPE_HINT
         )
     return size // width
-
-
-def narrowest(largest_id: int) -> str:
-    """uint16 as long as it holds the largest id."""
-    return "uint16" if largest_id <= np.iinfo(np.uint16).max else "uint32"
 
 
 def divide(blocks: TokenBin, percent: int, where: str) -> tuple[TokenBin, TokenBin]:
@@ -112,10 +118,6 @@ def divide(blocks: TokenBin, percent: int, where: str) -> tuple[TokenBin, TokenB
     held = min(count - 1, max(1, round(count * percent / 100)))
     edge = blocks.start + held * blocks.block_size
     return blocks.part(blocks.start, edge), blocks.part(edge, blocks.stop)
-
-
-def dtype_hint(path: Path) -> str:
-    return f"write uint16 or uint32 into {path.name}.dtype beside it if that is its dtype"
 
 
 def write_tokens(documents: Iterable[np.ndarray], path: Path, *, largest_id: int, limit: int | None = None) -> int:
@@ -155,46 +157,39 @@ def file_digest(path: Path) -> str:
 
 
 def is_bin(source: Source) -> TypeGuard[FileSource]:
-    return isinstance(source, FileSource) and source.format == "bin"
+    """Whether a source is a token file."""
+    return isinstance(source, FileSource) and source.format in ("bin", "npy")
 
 
 def open_tokens(
     split: str, source: FileSource, request: DataRequest, block_size: int, waiting: Callable[[], None]
-) -> TokenBin:
-    """The blocks of a token file, which is read once for its largest id and its digest."""
+) -> tuple[TokenBin, str | None]:
+    """The blocks of a token file, which is read once for its ids and its digest; and what was found out about it."""
     path = source.paths[0]
     if request.task != "causal-lm":
         raise UsageError(f"{path}: token files are for causal language models; {request.model_type} is not one")
     if len(source.paths) > 1:
         raise UsageError(f"{source.where}: one token file per split is read", fix="cat them into one")
-    dtype = dtype_of(path, request.vocab_size)
-    count_tokens(path, dtype)
+    found = format_of(path, request.vocab_size, request.spec.bin_dtype)
+    count_tokens(path, found.dtype, found.offset)
     stat = path.stat()
-    key = key_of({"bin": str(path.resolve()), "size": stat.st_size, "time": stat.st_mtime_ns, "dtype": dtype})
+    parts = {"bin": str(path.resolve()), "size": stat.st_size, "time": stat.st_mtime_ns}
 
     def scan(_: Path) -> Meta:
-        return {"largest": largest_token(path, dtype), "sha256": file_digest(path)}
+        return {"extremes": extreme_tokens(path, found), "sha256": file_digest(path)}
 
+    key = key_of({**parts, "dtype": found.dtype, "offset": found.offset})
     _, meta = obtain(key, scan, waiting=waiting)
-    hint = f"it was read as {dtype}; {dtype_hint(path)}"
-    check_vocabulary(meta["largest"], request.vocab_size, f"{split} data ({path})", hint=hint)
-    return TokenBin(path, dtype, block_size, sha256=meta["sha256"])
+    least, largest = meta["extremes"]
+    hint = f"it was read as {found.dtype}; {DTYPE_HINT}"
+    if least < 0:
+        raise UsageError(f"{split} data ({path}) contains the negative id {least}", fix=hint)
+    check_vocabulary(largest, request.vocab_size, f"{split} data ({path})", hint=hint)
+    return TokenBin(path, found.dtype, block_size, offset=found.offset, sha256=meta["sha256"]), found.notice
 
 
-def dtype_of(path: Path, vocab_size: int) -> str:
-    """The dtype of a token file: as the file `NAME.dtype` beside it says, else the narrowest that holds the vocabulary.
-
-    nanoGPT leaves the vocabulary in a pickle beside the file; a pickle is a program and is not opened.
-    """
-    beside = path.with_name(path.name + ".dtype")
-    if beside.is_file():
-        named = beside.read_text(encoding="utf-8").strip()
-        if named not in DTYPES:
-            raise UsageError(f"{beside} has the invalid dtype {named!r}; valid: {' or '.join(DTYPES)}")
-        return named
-    return narrowest(vocab_size - 1)
-
-
-def largest_token(path: Path, dtype: str) -> int:
-    tokens = np.memmap(path, dtype=DTYPES[dtype], mode="r")
-    return max(int(tokens[i : i + _CHUNK].max()) for i in range(0, len(tokens), _CHUNK))
+def extreme_tokens(path: Path, found: TokenFormat) -> tuple[int, int]:
+    """The least and the largest id of a token file."""
+    tokens = np.memmap(path, dtype=DTYPES[found.dtype], mode="r", offset=found.offset)
+    chunks = [tokens[i : i + _CHUNK] for i in range(0, len(tokens), _CHUNK)]
+    return min(int(chunk.min()) for chunk in chunks), max(int(chunk.max()) for chunk in chunks)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from dsrun.errors import UsageError
 from dsrun.train.data.stream import blocks
-from dsrun.train.data.token_files import TokenBin, divide, dtype_of, largest_token, write_tokens
+from dsrun.train.data.token_files import TokenBin, divide, extreme_tokens, write_tokens
+from dsrun.train.data.token_format import TokenFormat
 
 DOCUMENTS = st.lists(st.lists(st.integers(0, 100_000), max_size=30), min_size=1, max_size=12)
 
@@ -84,23 +85,10 @@ def test_token_file_pickled_as_path(tmp_path):
         blocks[60]
 
 
-def test_token_dtype_from_vocabulary_size(tmp_path):
-    """The width follows the vocabulary unless a .dtype file says it."""
-    path = tmp_path / "t.bin"
-    assert dtype_of(path, 50_257) == "uint16"
-    assert dtype_of(path, 65_536) == "uint16"
-    assert dtype_of(path, 65_537) == "uint32"
-    (tmp_path / "t.bin.dtype").write_text("uint16\n")
-    assert dtype_of(path, 128_000) == "uint16"
-    (tmp_path / "t.bin.dtype").write_text("int8")
-    with pytest.raises(UsageError, match="invalid dtype 'int8'"):
-        dtype_of(path, 5)
-
-
 def test_largest_token_over_chunks(tmp_path, monkeypatch):
     monkeypatch.setattr("dsrun.train.data.token_files._CHUNK", 4)
     np.array([1, 2, 3, 4, 5, 900, 7], dtype="<u2").tofile(tmp_path / "t.bin")
-    assert largest_token(tmp_path / "t.bin", "uint16") == 900
+    assert extreme_tokens(tmp_path / "t.bin", TokenFormat("uint16")) == (1, 900)
 
 
 def test_token_file_of_partial_tokens_rejected(tmp_path):

@@ -178,7 +178,7 @@ def test_token_files(causal, seq2seq, prepare, tmp_path):
     assert all_tokens(data.validation) == list(range(7))
     with pytest.raises(
         UsageError,
-        match=r"token id 99 is outside.*read as uint16; write uint16 or uint32 into train.bin.dtype",
+        match=r"token id 99 is outside.*read as uint16; --bin-dtype says",
     ):
         prepare(causal, "causal-lm", dataset=tmp_path, block_size=30, vocab_size=99)
     with pytest.raises(UsageError, match="token files are for causal language models"):
