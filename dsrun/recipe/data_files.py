@@ -14,7 +14,7 @@ import json
 import re
 import zlib
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from dsrun.errors import UsageError
 from dsrun.system.files import parse_json
@@ -119,6 +119,19 @@ def json_error(text: str, complete: bool) -> tuple[int, str] | None:
         whole = _parse_error(text)
         return None if whole is None else (whole.lineno, whole.msg)
     return None
+
+
+def first_row(path: Path) -> dict[str, Any]:
+    """The first row of a JSON file, whether its rows are lines, a list, or a list under `data`; {} where its head does
+    not show one."""
+    head, _ = _read_head(path)
+    text = head.decode("utf-8-sig", errors="replace").lstrip()
+    start = text.find("{", text.find("[") if text.startswith('{"data"') else 0)
+    try:
+        row, _ = json.JSONDecoder().raw_decode(text, max(start, 0))
+    except (json.JSONDecodeError, RecursionError):
+        return {}
+    return row if isinstance(row, dict) else {}
 
 
 def suffix_of(path: Path) -> str:

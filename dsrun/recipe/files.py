@@ -8,14 +8,13 @@ from typing import Final
 
 from dsrun.errors import UsageError, nearest
 from dsrun.recipe.data_files import FORMATS, check_data_file, suffix_of
+from dsrun.recipe.model_folder import check_conversations, check_model_folder
 from dsrun.recipe.spec import TrainSpec
 from dsrun.system.host import nearest_existing
 
 CHAT_TEMPLATES: Final = ("chatml",)
 """The chat templates that dsrun has itself."""
 DEMO_MODELS: Final = ("demo-t5", "demo-llama")
-
-_WEIGHTS = ("*.safetensors", "*.bin", "*.index.json")
 
 
 def check_files(spec: TrainSpec, *, generation_config: str | None = None) -> None:
@@ -24,7 +23,7 @@ def check_files(spec: TrainSpec, *, generation_config: str | None = None) -> Non
     Raises:
         UsageError: the first that is missing, empty, of no known kind, or not what its suffix says.
     """
-    _check_model(spec)
+    model = _check_model(spec)
     for name, flag in (
         (spec.tokenizer, "--tokenizer"),
         (spec.config_name, "--config-name"),
@@ -51,6 +50,8 @@ def check_files(spec: TrainSpec, *, generation_config: str | None = None) -> Non
     ):
         if file:
             _check_named_file(Path(file).expanduser(), f"{flag} {file}")
+    if model:
+        check_conversations(model, spec)
     if spec.offload == "nvme" and spec.nvme_path:
         _check_nvme(spec.nvme_path)
 
@@ -65,29 +66,16 @@ def is_path(name: str) -> bool:
     return _is_there(Path(name)) or suffix_of(Path(name)) in FORMATS
 
 
-def _check_model(spec: TrainSpec) -> None:
-    """A local model must hold a config, and weights unless it is to be initialised."""
+def _check_model(spec: TrainSpec) -> Path | None:
+    """The folder of a local model, which must be one that can be trained; None for other names."""
     name = spec.model
     if not name or name in DEMO_MODELS or not is_path(name):
-        return
+        return None
     path = Path(name).expanduser()
     if not _is_there(path):
         raise UsageError(f"--model {name} does not exist", fix=_near(path))
-    if not path.is_dir():
-        raise UsageError(f"--model {name} is a file; a model is a folder with config.json and its weights")
-    if not (path / "config.json").is_file():
-        adapter = (path / "adapter_config.json").is_file()
-        what = "contains a LoRA adapter, not a model" if adapter else "is not a model: it contains no config.json"
-        raise UsageError(f"--model {name} {what}", fix="merge the adapter first" if adapter else None)
-    if not spec.from_scratch and not has_weights(path):
-        raise UsageError(
-            f"--model {name} holds config.json but no weights", fix="--from-scratch initialises a model from its config"
-        )
-
-
-def has_weights(folder: Path) -> bool:
-    """Whether a model's folder holds weight files, of whatever format."""
-    return any(next(folder.glob(pattern), None) for pattern in _WEIGHTS)
+    check_model_folder(path, spec)
+    return path
 
 
 def _check_named_file(path: Path, what: str) -> None:

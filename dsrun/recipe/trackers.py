@@ -61,6 +61,9 @@ def environment(
     notice = None
     if "tensorboard" in names or "all" in names:
         wanted["TENSORBOARD_LOGGING_DIR"] = recipe.spec.tensorboard_dir or str(run / "tensorboard")
+    if "mlflow" in names or "all" in names:
+        # Its own default is a folder beside the run's; since 3.x it refuses plain folders.
+        wanted["MLFLOW_TRACKING_URI"] = f"sqlite:///{run.resolve()}/mlflow.db"
     if "wandb" in names:
         wanted |= {"WANDB_DIR": str(run), "WANDB_SILENT": "true"}
         if recipe.spec.wandb_project:

@@ -18,6 +18,7 @@ from dsrun.runs.manifest import read_manifest
 from dsrun.runs.schema import Manifest
 from dsrun.system import variables
 from dsrun.system.host import hostname
+from dsrun.system.proc import start_time
 
 RESUME_AUTO = ("auto", "true", "True")
 """--resume: the newest whole checkpoint of the run folder. Trainer.train also takes a boolean."""
@@ -41,8 +42,12 @@ def start_times(environ: Mapping[str, str]) -> dict[str, float]:
     if attempt(environ)["attempt"]:
         return {}
     found = {}
+    began = environ.get(variables.BEGAN)
     with suppress(KeyError, ValueError):
-        found["starting_s"] = round(max(0.0, time.time() - float(environ[variables.BEGAN])), 3)
+        # Under torchrun or srun, which say nothing, a rank knows since when it lives.
+        since = start_time(os.getpid()) if began is None else float(began)
+        if since is not None:
+            found["starting_s"] = round(max(0.0, time.time() - since), 3)
         found["queued_s"] = max(0.0, float(environ[variables.QUEUED]))
     return found
 

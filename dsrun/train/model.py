@@ -27,6 +27,7 @@ from transformers import (
 from dsrun.errors import MissingError, UsageError, one_line
 from dsrun.model_families import family_of
 from dsrun.recipe.files import is_path
+from dsrun.recipe.model_folder import BOTH_WAYS, CHOOSE_CAUSAL_LM, CHOOSE_TEXT_MODEL, NEITHER
 from dsrun.recipe.spec import TrainSpec
 from dsrun.train.data.chat import set_template
 
@@ -113,11 +114,7 @@ def load_config(spec: TrainSpec) -> Any:
 def decide_task(config: Any, requested: str, model: str | None) -> Task:
     """The task the config's architecture is made for; `requested` is checked against what it can do."""
     if family_of(config.model_type).reads_both_ways and not getattr(config, "is_decoder", False):
-        raise UsageError(
-            f"{model} is a {config.model_type} model, which reads text in both directions: as a causal LM it would see "
-            "the tokens that it is to predict",
-            fix="choose a causal LM; --from-scratch --model-config is_decoder=true makes one of this config",
-        )
+        raise UsageError(f"{model} is a {config.model_type} model, {BOTH_WAYS}", fix=CHOOSE_CAUSAL_LM)
     able = [task for task, mapping in KNOWN.items() if type(config) in mapping]
     is_stock = type(config).__module__.startswith("transformers.")
     if requested != "auto":
@@ -126,14 +123,10 @@ def decide_task(config: Any, requested: str, model: str | None) -> Task:
             kind = f"{model} is a {config.model_type} model"
             raise UsageError(f"--task {requested}: {kind}, which cannot do that", fix=hint)
         return "seq2seq" if requested == "seq2seq" else "causal-lm"
-    if config.is_encoder_decoder:
-        return "seq2seq"
-    if not able and is_stock:
-        raise UsageError(
-            f"{model} is a {config.model_type} model, which neither translates nor generates text",
-            fix="choose a seq2seq or causal LM model",
-        )
-    return "causal-lm"
+    task: Task = "seq2seq" if config.is_encoder_decoder else "causal-lm"
+    if task not in able and is_stock:
+        raise UsageError(f"{model} is a {config.model_type} model, {NEITHER}", fix=CHOOSE_TEXT_MODEL)
+    return task
 
 
 def load_tokenizer(spec: TrainSpec) -> Any:

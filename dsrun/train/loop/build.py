@@ -18,6 +18,7 @@ from dsrun.train.loop.arguments import LOSS_METRICS, as_usage_errors, check_argu
 from dsrun.train.loop.batches import Split
 from dsrun.train.loop.generation import has_prompts
 from dsrun.train.loop.setup import guard_against_nan
+from dsrun.train.loop.trackers import guard_trackers
 from dsrun.train.loop.trainer import RunTrainer
 from dsrun.train.loss.model_loss import own_loss_notice
 from dsrun.train.loss.probe import is_conditional, parameters_without_gradient
@@ -67,6 +68,7 @@ class TrainerBuilder:
                 nan_guard=guard_against_nan(plan, self.folder.path, self.records, self.console),
             )
         trainer.remove_callback(PrinterCallback)
+        guard_trackers(trainer.callback_handler, self.console.notice)
         if "train" in plan.phases and plan.deepspeed is None:
             self._fit_ddp(trainer)
         return trainer

@@ -75,3 +75,11 @@ def test_known_trackers_match_transformers():
     from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
     assert set(KNOWN) == {*INTEGRATION_TO_CALLBACK, "all"}
+
+
+def test_mlflow_writes_into_the_run_folder(tmp_path):
+    recipe = resolve(["--model", "m", "--report-to", "mlflow"], tmp_path)
+    found, _ = environment(recipe, tmp_path / "run", {}, reachable=lambda _: True)
+    assert found == {"MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/run/mlflow.db"}
+    own = {"MLFLOW_TRACKING_URI": "http://tracking"}
+    assert environment(recipe, tmp_path, own, reachable=lambda _: True)[0] == {}

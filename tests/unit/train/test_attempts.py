@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 
+import psutil
 import pytest
 
 from dsrun.recipe.resolve import resolve
@@ -110,4 +111,10 @@ def test_start_times_of_first_attempt():
     assert found["queued_s"] == 120
     assert "queued_s" not in start_times({"DSRUN_BEGAN": known["DSRUN_BEGAN"]})
     assert start_times({**known, "DSRUN_ATTEMPT": "1"}) == {}
-    assert start_times({}) == {}
+
+
+def test_rank_without_supervisor_starts_when_its_process_began():
+    """Under torchrun or srun: what it took to load and tokenise is not training."""
+    began = psutil.Process().create_time()
+    assert start_times({})["starting_s"] == pytest.approx(time.time() - began, abs=2)
+    assert start_times({"DSRUN_ATTEMPT": "1"}) == {}

@@ -19,6 +19,7 @@ from transformers import (
     MarianConfig,
     MarianMTModel,
     MixtralConfig,
+    WhisperConfig,
     XLNetConfig,
 )
 
@@ -99,6 +100,12 @@ def test_bert_refused_before_it_is_loaded():
     with pytest.raises(UsageError, match=r"^some/bert is a bert model, which reads text in both directions"):
         decide_task(BERT, "auto", "some/bert")
     assert decide_task(BertConfig(**HIDDEN, is_decoder=True), "auto", "some/bert") == "causal-lm"
+
+
+def test_speech_model_refused_before_it_is_loaded():
+    """Whisper is an encoder-decoder with a causal LM head, and neither of what is trained here."""
+    with pytest.raises(UsageError, match="is a whisper model, which is neither"):
+        decide_task(WhisperConfig(), "auto", "some/whisper")
 
 
 def test_parameters_without_gradient(tmp_path):

@@ -1,0 +1,101 @@
+"""A model in a local folder: whether it is one, whether it writes text, and whether it can read the data.
+
+What is told here from a few small files takes an instant; told by the libraries it comes a minute later.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from dsrun.errors import UsageError
+from dsrun.model_families import family_of
+from dsrun.recipe.data_files import data_format, first_row
+from dsrun.recipe.spec import TrainSpec
+
+_WEIGHTS = ("*.safetensors", "*.bin", "*.index.json")
+NEITHER = "which is neither a causal LM nor a seq2seq model of text"
+CHOOSE_TEXT_MODEL = "choose a seq2seq model (T5, BART, Marian …) or a causal LM (Llama, Qwen …)"
+BOTH_WAYS = "which reads text in both directions: as a causal LM it would see the tokens that it is to predict"
+CHOOSE_CAUSAL_LM = "choose a causal LM; --from-scratch --model-config is_decoder=true makes one of this config"
+_CHATS = ("messages", "conversations")
+# Columns that an encoder-decoder model can learn from, whatever stands beside them.
+_PAIRED = {"translation", "source", "target", "input_ids", "text", "summary", "prompt", "input", "output"}
+
+
+def check_model_folder(path: Path, spec: TrainSpec) -> None:
+    """Raise UsageError for a folder that is no model, has no weights to load, or is no model of text."""
+    name = spec.model
+    if not path.is_dir():
+        raise UsageError(f"--model {name} is a file; a model is a folder with config.json and its weights")
+    if not (path / "config.json").is_file():
+        adapter = (path / "adapter_config.json").is_file()
+        what = "contains a LoRA adapter, not a model" if adapter else "is not a model: it contains no config.json"
+        raise UsageError(f"--model {name} {what}", fix="merge the adapter first" if adapter else None)
+    if not spec.from_scratch and not has_weights(path):
+        raise UsageError(
+            f"--model {name} holds config.json but no weights", fix="--from-scratch initialises a model from its config"
+        )
+    config = _read(path / "config.json")
+    kind = config.get("model_type")
+    # Code that comes with a model may make of it what it likes.
+    if kind in other_models() and "auto_map" not in config:
+        raise UsageError(f"--model {name} is a {kind} model, {NEITHER}", fix=CHOOSE_TEXT_MODEL)
+    if family_of(kind).reads_both_ways and not config.get("is_decoder") and not spec.model_config:
+        raise UsageError(f"--model {name} is a {kind} model, {BOTH_WAYS}", fix=CHOOSE_CAUSAL_LM)
+
+
+def check_conversations(path: Path, spec: TrainSpec) -> None:
+    """Raise UsageError where the model in this folder cannot read the conversations of a data file."""
+    config = _read(path / "config.json")
+    for file in filter(None, (spec.train_file, spec.validation_file, spec.test_file)):
+        row = _first_row(Path(file).expanduser())
+        if spec.text_column or not any(isinstance(row.get(name), list) for name in _CHATS):
+            continue
+        if config.get("is_encoder_decoder") and not _PAIRED & set(row):
+            raise UsageError(
+                f"{file} contains conversations, which a model of type {config.get('model_type')} cannot learn",
+                fix="choose a causal LM, or data with a source and a target column",
+            )
+        tokenizer = Path(spec.tokenizer).expanduser() if spec.tokenizer else path
+        if not config.get("is_encoder_decoder") and not spec.chat_template and _lacks_template(tokenizer):
+            raise UsageError(
+                f"{file} contains conversations, but the tokenizer in {tokenizer} has no chat template",
+                fix="--chat-template FILE, --chat-template chatml, or the --tokenizer of an instruction-tuned model",
+            )
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether a model's folder holds weight files, of whatever format."""
+    return any(next(folder.glob(pattern), None) for pattern in _WEIGHTS)
+
+
+@cache
+def other_models() -> frozenset[str]:
+    """The model types of transformers that are neither: encoders, and models of images and of speech."""
+    listed = json.loads(Path(__file__).with_name("other_models.json").read_text(encoding="utf-8"))
+    return frozenset(listed["model_types"])
+
+
+def _lacks_template(folder: Path) -> bool:
+    """Whether a tokenizer is in this folder, without a chat template in any of the places where transformers looks."""
+    config = folder / "tokenizer_config.json"
+    if not config.is_file():
+        return False
+    files = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
+    return not _read(config).get("chat_template") and not any((folder / name).exists() for name in files)
+
+
+def _first_row(file: Path) -> dict[str, Any]:
+    return first_row(file) if data_format(file) == "json" else {}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; {} where there is none, which the libraries report."""
+    with suppress(OSError, ValueError, RecursionError):
+        found = json.loads(path.read_text(encoding="utf-8"))
+        return found if isinstance(found, dict) else {}
+    return {}
