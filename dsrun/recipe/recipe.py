@@ -193,6 +193,7 @@ WHEN: dict[str, Callable[[Recipe, str], bool]] = {
     "padding_in_loss": lambda r, _: not r.spec.ignore_pad_token_for_loss,
     "bf16_and_fp16": lambda r, _: bool(r.value("bf16") and r.value("fp16")),
     "lora_setting_unused": lambda r, name: r.spec.lora is None and r.given(name),
+    "freeze_with_lora": lambda r, _: r.spec.lora is not None and bool(r.spec.freeze),
     "lora_from_scratch": lambda r, _: r.spec.lora is not None and r.spec.from_scratch,
     "save_every_invalid": _is_no_number_of_steps,
     "save_twice": lambda r, name: r.spec.save_every is not None and r.given(name),

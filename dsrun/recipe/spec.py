@@ -88,6 +88,10 @@ class TrainSpec:
     lora_alpha: int | None = None
     lora_dropout: float = 0.0
     lora_targets: list[str] = field(default_factory=list)
+    lora_modules_to_save: list[str] = field(default_factory=list)
+    rslora: bool = False
+    dora: bool = False
+    freeze: list[str] = field(default_factory=list)
 
     # checkpoints, restarts, and what happens when something goes wrong
     save_every: str | None = None

@@ -42,7 +42,6 @@ ABSENT_FILE = "does not appear to have a file named"
 LOCK = ".dsrun.lock"
 
 AUTO_CLASS = {"seq2seq": AutoModelForSeq2SeqLM, "causal-lm": AutoModelForCausalLM}
-ALL_LINEAR = "all-linear"
 KNOWN = {"seq2seq": MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, "causal-lm": MODEL_FOR_CAUSAL_LM_MAPPING}
 
 
@@ -192,34 +191,6 @@ def stretch_positions(model: Any, length: int | None) -> str | None:
             fix=f"--max-source-length {known}",
         ) from error
     return f"the model was stretched from {known:,} to {length:,} positions"
-
-
-def lora_targets(spec: TrainSpec) -> list[str] | str:
-    """The modules that get adapters."""
-    return ALL_LINEAR if spec.lora_targets in ([], [ALL_LINEAR]) else spec.lora_targets
-
-
-def add_lora(model: Any, spec: TrainSpec, task: Task) -> Any:
-    from peft import LoraConfig, TaskType, get_peft_model
-
-    config = LoraConfig(
-        r=spec.lora,
-        lora_alpha=spec.lora_alpha or 2 * (spec.lora or 0),
-        lora_dropout=spec.lora_dropout,
-        target_modules=lora_targets(spec),
-        task_type=TaskType.SEQ_2_SEQ_LM if task == "seq2seq" else TaskType.CAUSAL_LM,
-    )
-    try:
-        adapted = get_peft_model(model, config)
-    except ValueError as error:
-        linear = sorted({n.rsplit(".", 1)[-1] for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)})
-        raise UsageError(
-            f"--lora-targets {' '.join(spec.lora_targets)}: no such modules in this model",
-            fix=f"its linear layers are {', '.join(linear)}",
-        ) from error
-    # With frozen embeddings, checkpointed blocks would otherwise see inputs that need no gradient and give none.
-    adapted.enable_input_require_grads()
-    return adapted
 
 
 def parameter_count(model: Any, *, trainable: bool = False) -> int:

@@ -83,7 +83,7 @@ class _Run:
     def run_all(self, tokenizer: Any) -> None:
         try:
             facts = checkpoint_facts(self.plan, tokenizer, self.data)
-            start = self._start(facts) if "train" in self.plan.phases else None
+            start = self._start(facts, tokenizer) if "train" in self.plan.phases else None
             plan = replace(self.plan, deepspeed=start.configure(self.plan.deepspeed)) if start else self.plan
             replace(self, plan=plan)._run_all(tokenizer, start, facts)
         except BaseException as error:
@@ -92,7 +92,7 @@ class _Run:
                 self.records.failure(error, step=self.context.progress.step, cause=cause_of(error))
             raise
 
-    def _start(self, facts: dict[str, Any]) -> elastic.Adapted | None:
+    def _start(self, facts: dict[str, Any], tokenizer: Any) -> elastic.Adapted | None:
         """The checkpoint to go on from, made fit for this number of ranks and this stage. Before the Trainer's
         arguments, as it may change DeepSpeed's configuration."""
         plan = self.plan
@@ -116,7 +116,7 @@ class _Run:
             run=self.folder.path,
             notify=self.console.notice,
             beat=self.context.heart.beat,
-            names=lambda: plain.trainer_order(plan),
+            names=lambda: plain.trainer_order(plan, tokenizer),
         )
 
     def _run_all(self, tokenizer: Any, start: elastic.Adapted | None, facts: dict[str, Any]) -> None:

@@ -57,9 +57,13 @@ def models(tmp_path_factory) -> dict[str, str]:
         "dense": LlamaForCausalLM(LlamaConfig(**CAUSAL_SHAPE)),
         "own": LlamaForCausalLM(LlamaConfig(**CAUSAL_SHAPE)),
     }
+    made["tokens"] = made["dense"]
     for name, model in made.items():
         model.save_pretrained(folder / name)
-        make_tokenizer().save_pretrained(folder / name)
+        tokenizer = make_tokenizer()
+        if name == "tokens":
+            tokenizer.add_tokens(["new1", "new2"])
+        tokenizer.save_pretrained(folder / name)
     (folder / "own" / "modeling_offset.py").write_text(OWN_LOSS)
     config = json.loads((folder / "own" / "config.json").read_text())
     config["auto_map"] = {"AutoModelForCausalLM": "modeling_offset.OffsetModel"}
@@ -79,6 +83,7 @@ def ran(models, pairs, tmp_path_factory) -> Path:
     more = {
         "own": ["--trust-remote-code"],
         "scratch": ["--from-scratch"],
+        "tokens": ["--lora", "2"],
         "generate": [
             "--validation-file",
             pairs["validation"],
@@ -89,9 +94,9 @@ def ran(models, pairs, tmp_path_factory) -> Path:
     }
     cases = {
         1: [("marian", 0, 8), ("mixtral", 0, 8), ("mixtral", 0, 1), ("own", 0, 8), ("own", 0, 2), ("scratch", 0, 8),
-            ("scratch", 3, 8), ("generate", 0, 8)],
+            ("scratch", 3, 8), ("generate", 0, 8), ("tokens", 0, 8)],
         2: [("marian", 0, 4), ("mixtral", 0, 2), ("mixtral", 2, 4), ("own", 2, 1), ("scratch", 2, 4),
-            ("scratch", 3, 2), ("generate", 3, 2)],
+            ("scratch", 3, 2), ("generate", 3, 2), ("tokens", 2, 4)],
     }  # fmt: skip
     for ranks, found in cases.items():
         runs = [
@@ -154,3 +159,22 @@ def test_samples_written_to_own_prompts(ran):
     assert all(each["text"] and not each["text"].startswith(each["prompt"]) for each in samples)
     sharded = read_records(ran / "generate-3-2-2" / "samples.jsonl")
     assert [each["text"] for each in sharded] == [each["text"] for each in samples]
+
+
+@pytest.mark.parametrize("run", ["tokens-0-1-8", "tokens-2-2-4"])
+def test_new_tokens_trained_under_lora_and_saved_small(ran, models, run):
+    """The adapter holds their rows alone, and the merged model the whole embedding."""
+    import torch
+    from peft import PeftModel
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM
+
+    saved = load_file(ran / run / "adapter" / "adapter_model.safetensors")
+    rows = {name: tuple(value.shape) for name, value in saved.items() if "lora_" not in name}
+    assert set(rows.values()) == {(2, 32)}
+    base = AutoModelForCausalLM.from_pretrained(models["tokens"])
+    base.resize_token_embeddings(66)
+    ids = torch.tensor([[64, 5, 65, 9]])
+    adapted = PeftModel.from_pretrained(base, ran / run / "adapter")(ids).logits
+    merged = AutoModelForCausalLM.from_pretrained(ran / run / "model")(ids).logits
+    torch.testing.assert_close(merged, adapted, rtol=1e-4, atol=1e-4)

@@ -19,6 +19,7 @@ from transformers.trainer_callback import ExportableState
 from dsrun.runs import commit
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import STATE_FILE, complete_checkpoints
+from dsrun.train.adapters import saved_embeddings
 from dsrun.train.checkpoint.save import Save, SaveFailed
 from dsrun.train.distributed import all_ready, my_rank, ranks
 
@@ -211,7 +212,7 @@ class Checkpointing(Seq2SeqTrainer):
         tied = getattr(self.model, "all_tied_weights_keys", None) or {}
         if state_dict is not None:
             state_dict = {name: each for name, each in state_dict.items() if tied.get(name) not in state_dict}
-        self.model.save_pretrained(folder, state_dict=state_dict)
+        self.model.save_pretrained(folder, state_dict=state_dict, **saved_embeddings(self.model))
         if self.processing_class is not None:
             self.processing_class.save_pretrained(folder)
 

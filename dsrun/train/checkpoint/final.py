@@ -10,6 +10,7 @@ from typing import Any
 from dsrun.errors import ToolError, UsageError
 from dsrun.runs.records import fsync_folder, sync_file
 from dsrun.system.files import delete_tree, replace_folder
+from dsrun.train.adapters import saved_embeddings
 from dsrun.train.loop.trainer import RunTrainer
 from dsrun.train.model import AUTO_CLASS, Task
 
@@ -43,7 +44,7 @@ def save_final(trainer: RunTrainer, folder: Path, task: Task, *, lora: bool) -> 
     if lora:
         state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
         if trainer.args.should_save:
-            trainer.model.save_pretrained(adapter, state_dict=state)
+            trainer.model.save_pretrained(adapter, state_dict=state, **saved_embeddings(trainer.model))
             _replace(adapter, folder.with_name("adapter"))
             _save_merged(trainer, partial, state, task)
     else:

@@ -35,18 +35,22 @@ class ShapeOnly:
     shape: tuple[int, ...]
 
 
-def trainer_order(plan: Plan) -> list[list[str]]:
+def trainer_order(plan: Plan, tokenizer: Any) -> list[list[str]]:
     """The order of parameters in the optimizer that the Trainer makes for `plan`, its groups with and without weight
     decay."""
     from transformers import Trainer
 
-    from dsrun.train.model import AUTO_CLASS, add_lora
+    from dsrun.train.adapters import new_tokens, select_trained
+    from dsrun.train.model import AUTO_CLASS
 
     spec = plan.recipe.spec
     with torch.device("meta"):
         model = AUTO_CLASS[plan.task].from_config(plan.config, trust_remote_code=spec.trust_remote_code)
-        if spec.lora:
-            model = add_lora(model, spec, plan.task)
+        if len(tokenizer) > model.config.get_text_config().vocab_size:
+            # On this device there are no numbers to take a mean of.
+            model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+        tokens = new_tokens(plan.config.get_text_config().vocab_size, tokenizer, spec)
+        model = select_trained(model, spec, plan.task, tokens)
     # The method looks at the model alone.
     decayed = set(Trainer.get_decay_parameter_names(None, model))
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]

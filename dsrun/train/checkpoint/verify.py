@@ -17,10 +17,10 @@ from dsrun.runs.manifest import MANIFEST, STATE_FILE, damaged, missing_or_wrong_
 from dsrun.runs.schema import Manifest
 from dsrun.system.files import parse_json
 from dsrun.system.host import versions
+from dsrun.train.adapters import lora_targets
 from dsrun.train.data.tokenizer import tokenizer_identity
 from dsrun.train.distributed import all_gather_object, rank0_first, rank0_shares, ranks
 from dsrun.train.loop.engine import stage_of
-from dsrun.train.model import lora_targets
 
 CONFIG_FILE = "config.json"
 STATES = ("global_step*", "optimizer*", "rng_state*")
@@ -141,7 +141,9 @@ def lora_identity(spec: TrainSpec) -> str:
         return "none"
     named = lora_targets(spec)
     targets = "every linear layer" if isinstance(named, str) else ", ".join(sorted(named))
-    return f"rank {spec.lora}, alpha {spec.lora_alpha or 2 * spec.lora}, on {targets}"
+    more = [word for word, given in (("rsLoRA", spec.rslora), ("DoRA", spec.dora)) if given]
+    more += [f"{name} whole" for name in sorted(spec.lora_modules_to_save)]
+    return ", ".join([f"rank {spec.lora}, alpha {spec.lora_alpha or 2 * spec.lora}, on {targets}", *more])
 
 
 def _lasting(value: Any) -> Any:

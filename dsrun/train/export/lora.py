@@ -16,9 +16,11 @@ from dsrun.train.export.write import Weight
 from dsrun.train.model import is_unreachable, unreachable
 
 PREFIX = "base_model.model."
-_PAIR = re.compile(r"(?P<module>.+)\.lora_(?P<which>[AB])\.weight")
+_PART = re.compile(r"(?P<module>.+)\.lora_(?:(?P<half>[AB])\.weight|(?P<magnitude>magnitude_vector)(?:\.weight)?)")
+# Rows of an embedding that were trained for new tokens, and the embedding itself, which peft may save with them.
+_TOKENS, _EMBEDDING = ".token_adapter.trainable_tokens_delta", ".token_adapter.base_layer.weight"
 # What changes the formula of a merge beyond W + scaling * B A.
-_UNUSUAL = ("use_dora", "alpha_pattern", "layer_replication", "target_parameters", "lora_bias", "use_qalora")
+_UNUSUAL = ("alpha_pattern", "layer_replication", "target_parameters", "lora_bias", "use_qalora")
 
 _IN_MEMORY = "export the adapter, and merge it with peft's merge_and_unload"
 
@@ -33,6 +35,12 @@ class Adapter:
     @property
     def base(self) -> str:
         return str(self.config.get("base_model_name_or_path") or "")
+
+    @property
+    def has_only_pairs(self) -> bool:
+        """Whether it is the plain LoRA of the paper: no magnitudes, no modules and no rows that are trained whole."""
+        more = ("use_dora", "modules_to_save", "trainable_token_indices")
+        return not any(self.config.get(name) for name in more)
 
 
 def read_adapter(checkpoint: Path, weights: list[Weight]) -> Adapter:
@@ -60,12 +68,26 @@ def base_folder(adapter: Adapter) -> Path:
     return Path(found)
 
 
+@dataclass(frozen=True)
+class _Parts:
+    """The weights of an adapter by what they change: by module A, B and DoRA's magnitudes; whole weights by name; and
+    by module the rows of an embedding."""
+
+    changes: dict[str, dict[str, Weight]]
+    whole: dict[str, Weight]
+    rows: dict[str, Weight]
+
+
 def grown_vocabulary(adapter: Adapter, base: Path) -> int | None:
-    """Rows of the embedding where it was grown for a tokenizer with more tokens than the base model has, else None.
-    peft then saves it whole, and the base model's config gives the old number."""
+    """Rows of the embedding where it was grown for a tokenizer with more tokens than the base model has, else None; the
+    base model's config gives the old number."""
     shapes = {weight.name: weight.shape for weight in stored_weights(base, "model*.safetensors")}
-    _, whole = _parts(adapter)
-    grown = [weight.shape[0] for name, weight in whole.items() if shapes.get(name, weight.shape) != weight.shape]
+    parts = _parts(adapter)
+    grown = [weight.shape[0] for name, weight in parts.whole.items() if shapes.get(name, weight.shape) != weight.shape]
+    for module in parts.rows:
+        last = max(_token_ids(adapter, module)) + 1
+        if last > shapes.get(f"{module}.weight", (last,))[0]:
+            grown.append(last)
     return grown[0] if grown else None
 
 
@@ -76,37 +98,61 @@ def merged(adapter: Adapter, base: Path) -> list[Weight]:
     stored = stored_weights(base, "model*.safetensors")
     if not stored:
         raise UsageError(f"the adapter's base model {base} has no safetensors files")
-    pairs, whole = _parts(adapter)
+    parts = _parts(adapter)
     known = {weight.name for weight in stored}
-    lost = [f"{module}.weight" for module in pairs if f"{module}.weight" not in known]
+    lost = [f"{module}.weight" for module in parts.changes if f"{module}.weight" not in known]
     if lost:
         raise UsageError(f"the adapter changes {lost[0]}, which its base model {base} does not have")
     weights = []
     for weight in stored:
         module = weight.name.removesuffix(".weight")
-        if weight.name in whole:
-            weights.append(replace(whole[weight.name], name=weight.name, dtype=weight.dtype))
-        elif module in pairs:
-            weights.append(_added(weight, *pairs[module], adapter.config))
+        if weight.name in parts.whole:
+            weights.append(replace(parts.whole[weight.name], name=weight.name, dtype=weight.dtype))
+        elif module in parts.changes:
+            weights.append(_added(weight, parts.changes[module], adapter.config))
+        elif module in parts.rows:
+            weights.append(_with_rows(weight, parts.rows[module], _token_ids(adapter, module)))
         else:
             weights.append(weight)
     return weights
 
 
-def _parts(adapter: Adapter) -> tuple[dict[str, tuple[Weight, Weight]], dict[str, Weight]]:
-    """The pairs of A and B by module, and the weights that replace those of the base whole."""
-    halves: dict[str, dict[str, Weight]] = {}
-    whole: dict[str, Weight] = {}
+def _parts(adapter: Adapter) -> _Parts:
+    parts = _Parts({}, {}, {})
     for name, weight in adapter.weights.items():
         short = name.removeprefix(PREFIX)
-        found = _PAIR.fullmatch(short)
+        found = _PART.fullmatch(short)
         if found:
-            halves.setdefault(found["module"], {})[found["which"]] = weight
+            parts.changes.setdefault(found["module"], {})[found["half"] or found["magnitude"]] = weight
         elif "lora_" in short:
             raise UsageError(f"the adapter's {name} is not of a kind that can be merged here", fix=_IN_MEMORY)
-        else:
-            whole[short] = weight
-    return {module: (half["A"], half["B"]) for module, half in halves.items()}, whole
+        elif short.endswith(_TOKENS):
+            parts.rows[short.removesuffix(_TOKENS)] = weight
+        elif not short.endswith(_EMBEDDING):
+            parts.whole[short] = weight
+    return parts
+
+
+def _token_ids(adapter: Adapter, module: str) -> list[int]:
+    """The ids whose rows of `module` were trained; where it is tied to another module, those of that one."""
+    named = adapter.config.get("trainable_token_indices") or {}
+    if isinstance(named, list):
+        return named
+    found = next((ids for name, ids in named.items() if module == name or module.endswith(f".{name}")), None)
+    return list(found or next(iter(named.values())))
+
+
+def _with_rows(weight: Weight, rows: Weight, ids: list[int]) -> Weight:
+    """An embedding with these rows replaced, and grown where they lie beyond its end."""
+    count = max(weight.shape[0], max(ids) + 1)
+
+    def read() -> torch.Tensor:
+        whole = torch.zeros(count, *weight.shape[1:])
+        whole[: weight.shape[0]] = weight.read().float()
+        whole[ids] = rows.read().float()
+        return whole
+
+    return replace(weight, shape=(count, *weight.shape[1:]), read=read)
 
 
 def _refuse_unusual(config: dict[str, Any]) -> None:
@@ -117,7 +163,9 @@ def _refuse_unusual(config: dict[str, Any]) -> None:
         raise UsageError(f"an adapter with {unusual} cannot be merged here", fix=_IN_MEMORY)
 
 
-def _added(weight: Weight, a: Weight, b: Weight, config: dict[str, Any]) -> Weight:
+def _added(weight: Weight, change: dict[str, Weight], config: dict[str, Any]) -> Weight:
+    """W + s B A; with DoRA (Liu et al. 2024, eq. 5) its rows get the lengths that were trained."""
+    a, b, magnitude = change["A"], change["B"], change.get("magnitude_vector")
     rank = a.shape[0]
     scaling = config["lora_alpha"] / (rank**0.5 if config.get("use_rslora") else rank)
 
@@ -125,6 +173,9 @@ def _added(weight: Weight, a: Weight, b: Weight, config: dict[str, Any]) -> Weig
         delta = b.read().float() @ a.read().float()
         if config.get("fan_in_fan_out"):
             delta = delta.T
-        return weight.read().float().add_(delta, alpha=scaling)
+        changed = weight.read().float().add_(delta, alpha=scaling)
+        if magnitude is None:
+            return changed
+        return changed * (magnitude.read().float() / torch.linalg.norm(changed, dim=1)).unsqueeze(1)
 
     return replace(weight, read=read)

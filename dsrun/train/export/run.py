@@ -147,8 +147,13 @@ class _Job:
         _copy_companions(base, self.folder)
         _copy_companions(self.request.source, self.folder)
         self._update_config(weights, lora.grown_vocabulary(whole, base))
-        reference = _with_base(self.found.reference, base)
-        self._verify(reference, lambda model: _with_adapter(model, self.request.source), self._dtypes)
+        if whole.has_only_pairs:
+            reference = _with_base(self.found.reference, base)
+            self._verify(reference, lambda model: _with_adapter(model, self.request.source), self._dtypes)
+        else:
+            rows = lora.grown_vocabulary(whole, base)
+            expected = verify.logits_of_adapter(base, self.request.source, vocabulary=rows)
+            verify.compare(verify.logits_of_export(self.folder), expected, self._dtypes)
 
     @property
     def _dtypes(self) -> frozenset[torch.dtype]:
@@ -202,10 +207,13 @@ class _Job:
         """The adapter on its base model, as exported and as the checkpoint has it; where the base is not to be had, the
         weights alone."""
         exported = find_weights(self.folder, None).reference
+        base: Path | None
         try:
             base = lora.base_folder(adapter)
         except (UsageError, MissingError) as error:
             self.notify(f"{error.message}: compared without a forward pass")
+            base = None
+        if base is None or not adapter.has_only_pairs:
             for name in exported:
                 verify.compare(exported[name].float(), self.found.reference[name].float(), self._dtypes)
             return

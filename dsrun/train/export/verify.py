@@ -56,6 +56,17 @@ def logits_of_weights(config: Any, weights: Mapping[str, torch.Tensor], adapt: C
     return _forward(model)
 
 
+def logits_of_adapter(base: Path, adapter: Path, *, vocabulary: int | None) -> torch.Tensor:
+    """The logits of the model in `base` with an adapter as peft loads it, in memory whole; its embedding has
+    `vocabulary` rows, None: as many as it has."""
+    from peft import PeftModel
+
+    model = auto_class(read_config(base)).from_pretrained(base, dtype=torch.float32)
+    if vocabulary is not None:
+        model.resize_token_embeddings(vocabulary, mean_resizing=False)
+    return _forward(PeftModel.from_pretrained(model, adapter))
+
+
 def compare(found: torch.Tensor, expected: torch.Tensor, dtypes: Iterable[torch.dtype]) -> float:
     """The largest difference relative to the largest value. Raises ToolError where rounding to `dtypes` does not
     explain it."""

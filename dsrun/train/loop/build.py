@@ -11,9 +11,11 @@ from transformers import PrinterCallback, set_seed
 from dsrun.errors import UsageError
 from dsrun.runs.folder import RunFolder
 from dsrun.train import model as models
+from dsrun.train.adapters import new_tokens, select_trained
 from dsrun.train.console import Console, PlainTask
 from dsrun.train.data.request import PreparedData
 from dsrun.train.initial_weights import initialise
+from dsrun.train.loop import engine
 from dsrun.train.loop.arguments import LOSS_METRICS, as_usage_errors, check_arguments, training_arguments
 from dsrun.train.loop.batches import Split
 from dsrun.train.loop.generation import has_prompts
@@ -113,14 +115,17 @@ class TrainerBuilder:
             initialise(model, seed)
         # What is drawn from here on, for adapters and new rows, does not depend on what loading has drawn.
         set_seed(seed)
+        tokens = new_tokens(model.config.get_text_config().vocab_size, tokenizer, spec)
         notices = [models.fit_embeddings(model, tokenizer), own_loss_notice(model, smoothing)]
+        if tokens and spec.lora:
+            notices.append(f"the {len(tokens):,} new tokens are trained beside the adapters")
         if spec.resize_position_embeddings:
             notices.append(models.stretch_positions(model, spec.max_source_length or spec.max_length))
         for notice in filter(None, notices):
             self.console.notice(notice)
         if task == "seq2seq":
             models.set_languages(model, tokenizer, spec)
-        return models.add_lora(model, spec, task) if spec.lora else model
+        return select_trained(model, spec, task, tokens, sharded=engine.stage_of(self.plan.deepspeed) == 3)
 
 
 def logging_steps(arguments: Any, train: Any, global_batch: int) -> int:

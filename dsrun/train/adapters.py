@@ -1,0 +1,144 @@
+"""What of a model is trained: LoRA adapters and new tokens, or all but the parameters that --freeze names."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from transformers import AutoTokenizer
+
+from dsrun.errors import UsageError, nearest
+from dsrun.recipe.spec import TrainSpec
+from dsrun.train.model import Task
+
+ALL_LINEAR = "all-linear"
+
+
+def lora_targets(spec: TrainSpec) -> list[str] | str:
+    """The modules that get adapters."""
+    return ALL_LINEAR if spec.lora_targets in ([], [ALL_LINEAR]) else spec.lora_targets
+
+
+def select_trained(model: Any, spec: TrainSpec, task: Task, tokens: range, *, sharded: bool = False) -> Any:
+    """The model with only those parameters trained that the settings name; `tokens` are its new ones."""
+    if spec.lora:
+        return add_lora(model, spec, task, new_tokens=tokens, sharded=sharded)
+    freeze(model, spec.freeze)
+    return model
+
+
+def add_lora(model: Any, spec: TrainSpec, task: Task, *, new_tokens: range = range(0), sharded: bool = False) -> Any:
+    """The model with adapters, and with the rows of `new_tokens` trained in its embeddings.
+
+    Raises UsageError for modules that the model does not have, and for what peft cannot do with a `sharded` (ZeRO-3)
+    model.
+    """
+    from peft import LoraConfig, TaskType, get_peft_model
+
+    tokens = _embeddings(model) if new_tokens and not _saves_embeddings(model, spec) else []
+    if tokens and sharded:
+        # TrainableTokensLayer reads rows of the embedding itself, where ZeRO-3 has left it in shards.
+        raise UsageError(
+            f"--lora: the tokenizer has {len(new_tokens):,} new tokens, and peft cannot train single rows under ZeRO-3",
+            fix=f"--zero 2, or --lora-modules-to-save {' '.join(tokens)}",
+        )
+    config = LoraConfig(
+        r=spec.lora,
+        lora_alpha=spec.lora_alpha or 2 * (spec.lora or 0),
+        lora_dropout=spec.lora_dropout,
+        target_modules=lora_targets(spec),
+        modules_to_save=spec.lora_modules_to_save or None,
+        use_rslora=spec.rslora,
+        use_dora=spec.dora,
+        trainable_token_indices={name: list(new_tokens) for name in tokens} or None,
+        task_type=TaskType.SEQ_2_SEQ_LM if task == "seq2seq" else TaskType.CAUSAL_LM,
+    )
+    _check_modules(model, spec)
+    adapted = get_peft_model(model, config)
+    # With frozen embeddings, checkpointed blocks would otherwise see inputs that need no gradient and give none.
+    adapted.enable_input_require_grads()
+    return adapted
+
+
+def _check_modules(model: Any, spec: TrainSpec) -> None:
+    """Raise UsageError for the first module named that the model does not have."""
+    found = [name for name, _ in model.named_modules()]
+    for flag, names in (("--lora-targets", spec.lora_targets), ("--lora-modules-to-save", spec.lora_modules_to_save)):
+        for name in names:
+            if name == ALL_LINEAR or any(each == name or each.endswith(f".{name}") for each in found):
+                continue
+            only_linear = flag == "--lora-targets"
+            raise UsageError(
+                f"{flag} {' '.join(names)}: this model has no module {name}",
+                fix=f"its {'linear layers' if only_linear else 'modules'} are {_last_names(model, only_linear)}",
+            )
+
+
+def _last_names(model: Any, only_linear: bool) -> str:
+    """The last parts of the names of its modules with weights, which are the same in every layer."""
+    weighty = {name.rpartition(".")[0] for name, _ in model.named_parameters()}
+    linear = {name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)}
+    return ", ".join(sorted({name.rpartition(".")[2] for name in (linear if only_linear else weighty)}))
+
+
+def new_tokens(model_rows: int, tokenizer: Any, spec: TrainSpec) -> range:
+    """The ids that the model was not trained with: those beyond the `model_rows` rows of its embedding, or beyond its
+    own tokenizer where --tokenizer names an extended one."""
+    known = model_rows
+    if spec.lora and spec.tokenizer and spec.model and spec.tokenizer != spec.model:
+        try:
+            own = AutoTokenizer.from_pretrained(spec.model, revision=spec.model_revision, token=spec.token)
+        except (OSError, ValueError, KeyError):
+            return range(known, len(tokenizer))
+        vocabulary = tokenizer.get_vocab()
+        if all(vocabulary.get(token) == index for token, index in own.get_vocab().items()):
+            known = min(known, len(own))
+    return range(known, len(tokenizer))
+
+
+def _embeddings(model: Any) -> list[str]:
+    """The names of the modules with a row for each token: the input embedding, and the output layer where that has
+    weights of its own."""
+    inputs, outputs = model.get_input_embeddings(), model.get_output_embeddings()
+    names = {id(module): name for name, module in model.named_modules(remove_duplicate=False)}
+    found = [names[id(inputs)]]
+    if outputs is not None and not model.config.tie_word_embeddings:
+        found.append(names[id(outputs)])
+    return [name.rpartition(".")[2] for name in found]
+
+
+def saved_embeddings(model: Any) -> dict[str, bool]:
+    """What `save_pretrained` is to be told: of embeddings with trained rows to save these alone, and not the whole."""
+    config = getattr(model, "peft_config", {}).get("default")
+    return {"save_embedding_layers": False} if getattr(config, "trainable_token_indices", None) else {}
+
+
+def _saves_embeddings(model: Any, spec: TrainSpec) -> bool:
+    return set(_embeddings(model)) <= set(spec.lora_modules_to_save)
+
+
+def freeze(model: Any, patterns: list[str]) -> int:
+    """Take the parameters that match one of these patterns out of training; returns how many numbers they hold.
+
+    A pattern is the name of a module or of a parameter, with `*`, `?` and `[…]` as in file names: `model.embed_tokens`,
+    `model.layers.[0-3].*`. Raises UsageError for one that matches nothing, and where nothing is left to train.
+    """
+    named = dict(model.named_parameters())
+    frozen = 0
+    for pattern in patterns:
+        matches = [name for name in named if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")]
+        if not matches:
+            modules = sorted({name.rpartition(".")[0] for name in named})
+            close = nearest(pattern, modules)
+            raise UsageError(
+                f"--freeze {pattern}: no parameter of this model has such a name",
+                fix=f"did you mean {close}?" if close else f"its modules are {', '.join(modules[:8])} …",
+            )
+        for name in matches:
+            if named[name].requires_grad:
+                frozen += getattr(named[name], "ds_numel", None) or named[name].numel()
+                named[name].requires_grad_(False)
+    if patterns and not any(each.requires_grad for each in named.values()):
+        raise UsageError(f"--freeze {' '.join(patterns)}: nothing is left to train", fix="freeze less")
+    return frozen
