@@ -43,6 +43,13 @@ def add_lora(model: Any, spec: TrainSpec, task: Task, *, new_tokens: range = ran
             f"--lora: the tokenizer has {len(new_tokens):,} new tokens, and peft cannot train single rows under ZeRO-3",
             fix=f"--zero 2, or --lora-modules-to-save {' '.join(tokens)}",
         )
+    if tokens and getattr(model.get_output_embeddings(), "bias", None) is not None:
+        # TrainableTokensLayer.forward_adapters leaves the bias of the layer out (peft 0.21).
+        raise UsageError(
+            f"--lora: the tokenizer has {len(new_tokens):,} new tokens, and peft cannot train single rows of an output "
+            "layer with a bias",
+            fix=f"--lora-modules-to-save {' '.join(tokens)}",
+        )
     config = LoraConfig(
         r=spec.lora,
         lora_alpha=spec.lora_alpha or 2 * (spec.lora or 0),

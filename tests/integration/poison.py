@@ -17,10 +17,14 @@ from transformers import LlamaForCausalLM
 
 
 class PoisonedLlama(LlamaForCausalLM):
-    def forward(self, input_ids=None, **kwargs):
+    def forward(self, input_ids=None, labels=None, num_items_in_batch=None, **kwargs):
         output = super().forward(input_ids=input_ids, **kwargs)
         if self.training and {when}:
             {what}
+        if labels is not None:
+            output.loss = self.loss_function(
+                output.logits, labels, self.config.vocab_size, num_items_in_batch=num_items_in_batch
+            )
         return output
 """
 NAN = "output.logits = output.logits * float('nan')"

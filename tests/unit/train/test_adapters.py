@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, T5Config, T5ForConditionalGeneration
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PhiConfig,
+    PhiForCausalLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 from dsrun.errors import UsageError
 from dsrun.recipe.spec import TrainSpec
@@ -87,6 +95,16 @@ def test_new_tokens_refused_where_the_embedding_is_sharded():
         add_lora(llama(), TrainSpec(lora=2), "causal-lm", new_tokens=NEW, sharded=True)
     spec = TrainSpec(lora=2, lora_modules_to_save=["embed_tokens", "lm_head"])
     assert "embed_tokens" in add_lora(llama(), spec, "causal-lm", new_tokens=NEW, sharded=True).modules_to_save
+
+
+def test_new_tokens_refused_where_the_output_layer_has_a_bias():
+    """peft would train a model without the bias, and merge into one with it."""
+    config = PhiConfig(
+        vocab_size=35, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        tie_word_embeddings=False,
+    )  # fmt: skip
+    with pytest.raises(UsageError, match=r"an output layer with a bias .*--lora-modules-to-save embed_tokens lm_head"):
+        add_lora(PhiForCausalLM(config), TrainSpec(lora=2), "causal-lm", new_tokens=NEW)
 
 
 class Tokens:
