@@ -13,6 +13,8 @@ import io
 import json
 import re
 import zlib
+from collections.abc import Sequence
+from glob import has_magic
 from pathlib import Path
 from typing import Any, Final
 
@@ -62,6 +64,34 @@ def data_format(path: Path) -> str:
     if is_gzip(path) and kind not in _TEXT_FORMATS:
         raise UsageError(f"{path}: {kind} files are not read compressed", fix=f"gunzip {path}")
     return kind
+
+
+def expanded(flag: str, names: Sequence[str]) -> list[Path]:
+    """The files that a flag names, with patterns such as `shards/*.jsonl` expanded, those of one pattern in natural
+    order: part-2 before part-10.
+
+    Raises:
+        UsageError: a pattern matches nothing, or a file is named twice.
+    """
+    found: list[Path] = []
+    for name in names:
+        path = Path(name).expanduser()
+        matches = [path]
+        if has_magic(name) and not path.exists():
+            base = Path(path.anchor)
+            matches = sorted(base.glob(str(path.relative_to(base))), key=natural_order)
+            if not matches:
+                raise UsageError(f"{flag} {name} matches no file", fix=f"ls {path.parent} shows what is there")
+        twice = next((each for each in matches if each in found), None)
+        if twice:
+            raise UsageError(f"{flag} names {twice} twice", fix="name each file once")
+        found += matches
+    return found
+
+
+def natural_order(path: Path) -> list[tuple[int, str]]:
+    """A key that sorts numbers within names by value."""
+    return [(int(piece), "") if piece.isdigit() else (-1, piece) for piece in re.split(r"(\d+)", str(path))]
 
 
 def is_gzip(path: Path) -> bool:

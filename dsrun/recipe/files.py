@@ -7,7 +7,7 @@ from tempfile import TemporaryFile
 from typing import Final
 
 from dsrun.errors import UsageError, nearest
-from dsrun.recipe.data_files import FORMATS, check_data_file, suffix_of
+from dsrun.recipe.data_files import FORMATS, check_data_file, expanded, suffix_of
 from dsrun.recipe.model_folder import check_conversations, check_model_folder
 from dsrun.recipe.spec import TrainSpec
 from dsrun.system.host import nearest_existing
@@ -42,14 +42,14 @@ def check_files(spec: TrainSpec, *, generation_config: str | None = None) -> Non
                 raise UsageError(f"--dataset {spec.dataset} is an empty folder")
         else:
             check_data_file(path)
-    for file, flag in (
-        (spec.train_file, "--train-file"),
-        (spec.validation_file, "--validation-file"),
-        (spec.test_file, "--test-file"),
-        (spec.sample_prompts, "--sample-prompts"),
+    for flag, names in (
+        ("--train-file", spec.train_file),
+        ("--validation-file", spec.validation_file),
+        ("--test-file", spec.test_file),
+        ("--sample-prompts", [spec.sample_prompts] if spec.sample_prompts else []),
     ):
-        if file:
-            _check_named_file(Path(file).expanduser(), f"{flag} {file}")
+        for file in expanded(flag, names):
+            _check_named_file(file, f"{flag} {file}")
     if model:
         check_conversations(model, spec)
     if spec.offload == "nvme" and spec.nvme_path:

@@ -13,7 +13,7 @@ from typing import Any
 
 from dsrun.errors import UsageError
 from dsrun.model_families import family_of
-from dsrun.recipe.data_files import data_format, first_row
+from dsrun.recipe.data_files import data_format, expanded, first_row
 from dsrun.recipe.spec import TrainSpec
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.index.json")
@@ -51,8 +51,8 @@ def check_model_folder(path: Path, spec: TrainSpec) -> None:
 def check_conversations(path: Path, spec: TrainSpec) -> None:
     """Raise UsageError where the model in this folder cannot read the conversations of a data file."""
     config = _read(path / "config.json")
-    for file in filter(None, (spec.train_file, spec.validation_file, spec.test_file)):
-        row = _first_row(Path(file).expanduser())
+    for file in expanded("a data file", [*spec.train_file, *spec.validation_file, *spec.test_file]):
+        row = _first_row(file)
         if spec.text_column or not any(isinstance(row.get(name), list) for name in _CHATS):
             continue
         if config.get("is_encoder_decoder") and not _PAIRED & set(row):

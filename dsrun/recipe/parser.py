@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 
 from dsrun.errors import UsageError, did_you_mean, nearest
 from dsrun.recipe.flags import Flag, normalise
+from dsrun.recipe.other_tools import answer
 from dsrun.recipe.parsed_value import COMMAND_LINE, ParsedValue, describe, from_data, from_words
 from dsrun.recipe.removed import vocabulary
 from dsrun.system.files import parse_json
@@ -147,7 +148,10 @@ def _only_json(rest: Sequence[str], typed: dict[str, str]) -> str | None:
 
 
 def unknown_flags(names: Sequence[str]) -> UsageError:
-    """The error for unknown flags, with the nearest known one of each."""
+    """The error for unknown flags: ours for one of another tool, else the nearest known one of each."""
+    of_others = next(filter(None, (answer(name, normalise(name)) for name in names)), None)
+    if of_others:
+        return of_others
     near = {name: nearest(normalise(name), vocabulary()) for name in names}
     hints = {name: shown_like(name, match) for name, match in near.items() if match}
     if len(near) == 1:
@@ -186,5 +190,7 @@ def _from_json(shown: str, key: str, value: Any) -> ParsedValue:
     flag = vocabulary().get(normalise(key))
     where = f"{shown}: {key}"
     if flag is None:
-        raise UsageError(f"{where}: unknown flag", fix=did_you_mean(key, vocabulary(), HELP))
+        raise answer(where, normalise(key)) or UsageError(
+            f"{where}: unknown flag", fix=did_you_mean(key, vocabulary(), HELP)
+        )
     return from_data(flag, value, spelling=normalise(key), source=shown, where=where)

@@ -18,6 +18,7 @@ import yaml
 
 from dsrun.errors import UsageError, did_you_mean
 from dsrun.recipe.flags import Flag, normalise
+from dsrun.recipe.other_tools import answer
 from dsrun.recipe.parsed_value import YAML_FLOAT, ParsedValue, from_data, from_words
 from dsrun.recipe.removed import SAME, table, translate, vocabulary
 
@@ -152,7 +153,10 @@ def _from_pair(loader: _Loader, key: yaml.ScalarNode, node: yaml.Node, section: 
     if flag is None:
         keys = sections()[section]
         listed = "docs/train.md lists all flags" if section == "train" else f"known: {', '.join(keys)}"
-        raise UsageError(f"{source}: unknown key {section}.{key.value}", fix=did_you_mean(name, keys, listed))
+        of_others = answer(f"{source}: {section}.{key.value}", name) if section == "train" else None
+        raise of_others or UsageError(
+            f"{source}: unknown key {section}.{key.value}", fix=did_you_mean(name, keys, listed)
+        )
     if flag.name == "config":
         raise UsageError(f"{where}: a run file cannot name another", fix="give --config on the command line")
     if node.tag == NULL_TAG and flag.optional:

@@ -51,9 +51,9 @@ class TrainSpec:
     # data
     dataset: str | None = None
     dataset_config: str | None = None
-    train_file: str | None = None
-    validation_file: str | None = None
-    test_file: str | None = None
+    train_file: list[str] = field(default_factory=list)
+    validation_file: list[str] = field(default_factory=list)
+    test_file: list[str] = field(default_factory=list)
     source_lang: str | None = None
     target_lang: str | None = None
     lang: str | None = None

@@ -171,9 +171,9 @@ def _settings(recipe: Recipe, demo: str) -> dict[str, object]:
 
 def _data(paths: DemoPaths, spec: TrainSpec) -> dict[str, object]:
     values: dict[str, object] = {
-        "train_file": str(paths.train_file),
-        "validation_file": str(paths.validation_file),
-        "test_file": str(paths.test_file),
+        "train_file": [str(paths.train_file)],
+        "validation_file": [str(paths.validation_file)],
+        "test_file": [str(paths.test_file)],
     }
     if paths.task == "seq2seq":
         values |= {"source_lang": paths.source_lang, "target_lang": paths.target_lang}

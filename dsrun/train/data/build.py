@@ -107,6 +107,8 @@ def layout_of(spec: BuildSpec, source: Source, tokenizer: Any) -> Layout:
             )
         return Layout("text", ("text",))
     layout = detect(columns, sample, spec.hints, source.where)
+    if isinstance(source, FileSource):
+        source.check_columns([name for name in layout.used if name in columns])
     if layout.kind == "chat":
         check_template(tokenizer, source.where)
     return layout

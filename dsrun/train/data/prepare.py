@@ -28,7 +28,7 @@ from dsrun.train.data.request import (
 )
 from dsrun.train.data.sources import SPLITS, FileSource, Source, Sources, TableSource, find_sources
 from dsrun.train.data.stream import RowStream, materialise, stream
-from dsrun.train.data.token_files import TokenBin, divide, is_bin, open_tokens
+from dsrun.train.data.token_files import Blocks, TokenBin, divide, is_bin, open_tokens
 from dsrun.train.data.tokenise import check_vocabulary
 from dsrun.train.data.tokenizer import library_versions, pad_with_end, prefix_notice, set_languages, tokenizer_identity
 
@@ -189,9 +189,9 @@ class _Preparation:
                 self.truncation[part.split] = truncation_of(counts, self.limits.source, part.target_limit)
             self.notices += counts.notices(part.split, self.limits.source)
 
-    def _token_file(self, split: str, source: FileSource) -> TokenBin:
-        blocks, notice = open_tokens(split, source, self.request, self.limits.source, self._waiting)
-        self._add_notice(notice)
+    def _token_file(self, split: str, source: FileSource) -> Blocks:
+        blocks, notices = open_tokens(split, source, self.request, self.limits.source, self._waiting)
+        self.notices += notices
         return blocks
 
     def _blocks_of(self, folder: Path, meta: Meta) -> TokenBin:
@@ -199,15 +199,15 @@ class _Preparation:
 
     def _fingerprint(self, split: str) -> str | None:
         rows = self.data.get(split)
-        return rows.fingerprint if isinstance(rows, TokenBin | RowStream) else self.digests.get(split)
+        return rows.fingerprint if isinstance(rows, Blocks | RowStream) else self.digests.get(split)
 
-    def _limited_blocks(self, split: str, blocks: TokenBin, where: str) -> TokenBin:
+    def _limited_blocks(self, split: str, blocks: Blocks, where: str) -> Blocks:
         samples = self._samples(split)
         check_sample_count(
             SAMPLE_FLAGS[split], samples, len(blocks), f"blocks of {blocks.block_size:,} tokens in {where}"
         )
         if samples:
-            blocks = blocks.part(blocks.start, min(blocks.stop, blocks.start + samples * blocks.block_size))
+            blocks = blocks.cut(0, samples)
         if split in self.request.splits:
             self.notices.append(
                 f"{split}: {blocks.tokens:,} tokens in {len(blocks):,} block{'' if len(blocks) == 1 else 's'}"
@@ -249,6 +249,6 @@ class _Preparation:
             if split not in self.request.splits or rows is None:
                 continue
             counts.append(f"streamed {split}" if isinstance(rows, RowStream) else f"{len(rows):,} {split}")
-        blocks = any(isinstance(rows, TokenBin) for rows in self.data.values())
+        blocks = any(isinstance(rows, Blocks) for rows in self.data.values())
         unit = f" blocks of {self.limits.source:,} tokens" if blocks else ""
         return f"{name}: {', '.join(counts)}{unit}"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
     from dsrun.train.data.stream import RowStream
-    from dsrun.train.data.token_files import TokenBin
+    from dsrun.train.data.token_files import Blocks
 
 DEFAULT_LENGTH = 1024
 """Tokens of a source or block by default, as in the Transformers example scripts."""
@@ -237,7 +237,7 @@ def _padded(arrays: Sequence[np.ndarray], width: int, fill: int) -> torch.Tensor
     return torch.from_numpy(out)
 
 
-Rows: TypeAlias = "Dataset | TokenBin | RowStream"
+Rows: TypeAlias = "Dataset | Blocks | RowStream"
 
 
 @dataclass(frozen=True)

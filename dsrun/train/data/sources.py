@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dsrun.errors import DsrunError, UsageError, one_line
-from dsrun.recipe.data_files import FORMATS, data_format
+from dsrun.recipe.data_files import FORMATS, data_format, expanded, natural_order
 from dsrun.recipe.files import is_path
 from dsrun.recipe.spec import TrainSpec
 from dsrun.train.data.readers import START, Mark, Row, Rows, read_marked, sample_of
@@ -24,6 +24,9 @@ _NAMES = {
     "test": ("test",),
 }
 
+# Formats whose rows have named columns.
+_TABLES = {"json", "csv", "tsv", "parquet"}
+
 Place = tuple[int, Mark]
 """Where reading the files of a split goes on: the number of a file, and a mark in it."""
 
@@ -33,7 +36,7 @@ HASHED_WHOLE = 1 << 30
 
 @dataclass(frozen=True)
 class FileSource:
-    """Local data files of one split, all of one format (one of the values of `FORMATS`)."""
+    """Local data files of one split. `format` is one of the values of `FORMATS`, or `table` for rows of several."""
 
     paths: tuple[Path, ...]
     format: str
@@ -70,6 +73,17 @@ class FileSource:
 
     def sample(self) -> tuple[list[str], Row]:
         return sample_of(self.rows())
+
+    def check_columns(self, wanted: Sequence[str]) -> None:
+        """Raise UsageError for a file that lacks one of these columns, which the first file has."""
+        for path in self.paths[1:]:
+            found, _ = sample_of((where, row) for _, where, row in read_marked(path))
+            lacking = next((name for name in wanted if name not in found), None)
+            if lacking is not None:
+                raise UsageError(
+                    f"{path} has no column {lacking!r}, which {self.paths[0]} has; columns found: {', '.join(found)}",
+                    fix="files of one split have the same columns",
+                )
 
 
 @dataclass(frozen=True)
@@ -114,13 +128,14 @@ def find_sources(spec: TrainSpec) -> Sources:
     given = {"train": spec.train_file, "validation": spec.validation_file, "test": spec.test_file}
     if spec.train_file and "train" in splits:
         raise UsageError(
-            f"--dataset {spec.dataset} has training data and --train-file {spec.train_file} is given too",
+            f"--dataset {spec.dataset} has training data and --train-file {spec.train_file[0]} is given too",
             fix="leave one out",
         )
-    for split, file in given.items():
-        if file:
-            splits[split] = file_source([Path(file).expanduser()], keep_linebreaks=spec.keep_linebreaks)
-            name = name or Path(file).name
+    for split, names in given.items():
+        if names:
+            files = expanded(f"--{split}-file", names)
+            splits[split] = file_source(files, keep_linebreaks=spec.keep_linebreaks)
+            name = name or (files[0].name if len(files) == 1 else f"{files[0].name} and {len(files) - 1} more")
     return Sources(name, splits, notices)
 
 
@@ -129,9 +144,12 @@ def file_source(paths: list[Path], *, keep_linebreaks: bool = True) -> FileSourc
         if not path.is_file():
             raise UsageError(f"data file {path} does not exist")
     formats = {data_format(path) for path in paths}
-    if len(formats) > 1:
-        raise UsageError(f"{paths[0].parent} mixes {' and '.join(sorted(formats))} files in one split")
-    return FileSource(tuple(paths), formats.pop(), keep_linebreaks)
+    if len(formats) > 1 and formats - _TABLES:
+        raise UsageError(
+            f"{' and '.join(sorted(formats))} files cannot be mixed in one split: {paths[0]} and others",
+            fix="rows of json, csv, tsv and parquet can",
+        )
+    return FileSource(tuple(paths), formats.pop() if len(formats) == 1 else "table", keep_linebreaks)
 
 
 def split_of(name: str) -> str | None:
@@ -178,7 +196,7 @@ def _saved(path: Path) -> dict[str, Source]:
 def _folder(path: Path, spec: TrainSpec, notices: list[str]) -> dict[str, Source]:
     """A folder of data files; the split stands in the name of the file or of a folder above it."""
     visible = (file for file in path.rglob("[!.]*") if not any(p.startswith(".") for p in file.relative_to(path).parts))
-    files = sorted((file for file in visible if file.is_file() and _is_data(file)), key=_natural)
+    files = sorted((file for file in visible if file.is_file() and _is_data(file)), key=natural_order)
     if not files:
         raise UsageError(f"{path} contains no data files", fix=f"known: {', '.join(FORMATS)}, and save_to_disk folders")
     found: dict[str, list[Path]] = {}
@@ -242,10 +260,6 @@ def _is_data(path: Path) -> bool:
         return False
     # Files found beside data on the Hub and in saved models.
     return path.name not in ("dataset_infos.json", "dataset_info.json", "state.json", "requirements.txt")
-
-
-def _natural(path: Path) -> list[Any]:
-    return [(int(piece), "") if piece.isdigit() else (-1, piece) for piece in re.split(r"(\d+)", str(path))]
 
 
 def _digest(path: Path) -> str:

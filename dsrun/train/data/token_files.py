@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -83,7 +85,10 @@ class TokenBin(Dataset):
             lengths[-1] = self.tokens - (len(self) - 1) * self.block_size
         return lengths
 
-    def part(self, start: int, stop: int) -> TokenBin:
+    def cut(self, first: int, last: int) -> TokenBin:
+        """The blocks from `first` to before `last`."""
+        edges = (min(self.start + number * self.block_size, self.stop) for number in (first, last))
+        start, stop = edges
         return TokenBin(
             self.path, self.dtype, self.block_size, offset=self.offset, start=start, stop=stop, sha256=self.sha256
         )
@@ -92,6 +97,52 @@ class TokenBin(Dataset):
         if self._map is None:
             self._map = np.memmap(self.path, dtype=DTYPES[self.dtype], mode="r", offset=self.offset)
         return self._map
+
+
+class TokenFiles(Dataset):
+    """The blocks of several token files one after another, as `TokenBin` has those of one; no block spans two."""
+
+    column_names = TokenBin.column_names
+
+    def __init__(self, files: Sequence[TokenBin]) -> None:
+        self.files = tuple(files)
+        self.block_size = self.files[0].block_size
+        # How many blocks there are up to the end of each file.
+        self._ends = list(accumulate(map(len, self.files)))
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        index %= len(self)
+        number = bisect_right(self._ends, index)
+        return self.files[number][index - (self._ends[number - 1] if number else 0)]
+
+    @property
+    def tokens(self) -> int:
+        return sum(file.tokens for file in self.files)
+
+    @property
+    def fingerprint(self) -> str:
+        return "; ".join(file.fingerprint for file in self.files)
+
+    def lengths(self) -> np.ndarray:
+        return np.concatenate([file.lengths() for file in self.files])
+
+    def cut(self, first: int, last: int) -> TokenFiles:
+        """The blocks from `first` to before `last`."""
+        starts = [end - len(file) for file, end in zip(self.files, self._ends, strict=True)]
+        cut = [
+            file.cut(max(0, first - start), max(0, min(len(file), last - start)))
+            for file, start in zip(self.files, starts, strict=True)
+            if start < last and start + len(file) > first
+        ]
+        return TokenFiles(cut)
+
+
+Blocks = TokenBin | TokenFiles
 
 
 def count_tokens(path: Path, dtype: str, offset: int = 0) -> int:
@@ -107,7 +158,7 @@ def count_tokens(path: Path, dtype: str, offset: int = 0) -> int:
     return size // width
 
 
-def divide(blocks: TokenBin, percent: int, where: str) -> tuple[TokenBin, TokenBin]:
+def divide(blocks: Blocks, percent: int, where: str) -> tuple[Blocks, Blocks]:
     """The first `percent` of the blocks, at least one, and the others."""
     count = len(blocks)
     if count < 2:
@@ -116,8 +167,7 @@ def divide(blocks: TokenBin, percent: int, where: str) -> tuple[TokenBin, TokenB
             fix="--validation-file FILE, a smaller --block-size, or --validation-split-percentage 0",
         )
     held = min(count - 1, max(1, round(count * percent / 100)))
-    edge = blocks.start + held * blocks.block_size
-    return blocks.part(blocks.start, edge), blocks.part(edge, blocks.stop)
+    return blocks.cut(0, held), blocks.cut(held, count)
 
 
 def write_tokens(documents: Iterable[np.ndarray], path: Path, *, largest_id: int, limit: int | None = None) -> int:
@@ -163,13 +213,21 @@ def is_bin(source: Source) -> TypeGuard[FileSource]:
 
 def open_tokens(
     split: str, source: FileSource, request: DataRequest, block_size: int, waiting: Callable[[], None]
+) -> tuple[Blocks, list[str]]:
+    """The blocks of the token files of a split, and what was found out about them."""
+    if request.task != "causal-lm":
+        where = source.paths[0]
+        raise UsageError(f"{where}: token files are for causal language models; {request.model_type} is not one")
+    opened = [_open_one(split, path, request, block_size, waiting) for path in source.paths]
+    files = [blocks for blocks, _ in opened]
+    notices = [notice for _, notice in opened if notice]
+    return files[0] if len(files) == 1 else TokenFiles(files), notices
+
+
+def _open_one(
+    split: str, path: Path, request: DataRequest, block_size: int, waiting: Callable[[], None]
 ) -> tuple[TokenBin, str | None]:
     """The blocks of a token file, which is read once for its ids and its digest; and what was found out about it."""
-    path = source.paths[0]
-    if request.task != "causal-lm":
-        raise UsageError(f"{path}: token files are for causal language models; {request.model_type} is not one")
-    if len(source.paths) > 1:
-        raise UsageError(f"{source.where}: one token file per split is read", fix="cat them into one")
     found = format_of(path, request.vocab_size, request.spec.bin_dtype)
     count_tokens(path, found.dtype, found.offset)
     stat = path.stat()

@@ -25,7 +25,7 @@ def test_missing_file_error_names_flag_and_near_file(tmp_path):
     """The error for a missing file names its flag, and the file that may be meant."""
     (tmp_path / "train.jsonl").write_text("{}")
     with pytest.raises(UsageError, match=r"--test-file .*tran.jsonl does not exist.*did you mean .*train.jsonl"):
-        check_files(TrainSpec(test_file=str(tmp_path / "tran.jsonl")))
+        check_files(TrainSpec(test_file=[str(tmp_path / "tran.jsonl")]))
 
 
 def test_generation_config_must_exist(tmp_path):
@@ -39,7 +39,7 @@ def test_generation_config_must_exist(tmp_path):
 
 def test_folder_as_train_file_rejected(tmp_path):
     with pytest.raises(UsageError, match="is a folder"):
-        check_files(TrainSpec(train_file=str(tmp_path)))
+        check_files(TrainSpec(train_file=[str(tmp_path)]))
 
 
 def test_missing_or_empty_dataset_folder_rejected(tmp_path):
@@ -84,7 +84,8 @@ def test_check_files_imports_no_heavy_package():
 @pytest.mark.parametrize("flag", ["model", "train_file", "dataset", "tokenizer"])
 def test_path_too_long_for_file_system_rejected(flag, tmp_path):
     """A path too long for a file system gives one line and no traceback."""
-    spec = {"model": "demo-t5"} | {flag: f"{tmp_path}/{'a' * 300}.json"}
+    path = f"{tmp_path}/{'a' * 300}.json"
+    spec = {"model": "demo-t5"} | {flag: [path] if flag == "train_file" else path}
     with pytest.raises(UsageError, match="does not exist"):
         check_files(TrainSpec(**spec))
 

@@ -29,7 +29,7 @@ def check(tmp_path):
         (model / "tokenizer_config.json").write_text(json.dumps(tokenizer or {}))
         file = tmp_path / "rows.jsonl"
         file.write_text(json.dumps(row or {"text": "a"}) + "\n")
-        check_files(TrainSpec(model=str(model), train_file=str(file), **spec))
+        check_files(TrainSpec(model=str(model), train_file=[str(file)], **spec))
 
     return run
 
@@ -84,7 +84,7 @@ def test_template_of_tokenizer_or_flag_passes(check, tmp_path):
     check(LLAMA, CHAT, {"chat_template": "x"})
     (tmp_path / "model" / "tokenizer_config.json").write_text("{}")
     (tmp_path / "model" / "chat_template.jinja").write_text("x")
-    spec = TrainSpec(model=str(tmp_path / "model"), train_file=str(tmp_path / "rows.jsonl"))
+    spec = TrainSpec(model=str(tmp_path / "model"), train_file=[str(tmp_path / "rows.jsonl")])
     check_files(spec)
 
 

@@ -67,6 +67,13 @@ def cache(tmp_path, monkeypatch):
     return folder
 
 
+def _named(name, value):
+    """Paths as the command line gives them."""
+    if name.endswith("_file"):
+        return [str(each) for each in (value if isinstance(value, list) else [value])]
+    return str(value) if name == "dataset" else value
+
+
 @pytest.fixture
 def prepare():
     """prepare(tokenizer, task, splits=…, required=…, model_type=…, vocab_size=…, max_positions=…, **spec)."""
@@ -74,9 +81,7 @@ def prepare():
     def call(tokenizer, task, *, splits=("train",), required=(), progress=lambda *_: None, **options):
         own = {name: options.pop(name) for name in ("model_type", "vocab_size", "max_positions") if name in options}
         request = DataRequest(
-            spec=TrainSpec(
-                **{name: str(v) if name.endswith(("file", "dataset")) else v for name, v in options.items()}
-            ),
+            spec=TrainSpec(**{name: _named(name, value) for name, value in options.items()}),
             task=task,
             splits=frozenset(splits),
             required=frozenset(required),

@@ -117,8 +117,8 @@ def test_dataset_folders(tmp_path):
     with pytest.raises(UsageError, match=r"--dataset-config ro-en: --dataset .* is a file"):
         find_sources(TrainSpec(dataset=str(tmp_path / "ro-en" / "part.jsonl"), dataset_config="ro-en"))
     (tmp_path / "train.json").write_text("{}")
-    (tmp_path / "train.csv").write_text("a\n1\n")
-    with pytest.raises(UsageError, match="mixes csv and json"):
+    (tmp_path / "train.txt").write_text("a\n1\n")
+    with pytest.raises(UsageError, match="json and txt files cannot be mixed in one split"):
         find_sources(TrainSpec(dataset=str(tmp_path)))
 
 

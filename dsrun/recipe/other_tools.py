@@ -1,0 +1,23 @@
+"""Flags and keys of other tools, answered with ours: see other_tools.toml."""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cache
+from pathlib import Path
+
+from dsrun.errors import UsageError
+
+
+@cache
+def table() -> dict[str, tuple[str, str]]:
+    """The tool and what to write instead, by the name of its flag with underscores."""
+    rows = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+    return {name: (tool, advice) for tool, flags in rows.items() for name, advice in flags.items()}
+
+
+def answer(where: str, name: str) -> UsageError | None:
+    """The error for a flag that dsrun does not have and another tool has; None for any other name. `where` is how the
+    user wrote it."""
+    found = table().get(name)
+    return UsageError(f"{where} is not a flag of dsrun, but of {found[0]}", fix=found[1]) if found else None

@@ -1,0 +1,51 @@
+"""Flags of other tools are answered with ours."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from dsrun.cli.launch.command import command as launch
+
+from dsrun.errors import UsageError
+from dsrun.recipe.other_tools import table
+from dsrun.recipe.removed import vocabulary
+from dsrun.recipe.resolve import resolve
+
+
+@pytest.mark.parametrize("name", table())
+def test_advice_names_flags_that_exist_for_one_that_does_not(name):
+    assert name not in vocabulary()
+    _, advice = table()[name]
+    launching = {option for parameter in launch.params for option in parameter.opts}
+    for flag in re.findall(r"--([a-z][a-z0-9_-]+)", advice):
+        assert flag.replace("-", "_") in vocabulary() or f"--{flag}" in launching or "render-slurm" in advice, flag
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["--cutoff_len", "2048"], "--cutoff_len is not a flag of dsrun, but of LLaMA-Factory (write --max-length N)"),
+        (["--cutoff-len=2048"], "--cutoff-len is not a flag of dsrun, but of LLaMA-Factory (write --max-length N)"),
+        (["--num_gpus", "8"], "--num_gpus is not a flag of dsrun, but of the DeepSpeed launcher (write --nproc N)"),
+        (["--freeze-layers", "3"], "--freeze-layers is not a flag of dsrun, but of older example scripts (write --fre"),
+    ],
+)
+def test_flag_of_another_tool_on_the_command_line(argv, message, tmp_path):
+    with pytest.raises(UsageError, match=re.escape(message)):
+        resolve(["--model", "m", *argv], tmp_path)
+
+
+def test_switch_of_another_tool_before_a_known_flag(tmp_path):
+    with pytest.raises(UsageError, match="--packing is not a flag of dsrun, but of TRL"):
+        resolve(["--packing", "--model", "m"], tmp_path)
+
+
+def test_key_of_another_tool_in_files(tmp_path):
+    (tmp_path / "run.yaml").write_text("train:\n  model: m\n  sample_packing: true\n")
+    with pytest.raises(UsageError, match=r"run\.yaml:3: train\.sample_packing is not a flag of dsrun, but of axolotl"):
+        resolve(["--config", str(tmp_path / "run.yaml")], tmp_path)
+    (tmp_path / "args.json").write_text(json.dumps({"model": "m", "lora_rank": 8}))
+    with pytest.raises(UsageError, match=r"args\.json: lora_rank is not a flag of dsrun, but of LLaMA-Factory"):
+        resolve([str(tmp_path / "args.json")], tmp_path)
