@@ -15,10 +15,11 @@ from dsrun.recipe.spec import TrainSpec
 def test_check_files_reads_every_named_file(flag, tmp_path):
     file = tmp_path / "data.jsonl"
     file.write_text('{"text": "x"}')
-    check_files(TrainSpec(**{flag: str(file)}))
+    spec = TrainSpec(**{flag: str(file) if flag == "dataset" else [str(file)]})
+    check_files(spec)
     file.write_text("words")
     with pytest.raises(UsageError, match=r"data\.jsonl, line 1: not JSON"):
-        check_files(TrainSpec(**{flag: str(file)}))
+        check_files(spec)
 
 
 def test_missing_file_error_names_flag_and_near_file(tmp_path):

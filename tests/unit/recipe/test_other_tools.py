@@ -6,8 +6,8 @@ import json
 import re
 
 import pytest
-from dsrun.cli.launch.command import command as launch
 
+from dsrun.cli.launch.command import command as launch
 from dsrun.errors import UsageError
 from dsrun.recipe.other_tools import table
 from dsrun.recipe.removed import vocabulary

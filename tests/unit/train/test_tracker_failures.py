@@ -57,6 +57,7 @@ def test_failing_tracker_reported_once_and_left_out(log):
 def test_every_event_is_guarded():
     """Also those that are called on a tracker that was set up late."""
     broken = MLflowCallback.__new__(MLflowCallback)
+    broken._auto_end_run = False  # what it looks at when it is deleted
     notices = []
     tracker = Tracker("mlflow", broken, notices.append)
     assert tracker.on_train_begin(None, None, None) is None
