@@ -18,6 +18,7 @@ from dsrun.train.data.cache import Meta, map_rows, quiet
 from dsrun.train.data.chat import check_template
 from dsrun.train.data.layouts import Hints, Layout, detect, known_layouts
 from dsrun.train.data.normal import normal_or_bad
+from dsrun.train.data.preferences import PreferenceEncoder
 from dsrun.train.data.request import Counts, check_sample_count
 from dsrun.train.data.sources import FileSource, Source
 from dsrun.train.data.token_files import file_digest, flat_chunks, rows_digest, write_tokens
@@ -41,6 +42,8 @@ NORMAL = {
     "text": pa.schema([("text", pa.string()), ("starts", pa.bool_()), ("ends", pa.bool_()), _BAD]),
     "chat": pa.schema([("messages", pa.string()), ("tools", pa.string()), *_PLACE]),
     "tokens": pa.schema([("input_ids", pa.list_(pa.int64())), ("labels", pa.list_(pa.int64())), *_PLACE]),
+    "preference": pa.schema([(name, pa.string()) for name in ("source", "chosen", "rejected")] + [*_PLACE]),
+    "chat-preference": pa.schema([(name, pa.string()) for name in ("chosen", "rejected", "tools")] + [*_PLACE]),
 }
 
 
@@ -87,7 +90,8 @@ def build(
 def notices_of(layout: Layout, spec: BuildSpec, tokenizer: Any) -> list[str]:
     """What the user should know of how rows are read."""
     notices = [layout.notice] if layout.notice else []
-    if layout.kind == "pair" and spec.task == "causal-lm" and getattr(tokenizer, "chat_template", None):
+    is_plain = layout.kind in ("pair", "preference") and spec.task == "causal-lm"
+    if is_plain and getattr(tokenizer, "chat_template", None):
         notices.append(
             f"the model has a chat template, and {layout.name} is joined as plain text without it: "
             "--apply-chat-template makes conversations of it"
@@ -100,16 +104,18 @@ def layout_of(spec: BuildSpec, source: Source, tokenizer: Any) -> Layout:
     if not sample:
         raise UsageError(f"{source.where} is empty")
     if isinstance(source, FileSource) and source.format == "txt":
-        if spec.task == "seq2seq":
+        if spec.task == "seq2seq" or spec.hints.preference:
+            what, task = ("answers", "dpo") if spec.hints.preference else ("targets", "seq2seq")
+            known = known_layouts(spec.task, preference=spec.hints.preference)
             raise UsageError(
-                f"{source.where}: plain text has no targets for seq2seq; layouts known: {known_layouts(spec.task)}",
+                f"{source.where}: plain text has no {what} for {task}; layouts known: {known}",
                 fix="a json, jsonl, csv or parquet file with such columns",
             )
         return Layout("text", ("text",))
     layout = detect(columns, sample, spec.hints, source.where)
     if isinstance(source, FileSource):
         source.check_columns([name for name in layout.used if name in columns])
-    if layout.kind == "chat":
+    if layout.is_chat:
         check_template(tokenizer, source.where)
     return layout
 
@@ -207,7 +213,8 @@ class _Builder:
     def _check_ids(self, encoded: Dataset) -> int:
         """The largest id among inputs and labels; negative ones other than -100 are refused."""
         largest = 0
-        for column, allowed in (("input_ids", ()), ("labels", (IGNORED,))):
+        for column in (name for name in encoded.column_names if not name.endswith("_text")):
+            allowed = (IGNORED,) if column.endswith("labels") else ()
             for chunk in flat_chunks(encoded.data, column):
                 if not len(chunk):
                     continue
@@ -236,7 +243,8 @@ def normal_row(layout: Layout, where: str, row: Row) -> Row:
 
 
 def encoder_for(spec: BuildSpec, part: Part, source: Source, layout: Layout, tokenizer: Any) -> RowEncoder:
-    return RowEncoder(
+    kind = PreferenceEncoder if spec.hints.preference else RowEncoder
+    return kind(
         tokenizer=tokenizer,
         task=spec.task,
         kind=layout.kind,

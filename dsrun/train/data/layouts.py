@@ -1,12 +1,14 @@
 """What the columns of a dataset mean: a pure function of the columns' names, one sample row and the user's hints.
 
-A layout brings every row into one of four normal forms:
+A layout brings every row into one of these normal forms:
 
 - pair   {"source": str, "target": str}
 - text   {"text": str, "starts": bool, "ends": bool}: a document, or a piece of one
 - chat   {"messages": str, "tools": str | None}: both JSON, as Arrow would give every message all keys of all
   others
 - tokens {"input_ids": list[int], "labels": list[int] | None}
+- preference {"source": str, "chosen": str, "rejected": str}
+- chat-preference {"chosen": str, "rejected": str, "tools": str | None}: two conversations that begin alike, as JSON
 
 A value of None where text should be marks a row that is left out and counted; a source may be empty.
 """
@@ -19,7 +21,7 @@ from typing import Any, Literal, NoReturn
 
 from dsrun.errors import UsageError, did_you_mean
 
-Kind = Literal["pair", "text", "chat", "tokens"]
+Kind = Literal["pair", "text", "chat", "tokens", "preference", "chat-preference"]
 
 # ISO 639-3 to 639-1, for the codes of NLLB (`ron_Latn`) over data keyed by two letters (`ro`).
 # fmt: off
@@ -47,8 +49,13 @@ text/summary body/summary description/abstract extract_text/summary_text news_bo
 PAIRS = tuple((tuple(source.split("+")), target) for source, target in (pair.split("/") for pair in _PAIRS.split()))
 """Source columns (joined by a line break when there are several) and the target column, in order of preference."""
 
-TEXTS = ("text", "content")
 CHATS = ("messages", "conversations")
+ANSWERS = (("chosen", "rejected"), ("chosen_response", "rejected_response"))
+"""The columns of the answer that people preferred and of the other one."""
+PROMPTS = (("prompt",), ("question",), ("instruction", "input"), ("instruction",), ("input",), *((c,) for c in CHATS))
+"""The columns of what both answer; without one, both begin with it."""
+
+TEXTS = ("text", "content")
 SYSTEM = "system"
 """The column of the system message of a pair that becomes a conversation."""
 # Columns that an error names.
@@ -63,16 +70,19 @@ class Hints:
     source_lang: str | None = None
     target_lang: str | None = None
     apply_chat_template: bool = False
+    preference: bool = False
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How rows are read: `columns` are the fields of the normal form, in its order; `keys` the languages of a
-    translation dictionary; `separator` goes between source and target when a causal model reads them as one text."""
+    """How rows are read: `columns` are the fields of the normal form, in its order; `target` the column of the answer
+    and `rejected` that of the worse one; `keys` the languages of a translation dictionary; `separator` goes between
+    source and target when a causal model reads them as one text."""
 
     kind: Kind
     columns: tuple[str, ...]
     target: str | None = None
+    rejected: str | None = None
     keys: tuple[str, str] | None = None
     separator: str = ""
     notice: str | None = None
@@ -81,11 +91,17 @@ class Layout:
     def name(self) -> str:
         if self.keys:
             return f"{self.columns[0]} {self.keys[0]} → {self.keys[1]}"
-        return " + ".join(self.columns) + (f" → {self.target}" if self.target else "")
+        answers = " / ".join(filter(None, (self.target, self.rejected)))
+        return " → ".join(filter(None, (" + ".join(self.columns), answers)))
 
     @property
     def used(self) -> tuple[str, ...]:
-        return self.columns + ((self.target,) if self.target else ())
+        return (*self.columns, *filter(None, (self.target, self.rejected)))
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether the tokenizer's chat template renders the rows."""
+        return self.kind in ("chat", "chat-preference")
 
 
 def detect(columns: Sequence[str], sample: Mapping[str, Any], hints: Hints, where: str) -> Layout:
@@ -97,7 +113,7 @@ def detect(columns: Sequence[str], sample: Mapping[str, Any], hints: Hints, wher
                 f"{flag}: {where} has no column {column!r}; columns found: {_listed(columns)}",
                 fix=did_you_mean(column, columns, "") or None,
             )
-    find = _seq2seq if hints.task == "seq2seq" else _causal
+    find = _seq2seq if hints.task == "seq2seq" else _preference if hints.preference else _causal
     layout = find(columns, sample, hints, where)
     if layout is None:
         _unknown(columns, hints, where)
@@ -106,14 +122,16 @@ def detect(columns: Sequence[str], sample: Mapping[str, Any], hints: Hints, wher
     if hints.apply_chat_template and layout.kind == "pair":
         system = () if layout.keys else _present(columns, SYSTEM)
         return replace(layout, kind="chat", columns=(*layout.columns, *system), separator="")
-    if hints.apply_chat_template and layout.kind != "chat":
+    if hints.apply_chat_template and not layout.is_chat:
         raise UsageError(
             f"--apply-chat-template: {where} has no prompts and answers, but {layout.name}", fix="leave it out"
         )
     return layout
 
 
-def known_layouts(task: str) -> str:
+def known_layouts(task: str, *, preference: bool = False) -> str:
+    if preference:
+        return "prompt with chosen and rejected, as texts or as messages; chosen and rejected that begin alike"
     pairs = ", ".join(f"{'+'.join(source)}/{target}" for source, target in PAIRS if len(source) == 1)
     if task == "seq2seq":
         return f"translation dictionaries, {pairs}, input_ids with labels"
@@ -145,6 +163,22 @@ def _causal(columns: Sequence[str], sample: Mapping[str, Any], hints: Hints, whe
         or (None if hints.text_column else _known_pair(columns, sample, hints))
         or _documents(columns, sample, hints, where)
     )
+
+
+def _preference(columns: Sequence[str], sample: Mapping[str, Any], hints: Hints, where: str) -> Layout | None:
+    chosen, rejected = next((pair for pair in ANSWERS if set(pair) <= set(columns)), (None, None))
+    if chosen is None:
+        return None
+    prompts = ((hints.text_column,),) if hints.text_column else PROMPTS
+    prompt = next((names for names in prompts if set(names) <= set(columns)), ())
+    if hints.apply_chat_template and not prompt:
+        raise UsageError(f"--apply-chat-template: {where} has no prompts beside {chosen} and {rejected}")
+    if hints.apply_chat_template or any(isinstance(sample.get(name), list | Mapping) for name in (*prompt, chosen)):
+        extra = (*_present(columns, SYSTEM), *_present(columns, "tools"))
+        return Layout("chat-preference", (*prompt, *extra), chosen, rejected)
+    # A prompt is written to be continued as it stands, and so is what two texts begin with.
+    separator = "" if prompt in ((), ("prompt",)) else "\n"
+    return Layout("preference", prompt, chosen, rejected, separator=separator)
 
 
 def _conversation(columns: Sequence[str], sample: Mapping[str, Any], hints: Hints) -> Layout | None:
@@ -197,10 +231,11 @@ def _known_pair(columns: Sequence[str], sample: Mapping[str, Any], hints: Hints)
 
 def _unknown(columns: Sequence[str], hints: Hints, where: str) -> NoReturn:
     pair = hints.task == "seq2seq" or hints.summary_column
+    fix = "--text-column and --summary-column name them" if pair else "--text-column names it"
     raise UsageError(
-        f"{where}: cannot tell what the columns mean for {hints.task}; columns found: {_listed(columns)}; "
-        f"layouts known: {known_layouts(hints.task)}",
-        fix="--text-column and --summary-column name them" if pair else "--text-column names it",
+        f"{where}: cannot tell what the columns mean for {'dpo' if hints.preference else hints.task}; columns found: "
+        f"{_listed(columns)}; layouts known: {known_layouts(hints.task, preference=hints.preference)}",
+        fix="rename the columns" if hints.preference else fix,
     )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from os.path import commonprefix
 from typing import Any
 
 from dsrun.errors import UsageError
@@ -41,7 +43,66 @@ def normalise(layout: Layout, row: Mapping[str, Any], where: str) -> dict[str, A
         return {"text": text, "starts": bool(row.get("starts", True)), "ends": bool(row.get("ends", True))}
     if layout.kind == "chat":
         return _chat(layout, row, where)
+    if layout.kind == "preference":
+        return _preference(layout, row, where)
+    if layout.kind == "chat-preference":
+        return _chat_preference(layout, row, where)
     return _tokens(layout, row, where)
+
+
+def _preference(layout: Layout, row: Mapping[str, Any], where: str) -> dict[str, Any]:
+    texts = [_text(row.get(column) or None, column, where) for column in (layout.target or "", layout.rejected or "")]
+    chosen, rejected = texts
+    if layout.columns or chosen is None or rejected is None:
+        parts = [_text(row.get(column), column, where) for column in layout.columns]
+        source = "\n".join(part for part in parts if part)
+        return {"source": source, "chosen": chosen, "rejected": rejected}
+    prompt = _common_beginning(chosen, rejected)
+    return {"source": prompt, "chosen": chosen[len(prompt) :], "rejected": rejected[len(prompt) :]}
+
+
+def _common_beginning(one: str, other: str) -> str:
+    """What two texts begin with, up to the last white space: a word that only begins alike belongs to the answers."""
+    same = commonprefix([one, other])
+    return same[: max(same.rfind(space) + 1 for space in (" ", "\n"))]
+
+
+def _chat_preference(layout: Layout, row: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Both conversations, only the answers to be learned. Answers may come as texts, as messages, or after a repetition
+    of the prompt."""
+    names = [name for name in layout.columns if name not in (SYSTEM, "tools")]
+    asked = [message for name in names for message in _said("user", row.get(name), name, where)]
+    answers = [_said("assistant", row.get(name), name or "", where) for name in (layout.target, layout.rejected)]
+    if not all(answers):
+        return {"chosen": None, "rejected": None, "tools": None}
+    if not asked or all(answer[0]["role"] != "assistant" for answer in answers):
+        asked, answers = _divided(*answers)
+    system = _text(row.get(SYSTEM), SYSTEM, where)
+    if system and asked and asked[0]["role"] != "system":
+        asked = [{"role": "system", "content": system}, *asked]
+    tools = _tools(row, where)
+    chosen, rejected = ([*map(_unlearned, asked), *answer] for answer in answers)
+    columns = {"chosen": (chosen, layout.target), "rejected": (rejected, layout.rejected), "tools": (tools, "tools")}
+    return {
+        name: _text(json.dumps(value, ensure_ascii=False), column or "", where) if value else None
+        for name, (value, column) in columns.items()
+    }
+
+
+def _said(role: str, value: Any, column: str, where: str) -> list[dict[str, Any]]:
+    """Messages, or a text as the message of this role; [] for nothing."""
+    if isinstance(value, str):
+        text = _text(value, column, where)
+        return [{"role": role, "content": text}] if text else []
+    return messages_of([value] if isinstance(value, Mapping) else value, where)
+
+
+def _divided(
+    chosen: list[dict[str, Any]], rejected: list[dict[str, Any]]
+) -> tuple[list[dict[str, Any]], list[list[dict[str, Any]]]]:
+    """The turns that two conversations begin with, and the rest of each."""
+    same = sum(1 for _ in takewhile(lambda two: two[0] == two[1], zip(chosen, rejected, strict=False)))
+    return chosen[:same], [chosen[same:], rejected[same:]]
 
 
 def _pair(layout: Layout, row: Mapping[str, Any], where: str) -> tuple[str | None, str | None]:

@@ -15,6 +15,7 @@ from dsrun.model_families import family_of
 from dsrun.train.data.build import BuildSpec, Part, Progress, build
 from dsrun.train.data.cache import Meta, key_of, obtain, quiet
 from dsrun.train.data.layouts import Hints
+from dsrun.train.data.preferences import PreferenceCollator
 from dsrun.train.data.request import (
     Collator,
     Counts,
@@ -219,7 +220,13 @@ class _Preparation:
         spec = self.spec
         source_lang, target_lang = spec.source_lang, spec.target_lang
         hints = Hints(
-            self.request.task, spec.text_column, spec.summary_column, source_lang, target_lang, spec.apply_chat_template
+            self.request.task,
+            spec.text_column,
+            spec.summary_column,
+            source_lang,
+            target_lang,
+            spec.apply_chat_template,
+            self.request.preference,
         )
         return BuildSpec(self.request.task, hints, self.limits.source, spec.source_prefix or "", parts, held_out)
 
@@ -233,7 +240,8 @@ class _Preparation:
     def _collator(self) -> Collator:
         fixed = self.spec.pad_to_max_length
         pad = self.tokenizer.pad_token_id
-        return Collator(
+        kind = PreferenceCollator if self.request.preference else Collator
+        return kind(
             pad_id=pad if pad is not None else self.tokenizer.eos_token_id or 0,
             seq2seq=self.request.task == "seq2seq",
             multiple_of=8 if torch.cuda.is_available() else 1,

@@ -6,6 +6,7 @@ from itertools import groupby, islice
 from operator import itemgetter
 from typing import Any
 
+from dsrun.train.data.preferences import sides
 from dsrun.train.data.request import PreparedData
 from dsrun.train.loop.batches import IGNORED
 
@@ -26,7 +27,15 @@ def preview(data: PreparedData, tokenizer: Any) -> list[Parts]:
         chosen = [rows[k] for k in sorted({0, len(rows) // 2})]
     else:
         chosen = list(islice(iter(rows), SAMPLES))
-    return [parts_of(row, tokenizer, seq2seq=data.collator.seq2seq) for row in chosen]
+    return [parts for row in chosen for parts in _samples_of(row, tokenizer, seq2seq=data.collator.seq2seq)]
+
+
+def _samples_of(row: dict[str, Any], tokenizer: Any, *, seq2seq: bool) -> list[Parts]:
+    """What a row shows: its sample, or the two answers of a preference."""
+    if "rejected_ids" not in row:
+        return [parts_of(row, tokenizer, seq2seq=seq2seq)]
+    named = zip(("chosen: ", "rejected: "), sides(row), strict=True)
+    return [[(name, False), *parts_of(side, tokenizer, seq2seq=False)] for name, side in named]
 
 
 def parts_of(row: dict[str, Any], tokenizer: Any, *, seq2seq: bool) -> Parts:

@@ -253,11 +253,17 @@ class DataRequest:
     splits: frozenset[str] = frozenset({"train", "validation"})
     required: frozenset[str] = frozenset()
 
+    @property
+    def preference(self) -> bool:
+        """Whether rows are two answers, of which the first is preferred."""
+        return self.spec.task == "dpo"
+
 
 @dataclass(frozen=True)
 class PreparedData:
     """Datasets ready for the collator, and what the user should know about them. Rows: {"input_ids", "labels"}, labels
-    being -100 where nothing is learned; those of validation and test may hold "source_text" and "target_text".
+    being -100 where nothing is learned; those of validation and test may hold "source_text" and "target_text", those of
+    preferences "rejected_ids" and "rejected_labels".
     `train_fingerprint` differs where the training rows, their order or their tokens do; None: not known."""
 
     train: Rows | None

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 
 from dsrun.errors import UsageError
 from dsrun.train.data.cache import Meta, key_of, obtain
+from dsrun.train.data.layouts import known_layouts
 from dsrun.train.data.sources import FileSource, Source
 from dsrun.train.data.token_format import DTYPE_HINT, DTYPES, TokenFormat, format_of, narrowest
 from dsrun.train.data.tokenise import check_vocabulary
@@ -215,9 +216,12 @@ def open_tokens(
     split: str, source: FileSource, request: DataRequest, block_size: int, waiting: Callable[[], None]
 ) -> tuple[Blocks, list[str]]:
     """The blocks of the token files of a split, and what was found out about them."""
+    where = source.paths[0]
     if request.task != "causal-lm":
-        where = source.paths[0]
         raise UsageError(f"{where}: token files are for causal language models; {request.model_type} is not one")
+    if request.preference:
+        known = known_layouts(request.task, preference=True)
+        raise UsageError(f"{where}: a token file has no answers for dpo; layouts known: {known}")
     opened = [_open_one(split, path, request, block_size, waiting) for path in source.paths]
     files = [blocks for blocks, _ in opened]
     notices = [notice for _, notice in opened if notice]

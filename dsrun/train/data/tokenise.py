@@ -118,7 +118,8 @@ class RowEncoder:
             self.read.add(asdict(counts))
             self.read.refuse_bad(self.max_bad, least=STREAMED_ROWS)
             for row in encoded:
-                check_vocabulary(max([0, *row["input_ids"], *row.get("labels", ())]), self.vocab_size, self.where)
+                largest = max(max(row[name], default=0) for name in self.columns if not name.endswith("_text"))
+                check_vocabulary(largest, self.vocab_size, self.where)
         return {name: [row[name] for row in encoded] for name in self.columns}
 
     def _incomplete(self, row: Row) -> bool:

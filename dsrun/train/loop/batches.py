@@ -135,7 +135,8 @@ class WithFiller(Dataset):
 
 
 def filler_like(row: dict[str, Any]) -> dict[str, Any]:
-    return {**row, "labels": [IGNORED] * len(row["labels"])}
+    ignored = {name: [IGNORED] * len(row[name]) for name in row if name.endswith("labels")}
+    return {**row, **ignored}
 
 
 class TrainingRows(WithFiller):

@@ -22,7 +22,7 @@ from dsrun.train.loop.generation import has_prompts
 from dsrun.train.loop.setup import guard_against_nan
 from dsrun.train.loop.trackers import guard_trackers
 from dsrun.train.loop.trainer import RunTrainer
-from dsrun.train.loss.model_loss import own_loss_notice
+from dsrun.train.loss.model_loss import ModelLoss, own_loss_notice
 from dsrun.train.loss.probe import is_conditional, parameters_without_gradient
 from dsrun.train.plan import Plan
 from dsrun.train.rank_context import RankContext
@@ -68,6 +68,7 @@ class TrainerBuilder:
                 eval_progress=PlainTask(self.console, "evaluating").update,
                 context=self.context,
                 nan_guard=guard_against_nan(plan, self.folder.path, self.records, self.console),
+                loss=self._loss(model, arguments),
             )
         trainer.remove_callback(PrinterCallback)
         guard_trackers(trainer.callback_handler, self.console.notice)
@@ -89,6 +90,10 @@ class TrainerBuilder:
             accelerator.ddp_handler.find_unused_parameters = True
             what = f"{unused[0]} gets no gradient" if unused else "not every batch reaches all parameters"
             self.console.notice(f"{what}: DistributedDataParallel searches for unused parameters in each step")
+
+    def _loss(self, model: Any, arguments: Any) -> ModelLoss:
+        base = model.get_base_model() if hasattr(model, "get_base_model") else model
+        return ModelLoss.of(base, arguments.label_smoothing_factor)
 
     def _set_generation(self, arguments: Any) -> None:
         """How long generated texts may be; no generation where there are no prompts to generate from."""

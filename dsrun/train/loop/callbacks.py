@@ -18,8 +18,9 @@ from transformers import EarlyStoppingCallback, TrainerCallback
 from dsrun.train.console import Console, TrainingBar, duration, number
 from dsrun.train.loop import engine
 from dsrun.train.loop.trainer import RunTrainer
+from dsrun.train.loss import dpo
 
-SHOWN_METRICS = ("loss", "perplexity", "exact_match", "bleu", "chrf", "rougeL")
+SHOWN_METRICS = ("loss", "perplexity", "rewards/accuracies", "rewards/margins", "exact_match", "bleu", "chrf", "rougeL")
 
 REMEMBERED = 50
 # Fewer losses do not show how much they scatter.
@@ -135,6 +136,7 @@ class Recorder(TrainerCallback):
             "tokens": tokens_seen,
             "tokens_per_s": speed,
             "mfu": self._mfu(speed),
+            **{name: value for name, value in logs.items() if name in dpo.METRICS},
             **memory(),
         }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -19,7 +18,6 @@ from dsrun.system.files import replacing
 from dsrun.train.distributed import all_gather_object, rank0_first
 from dsrun.train.loop.batches import BatchLoader, GlobalBatchSampler, Split, WithFiller
 from dsrun.train.loop.generation import Example, Generator
-from dsrun.train.loss.model_loss import summed_cross_entropy, target_tokens
 
 ROUGE_TYPES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 
@@ -39,7 +37,13 @@ class LossState(TrainerCallback, ExportableState):
             "losses": all_gather_object(float(trainer._tr_loss)),
             "logged": trainer._globalstep_last_logged,
             "tokens": trainer.tokens_seen,
+            **self._window(),
         }
+
+    def _window(self) -> dict[str, list[float]]:
+        """What all ranks together have for the next log line beside the loss."""
+        window = self.trainer.loss_of_model.window
+        return {} if window is None else {"window": torch.tensor(all_gather_object(window.tolist())).sum(0).tolist()}
 
     def state(self) -> dict[str, Any]:
         return {"args": {}, "attributes": {"noted": self._noted}}
@@ -56,6 +60,9 @@ class LossState(TrainerCallback, ExportableState):
         trainer._tr_loss.fill_(mine)
         trainer._globalstep_last_logged = noted["logged"]
         trainer.count_tokens(noted["tokens"])
+        if "window" in noted and trainer.split.rank == 0:
+            window = trainer.loss_of_model.window
+            window.copy_(torch.tensor(noted["window"], dtype=window.dtype))
 
 
 def text_scores(predictions: Sequence[str], references: Sequence[str]) -> dict[str, float]:
@@ -85,14 +92,6 @@ def _rouge(hypotheses: list[str], targets: list[str]) -> dict[str, float]:
     return {kind: 100 * sum(score[kind].fmeasure for score in scores) / len(scores) for kind in ROUGE_TYPES}
 
 
-def perplexity(loss: float) -> float:
-    """exp of the mean cross entropy in nats; infinity where that does not fit a float."""
-    try:
-        return math.exp(loss)
-    except OverflowError:
-        return math.inf
-
-
 Progress = Callable[[int, int], None]
 
 
@@ -117,19 +116,19 @@ class Evaluator:
         split = Split(self.trainer.args.per_device_eval_batch_size, self.rank, self.world_size)
         sampler = GlobalBatchSampler(len(rows), split, shuffle=False)
         loader = BatchLoader(WithFiller(rows), batch_sampler=sampler, collate_fn=self.trainer.data_collator)
-        sums = torch.zeros(3, dtype=torch.float64, device=self.trainer.args.device)
+        sums: Any = 0
         generator = Generator(self.trainer, rows) if generate else None
         self.trainer.model.eval()
         for step, (indices, batch) in enumerate(zip(sampler, loader, strict=True)):
             inputs = self.trainer._prepare_inputs(batch)
-            sums += self._loss(inputs)
+            with self.trainer.compute_loss_context_manager():
+                sums = sums + self.loss.sums(self.trainer.model_wrapped, inputs)
             if generator:
                 generator.take(indices, inputs)
             progress((step + 1) * split.round, len(rows))
         if self.world_size > 1:
             dist.all_reduce(sums)
-        entropy, loss = (sums[:2] / sums[2].clamp(min=1)).tolist()
-        metrics = {"loss": loss, "perplexity": perplexity(entropy)}
+        metrics = self.loss.metrics(sums)
         examples = generator.examples() if generator else []
         if generator:
             # Scored on rank 0 and sent to all, so that every rank takes the same decision about the best checkpoint.
@@ -137,19 +136,6 @@ class Evaluator:
             metrics |= rank0_first(lambda: text_scores(predictions, references))
         seconds = time.monotonic() - began
         return Evaluation({**metrics, "seconds": seconds, "samples_per_second": len(rows) / seconds}, examples)
-
-    @torch.no_grad()
-    def _loss(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-        """This batch's summed cross entropy, its loss times its target tokens, and their number, as one tensor [3]. The
-        loss is the cross entropy unless the model computes one of its own."""
-        labels, own = inputs["labels"], self.loss.kind == "own"
-        with self.trainer.compute_loss_context_manager():
-            outputs = self.trainer.model_wrapped(**{k: v for k, v in inputs.items() if own or k != "labels"})
-        entropy = summed_cross_entropy(outputs["logits"], labels, shifted=self.loss.shifted).detach()
-        loss = self.loss.weighed(outputs, labels).detach() if own else entropy
-        return torch.stack(
-            [entropy, loss.to(entropy), target_tokens(labels, shifted=self.loss.shifted).to(entropy)]
-        ).double()
 
 
 def write_predictions(examples: list[Example], path: Path) -> None:

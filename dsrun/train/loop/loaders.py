@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.compute as pc
 import torch
 from transformers import TrainerCallback, set_seed
@@ -133,7 +134,9 @@ def _lengths(args: Any, rows: Any) -> Any:
     if hasattr(rows, "lengths"):
         return rows.lengths()
     # Arrow keeps lists as offsets into their items, so that the items are not read.
-    return pc.list_value_length(rows.with_format("arrow")[:]["input_ids"]).to_numpy()
+    table = rows.with_format("arrow")[:]
+    columns = [name for name in table.column_names if name.endswith("_ids")]
+    return np.max([pc.list_value_length(table[name]).to_numpy() for name in columns], axis=0)
 
 
 def init_loader_worker(worker_id: int) -> None:

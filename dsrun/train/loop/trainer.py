@@ -21,7 +21,8 @@ from dsrun.train.loop.evaluation import Evaluation, Evaluator, LossState
 from dsrun.train.loop.loaders import DataPlace, MicroBatch, TrainingLoader, start_at, training_loader
 from dsrun.train.loop.nan import NanGuard
 from dsrun.train.loop.preemption import EvaluationLeftError, StopVote, remember_evaluation
-from dsrun.train.loss.model_loss import ModelLoss, target_tokens
+from dsrun.train.loss.dpo import METRICS, DpoLoss
+from dsrun.train.loss.model_loss import ModelLoss
 from dsrun.train.rank_context import RankContext
 
 # Accelerate's own reads everything that is to be skipped, and its loader forgets the epoch.
@@ -31,7 +32,7 @@ transformers.trainer.skip_first_batches = start_at
 class RunTrainer(Checkpointing):
     """A Seq2SeqTrainer for both tasks whose loss, gradients and data order do not depend on the cluster's shape."""
 
-    # compute_loss divides by the target tokens of the whole global batch, accumulation steps included.
+    # compute_loss divides by the target tokens, or the pairs, of the whole global batch, accumulation steps included.
     loss_is_scaled_for_ga = True
     control: Any
     model_wrapped: Any
@@ -44,6 +45,7 @@ class RunTrainer(Checkpointing):
         eval_progress: Callable[[int, int], None],
         context: RankContext,
         nan_guard: NanGuard,
+        loss: ModelLoss | DpoLoss,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -60,8 +62,7 @@ class RunTrainer(Checkpointing):
         self.on_checkpoint: Callable[..., None] = lambda *_args, **_details: None
         self.eval_progress = eval_progress
         self.is_zero3 = engine.stage_of(ds_config) == 3
-        base = self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
-        self.loss_of_model = ModelLoss.of(base, self.args.label_smoothing_factor)
+        self.loss_of_model = loss
         self._tokens_seen = torch.zeros((), dtype=torch.int64, device=self.args.device)
         self.seconds_not_training = 0.0
         self.already_finished = False
@@ -83,15 +84,16 @@ class RunTrainer(Checkpointing):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], torch.Tensor]:
-        """The micro batches of one optimizer step, and the target tokens in them on all ranks together."""
+        """The micro batches of one optimizer step, and the target tokens (or pairs) in them on all ranks together."""
         self.taken = batches = list(itertools.islice(epoch_iterator, num_batches))
-        targets = sum(target_tokens(b["labels"], shifted=self.loss_of_model.shifted) for b in batches)
+        loss = self.loss_of_model
+        items = sum(loss.items(b["labels"]) for b in batches)
         # Filler, which comes last in a batch, is not read: how much there is depends on the number of ranks.
-        read = sum(b["attention_mask"][: len(b.ids)].sum() for b in batches)
-        if not self.loss_of_model.shifted:
-            read = read + targets
+        read = sum(b["attention_mask"][: loss.rows * len(b.ids)].sum() for b in batches)
+        if not loss.shifted:
+            read = read + items
         requests = int(self.context.stopping.is_requested), int(self.wants_to_save)
-        counts = torch.stack([torch.as_tensor(n) for n in (targets, read, *requests)]).to(device)
+        counts = torch.stack([torch.as_tensor(n) for n in (items, read, *requests)]).to(device)
         if self.split.world_size > 1:
             dist.all_reduce(counts)
         self._tokens_seen += counts[1]
@@ -173,6 +175,14 @@ class RunTrainer(Checkpointing):
         return super()._get_learning_rate() if self._step_rate is None else self._step_rate
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Called on all ranks."""
+        window = self.loss_of_model.window
+        if "loss" in logs and window is not None:
+            if self.split.world_size > 1:
+                dist.all_reduce(window)
+            means = self.loss_of_model.metrics(window)
+            logs = {**logs, **{name: value for name, value in means.items() if name in METRICS}}
+            window.zero_()
         super().log(self.nan_guard.correct_logs(logs), start_time)
 
     # evaluation

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch.nn import functional as F
@@ -79,18 +80,33 @@ def summed_cross_entropy(
     )
 
 
+def perplexity(loss: float) -> float:
+    """exp of the mean cross entropy in nats; infinity where that does not fit a float."""
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf
+
+
 @dataclass(frozen=True)
 class ModelLoss:
-    """Computes what a micro batch contributes to the loss of an optimizer step."""
+    """Computes what a micro batch contributes to the loss of an optimizer step. `rows` of a batch are one sample;
+    `window` is what goes into the next log line, beside the loss."""
 
     kind: Kind
     shifted: bool
     smoothing: float = 0.0
+    rows: ClassVar[int] = 1
+    window: ClassVar[torch.Tensor | None] = None
 
     @classmethod
     def of(cls, model: Any, smoothing: float = 0.0) -> ModelLoss:
         """The loss of `model`, which is not wrapped by an engine or by adapters."""
         return cls(kind_of_loss(model), shifts_labels(model), smoothing)
+
+    def items(self, labels: torch.Tensor) -> torch.Tensor:
+        """What the loss is a mean over: the number of target tokens."""
+        return target_tokens(labels, shifted=self.shifted)
 
     def __call__(self, model: Any, inputs: dict[str, Any], items: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """The loss, a scalar, and the model's outputs; `items` are the target tokens of the whole global batch.
@@ -117,6 +133,21 @@ class ModelLoss:
         outputs = model(**{name: value for name, value in inputs.items() if name != "labels"})
         total = summed_cross_entropy(outputs["logits"], labels, shifted=self.shifted, smoothing=self.smoothing)
         return total / items, outputs
+
+    @torch.no_grad()
+    def sums(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        """For evaluation: a batch's summed cross entropy, its loss times its target tokens, and their number, as one
+        tensor [3]. The loss is the cross entropy unless the model computes one of its own."""
+        labels, own = inputs["labels"], self.kind == "own"
+        outputs = model(**{name: value for name, value in inputs.items() if own or name != "labels"})
+        entropy = summed_cross_entropy(outputs["logits"], labels, shifted=self.shifted)
+        loss = self.weighed(outputs, labels) if own else entropy
+        return torch.stack([entropy, loss.to(entropy), self.items(labels).to(entropy)]).double()
+
+    def metrics(self, sums: torch.Tensor) -> dict[str, float]:
+        """What the `sums` of all batches on all ranks, added up, say."""
+        entropy, loss = (sums[:2] / sums[2].clamp(min=1)).tolist()
+        return {"loss": loss, "perplexity": perplexity(entropy)}
 
     def weighed(self, outputs: Any, labels: torch.Tensor) -> torch.Tensor:
         """The loss that a model has computed by itself, times the micro batch's target tokens."""

@@ -3,30 +3,17 @@ parameters get no gradient."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from transformers import TrainerCallback
 
 from dsrun.errors import UsageError
-from dsrun.train.loop.batches import IGNORED
+from dsrun.train.loss.dpo import evaluating
 
 TOKENS = 8
 # Of the largest logit: a kernel may round two rows of a batch differently; what a token changes is far more.
 TOLERANCE = 1e-3
-
-
-@contextmanager
-def _evaluating(model: Any) -> Iterator[None]:
-    """No dropout, so that the random numbers of training stay as they are."""
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
 
 
 def _tokens(model: Any, device: torch.device) -> torch.Tensor:
@@ -59,7 +46,7 @@ class CausalityCheck(TrainerCallback):
         ids = _tokens(trainer.model, trainer.args.device)
         other = ids.clone()
         other[0, -1] = ids[0, 0]
-        with _evaluating(trainer.model), trainer.compute_loss_context_manager():
+        with evaluating(trainer.model), trainer.compute_loss_context_manager():
             outputs = trainer.model_wrapped(input_ids=torch.cat([ids, other]))
         logits = outputs["logits"][:, :-1].float()
         return float((logits[0] - logits[1]).abs().max() / logits.abs().max().clamp(min=1e-30))
@@ -69,12 +56,13 @@ def parameters_without_gradient(trainer: Any) -> list[str]:
     """Names of the trained parameters that the loss of a few tokens gives no gradient. The model is whole on this rank
     and not wrapped yet."""
     model = trainer.model
-    ids = _tokens(model, trainer.args.device)
+    ids = _tokens(model, trainer.args.device).repeat(trainer.loss_of_model.rows, 1)
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
     if model.config.is_encoder_decoder:
         inputs["decoder_input_ids"] = ids
-    with _evaluating(model), trainer.compute_loss_context_manager():
-        loss, _ = trainer.loss_of_model(model, inputs, ids.ne(IGNORED).sum())
+    # No dropout, so that the random numbers of training stay as they are.
+    with evaluating(model), trainer.compute_loss_context_manager():
+        loss, _ = trainer.loss_of_model(model, inputs, trainer.loss_of_model.items(ids))
     loss.backward()
     found = [name for name, each in model.named_parameters() if each.requires_grad and each.grad is None]
     model.zero_grad(set_to_none=True)
