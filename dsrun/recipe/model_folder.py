@@ -20,8 +20,11 @@ _WEIGHTS = ("*.safetensors", "*.bin", "*.index.json")
 NEITHER = "which is neither a causal LM nor a seq2seq model of text"
 CHOOSE_TEXT_MODEL = "choose a seq2seq model (T5, BART, Marian …) or a causal LM (Llama, Qwen …)"
 BOTH_WAYS = "which reads text in both directions: as a causal LM it would see the tokens that it is to predict"
+NOT_CAUSAL = "and DPO trains causal language models"
+CHOOSE_FOR_DPO = "choose a causal LM (Llama, Qwen …)"
 CHOOSE_CAUSAL_LM = "choose a causal LM; --from-scratch --model-config is_decoder=true makes one of this config"
-_CHATS = ("messages", "conversations")
+# Columns that may hold messages.
+_CHATS = ("messages", "conversations", "prompt", "completion", "chosen", "rejected")
 # Columns that an encoder-decoder model can learn from, whatever stands beside them.
 _PAIRED = {"translation", "source", "target", "input_ids", "text", "summary", "prompt", "input", "output"}
 
@@ -46,6 +49,8 @@ def check_model_folder(path: Path, spec: TrainSpec) -> None:
         raise UsageError(f"--model {name} is a {kind} model, {NEITHER}", fix=CHOOSE_TEXT_MODEL)
     if family_of(kind).reads_both_ways and not config.get("is_decoder") and not spec.model_config:
         raise UsageError(f"--model {name} is a {kind} model, {BOTH_WAYS}", fix=CHOOSE_CAUSAL_LM)
+    if spec.task == "dpo" and config.get("is_encoder_decoder"):
+        raise UsageError(f"--task dpo: --model {name} is a {kind} model, {NOT_CAUSAL}", fix=CHOOSE_FOR_DPO)
 
 
 def check_conversations(path: Path, spec: TrainSpec) -> None:

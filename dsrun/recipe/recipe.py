@@ -151,6 +151,11 @@ class _Fields(dict[str, Any]):
         return _Shown(self.recipe, name)
 
 
+def has_data(spec: TrainSpec) -> bool:
+    """Whether the user named any data."""
+    return any((spec.dataset, spec.train_file, spec.validation_file, spec.test_file))
+
+
 def _below_stage_3(recipe: Recipe, _: str) -> bool:
     return recipe.spec.offload == "nvme" and recipe.spec.zero not in ("3", "auto")
 
@@ -195,6 +200,10 @@ WHEN: dict[str, Callable[[Recipe, str], bool]] = {
     "lora_setting_unused": lambda r, name: r.spec.lora is None and r.given(name),
     "freeze_with_lora": lambda r, _: r.spec.lora is not None and bool(r.spec.freeze),
     "lora_from_scratch": lambda r, _: r.spec.lora is not None and r.spec.from_scratch,
+    "dpo_without_data": lambda r, _: r.spec.task == "dpo" and not has_data(r.spec),
+    "dpo_generation": lambda r, _: r.spec.task == "dpo" and bool(r.value("predict_with_generate")),
+    "dpo_smoothing": lambda r, _: r.spec.task == "dpo" and (r.value("label_smoothing_factor") or 0) >= 0.5,
+    "dpo_setting_unused": lambda r, name: r.spec.task != "dpo" and r.given(name),
     "save_every_invalid": _is_no_number_of_steps,
     "save_twice": lambda r, name: r.spec.save_every is not None and r.given(name),
     "save_only_model": _truthy("save_only_model"),

@@ -93,6 +93,9 @@ class TrainSpec:
     dora: bool = False
     freeze: list[str] = field(default_factory=list)
 
+    # dpo
+    dpo_beta: float = 0.1
+
     # checkpoints, restarts, and what happens when something goes wrong
     save_every: str | None = None
     auto_micro_batch: bool = False

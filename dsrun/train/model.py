@@ -27,7 +27,14 @@ from transformers import (
 from dsrun.errors import MissingError, UsageError, one_line
 from dsrun.model_families import family_of
 from dsrun.recipe.files import is_path
-from dsrun.recipe.model_folder import BOTH_WAYS, CHOOSE_CAUSAL_LM, CHOOSE_TEXT_MODEL, NEITHER
+from dsrun.recipe.model_folder import (
+    BOTH_WAYS,
+    CHOOSE_CAUSAL_LM,
+    CHOOSE_FOR_DPO,
+    CHOOSE_TEXT_MODEL,
+    NEITHER,
+    NOT_CAUSAL,
+)
 from dsrun.recipe.spec import TrainSpec
 from dsrun.train.data.chat import set_template
 
@@ -117,11 +124,14 @@ def decide_task(config: Any, requested: str, model: str | None) -> Task:
     able = [task for task, mapping in KNOWN.items() if type(config) in mapping]
     is_stock = type(config).__module__.startswith("transformers.")
     if requested != "auto":
-        if requested not in able and is_stock:
-            hint = f"use --task {able[0]}" if able else "choose another model"
+        wanted: Task = "seq2seq" if requested == "seq2seq" else "causal-lm"
+        if wanted not in able and is_stock:
             kind = f"{model} is a {config.model_type} model"
+            if requested == "dpo":
+                raise UsageError(f"--task dpo: {kind}, {NOT_CAUSAL}", fix=CHOOSE_FOR_DPO)
+            hint = f"use --task {able[0]}" if able else "choose another model"
             raise UsageError(f"--task {requested}: {kind}, which cannot do that", fix=hint)
-        return "seq2seq" if requested == "seq2seq" else "causal-lm"
+        return wanted
     task: Task = "seq2seq" if config.is_encoder_decoder else "causal-lm"
     if task not in able and is_stock:
         raise UsageError(f"{model} is a {config.model_type} model, {NEITHER}", fix=CHOOSE_TEXT_MODEL)

@@ -13,7 +13,7 @@ from dsrun.demo.models import DEFAULTS
 from dsrun.launch.supervisor.events import REMEDY_FILE, stored_fallback
 from dsrun.launch.supervisor.policy import MemoryFallback, shrink
 from dsrun.recipe.batch import BatchPlan, batch_plan
-from dsrun.recipe.recipe import Recipe, phases
+from dsrun.recipe.recipe import Recipe, has_data, phases
 from dsrun.recipe.resolve import with_defaults
 from dsrun.recipe.spec import TrainSpec
 from dsrun.runs.records import write_json_atomic
@@ -152,10 +152,6 @@ def with_demo(recipe: Recipe, *, notify: Callable[[str], None]) -> tuple[Recipe,
         paths = data_only(task, cache_root() / "demo" / f"data-{task}")
         notify(f"no --dataset or --train-file given: using the built-in demo data ({paths.task})")
     return (recipe if has_data(spec) else with_defaults(recipe, _data(paths, spec), "demo data")), title
-
-
-def has_data(spec: TrainSpec) -> bool:
-    return any((spec.dataset, spec.train_file, spec.validation_file, spec.test_file))
 
 
 def _settings(recipe: Recipe, demo: str) -> dict[str, object]:

@@ -136,7 +136,7 @@ def _description(plan: Plan, parameters: int) -> dict[str, Any]:
         "model": plan.title,
         "model_type": plan.config.model_type,
         "parameters": parameters,
-        "task": plan.task,
+        "task": "dpo" if recipe.spec.task == "dpo" else plan.task,
         "precision": plan.precision,
         "batch": dataclasses.asdict(plan.batch),
         # Access tokens must not stand in a file that is passed around.
@@ -161,7 +161,7 @@ def header(
         how += f", {trainable:,} trained ({100 * trainable / parameters:.2g}%)"
     rows = [
         ("model", f"{plan.title} ({plan.config.model_type}, {how})"),
-        ("task", plan.task),
+        ("task", f"{spec.task} (beta {spec.dpo_beta:g})" if spec.task == "dpo" else plan.task),
         ("parallel", _parallel(plan)),
         ("precision", plan.precision),
         ("data", data.origin),

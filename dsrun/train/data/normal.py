@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
-from os.path import commonprefix
 from typing import Any
 
 from dsrun.errors import UsageError
@@ -63,7 +62,7 @@ def _preference(layout: Layout, row: Mapping[str, Any], where: str) -> dict[str,
 
 def _common_beginning(one: str, other: str) -> str:
     """What two texts begin with, up to the last white space: a word that only begins alike belongs to the answers."""
-    same = commonprefix([one, other])
+    same = "".join(a for a, _ in takewhile(lambda two: two[0] == two[1], zip(one, other, strict=False)))
     return same[: max(same.rfind(space) + 1 for space in (" ", "\n"))]
 
 
@@ -72,7 +71,7 @@ def _chat_preference(layout: Layout, row: Mapping[str, Any], where: str) -> dict
     of the prompt."""
     names = [name for name in layout.columns if name not in (SYSTEM, "tools")]
     asked = [message for name in names for message in _said("user", row.get(name), name, where)]
-    answers = [_said("assistant", row.get(name), name or "", where) for name in (layout.target, layout.rejected)]
+    answers = [_said("assistant", row.get(name), name, where) for name in (layout.target or "", layout.rejected or "")]
     if not all(answers):
         return {"chosen": None, "rejected": None, "tools": None}
     if not asked or all(answer[0]["role"] != "assistant" for answer in answers):

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
-from dsrun.errors import UsageError
 from dsrun.train.data.request import Collator, Counts
 from dsrun.train.data.tokenise import Row, RowEncoder
 from dsrun.train.loop.batches import IGNORED

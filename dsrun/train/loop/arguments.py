@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from pathlib import Path
@@ -19,6 +19,7 @@ from dsrun.system.host import cores, shm_free
 from dsrun.train.distributed import World
 from dsrun.train.loop.engine import stage_of
 from dsrun.train.loop.evaluation import ROUGE_TYPES
+from dsrun.train.loss import dpo
 from dsrun.train.model import HTTP_ERROR, is_unreachable
 from dsrun.train.plan import Plan
 
@@ -77,7 +78,7 @@ def training_arguments(plan: Plan, *, run: Path, has_validation: bool) -> Any:
             "--auto-find-batch-size changes the global batch without notice",
             fix="use --micro-batch-size auto, which keeps it",
         )
-    _check_metric(values)
+    _check_metric(values, dpo.METRICS if spec.task == "dpo" else ("perplexity",))
     # Set afterwards: the Trainer would insist on saving at the very steps that it evaluates at, which a trainer that
     # saves each new best does not need.
     load_best = values.pop("load_best_model_at_end", False)
@@ -151,10 +152,11 @@ def _stopping(patience: int | None, given: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _check_metric(values: dict[str, Any]) -> None:
-    """Refuse a metric that no evaluation yields; the Trainer finds out after the first evaluation, hours later."""
+def _check_metric(values: dict[str, Any], of_loss: Sequence[str]) -> None:
+    """Refuse a metric that no evaluation yields; the Trainer finds out after the first evaluation, hours later.
+    `of_loss` are those that come with the loss."""
     metric = values.get("metric_for_best_model")
-    known = LOSS_METRICS + (TEXT_METRICS if values["predict_with_generate"] else ())
+    known = ("loss", *of_loss) + (TEXT_METRICS if values["predict_with_generate"] else ())
     if metric is None or str(metric).removeprefix("eval_") in known:
         return
     raise UsageError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,7 @@ from dsrun.train.loop.generation import has_prompts
 from dsrun.train.loop.setup import guard_against_nan
 from dsrun.train.loop.trackers import guard_trackers
 from dsrun.train.loop.trainer import RunTrainer
+from dsrun.train.loss.dpo import AdaptersOff, DpoLoss, FrozenCopy, without_dropout
 from dsrun.train.loss.model_loss import ModelLoss, own_loss_notice
 from dsrun.train.loss.probe import is_conditional, parameters_without_gradient
 from dsrun.train.plan import Plan
@@ -68,7 +70,7 @@ class TrainerBuilder:
                 eval_progress=PlainTask(self.console, "evaluating").update,
                 context=self.context,
                 nan_guard=guard_against_nan(plan, self.folder.path, self.records, self.console),
-                loss=self._loss(model, arguments),
+                loss=self._loss(model, tokenizer, arguments),
             )
         trainer.remove_callback(PrinterCallback)
         guard_trackers(trainer.callback_handler, self.console.notice)
@@ -91,9 +93,16 @@ class TrainerBuilder:
             what = f"{unused[0]} gets no gradient" if unused else "not every batch reaches all parameters"
             self.console.notice(f"{what}: DistributedDataParallel searches for unused parameters in each step")
 
-    def _loss(self, model: Any, arguments: Any) -> ModelLoss:
-        base = model.get_base_model() if hasattr(model, "get_base_model") else model
-        return ModelLoss.of(base, arguments.label_smoothing_factor)
+    def _loss(self, model: Any, tokenizer: Any, arguments: Any) -> ModelLoss | DpoLoss:
+        spec, smoothing = self.plan.recipe.spec, arguments.label_smoothing_factor
+        if spec.task != "dpo":
+            return ModelLoss.of(model.get_base_model() if spec.lora else model, smoothing)
+        if spec.lora:
+            return DpoLoss(AdaptersOff(model), beta=spec.dpo_beta, smoothing=smoothing)
+        # The weights as they were before training, also where a checkpoint is about to be loaded into `model`.
+        copy, _ = self._base(tokenizer, arguments.seed)
+        sharded = engine.stage_of(self.plan.deepspeed) == 3
+        return DpoLoss(FrozenCopy(copy, sharded=sharded), beta=spec.dpo_beta, smoothing=smoothing)
 
     def _set_generation(self, arguments: Any) -> None:
         """How long generated texts may be; no generation where there are no prompts to generate from."""
@@ -115,22 +124,33 @@ class TrainerBuilder:
 
     def _model(self, tokenizer: Any, seed: int, smoothing: float) -> Any:
         spec, task = self.plan.recipe.spec, self.plan.task
-        model = models.build(spec, self.plan.config, task)
+        tokens = new_tokens(self.plan.config.get_text_config().vocab_size, tokenizer, spec)
+        model, notices = self._base(tokenizer, seed)
+        if spec.task == "dpo":
+            without_dropout(model)
+        else:
+            notices.append(own_loss_notice(model, smoothing))
+        if tokens and spec.lora:
+            notices.append(f"the {len(tokens):,} new tokens are trained beside the adapters")
+        for notice in filter(None, notices):
+            self.console.notice(notice)
+        return select_trained(model, spec, task, tokens, sharded=engine.stage_of(self.plan.deepspeed) == 3)
+
+    def _base(self, tokenizer: Any, seed: int) -> tuple[Any, list[str | None]]:
+        """The model as training begins with it, fitted to the tokenizer, and what was changed; the same each time."""
+        spec = self.plan.recipe.spec
+        # A model changes its config where it is fitted to the tokenizer.
+        model = models.build(spec, deepcopy(self.plan.config), self.plan.task)
         if spec.from_scratch or not spec.model:
             initialise(model, seed)
         # What is drawn from here on, for adapters and new rows, does not depend on what loading has drawn.
         set_seed(seed)
-        tokens = new_tokens(model.config.get_text_config().vocab_size, tokenizer, spec)
-        notices = [models.fit_embeddings(model, tokenizer), own_loss_notice(model, smoothing)]
-        if tokens and spec.lora:
-            notices.append(f"the {len(tokens):,} new tokens are trained beside the adapters")
+        notices = [models.fit_embeddings(model, tokenizer)]
         if spec.resize_position_embeddings:
             notices.append(models.stretch_positions(model, spec.max_source_length or spec.max_length))
-        for notice in filter(None, notices):
-            self.console.notice(notice)
-        if task == "seq2seq":
+        if self.plan.task == "seq2seq":
             models.set_languages(model, tokenizer, spec)
-        return select_trained(model, spec, task, tokens, sharded=engine.stage_of(self.plan.deepspeed) == 3)
+        return model, notices
 
 
 def logging_steps(arguments: Any, train: Any, global_batch: int) -> int:

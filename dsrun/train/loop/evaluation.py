@@ -37,13 +37,10 @@ class LossState(TrainerCallback, ExportableState):
             "losses": all_gather_object(float(trainer._tr_loss)),
             "logged": trainer._globalstep_last_logged,
             "tokens": trainer.tokens_seen,
-            **self._window(),
         }
-
-    def _window(self) -> dict[str, list[float]]:
-        """What all ranks together have for the next log line beside the loss."""
-        window = self.trainer.loss_of_model.window
-        return {} if window is None else {"window": torch.tensor(all_gather_object(window.tolist())).sum(0).tolist()}
+        window = trainer.loss_of_model.window
+        if window is not None:
+            self._noted["windows"] = all_gather_object(window.tolist())
 
     def state(self) -> dict[str, Any]:
         return {"args": {}, "attributes": {"noted": self._noted}}
@@ -51,18 +48,23 @@ class LossState(TrainerCallback, ExportableState):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         stored = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
         noted = stored["attributes"]["noted"]
+        trainer, window = self.trainer, self.trainer.loss_of_model.window
+        if window is not None:
+            # It has what was computed to check the model.
+            window.zero_()
         if not noted:
             return
-        trainer, losses = self.trainer, noted["losses"]
+        losses = noted["losses"]
         # Every rank's sum is its share times the number of ranks; of another number only their mean can be kept.
         same = len(losses) == trainer.split.world_size
         mine = losses[trainer.split.rank] if same else sum(losses) / len(losses)
         trainer._tr_loss.fill_(mine)
         trainer._globalstep_last_logged = noted["logged"]
         trainer.count_tokens(noted["tokens"])
-        if "window" in noted and trainer.split.rank == 0:
-            window = trainer.loss_of_model.window
-            window.copy_(torch.tensor(noted["window"], dtype=window.dtype))
+        if "windows" in noted:
+            windows = torch.tensor(noted["windows"], dtype=torch.float64)
+            # They are added up over the ranks in any case.
+            window.copy_(windows[trainer.split.rank] if same else windows.sum(0) / trainer.split.world_size)
 
 
 def text_scores(predictions: Sequence[str], references: Sequence[str]) -> dict[str, float]:

@@ -47,9 +47,9 @@ class AdaptersOff:
 class FrozenCopy:
     """The reference of a run that trains all weights: a second model, sharded like the first under ZeRO-3."""
 
-    def __init__(self, copy: Any, *, zero3: dict[str, Any] | None = None) -> None:
+    def __init__(self, copy: Any, *, sharded: bool) -> None:
         self.copy = copy.eval().requires_grad_(False)
-        self.zero3 = zero3
+        self.sharded = sharded
         self._is_ready = False
 
     @torch.no_grad()
@@ -63,10 +63,12 @@ class FrozenCopy:
         """Bring the copy to where the trained model is by now, and into its dtype: until the first step both then
         compute the same. A collective under ZeRO-3."""
         self._is_ready = True
-        if self.zero3 is not None:
+        if self.sharded:
             import deepspeed
+            from transformers.integrations.deepspeed import deepspeed_config
 
-            self.copy = deepspeed.initialize(model=self.copy, config=self.zero3)[0].eval()
+            self.copy, *_ = deepspeed.initialize(model=self.copy, config=inference_config(deepspeed_config()))
+            self.copy.eval()
             return
         like = next(trained.parameters())
         self.copy.to(device=like.device, dtype=like.dtype)

@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from dsrun.train.loop.evaluation import perplexity, text_scores
+from dsrun.train.loop.evaluation import text_scores
+from dsrun.train.loss.model_loss import perplexity
 
 
 def test_text_scores_of_perfect_text():

@@ -81,8 +81,8 @@ def prepare():
     def call(tokenizer, task, *, splits=("train",), required=(), progress=lambda *_: None, **options):
         own = {name: options.pop(name) for name in ("model_type", "vocab_size", "max_positions") if name in options}
         request = DataRequest(
-            spec=TrainSpec(**{name: _named(name, value) for name, value in options.items()}),
-            task=task,
+            spec=TrainSpec(task=task, **{name: _named(name, value) for name, value in options.items()}),
+            task="causal-lm" if task == "dpo" else task,
             splits=frozenset(splits),
             required=frozenset(required),
             **{"model_type": "bart", "vocab_size": 1000, "max_positions": None, **own},
