@@ -56,7 +56,8 @@ def check_model_folder(path: Path, spec: TrainSpec) -> None:
 def check_conversations(path: Path, spec: TrainSpec) -> None:
     """Raise UsageError where the model in this folder cannot read the conversations of a data file."""
     config = _read(path / "config.json")
-    for file in expanded("a data file", [*spec.train_file, *spec.validation_file, *spec.test_file]):
+    splits = (spec.train_file, spec.validation_file, spec.test_file)
+    for file in dict.fromkeys(file for names in splits for file in expanded("a data file", names)):
         row = _first_row(file)
         if spec.text_column or not any(isinstance(row.get(name), list) for name in _CHATS):
             continue

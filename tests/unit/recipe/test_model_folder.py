@@ -88,6 +88,20 @@ def test_template_of_tokenizer_or_flag_passes(check, tmp_path):
     check_files(spec)
 
 
+def test_one_file_for_two_splits_passes(check, tmp_path):
+    check(LLAMA, validation_file=[str(tmp_path / "rows.jsonl")])
+
+
+def test_encoder_decoder_for_preferences_refused(check):
+    with pytest.raises(UsageError, match=r"--task dpo: .* is a t5 model, and DPO trains causal language models"):
+        check(T5, {"prompt": "p", "chosen": "a", "rejected": "b"}, task="dpo")
+
+
+def test_preferences_of_messages_without_template_refused(check):
+    with pytest.raises(UsageError, match=r"contains conversations, but the tokenizer in .* has no chat template"):
+        check(LLAMA, {"chosen": CHAT["messages"], "rejected": CHAT["messages"]}, task="dpo")
+
+
 def test_chat_template_flag_passes(check):
     check(LLAMA, CHAT, chat_template="chatml")
 

@@ -46,6 +46,13 @@ def test_model_type_or_config_name_instead_of_model(notices):
         ("--streaming --do_train --do_eval", "--streaming needs to know when to stop"),
         ("--ignore_pad_token_for_loss false", "--ignore-pad-token-for-loss: padding in the loss"),
         ("--bf16 --fp16", "--bf16 and --fp16 exclude each other"),
+        ("--task dpo", "--task dpo needs data with chosen and rejected answers"),
+        ("--task dpo --train-file a.jsonl --predict_with_generate", "--predict_with_generate: with --task dpo nothing"),
+        (
+            "--task dpo --train-file a.jsonl --label_smoothing_factor 0.5",
+            "--label_smoothing_factor 0.5: with --task dpo",
+        ),
+        ("--task dpo --train-file a.jsonl --beta 0", "--dpo-beta: 0.0 is not at least 1e-06"),
     ],
 )
 def test_invalid_flag_combinations_rejected(notices, argv, message):
@@ -71,6 +78,7 @@ def test_invalid_flag_combinations_rejected(notices, argv, message):
         "--task causal-lm --predict_with_generate",
         "--predict_with_generate",
         "--lora 4 --lora_dropout 0.5",
+        "--task dpo --train-file a.jsonl --dpo-beta 0.2 --label_smoothing_factor 0.1",
     ],
 )
 def test_valid_flag_combinations_accepted(notices, argv):
@@ -136,6 +144,7 @@ def test_flag_defaults_within_ranges(tmp_path):
     [
         ("--lora 4 --from-scratch", "--lora with --from-scratch leaves random weights under the adapters"),
         ("--lora_alpha 8", "--lora-alpha 8 has no effect without --lora RANK"),
+        ("--dpo-beta 0.2", "--dpo-beta 0.2 has no effect without --task dpo"),
         ("--lora-targets q v", "--lora-targets q v has no effect without --lora RANK"),
         (
             "--save-only-model",
