@@ -8,6 +8,7 @@ from typing import Final
 
 from dsrun.errors import UsageError, nearest
 from dsrun.recipe.data_files import FORMATS, check_data_file, expanded, suffix_of
+from dsrun.recipe.mixture import naming, specs_of
 from dsrun.recipe.model_folder import check_conversations, check_model_folder
 from dsrun.recipe.spec import TrainSpec
 from dsrun.system.host import nearest_existing
@@ -33,6 +34,19 @@ def check_files(spec: TrainSpec, *, generation_config: str | None = None) -> Non
         is_file = flag == "--chat-template"
         if name and (is_file or is_path(name)) and not _is_there(Path(name).expanduser()):
             raise UsageError(f"{flag} {name} does not exist")
+    for name, each in specs_of(spec).items():
+        with naming(name):
+            _check_data(each)
+            if model:
+                check_conversations(model, each)
+    if spec.sample_prompts:
+        for file in expanded("--sample-prompts", [spec.sample_prompts]):
+            _check_named_file(file, f"--sample-prompts {file}")
+    if spec.offload == "nvme" and spec.nvme_path:
+        _check_nvme(spec.nvme_path)
+
+
+def _check_data(spec: TrainSpec) -> None:
     if spec.dataset and is_path(spec.dataset):
         path = Path(spec.dataset).expanduser()
         if not _is_there(path):
@@ -46,14 +60,9 @@ def check_files(spec: TrainSpec, *, generation_config: str | None = None) -> Non
         ("--train-file", spec.train_file),
         ("--validation-file", spec.validation_file),
         ("--test-file", spec.test_file),
-        ("--sample-prompts", [spec.sample_prompts] if spec.sample_prompts else []),
     ):
         for file in expanded(flag, names):
             _check_named_file(file, f"{flag} {file}")
-    if model:
-        check_conversations(model, spec)
-    if spec.offload == "nvme" and spec.nvme_path:
-        _check_nvme(spec.nvme_path)
 
 
 def is_path(name: str) -> bool:

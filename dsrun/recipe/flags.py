@@ -25,8 +25,8 @@ OWN_ALIASES = frozenset({"output_dir", "resume_from_checkpoint", "save_total_lim
 # TrainingArguments.debug is a list of debug options, ours a switch; the former is `trainer_debug` in every
 # table, and `--debug underflow_overflow` still reaches it (dsrun.recipe.parser).
 RENAMED = {"debug": "trainer_debug"}
-# JSON flags that may name a file instead; TrainingArguments opens it.
-JSON_OR_PATH = frozenset({"deepspeed", "accelerator_config", "fsdp_config"})
+# JSON flags that may name a file instead; TrainingArguments opens it, dsrun that of a mixture.
+JSON_OR_PATH = frozenset({"deepspeed", "accelerator_config", "fsdp_config", "mix"})
 # Never shown, never written to a run folder.
 SECRETS = frozenset({"token", "hub_token"})
 
@@ -51,6 +51,7 @@ class Flag:
     help: str = ""
     metavar: str | None = None
     example_scripts: bool = False
+    per_set: bool = False
 
     @property
     def spellings(self) -> tuple[str, ...]:
@@ -123,12 +124,13 @@ def _own_flag(option: Field[Any], group: str) -> Flag:
         help=meta["help"],
         metavar=meta["metavar"],
         example_scripts=meta.get("example_scripts", False),
+        per_set=meta.get("per_set", False),
     )
 
 
 def _scalar_kind(word: str) -> Kind:
-    scalars: dict[str, Kind] = {"int": "int", "float": "float", "bool": "bool", "str": "str"}
-    return scalars[word]
+    kinds: dict[str, Kind] = {"int": "int", "float": "float", "bool": "bool", "str": "str", "dict[str, Any]": "json"}
+    return kinds[word]
 
 
 @cache

@@ -195,6 +195,8 @@ WHEN: dict[str, Callable[[Recipe, str], bool]] = {
     "auto_micro_batch_without_remedy": lambda r, _: r.spec.auto_micro_batch and not r.spec.remedy,
     "nothing_to_do": lambda r, _: not phases(r),
     "stream_without_end": _endless,
+    "mix_and_data": lambda r, name: r.spec.mix is not None and r.given(name),
+    "mix_streamed": lambda r, _: r.spec.mix is not None and r.spec.streaming,
     "padding_in_loss": lambda r, _: not r.spec.ignore_pad_token_for_loss,
     "bf16_and_fp16": lambda r, _: bool(r.value("bf16") and r.value("fp16")),
     "lora_setting_unused": lambda r, name: r.spec.lora is None and r.given(name),

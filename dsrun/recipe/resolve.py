@@ -29,7 +29,7 @@ from dsrun.system.display import MASK
 def resolve(argv: Sequence[str], cwd: Path) -> Recipe:
     """What `dsrun train ARGV` asks for, called in the folder `cwd`.
 
-    Reads --config and args.json files and nothing else. Raises UsageError for everything that is wrong
+    Reads --config, --mix and args.json files and nothing else. Raises UsageError for everything that is wrong
     without looking at models, data or hardware.
     """
     notices: list[str] = []
@@ -56,7 +56,12 @@ def given_values(
         from dsrun.recipe.runfile import read_run_file  # PyYAML, only where it is needed
 
         layers.append(_layer(read_run_file(cwd / file, file), notices))
-    return _merge(layers, notices)
+    merged = _merge(layers, notices)
+    if "mix" in merged:
+        from dsrun.recipe.runfile import read_mixture
+
+        merged["mix"] = replace(merged["mix"], value=read_mixture(merged["mix"].value, cwd))
+    return merged
 
 
 def _layer(given: Iterable[ParsedValue], notices: list[str]) -> dict[str, ParsedValue]:

@@ -8,9 +8,8 @@ would make them False, a float and a string).
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,9 +17,10 @@ import yaml
 
 from dsrun.errors import UsageError, did_you_mean
 from dsrun.recipe.flags import Flag, normalise
+from dsrun.recipe.mixture import NAME, TEMPERATURE, check_sets, check_value, set_keys
 from dsrun.recipe.other_tools import answer
 from dsrun.recipe.parsed_value import YAML_FLOAT, ParsedValue, from_data, from_words
-from dsrun.recipe.removed import SAME, table, translate, vocabulary
+from dsrun.recipe.removed import vocabulary
 
 NULL_TAG = "tag:yaml.org,2002:null"
 FLOAT_TAG = "tag:yaml.org,2002:float"
@@ -34,12 +34,13 @@ _Loader.add_implicit_resolver(FLOAT_TAG, YAML_FLOAT, list("-+.0123456789"))
 
 
 def sections() -> dict[str, Mapping[str, Flag]]:
-    """The flags by the keys that each section of run.yaml has; an empty one is left to another command."""
+    """The flags by the keys that each section of run.yaml has; an empty one is left to another command, or is read
+    otherwise."""
     known = vocabulary()
     zero = {"stage": known["zero"], "offload": known["offload"], "nvme_path": known["nvme_path"]}
     names = ("nproc", "nproc_per_node", "master_port", "find_port", "max_restarts", "hang_timeout", "remedy", "warm")
     launch = {name: known[name] for name in names}
-    return {"train": known, "zero": zero, "launch": launch, "slurm": {}}
+    return {"train": known, "zero": zero, "data": {}, "launch": launch, "slurm": {}}
 
 
 def read_run_file(path: Path, shown: str) -> tuple[ParsedValue, ...]:
@@ -86,15 +87,25 @@ def _plain_scalars(node: yaml.Node, where: str) -> list[str]:
 def _opened(path: Path, shown: str) -> Iterator[tuple[_Loader, yaml.Node | None]]:
     """The file's root node, and its loader; what is wrong with its YAML becomes a UsageError."""
     try:
-        loader = _Loader(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"{shown}: cannot be read: {error.strerror}", fix="give a run.yaml") from None
-    except (UnicodeDecodeError, yaml.reader.ReaderError):
-        raise UsageError(f"{shown}: not a text file", fix="give a run.yaml") from None
+        raise UsageError(f"{shown}: cannot be read: {error.strerror}", fix="give a YAML file") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"{shown}: not a text file", fix="give a YAML file") from None
+    with _composed(text, shown) as found:
+        yield found
+
+
+@contextmanager
+def _composed(text: str, shown: str) -> Iterator[tuple[_Loader, yaml.Node | None]]:
+    try:
+        loader = _Loader(text)
+    except yaml.reader.ReaderError:
+        raise UsageError(f"{shown}: not a text file", fix="give a YAML file") from None
     try:
         yield loader, loader.get_single_node()
     except RecursionError:
-        raise UsageError(f"{shown}: nested too deeply", fix="give a run.yaml") from None
+        raise UsageError(f"{shown}: nested too deeply", fix="give a YAML file") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
@@ -111,6 +122,11 @@ def _from_root(loader: _Loader, root: yaml.Node | None, shown: str) -> Iterable[
         if section not in sections():
             _unknown_section(key, shown)
         if section == "slurm" or node.tag == NULL_TAG:
+            continue
+        if section == "data":
+            source = f"{shown}:{_line(key)}"
+            mix = _mixture(loader, node, shown)
+            yield ParsedValue(name="mix", value=mix, spelling="data", source=source, where=f"{source}: data")
             continue
         for name, value in _pairs(node, shown, f"{section}:"):
             given = _from_pair(loader, name, value, section, shown)
@@ -161,11 +177,77 @@ def _from_pair(loader: _Loader, key: yaml.ScalarNode, node: yaml.Node, section: 
         raise UsageError(f"{where}: a run file cannot name another", fix="give --config on the command line")
     if node.tag == NULL_TAG and flag.optional:
         return None
-    spelling = f"{section}.{name}"
+    return _given(loader, flag, node, shown, spelling=f"{section}.{name}", source=source, where=where)
+
+
+def _given(loader: _Loader, flag: Flag, node: yaml.Node, shown: str, **place: str) -> ParsedValue:
+    """The value of a flag; `place` are the fields of ParsedValue that say where it is."""
     scalars = _scalars(node)
     if scalars is not None and (len(scalars) == 1 or flag.kind in ("list", "list|str")):
-        return from_words(flag, scalars, spelling=spelling, source=source, where=where)
-    return from_data(flag, _data(loader, flag, node, shown), spelling=spelling, source=source, where=where)
+        return from_words(flag, scalars, **place)
+    return from_data(flag, _data(loader, flag, node, shown), **place)
+
+
+def read_mixture(value: Any, cwd: Path) -> dict[str, Any]:
+    """The mixture (see `dsrun.recipe.mixture`) of a value of --mix: the name of a YAML file, or its content.
+
+    Raises UsageError, with file and line, for an unknown key, a value that its flag does not take, and sets that do not
+    make a mixture.
+    """
+    if isinstance(value, str):
+        with _opened(cwd / value, value) as (loader, root):
+            return _mixture(loader, root, value)
+    with _composed(json.dumps(value, ensure_ascii=False), "--mix") as (loader, root):
+        return _mixture(loader, root, "--mix")
+
+
+def _mixture(loader: _Loader, node: yaml.Node | None, shown: str) -> dict[str, Any]:
+    found: dict[str, yaml.Node] = {}
+    for key, value in [] if node is None or node.tag == NULL_TAG else _pairs(node, shown, "the mixture"):
+        name = normalise(key.value)
+        if name not in ("sets", TEMPERATURE.name):
+            fix = f"{key.value} belongs under the name of a set, below sets:" if name in set_keys() else None
+            near = did_you_mean(name, ("sets", TEMPERATURE.name), f"known: sets, {TEMPERATURE.name}")
+            raise UsageError(f"{shown}:{_line(key)}: unknown key {key.value} of a mixture", fix=fix or near)
+        if value.tag != NULL_TAG:
+            found[name] = value
+    pairs = _pairs(found["sets"], shown, "sets:") if "sets" in found else []
+    if not pairs:
+        raise UsageError(f"{shown}: a mixture needs sets", fix="write sets: {NAME: {train_file: FILE}, …}")
+    sets = {key.value: _set(loader, key, value, shown) for key, value in pairs}
+    mix: dict[str, Any] = {"sets": sets}
+    if (node := found.get(TEMPERATURE.name)) is not None:
+        mix = {TEMPERATURE.name: _set_value(loader, TEMPERATURE, node, shown, TEMPERATURE.name), **mix}
+    check_sets(sets, mix.get(TEMPERATURE.name), {key.value: f"{shown}:{_line(key)}" for key, _ in pairs})
+    return mix
+
+
+def _set(loader: _Loader, key: yaml.ScalarNode, node: yaml.Node, shown: str) -> dict[str, Any]:
+    """The options of a set by their canonical names."""
+    if not NAME.fullmatch(key.value):
+        raise UsageError(
+            f"{shown}:{_line(key)}: {key.value!r} is not a valid name of a set", fix="use letters, digits, _, - and ."
+        )
+    options: dict[str, Any] = {}
+    for each, value in _pairs(node, shown, f"set {key.value}"):
+        name = normalise(each.value)
+        flag = set_keys().get(name)
+        if flag is None:
+            fix = "it is the same for all sets: under train:, or on the command line" if name in vocabulary() else None
+            near = did_you_mean(name, set_keys(), "docs/data.md lists the keys of a set")
+            raise UsageError(f"{shown}:{_line(each)}: unknown key {each.value} of set {key.value}", fix=fix or near)
+        if flag.name in options:
+            raise UsageError(f"{shown}:{_line(each)}: set {key.value} has {flag.name} twice", fix="give it once")
+        if value.tag != NULL_TAG:
+            options[flag.name] = _set_value(loader, flag, value, shown, f"{key.value}.{each.value}")
+    return options
+
+
+def _set_value(loader: _Loader, flag: Flag, node: yaml.Node, shown: str, name: str) -> Any:
+    source = f"{shown}:{_line(node)}"
+    given = _given(loader, flag, node, shown, spelling=name, source=source, where=f"{source}: {name}")
+    check_value(flag.name, given.value, given.where)
+    return given.value
 
 
 def _scalars(node: yaml.Node) -> list[str] | None:
@@ -204,89 +286,3 @@ def _check_doubles(node: yaml.Node, shown: str) -> None:
             waiting.extend(value for _, value in _pairs(each, shown, "it"))
         elif isinstance(each, yaml.SequenceNode):
             waiting.extend(each.value)
-
-
-SECTION = "train"
-
-
-@dataclass(frozen=True)
-class UpgradedRun:
-    """The new text, one line for each change, and one for each flag that has no equivalent and was left alone."""
-
-    text: str
-    changes: tuple[str, ...]
-    left: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class _Edit:
-    """Put `text` in the place of the characters from `start` to `end`."""
-
-    start: int
-    end: int
-    text: str
-
-
-def upgrade_run_file(path: Path, shown: str) -> UpgradedRun:
-    """Rewrite the removed training flags of a run.yaml. `shown` is the path as the user wrote it.
-
-    Raises UsageError for a file that `dsrun train --config` would not read either.
-    """
-    given = {each.source: each for each in read_run_file(path, shown)}
-    text = path.read_bytes().decode("utf-8")  # read_text would change the ends of lines
-    present = {each.name for each in given.values()}
-    edits, changes, left = [], [], []
-    for key, value in _section(text, shown):
-        each = given.get(f"{shown}:{key.start_mark.line + 1}")
-        if each is None or normalise(key.value) not in table():
-            continue
-        try:
-            _, notice = translate(each, present)
-        except UsageError as error:
-            left.append(str(error))
-            continue
-        edits.append(_edit(text, key, value, each, present))
-        changes.append(str(notice))
-    for edit in reversed(edits):
-        text = text[: edit.start] + edit.text + text[edit.end :]
-    return UpgradedRun(text, tuple(changes), tuple(left))
-
-
-def _section(text: str, shown: str) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
-    root = yaml.compose(text, Loader=yaml.SafeLoader)
-    for key, value in root.value if isinstance(root, yaml.MappingNode) else ():
-        if key.value == SECTION and isinstance(value, yaml.MappingNode):
-            if value.flow_style:
-                raise UsageError(
-                    f"{shown}:{value.start_mark.line + 1}: {SECTION}: is in braces", fix="write one flag a line"
-                )
-            return list(value.value)
-    return []
-
-
-def _edit(text: str, key: yaml.ScalarNode, value: yaml.Node, given: ParsedValue, present: Collection[str]) -> _Edit:
-    case = table()[given.name].case(given.value)
-    if not case.becomes or case.becomes in present:
-        return _without(text, key, value)
-    start, end = key.start_mark.index, key.end_mark.index
-    if case.value is SAME:
-        return _Edit(start, end, case.becomes)
-    return _Edit(start, value.end_mark.index, f"{case.becomes}: {_as_yaml(case.value)}")
-
-
-def _without(text: str, key: yaml.ScalarNode, value: yaml.Node) -> _Edit:
-    """The lines of a key and its value taken out; comments behind them stay."""
-    lines = text.splitlines(keepends=True)
-    first, last = key.start_mark.line, value.end_mark.line
-    if value.end_mark.column == 0 and last > first:
-        last -= 1
-    while last > first and (not lines[last].strip() or lines[last].lstrip().startswith("#")):
-        last -= 1
-    start = sum(map(len, lines[:first]))
-    return _Edit(start, start + sum(map(len, lines[first : last + 1])), "")
-
-
-def _as_yaml(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"[{', '.join(map(str, value))}]" if isinstance(value, list) else str(value)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from dsrun.options import described
 
@@ -19,6 +20,7 @@ class TrainSpec:
     """What a training run needs, apart from the Transformers training arguments.
 
     `example_scripts` marks a flag that exists so that command lines of the Transformers example scripts run unchanged.
+    `mix` is what `dsrun.recipe.mixture` describes.
     """
 
     # model
@@ -54,6 +56,7 @@ class TrainSpec:
     train_file: list[str] = field(default_factory=list)
     validation_file: list[str] = field(default_factory=list)
     test_file: list[str] = field(default_factory=list)
+    mix: dict[str, Any] | None = None
     source_lang: str | None = None
     target_lang: str | None = None
     lang: str | None = None

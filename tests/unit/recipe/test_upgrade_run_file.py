@@ -4,7 +4,7 @@ import pytest
 
 from dsrun.errors import UsageError
 from dsrun.recipe.resolve import resolve
-from dsrun.recipe.runfile import upgrade_run_file
+from dsrun.recipe.upgrade import upgrade_run_file
 
 CASES = [
     ("  evaluation_strategy: epoch\n", "  eval_strategy: epoch\n"),
