@@ -153,7 +153,7 @@ class _Fields(dict[str, Any]):
 
 def has_data(spec: TrainSpec) -> bool:
     """Whether the user named any data."""
-    return any((spec.dataset, spec.train_file, spec.validation_file, spec.test_file))
+    return any((spec.mix, spec.dataset, spec.train_file, spec.validation_file, spec.test_file))
 
 
 def _below_stage_3(recipe: Recipe, _: str) -> bool:

@@ -27,6 +27,7 @@ from transformers import (
 from dsrun.errors import MissingError, UsageError, one_line
 from dsrun.model_families import family_of
 from dsrun.recipe.files import is_path
+from dsrun.recipe.mixture import specs_of
 from dsrun.recipe.model_folder import (
     BOTH_WAYS,
     CHOOSE_CAUSAL_LM,
@@ -212,7 +213,9 @@ def parameter_count(model: Any, *, trainable: bool = False) -> int:
 
 def set_languages(model: Any, tokenizer: Any, spec: TrainSpec) -> None:
     """What multilingual seq2seq models generate first: --forced-bos-token, else the target language's token."""
-    language = spec.lang or spec.target_lang
+    # Where sets of a mixture have several, texts begin in the language that the model chooses.
+    languages = {each.lang or each.target_lang for each in specs_of(spec).values()}
+    language = languages.pop() if len(languages) == 1 else None
     token = spec.forced_bos_token or (language if language and _is_language_token(tokenizer, language) else None)
     if token is None:
         return

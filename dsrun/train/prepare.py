@@ -63,7 +63,7 @@ def prepare_and_report(
     request: DataRequest, tokenizer: Any, console: Console, *, beat: Callable[[], None] = lambda: None
 ) -> PreparedData:
     """Load and tokenise the data, telling the user what is worth knowing about it; `beat` is a sign of life."""
-    from dsrun.train.data.prepare import prepare_data
+    from dsrun.train.data.mixture import preparation_of
 
     task = PlainTask(console, "tokenising")
 
@@ -71,7 +71,7 @@ def prepare_and_report(
         beat()
         task.update(done, total)
 
-    data = prepare_data(request, tokenizer, notify=console.notice, progress=progress)
+    data = preparation_of(request)(request, tokenizer, notify=console.notice, progress=progress)
     for notice in data.notices:
         console.notice(notice)
     for split, cut in data.truncation.items():
@@ -81,7 +81,7 @@ def prepare_and_report(
 
 
 def show_samples(data: PreparedData, tokenizer: Any, console: Console) -> None:
-    """Print two samples of the training data with what is learned of them."""
+    """Print a few samples of the training data with what is learned of them."""
     from dsrun.train.data.preview import preview
 
     samples = preview(data, tokenizer)

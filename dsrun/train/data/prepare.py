@@ -93,6 +93,8 @@ class _Preparation:
             self._divided(sources.splits["train"], percent)
         elif source is not None:
             self._whole(split, source)
+        elif self.request.is_part:
+            return
         elif split != "validation" or split in self.request.required or "train" not in self.request.splits:
             found = ", ".join(sources.splits) or "no data at all"
             raise UsageError(

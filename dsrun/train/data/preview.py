@@ -6,6 +6,7 @@ from itertools import groupby, islice
 from operator import itemgetter
 from typing import Any
 
+from dsrun.train.data.mixture import Mixture
 from dsrun.train.data.preferences import sides
 from dsrun.train.data.request import PreparedData
 from dsrun.train.loop.batches import IGNORED
@@ -19,11 +20,14 @@ Parts = list[tuple[str, bool]]
 
 
 def preview(data: PreparedData, tokenizer: Any) -> list[Parts]:
-    """The first sample of the training data and one from its middle; of a stream the first two."""
+    """The first sample of the training data and one from its middle; of a stream the first two, of a mixture the first
+    of each set."""
     rows: Any = data.train
     if rows is None:
         return []
-    if hasattr(rows, "__len__"):
+    if isinstance(rows, Mixture):
+        chosen = [each[0] for each in rows.sets.values()]
+    elif hasattr(rows, "__len__"):
         chosen = [rows[k] for k in sorted({0, len(rows) // 2})]
     else:
         chosen = list(islice(iter(rows), SAMPLES))

@@ -243,7 +243,8 @@ Rows: TypeAlias = "Dataset | Blocks | RowStream"
 @dataclass(frozen=True)
 class DataRequest:
     """What is to be prepared, for which model. `splits` are wanted where there is data for them; those in `required`,
-    and train and test where wanted, must be there. `max_positions` None: no limit."""
+    and train and test where wanted, must be there, unless it `is_part` of a mixture. `max_positions` None: no limit.
+    """
 
     spec: TrainSpec
     task: Literal["seq2seq", "causal-lm"]
@@ -252,6 +253,7 @@ class DataRequest:
     vocab_size: int
     splits: frozenset[str] = frozenset({"train", "validation"})
     required: frozenset[str] = frozenset()
+    is_part: bool = False
 
     @property
     def preference(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from pathlib import Path
@@ -16,6 +16,7 @@ from dsrun.errors import MissingError, UsageError, did_you_mean, one_line
 from dsrun.recipe.flags import FIXED
 from dsrun.recipe.trackers import trackers
 from dsrun.system.host import cores, shm_free
+from dsrun.train.data.mixture import sets_of
 from dsrun.train.distributed import World
 from dsrun.train.loop.engine import stage_of
 from dsrun.train.loop.evaluation import ROUGE_TYPES
@@ -36,12 +37,13 @@ SMALLEST_SHM = 256 * 2**20
 SOME_STEPS = 10**6
 
 
-def training_arguments(plan: Plan, *, run: Path, has_validation: bool) -> Any:
-    """The Trainer's arguments: what dsrun decides, over what the user gave, over dsrun's defaults."""
+def training_arguments(plan: Plan, *, run: Path, validation: Any) -> Any:
+    """The Trainer's arguments: what dsrun decides, over what the user gave, over dsrun's defaults. `validation` are the
+    rows to evaluate on, None without any."""
     recipe, world = plan.recipe, plan.world
     given = {name: value for name, value in recipe.hf.items() if name != "deepspeed"}
     spec = recipe.spec
-    values: dict[str, Any] = _defaults(plan, run, has_validation)
+    values: dict[str, Any] = _defaults(plan, run, validation is not None)
     values |= _stopping(spec.early_stopping, given)
     values |= given
     values |= _saving(spec.save_every)
@@ -78,7 +80,8 @@ def training_arguments(plan: Plan, *, run: Path, has_validation: bool) -> Any:
             "--auto-find-batch-size changes the global batch without notice",
             fix="use --micro-batch-size auto, which keeps it",
         )
-    _check_metric(values, dpo.METRICS if spec.task == "dpo" else ("perplexity",))
+    of_loss = dpo.METRICS if spec.task == "dpo" else ("perplexity",)
+    _check_metric(values, of_loss, sets_of(validation))
     # Set afterwards: the Trainer would insist on saving at the very steps that it evaluates at, which a trainer that
     # saves each new best does not need.
     load_best = values.pop("load_best_model_at_end", False)
@@ -152,17 +155,23 @@ def _stopping(patience: int | None, given: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _check_metric(values: dict[str, Any], of_loss: Sequence[str]) -> None:
-    """Refuse a metric that no evaluation yields; the Trainer finds out after the first evaluation, hours later.
+def _check_metric(values: dict[str, Any], of_loss: Sequence[str], sets: Collection[str]) -> None:
+    """Refuse a metric that no evaluation on these sets yields; the Trainer finds out after the first, hours later.
     `of_loss` are those that come with the loss."""
     metric = values.get("metric_for_best_model")
     known = ("loss", *of_loss) + (TEXT_METRICS if values["predict_with_generate"] else ())
+    known += tuple(f"{name}_{each}" for name in sets if name for each in known)
     if metric is None or str(metric).removeprefix("eval_") in known:
         return
     raise UsageError(
         f"--metric-for-best-model {metric}: evaluation yields {', '.join(known)}",
         fix=did_you_mean(str(metric).removeprefix("eval_"), known, f"use {known[0]}"),
     )
+
+
+def text_metrics_of(name: str) -> set[str]:
+    """The scores of generated text of a mixture's set, as --metric-for-best-model names them."""
+    return {f"{prefix}{name}_{each}" for prefix in ("", "eval_") for each in TEXT_METRICS}
 
 
 def check_arguments(

@@ -60,10 +60,36 @@ class Taken:
     after: dict[str, Any] | None = None
 
 
+@dataclass(frozen=True)
+class Shares:
+    """What an epoch takes of several sets whose samples are numbered on from set to set: of set i, which has sizes[i]
+    samples, counts[i], as many in all as all sets have.
+
+    A set is gone through in whole passes, each in an order of its own, and an epoch goes on where the last one stopped.
+    So any two samples of a set have been taken equally often, or one of them once more.
+    """
+
+    sizes: tuple[int, ...]
+    counts: tuple[int, ...]
+
+    def samples(self, seed: int, epoch: int, *, shuffle: bool) -> np.ndarray:
+        """The samples of an epoch, set after set."""
+        parts, first = [], 0
+        for number, (size, count) in enumerate(zip(self.sizes, self.counts, strict=True), 1):
+            start, stop = epoch * count, (epoch + 1) * count
+            for turn in range(start // size, math.ceil(stop / size)):
+                # The set's number, never 0: NumPy takes (seed, turn, 0) for (seed, turn), the seed of an epoch's order.
+                rng = np.random.default_rng((seed, turn, number))
+                order = rng.permutation(size) if shuffle else np.arange(size)
+                parts.append(first + order[max(0, start - turn * size) : stop - turn * size])
+            first += size
+        return np.concatenate(parts)
+
+
 class GlobalBatchSampler(Sampler):
     """Yields this rank's micro batches as lists of sample indices; FILLER stands where there is no sample. `lengths`
-    (tokens per sample) turns on grouping by length. The next pass begins with micro batch `first`, later ones with
-    0."""
+    (tokens per sample) turns on grouping by length; with `shares` some samples come more often than others. The next
+    pass begins with micro batch `first`, later ones with 0."""
 
     def __init__(
         self,
@@ -73,7 +99,8 @@ class GlobalBatchSampler(Sampler):
         seed: int = 0,
         shuffle: bool = True,
         drop_last: bool = False,
-        lengths: Sequence[int] | None = None,
+        lengths: Sequence[int] | np.ndarray | None = None,
+        shares: Shares | None = None,
     ) -> None:
         self.samples = samples
         self.split = split
@@ -81,6 +108,7 @@ class GlobalBatchSampler(Sampler):
         self.shuffle = shuffle
         self.drop_last = drop_last
         self.lengths = None if lengths is None else np.asarray(lengths)
+        self.shares = shares
         self.epoch = 0
         self.first = 0
 
@@ -101,10 +129,13 @@ class GlobalBatchSampler(Sampler):
             yield batch + [FILLER] * (self.split.micro_batch - len(batch))
 
     def _order(self) -> np.ndarray:
+        chosen = np.arange(self.samples)
+        if self.shares is not None:
+            chosen = self.shares.samples(self.seed, self.epoch, shuffle=self.shuffle)
         if not self.shuffle:
-            return np.arange(self.samples)
+            return chosen
         rng = np.random.default_rng((self.seed, self.epoch))
-        order = rng.permutation(self.samples)
+        order = chosen[rng.permutation(self.samples)]
         return order if self.lengths is None else self._grouped(order, self.lengths, rng)
 
     def _grouped(self, order: np.ndarray, lengths: np.ndarray, rng: np.random.Generator) -> np.ndarray:

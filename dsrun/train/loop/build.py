@@ -14,15 +14,23 @@ from dsrun.runs.folder import RunFolder
 from dsrun.train import model as models
 from dsrun.train.adapters import new_tokens, select_trained
 from dsrun.train.console import Console, PlainTask
+from dsrun.train.data.mixture import Mixture, sets_of
 from dsrun.train.data.request import PreparedData
 from dsrun.train.initial_weights import initialise
 from dsrun.train.loop import engine
-from dsrun.train.loop.arguments import LOSS_METRICS, as_usage_errors, check_arguments, training_arguments
+from dsrun.train.loop.arguments import (
+    LOSS_METRICS,
+    as_usage_errors,
+    check_arguments,
+    text_metrics_of,
+    training_arguments,
+)
 from dsrun.train.loop.batches import Split
 from dsrun.train.loop.generation import has_prompts
 from dsrun.train.loop.setup import guard_against_nan
 from dsrun.train.loop.trackers import guard_trackers
 from dsrun.train.loop.trainer import RunTrainer
+from dsrun.train.loss.by_set import LossBySet
 from dsrun.train.loss.dpo import AdaptersOff, DpoLoss, FrozenCopy, without_dropout
 from dsrun.train.loss.model_loss import ModelLoss, own_loss_notice
 from dsrun.train.loss.probe import is_conditional, parameters_without_gradient
@@ -48,7 +56,7 @@ class TrainerBuilder:
         """The Trainer around the model. Building its arguments registers DeepSpeed's configuration, without which a
         ZeRO-3 model would be built whole on every rank."""
         plan = self.plan
-        arguments = training_arguments(plan, run=self.folder.path, has_validation=self.data.validation is not None)
+        arguments = training_arguments(plan, run=self.folder.path, validation=self.data.validation)
         if "logging_steps" not in plan.recipe.hf:
             arguments.logging_steps = logging_steps(arguments, self.data.train, plan.batch.global_batch)
         set_seed(arguments.seed)
@@ -93,16 +101,28 @@ class TrainerBuilder:
             what = f"{unused[0]} gets no gradient" if unused else "not every batch reaches all parameters"
             self.console.notice(f"{what}: DistributedDataParallel searches for unused parameters in each step")
 
-    def _loss(self, model: Any, tokenizer: Any, arguments: Any) -> ModelLoss | DpoLoss:
+    def _loss(self, model: Any, tokenizer: Any, arguments: Any) -> ModelLoss | LossBySet | DpoLoss:
         spec, smoothing = self.plan.recipe.spec, arguments.label_smoothing_factor
         if spec.task != "dpo":
-            return ModelLoss.of(model.get_base_model() if spec.lora else model, smoothing)
+            return self._by_set(ModelLoss.of(model.get_base_model() if spec.lora else model, smoothing), arguments)
         if spec.lora:
             return DpoLoss(AdaptersOff(model), beta=spec.dpo_beta, smoothing=smoothing)
         # The weights as they were before training, also where a checkpoint is about to be loaded into `model`.
         copy, _ = self._base(tokenizer, arguments.seed)
         sharded = engine.stage_of(self.plan.deepspeed) == 3
         return DpoLoss(FrozenCopy(copy, sharded=sharded), beta=spec.dpo_beta, smoothing=smoothing)
+
+    def _by_set(self, loss: ModelLoss, arguments: Any) -> ModelLoss | LossBySet:
+        """The loss, which for a mixture also counts that of each set, where the model gives logits to do so."""
+        rows = self.data.train
+        if not isinstance(rows, Mixture) or "train" not in self.plan.phases:
+            return loss
+        fused = arguments.use_liger_kernel and loss.kind != "logits"
+        if fused or loss.kind == "own":
+            why = "Liger's fused loss makes no logits" if fused else "the model computes a loss of its own"
+            self.console.notice(f"{why}: the training loss of each set is not logged, its evaluation is")
+            return loss
+        return LossBySet(loss, [*rows.sets], rows.ends)
 
     def _set_generation(self, arguments: Any) -> None:
         """How long generated texts may be; no generation where there are no prompts to generate from."""
@@ -111,10 +131,16 @@ class TrainerBuilder:
             arguments.generation_max_length = arguments.generation_max_length or self.data.collator.max_target_length
             return
         arguments.generation_max_length = arguments.generation_max_length or spec.val_max_target_length
+        metric = arguments.metric_for_best_model
         splits = [rows for rows in (self.data.validation, self.data.test) if rows is not None]
+        for name, rows in sets_of(self.data.validation).items():
+            if name and metric in text_metrics_of(name) and not has_prompts(rows):
+                raise UsageError(
+                    f"--metric-for-best-model {metric}: the evaluation data of set {name} has no prompts",
+                    fix=f"use {name}_loss",
+                )
         if arguments.predict_with_generate and not any(map(has_prompts, splits)):
-            metric = arguments.metric_for_best_model
-            if metric and metric.removeprefix("eval_") not in LOSS_METRICS:
+            if metric and not metric.endswith(LOSS_METRICS):
                 raise UsageError(
                     f"--metric-for-best-model {metric}: nothing is generated, as the evaluation data has no prompts",
                     fix="use loss, or data with prompts: prompt/completion, messages …",

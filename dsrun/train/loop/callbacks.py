@@ -18,7 +18,6 @@ from transformers import EarlyStoppingCallback, TrainerCallback
 from dsrun.train.console import Console, TrainingBar, duration, number
 from dsrun.train.loop import engine
 from dsrun.train.loop.trainer import RunTrainer
-from dsrun.train.loss import dpo
 
 SHOWN_METRICS = ("loss", "perplexity", "rewards/accuracies", "rewards/margins", "exact_match", "bleu", "chrf", "rougeL")
 
@@ -136,7 +135,8 @@ class Recorder(TrainerCallback):
             "tokens": tokens_seen,
             "tokens_per_s": speed,
             "mfu": self._mfu(speed),
-            **{name: value for name, value in logs.items() if name in dpo.METRICS},
+            # Those of the loss itself, such as rewards/margins and loss/SET.
+            **{name: value for name, value in logs.items() if "/" in name},
             **memory(),
         }
 
@@ -199,6 +199,11 @@ def format_metrics(metrics: dict[str, Any], prefix: str) -> str:
     # Scores run from 0 to 100; loss and perplexity have no such scale.
     figures = [number(value) if name in ("loss", "perplexity") else f"{value:.2f}" for name, value in found]
     parts = [f"{name.replace('_', ' ')} {figure}" for (name, _), figure in zip(found, figures, strict=True)]
+    # Those of the sets of a mixture.
+    losses = {name.removeprefix(prefix): metrics[name] for name in metrics if name.endswith("_loss")}
+    parts += [
+        f"{name.removesuffix('_loss')} {number(float(value))}" for name, value in losses.items() if name != "loss"
+    ]
     seconds = metrics.get(f"{prefix}seconds")
     return "  ".join(parts) + (f"  ({duration(seconds)})" if seconds else "")
 

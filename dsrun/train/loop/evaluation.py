@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from dsrun.system.files import replacing
+from dsrun.train.data.mixture import sets_of
 from dsrun.train.distributed import all_gather_object, rank0_first
 from dsrun.train.loop.batches import BatchLoader, GlobalBatchSampler, Split, WithFiller
-from dsrun.train.loop.generation import Example, Generator
+from dsrun.train.loop.generation import Example, Generator, has_prompts
 
 ROUGE_TYPES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 
@@ -61,8 +63,9 @@ class LossState(TrainerCallback, ExportableState):
         trainer._tr_loss.fill_(mine)
         trainer._globalstep_last_logged = noted["logged"]
         trainer.count_tokens(noted["tokens"])
-        if "windows" in noted:
-            windows = torch.tensor(noted["windows"], dtype=torch.float64)
+        windows = torch.tensor(noted.get("windows", []), dtype=torch.float64)
+        # With --force the data may be a mixture of other sets by now, or none.
+        if window is not None and windows.shape[1:] == window.shape:
             # They are added up over the ranks in any case.
             window.copy_(windows[trainer.split.rank] if same else windows.sum(0) / trainer.split.world_size)
 
@@ -99,7 +102,8 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Metrics without prefix, the same on all ranks; examples in the data's order, on rank 0 only."""
+    """Metrics without prefix, the same on all ranks, those of a mixture's set behind its name; examples in the data's
+    order, on rank 0 only."""
 
     metrics: dict[str, float]
     examples: list[Example]
@@ -115,29 +119,52 @@ class Evaluator:
 
     def run(self, rows: Any, *, generate: bool, progress: Progress) -> Evaluation:
         began = time.monotonic()
+        sums: Any = 0
+        examples: list[Example] = []
+        of_sets: dict[str, float] = {}
+        done = 0
+        self.trainer.model.eval()
+        for name, part in sets_of(rows).items():
+            # No batch has rows of two sets, so that whatever is summed over batches is known of each set.
+            writes = generate and (not self.loss.shifted or has_prompts(part))
+            found, texts = self._over(part, writes, partial(_progress_from, done, len(rows), progress))
+            done += len(part)
+            sums, examples = sums + found, examples + texts
+            if name:
+                metrics = self.loss.metrics(found) | self._scores(texts, writes)
+                of_sets |= {f"{name}_{metric}": value for metric, value in metrics.items()}
+        metrics = self.loss.metrics(sums) | self._scores(examples, generate)
+        seconds = time.monotonic() - began
+        speed = {"seconds": seconds, "samples_per_second": len(rows) / seconds}
+        return Evaluation({**metrics, **of_sets, **speed}, examples)
+
+    def _over(self, rows: Any, generate: bool, progress: Callable[[int], None]) -> tuple[torch.Tensor, list[Example]]:
+        """The sums of the loss over `rows`, and the texts generated from them; `progress` gets the rows done."""
         split = Split(self.trainer.args.per_device_eval_batch_size, self.rank, self.world_size)
         sampler = GlobalBatchSampler(len(rows), split, shuffle=False)
         loader = BatchLoader(WithFiller(rows), batch_sampler=sampler, collate_fn=self.trainer.data_collator)
         sums: Any = 0
         generator = Generator(self.trainer, rows) if generate else None
-        self.trainer.model.eval()
         for step, (indices, batch) in enumerate(zip(sampler, loader, strict=True)):
             inputs = self.trainer._prepare_inputs(batch)
             with self.trainer.compute_loss_context_manager():
                 sums = sums + self.loss.sums(self.trainer.model_wrapped, inputs)
             if generator:
                 generator.take(indices, inputs)
-            progress((step + 1) * split.round, len(rows))
+            progress(min((step + 1) * split.round, len(rows)))
         if self.world_size > 1:
             dist.all_reduce(sums)
-        metrics = self.loss.metrics(sums)
-        examples = generator.examples() if generator else []
-        if generator:
-            # Scored on rank 0 and sent to all, so that every rank takes the same decision about the best checkpoint.
-            predictions, references = [e.prediction for e in examples], [e.reference for e in examples]
-            metrics |= rank0_first(lambda: text_scores(predictions, references))
-        seconds = time.monotonic() - began
-        return Evaluation({**metrics, "seconds": seconds, "samples_per_second": len(rows) / seconds}, examples)
+        return sums, generator.examples() if generator else []
+
+    def _scores(self, examples: list[Example], generate: bool) -> dict[str, float]:
+        """Scored on rank 0 and sent to all, so that every rank takes the same decision about the best checkpoint."""
+        if not generate:
+            return {}
+        return rank0_first(lambda: text_scores([e.prediction for e in examples], [e.reference for e in examples]))
+
+
+def _progress_from(before: int, total: int, progress: Progress, more: int) -> None:
+    progress(before + more, total)
 
 
 def write_predictions(examples: list[Example], path: Path) -> None:

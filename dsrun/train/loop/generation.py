@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from dsrun.train.data.mixture import Mixture
 from dsrun.train.loop.batches import FILLER, IGNORED
 
 
@@ -33,6 +34,8 @@ def last_answer(labels: Any) -> tuple[int, int] | None:
 
 def has_prompts(rows: Any) -> bool:
     """Whether any of the rows of a causal model has a prompt; blocks of running text have none."""
+    if isinstance(rows, Mixture):
+        return any(map(has_prompts, rows.sets.values()))
     # A token file has no prompts, and need not be read to know it.
     return hasattr(rows, "with_format") and any(last_answer(row["labels"]) for row in rows)
 

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import pyarrow.compute as pc
 import torch
 from transformers import TrainerCallback, set_seed
 from transformers.trainer_callback import ExportableState
 
 from dsrun.runs.records import Appender, append_start, append_step, ledger_of, next_attempt
 from dsrun.system.process_end import die_with_parent
+from dsrun.train.data.mixture import token_lengths
 from dsrun.train.distributed import rank0_first
 from dsrun.train.loop.batches import (
     BatchLoader,
@@ -116,7 +115,8 @@ def training_loader(args: Any, rows: Any, split: Split, collate: Any) -> Trainin
         seed=seed,
         drop_last=args.dataloader_drop_last,
         shuffle=args.train_sampling_strategy != "sequential",
-        lengths=_lengths(args, rows),
+        lengths=token_lengths(rows) if args.train_sampling_strategy == "group_by_length" else None,
+        shares=getattr(rows, "shares", None),
     )
     return TrainingLoader(
         TrainingRows(rows),
@@ -125,18 +125,6 @@ def training_loader(args: Any, rows: Any, split: Split, collate: Any) -> Trainin
         prefetch_factor=args.dataloader_prefetch_factor if workers else None,
         **options,
     )
-
-
-def _lengths(args: Any, rows: Any) -> Any:
-    """Tokens per sample, where samples are to be grouped by them."""
-    if args.train_sampling_strategy != "group_by_length":
-        return None
-    if hasattr(rows, "lengths"):
-        return rows.lengths()
-    # Arrow keeps lists as offsets into their items, so that the items are not read.
-    table = rows.with_format("arrow")[:]
-    columns = [name for name in table.column_names if name.endswith("_ids")]
-    return np.max([pc.list_value_length(table[name]).to_numpy() for name in columns], axis=0)
 
 
 def init_loader_worker(worker_id: int) -> None:

@@ -21,7 +21,8 @@ from dsrun.train.loop.evaluation import Evaluation, Evaluator, LossState
 from dsrun.train.loop.loaders import DataPlace, MicroBatch, TrainingLoader, start_at, training_loader
 from dsrun.train.loop.nan import NanGuard
 from dsrun.train.loop.preemption import EvaluationLeftError, StopVote, remember_evaluation
-from dsrun.train.loss.dpo import METRICS, DpoLoss
+from dsrun.train.loss.by_set import LossBySet
+from dsrun.train.loss.dpo import DpoLoss
 from dsrun.train.loss.model_loss import ModelLoss
 from dsrun.train.rank_context import RankContext
 
@@ -45,7 +46,7 @@ class RunTrainer(Checkpointing):
         eval_progress: Callable[[int, int], None],
         context: RankContext,
         nan_guard: NanGuard,
-        loss: ModelLoss | DpoLoss,
+        loss: ModelLoss | LossBySet | DpoLoss,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -156,6 +157,12 @@ class RunTrainer(Checkpointing):
 
     # loss
 
+    def training_step(self, model: Any, inputs: MicroBatch, num_items_in_batch: torch.Tensor | None = None) -> Any:
+        if isinstance(self.loss_of_model, LossBySet):
+            # compute_loss gets a plain copy of the micro batch.
+            self.loss_of_model.ids = inputs.ids
+        return super().training_step(model, inputs, num_items_in_batch)
+
     def compute_loss(
         self,
         model: Any,
@@ -180,8 +187,7 @@ class RunTrainer(Checkpointing):
         if "loss" in logs and window is not None:
             if self.split.world_size > 1:
                 dist.all_reduce(window)
-            means = self.loss_of_model.metrics(window)
-            logs = {**logs, **{name: value for name, value in means.items() if name in METRICS}}
+            logs = {**logs, **self.loss_of_model.logged(window)}
             window.zero_()
         super().log(self.nan_guard.correct_logs(logs), start_time)
 

@@ -148,6 +148,10 @@ class DpoLoss:
         means = dict(zip(_SUMS[:-1], (sums[:-1] / sums[-1].clamp(min=1)).tolist(), strict=True))
         return {**means, "rewards/margins": means["rewards/chosen"] - means["rewards/rejected"]}
 
+    def logged(self, window: torch.Tensor) -> dict[str, float]:
+        """What goes into the log line beside the loss, from the `window` of all ranks, added up."""
+        return {name: value for name, value in self.metrics(window).items() if name in METRICS}
+
     def _is_pair(self, labels: torch.Tensor) -> torch.Tensor:
         return labels.ne(IGNORED).any(1).view(-1, self.rows).all(1)
 

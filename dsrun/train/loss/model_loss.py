@@ -149,6 +149,10 @@ class ModelLoss:
         entropy, loss = (sums[:2] / sums[2].clamp(min=1)).tolist()
         return {"loss": loss, "perplexity": perplexity(entropy)}
 
+    def logged(self, window: torch.Tensor) -> dict[str, float]:
+        """What goes into the log line beside the loss."""
+        return {}
+
     def weighed(self, outputs: Any, labels: torch.Tensor) -> torch.Tensor:
         """The loss that a model has computed by itself, times the micro batch's target tokens."""
         loss = outputs["loss"] if isinstance(outputs, dict) else outputs[0]

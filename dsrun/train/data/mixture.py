@@ -1,0 +1,150 @@
+"""Several data sets as one: each prepared by itself, then joined."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from bisect import bisect_right
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import pyarrow.compute as pc
+from torch.utils.data import Dataset
+
+from dsrun.errors import UsageError
+from dsrun.recipe.mixture import epoch_counts, naming, specs_of
+from dsrun.train.data.build import Progress
+from dsrun.train.data.prepare import Notify, prepare_data
+from dsrun.train.data.request import DataRequest, PreparedData
+from dsrun.train.data.sources import SPLITS
+from dsrun.train.data.tokenizer import pad_with_end
+from dsrun.train.loop.batches import Shares
+
+
+class Mixture(Dataset):
+    """The rows of several sets one behind the other. `shares` says what of them an epoch takes; None: all, once."""
+
+    def __init__(self, sets: Mapping[str, Any], shares: Shares | None = None) -> None:
+        self.sets = dict(sets)
+        self.shares = shares
+        # How many rows there are up to the end of each set.
+        self.ends = [*accumulate(map(len, self.sets.values()))]
+        self._rows = [*self.sets.values()]
+
+    def __len__(self) -> int:
+        return self.ends[-1]
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        index %= len(self)
+        number = bisect_right(self.ends, index)
+        row: dict[str, Any] = self._rows[number][index - (self.ends[number - 1] if number else 0)]
+        return row
+
+    def lengths(self) -> np.ndarray:
+        return np.concatenate([token_lengths(rows) for rows in self._rows])
+
+
+def token_lengths(rows: Any) -> np.ndarray:
+    """Tokens per sample, of the longer side where there are two; int64 [samples]."""
+    if hasattr(rows, "lengths"):
+        return np.asarray(rows.lengths())
+    # Arrow keeps lists as offsets into their items, so that the items are not read.
+    table = rows.with_format("arrow")[:]
+    columns = [name for name in table.column_names if name.endswith("_ids")]
+    return np.asarray(np.max([pc.list_value_length(table[name]).to_numpy() for name in columns], axis=0))
+
+
+def sets_of(rows: Any) -> dict[str, Any]:
+    """The sets of a mixture by name; other data under ""."""
+    return rows.sets if isinstance(rows, Mixture) else {"": rows}
+
+
+def prepare_mixture(request: DataRequest, tokenizer: Any, *, notify: Notify, progress: Progress) -> PreparedData:
+    """Prepare each set of the mixture that the request's spec names, as `prepare_data` prepares one, and join them."""
+    mix = request.spec.mix or {}
+    padding = pad_with_end(tokenizer, request.task)
+    prepared = {}
+    for name, spec in specs_of(request.spec).items():
+        each = replace(request, spec=spec, required=frozenset(), is_part=True)
+        with naming(name):
+            prepared[name] = prepare_data(each, tokenizer, notify=notify, progress=progress)
+    splits = {split: _with_data(prepared, split) for split in SPLITS}
+    _check(request, splits, prepared, mix)
+    sizes = {name: len(rows) for name, rows in splits["train"].items()}
+    counts = epoch_counts(mix, sizes)
+    shares = None if counts == sizes else Shares(tuple(sizes.values()), tuple(counts.values()))
+    found = {split: Mixture(sets, shares if split == "train" else None) for split, sets in splits.items() if sets}
+    return PreparedData(
+        train=found.get("train"),
+        validation=found.get("validation"),
+        test=found.get("test"),
+        truncation={
+            f"{name} {split}": cut for name, data in prepared.items() for split, cut in data.truncation.items()
+        },
+        notices=(*filter(None, [padding]), *_notices(prepared), *_shares(sizes, counts)),
+        origin=f"{len(prepared)} sets: {', '.join(f'{len(rows):,} {split}' for split, rows in found.items())}",
+        train_fingerprint=_fingerprint({name: prepared[name] for name in sizes}, counts),
+        collator=next(iter(prepared.values())).collator,
+    )
+
+
+def _with_data(prepared: Mapping[str, PreparedData], split: str) -> dict[str, Any]:
+    """The rows of the sets that have such a split."""
+    found = {name: getattr(data, split) for name, data in prepared.items()}
+    return {name: rows for name, rows in found.items() if rows is not None}
+
+
+def _check(
+    request: DataRequest,
+    splits: Mapping[str, Mapping[str, Any]],
+    prepared: Mapping[str, PreparedData],
+    mix: Mapping[str, Any],
+) -> None:
+    for split in SPLITS:
+        needed = split in request.required or (split != "validation" and split in request.splits)
+        if needed and not splits[split]:
+            raise UsageError(f"no set of the mixture has {split} data", fix=f"give one of them {split}_file: FILE")
+    for name in prepared:
+        if not any(name in splits[split] for split in SPLITS):
+            raise UsageError(f"set {name} has no {' or '.join(sorted(request.splits))} data", fix="leave it out")
+        if "weight" in mix["sets"][name] and "train" in request.splits and name not in splits["train"]:
+            raise UsageError(f"set {name} has a weight and no training data", fix="leave the weight out")
+
+
+def _notices(prepared: Mapping[str, PreparedData]) -> list[str]:
+    """What is worth knowing about the sets; what holds for all of them without their names."""
+    names: dict[str, list[str]] = {}
+    for name, data in prepared.items():
+        for notice in data.notices:
+            names.setdefault(notice, []).append(name)
+    return [
+        notice if len(found) == len(prepared) > 1 else f"{', '.join(found)}: {notice}"
+        for notice, found in names.items()
+    ]
+
+
+def _shares(sizes: Mapping[str, int], counts: Mapping[str, int]) -> list[str]:
+    """One line for each set that is trained on: how much of an epoch it is."""
+    total = sum(counts.values())
+    lines = []
+    for name, size in sizes.items():
+        often = "" if counts[name] == size else f": {counts[name]:,} an epoch, {counts[name] / size:.3g} passes"
+        lines.append(f"{name}: {size:,} samples, {100 * counts[name] / total:.3g}% of an epoch{often}")
+    return lines
+
+
+def _fingerprint(prepared: Mapping[str, PreparedData], counts: Mapping[str, int]) -> str | None:
+    parts = [(data.train_fingerprint, counts[name]) for name, data in prepared.items()]
+    if not parts or any(fingerprint is None for fingerprint, _ in parts):
+        return None
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def preparation_of(request: DataRequest) -> Callable[..., PreparedData]:
+    """What prepares the data of this request."""
+    return prepare_mixture if request.spec.mix else prepare_data
