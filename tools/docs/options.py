@@ -1,4 +1,4 @@
-"""The tables of docs/train.md, docs/config.md and docs/slurm.md: every option, and what its values mean."""
+"""The generated parts of docs/train.md, data.md, config.md and slurm.md: every option, and what its values mean."""
 
 from __future__ import annotations
 
@@ -44,6 +44,12 @@ def train() -> str:
         table(("flag", "what happens"), removed),
     ]
     return "\n\n".join(parts) + "\n"
+
+
+def mixture() -> str:
+    """The generated part of docs/data.md: the keys of a set of a mixture."""
+    rows = [(f"`{flag.name}`", flag.help) for flag in own_flags().values() if flag.per_set]
+    return table(("key of a set", "meaning"), rows) + "\n"
 
 
 def _train_row(flag: Flag) -> tuple[str, str, str, str]:

@@ -51,6 +51,7 @@ def config_check() -> str:
 
 PAGES = {
     "train.md": options.train,
+    "data.md": options.mixture,
     "config.md": options.config,
     "config-check.md": config_check,
     "slurm.md": options.slurm,

@@ -78,7 +78,7 @@ class TrainerBuilder:
                 eval_progress=PlainTask(self.console, "evaluating").update,
                 context=self.context,
                 nan_guard=guard_against_nan(plan, self.folder.path, self.records, self.console),
-                loss=self._loss(model, tokenizer, arguments),
+                loss=self._by_set(self._loss(model, tokenizer, arguments), arguments),
             )
         trainer.remove_callback(PrinterCallback)
         guard_trackers(trainer.callback_handler, self.console.notice)
@@ -101,10 +101,10 @@ class TrainerBuilder:
             what = f"{unused[0]} gets no gradient" if unused else "not every batch reaches all parameters"
             self.console.notice(f"{what}: DistributedDataParallel searches for unused parameters in each step")
 
-    def _loss(self, model: Any, tokenizer: Any, arguments: Any) -> ModelLoss | LossBySet | DpoLoss:
+    def _loss(self, model: Any, tokenizer: Any, arguments: Any) -> ModelLoss | DpoLoss:
         spec, smoothing = self.plan.recipe.spec, arguments.label_smoothing_factor
         if spec.task != "dpo":
-            return self._by_set(ModelLoss.of(model.get_base_model() if spec.lora else model, smoothing), arguments)
+            return ModelLoss.of(model.get_base_model() if spec.lora else model, smoothing)
         if spec.lora:
             return DpoLoss(AdaptersOff(model), beta=spec.dpo_beta, smoothing=smoothing)
         # The weights as they were before training, also where a checkpoint is about to be loaded into `model`.
@@ -112,15 +112,20 @@ class TrainerBuilder:
         sharded = engine.stage_of(self.plan.deepspeed) == 3
         return DpoLoss(FrozenCopy(copy, sharded=sharded), beta=spec.dpo_beta, smoothing=smoothing)
 
-    def _by_set(self, loss: ModelLoss, arguments: Any) -> ModelLoss | LossBySet:
-        """The loss, which for a mixture also counts that of each set, where the model gives logits to do so."""
+    def _by_set(self, loss: ModelLoss | DpoLoss, arguments: Any) -> ModelLoss | LossBySet | DpoLoss:
+        """The loss, which for a mixture also counts that of each set, where it comes from logits that are at hand."""
         rows = self.data.train
         if not isinstance(rows, Mixture) or "train" not in self.plan.phases:
             return loss
-        fused = arguments.use_liger_kernel and loss.kind != "logits"
-        if fused or loss.kind == "own":
-            why = "Liger's fused loss makes no logits" if fused else "the model computes a loss of its own"
-            self.console.notice(f"{why}: the training loss of each set is not logged, its evaluation is")
+        reason = None
+        if isinstance(loss, DpoLoss):
+            reason = "dpo's loss is one of pairs"
+        elif loss.kind == "own":
+            reason = "the model computes a loss of its own"
+        elif arguments.use_liger_kernel and loss.kind != "logits":
+            reason = "Liger's fused loss makes no logits"
+        if isinstance(loss, DpoLoss) or reason:
+            self.console.notice(f"{reason}: the training loss of each set is not logged; evaluation is by set")
             return loss
         return LossBySet(loss, [*rows.sets], rows.ends)
 

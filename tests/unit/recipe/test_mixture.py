@@ -98,8 +98,8 @@ def test_keys_of_a_set_are_options_of_data():
         ("sets: {a: {trainfile: x}}", "mix.yaml:1: unknown key trainfile of set a (did you mean train_file?)"),
         (
             "sets:\n  a:\n    learning_rate: 1",
-            "mix.yaml:3: unknown key learning_rate of set a (it is the same for all sets: under train:, or on the command "
-            "line)",
+            "mix.yaml:3: unknown key learning_rate of set a (it is the same for all sets: under train:, or on the "
+            "command line)",
         ),
         ("set: {a: {train_file: x}}", "mix.yaml:1: unknown key set of a mixture (did you mean sets?)"),
         (
@@ -110,7 +110,10 @@ def test_keys_of_a_set_are_options_of_data():
         ("sets: {}", "mix.yaml: a mixture needs sets (write sets: {NAME: {train_file: FILE}, …})"),
         ("sets:\n  a:", "mix.yaml:2: set a does not hold `key: value` lines"),
         ("sets:\n  a: {weight: 1}", "mix.yaml:2: set a names no data (give it train_file, validation_file or dataset)"),
-        ("sets:\n  a b: {train_file: x}", "mix.yaml:2: 'a b' is not a valid name of a set (use letters, digits, _, - and .)"),
+        (
+            "sets:\n  a b: {train_file: x}",
+            "mix.yaml:2: 'a b' is not a valid name of a set (use letters, digits, _, - and .)",
+        ),
         ("sets:\n  a: {train_file: x}\n  a: {train_file: y}", "mix.yaml:3: a is given twice, first in line 2"),
         ("sets:\n  a: {dataset: x, dataset_name: y}", "mix.yaml:2: set a has dataset twice (give it once)"),
         ("sets:\n  a: {train_file: x, weight: 0}", "mix.yaml:2: a.weight: 0 is not above 0"),
@@ -147,6 +150,19 @@ def test_mixture_and_other_data_exclude_each_other(complaint, flag):
     assert complaint(MIX, flag, "x.jsonl").startswith(f"{flag} and --mix both name the data (")
 
 
+@pytest.mark.parametrize("section", ["data: {sets: {x: {train_file: x.jsonl}}}", "train: {train_file: x.jsonl}"])
+def test_data_on_the_command_line_replaces_that_of_the_run_file(tmp_path, section):
+    """A mixture gives way to files named on the command line, and the other way round, with a notice."""
+    (tmp_path / "run.yaml").write_text(section)
+    (tmp_path / "mix.yaml").write_text(MIX)
+    mixes = section.startswith("train")
+    flags = ["--mix", "mix.yaml"] if mixes else ["--train-file", "y.jsonl"]
+    recipe = resolve(["--model", "m", "--config", "run.yaml", *flags], tmp_path)
+    assert (recipe.spec.mix is None, recipe.spec.train_file) == (not mixes, [] if mixes else ["y.jsonl"])
+    assert len(recipe.notices) == 1
+    assert "gives way to" in recipe.notices[0]
+
+
 def test_mixture_cannot_be_streamed(complaint):
     assert complaint(MIX, "--streaming", "--max-steps", "5").startswith("--streaming with --mix: ")
 
@@ -158,7 +174,7 @@ def test_mixture_survives_recipe_json_and_a_jobs_flags(mixed, tmp_path):
     words = frozen_argv(recipe)
     (tmp_path / "mix.yaml").unlink()
     assert resolve(words, tmp_path).spec == recipe.spec
-    assert dict((name, value) for name, value, _ in explain(recipe))["mix"] == recipe.spec.mix
+    assert {name: value for name, value, _ in explain(recipe)}["mix"] == recipe.spec.mix
 
 
 def test_changed_weight_named_among_changed_settings(mixed):

@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from dsrun.train.data.request import Collator
 from dsrun.train.loop.batches import FILLER, IGNORED
+from dsrun.train.data.mixture import Mixture
 from dsrun.train.loop.generation import Generator, has_prompts, last_answer
 from dsrun.train.loss.model_loss import ModelLoss
 
@@ -38,6 +39,13 @@ def test_running_text_has_no_prompts():
     assert has_prompts(
         Dataset.from_list([{"input_ids": [1, 2], "labels": [1, 2]}, {"input_ids": [1, 2], "labels": [I, 2]}])
     )
+
+
+def test_mixture_has_prompts_where_one_of_its_sets_has():
+    text = Dataset.from_list([{"input_ids": [1, 2], "labels": [1, 2]}])
+    prompt = Dataset.from_list([{"input_ids": [1, 2], "labels": [I, 2]}])
+    assert not has_prompts(Mixture({"a": text, "b": text}))
+    assert has_prompts(Mixture({"a": text, "b": prompt}))
 
 
 class Words:

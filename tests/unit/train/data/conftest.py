@@ -7,7 +7,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from dsrun.recipe.spec import TrainSpec
-from dsrun.train.data.prepare import prepare_data
+from dsrun.train.data.mixture import preparation_of
 from dsrun.train.data.request import DataRequest
 
 CHATML = (
@@ -87,7 +87,7 @@ def prepare():
             required=frozenset(required),
             **{"model_type": "bart", "vocab_size": 1000, "max_positions": None, **own},
         )
-        return prepare_data(request, tokenizer, notify=lambda _: None, progress=progress)
+        return preparation_of(request)(request, tokenizer, notify=lambda _: None, progress=progress)
 
     return call
 

@@ -1,0 +1,97 @@
+"""The training loss of each set: exact, from the logits of the same pass, and without filler."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, LlamaConfig, T5Config
+
+from dsrun.train.loop.batches import IGNORED
+from dsrun.train.loss import by_set
+from dsrun.train.loss.by_set import LossBySet, row_entropies
+from dsrun.train.loss.model_loss import ModelLoss, summed_cross_entropy, target_tokens
+
+LLAMA = LlamaConfig(vocab_size=11, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
+T5 = T5Config(vocab_size=11, d_model=8, d_ff=8, d_kv=4, num_layers=1, num_heads=2, decoder_start_token_id=0)
+
+
+@pytest.fixture(params=[LLAMA, T5], ids=["causal", "seq2seq"])
+def model(request):
+    torch.manual_seed(0)
+    loader = AutoModelForSeq2SeqLM if request.param.is_encoder_decoder else AutoModelForCausalLM
+    return loader.from_config(request.param).eval()
+
+
+def batch_of(model, rows=5, length=7):
+    torch.manual_seed(1)
+    labels = torch.randint(0, 11, (rows, length))
+    labels[0, :4] = IGNORED
+    inputs = {"input_ids": torch.randint(0, 11, (rows, length)), "labels": labels}
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = model.prepare_decoder_input_ids_from_labels(labels)
+    return inputs
+
+
+def alone(model, inputs, rows, shifted):
+    """Summed cross entropy and target tokens of some rows, from a pass of their own."""
+    mine = {name: value[rows] for name, value in inputs.items()}
+    logits = model(**{name: value for name, value in mine.items() if name != "labels"})["logits"]
+    entropy = summed_cross_entropy(logits, mine["labels"], shifted=shifted)
+    return float(entropy.detach()), float(target_tokens(mine["labels"], shifted=shifted))
+
+
+def test_loss_of_each_set_is_that_of_its_rows(model):
+    """Rows of three sets in one batch, the last row filler, over two micro batches; the loss itself stays as it is."""
+    loss = ModelLoss.of(model)
+    by = LossBySet(loss, ["a", "b", "c"], [10, 20, 30])
+    inputs = batch_of(model)
+    items = loss.items(inputs["labels"])
+    expected, _ = loss(model, inputs, items)
+    for _ in range(2):
+        by.ids = (3, 12, 9, 25)
+        total, _ = by(model, inputs, items)
+    assert torch.equal(total, expected)
+    sums = [alone(model, inputs, rows, loss.shifted) for rows in ([0, 2], [1], [3])]
+    assert by.window.tolist() == [pytest.approx([2 * entropy, 2 * tokens]) for entropy, tokens in sums]
+    means = {f"loss/{name}": entropy / tokens for name, (entropy, tokens) in zip("abc", sums, strict=True)}
+    assert by.logged(by.window) == pytest.approx(means)
+
+
+def test_set_without_samples_since_the_last_line_is_not_logged(model):
+    by = LossBySet(ModelLoss.of(model), ["a", "b"], [10, 20])
+    inputs = batch_of(model)
+    by.ids = (11, 12)
+    by(model, inputs, torch.tensor(1))
+    assert list(by.logged(by.window)) == ["loss/b"]
+
+
+def test_rows_of_no_known_sample_are_not_counted(model):
+    """As when a few tokens are tried before the first step, and in a batch of nothing but filler."""
+    by = LossBySet(ModelLoss.of(model), ["a"], [10])
+    by(model, batch_of(model), torch.tensor(1))
+    assert by.window.tolist() == [[0.0, 0.0]]
+
+
+def test_sample_with_an_infinite_loss_is_not_counted(model):
+    by = LossBySet(ModelLoss.of(model), ["a", "b"], [10, 20])
+    inputs = batch_of(model, rows=2)
+    by.ids = (1, 11)
+    logits = model(**{name: value for name, value in inputs.items() if name != "labels"})["logits"].detach()
+    logits[1, 3] = float("nan")
+    by._count(logits, inputs["labels"])
+    assert by.window[0].isfinite().all()
+    assert by.window[0, 1] > 0
+    assert by.window[1].tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("chunk", [1, 30, 1 << 24])
+def test_row_entropies_do_not_depend_on_the_chunk(monkeypatch, chunk):
+    monkeypatch.setattr(by_set, "_CHUNK", chunk)
+    torch.manual_seed(0)
+    logits, labels = torch.randn(3, 5, 11), torch.randint(0, 11, (3, 5))
+    labels[1] = IGNORED
+    expected = [float(summed_cross_entropy(logits[k], labels[k], shifted=False)) for k in range(3)]
+    found = row_entropies(logits, labels)
+    assert found.dtype == torch.float64
+    assert found.tolist() == pytest.approx(expected)
+    assert found[1] == 0
