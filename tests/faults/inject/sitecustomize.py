@@ -30,7 +30,7 @@ POINTS = {
     "shards": ("deepspeed.runtime.engine", "DeepSpeedEngine._save_zero_checkpoint"),
     "scripts": ("deepspeed.runtime.engine", "DeepSpeedEngine._copy_recovery_script"),
     "committing": ("dsrun.runs.records", "write_json_atomic"),
-    "evaluating": ("dsrun.train.loop.evaluation", "Evaluator._loss"),
+    "evaluating": ("dsrun.train.loss.model_loss", "ModelLoss.sums"),
     "generating": ("dsrun.train.loop.generation", "Generator.take"),
     "exporting": ("dsrun.train.run", "save_final"),
 }

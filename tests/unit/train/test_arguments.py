@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from dsrun.errors import DsrunError, MissingError, UsageError
-from dsrun.train.loop.arguments import as_usage_errors, check_arguments
+from dsrun.train.loop.arguments import _check_metric, as_usage_errors, check_arguments
 
 TINY = {"vocab_size": 16, "pad_token_id": 0, "decoder_start_token_id": 0}
 LLAMA = LlamaConfig(vocab_size=16, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1)
@@ -125,3 +125,20 @@ def test_errors_of_trainer_classes_get_exit_codes():
     with pytest.raises(OSError, match="full") as caught, as_usage_errors("here"):
         raise OSError(errno.ENOSPC, "the disk is full")
     assert not isinstance(caught.value, DsrunError)
+
+
+@pytest.mark.parametrize(
+    "metric", ["loss", "eval_perplexity", "bleu", "wiki_loss", "eval_en-ro_perplexity", "wiki_chrf"]
+)
+def test_metrics_of_sets_may_choose_the_best_checkpoint(metric):
+    values = {"metric_for_best_model": metric, "predict_with_generate": True}
+    _check_metric(values, ("perplexity",), ["wiki", "en-ro"])
+
+
+@pytest.mark.parametrize("metric", ["wiki_loss", "chats_loss", "wiki_bleu"])
+def test_metric_of_a_set_that_is_not_evaluated_refused(metric):
+    """Of a set without validation data, of data that is not mixed, and a score where nothing is generated."""
+    values = {"metric_for_best_model": metric, "predict_with_generate": False}
+    sets = {"wiki_loss": [""], "chats_loss": ["wiki"], "wiki_bleu": ["wiki"]}[metric]
+    with pytest.raises(UsageError, match=f"--metric-for-best-model {metric}: evaluation yields loss, perplexity"):
+        _check_metric(values, ("perplexity",), sets)

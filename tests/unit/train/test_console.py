@@ -127,7 +127,7 @@ def test_metric_number_format():
 
 def test_losses_of_a_mixtures_sets_shown_beside_the_loss():
     metrics = {"eval_loss": 2.5, "eval_wiki_loss": 3.0, "eval_wiki_perplexity": 20.0, "eval_en-ro_loss": 2.0}
-    assert format_metrics(metrics, "eval_") == "loss 2.500  wiki 3.000  en-ro 2.000"
+    assert format_metrics(metrics, "eval_") == "loss 2.5  wiki 3  en-ro 2"
 
 
 def test_sample_shown_as_one_line_of_bounded_length():

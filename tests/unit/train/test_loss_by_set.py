@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, LlamaConfig, T5Config
 
-from dsrun.train.loop.batches import IGNORED
+from dsrun.train.loop.batches import IGNORED, Split
+from dsrun.train.loop.evaluation import LossState
 from dsrun.train.loss import by_set
 from dsrun.train.loss.by_set import LossBySet, row_entropies
 from dsrun.train.loss.model_loss import ModelLoss, summed_cross_entropy, target_tokens
@@ -95,3 +98,33 @@ def test_row_entropies_do_not_depend_on_the_chunk(monkeypatch, chunk):
     assert found.dtype == torch.float64
     assert found.tolist() == pytest.approx(expected)
     assert found[1] == 0
+
+
+SUMS = [[[1.0, 2.0], [3.0, 4.0]], [[5.0, 6.0], [7.0, 8.0]]]
+"""For each of two ranks, each of two sets: cross entropy and target tokens."""
+
+
+@pytest.mark.parametrize(
+    ("ranks", "sets", "expected"),
+    [
+        (2, 2, SUMS[1]),
+        # Every rank has its share of the sum.
+        (4, 2, [[1.5, 2.0], [2.5, 3.0]]),
+        (2, 3, [[0.0, 0.0]] * 3),
+        (2, None, None),
+    ],
+    ids=["same ranks", "more ranks", "other sets", "no mixture"],
+)
+def test_sums_of_sets_go_on_after_a_resume(ranks, sets, expected):
+    """Also where the checkpoint is another mixture's, which only --force resumes."""
+    window = None if sets is None else torch.ones(sets, 2, dtype=torch.float64)
+    trainer = SimpleNamespace(
+        loss_of_model=SimpleNamespace(window=window),
+        split=Split(1, 1, ranks),
+        count_tokens=lambda _: None,
+        _tr_loss=torch.zeros(()),
+    )
+    noted = {"losses": [1.0, 2.0], "logged": 3, "tokens": 5, "windows": SUMS}
+    state = SimpleNamespace(stateful_callbacks={"LossState": {"args": {}, "attributes": {"noted": noted}}})
+    LossState(trainer).on_train_begin(None, state, None)
+    assert (None if window is None else window.tolist()) == expected
