@@ -16,6 +16,7 @@ from dsrun.train.loop.batches import IGNORED
 if TYPE_CHECKING:
     from datasets import Dataset
 
+    from dsrun.train.data.mixture import Mixture
     from dsrun.train.data.stream import RowStream
     from dsrun.train.data.token_files import Blocks
 
@@ -237,7 +238,7 @@ def _padded(arrays: Sequence[np.ndarray], width: int, fill: int) -> torch.Tensor
     return torch.from_numpy(out)
 
 
-Rows: TypeAlias = "Dataset | Blocks | RowStream"
+Rows: TypeAlias = "Dataset | Blocks | RowStream | Mixture"
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -69,6 +70,17 @@ def test_mixture_from_file_run_file_and_json_alike(mixed, tmp_path):
     assert other.spec.mix == recipe.spec.mix
     assert other.sources["mix"] == "run.yaml:2"
     assert resolve(["--model", "m", "--mix", json.dumps(recipe.spec.mix)], tmp_path).spec.mix == recipe.spec.mix
+
+
+def test_mixture_of_the_documentation_is_one(tmp_path):
+    page = (Path(__file__).parents[3] / "docs" / "data.md").read_text(encoding="utf-8")
+    (tmp_path / "run.yaml").write_text(page.partition("## Mixtures")[2].partition("```yaml\n")[2].partition("```")[0])
+    specs = specs_of(resolve(["--model", "m", "--config", "run.yaml"], tmp_path).spec)
+    assert [(each.train_file, each.dataset) for each in specs.values()] == [
+        (["wiki/*.jsonl"], None),
+        (["chats.jsonl"], None),
+        ([], "wmt16"),
+    ]
 
 
 def test_mixture_of_the_command_line_replaces_that_of_the_run_file(mixed, tmp_path):

@@ -1,13 +1,15 @@
-"""Errors for a model that cannot be built as requested."""
+"""Errors for a model that cannot be built as requested, and the language that generated texts begin in."""
 
 from __future__ import annotations
+
+from types import SimpleNamespace
 
 import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from dsrun.errors import UsageError
 from dsrun.recipe.spec import TrainSpec
-from dsrun.train.model import build, load_config
+from dsrun.train.model import build, load_config, set_languages
 
 
 @pytest.fixture
@@ -28,3 +30,16 @@ def test_unknown_attn_implementation_rejected(folder, from_scratch):
 def test_known_attn_implementation_used(folder):
     spec = TrainSpec(model=folder, from_scratch=True, attn_implementation="eager")
     assert build(spec, load_config(spec), "causal-lm").config._attn_implementation == "eager"
+
+
+@pytest.mark.parametrize(("languages", "begins"), [(("ro_RO", "ro_RO"), 7), (("ro_RO", "de_DE"), None)])
+def test_generated_texts_begin_in_the_one_language_of_all_sets(languages, begins):
+    """A mixture into several languages leaves it to the model in which of them a text begins."""
+    codes = {"ro_RO": 7, "de_DE": 8}
+    tokenizer = SimpleNamespace(lang_code_to_id=codes, convert_tokens_to_ids=codes.get, unk_token_id=3)
+    model = SimpleNamespace(
+        generation_config=SimpleNamespace(forced_bos_token_id=None), config=SimpleNamespace(decoder_start_token_id=2)
+    )
+    sets = {f"s{k}": {"train_file": ["x"], "target_lang": language} for k, language in enumerate(languages)}
+    set_languages(model, tokenizer, TrainSpec(mix={"sets": sets}))
+    assert model.generation_config.forced_bos_token_id == begins
