@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from torch.utils.data import Dataset
 
 from dsrun.errors import UsageError
-from dsrun.recipe.mixture import epoch_counts, naming, specs_of
+from dsrun.recipe.mixture import epoch_counts, naming, specs_of, trains
 from dsrun.train.data.build import Progress
 from dsrun.train.data.prepare import Notify, prepare_data
 from dsrun.train.data.request import DataRequest, PreparedData
@@ -74,7 +74,7 @@ def prepare_mixture(request: DataRequest, tokenizer: Any, *, notify: Notify, pro
         with naming(name):
             prepared[name] = prepare_data(each, tokenizer, notify=notify, progress=progress)
     splits = {split: _with_data(prepared, split) for split in SPLITS}
-    _check(request, splits, prepared, mix)
+    _check(request, splits, mix)
     sizes = {name: len(rows) for name, rows in splits["train"].items()}
     counts = epoch_counts(mix, sizes)
     shares = None if counts == sizes else Shares(tuple(sizes.values()), tuple(counts.values()))
@@ -86,7 +86,7 @@ def prepare_mixture(request: DataRequest, tokenizer: Any, *, notify: Notify, pro
         truncation={
             f"{name} {split}": cut for name, data in prepared.items() for split, cut in data.truncation.items()
         },
-        notices=(*filter(None, [padding]), *_notices(prepared), *_shares(sizes, counts)),
+        notices=(*filter(None, [padding]), *_notices(prepared), *_shares(sizes, counts), *_not_evaluated(splits)),
         origin=f"{len(prepared)} sets: {', '.join(f'{len(rows):,} {split}' for split, rows in found.items())}",
         train_fingerprint=_fingerprint({name: prepared[name] for name in sizes}, counts),
         collator=next(iter(prepared.values())).collator,
@@ -99,21 +99,17 @@ def _with_data(prepared: Mapping[str, PreparedData], split: str) -> dict[str, An
     return {name: rows for name, rows in found.items() if rows is not None}
 
 
-def _check(
-    request: DataRequest,
-    splits: Mapping[str, Mapping[str, Any]],
-    prepared: Mapping[str, PreparedData],
-    mix: Mapping[str, Any],
-) -> None:
+def _check(request: DataRequest, splits: Mapping[str, Mapping[str, Any]], mix: Mapping[str, Any]) -> None:
+    """Raise UsageError for a split that no set has, and for a set that should be trained on and cannot."""
     for split in SPLITS:
         needed = split in request.required or (split != "validation" and split in request.splits)
         if needed and not splits[split]:
             raise UsageError(f"no set of the mixture has {split} data", fix=f"give one of them {split}_file: FILE")
-    for name in prepared:
-        if not any(name in splits[split] for split in SPLITS):
-            raise UsageError(f"set {name} has no {' or '.join(sorted(request.splits))} data", fix="leave it out")
-        if "weight" in mix["sets"][name] and "train" in request.splits and name not in splits["train"]:
-            raise UsageError(f"set {name} has a weight and no training data", fix="leave the weight out")
+    for name, options in mix["sets"].items():
+        lacks_training = "train" in request.splits and trains(options) and name not in splits["train"]
+        is_evaluated = any(name in sets for sets in splits.values())
+        if lacks_training and ("weight" in options or not is_evaluated):
+            raise UsageError(f"set {name} has no training data", fix="to evaluate on it only, use validation_file")
 
 
 def _notices(prepared: Mapping[str, PreparedData]) -> list[str]:
@@ -136,6 +132,11 @@ def _shares(sizes: Mapping[str, int], counts: Mapping[str, int]) -> list[str]:
         often = "" if counts[name] == size else f": {counts[name]:,} an epoch, {counts[name] / size:.3g} passes"
         lines.append(f"{name}: {size:,} samples, {100 * counts[name] / total:.3g}% of an epoch{often}")
     return lines
+
+
+def _not_evaluated(splits: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    names = [name for name in splits["train"] if splits["validation"] and name not in splits["validation"]]
+    return [f"not evaluated, as they have no validation data: {', '.join(names)}"] if names else []
 
 
 def _fingerprint(prepared: Mapping[str, PreparedData], counts: Mapping[str, int]) -> str | None:

@@ -123,6 +123,25 @@ def test_set_without_training_data_is_only_evaluated_on(mixed, files):
         "test": ["pairs"],
     }
     assert data.origin == "3 sets: 12 train, 14 validation, 8 test"
+    assert "not evaluated, as they have no validation data: chats" in data.notices
+
+
+def test_sets_without_evaluation_data_left_out_where_nothing_is_trained(mixed, files):
+    data = mixed(splits=("validation",), required=("validation",), pairs={"validation_file": [files["pairs"]]})
+    assert list(data.validation.sets) == ["pairs"]
+    assert data.train is None
+
+
+def test_dataset_without_training_data_may_be_evaluated_on_only(mixed, jsonl):
+    folder = jsonl(PAIRS, "more/validation.jsonl").parent
+    evaluated = {"train_file": [], "dataset": str(folder)}
+    splits = ("train", "validation")
+    assert list(mixed(splits=splits, pairs=evaluated).validation.sets) == ["pairs"]
+    weighed = {name: {"weight": 1} for name in ("docs", "chats")} | {"pairs": {**evaluated, "weight": 1}}
+    with pytest.raises(
+        UsageError, match=r"^set pairs has no training data \(to evaluate on it only, use validation_file"
+    ):
+        mixed(splits=splits, **weighed)
 
 
 def test_mixture_without_what_is_asked_of_it_refused(mixed, files, prepare, causal):
