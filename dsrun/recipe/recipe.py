@@ -194,6 +194,8 @@ WHEN: dict[str, Callable[[Recipe, str], bool]] = {
     "micro_batch_given_and_auto": lambda r, name: r.spec.auto_micro_batch and r.given(name),
     "auto_micro_batch_without_remedy": lambda r, _: r.spec.auto_micro_batch and not r.spec.remedy,
     "nothing_to_do": lambda r, _: not phases(r),
+    "nothing_trained": lambda r, name: r.given(name) and not r.given("do_train") and "train" not in phases(r),
+    "test_file_unused": lambda r, _: bool(r.spec.test_file) and "test" not in phases(r),
     "stream_without_end": _endless,
     "mix_and_data": lambda r, name: r.spec.mix is not None and r.given(name),
     "mix_streamed": lambda r, _: r.spec.mix is not None and r.spec.streaming,

@@ -35,3 +35,25 @@ def test_streaming_evaluation_needs_no_max_steps(tmp_path):
     resolve(["--model", "demo-t5", "--streaming", "--do_train", "false"], tmp_path)
     with pytest.raises(UsageError, match="--streaming needs to know when to stop"):
         resolve(["--model", "demo-t5", "--streaming", "--do_eval", "false"], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("flags", "notice"),
+    [
+        (
+            "--max-steps 9 --do-predict",
+            "--max_steps has no effect: with --do-eval or --do-predict alone nothing is trained",
+        ),
+        ("--num_train_epochs 2 --do-eval", "--num_train_epochs has no effect"),
+        ("--test-file test.jsonl", "--test-file has no effect without --do-predict"),
+    ],
+)
+def test_flags_of_other_phases_reported(tmp_path, flags, notice):
+    assert any(each.startswith(notice) for each in resolve(["--model", "demo-t5", *flags.split()], tmp_path).notices)
+
+
+@pytest.mark.parametrize(
+    "flags", ["--max-steps 9 --do-predict --do-train", "--do_train false --max-steps 9 --do-predict"]
+)
+def test_flags_of_chosen_phases_not_reported(tmp_path, flags):
+    assert not [each for each in resolve(["--model", "demo-t5", *flags.split()], tmp_path).notices if "effect" in each]
