@@ -64,8 +64,8 @@ def prefix_notice(spec: TrainSpec, model_type: str) -> str | None:
     if not family_of(model_type).task_prefix or spec.source_prefix is not None or own:
         return None
     return (
-        "T5 was trained with a prefix before every source and none is given "
-        "(--source-prefix 'translate English to German: ' or 'summarize: ')"
+        "the published T5 models expect a prefix before every source and none is given "
+        "(--source-prefix 'translate English to German: ' or 'summarize: '; '' for a model of your own)"
     )
 
 
