@@ -41,7 +41,7 @@ def main(words: Sequence[str] = ()) -> bool:
         arguments = {
             "max_steps": options.steps, "per_device_train_batch_size": BATCH, "per_device_eval_batch_size": BATCH,
             "learning_rate": 3e-3, "lr_scheduler_type": "linear", "warmup_steps": max(1, options.steps // 10),
-            "logging_steps": max(1, options.steps // 50), "train_sampling_strategy": "group_by_length", "seed": seed,
+            "logging_steps": max(1, options.steps // 50), "train_sampling_strategy": options.sampling, "seed": seed,
         }  # fmt: skip
         train, test, initial = (str(path) for path in (data / "train.jsonl", data / "test.jsonl", runs / "initial"))
         ours, plain = (Recipe(initial, train, test, str(runs / name), arguments) for name in ("dsrun", "plain"))
@@ -135,6 +135,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, default=6000, help="optimizer steps (default 6000)")
     parser.add_argument("--rows", type=int, metavar="N", help="only the first N pairs of each part")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1], metavar="SEED", help="one comparison each")
+    parser.add_argument("--sampling", choices=("group_by_length", "random"), default="group_by_length")
     parser.add_argument("--zero", type=int, choices=(0, 1, 2, 3), default=0, help="ZeRO stage of dsrun (default 0)")
     parser.add_argument("--output", type=Path, default=Path("runs/translation"), help="folder of data and runs")
     return parser
