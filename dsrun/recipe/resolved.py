@@ -25,7 +25,7 @@ from dsrun.system.display import MASK, masked, masked_values, unmasked_values
 
 VERSION = 1
 
-_ABOUT_THE_START = frozenset(
+ABOUT_THE_START = frozenset(
     {"config", "debug", "dry_run", "explain", "find_port", "force", "master_port", "nproc", "output", "resume", "warm"}
 )
 """Flags that say how a run is started, not what it computes."""
@@ -111,7 +111,7 @@ def differences(before: Recipe, now: Recipe) -> list[str]:
     names = [*now.sources, *(name for name in before.sources if name not in now.sources)]
     lines = []
     for name in names:
-        if name in _ABOUT_THE_START:
+        if name in ABOUT_THE_START:
             continue
         old, new = before.value(name), now.value(name)
         if old != new:

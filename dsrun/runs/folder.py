@@ -189,6 +189,8 @@ class RunFolder:
     """Folder of one log per rank and attempt."""
     model = _Inside("model")
     """Folder of the final model."""
+    adapter = _Inside("adapter")
+    """Folder of a LoRA run's adapter."""
     lock = _Inside(".lock")
     """The lock file."""
 

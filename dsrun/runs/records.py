@@ -137,7 +137,11 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 
 def write_json_atomic(path: Path, value: Mapping[str, Any]) -> None:
     """Write `value` to `path`: a reader, also after a power cut, sees the old file or the new one."""
-    content = _encode(plain(value), indent=2) + b"\n"
+    write_atomic(path, _encode(plain(value), indent=2) + b"\n")
+
+
+def write_atomic(path: Path, content: bytes) -> None:
+    """Write `content` to `path`: a reader, also after a power cut, sees the old file or the new one."""
     with replacing(path) as partial, partial.open("wb") as file:
         file.write(content)
         file.flush()

@@ -162,7 +162,7 @@ def header(
     rows = [
         ("model", f"{plan.title} ({plan.config.model_type}, {how})"),
         ("task", f"{spec.task} (beta {spec.dpo_beta:g})" if spec.task == "dpo" else plan.task),
-        ("parallel", _parallel(plan)),
+        ("parallel", parallel(plan)),
         ("precision", plan.precision),
         ("data", data.origin),
         ("output", str(folder.path)),
@@ -176,7 +176,7 @@ def header(
     console.rows(rows)
 
 
-def _parallel(plan: Plan) -> str:
+def parallel(plan: Plan) -> str:
     """ "ZeRO-2 on 8 GPUs". Evaluation alone needs DeepSpeed's engine under ZeRO-3 only."""
     ranks = f"{plan.world.size} {plan.world.device_name}"
     stage = engine.stage_of(plan.deepspeed)
@@ -188,24 +188,32 @@ def _parallel(plan: Plan) -> str:
     return f"{zero}{'' if offload == 'none' else place} on {ranks}"
 
 
+@dataclasses.dataclass(frozen=True)
+class FinalResults:
+    """The final metrics by split, without prefix, and the files of texts, which rank 0 alone writes."""
+
+    metrics: dict[str, dict[str, float]]
+    predictions: list[Path]
+
+
 def evaluate_and_predict(
     console: Console, plan: Plan, trainer: RunTrainer, data: PreparedData, folder: RunFolder
-) -> list[Path]:
-    """The final evaluation and, with --do-predict, the test split; returns the files of texts, which rank 0 alone
-    writes."""
-    written = []
+) -> FinalResults:
+    """The final evaluation and, with --do-predict, the test split."""
+    results = FinalResults({}, [])
     for split, rows, prefix in (("validation", data.validation, "eval"), ("test", data.test, "test")):
         if split not in plan.phases or rows is None:
             continue
         metrics = _already_known(trainer, split) or trainer.evaluate(rows, metric_key_prefix=prefix)
         console.print(f"{split}  {format_metrics(metrics, prefix + '_')}")
+        results.metrics[split] = {name.removeprefix(f"{prefix}_"): value for name, value in metrics.items()}
         examples = trainer.last_evaluation.examples if trainer.last_evaluation else []
         if examples and plan.world.is_main:
             file = folder.path / f"predictions-{split}.jsonl"
             write_predictions(examples, file)
-            written.append(file)
+            results.predictions.append(file)
             _show(console, examples)
-    return written
+    return results
 
 
 def _already_known(trainer: RunTrainer, split: str) -> dict[str, float] | None:
@@ -224,6 +232,15 @@ def already_finished(state: Any) -> str:
     return f"already finished: {why} ({longer} trains on, --resume never starts anew)"
 
 
+def best_checkpoint(trainer: RunTrainer) -> str | None:
+    """ "bleu 31.2 at step 4000"; None where the run did not look for the best."""
+    state = trainer.state
+    if state.best_metric is None:
+        return None
+    name = str(trainer.args.metric_for_best_model).removeprefix("eval_")
+    return f"{name} {number(float(state.best_metric))} at step {state.best_global_step}"
+
+
 def summary(
     console: Console,
     plan: Plan,
@@ -240,11 +257,10 @@ def summary(
         early = f" of {state.max_steps:,}, stopped early" if state.global_step < state.max_steps else ""
         when = ", already finished" if trainer.already_finished else f" in {duration(seconds)}"
         rows.append(("trained", f"{state.global_step:,} steps{early}{when}"))
-    if state.best_metric is not None:
-        name = str(trainer.args.metric_for_best_model).removeprefix("eval_")
-        rows.append(("best", f"{name} {number(float(state.best_metric))} at step {state.best_global_step}"))
-    if (folder.path / "adapter").is_dir():
-        rows.append(("adapter", str(folder.path / "adapter")))
+    if best := best_checkpoint(trainer):
+        rows.append(("best", best))
+    if folder.adapter.is_dir():
+        rows.append(("adapter", str(folder.adapter)))
     if "train" in plan.phases:
         rows.append(("model", str(folder.model)))
     rows += [("predictions", str(file)) for file in predictions]

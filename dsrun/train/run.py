@@ -29,10 +29,21 @@ from dsrun.train.loop.build import TrainerBuilder
 from dsrun.train.loop.preemption import EvaluationLeftError
 from dsrun.train.loop.setup import build_callbacks
 from dsrun.train.loop.trainer import RunTrainer
+from dsrun.train.model_card import CardFacts, write_cards
 from dsrun.train.plan import Plan, decide_plan, read_memory_fallback
 from dsrun.train.prepare import data_request, prepare_and_report, show_samples
 from dsrun.train.rank_context import RankContext, cause_of, is_supervised, record_interruption
-from dsrun.train.records import RunRecords, already_finished, evaluate_and_predict, header, step_of, summary
+from dsrun.train.records import (
+    FinalResults,
+    RunRecords,
+    already_finished,
+    best_checkpoint,
+    evaluate_and_predict,
+    header,
+    parallel,
+    step_of,
+    summary,
+)
 
 
 def run(
@@ -170,14 +181,32 @@ class _Run:
         # With nothing to go on from, leaving would lose the training.
         trainer.may_leave_evaluation = not training or self._is_saved(trainer)
         try:
-            predictions = evaluate_and_predict(self.console, plan, trainer, self.data, self.folder)
+            results = evaluate_and_predict(self.console, plan, trainer, self.data, self.folder)
         except EvaluationLeftError:
             self._leave(trainer)
             return
         self.context.heart.enter("ending")
+        if training and plan.world.is_main:
+            facts = self._card_facts(trainer, results, parameters=parameters, trainable=trainable)
+            write_cards(self.folder, facts, notify=self.console.notice)
         self.records.end(trainer.state.global_step)
         goodput = None if is_supervised(os.environ) else self.records.goodput()
-        summary(self.console, plan, trainer, self.folder, predictions, seconds=seconds, goodput=goodput)
+        summary(self.console, plan, trainer, self.folder, results.predictions, seconds=seconds, goodput=goodput)
+
+    def _card_facts(self, trainer: RunTrainer, results: FinalResults, *, parameters: int, trainable: int) -> CardFacts:
+        return CardFacts(
+            plan=self.plan,
+            data=self.data,
+            state=trainer.state,
+            metrics=results.metrics,
+            tokenizer=trainer.processing_class,
+            parameters=parameters,
+            trainable=trainable,
+            parallel=parallel(self.plan),
+            best=best_checkpoint(trainer),
+            name=self.folder.path.resolve().name,
+            repository=self.plan.recipe.hf.get("hub_model_id"),
+        )
 
     def _export(self, trainer: RunTrainer) -> None:
         if trainer.already_finished:

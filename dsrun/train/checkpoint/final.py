@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from dsrun.errors import ToolError, UsageError
 from dsrun.runs.records import fsync_folder, sync_file
 from dsrun.system.files import delete_tree, replace_folder
+from dsrun.train import model_card
 from dsrun.train.adapters import saved_embeddings
 from dsrun.train.loop.trainer import RunTrainer
 from dsrun.train.model import AUTO_CLASS, Task
@@ -45,6 +47,9 @@ def save_final(trainer: RunTrainer, folder: Path, task: Task, *, lora: bool) -> 
         state = trainer.accelerator.get_state_dict(trainer.model_wrapped)
         if trainer.args.should_save:
             trainer.model.save_pretrained(adapter, state_dict=state, **saved_embeddings(trainer.model))
+            trainer.processing_class.save_pretrained(adapter)
+            # peft's template of a card, with nothing filled in.
+            (adapter / model_card.FILE).unlink(missing_ok=True)
             _replace(adapter, folder.with_name("adapter"))
             _save_merged(trainer, partial, state, task)
     else:
@@ -106,7 +111,9 @@ def _check_shapes(folder: Path) -> None:
 
 def _replace(partial: Path, folder: Path) -> None:
     """Show `partial` as `folder` once it is on the disk: FINISHED, after which a scheduler leaves the run alone, is
-    there before the kernel would write these files."""
+    there before the kernel would write these files. A model card that the user has edited stays."""
+    if model_card.is_edited(folder / model_card.FILE):
+        shutil.copyfile(folder / model_card.FILE, partial / model_card.FILE)
     for path in sorted(partial.rglob("*")):
         if path.is_file():
             sync_file(path)

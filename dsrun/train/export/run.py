@@ -19,10 +19,12 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from dsrun.errors import DsrunError, MissingError, ToolError, UsageError
+from dsrun.runs.manifest import STATE_FILE
 from dsrun.runs.records import write_json_atomic
 from dsrun.system.display import printable
 from dsrun.system.files import parse_json, replace_folder
 from dsrun.system.host import disk_free
+from dsrun.train import model_card
 from dsrun.train.checkpoint.plain import in_adapter
 from dsrun.train.export import lora, verify
 from dsrun.train.export.weights import ADAPTER_CONFIG, Found, Lazy, find_weights, rounded
@@ -125,6 +127,7 @@ class _Job:
         weights = [w for w in weights if tied.get(w.name) not in names or tied[w.name] == w.name]
         self._write(weights)
         _copy_companions(self.request.source, self.folder)
+        _copy_card(self.request.source, self.folder)
         self._update_config(weights)
         dtypes = {weight.name: weight.dtype for weight in weights}
         dtypes |= {alias: dtypes[name] for alias, name in tied.items() if name in dtypes}
@@ -137,6 +140,7 @@ class _Job:
         if not self.request.merge_lora:
             self._write(list(adapter.weights.values()), stem="adapter_model")
             _copy_companions(self.request.source, self.folder)
+            _copy_card(self.request.source, self.folder)
             shutil.copyfile(self.request.source / ADAPTER_CONFIG, self.folder / ADAPTER_CONFIG)
             self._verify_adapter(adapter)
             return
@@ -256,6 +260,13 @@ def _copy_companions(source: Path, folder: Path) -> None:
                 copy = folder / path.relative_to(source)
                 copy.parent.mkdir(exist_ok=True)
                 shutil.copyfile(path, copy)
+
+
+def _copy_card(source: Path, folder: Path) -> None:
+    """The model card of a final model; what a checkpoint of LoRA has is peft's empty template."""
+    card = source / model_card.FILE
+    if card.is_file() and not (source / STATE_FILE).is_file():
+        shutil.copyfile(card, folder / model_card.FILE)
 
 
 if __name__ == "__main__":
