@@ -121,7 +121,7 @@ def _spans(events: list[Mapping[str, Any]]) -> list[_Span]:
             # An evaluation before any training leaves a run that has not trained yet.
             use = _AFTER.get(str(kind), use)
         step = step if reached is None else reached
-        if kind == "checkpoint_end":
+        if kind in ("checkpoint_end", "end"):
             saved = step
         elif kind == "training":
             for span in spans:

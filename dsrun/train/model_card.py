@@ -256,7 +256,7 @@ def _data(facts: CardFacts) -> str:
         link = f"[{facts.dataset}](https://huggingface.co/datasets/{facts.dataset})" if facts.dataset else ""
         parts.append(f"dataset: {link or _code(_data_name(facts))}" + f" {spec.dataset_config or ''}".rstrip())
     for split in ("train", "validation", "test"):
-        if files := getattr(spec, f"{split}_file"):
+        if split in facts.plan.phases and (files := getattr(spec, f"{split}_file")):
             parts.append(f"{split}: {', '.join(_code(_name(each)) for each in files)}")
     parts.append(f"rows: {facts.data.origin.rpartition(': ')[2]}")
     parts += [f"lengths, {split}: {cut.sentence()}" for split, cut in facts.data.truncation.items()]

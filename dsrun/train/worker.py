@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import DsrunError, UsageError
+from dsrun.hub import Repository, check_push, final_folder
 from dsrun.recipe.recipe import Recipe, phases
 from dsrun.recipe.resolved import recipe_in_force, worker_recipe, write_stored
 from dsrun.recipe.trackers import environment
@@ -141,6 +142,8 @@ def _run(recipe: Recipe, folder: RunFolder, console: Console, rank: int, context
     from dsrun.train.run import run
 
     if rank == 0:
+        if not is_supervised(os.environ):
+            check_push(recipe, folder.path, os.environ)
         variables, notice = environment(recipe, folder.path, os.environ, reachable=reachable)
         os.environ.update(variables)
         if notice:
@@ -148,6 +151,12 @@ def _run(recipe: Recipe, folder: RunFolder, console: Console, rank: int, context
     recipe, title = with_demo(recipe, notify=console.notice)
     run(recipe, title, world_from_env(use_cpu=bool(recipe.hf.get("use_cpu"))), folder, console, context=context)
     destroy_process_group()
+    # Not before the other ranks are free to leave: an upload may take longer than a collective may wait.
+    repository = Repository.wanted(recipe, folder.path)
+    if rank == 0 and repository is not None and folder.finished.is_file():
+        console.print(f"pushing the model to {repository.name}")
+        address = repository.push(final_folder(recipe, folder), beat=context.heart.beat)
+        console.rows([("pushed", address)])
 
 
 def output_folder(recipe: Recipe) -> str:

@@ -17,6 +17,7 @@ import click
 from dsrun.cli.launch.job import Work
 from dsrun.cli.output import command_lines, ignore_closed_stream, print_detail, print_error, print_note
 from dsrun.errors import EXIT_RESUME, EXIT_TOOL_FAILED
+from dsrun.hub import check_push
 from dsrun.launch.context import LocalLauncher
 from dsrun.launch.coordinator.messages import RendezvousError
 from dsrun.launch.coordinator.rendezvous import rendezvous
@@ -44,6 +45,8 @@ def run_node(work: Work, place: LocalLauncher, signals: StartupSignals, *, rende
     if work.dry_run:
         return _dry_run(work, place)
     work.require()
+    if place.node == 0 and work.recipe is not None:
+        check_push(work.recipe, Path(work.output), os.environ)
     if place.node == 0 and place.own_terminal:
         print_note(f"{place.how}; waiting for the others on port {(place.port or 0) + 1}")
         if not os.environ.get(variables.SECRET):

@@ -232,8 +232,6 @@ class Checkpointing(Seq2SeqTrainer):
         self._stall += now - began
         folder = save.run.checkpoint(save.step)
         self.on_checkpoint("visible", folder, self._stall, written_s=now - save.began, bytes=size)
-        if self.args.push_to_hub:
-            self._push_from_checkpoint(str(folder))
         if my_rank() == 0:
             self._rotate(save)
 

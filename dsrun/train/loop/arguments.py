@@ -60,6 +60,9 @@ def training_arguments(plan: Plan, *, run: Path, validation: Any) -> Any:
         "label_names": ["labels"],
         "report_to": trackers(recipe) or "none",
         "do_train": "train" in plan.phases,
+        # dsrun pushes the final model itself; the Trainer would upload the run folder, and pickle the token.
+        "push_to_hub": False,
+        "hub_token": None,
     }
     if world.device == "cpu" and plan.deepspeed is None:
         values["ddp_backend"] = "gloo"
@@ -212,7 +215,7 @@ def as_usage_errors(what: str) -> Iterator[None]:
             raise
         raise MissingError(
             f"{what}: the Hub answered unexpectedly: {line}",
-            fix="check the network and the token, or leave --push_to_hub out and upload the model afterwards",
+            fix="check the network and the token",
             cause="hf_gated_or_offline",
         ) from error
 

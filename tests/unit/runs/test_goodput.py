@@ -70,6 +70,12 @@ def test_goodput_of_requeued_job_counts_queue_and_start_up() -> None:
     assert "6 min in the queue" in goodput_line(ledger)
 
 
+def test_goodput_of_finished_run_that_could_not_be_pushed() -> None:
+    """The final model is on the disk: what fails after the end loses no work."""
+    events = [at(0, "start"), at(10, "training", step=0), at(60, "end", step=50), at(70, "failure")]
+    assert seconds(events) == {"productive": 50, "restart": 10, "idle": 10, "total": 70}
+
+
 def test_goodput_of_evaluation_only_run() -> None:
     """A run that only evaluates has no training time."""
     events = [at(0, "start"), at(50, "evaluate", step=0, seconds=42.0), at(51, "end", step=0)]

@@ -22,7 +22,7 @@ class Stub(Checkpointing):
         self.saving = Saving(run=run, background=background, notify=self.said.append)
         known = {"global_step": 10, "max_steps": 100, "best_global_step": None, "best_model_checkpoint": None}
         self.state = SimpleNamespace(**known | state)
-        self.args = SimpleNamespace(push_to_hub=False)
+        self.args = SimpleNamespace()
         self.interrupted = False
         self.seconds_not_training = 0.0
         self.on_checkpoint = lambda phase, folder, *_rest, **_details: self.events.append(f"{phase} {folder.name}")
