@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from dsrun.cli.export import command as export
 from dsrun.cli.launch.command import command as launch
 from dsrun.errors import UsageError
 from dsrun.recipe.other_tools import table
@@ -18,9 +19,9 @@ from dsrun.recipe.resolve import resolve
 def test_advice_names_flags_that_exist_for_one_that_does_not(name):
     assert name not in vocabulary()
     _, advice = table()[name]
-    launching = {option for parameter in launch.params for option in parameter.opts}
+    of_commands = {option for command in (launch, export) for each in command.params for option in each.opts}
     for flag in re.findall(r"--([a-z][a-z0-9_-]+)", advice):
-        assert flag.replace("-", "_") in vocabulary() or f"--{flag}" in launching or "render-slurm" in advice, flag
+        assert flag.replace("-", "_") in vocabulary() or f"--{flag}" in of_commands or "render-slurm" in advice, flag
 
 
 @pytest.mark.parametrize(
@@ -29,6 +30,11 @@ def test_advice_names_flags_that_exist_for_one_that_does_not(name):
         (["--cutoff_len", "2048"], "--cutoff_len is not a flag of dsrun, but of LLaMA-Factory (write --max-length N)"),
         (["--cutoff-len=2048"], "--cutoff-len is not a flag of dsrun, but of LLaMA-Factory (write --max-length N)"),
         (["--num_gpus", "8"], "--num_gpus is not a flag of dsrun, but of the DeepSpeed launcher (write --nproc N)"),
+        (
+            ["--sequence_length", "8"],
+            "--sequence_length is not a flag of dsrun, but of nanotron (write --max-length N)",
+        ),
+        (["--patience", "3"], "--patience is not a flag of dsrun, but of other trainers (write --early-stopping N)"),
         (["--freeze-layers", "3"], "--freeze-layers is not a flag of dsrun, but of older example scripts (write --fre"),
     ],
 )
