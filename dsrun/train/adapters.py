@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoTokenizer
 
 from dsrun.errors import UsageError, nearest
+from dsrun.recipe.files import is_path
 from dsrun.recipe.spec import TrainSpec
 from dsrun.train.model import Task
 
@@ -62,7 +64,10 @@ def add_lora(model: Any, spec: TrainSpec, task: Task, *, new_tokens: range = ran
         task_type=TaskType.SEQ_2_SEQ_LM if task == "seq2seq" else TaskType.CAUSAL_LM,
     )
     _check_modules(model, spec)
-    adapted = get_peft_model(model, config)
+    adapted = get_peft_model(model, config, revision=spec.model_revision)
+    if spec.model and is_path(spec.model):
+        # Whoever loads the adapter from another folder finds it by this.
+        adapted.peft_config["default"].base_model_name_or_path = str(Path(spec.model).expanduser().absolute())
     # With frozen embeddings, checkpointed blocks would otherwise see inputs that need no gradient and give none.
     adapted.enable_input_require_grads()
     return adapted

@@ -57,7 +57,11 @@ def base_folder(adapter: Adapter) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     try:
-        found = snapshot_download(adapter.base, allow_patterns=["*.safetensors", "*.json", "*.model", "*.txt"])
+        found = snapshot_download(
+            adapter.base,
+            revision=adapter.config.get("revision"),
+            allow_patterns=["*.safetensors", "*.json", "*.model", "*.txt"],
+        )
     except (OSError, ValueError, HfHubHTTPError, HFValidationError) as error:
         if is_unreachable(error):
             raise unreachable(f"base model {adapter.base}", str(error), instead="a folder") from error

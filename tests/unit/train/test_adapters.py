@@ -43,6 +43,14 @@ def trained(model, steps=3):
     return model
 
 
+def test_adapter_names_its_base_model_from_any_folder(tmp_path, monkeypatch):
+    llama().save_pretrained(tmp_path / "base")
+    monkeypatch.chdir(tmp_path)
+    spec = TrainSpec(lora=2, model="./base", model_revision="v2")
+    config = add_lora(AutoModelForCausalLM.from_pretrained("./base"), spec, "causal-lm").peft_config["default"]
+    assert (config.base_model_name_or_path, config.revision) == (str(tmp_path / "base"), "v2")
+
+
 @pytest.mark.parametrize("tied", [False, True])
 def test_rows_of_new_tokens_trained_and_no_others(tied, tmp_path):
     base = llama(tied=tied)
