@@ -28,6 +28,9 @@ SECONDS_BETWEEN_PLAIN_LINES = 10.0
 MARKS = ("⟦", "⟧")
 """Around what stands out, where there is no colour."""
 
+SHOWN_LENGTH = 200
+"""Characters: an article to be summarised would fill the screen, and scroll the scores away."""
+
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
@@ -204,3 +207,9 @@ def send_output_to(log: Path, *, echo: bool = False) -> None:
         logging.getLogger(chatty).setLevel(logging.WARNING)
     logging.captureWarnings(True)
     warnings.simplefilter("default" if echo else "once")
+
+
+def shortened(text: str) -> str:
+    """The beginning of a text for the screen; a file has the whole."""
+    line = " ".join(text.split())
+    return line if len(line) <= SHOWN_LENGTH else line[: SHOWN_LENGTH - 2].rstrip() + " …"

@@ -23,7 +23,7 @@ from dsrun.runs.schema import EventKind
 from dsrun.runs.stop_request import StopRequest
 from dsrun.system.display import masked_values
 from dsrun.system.host import git_commit, hostname, versions
-from dsrun.train.console import Console, duration, number
+from dsrun.train.console import Console, duration, number, shortened
 from dsrun.train.data.request import PreparedData
 from dsrun.train.loop import engine
 from dsrun.train.loop.callbacks import format_metrics
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
 
 SHOWN_EXAMPLES = 5
-SHOWN_LENGTH = 200
-"""Characters: an article to be summarised would fill the screen, and scroll the scores away."""
 NEXT_COMMANDS = (
     "dsrun train --zero 2 --model t5-large                                    # a real T5 on the demo data",
     "dsrun train --zero 2 --model t5-large --train-file my.jsonl              # on yours",
@@ -288,9 +286,3 @@ def _show(console: Console, examples: list[Any]) -> None:
         reference = "" if right else f"   (reference: {shortened(example.reference)})"
         console.print(f"  {shortened(example.source)}")
         console.print(f"    -> {shortened(example.prediction)}{reference}")
-
-
-def shortened(text: str) -> str:
-    """The beginning of a text for the screen; the file of predictions has the whole."""
-    line = " ".join(text.split())
-    return line if len(line) <= SHOWN_LENGTH else line[: SHOWN_LENGTH - 2].rstrip() + " …"

@@ -9,7 +9,7 @@ from transformers import TrainerCallback
 
 from dsrun.errors import UsageError
 from dsrun.runs.records import Appender
-from dsrun.train.console import Console
+from dsrun.train.console import Console, shortened
 from dsrun.train.data.chat import check_template
 from dsrun.train.data.normal import messages_of
 from dsrun.train.data.readers import read_marked
@@ -84,7 +84,7 @@ class SamplePrompts(TrainerCallback):
             samples.append({"step": step, "prompt": prompt, "text": text})
         samples.close()
         for text in texts[:SHOWN]:
-            self.console.print(f"sample at step {step}: {text!r}")
+            self.console.print(f"sample at step {step}: {shortened(text)!r}")
 
     def _generate(self) -> list[str]:
         arguments = self.trainer.args

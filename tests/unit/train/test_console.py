@@ -12,10 +12,9 @@ import pytest
 from dsrun.errors import UsageError
 from dsrun.system import variables
 from dsrun.train.checkpoint.final import check_room
-from dsrun.train.console import Console, TrainingBar, duration, number
+from dsrun.train.console import SHOWN_LENGTH, Console, TrainingBar, duration, number, shortened
 from dsrun.train.loop.callbacks import format_metrics
 from dsrun.train.rank_context import Progress, explain_failure, record_failure
-from dsrun.train.records import SHOWN_LENGTH, shortened
 
 
 @pytest.mark.parametrize(("seconds", "words"), [(0, "0:00"), (61, "1:01"), (3599.7, "1:00:00"), (7322, "2:02:02")])
