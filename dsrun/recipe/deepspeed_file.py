@@ -28,6 +28,7 @@ SETS = {
     "optimizer.params.weight_decay": "weight_decay",
 }
 BETAS = "optimizer.params.betas"
+RATES = ("layer_lr_decay", "lr_for", "loraplus_lr_ratio")
 # dsrun derives both from the flags; where they are missing, accelerate takes one accumulation step instead.
 DERIVED = dict.fromkeys(BATCH[1:], "auto")
 # Without it a ZeRO-3 run has no weights to save as model/ at its end.
@@ -76,6 +77,7 @@ def with_deepspeed_read(
         if linting:  # it knows more about a text that is not JSON
             linting(added={}, values={}, places={}, world_size=None, model_type=None)
         raise
+    _check_rates(recipe, config, file)
     completed = with_defaults(recipe, _numbers(config), file)
     gather = _gather(config)
     if linting:
@@ -108,6 +110,19 @@ def as_object(text: str, shown: str) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise UsageError(f"--deepspeed {shown}: is not a JSON object")
     return config
+
+
+def _check_rates(recipe: Recipe, config: Mapping[str, Any], file: str) -> None:
+    """Raise UsageError for different learning rates under what knows only one: DeepSpeed's schedules set the rate of
+    every group (runtime/lr_schedules.py, update_lr), and its Muon makes the groups itself."""
+    given = [name for name in RATES if recipe.given(name)]
+    kind = str(_at(config, "optimizer.type") or "")
+    block = "scheduler" if config.get("scheduler") else "optimizer" if kind.lower() == "muon" else None
+    if given and block:
+        raise UsageError(
+            f"{recipe.where(given[0])}: the {block} block of {file} gives all parameters one learning rate",
+            fix=f"remove the block, and write {'--lr_scheduler_type' if block == 'scheduler' else '--optim'} NAME",
+        )
 
 
 def _gather(config: Mapping[str, Any]) -> tuple[str, ...]:

@@ -75,6 +75,15 @@ def to_json(text: str) -> dict[str, Any]:
     return value
 
 
+def pattern_and_rate(text: str) -> tuple[str, float]:
+    """A name pattern and a learning rate above 0, from `PATTERN=RATE`."""
+    pattern, _, rate = text.rpartition("=")
+    value = _number(rate)
+    if not pattern.strip() or value is None or not 0 < value < math.inf:
+        raise Rejected(f"{text!r} is not PATTERN=RATE with a rate above 0, such as 'lm_head=1e-5'")
+    return pattern.strip(), value
+
+
 SCALARS: dict[str, Callable[[str], Any]] = {
     "int": to_int,
     "float": to_float,
@@ -124,7 +133,7 @@ def from_mapping(flag: Flag, value: dict[str, Any]) -> Any:
     """The value of a flag that got an object: JSON flags keep it, KEY=VALUE lists take it apart."""
     if flag.kind == "json":
         return value
-    if flag.metavar == "KEY=VALUE":
+    if "=" in (flag.metavar or ""):
         return [f"{key}={_word(each)}" for key, each in value.items()]
     raise Rejected(f"a mapping is not a valid value; it takes {describe(flag)}")
 

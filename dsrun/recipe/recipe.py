@@ -14,10 +14,12 @@ from typing import Any
 
 from dsrun.errors import UsageError
 from dsrun.recipe.flags import ZERO_STAGE, all_flags, hf_flags, own_flags, shown_value
-from dsrun.recipe.parsed_value import COMMAND_LINE
+from dsrun.recipe.parsed_value import COMMAND_LINE, Rejected, pattern_and_rate
 from dsrun.recipe.spec import TrainSpec
 
 DEFAULT = "default"
+OWN_GROUPS = ("galore", "apollo", "lomo", "adalomo")
+"""Beginnings of the names of optimizers that group parameters themselves."""
 
 
 @dataclass(frozen=True)
@@ -208,6 +210,8 @@ WHEN: dict[str, Callable[[Recipe, str], bool]] = {
     "dpo_generation": lambda r, _: r.spec.task == "dpo" and bool(r.value("predict_with_generate")),
     "dpo_smoothing": lambda r, _: r.spec.task == "dpo" and (r.value("label_smoothing_factor") or 0) >= 0.5,
     "dpo_setting_unused": lambda r, name: r.spec.task != "dpo" and r.given(name),
+    "rates_of_own_groups": lambda r, name: r.given(name) and str(r.value("optim")).startswith(OWN_GROUPS),
+    "rates_under_fsdp": lambda r, name: r.given(name) and bool(r.value("fsdp")),
     "save_every_invalid": _is_no_number_of_steps,
     "save_twice": lambda r, name: r.spec.save_every is not None and r.given(name),
     "save_only_model": _truthy("save_only_model"),
@@ -243,6 +247,11 @@ def validate(recipe: Recipe) -> tuple[str, ...]:
         key, equals, _ = item.partition("=")
         if not equals or not key.strip():
             raise UsageError(f"{recipe.where('model_config')}: {item!r} is not key=value")
+    for item in recipe.spec.lr_for:
+        try:
+            pattern_and_rate(item)
+        except Rejected as error:
+            raise UsageError(f"{recipe.where('lr_for')}: {error}") from None
     notices = []
     for check in _checks()[1]:
         for flag in check.flags:

@@ -99,6 +99,11 @@ class TrainSpec:
     # dpo
     dpo_beta: float = 0.1
 
+    # learning rates
+    layer_lr_decay: float | None = None
+    lr_for: list[str] = field(default_factory=list)
+    loraplus_lr_ratio: float | None = None
+
     # checkpoints, restarts, and what happens when something goes wrong
     save_every: str | None = None
     auto_micro_batch: bool = False

@@ -29,8 +29,15 @@ from dsrun.runs.records import write_json_atomic
 from dsrun.system.files import parse_json
 from dsrun.system.host import disk_free
 from dsrun.train.checkpoint import plain
-from dsrun.train.checkpoint.layout import Layout, Source, layout_of, write_schedule, write_universal
-from dsrun.train.checkpoint.zero_shards import ZeroCheckpoint
+from dsrun.train.checkpoint.layout import (
+    OPTIMIZER_STATE,
+    Layout,
+    Source,
+    layout_of,
+    write_schedule,
+    write_universal,
+)
+from dsrun.train.checkpoint.zero_shards import ZeroCheckpoint, load
 from dsrun.train.distributed import acquire_lock
 
 if TYPE_CHECKING:
@@ -216,7 +223,7 @@ class ElasticResumeCallback(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.start.converted:
-            finish_universal_load(self.trainer.model_wrapped)
+            finish_universal_load(self.trainer.model_wrapped, self.start.path)
         if self.start.reseed:
             # Ranks that the checkpoint has random states for get those when the epoch begins, after this.
             set_seed(seed_of(args.seed, state.global_step, args.process_index))
@@ -232,15 +239,19 @@ def seed_of(seed: int, step: int, rank: int) -> int:
     return int.from_bytes(digest[:4], "little")
 
 
-def finish_universal_load(engine: Any) -> None:
-    """Undo what the universal load leaves in the engine.
+def finish_universal_load(engine: Any, folder: Path) -> None:
+    """Undo what the load of the universal checkpoint in `folder` leaves in the engine.
 
     load_universal stays on, and the next load would look for a universal checkpoint. ZeRO-3's loader gives one and the
-    same step to all groups: a tensor, as torch's optimizers need it, would be counted up once per group and step
-    (stage3.py, load_hp_checkpoint_state_from_checkpoint_dir_stage3); an integer is right for DeepSpeed's Adam alone.
+    same hyperparameters and step to all groups (stage3.py, load_hp_checkpoint_state_from_checkpoint_dir_stage3). As a
+    tensor, which torch's optimizers need, the step would be counted up once per group and step; an integer is right for
+    DeepSpeed's Adam alone.
     """
     engine._config.load_universal_checkpoint = False
     base = engine.optimizer.optimizer
+    tag = (folder / "latest_universal").read_text()
+    for group, saved in zip(base.param_groups, load(folder / tag / OPTIMIZER_STATE)["param_groups"], strict=False):
+        group.update({name: value for name, value in saved.items() if name != "params"})
     if not type(base).__module__.startswith("torch.optim"):
         return
     on_device = any(group.get("fused") or group.get("capturable") for group in base.param_groups)

@@ -19,10 +19,13 @@ if TYPE_CHECKING:
 Change = Literal["none", "order", "convert"]
 
 # Hyperparameters that a resumed run takes from the checkpoint. The others follow from the run's own flags, as does how
-# parameters are grouped: DeepSpeed's Adam has one group, the Trainer has two, with and without weight decay.
+# parameters are grouped: DeepSpeed's Adam has one group, the Trainer has two, with and without weight decay; both have
+# the same ones where learning rates differ.
 CARRIED = ("lr", "initial_lr", "betas", "eps")
 # The loader walks over its own groups and these at once and ends with the shorter list.
 GROUPS = 64
+# The optimizer's state in a universal checkpoint, below its tag.
+OPTIMIZER_STATE = Path("zero", "optimizer_state.pt")
 # Counters of the run; everything else in a file of model states is weights, or belongs to the old layout.
 _COUNTERS = ("skipped_steps", "global_steps", "global_samples", "ds_version")
 # The Trainer's file for the schedule of the learning rate.
@@ -126,7 +129,7 @@ def write_universal(
             torch.save({"param": source.read(name, state)}, own / f"{state}.pt")
         torch.save(source.step, own / "step.pt")
         beat()
-    torch.save(_optimizer_state(source, fp16=fp16), zero / "optimizer_state.pt")
+    torch.save(_optimizer_state(source, fp16=fp16), folder / tag / OPTIMIZER_STATE)
     for file in ("mp_rank_00_model_states.pt", "zero_pp_rank_0_mp_rank_00_model_states.pt"):
         torch.save(_model_states(source) | {"lr_scheduler": schedule}, folder / tag / file)
     (folder / "latest_universal").write_text(tag)
@@ -152,6 +155,13 @@ def common_hyperparameters(groups: list[dict[str, Any]]) -> dict[str, Any]:
     return {name: first[name] for name in CARRIED if name in first and all(g.get(name) == first[name] for g in groups)}
 
 
+def group_hyperparameters(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What each group takes over, and any further ones: with different learning rates, runs have the same groups in any
+    layout."""
+    own = [{name: group[name] for name in CARRIED if name in group} for group in groups]
+    return [*own, *[common_hyperparameters(groups)] * (GROUPS - len(groups))]
+
+
 def _optimizer_state(source: Source, *, fp16: bool) -> dict[str, Any]:
     common = common_hyperparameters(source.param_groups)
     scaler = source.loss_scaler if fp16 and source.loss_scaler.get("dynamic_loss_scale") else {}
@@ -160,7 +170,7 @@ def _optimizer_state(source: Source, *, fp16: bool) -> dict[str, Any]:
         "overflow": False,
         "ds_version": source.counters["ds_version"],
         # ZeRO-1 and 2 read the first, ZeRO-3 the second.
-        "param_groups": [{**common, "params": []}] * GROUPS,
+        "param_groups": [{**each, "params": []} for each in group_hyperparameters(source.param_groups)],
         "optimizer_state_dict": {"state": {0: {"step": source.step}}, "param_groups": [{**common, "params": []}]},
     }
 

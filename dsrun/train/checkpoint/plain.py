@@ -36,12 +36,13 @@ class ShapeOnly:
 
 
 def trainer_order(plan: Plan, tokenizer: Any) -> list[list[str]]:
-    """The order of parameters in the optimizer that the Trainer makes for `plan`, its groups with and without weight
-    decay."""
+    """The order of parameters in the optimizer that the Trainer makes for `plan`, group by group: those with
+    and without weight decay, or those of each learning rate."""
     from transformers import Trainer
 
     from dsrun.train.adapters import new_tokens, select_trained
     from dsrun.train.model import AUTO_CLASS
+    from dsrun.train.parameter_groups import LearningRates
 
     spec = plan.recipe.spec
     with torch.device("meta"):
@@ -51,6 +52,9 @@ def trainer_order(plan: Plan, tokenizer: Any) -> list[list[str]]:
             model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
         tokens = new_tokens(plan.config.get_text_config().vocab_size, tokenizer, spec)
         model = select_trained(model, spec, plan.task, tokens)
+    rates = LearningRates.of(spec)
+    if rates:
+        return [group.names for group in rates.groups(model, plan.recipe.value("learning_rate"))]
     # The method looks at the model alone.
     decayed = set(Trainer.get_decay_parameter_names(None, model))
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]

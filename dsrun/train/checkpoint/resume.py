@@ -22,6 +22,7 @@ from dsrun.system.host import hostname
 from dsrun.train.checkpoint.save import not_shared
 from dsrun.train.checkpoint.verify import CONFIG_FILE, Beat, check_foreign, check_states, read_through
 from dsrun.train.distributed import all_gather_object, rank0_first, ranks
+from dsrun.train.parameter_groups import ONE_RATE
 
 # How long an NFS client may keep believing that a name is not there (acdirmax of nfs(5)).
 _NFS_PATIENCE_S = 60.0
@@ -157,8 +158,8 @@ def _refuse_renamed(folder: RunFolder, checkpoint: Path) -> None:
 
 
 def _compare(checkpoint: Path, facts: Mapping[str, Any], *, force: bool) -> list[str]:
-    """What differs between the run that saved the checkpoint and this one. Raises UsageError for another model type,
-    and for another config, tokenizer, LoRA or other training data unless `force`."""
+    """What differs between the run that saved the checkpoint and this one. Raises UsageError for another model type
+    or other groups of learning rates, and for another config, tokenizer, LoRA or training data unless `force`."""
     check_states(checkpoint)
     manifest = read_manifest(checkpoint)
     saved = manifest["extra"] if manifest else {}
@@ -167,6 +168,13 @@ def _compare(checkpoint: Path, facts: Mapping[str, Any], *, force: bool) -> list
         raise UsageError(
             f"{checkpoint} contains a {kind} model, and this run trains a {facts['model_type']} model",
             fix="choose another --output, or --resume never to start anew",
+        )
+    rates = saved.get("learning_rates", ONE_RATE)
+    if manifest and rates != facts.get("learning_rates", rates):
+        # The optimizer's states are kept group by group.
+        raise UsageError(
+            f"{checkpoint} was saved with other groups of learning rates (was: {rates}; is: {facts['learning_rates']})",
+            fix="restore --layer-lr-decay, --lr-for and --loraplus-lr-ratio, or --resume never to start anew",
         )
     changed = []
     if _differ(saved, facts, "config_sha256") and (differences := _changed_keys(saved, facts)):

@@ -21,6 +21,7 @@ from dsrun.train.adapters import lora_targets
 from dsrun.train.data.tokenizer import tokenizer_identity
 from dsrun.train.distributed import all_gather_object, rank0_first, rank0_shares, ranks
 from dsrun.train.loop.engine import stage_of
+from dsrun.train.parameter_groups import LearningRates
 
 CONFIG_FILE = "config.json"
 STATES = ("global_step*", "optimizer*", "rng_state*")
@@ -126,6 +127,7 @@ def checkpoint_facts(plan: Plan, tokenizer: Any, data: PreparedData) -> dict[str
         "config_sha256": hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest(),
         "tokenizer_sha256": tokenizer_identity(tokenizer),
         "lora": lora_identity(plan.recipe.spec),
+        "learning_rates": LearningRates.of(plan.recipe.spec).identity,
         "signed": [*signatures(os.environ).values()],
     }
 

@@ -34,6 +34,7 @@ from dsrun.train.loss.by_set import LossBySet
 from dsrun.train.loss.dpo import AdaptersOff, DpoLoss, FrozenCopy, without_dropout
 from dsrun.train.loss.model_loss import ModelLoss, own_loss_notice
 from dsrun.train.loss.probe import is_conditional, parameters_without_gradient
+from dsrun.train.parameter_groups import LearningRates
 from dsrun.train.plan import Plan
 from dsrun.train.rank_context import RankContext
 from dsrun.train.records import RunRecords
@@ -61,10 +62,13 @@ class TrainerBuilder:
             arguments.logging_steps = logging_steps(arguments, self.data.train, plan.batch.global_batch)
         set_seed(arguments.seed)
         model = self._model(tokenizer, arguments.seed, arguments.label_smoothing_factor)
+        rates = LearningRates.of(plan.recipe.spec)
         self._set_generation(arguments)
         self.data.collator.model = model
         if "train" in plan.phases:
             check_arguments(arguments, model, plan.deepspeed, notify=self.console.notice)
+            if rates:
+                self.console.notice(rates.describe(model, arguments.learning_rate))
         with as_usage_errors("training arguments"):
             trainer = RunTrainer(
                 model=model,
@@ -79,6 +83,7 @@ class TrainerBuilder:
                 context=self.context,
                 nan_guard=guard_against_nan(plan, self.folder.path, self.records, self.console),
                 loss=self._by_set(self._loss(model, tokenizer, arguments), arguments),
+                rates=rates,
             )
         trainer.remove_callback(PrinterCallback)
         guard_trackers(trainer.callback_handler, self.console.notice)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import transformers.trainer
+from accelerate.utils import DummyOptim
 
 from dsrun.train.checkpoint import elastic
 from dsrun.train.checkpoint.checkpointing import Checkpointing
@@ -24,6 +25,7 @@ from dsrun.train.loop.preemption import EvaluationLeftError, StopVote, remember_
 from dsrun.train.loss.by_set import LossBySet
 from dsrun.train.loss.dpo import DpoLoss
 from dsrun.train.loss.model_loss import ModelLoss
+from dsrun.train.parameter_groups import LearningRates
 from dsrun.train.rank_context import RankContext
 
 # Accelerate's own reads everything that is to be skipped, and its loader forgets the epoch.
@@ -47,6 +49,7 @@ class RunTrainer(Checkpointing):
         context: RankContext,
         nan_guard: NanGuard,
         loss: ModelLoss | LossBySet | DpoLoss,
+        rates: LearningRates,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -64,6 +67,7 @@ class RunTrainer(Checkpointing):
         self.eval_progress = eval_progress
         self.is_zero3 = engine.stage_of(ds_config) == 3
         self.loss_of_model = loss
+        self.rates = rates
         self._tokens_seen = torch.zeros((), dtype=torch.int64, device=self.args.device)
         self.seconds_not_training = 0.0
         self.already_finished = False
@@ -72,6 +76,18 @@ class RunTrainer(Checkpointing):
         self.add_callback(DataPlace(self))
         self.loss_state = LossState(self)
         self.add_callback(self.loss_state)
+
+    def create_optimizer(self, model: Any = None) -> Any:
+        if self.rates:
+            arguments = self.args
+            groups = self.rates.optimizer_groups(self.model, arguments.learning_rate, arguments.weight_decay)
+            if isinstance(self.optimizer, DummyOptim):
+                # DeepSpeed's own, which the engine makes of these.
+                self.optimizer.params = groups
+            elif self.optimizer is None:
+                kind, options = self.get_optimizer_cls_and_kwargs(arguments, self.model)
+                self.optimizer_cls_and_kwargs = kind, {**options, "params": groups}
+        return super().create_optimizer(model)
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         engine.copy_defaults(self.optimizer if optimizer is None else optimizer)

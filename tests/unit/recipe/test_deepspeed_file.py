@@ -52,6 +52,22 @@ def test_batch_sizes_become_auto(read):
     }
 
 
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        (
+            {"scheduler": {"type": "WarmupLR", "params": {}}},
+            "--layer-lr-decay: the scheduler block of ds.json gives all",
+        ),
+        ({"optimizer": {"type": "Muon", "params": {}}}, "--layer-lr-decay: the optimizer block of ds.json gives all"),
+    ],
+)
+def test_block_with_one_rate_rejects_rates_by_layer(read, block, message):
+    with pytest.raises(UsageError, match=message):
+        read({**ZERO, **block}, "--layer-lr-decay", "0.9")
+    assert read({**ZERO, "optimizer": ADAM}, "--layer-lr-decay", "0.9").spec.layer_lr_decay == 0.9
+
+
 def test_equal_flags_and_numbers_agree(read):
     found = read({"train_batch_size": 64, **ZERO, "optimizer": ADAM}, "--learning_rate", "3e-5")
     assert found.sources["learning_rate"] == "command line"

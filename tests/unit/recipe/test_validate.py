@@ -53,6 +53,12 @@ def test_model_type_or_config_name_instead_of_model(notices):
             "--label_smoothing_factor 0.5: with --task dpo",
         ),
         ("--task dpo --train-file a.jsonl --beta 0", "--dpo-beta: 0.0 is not at least 1e-06"),
+        ("--layer-lr-decay 1.5", "--layer-lr-decay: 1.5 is not from 0 to 1"),
+        ("--lr-for lm_head", "--lr-for: 'lm_head' is not PATTERN=RATE"),
+        ("--lr-for lm_head=0", "--lr-for: 'lm_head=0' is not PATTERN=RATE with a rate above 0"),
+        ("--lr-for lm_head=1e-5 --optim lomo", "--lr-for: --optim lomo groups the parameters itself"),
+        ("--layer-lr-decay 0.9 --fsdp --zero 0", "--layer-lr-decay: --fsdp makes one parameter of those"),
+        ("--lora 8 --loraplus-lr-ratio 0.5", "--loraplus-lr-ratio: 0.5 is not at least 1"),
     ],
 )
 def test_invalid_flag_combinations_rejected(notices, argv, message):
@@ -145,6 +151,7 @@ def test_flag_defaults_within_ranges(tmp_path):
         ("--lora 4 --from-scratch", "--lora with --from-scratch leaves random weights under the adapters"),
         ("--lora_alpha 8", "--lora-alpha 8 has no effect without --lora RANK"),
         ("--dpo-beta 0.2", "--dpo-beta 0.2 has no effect without --task dpo"),
+        ("--loraplus-lr-ratio 16", "--loraplus-lr-ratio 16.0 has no effect without --lora RANK"),
         ("--lora-targets q v", "--lora-targets q v has no effect without --lora RANK"),
         (
             "--save-only-model",

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from dsrun.errors import UsageError
 from dsrun.train.checkpoint import elastic
 from dsrun.train.checkpoint.elastic import Adapted, adapt, seed_of
-from dsrun.train.checkpoint.layout import Layout, common_hyperparameters, layout_of
+from dsrun.train.checkpoint.layout import GROUPS, Layout, common_hyperparameters, group_hyperparameters, layout_of
 from dsrun.train.checkpoint.zero_shards import ZeroCheckpoint, load
 from tests.zero_checkpoints import write_zero
 
@@ -191,6 +191,15 @@ def test_common_hyperparameters_of_parameter_groups():
     """Only what all groups share is taken over."""
     groups = [{"lr": 1, "eps": 2, "weight_decay": 0.1}, {"lr": 3, "eps": 2, "weight_decay": 0.0}]
     assert common_hyperparameters(groups) == {"eps": 2}
+
+
+def test_group_hyperparameters_keep_rates_of_each_group():
+    """Groups beyond those that were saved get what all of them share."""
+    groups = [{"lr": 1, "eps": 2, "weight_decay": 0.1}, {"lr": 3, "eps": 2, "weight_decay": 0.0}]
+    found = group_hyperparameters(groups)
+    assert found[:3] == [{"lr": 1, "eps": 2}, {"lr": 3, "eps": 2}, {"eps": 2}]
+    assert len(found) == GROUPS
+    assert len(group_hyperparameters(groups * 100)) == 200
 
 
 def test_converted_scheduler_keeps_rates_of_same_groups(tmp_path):

@@ -282,6 +282,17 @@ def test_resume_with_other_lora_rejected(run):
     assert find(run, facts=FACTS | {"lora": "none"}, force=True) == folder
 
 
+def test_resume_with_other_groups_of_learning_rates_rejected(run):
+    """Also with --force, and from a checkpoint of before there were any: optimizer states are kept by group."""
+    folder = checkpoint(run, 5)
+    assert find(run, facts=FACTS | {"learning_rates": "one"}) == folder
+    layered = FACTS | {"learning_rates": "0.9 per layer"}
+    with pytest.raises(UsageError, match=r"groups of learning rates \(was: one; is: 0.9 per layer\).*--resume never"):
+        find(run, facts=layered, force=True)
+    folder = checkpoint(run, 6, learning_rates="0.9 per layer")
+    assert find(run, facts=layered) == folder
+
+
 def test_resume_reports_changed_global_batch_and_data(run):
     folder = checkpoint(run, 5, global_batch=32, train_rows=100)
     said = []
