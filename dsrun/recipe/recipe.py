@@ -176,6 +176,11 @@ def _is_no_number_of_steps(recipe: Recipe, _: str) -> bool:
     return every not in (None, "auto") and not (str(every).isdecimal() and int(str(every)) > 0)
 
 
+def _offloads_quantized_weights(recipe: Recipe, _: str) -> bool:
+    spec = recipe.spec
+    return spec.quantization is not None and spec.zero == "3" and spec.offload in ("cpu", "nvme")
+
+
 def _truthy(name: str) -> Callable[[Recipe, str], bool]:
     return lambda r, _: bool(r.value(name))
 
@@ -210,6 +215,12 @@ WHEN: dict[str, Callable[[Recipe, str], bool]] = {
     "dpo_generation": lambda r, _: r.spec.task == "dpo" and bool(r.value("predict_with_generate")),
     "dpo_smoothing": lambda r, _: r.spec.task == "dpo" and (r.value("label_smoothing_factor") or 0) >= 0.5,
     "dpo_setting_unused": lambda r, name: r.spec.task != "dpo" and r.given(name),
+    "quantization_without_lora": lambda r, _: r.spec.quantization is not None and r.spec.lora is None,
+    "quantization_from_scratch": lambda r, _: r.spec.quantization is not None and r.spec.from_scratch,
+    "quantization_and_auto": lambda r, _: r.spec.quantization is not None and r.spec.zero == "auto",
+    "quantization_8bit_sharded": lambda r, _: r.spec.quantization == "8bit" and r.spec.zero == "3",
+    "quantization_offloaded": _offloads_quantized_weights,
+    "quantization_under_fsdp": lambda r, _: r.spec.quantization is not None and bool(r.value("fsdp")),
     "rates_of_own_groups": lambda r, name: r.given(name) and str(r.value("optim")).startswith(OWN_GROUPS),
     "rates_under_fsdp": lambda r, name: r.given(name) and bool(r.value("fsdp")),
     "save_every_invalid": _is_no_number_of_steps,

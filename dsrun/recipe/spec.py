@@ -95,6 +95,7 @@ class TrainSpec:
     rslora: bool = False
     dora: bool = False
     freeze: list[str] = field(default_factory=list)
+    quantization: str | None = None
 
     # dpo
     dpo_beta: float = 0.1

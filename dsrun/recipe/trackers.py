@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import netrc
 from collections.abc import Callable, Mapping
-from importlib.util import find_spec
 from pathlib import Path
 
-from dsrun.errors import MissingError, UsageError, did_you_mean
 from dsrun.recipe.recipe import Recipe
 
 PACKAGES = {
@@ -32,19 +30,6 @@ def trackers(recipe: Recipe) -> list[str]:
     if recipe.spec.wandb_project and not {"wandb", "all"} & set(names):
         names.append("wandb")
     return names
-
-
-def check_packages(recipe: Recipe) -> None:
-    """Raise, before a job starts, UsageError for an unknown tracker and MissingError for one not installed."""
-    for name in trackers(recipe):
-        if name not in KNOWN:
-            raise UsageError(
-                f"--report-to {name}: there is no such tracker",
-                fix=did_you_mean(name, KNOWN, f"choose from {', '.join(sorted(KNOWN))}"),
-            )
-        package = PACKAGES.get(name)
-        if package and find_spec(package) is None:
-            raise MissingError(f"--report-to {name} needs the package {package}", fix=f"pip install {package}")
 
 
 def environment(

@@ -38,6 +38,7 @@ from dsrun.recipe.model_folder import (
 )
 from dsrun.recipe.spec import TrainSpec
 from dsrun.train.data.chat import set_template
+from dsrun.train.quantization import elements
 
 logger = logging.getLogger(__name__)
 
@@ -150,10 +151,10 @@ def load_tokenizer(spec: TrainSpec) -> Any:
     return tokenizer
 
 
-def build(spec: TrainSpec, config: Any, task: Task) -> Any:
+def build(spec: TrainSpec, config: Any, task: Task, quantization: Any = None) -> Any:
     """The model with its weights: loaded, or initialised under --from-scratch; under ZeRO-3 shard by shard, provided
     the DeepSpeed configuration is registered before. Weights are fp32 unless asked otherwise: in bf16 small updates are
-    rounded away."""
+    rounded away. With `quantization`, transformers' settings of it, each rank loads the whole model."""
     # Before the model, which under ZeRO-3 all ranks load together, so that none may wait for another then.
     reference = (getattr(config, "auto_map", None) or {}).get(AUTO_CLASS[task].__name__)
     if spec.trust_remote_code and reference:
@@ -174,6 +175,8 @@ def build(spec: TrainSpec, config: Any, task: Task) -> Any:
                 raise refused from error
             raise
     else:
+        if quantization is not None:
+            options["quantization_config"] = quantization
         model = _from_hub(AUTO_CLASS[task], spec.model, "model", spec, config=config, dtype=dtype, **options)
     model.config.use_cache = False
     return model
@@ -206,9 +209,7 @@ def stretch_positions(model: Any, length: int | None) -> str | None:
 
 def parameter_count(model: Any, *, trainable: bool = False) -> int:
     """Parameters of the whole model, those that ZeRO-3 keeps elsewhere included."""
-    return sum(
-        getattr(p, "ds_numel", None) or p.numel() for p in model.parameters() if p.requires_grad or not trainable
-    )
+    return sum(elements(p) for p in model.parameters() if p.requires_grad or not trainable)
 
 
 def set_languages(model: Any, tokenizer: Any, spec: TrainSpec) -> None:

@@ -26,6 +26,7 @@ from dsrun.train.distributed import World
 from dsrun.train.loop import engine
 from dsrun.train.loop.engine import Precision, decide_precision
 from dsrun.train.model import decide_task, load_config
+from dsrun.train.quantization import check_quantization
 from dsrun.train.zero_auto import resolve_zero_auto
 from dsrun.zero.generate.accumulation import FROM_STEPS, error_after, memory_of_sum, takes_fp32_sum
 from dsrun.zero.generate.spec import offloaded_to
@@ -69,6 +70,7 @@ def decide_plan(
     recipe = _with_stage(recipe, config, task, world, notify)
     recipe = with_fallback(recipe, remedy)
     deepspeed = engine.configuration(recipe.spec, recipe.hf, engine.hidden_size(config))
+    check_quantization(recipe.spec, config, deepspeed)
     precision = _precision(recipe, config, world, deepspeed)
     requested = _batch(recipe, world, saved_batch, notify)
     if deepspeed is not None and precision == "bf16" and remedy == NO_FALLBACK and not recipe.hf.get("deepspeed"):
@@ -190,7 +192,9 @@ def with_fallback(recipe: Recipe, remedy: MemoryFallback) -> Recipe:
     if remedy.recompute:
         recipe = replace(recipe, hf=recipe.hf | {"gradient_checkpointing": True})
     if remedy.offload != "none" and recipe.spec.zero != "0" and not recipe.hf.get("deepspeed"):
-        recipe = replace(recipe, spec=replace(recipe.spec, offload=remedy.offload))
+        # Quantised weights stay on the GPU.
+        offload = "optimizer" if recipe.spec.quantization else remedy.offload
+        recipe = replace(recipe, spec=replace(recipe.spec, offload=offload))
     return recipe
 
 

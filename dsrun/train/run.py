@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from dsrun.recipe.recipe import Recipe, phases
@@ -25,7 +26,7 @@ from dsrun.train.console import Console
 from dsrun.train.data.request import PreparedData
 from dsrun.train.distributed import World, all_gather_object, assert_same_on_all_ranks
 from dsrun.train.loop import engine
-from dsrun.train.loop.build import TrainerBuilder
+from dsrun.train.loop.build import TrainerBuilder, unquantized_base
 from dsrun.train.loop.preemption import EvaluationLeftError
 from dsrun.train.loop.setup import build_callbacks
 from dsrun.train.loop.trainer import RunTrainer
@@ -214,7 +215,9 @@ class _Run:
         self.context.heart.enter("exporting")
         trainer.nan_guard.check_weights(trainer.model, trainer.state.global_step)
         self.console.print("saving the model")
-        save_final(trainer, self.folder.model, self.plan.task, lora=bool(self.plan.recipe.spec.lora))
+        spec, tokenizer = self.plan.recipe.spec, trainer.processing_class
+        base = partial(unquantized_base, self.plan, tokenizer) if spec.quantization else None
+        save_final(trainer, self.folder.model, self.plan.task, lora=bool(spec.lora), base=base)
 
     def _leave(self, trainer: RunTrainer) -> None:
         step = trainer.state.global_step

@@ -24,10 +24,10 @@ from dsrun.model_families import model_type_of
 from dsrun.recipe.batch import BatchPlan, batch_plan
 from dsrun.recipe.deepspeed_file import with_deepspeed_read
 from dsrun.recipe.files import check_files
+from dsrun.recipe.packages import check_packages
 from dsrun.recipe.recipe import Recipe
 from dsrun.recipe.resolve import resolve
 from dsrun.recipe.resolved import to_json
-from dsrun.recipe.trackers import check_packages
 from dsrun.runs.attempts import is_another
 from dsrun.runs.folder import default_name
 from dsrun.slurm.render.program import WORKER, Program, any_program, train_program

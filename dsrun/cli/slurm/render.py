@@ -21,12 +21,12 @@ from dsrun.findings import Finding
 from dsrun.options import by_group, flag_of
 from dsrun.recipe.deepspeed_file import with_deepspeed_read
 from dsrun.recipe.files import check_files
+from dsrun.recipe.packages import check_packages
 from dsrun.recipe.parsed_value import COMMAND_LINE
 from dsrun.recipe.recipe import DEFAULT, Recipe
 from dsrun.recipe.resolve import resolve
 from dsrun.recipe.resolved import frozen_argv
 from dsrun.recipe.runfile import read_run_file, read_section
-from dsrun.recipe.trackers import check_packages
 from dsrun.slurm.check import check
 from dsrun.slurm.jobs.submit import submit, test_only
 from dsrun.slurm.render.environment import uses_own_python, workers

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,9 +35,12 @@ def check_room(
         )
 
 
-def save_final(trainer: RunTrainer, folder: Path, task: Task, *, lora: bool) -> None:
+def save_final(
+    trainer: RunTrainer, folder: Path, task: Task, *, lora: bool, base: Callable[[], Any] | None = None
+) -> None:
     """Write the model and tokenizer to `folder`, atomically; called on all ranks, as ZeRO-3 gathers its
-    shards. A LoRA run leaves the adapter in `adapter/` beside it and the merged model in `folder`."""
+    shards. A LoRA run leaves the adapter in `adapter/` beside it and the merged model in `folder`; where the base model
+    was quantised, `base` loads it as it was before."""
     partial, adapter = folder.with_name(f"{folder.name}.partial"), folder.with_name("adapter.partial")
     if trainer.args.should_save:
         # Of a save that was killed: its shards must not get among these.
@@ -51,7 +54,7 @@ def save_final(trainer: RunTrainer, folder: Path, task: Task, *, lora: bool) -> 
             # peft's template of a card, with nothing filled in.
             (adapter / model_card.FILE).unlink(missing_ok=True)
             _replace(adapter, folder.with_name("adapter"))
-            _save_merged(trainer, partial, state, task)
+            _save_merged(trainer, partial, state, task, base)
     else:
         trainer.save_model(str(partial))
     if trainer.args.should_save:
@@ -61,16 +64,24 @@ def save_final(trainer: RunTrainer, folder: Path, task: Task, *, lora: bool) -> 
         _replace(partial, folder)
 
 
-def _save_merged(trainer: RunTrainer, folder: Path, state: dict[str, Any], task: Task) -> None:
-    """Merge on a fresh copy in host memory: the trained model's weights may be sharded over all ranks."""
+def _save_merged(
+    trainer: RunTrainer, folder: Path, state: dict[str, Any], task: Task, load_base: Callable[[], Any] | None
+) -> None:
+    """Merge on a fresh copy in host memory: the trained model's weights may be sharded over all ranks, or quantised."""
     from peft import get_peft_model
 
     base = trainer.model.get_base_model()
     with _outside_zero3():
-        dtype = next(iter(state.values())).dtype
-        fresh = AUTO_CLASS[task].from_config(base.config, dtype=dtype)
+        if load_base is None:
+            fresh = AUTO_CLASS[task].from_config(base.config, dtype=next(iter(state.values())).dtype)
+        else:
+            fresh = load_base()
         adapted = get_peft_model(fresh, trainer.model.peft_config["default"])
-        missing = adapted.load_state_dict(state, strict=False).missing_keys
+        if load_base is None:
+            missing = adapted.load_state_dict(state, strict=False).missing_keys
+        else:
+            trained = {name: state[name] for name, each in trainer.model.named_parameters() if each.requires_grad}
+            missing = adapted.load_state_dict(trained, strict=False).unexpected_keys
         tied = set(getattr(fresh, "all_tied_weights_keys", None) or {})
         lost = [name for name in missing if not any(name.endswith(key) for key in tied)]
         if lost:

@@ -144,6 +144,7 @@ def lora_identity(spec: TrainSpec) -> str:
     named = lora_targets(spec)
     targets = "every linear layer" if isinstance(named, str) else ", ".join(sorted(named))
     more = [word for word, given in (("rsLoRA", spec.rslora), ("DoRA", spec.dora)) if given]
+    more += [f"{spec.quantization} base"] if spec.quantization else []
     more += [f"{name} whole" for name in sorted(spec.lora_modules_to_save)]
     return ", ".join([f"rank {spec.lora}, alpha {spec.lora_alpha or 2 * spec.lora}, on {targets}", *more])
 

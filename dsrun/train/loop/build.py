@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from accelerate import DistributedType
@@ -36,6 +36,7 @@ from dsrun.train.loss.model_loss import ModelLoss, own_loss_notice
 from dsrun.train.loss.probe import is_conditional, parameters_without_gradient
 from dsrun.train.parameter_groups import LearningRates
 from dsrun.train.plan import Plan
+from dsrun.train.quantization import DTYPES, check_quantized, quantization_config
 from dsrun.train.rank_context import RankContext
 from dsrun.train.records import RunRecords
 
@@ -175,18 +176,33 @@ class TrainerBuilder:
     def _base(self, tokenizer: Any, seed: int) -> tuple[Any, list[str | None]]:
         """The model as training begins with it, fitted to the tokenizer, and what was changed; the same each time."""
         spec = self.plan.recipe.spec
+        quantization = quantization_config(spec, self.plan.precision) if spec.quantization else None
         # A model changes its config where it is fitted to the tokenizer.
-        model = models.build(spec, deepcopy(self.plan.config), self.plan.task)
+        model = models.build(spec, deepcopy(self.plan.config), self.plan.task, quantization)
         if spec.from_scratch or not spec.model:
             initialise(model, seed)
         # What is drawn from here on, for adapters and new rows, does not depend on what loading has drawn.
         set_seed(seed)
-        notices = [models.fit_embeddings(model, tokenizer)]
+        notices = [check_quantized(model, spec) if quantization else None, models.fit_embeddings(model, tokenizer)]
         if spec.resize_position_embeddings:
             notices.append(models.stretch_positions(model, spec.max_source_length or spec.max_length))
         if self.plan.task == "seq2seq":
             models.set_languages(model, tokenizer, spec)
         return model, notices
+
+
+def unquantized_base(plan: Plan, tokenizer: Any) -> Any:
+    """The model of --model as it was before quantisation, in the precision of training, for adapters to be merged into;
+    without DeepSpeed, on the CPU."""
+    dtype = str(DTYPES[plan.precision]).removeprefix("torch.")
+    spec = replace(plan.recipe.spec, quantization=None, weights_dtype=dtype)
+    model = models.build(spec, deepcopy(plan.config), plan.task)
+    models.fit_embeddings(model, tokenizer)
+    if spec.resize_position_embeddings:
+        models.stretch_positions(model, spec.max_source_length or spec.max_length)
+    if plan.task == "seq2seq":
+        models.set_languages(model, tokenizer, spec)
+    return model
 
 
 def logging_steps(arguments: Any, train: Any, global_batch: int) -> int:

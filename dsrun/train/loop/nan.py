@@ -17,6 +17,7 @@ import torch
 
 from dsrun.errors import DsrunError, ToolError
 from dsrun.train.distributed import all_gather_object, all_ready
+from dsrun.train.quantization import is_packed
 
 # torch's GradScaler knows no minimum; below this the loss itself is what overflows. DeepSpeed's own minimum is 1 too.
 SMALLEST_SCALE = 1.0
@@ -200,7 +201,7 @@ def _describe(norm: Any, bad: dict[int, float]) -> str:
 
 def _weights_are_finite(model: Any) -> bool:
     # Under ZeRO-3 a parameter's own tensor is empty, and this rank's shard beside it.
-    shards = [getattr(p, "ds_tensor", p).detach() for p in model.parameters()]
+    shards = [getattr(p, "ds_tensor", p).detach() for p in model.parameters() if not is_packed(p)]
     shards = [shard for shard in shards if shard.numel() and shard.is_floating_point()]
     norms = torch._foreach_norm(shards, ord=math.inf) if shards else ()
     # One number, so that the device is waited for once; NaN and infinity survive the maximum.

@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from dsrun.errors import MissingError, UsageError
+from dsrun.recipe.packages import check_packages
 from dsrun.recipe.resolve import resolve
-from dsrun.recipe.trackers import KNOWN, check_packages, environment, trackers
+from dsrun.recipe.trackers import KNOWN, environment, trackers
 
 
 def variables(tmp_path, *flags, environ=None, online=False):

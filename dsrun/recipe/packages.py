@@ -1,0 +1,31 @@
+"""Packages that only some flags need, looked for before a job starts."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from dsrun.errors import MissingError, UsageError, did_you_mean
+from dsrun.recipe.recipe import Recipe
+from dsrun.recipe.trackers import KNOWN, PACKAGES, trackers
+
+OF_FLAGS = {"quantization": "bitsandbytes"}
+"""By flag; those that the training libraries bring along are not here."""
+
+
+def check_packages(recipe: Recipe) -> None:
+    """Raise UsageError for an unknown tracker, and MissingError for what is not installed."""
+    for name in trackers(recipe):
+        if name not in KNOWN:
+            raise UsageError(
+                f"--report-to {name}: there is no such tracker",
+                fix=did_you_mean(name, KNOWN, f"choose from {', '.join(sorted(KNOWN))}"),
+            )
+        _require(f"--report-to {name}", PACKAGES.get(name))
+    for flag, package in OF_FLAGS.items():
+        if recipe.value(flag):
+            _require(recipe.where(flag), package)
+
+
+def _require(flag: str, package: str | None) -> None:
+    if package and find_spec(package) is None:
+        raise MissingError(f"{flag} needs the package {package}", fix=f"pip install {package}")

@@ -1,0 +1,132 @@
+"""Quantised base models under LoRA: the settings, what is refused, and what is counted."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
+
+from dsrun.errors import MissingError, UsageError
+from dsrun.launch.supervisor.policy import MemoryFallback
+from dsrun.recipe import packages
+from dsrun.recipe.resolve import resolve
+from dsrun.recipe.spec import TrainSpec
+from dsrun.train.checkpoint.verify import lora_identity
+from dsrun.train.loop.nan import _weights_are_finite
+from dsrun.train.model import parameter_count
+from dsrun.train.plan import with_fallback
+from dsrun.train.quantization import (
+    check_quantization,
+    check_quantized,
+    quantization_config,
+)
+
+SHAPE = {
+    "vocab_size": 16, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1,
+    "num_key_value_heads": 1,
+}  # fmt: skip
+CONFIG = LlamaConfig(**SHAPE)
+SPEC = TrainSpec(model="m", lora=4, quantization="4bit")
+
+
+def loaded(tmp_path, bits, model=None, precision="bf16"):
+    (model or LlamaForCausalLM(CONFIG)).save_pretrained(tmp_path)
+    settings = quantization_config(TrainSpec(quantization=bits), precision)
+    return AutoModelForCausalLM.from_pretrained(tmp_path, quantization_config=settings)
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("bf16", torch.bfloat16), ("fp16", torch.float16), ("fp32", torch.float32)]
+)
+def test_settings_of_4_bit_weights(precision, dtype):
+    settings = quantization_config(SPEC, precision)
+    assert (settings.bnb_4bit_quant_type, settings.bnb_4bit_use_double_quant) == ("nf4", True)
+    # What ZeRO-3 shards has one dtype, and what DeepSpeed casts must not be cast.
+    assert settings.bnb_4bit_compute_dtype == settings.bnb_4bit_quant_storage == dtype
+
+
+@pytest.mark.parametrize("bits", ["4bit", "8bit"])
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_quantized_weights_are_counted_one_by_one(bits, precision, tmp_path):
+    model = loaded(tmp_path, bits, precision=precision)
+    whole = LlamaForCausalLM(CONFIG)
+    assert parameter_count(model) == parameter_count(whole)
+    linear = sum(each.weight.numel() for name, each in whole.named_modules() if name.endswith("_proj"))
+    expected = f"{linear / parameter_count(whole):.0%} of the weights are held in {bits[0]} bits"
+    assert check_quantized(model, TrainSpec(quantization=bits)) == expected
+
+
+def test_module_that_is_quantized_cannot_be_trained_whole(tmp_path):
+    model = loaded(tmp_path, "4bit")
+    with pytest.raises(UsageError, match=r"modules-to-save up_proj: model.layers.0.mlp.up_proj is quantised"):
+        check_quantized(model, TrainSpec(quantization="4bit", lora_modules_to_save=["up_proj"]))
+    check_quantized(model, TrainSpec(quantization="4bit", lora_modules_to_save=["lm_head"]))
+
+
+def test_experts_that_stay_whole_rejected(tmp_path):
+    model = loaded(tmp_path, "4bit", MixtralForCausalLM(MixtralConfig(**SHAPE, num_local_experts=2)))
+    with pytest.raises(UsageError, match="the experts of mixtral models are no linear layers"):
+        check_quantized(model, SPEC)
+
+
+def test_codes_are_not_taken_for_weights_that_are_nan(tmp_path):
+    """4-bit codes stored as bf16 may be any bit pattern."""
+    model = loaded(tmp_path, "4bit")
+    model.model.layers[0].mlp.up_proj.weight.data.fill_(torch.nan)
+    assert _weights_are_finite(model)
+    model.model.norm.weight.data.fill_(torch.nan)
+    assert not _weights_are_finite(model)
+
+
+@pytest.mark.parametrize(
+    ("spec", "config", "deepspeed", "message"),
+    [
+        (
+            TrainSpec(model="demo-llama", quantization="4bit", from_scratch=True),
+            CONFIG,
+            None,
+            "demo-llama is initialised",
+        ),
+        (
+            SPEC,
+            SimpleNamespace(quantization_config={"quant_method": "awq"}),
+            None,
+            "weights of m are quantised already",
+        ),
+        (TrainSpec(quantization="8bit"), CONFIG, {"zero_optimization": {"stage": 3}}, "ZeRO-3 cannot shard integers"),
+        (
+            SPEC,
+            CONFIG,
+            {"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}},
+            "offloaded parameters would leave their scales",
+        ),
+    ],
+)
+def test_what_quantized_weights_do_not_go_with(spec, config, deepspeed, message):
+    with pytest.raises(UsageError, match=message):
+        check_quantization(spec, config, deepspeed)
+
+
+def test_quantized_base_allowed():
+    offloaded = {"zero_optimization": {"stage": 3, "offload_optimizer": {"device": "cpu"}}}
+    for deepspeed in (None, {"zero_optimization": {"stage": 2}}, offloaded):
+        check_quantization(SPEC, CONFIG, deepspeed)
+
+
+def test_memory_fallback_leaves_quantized_weights_on_gpu(tmp_path):
+    recipe = resolve(["--model", "m", "--lora", "4", "--quantization", "4bit", "--zero", "3"], tmp_path)
+    assert with_fallback(recipe, MemoryFallback(offload="cpu")).spec.offload == "optimizer"
+
+
+def test_checkpoint_of_quantized_base_is_another():
+    assert lora_identity(SPEC) == "rank 4, alpha 8, on every linear layer, 4bit base"
+
+
+@pytest.mark.parametrize("flags", [["--lora", "4", "--quantization", "4bit"]])
+def test_missing_package_of_a_flag_is_named(flags, tmp_path, monkeypatch):
+    recipe = resolve(["--model", "m", *flags], tmp_path)
+    monkeypatch.setattr(packages, "OF_FLAGS", {flags[-2].removeprefix("--"): "no_such_package"})
+    with pytest.raises(MissingError, match=r"needs the package no_such_package.*pip install no_such_package"):
+        packages.check_packages(recipe)
