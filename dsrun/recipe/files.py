@@ -1,4 +1,4 @@
-"""The data and model files a run names: looked at before any worker starts."""
+"""The data, model and plugin files a run names: looked at before any worker starts."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dsrun.errors import UsageError, nearest
 from dsrun.recipe.data_files import FORMATS, check_data_file, expanded, suffix_of
 from dsrun.recipe.mixture import naming, specs_of
 from dsrun.recipe.model_folder import check_conversations, check_model_folder
+from dsrun.recipe.plugin_file import find_plugin
 from dsrun.recipe.spec import TrainSpec
 from dsrun.system.host import nearest_existing
 
@@ -37,11 +38,14 @@ def check_files(spec: TrainSpec, *, generation_config: str | None = None) -> Non
     for name, each in specs_of(spec).items():
         with naming(name):
             _check_data(each)
-            if model:
+            # A plugin may make other rows of those in the files.
+            if model and not spec.plugin:
                 check_conversations(model, each)
     if spec.sample_prompts:
         for file in expanded("--sample-prompts", [spec.sample_prompts]):
             _check_named_file(file, f"--sample-prompts {file}")
+    if spec.plugin:
+        find_plugin(spec.plugin)
     if spec.offload == "nvme" and spec.nvme_path:
         _check_nvme(spec.nvme_path)
 

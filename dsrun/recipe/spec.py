@@ -128,6 +128,7 @@ class TrainSpec:
     master_port: int | None = None
     find_port: bool = False
     early_stopping: int | None = None
+    plugin: str | None = None
     profile: int | None = None
     wandb_project: str | None = None
     tensorboard_dir: str | None = None

@@ -26,6 +26,7 @@ from dsrun.train.distributed import World
 from dsrun.train.loop import engine
 from dsrun.train.loop.engine import Precision, decide_precision
 from dsrun.train.model import decide_task, load_config
+from dsrun.train.plugin import LoadedPlugin
 from dsrun.train.quantization import check_quantization
 from dsrun.train.zero_auto import resolve_zero_auto
 from dsrun.zero.generate.accumulation import FROM_STEPS, error_after, memory_of_sum, takes_fp32_sum
@@ -52,6 +53,7 @@ class Plan:
     precision: Precision
     deepspeed: dict[str, Any] | None
     phases: frozenset[str]
+    plugin: LoadedPlugin | None = None
 
 
 def decide_plan(
@@ -62,6 +64,7 @@ def decide_plan(
     notify: Callable[[str], None],
     remedy: MemoryFallback = NO_FALLBACK,
     saved_batch: int | None = None,
+    plugin: LoadedPlugin | None = None,
 ) -> Plan:
     """Everything that follows from flags, hardware and the model's config alone, and from earlier attempts: what memory
     allows, and the global batch `saved_batch` of the checkpoint to go on from."""
@@ -78,7 +81,7 @@ def decide_plan(
     batch = with_smaller_batch(requested, remedy)
     if changes := fallback_notice(requested, batch, remedy):
         notify(changes)
-    return Plan(recipe, title, world, config, task, batch, precision, deepspeed, phases(recipe))
+    return Plan(recipe, title, world, config, task, batch, precision, deepspeed, phases(recipe), plugin)
 
 
 def _with_exact_sums(

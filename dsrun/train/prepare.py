@@ -16,6 +16,7 @@ from dsrun.train.rank_context import explain_failure
 if TYPE_CHECKING:
     from dsrun.train.data.request import DataRequest, PreparedData
     from dsrun.train.model import Task
+    from dsrun.train.plugin import LoadedPlugin
 
 
 def main(argv: Sequence[str]) -> int:
@@ -48,13 +49,16 @@ def _prepare(argv: Sequence[str], console: Console) -> None:
 
     from dsrun.train import model as models
     from dsrun.train.plan import with_demo
+    from dsrun.train.plugin import load_plugin
 
     transformers_logging.set_verbosity_error()
+    plugin = load_plugin(recipe.spec)
     recipe, _ = with_demo(recipe, notify=console.notice)
     config = models.load_config(recipe.spec)
     tokenizer = models.load_tokenizer(recipe.spec)
     task = models.decide_task(config, recipe.spec.task, recipe.spec.model)
-    data = prepare_and_report(data_request(recipe, config, task, len(tokenizer), phases(recipe)), tokenizer, console)
+    request = data_request(recipe, config, task, tokens=len(tokenizer), wanted=phases(recipe), plugin=plugin)
+    data = prepare_and_report(request, tokenizer, console)
     show_samples(data, tokenizer, console)
     console.print(f"prepared {data.origin}")
 
@@ -92,7 +96,15 @@ def show_samples(data: PreparedData, tokenizer: Any, console: Console) -> None:
         console.marked("  ", parts)
 
 
-def data_request(recipe: Recipe, config: Any, task: Task, tokens: int, wanted: frozenset[str]) -> DataRequest:
+def data_request(
+    recipe: Recipe,
+    config: Any,
+    task: Task,
+    *,
+    tokens: int,
+    wanted: frozenset[str],
+    plugin: LoadedPlugin | None,
+) -> DataRequest:
     """What is asked of the data; `dsrun prepare` asks for the same, so both find the same cache."""
     from dsrun.train.data.request import DataRequest
 
@@ -105,6 +117,7 @@ def data_request(recipe: Recipe, config: Any, task: Task, tokens: int, wanted: f
         vocab_size=max(text.vocab_size, tokens),
         splits=wanted,
         required=frozenset({"validation"}) if evaluation_is_requested(recipe) else frozenset(),
+        plugin=plugin,
     )
 
 

@@ -143,6 +143,7 @@ def _description(plan: Plan, parameters: int) -> dict[str, Any]:
         "sources": recipe.sources,
         "host": hostname(),
         "git_commit": git_commit(Path.cwd()),
+        "plugin": plan.plugin.facts if plan.plugin else None,
         "world_size": plan.world.size,
         "zero_stage": (plan.deepspeed or {}).get("zero_optimization", {}).get("stage", 0),
         "versions": versions(),
@@ -165,6 +166,8 @@ def header(
         ("data", data.origin),
         ("output", str(folder.path)),
     ]
+    if plan.plugin:
+        rows.insert(-1, ("plugin", plan.plugin.identity))
     if "train" in plan.phases:
         batch = plan.batch.sentence("GPU" if plan.world.device == "cuda" else "CPU rank")
         rows.insert(3, ("batch", batch))
@@ -203,8 +206,8 @@ def evaluate_and_predict(
         if split not in plan.phases or rows is None:
             continue
         metrics = _already_known(trainer, split) or trainer.evaluate(rows, metric_key_prefix=prefix)
-        console.print(f"{split}  {format_metrics(metrics, prefix + '_')}")
         results.metrics[split] = {name.removeprefix(f"{prefix}_"): value for name, value in metrics.items()}
+        console.print(f"{split}  {format_metrics(metrics, prefix + '_', trainer.plugin_metrics)}")
         examples = trainer.last_evaluation.examples if trainer.last_evaluation else []
         if examples and plan.world.is_main:
             file = folder.path / f"predictions-{split}.jsonl"

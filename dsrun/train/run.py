@@ -32,6 +32,7 @@ from dsrun.train.loop.setup import build_callbacks
 from dsrun.train.loop.trainer import RunTrainer
 from dsrun.train.model_card import CardFacts, write_cards
 from dsrun.train.plan import Plan, decide_plan, read_memory_fallback
+from dsrun.train.plugin import load_plugin
 from dsrun.train.prepare import data_request, prepare_and_report, show_samples
 from dsrun.train.rank_context import RankContext, cause_of, is_supervised, record_interruption
 from dsrun.train.records import (
@@ -56,13 +57,16 @@ def run(
     context.heart.enter("loading")
     if recipe.spec.auto_micro_batch and not is_supervised(os.environ):
         console.notice("--micro-batch-size auto needs `dsrun train`, which starts again with less when memory runs out")
+    plugin = load_plugin(recipe.spec)
     remedy = read_memory_fallback(folder.path, recipe)
     saved = _saved_batch(recipe, folder) if "train" in phases(recipe) else None
-    plan = decide_plan(recipe, title, world, notify=console.notice, remedy=remedy, saved_batch=saved)
+    plan = decide_plan(recipe, title, world, notify=console.notice, remedy=remedy, saved_batch=saved, plugin=plugin)
     context.progress.micro_batch = plan.batch.micro_batch
     tokenizer = models.load_tokenizer(recipe.spec)
     # Before any collective, which would time out while the others wait for a large dataset.
-    request = data_request(recipe, plan.config, plan.task, len(tokenizer), plan.phases)
+    request = data_request(
+        recipe, plan.config, plan.task, tokens=len(tokenizer), wanted=plan.phases, plugin=plan.plugin
+    )
     context.heart.enter("tokenising")
     data = prepare_and_report(request, tokenizer, console, beat=context.heart.beat)
     if "train" in plan.phases and world.is_main and not is_another(os.environ):
@@ -120,6 +124,7 @@ class _Run:
         )
         # It follows from files of the run folder, which each rank has read by itself.
         assert_same_on_all_ranks("batch", plan.batch.sentence("rank"))
+        assert_same_on_all_ranks("plugin", facts["plugin"])
         if checkpoint is None:
             return None
         return elastic.adapt(

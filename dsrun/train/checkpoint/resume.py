@@ -33,6 +33,7 @@ _REPORTED_DIFFERENCES = {
     "seed": "seed",
     "data_seed": "data seed",
     "train_rows": "number of training rows",
+    "plugin": "plugin",
 }
 
 Notify = Callable[[str], None]

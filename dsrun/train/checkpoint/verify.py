@@ -128,6 +128,7 @@ def checkpoint_facts(plan: Plan, tokenizer: Any, data: PreparedData) -> dict[str
         "tokenizer_sha256": tokenizer_identity(tokenizer),
         "lora": lora_identity(plan.recipe.spec),
         "learning_rates": LearningRates.of(plan.recipe.spec).identity,
+        "plugin": plan.plugin.identity if plan.plugin else "none",
         "signed": [*signatures(os.environ).values()],
     }
 

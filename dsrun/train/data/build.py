@@ -18,9 +18,10 @@ from dsrun.train.data.cache import Meta, map_rows, quiet
 from dsrun.train.data.chat import check_template
 from dsrun.train.data.layouts import Hints, Layout, detect, known_layouts
 from dsrun.train.data.normal import normal_or_bad
+from dsrun.train.data.plugin_rows import AnySource
 from dsrun.train.data.preferences import PreferenceEncoder
 from dsrun.train.data.request import Counts, check_sample_count
-from dsrun.train.data.sources import FileSource, Source
+from dsrun.train.data.sources import FileSource, TableSource
 from dsrun.train.data.token_files import file_digest, flat_chunks, rows_digest, write_tokens
 from dsrun.train.data.token_format import narrowest
 from dsrun.train.data.tokenise import Row, RowEncoder
@@ -74,7 +75,7 @@ class BuildSpec:
 
 
 def build(
-    spec: BuildSpec, source: Source, tokenizer: Any, work: Path, *, num_proc: int | None, progress: Progress
+    spec: BuildSpec, source: AnySource, tokenizer: Any, work: Path, *, num_proc: int | None, progress: Progress
 ) -> Meta:
     """Fill the folder `work`: rows into `work/<split>` (save_to_disk), documents into `work/tokens.bin`, which is cut
     only when it is read. Returns what is in it."""
@@ -99,7 +100,7 @@ def notices_of(layout: Layout, spec: BuildSpec, tokenizer: Any) -> list[str]:
     return notices
 
 
-def layout_of(spec: BuildSpec, source: Source, tokenizer: Any) -> Layout:
+def layout_of(spec: BuildSpec, source: AnySource, tokenizer: Any) -> Layout:
     columns, sample = source.sample()
     if not sample:
         raise UsageError(f"{source.where} is empty")
@@ -123,7 +124,7 @@ def layout_of(spec: BuildSpec, source: Source, tokenizer: Any) -> Layout:
 @dataclass
 class _Builder:
     spec: BuildSpec
-    source: Source
+    source: AnySource
     layout: Layout
     tokenizer: Any
     scratch: Path
@@ -171,7 +172,7 @@ class _Builder:
         return {"kind": "rows", "parts": made}
 
     def _table(self, limit: int | None) -> Dataset:
-        if not isinstance(self.source, FileSource):
+        if isinstance(self.source, TableSource):
             table = self.source.table
             table = table.select_columns([name for name in self.layout.used if name in table.column_names])
             return table if limit is None else table.select(range(min(limit, len(table))))
@@ -242,7 +243,7 @@ def normal_row(layout: Layout, where: str, row: Row) -> Row:
     return {**normal, "where": where} if "where" in NORMAL[layout.kind].names else normal
 
 
-def encoder_for(spec: BuildSpec, part: Part, source: Source, layout: Layout, tokenizer: Any) -> RowEncoder:
+def encoder_for(spec: BuildSpec, part: Part, source: AnySource, layout: Layout, tokenizer: Any) -> RowEncoder:
     kind = PreferenceEncoder if spec.hints.preference else RowEncoder
     return kind(
         tokenizer=tokenizer,
@@ -253,6 +254,6 @@ def encoder_for(spec: BuildSpec, part: Part, source: Source, layout: Layout, tok
         target_limit=part.target_limit,
         prefix=spec.prefix,
         separator=layout.separator,
-        layout=None if isinstance(source, FileSource) else layout,
+        layout=layout if isinstance(source, TableSource) else None,
         keep_text=part.keep_text,
     )

@@ -15,6 +15,7 @@ from dsrun.model_families import family_of
 from dsrun.train.data.build import BuildSpec, Part, Progress, build
 from dsrun.train.data.cache import Meta, key_of, obtain, quiet
 from dsrun.train.data.layouts import Hints
+from dsrun.train.data.plugin_rows import AnySource, PluginSource
 from dsrun.train.data.preferences import PreferenceCollator
 from dsrun.train.data.request import (
     Collator,
@@ -55,6 +56,8 @@ class _Preparation:
         self.truncation: dict[str, Truncation] = {}
         self.data: dict[str, Any] = {}
         self.digests: dict[str, str] = {}
+        plugin = request.plugin
+        self.row_plugin = plugin if plugin and plugin.has("rows") else None
         relative = family_of(request.model_type).relative_positions
         positions = None if relative else request.max_positions
         self.limits = limits_of(request.spec, request.task, positions, tokenizer)
@@ -120,17 +123,19 @@ class _Preparation:
         if is_bin(source):
             self.data[split] = self._limited_blocks(split, self._token_file(split, source), source.where)
             return
-        job = self._job((self._part(split),))
+        job, made = self._job((self._part(split),)), self._through_plugin(split, source)
         if self.spec.streaming and split == "train":
             vocab_size, max_bad = self.request.vocab_size, self.spec.max_bad_rows
-            rows, notices = stream(job, source, self.tokenizer, vocab_size=vocab_size, max_bad=max_bad)
+            rows, notices = stream(job, made, self.tokenizer, vocab_size=vocab_size, max_bad=max_bad)
             self.data[split] = rows
             self.notices += notices
             return
         if isinstance(source, TableSource) and isinstance(source.table, IterableDataset):
-            source = materialise(source, self._samples(split))
-        folder, meta = self._entry(job, source)
-        self._collect(folder, meta, job, source)
+            # How many rows a plugin makes of them is not known.
+            table = materialise(source, None if self.row_plugin else self._samples(split))
+            made = self._through_plugin(split, table)
+        folder, meta = self._entry(job, made)
+        self._collect(folder, meta, job, made)
         if meta["kind"] == "text":
             blocks = self._blocks_of(folder, meta)
             self.data[split] = self._limited_blocks(split, blocks, source.where)
@@ -142,8 +147,9 @@ class _Preparation:
             blocks = self._token_file("train", source)
         else:
             job = self._job((self._part("train", "rest"), self._part("validation", "held")), held_out=percent)
-            folder, meta = self._entry(job, source)
-            self._collect(folder, meta, job, source)
+            made = self._through_plugin("train", source)
+            folder, meta = self._entry(job, made)
+            self._collect(folder, meta, job, made)
             blocks = self._blocks_of(folder, meta) if meta["kind"] == "text" else None
         if blocks is not None:
             held_out, rest = divide(blocks, percent, source.where)
@@ -155,7 +161,10 @@ class _Preparation:
             "for it (--validation-split-percentage 0 keeps all for training)"
         )
 
-    def _entry(self, job: BuildSpec, source: Source) -> tuple[Path, Meta]:
+    def _through_plugin(self, split: str, source: Source) -> AnySource:
+        return PluginSource(source, self.row_plugin, split) if self.row_plugin else source
+
+    def _entry(self, job: BuildSpec, source: AnySource) -> tuple[Path, Meta]:
         parts = {
             "source": source.identity(),
             "tokenizer": tokenizer_identity(self.tokenizer),
@@ -172,7 +181,7 @@ class _Preparation:
         self.progress("", 0, 0)
         self.notify("another process is preparing the same data; waiting for it")
 
-    def _collect(self, folder: Path, meta: Meta, job: BuildSpec, source: Source) -> None:
+    def _collect(self, folder: Path, meta: Meta, job: BuildSpec, source: AnySource) -> None:
         """Take what an entry holds: rows, truncation, notices; check its ids against the embedding."""
         self.notices += meta["notices"]
         for part in job.parts:
@@ -193,6 +202,12 @@ class _Preparation:
             self.notices += counts.notices(part.split, self.limits.source)
 
     def _token_file(self, split: str, source: FileSource) -> Blocks:
+        if self.row_plugin:
+            named = self.row_plugin.file.named
+            raise UsageError(
+                f"{source.where} is a token file, and rows() of --plugin {named} changes rows of columns",
+                fix="remove rows(), or give the data as json, csv or parquet",
+            )
         blocks, notices = open_tokens(split, source, self.request, self.limits.source, self._waiting)
         self.notices += notices
         return blocks
@@ -240,7 +255,7 @@ class _Preparation:
         return getattr(self.spec, SAMPLE_FLAGS[split].removeprefix("--").replace("-", "_"))
 
     def _collator(self) -> Collator:
-        fixed = self.spec.pad_to_max_length
+        fixed, plugin = self.spec.pad_to_max_length, self.request.plugin
         pad = self.tokenizer.pad_token_id
         kind = PreferenceCollator if self.request.preference else Collator
         return kind(
@@ -250,6 +265,7 @@ class _Preparation:
             length=self.limits.source if fixed else None,
             target_length=self.limits.target if fixed else None,
             max_target_length=self.limits.eval_target,
+            adjust=plugin.collate if plugin and plugin.has("collate") else None,
         )
 
     def _origin(self, name: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from dsrun.train.data.mixture import Mixture
     from dsrun.train.data.stream import RowStream
     from dsrun.train.data.token_files import Blocks
+    from dsrun.train.plugin import LoadedPlugin
 
 DEFAULT_LENGTH = 1024
 """Tokens of a source or block by default, as in the Transformers example scripts."""
@@ -183,7 +184,7 @@ class Collator:
 
     `length` and `target_length` pad to a fixed size (--pad-to-max-length); otherwise to the longest of the batch,
     rounded up to `multiple_of` (8 fills the tensor cores of a GPU; on a CPU it would be waste). `max_target_length`
-    bounds generation in evaluation.
+    bounds generation in evaluation. `adjust` (batch, rows) returns the batch to use instead.
     """
 
     pad_id: int
@@ -193,6 +194,7 @@ class Collator:
     target_length: int | None = None
     max_target_length: int | None = None
     model: Any = None
+    adjust: Callable[[dict[str, Any], Sequence[dict[str, Any]]], dict[str, Any]] | None = None
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
         inputs, labels = ([np.asarray(row[name], dtype=np.int64) for row in rows] for name in ("input_ids", "labels"))
@@ -204,7 +206,7 @@ class Collator:
         }
         if self.seq2seq and self.model is not None:
             batch["decoder_input_ids"] = self._decoder_input_ids(self._shiftable(batch["labels"]))
-        return batch
+        return self.adjust(batch, rows) if self.adjust else batch
 
     def _decoder_input_ids(self, labels: torch.Tensor) -> torch.Tensor:
         """What the decoder reads to write `labels`: [batch, target] both. M2M100 (NLLB) and Blenderbot have no method
@@ -255,6 +257,7 @@ class DataRequest:
     splits: frozenset[str] = frozenset({"train", "validation"})
     required: frozenset[str] = frozenset()
     is_part: bool = False
+    plugin: LoadedPlugin | None = None
 
     @property
     def preference(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
@@ -15,8 +16,9 @@ from datasets import Dataset
 
 from dsrun.train.data.build import NORMAL, BuildSpec, encoder_for, layout_of, normal_row, notices_of
 from dsrun.train.data.layouts import Layout
+from dsrun.train.data.plugin_rows import AnySource, PluginSource
 from dsrun.train.data.readers import Mark
-from dsrun.train.data.sources import FileSource, Source, TableSource
+from dsrun.train.data.sources import FileSource, TableSource
 from dsrun.train.data.tokenise import Row, RowEncoder
 
 # Rows tokenised at a time: fewer than in a map over everything, as the first batch is waited for. It bounds
@@ -27,6 +29,8 @@ State = dict[str, Any]
 """Where a reader is, as plain JSON values; what is in it concerns only who made it."""
 _Batches = Iterator[tuple[dict[str, list[Any]], int, Any]]
 """Columns of raw rows, their number, and the place in the source after them."""
+_RawBatches = Iterator[tuple[list[tuple[str, Row]], Any]]
+"""Rows, each with where it is for an error, and the place in the source after them."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,7 @@ class RowStream:
     """Prepared rows {"input_ids", "labels"} in the order of the source, at most `limit`, read as often as one likes.
     With `block_size` documents are joined and cut into blocks."""
 
-    source: Source
+    source: AnySource
     layout: Layout
     encoder: RowEncoder
     block_size: int | None = None
@@ -43,9 +47,8 @@ class RowStream:
     @property
     def fingerprint(self) -> str | None:
         """Of files alone, and of their sizes, beginnings and ends: all else is read only when it is trained on."""
-        if not isinstance(self.source, FileSource):
-            return None
-        return f"{self.source.outline()}, at most {self.limit} in blocks of {self.block_size}"
+        outline = None if isinstance(self.source, TableSource) else self.source.outline()
+        return outline and f"{outline}, at most {self.limit} in blocks of {self.block_size}"
 
     def start(self, state: State | None = None) -> Reader:
         """A reader of the first row, or of the row after those that a reader with this state gave."""
@@ -90,10 +93,10 @@ def _encoded_rows(stream: RowStream, state: State) -> Iterator[tuple[Row, State]
     many rows were read until then, and how many encoded rows of the batch were taken."""
     place, read, taken = state.get("source"), state.get("read", 0), state.get("taken", 0)
     source, layout = stream.source, stream.layout
-    if isinstance(source, FileSource):
-        batches = _file_rows(source, layout, place)
-    else:
+    if isinstance(source, TableSource):
         batches = _table_rows(source, layout, place)
+    else:
+        batches = _normal_rows(source, layout, place)
     for columns, count, after in batches:
         encoded = stream.encoder(columns, range(read, read + count))
         rows = [dict(zip(encoded, values, strict=True)) for values in zip(*encoded.values(), strict=True)]
@@ -103,20 +106,37 @@ def _encoded_rows(stream: RowStream, state: State) -> Iterator[tuple[Row, State]
         place, read, taken = after, read + count, 0
 
 
-def _file_rows(source: FileSource, layout: Layout, place: Any) -> _Batches:
-    """Rows of files in normal form, of the same types as prepared data, or refused as there."""
+def _normal_rows(source: FileSource | PluginSource, layout: Layout, place: Any) -> _Batches:
+    """Rows of files or of a plugin in normal form, of the same types as prepared data, or refused as there."""
+    inner = source.source if isinstance(source, PluginSource) else source
+    batches = _file_batches(inner, place) if isinstance(inner, FileSource) else _table_batches(inner, None, place)
+    for rows, after in batches:
+        made = rows
+        if isinstance(source, PluginSource):
+            # A place in the source lies between its own rows, so the rows made of one stay in one batch.
+            made = [(where, each) for where, row in rows for each in source.made(where, row)]
+        normal = [normal_row(layout, where, row) for where, row in made]
+        columns = pa.RecordBatch.from_pylist(normal, NORMAL[layout.kind]).to_pydict()
+        yield columns, len(normal), after
+
+
+def _file_batches(source: FileSource, place: Any) -> _RawBatches:
     rows = source.rows_from((place[0], Mark(*place[1])) if place else (0, Mark()))
     while batch := list(islice(rows, _BATCH)):
-        normal = [normal_row(layout, where, row) for _, where, row in batch]
         file, mark = batch[-1][0]
-        columns = pa.RecordBatch.from_pylist(normal, NORMAL[layout.kind]).to_pydict()
-        yield columns, len(batch), [file, list(mark)]
+        yield [(where, row) for _, where, row in batch], [file, list(mark)]
 
 
 def _table_rows(source: TableSource, layout: Layout, place: Any) -> _Batches:
+    for rows, after in _table_batches(source, list(layout.used), place):
+        yield {name: [row.get(name) for _, row in rows] for name in layout.used}, len(rows), after
+
+
+def _table_batches(source: TableSource, columns: list[str] | None, place: Any) -> _RawBatches:
     """Rows of a saved dataset, from any row on, or of a streamed one of the Hub, which keeps its own place."""
     # A view of its own: a streamed table keeps its place in itself.
-    table = source.table.select_columns(list(layout.used))
+    names = columns or source.table.column_names
+    table = source.table.select_columns(names) if names else copy(source.table)
     number = 0
     if isinstance(table, Dataset):
         number = place or 0
@@ -128,8 +148,7 @@ def _table_rows(source: TableSource, layout: Layout, place: Any) -> _Batches:
         rows = iter(table)
     while batch := list(islice(rows, _BATCH)):
         number += len(batch)
-        columns = {name: [row.get(name) for row in batch] for name in layout.used}
-        yield columns, len(batch), number if isinstance(table, Dataset) else table.state_dict()
+        yield [(source.where, row) for row in batch], number if isinstance(table, Dataset) else table.state_dict()
 
 
 def blocks(rows: Iterator[tuple[Row, State]], size: int, start: State, used: int) -> Iterator[tuple[Row, State]]:
@@ -165,7 +184,7 @@ def blocks(rows: Iterator[tuple[Row, State]], size: int, start: State, used: int
 
 
 def stream(
-    spec: BuildSpec, source: Source, tokenizer: Any, *, vocab_size: int, max_bad: float
+    spec: BuildSpec, source: AnySource, tokenizer: Any, *, vocab_size: int, max_bad: float
 ) -> tuple[RowStream, list[str]]:
     part = spec.parts[0]
     layout = layout_of(spec, source, tokenizer)

@@ -84,7 +84,8 @@ def training_arguments(plan: Plan, *, run: Path, validation: Any) -> Any:
             fix="use --micro-batch-size auto, which keeps it",
         )
     of_loss = dpo.METRICS if spec.task == "dpo" else ("perplexity",)
-    _check_metric(values, of_loss, sets_of(validation))
+    of_plugin = plan.plugin.plugin.metric_names if plan.plugin else ()
+    _check_metric(values, of_loss, of_plugin, sets_of(validation))
     # Set afterwards: the Trainer would insist on saving at the very steps that it evaluates at, which a trainer that
     # saves each new best does not need.
     load_best = values.pop("load_best_model_at_end", False)
@@ -111,7 +112,7 @@ def _defaults(plan: Plan, run: Path, has_validation: bool) -> dict[str, Any]:
         **FIXED,
         "run_name": run.name,
         "per_device_eval_batch_size": max(8, plan.batch.micro_batch),
-        "predict_with_generate": plan.task == "seq2seq",
+        "predict_with_generate": plan.task == "seq2seq" or bool(plan.plugin and plan.plugin.has("metrics")),
         "do_eval": has_validation,
         "dataloader_num_workers": workers,
         "dataloader_persistent_workers": workers > 0,
@@ -158,11 +159,15 @@ def _stopping(patience: int | None, given: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _check_metric(values: dict[str, Any], of_loss: Sequence[str], sets: Collection[str]) -> None:
+def _check_metric(
+    values: dict[str, Any], of_loss: Sequence[str], of_plugin: Sequence[str], sets: Collection[str]
+) -> None:
     """Refuse a metric that no evaluation on these sets yields; the Trainer finds out after the first, hours later.
     `of_loss` are those that come with the loss."""
     metric = values.get("metric_for_best_model")
-    known = ("loss", *of_loss) + (TEXT_METRICS if values["predict_with_generate"] else ())
+    if taken := {*LOSS_METRICS, *TEXT_METRICS}.intersection(of_plugin):
+        raise UsageError(f"metric_names of --plugin: {min(taken)} is a metric of dsrun's own", fix="rename it")
+    known = ("loss", *of_loss) + ((*TEXT_METRICS, *of_plugin) if values["predict_with_generate"] else ())
     known += tuple(f"{name}_{each}" for name in sets if name for each in known)
     if metric is None or str(metric).removeprefix("eval_") in known:
         return

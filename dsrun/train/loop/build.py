@@ -33,6 +33,7 @@ from dsrun.train.loop.trainer import RunTrainer
 from dsrun.train.loss.by_set import LossBySet
 from dsrun.train.loss.dpo import AdaptersOff, DpoLoss, FrozenCopy, without_dropout
 from dsrun.train.loss.model_loss import ModelLoss, own_loss_notice
+from dsrun.train.loss.plugin_loss import PluginLoss
 from dsrun.train.loss.probe import is_conditional, parameters_without_gradient
 from dsrun.train.parameter_groups import LearningRates
 from dsrun.train.plan import Plan
@@ -85,6 +86,7 @@ class TrainerBuilder:
                 nan_guard=guard_against_nan(plan, self.folder.path, self.records, self.console),
                 loss=self._by_set(self._loss(model, tokenizer, arguments), arguments),
                 rates=rates,
+                plugin=plan.plugin,
             )
         trainer.remove_callback(PrinterCallback)
         guard_trackers(trainer.callback_handler, self.console.notice)
@@ -107,8 +109,12 @@ class TrainerBuilder:
             what = f"{unused[0]} gets no gradient" if unused else "not every batch reaches all parameters"
             self.console.notice(f"{what}: DistributedDataParallel searches for unused parameters in each step")
 
-    def _loss(self, model: Any, tokenizer: Any, arguments: Any) -> ModelLoss | DpoLoss:
-        spec, smoothing = self.plan.recipe.spec, arguments.label_smoothing_factor
+    def _loss(self, model: Any, tokenizer: Any, arguments: Any) -> ModelLoss | DpoLoss | PluginLoss:
+        spec, smoothing, plugin = self.plan.recipe.spec, arguments.label_smoothing_factor, self.plan.plugin
+        if plugin and plugin.has("loss"):
+            if smoothing:
+                self.console.notice("--label-smoothing-factor has no effect on the loss of a plugin")
+            return PluginLoss(plugin, model)
         if spec.task != "dpo":
             return ModelLoss.of(model.get_base_model() if spec.lora else model, smoothing)
         if spec.lora:
@@ -118,7 +124,9 @@ class TrainerBuilder:
         sharded = engine.stage_of(self.plan.deepspeed) == 3
         return DpoLoss(FrozenCopy(copy, sharded=sharded), beta=spec.dpo_beta, smoothing=smoothing)
 
-    def _by_set(self, loss: ModelLoss | DpoLoss, arguments: Any) -> ModelLoss | LossBySet | DpoLoss:
+    def _by_set(
+        self, loss: ModelLoss | DpoLoss | PluginLoss, arguments: Any
+    ) -> ModelLoss | LossBySet | DpoLoss | PluginLoss:
         """The loss, which for a mixture also counts that of each set, where it comes from logits that are at hand."""
         rows = self.data.train
         if not isinstance(rows, Mixture) or "train" not in self.plan.phases:
@@ -126,11 +134,13 @@ class TrainerBuilder:
         reason = None
         if isinstance(loss, DpoLoss):
             reason = "dpo's loss is one of pairs"
+        elif isinstance(loss, PluginLoss):
+            reason = "the plugin computes the loss"
         elif loss.kind == "own":
             reason = "the model computes a loss of its own"
         elif arguments.use_liger_kernel and loss.kind != "logits":
             reason = "Liger's fused loss makes no logits"
-        if isinstance(loss, DpoLoss) or reason:
+        if isinstance(loss, DpoLoss | PluginLoss) or reason:
             self.console.notice(f"{reason}: the training loss of each set is not logged; evaluation is by set")
             return loss
         return LossBySet(loss, [*rows.sets], rows.ends)
@@ -166,7 +176,8 @@ class TrainerBuilder:
         if spec.task == "dpo":
             without_dropout(model)
         else:
-            notices.append(own_loss_notice(model, smoothing))
+            plugin = self.plan.plugin
+            notices.append(None if plugin and plugin.has("loss") else own_loss_notice(model, smoothing))
         if tokens and spec.lora:
             notices.append(f"the {len(tokens):,} new tokens are trained beside the adapters")
         for notice in filter(None, notices):

@@ -111,7 +111,8 @@ class Recorder(TrainerCallback):
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float], **kwargs: Any) -> None:
         if not self.trainer.is_in_train:
             return
-        self.console.print(f"step {state.global_step}  evaluation  {format_metrics(metrics, 'eval_')}")
+        shown = format_metrics(metrics, "eval_", self.trainer.plugin_metrics)
+        self.console.print(f"step {state.global_step}  evaluation  {shown}")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.bar:
@@ -194,16 +195,16 @@ def memory() -> dict[str, int]:
     return figures
 
 
-def format_metrics(metrics: dict[str, Any], prefix: str) -> str:
-    found = [(name, float(metrics[prefix + name])) for name in SHOWN_METRICS if prefix + name in metrics]
-    # Scores run from 0 to 100; loss and perplexity have no such scale.
-    figures = [number(value) if name in ("loss", "perplexity") else f"{value:.2f}" for name, value in found]
+def format_metrics(metrics: dict[str, Any], prefix: str, also: Sequence[str] = ()) -> str:
+    names = [name for name in (*SHOWN_METRICS, *also) if prefix + name in metrics]
+    found = [(name, float(metrics[prefix + name])) for name in names]
+    # Scores run from 0 to 100; loss, perplexity and those in `also` have no such scale.
+    figures = [number(value) if name in ("loss", "perplexity", *also) else f"{value:.2f}" for name, value in found]
     parts = [f"{name.replace('_', ' ')} {figure}" for (name, _), figure in zip(found, figures, strict=True)]
     # Those of the sets of a mixture.
     losses = {name.removeprefix(prefix): metrics[name] for name in metrics if name.endswith("_loss")}
-    parts += [
-        f"{name.removesuffix('_loss')} {number(float(value))}" for name, value in losses.items() if name != "loss"
-    ]
+    of_sets = {name.removesuffix("_loss"): value for name, value in losses.items() if name not in ("loss", *also)}
+    parts += [f"{name} {number(float(value))}" for name, value in of_sets.items()]
     seconds = metrics.get(f"{prefix}seconds")
     return "  ".join(parts) + (f"  ({duration(seconds)})" if seconds else "")
 

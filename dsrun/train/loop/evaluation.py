@@ -15,11 +15,12 @@ import torch.distributed as dist
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
+from dsrun.plugin import Example
 from dsrun.system.files import replacing
 from dsrun.train.data.mixture import sets_of
 from dsrun.train.distributed import all_gather_object, rank0_first
 from dsrun.train.loop.batches import BatchLoader, GlobalBatchSampler, Split, WithFiller
-from dsrun.train.loop.generation import Example, Generator, has_prompts
+from dsrun.train.loop.generation import Generator, has_prompts
 
 ROUGE_TYPES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 
@@ -160,7 +161,12 @@ class Evaluator:
         """Scored on rank 0 and sent to all, so that every rank takes the same decision about the best checkpoint."""
         if not generate:
             return {}
-        return rank0_first(lambda: text_scores([e.prediction for e in examples], [e.reference for e in examples]))
+        return rank0_first(lambda: self._scored(examples))
+
+    def _scored(self, examples: list[Example]) -> dict[str, float]:
+        plugin = self.trainer.plugin
+        own = plugin.metrics(examples) if plugin and plugin.has("metrics") and examples else {}
+        return text_scores([e.prediction for e in examples], [e.reference for e in examples]) | own
 
 
 def _progress_from(before: int, total: int, progress: Progress, more: int) -> None:

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
+from dsrun.plugin import Example
 from dsrun.train.data.mixture import Mixture
 from dsrun.train.loop.batches import FILLER, IGNORED
-
-
-@dataclass(frozen=True)
-class Example:
-    source: str
-    prediction: str
-    reference: str
 
 
 def last_answer(labels: Any) -> tuple[int, int] | None:

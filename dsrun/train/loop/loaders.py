@@ -15,6 +15,7 @@ import torch
 from transformers import TrainerCallback, set_seed
 from transformers.trainer_callback import ExportableState
 
+from dsrun.errors import DsrunError
 from dsrun.runs.records import Appender, append_start, append_step, ledger_of, next_attempt
 from dsrun.system.process_end import die_with_parent
 from dsrun.train.data.mixture import token_lengths
@@ -66,6 +67,10 @@ class TrainingLoader(BatchLoader):
         """The next batch, None at the end. Raises RuntimeError where a loader process has died."""
         try:
             return next(batches, None)
+        except DsrunError as error:
+            # From a loader process it comes with the traceback for its message, which ends with the error.
+            last = str(error).strip().rpartition("\n")[2]
+            raise type(error)(last.removeprefix(f"{type(error).__module__}.{type(error).__name__}: ")) from error
         except (EOFError, OSError):
             if self.num_workers:
                 # The connections of a killed process break an instant before SIGCHLD comes, whose handler of torch

@@ -27,7 +27,8 @@ from dsrun.train.loop.nan import NanGuard
 from dsrun.train.loop.preemption import HeartbeatCallback, PendingEvaluationCallback, PreemptionCallback
 from dsrun.train.loop.sample_prompts import SamplePrompts
 from dsrun.train.loop.trainer import RunTrainer
-from dsrun.train.loss.probe import CausalityCheck
+from dsrun.train.loss.plugin_loss import PluginLoss
+from dsrun.train.loss.probe import CausalityCheck, SumCheck
 from dsrun.train.plan import Plan, rollback_recorder, steps_to_skip
 from dsrun.train.rank_context import RankContext
 from dsrun.train.records import RunRecords, peak_flops, step_of
@@ -102,6 +103,8 @@ def build_callbacks(
     trainer.add_callback(EngineCheck(trainer))
     if plan.task == "causal-lm" and not spec.force:
         trainer.add_callback(CausalityCheck(trainer))
+    if isinstance(trainer.loss_of_model, PluginLoss) and not spec.force:
+        trainer.add_callback(SumCheck(trainer))
     trainer.add_callback(StepIntervals())
     trainer.add_callback(LogLastStep())
     if plan.world.is_main:
@@ -117,6 +120,8 @@ def build_callbacks(
         trainer.add_callback(SampleLedger(trainer, folder.path))
     if spec.profile:
         trainer.add_callback(Profiler(spec.profile, folder.path / "profile", console, rank=plan.world.rank))
+    for each in plan.plugin.callbacks() if plan.plugin else ():
+        trainer.add_callback(each)
     trainer.add_callback(HeartbeatCallback(context))
     trainer.add_callback(PendingEvaluationCallback(trainer))
 

@@ -17,7 +17,7 @@ from dsrun.train.checkpoint import elastic
 from dsrun.train.checkpoint.checkpointing import Checkpointing
 from dsrun.train.checkpoint.verify import check_best
 from dsrun.train.loop import engine
-from dsrun.train.loop.batches import Split
+from dsrun.train.loop.batches import IGNORED, Split
 from dsrun.train.loop.evaluation import Evaluation, Evaluator, LossState
 from dsrun.train.loop.loaders import DataPlace, MicroBatch, TrainingLoader, start_at, training_loader
 from dsrun.train.loop.nan import NanGuard
@@ -25,7 +25,9 @@ from dsrun.train.loop.preemption import EvaluationLeftError, StopVote, remember_
 from dsrun.train.loss.by_set import LossBySet
 from dsrun.train.loss.dpo import DpoLoss
 from dsrun.train.loss.model_loss import ModelLoss
+from dsrun.train.loss.plugin_loss import PluginLoss
 from dsrun.train.parameter_groups import LearningRates
+from dsrun.train.plugin import LoadedPlugin
 from dsrun.train.rank_context import RankContext
 
 # Accelerate's own reads everything that is to be skipped, and its loader forgets the epoch.
@@ -48,8 +50,9 @@ class RunTrainer(Checkpointing):
         eval_progress: Callable[[int, int], None],
         context: RankContext,
         nan_guard: NanGuard,
-        loss: ModelLoss | LossBySet | DpoLoss,
         rates: LearningRates,
+        loss: ModelLoss | LossBySet | DpoLoss | PluginLoss,
+        plugin: LoadedPlugin | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -68,6 +71,7 @@ class RunTrainer(Checkpointing):
         self.is_zero3 = engine.stage_of(ds_config) == 3
         self.loss_of_model = loss
         self.rates = rates
+        self.plugin = plugin
         self._tokens_seen = torch.zeros((), dtype=torch.int64, device=self.args.device)
         self.seconds_not_training = 0.0
         self.already_finished = False
@@ -89,6 +93,11 @@ class RunTrainer(Checkpointing):
                 self.optimizer_cls_and_kwargs = kind, {**options, "params": groups}
         return super().create_optimizer(model)
 
+    @property
+    def plugin_metrics(self) -> tuple[str, ...]:
+        """The names of the metrics of a plugin."""
+        return self.plugin.plugin.metric_names if self.plugin else ()
+
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:
         engine.copy_defaults(self.optimizer if optimizer is None else optimizer)
         return super().create_scheduler(num_training_steps, optimizer)
@@ -108,7 +117,7 @@ class RunTrainer(Checkpointing):
         # Filler, which comes last in a batch, is not read: how much there is depends on the number of ranks.
         read = sum(b["attention_mask"][: loss.rows * len(b.ids)].sum() for b in batches)
         if not loss.shifted:
-            read = read + items
+            read = read + sum(b["labels"].ne(IGNORED).sum() for b in batches)
         requests = int(self.context.stopping.is_requested), int(self.wants_to_save)
         counts = torch.stack([torch.as_tensor(n) for n in (items, read, *requests)]).to(device)
         if self.split.world_size > 1:

@@ -14,6 +14,8 @@ from dsrun.train.loss.dpo import evaluating
 TOKENS = 8
 # Of the largest logit: a kernel may round two rows of a batch differently; what a token changes is far more.
 TOLERANCE = 1e-3
+# Far more than bf16 rounds off, and far less than a mean is off.
+SUM_TOLERANCE = 0.1
 
 
 def _tokens(model: Any, device: torch.device) -> torch.Tensor:
@@ -52,17 +54,45 @@ class CausalityCheck(TrainerCallback):
         return float((logits[0] - logits[1]).abs().max() / logits.abs().max().clamp(min=1e-30))
 
 
+class SumCheck(TrainerCallback):
+    """Refuses a plugin's loss that is not a sum: two equal rows give twice the loss of one. Called on all ranks."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        one, two = (self._total(rows) for rows in (1, 2))
+        if abs(two - 2 * one) > SUM_TOLERANCE * abs(two):
+            plugin = self.trainer.plugin
+            raise UsageError(
+                f"--plugin {plugin.file.named}: loss() gives {one:.4g} for a row and {two:.4g} for two equal rows, so "
+                "it is not the sum over them: micro batches and the number of ranks would change it",
+                fix="return the sum, not the mean; --force trains all the same",
+            )
+
+    @torch.no_grad()
+    def _total(self, rows: int) -> float:
+        trainer = self.trainer
+        with evaluating(trainer.model), trainer.compute_loss_context_manager():
+            loss, _ = trainer.loss_of_model(trainer.model_wrapped, _batch(trainer, rows), torch.tensor(1))
+        return float(loss)
+
+
+def _batch(trainer: Any, rows: int) -> dict[str, Any]:
+    """A batch of equal samples, as the collator makes it."""
+    ids = _tokens(trainer.model, torch.device("cpu"))[0].tolist()
+    row = {"input_ids": ids, "labels": ids, "rejected_ids": ids, "rejected_labels": ids}
+    return trainer._prepare_inputs(trainer.data_collator([row] * rows))
+
+
 def parameters_without_gradient(trainer: Any) -> list[str]:
     """Names of the trained parameters that the loss of a few tokens gives no gradient. The model is whole on this rank
     and not wrapped yet."""
     model = trainer.model
-    ids = _tokens(model, trainer.args.device).repeat(trainer.loss_of_model.rows, 1)
-    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
-    if model.config.is_encoder_decoder:
-        inputs["decoder_input_ids"] = ids
+    inputs = _batch(trainer, 1)
     # No dropout, so that the random numbers of training stay as they are.
     with evaluating(model), trainer.compute_loss_context_manager():
-        loss, _ = trainer.loss_of_model(model, inputs, trainer.loss_of_model.items(ids))
+        loss, _ = trainer.loss_of_model(model, inputs, trainer.loss_of_model.items(inputs["labels"]))
     loss.backward()
     found = [name for name, each in model.named_parameters() if each.requires_grad and each.grad is None]
     model.zero_grad(set_to_none=True)

@@ -24,6 +24,7 @@ from transformers import (
 )
 
 from dsrun.errors import UsageError
+from dsrun.train.data.request import Collator
 from dsrun.train.loss.model_loss import ModelLoss
 from dsrun.train.loss.probe import CausalityCheck, is_conditional, parameters_without_gradient
 from dsrun.train.model import decide_task
@@ -50,6 +51,8 @@ def trainer_of(model):
         loss_of_model=ModelLoss.of(model),
         args=SimpleNamespace(device=torch.device("cpu")),
         compute_loss_context_manager=nullcontext,
+        data_collator=Collator(pad_id=0, seq2seq=model.config.is_encoder_decoder, model=model),
+        _prepare_inputs=dict,
     )
 
 

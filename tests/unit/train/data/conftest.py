@@ -76,10 +76,14 @@ def _named(name, value):
 
 @pytest.fixture
 def prepare():
-    """prepare(tokenizer, task, splits=…, required=…, model_type=…, vocab_size=…, max_positions=…, **spec)."""
+    """prepare(tokenizer, task, splits=…, required=…, model_type=…, vocab_size=…, max_positions=…, plugin=…, **spec)."""
 
     def call(tokenizer, task, *, splits=("train",), required=(), progress=lambda *_: None, **options):
-        own = {name: options.pop(name) for name in ("model_type", "vocab_size", "max_positions") if name in options}
+        own = {
+            name: options.pop(name)
+            for name in ("model_type", "vocab_size", "max_positions", "plugin")
+            if name in options
+        }
         request = DataRequest(
             spec=TrainSpec(task=task, **{name: _named(name, value) for name, value in options.items()}),
             task="causal-lm" if task == "dpo" else task,

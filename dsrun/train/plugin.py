@@ -1,0 +1,196 @@
+"""The plugin of a run: loaded, checked, and its methods called so that an error names the user's file and line."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NoReturn, get_args
+
+from dsrun.diagnosis.rules import cause_named
+from dsrun.errors import DsrunError, MissingError, UsageError, one_line
+from dsrun.plugin import API_VERSION, Example, MeanOver, Plugin
+from dsrun.recipe.plugin_file import PluginFile, find_plugin, search_path, shown
+from dsrun.recipe.spec import TrainSpec
+from dsrun.train.rank_context import cause_of
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class LoadedPlugin:
+    """An object of the class that --plugin names."""
+
+    plugin: Plugin
+    file: PluginFile
+
+    def has(self, method: str) -> bool:
+        """Whether the plugin has this method of its own."""
+        return getattr(type(self.plugin), method) is not getattr(Plugin, method)
+
+    @property
+    def identity(self) -> str:
+        """Another one where the plugin or its source is."""
+        version = f" version {self.plugin.version}" if self.plugin.version else ""
+        return f"{self.file.named}{version} (source {self.file.sha256[:12]})"
+
+    @property
+    def fingerprint(self) -> str:
+        """What prepared data is found by, beside the data."""
+        return f"{self.file.named} {self.plugin.version} {self.file.sha256}"
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What run.json records."""
+        names = ("name", "version", "file", "sha256")
+        values = (self.file.named, self.plugin.version, str(self.file.path), self.file.sha256)
+        return dict(zip(names, values, strict=True))
+
+    def rows(self, row: Row, split: str, where: str) -> list[Row]:
+        with self.blamed("rows", f" ({where})"):
+            found = self.plugin.rows(dict(row), split)
+        made = found if isinstance(found, list) else [] if found is None else [found]
+        if not all(isinstance(each, dict) for each in made):
+            self.refuse("rows", found, "a row (dict), a list of rows, or None")
+        return made
+
+    def collate(self, batch: Row, rows: Any) -> Row:
+        import torch
+
+        names, count = set(batch), len(batch["input_ids"])
+        with self.blamed("collate"):
+            found = self.plugin.collate(batch, rows)
+        if not isinstance(found, dict) or not names <= found.keys():
+            self.refuse("collate", found, f"a dict with {', '.join(sorted(names))}")
+        for name, value in found.items():
+            if not isinstance(value, torch.Tensor):
+                self.refuse("collate", value, f"a tensor as {name!r}")
+        if any(len(found[name]) != count for name in names):
+            self.refuse("collate", found, f"a batch of the same {count} rows")
+        return found
+
+    def metrics(self, examples: list[Example]) -> dict[str, float]:
+        with self.blamed("metrics"):
+            found = self.plugin.metrics(examples)
+        names = self.plugin.metric_names
+        if not isinstance(found, dict) or set(found) != set(names):
+            self.refuse("metrics", found, f"a dict of {', '.join(names)}, its metric_names")
+        try:
+            return {name: float(value) for name, value in found.items()}
+        except (TypeError, ValueError):
+            self.refuse("metrics", found, "numbers")
+
+    def callbacks(self) -> list[Any]:
+        from transformers import TrainerCallback
+
+        with self.blamed("callbacks"):
+            found = list(self.plugin.callbacks())
+        for each in found:
+            if not isinstance(each, TrainerCallback):
+                self.refuse("callbacks", each, "a list of transformers.TrainerCallback objects")
+            for name in dir(TrainerCallback):
+                if name.startswith("on_") and getattr(type(each), name) is not getattr(TrainerCallback, name):
+                    setattr(each, name, self._blamed_call(getattr(each, name), f"{type(each).__name__}.{name}"))
+        return found
+
+    def _blamed_call(self, call: Any, name: str) -> Any:
+        @wraps(call)
+        def blamed(*args: Any, **kwargs: Any) -> Any:
+            with self.blamed(name):
+                return call(*args, **kwargs)
+
+        return blamed
+
+    @contextmanager
+    def blamed(self, method: str, what: str = "") -> Iterator[None]:
+        """Errors inside as one line that says where in the user's code they arose; not those that dsrun has an answer
+        to, such as too little memory or a lost rank."""
+        try:
+            yield
+        except Exception as error:
+            cause = cause_of(error)
+            if isinstance(error, DsrunError) or (cause and cause_named(cause).then != "stop"):
+                raise
+            _raise(f"--plugin {self.file.named}: {method}() failed", error, self.file, what)
+
+    def refuse(self, method: str, found: Any, wanted: str) -> NoReturn:
+        """Raise UsageError for what a method has returned."""
+        code = getattr(type(self.plugin), method).__code__
+        place = f"{shown(Path(code.co_filename))}:{code.co_firstlineno}"
+        raise UsageError(
+            f"--plugin {self.file.named}: {method}() at {place} returned {_kind(found)}; it must return {wanted}"
+        )
+
+
+def load_plugin(spec: TrainSpec) -> LoadedPlugin | None:
+    """The plugin of --plugin. Raises UsageError where it is not one, MissingError where it needs a missing package."""
+    named = spec.plugin
+    if named is None:
+        return None
+    file = find_plugin(named)
+    sys.path[:] = search_path()
+    try:
+        kind = getattr(import_module(file.module), file.class_name)
+    except Exception as error:
+        _raise(f"--plugin {named}: importing it failed", error, file)
+    if not (isinstance(kind, type) and issubclass(kind, Plugin)):
+        raise UsageError(
+            f"--plugin {named}: {file.class_name} in {shown(file.path)} is not a dsrun.plugin.Plugin",
+            fix=f"class {file.class_name}(Plugin)",
+        )
+    version = getattr(kind, "api_version", None)
+    if version != API_VERSION:
+        states, fix = "does not state its api_version", f"api_version = {API_VERSION} in the class"
+        if version is not None:
+            states = f"is written for api_version {version!r}, and this dsrun has {API_VERSION}"
+            fix = "install the dsrun that it is written for"
+        raise UsageError(f"--plugin {named}: {file.class_name} in {shown(file.path)} {states}", fix=fix)
+    try:
+        found = LoadedPlugin(kind(), file)
+    except Exception as error:
+        _raise(f"--plugin {named}: {file.class_name}() failed", error, file)
+    _check_attributes(found)
+    if spec.task == "dpo" and found.has("loss"):
+        raise UsageError(f"--plugin {named} has a loss of its own, and so has --task dpo", fix="leave out one of them")
+    return found
+
+
+def _check_attributes(found: LoadedPlugin) -> None:
+    plugin, named = found.plugin, found.file.named
+    if plugin.mean_over not in get_args(MeanOver):
+        raise UsageError(
+            f"--plugin {named}: mean_over is {plugin.mean_over!r}", fix=f"use one of {', '.join(get_args(MeanOver))}"
+        )
+    names = plugin.metric_names
+    if not isinstance(names, tuple) or found.has("metrics") != bool(names):
+        raise UsageError(
+            f"--plugin {named}: metric_names is {names!r}", fix="the names of what metrics() returns, as a tuple"
+        )
+
+
+def _raise(what: str, error: Exception, file: PluginFile, more: str = "") -> NoReturn:
+    kind = MissingError if isinstance(error, ModuleNotFoundError) else UsageError
+    message = f"{what} at {_place(error, file)}: {type(error).__name__}: {one_line(error)}{more}"
+    raise kind(message, cause=cause_of(error)) from error
+
+
+def _place(error: Exception, file: PluginFile) -> str:
+    """Where in the user's own code an error arose, else where it did."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{shown(Path(error.filename))}:{error.lineno}"
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if Path(frame.filename) in file.files]
+    last = (own or frames)[-1]
+    return f"{shown(Path(last.filename))}:{last.lineno}"
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"a dict of {', '.join(map(str, value)) or 'nothing'}"
+    shape = f" of shape {list(value.shape)}" if hasattr(value, "shape") else ""
+    return "nothing" if value is None else f"a {type(value).__name__}{shape}"
