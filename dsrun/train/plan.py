@@ -23,6 +23,7 @@ from dsrun.system.variables import cache_root
 from dsrun.train import distributed as worlds
 from dsrun.train import model as models
 from dsrun.train.distributed import World
+from dsrun.train.given import NOTHING, Given
 from dsrun.train.loop import engine
 from dsrun.train.loop.engine import Precision, decide_precision
 from dsrun.train.model import decide_task, load_config
@@ -54,6 +55,7 @@ class Plan:
     deepspeed: dict[str, Any] | None
     phases: frozenset[str]
     plugin: LoadedPlugin | None = None
+    given: Given = NOTHING
 
 
 def decide_plan(
@@ -65,10 +67,11 @@ def decide_plan(
     remedy: MemoryFallback = NO_FALLBACK,
     saved_batch: int | None = None,
     plugin: LoadedPlugin | None = None,
+    given: Given = NOTHING,
 ) -> Plan:
     """Everything that follows from flags, hardware and the model's config alone, and from earlier attempts: what memory
     allows, and the global batch `saved_batch` of the checkpoint to go on from."""
-    config = models.load_config(recipe.spec)
+    config = models.load_config(recipe.spec) if given.config is None else given.config
     task = models.decide_task(config, recipe.spec.task, recipe.spec.model or recipe.spec.model_type)
     recipe = _with_stage(recipe, config, task, world, notify)
     recipe = with_fallback(recipe, remedy)
@@ -81,7 +84,7 @@ def decide_plan(
     batch = with_smaller_batch(requested, remedy)
     if changes := fallback_notice(requested, batch, remedy):
         notify(changes)
-    return Plan(recipe, title, world, config, task, batch, precision, deepspeed, phases(recipe), plugin)
+    return Plan(recipe, title, world, config, task, batch, precision, deepspeed, phases(recipe), plugin, given)
 
 
 def _with_exact_sums(

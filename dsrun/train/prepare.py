@@ -15,6 +15,7 @@ from dsrun.train.rank_context import explain_failure
 
 if TYPE_CHECKING:
     from dsrun.train.data.request import DataRequest, PreparedData
+    from dsrun.train.data.sources import Sources
     from dsrun.train.model import Task
     from dsrun.train.plugin import LoadedPlugin
 
@@ -104,6 +105,7 @@ def data_request(
     tokens: int,
     wanted: frozenset[str],
     plugin: LoadedPlugin | None,
+    sources: Sources | None = None,
 ) -> DataRequest:
     """What is asked of the data; `dsrun prepare` asks for the same, so both find the same cache."""
     from dsrun.train.data.request import DataRequest
@@ -118,6 +120,7 @@ def data_request(
         splits=wanted,
         required=frozenset({"validation"}) if evaluation_is_requested(recipe) else frozenset(),
         plugin=plugin,
+        sources=sources,
     )
 
 

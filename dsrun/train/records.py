@@ -130,7 +130,7 @@ def _description(plan: Plan, parameters: int) -> dict[str, Any]:
     return {
         "version": 1,
         "time": utc_now(),
-        "command": ["dsrun", "train", *without_secrets(recipe).argv],
+        "command": plan.given.command or ["dsrun", "train", *without_secrets(recipe).argv],
         "model": plan.title,
         "model_type": plan.config.model_type,
         "parameters": parameters,
@@ -155,7 +155,7 @@ def header(
 ) -> None:
     """What is about to be trained, on what, and how; after a restart only what it may have changed."""
     spec = plan.recipe.spec
-    how = f"{parameters:,} parameters" + (", from scratch" if spec.from_scratch or not spec.model else "")
+    how = f"{parameters:,} parameters" + _origin(plan)
     if trainable != parameters:
         how += f", {trainable:,} trained ({100 * trainable / parameters:.2g}%)"
     rows = [
@@ -175,6 +175,12 @@ def header(
         # The first one stands above on the same terminal; a remedy may have changed these.
         rows = [row for row in rows if row[0] in ("parallel", "batch")]
     console.rows(rows)
+
+
+def _origin(plan: Plan) -> str:
+    if plan.given.model:
+        return ", from the script"
+    return ", from scratch" if plan.recipe.spec.from_scratch or not plan.recipe.spec.model else ""
 
 
 def parallel(plan: Plan) -> str:

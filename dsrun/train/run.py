@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -25,6 +27,7 @@ from dsrun.train.checkpoint.verify import checkpoint_facts
 from dsrun.train.console import Console
 from dsrun.train.data.request import PreparedData
 from dsrun.train.distributed import World, all_gather_object, assert_same_on_all_ranks
+from dsrun.train.given import NOTHING, Given
 from dsrun.train.loop import engine
 from dsrun.train.loop.build import TrainerBuilder, unquantized_base
 from dsrun.train.loop.preemption import EvaluationLeftError
@@ -53,19 +56,45 @@ def run(
 ) -> None:
     """Train, evaluate and save as the recipe says; returns early, with a checkpoint, when `context.stopping` says
     so."""
+    prepare_run(recipe, title, world, folder, console, context=context).run_all()
+
+
+def prepare_run(
+    recipe: Recipe,
+    title: str,
+    world: World,
+    folder: RunFolder,
+    console: Console,
+    *,
+    context: RankContext | None = None,
+    given: Given = NOTHING,
+) -> PreparedRun:
+    """Decide everything, prepare the data, and join the process group. A script's own model and rows are `given`."""
     context = context or RankContext.unsupervised()
     context.heart.enter("loading")
     if recipe.spec.auto_micro_batch and not is_supervised(os.environ):
         console.notice("--micro-batch-size auto needs `dsrun train`, which starts again with less when memory runs out")
-    plugin = load_plugin(recipe.spec)
-    remedy = read_memory_fallback(folder.path, recipe)
-    saved = _saved_batch(recipe, folder) if "train" in phases(recipe) else None
-    plan = decide_plan(recipe, title, world, notify=console.notice, remedy=remedy, saved_batch=saved, plugin=plugin)
+    plan = decide_plan(
+        recipe,
+        title,
+        world,
+        notify=console.notice,
+        remedy=read_memory_fallback(folder.path, recipe),
+        saved_batch=_saved_batch(recipe, folder) if "train" in phases(recipe) else None,
+        plugin=load_plugin(recipe.spec),
+        given=given,
+    )
     context.progress.micro_batch = plan.batch.micro_batch
-    tokenizer = models.load_tokenizer(recipe.spec)
+    tokenizer = given.tokenizer or models.load_tokenizer(recipe.spec)
     # Before any collective, which would time out while the others wait for a large dataset.
     request = data_request(
-        recipe, plan.config, plan.task, tokens=len(tokenizer), wanted=plan.phases, plugin=plan.plugin
+        recipe,
+        plan.config,
+        plan.task,
+        tokens=len(tokenizer),
+        wanted=plan.phases,
+        plugin=plan.plugin,
+        sources=given.sources(),
     )
     context.heart.enter("tokenising")
     data = prepare_and_report(request, tokenizer, console, beat=context.heart.beat)
@@ -76,7 +105,7 @@ def run(
         engine.prepare_ops(plan.deepspeed, world, notify=console.notice, training="train" in plan.phases)
     worlds.init_process_group(world, deepspeed=plan.deepspeed is not None)
     records = RunRecords(folder, main=world.is_main)
-    _Run(plan, data, folder, console, records, context).run_all(tokenizer)
+    return PreparedRun(plan, tokenizer, data, folder, console, records, context)
 
 
 def _saved_batch(recipe: Recipe, folder: RunFolder) -> int | None:
@@ -88,27 +117,45 @@ def _saved_batch(recipe: Recipe, folder: RunFolder) -> int | None:
 
 
 @dataclass(frozen=True)
-class _Run:
+class PreparedRun:
+    """A run on this worker before its model is built."""
+
     plan: Plan
+    tokenizer: Any
     data: PreparedData
     folder: RunFolder
     console: Console
     records: RunRecords
     context: RankContext
 
-    def run_all(self, tokenizer: Any) -> None:
+    def run_all(self) -> None:
+        with self.recorded():
+            begun = self.begin()
+            if begun.train():
+                begun.finish()
+
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        """Record an error inside."""
         try:
-            facts = checkpoint_facts(self.plan, tokenizer, self.data)
-            start = self._start(facts, tokenizer) if "train" in self.plan.phases else None
-            plan = replace(self.plan, deepspeed=start.configure(self.plan.deepspeed)) if start else self.plan
-            replace(self, plan=plan)._run_all(tokenizer, start, facts)
+            yield
         except BaseException as error:
             # A supervisor knows which rank failed first, and what comes next.
             if not is_supervised(os.environ) and not self.context.stopping.stopped_before_training:
                 self.records.failure(error, step=self.context.progress.step, cause=cause_of(error))
             raise
 
-    def _start(self, facts: dict[str, Any], tokenizer: Any) -> elastic.Adapted | None:
+    def begin(self) -> BegunRun:
+        """Find the checkpoint to go on from, and build the model and its Trainer."""
+        facts = checkpoint_facts(self.plan, self.tokenizer, self.data)
+        start = self._start(facts) if "train" in self.plan.phases else None
+        plan = replace(self.plan, deepspeed=start.configure(self.plan.deepspeed)) if start else self.plan
+        run = replace(self, plan=plan)
+        trainer = run._trainer(start, facts)
+        run._record_start(trainer, start)
+        return BegunRun(run, trainer, start)
+
+    def _start(self, facts: dict[str, Any]) -> elastic.Adapted | None:
         """The checkpoint to go on from, made fit for this number of ranks and this stage. Before the Trainer's
         arguments, as it may change DeepSpeed's configuration."""
         plan = self.plan
@@ -133,12 +180,12 @@ class _Run:
             run=self.folder.path,
             notify=self.console.notice,
             beat=self.context.heart.beat,
-            names=lambda: plain.trainer_order(plan, tokenizer),
+            names=lambda: plain.trainer_order(plan, self.tokenizer),
         )
 
-    def _run_all(self, tokenizer: Any, start: elastic.Adapted | None, facts: dict[str, Any]) -> None:
+    def _trainer(self, start: elastic.Adapted | None, facts: dict[str, Any]) -> RunTrainer:
         builder = TrainerBuilder(self.plan, self.data, self.folder, self.console, self.records, self.context)
-        trainer = builder.build(tokenizer)
+        trainer = builder.build(self.tokenizer)
         spec, beat = self.plan.recipe.spec, self.context.heart.beat
         saving = Saving(
             run=self.folder,
@@ -153,15 +200,14 @@ class _Run:
         if start:
             self.context.progress.saved = step_of(start.source)
             trainer.add_callback(elastic.ElasticResumeCallback(trainer, start, run=self.folder.path))
-        self._train_and_evaluate(trainer, start)
+        return trainer
 
-    def _train_and_evaluate(self, trainer: RunTrainer, start: elastic.Adapted | None) -> None:
+    def _record_start(self, trainer: RunTrainer, start: elastic.Adapted | None) -> None:
         plan = self.plan
         parameters = models.parameter_count(trainer.model)
         trainable = models.parameter_count(trainer.model, trainable=True)
         header(self.console, plan, self.data, self.folder, parameters=parameters, trainable=trainable)
-        training = "train" in plan.phases
-        if training:
+        if "train" in plan.phases:
             check_room(
                 disk_free(self.folder.path),
                 parameters=parameters,
@@ -172,68 +218,89 @@ class _Run:
             )
         self.records.start(plan, parameters=parameters, resumed_from=start.source if start else None)
         build_callbacks(trainer, plan, self.folder, self.records, self.console, parameters=parameters)
-        began = time.monotonic()
-        seconds = 0.0
-        if training:
-            trainer.train(resume_from_checkpoint=str(start.path) if start else None)
-            seconds = time.monotonic() - began
-            if trainer.interrupted:
-                self._leave(trainer)
-                return
-            self._export(trainer)
-        else:
-            trainer.prepare_for_evaluation()
-            self.context.stopping.begin()
-        # With nothing to go on from, leaving would lose the training.
-        trainer.may_leave_evaluation = not training or self._is_saved(trainer)
-        try:
-            results = evaluate_and_predict(self.console, plan, trainer, self.data, self.folder)
-        except EvaluationLeftError:
-            self._leave(trainer)
-            return
-        self.context.heart.enter("ending")
-        if training and plan.world.is_main:
-            facts = self._card_facts(trainer, results, parameters=parameters, trainable=trainable)
-            write_cards(self.folder, facts, notify=self.console.notice)
-        self.records.end(trainer.state.global_step)
-        goodput = None if is_supervised(os.environ) else self.records.goodput()
-        summary(self.console, plan, trainer, self.folder, results.predictions, seconds=seconds, goodput=goodput)
 
-    def _card_facts(self, trainer: RunTrainer, results: FinalResults, *, parameters: int, trainable: int) -> CardFacts:
+
+@dataclass
+class BegunRun:
+    """A run with its Trainer: first `train`, then `finish`."""
+
+    run: PreparedRun
+    trainer: RunTrainer
+    start: elastic.Adapted | None
+    seconds: float = 0.0
+
+    def train(self) -> bool:
+        """Train, where the recipe says so; False if the run was asked to stop, and has saved a checkpoint."""
+        trainer = self.trainer
+        if "train" not in self.run.plan.phases:
+            trainer.prepare_for_evaluation()
+            self.run.context.stopping.begin()
+            return True
+        began = time.monotonic()
+        trainer.train(resume_from_checkpoint=str(self.start.path) if self.start else None)
+        self.seconds = time.monotonic() - began
+        if trainer.interrupted:
+            self._leave()
+        return not trainer.interrupted
+
+    def finish(self) -> bool:
+        """Write the model and evaluate it; False if the run was asked to stop before it was done."""
+        run, trainer = self.run, self.trainer
+        training = "train" in run.plan.phases
+        if training:
+            self._export()
+        # With nothing to go on from, leaving would lose the training.
+        trainer.may_leave_evaluation = not training or self._is_saved()
+        try:
+            results = evaluate_and_predict(run.console, run.plan, trainer, run.data, run.folder)
+        except EvaluationLeftError:
+            self._leave()
+            return False
+        run.context.heart.enter("ending")
+        if training and run.plan.world.is_main:
+            write_cards(run.folder, self._card_facts(results), notify=run.console.notice)
+        run.records.end(trainer.state.global_step)
+        goodput = None if is_supervised(os.environ) else run.records.goodput()
+        summary(run.console, run.plan, trainer, run.folder, results.predictions, seconds=self.seconds, goodput=goodput)
+        return True
+
+    def _card_facts(self, results: FinalResults) -> CardFacts:
+        run, trainer = self.run, self.trainer
         return CardFacts(
-            plan=self.plan,
-            data=self.data,
+            plan=run.plan,
+            data=run.data,
             state=trainer.state,
             metrics=results.metrics,
             tokenizer=trainer.processing_class,
-            parameters=parameters,
-            trainable=trainable,
-            parallel=parallel(self.plan),
+            parameters=models.parameter_count(trainer.model),
+            trainable=models.parameter_count(trainer.model, trainable=True),
+            parallel=parallel(run.plan),
             best=best_checkpoint(trainer),
-            name=self.folder.path.resolve().name,
-            repository=self.plan.recipe.hf.get("hub_model_id"),
+            name=run.folder.path.resolve().name,
+            repository=run.plan.recipe.hf.get("hub_model_id"),
         )
 
-    def _export(self, trainer: RunTrainer) -> None:
+    def _export(self) -> None:
+        run, trainer = self.run, self.trainer
         if trainer.already_finished:
-            self.console.notice(already_finished(trainer.state))
-        self.context.heart.enter("exporting")
+            run.console.notice(already_finished(trainer.state))
+        run.context.heart.enter("exporting")
         trainer.nan_guard.check_weights(trainer.model, trainer.state.global_step)
-        self.console.print("saving the model")
-        spec, tokenizer = self.plan.recipe.spec, trainer.processing_class
-        base = partial(unquantized_base, self.plan, tokenizer) if spec.quantization else None
-        save_final(trainer, self.folder.model, self.plan.task, lora=bool(spec.lora), base=base)
+        run.console.print("saving the model")
+        spec, tokenizer = run.plan.recipe.spec, trainer.processing_class
+        base = partial(unquantized_base, run.plan, tokenizer) if spec.quantization else None
+        save_final(trainer, run.folder.model, run.plan.task, lora=bool(spec.lora), base=base)
 
-    def _leave(self, trainer: RunTrainer) -> None:
-        step = trainer.state.global_step
-        path = self.folder.checkpoint(step)
-        request = first_request(all_gather_object(self.context.stopping.request))
-        done = f"saved {path.name}" if self._is_saved(trainer) else "left the evaluation"
-        self.console.notice(f"stopped by {request}: {done}")
-        self.records.interrupted(step, request)
-        if self.plan.world.is_main:
-            record_interruption(step, path.name if self._is_saved(trainer) else None)
+    def _leave(self) -> None:
+        run, step = self.run, self.trainer.state.global_step
+        path = run.folder.checkpoint(step)
+        request = first_request(all_gather_object(run.context.stopping.request))
+        done = f"saved {path.name}" if self._is_saved() else "left the evaluation"
+        run.console.notice(f"stopped by {request}: {done}")
+        run.records.interrupted(step, request)
+        if run.plan.world.is_main:
+            record_interruption(step, path.name if self._is_saved() else None)
 
-    def _is_saved(self, trainer: RunTrainer) -> bool:
+    def _is_saved(self) -> bool:
         """Whether there is a checkpoint of the present step; other nodes may see its folder later."""
-        return self.context.progress.saved == trainer.state.global_step
+        return self.run.context.progress.saved == self.trainer.state.global_step

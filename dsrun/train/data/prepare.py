@@ -67,7 +67,7 @@ class _Preparation:
         if self.request.task == "seq2seq":
             spec = self.spec
             set_languages(self.tokenizer, spec.source_lang or spec.lang, spec.target_lang or spec.lang)
-        sources = find_sources(self.spec)
+        sources = self.request.sources or find_sources(self.spec)
         self.notices += sources.notices
         for split in SPLITS:
             self._take(split, sources)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
     from dsrun.train.data.mixture import Mixture
+    from dsrun.train.data.sources import Sources
     from dsrun.train.data.stream import RowStream
     from dsrun.train.data.token_files import Blocks
     from dsrun.train.plugin import LoadedPlugin
@@ -246,8 +247,8 @@ Rows: TypeAlias = "Dataset | Blocks | RowStream | Mixture"
 @dataclass(frozen=True)
 class DataRequest:
     """What is to be prepared, for which model. `splits` are wanted where there is data for them; those in `required`,
-    and train and test where wanted, must be there, unless it `is_part` of a mixture. `max_positions` None: no limit.
-    """
+    and train and test where wanted, must be there, unless it `is_part` of a mixture. `sources` are the data, None for
+    that which `spec` names. `max_positions` None: no limit."""
 
     spec: TrainSpec
     task: Literal["seq2seq", "causal-lm"]
@@ -258,6 +259,7 @@ class DataRequest:
     required: frozenset[str] = frozenset()
     is_part: bool = False
     plugin: LoadedPlugin | None = None
+    sources: Sources | None = None
 
     @property
     def preference(self) -> bool:

@@ -189,8 +189,9 @@ class TrainerBuilder:
         spec = self.plan.recipe.spec
         quantization = quantization_config(spec, self.plan.precision) if spec.quantization else None
         # A model changes its config where it is fitted to the tokenizer.
-        model = models.build(spec, deepcopy(self.plan.config), self.plan.task, quantization)
-        if spec.from_scratch or not spec.model:
+        given = self.plan.given.model
+        model = given() if given else models.build(spec, deepcopy(self.plan.config), self.plan.task, quantization)
+        if not given and (spec.from_scratch or not spec.model):
             initialise(model, seed)
         # What is drawn from here on, for adapters and new rows, does not depend on what loading has drawn.
         set_seed(seed)
