@@ -36,8 +36,13 @@ from dsrun.train.run import BegunRun, prepare_run
 from dsrun.train.worker import conclude, console_of, keep_temporary_files_with_run, open_records, take_folder
 from dsrun.zero.lint.training import refuse_errors
 
-# Flags that say how a run is started.
-_ELSEWHERE = {"nproc": "dsrun launch --nproc", "explain": "dsrun train", "dry_run": "dsrun train"}
+# Flags that say how a run is started, and what follows once all ranks have left.
+_ELSEWHERE = {
+    "nproc": "dsrun launch --nproc",
+    "explain": "dsrun train",
+    "dry_run": "dsrun train",
+    "push_to_hub": "save(), then `hf upload NAME RUN/model`",
+}
 
 
 class Trainer:
