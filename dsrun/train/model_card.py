@@ -25,7 +25,7 @@ from dsrun.runs.records import write_atomic
 from dsrun.system.display import without_tokens
 from dsrun.system.host import versions
 from dsrun.train.data.request import PreparedData
-from dsrun.train.model import AUTO_CLASS
+from dsrun.train.model.load import AUTO_CLASS
 from dsrun.train.plan import Plan
 
 logger = logging.getLogger(__name__)

@@ -21,15 +21,15 @@ from dsrun.system.files import parse_json
 from dsrun.system.host import cpu_bf16
 from dsrun.system.variables import cache_root
 from dsrun.train import distributed as worlds
-from dsrun.train import model as models
 from dsrun.train.distributed import World
 from dsrun.train.given import NOTHING, Given
 from dsrun.train.loop import engine
 from dsrun.train.loop.engine import Precision, decide_precision
-from dsrun.train.model import decide_task, load_config
+from dsrun.train.model import load as models
+from dsrun.train.model.load import decide_task, load_config
+from dsrun.train.model.quantization import check_quantization
+from dsrun.train.model.zero_auto import resolve_zero_auto
 from dsrun.train.plugin import LoadedPlugin
-from dsrun.train.quantization import check_quantization
-from dsrun.train.zero_auto import resolve_zero_auto
 from dsrun.zero.generate.accumulation import FROM_STEPS, error_after, memory_of_sum, takes_fp32_sum
 from dsrun.zero.generate.spec import offloaded_to
 

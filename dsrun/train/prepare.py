@@ -16,7 +16,7 @@ from dsrun.train.rank_context import explain_failure
 if TYPE_CHECKING:
     from dsrun.train.data.request import DataRequest, PreparedData
     from dsrun.train.data.sources import Sources
-    from dsrun.train.model import Task
+    from dsrun.train.model.load import Task
     from dsrun.train.plugin import LoadedPlugin
 
 
@@ -48,7 +48,7 @@ def _prepare(argv: Sequence[str], console: Console) -> None:
     # Quiet before the imports, or transformers advertises its frameworks.
     from transformers.utils import logging as transformers_logging
 
-    from dsrun.train import model as models
+    from dsrun.train.model import load as models
     from dsrun.train.plan import with_demo
     from dsrun.train.plugin import load_plugin
 

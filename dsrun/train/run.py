@@ -17,7 +17,6 @@ from dsrun.runs.stop_request import first_request
 from dsrun.system import variables
 from dsrun.system.host import disk_free
 from dsrun.train import distributed as worlds
-from dsrun.train import model as models
 from dsrun.train.checkpoint import elastic, plain
 from dsrun.train.checkpoint.checkpointing import Saving
 from dsrun.train.checkpoint.final import check_room, save_final
@@ -33,6 +32,7 @@ from dsrun.train.loop.build import TrainerBuilder, unquantized_base
 from dsrun.train.loop.preemption import EvaluationLeftError
 from dsrun.train.loop.setup import build_callbacks
 from dsrun.train.loop.trainer import RunTrainer
+from dsrun.train.model import load as models
 from dsrun.train.model_card import CardFacts, write_cards
 from dsrun.train.plan import Plan, decide_plan, read_memory_fallback
 from dsrun.train.plugin import load_plugin

@@ -19,9 +19,9 @@ from transformers.trainer_callback import ExportableState
 from dsrun.runs import commit
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import STATE_FILE, complete_checkpoints
-from dsrun.train.adapters import saved_embeddings
 from dsrun.train.checkpoint.save import Save, SaveFailed
 from dsrun.train.distributed import all_ready, my_rank, ranks
+from dsrun.train.model.adapters import saved_embeddings
 
 logger = logging.getLogger(__name__)
 

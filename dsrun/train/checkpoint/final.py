@@ -12,9 +12,9 @@ from dsrun.errors import ToolError, UsageError
 from dsrun.runs.records import fsync_folder, sync_file
 from dsrun.system.files import delete_tree, replace_folder
 from dsrun.train import model_card
-from dsrun.train.adapters import saved_embeddings
 from dsrun.train.loop.trainer import RunTrainer
-from dsrun.train.model import AUTO_CLASS, Task
+from dsrun.train.model.adapters import saved_embeddings
+from dsrun.train.model.load import AUTO_CLASS, Task
 
 # Bytes a checkpoint holds per trainable parameter beside its weights: fp32 master copy and AdamW's two moments.
 OPTIMIZER_BYTES = 12

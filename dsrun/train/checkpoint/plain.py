@@ -40,9 +40,9 @@ def trainer_order(plan: Plan, tokenizer: Any) -> list[list[str]]:
     and without weight decay, or those of each learning rate."""
     from transformers import Trainer
 
-    from dsrun.train.adapters import new_tokens, select_trained
-    from dsrun.train.model import AUTO_CLASS
-    from dsrun.train.parameter_groups import LearningRates
+    from dsrun.train.model.adapters import new_tokens, select_trained
+    from dsrun.train.model.load import AUTO_CLASS
+    from dsrun.train.model.parameter_groups import LearningRates
 
     spec = plan.recipe.spec
     with torch.device("meta"):

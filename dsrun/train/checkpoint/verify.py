@@ -17,11 +17,11 @@ from dsrun.runs.manifest import MANIFEST, STATE_FILE, damaged, missing_or_wrong_
 from dsrun.runs.schema import Manifest
 from dsrun.system.files import parse_json
 from dsrun.system.host import versions
-from dsrun.train.adapters import lora_targets
 from dsrun.train.data.tokenizer import tokenizer_identity
 from dsrun.train.distributed import all_gather_object, rank0_first, rank0_shares, ranks
 from dsrun.train.loop.engine import stage_of
-from dsrun.train.parameter_groups import LearningRates
+from dsrun.train.model.adapters import lora_targets
+from dsrun.train.model.parameter_groups import LearningRates
 
 CONFIG_FILE = "config.json"
 STATES = ("global_step*", "optimizer*", "rng_state*")

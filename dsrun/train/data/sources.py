@@ -14,7 +14,7 @@ from dsrun.recipe.data_files import FORMATS, data_format, expanded, natural_orde
 from dsrun.recipe.files import is_path
 from dsrun.recipe.spec import TrainSpec
 from dsrun.train.data.readers import START, Mark, Row, Rows, read_marked, sample_of
-from dsrun.train.model import HTTP_ERROR, unreachable
+from dsrun.train.model.load import HTTP_ERROR, unreachable
 
 SPLITS = ("train", "validation", "test")
 

@@ -13,7 +13,7 @@ from dsrun.errors import UsageError
 from dsrun.system.files import parse_json
 from dsrun.train.export.weights import ADAPTER_CONFIG, stored_weights
 from dsrun.train.export.write import Weight
-from dsrun.train.model import is_unreachable, unreachable
+from dsrun.train.model.load import is_unreachable, unreachable
 
 PREFIX = "base_model.model."
 _PART = re.compile(r"(?P<module>.+)\.lora_(?:(?P<half>[AB])\.weight|(?P<magnitude>magnitude_vector)(?:\.weight)?)")

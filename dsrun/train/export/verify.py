@@ -16,7 +16,7 @@ import torch
 from dsrun.errors import ToolError, UsageError
 from dsrun.train.export.lora import PREFIX
 from dsrun.train.export.weights import Lazy
-from dsrun.train.model import AUTO_CLASS
+from dsrun.train.model.load import AUTO_CLASS
 
 TOKENS = 12
 

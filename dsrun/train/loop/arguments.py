@@ -21,7 +21,7 @@ from dsrun.train.distributed import World
 from dsrun.train.loop.engine import stage_of
 from dsrun.train.loop.evaluation import ROUGE_TYPES
 from dsrun.train.loss import dpo
-from dsrun.train.model import HTTP_ERROR, is_unreachable
+from dsrun.train.model.load import HTTP_ERROR, is_unreachable
 from dsrun.train.plan import Plan
 
 LOSS_METRICS = ("loss", "perplexity")

@@ -11,12 +11,9 @@ from transformers import PrinterCallback, set_seed
 
 from dsrun.errors import UsageError
 from dsrun.runs.folder import RunFolder
-from dsrun.train import model as models
-from dsrun.train.adapters import new_tokens, select_trained
 from dsrun.train.console import Console, PlainTask
 from dsrun.train.data.mixture import Mixture, sets_of
 from dsrun.train.data.request import PreparedData
-from dsrun.train.initial_weights import initialise
 from dsrun.train.loop import engine
 from dsrun.train.loop.arguments import (
     LOSS_METRICS,
@@ -35,9 +32,12 @@ from dsrun.train.loss.dpo import AdaptersOff, DpoLoss, FrozenCopy, without_dropo
 from dsrun.train.loss.model_loss import ModelLoss, own_loss_notice
 from dsrun.train.loss.plugin_loss import PluginLoss
 from dsrun.train.loss.probe import is_conditional, parameters_without_gradient
-from dsrun.train.parameter_groups import LearningRates
+from dsrun.train.model import load as models
+from dsrun.train.model.adapters import new_tokens, select_trained
+from dsrun.train.model.initial_weights import initialise
+from dsrun.train.model.parameter_groups import LearningRates
+from dsrun.train.model.quantization import DTYPES, check_quantized, quantization_config
 from dsrun.train.plan import Plan
-from dsrun.train.quantization import DTYPES, check_quantized, quantization_config
 from dsrun.train.rank_context import RankContext
 from dsrun.train.records import RunRecords
 

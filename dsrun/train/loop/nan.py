@@ -17,7 +17,7 @@ import torch
 
 from dsrun.errors import DsrunError, ToolError
 from dsrun.train.distributed import all_gather_object, all_ready
-from dsrun.train.quantization import is_packed
+from dsrun.train.model.quantization import is_packed
 
 # torch's GradScaler knows no minimum; below this the loss itself is what overflows. DeepSpeed's own minimum is 1 too.
 SMALLEST_SCALE = 1.0

@@ -26,7 +26,7 @@ from dsrun.train.loss.by_set import LossBySet
 from dsrun.train.loss.dpo import DpoLoss
 from dsrun.train.loss.model_loss import ModelLoss
 from dsrun.train.loss.plugin_loss import PluginLoss
-from dsrun.train.parameter_groups import LearningRates
+from dsrun.train.model.parameter_groups import LearningRates
 from dsrun.train.plugin import LoadedPlugin
 from dsrun.train.rank_context import RankContext
 

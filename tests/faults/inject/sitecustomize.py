@@ -22,7 +22,7 @@ POINTS = {
     "import": ("dsrun.train.worker", "_run"),
     "rendezvous": ("dsrun.train.distributed", "join"),
     "tokenising": ("dsrun.train.data.build", "map_rows"),
-    "loading": ("dsrun.train.model", "build"),
+    "loading": ("dsrun.train.model.load", "build"),
     "resuming": ("transformers.trainer", "deepspeed_load_checkpoint"),
     "forward": ("dsrun.train.loop.trainer", "RunTrainer.compute_loss"),
     "optimizer": ("deepspeed.runtime.engine", "DeepSpeedEngine.step"),

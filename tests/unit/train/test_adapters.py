@@ -17,8 +17,8 @@ from transformers import (
 
 from dsrun.errors import UsageError
 from dsrun.recipe.spec import TrainSpec
-from dsrun.train.adapters import add_lora, freeze, new_tokens
 from dsrun.train.export.run import Request, export
+from dsrun.train.model.adapters import add_lora, freeze, new_tokens
 
 ROWS, NEW = 32, range(32, 35)
 
@@ -133,7 +133,7 @@ def test_tokens_beyond_the_embedding_are_new():
 
 def test_tokens_beyond_the_own_tokenizer_are_new(monkeypatch):
     """An embedding has often more rows than its tokenizer has tokens."""
-    monkeypatch.setattr("dsrun.train.adapters.AutoTokenizer.from_pretrained", lambda *_, **__: Tokens(30))
+    monkeypatch.setattr("dsrun.train.model.adapters.AutoTokenizer.from_pretrained", lambda *_, **__: Tokens(30))
     assert new_tokens(32, Tokens(31), TrainSpec(model="x", tokenizer="y", lora=2)) == range(30, 31)
     assert new_tokens(32, Tokens(34), TrainSpec(model="x", tokenizer="y", lora=2)) == range(30, 34)
 

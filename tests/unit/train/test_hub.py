@@ -9,7 +9,7 @@ from huggingface_hub import get_session
 from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 
 from dsrun.errors import MissingError
-from dsrun.train import model
+from dsrun.train.model import load as model
 
 
 def wrapped(inner: BaseException) -> OSError:

@@ -4,7 +4,7 @@ import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from dsrun.recipe.spec import TrainSpec
-from dsrun.train.adapters import add_lora
+from dsrun.train.model.adapters import add_lora
 
 ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 

@@ -27,7 +27,7 @@ from dsrun.errors import UsageError
 from dsrun.train.data.request import Collator
 from dsrun.train.loss.model_loss import ModelLoss
 from dsrun.train.loss.probe import CausalityCheck, is_conditional, parameters_without_gradient
-from dsrun.train.model import decide_task
+from dsrun.train.model.load import decide_task
 
 HIDDEN = {
     "vocab_size": 64,

@@ -21,8 +21,8 @@ from transformers.training_args import OptimizerNames
 from dsrun.errors import UsageError
 from dsrun.recipe.recipe import OWN_GROUPS
 from dsrun.recipe.spec import TrainSpec
-from dsrun.train.adapters import add_lora, freeze
-from dsrun.train.parameter_groups import LearningRates
+from dsrun.train.model.adapters import add_lora, freeze
+from dsrun.train.model.parameter_groups import LearningRates
 
 LAYERS = 3
 

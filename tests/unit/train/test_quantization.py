@@ -15,13 +15,13 @@ from dsrun.recipe.resolve import resolve
 from dsrun.recipe.spec import TrainSpec
 from dsrun.train.checkpoint.verify import lora_identity
 from dsrun.train.loop.nan import _weights_are_finite
-from dsrun.train.model import parameter_count
-from dsrun.train.plan import with_fallback
-from dsrun.train.quantization import (
+from dsrun.train.model.load import parameter_count
+from dsrun.train.model.quantization import (
     check_quantization,
     check_quantized,
     quantization_config,
 )
+from dsrun.train.plan import with_fallback
 
 SHAPE = {
     "vocab_size": 16, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1,

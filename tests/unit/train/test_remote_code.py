@@ -10,8 +10,8 @@ from filelock import FileLock, Timeout
 from transformers import dynamic_module_utils
 
 from dsrun.recipe.spec import TrainSpec
-from dsrun.train import model as models
-from dsrun.train.model import LOCK, one_at_a_time
+from dsrun.train.model import load as models
+from dsrun.train.model.load import LOCK, one_at_a_time
 from tests.integration.poison import poisoned_model
 
 

@@ -65,7 +65,7 @@ def check_length(architecture: Architecture, flag: str, tokens: int) -> None:
         )
 
 
-COUNTER = "dsrun.train.zero_auto"
+COUNTER = "dsrun.train.model.zero_auto"
 SECONDS = 300.0
 TOLERANCE = 0.005
 """Share by which files may differ: some hold computed positions or leave tied tensors out."""

@@ -147,7 +147,7 @@ def test_cluster_from_gpu_spec():
 
 def built(folder, config):
     """The generic architecture of what transformers builds, in this process."""
-    from dsrun.train.zero_auto import counted
+    from dsrun.train.model.zero_auto import counted
 
     write(folder, config)
     said = counted(str(folder))

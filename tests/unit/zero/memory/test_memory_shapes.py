@@ -97,7 +97,7 @@ def test_tensor_shapes_match_transformers(kind, settings):
     import torch
     import transformers
 
-    from dsrun.train.zero_auto import tensors
+    from dsrun.train.model.zero_auto import tensors
 
     config = getattr(transformers, kind)(**settings)
     name = "AutoModelForSeq2SeqLM" if config.is_encoder_decoder else "AutoModelForCausalLM"

@@ -1,8 +1,8 @@
 """`--zero auto`: the ZeRO stage that fits, found by counting the model on the meta device, without memory.
 
-`python -m dsrun.train.zero_auto FOLDER` prints such a count as one JSON object: `tensors`, a list of [name, shape,
-kind] in the order of the model, tied tensors once, with the kinds of `dsrun.zero.memory.model.architecture`; `config`,
-the settings of the model, defaults included; and `transformers`, the version that built it.
+`python -m dsrun.train.model.zero_auto FOLDER` prints such a count as one JSON object: `tensors`, a list of [name,
+shape, kind] in the order of the model, tied tensors once, with the kinds of `dsrun.zero.memory.model.architecture`;
+`config`, the settings of the model, defaults included; and `transformers`, the version that built it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from dsrun.train import distributed as worlds
 from dsrun.train.data.request import DEFAULT_TARGET
 from dsrun.train.distributed import World
 from dsrun.train.loop.engine import Precision
-from dsrun.train.model import Task, one_at_a_time
+from dsrun.train.model.load import Task, one_at_a_time
 from dsrun.zero.generate.presets import GIB
 from dsrun.zero.memory import plan as memory_plan
 from dsrun.zero.memory.model.architecture import Architecture, Weight

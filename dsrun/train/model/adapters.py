@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from dsrun.errors import UsageError, nearest
 from dsrun.recipe.files import is_path
 from dsrun.recipe.spec import TrainSpec
-from dsrun.train.model import Task
+from dsrun.train.model.load import Task
 
 ALL_LINEAR = "all-linear"
 

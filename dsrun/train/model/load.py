@@ -38,7 +38,7 @@ from dsrun.recipe.model_folder import (
 )
 from dsrun.recipe.spec import TrainSpec
 from dsrun.train.data.chat import set_template
-from dsrun.train.quantization import elements
+from dsrun.train.model.quantization import elements
 
 logger = logging.getLogger(__name__)
 
