@@ -17,6 +17,8 @@ from dsrun.runs.stop_request import first_request
 from dsrun.system import variables
 from dsrun.system.host import disk_free
 from dsrun.train import distributed as worlds
+from dsrun.train.card.facts import CardFacts
+from dsrun.train.card.write import write_cards
 from dsrun.train.checkpoint import elastic, plain
 from dsrun.train.checkpoint.checkpointing import Saving
 from dsrun.train.checkpoint.final import check_room, save_final
@@ -33,7 +35,6 @@ from dsrun.train.loop.preemption import EvaluationLeftError
 from dsrun.train.loop.setup import build_callbacks
 from dsrun.train.loop.trainer import RunTrainer
 from dsrun.train.model import load as models
-from dsrun.train.model_card import CardFacts, write_cards
 from dsrun.train.plan import Plan, decide_plan, read_memory_fallback
 from dsrun.train.plugin import load_plugin
 from dsrun.train.prepare import data_request, prepare_and_report, show_samples

@@ -11,7 +11,8 @@ from typing import Any
 from dsrun.errors import ToolError, UsageError
 from dsrun.runs.records import fsync_folder, sync_file
 from dsrun.system.files import delete_tree, replace_folder
-from dsrun.train import model_card
+from dsrun.train.card.metadata import FILE as CARD
+from dsrun.train.card.write import is_edited
 from dsrun.train.loop.trainer import RunTrainer
 from dsrun.train.model.adapters import saved_embeddings
 from dsrun.train.model.load import AUTO_CLASS, Task
@@ -52,7 +53,7 @@ def save_final(
             trainer.model.save_pretrained(adapter, state_dict=state, **saved_embeddings(trainer.model))
             trainer.processing_class.save_pretrained(adapter)
             # peft's template of a card, with nothing filled in.
-            (adapter / model_card.FILE).unlink(missing_ok=True)
+            (adapter / CARD).unlink(missing_ok=True)
             _replace(adapter, folder.with_name("adapter"))
             _save_merged(trainer, partial, state, task, base)
     else:
@@ -123,8 +124,8 @@ def _check_shapes(folder: Path) -> None:
 def _replace(partial: Path, folder: Path) -> None:
     """Show `partial` as `folder` once it is on the disk: FINISHED, after which a scheduler leaves the run alone, is
     there before the kernel would write these files. A model card that the user has edited stays."""
-    if model_card.is_edited(folder / model_card.FILE):
-        shutil.copyfile(folder / model_card.FILE, partial / model_card.FILE)
+    if is_edited(folder / CARD):
+        shutil.copyfile(folder / CARD, partial / CARD)
     for path in sorted(partial.rglob("*")):
         if path.is_file():
             sync_file(path)

@@ -24,7 +24,7 @@ from dsrun.runs.records import write_json_atomic
 from dsrun.system.display import printable
 from dsrun.system.files import parse_json, replace_folder
 from dsrun.system.host import disk_free
-from dsrun.train import model_card
+from dsrun.train.card.metadata import FILE as CARD
 from dsrun.train.checkpoint.plain import in_adapter
 from dsrun.train.export import lora, verify
 from dsrun.train.export.weights import ADAPTER_CONFIG, Found, Lazy, find_weights, rounded
@@ -264,9 +264,9 @@ def _copy_companions(source: Path, folder: Path) -> None:
 
 def _copy_card(source: Path, folder: Path) -> None:
     """The model card of a final model; what a checkpoint of LoRA has is peft's empty template."""
-    card = source / model_card.FILE
+    card = source / CARD
     if card.is_file() and not (source / STATE_FILE).is_file():
-        shutil.copyfile(card, folder / model_card.FILE)
+        shutil.copyfile(card, folder / CARD)
 
 
 if __name__ == "__main__":

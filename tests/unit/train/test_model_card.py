@@ -15,9 +15,11 @@ from dsrun.recipe.batch import BatchPlan
 from dsrun.recipe.recipe import phases
 from dsrun.recipe.resolve import resolve
 from dsrun.runs.folder import RunFolder
+from dsrun.train.card.facts import CardFacts
+from dsrun.train.card.write import is_edited, model_card, write_cards
 from dsrun.train.data.request import Collator, PreparedData, Truncation
 from dsrun.train.distributed import World
-from dsrun.train.model_card import CardFacts, is_edited, model_card, write_cards
+from dsrun.train.given import Given
 from dsrun.train.plan import Plan
 
 SECRET = "hf_canaryCANARY0123456789"
@@ -31,7 +33,7 @@ def facts(tmp_path):
 
     def call(*flags: str, task="seq2seq", title=None, **changes) -> CardFacts:
         files = ["--train-file", str(tmp_path / "secret" / "train.jsonl"), "--validation-file", "./dev.jsonl"]
-        data = [] if "--dataset" in flags else files
+        data = [] if {"--dataset", "--mix"} & set(flags) else files
         recipe = resolve(["--model", "org/base", *data, *flags, f"--hub-token={SECRET}"], tmp_path)
         config = T5Config() if task == "seq2seq" else LlamaConfig()
         plan = Plan(
@@ -108,6 +110,38 @@ def test_card_takes_the_licence_of_a_local_base_model(facts, tmp_path):
     assert (found["license"], found["license_name"]) == ("other", "my-own")
     (base / "README.md").write_text("---\n[\n---\n")
     assert "license" not in front(model_card(facts("--model", str(base), title=str(base)), adapter=False))
+
+
+def test_card_of_a_script_with_a_model_and_rows_of_its_own(facts):
+    found = facts()
+    spec = replace(found.spec, model=None, model_type="t5", train_file=[], validation_file=[])
+    sources = {name: each for name, each in found.plan.recipe.sources.items() if name != "model"}
+    plan = replace(found.plan, recipe=replace(found.plan.recipe, spec=spec, sources=sources), title="t5")
+    plan = replace(plan, given=Given(config=plan.config, model=lambda: None))
+    data = replace(found.data, origin="given rows: 53 train")
+    text = model_card(replace(found, plan=plan, data=data), adapter=False)
+    assert "Trained on `given rows` with dsrun from the t5 model of a script." in text
+    assert "model: t5" not in text
+
+
+def test_card_of_a_mixture(facts, tmp_path):
+    """Each set has its data, its results and its languages."""
+    (tmp_path / "mix.yaml").write_text(
+        "sets:\n  wiki: {train_file: /data/wiki.jsonl, validation_file: /data/dev.jsonl}\n"
+        "  wiki_ro: {dataset: org/ro, source_lang: en, target_lang: ro}\n"
+    )
+    metrics = {"validation": {"loss": 1.0, "wiki_loss": 2.0, "wiki_ro_loss": 3.0, "wiki_ro_bleu": 4.0}}
+    found = facts("--mix", str(tmp_path / "mix.yaml"), metrics=metrics)
+    text = model_card(found, adapter=False)
+    card = ModelCard(text)
+    assert (card.data.language, card.data.datasets) == (["en", "ro"], ["org/ro"])
+    results = {(each.dataset_name, each.metric_type): each.metric_value for each in card.data.eval_results}
+    assert results == {
+        ("wiki, wiki_ro", "loss"): 1.0, ("wiki", "loss"): 2.0, ("wiki_ro", "loss"): 3.0, ("wiki_ro", "bleu"): 4.0,
+    }  # fmt: skip
+    assert "- wiki, train: `wiki.jsonl`" in text
+    assert "| validation wiki_ro | 3 | 4 |" in text
+    assert "/data/" not in text
 
 
 @pytest.mark.parametrize("adapter", [True, False])
