@@ -6,7 +6,7 @@ import sys
 from importlib import import_module
 
 BENCHMARKS = ("startup", "diagnose", "slurm", "memory", "wheel", "recovery")
-# Only when named: an hour of CPU time.
+# Only when named: more than an hour of CPU time.
 LONG = ("translation",)
 
 

@@ -2,7 +2,7 @@
 
 Both train the same small T5, from the same weights, on the same pairs (bench/translation_data.py) with the same
 arguments and number of steps, side by side with one thread each, and translate the same held-out sources. The
-translations should be equally good; CPU seconds a step say what each costs. It takes an hour on two free cores, so
+translations should be equally good; CPU seconds a step say what each costs. It takes more than an hour of CPU time, so
 `python -m bench` runs it only when it is named; `python -m bench.translation --steps 20 --rows 500` tries it out.
 """
 
@@ -20,8 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.translation_data import PACKAGES, fetch_packages, make_parts
-from bench.translation_model import LONGEST, make_model
-from bench.translation_runs import Recipe, Run, dsrun_command, plain_command, side_by_side
+from bench.translation_runs import LONGEST, Recipe, Run, dsrun_command, make_model, plain_command, side_by_side
 
 BATCH = 64
 LIBRARIES = ("torch", "transformers", "accelerate", "deepspeed", "datasets", "tokenizers", "sacrebleu")

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from dsrun.errors import MissingError
 
-# The most new strings for a download of 130 MB. Left out: iso-codes, which holds names and no sentences, and KDE's
+# The most new strings for a download of 150 MB. Left out: iso-codes, which holds names and no sentences, and KDE's
 # catalogues of Qt, which are not .mo files.
 PACKAGES = (
     "aptitude-common", "audacity-data", "bash", "binutils-common", "brasero-common", "claws-mail-i18n", "coreutils",
