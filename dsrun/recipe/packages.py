@@ -8,7 +8,7 @@ from dsrun.errors import MissingError, UsageError, did_you_mean
 from dsrun.recipe.recipe import Recipe
 from dsrun.recipe.trackers import KNOWN, PACKAGES, trackers
 
-OF_FLAGS = {"quantization": "bitsandbytes"}
+OF_FLAGS = {"quantization": "bitsandbytes", "fp8": "torchao"}
 """By flag; those that the training libraries bring along are not here."""
 
 

@@ -96,6 +96,7 @@ class TrainSpec:
     dora: bool = False
     freeze: list[str] = field(default_factory=list)
     quantization: str | None = None
+    fp8: bool = False
 
     # dpo
     dpo_beta: float = 0.1

@@ -27,7 +27,7 @@ from dsrun.train.loop import engine
 from dsrun.train.loop.engine import Precision, decide_precision
 from dsrun.train.model import load as models
 from dsrun.train.model.load import decide_task, load_config
-from dsrun.train.model.quantization import check_quantization
+from dsrun.train.model.quantization import check_fp8, check_quantization
 from dsrun.train.model.zero_auto import resolve_zero_auto
 from dsrun.train.plugin import LoadedPlugin
 from dsrun.zero.generate.accumulation import FROM_STEPS, error_after, memory_of_sum, takes_fp32_sum
@@ -78,6 +78,7 @@ def decide_plan(
     deepspeed = engine.configuration(recipe.spec, recipe.hf, engine.hidden_size(config))
     check_quantization(recipe.spec, config, deepspeed)
     precision = _precision(recipe, config, world, deepspeed)
+    check_fp8(recipe.spec, precision, deepspeed, world.device)
     requested = _batch(recipe, world, saved_batch, notify)
     if deepspeed is not None and precision == "bf16" and remedy == NO_FALLBACK and not recipe.hf.get("deepspeed"):
         deepspeed = _with_exact_sums(deepspeed, recipe.spec, requested.accumulation, notify)

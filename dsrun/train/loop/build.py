@@ -36,7 +36,7 @@ from dsrun.train.model import load as models
 from dsrun.train.model.adapters import new_tokens, select_trained
 from dsrun.train.model.initial_weights import initialise
 from dsrun.train.model.parameter_groups import LearningRates
-from dsrun.train.model.quantization import DTYPES, check_quantized, quantization_config
+from dsrun.train.model.quantization import DTYPES, check_quantized, convert_to_fp8, quantization_config
 from dsrun.train.plan import Plan
 from dsrun.train.rank_context import RankContext
 from dsrun.train.records import RunRecords
@@ -193,9 +193,10 @@ class TrainerBuilder:
         model = given() if given else models.build(spec, deepcopy(self.plan.config), self.plan.task, quantization)
         if not given and (spec.from_scratch or not spec.model):
             initialise(model, seed)
+        converted = convert_to_fp8(model) if spec.fp8 else None
         # What is drawn from here on, for adapters and new rows, does not depend on what loading has drawn.
         set_seed(seed)
-        notices = [check_quantized(model, spec) if quantization else None, models.fit_embeddings(model, tokenizer)]
+        notices = [check_quantized(model, spec) if quantization else converted, models.fit_embeddings(model, tokenizer)]
         if spec.resize_position_embeddings:
             notices.append(models.stretch_positions(model, spec.max_source_length or spec.max_length))
         if self.plan.task == "seq2seq":

@@ -1,7 +1,12 @@
-"""--quantization: LoRA on a base model whose linear layers are held in 4 or 8 bits (QLoRA, Dettmers et al. 2023).
+"""Fewer bits: --quantization for the weights under LoRA, --fp8 for the products of matrices.
+
+--quantization is LoRA on a base model whose linear layers are held in 4 or 8 bits (QLoRA, Dettmers et al. 2023).
 
 bitsandbytes quantises the weights while transformers loads them, on GPUs and, slowly, on CPUs. Only the adapters are
 trained and saved; the final merge adds them to the weights of --model as they were before.
+
+--fp8 has torchao round both factors of each product of a linear layer to 8 bits, scaled by their largest value
+(Micikevicius et al. 2022). The weights, their names and the optimizer are those of a run in bf16.
 """
 
 from __future__ import annotations
@@ -15,6 +20,9 @@ from dsrun.recipe.spec import TrainSpec
 from dsrun.train.loop.engine import Precision, stage_of
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+FP8_CAPABILITY = (8, 9)
+# torchao/float8/float8_linear.py saves weight.t() for the backward pass.
+UNSHARDED = "torchao keeps each gathered weight until the backward pass, so ZeRO-3 would hold the whole model"
 BITS = {"4bit": 4, "8bit": 8}
 
 
@@ -83,6 +91,38 @@ def check_quantized(model: Any, spec: TrainSpec) -> str:
         held = sum(elements(model.get_submodule(name).weight) for name in quantized)
     total = sum(elements(each) for each in model.parameters())
     return f"{held / total:.0%} of the weights are held in {BITS[spec.quantization or '8bit']} bits"
+
+
+def check_fp8(spec: TrainSpec, precision: Precision, deepspeed: dict[str, Any] | None, device: str) -> None:
+    """Raise UsageError where --fp8 was asked for, and this GPU or the rest of the run cannot do it."""
+    if not spec.fp8:
+        return
+    capability = torch.cuda.get_device_capability() if device == "cuda" else None
+    if capability is None or capability < FP8_CAPABILITY:
+        here = "there is no GPU here" if capability is None else f"this GPU's is {capability[0]}.{capability[1]}"
+        raise UsageError(
+            f"--fp8: FP8 needs a GPU of compute capability 8.9 (Ada, Hopper) or above, and {here}", fix="leave it out"
+        )
+    if precision != "bf16":
+        raise UsageError(f"--fp8: what is not in FP8 is in bf16, and this run trains in {precision}", fix="use --bf16")
+    if stage_of(deepspeed) == 3:
+        raise UsageError(f"--fp8: {UNSHARDED}", fix="use ZeRO-2")
+
+
+def convert_to_fp8(model: Any, *, emulate: bool = False) -> str:
+    """Have the linear layers multiply in FP8, but for the first and the last, which learn badly in it, and those whose
+    sizes are no multiples of 16; returns how many do, in a sentence. `emulate` computes the same on any device."""
+    from accelerate.utils import convert_model_to_fp8_ao
+    from torchao.float8 import Float8LinearConfig
+    from torchao.float8.float8_linear import Float8Linear
+
+    # The tokens of a batch are the inner size of a gradient's product, and no multiple of 16.
+    convert_model_to_fp8_ao(model, config=Float8LinearConfig(pad_inner_dim=True, emulate=emulate))
+    linear = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
+    converted = sum(isinstance(module, Float8Linear) for module in linear)
+    if not converted:
+        raise UsageError("--fp8: no linear layer of this model has sizes that are multiples of 16", fix="leave it out")
+    return f"{converted} of {len(linear)} linear layers multiply in FP8"
 
 
 def is_packed(parameter: Any) -> bool:

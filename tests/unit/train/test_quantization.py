@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from types import SimpleNamespace
 
 import pytest
@@ -15,10 +16,13 @@ from dsrun.recipe.resolve import resolve
 from dsrun.recipe.spec import TrainSpec
 from dsrun.train.checkpoint.verify import lora_identity
 from dsrun.train.loop.nan import _weights_are_finite
+from dsrun.train.model.adapters import add_lora
 from dsrun.train.model.load import parameter_count
 from dsrun.train.model.quantization import (
+    check_fp8,
     check_quantization,
     check_quantized,
+    convert_to_fp8,
     quantization_config,
 )
 from dsrun.train.plan import with_fallback
@@ -124,7 +128,52 @@ def test_checkpoint_of_quantized_base_is_another():
     assert lora_identity(SPEC) == "rank 4, alpha 8, on every linear layer, 4bit base"
 
 
-@pytest.mark.parametrize("flags", [["--lora", "4", "--quantization", "4bit"]])
+@pytest.mark.parametrize(
+    ("capability", "precision", "stage", "message"),
+    [
+        (None, "bf16", 2, "FP8 needs a GPU of compute capability 8.9 .*, and there is no GPU here"),
+        ((8, 0), "bf16", 2, "and this GPU's is 8.0"),
+        ((9, 0), "fp32", 2, "this run trains in fp32"),
+        ((9, 0), "bf16", 3, "ZeRO-3 would hold the whole model"),
+    ],
+)
+def test_what_fp8_does_not_go_with(capability, precision, stage, message, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    device = "cuda" if capability else "cpu"
+    with pytest.raises(UsageError, match=message):
+        check_fp8(TrainSpec(fp8=True), precision, {"zero_optimization": {"stage": stage}}, device)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (8, 9))
+    check_fp8(TrainSpec(fp8=True), "bf16", {"zero_optimization": {"stage": 2}}, "cuda")
+
+
+def test_linear_layers_in_fp8_train_like_those_in_bf16():
+    """As emulated on the CPU, also below adapters: other products, and the weights under their old names."""
+    torch.manual_seed(0)
+    plain = LlamaForCausalLM(CONFIG).bfloat16()
+    model = deepcopy(plain)
+    # Not the first (q_proj) and not the last (lm_head).
+    assert convert_to_fp8(model, emulate=True) == "6 of 8 linear layers multiply in FP8"
+    assert model.state_dict().keys() == plain.state_dict().keys()
+    ids = torch.arange(15)[None]
+    for each in (plain, model):
+        each(input_ids=ids, labels=ids).loss.backward()
+    gradients = [each.model.layers[0].mlp.up_proj.weight.grad.float() for each in (plain, model)]
+    assert not torch.equal(*gradients)
+    assert torch.cosine_similarity(*(each.flatten() for each in gradients), dim=0) > 0.98
+    adapted = add_lora(model, TrainSpec(lora=4), "causal-lm")
+    adapted(input_ids=ids, labels=ids).loss.backward()
+    trained = [each for each in adapted.parameters() if each.requires_grad]
+    assert len(trained) == 14
+    assert all(each.grad is not None for each in trained)
+
+
+def test_model_without_layers_for_fp8_rejected():
+    small = LlamaConfig(**(SHAPE | {"hidden_size": 8, "intermediate_size": 8}))
+    with pytest.raises(UsageError, match="no linear layer of this model has sizes that are multiples of 16"):
+        convert_to_fp8(LlamaForCausalLM(small), emulate=True)
+
+
+@pytest.mark.parametrize("flags", [["--lora", "4", "--quantization", "4bit"], ["--fp8", "true"]])
 def test_missing_package_of_a_flag_is_named(flags, tmp_path, monkeypatch):
     recipe = resolve(["--model", "m", *flags], tmp_path)
     monkeypatch.setattr(packages, "OF_FLAGS", {flags[-2].removeprefix("--"): "no_such_package"})
