@@ -13,7 +13,7 @@ from dsrun.cli.output import print_detail, print_json, print_line, print_note, p
 from dsrun.demo.build import DEMO_NAMES, materialise
 from dsrun.errors import EXIT_FINDINGS, UsageError
 from dsrun.recipe.deepspeed_file import as_object, read_text
-from dsrun.recipe.model_folder import has_weights
+from dsrun.recipe.preflight.model_folder import has_weights
 from dsrun.slurm.cluster.plan_gpus import with_cluster
 from dsrun.system.gpus import visible_gpus
 from dsrun.system.variables import cache_root

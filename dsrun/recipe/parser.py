@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from dsrun.errors import UsageError, did_you_mean, nearest
+from dsrun.recipe.compat.other_tools import answer
+from dsrun.recipe.compat.removed import vocabulary
 from dsrun.recipe.flags import Flag, normalise
-from dsrun.recipe.other_tools import answer
 from dsrun.recipe.parsed_value import COMMAND_LINE, ParsedValue, describe, from_data, from_words
-from dsrun.recipe.removed import vocabulary
 from dsrun.system.files import parse_json
 
 HELP = "`dsrun train --help` lists all flags"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import UsageError
+from dsrun.recipe.compat.removed import translate
 from dsrun.recipe.flags import (
     CHOSEN,
     DISPLACES,
@@ -22,7 +23,6 @@ from dsrun.recipe.flags import (
 from dsrun.recipe.parsed_value import ParsedValue
 from dsrun.recipe.parser import parse, read_json
 from dsrun.recipe.recipe import DEFAULT, Recipe, validate
-from dsrun.recipe.removed import translate
 from dsrun.system.display import MASK
 
 

@@ -16,11 +16,11 @@ from typing import Any, NoReturn
 import yaml
 
 from dsrun.errors import UsageError, did_you_mean
+from dsrun.recipe.compat.other_tools import answer
+from dsrun.recipe.compat.removed import vocabulary
 from dsrun.recipe.flags import Flag, normalise
 from dsrun.recipe.mixture import NAME, TEMPERATURE, check_sets, check_value, set_keys
-from dsrun.recipe.other_tools import answer
 from dsrun.recipe.parsed_value import YAML_FLOAT, ParsedValue, from_data, from_words
-from dsrun.recipe.removed import vocabulary
 
 NULL_TAG = "tag:yaml.org,2002:null"
 FLOAT_TAG = "tag:yaml.org,2002:float"

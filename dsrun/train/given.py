@@ -11,7 +11,7 @@ from datasets import Dataset, IterableDataset
 from dsrun.errors import UsageError, one_line
 from dsrun.recipe.recipe import has_data
 from dsrun.recipe.spec import TrainSpec
-from dsrun.train.data.sources import Sources, TableSource
+from dsrun.train.data.reading.sources import Sources, TableSource
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any, NoReturn, get_args
 from dsrun.diagnosis.rules import cause_named
 from dsrun.errors import DsrunError, MissingError, UsageError, one_line
 from dsrun.plugin import API_VERSION, Example, MeanOver, Plugin
-from dsrun.recipe.plugin_file import PluginFile, find_plugin, search_path, shown
+from dsrun.recipe.preflight.plugin_file import PluginFile, find_plugin, search_path, shown
 from dsrun.recipe.spec import TrainSpec
 from dsrun.train.rank_context import cause_of
 

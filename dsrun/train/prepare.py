@@ -7,15 +7,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dsrun.recipe.files import check_files
+from dsrun.recipe.preflight.files import check_files
 from dsrun.recipe.recipe import Recipe, evaluation_is_requested, phases
 from dsrun.recipe.resolve import resolve
 from dsrun.train.console import MARKS, Console, PlainTask
 from dsrun.train.rank_context import explain_failure
 
 if TYPE_CHECKING:
+    from dsrun.train.data.reading.sources import Sources
     from dsrun.train.data.request import DataRequest, PreparedData
-    from dsrun.train.data.sources import Sources
     from dsrun.train.model.load import Task
     from dsrun.train.plugin import LoadedPlugin
 

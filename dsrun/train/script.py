@@ -19,7 +19,7 @@ from dsrun.demo.build import DEMO_NAMES
 from dsrun.errors import EXIT_RESUME, DsrunError, UsageError
 from dsrun.launch.environment import worker_environment
 from dsrun.launch.job import decide
-from dsrun.recipe.files import check_files
+from dsrun.recipe.preflight.files import check_files
 from dsrun.recipe.resolved import worker_recipe
 from dsrun.runs.folder import default_name
 from dsrun.runs.heartbeat import Heart

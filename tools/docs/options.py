@@ -9,9 +9,9 @@ from operator import attrgetter
 from typing import Any
 
 from dsrun.options import by_group, flag_of, value_kind
+from dsrun.recipe.compat.removed import SAME, Case, Removed
+from dsrun.recipe.compat.removed import table as removed_flags
 from dsrun.recipe.flags import Flag, by_spelling, hf_flags, hf_version, own_flags, shown, shown_value
-from dsrun.recipe.removed import SAME, Case, Removed
-from dsrun.recipe.removed import table as removed_flags
 from dsrun.recipe.spec import TrainSpec
 from dsrun.slurm.render.environment import networks
 from dsrun.slurm.render.options import SlurmSpec

@@ -19,8 +19,8 @@ from dsrun.findings import Finding
 from dsrun.hardware.gpus import require_gpu
 from dsrun.model_families import model_type_of
 from dsrun.recipe.batch import trainer_values
+from dsrun.recipe.compat.upgrade import upgrade_run_file
 from dsrun.recipe.resolve import given_values
-from dsrun.recipe.upgrade import upgrade_run_file
 from dsrun.zero.lint.accelerate import KEYS, AccelerateFile, read_accelerate
 from dsrun.zero.lint.check import check
 from dsrun.zero.lint.codes import printable

@@ -23,8 +23,8 @@ from dsrun.launch.supervisor.policy import Limits
 from dsrun.model_families import model_type_of
 from dsrun.recipe.batch import BatchPlan, batch_plan
 from dsrun.recipe.deepspeed_file import with_deepspeed_read
-from dsrun.recipe.files import check_files
-from dsrun.recipe.packages import check_packages
+from dsrun.recipe.preflight.files import check_files
+from dsrun.recipe.preflight.packages import check_packages
 from dsrun.recipe.recipe import Recipe
 from dsrun.recipe.resolve import resolve
 from dsrun.recipe.resolved import to_json

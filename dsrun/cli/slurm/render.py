@@ -20,9 +20,9 @@ from dsrun.errors import EXIT_FINDINGS, UsageError
 from dsrun.findings import Finding
 from dsrun.options import by_group, flag_of
 from dsrun.recipe.deepspeed_file import with_deepspeed_read
-from dsrun.recipe.files import check_files
-from dsrun.recipe.packages import check_packages
 from dsrun.recipe.parsed_value import COMMAND_LINE
+from dsrun.recipe.preflight.files import check_files
+from dsrun.recipe.preflight.packages import check_packages
 from dsrun.recipe.recipe import DEFAULT, Recipe
 from dsrun.recipe.resolve import resolve
 from dsrun.recipe.resolved import frozen_argv

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.demo.build import DEMO_NAMES
-from dsrun.recipe.files import is_path
 from dsrun.recipe.mixture import specs_of
+from dsrun.recipe.preflight.files import is_path
 from dsrun.recipe.spec import TrainSpec
 from dsrun.train.data.request import PreparedData
 from dsrun.train.plan import Plan

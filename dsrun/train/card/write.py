@@ -13,7 +13,7 @@ from typing import Any
 from huggingface_hub.repocard_data import CardData
 
 from dsrun.errors import one_line
-from dsrun.recipe.files import is_path
+from dsrun.recipe.preflight.files import is_path
 from dsrun.recipe.resolved import ABOUT_THE_START, without_secrets
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.records import write_atomic

@@ -17,7 +17,7 @@ from dsrun.runs.manifest import MANIFEST, STATE_FILE, damaged, missing_or_wrong_
 from dsrun.runs.schema import Manifest
 from dsrun.system.files import parse_json
 from dsrun.system.host import versions
-from dsrun.train.data.tokenizer import tokenizer_identity
+from dsrun.train.data.encoding.tokenizer import tokenizer_identity
 from dsrun.train.distributed import all_gather_object, rank0_first, rank0_shares, ranks
 from dsrun.train.loop.engine import stage_of
 from dsrun.train.model.adapters import lora_targets

@@ -15,16 +15,16 @@ from datasets import Dataset, Features, Sequence, Value
 
 from dsrun.errors import UsageError
 from dsrun.train.data.cache import Meta, map_rows, quiet
-from dsrun.train.data.chat import check_template
-from dsrun.train.data.layouts import Hints, Layout, detect, known_layouts
-from dsrun.train.data.normal import normal_or_bad
-from dsrun.train.data.plugin_rows import AnySource
-from dsrun.train.data.preferences import PreferenceEncoder
+from dsrun.train.data.encoding.chat import check_template
+from dsrun.train.data.encoding.layouts import Hints, Layout, detect, known_layouts
+from dsrun.train.data.encoding.normal import normal_or_bad
+from dsrun.train.data.encoding.preferences import PreferenceEncoder
+from dsrun.train.data.encoding.tokenise import Row, RowEncoder
+from dsrun.train.data.reading.plugin_rows import AnySource
+from dsrun.train.data.reading.sources import FileSource, TableSource
+from dsrun.train.data.reading.token_format import narrowest
 from dsrun.train.data.request import Counts, check_sample_count
-from dsrun.train.data.sources import FileSource, TableSource
 from dsrun.train.data.token_files import file_digest, flat_chunks, rows_digest, write_tokens
-from dsrun.train.data.token_format import narrowest
-from dsrun.train.data.tokenise import Row, RowEncoder
 from dsrun.train.loop.batches import IGNORED
 
 Progress = Callable[[str, int, int], None]

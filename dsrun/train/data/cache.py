@@ -31,8 +31,8 @@ from dsrun.runs.records import sync_file
 from dsrun.system.files import parse_json, replace_folder
 from dsrun.system.process_end import die_with_parent
 from dsrun.system.variables import cache_root
+from dsrun.train.data.encoding.tokenise import RowEncoder
 from dsrun.train.data.request import Counts
-from dsrun.train.data.tokenise import RowEncoder
 from dsrun.train.distributed import acquire_lock
 
 VERSION = 4

@@ -17,10 +17,10 @@ from torch.utils.data import Dataset
 from dsrun.errors import UsageError
 from dsrun.recipe.mixture import epoch_counts, naming, specs_of, trains
 from dsrun.train.data.build import Progress
+from dsrun.train.data.encoding.tokenizer import pad_with_end
 from dsrun.train.data.prepare import Notify, prepare_data
+from dsrun.train.data.reading.sources import SPLITS
 from dsrun.train.data.request import DataRequest, PreparedData
-from dsrun.train.data.sources import SPLITS
-from dsrun.train.data.tokenizer import pad_with_end
 from dsrun.train.loop.batches import Shares
 
 

@@ -14,9 +14,18 @@ from dsrun.errors import UsageError
 from dsrun.model_families import family_of
 from dsrun.train.data.build import BuildSpec, Part, Progress, build
 from dsrun.train.data.cache import Meta, key_of, obtain, quiet
-from dsrun.train.data.layouts import Hints
-from dsrun.train.data.plugin_rows import AnySource, PluginSource
-from dsrun.train.data.preferences import PreferenceCollator
+from dsrun.train.data.encoding.layouts import Hints
+from dsrun.train.data.encoding.preferences import PreferenceCollator
+from dsrun.train.data.encoding.tokenise import check_vocabulary
+from dsrun.train.data.encoding.tokenizer import (
+    library_versions,
+    pad_with_end,
+    prefix_notice,
+    set_languages,
+    tokenizer_identity,
+)
+from dsrun.train.data.reading.plugin_rows import AnySource, PluginSource
+from dsrun.train.data.reading.sources import SPLITS, FileSource, Source, Sources, TableSource, find_sources
 from dsrun.train.data.request import (
     Collator,
     Counts,
@@ -28,11 +37,8 @@ from dsrun.train.data.request import (
     limits_of,
     truncation_of,
 )
-from dsrun.train.data.sources import SPLITS, FileSource, Source, Sources, TableSource, find_sources
 from dsrun.train.data.stream import RowStream, materialise, stream
 from dsrun.train.data.token_files import Blocks, TokenBin, divide, is_bin, open_tokens
-from dsrun.train.data.tokenise import check_vocabulary
-from dsrun.train.data.tokenizer import library_versions, pad_with_end, prefix_notice, set_languages, tokenizer_identity
 
 Notify = Callable[[str], None]
 SAMPLE_FLAGS = {"train": "--max-train-samples", "validation": "--max-eval-samples", "test": "--max-predict-samples"}

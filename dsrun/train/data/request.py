@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
     from dsrun.train.data.mixture import Mixture
-    from dsrun.train.data.sources import Sources
+    from dsrun.train.data.reading.sources import Sources
     from dsrun.train.data.stream import RowStream
     from dsrun.train.data.token_files import Blocks
     from dsrun.train.plugin import LoadedPlugin

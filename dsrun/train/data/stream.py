@@ -15,11 +15,11 @@ import pyarrow as pa
 from datasets import Dataset
 
 from dsrun.train.data.build import NORMAL, BuildSpec, encoder_for, layout_of, normal_row, notices_of
-from dsrun.train.data.layouts import Layout
-from dsrun.train.data.plugin_rows import AnySource, PluginSource
-from dsrun.train.data.readers import Mark
-from dsrun.train.data.sources import FileSource, TableSource
-from dsrun.train.data.tokenise import Row, RowEncoder
+from dsrun.train.data.encoding.layouts import Layout
+from dsrun.train.data.encoding.tokenise import Row, RowEncoder
+from dsrun.train.data.reading.plugin_rows import AnySource, PluginSource
+from dsrun.train.data.reading.readers import Mark
+from dsrun.train.data.reading.sources import FileSource, TableSource
 
 # Rows tokenised at a time: fewer than in a map over everything, as the first batch is waited for. It bounds
 # too what is read twice when a reader goes on where another one stopped.

@@ -1,4 +1,4 @@
-"""Token files: a flat run of ids on disk, read through a memory map; see `dsrun.train.data.token_format`."""
+"""Token files: a flat run of ids on disk, read through a memory map; see `dsrun.train.data.reading.token_format`."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from torch.utils.data import Dataset
 
 from dsrun.errors import UsageError
 from dsrun.train.data.cache import Meta, key_of, obtain
-from dsrun.train.data.layouts import known_layouts
-from dsrun.train.data.sources import FileSource, Source
-from dsrun.train.data.token_format import DTYPE_HINT, DTYPES, TokenFormat, format_of, narrowest
-from dsrun.train.data.tokenise import check_vocabulary
+from dsrun.train.data.encoding.layouts import known_layouts
+from dsrun.train.data.encoding.tokenise import check_vocabulary
+from dsrun.train.data.reading.sources import FileSource, Source
+from dsrun.train.data.reading.token_format import DTYPE_HINT, DTYPES, TokenFormat, format_of, narrowest
 
 if TYPE_CHECKING:
     from dsrun.train.data.request import DataRequest

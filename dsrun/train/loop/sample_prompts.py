@@ -10,10 +10,10 @@ from transformers import TrainerCallback
 from dsrun.errors import UsageError
 from dsrun.runs.records import Appender
 from dsrun.train.console import Console, shortened
-from dsrun.train.data.chat import check_template
-from dsrun.train.data.normal import messages_of
-from dsrun.train.data.readers import read_marked
-from dsrun.train.data.tokenizer import affixes_of
+from dsrun.train.data.encoding.chat import check_template
+from dsrun.train.data.encoding.normal import messages_of
+from dsrun.train.data.encoding.tokenizer import affixes_of
+from dsrun.train.data.reading.readers import read_marked
 from dsrun.train.loop.generation import padded, write_texts
 
 LENGTH = 128

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoTokenizer
 
 from dsrun.errors import UsageError, nearest
-from dsrun.recipe.files import is_path
+from dsrun.recipe.preflight.files import is_path
 from dsrun.recipe.spec import TrainSpec
 from dsrun.train.model.load import Task
 

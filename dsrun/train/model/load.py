@@ -26,9 +26,9 @@ from transformers import (
 
 from dsrun.errors import MissingError, UsageError, one_line
 from dsrun.model_families import family_of
-from dsrun.recipe.files import is_path
 from dsrun.recipe.mixture import specs_of
-from dsrun.recipe.model_folder import (
+from dsrun.recipe.preflight.files import is_path
+from dsrun.recipe.preflight.model_folder import (
     BOTH_WAYS,
     CHOOSE_CAUSAL_LM,
     CHOOSE_FOR_DPO,
@@ -37,7 +37,7 @@ from dsrun.recipe.model_folder import (
     NOT_CAUSAL,
 )
 from dsrun.recipe.spec import TrainSpec
-from dsrun.train.data.chat import set_template
+from dsrun.train.data.encoding.chat import set_template
 from dsrun.train.model.quantization import elements
 
 logger = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.recipe.files import check_files
+from dsrun.recipe.preflight.files import check_files
 from dsrun.recipe.spec import TrainSpec
 
 
@@ -75,7 +75,7 @@ def test_model_folder_checks(tmp_path):
 
 def test_check_files_imports_no_heavy_package():
     code = (
-        "import sys, dsrun.recipe.files; "
+        "import sys, dsrun.recipe.preflight.files; "
         "print([m for m in ('torch','transformers','datasets','numpy','pyarrow','pydantic') if m in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

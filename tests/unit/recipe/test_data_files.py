@@ -5,7 +5,7 @@ import gzip
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.recipe.data_files import check_data_file, json_error
+from dsrun.recipe.preflight.data_files import check_data_file, json_error
 
 GOOD = {
     "a.json": b'[\n  {"text": "x"}\n]',

@@ -4,7 +4,7 @@ import shlex
 
 import pytest
 
-from dsrun.recipe.removed import vocabulary
+from dsrun.recipe.compat.removed import vocabulary
 from dsrun.recipe.resolve import resolve
 
 # What follows the script's name in the READMEs of translation, summarization and language-modeling there.

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.recipe.files import check_files
 from dsrun.recipe.flags import own_flags
 from dsrun.recipe.mixture import set_keys, specs_of
+from dsrun.recipe.preflight.files import check_files
 from dsrun.recipe.resolve import explain, resolve
 from dsrun.recipe.resolved import differences, from_json, frozen_argv, to_json
 

@@ -10,8 +10,8 @@ import pytest
 from dsrun.cli.export import command as export
 from dsrun.cli.launch.command import command as launch
 from dsrun.errors import UsageError
-from dsrun.recipe.other_tools import table
-from dsrun.recipe.removed import vocabulary
+from dsrun.recipe.compat.other_tools import table
+from dsrun.recipe.compat.removed import vocabulary
 from dsrun.recipe.resolve import resolve
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.recipe.files import check_files
-from dsrun.recipe.plugin_file import find_plugin
+from dsrun.recipe.preflight.files import check_files
+from dsrun.recipe.preflight.plugin_file import find_plugin
 from dsrun.recipe.spec import TrainSpec
 
 

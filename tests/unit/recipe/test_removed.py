@@ -1,9 +1,9 @@
 import pytest
 
 from dsrun.errors import UsageError
+from dsrun.recipe.compat.removed import table, translate, vocabulary
 from dsrun.recipe.flags import by_spelling
 from dsrun.recipe.parser import parse
-from dsrun.recipe.removed import table, translate, vocabulary
 
 # Arguments of Seq2SeqTrainingArguments 4.57 and before, and of older example scripts, that 5.23 does not
 # have.

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.errors import MissingError, UsageError
-from dsrun.recipe.packages import check_packages
+from dsrun.recipe.preflight.packages import check_packages
 from dsrun.recipe.resolve import resolve
 from dsrun.recipe.trackers import KNOWN, environment, trackers
 

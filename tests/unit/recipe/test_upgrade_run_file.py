@@ -3,8 +3,8 @@
 import pytest
 
 from dsrun.errors import UsageError
+from dsrun.recipe.compat.upgrade import upgrade_run_file
 from dsrun.recipe.resolve import resolve
-from dsrun.recipe.upgrade import upgrade_run_file
 
 CASES = [
     ("  evaluation_strategy: epoch\n", "  eval_strategy: epoch\n"),

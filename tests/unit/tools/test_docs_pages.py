@@ -9,8 +9,8 @@ import pytest
 from dsrun.diagnosis.rules import causes
 from dsrun.hardware.gpus import gpu_table
 from dsrun.options import flag_of
+from dsrun.recipe.compat.removed import table as removed_flags
 from dsrun.recipe.flags import hf_flags, own_flags
-from dsrun.recipe.removed import table as removed_flags
 from dsrun.slurm.render.options import options as slurm_options
 from dsrun.slurm.render.program import Site, train_program
 from dsrun.slurm.render.script import completed, context

@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from dsrun.train.data.preferences import PreferenceCollator
+from dsrun.train.data.encoding.preferences import PreferenceCollator
 from dsrun.train.loss.dpo import METRICS, AdaptersOff, DpoLoss, FrozenCopy, inference_config, without_dropout
 
 IGNORED = -100

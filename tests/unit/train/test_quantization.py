@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Mi
 
 from dsrun.errors import MissingError, UsageError
 from dsrun.launch.supervisor.policy import MemoryFallback
-from dsrun.recipe import packages
+from dsrun.recipe.preflight import packages
 from dsrun.recipe.resolve import resolve
 from dsrun.recipe.spec import TrainSpec
 from dsrun.train.checkpoint.verify import lora_identity

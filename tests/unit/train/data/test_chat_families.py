@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dsrun.train.data.chat import encode_chat, set_template
+from dsrun.train.data.encoding.chat import encode_chat, set_template
 from tests.unit.train.data.conftest import characters
 
 # Each behaves as the templates of a family do; the texts are ours.

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsrun.errors import UsageError
+from dsrun.train.data.reading.token_format import TokenFormat
 from dsrun.train.data.stream import blocks
 from dsrun.train.data.token_files import TokenBin, divide, extreme_tokens, write_tokens
-from dsrun.train.data.token_format import TokenFormat
 
 DOCUMENTS = st.lists(st.lists(st.integers(0, 100_000), max_size=30), min_size=1, max_size=12)
 

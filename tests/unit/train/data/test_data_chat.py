@@ -3,7 +3,7 @@
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.train.data.chat import encode_chat
+from dsrun.train.data.encoding.chat import encode_chat
 
 MARKED = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n"

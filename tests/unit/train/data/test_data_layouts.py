@@ -5,8 +5,8 @@ import json
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.train.data.layouts import PAIRS, Hints, detect, translation_keys
-from dsrun.train.data.normal import normalise
+from dsrun.train.data.encoding.layouts import PAIRS, Hints, detect, translation_keys
+from dsrun.train.data.encoding.normal import normalise
 
 SEQ2SEQ = Hints("seq2seq")
 CAUSAL = Hints("causal-lm")

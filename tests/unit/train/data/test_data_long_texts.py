@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from dsrun.train.data.tokenise import RowEncoder, pieces
+from dsrun.train.data.encoding.tokenise import RowEncoder, pieces
 
 PIECE = 200
 

@@ -9,9 +9,9 @@ from datasets import Dataset, IterableDataset
 
 from dsrun.errors import UsageError
 from dsrun.plugin import Plugin
-from dsrun.recipe.plugin_file import PluginFile
-from dsrun.train.data.plugin_rows import PluginSource
-from dsrun.train.data.sources import TableSource
+from dsrun.recipe.preflight.plugin_file import PluginFile
+from dsrun.train.data.reading.plugin_rows import PluginSource
+from dsrun.train.data.reading.sources import TableSource
 from dsrun.train.data.stream import RowStream
 from dsrun.train.plugin import LoadedPlugin
 

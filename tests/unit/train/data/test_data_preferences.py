@@ -3,7 +3,7 @@
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.train.data.preferences import PreferenceCollator, sides
+from dsrun.train.data.encoding.preferences import PreferenceCollator, sides
 from dsrun.train.data.preview import preview
 
 IGNORED = -100

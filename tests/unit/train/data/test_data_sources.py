@@ -7,8 +7,8 @@ from transformers import MBart50Tokenizer
 
 from dsrun.errors import MissingError, UsageError
 from dsrun.recipe.spec import TrainSpec
-from dsrun.train.data.sources import find_sources, split_of
-from dsrun.train.data.tokenizer import is_multilingual, set_languages
+from dsrun.train.data.encoding.tokenizer import is_multilingual, set_languages
+from dsrun.train.data.reading.sources import find_sources, split_of
 
 
 @pytest.mark.parametrize(

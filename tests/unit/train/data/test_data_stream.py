@@ -13,9 +13,9 @@ from datasets import Dataset, IterableDataset
 from torch.utils.data import DataLoader
 
 from dsrun.errors import UsageError
-from dsrun.train.data import readers
-from dsrun.train.data.readers import START, read_marked
-from dsrun.train.data.sources import TableSource
+from dsrun.train.data.reading import readers
+from dsrun.train.data.reading.readers import START, read_marked
+from dsrun.train.data.reading.sources import TableSource
 from dsrun.train.data.stream import RowStream
 from dsrun.train.loop.batches import Split, StreamOfBatches
 

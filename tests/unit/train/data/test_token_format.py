@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.train.data.token_format import format_of
+from dsrun.train.data.reading.token_format import format_of
 
 IDS = [5, 300, 7, 0, 9, 11, 60_000, 2] * 4
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dsrun.errors import UsageError
-from dsrun.recipe.data_files import LLM_C_HEADER, LLM_C_MAGIC, data_format
+from dsrun.recipe.preflight.data_files import LLM_C_HEADER, LLM_C_MAGIC, data_format
 
 DTYPES: dict[str, np.dtype[Any]] = {
     "uint16": np.dtype("<u2"),

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import DsrunError, UsageError, one_line
-from dsrun.recipe.data_files import FORMATS, data_format, expanded, natural_order
-from dsrun.recipe.files import is_path
+from dsrun.recipe.preflight.data_files import FORMATS, data_format, expanded, natural_order
+from dsrun.recipe.preflight.files import is_path
 from dsrun.recipe.spec import TrainSpec
-from dsrun.train.data.readers import START, Mark, Row, Rows, read_marked, sample_of
+from dsrun.train.data.reading.readers import START, Mark, Row, Rows, read_marked, sample_of
 from dsrun.train.model.load import HTTP_ERROR, unreachable
 
 SPLITS = ("train", "validation", "test")

@@ -10,9 +10,9 @@ from typing import Any
 import yaml
 
 from dsrun.errors import UsageError
+from dsrun.recipe.compat.removed import SAME, table, translate
 from dsrun.recipe.flags import normalise
 from dsrun.recipe.parsed_value import ParsedValue
-from dsrun.recipe.removed import SAME, table, translate
 from dsrun.recipe.runfile import read_run_file
 
 SECTION = "train"

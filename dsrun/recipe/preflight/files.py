@@ -7,10 +7,10 @@ from tempfile import TemporaryFile
 from typing import Final
 
 from dsrun.errors import UsageError, nearest
-from dsrun.recipe.data_files import FORMATS, check_data_file, expanded, suffix_of
 from dsrun.recipe.mixture import naming, specs_of
-from dsrun.recipe.model_folder import check_conversations, check_model_folder
-from dsrun.recipe.plugin_file import find_plugin
+from dsrun.recipe.preflight.data_files import FORMATS, check_data_file, expanded, suffix_of
+from dsrun.recipe.preflight.model_folder import check_conversations, check_model_folder
+from dsrun.recipe.preflight.plugin_file import find_plugin
 from dsrun.recipe.spec import TrainSpec
 from dsrun.system.host import nearest_existing
 

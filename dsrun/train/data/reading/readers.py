@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from dsrun.errors import UsageError, one_line
-from dsrun.recipe.data_files import HEAD, as_utf8, check_data_file, data_format, is_gzip, json_error
+from dsrun.recipe.preflight.data_files import HEAD, as_utf8, check_data_file, data_format, is_gzip, json_error
 from dsrun.system.files import parse_json
-from dsrun.train.data.csv_records import csv_records
+from dsrun.train.data.reading.csv_records import csv_records
 
 Row = dict[str, Any]
 Rows = Iterator[tuple[str, Row]]

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from dsrun.train.data.encoding.tokenise import Row, RowEncoder
 from dsrun.train.data.request import Collator, Counts
-from dsrun.train.data.tokenise import Row, RowEncoder
 from dsrun.train.loop.batches import IGNORED
 
 REJECTED = {"rejected_ids": "input_ids", "rejected_labels": "labels"}

@@ -13,7 +13,7 @@ from typing import Any
 
 from dsrun.errors import UsageError
 from dsrun.model_families import family_of
-from dsrun.recipe.data_files import data_format, expanded, first_row
+from dsrun.recipe.preflight.data_files import data_format, expanded, first_row
 from dsrun.recipe.spec import TrainSpec
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.index.json")

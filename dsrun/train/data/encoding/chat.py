@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import UsageError
-from dsrun.recipe.files import CHAT_TEMPLATES
+from dsrun.recipe.preflight.files import CHAT_TEMPLATES
 
 Messages = list[dict[str, Any]]
 

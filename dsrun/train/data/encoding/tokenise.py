@@ -13,11 +13,11 @@ import numpy as np
 
 from dsrun.errors import UsageError
 from dsrun.system.files import parse_json
-from dsrun.train.data.chat import ChatSample, encode_chat
-from dsrun.train.data.layouts import Layout
-from dsrun.train.data.normal import normal_or_bad
+from dsrun.train.data.encoding.chat import ChatSample, encode_chat
+from dsrun.train.data.encoding.layouts import Layout
+from dsrun.train.data.encoding.normal import normal_or_bad
+from dsrun.train.data.encoding.tokenizer import Affixes, affixes_of
 from dsrun.train.data.request import Counts
-from dsrun.train.data.tokenizer import Affixes, affixes_of
 from dsrun.train.loop.batches import IGNORED
 
 Row = dict[str, Any]
