@@ -21,7 +21,7 @@ from dsrun.system.process_end import end
 from dsrun.train.distributed import World, destroy_process_group, init_process_group, world_from_env
 from dsrun.train.loop import engine as engines
 from dsrun.train.loss.model_loss import summed_cross_entropy
-from dsrun.train.model.load import add_lora
+from dsrun.train.model.adapters import add_lora
 from dsrun.zero.generate.config import generate
 from dsrun.zero.generate.spec import from_offload
 

@@ -132,7 +132,7 @@ def test_errors_of_trainer_classes_get_exit_codes():
 )
 def test_metrics_of_sets_may_choose_the_best_checkpoint(metric):
     values = {"metric_for_best_model": metric, "predict_with_generate": True}
-    _check_metric(values, ("perplexity",), ["wiki", "en-ro"])
+    _check_metric(values, ("perplexity",), (), ["wiki", "en-ro"])
 
 
 @pytest.mark.parametrize("metric", ["wiki_loss", "chats_loss", "wiki_bleu"])
@@ -141,4 +141,4 @@ def test_metric_of_a_set_that_is_not_evaluated_refused(metric):
     values = {"metric_for_best_model": metric, "predict_with_generate": False}
     sets = {"wiki_loss": [""], "chats_loss": ["wiki"], "wiki_bleu": ["wiki"]}[metric]
     with pytest.raises(UsageError, match=f"--metric-for-best-model {metric}: evaluation yields loss, perplexity"):
-        _check_metric(values, ("perplexity",), sets)
+        _check_metric(values, ("perplexity",), (), sets)
