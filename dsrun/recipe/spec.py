@@ -48,7 +48,9 @@ class TrainSpec:
 
     # batch
     global_batch_size: int | None = None
+    global_batch_tokens: int | None = None
     micro_batch_size: int | None = None
+    packing: str = "auto"
 
     # data
     dataset: str | None = None

@@ -31,6 +31,7 @@ class Metric(Stamped):
     tokens: NotRequired[int]
     tokens_per_s: NotRequired[float]
     mfu: NotRequired[float]
+    padding: NotRequired[float]
     gpu_memory: NotRequired[int]
     gpu_memory_peak: NotRequired[int]
     host_memory: NotRequired[int]
@@ -80,6 +81,7 @@ class Run(TypedDict):
     versions: dict[str, str]
     specs: dict[str, Any]
     sources: NotRequired[dict[str, str]]
+    packing: NotRequired[dict[str, Any]]
     world_size: NotRequired[int]
     gpus: NotRequired[list[str]]
 

@@ -28,6 +28,9 @@ SECONDS_BETWEEN_PLAIN_LINES = 10.0
 MARKS = ("⟦", "⟧")
 """Around what stands out, where there is no colour."""
 
+SHOWN_PADDING = 0.05
+"""Share of a batch."""
+
 SHOWN_LENGTH = 200
 """Characters: an article to be summarised would fill the screen, and scroll the scores away."""
 
@@ -141,6 +144,8 @@ class TrainingBar:
         parts = [f"loss {number(values['loss'])}"] if "loss" in values else []
         parts += [f"lr {number(values['lr'])}"] if "lr" in values else []
         parts += [f"{values['tokens_per_s']:,.0f} tokens/s"] if values.get("tokens_per_s") else []
+        # Less costs no time that anybody would notice.
+        parts += [f"{100 * values['padding']:.0f}% padding"] if values.get("padding", 0) >= SHOWN_PADDING else []
         self._figures = "  ".join(parts)
         self.advance(step)
         now = time.monotonic()

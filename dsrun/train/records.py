@@ -30,6 +30,7 @@ from dsrun.train.loop.callbacks import format_metrics
 from dsrun.train.loop.engine import Precision
 from dsrun.train.loop.evaluation import write_predictions
 from dsrun.train.loop.trainer import RunTrainer
+from dsrun.train.packing.decide import Batching
 from dsrun.zero.generate.spec import OPTIMIZER_ONLY, offloaded_to
 
 if TYPE_CHECKING:
@@ -56,11 +57,11 @@ class RunRecords:
             self._metrics = Appender(folder.metrics)
             self._events = EventLog(folder.events)
 
-    def start(self, plan: Plan, *, parameters: int, resumed_from: Path | None) -> None:
+    def start(self, plan: Plan, *, parameters: int, packing: dict[str, Any], resumed_from: Path | None) -> None:
         if not self.main:
             return
         self.folder.finished.unlink(missing_ok=True)
-        write_json_atomic(self.folder.run_json, _description(plan, parameters))
+        write_json_atomic(self.folder.run_json, _description(plan, parameters, packing))
         counts = attempt(os.environ)
         self._events.write("start", world_size=plan.world.size, **counts, **start_times(os.environ))
         if resumed_from:
@@ -124,7 +125,7 @@ def step_of(checkpoint: Path) -> int:
     return int(json.loads((checkpoint / "trainer_state.json").read_text())["global_step"])
 
 
-def _description(plan: Plan, parameters: int) -> dict[str, Any]:
+def _description(plan: Plan, parameters: int, packing: dict[str, Any]) -> dict[str, Any]:
     recipe = plan.recipe
     values = dataclasses.asdict(recipe.spec) | recipe.hf
     return {
@@ -137,6 +138,7 @@ def _description(plan: Plan, parameters: int) -> dict[str, Any]:
         "task": "dpo" if recipe.spec.task == "dpo" else plan.task,
         "precision": plan.precision,
         "batch": dataclasses.asdict(plan.batch),
+        "packing": packing,
         # Access tokens must not stand in a file that is passed around.
         "deepspeed": masked_values(plan.deepspeed),
         "specs": {"train": masked_values(values)},
@@ -151,7 +153,14 @@ def _description(plan: Plan, parameters: int) -> dict[str, Any]:
 
 
 def header(
-    console: Console, plan: Plan, data: PreparedData, folder: RunFolder, *, parameters: int, trainable: int
+    console: Console,
+    plan: Plan,
+    data: PreparedData,
+    folder: RunFolder,
+    batching: Batching,
+    *,
+    parameters: int,
+    trainable: int,
 ) -> None:
     """What is about to be trained, on what, and how; after a restart only what it may have changed."""
     spec = plan.recipe.spec
@@ -169,11 +178,13 @@ def header(
     if plan.plugin:
         rows.insert(-1, ("plugin", plan.plugin.identity))
     if "train" in plan.phases:
-        batch = plan.batch.sentence("GPU" if plan.world.device == "cuda" else "CPU rank")
-        rows.insert(3, ("batch", batch))
+        rank = "GPU" if plan.world.device == "cuda" else "CPU rank"
+        rows.insert(3, ("batch", plan.batch.sentence(rank)))
+        if packing := batching.sentence(f"{plan.world.size} {rank}{'' if plan.world.size == 1 else 's'}"):
+            rows.insert(4, ("packing", packing))
     if attempt(os.environ)["attempt"]:
         # The first one stands above on the same terminal; a remedy may have changed these.
-        rows = [row for row in rows if row[0] in ("parallel", "batch")]
+        rows = [row for row in rows if row[0] in ("parallel", "batch", "packing")]
     console.rows(rows)
 
 

@@ -6,13 +6,14 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
 from dsrun.recipe.recipe import Recipe, phases
 from dsrun.runs.attempts import earlier_signatures, is_another, saved_global_batch
 from dsrun.runs.folder import RunFolder
+from dsrun.runs.manifest import read_manifest
 from dsrun.runs.stop_request import first_request
 from dsrun.system import variables
 from dsrun.system.host import disk_free
@@ -35,6 +36,7 @@ from dsrun.train.loop.preemption import EvaluationLeftError
 from dsrun.train.loop.setup import build_callbacks
 from dsrun.train.loop.trainer import RunTrainer
 from dsrun.train.model import load as models
+from dsrun.train.packing.decide import batch_of_tokens, keep_grouping
 from dsrun.train.plan import Plan, decide_plan, read_memory_fallback
 from dsrun.train.plugin import load_plugin
 from dsrun.train.prepare import data_request, prepare_and_report, show_samples
@@ -102,6 +104,9 @@ def prepare_run(
     if "train" in plan.phases and world.is_main and not is_another(os.environ):
         show_samples(data, tokenizer, console)
     context.heart.enter("loading")
+    if recipe.spec.global_batch_tokens and "train" in plan.phases:
+        both = plan.task == "seq2seq"
+        plan = replace(plan, batch=batch_of_tokens(plan.batch, recipe.spec.global_batch_tokens, data.train, both=both))
     if plan.deepspeed is not None:
         engine.prepare_ops(plan.deepspeed, world, notify=console.notice, training="train" in plan.phases)
     worlds.init_process_group(world, deepspeed=plan.deepspeed is not None)
@@ -185,15 +190,21 @@ class PreparedRun:
         )
 
     def _trainer(self, start: elastic.Adapted | None, facts: dict[str, Any]) -> RunTrainer:
-        builder = TrainerBuilder(self.plan, self.data, self.folder, self.console, self.records, self.context)
+        saved = keep_grouping((read_manifest(start.source) or {"extra": {}})["extra"]) if start else None
+        builder = TrainerBuilder(self.plan, self.data, self.folder, self.console, self.records, self.context, saved)
         trainer = builder.build(self.tokenizer)
+        if saved and saved != trainer.batching.grouping:
+            self.console.notice(
+                f"samples form other batches ({trainer.batching.grouping.kind}) than before ({saved.kind}): "
+                "in this epoch some may be repeated or left out"
+            )
         spec, beat = self.plan.recipe.spec, self.context.heart.beat
         saving = Saving(
             run=self.folder,
             keep=spec.keep,
             background=spec.async_save,
             trust=spec.trust,
-            facts=facts,
+            facts=facts | {"grouping": asdict(trainer.batching.grouping)},
             beat=beat,
             notify=self.console.notice,
         )
@@ -207,7 +218,8 @@ class PreparedRun:
         plan = self.plan
         parameters = models.parameter_count(trainer.model)
         trainable = models.parameter_count(trainer.model, trainable=True)
-        header(self.console, plan, self.data, self.folder, parameters=parameters, trainable=trainable)
+        batching = trainer.batching
+        header(self.console, plan, self.data, self.folder, batching, parameters=parameters, trainable=trainable)
         if "train" in plan.phases:
             check_room(
                 disk_free(self.folder.path),
@@ -217,7 +229,8 @@ class PreparedRun:
                 checkpoints=trainer.args.save_strategy != "no",
                 where=self.folder.path,
             )
-        self.records.start(plan, parameters=parameters, resumed_from=start.source if start else None)
+        source = start.source if start else None
+        self.records.start(plan, parameters=parameters, packing=batching.facts, resumed_from=source)
         build_callbacks(trainer, plan, self.folder, self.records, self.console, parameters=parameters)
 
 

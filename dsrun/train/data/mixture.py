@@ -53,10 +53,23 @@ def token_lengths(rows: Any) -> np.ndarray:
     """Tokens per sample, of the longer side where there are two; int64 [samples]."""
     if hasattr(rows, "lengths"):
         return np.asarray(rows.lengths())
+    columns = [name for name in rows.column_names if name.endswith("_ids")]
+    return np.asarray(_list_lengths(rows, columns).max(axis=1))
+
+
+def side_lengths(rows: Any, *, both: bool) -> np.ndarray:
+    """Tokens per sample, int64 [samples, sides]: with `both` those of source and target."""
+    if isinstance(rows, Mixture):
+        return np.concatenate([side_lengths(each, both=both) for each in rows.sets.values()])
+    if not both or hasattr(rows, "lengths"):
+        return token_lengths(rows)[:, None].astype(np.int64)
+    return _list_lengths(rows, ["input_ids", "labels"])
+
+
+def _list_lengths(rows: Any, columns: list[str]) -> np.ndarray:
     # Arrow keeps lists as offsets into their items, so that the items are not read.
     table = rows.with_format("arrow")[:]
-    columns = [name for name in table.column_names if name.endswith("_ids")]
-    return np.asarray(np.max([pc.list_value_length(table[name]).to_numpy() for name in columns], axis=0))
+    return np.stack([pc.list_value_length(table[name]).to_numpy() for name in columns], axis=1).astype(np.int64)
 
 
 def sets_of(rows: Any) -> dict[str, Any]:

@@ -206,10 +206,10 @@ class Collator:
             "labels": _padded(labels, self._width(labels, self.target_length) if self.seq2seq else width, IGNORED),
         }
         if self.seq2seq and self.model is not None:
-            batch["decoder_input_ids"] = self._decoder_input_ids(self._shiftable(batch["labels"]))
+            batch["decoder_input_ids"] = self.decoder_input_ids(self._shiftable(batch["labels"]))
         return self.adjust(batch, rows) if self.adjust else batch
 
-    def _decoder_input_ids(self, labels: torch.Tensor) -> torch.Tensor:
+    def decoder_input_ids(self, labels: torch.Tensor) -> torch.Tensor:
         """What the decoder reads to write `labels`: [batch, target] both. M2M100 (NLLB) and Blenderbot have no method
         for it (transformers 5.23): their forward shifts labels itself, but the loss is not left to their forward."""
         if hasattr(self.model, "prepare_decoder_input_ids_from_labels"):

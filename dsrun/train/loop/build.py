@@ -10,6 +10,7 @@ from accelerate import DistributedType
 from transformers import PrinterCallback, set_seed
 
 from dsrun.errors import UsageError
+from dsrun.recipe.deepspeed_file import BATCH
 from dsrun.runs.folder import RunFolder
 from dsrun.train.console import Console, PlainTask
 from dsrun.train.data.mixture import Mixture, sets_of
@@ -22,7 +23,6 @@ from dsrun.train.loop.arguments import (
     text_metrics_of,
     training_arguments,
 )
-from dsrun.train.loop.batches import Split
 from dsrun.train.loop.generation import has_prompts
 from dsrun.train.loop.setup import guard_against_nan
 from dsrun.train.loop.trackers import guard_trackers
@@ -37,6 +37,9 @@ from dsrun.train.model.adapters import new_tokens, select_trained
 from dsrun.train.model.initial_weights import initialise
 from dsrun.train.model.parameter_groups import LearningRates
 from dsrun.train.model.quantization import DTYPES, check_quantized, convert_to_fp8, quantization_config
+from dsrun.train.packing.decide import Batching, decide_batching
+from dsrun.train.packing.encoder_decoder import accept_packed_pairs
+from dsrun.train.packing.sampler import Grouping
 from dsrun.train.plan import Plan
 from dsrun.train.rank_context import RankContext
 from dsrun.train.records import RunRecords
@@ -46,7 +49,7 @@ DEFAULT_LOGGING_STEPS = 10
 
 @dataclass(frozen=True)
 class TrainerBuilder:
-    """Builds the Trainer of a run."""
+    """Builds the Trainer of a run; `grouping` is that of the checkpoint to go on from."""
 
     plan: Plan
     data: PreparedData
@@ -54,16 +57,23 @@ class TrainerBuilder:
     console: Console
     records: RunRecords
     context: RankContext
+    grouping: Grouping | None = None
 
     def build(self, tokenizer: Any) -> RunTrainer:
         """The Trainer around the model. Building its arguments registers DeepSpeed's configuration, without which a
         ZeRO-3 model would be built whole on every rank."""
         plan = self.plan
         arguments = training_arguments(plan, run=self.folder.path, validation=self.data.validation)
-        if "logging_steps" not in plan.recipe.hf:
-            arguments.logging_steps = logging_steps(arguments, self.data.train, plan.batch.global_batch)
         set_seed(arguments.seed)
         model = self._model(tokenizer, arguments.seed, arguments.label_smoothing_factor)
+        loss = self._by_set(self._loss(model, tokenizer, arguments), arguments)
+        batching = self._batching(model, loss)
+        if batching.method:
+            arguments = training_arguments(
+                with_split(plan, batching), run=self.folder.path, validation=self.data.validation
+            )
+        if "logging_steps" not in plan.recipe.hf:
+            arguments.logging_steps = logging_steps(arguments, self.data.train, plan.batch.global_batch)
         rates = LearningRates.of(plan.recipe.spec)
         self._set_generation(arguments)
         self.data.collator.model = model
@@ -79,12 +89,12 @@ class TrainerBuilder:
                 data_collator=self.data.collator,
                 train_dataset=self.data.train,
                 eval_dataset=self.data.validation,
-                split=Split(plan.batch.micro_batch, plan.world.rank, plan.world.size, plan.batch.accumulation),
+                batching=batching,
                 ds_config=plan.deepspeed,
                 eval_progress=PlainTask(self.console, "evaluating").update,
                 context=self.context,
                 nan_guard=guard_against_nan(plan, self.folder.path, self.records, self.console),
-                loss=self._by_set(self._loss(model, tokenizer, arguments), arguments),
+                loss=loss,
                 rates=rates,
                 plugin=plan.plugin,
             )
@@ -93,6 +103,15 @@ class TrainerBuilder:
         if "train" in plan.phases and plan.deepspeed is None:
             self._fit_ddp(trainer)
         return trainer
+
+    def _batching(self, model: Any, loss: Any) -> Batching:
+        """How training samples are batched; a model that takes packed pairs is changed to do so."""
+        rows = self.data.train if "train" in self.plan.phases else ()
+        strategy = self.plan.recipe.hf.get("train_sampling_strategy")
+        batching = decide_batching(self.plan, rows, model, loss=loss, strategy=strategy, saved=self.grouping)
+        if batching.method == "pairs":
+            accept_packed_pairs(model)
+        return batching
 
     def _fit_ddp(self, trainer: RunTrainer) -> None:
         """One rank needs no DistributedDataParallel; with more, it waits at the second step for gradients that never
@@ -202,6 +221,18 @@ class TrainerBuilder:
         if self.plan.task == "seq2seq":
             models.set_languages(model, tokenizer, spec)
         return model, notices
+
+
+def with_split(plan: Plan, batching: Batching) -> Plan:
+    """The plan as Trainer and DeepSpeed are to see it, who count rows."""
+    split = batching.split
+    batch = replace(
+        plan.batch,
+        global_batch=split.global_batch,
+        micro_batch=split.micro_batch,
+        accumulation=split.accumulation,
+    )
+    return replace(plan, batch=batch, deepspeed=plan.deepspeed and plan.deepspeed | dict.fromkeys(BATCH, "auto"))
 
 
 def unquantized_base(plan: Plan, tokenizer: Any) -> Any:

@@ -88,7 +88,7 @@ class Recorder(TrainerCallback):
         self.parameters = parameters
         self.peak_flops = peak_flops
         self.bar: TrainingBar | None = None
-        self._mark = (0.0, 0, 0.0)
+        self._mark = (0.0, 0, 0, 0.0)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.bar = TrainingBar(self.console, state.max_steps, state.global_step)
@@ -119,13 +119,14 @@ class Recorder(TrainerCallback):
             self.bar.stop()
 
     def _set_mark(self) -> None:
-        self._mark = (time.monotonic(), self.trainer.tokens_seen, self.trainer.seconds_not_training)
+        trainer = self.trainer
+        self._mark = (time.monotonic(), trainer.tokens_seen, trainer.cells_seen, trainer.seconds_not_training)
 
     def _step_record(self, state: Any, logs: dict[str, float]) -> dict[str, Any]:
-        then, tokens, pauses = self._mark
+        then, tokens, cells, pauses = self._mark
         seconds = max(time.monotonic() - then - (self.trainer.seconds_not_training - pauses), 1e-9)
         self._set_mark()
-        tokens_seen = self._mark[1]
+        tokens_seen, cells_seen = self._mark[1:3]
         speed = (tokens_seen - tokens) / seconds
         return {
             "step": state.global_step,
@@ -136,6 +137,7 @@ class Recorder(TrainerCallback):
             "tokens": tokens_seen,
             "tokens_per_s": speed,
             "mfu": self._mfu(speed),
+            "padding": 1 - (tokens_seen - tokens) / max(cells_seen - cells, 1),
             # Those of the loss itself, such as rewards/margins and loss/SET.
             **{name: value for name, value in logs.items() if "/" in name},
             **memory(),

@@ -19,6 +19,7 @@ from dsrun.errors import DsrunError
 from dsrun.runs.records import Appender, append_start, append_step, ledger_of, next_attempt
 from dsrun.system.process_end import die_with_parent
 from dsrun.train.data.mixture import token_lengths
+from dsrun.train.data.request import Collator
 from dsrun.train.distributed import rank0_first
 from dsrun.train.loop.batches import (
     BatchLoader,
@@ -28,6 +29,9 @@ from dsrun.train.loop.batches import (
     Taken,
     TrainingRows,
 )
+from dsrun.train.packing.collate import PackedCollator
+from dsrun.train.packing.decide import Batching
+from dsrun.train.packing.sampler import PackedRows, WindowSampler
 
 # A loader worker silent for this long is stuck, on a dead file system for example.
 LOADER_TIMEOUT_SECONDS = 600
@@ -37,21 +41,42 @@ DEATH_SECONDS = 5
 
 class MicroBatch(dict[str, Any]):
     """What the collator made, and beside it the ids of the samples, their epoch, and a stream's place after them (see
-    `batches.Taken`). The Trainer hands the model a plain copy without these."""
+    `batches.Taken`); where the labels of each sample are: row, first position, and the one behind the last; the tokens
+    of the samples, and the cells of the tensors that could hold some. The Trainer hands the model a plain copy without
+    these."""
 
     ids: tuple[int, ...] = ()
     epoch: int | None = None
     after: dict[str, Any] | None = None
+    spans: tuple[tuple[int, int, int], ...] = ()
+    tokens: int = 0
+    cells: int = 0
 
 
 @dataclass(frozen=True)
 class _Collate:
     collate: Any
+    both_sides: bool
 
     def __call__(self, taken: Taken) -> MicroBatch:
         batch = MicroBatch(self.collate(taken.rows))
         batch.ids, batch.epoch, batch.after = tuple(taken.ids), taken.epoch, taken.after
+        samples = taken.rows
+        if isinstance(self.collate, PackedCollator):
+            samples = [sample for row in taken.rows for sample in row]
+            spans = self.collate.spans(taken.rows)
+            # Rows of filler, which have no ids, come last.
+            batch.spans = tuple(spans[: len(batch.ids)])
+        else:
+            width = batch["labels"].shape[1]
+            batch.spans = tuple((row, 0, width) for row in range(len(batch.ids)))
+        batch.tokens = sum(self._tokens(sample) for sample in samples[: len(batch.ids)])
+        batch.cells = batch["input_ids"].numel() + (batch["labels"].numel() if self.both_sides else 0)
         return batch
+
+    def _tokens(self, sample: dict[str, Any]) -> int:
+        inputs = sum(len(values) for name, values in sample.items() if name.endswith("_ids"))
+        return inputs + (len(sample["labels"]) if self.both_sides else 0)
 
 
 class TrainingLoader(BatchLoader):
@@ -92,15 +117,16 @@ def start_at(loader: TrainingLoader, micro_batch: int) -> TrainingLoader:
     return loader
 
 
-def training_loader(args: Any, rows: Any, split: Split, collate: Any) -> TrainingLoader:
+def training_loader(args: Any, rows: Any, batching: Batching, collate: Collator) -> TrainingLoader:
     """Micro batches of this rank's share of `rows`, a table or a stream; `args` are the Trainer's.
 
     A stream goes on through epochs without an end; the Trainer's max_steps ends it.
     """
+    split, grouping = batching.split, batching.grouping
     workers = args.dataloader_num_workers
     seed = args.seed if args.data_seed is None else args.data_seed
     options: dict[str, Any] = {
-        "collate_fn": _Collate(collate),
+        "collate_fn": _Collate(PackedCollator(collate, batching.method) if batching.method else collate, collate.seq2seq),
         "pin_memory": args.dataloader_pin_memory and args.device.type == "cuda",
         # The loader draws a seed from here, not from the generator that dropout uses: resuming then finds the same
         # dropout masks whatever the loader did before.
@@ -114,17 +140,22 @@ def training_loader(args: Any, rows: Any, split: Split, collate: Any) -> Trainin
     options |= {"num_workers": workers, "timeout": LOADER_TIMEOUT_SECONDS if workers else 0}
     if is_stream:
         return TrainingLoader(StreamOfBatches(rows, split), batch_size=None, **options)
-    sampler = GlobalBatchSampler(
-        len(rows),
-        split,
-        seed=seed,
-        drop_last=args.dataloader_drop_last,
-        shuffle=args.train_sampling_strategy != "sequential",
-        lengths=token_lengths(rows) if args.train_sampling_strategy == "group_by_length" else None,
-        shares=getattr(rows, "shares", None),
-    )
+    shares, drop_last = getattr(rows, "shares", None), args.dataloader_drop_last
+    sampler: GlobalBatchSampler | WindowSampler
+    if batching.lengths is not None:
+        sampler = WindowSampler(batching.lengths, split, grouping, seed=seed, drop_last=drop_last, shares=shares)
+    else:
+        sampler = GlobalBatchSampler(
+            len(rows),
+            split,
+            seed=seed,
+            drop_last=drop_last,
+            shuffle=args.train_sampling_strategy != "sequential",
+            lengths=token_lengths(rows) if args.train_sampling_strategy == "group_by_length" else None,
+            shares=shares,
+        )
     return TrainingLoader(
-        TrainingRows(rows),
+        PackedRows(rows) if batching.method else TrainingRows(rows),
         batch_sampler=sampler,
         persistent_workers=args.dataloader_persistent_workers and workers > 0,
         prefetch_factor=args.dataloader_prefetch_factor if workers else None,

@@ -17,7 +17,6 @@ from dsrun.train.checkpoint import elastic
 from dsrun.train.checkpoint.checkpointing import Checkpointing
 from dsrun.train.checkpoint.verify import check_best
 from dsrun.train.loop import engine
-from dsrun.train.loop.batches import IGNORED, Split
 from dsrun.train.loop.evaluation import Evaluation, Evaluator, LossState
 from dsrun.train.loop.loaders import DataPlace, MicroBatch, TrainingLoader, start_at, training_loader
 from dsrun.train.loop.nan import NanGuard
@@ -27,6 +26,7 @@ from dsrun.train.loss.dpo import DpoLoss
 from dsrun.train.loss.model_loss import ModelLoss
 from dsrun.train.loss.plugin_loss import PluginLoss
 from dsrun.train.model.parameter_groups import LearningRates
+from dsrun.train.packing.decide import Batching
 from dsrun.train.plugin import LoadedPlugin
 from dsrun.train.rank_context import RankContext
 
@@ -45,7 +45,7 @@ class RunTrainer(Checkpointing):
     def __init__(
         self,
         *,
-        split: Split,
+        batching: Batching,
         ds_config: dict[str, Any] | None,
         eval_progress: Callable[[int, int], None],
         context: RankContext,
@@ -64,7 +64,8 @@ class RunTrainer(Checkpointing):
         self.may_leave_evaluation = True
         self._votes = torch.zeros(2, dtype=torch.int64)
         self._step_rate: float | None = None
-        self.split = split
+        self.batching = batching
+        self.split = batching.split
         self.ds_config = ds_config
         self.on_checkpoint: Callable[..., None] = lambda *_args, **_details: None
         self.eval_progress = eval_progress
@@ -72,7 +73,8 @@ class RunTrainer(Checkpointing):
         self.loss_of_model = loss
         self.rates = rates
         self.plugin = plugin
-        self._tokens_seen = torch.zeros((), dtype=torch.int64, device=self.args.device)
+        # Tokens of the samples, and the cells of the tensors that held them.
+        self._seen = torch.zeros(2, dtype=torch.int64, device=self.args.device)
         self.seconds_not_training = 0.0
         self.already_finished = False
         self.last_evaluation: Evaluation | None = None
@@ -105,7 +107,7 @@ class RunTrainer(Checkpointing):
     # data
 
     def get_train_dataloader(self) -> TrainingLoader:
-        return training_loader(self.args, self.train_dataset, self.split, self.data_collator)
+        return training_loader(self.args, self.train_dataset, self.batching, self.data_collator)
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
@@ -114,16 +116,13 @@ class RunTrainer(Checkpointing):
         self.taken = batches = list(itertools.islice(epoch_iterator, num_batches))
         loss = self.loss_of_model
         items = sum(loss.items(b["labels"]) for b in batches)
-        # Filler, which comes last in a batch, is not read: how much there is depends on the number of ranks.
-        read = sum(b["attention_mask"][: loss.rows * len(b.ids)].sum() for b in batches)
-        if not loss.shifted:
-            read = read + sum(b["labels"].ne(IGNORED).sum() for b in batches)
+        read = sum(b.tokens for b in batches), sum(b.cells for b in batches)
         requests = int(self.context.stopping.is_requested), int(self.wants_to_save)
-        counts = torch.stack([torch.as_tensor(n) for n in (items, read, *requests)]).to(device)
+        counts = torch.stack([torch.as_tensor(n) for n in (items, *read, *requests)]).to(device)
         if self.split.world_size > 1:
             dist.all_reduce(counts)
-        self._tokens_seen += counts[1]
-        self._votes = counts[2:]
+        self._seen += counts[1:3]
+        self._votes = counts[3:]
         # DeepSpeed moves its own scheduler on before the Trainer reads the rate to log.
         self._step_rate = float(self.optimizer.param_groups[0]["lr"])
         samples = [batch.ids for batch in batches]
@@ -148,7 +147,12 @@ class RunTrainer(Checkpointing):
     @property
     def tokens_seen(self) -> int:
         """Tokens read by all ranks since the start, padding left out. Reading it waits for the GPU."""
-        return int(self._tokens_seen)
+        return int(self._seen[0])
+
+    @property
+    def cells_seen(self) -> int:
+        """Tokens and padding of this attempt's micro batches on all ranks, tokens before it included."""
+        return int(self._seen[1])
 
     def _finalize_training(self, *args: Any) -> Any:
         # Steps come no more, and the best model may take long to load.
@@ -165,7 +169,7 @@ class RunTrainer(Checkpointing):
             super()._load_best_model()
 
     def count_tokens(self, before: int) -> None:
-        self._tokens_seen.fill_(before)
+        self._seen.fill_(before)
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         self.loss_state.note()
@@ -185,7 +189,7 @@ class RunTrainer(Checkpointing):
     def training_step(self, model: Any, inputs: MicroBatch, num_items_in_batch: torch.Tensor | None = None) -> Any:
         if isinstance(self.loss_of_model, LossBySet):
             # compute_loss gets a plain copy of the micro batch.
-            self.loss_of_model.ids = inputs.ids
+            self.loss_of_model.ids, self.loss_of_model.spans = inputs.ids, inputs.spans
         return super().training_step(model, inputs, num_items_in_batch)
 
     def compute_loss(

@@ -18,13 +18,15 @@ _CHUNK = 1 << 24
 class LossBySet:
     """A model's loss, and for the log line its cross entropy over the samples of each set, without label smoothing and
     router losses. `names` are the sets, whose samples end before sample ends[i]. `ids` are to be set to the samples of
-    each micro batch before it is computed; without them nothing is counted."""
+    each micro batch before it is computed, and `spans` to where their labels are: row, first position, and the one
+    behind the last; without them nothing is counted."""
 
     def __init__(self, loss: ModelLoss, names: Sequence[str], ends: Sequence[int]) -> None:
         self.loss = loss
         self.names = tuple(names)
         self.ends = np.asarray(ends)
         self.ids: Sequence[int] = ()
+        self.spans: Sequence[tuple[int, int, int]] = ()
         self.kind, self.shifted, self.rows = loss.kind, loss.shifted, loss.rows
         self.items, self.sums, self.metrics = loss.items, loss.sums, loss.metrics
         # For each set the summed cross entropy in nats, and the target tokens.
@@ -46,13 +48,17 @@ class LossBySet:
 
     @torch.no_grad()
     def _count(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
-        """Add a micro batch, whose first rows are the samples `ids`; what follows is filler."""
-        rows = len(self.ids)
-        logits, labels = logits[:rows], labels[:rows].to(logits.device)
-        if self.shifted:
-            logits, labels = logits[:, :-1], labels[:, 1:]
-        entropy = row_entropies(logits, labels)
-        tokens = labels.ne(IGNORED).sum(1)
+        """Add a micro batch."""
+        labels = labels.to(logits.device)
+        shift = int(self.shifted)
+        targets = [labels[row, start + shift : stop] for row, start, stop in self.spans]
+        entropy = torch.stack(
+            [
+                summed_entropy(logits[row, start : stop - shift], each)
+                for (row, start, stop), each in zip(self.spans, targets, strict=True)
+            ]
+        )
+        tokens = torch.stack([each.ne(IGNORED).sum() for each in targets])
         # A step with such a loss is left out, or ends the run.
         counts = entropy.isfinite()
         found = torch.stack([entropy, tokens.double()], 1).where(counts[:, None], 0.0)
@@ -60,14 +66,12 @@ class LossBySet:
         self.window = self.window.to(logits.device).index_add(0, sets, found)
 
 
-def row_entropies(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The summed cross entropy of each row in nats, fp64 [rows]; `logits` [rows, length, vocabulary] are those of the
-    `labels` [rows, length]. A few positions at a time, as all logits in fp32 would be a second copy of them."""
-    rows, length, vocabulary = logits.shape
-    sums = torch.zeros(rows, dtype=torch.float64, device=logits.device)
-    step = max(1, _CHUNK // vocabulary)
-    for row in range(rows):
-        for start in range(0, length, step):
-            part, targets = logits[row, start : start + step].float(), labels[row, start : start + step]
-            sums[row] += torch.nn.functional.cross_entropy(part, targets, ignore_index=IGNORED, reduction="sum")
-    return sums
+def summed_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """The summed cross entropy in nats, an fp64 scalar; `logits` [length, vocabulary] are those of the `labels` [length].
+    A few positions at a time, as all logits in fp32 would be a second copy of them."""
+    total = torch.zeros((), dtype=torch.float64, device=logits.device)
+    step = max(1, _CHUNK // logits.shape[-1])
+    for start in range(0, len(labels), step):
+        part, targets = logits[start : start + step].float(), labels[start : start + step]
+        total += torch.nn.functional.cross_entropy(part, targets, ignore_index=IGNORED, reduction="sum")
+    return total

@@ -44,8 +44,8 @@ def test_flag_of_another_tool_on_the_command_line(argv, message, tmp_path):
 
 
 def test_switch_of_another_tool_before_a_known_flag(tmp_path):
-    with pytest.raises(UsageError, match="--packing is not a flag of dsrun, but of TRL"):
-        resolve(["--packing", "--model", "m"], tmp_path)
+    with pytest.raises(UsageError, match="--padding_free is not a flag of dsrun, but of TRL"):
+        resolve(["--padding_free", "--model", "m"], tmp_path)
 
 
 def test_key_of_another_tool_in_files(tmp_path):

@@ -24,10 +24,18 @@ from dsrun.train.data.request import Collator
 from dsrun.train.data.token_files import TokenBin
 from dsrun.train.loop.batches import Split
 from dsrun.train.loop.loaders import MicroBatch, start_at, training_loader
+from dsrun.train.packing.decide import Batching
+from dsrun.train.packing.sampler import Grouping
 from tests.forkserver.client import HEAVY
 from tests.processes import left_of
 
 COLLATE = Collator(pad_id=0, seq2seq=False)
+
+
+def plain(*split):
+    """Batches of an unchanged order, divided by `split`."""
+    divided = Split(*split)
+    return Batching(Grouping("plain", divided.global_batch), divided)
 
 
 class Counted(Dataset):
@@ -70,7 +78,7 @@ def labels(batch):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_micro_batches_know_sample_ids_and_epoch(workers):
-    loader = training_loader(arguments(workers), Counted(10), Split(2, 1, 2), COLLATE)
+    loader = training_loader(arguments(workers), Counted(10), plain(2, 1, 2), COLLATE)
     for epoch in (0, 3):
         loader.set_epoch(epoch)
         batches = list(loader)
@@ -84,7 +92,7 @@ def test_sample_order_from_data_seed_or_seed():
     """The order follows from the seed of the data, or else from the seed."""
 
     def order(**seeds):
-        loader = training_loader(arguments(**seeds), Counted(50), Split(2, 0, 1), COLLATE)
+        loader = training_loader(arguments(**seeds), Counted(50), plain(2, 0, 1), COLLATE)
         return [sample for batch in loader.batch_sampler for sample in batch]
 
     assert order(seed=7, data_seed=0) == order(seed=0) != order(seed=7)
@@ -104,7 +112,7 @@ def test_micro_batch_ids_survive_pinning():
 @pytest.mark.parametrize("workers", [0, 2])
 def test_loader_resume_at_step_50000_reads_nothing_before(workers):
     rows = Counted(450_000)
-    whole = training_loader(arguments(workers), rows, Split(2, 0, 2, 2), COLLATE)
+    whole = training_loader(arguments(workers), rows, plain(2, 0, 2, 2), COLLATE)
     order = list(islice(whole.batch_sampler, 100_000, 100_003))
     loader = start_at(whole, 100_000)
     assert [list(batch.ids) for batch in islice(loader, 3)] == order
@@ -121,7 +129,7 @@ def test_trainer_skips_batches_by_start_at():
 
 def grouped(rows, seed=7):
     options = arguments(train_sampling_strategy="group_by_length", seed=seed)
-    return training_loader(options, rows, Split(2, 0, 1), COLLATE).batch_sampler
+    return training_loader(options, rows, plain(2, 0, 1), COLLATE).batch_sampler
 
 
 def test_group_by_length_takes_lengths_of_rows():
@@ -137,13 +145,13 @@ def test_group_by_length_of_token_file_blocks(tmp_path):
 
 
 def test_epoch_after_resumed_one_is_whole():
-    loader = start_at(training_loader(arguments(2), Counted(10), Split(2, 0, 1), COLLATE), 4)
+    loader = start_at(training_loader(arguments(2), Counted(10), plain(2, 0, 1), COLLATE), 4)
     assert [len(list(loader)) for _ in range(2)] == [1, 5]
 
 
 def test_killed_loader_worker_ends_training_at_once():
     """Not after LOADER_TIMEOUT_SECONDS: torch hears of its children's deaths by SIGCHLD."""
-    loader = training_loader(arguments(2), Counted(10_000, pause=0.01), Split(2, 0, 1), COLLATE)
+    loader = training_loader(arguments(2), Counted(10_000, pause=0.01), plain(2, 0, 1), COLLATE)
     batches = iter(loader)
     next(batches)
     began = time.monotonic()
@@ -162,7 +170,7 @@ def test_killed_loader_worker_ends_training_at_once():
 
 def test_killed_loader_worker_behind_broken_connection(monkeypatch):
     """A worker is reported as killed also where its connection breaks first: on a busy machine in one of five cases."""
-    loader = training_loader(arguments(2), Counted(10_000, pause=0.01), Split(2, 0, 1), COLLATE)
+    loader = training_loader(arguments(2), Counted(10_000, pause=0.01), plain(2, 0, 1), COLLATE)
     batches = iter(loader)
     next(batches)
 
@@ -180,10 +188,9 @@ def test_killed_loader_worker_behind_broken_connection(monkeypatch):
 OWNER = """
 import os, sys, time
 sys.path[:0] = {path!r}
-from tests.unit.train.test_loaders import COLLATE, Counted, arguments
-from dsrun.train.loop.batches import Split
+from tests.unit.train.test_loaders import COLLATE, Counted, arguments, plain
 from dsrun.train.loop.loaders import training_loader
-batches = iter(training_loader(arguments(2), Counted(10_000, pause=0.01), Split(2, 0, 1), COLLATE))
+batches = iter(training_loader(arguments(2), Counted(10_000, pause=0.01), plain(2, 0, 1), COLLATE))
 next(batches)
 print("ready", flush=True)
 time.sleep(600)

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, LlamaConfi
 from dsrun.train.loop.batches import IGNORED, Split
 from dsrun.train.loop.evaluation import LossState
 from dsrun.train.loss import by_set
-from dsrun.train.loss.by_set import LossBySet, row_entropies
+from dsrun.train.loss.by_set import LossBySet, summed_entropy
 from dsrun.train.loss.model_loss import ModelLoss, summed_cross_entropy, target_tokens
 
 LLAMA = LlamaConfig(vocab_size=11, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
@@ -35,6 +35,11 @@ def batch_of(model, rows=5, length=7):
     return inputs
 
 
+def whole_rows(count, length=7):
+    """Where the labels of samples are that have a row each."""
+    return [(row, 0, length) for row in range(count)]
+
+
 def alone(model, inputs, rows, shifted):
     """Summed cross entropy and target tokens of some rows, from a pass of their own."""
     mine = {name: value[rows] for name, value in inputs.items()}
@@ -51,7 +56,7 @@ def test_loss_of_each_set_is_that_of_its_rows(model):
     items = loss.items(inputs["labels"])
     expected, _ = loss(model, inputs, items)
     for _ in range(2):
-        by.ids = (3, 12, 9, 25)
+        by.ids, by.spans = (3, 12, 9, 25), whole_rows(4)
         total, _ = by(model, inputs, items)
     assert torch.equal(total, expected)
     sums = [alone(model, inputs, rows, loss.shifted) for rows in ([0, 2], [1], [3])]
@@ -63,9 +68,24 @@ def test_loss_of_each_set_is_that_of_its_rows(model):
 def test_set_without_samples_since_the_last_line_is_not_logged(model):
     by = LossBySet(ModelLoss.of(model), ["a", "b"], [10, 20])
     inputs = batch_of(model)
-    by.ids = (11, 12)
+    by.ids, by.spans = (11, 12), whole_rows(2)
     by(model, inputs, torch.tensor(1))
     assert list(by.logged(by.window)) == ["loss/b"]
+
+
+def test_samples_packed_in_one_row_count_for_their_sets():
+    """The first label of each document is ignored, as in a packed row."""
+    torch.manual_seed(0)
+    logits, labels = torch.randn(1, 7, 11), torch.randint(0, 11, (1, 7))
+    labels[0, [0, 3]] = IGNORED
+    by = LossBySet(ModelLoss("shared", shifted=True), ["a", "b"], [10, 20])
+    by.ids, by.spans = (11, 4), [(0, 0, 3), (0, 3, 7)]
+    by._count(logits, labels)
+    expected = [
+        [float(summed_cross_entropy(logits[:, part], labels[:, part], shifted=True)), tokens]
+        for part, tokens in ((slice(3, 7), 3), (slice(0, 3), 2))
+    ]
+    assert by.window.tolist() == [pytest.approx(each) for each in expected]
 
 
 def test_rows_of_no_known_sample_are_not_counted(model):
@@ -78,7 +98,7 @@ def test_rows_of_no_known_sample_are_not_counted(model):
 def test_sample_with_an_infinite_loss_is_not_counted(model):
     by = LossBySet(ModelLoss.of(model), ["a", "b"], [10, 20])
     inputs = batch_of(model, rows=2)
-    by.ids = (1, 11)
+    by.ids, by.spans = (1, 11), whole_rows(2)
     logits = model(**{name: value for name, value in inputs.items() if name != "labels"})["logits"].detach()
     logits[1, 3] = float("nan")
     by._count(logits, inputs["labels"])
@@ -88,13 +108,13 @@ def test_sample_with_an_infinite_loss_is_not_counted(model):
 
 
 @pytest.mark.parametrize("chunk", [1, 30, 1 << 24])
-def test_row_entropies_do_not_depend_on_the_chunk(monkeypatch, chunk):
+def test_entropy_does_not_depend_on_the_chunk(monkeypatch, chunk):
     monkeypatch.setattr(by_set, "_CHUNK", chunk)
     torch.manual_seed(0)
     logits, labels = torch.randn(3, 5, 11), torch.randint(0, 11, (3, 5))
     labels[1] = IGNORED
     expected = [float(summed_cross_entropy(logits[k], labels[k], shifted=False)) for k in range(3)]
-    found = row_entropies(logits, labels)
+    found = torch.stack([summed_entropy(logits[k], labels[k]) for k in range(3)])
     assert found.dtype == torch.float64
     assert found.tolist() == pytest.approx(expected)
     assert found[1] == 0

@@ -1,0 +1,145 @@
+"""Which samples share a row, and which a step: packing into a given number of rows, and batches of about equal cost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+# A capacity that does not hold all samples is raised by this share of itself, at least by a token.
+_RAISE = 1 / 2000
+
+
+def pack_rows(lengths: np.ndarray, rows: int) -> list[np.ndarray]:
+    """Distribute samples of `lengths`, [samples], over `rows` rows so that the longest row is as short as best-fit
+    decreasing finds (Johnson 1973); returns the sample numbers of each row. A row is empty only where there are fewer
+    samples than rows; a sample longer than the others' rows has one to itself."""
+    if len(lengths) <= rows:
+        return [np.array([i]) for i in range(len(lengths))] + [np.empty(0, dtype=np.int64)] * (rows - len(lengths))
+    order = np.argsort(-lengths, kind="stable")
+    descending = lengths[order].tolist()
+    capacity = _least_capacity(lengths, rows)
+    while (assigned := _best_fit(descending, capacity, rows)) is None:
+        capacity += max(1, int(capacity * _RAISE))
+    return [order[row] for row in _without_empty(assigned)]
+
+
+def _least_capacity(lengths: np.ndarray, rows: int) -> int:
+    """No smaller capacity can do: the mean of the rows that hold no sample longer than it."""
+    capacity = -(-int(lengths.sum()) // rows)
+    while True:
+        short = lengths[lengths <= capacity]
+        left = rows - (len(lengths) - len(short))
+        lower = -(-int(short.sum()) // left) if left > 0 and len(short) else capacity
+        if lower >= capacity:
+            return capacity
+        capacity = lower
+
+
+def _best_fit(descending: list[int], capacity: int, rows: int) -> list[list[int]] | None:
+    """Each sample into the row with the least space that is enough; None where one finds no row. The rows by space are
+    looked up as the bits of an integer, so that a sample costs one shift."""
+    contents: list[list[int]] = [[] for _ in range(rows)]
+    by_space: dict[int, list[int]] = {capacity: [*reversed(range(rows))]}
+    occupied = 1 << capacity
+    for sample, length in enumerate(descending):
+        if length > capacity:
+            # In a row of its own, which then has no space.
+            row = by_space[capacity].pop() if by_space.get(capacity) else None
+            if row is None:
+                return None
+            contents[row].append(sample)
+            if not by_space[capacity]:
+                occupied &= ~(1 << capacity)
+            continue
+        enough = occupied >> length
+        if not enough:
+            return None
+        space = length + (enough & -enough).bit_length() - 1
+        row = by_space[space].pop()
+        if not by_space[space]:
+            occupied &= ~(1 << space)
+        contents[row].append(sample)
+        left = space - length
+        by_space.setdefault(left, []).append(row)
+        occupied |= 1 << left
+    return contents
+
+
+def _without_empty(contents: list[list[int]]) -> list[list[int]]:
+    """No row empty: best fit leaves one so where few samples fill the others exactly; takes from the fullest."""
+    for row in contents:
+        if not row:
+            row.append(max(contents, key=len).pop())
+    return contents
+
+
+def equal_cost_steps(lengths: np.ndarray, steps: int, *, least: int = 1) -> list[np.ndarray]:
+    """Cut samples of like lengths into `steps` groups whose cost, samples × the longest of each side, is as equal as
+    can be; none has fewer than `least` samples while there are enough. `lengths` is [samples, sides]; there are at
+    least as many samples as steps. Returns sample numbers."""
+    order = _by_both_sides(lengths, steps)
+    ordered = lengths[order].tolist()
+    least = max(1, min(least, len(ordered) // steps))
+    low = int(lengths.sum()) // steps
+    high = 2 * low + len(ordered) * int(lengths.max(axis=0).sum()) // steps
+    # Within half a percent: a finer budget costs more time than it saves cells.
+    while high - low > low // 200:
+        middle = (low + high) // 2
+        if len(_cuts(ordered, middle, least)) <= steps:
+            high = middle
+        else:
+            low = middle + 1
+    ends = _cuts(ordered, high, least)
+    return _halved(np.split(order, ends[:-1]), steps)
+
+
+def _by_both_sides(lengths: np.ndarray, steps: int) -> np.ndarray:
+    """The samples in an order in which neighbours are alike on both sides: in strips by the first side, and in these by
+    the second, up and down by turns."""
+    sides = lengths.shape[1]
+    order = np.lexsort([lengths[:, side] for side in range(1, sides)] + [lengths[:, 0]])[::-1]
+    if sides == 1:
+        return order
+    strips = []
+    for number, strip in enumerate(np.array_split(order, max(1, round(np.sqrt(steps))))):
+        by_second = strip[np.argsort(lengths[strip, 1], kind="stable")]
+        strips.append(by_second if number % 2 else by_second[::-1])
+    return np.concatenate(strips)
+
+
+def _cuts(ordered: list[list[int]], budget: int, least: int) -> list[int]:
+    """Where groups end that hold as much as the budget allows, and `least` samples at least."""
+    ends, start = [], 0
+    longest = [0] * len(ordered[0])
+    for i, sides in enumerate(ordered):
+        wider = [max(pair) for pair in zip(longest, sides, strict=True)]
+        if i - start >= least and (i - start + 1) * sum(wider) > budget and len(ordered) - i >= least:
+            ends.append(i)
+            start, wider = i, sides
+        longest = wider
+    return [*ends, len(ordered)]
+
+
+def _halved(groups: list[np.ndarray], count: int) -> list[np.ndarray]:
+    """`count` groups, the largest halved until there are as many."""
+    while len(groups) < count:
+        largest = max(range(len(groups)), key=lambda i: len(groups[i]))
+        groups[largest : largest + 1] = np.array_split(groups[largest], 2)
+    return groups
+
+
+def shuffled_windows(order: np.ndarray, size: int) -> list[np.ndarray]:
+    """`order` in pieces of about `size`."""
+    return np.array_split(order, max(1, round(len(order) / size)))
+
+
+def allotted(weights: np.ndarray, total: int) -> np.ndarray:
+    """`total` divided over the windows in proportion to their `weights`, whole numbers, at least one each where there
+    are enough."""
+    ends = np.round(total * np.cumsum(weights) / weights.sum()).astype(np.int64)
+    return np.diff(ends, prepend=0)
+
+
+Packer = Callable[[np.ndarray, int], list[np.ndarray]]
+"""Distributes samples of lengths [samples, sides] over a number of rows."""

@@ -1,0 +1,52 @@
+"""Rows of several samples as the tensors that a model keeps apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+
+from dsrun.train.data.request import Collator
+from dsrun.train.loop.batches import IGNORED
+from dsrun.train.packing.encoder_decoder import pair_inputs
+from dsrun.train.packing.probe import Method, packed_inputs
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class PackedCollator:
+    """Joins the samples of each row, {"input_ids", "labels"}, and pads the rows to the width of the widest. The first
+    label of each document is ignored, as no token of the same document comes before it."""
+
+    collator: Collator
+    method: Method
+
+    def __call__(self, rows: Sequence[Sequence[Row]]) -> dict[str, Any]:
+        pad, multiple_of = self.collator.pad_id, self.collator.multiple_of
+        if self.method == "pairs":
+            return pair_inputs(rows, pad, self.collator.decoder_input_ids, multiple_of)
+        documents = [[_tensor(sample["input_ids"]) for sample in row] for row in rows]
+        inputs = packed_inputs(documents, self.method, pad_id=pad, multiple_of=multiple_of)
+        labels = torch.full_like(inputs["input_ids"], IGNORED)
+        for sample, (row, start, stop) in zip(
+            (sample for row in rows for sample in row), self.spans(rows), strict=True
+        ):
+            labels[row, start + 1 : stop] = _tensor(sample["labels"])[1:]
+        return {**inputs, "labels": labels}
+
+    def spans(self, rows: Sequence[Sequence[Row]]) -> list[tuple[int, int, int]]:
+        """Where the labels of each sample are in the batch: row, first position, and the one behind the last."""
+        lengths = [[len(sample["labels"]) for sample in row] for row in rows]
+        if self.method == "flat":
+            lengths = [[length for row in lengths for length in row]]
+        ends = [np.cumsum([0, *row]).tolist() for row in lengths]
+        return [(row, start, stop) for row, borders in enumerate(ends) for start, stop in pairwise(borders)]
+
+
+def _tensor(ids: Any) -> torch.Tensor:
+    return torch.from_numpy(np.asarray(ids, dtype=np.int64))

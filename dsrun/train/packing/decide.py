@@ -1,0 +1,158 @@
+"""How the samples of a run become batches: packed, of like lengths, or one global batch after another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from dsrun.errors import UsageError
+from dsrun.recipe.batch import BatchPlan, batch_plan
+from dsrun.train.data.mixture import side_lengths
+from dsrun.train.loop.batches import Split
+from dsrun.train.packing.probe import Method, Verdict, probe
+from dsrun.train.packing.sampler import Grouping
+from dsrun.train.plan import Plan
+
+# Where samples are so alike that padded batches hold more than this share of tokens, there is nothing to gain.
+EVEN = 0.95
+# A row is as long as the longest sample; where that is an outlier, as this share of the samples, and the longer ones
+# have rows to themselves: attention without flash kernels costs the square of a row's length.
+USUAL = 99
+OUTLIER = 2
+
+
+@dataclass(frozen=True)
+class Batching:
+    """`split` counts rows where they are packed, else samples. `lengths` are tokens [samples, sides], None in a plain
+    order; `reason` says why samples are not packed, None where there is nothing to say."""
+
+    grouping: Grouping
+    split: Split
+    lengths: np.ndarray | None = None
+    verdict: Verdict | None = None
+    reason: str | None = None
+
+    @property
+    def method(self) -> Method | None:
+        return self.verdict.method if self.verdict and self.grouping.kind == "packed" else None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """For run.json."""
+        probed = self.verdict.facts if self.verdict else {"method": None, "difference": None, "reason": self.reason}
+        return {"batches": self.grouping.kind, "per_step": self.grouping.per_step, **probed}
+
+    def sentence(self, ranks: str) -> str | None:
+        """What the user is told; `ranks` is "2 GPUs"."""
+        if self.lengths is None or self.grouping.kind == "plain":
+            return None
+        samples, tokens = self.grouping.global_batch, self.lengths.sum(1).mean()
+        average = f"about {samples:,} samples, {samples * tokens:,.0f} tokens a step"
+        if self.grouping.kind == "budget":
+            return f"samples of like lengths, {average}" + (f"; not packed: {self.reason}" if self.reason else "")
+        split, rows = self.split, self.grouping.per_step
+        steps = f"{split.accumulation} step{'' if split.accumulation == 1 else 's'}"
+        return (
+            f"{average}, in {rows:,} row{'' if rows == 1 else 's'} of about {samples * tokens / rows:,.0f} tokens = "
+            f"{split.micro_batch} × {ranks} × {steps}; {self.verdict.reason if self.verdict else ''}"
+        )
+
+
+def decide_batching(plan: Plan, rows: Any, model: Any, *, loss: Any, strategy: str | None, saved: Any) -> Batching:
+    """How the training data `rows` are batched for `model`, which is probed; a collective under ZeRO-3. `strategy` is
+    --train-sampling-strategy where it was given, `saved` the grouping of the checkpoint to go on from."""
+    batch, spec = plan.batch, plan.recipe.spec
+    split = Split(batch.micro_batch, plan.world.rank, plan.world.size, batch.accumulation)
+    plain = Batching(Grouping("plain", batch.global_batch), split)
+    if not hasattr(rows, "__len__") or strategy or spec.pad_to_max_length or len(rows) == 0:
+        return plain
+    if saved is not None and saved.kind == "plain":
+        return plain
+    lengths = side_lengths(rows, both=plan.task == "seq2seq" and spec.task != "dpo")
+    if lengths.sum(1).mean() > EVEN * lengths.max(axis=0).sum():
+        return plain
+    least = plan.world.size * batch.accumulation
+    budget = replace(plain, grouping=Grouping("budget", batch.global_batch, least), lengths=lengths)
+    if saved is not None and saved.kind == "budget" and saved.global_batch == batch.global_batch:
+        budget = replace(budget, grouping=saved)
+    reason = "--packing off" if spec.packing == "off" else _cannot_pack(plan, loss)
+    size = rows_per_step(lengths, batch)
+    if saved is not None and saved.kind == "packed" and saved.global_batch == batch.global_batch:
+        size = saved.per_step
+    if reason or size is None or (saved is not None and saved.kind == "budget"):
+        return replace(budget, reason=reason or (None if saved else "a row would hold a single sample"))
+    verdict = probe(model, pairs=plan.task == "seq2seq")
+    if verdict.method is None:
+        return replace(budget, verdict=verdict, reason=verdict.reason)
+    grouping = Grouping("packed", batch.global_batch, size)
+    return Batching(grouping, _split_of_rows(split, size, lengths, batch), lengths, verdict)
+
+
+def _cannot_pack(plan: Plan, loss: Any) -> str | None:
+    """Why these rows cannot be packed, whatever the model."""
+    plugin, spec = plan.plugin, plan.recipe.spec
+    if spec.task == "dpo":
+        return "dpo compares whole answers"
+    if plugin and (plugin.has("loss") or plugin.has("collate")):
+        return "the plugin gets padded batches"
+    if getattr(loss, "kind", None) == "own":
+        return "the model computes a loss of its own"
+    if plan.recipe.hf.get("use_cache"):
+        return "--use-cache true makes transformers drop the borders of documents"
+    return None
+
+
+def rows_per_step(lengths: np.ndarray, batch: BatchPlan) -> int | None:
+    """Rows that hold a global batch on average, so many that each is about as long as the longest sample; they divide
+    by the ranks, and a rank's micro batch has room for one. None where a row would hold a single sample."""
+    mean, longest = lengths.mean(axis=0), lengths.max(axis=0)
+    usual = np.percentile(lengths, USUAL, axis=0)
+    wanted = np.where(longest > OUTLIER * usual, usual, longest)
+    share = batch.global_batch // batch.world_size
+    fitting = [each for each in range(2, share + 1) if share % each == 0]
+    fitting = [each for each in fitting if each * mean.sum() <= batch.micro_batch * longest.sum()]
+    if not fitting:
+        return None
+    samples = next((each for each in fitting if (each * mean >= wanted).all()), fitting[-1])
+    return batch.global_batch // samples
+
+
+def _split_of_rows(split: Split, rows: int, lengths: np.ndarray, batch: BatchPlan) -> Split:
+    """As many rows in a micro batch as take no more memory than the padded samples that were asked for."""
+    mine = -(-rows // split.world_size)
+    width = max(batch.global_batch / rows * lengths.sum(1).mean(), 1)
+    room = max(1, int(batch.micro_batch * lengths.max(axis=0).sum() / width))
+    micro = max(each for each in range(1, mine + 1) if mine % each == 0 and each <= room)
+    return replace(split, micro_batch=micro, accumulation=mine // micro)
+
+
+def batch_of_tokens(batch: BatchPlan, tokens: int, rows: Any, *, both: bool) -> BatchPlan:
+    """The global batch that holds about `tokens` tokens on average (--global-batch-tokens)."""
+    if not hasattr(rows, "__len__"):
+        raise UsageError(
+            "--global-batch-tokens: the lengths of streamed samples are not known before they are read",
+            fix="use --global-batch-size",
+        )
+    mean = float(side_lengths(rows, both=both).sum(1).mean())
+    unit = batch.micro_batch * batch.world_size
+    samples = max(1, round(tokens / mean / unit)) * unit
+    return batch_plan(
+        global_batch_size=samples,
+        micro_batch_size=batch.micro_batch,
+        accumulation=None,
+        world_size=batch.world_size,
+        default_micro=batch.micro_batch,
+    )
+
+
+Notify = Callable[[str], None]
+
+
+def keep_grouping(saved: dict[str, Any] | None) -> Grouping | None:
+    """The grouping in a checkpoint's manifest; a checkpoint without one was trained on in a plain order."""
+    if saved is None:
+        return None
+    return Grouping(**saved["grouping"]) if "grouping" in saved else Grouping("plain", saved.get("global_batch", 0))

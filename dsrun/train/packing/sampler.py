@@ -1,0 +1,150 @@
+"""Micro batches of rows that hold several samples, or of samples of like lengths, in an order that seed and epoch fix.
+
+An epoch has as many optimizer steps as without packing, so a step has the global batch's samples on average. Samples
+are shuffled, and grouped within windows: a window is computed when its first step is due, and none before the one
+that a resumed run begins with. Ranks and micro batches only cut a step into slices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from torch.utils.data import Dataset, Sampler
+
+from dsrun.train.loop.batches import FILLER, Shares, Split, Taken, filler_like
+from dsrun.train.packing.assign import allotted, equal_cost_steps, pack_rows, shuffled_windows
+from dsrun.train.packing.pairs import pack_pairs
+
+# Larger windows fill rows better and cost time at their first step: 10,000 samples take a tenth of a second.
+WINDOW = 10_000
+# Of samples grouped by length, at least: smaller windows would shuffle less than they sort.
+WINDOW_BATCHES = 50
+
+Kind = Literal["plain", "budget", "packed"]
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """How samples become steps: `plain`, a global batch each; `budget`, samples of like lengths whose cost is about the
+    same in each step; `packed`, rows of several samples.
+
+    `per_step` is the number of rows in a packed step, and the least number of samples in a budget one. A run keeps it:
+    with another, the rest of an epoch would be other samples.
+    """
+
+    kind: Kind
+    global_batch: int
+    per_step: int = 0
+
+    def steps(self, samples: int, *, drop_last: bool) -> int:
+        return samples // self.global_batch if drop_last else math.ceil(samples / self.global_batch)
+
+
+class WindowSampler(Sampler):
+    """Yields this rank's micro batches: sample numbers, FILLER where there is none, or rows of these where they are
+    packed. `lengths` are tokens [samples, sides]. The next pass begins with micro batch `first`, later ones with 0."""
+
+    def __init__(
+        self,
+        lengths: np.ndarray,
+        split: Split,
+        grouping: Grouping,
+        *,
+        seed: int = 0,
+        drop_last: bool = False,
+        shares: Shares | None = None,
+    ) -> None:
+        self.lengths = lengths
+        self.split = split
+        self.grouping = grouping
+        self.seed = seed
+        self.shares = shares
+        self.steps = grouping.steps(len(lengths), drop_last=drop_last)
+        self.epoch = 0
+        self.first = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        """Micro batches per epoch and rank; the same on every rank, as ZeRO-3 and DDP need."""
+        return self.steps * self.split.accumulation
+
+    def __iter__(self) -> Iterator[list[Any]]:
+        first, self.first = self.first, 0
+        step, passed = divmod(first, self.split.accumulation)
+        for samples in self._from(step):
+            yield from self._slices(samples)[passed:]
+            passed = 0
+
+    def _from(self, first: int) -> Iterator[list[Any]]:
+        """The steps of this epoch from step `first` on: lists of rows, or of samples."""
+        order = np.arange(len(self.lengths))
+        if self.shares is not None:
+            order = self.shares.samples(self.seed, self.epoch, shuffle=True)
+        order = order[np.random.default_rng((self.seed, self.epoch)).permutation(len(order))]
+        windows = shuffled_windows(order, max(WINDOW, WINDOW_BATCHES * self.grouping.global_batch))
+        counts = allotted(np.array([self.lengths[window].sum() for window in windows]), self.steps)
+        ends = np.cumsum(counts)
+        for number, (window, count) in enumerate(zip(windows, counts.tolist(), strict=True)):
+            if ends[number] > first:
+                yield from self._window(window, count, number)[max(0, first - int(ends[number]) + count) :]
+
+    def _window(self, samples: np.ndarray, steps: int, number: int) -> list[list[Any]]:
+        # The tag keeps these numbers apart from those of the epoch's order.
+        rng = np.random.default_rng((self.seed, self.epoch, number, 1))
+        lengths = self.lengths[samples]
+        if self.grouping.kind == "packed":
+            grouped = self._packed(samples, lengths, steps, rng)
+        else:
+            groups = equal_cost_steps(lengths, steps, least=self.grouping.per_step)
+            grouped = [samples[group].tolist() for group in groups]
+        cost = [self._widest(step) for step in grouped]
+        # What needs most memory goes first, so that it runs out in the first step or never.
+        begins = [int(np.argmax(cost))] if number == 0 else []
+        return [grouped[i] for i in begins + [i for i in rng.permutation(steps).tolist() if i not in begins]]
+
+    def _packed(self, samples: np.ndarray, lengths: np.ndarray, steps: int, rng: np.random.Generator) -> list[Any]:
+        count = steps * self.grouping.per_step
+        packed = pack_pairs(*lengths.T, count) if lengths.shape[1] > 1 else pack_rows(lengths[:, 0], count)
+        rows = [samples[packed[i]].tolist() for i in rng.permutation(count)]
+        # Rows of like width together, as a batch is as wide as its widest.
+        rows.sort(key=self._width, reverse=True)
+        size = self.grouping.per_step
+        return [rows[i : i + size] for i in range(0, count, size)]
+
+    def _width(self, row: Sequence[int]) -> int:
+        return int(self.lengths[row].sum())
+
+    def _widest(self, step: list[Any]) -> int:
+        if self.grouping.kind == "packed":
+            return max(map(self._width, step))
+        return int(self.lengths[step].max(axis=0).sum()) * len(step)
+
+    def _slices(self, step: list[Any]) -> list[list[Any]]:
+        """This rank's micro batches of a step."""
+        split = self.split
+        if self.grouping.kind == "packed":
+            starts = (i * split.round + split.rank * split.micro_batch for i in range(split.accumulation))
+            slices = [step[start : start + split.micro_batch] for start in starts]
+            return [rows + [[]] * (split.micro_batch - len(rows)) for rows in slices]
+        parts = np.array_split(np.asarray(step), split.world_size * split.accumulation)
+        return [part.tolist() or [FILLER] for part in parts[split.rank :: split.world_size]]
+
+
+class PackedRows(Dataset):
+    """Micro batches of packed rows of a table; an empty row is filler."""
+
+    def __init__(self, rows: Any) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitems__(self, packed: list[list[int]]) -> Taken:
+        rows = [[self.rows[i] for i in row] or [filler_like(self.rows[0])] for row in packed]
+        return Taken(rows, [i for row in packed for i in row])
