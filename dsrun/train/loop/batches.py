@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 IGNORED = -100
 FILLER = -1
+FILLER_LENGTH = 2
 
 # Global batches sorted together when grouping by length: more saves more padding and shuffles less.
 GROUPED_BATCHES = 50
@@ -166,8 +167,10 @@ class WithFiller(Dataset):
 
 
 def filler_like(row: dict[str, Any]) -> dict[str, Any]:
-    ignored = {name: [IGNORED] * len(row[name]) for name in row if name.endswith("labels")}
-    return {**row, **ignored}
+    """A row of which nothing is learned, short, as a batch may hold nothing else."""
+    tokens = {name: values[:FILLER_LENGTH] for name, values in row.items() if name.endswith(("_ids", "labels"))}
+    ignored = {name: [IGNORED] * len(values) for name, values in tokens.items() if name.endswith("labels")}
+    return {**row, **tokens, **ignored}
 
 
 class TrainingRows(WithFiller):

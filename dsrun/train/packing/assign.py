@@ -91,7 +91,9 @@ def equal_cost_steps(lengths: np.ndarray, steps: int, *, least: int = 1) -> list
         else:
             low = middle + 1
     ends = _cuts(ordered, high, least)
-    return _halved(np.split(order, ends[:-1]), steps)
+    groups = _halved(np.split(order, ends[:-1]), steps)
+    # The slices of a step, its micro batches, hold samples of like lengths too.
+    return [group[np.argsort(-lengths[group].sum(axis=1), kind="stable")] for group in groups]
 
 
 def _by_both_sides(lengths: np.ndarray, steps: int) -> np.ndarray:

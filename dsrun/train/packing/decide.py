@@ -22,6 +22,8 @@ EVEN = 0.95
 # have rows to themselves: attention without flash kernels costs the square of a row's length.
 USUAL = 99
 OUTLIER = 2
+# A step of long samples has at least this part of the global batch, so that few micro batches are filler.
+LEAST_SHARE = 2
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class Batching:
         average = f"about {samples:,} samples, {samples * tokens:,.0f} tokens a step"
         if self.grouping.kind == "budget":
             return f"samples of like lengths, {average}" + (f"; not packed: {self.reason}" if self.reason else "")
-        split, rows = self.split, self.grouping.per_step
+        split, rows = self.split, self.split.global_batch
         steps = f"{split.accumulation} step{'' if split.accumulation == 1 else 's'}"
         return (
             f"{average}, in {rows:,} row{'' if rows == 1 else 's'} of about {samples * tokens / rows:,.0f} tokens = "
@@ -74,21 +76,18 @@ def decide_batching(plan: Plan, rows: Any, model: Any, *, loss: Any, strategy: s
     lengths = side_lengths(rows, both=plan.task == "seq2seq" and spec.task != "dpo")
     if lengths.sum(1).mean() > EVEN * lengths.max(axis=0).sum():
         return plain
-    least = plan.world.size * batch.accumulation
+    least = -(-batch.global_batch // LEAST_SHARE)
     budget = replace(plain, grouping=Grouping("budget", batch.global_batch, least), lengths=lengths)
-    if saved is not None and saved.kind == "budget" and saved.global_batch == batch.global_batch:
-        budget = replace(budget, grouping=saved)
     reason = "--packing off" if spec.packing == "off" else _cannot_pack(plan, loss)
-    size = rows_per_step(lengths, batch)
-    if saved is not None and saved.kind == "packed" and saved.global_batch == batch.global_batch:
-        size = saved.per_step
-    if reason or size is None or (saved is not None and saved.kind == "budget"):
-        return replace(budget, reason=reason or (None if saved else "a row would hold a single sample"))
+    if saved is not None and saved.kind == "budget":
+        reason = reason or "the checkpoint comes from a run without packing"
+    if reason or batch.global_batch == 1:
+        return replace(budget, reason=reason or "a step has a single sample")
     verdict = probe(model, pairs=plan.task == "seq2seq")
     if verdict.method is None:
         return replace(budget, verdict=verdict, reason=verdict.reason)
-    grouping = Grouping("packed", batch.global_batch, size)
-    return Batching(grouping, _split_of_rows(split, size, lengths, batch), lengths, verdict)
+    grouping = Grouping("packed", batch.global_batch, rows_per_step(lengths, batch.global_batch))
+    return Batching(grouping, split_of_rows(split, grouping, lengths), lengths, verdict)
 
 
 def _cannot_pack(plan: Plan, loss: Any) -> str | None:
@@ -105,28 +104,27 @@ def _cannot_pack(plan: Plan, loss: Any) -> str | None:
     return None
 
 
-def rows_per_step(lengths: np.ndarray, batch: BatchPlan) -> int | None:
-    """Rows that hold a global batch on average, so many that each is about as long as the longest sample; they divide
-    by the ranks, and a rank's micro batch has room for one. None where a row would hold a single sample."""
+def rows_per_step(lengths: np.ndarray, global_batch: int) -> int:
+    """Rows that hold a global batch on average, so many that each is about as long as the longest sample; a divisor of
+    the global batch. `lengths` are tokens [samples, sides]."""
     mean, longest = lengths.mean(axis=0), lengths.max(axis=0)
     usual = np.percentile(lengths, USUAL, axis=0)
     wanted = np.where(longest > OUTLIER * usual, usual, longest)
-    share = batch.global_batch // batch.world_size
-    fitting = [each for each in range(2, share + 1) if share % each == 0]
-    fitting = [each for each in fitting if each * mean.sum() <= batch.micro_batch * longest.sum()]
-    if not fitting:
-        return None
-    samples = next((each for each in fitting if (each * mean >= wanted).all()), fitting[-1])
-    return batch.global_batch // samples
+    divisors = [each for each in range(2, global_batch + 1) if global_batch % each == 0]
+    return global_batch // next((each for each in divisors if (each * mean >= wanted).all()), global_batch)
 
 
-def _split_of_rows(split: Split, rows: int, lengths: np.ndarray, batch: BatchPlan) -> Split:
-    """As many rows in a micro batch as take no more memory than the padded samples that were asked for."""
-    mine = -(-rows // split.world_size)
-    width = max(batch.global_batch / rows * lengths.sum(1).mean(), 1)
-    room = max(1, int(batch.micro_batch * lengths.max(axis=0).sum() / width))
-    micro = max(each for each in range(1, mine + 1) if mine % each == 0 and each <= room)
-    return replace(split, micro_batch=micro, accumulation=mine // micro)
+def split_of_rows(split: Split, grouping: Grouping, lengths: np.ndarray) -> Split:
+    """As many rows in a micro batch as take no more memory than the padded samples of `split`, and as many in a step as
+    the ranks divide evenly: those of `grouping` where that is possible."""
+    tokens, room = grouping.global_batch * lengths.sum(axis=1).mean(), split.micro_batch * lengths.max(axis=0).sum()
+    each = -(-grouping.per_step // split.world_size)
+    most = grouping.global_batch // split.world_size
+    while each < most and tokens / (each * split.world_size) > room:
+        each += 1
+    width = max(tokens / (each * split.world_size), 1)
+    micro = max(n for n in range(1, each + 1) if each % n == 0 and (n == 1 or n * width <= room))
+    return replace(split, micro_batch=micro, accumulation=each // micro)
 
 
 def batch_of_tokens(batch: BatchPlan, tokens: int, rows: Any, *, both: bool) -> BatchPlan:

@@ -2,7 +2,8 @@
 
 An epoch has as many optimizer steps as without packing, so a step has the global batch's samples on average. Samples
 are shuffled, and grouped within windows: a window is computed when its first step is due, and none before the one
-that a resumed run begins with. Ranks and micro batches only cut a step into slices.
+that a resumed run begins with. Ranks and micro batches only cut a step into slices; where they need another number of
+rows, its samples are packed anew.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ class Grouping:
     """How samples become steps: `plain`, a global batch each; `budget`, samples of like lengths whose cost is about the
     same in each step; `packed`, rows of several samples.
 
-    `per_step` is the number of rows in a packed step, and the least number of samples in a budget one. A run keeps it:
-    with another, the rest of an epoch would be other samples.
+    `per_step` is the number of rows in a packed step, and the least number of samples in a budget one. It follows from
+    the data and the global batch alone, so that a step is the same on any number of ranks and in any micro batches.
     """
 
     kind: Kind
@@ -97,25 +98,27 @@ class WindowSampler(Sampler):
     def _window(self, samples: np.ndarray, steps: int, number: int) -> list[list[Any]]:
         # The tag keeps these numbers apart from those of the epoch's order.
         rng = np.random.default_rng((self.seed, self.epoch, number, 1))
-        lengths = self.lengths[samples]
         if self.grouping.kind == "packed":
-            grouped = self._packed(samples, lengths, steps, rng)
+            grouped = self._packed(samples, steps, rng)
         else:
-            groups = equal_cost_steps(lengths, steps, least=self.grouping.per_step)
+            groups = equal_cost_steps(self.lengths[samples], steps, least=self.grouping.per_step)
             grouped = [samples[group].tolist() for group in groups]
         cost = [self._widest(step) for step in grouped]
         # What needs most memory goes first, so that it runs out in the first step or never.
         begins = [int(np.argmax(cost))] if number == 0 else []
         return [grouped[i] for i in begins + [i for i in rng.permutation(steps).tolist() if i not in begins]]
 
-    def _packed(self, samples: np.ndarray, lengths: np.ndarray, steps: int, rng: np.random.Generator) -> list[Any]:
-        count = steps * self.grouping.per_step
-        packed = pack_pairs(*lengths.T, count) if lengths.shape[1] > 1 else pack_rows(lengths[:, 0], count)
-        rows = [samples[packed[i]].tolist() for i in rng.permutation(count)]
-        # Rows of like width together, as a batch is as wide as its widest.
-        rows.sort(key=self._width, reverse=True)
+    def _packed(self, samples: np.ndarray, steps: int, rng: np.random.Generator) -> list[Any]:
         size = self.grouping.per_step
-        return [rows[i : i + size] for i in range(0, count, size)]
+        rows = self._rows(samples, steps * size, rng)
+        return [rows[i : i + size] for i in range(0, len(rows), size)]
+
+    def _rows(self, samples: np.ndarray, count: int, rng: np.random.Generator | None = None) -> list[list[int]]:
+        """Samples in `count` rows, rows of like width behind each other, as a batch is as wide as its widest."""
+        lengths = self.lengths[samples]
+        packed = pack_pairs(*lengths.T, count) if lengths.shape[1] > 1 else pack_rows(lengths[:, 0], count)
+        order = range(count) if rng is None else rng.permutation(count)
+        return sorted((samples[packed[i]].tolist() for i in order), key=self._width, reverse=True)
 
     def _width(self, row: Sequence[int]) -> int:
         return int(self.lengths[row].sum())
@@ -129,6 +132,9 @@ class WindowSampler(Sampler):
         """This rank's micro batches of a step."""
         split = self.split
         if self.grouping.kind == "packed":
+            if len(step) != split.global_batch:
+                samples = np.concatenate(step)
+                step = self._rows(samples, split.global_batch)
             starts = (i * split.round + split.rank * split.micro_batch for i in range(split.accumulation))
             slices = [step[start : start + split.micro_batch] for start in starts]
             return [rows + [[]] * (split.micro_batch - len(rows)) for rows in slices]

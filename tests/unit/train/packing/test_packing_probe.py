@@ -1,0 +1,98 @@
+"""The probe finds out which models keep packed documents apart."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from dsrun.train.packing.probe import TOLERANCE, block_causal_mask, packed_inputs, probe
+
+SMALL = {
+    "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 128, "n_embd": 32, "n_layer": 2, "n_head": 4, "d_model": 32,
+    "n_layers": 2, "n_heads": 4, "n_positions": 128, "ffn_dim": 48, "attention_heads": 4, "num_layers": 2,
+    "num_heads": 4, "head_dim": 8, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+
+BY_POSITIONS = ["llama", "qwen3", "gpt2", "mistral", "gemma2", "gpt_neox", "phi3", "mixtral", "granite", "olmo2"]
+BY_MASK = ["gpt_oss", "opt", "falcon", "mpt", "biogpt", "xglm", "afmoe"]
+MIXING = ["bloom", "qwen3_next", "nemotron_h", "jamba", "recurrent_gemma", "rwkv"]
+
+
+def small(kind, **options):
+    """A random model of two layers."""
+    config = AutoConfig.for_model(kind)
+    known = config.to_dict() | config.attribute_map
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(
+        type(config)(**{name: value for name, value in SMALL.items() if name in known}), **options
+    )
+
+
+@pytest.mark.parametrize("kind", BY_POSITIONS)
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_models_that_read_position_ids_pack(kind, attention):
+    verdict = probe(small(kind, attn_implementation=attention if kind != "gemma2" else "eager"))
+    assert verdict.method == "position_ids"
+    assert verdict.difference < TOLERANCE
+
+
+@pytest.mark.parametrize("kind", BY_MASK)
+def test_models_that_leak_by_position_ids_take_a_block_mask(kind):
+    verdict = probe(small(kind))
+    assert verdict.method in ("mask", "additive_mask")
+    assert verdict.difference < TOLERANCE
+
+
+@pytest.mark.parametrize("kind", MIXING)
+def test_models_that_mix_documents_are_not_packed(kind):
+    """Convolutions and recurrent layers carry one document into the next; bloom's ALiBi is made from a 2-D mask."""
+    verdict = probe(small(kind))
+    assert verdict.method is None
+    assert "mixes packed documents" in verdict.reason
+
+
+def test_eager_attention_gets_a_mask_to_be_added():
+    assert probe(small("opt", attn_implementation="sdpa")).method == "mask"
+    assert probe(small("opt", attn_implementation="eager")).method == "additive_mask"
+
+
+def test_probe_leaves_the_model_as_it_was():
+    model = small("llama").train()
+    before = torch.get_rng_state()
+    probe(model)
+    assert model.training
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+def test_model_in_bf16_is_judged_by_its_own_bound():
+    verdict = probe(small("llama").to(torch.bfloat16))
+    assert verdict.method == "position_ids"
+    assert verdict.difference > TOLERANCE
+    assert probe(small("qwen3_next").to(torch.bfloat16)).method is None
+
+
+ROWS = [[torch.tensor([5, 6, 7]), torch.tensor([8, 9])], [torch.tensor([3, 4])]]
+
+
+def test_positions_start_again_with_each_document_and_with_padding():
+    inputs = packed_inputs(ROWS, "position_ids", pad_id=0)
+    assert inputs["input_ids"].tolist() == [[5, 6, 7, 8, 9], [3, 4, 0, 0, 0]]
+    assert inputs["position_ids"].tolist() == [[0, 1, 2, 0, 1], [0, 1, 0, 1, 2]]
+    # Transformers makes no block mask from position ids where there is an attention mask too.
+    assert set(inputs) == {"input_ids", "position_ids"}
+
+
+def test_flash_attention_gets_one_row_and_its_borders():
+    inputs = packed_inputs(ROWS, "flat", pad_id=0)
+    assert inputs["input_ids"].tolist() == [[5, 6, 7, 8, 9, 3, 4]]
+    assert inputs["cu_seq_lens_q"].tolist() == [0, 3, 5, 7]
+    assert inputs["cu_seq_lens_q"].dtype == torch.int32
+    assert inputs["max_length_k"] == 3
+
+
+def test_block_mask_shows_earlier_tokens_of_the_same_document():
+    mask = block_causal_mask(torch.tensor([[0, 0, 1]]))
+    assert mask.tolist() == [[[[True, False, False], [True, True, False], [False, False, True]]]]
