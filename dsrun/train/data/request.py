@@ -206,12 +206,13 @@ class Collator:
             "labels": _padded(labels, self._width(labels, self.target_length) if self.seq2seq else width, IGNORED),
         }
         if self.seq2seq and self.model is not None:
-            batch["decoder_input_ids"] = self.decoder_input_ids(self._shiftable(batch["labels"]))
+            batch["decoder_input_ids"] = self.decoder_input_ids(batch["labels"])
         return self.adjust(batch, rows) if self.adjust else batch
 
     def decoder_input_ids(self, labels: torch.Tensor) -> torch.Tensor:
         """What the decoder reads to write `labels`: [batch, target] both. M2M100 (NLLB) and Blenderbot have no method
         for it (transformers 5.23): their forward shifts labels itself, but the loss is not left to their forward."""
+        labels = self._shiftable(labels)
         if hasattr(self.model, "prepare_decoder_input_ids_from_labels"):
             return self.model.prepare_decoder_input_ids_from_labels(labels=labels)
         start = labels.new_full((len(labels), 1), self.model.config.decoder_start_token_id)
