@@ -38,7 +38,6 @@ from dsrun.train.model.initial_weights import initialise
 from dsrun.train.model.parameter_groups import LearningRates
 from dsrun.train.model.quantization import DTYPES, check_quantized, convert_to_fp8, quantization_config
 from dsrun.train.packing.decide import Batching, decide_batching
-from dsrun.train.packing.encoder_decoder import accept_packed_pairs
 from dsrun.train.packing.sampler import Grouping
 from dsrun.train.plan import Plan
 from dsrun.train.rank_context import RankContext
@@ -105,13 +104,9 @@ class TrainerBuilder:
         return trainer
 
     def _batching(self, model: Any, loss: Any) -> Batching:
-        """How training samples are batched; a model that takes packed pairs is changed to do so."""
         rows = self.data.train if "train" in self.plan.phases else ()
         strategy = self.plan.recipe.hf.get("train_sampling_strategy")
-        batching = decide_batching(self.plan, rows, model, loss=loss, strategy=strategy, saved=self.grouping)
-        if batching.method == "pairs":
-            accept_packed_pairs(model)
-        return batching
+        return decide_batching(self.plan, rows, model, loss=loss, strategy=strategy, saved=self.grouping)
 
     def _fit_ddp(self, trainer: RunTrainer) -> None:
         """One rank needs no DistributedDataParallel; with more, it waits at the second step for gradients that never

@@ -16,6 +16,7 @@ import torch
 
 from dsrun.errors import one_line
 from dsrun.train.loss.dpo import evaluating
+from dsrun.train.packing.encoder_decoder import install, largest_difference_pairs
 
 # Of the largest logit. In fp32 what rounding changes is below 1e-5; a token of another document changes far more.
 TOLERANCE = 1e-4
@@ -47,14 +48,15 @@ class Verdict:
 def probe(model: Any, *, pairs: bool = False) -> Verdict:
     """Try each method on three documents, on `pairs` of source and target for an encoder-decoder. On all ranks, as
     ZeRO-3 gathers parameters."""
-    if pairs:
-        return Verdict(None, None, "encoder-decoders are not packed")
     flash = "flash" in str(getattr(model.config, "_attn_implementation", ""))
     methods: tuple[Method, ...] = ("flat",) if flash else ("position_ids", "mask", "additive_mask")
+    if pairs:
+        install(model)
+        methods = ("pairs",)
     found: list[str] = []
     for method in methods:
         try:
-            difference = largest_difference(model, method)
+            difference = _of_pairs(model) if pairs else largest_difference(model, method)
         except Exception as error:  # whatever a model's own code raises for inputs that it does not know
             found.append(f"{_NAMES[method]}: {one_line(error)[:120]}")
             continue
@@ -69,7 +71,13 @@ _NAMES: dict[Method, str] = {
     "mask": "a block mask",
     "additive_mask": "an additive block mask",
     "flat": "cumulative lengths",
+    "pairs": "block masks of encoder and decoder",
 }
+
+
+def _of_pairs(model: Any) -> float:
+    with gathered(model):
+        return largest_difference_pairs(model)
 
 
 def tolerance(model: Any) -> float:
