@@ -165,7 +165,7 @@ def gathered(model: Any) -> Iterator[None]:
     if not any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
         yield
         return
-    from deepspeed.zero import GatheredParameters
+    from deepspeed.runtime.zero import GatheredParameters
 
     open_: dict[int, list[Any]] = {}
 
