@@ -29,9 +29,9 @@ PROBED = ((19, 22), (24, 17), (21, 20))
 def pair_inputs(
     rows: Rows, pad_id: int, decoder_input_ids: Callable[[torch.Tensor], torch.Tensor], multiple_of: int = 1
 ) -> dict[str, torch.Tensor]:
-    """What an installed model is given for rows of samples {"input_ids", "labels"}, int64 each: input_ids [rows, source],
-    labels [rows, target] with -100 where there is padding, decoder_input_ids likewise, source_segments [rows, source]
-    and target_segments [rows, target], which number the documents of a row from 1 and are 0 where there is padding.
+    """What an installed model is given for rows of samples {"input_ids", "labels"}, int64 each: input_ids [rows,
+    source], labels [rows, target] with -100 where there is padding, decoder_input_ids likewise, source_segments [rows,
+    source] and target_segments [rows, target], which number the documents of a row from 1 and are 0 in padding.
 
     `decoder_input_ids` gives what the decoder reads to write labels [documents, target], padded with -100: shifted in a
     packed row, a document would begin with the end of the one before.
@@ -73,14 +73,29 @@ def install(model: Any) -> None:
     and decoder_input_ids; calls without these are as before.
 
     The forward of the instance is replaced, not hooked: a forward pre-hook would run the encoder before DeepSpeed has
-    begun the forward that it traces under ZeRO-3, and peft calls `forward` without hooks.
+    begun the forward that it traces under ZeRO-3, and peft calls `forward` without hooks. Raises ValueError for models
+    that a probe with short documents would clear wrongly.
     """
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    _refuse_dependent_on_rows(base)
     for stack in (base.get_encoder(), base.get_decoder()):
         # The name in all of transformers' encoder-decoders whose positions are absolute.
         if hasattr(stack, "embed_positions"):
             _replace_forward(stack.embed_positions, _restarting)
     _replace_forward(base, _packed)
+
+
+def _refuse_dependent_on_rows(model: Any) -> None:
+    for stack in (model.get_encoder(), model.get_decoder()):
+        config = getattr(stack, "config", model.config)
+        if getattr(config, "attention_type", None) == "block_sparse":
+            # BigBird: full attention in short rows, for good once there was one, and no such masks in long ones.
+            raise ValueError("block-sparse attention takes no mask of documents")
+        if getattr(config, "sliding_window", None):
+            # A mask that is given takes the window's place (transformers' masking_utils.py).
+            raise ValueError("a mask of documents would replace the sliding window")
+        if getattr(config, "expert_capacity", None):
+            raise ValueError("an expert takes a limited number of tokens of a row, whichever document they are of")
 
 
 def _replace_forward(module: Any, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -117,8 +132,8 @@ def _same(queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
 
 
 def _as_used(mask: torch.Tensor, stack: Any, dtype: torch.dtype) -> torch.Tensor:
-    """The mask, True where a token may look, in the form that the attention of `stack` takes: as it is, or as numbers to
-    be added to the scores."""
+    """The mask, True where a token may look, in the form that the attention of `stack` takes: as it is, or as numbers
+    to be added to the scores."""
     implementation = stack.config._attn_implementation
     if implementation == "sdpa":
         return mask

@@ -13,9 +13,9 @@ _PARTNERS = (4, 48)
 
 
 def pack_pairs(sources: np.ndarray, targets: np.ndarray, rows: int) -> list[np.ndarray]:
-    """Distribute all samples over `rows` rows so that the longest row of sources and the longest of targets are as close
-    to their means as can be; `sources` and `targets` are tokens [samples]. Returns the sample numbers of each row. A row
-    is empty only where there are fewer samples than rows.
+    """Distribute all samples over `rows` rows so that the longest row of sources and the longest of targets are as
+    close to their means as can be; `sources` and `targets` are tokens [samples]. Returns the sample numbers of each
+    row. A row is empty only where there are fewer samples than rows.
 
     The longest sample goes first, each into the row that it makes the least long on its longer side (list scheduling,
     Graham 1969, on two sides); then the longest rows exchange samples with the shortest.
@@ -57,8 +57,8 @@ def _members(contents: list[list[int]], none: int) -> np.ndarray:
 
 
 def _exchange(shares: np.ndarray, members: np.ndarray) -> None:
-    """Exchange a sample of the longest row with one of a short row, or with a free place, whichever leaves the longer of
-    both the shortest; again and again, in place. The last of `shares` are those of a free place: zeros."""
+    """Exchange a sample of the longest row with one of a short row, or with a free place, whichever leaves the longer
+    of both the shortest; again and again, in place. The last of `shares` are those of a free place: zeros."""
     loads = shares[members].sum(axis=1)
     longer = loads.max(axis=1)
     partners = min(len(members), int(np.clip(_EXCHANGES // members.shape[1] ** 2, *_PARTNERS)))

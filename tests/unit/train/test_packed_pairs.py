@@ -11,7 +11,10 @@ from peft import LoraConfig, get_peft_model
 from transformers import (
     AutoModelForSeq2SeqLM,
     BartConfig,
+    BertConfig,
+    BigBirdPegasusConfig,
     BlenderbotConfig,
+    EncoderDecoderConfig,
     LongT5Config,
     M2M100Config,
     MarianConfig,
@@ -25,7 +28,7 @@ from transformers import (
 )
 
 from dsrun.train.data.request import Collator
-from dsrun.train.loss.model_loss import kind_of_loss, summed_cross_entropy
+from dsrun.train.loss.model_loss import summed_cross_entropy
 from dsrun.train.packing.encoder_decoder import install, largest_difference_pairs, pair_inputs
 
 IDS = {"vocab_size": 48, "pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
@@ -34,7 +37,8 @@ RELATIVE = {**IDS, "d_model": 16, "d_kv": 8, "d_ff": 16, "num_layers": 2, "num_h
 ABSOLUTE = {
     **IDS, "d_model": 16, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 2,
     "decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "max_position_embeddings": 24,
-    "forced_eos_token_id": 1, "dropout": 0.0, "attention_dropout": 0.0, "encoder_layerdrop": 0.0, "decoder_layerdrop": 0.0,
+    "forced_eos_token_id": 1, "dropout": 0.0, "attention_dropout": 0.0, "encoder_layerdrop": 0.0,
+    "decoder_layerdrop": 0.0,
 }  # fmt: skip
 PACKED = [
     T5Config(**RELATIVE),
@@ -198,11 +202,45 @@ def test_tensors_of_packed_rows():
     }
 
 
+def difference_of(model):
+    install(model)
+    return largest_difference_pairs(model)
+
+
 @pytest.mark.parametrize("config", PACKED, ids=named)
 def test_probe_clears_families(config):
     model = model_of(config)
-    install(model)
     before = torch.get_rng_state()
-    assert largest_difference_pairs(model) < RELATIVE_ERROR
+    assert difference_of(model) < RELATIVE_ERROR
     assert model.training
     assert torch.equal(torch.get_rng_state(), before)
+
+
+GEMMA = {
+    "vocab_size": 48, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "head_dim": 8, "pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 2,
+}  # fmt: skip
+SPARSE = {"num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1, "num_experts": 2}
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (SwitchTransformersConfig(**RELATIVE, **SPARSE), "an expert takes a limited number of tokens"),
+        (T5GemmaConfig(encoder=GEMMA, decoder=GEMMA, vocab_size=48), "sliding window"),
+        (BigBirdPegasusConfig(**ABSOLUTE, block_size=4), "block-sparse attention"),
+        (LongT5Config(**RELATIVE, local_radius=8), "size"),
+    ],
+    ids=lambda value: getattr(value, "model_type", ""),
+)
+def test_probe_refuses_families(config, reason):
+    """Those that look beyond a mask, or that documents of twenty tokens would not tell from the others."""
+    with pytest.raises((ValueError, RuntimeError), match=reason):
+        difference_of(model_of(config, "eager"))
+
+
+def test_probe_measures_mixed_documents():
+    """The absolute positions of BERT do not start again: documents are not what they are alone."""
+    bert = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
+    parts = [BertConfig(vocab_size=48, **bert) for _ in range(2)]
+    assert difference_of(model_of(EncoderDecoderConfig.from_encoder_decoder_configs(*parts))) > 0.01
