@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from dsrun.train.loop.batches import IGNORED
+from dsrun.train.loss.cross_entropy import shifted_targets, token_cross_entropy
 
 # Sums over pairs, in this order; the last one is the number of pairs.
 _SUMS = ("loss", "rewards/chosen", "rewards/rejected", "rewards/accuracies", "logps/chosen", "logps/rejected", "pairs")
@@ -106,9 +107,7 @@ def without_dropout(model: nn.Module) -> None:
 def log_probabilities(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """The log probability in nats of the labels, [rows, length], of each row: [rows], in fp32. Label i is the target of
     position i - 1; IGNORED ones do not count."""
-    logits, labels = logits[:, :-1], labels[:, 1:].to(logits.device)
-    each = F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction="none")
-    return -each.view(labels.shape).sum(1)
+    return -token_cross_entropy(logits, shifted_targets(labels)).sum(1)
 
 
 class DpoLoss:

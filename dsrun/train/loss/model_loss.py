@@ -6,12 +6,14 @@ import inspect
 import math
 import re
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch.nn import functional as F
+from transformers.loss.loss_utils import ForCausalLMLoss
 
 from dsrun.train.loop.batches import IGNORED
+from dsrun.train.loss.cross_entropy import causal_lm_loss, shifted_targets, token_cross_entropy
 
 Kind = Literal["shared", "routed", "own", "logits"]
 """Where a model's loss comes from: `shared`, the loss function that transformers' models share; `routed`, the same with
@@ -24,15 +26,28 @@ _ADDED = re.compile(r"loss *\+= .*loss|loss = .*loss \+ .*loss|loss = .*\+ .*_lo
 
 def kind_of_loss(model: Any) -> Kind:
     """Where the loss of `model` comes from, told by the source of its forward."""
-    if "liger_kernel" in (getattr(model.forward, "__module__", None) or ""):
+    if is_liger(model):
         return "shared"
     source = inspect.getsource(type(model).forward)
     adds = bool(_ADDED.search(source))
     if not model.config.is_encoder_decoder and "self.loss_function(" in source and "**kwargs" in source:
-        return "routed" if adds else "shared"
+        if not adds:
+            return "shared"
+        return "routed" if calls_causal_lm_loss(model) else "own"
     if not is_stock(model) or adds or "self._compute_loss(" in source:
         return "own"
     return "logits"
+
+
+def is_liger(model: Any) -> bool:
+    """Whether Liger has replaced the forward of `model`, which then makes no logits where it is given labels."""
+    return "liger_kernel" in (getattr(model.forward, "__module__", None) or "")
+
+
+def calls_causal_lm_loss(model: Any) -> bool:
+    """Whether the `loss_function` of `model` is the one of transformers for causal LMs, or dsrun's in its place."""
+    found = model.loss_function
+    return found is ForCausalLMLoss or getattr(found, "func", None) is causal_lm_loss
 
 
 def is_stock(model: Any) -> bool:
@@ -69,15 +84,8 @@ def summed_cross_entropy(
 ) -> torch.Tensor:
     """Cross entropy in nats, summed over target tokens, in fp32. `logits` are [batch, length, vocabulary], `labels`
     [batch, length]; a batch without any target gives 0 with zero gradients. `smoothing` as in Szegedy et al. 2016."""
-    if shifted:
-        logits, labels = logits[..., :-1, :], labels[..., 1:]
-    return F.cross_entropy(
-        logits.reshape(-1, logits.size(-1)).float(),
-        labels.reshape(-1).to(logits.device),
-        ignore_index=IGNORED,
-        reduction="sum",
-        label_smoothing=smoothing,
-    )
+    targets = shifted_targets(labels) if shifted else labels
+    return token_cross_entropy(logits, targets, smoothing).sum()
 
 
 def perplexity(loss: float) -> float:
@@ -101,8 +109,13 @@ class ModelLoss:
 
     @classmethod
     def of(cls, model: Any, smoothing: float = 0.0) -> ModelLoss:
-        """The loss of `model`, which is not wrapped by an engine or by adapters."""
-        return cls(kind_of_loss(model), shifts_labels(model), smoothing)
+        """The loss of `model`, which is not wrapped by an engine or by adapters. A model that calls transformers' loss
+        function, which turns all logits into fp32, calls dsrun's from then on, label smoothing included."""
+        kind = kind_of_loss(model)
+        if kind in ("shared", "routed") and not is_liger(model) and calls_causal_lm_loss(model):
+            model.loss_function = partial(causal_lm_loss, smoothing=smoothing)
+            smoothing = 0.0
+        return cls(kind, shifts_labels(model), smoothing)
 
     def items(self, labels: torch.Tensor) -> torch.Tensor:
         """What the loss is a mean over: the number of target tokens."""
@@ -121,15 +134,10 @@ class ModelLoss:
         if self.kind == "own":
             outputs = model(**inputs)
             return self.weighed(outputs, labels) / items, outputs
-        mine = target_tokens(labels, shifted=self.shifted)
         if self.kind == "routed":
+            mine = target_tokens(labels, shifted=self.shifted)
             outputs = model(**inputs, num_items_in_batch=mine.clamp(min=1))
-            if not self.smoothing:
-                return outputs["loss"] * (mine / items), outputs
-            plain = summed_cross_entropy(outputs["logits"], labels, shifted=self.shifted)
-            routers = outputs["loss"] - plain / mine.clamp(min=1)
-            smooth = summed_cross_entropy(outputs["logits"], labels, shifted=self.shifted, smoothing=self.smoothing)
-            return (smooth + routers * mine) / items, outputs
+            return outputs["loss"] * (mine / items), outputs
         outputs = model(**{name: value for name, value in inputs.items() if name != "labels"})
         total = summed_cross_entropy(outputs["logits"], labels, shifted=self.shifted, smoothing=self.smoothing)
         return total / items, outputs
