@@ -83,8 +83,12 @@ def test_training_with_kills_and_preemption_equals_undisturbed(tiny, pairs, tmp_
     family["rank-1"].kill()
     run.at_step(25, attempt=1)
     assert run.processes()["dsrun-warm"].pid == family["dsrun-warm"].pid
+    standby = family["dsrun-standby"].pid
     run.processes()["dsrun-warm"].kill()
     run.at_step(35, attempt=2)
+    # It has the imports already, and a standby of its own.
+    assert run.processes()["dsrun-warm"].pid == standby
+    assert run.processes()["dsrun-standby"].pid != standby
     run.processes()["rank-0"].send_signal(signal.SIGTERM)
     hold.release()
     _, said = run.process.communicate(timeout=HANDSHAKE_TIMEOUT_S)

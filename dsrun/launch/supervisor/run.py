@@ -34,6 +34,7 @@ from dsrun.runs.folder import RunFolder
 from dsrun.runs.stop_request import StopRequest
 from dsrun.system import variables
 from dsrun.system.net import free_port
+from dsrun.system.process_end import adopt_orphans
 
 Notify = Callable[[str], None]
 """Shows the user one line while the run goes on."""
@@ -113,6 +114,7 @@ class _Supervision:
         if job.warm:
             module = None if job.external else job.program[1]
             imports = () if job.external else (*WORKER_IMPORTS, *job.imports)
+            adopt_orphans()  # such as the standby of a zygote that was killed
             self._starter = ZygoteStarter(module, imports, self._env, sink)
         self._history: list[Failure] = []
         self._progress: list[int | None] = []

@@ -36,6 +36,24 @@ class SpawnStarter:
         return set()
 
 
+class Standby:
+    """A fork of the zygote that waits to replace it, with what is used of Popen. It is no child that could be waited for,
+    so its socket tells when it ends."""
+
+    def __init__(self, pid: int, channel: socket.socket) -> None:
+        self.pid = pid
+        self.channel = channel
+
+    def poll(self) -> int | None:
+        """None while it lives."""
+        try:
+            return None if self.channel.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) else -signal.SIGKILL
+        except BlockingIOError:
+            return None
+        except ConnectionError:
+            return -signal.SIGKILL
+
+
 class ZygoteStarter:
     """A process that has imported what agents need, and forks them: see `dsrun.launch.workers.zygote`.
 
@@ -47,27 +65,47 @@ class ZygoteStarter:
         self._arguments = [module or "-", *AGENT_IMPORTS, *imports]
         self._env = env
         self._output = output
+        self._pid: int | None = None
+        self._code: int | None = None
         self._begin()
 
     def _begin(self) -> None:
+        self._standby: Standby | None = None
+        self.process: subprocess.Popen[bytes] | Standby
         ours, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-u", "-m", "dsrun.launch.workers.zygote", str(theirs.fileno())]
             self.process = _spawn([*command, *self._arguments], self._env, self._output, keep=theirs.fileno())
-        ours.setblocking(False)
-        self._socket = ours
+        self._listen(ours)
+
+    def _listen(self, channel: socket.socket) -> None:
+        channel.setblocking(False)
+        self._socket = channel
+        self._sockets: list[socket.socket] = []
         self._rest = b""
+
+    def _replace(self) -> None:
+        """After the zygote has died: its standby in its place, or a new one."""
+        self._read_answers()
+        standby, self._standby = self._standby, None
+        self._socket.close()
+        if standby is None or standby.poll() is not None:
+            if standby:
+                standby.channel.close()
+            self._begin()
+            return
+        self.process = standby
+        self._listen(standby.channel)
 
     def start(self, argv: Sequence[str], env: Mapping[str, str], *, ranks: int) -> Agent:
         code = self.process.poll()
         if code is not None:
-            self._socket.close()
             if code > 0:
                 # The imports themselves fail: the logs of spawned ranks show how.
+                self._socket.close()
                 return SpawnStarter(self._output).start(argv, env, ranks=ranks)
-            self._begin()
-        self._pid: int | None = None
-        self._code: int | None = None
+            self._replace()
+        self._pid = self._code = None
         request = {"argv": list(argv), "env": dict(env), "ranks": ranks}
         with suppress(ConnectionError):  # it has just died, which `poll` returns
             self._socket.setblocking(True)
@@ -77,7 +115,9 @@ class ZygoteStarter:
 
     def kept_processes(self) -> set[int]:
         # The number of one that has ended may belong to anybody by now.
-        return {self.process.pid} if self.process.poll() is None else set()
+        self._read_answers()
+        kept = (self.process, self._standby)
+        return {each.pid for each in kept if each is not None and each.poll() is None}
 
     @property
     def pid(self) -> int | None:
@@ -94,12 +134,20 @@ class ZygoteStarter:
 
     def _read_answers(self) -> None:
         with suppress(BlockingIOError, ConnectionError):
-            while data := self._socket.recv(65536):
+            while True:
+                data, fds, _, _ = socket.recv_fds(self._socket, 65536, 1)
+                for fd in fds:
+                    os.set_inheritable(fd, False)
+                    self._sockets.append(socket.socket(fileno=fd))
+                if not data:
+                    break
                 self._rest += data
         *lines, self._rest = self._rest.split(b"\n")
         for answer in map(json.loads, lines):
             self._pid = answer.get("agent", self._pid)
             self._code = answer.get("ended", self._code)
+            if "standby" in answer:
+                self._standby = Standby(answer["standby"], self._sockets.pop(0))
 
 
 Agent = subprocess.Popen[bytes] | ZygoteStarter

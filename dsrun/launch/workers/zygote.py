@@ -7,7 +7,11 @@ must stay forkable: it runs no operation of torch (whose threads a fork would lo
 works in no fork); where a driver was loaded nevertheless, ranks are started cold.
 
 Requests come as JSON lines on the socket FD: {"argv": […], "env": {…}, "ranks": N}. Answers: {"forks": bool} when the
-imports are done, {"agent": PID} when an attempt began, {"ended": STATUS} when its agent ended (negative: by a signal).
+imports are done, {"standby": PID} with a socket, {"agent": PID} when an attempt began, {"ended": STATUS} when its agent
+ended (negative: by a signal).
+
+The standby is a fork of the zygote that waits for a request on that socket, and is then the zygote in its place: where
+the first was killed, by the kernel for want of memory or by a user, nothing is imported again.
 
 `python -m dsrun.launch.workers.zygote --agent ARGS…` is `python -m torch.distributed.run ARGS…` under a supervisor. It
 is torch's own agent with three differences: SIGTERM and SIGUSR1 do not end it but request a stop, which the supervisor
@@ -87,8 +91,9 @@ def main(argv: Sequence[str]) -> int:
     channel = socket.socket(fileno=int(argv[0]))
     name_thread("dsrun-warm")
     forks = _prepare(argv[2:])
-    lines = channel.makefile("rb")
     _answer(channel, {"forks": forks})
+    channel = _with_standby(channel)
+    lines = channel.makefile("rb")
     for line in lines:
         request = json.loads(line)
         parent = os.getpid()
@@ -120,6 +125,27 @@ def _prepare(modules: Sequence[str]) -> bool:
     # Python counts the background thread of an allocator, which knows how to fork.
     warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning)
     return not driver_is_loaded()
+
+
+def _with_standby(channel: socket.socket) -> socket.socket:
+    """Fork a standby and return `channel`; in the standby, return its own socket when the first request is there, with
+    a standby forked for it in turn."""
+    while True:
+        ours, theirs = socket.socketpair()
+        pid = os.fork()
+        if pid:
+            ours.close()
+            socket.send_fds(channel, [json.dumps({"standby": pid}).encode() + b"\n"], [theirs.fileno()])
+            theirs.close()
+            return channel
+        theirs.close()
+        channel.close()
+        channel = ours
+        os.setsid()
+        name_thread("dsrun-standby")
+        if not channel.recv(1, socket.MSG_PEEK):
+            os._exit(0)  # the supervisor has gone
+        name_thread("dsrun-warm")
 
 
 def driver_is_loaded(maps: Path = Path("/proc/self/maps")) -> bool:
