@@ -10,7 +10,6 @@ import click
 
 from dsrun import __version__
 from dsrun.cli.options import LazyGroup
-from dsrun.cli.output import print_error
 from dsrun.errors import EXIT_INTERRUPTED, EXIT_USAGE, DsrunError
 
 # A full disk or quota, mostly behind `>`.
@@ -53,19 +52,25 @@ def main() -> None:
     except DsrunError as error:
         if debug:
             raise
-        print_error(str(error))
+        _print_error(str(error))
         code = error.exit_code
     except click.ClickException as error:
-        print_error(error.format_message())
+        _print_error(error.format_message())
         code = EXIT_USAGE
     except OSError as error:
         if debug or error.errno not in FULL:
             raise
-        print_error(f"writing failed: {error.strerror} (make room there, or write elsewhere)")
+        _print_error(f"writing failed: {error.strerror} (make room there, or write elsewhere)")
         # What is left in the buffer would fail again when Python ends, with a traceback.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         code = EXIT_USAGE
     except (KeyboardInterrupt, click.Abort):
-        print_error("interrupted")
+        _print_error("interrupted")
         code = EXIT_INTERRUPTED
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _print_error(message: str) -> None:
+    from dsrun.cli.output import print_error
+
+    print_error(message)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import Field
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from dsrun.errors import nearest
-from dsrun.options import flag_of, value_kind
+
+if TYPE_CHECKING:
+    from dataclasses import Field
 
 # Shown by no command: main() reads it from argv.
 DEBUG = click.option("--debug", is_flag=True, hidden=True, expose_value=False)
@@ -83,6 +84,8 @@ class LazyGroup(Group):
 def field_option(each: Field[Any], types: Mapping[str, Any]) -> click.Option:
     """The command-line option of a field declared with `dsrun.options.option`. `types` maps kinds of values to click's
     types; other values stay strings."""
+    from dsrun.options import flag_of, value_kind
+
     meta, kind, flag = each.metadata, value_kind(each), flag_of(each)
     if kind == "bool":
         return click.Option([f"{flag}/--no-{flag[2:]}", each.name], default=each.default, help=meta["help"])

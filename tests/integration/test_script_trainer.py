@@ -60,7 +60,7 @@ def test_script_trainer_resumes_exactly(tmp_path):
 def test_script_trainer_saves_on_sigterm(tmp_path):
     """As `dsrun train`: 75, and the same line goes on from the step that was saved."""
     run = tmp_path / "run"
-    argv = launched(run, 100)
+    argv = launched(run, 100, ranks=1)  # each is a new process with imports of its own
     process = HEAVY.popen(argv, env=dict(os.environ), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         while process.poll() is None and not ((run / "metrics.jsonl").exists() and records(run, "loss")):

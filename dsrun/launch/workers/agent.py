@@ -37,8 +37,8 @@ class SpawnStarter:
 
 
 class Standby:
-    """A fork of the zygote that waits to replace it, with what is used of Popen. It is no child that could be waited for,
-    so its socket tells when it ends."""
+    """A fork of the zygote that waits to replace it, with what is used of Popen. This process is not its parent and
+    cannot wait for it: its socket tells when it ends."""
 
     def __init__(self, pid: int, channel: socket.socket) -> None:
         self.pid = pid

@@ -26,6 +26,7 @@ from dsrun.wheel.compile.assemble import assemble, wrong_with_wheel
 from dsrun.wheel.compile.environment import build_environment
 from dsrun.wheel.compile.failure import check_executable, copy_failed, explained, with_log
 from dsrun.wheel.compile.output import Event, OnEvent, Tracker, follow
+from dsrun.wheel.compile.precompiled import launcher
 from dsrun.wheel.compile.wrappers import prefix_maps, write_nvcc_wrapper
 from dsrun.wheel.select_source import resolve_source
 from dsrun.wheel.target.cpu import compiler_environment
@@ -105,7 +106,8 @@ def plan_processes(
         context.cxx,
         context.level,
         debug=build.request.symbols,
-        cache=str(cache) if cache else None,
+        # A compiler cache does not know precompiled headers.
+        launcher=[str(cache)] if cache else launcher(folder / "headers", context.cxx.kind, processes=len(groups)),
         links=links(build.ops),
         # Not in CFLAGS: torch takes those apart at spaces.
         append=prefix_maps(folder, trees, context.torch.site_packages),

@@ -160,7 +160,7 @@ def compiler_environment(
     level: str,
     *,
     debug: bool = True,
-    cache: str | None = None,
+    launcher: Sequence[str] = (),
     links: Links | None = None,
     append: Sequence[str] = (),
 ) -> dict[str, str]:
@@ -169,21 +169,23 @@ def compiler_environment(
     Both are needed: setuptools compiles with either, depending on its version, and torch hands CC to nvcc as host
     compiler. Each script rewrites -march, -mcpu and DeepSpeed's SIMD define to `level` (CFLAGS cannot: DeepSpeed's
     flags come later), drops -g and its kin unless `debug`, puts the flags of `links` around a link whose output's name
-    begins with the key, adds `append` to every call, and runs `cache` (ccache) in front of the real compiler, which so
-    sees the rewritten flags. They keep the compilers' own names, by which torch and nvcc know them.
+    begins with the key, adds `append` to every call, and runs `launcher` (ccache) in front of the real compiler, which
+    so sees the rewritten flags. They keep the compilers' own names, by which torch and nvcc know them.
     """
     known = resolve_level(cxx, level)
     folder.mkdir(parents=True, exist_ok=True)
     compilers = {"CXX": cxx.path, "CC": c_compiler(cxx) or cxx.path}
     for real in set(compilers.values()):
         script = folder / real.name
-        text = _script(real, known, debug=debug, cache=cache, links=links or {}, append=append)
+        text = _script(real, known, debug=debug, launcher=launcher, links=links or {}, append=append)
         script.write_text(text, encoding="utf-8")
         script.chmod(0o755)
     return {variable: str(folder / real.name) for variable, real in compilers.items()}
 
 
-def _script(real: Path, level: Level, *, debug: bool, cache: str | None, links: Links, append: Sequence[str]) -> str:
+def _script(
+    real: Path, level: Level, *, debug: bool, launcher: Sequence[str], links: Links, append: Sequence[str]
+) -> str:
     """The wrapper's text, for a POSIX shell: `set --` keeps arguments with spaces and quotes whole."""
     rules = []
     if level.flag:
@@ -194,8 +196,8 @@ def _script(real: Path, level: Level, *, debug: bool, cache: str | None, links: 
     if not debug:
         rules.append("-g|-g[0-3]|-ggdb*|-gdwarf*|-gline-tables-only|-gsplit-dwarf) continue ;;")
     cases = "".join(f"        {rule}\n" for rule in rules)
-    launcher = [*([cache] if cache else []), str(real)]
-    return _TEMPLATE.format(cases=cases, links=_link_rules(links), command=shlex.join(launcher), append=_spaced(append))
+    command = shlex.join([*launcher, str(real)])
+    return _TEMPLATE.format(cases=cases, links=_link_rules(links), command=command, append=_spaced(append))
 
 
 def _link_rules(links: Links) -> str:

@@ -219,7 +219,7 @@ def test_compiler_wrapper_debug_cache_and_extra_flags(tmp_path):
             cxx,
             "x86-64-v3",
             debug=False,
-            cache=str(cache),
+            launcher=[str(cache)],
             append=["-ffile-prefix-map=/a b=."],
         )["CXX"]
     )
