@@ -10,7 +10,7 @@ import click
 
 from dsrun.cli.options import Command, format_option
 from dsrun.cli.output import print_detail, print_json, print_line, print_note, print_table
-from dsrun.demo.build import DEMO_NAMES, materialise
+from dsrun.demo.models import TASKS
 from dsrun.errors import EXIT_FINDINGS, UsageError
 from dsrun.recipe.deepspeed_file import as_object, read_text
 from dsrun.recipe.preflight.model_folder import has_weights
@@ -120,9 +120,11 @@ def command(**given: Any) -> int:
 
 def _model_folder(name: str) -> str:
     """A demo's folder, made where `dsrun train` makes it too; everything else is a path or a Hub name."""
-    if not name.startswith("demo-"):
+    if name not in TASKS:
         return name
-    return str(materialise(name, cache_root() / "demo" / name).model) if name in DEMO_NAMES else name
+    from dsrun.demo.build import materialise
+
+    return str(materialise(name, cache_root() / "demo" / name).model)
 
 
 def _request(counted: Counted, given: dict[str, Any]) -> PlanRequest:

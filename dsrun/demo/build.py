@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from filelock import FileLock
-
 from dsrun import __version__
 from dsrun.demo import models
 from dsrun.demo.corpus import Splits, number_phrases, python_docs
@@ -95,6 +93,8 @@ def _write_data(folder: Path, splits: Splits) -> None:
 
 def _build(name: str, folder: Path, fill: Callable[[Path], None]) -> None:
     """Bring ``folder`` to the state that ``fill`` writes, unless its mark shows that it is there already."""
+    from filelock import FileLock  # thirty modules, and the names of the demos are asked for by every command
+
     folder.parent.mkdir(parents=True, exist_ok=True)
     key = _key()
     # Several processes of one job may come here at once: one builds, the others wait and reuse.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -35,6 +37,23 @@ def test_help_and_version_import_no_heavy_library(dsrun, args):
     assert "click" in imported
     assert imported & HEAVY == set()
     assert done.returncode == 0
+
+
+# Modules in a command's process, Python's own 30 and click's 60 included. The goal is 120 for all of them.
+MODULES = {"--help": 120, "render-slurm --help": 270, "config --help": 215, "plan --help": 245}
+COUNTED = """
+import atexit, sys
+from dsrun.cli.main import main
+atexit.register(lambda: sys.stderr.write(str(len(sys.modules))))
+main()
+"""
+
+
+@pytest.mark.parametrize("command", MODULES)
+def test_help_imports_few_modules(command):
+    argv = [sys.executable, "-c", COUNTED, *command.split()]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    assert int(done.stderr) <= MODULES[command]
 
 
 @pytest.mark.parametrize("args", HELP, ids=" ".join)

@@ -12,7 +12,6 @@ import click
 from dsrun.cli.options import HYPHENS, LazyGroup, field_option, write_grouped_options
 from dsrun.cli.output import json_text, print_note, write_output
 from dsrun.demo import models
-from dsrun.demo.build import DEMO_NAMES
 from dsrun.errors import DsrunError, MissingError, UsageError, nearest
 from dsrun.hardware.gpus import require_gpu
 from dsrun.options import by_group
@@ -213,7 +212,7 @@ def _architecture(config: dict[str, Any]) -> Architecture | None:
 
 def _model_config(model: str) -> dict[str, Any]:
     """The model's config.json; empty, with a note, if it is not on this machine."""
-    if model in DEMO_NAMES:
+    if model in models.TASKS:
         return models.model_config(model)
     try:
         return find(model).config

@@ -26,7 +26,6 @@ from dsrun.recipe.preflight.packages import check_packages
 from dsrun.recipe.recipe import DEFAULT, Recipe
 from dsrun.recipe.resolve import resolve
 from dsrun.recipe.resolved import frozen_argv
-from dsrun.recipe.runfile import read_run_file, read_section
 from dsrun.slurm.check import check
 from dsrun.slurm.jobs.submit import submit, test_only
 from dsrun.slurm.render.environment import uses_own_python, workers
@@ -78,6 +77,8 @@ def find_job(args: Sequence[str], config: str | None, cwd: Path) -> RenderedProg
 
 def _refuse_no_training(name: str, cwd: Path) -> None:
     """A run file may hold only the options that a site uses for every job."""
+    from dsrun.recipe.runfile import read_run_file  # PyYAML, only where it is needed
+
     if not {"model", "model_type", "config_name"} & {each.name for each in read_run_file(cwd / name, name)}:
         raise UsageError(
             f"no command after --, and {name} does not name a model to train",
@@ -138,6 +139,8 @@ def from_run_file(config: str | None, cwd: Path) -> tuple[OptionValue, ...]:
     """The options of the run file's `slurm:` section, and max_restarts of its `launch:` section."""
     if config is None:
         return ()
+    from dsrun.recipe.runfile import read_section  # PyYAML, only where it is needed
+
     path = cwd / config
     given = [run_file_value(key, values, where) for key, values, where in read_section(path, config, "slurm")]
     restarts = [
