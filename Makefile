@@ -13,7 +13,7 @@ TEST_WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 SLURM_WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --budget
 
-.PHONY: demo test test-all test-slurm test-pythons test-faults test-kills test-cuda-wheel test-repeat fast-lint lint bench docs clean
+.PHONY: demo test test-all test-slurm test-pythons test-faults test-kills test-cuda-wheel test-repeat test-gpu fast-lint lint bench bench-gpu docs clean
 
 demo: $(VENV)/.train
 	$(BIN)/dsrun train --zero 2 --model demo-t5 --output $(DEMO_OUTPUT) --resume never --force \
@@ -55,6 +55,10 @@ test-kills: $(VENV)/.test
 test-cuda-wheel: $(VENV)/.test $(CUDA_VENV)/.ready
 	DSRUN_CUDA_PYTHON=$(abspath $(CUDA_VENV))/bin/python $(BIN)/python -m pytest tests/cuda_wheel
 
+# What only a GPU can run; elsewhere every test is skipped. The correctness half of `make bench-gpu`.
+test-gpu: $(VENV)/.test
+	$(BIN)/python -m pytest tests/gpu
+
 fast-lint: $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -63,8 +67,13 @@ lint: fast-lint
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Those that take less than twenty minutes together; the long ones: `python -m bench NAME`, see docs/benchmarks.md.
 bench: $(VENV)/.test
 	$(BIN)/python -m bench
+
+# Builds and installs the wheel of DeepSpeed's operations, checks, then times; the table is in runs/bench-gpu.
+bench-gpu: $(VENV)/.test
+	$(BIN)/python -m bench.gpu
 
 docs: $(VENV)/.train
 	$(BIN)/python -m tools.docs

@@ -36,8 +36,8 @@ GOAL_CPU, GOAL_GPU, TOO_LOW = 0.10, 0.05, 0.03
 LINE = "{:22} {:>9} {:>9} {:>7} {:>10} {:>10}"
 
 
-def main() -> bool:
-    """Print the table; whether every prediction is within its goal."""
+def main(only: str = "") -> bool:
+    """Print the table, or the lines of the model `only`; whether every prediction is within its goal."""
     gpus = visible_gpus()
     world = len(gpus) or CPU_RANKS
     if not gpus:
@@ -47,7 +47,7 @@ def main() -> bool:
     print(f"GiB per {'GPU' if gpus else 'CPU rank'}, {world} ranks, two steps")
     print(LINE.format("case", "predicted", "measured", "off", "DeepSpeed", "accelerate"))
     held = True
-    for case in cases:
+    for case in (case for case in cases if only in case.name):
         ranks = measure(case, world, "cuda" if gpus else "cpu")
         measured = max(rank["gpu"] + rank["context"] if gpus else rank["host"] for rank in ranks)
         predicted = predict(case, world, gpus[0].name if gpus else None)
@@ -121,3 +121,7 @@ def estimates(case: Case, elements: dict[str, int], world: int, *, on_cpu: bool)
     deepspeed = device + (host // world if on_cpu and offloaded else 0)
     kind = "bfloat16" if case.precision == "bf16" else "float32"
     return deepspeed, max(estimate_training_usage(elements["accelerate_bytes"], kind).values())
+
+
+if __name__ == "__main__":
+    sys.exit(0 if main(*sys.argv[1:]) else 1)

@@ -91,12 +91,12 @@ def print_table(runs: Sequence[Run], tokens: float) -> None:
         bleu, chrf = scores(Path(run.recipe.output, "predictions-test.jsonl"))
         loss = test_loss(Path(run.recipe.output, "model"), Path(run.recipe.test))
         figures = f"{bleu:.2f}", f"{chrf:.2f}", f"{loss:.3f}", f"{run.steps()[-1]['loss']:.3f}"
-        cost = f"{run.cpu_per_step() * 1000:.0f}", f"{run.samples[-1][1]:.0f}", f"{run.wall_s:.0f}"
+        cost = f"{run.cpu_per_step() * 1000:.0f}", f"{run.cpu_s:.0f}", f"{run.wall_s:.0f}"
         print(LINE.format(run.name, *figures, *cost))
     ours, plain = (run.cpu_per_step() for run in runs)
     print(f"tokens per CPU second: {runs[0].name} {tokens / ours:,.0f}, {runs[1].name} {tokens / plain:,.0f}")
     print(f"a step under {runs[0].name} takes {ours / plain:.2f} × the CPU time of one under {runs[1].name}")
-    print(f"whole runs: {runs[0].samples[-1][1] / runs[1].samples[-1][1]:.2f} ×")
+    print(f"whole runs: {runs[0].cpu_s / runs[1].cpu_s:.2f} ×")
 
 
 def scores(predictions: Path) -> tuple[float, float]:

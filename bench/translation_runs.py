@@ -7,16 +7,13 @@ import os
 import subprocess
 import sys
 import time
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-import psutil
-
+from bench.cpu_clock import CpuClock
 from dsrun.runs.records import read_records
 
 SAMPLE_S = 1.0
@@ -44,25 +41,25 @@ class Run:
     name: str
     recipe: Recipe
     process: subprocess.Popen[bytes]
-    samples: list[tuple[float, float]] = field(default_factory=list)
+    clock: CpuClock = field(init=False)
     began: float = field(default_factory=time.time)
     wall_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.clock = CpuClock(self.process.pid)
 
     def sample(self) -> bool:
         """Take a sample; False when the run has ended."""
         if self.process.poll() is not None:
             self.wall_s = self.wall_s or time.time() - self.began
             return False
-        self.samples.append((time.time(), _cpu_seconds(self.process.pid)))
+        self.clock.sample()
         return True
 
-    def cpu_at(self, moment: float) -> float:
-        """CPU seconds used until `moment` (seconds since the epoch), between samples by interpolation."""
-        place = bisect_left(self.samples, (moment, 0.0))
-        if not 0 < place < len(self.samples):
-            return self.samples[min(place, len(self.samples) - 1)][1]
-        (t0, c0), (t1, c1) = self.samples[place - 1 : place + 1]
-        return c0 + (c1 - c0) * (moment - t0) / (t1 - t0)
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds of the whole run."""
+        return self.clock.samples[-1][1]
 
     def steps(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl that have a training loss."""
@@ -71,7 +68,7 @@ class Run:
     def cpu_per_step(self) -> float:
         """CPU seconds of a step, from the first log line to the last: without start-up, evaluation and export."""
         first, *_, last = self.steps()
-        begin, end = (self.cpu_at(datetime.fromisoformat(row["time"]).timestamp()) for row in (first, last))
+        begin, end = (self.clock.at(datetime.fromisoformat(row["time"]).timestamp()) for row in (first, last))
         return (end - begin) / int(last["step"] - first["step"])
 
 
@@ -155,15 +152,3 @@ def _texts(train_file: Path) -> Iterator[str]:
             row = json.loads(line)
             yield row["source"]
             yield row["target"]
-
-
-def _cpu_seconds(pid: int) -> float:
-    """CPU seconds of a process and all its descendants, those that have ended included."""
-    total = 0.0
-    with suppress(psutil.NoSuchProcess):
-        root = psutil.Process(pid)
-        for process in (root, *root.children(recursive=True)):
-            with suppress(psutil.NoSuchProcess):
-                times = process.cpu_times()
-                total += times.user + times.system + times.children_user + times.children_system
-    return total
