@@ -6,7 +6,7 @@ import sys
 from importlib import import_module
 
 # In less than twenty minutes on two cores.
-BENCHMARKS = ("startup", "diagnose", "slurm", "ladder")
+BENCHMARKS = ("startup", "diagnose", "slurm", "loss", "ladder")
 # Only when named: each takes minutes to more than an hour.
 LONG = ("memory", "wheel", "recovery", "translation")
 

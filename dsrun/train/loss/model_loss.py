@@ -80,12 +80,13 @@ def target_tokens(labels: torch.Tensor, *, shifted: bool) -> torch.Tensor:
 
 
 def summed_cross_entropy(
-    logits: torch.Tensor, labels: torch.Tensor, *, shifted: bool, smoothing: float = 0.0
+    logits: torch.Tensor, labels: torch.Tensor, *, shifted: bool, smoothing: float = 0.0, overwrite: bool = False
 ) -> torch.Tensor:
     """Cross entropy in nats, summed over target tokens, in fp32. `logits` are [batch, length, vocabulary], `labels`
-    [batch, length]; a batch without any target gives 0 with zero gradients. `smoothing` as in Szegedy et al. 2016."""
+    [batch, length]; a batch without any target gives 0 with zero gradients. `smoothing` and `overwrite` as in
+    token_cross_entropy."""
     targets = shifted_targets(labels) if shifted else labels
-    return token_cross_entropy(logits, targets, smoothing).sum()
+    return token_cross_entropy(logits, targets, smoothing, overwrite=overwrite).sum()
 
 
 def perplexity(loss: float) -> float:
@@ -113,7 +114,8 @@ class ModelLoss:
         function, which turns all logits into fp32, calls dsrun's from then on, label smoothing included."""
         kind = kind_of_loss(model)
         if kind in ("shared", "routed") and not is_liger(model) and calls_causal_lm_loss(model):
-            model.loss_function = partial(causal_lm_loss, smoothing=smoothing)
+            # Router losses may be made of anything.
+            model.loss_function = partial(causal_lm_loss, smoothing=smoothing, overwrite=kind == "shared")
             smoothing = 0.0
         return cls(kind, shifts_labels(model), smoothing)
 
@@ -122,7 +124,8 @@ class ModelLoss:
         return target_tokens(labels, shifted=self.shifted)
 
     def __call__(self, model: Any, inputs: dict[str, Any], items: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """The loss, a scalar, and the model's outputs; `items` are the target tokens of the whole global batch.
+        """The loss, a scalar, and the model's outputs; `items` are the target tokens of the whole global batch. The
+        backward pass overwrites the outputs' logits.
 
         All terms of a model's loss, those of its routers too, count by this micro batch's share of the target tokens:
         added once for each micro batch, they would grow with the accumulation steps and the number of ranks.
@@ -139,7 +142,9 @@ class ModelLoss:
             outputs = model(**inputs, num_items_in_batch=mine.clamp(min=1))
             return outputs["loss"] * (mine / items), outputs
         outputs = model(**{name: value for name, value in inputs.items() if name != "labels"})
-        total = summed_cross_entropy(outputs["logits"], labels, shifted=self.shifted, smoothing=self.smoothing)
+        total = summed_cross_entropy(
+            outputs["logits"], labels, shifted=self.shifted, smoothing=self.smoothing, overwrite=True
+        )
         return total / items, outputs
 
     @torch.no_grad()

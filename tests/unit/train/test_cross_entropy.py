@@ -127,6 +127,24 @@ def test_nothing_but_the_gradient_is_as_large_as_the_logits(loss):
     assert count.made == {torch.bfloat16: 1}
 
 
+@pytest.mark.parametrize("keeps", [False, True], ids=["linear", "tanh"])
+def test_gradient_overwrites_logits_that_no_operation_keeps(keeps):
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(ROWS, LENGTH, 8), torch.randn(VOCABULARY, 8, requires_grad=True)
+    _, labels = batch()
+
+    def logits():
+        return (hidden @ weight.T).tanh() if keeps else hidden @ weight.T
+
+    (expected,) = torch.autograd.grad(plain(logits(), labels, 0.1, True), weight)
+    loss = summed_cross_entropy(logits(), labels, shifted=True, smoothing=0.1, overwrite=True)
+    with CountOfLogits() as count:
+        loss.backward()
+    torch.testing.assert_close(weight.grad, expected, rtol=1e-5, atol=1e-6)
+    # Tanh makes one gradient more.
+    assert count.made == ({torch.float32: 2} if keeps else {})
+
+
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("kind", MODELS)
 def test_causal_models_call_the_chunked_loss(kind, smoothing):
