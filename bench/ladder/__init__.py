@@ -56,6 +56,7 @@ def main(words: Sequence[str] = ()) -> bool:
         held &= _climb(kind, folder.resolve() / kind, options, peak)
     if not options.output:
         shutil.rmtree(folder)
+    print(f"all goals met: {'yes' if held else 'NO'}")
     return held
 
 

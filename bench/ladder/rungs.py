@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -93,6 +94,8 @@ class Ladder:
         output.mkdir(parents=True)
         command = self._dsrun(rung, output) if rung.kind == "dsrun" else self._plain(rung, output)
         clock = run_sampled(command, output / "bench.log", rung.name, gpu=self.gpu)
+        # A model for each rung: gigabytes on GPUs.
+        shutil.rmtree(output / "run" / "model", ignore_errors=True)
         return self._cost(rung, output, clock)
 
     def _arguments(self) -> dict[str, Any]:
