@@ -119,7 +119,8 @@ def _defaults(plan: Plan, run: Path, has_validation: bool) -> dict[str, Any]:
     }
     if plan.world.device == "cuda":
         values["tf32"] = torch.cuda.get_device_capability()[0] >= 8
-        values["use_liger_kernel"] = is_liger_kernel_available()
+        # Liger's fused loss knows no label smoothing.
+        values["use_liger_kernel"] = is_liger_kernel_available() and not plan.recipe.hf.get("label_smoothing_factor")
     return values
 
 
@@ -199,6 +200,11 @@ def check_arguments(
     _try_noise(arguments, model)
     if arguments.use_liger_kernel and not is_liger_kernel_available():
         raise MissingError("--use_liger_kernel: liger-kernel is not installed", fix="pip install liger-kernel")
+    if arguments.use_liger_kernel and arguments.label_smoothing_factor:
+        raise UsageError(
+            "--use_liger_kernel: its fused loss knows no label smoothing",
+            fix="leave out one of --use_liger_kernel and --label-smoothing-factor",
+        )
 
 
 @contextmanager
