@@ -113,7 +113,7 @@ def _packed(original: Callable[..., Any]) -> Callable[..., Any]:
             own_source = _as_used(_same(source_segments, source_segments), encoder, self.dtype)
             encoded = encoder(input_ids=kwargs.pop("input_ids"), attention_mask=own_source)
             own_target = _same(target_segments, target_segments).tril()
-            # Padding sees everything: a softmax over nothing would be NaN, and so would all gradients.
+            # Padding sees everything: a softmax over nothing is NaN in some kernels, and so are all gradients then.
             seen = _same(target_segments, source_segments) | target_segments.eq(0)[:, None, :, None]
             kwargs |= {
                 "encoder_outputs": encoded,
