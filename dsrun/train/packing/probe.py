@@ -51,7 +51,6 @@ def probe(model: Any, *, pairs: bool = False) -> Verdict:
     flash = "flash" in str(getattr(model.config, "_attn_implementation", ""))
     methods: tuple[Method, ...] = ("flat",) if flash else ("position_ids", "mask", "additive_mask")
     if pairs:
-        install(model)
         methods = ("pairs",)
     found: list[str] = []
     for method in methods:
@@ -76,6 +75,7 @@ _NAMES: dict[Method, str] = {
 
 
 def _of_pairs(model: Any) -> float:
+    install(model)
     with gathered(model):
         return largest_difference_pairs(model)
 

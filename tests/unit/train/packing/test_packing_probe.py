@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, SwitchTransformersConfig
 
 from dsrun.train.packing.probe import TOLERANCE, block_causal_mask, packed_inputs, probe
 
@@ -51,6 +51,15 @@ def test_models_that_mix_documents_are_not_packed(kind):
     verdict = probe(small(kind))
     assert verdict.method is None
     assert "mixes packed documents" in verdict.reason
+
+
+def test_encoder_decoder_that_cannot_be_installed_is_not_packed():
+    config = SwitchTransformersConfig(
+        vocab_size=48, d_model=16, d_kv=8, d_ff=16, num_layers=2, num_heads=2, decoder_start_token_id=0
+    )
+    verdict = probe(AutoModelForSeq2SeqLM.from_config(config), pairs=True)
+    assert verdict.method is None
+    assert "an expert takes a limited number of tokens" in verdict.reason
 
 
 def test_eager_attention_gets_a_mask_to_be_added():
