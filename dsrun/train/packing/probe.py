@@ -55,6 +55,7 @@ def probe(model: Any, *, pairs: bool = False) -> Verdict:
     found: list[str] = []
     for method in methods:
         try:
+            _refuse_replaced_window(model, method)
             difference = _of_pairs(model) if pairs else largest_difference(model, method)
         except Exception as error:  # whatever a model's own code raises for inputs that it does not know
             found.append(f"{_NAMES[method]}: {one_line(error)[:120]}")
@@ -72,6 +73,13 @@ _NAMES: dict[Method, str] = {
     "flat": "cumulative lengths",
     "pairs": "block masks of encoder and decoder",
 }
+
+
+def _refuse_replaced_window(model: Any, method: Method) -> None:
+    """A mask that is given takes the place of a sliding window (transformers' masking_utils.py), which only documents
+    longer than the window would show."""
+    if method in ("mask", "additive_mask") and getattr(model.config.get_text_config(), "sliding_window", None):
+        raise ValueError("it would replace the sliding window")
 
 
 def _of_pairs(model: Any) -> float:
