@@ -106,8 +106,8 @@ def without_dropout(model: nn.Module) -> None:
 
 def log_probabilities(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """The log probability in nats of the labels, [rows, length], of each row: [rows], in fp32. Label i is the target of
-    position i - 1; IGNORED ones do not count."""
-    return -token_cross_entropy(logits, shifted_targets(labels)).sum(1)
+    position i - 1; IGNORED ones do not count. The backward pass overwrites the logits."""
+    return -token_cross_entropy(logits, shifted_targets(labels), overwrite=True).sum(1)
 
 
 class DpoLoss:

@@ -114,8 +114,9 @@ class ModelLoss:
         function, which turns all logits into fp32, calls dsrun's from then on, label smoothing included."""
         kind = kind_of_loss(model)
         if kind in ("shared", "routed") and not is_liger(model) and calls_causal_lm_loss(model):
-            # Router losses may be made of anything.
-            model.loss_function = partial(causal_lm_loss, smoothing=smoothing, overwrite=kind == "shared")
+            # Router losses, and code that came with a model, may do anything with the logits.
+            overwrite = kind == "shared" and is_stock(model)
+            model.loss_function = partial(causal_lm_loss, smoothing=smoothing, overwrite=overwrite)
             smoothing = 0.0
         return cls(kind, shifts_labels(model), smoothing)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
-from transformers import AutoModelForCausalLM, LlamaConfig, MixtralConfig
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, LlamaConfig, MixtralConfig, T5Config
 
 from dsrun.train.loop.batches import IGNORED
 from dsrun.train.loss import cross_entropy
@@ -22,7 +22,11 @@ SMALL = {
 MODELS = {
     "shared": LlamaConfig(**SMALL),
     "routed": MixtralConfig(**SMALL, num_local_experts=4, output_router_logits=True, router_aux_loss_coef=0.5),
-}
+    "logits": T5Config(
+        vocab_size=VOCABULARY, d_model=8, d_ff=8, d_kv=4, num_layers=1, num_heads=2, decoder_start_token_id=0,
+        dropout_rate=0.0,
+    ),
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -147,16 +151,19 @@ def test_gradient_overwrites_logits_that_no_operation_keeps(keeps):
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("kind", MODELS)
-def test_causal_models_call_the_chunked_loss(kind, smoothing):
+def test_models_have_the_chunked_loss(kind, smoothing):
     """Loss and gradients are those of the model's own loss function, and none of the logits' size is in fp32."""
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(MODELS[kind])
+    shifted = kind != "logits"
+    model = (AutoModelForCausalLM if shifted else AutoModelForSeq2SeqLM).from_config(MODELS[kind])
     parameters = list(model.parameters())
     _, labels = batch()
-    inputs = {"input_ids": labels.clamp(min=0), "labels": labels}
-    items = target_tokens(labels, shifted=True)
+    ids = labels.clamp(min=0)
+    inputs = {"input_ids": ids, "labels": labels, **({} if shifted else {"decoder_input_ids": ids})}
+    items = target_tokens(labels, shifted=shifted)
     stock = model(**inputs)
-    theirs = stock.loss + (plain(stock.logits, labels, smoothing, True) - plain(stock.logits, labels, 0, True)) / items
+    smooth, rough = (plain(stock.logits, labels, each, shifted) for each in (smoothing, 0.0))
+    theirs = stock.loss + (smooth - rough) / items
     expected = torch.autograd.grad(theirs, parameters, allow_unused=True)
     # Of two losses of a model the last one counts.
     ModelLoss.of(model, 0.3)
