@@ -69,7 +69,7 @@ def _climb(kind: str, folder: Path, options: argparse.Namespace, peak: float) ->
     lengths = make_data(folder / "train.jsonl", seq2seq=seq2seq, samples=options.samples)
     model = make_model(folder / "model", {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 1, **config})
     ladder = Ladder(folder, model, folder / "train.jsonl", seq2seq, options.steps, WARM_UP, world, options.gpu)
-    rungs = [rung for rung in RUNGS if not (seq2seq and rung.causal_only)]
+    rungs = [rung for rung in RUNGS if not (seq2seq and rung.causal_only) and rung.name in options.rungs]
     costs: dict[str, list[Cost]] = {rung.name: [] for rung in rungs}
     for number in range(options.rounds):
         for rung in rungs:
@@ -97,7 +97,7 @@ def print_table(kind: str, costs: dict[str, list[Cost]], mfu_per_token: float) -
         speed = _speed(found)
         wall = median(cost.tokens / cost.wall_s for cost in found)
         padding, memory = median(cost.padding for cost in found), max(cost.memory for cost in found) / 2**30
-        ratio = speed / _speed(costs[PADDED]) if costs[PADDED] else float("nan")
+        ratio = speed / _speed(costs[PADDED]) if costs.get(PADDED) else float("nan")
         figures = (f"{speed:,.0f}", f"{wall:,.0f}", f"{padding:.1%}", f"{memory:.2f}")
         print(LINE.format(name, *figures, f"{speed * mfu_per_token:.0%}", f"{ratio:.2f}"), flush=True)
 
@@ -107,7 +107,7 @@ def print_goals(kind: str, costs: dict[str, list[Cost]], *, flash: bool) -> bool
     met = True
     for peer, usual in GOALS[kind]:
         goal = FLASH_GOAL if flash and peer == TRL else usual
-        if not costs[PACKED] or not costs[peer]:
+        if not costs.get(PACKED) or not costs.get(peer):
             print(f"{kind}: {PACKED} was not measured beside {peer}: MISSED")
             met = False
             continue
@@ -146,6 +146,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, default=STEPS, help=f"optimizer steps, {WARM_UP} not measured")
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"runs of every rung (default {ROUNDS})")
     parser.add_argument("--samples", type=int, default=SAMPLES, help=f"of the data (default {SAMPLES})")
+    names = [rung.name for rung in RUNGS]
+    parser.add_argument("--rungs", nargs="+", choices=names, default=names, metavar="NAME", help="default: all")
     parser.add_argument("--gpu", action="store_true", help="T5-large and a Llama of 1B in bf16 on all GPUs")
     parser.add_argument("--output", type=Path, help="folder to keep all runs in (default: a temporary one)")
     return parser
