@@ -196,6 +196,8 @@ WHEN: dict[str, Callable[[Recipe, str], bool]] = {
     "offload_without_zero": lambda r, _: r.spec.offload != "none" and r.spec.zero == "0",
     "nvme_below_stage_3": _below_stage_3,
     "nvme_without_folder": lambda r, _: r.spec.offload == "nvme" and not r.spec.nvme_path,
+    "bf16_master_without_zero": lambda r, _: r.spec.bf16_master_weights and r.spec.zero == "0",
+    "bf16_master_precision": lambda r, name: r.spec.bf16_master_weights and r.hf.get(name) is (name == "fp16"),
     "nvme_path_unused": lambda r, _: bool(r.spec.nvme_path) and r.spec.offload != "nvme",
     "micro_batch_twice": _two_micro_batches,
     "micro_batch_given_and_auto": lambda r, name: r.spec.auto_micro_batch and r.given(name),

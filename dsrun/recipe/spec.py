@@ -45,6 +45,8 @@ class TrainSpec:
     zero: str | None = None
     offload: str = "none"
     nvme_path: str | None = None
+    bf16_master_weights: bool = False
+    speed: str = "auto"
 
     # batch
     global_batch_size: int | None = None

@@ -82,6 +82,7 @@ class Run(TypedDict):
     specs: dict[str, Any]
     sources: NotRequired[dict[str, str]]
     packing: NotRequired[dict[str, Any]]
+    speed: NotRequired[dict[str, Any]]
     world_size: NotRequired[int]
     gpus: NotRequired[list[str]]
 

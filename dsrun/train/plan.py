@@ -93,7 +93,8 @@ def _with_exact_sums(
 ) -> dict[str, Any]:
     """DeepSpeed's configuration with gradients summed in fp32 where that is worth its memory. Not once memory ran out,
     as the same samples are then summed in more steps."""
-    if steps < FROM_STEPS or not takes_fp32_sum(engine.stage_of(deepspeed), offloaded_to(spec.offload)):
+    able = takes_fp32_sum(engine.stage_of(deepspeed), offloaded_to(spec.offload))
+    if steps < FROM_STEPS or not able or spec.bf16_master_weights:
         return deepspeed
     memory = memory_of_sum(None, None, offloaded_to(spec.offload))
     notify(f"gradients of {steps} steps are summed in fp32, as a bf16 sum is off by {error_after(steps)}: {memory}")

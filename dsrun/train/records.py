@@ -23,6 +23,7 @@ from dsrun.runs.schema import EventKind
 from dsrun.runs.stop_request import StopRequest
 from dsrun.system.display import masked_values
 from dsrun.system.host import git_commit, hostname, versions
+from dsrun.train import speed
 from dsrun.train.console import Console, duration, number, shortened
 from dsrun.train.data.request import PreparedData
 from dsrun.train.loop import engine
@@ -146,6 +147,7 @@ def _description(plan: Plan, parameters: int, packing: dict[str, Any]) -> dict[s
         "host": hostname(),
         "git_commit": git_commit(Path.cwd()),
         "plugin": plan.plugin.facts if plan.plugin else None,
+        "speed": speed.record(speed.choices(speed.facts_of(plan)), recipe.spec.speed),
         "world_size": plan.world.size,
         "zero_stage": (plan.deepspeed or {}).get("zero_optimization", {}).get("stage", 0),
         "versions": versions(),
@@ -182,6 +184,7 @@ def header(
         rows.insert(3, ("batch", plan.batch.sentence(rank)))
         if packing := batching.sentence(f"{plan.world.size} {rank}{'' if plan.world.size == 1 else 's'}"):
             rows.insert(4, ("packing", packing))
+        rows.insert(-2, ("speed", speed.line(speed.choices(speed.facts_of(plan)))))
     if attempt(os.environ)["attempt"]:
         # The first one stands above on the same terminal; a remedy may have changed these.
         rows = [row for row in rows if row[0] in ("parallel", "batch", "packing")]

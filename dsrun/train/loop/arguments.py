@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
@@ -16,6 +17,7 @@ from dsrun.errors import MissingError, UsageError, did_you_mean, one_line
 from dsrun.recipe.flags import FIXED
 from dsrun.recipe.trackers import trackers
 from dsrun.system.host import cores, shm_free
+from dsrun.train import speed
 from dsrun.train.data.mixture import sets_of
 from dsrun.train.distributed import World
 from dsrun.train.loop.engine import stage_of
@@ -117,11 +119,9 @@ def _defaults(plan: Plan, run: Path, has_validation: bool) -> dict[str, Any]:
         "dataloader_num_workers": workers,
         "dataloader_persistent_workers": workers > 0,
     }
-    if plan.world.device == "cuda":
-        values["tf32"] = torch.cuda.get_device_capability()[0] >= 8
-        # Liger's fused loss knows no label smoothing.
-        values["use_liger_kernel"] = is_liger_kernel_available() and not plan.recipe.hf.get("label_smoothing_factor")
-    return values
+    facts = speed.facts_of(plan)
+    os.environ.update(speed.environment(facts))
+    return values | speed.values(facts)
 
 
 def loader_workers(world: World) -> int:

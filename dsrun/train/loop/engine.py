@@ -7,6 +7,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -46,6 +47,7 @@ def configuration(spec: TrainSpec, given: dict[str, Any], hidden_size: int | Non
         return None
     own_optimizer = given.get("optim", ADAMW_OF_TORCH[0]) not in ADAMW_OF_TORCH
     zero = from_offload(stage, spec.offload, spec.nvme_path, own_optimizer=own_optimizer)
+    zero = replace(zero, bf16_master_weights=spec.bf16_master_weights)
     return generate(zero, hidden_size=hidden_size)
 
 

@@ -1,0 +1,169 @@
+"""What makes a run faster: what --speed chose of it, why, and the flag that refuses each choice.
+
+A training argument that the user gave is kept; --speed decides only what is left open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from transformers.utils import is_liger_kernel_available
+
+from dsrun.errors import UsageError
+from dsrun.train.loop.engine import ADAMW_OF_TORCH, stage_of
+
+if TYPE_CHECKING:
+    from dsrun.train.plan import Plan
+
+Mode = Literal["auto", "safe"]
+REGIONAL = "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"
+"""accelerate.utils.TorchDynamoPlugin reads it: each repeated block is compiled, once for all that are alike."""
+COMPILE_FLAGS = ("torch_compile", "torch_compile_backend", "torch_compile_mode")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeedFacts:
+    """What the choices depend on. `given` are the user's own training arguments, `capability` that of the GPU."""
+
+    mode: Mode
+    device: str
+    given: Mapping[str, Any]
+    deepspeed: Mapping[str, Any] | None = None
+    capability: tuple[int, int] = (0, 0)
+    liger: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """One way to be faster; `values` are the training arguments that it sets, `refuse` the flag against it."""
+
+    name: str
+    applied: bool
+    reason: str
+    refuse: str
+    values: Mapping[str, Any]
+
+
+def facts_of(plan: Plan) -> SpeedFacts:
+    cuda = plan.world.device == "cuda"
+    return SpeedFacts(
+        mode="safe" if plan.recipe.spec.speed == "safe" else "auto",
+        device=plan.world.device,
+        given=plan.recipe.hf,
+        deepspeed=plan.deepspeed,
+        capability=torch.cuda.get_device_capability() if cuda else (0, 0),
+        liger=is_liger_kernel_available(),
+    )
+
+
+def choices(facts: SpeedFacts) -> tuple[Choice, ...]:
+    """Every choice in the order in which it is printed. Raises UsageError for a compilation that would not work."""
+    return (_tf32(facts), _liger(facts), _fused_adamw(facts), _compile(facts))
+
+
+def values(facts: SpeedFacts) -> dict[str, Any]:
+    """The training arguments that the choices set; none that the user gave."""
+    made: dict[str, Any] = {}
+    for each in choices(facts):
+        made |= each.values
+    return {name: value for name, value in made.items() if name not in facts.given}
+
+
+def environment(facts: SpeedFacts) -> dict[str, str]:
+    """What accelerate reads of a compilation: one by regions, except DeepCompile's, which is of the whole model."""
+    if not compiles(facts):
+        return {}
+    return {REGIONAL: "false" if deep_compiles(facts.deepspeed) else "true"}
+
+
+def line(made: tuple[Choice, ...]) -> str:
+    """The applied choices with their reasons, in one line."""
+    applied = [f"{each.name} ({each.reason})" for each in made if each.applied]
+    return ", ".join(applied) or "nothing applied"
+
+
+def record(made: tuple[Choice, ...], mode: str) -> dict[str, Any]:
+    """The choices for run.json."""
+    return {"mode": mode, "choices": [asdict(each) | {"values": dict(each.values)} for each in made]}
+
+
+def compiles(facts: SpeedFacts) -> bool:
+    """Whether the model is compiled: as asked, or because the JSON's DeepCompile begins at that call alone. A backend
+    or a mode switches the Trainer's compilation on, whatever --torch_compile says."""
+    if any(facts.given.get(name) for name in COMPILE_FLAGS):
+        return True
+    return deep_compiles(facts.deepspeed) and facts.given.get("torch_compile") is None
+
+
+def deep_compiles(deepspeed: Mapping[str, Any] | None) -> bool:
+    block = (deepspeed or {}).get("compile")
+    return isinstance(block, dict) and bool(block.get("deepcompile"))
+
+
+def _tf32(facts: SpeedFacts) -> Choice:
+    refuse, able = "--tf32 false", facts.capability >= (8, 0)
+    if "tf32" in facts.given:
+        on = bool(facts.given["tf32"])
+        return Choice(name="TF32", applied=on, reason="as --tf32 says", refuse=refuse, values={})
+    if facts.device != "cuda":
+        return Choice(name="TF32", applied=False, reason="no GPU", refuse=refuse, values={})
+    on = able and facts.mode == "auto"
+    why = "fp32 products on Ampere and newer" if on else _why_not(facts, "the GPU is older than Ampere")
+    return Choice(name="TF32", applied=on, reason=why, refuse=refuse, values={"tf32": on})
+
+
+def _liger(facts: SpeedFacts) -> Choice:
+    name, refuse = "Liger kernels", "--use_liger_kernel false"
+    if "use_liger_kernel" in facts.given:
+        on = bool(facts.given["use_liger_kernel"])
+        return Choice(name=name, applied=on, reason="as --use_liger_kernel says", refuse=refuse, values={})
+    if facts.device != "cuda":
+        return Choice(name=name, applied=False, reason="no GPU", refuse=refuse, values={})
+    smoothed = bool(facts.given.get("label_smoothing_factor"))
+    on = facts.liger and facts.mode == "auto" and not smoothed
+    missing = "its fused loss knows no label smoothing" if smoothed else "liger-kernel is not installed"
+    why = "fused layers and loss" if on else _why_not(facts, missing)
+    return Choice(name=name, applied=on, reason=why, refuse=refuse, values={"use_liger_kernel": on})
+
+
+def _fused_adamw(facts: SpeedFacts) -> Choice:
+    plain, fused = ADAMW_OF_TORCH
+    name, refuse = "fused AdamW", f"--optim {plain}"
+    if (facts.deepspeed or {}).get("optimizer"):
+        return Choice(name=name, applied=False, reason="DeepSpeed's own optimizer steps", refuse=refuse, values={})
+    if "optim" in facts.given:
+        on = facts.given["optim"] == fused
+        return Choice(name=name, applied=on, reason="as --optim says", refuse=refuse, values={})
+    on = facts.mode == "auto"
+    why = "one kernel per step" if on else _why_not(facts, "")
+    return Choice(name=name, applied=on, reason=why, refuse=refuse, values={"optim": fused if on else plain})
+
+
+def _compile(facts: SpeedFacts) -> Choice:
+    name, refuse, deep = "torch.compile", "--torch_compile false", deep_compiles(facts.deepspeed)
+    if not compiles(facts):
+        why = "compiling takes minutes, again for other lengths; --torch_compile true asks for it"
+        why = "as --torch_compile says" if facts.given.get("torch_compile") is False else why
+        return Choice(name=name, applied=False, reason=why, refuse=refuse, values={})
+    if deep and facts.device != "cuda":
+        raise UsageError(
+            "compile.deepcompile: DeepSpeed has this operation for CUDA alone, and this run is on CPUs",
+            fix="remove the key from the --deepspeed file",
+        )
+    if deep:
+        why = "DeepCompile schedules ZeRO's communication, as the --deepspeed file says"
+        return Choice(name="DeepCompile", applied=True, reason=why, refuse=refuse, values={"torch_compile": True})
+    if stage_of(dict(facts.deepspeed or {})) == 3:
+        given = next(each for each in COMPILE_FLAGS if facts.given.get(each))
+        raise UsageError(
+            f"--{given}: torch.compile does not see how ZeRO-3 gathers parameters, and breaks its graphs there",
+            fix='use --zero 2, or on GPUs a --deepspeed file with "compile": {"deepcompile": true}',
+        )
+    return Choice(name=name, applied=True, reason="each repeated block, as asked", refuse=refuse, values={})
+
+
+def _why_not(facts: SpeedFacts, otherwise: str) -> str:
+    return "--speed safe" if facts.mode == "safe" else otherwise
