@@ -10,6 +10,7 @@ from __future__ import annotations
 from dsrun.errors import UsageError, did_you_mean
 
 DEFAULT = "adamw_torch"
+TORCH_ADAMW = (DEFAULT, "adamw_torch_fused")
 _SCALE = 4 / 256
 
 # Running means and the like, as (elements in fp32, elements in 8 bits, elements in 4 bits) per parameter.

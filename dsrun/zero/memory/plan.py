@@ -13,7 +13,7 @@ from dsrun.zero.memory.calibration import remembered
 from dsrun.zero.memory.model.architecture import Architecture
 from dsrun.zero.memory.remedies import remedies
 from dsrun.zero.memory.request import USUAL_LENGTH, Cluster, PlanRequest, Switch, is_place
-from dsrun.zero.memory.strategy import NEARLY, Candidate, best_of, compared, evaluate, strategies
+from dsrun.zero.memory.strategy import NEARLY, Candidate, best_of, bf16_strategies, compared, evaluate, strategies
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,15 +38,17 @@ class Chosen:
     offload: str
     micro_batch: int
     checkpointing: bool
+    bf16_master: bool = False
 
 
 def plan(request: PlanRequest) -> Plan:
-    """Evaluate every strategy and choose the fastest that fits, or else the fastest that is tight."""
+    """Evaluate every strategy and choose the fastest that fits, or else the fastest that is tight; where none is
+    either, of those with bf16 master weights, which are less exact and come last."""
     candidates = [evaluate(request, each) for each in strategies(request)]
+    if all(row.verdict == "does not fit" for row in candidates):
+        candidates += [evaluate(request, each) for each in bf16_strategies(request)]
     rows = compared(candidates)
-    choice = best_of([row for row in rows if row.verdict == "fits"])
-    if choice is None:
-        choice = best_of([row for row in rows if row.verdict == "tight"])
+    choice = best_of(_able(list(rows)))
     why = _why(choice, rows, request) if choice else ""
     return Plan(request=request, rows=rows, choice=choice, why=why, remedies=() if choice else tuple(remedies(request)))
 
@@ -69,6 +71,7 @@ def choose(request: PlanRequest, micro_batch: int | None = None, offload: str | 
         offload=strategy.offload,
         micro_batch=best.micro_batch,
         checkpointing=strategy.checkpointing,
+        bf16_master=strategy.bf16_master,
     )
 
 
@@ -110,6 +113,8 @@ def _why(choice: Candidate, rows: tuple[Candidate, ...], request: PlanRequest) -
     able = [row for row in rows if row.verdict == choice.verdict]
     share = choice.gpu.total / GIB / request.cluster.memory
     fits = f"{choice.strategy} with micro batch {choice.micro_batch} takes {share:.0%} of each GPU"
+    if choice.strategy.bf16_master:
+        return f"{fits}: less exact, but nothing fits with fp32 master weights"
     if choice.verdict == "tight":
         return f"{fits}: more than the preset {request.preset} allows, but nothing stays within that"
     if len(able) == 1:
@@ -171,6 +176,8 @@ def settings(chosen: Chosen) -> dict[str, object]:
         values["offload"] = chosen.offload
     if chosen.checkpointing:
         values["gradient_checkpointing"] = True
+    if chosen.bf16_master:
+        values["bf16_master_weights"] = True
     return values
 
 
@@ -179,4 +186,6 @@ def message(chosen: Chosen) -> str:
     held = "optimizer states" if chosen.offload == "optimizer" else "states"
     place = "" if chosen.offload == "none" else f" with {held} on {'NVMe' if chosen.offload == 'nvme' else 'the host'}"
     again = ", recomputing activations" if chosen.checkpointing else ""
-    return f"--zero auto: ZeRO-{chosen.stage}{place}, micro batch {chosen.micro_batch}{again} (`dsrun plan` says why)"
+    master = ", bf16 master weights (less exact, but nothing else fits)" if chosen.bf16_master else ""
+    size = f"micro batch {chosen.micro_batch}"
+    return f"--zero auto: ZeRO-{chosen.stage}{place}, {size}{again}{master} (`dsrun plan` says why)"

@@ -47,6 +47,8 @@ def config_argv(request: PlanRequest, row: Candidate, options: CommandOptions) -
             size = nvme_buffer(request.model.largest, request.cluster.world)
             if size > NVME_PARAM_BUFFER:
                 argv += ["--set", f"{PARAM_BUFFER}={size}"]
+    if strategy.bf16_master:
+        argv.append("--bf16-master-weights")
     return [*argv, "--precision", request.precision, "--preset", request.preset, "--model", options.model]
 
 
@@ -156,6 +158,7 @@ def row_as_json(row: Candidate) -> dict[str, Any]:
         "stage": row.strategy.stage,
         "offload": row.strategy.offload,
         "checkpointing": row.strategy.checkpointing,
+        "bf16_master_weights": row.strategy.bf16_master,
         "verdict": row.verdict,
         "micro_batch": row.micro_batch,
         "accumulation": row.accumulation,
@@ -219,6 +222,7 @@ def _cells(row: Candidate) -> tuple[str, ...]:
     strategy = row.strategy
     fits = row.verdict != "does not fit"
     name = f"ZeRO-{strategy.stage}" + ("" if strategy.offload == "none" else f" + {strategy.offload}")
+    name += ", bf16 master" if strategy.bf16_master else ""
     return (
         name,
         "yes" if strategy.checkpointing else "no",

@@ -45,6 +45,8 @@ class Sharding:
     """Whether a step has several micro batches."""
     sums_in_fp32: bool = False
     """Whether gradients are summed in fp32 where parameters are in 16 bits (dsrun.zero.generate.accumulation)."""
+    bf16_master: bool = False
+    """Whether master weights are in bf16 (bf16_master_weights_and_grads); planned on the GPU alone."""
     persistence: int = 0
     """Elements up to which a ZeRO-3 parameter stays whole on every rank."""
     sub_group: int = SUB_GROUP
@@ -54,6 +56,11 @@ class Sharding:
     """Bytes of a weight as it is loaded, for plain DDP, which trains it so (--weights-dtype)."""
     nvme_buffer: int = NVME_PARAM_BUFFER
     """Elements of one buffer through which parameters come from NVMe."""
+
+    @property
+    def master(self) -> int:
+        """Bytes of an element of the master copy, and of the gradient that steps it (_configure_master_weights)."""
+        return 2 if self.bf16_master else FP32
 
     @property
     def width(self) -> int:
@@ -184,12 +191,12 @@ def _partitioned(training: Training, sharding: Sharding, rank: int | None) -> St
     if sharding.sums_in_fp32:  # only this rank's share (_build_compact_grad_partition_buffer)
         gradients = FP32 * share
     # The master copy exists in fp32 too: single_partition_of_fp32_groups is a clone.
-    master, moments = FP32 * share, sharding.optimizer(share)
+    master, moments = sharding.master * share, sharding.optimizer(share)
     if sharding.offload == "none":
-        # step() turns the share of the gradients into one flat fp32 tensor, which a sum in fp32 is already.
+        # step() turns the share of the gradients into one flat tensor of the master's dtype; a sum in fp32 is one.
         return States(
             gpu=Place(parameters=parameters, gradients=gradients, master=master, optimizer=moments),
-            step=0 if sharding.sums_in_fp32 else FP32 * max(shares),
+            step=0 if sharding.sums_in_fp32 else sharding.master * max(shares),
         )
     largest = width * max(training.trained)
     kept = gradients if sharding.stage == 1 and sharding.accumulates else 0
@@ -225,11 +232,13 @@ def _sharded(training: Training, sharding: Sharding) -> States:
     whole = own * _small(training.trained, sharding) + width * _small(training.frozen, sharding)
     parameters = own * trained + width * frozen
     gradients = (FP32 if sharding.sums_in_fp32 else width) * trained
-    master, moments = FP32 * trained, sharding.optimizer(trained)
+    # A bf16 master copy is the parameters themselves (stage3.py, _create_fp32_partitions).
+    master = 0 if sharding.bf16_master else FP32 * trained
+    moments = sharding.optimizer(trained)
     if sharding.offload == "none":
         return States(
             gpu=Place(parameters=parameters + whole, gradients=gradients, master=master, optimizer=moments),
-            step=FP32 * min(trained, sharding.sub_group),
+            step=sharding.master * min(trained, sharding.sub_group),
         )
     if sharding.offload in ("cpu", "optimizer"):
         kept = parameters if sharding.offload == "optimizer" else 0
@@ -282,4 +291,4 @@ def checkpoint_bytes(training: Training, sharding: Sharding) -> int:
     saved = count if training.frozen and count < sum(training.frozen) else training.parameters
     if sharding.stage == 0:
         return sharding.weights * saved + sharding.optimizer(count)
-    return 2 * sharding.width * saved + FP32 * count + sharding.optimizer(count)
+    return 2 * sharding.width * saved + sharding.master * count + sharding.optimizer(count)

@@ -12,7 +12,7 @@ from dsrun.zero.generate.presets import GIB, nvme_buffer
 from dsrun.zero.generate.spec import offloaded_to
 from dsrun.zero.memory.activations import FRAGMENTATION, Activations, Buffers, activations, buffers
 from dsrun.zero.memory.model.architecture import Architecture, Training, training
-from dsrun.zero.memory.optimizers import state_bytes
+from dsrun.zero.memory.optimizers import TORCH_ADAMW, state_bytes
 from dsrun.zero.memory.request import PlanRequest
 from dsrun.zero.memory.speed import Step, estimate
 from dsrun.zero.memory.states import Offload, Sharding, States, checkpoint_bytes, states
@@ -28,15 +28,18 @@ PROCESS = int(1.5 * GIB)
 
 @dataclass(frozen=True, kw_only=True)
 class Strategy:
-    """A ZeRO stage, where its states are offloaded to, and whether activations are recomputed."""
+    """A ZeRO stage, where its states are offloaded to, whether activations are recomputed, and whether master weights
+    and moments are in bf16 (`dsrun config --bf16-master-weights`), which is less exact."""
 
     stage: int
     offload: Offload
     checkpointing: bool
+    bf16_master: bool = False
 
     def __str__(self) -> str:
         place = "" if self.offload == "none" else f" + {self.offload} offload"
-        return f"ZeRO-{self.stage}{place}{', checkpointing' if self.checkpointing else ''}"
+        master = ", bf16 master weights" if self.bf16_master else ""
+        return f"ZeRO-{self.stage}{place}{', checkpointing' if self.checkpointing else ''}{master}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +97,17 @@ def strategies(request: PlanRequest) -> Iterator[Strategy]:
             yield Strategy(stage=stage, offload=place, checkpointing=checkpointing)
 
 
+def bf16_strategies(request: PlanRequest) -> Iterator[Strategy]:
+    """The same with bf16 master weights, on the GPU, where these save memory: torch's AdamW keeps its moments in the
+    dtype of what it updates, and adapters are in fp32. The user's own JSON says by itself what it keeps."""
+    able = request.precision == "bf16" and request.optimizer in TORCH_ADAMW
+    if not able or request.lora or request.own_sizes:
+        return
+    for each in strategies(request):
+        if each.stage > 0 and each.offload == "none":
+            yield replace(each, bf16_master=True)
+
+
 @lru_cache(maxsize=64)
 def _training(model: Architecture, lora: int | None) -> Training:
     return training(model, lora)
@@ -115,7 +129,9 @@ def sharding_of(request: PlanRequest, strategy: Strategy) -> Sharding:
         accumulates=share != 1,
         persistence=request.sizes.persistence,
         sub_group=request.sizes.sub_group,
-        moments=state_bytes(request.optimizer, stage=strategy.stage, weights=request.weights),
+        moments=state_bytes(request.optimizer, stage=strategy.stage, weights=request.weights)
+        / (2 if strategy.bf16_master else 1),
+        bf16_master=strategy.bf16_master,
         weights=request.weights,
         nvme_buffer=nvme_buffer(request.model.largest, request.cluster.world),
     )
@@ -138,6 +154,8 @@ def gpu(request: PlanRequest, strategy: Strategy, micro_batch: int) -> Gpu:
 
 def sums_in_fp32(request: PlanRequest, strategy: Strategy, micro_batch: int) -> bool:
     """Whether bf16 gradients are summed in fp32: where the user's own JSON or dsrun's configuration says so."""
+    if strategy.bf16_master:  # dsrun's configurations then sum as the model is (training_blocks.accumulation)
+        return False
     if request.sums_in_fp32 is not None:
         return request.sums_in_fp32 and request.precision != "fp32" and strategy.stage > 0
     able = request.precision == "bf16" and takes_fp32_sum(strategy.stage, offloaded_to(strategy.offload))

@@ -74,8 +74,6 @@ def test_deepcompile_on_cpus_refused():
 
 
 def test_line_names_what_is_applied_and_why():
-    expected = (
-        "TF32 (fp32 products on Ampere and newer), Liger kernels (fused layers and loss), fused AdamW ("
-    )
+    expected = "TF32 (fp32 products on Ampere and newer), Liger kernels (fused layers and loss), fused AdamW ("
     assert line(choices(facts(**AMPERE))).startswith(expected)
     assert line(choices(facts("safe", **AMPERE))) == "nothing applied"

@@ -9,9 +9,9 @@ import pytest
 
 from dsrun.errors import UsageError
 from dsrun.zero.memory.model.count import describe
-from dsrun.zero.memory.plan import choose, plan
+from dsrun.zero.memory.plan import choose, message, plan, settings
 from dsrun.zero.memory.request import PlanRequest, cluster
-from dsrun.zero.memory.strategy import Strategy, active_parameters, gpu, largest_micro_batch
+from dsrun.zero.memory.strategy import Strategy, active_parameters, bf16_strategies, gpu, largest_micro_batch
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
@@ -112,7 +112,7 @@ def test_tight_plan_may_not_be_the_smallest():
 
 def test_nothing_fits_is_an_error_with_hint():
     with pytest.raises(UsageError, match=r"nothing fits 1 × l4 \(24 GiB\).*GiB of host memory per node"):
-        choose(ask("l4", host_memory=4.0))
+        choose(ask("l4", host_memory=2.0))
 
 
 @pytest.mark.parametrize(
@@ -184,3 +184,31 @@ def test_memory_is_what_the_gpu_can_use(gpus, memory, count):
     """What the driver shows, the slice that a profile names, and the GPUs of a cloud's machine."""
     asked = ask(gpus).cluster
     assert (asked.memory, asked.per_node) == (memory, count)
+
+
+def test_bf16_master_weights_are_the_last_rung():
+    """They are planned where nothing exact fits, and said to be less exact."""
+    short = ask("l4:1", host_memory=4.0)
+    assert not any(each.strategy.bf16_master for each in plan(ask("l4:1")).rows)
+    last = plan(short)
+    assert {each.verdict for each in last.rows if not each.strategy.bf16_master} == {"does not fit"}
+    assert last.remedies == ()
+    assert "less exact" in last.why
+    chosen = choose(short)
+    assert settings(chosen)["bf16_master_weights"] is True
+    assert "less exact" in message(chosen)
+
+
+@pytest.mark.parametrize("other", [{"precision": "fp32"}, {"optimizer": "sgd"}, {"lora": 8}])
+def test_bf16_master_weights_are_for_torch_adamw_in_bf16(other):
+    assert not list(bf16_strategies(ask("l4:1", **other)))
+
+
+def test_bf16_master_weights_halve_what_the_optimizer_keeps():
+    """ZeRO-3 steps the parameters themselves (stage3.py, _create_fp32_partitions)."""
+    for stage in (1, 2, 3):
+        exact = gpu(ask(), Strategy(stage=stage, offload="none", checkpointing=False), 1).states
+        less = gpu(ask(), Strategy(stage=stage, offload="none", checkpointing=False, bf16_master=True), 1).states
+        assert 2 * less.gpu.optimizer == exact.gpu.optimizer
+        assert less.gpu.master == (0 if stage == 3 else exact.gpu.master // 2)
+        assert less.gpu.parameters == exact.gpu.parameters
