@@ -19,6 +19,7 @@ RUNS = {
     "compiled": ["--zero", "2", *COMPILED],
     "compiled-ddp": ["--zero", "0", *COMPILED],
     "master": ["--zero", "2", "--bf16", "true", "--bf16-master-weights", "--speed", "safe"],
+    "master-3": ["--zero", "3", "--bf16", "true", "--bf16-master-weights"],
     "bf16": ["--zero", "2", "--bf16", "true"],
 }
 
@@ -43,9 +44,13 @@ def test_compiled_blocks_keep_the_losses(runs, name):
     assert made["torch.compile"]["applied"]
 
 
-def test_bf16_master_weights_train_like_bf16(runs):
+@pytest.mark.parametrize("name", ["master", "master-3"])
+def test_bf16_master_weights_train_like_bf16(runs, name):
     """The moments are rounded to 8 bits of mantissa, so the losses agree only to bf16's."""
-    assert losses(runs / "master") == pytest.approx(losses(runs / "bf16"), rel=2e-2)
+    assert losses(runs / name) == pytest.approx(losses(runs / "bf16"), rel=2e-2)
+
+
+def test_safe_applies_nothing_and_is_recorded(runs):
     run = json.loads((runs / "master" / "run.json").read_text())
     assert run["deepspeed"]["bf16"]["bf16_master_weights_and_grads"] is True
     assert run["speed"]["mode"] == "safe"
