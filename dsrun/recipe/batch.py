@@ -20,17 +20,22 @@ class BatchPlan:
     """Samples per optimizer step, and how they are spread.
 
     `global_batch` samples = `micro_batch` samples per rank and forward pass × `world_size` ranks ×
-    `accumulation` forward passes per optimizer step.
+    `accumulation` forward passes per optimizer step. With sequence parallelism `sharing` ranks take one share: then
+    `world_size` counts such groups.
     """
 
     global_batch: int
     micro_batch: int
     world_size: int
     accumulation: int
+    sharing: int = 1
 
     def sentence(self, device: str = "GPU") -> str:
         """`64 = 4 × 8 GPUs × 2 steps`; `device` is the word for one rank, such as "CPU rank"."""
         ranks = f"{self.world_size} {device}{'' if self.world_size == 1 else 's'}"
+        if self.sharing > 1:
+            groups = f"{self.world_size} group{'' if self.world_size == 1 else 's'}"
+            ranks = f"{groups} of {self.sharing} {device}s"
         steps = f"{self.accumulation} step{'' if self.accumulation == 1 else 's'}"
         return f"{self.global_batch} = {self.micro_batch} × {ranks} × {steps}"
 

@@ -210,6 +210,12 @@ WHEN: dict[str, Callable[[Recipe, str], bool]] = {
     "mix_streamed": lambda r, _: r.spec.mix is not None and r.spec.streaming,
     "padding_in_loss": lambda r, _: not r.spec.ignore_pad_token_for_loss,
     "bf16_and_fp16": lambda r, _: bool(r.value("bf16") and r.value("fp16")),
+    "long_context_needs_zero": lambda r, _: bool(r.spec.long_context) and r.spec.zero in ("0", "auto"),
+    "long_context_against": lambda r, name: (
+        bool(r.spec.long_context and r.value(name)) and r.sources.get(name) not in (None, DEFAULT, "--long-context")
+    ),
+    "long_context_dpo": lambda r, _: bool(r.spec.long_context) and r.spec.task in ("dpo", "seq2seq"),
+    "sequence_parallel_alone": lambda r, _: r.spec.sequence_parallel is not None and not r.spec.long_context,
     "lora_setting_unused": lambda r, name: r.spec.lora is None and r.given(name),
     "freeze_with_lora": lambda r, _: r.spec.lora is not None and bool(r.spec.freeze),
     "lora_from_scratch": lambda r, _: r.spec.lora is not None and r.spec.from_scratch,

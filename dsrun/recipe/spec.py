@@ -90,6 +90,10 @@ class TrainSpec:
     num_beams: int | None = None
     sample_prompts: str | None = None
 
+    # long context
+    long_context: int | None = None
+    sequence_parallel: int | None = None
+
     # lora
     lora: int | None = None
     lora_alpha: int | None = None

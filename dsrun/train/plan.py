@@ -30,6 +30,7 @@ from dsrun.train.model.load import decide_task, load_config
 from dsrun.train.model.quantization import check_fp8, check_quantization
 from dsrun.train.model.zero_auto import resolve_zero_auto
 from dsrun.train.plugin import LoadedPlugin
+from dsrun.train.sequence.degree import decide_degree
 from dsrun.zero.generate.accumulation import FROM_STEPS, error_after, memory_of_sum, takes_fp32_sum
 from dsrun.zero.generate.spec import offloaded_to
 
@@ -79,7 +80,9 @@ def decide_plan(
     check_quantization(recipe.spec, config, deepspeed)
     precision = _precision(recipe, config, world, deepspeed)
     check_fp8(recipe.spec, precision, deepspeed, world.device)
-    requested = _batch(recipe, world, saved_batch, notify)
+    sharing = decide_degree(recipe.spec, config, task, world)
+    groups = replace(world, size=world.size // sharing)
+    requested = replace(_batch(recipe, groups, saved_batch, notify), sharing=sharing)
     if deepspeed is not None and precision == "bf16" and remedy == NO_FALLBACK and not recipe.hf.get("deepspeed"):
         deepspeed = _with_exact_sums(deepspeed, recipe.spec, requested.accumulation, notify)
     batch = with_smaller_batch(requested, remedy)

@@ -52,6 +52,7 @@ from dsrun.train.records import (
     step_of,
     summary,
 )
+from dsrun.train.sequence.degree import with_long_context
 
 
 def run(
@@ -77,6 +78,7 @@ def prepare_run(
     context.heart.enter("loading")
     if recipe.spec.auto_micro_batch and not is_supervised(os.environ):
         console.notice("--micro-batch-size auto needs `dsrun train`, which starts again with less when memory runs out")
+    recipe = with_long_context(recipe)
     plan = decide_plan(
         recipe,
         title,

@@ -133,7 +133,8 @@ def batch_of(recipe: Recipe, world_size: int) -> BatchPlan:
         global_batch_size=recipe.spec.global_batch_size,
         micro_batch_size=recipe.spec.micro_batch_size or recipe.hf.get("per_device_train_batch_size"),
         accumulation=recipe.hf.get("gradient_accumulation_steps"),
-        world_size=world_size,
+        # How many ranks share a row depends on the model where --sequence-parallel does not say it.
+        world_size=world_size // (recipe.spec.sequence_parallel or world_size if recipe.spec.long_context else 1),
         default_micro=8,
     )
 

@@ -32,17 +32,24 @@ GROUPED_BATCHES = 50
 
 @dataclass(frozen=True)
 class Split:
-    """How a global batch is cut: `rank` of `world_size` takes micro batches of `micro_batch` samples."""
+    """How a global batch is cut: `rank` of `world_size` takes micro batches of `micro_batch` samples; `sharing`
+    neighbouring ranks take the same (sequence parallelism)."""
 
     micro_batch: int
     rank: int
     world_size: int
     accumulation: int = 1
+    sharing: int = 1
 
     @property
     def round(self) -> int:
         """Samples that all ranks together take in one micro step."""
-        return self.micro_batch * self.world_size
+        return self.micro_batch * self.world_size // self.sharing
+
+    @property
+    def start(self) -> int:
+        """The place of this rank's first sample in a round."""
+        return self.rank // self.sharing * self.micro_batch
 
     @property
     def global_batch(self) -> int:
@@ -125,7 +132,7 @@ class GlobalBatchSampler(Sampler):
         order = self._order()
         first, self.first = self.first, 0
         for i in range(first, len(self)):
-            start = i * self.split.round + self.split.rank * self.split.micro_batch
+            start = i * self.split.round + self.split.start
             batch = order[start : start + self.split.micro_batch].tolist()
             yield batch + [FILLER] * (self.split.micro_batch - len(batch))
 
@@ -221,7 +228,7 @@ class StreamOfBatches(IterableDataset):
         self, rows: list[dict[str, Any]], first: int, filler: dict[str, Any], epoch: int, after: dict[str, Any] | None
     ) -> Taken:
         """This rank's part of a round of all ranks; `first` is the number of the round's first row."""
-        start = self.split.rank * self.split.micro_batch
+        start = self.split.start
         mine = rows[start : start + self.split.micro_batch]
         ids = list(range(first + start, first + start + len(mine)))
         return Taken(mine + [filler] * (self.split.micro_batch - len(mine)), ids, epoch, after)

@@ -42,6 +42,8 @@ from dsrun.train.packing.sampler import Grouping
 from dsrun.train.plan import Plan
 from dsrun.train.rank_context import RankContext
 from dsrun.train.records import RunRecords
+from dsrun.train.sequence.loss import SequenceLoss
+from dsrun.train.sequence.memory import save_memory, without_fused_loss
 
 DEFAULT_LOGGING_STEPS = 10
 
@@ -63,6 +65,8 @@ class TrainerBuilder:
         ZeRO-3 model would be built whole on every rank."""
         plan = self.plan
         arguments = training_arguments(plan, run=self.folder.path, validation=self.data.validation)
+        if plan.recipe.spec.long_context:
+            without_fused_loss(arguments)
         set_seed(arguments.seed)
         model = self._model(tokenizer, arguments.seed, arguments.label_smoothing_factor)
         loss = self._by_set(self._loss(model, tokenizer, arguments), arguments)
@@ -97,6 +101,8 @@ class TrainerBuilder:
                 rates=rates,
                 plugin=plan.plugin,
             )
+        if plan.recipe.spec.long_context:
+            save_memory(trainer, length=plan.recipe.spec.long_context // plan.batch.sharing)
         trainer.remove_callback(PrinterCallback)
         guard_trackers(trainer.callback_handler, self.console.notice)
         if "train" in plan.phases and plan.deepspeed is None:
@@ -123,12 +129,15 @@ class TrainerBuilder:
             what = f"{unused[0]} gets no gradient" if unused else "not every batch reaches all parameters"
             self.console.notice(f"{what}: DistributedDataParallel searches for unused parameters in each step")
 
-    def _loss(self, model: Any, tokenizer: Any, arguments: Any) -> ModelLoss | DpoLoss | PluginLoss:
+    def _loss(self, model: Any, tokenizer: Any, arguments: Any) -> ModelLoss | DpoLoss | PluginLoss | SequenceLoss:
         spec, smoothing, plugin = self.plan.recipe.spec, arguments.label_smoothing_factor, self.plan.plugin
         if plugin and plugin.has("loss"):
             if smoothing:
                 self.console.notice("--label-smoothing-factor has no effect on the loss of a plugin")
             return PluginLoss(plugin, model)
+        if spec.long_context:
+            base = model.get_base_model() if spec.lora else model
+            return SequenceLoss(base, degree=self.plan.batch.sharing, length=spec.long_context, smoothing=smoothing)
         if spec.task != "dpo":
             return ModelLoss.of(model.get_base_model() if spec.lora else model, smoothing)
         if spec.lora:
@@ -139,8 +148,8 @@ class TrainerBuilder:
         return DpoLoss(FrozenCopy(copy, sharded=sharded), beta=spec.dpo_beta, smoothing=smoothing)
 
     def _by_set(
-        self, loss: ModelLoss | DpoLoss | PluginLoss, arguments: Any
-    ) -> ModelLoss | LossBySet | DpoLoss | PluginLoss:
+        self, loss: ModelLoss | DpoLoss | PluginLoss | SequenceLoss, arguments: Any
+    ) -> ModelLoss | LossBySet | DpoLoss | PluginLoss | SequenceLoss:
         """The loss, which for a mixture also counts that of each set, where it comes from logits that are at hand."""
         rows = self.data.train
         if not isinstance(rows, Mixture) or "train" not in self.plan.phases:
@@ -150,11 +159,13 @@ class TrainerBuilder:
             reason = "dpo's loss is one of pairs"
         elif isinstance(loss, PluginLoss):
             reason = "the plugin computes the loss"
+        elif isinstance(loss, SequenceLoss):
+            reason = "--long-context makes no logits of whole rows"
         elif loss.kind == "own":
             reason = "the model computes a loss of its own"
         elif arguments.use_liger_kernel and loss.kind != "logits":
             reason = "Liger's fused loss makes no logits"
-        if isinstance(loss, DpoLoss | PluginLoss) or reason:
+        if isinstance(loss, DpoLoss | PluginLoss | SequenceLoss) or reason:
             self.console.notice(f"{reason}: the training loss of each set is not logged; evaluation is by set")
             return loss
         return LossBySet(loss, [*rows.sets], rows.ends)

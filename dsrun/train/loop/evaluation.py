@@ -141,7 +141,8 @@ class Evaluator:
 
     def _over(self, rows: Any, generate: bool, progress: Callable[[int], None]) -> tuple[torch.Tensor, list[Example]]:
         """The sums of the loss over `rows`, and the texts generated from them; `progress` gets the rows done."""
-        split = Split(self.trainer.args.per_device_eval_batch_size, self.rank, self.world_size)
+        sharing = self.trainer.split.sharing
+        split = Split(self.trainer.args.per_device_eval_batch_size, self.rank, self.world_size, sharing=sharing)
         sampler = GlobalBatchSampler(len(rows), split, shuffle=False)
         loader = BatchLoader(WithFiller(rows), batch_sampler=sampler, collate_fn=self.trainer.data_collator)
         sums: Any = 0

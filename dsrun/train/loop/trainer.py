@@ -29,6 +29,7 @@ from dsrun.train.model.parameter_groups import LearningRates
 from dsrun.train.packing.decide import Batching
 from dsrun.train.plugin import LoadedPlugin
 from dsrun.train.rank_context import RankContext
+from dsrun.train.sequence.loss import SequenceLoss
 
 # Accelerate's own reads everything that is to be skipped, and its loader forgets the epoch.
 transformers.trainer.skip_first_batches = start_at
@@ -51,7 +52,7 @@ class RunTrainer(Checkpointing):
         context: RankContext,
         nan_guard: NanGuard,
         rates: LearningRates,
-        loss: ModelLoss | LossBySet | DpoLoss | PluginLoss,
+        loss: ModelLoss | LossBySet | DpoLoss | PluginLoss | SequenceLoss,
         plugin: LoadedPlugin | None = None,
         **kwargs: Any,
     ) -> None:
@@ -121,6 +122,8 @@ class RunTrainer(Checkpointing):
         counts = torch.stack([torch.as_tensor(n) for n in (items, *read, *requests)]).to(device)
         if self.split.world_size > 1:
             dist.all_reduce(counts)
+            # Each of the ranks that share rows has counted them.
+            counts[:3] //= self.split.sharing
         self._seen += counts[1:3]
         self._votes = counts[3:]
         # DeepSpeed moves its own scheduler on before the Trainer reads the rate to log.

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from dsrun.errors import UsageError
-from dsrun.recipe.batch import BatchPlan, batch_plan
+from dsrun.recipe.batch import BatchPlan
 from dsrun.train.data.mixture import side_lengths
 from dsrun.train.loop.batches import Split
 from dsrun.train.packing.probe import Method, Verdict, probe
@@ -67,9 +67,10 @@ def decide_batching(plan: Plan, rows: Any, model: Any, *, loss: Any, strategy: s
     """How the training data `rows` are batched for `model`, which is probed; a collective under ZeRO-3. `strategy` is
     --train-sampling-strategy where it was given, `saved` the grouping of the checkpoint to go on from."""
     batch, spec = plan.batch, plan.recipe.spec
-    split = Split(batch.micro_batch, plan.world.rank, plan.world.size, batch.accumulation)
+    split = Split(batch.micro_batch, plan.world.rank, plan.world.size, batch.accumulation, batch.sharing)
     plain = Batching(Grouping("plain", batch.global_batch), split)
-    if not hasattr(rows, "__len__") or strategy or spec.pad_to_max_length or len(rows) == 0:
+    fixed = strategy or spec.pad_to_max_length or spec.long_context
+    if not hasattr(rows, "__len__") or len(rows) == 0 or fixed:
         return plain
     if saved is not None and saved.kind == "plain":
         return plain
@@ -137,13 +138,7 @@ def batch_of_tokens(batch: BatchPlan, tokens: int, rows: Any, *, both: bool) -> 
     mean = float(side_lengths(rows, both=both).sum(1).mean())
     unit = batch.micro_batch * batch.world_size
     samples = max(1, round(tokens / mean / unit)) * unit
-    return batch_plan(
-        global_batch_size=samples,
-        micro_batch_size=batch.micro_batch,
-        accumulation=None,
-        world_size=batch.world_size,
-        default_micro=batch.micro_batch,
-    )
+    return replace(batch, global_batch=samples, accumulation=samples // unit)
 
 
 Notify = Callable[[str], None]

@@ -1,0 +1,128 @@
+"""The loss of rows that are cut into shards, one for each rank of a group, and computed in tiles of tokens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from dsrun.train.loop.batches import IGNORED
+from dsrun.train.loss.model_loss import ModelLoss, target_tokens
+from dsrun.train.sequence.attention import UlyssesAttention, refuse_attention, sequence_group
+
+TILE = 1024
+"""Tokens whose logits exist at a time; with 128,000 of a vocabulary they take 1.5 GiB with their gradients."""
+
+
+def shard(inputs: dict[str, torch.Tensor], degree: int, rank: int, pad_id: int = 0) -> dict[str, torch.Tensor]:
+    """This rank's part of whole rows, padded on the right to a multiple of `degree`: input_ids and position_ids
+    [batch, length / degree], and `targets` alike, label i + 1 at place i, shifted before the cut."""
+    ids, labels = inputs["input_ids"], inputs["labels"]
+    targets = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
+    short = -ids.shape[1] % degree
+    ids, targets = F.pad(ids, (0, short), value=pad_id), F.pad(targets, (0, short), value=IGNORED)
+    positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+    parts = {"input_ids": ids, "position_ids": positions, "targets": targets}
+    return {name: each.chunk(degree, 1)[rank].contiguous() for name, each in parts.items()}
+
+
+class SequenceLoss:
+    """The loss of `model`, a causal LM that is not wrapped yet, whose rows `degree` neighbouring ranks share. Has the
+    interface of ModelLoss; batches hold whole rows. `length` is the most tokens of a row."""
+
+    rows: ClassVar[int] = 1
+    window: ClassVar[torch.Tensor | None] = None
+    kind: ClassVar[str] = "shared"
+    shifted: ClassVar[bool] = True
+
+    def __init__(self, model: Any, *, degree: int, length: int, smoothing: float = 0.0) -> None:
+        self.degree = degree
+        self.rank = dist.get_rank() % degree if degree > 1 else 0
+        self.tiles = -(-length // degree // TILE)
+        self.smoothing = smoothing
+        self.attention: UlyssesAttention | None = None
+        if degree > 1:
+            self.attention = UlyssesAttention(model, sequence_group(degree))
+        else:
+            refuse_attention(model.config._attn_implementation, model)
+        self.metrics = ModelLoss("shared", shifted=True).metrics
+        self._tile_head(model)
+
+    def items(self, labels: torch.Tensor) -> torch.Tensor:
+        """Target tokens of whole rows."""
+        return target_tokens(labels, shifted=True)
+
+    def __call__(self, model: Any, inputs: dict[str, Any], items: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """This rank's share of the mean over `items`, the target tokens of the whole global batch."""
+        outputs, _ = self._run(model, inputs, self.smoothing)
+        return outputs["loss"] / items, outputs
+
+    @torch.no_grad()
+    def sums(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+        """As ModelLoss.sums, of this rank's shards."""
+        before = self.attention.is_on if self.attention else False
+        outputs, targets = self._run(model, inputs, 0.0)
+        if self.attention:
+            self.attention.is_on = before
+        entropy = outputs["loss"]
+        return torch.stack([entropy, entropy, targets.ne(IGNORED).sum().to(entropy)]).double()
+
+    def logged(self, window: torch.Tensor) -> dict[str, float]:
+        return {}
+
+    def _run(self, model: Any, inputs: dict[str, Any], smoothing: float) -> tuple[Any, torch.Tensor]:
+        part = shard(inputs, self.degree, self.rank)
+        targets = part.pop("targets")
+        if self.attention:
+            # It stays on for the backward pass, which computes checkpointed layers again.
+            self.attention.is_on = True
+        self._smoothing, self._passes_hidden = smoothing, True
+        try:
+            return model(**part, labels=targets, use_cache=False), targets
+        finally:
+            self._passes_hidden = False
+
+    def _tile_head(self, model: Any) -> None:
+        """Have the output embedding pass hidden states through, of which the loss makes logits tile by tile. Both stay
+        inside the model's forward, where ZeRO-3 gathers weights."""
+        head = model.get_output_embeddings()
+        forward = head.forward
+        self._passes_hidden, self._smoothing = False, 0.0
+
+        def pass_hidden(hidden: torch.Tensor) -> torch.Tensor:
+            return hidden if self._passes_hidden else forward(hidden)
+
+        def of_tile(hidden: torch.Tensor, targets: torch.Tensor, smoothing: float) -> torch.Tensor:
+            logits = head(hidden).float()
+            return F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum", label_smoothing=smoothing)
+
+        def loss_function(logits: torch.Tensor, labels: torch.Tensor, **_: Any) -> torch.Tensor:
+            self._passes_hidden = False
+            hidden, targets = logits.flatten(0, 1), labels.flatten()
+            # As many tiles on every rank, though rows differ in length: ZeRO-3 gathers the head for each.
+            total = hidden.new_zeros((), dtype=torch.float32)
+            for tile, some in zip(tiles(hidden, self.tiles), tiles(targets, self.tiles), strict=True):
+                total = total + checkpoint(of_tile, tile, some, self._smoothing, use_reentrant=False)
+            return total
+
+        plain = model.loss_function
+
+        def chosen(*args: Any, **kwargs: Any) -> torch.Tensor:
+            return loss_function(*args, **kwargs) if self._passes_hidden else plain(*args, **kwargs)
+
+        head.forward = pass_hidden
+        model.loss_function = chosen
+
+
+def tiles(tensor: torch.Tensor, count: int) -> list[torch.Tensor]:
+    """`count` parts of the first dimension, of equal size but for a rest; empty ones where there is too little."""
+    return list(tensor.tensor_split(count))
+
+
+def shared_split(split: Any, degree: int) -> Any:
+    """The cut of the global batch where `degree` neighbouring ranks take the same rows."""
+    return replace(split, sharing=degree)

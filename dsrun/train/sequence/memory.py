@@ -1,0 +1,71 @@
+"""What --long-context does for memory inside a layer and between layers: tiles of the MLP, checkpoints on the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+from transformers import TrainerCallback
+
+from dsrun.train.sequence.loss import tiles
+
+
+def without_fused_loss(arguments: Any) -> None:
+    """Keep Liger's fused loss, which takes the place of the model's forward, out of the tiled one's way."""
+    own = {"cross_entropy": False, "fused_linear_cross_entropy": False}
+    arguments.liger_kernel_config = {**(arguments.liger_kernel_config or {}), **own}
+
+
+def save_memory(trainer: Any, *, length: int) -> None:
+    """Tile the MLPs of the model for shards of up to `length` tokens, and keep checkpoints on the host of a GPU."""
+    model = trainer.model
+    if hasattr(model, "get_base_model"):
+        # Adapters alone are trained, and a tile without gradients would not be computed again for them.
+        model.get_base_model().enable_input_require_grads()
+    hidden = model.config.hidden_size
+    for module in model.modules():
+        if hasattr(module, "down_proj") and hasattr(module, "up_proj"):
+            # As many tiles as the hidden size goes into the shard (DeepSpeed's ALST, https://arxiv.org/abs/2506.13996).
+            tile_mlp(module, count=-(-length // hidden))
+    if trainer.args.device.type == "cuda":
+        trainer.add_callback(HostCheckpoints())
+
+
+def tile_mlp(module: Any, *, count: int) -> None:
+    """Have `module`, an MLP of hidden states [batch, length, hidden], run in `count` tiles, each computed again in the
+    backward pass. On all ranks as many, as ZeRO-3 gathers weights for each. Unlike DeepSpeed's TiledMLP it leaves one
+    gradient for each weight to autograd, so that nothing depends on how many chunks torch makes of a length."""
+    if count == 1:
+        return
+    forward = module.forward
+
+    def tiled(hidden: torch.Tensor) -> torch.Tensor:
+        if not torch.is_grad_enabled():
+            parts = [forward(part) for part in tiles(hidden.flatten(0, 1), count)]
+        else:
+            parts = [checkpoint(forward, part, use_reentrant=False) for part in tiles(hidden.flatten(0, 1), count)]
+        return torch.cat(parts).view_as(hidden)
+
+    module.forward = tiled
+
+
+def on_host(again: Callable[..., Any]) -> Callable[..., Any]:
+    """A checkpointing function that keeps the inputs of a layer in host memory, pinned where there is a GPU."""
+
+    def saved_on_host(*args: Any, **kwargs: Any) -> Any:
+        # checkpoint() saves its inputs under these hooks, and what is computed inside under its own.
+        with torch.autograd.graph.save_on_cpu(pin_memory=torch.cuda.is_available()):
+            return again(*args, **kwargs)
+
+    return saved_on_host
+
+
+class HostCheckpoints(TrainerCallback):
+    """Moves the checkpoints of layers to the host, once the Trainer has turned checkpointing on."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+        for module in model.modules():
+            if getattr(module, "_gradient_checkpointing_func", None) is not None:
+                module._gradient_checkpointing_func = on_host(module._gradient_checkpointing_func)
