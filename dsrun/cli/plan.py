@@ -76,6 +76,10 @@ from dsrun.zero.memory.strategy import Candidate
     "--attention", type=click.Choice(["fused", "eager"]), default="fused", show_default=True,
     help="fused: sdpa or flash attention; eager keeps all scores",
 )  # fmt: skip
+@click.option(
+    "--sequence-parallel", type=click.IntRange(min=1), default=1, show_default=True, metavar="K",
+    help="GPUs that share a sample, as with `dsrun train --long-context`",
+)  # fmt: skip
 @click.option("--from-scratch", is_flag=True, help="initialise the model instead of loading it")
 @click.option("--train-file", metavar="FILE", help="training data, for the commands that follow")
 @click.option("--dataset", metavar="NAME", help="dataset, for the commands that follow")
@@ -100,6 +104,10 @@ def command(**given: Any) -> int:
     request = _request(counted, given)
     _note_unused_lengths(counted.architecture.seq2seq, given)
     options = replace(_command_options(given), trained=counted.trained)
+    if request.sequence_parallel > 1 and (given["deepspeed"] or given["calibrate"] or counted.architecture.seq2seq):
+        raise UsageError(
+            "--sequence-parallel is for causal LM, without --deepspeed and --calibrate", fix="leave it out"
+        )
     if given["deepspeed"]:
         request = _with_deepspeed(request, given)
     request = replace(request, factor=remembered(found.config, request))
@@ -149,6 +157,7 @@ def _request(counted: Counted, given: dict[str, Any]) -> PlanRequest:
         micro_batch=given["micro_batch_size"],
         optimizer=given["optim"] or DEFAULT,
         weights=FP32 if given["weights_dtype"] == "float32" else 2,
+        sequence_parallel=given["sequence_parallel"],
         chunked_loss=given["use_liger_kernel"] and not model.seq2seq,
     )
     check_length(model, "--max-length" if target is None else "--max-target-length", request.length)

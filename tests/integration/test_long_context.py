@@ -15,19 +15,21 @@ def arguments(model, data, output, *more):
     return [
         "--model", model, "--train-file", data["train"], "--validation-file", data["validation"], "--bf16", "false",
         "--global-batch-size", "4", "--micro-batch-size", "2", "--max-steps", str(STEPS), "--learning-rate", "0.01",
-        "--logging-steps", "1", "--save-strategy", "steps", "--save-steps", "2", "--lr-scheduler-type", "constant", "--output", str(output), *more,
+        "--logging-steps", "1", "--save-strategy", "steps", "--save-steps", "2",
+        "--lr-scheduler-type", "constant", "--output", str(output), *more,
     ]  # fmt: skip
 
 
 def curve(folder):
-    return [*records(folder, "loss"), *records(folder, "grad_norm"), *records(folder, "eval_loss")]
+    return [*records(folder, "loss"), *records(folder, "grad_norm"), records(folder, "eval_loss")[-1]]
 
 
 def test_shared_rows_give_losses_of_whole_rows(tiny, pairs, tmp_path):
     """Losses, gradient norms and evaluation of two ranks that share each row, under ZeRO-2 and 3, are those of one rank
     without --long-context, and so are they after a resume."""
     many_runs([arguments(tiny["llama"], pairs, tmp_path / "whole", "--zero", "1")], ranks=1, scratch=tmp_path)
-    long = ("--long-context", "64")
+    # Enough for several tiles of the MLP, of 32 tokens each.
+    long = ("--long-context", "128")
     half = arguments(tiny["llama"], pairs, tmp_path / "z3", "--zero", "3", *long)
     half[half.index("--max-steps") + 1] = "2"
     many_runs(
@@ -43,3 +45,28 @@ def test_shared_rows_give_losses_of_whole_rows(tiny, pairs, tmp_path):
     assert len(records(tmp_path / "whole", "loss")) == STEPS
     assert curve(tmp_path / "z2") == pytest.approx(whole, rel=1e-4)
     assert curve(tmp_path / "z3") == pytest.approx(whole, rel=1e-4)
+
+
+FAMILIES = ("mistral", "qwen2", "qwen3")
+SMALL = (
+    "hidden_size=32", "intermediate_size=64", "num_hidden_layers=2", "num_attention_heads=4", "num_key_value_heads=1",
+    "head_dim=8", "vocab_size=64",
+)  # fmt: skip
+
+
+def test_families_give_losses_of_whole_rows(tiny, pairs, tmp_path):
+    """Each family that --long-context takes, with one key head, which both ranks then have."""
+
+    def runs(ranks, *more):
+        found = {}
+        for family in FAMILIES:
+            found[family] = arguments(tiny["llama"], pairs, tmp_path / f"{family}-{ranks}", "--zero", "2", *more)
+            config = [word for each in SMALL for word in ("--model-config", each)]
+            found[family][:2] = ["--model-type", family, "--tokenizer", tiny["llama"], "--from-scratch", *config]
+        many_runs([*found.values()], ranks=ranks, scratch=tmp_path)
+        return {family: curve(tmp_path / f"{family}-{ranks}") for family in FAMILIES}
+
+    whole = runs(1)
+    shared = runs(2, "--long-context", "128")
+    for family in FAMILIES:
+        assert shared[family] == pytest.approx(whole[family], rel=1e-4), family

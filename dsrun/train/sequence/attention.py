@@ -29,13 +29,13 @@ class UlyssesAttention:
     """Stands in for the attention of a model while `is_on`. Rows are then shards, [batch, heads, local, head size], of
     sequences without padding on the left: DeepSpeed drops the mask, and causal attention needs none."""
 
-    def __init__(self, model: Any, group: Any) -> None:
+    def __init__(self, model: Any, group: Any, length: int) -> None:
         from deepspeed.runtime.sequence_parallel.ulysses_sp import UlyssesSPAttentionHF
         from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
         config = model.config
         kind = config._attn_implementation
-        refuse_attention(kind, model)
+        refuse_attention(kind, model, length)
         self.is_on = False
         found = ALL_ATTENTION_FUNCTIONS[kind]
         # An earlier run of this process may have put its own there.
@@ -75,17 +75,18 @@ class UlyssesAttention:
         return ulysses(module, query, key, value, None, **kwargs)
 
 
-def refuse_attention(kind: str, model: Any) -> None:
-    """Raise UsageError for attention that is wrong without a mask: eager, and sdpa with a sliding window."""
+def refuse_attention(kind: str, model: Any, length: int) -> None:
+    """Raise UsageError for attention of rows of `length` tokens that is wrong without a mask: eager, and sdpa with a
+    sliding window."""
     if kind != "sdpa" and not kind.startswith("flash_attention"):
         raise UsageError(
             f"--long-context: attention {kind} needs a mask, which sequence parallelism drops",
             fix="use --attn-implementation sdpa or flash_attention_2",
         )
     windows = [each.sliding_window for each in model.modules() if getattr(each, "sliding_window", None)]
-    if windows and kind == "sdpa":
+    if windows and min(windows) < length and kind == "sdpa":
         raise UsageError(
-            f"--long-context: {model.config.model_type} has a sliding window of {windows[0]:,} tokens, which sdpa does "
-            "not keep to without a mask",
+            f"--long-context: {model.config.model_type} has a sliding window of {min(windows):,} tokens, which sdpa "
+            "does not keep to without a mask",
             fix="use --attn-implementation flash_attention_2",
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -12,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dsrun.train.loop.batches import IGNORED
 from dsrun.train.loss.model_loss import ModelLoss, target_tokens
-from dsrun.train.sequence.attention import UlyssesAttention, refuse_attention, sequence_group
+from dsrun.train.sequence.attention import UlyssesAttention, sequence_group
 
 TILE = 1024
 """Tokens whose logits exist at a time; with 128,000 of a vocabulary they take 1.5 GiB with their gradients."""
@@ -46,9 +45,7 @@ class SequenceLoss:
         self.smoothing = smoothing
         self.attention: UlyssesAttention | None = None
         if degree > 1:
-            self.attention = UlyssesAttention(model, sequence_group(degree))
-        else:
-            refuse_attention(model.config._attn_implementation, model)
+            self.attention = UlyssesAttention(model, sequence_group(degree), length)
         self.metrics = ModelLoss("shared", shifted=True).metrics
         self._tile_head(model)
 
@@ -121,8 +118,3 @@ class SequenceLoss:
 def tiles(tensor: torch.Tensor, count: int) -> list[torch.Tensor]:
     """`count` parts of the first dimension, of equal size but for a rest; empty ones where there is too little."""
     return list(tensor.tensor_split(count))
-
-
-def shared_split(split: Any, degree: int) -> Any:
-    """The cut of the global batch where `degree` neighbouring ranks take the same rows."""
-    return replace(split, sharing=degree)

@@ -15,7 +15,7 @@ from dsrun.zero.memory.model.count import Counted
 from dsrun.zero.memory.plan import Plan, described
 from dsrun.zero.memory.request import PlanRequest
 from dsrun.zero.memory.states import FP32
-from dsrun.zero.memory.strategy import Candidate, sums_in_fp32
+from dsrun.zero.memory.strategy import Candidate, Strategy, sums_in_fp32
 
 CONFIG_FILE = "ds.json"
 PARAM_BUFFER = "zero_optimization.offload_param.buffer_size"
@@ -55,14 +55,16 @@ def config_argv(request: PlanRequest, row: Candidate, options: CommandOptions) -
 def train_argv(request: PlanRequest, row: Candidate, options: CommandOptions) -> list[str]:
     """`dsrun train …` for one machine; on several it is started by the scheduler with the same words."""
     strategy = row.strategy
-    world = request.cluster.world
-    batch = request.global_batch or row.micro_batch * world
+    batch = request.global_batch or row.micro_batch * request.groups
+    shared = request.sequence_parallel > 1
     argv = ["dsrun", "train"]
-    argv += ["--zero", "0"] if strategy.stage == 0 else ["--deepspeed", options.deepspeed or CONFIG_FILE]
+    argv += _stage_argv(strategy, options, shared=shared)
     argv += ["--model", options.model, *options.data]
     argv += ["--global-batch-size", str(batch), "--micro-batch-size", str(row.micro_batch)]
     if request.model.seq2seq:
         argv += ["--max-source-length", str(request.source_length), "--max-target-length", str(request.length)]
+    elif shared:
+        argv += ["--long-context", str(request.length), "--sequence-parallel", str(request.sequence_parallel)]
     else:
         argv += ["--max-length", str(request.length)]
     if request.lora:
@@ -85,6 +87,14 @@ def train_argv(request: PlanRequest, row: Candidate, options: CommandOptions) ->
     return argv
 
 
+def _stage_argv(strategy: Strategy, options: CommandOptions, *, shared: bool) -> list[str]:
+    """--long-context takes no JSON, whose batch size may count every rank."""
+    if not shared:
+        return ["--zero", "0"] if strategy.stage == 0 else ["--deepspeed", options.deepspeed or CONFIG_FILE]
+    place = [] if strategy.offload == "none" else ["--offload", strategy.offload]
+    return ["--zero", str(strategy.stage), *place, *(["--nvme-path", options.nvme_path] if "nvme" in place else [])]
+
+
 def _start(request: PlanRequest) -> list[str]:
     """What starts a process for each GPU of several nodes: `dsrun train` by itself stays on its machine."""
     nodes, each = request.cluster.nodes, request.cluster.per_node
@@ -96,7 +106,11 @@ def _start(request: PlanRequest) -> list[str]:
 def lines(request: PlanRequest, row: Candidate, options: CommandOptions) -> list[str]:
     """Both commands as a shell takes them. Plain DDP and the user's own JSON need none of dsrun's configurations."""
     train = shlex.join([*_start(request), *train_argv(request, row, options)])
-    made = [] if options.deepspeed or row.strategy.stage == 0 else [config_argv(request, row, options)]
+    made = (
+        []
+        if options.deepspeed or row.strategy.stage == 0 or request.sequence_parallel > 1
+        else [config_argv(request, row, options)]
+    )
     return [*(f"{shlex.join(argv)} > {CONFIG_FILE}" for argv in made), *([train] if options.trained else [])]
 
 

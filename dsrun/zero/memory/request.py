@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from math import inf
+from math import ceil, inf
 from typing import Literal
 
 from dsrun.errors import UsageError
@@ -162,6 +162,8 @@ class PlanRequest:
     optimizer: str = optimizers.DEFAULT
     weights: int = FP32
     """Bytes of a weight as it is loaded (--weights-dtype); DeepSpeed casts it, plain DDP trains it so."""
+    sequence_parallel: int = 1
+    """GPUs that share a sample (Ulysses); its activations are cut over them."""
     chunked_loss: bool = False
     """The loss never has all logits at a time (liger-kernel)."""
     own_sizes: Sizes | None = None
@@ -186,13 +188,19 @@ class PlanRequest:
         if self.host_memory is not None and not 0 < self.host_memory < inf:
             raise UsageError(f"--host-memory {self.host_memory:g} is not a valid size", fix="give GiB per node")
         optimizers.state_bytes(self.optimizer, stage=1)  # refuses unknown ones
-        at_once = self.cluster.world * (self.micro_batch or 1)
+        if self.sequence_parallel < 1 or self.cluster.world % self.sequence_parallel:
+            raise UsageError(
+                f"--sequence-parallel {self.sequence_parallel} does not divide the {self.cluster.world} GPUs",
+                fix="use a divisor of their number",
+            )
+        at_once = self.groups * (self.micro_batch or 1)
         if self.global_batch is not None and self.global_batch % at_once:
             below = self.global_batch // at_once * at_once
             either = f"{below} or {below + at_once}" if below else str(at_once)
             times = f" with micro batch {self.micro_batch}" if self.micro_batch else ""
+            units = "GPUs" if self.sequence_parallel == 1 else "groups of GPUs"
             raise UsageError(
-                f"global batch {self.global_batch} does not divide by {self.cluster.world} GPUs{times}",
+                f"global batch {self.global_batch} does not divide by {self.groups} {units}{times}",
                 fix=f"use --global-batch-size {either}",
             )
         if not any(True for _ in self.places):
@@ -203,10 +211,17 @@ class PlanRequest:
             )
 
     @property
+    def groups(self) -> int:
+        """Micro batches that the cluster takes at a time."""
+        return self.cluster.world // self.sequence_parallel
+
+    @property
     def places(self) -> Iterator[tuple[int, Offload]]:
         """Every stage and place that DeepSpeed has and the configuration does not rule out."""
         for stage, places in PLACES.items():
             for place in places:
+                if stage == 0 and self.sequence_parallel > 1:
+                    continue  # dsrun train has it with DeepSpeed's engine only
                 if self.stage in (None, stage) and (self.offload is None or is_place(stage, place, self.offload)):
                     yield stage, place
 
@@ -244,7 +259,10 @@ class PlanRequest:
         """One rank's micro batch. Plain DDP computes under autocast; DeepSpeed casts the model itself."""
         return Work(
             micro_batch=micro_batch,
-            length=self.length,
+            # Between its two all-to-alls Ulysses has whole samples of a share of the heads: as many elements
+            # (Jacobs et al. 2023, https://arxiv.org/abs/2309.14509, section 3.2). It drops the padding mask.
+            length=ceil(self.length / self.sequence_parallel),
+            padded=self.sequence_parallel == 1,
             source_length=self.source_length if self.model.seq2seq else 0,
             width=4 if self.precision == "fp32" else 2,
             checkpointing=checkpointing,

@@ -120,7 +120,7 @@ def _states(model: Architecture, lora: int | None, sharding: Sharding) -> States
 
 def sharding_of(request: PlanRequest, strategy: Strategy) -> Sharding:
     """The strategy over the request's ranks. Without a global batch a step may have any number of micro batches."""
-    share = request.global_batch and request.global_batch // request.cluster.world
+    share = request.global_batch and request.global_batch // request.groups
     return Sharding(
         stage=strategy.stage,
         offload=strategy.offload,
@@ -169,7 +169,7 @@ def largest_micro_batch(request: PlanRequest, strategy: Strategy, room: float) -
     """
     if request.micro_batch is not None:
         return request.micro_batch if gpu(request, strategy, request.micro_batch).total <= room else 0
-    share = request.global_batch and request.global_batch // request.cluster.world
+    share = request.global_batch and request.global_batch // request.groups
     low, high = 0, min(LARGEST_MICRO_BATCH, share or LARGEST_MICRO_BATCH)
     while low < high:
         middle = (low + high + 1) // 2
@@ -199,7 +199,7 @@ def evaluate(request: PlanRequest, strategy: Strategy) -> Candidate:
         sharding=sharding,
         training=trained,
         active=active_parameters(request.model),
-        tokens=(micro_batch or least) * request.tokens,
+        tokens=(micro_batch or least) * request.tokens // request.sequence_parallel,
         micro_batches=steps,
         checkpointing=strategy.checkpointing,
         overlap=request.sizes.overlap,
@@ -215,7 +215,7 @@ def evaluate(request: PlanRequest, strategy: Strategy) -> Candidate:
         host_loading=loading,
         nvme=peak.states.nvme.total * request.cluster.per_node,
         checkpoint=checkpoint_bytes(trained, sharding),
-        samples_per_second=(micro_batch or least) * steps * request.cluster.world / time.seconds,
+        samples_per_second=(micro_batch or least) * steps * request.groups / time.seconds,
         relative=0.0,
         reason=time.reason,
         host_short=host_short,
@@ -253,7 +253,7 @@ def active_parameters(model: Architecture) -> int:
 def _accumulation(request: PlanRequest, micro_batch: int) -> int:
     if request.global_batch is None:
         return 1
-    return request.global_batch // (request.cluster.world * micro_batch)
+    return request.global_batch // (request.groups * micro_batch)
 
 
 def _host(request: PlanRequest, strategy: Strategy, peak: Gpu) -> tuple[int, int]:

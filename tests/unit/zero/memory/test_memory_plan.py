@@ -212,3 +212,23 @@ def test_bf16_master_weights_halve_what_the_optimizer_keeps():
         assert 2 * less.gpu.optimizer == exact.gpu.optimizer
         assert less.gpu.master == (0 if stage == 3 else exact.gpu.master // 2)
         assert less.gpu.parameters == exact.gpu.parameters
+
+
+def test_sequence_parallel_cuts_activations_over_its_gpus():
+    """Four GPUs that share a sample each keep what a sample of a quarter of its length keeps; states do not change."""
+    kept = Strategy(stage=3, offload="none", checkpointing=True)
+    shared = gpu(ask(length=65536, sequence_parallel=4), kept, 1)
+    whole = gpu(ask(length=16384), kept, 1)
+    assert shared.states == whole.states
+    # The padding mask, which only the whole one has, aside.
+    padding = 16384 * 16384
+    assert whole.activations.kept - shared.activations.kept == padding
+    assert shared.activations.logits == whole.activations.logits
+
+
+def test_ranks_that_share_samples_take_one_micro_batch_together():
+    made = plan(ask(length=65536, sequence_parallel=4, global_batch=2))
+    assert {each.accumulation for each in made.rows if each.micro_batch == 1} == {2}
+    assert all(each.strategy.stage for each in made.rows)
+    with pytest.raises(UsageError, match="--sequence-parallel 3 does not divide the 4 GPUs"):
+        ask(sequence_parallel=3)
