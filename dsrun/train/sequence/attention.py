@@ -39,7 +39,7 @@ class UlyssesAttention:
         self.is_on = False
         found = ALL_ATTENTION_FUNCTIONS[kind]
         # An earlier run of this process may have put its own there.
-        self.kernel = found.kernel if isinstance(found, UlyssesAttention) else found
+        self.kernel: Any = found.kernel if isinstance(found, UlyssesAttention) else found
         self.ulysses = UlyssesSPAttentionHF(
             attn=self.kernel,
             batch_size=1,
