@@ -47,25 +47,30 @@ def test_shared_rows_give_losses_of_whole_rows(tiny, pairs, tmp_path):
 
 
 FAMILIES = {"mistral": "3", "qwen2": "2", "qwen3": "1"}
-SMALL = (
-    "hidden_size=32", "intermediate_size=64", "num_hidden_layers=2", "num_attention_heads=4", "num_key_value_heads=1",
-    "vocab_size=64",
-)  # fmt: skip
+
+
+def make_family(folder, family, tokenizer):
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    config = AutoConfig.for_model(
+        family, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=1,
+        head_dim=8, vocab_size=64, pad_token_id=0, eos_token_id=1,
+    )  # fmt: skip
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(tokenizer).save_pretrained(folder)
+    return str(folder)
 
 
 def test_families_give_losses_of_whole_rows(tiny, pairs, tmp_path):
-    """The other families, each at another ZeRO stage, with one key head, which both ranks then have, and with the MLP in
-    two tiles."""
+    """The other families, each at another ZeRO stage, with one key head, which both ranks then have, and with the MLP
+    in two tiles."""
+    models = {family: make_family(tmp_path / family, family, tiny["llama"]) for family in FAMILIES}
 
     def runs(ranks, *more):
-        found = {}
-        for family, stage in FAMILIES.items():
-            found[family] = arguments(tiny["llama"], pairs, tmp_path / f"{family}-{ranks}", "--zero", stage, *more)
-            small = (*SMALL, "head_dim=8") if family == "qwen3" else SMALL
-            config = [word for each in small for word in ("--model-config", each)]
-            found[family][:2] = ["--model-type", family, "--tokenizer", tiny["llama"], "--from-scratch", *config]
-        many_runs([*found.values()], ranks=ranks, scratch=tmp_path)
-        return {family: curve(tmp_path / f"{family}-{ranks}") for family in FAMILIES}
+        made = {family: tmp_path / f"{family}-{ranks}" for family in FAMILIES}
+        lines = [arguments(models[f], pairs, made[f], "--zero", stage, *more) for f, stage in FAMILIES.items()]
+        many_runs(lines, ranks=ranks, scratch=tmp_path)
+        return {family: curve(folder) for family, folder in made.items()}
 
     whole = runs(1)
     shared = runs(2, "--long-context", "128")
