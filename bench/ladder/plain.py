@@ -92,6 +92,8 @@ def _trl_trainer(recipe: dict[str, Any], arguments: dict[str, Any], rows: Any) -
         pass
 
     loading = {"attn_implementation": recipe["attention"]} if recipe["attention"] else None
+    # TRL recomputes activations by default, which nobody else here does.
+    arguments = {**arguments, "gradient_checkpointing": False}
     made = SFTConfig(packing=True, max_length=recipe["row_tokens"], model_init_kwargs=loading, **arguments)
     return PackingTrainer(recipe["model"], made, train_dataset=rows.remove_columns("labels"))
 
