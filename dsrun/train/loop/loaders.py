@@ -24,7 +24,6 @@ from dsrun.train.distributed import rank0_first
 from dsrun.train.loop.batches import (
     BatchLoader,
     GlobalBatchSampler,
-    Split,
     StreamOfBatches,
     Taken,
     TrainingRows,
@@ -126,7 +125,9 @@ def training_loader(args: Any, rows: Any, batching: Batching, collate: Collator)
     workers = args.dataloader_num_workers
     seed = args.seed if args.data_seed is None else args.data_seed
     options: dict[str, Any] = {
-        "collate_fn": _Collate(PackedCollator(collate, batching.method) if batching.method else collate, collate.seq2seq),
+        "collate_fn": _Collate(
+            PackedCollator(collate, batching.method) if batching.method else collate, collate.seq2seq
+        ),
         "pin_memory": args.dataloader_pin_memory and args.device.type == "cuda",
         # The loader draws a seed from here, not from the generator that dropout uses: resuming then finds the same
         # dropout masks whatever the loader did before.

@@ -9,10 +9,8 @@ import numpy as np
 import torch
 
 from dsrun.train.loop.batches import IGNORED
+from dsrun.train.loss.cross_entropy import token_cross_entropy
 from dsrun.train.loss.model_loss import ModelLoss
-
-# Logits turned into fp32 at a time: 64 MiB.
-_CHUNK = 1 << 24
 
 
 class LossBySet:
@@ -54,7 +52,7 @@ class LossBySet:
         targets = [labels[row, start + shift : stop] for row, start, stop in self.spans]
         entropy = torch.stack(
             [
-                summed_entropy(logits[row, start : stop - shift], each)
+                token_cross_entropy(logits[row, start : stop - shift], each).double().sum()
                 for (row, start, stop), each in zip(self.spans, targets, strict=True)
             ]
         )
@@ -64,14 +62,3 @@ class LossBySet:
         found = torch.stack([entropy, tokens.double()], 1).where(counts[:, None], 0.0)
         sets = torch.as_tensor(np.searchsorted(self.ends, self.ids, side="right"), device=logits.device)
         self.window = self.window.to(logits.device).index_add(0, sets, found)
-
-
-def summed_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """The summed cross entropy in nats, an fp64 scalar; `logits` [length, vocabulary] are those of the `labels` [length].
-    A few positions at a time, as all logits in fp32 would be a second copy of them."""
-    total = torch.zeros((), dtype=torch.float64, device=logits.device)
-    step = max(1, _CHUNK // logits.shape[-1])
-    for start in range(0, len(labels), step):
-        part, targets = logits[start : start + step].float(), labels[start : start + step]
-        total += torch.nn.functional.cross_entropy(part, targets, ignore_index=IGNORED, reduction="sum")
-    return total

@@ -33,9 +33,8 @@ class PackedCollator:
         documents = [[_tensor(sample["input_ids"]) for sample in row] for row in rows]
         inputs = packed_inputs(documents, self.method, pad_id=pad, multiple_of=multiple_of)
         labels = torch.full_like(inputs["input_ids"], IGNORED)
-        for sample, (row, start, stop) in zip(
-            (sample for row in rows for sample in row), self.spans(rows), strict=True
-        ):
+        samples = [sample for row in rows for sample in row]
+        for sample, (row, start, stop) in zip(samples, self.spans(rows), strict=True):
             labels[row, start + 1 : stop] = _tensor(sample["labels"])[1:]
         return {**inputs, "labels": labels}
 

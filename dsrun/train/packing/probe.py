@@ -26,9 +26,9 @@ TOLERANCE_16_BIT = 2e-2
 DOCUMENTS = (5, 8, 7)
 
 Method = Literal["position_ids", "mask", "additive_mask", "flat", "pairs"]
-"""How documents are kept apart: by position ids, by a 4-D block mask beside them (bool for scaled_dot_product_attention,
-to be added for eager attention), in one row with their cumulative lengths (flash attention), by the masks of an
-encoder-decoder (see encoder_decoder.py)."""
+"""How documents are kept apart: by position ids, by a 4-D block mask beside them (bool for sdpa, to be added for eager
+attention), in one row with their cumulative lengths (flash attention), by the masks of an encoder-decoder (see
+encoder_decoder.py)."""
 
 
 @dataclass(frozen=True)
@@ -95,8 +95,8 @@ def tolerance(model: Any) -> float:
 
 @torch.no_grad()
 def largest_difference(model: Any, method: Method) -> float:
-    """The largest difference of a logit of packed documents from that of the same document alone, and the largest change
-    by another document's tokens, as a share of the largest logit."""
+    """The largest difference of a logit of packed documents from that of the same document alone, beside two different
+    neighbours, as a share of the largest logit."""
     device = next(model.parameters()).device
     documents = _documents(model, device)
     others = [document.roll(1, -1) for document in documents]

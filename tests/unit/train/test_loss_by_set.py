@@ -10,8 +10,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, LlamaConfi
 
 from dsrun.train.loop.batches import IGNORED, Split
 from dsrun.train.loop.evaluation import LossState
-from dsrun.train.loss import by_set
-from dsrun.train.loss.by_set import LossBySet, summed_entropy
+from dsrun.train.loss.by_set import LossBySet
 from dsrun.train.loss.model_loss import ModelLoss, summed_cross_entropy, target_tokens
 
 LLAMA = LlamaConfig(vocab_size=11, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
@@ -105,19 +104,6 @@ def test_sample_with_an_infinite_loss_is_not_counted(model):
     assert by.window[0].isfinite().all()
     assert by.window[0, 1] > 0
     assert by.window[1].tolist() == [0.0, 0.0]
-
-
-@pytest.mark.parametrize("chunk", [1, 30, 1 << 24])
-def test_entropy_does_not_depend_on_the_chunk(monkeypatch, chunk):
-    monkeypatch.setattr(by_set, "_CHUNK", chunk)
-    torch.manual_seed(0)
-    logits, labels = torch.randn(3, 5, 11), torch.randint(0, 11, (3, 5))
-    labels[1] = IGNORED
-    expected = [float(summed_cross_entropy(logits[k], labels[k], shifted=False)) for k in range(3)]
-    found = torch.stack([summed_entropy(logits[k], labels[k]) for k in range(3)])
-    assert found.dtype == torch.float64
-    assert found.tolist() == pytest.approx(expected)
-    assert found[1] == 0
 
 
 SUMS = [[[1.0, 2.0], [3.0, 4.0]], [[5.0, 6.0], [7.0, 8.0]]]

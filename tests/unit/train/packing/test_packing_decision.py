@@ -27,9 +27,7 @@ def rows_of(lengths=LENGTHS):
 
 
 def plan(*, world=1, micro=8, batch=16, hf=None, plugin=None, task="causal-lm", **spec):
-    sizes = BatchPlan(
-        global_batch=batch, micro_batch=micro, world_size=world, accumulation=batch // (micro * world)
-    )
+    sizes = BatchPlan(global_batch=batch, micro_batch=micro, world_size=world, accumulation=batch // (micro * world))
     recipe = SimpleNamespace(spec=TrainSpec(**spec), hf=hf or {})
     ranks = SimpleNamespace(rank=0, size=world)
     return SimpleNamespace(batch=sizes, recipe=recipe, world=ranks, task=task, plugin=plugin)
@@ -114,7 +112,7 @@ def test_checkpoint_without_packing_goes_on_without(verdict):
 
 
 def test_rows_do_not_depend_on_ranks_and_micro_batches():
-    """The step is the same; only where rows do not divide, or memory does not hold them, its samples are packed anew."""
+    """The step is the same; where rows do not divide, or memory does not hold them, its samples are packed anew."""
     grouping = Grouping("packed", 16, rows_per_step(LENGTHS, 16))
     assert grouping.per_step == 4
     found = {
