@@ -58,9 +58,9 @@ class Split:
 
 @dataclass(frozen=True)
 class Taken:
-    """The rows of one micro batch, each a list of samples where they are packed, and the ids of the samples that are not
-    filler: row numbers of a table, running numbers within the epoch of a stream. A stream knows the epoch itself, and after the last rows of a global batch the place
-    to go on from."""
+    """The rows of one micro batch, each a list of samples where packed, and the ids of the samples that are not
+    filler: row numbers of a table, running numbers within the epoch of a stream. A stream knows the epoch itself, and
+    after the last rows of a global batch the place to go on from."""
 
     rows: list[Any]
     ids: list[int]
