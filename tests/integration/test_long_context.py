@@ -16,7 +16,7 @@ def arguments(model, data, output, *more):
         "--model", model, "--train-file", data["train"], "--validation-file", data["validation"], "--bf16", "false",
         "--global-batch-size", "4", "--micro-batch-size", "2", "--max-steps", str(STEPS), "--learning-rate", "0.01",
         "--logging-steps", "1", "--save-strategy", "steps", "--save-steps", "2",
-        "--lr-scheduler-type", "constant", "--output", str(output), *more,
+        "--lr-scheduler-type", "constant", "--train-sampling-strategy", "random", "--output", str(output), *more,
     ]  # fmt: skip
 
 

@@ -88,6 +88,8 @@ def ran(models, pairs, tmp_path_factory) -> Path:
             "--validation-file",
             pairs["validation"],
             "--predict-with-generate",
+            "--train-sampling-strategy",
+            "random",
             "--sample-prompts",
             str(scratch / "prompts.txt"),
         ],
