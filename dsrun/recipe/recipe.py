@@ -200,6 +200,7 @@ WHEN: dict[str, Callable[[Recipe, str], bool]] = {
     "bf16_master_precision": lambda r, name: r.spec.bf16_master_weights and r.hf.get(name) is (name == "fp16"),
     "nvme_path_unused": lambda r, _: bool(r.spec.nvme_path) and r.spec.offload != "nvme",
     "micro_batch_twice": _two_micro_batches,
+    "global_batch_twice": lambda r, name: bool(r.spec.global_batch_tokens) and r.given(name),
     "micro_batch_given_and_auto": lambda r, name: r.spec.auto_micro_batch and r.given(name),
     "auto_micro_batch_without_remedy": lambda r, _: r.spec.auto_micro_batch and not r.spec.remedy,
     "nothing_to_do": lambda r, _: not phases(r),

@@ -38,7 +38,13 @@ DEFAULT_MICRO_BATCH = 8
 NO_FALLBACK = MemoryFallback()
 
 
-BATCH_FLAGS = ("global_batch_size", "micro_batch_size", "per_device_train_batch_size", "gradient_accumulation_steps")
+BATCH_FLAGS = (
+    "global_batch_size",
+    "global_batch_tokens",
+    "micro_batch_size",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+)
 T5_PREFIX = "translate English to Romanian: "
 SKIP_FILE = "skip-steps.json"
 MOST_SKIPPED_STEPS = 10

@@ -79,13 +79,14 @@ def prepare_run(
     if recipe.spec.auto_micro_batch and not is_supervised(os.environ):
         console.notice("--micro-batch-size auto needs `dsrun train`, which starts again with less when memory runs out")
     recipe = with_long_context(recipe)
+    saved_batch = _saved_batch(recipe, folder) if "train" in phases(recipe) else None
     plan = decide_plan(
         recipe,
         title,
         world,
         notify=console.notice,
         remedy=read_memory_fallback(folder.path, recipe),
-        saved_batch=_saved_batch(recipe, folder) if "train" in phases(recipe) else None,
+        saved_batch=saved_batch,
         plugin=load_plugin(recipe.spec),
         given=given,
     )
@@ -106,7 +107,7 @@ def prepare_run(
     if "train" in plan.phases and world.is_main and not is_another(os.environ):
         show_samples(data, tokenizer, console)
     context.heart.enter("loading")
-    if recipe.spec.global_batch_tokens and "train" in plan.phases:
+    if recipe.spec.global_batch_tokens and "train" in plan.phases and plan.batch.global_batch != saved_batch:
         both = plan.task == "seq2seq"
         plan = replace(plan, batch=batch_of_tokens(plan.batch, recipe.spec.global_batch_tokens, data.train, both=both))
     if plan.deepspeed is not None:

@@ -38,6 +38,10 @@ def test_model_type_or_config_name_instead_of_model(notices):
             "--micro-batch-size 2 --per_device_train_batch_size 4",
             "--micro-batch-size 2 and --per_device_train_batch",
         ),
+        (
+            "--global-batch-tokens 4096 --global-batch-size 8",
+            "--global-batch-size and --global-batch-tokens both set the global batch",
+        ),
         ("--model-config n=2", "--model-config changes a model's config"),
         ("--config_overrides n=2", "--config-overrides changes a model's config"),
         ("--from-scratch --model-config n2", "--model-config: 'n2' is not key=value"),
