@@ -12,6 +12,8 @@ from dsrun.errors import UsageError
 from dsrun.recipe.batch import BatchPlan
 from dsrun.train.data.mixture import side_lengths
 from dsrun.train.loop.batches import Split
+from dsrun.train.loop.engine import stage_of
+from dsrun.train.model.quantization import DTYPES
 from dsrun.train.packing.probe import Method, Verdict, probe
 from dsrun.train.packing.sampler import Grouping
 from dsrun.train.plan import Plan
@@ -84,11 +86,21 @@ def decide_batching(plan: Plan, rows: Any, model: Any, *, loss: Any, strategy: s
         reason = reason or "the checkpoint comes from a run without packing"
     if reason or batch.global_batch == 1:
         return replace(budget, reason=reason or "a step has a single sample")
-    verdict = probe(model, pairs=plan.task == "seq2seq")
+    verdict = _probe(plan, model)
     if verdict.method is None:
         return replace(budget, verdict=verdict, reason=verdict.reason)
     grouping = Grouping("packed", batch.global_batch, rows_per_step(lengths, batch.global_batch))
     return Batching(grouping, split_of_rows(split, grouping, lengths), lengths, verdict)
+
+
+def _probe(plan: Plan, model: Any) -> Verdict:
+    spec = plan.recipe.spec
+    is_whole = stage_of(plan.deepspeed) < 3 and not spec.quantization and not plan.recipe.hf.get("fsdp")
+    if plan.world.device == "cuda" and is_whole:
+        # Flash and flex attention have no kernels for CPUs; the Trainer would move it a little later.
+        model.to("cuda")
+    dtype = None if plan.precision == "fp32" else DTYPES[plan.precision]
+    return probe(model, pairs=plan.task == "seq2seq", autocast=dtype)
 
 
 def _cannot_pack(plan: Plan, loss: Any) -> str | None:

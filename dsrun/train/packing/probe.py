@@ -45,9 +45,10 @@ class Verdict:
         return {"method": self.method, "difference": self.difference, "reason": self.reason}
 
 
-def probe(model: Any, *, pairs: bool = False) -> Verdict:
-    """Try each method on three documents, on `pairs` of source and target for an encoder-decoder. On all ranks, as
-    ZeRO-3 gathers parameters."""
+def probe(model: Any, *, pairs: bool = False, autocast: torch.dtype | None = None) -> Verdict:
+    """Try each method on three documents, on `pairs` of source and target for an encoder-decoder. `autocast` is the
+    dtype for flash attention, which takes no fp32; others are measured in that of the weights. On all ranks, as ZeRO-3
+    gathers parameters."""
     flash = "flash" in str(getattr(model.config, "_attn_implementation", ""))
     methods: tuple[Method, ...] = ("flat",) if flash else ("position_ids", "mask", "additive_mask")
     if pairs:
@@ -56,11 +57,11 @@ def probe(model: Any, *, pairs: bool = False) -> Verdict:
     for method in methods:
         try:
             _refuse_replaced_window(model, method)
-            difference = _of_pairs(model) if pairs else largest_difference(model, method)
+            difference = _of_pairs(model) if pairs else largest_difference(model, method, autocast)
         except Exception as error:  # whatever a model's own code raises for inputs that it does not know
             found.append(f"{_NAMES[method]}: {one_line(error)[:120]}")
             continue
-        if difference <= tolerance(model):
+        if difference <= tolerance(model, method):
             return Verdict(method, difference, f"documents are kept apart by {_NAMES[method]}")
         found.append(f"{_NAMES[method]}: logits differ by {100 * difference:.2g}%")
     return Verdict(None, None, f"{type(model).__name__} mixes packed documents ({'; '.join(found)})")
@@ -88,19 +89,22 @@ def _of_pairs(model: Any) -> float:
         return largest_difference_pairs(model)
 
 
-def tolerance(model: Any) -> float:
+def tolerance(model: Any, method: Method) -> float:
+    if method == "flat":
+        return TOLERANCE_16_BIT
     widths = {parameter.dtype.itemsize for parameter in model.parameters() if parameter.is_floating_point()}
     return TOLERANCE if min(widths, default=4) >= 4 else TOLERANCE_16_BIT
 
 
 @torch.no_grad()
-def largest_difference(model: Any, method: Method) -> float:
+def largest_difference(model: Any, method: Method, autocast: torch.dtype | None = None) -> float:
     """The largest difference of a logit of packed documents from that of the same document alone, beside two different
     neighbours, as a share of the largest logit."""
     device = next(model.parameters()).device
     documents = _documents(model, device)
     others = [document.roll(1, -1) for document in documents]
-    with evaluating(model), gathered(model):
+    half = method == "flat" and autocast is not None
+    with evaluating(model), gathered(model), torch.autocast(device.type, autocast, enabled=half):
         alone = [_logits(model, {"input_ids": document}) for document in documents]
         # The second row has other neighbours, so what changes in a document comes from them.
         rows = [documents, [others[2], documents[1], others[0]]]

@@ -29,8 +29,10 @@ def rows_of(lengths=LENGTHS):
 def plan(*, world=1, micro=8, batch=16, hf=None, plugin=None, task="causal-lm", **spec):
     sizes = BatchPlan(global_batch=batch, micro_batch=micro, world_size=world, accumulation=batch // (micro * world))
     recipe = SimpleNamespace(spec=TrainSpec(**spec), hf=hf or {})
-    ranks = SimpleNamespace(rank=0, size=world)
-    return SimpleNamespace(batch=sizes, recipe=recipe, world=ranks, task=task, plugin=plugin)
+    ranks = SimpleNamespace(rank=0, size=world, device="cpu")
+    return SimpleNamespace(
+        batch=sizes, recipe=recipe, world=ranks, task=task, plugin=plugin, deepspeed=None, precision="bf16"
+    )
 
 
 @pytest.fixture
@@ -38,7 +40,7 @@ def verdict(monkeypatch):
     """What the probe finds; packing is cleared unless a test says otherwise."""
     found = SimpleNamespace(verdict=CLEARED, asked=0)
 
-    def probe(model, *, pairs):
+    def probe(model, *, pairs, autocast):
         found.asked += 1
         return found.verdict
 
