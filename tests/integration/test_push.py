@@ -9,7 +9,8 @@ from tests.integration.conftest import SHORT, dsrun
 
 pytestmark = pytest.mark.train
 
-TOKEN = "hf_canaryCANARY0123456789"
+# Not that of test_secrets.py, which looks at all processes of the machine.
+TOKEN = "hf_pushedPUSHED0123456789"
 
 
 def test_run_pushes_its_model_and_survives_a_failed_push(tiny, pairs, tmp_path):

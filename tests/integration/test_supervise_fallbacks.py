@@ -19,6 +19,8 @@ COMMON = (
     *("--trust-remote-code", "--validation-split-percentage", "0", "--zero", "2", "--nproc", "2", *SHORT),
     *("--max-steps", str(STEPS), "--save-every", "1", "--max-restarts", "0"),
 )  # a remedy is no restart that --max-restarts counts
+# The model counts rows to run out of memory; packed, it would have few.
+ROW_BY_ROW = ("--train-sampling-strategy", "random")
 
 
 def failures(folder):
@@ -30,7 +32,7 @@ def test_auto_micro_batch_is_halved_on_oom_until_it_fits(pairs, tmp_path):
     """The largest micro batch that fits is found, and the global batch stays."""
     model = poisoned_model(tmp_path / "model", TOO_MUCH_MEMORY, MORE_THAN_TWO_ROWS)
     folder = RunFolder(tmp_path / "run")
-    flags = ("--model", model, "--train-file", pairs["train"], *COMMON)
+    flags = ("--model", model, "--train-file", pairs["train"], *COMMON, *ROW_BY_ROW)
     done = dsrun(*flags, "--micro-batch-size", "auto", "--global-batch-size", "16", output=folder.path).ok()
     found = json.loads(folder.run_json.read_text())["batch"]
     assert (found["micro_batch"], found["accumulation"], found["global_batch"]) == (2, 4, 16)
@@ -43,7 +45,7 @@ def test_auto_micro_batch_is_halved_on_oom_until_it_fits(pairs, tmp_path):
 def test_oom_without_memory_fallback_prints_advice(pairs, tmp_path):
     """With --no-remedy, a run out of memory ends and says what would help."""
     model = poisoned_model(tmp_path / "model", TOO_MUCH_MEMORY, MORE_THAN_TWO_ROWS)
-    flags = ("--model", model, "--train-file", pairs["train"], *COMMON, "--micro-batch-size", "4")
+    flags = ("--model", model, "--train-file", pairs["train"], *COMMON, *ROW_BY_ROW, "--micro-batch-size", "4")
     done = dsrun(*flags, "--no-remedy", output=tmp_path / "run")
     assert done.code == 1
     error, advice, log = done.err.splitlines()[-3:]

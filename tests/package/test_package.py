@@ -11,6 +11,7 @@ import tarfile
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import pytest
@@ -74,24 +75,31 @@ class Built:
 
     checkout: Path
     wheel: Path
+    out: Path
     sdist_files: frozenset[str]
     wheel_files: frozenset[str]
-    direct_wheel_files: frozenset[str]
+
+    @cached_property
+    def direct_wheel_files(self) -> frozenset[str]:
+        """Those of a wheel that is built straight from the checkout, when a test first asks for them."""
+        direct = self.out / "direct"
+        run(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", direct, cwd=self.checkout)
+        (wheel,) = direct.glob("*.whl")
+        return frozenset(zipfile.ZipFile(wheel).namelist())
 
 
 def build(checkout: Path, out: Path) -> Built:
-    """Build sdist and from it the wheel, then a wheel straight from the checkout."""
+    """Build sdist and from it the wheel."""
     run(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, cwd=checkout)
-    run(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", out / "direct", cwd=checkout)
-    (sdist,), (wheel,), (direct,) = out.glob("*.tar.gz"), out.glob("*.whl"), (out / "direct").glob("*.whl")
+    (sdist,), (wheel,) = out.glob("*.tar.gz"), out.glob("*.whl")
     with tarfile.open(sdist) as archive:
         names = [member.name for member in archive.getmembers() if member.isfile()]
     return Built(
         checkout=checkout,
         wheel=wheel,
+        out=out,
         sdist_files=frozenset(name.partition("/")[2] for name in names),
         wheel_files=frozenset(zipfile.ZipFile(wheel).namelist()),
-        direct_wheel_files=frozenset(zipfile.ZipFile(direct).namelist()),
     )
 
 
