@@ -23,7 +23,7 @@ def arguments(model, data, stage, micro, output):
     return [
         "--model", model, "--train-file", data["train"], "--zero", str(stage), "--bf16", "false",
         "--global-batch-size", str(GLOBAL_BATCH), "--micro-batch-size", str(micro), "--max-steps", str(STEPS),
-        "--learning-rate", "0.01", "--max-grad-norm", "0.5", "--logging-steps", "1", "--save-strategy", "no",
+        "--learning-rate", "0.02", "--max-grad-norm", "0.5", "--logging-steps", "1", "--save-strategy", "no",
         "--output", str(output),
     ]  # fmt: skip
 
@@ -55,7 +55,7 @@ def test_losses_equal_across_world_size_zero_stage_micro_batch(curves, model):
     """Ranks, ZeRO stages and micro batches only cut up the batch: each cut gives the same loss curve."""
     reference = curves[model, 1, 0, 12]
     assert len(reference[0]) == STEPS
-    assert reference[0][-1] < 0.97 * reference[0][0], "a loss that does not move would agree with anything"
+    assert reference[0][-1] < 0.95 * reference[0][0], "a loss that does not move would agree with anything"
     wrong = {
         case: (losses, norms)
         for case, (losses, norms) in curves.items()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 
 # A capacity that does not hold all samples is raised by this share of itself, at least by a token.
@@ -141,7 +139,3 @@ def allotted(weights: np.ndarray, total: int) -> np.ndarray:
     are enough."""
     ends = np.round(total * np.cumsum(weights) / weights.sum()).astype(np.int64)
     return np.diff(ends, prepend=0)
-
-
-Packer = Callable[[np.ndarray, int], list[np.ndarray]]
-"""Distributes samples of lengths [samples, sides] over a number of rows."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -151,9 +150,6 @@ def batch_of_tokens(batch: BatchPlan, tokens: int, rows: Any, *, both: bool) -> 
     unit = batch.micro_batch * batch.world_size
     samples = max(1, round(tokens / mean / unit)) * unit
     return replace(batch, global_batch=samples, accumulation=samples // unit)
-
-
-Notify = Callable[[str], None]
 
 
 def keep_grouping(saved: dict[str, Any] | None) -> Grouping | None:
