@@ -13,7 +13,7 @@ import torch
 from dsrun.train.data.request import Collator
 from dsrun.train.loop.batches import IGNORED
 from dsrun.train.packing.encoder_decoder import pair_inputs
-from dsrun.train.packing.probe import Method, packed_inputs
+from dsrun.train.packing.probe import ONE_ROW, Method, packed_inputs
 
 Row = dict[str, Any]
 
@@ -41,7 +41,7 @@ class PackedCollator:
     def spans(self, rows: Sequence[Sequence[Row]]) -> list[tuple[int, int, int]]:
         """Where the labels of each sample are in the batch: row, first position, and the one behind the last."""
         lengths = [[len(sample["labels"]) for sample in row] for row in rows]
-        if self.method == "flat":
+        if self.method in ONE_ROW:
             lengths = [[length for row in lengths for length in row]]
         ends = [np.cumsum([0, *row]).tolist() for row in lengths]
         return [(row, start, stop) for row, borders in enumerate(ends) for start, stop in pairwise(borders)]

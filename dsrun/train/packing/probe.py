@@ -16,6 +16,7 @@ import torch
 
 from dsrun.errors import one_line
 from dsrun.train.loss.dpo import evaluating
+from dsrun.train.packing.documents import refuse_lost_window, use_document_attention
 from dsrun.train.packing.encoder_decoder import install, largest_difference_pairs
 
 # Of the largest logit. In fp32 what rounding changes is below 1e-5; a token of another document changes far more.
@@ -25,10 +26,11 @@ TOLERANCE_16_BIT = 2e-2
 
 DOCUMENTS = (5, 8, 7)
 
-Method = Literal["position_ids", "mask", "additive_mask", "flat", "pairs"]
-"""How documents are kept apart: by position ids, by a 4-D block mask beside them (bool for sdpa, to be added for eager
-attention), in one row with their cumulative lengths (flash attention), by the masks of an encoder-decoder (see
-encoder_decoder.py)."""
+Method = Literal["documents", "position_ids", "mask", "additive_mask", "flat", "pairs"]
+"""How documents are kept apart: in one row with their cumulative lengths, by attention of ours (see documents.py) or by
+flash attention (`flat`); by position ids; by a 4-D block mask beside them (bool for sdpa, to be added for eager
+attention); by the masks of an encoder-decoder (see encoder_decoder.py)."""
+ONE_ROW = ("documents", "flat")
 
 
 @dataclass(frozen=True)
@@ -49,25 +51,35 @@ def probe(model: Any, *, pairs: bool = False, autocast: torch.dtype | None = Non
     """Try each method on three documents, on `pairs` of source and target for an encoder-decoder. `autocast` is the
     dtype for flash attention, which takes no fp32; others are measured in that of the weights. On all ranks, as ZeRO-3
     gathers parameters."""
-    flash = "flash" in str(getattr(model.config, "_attn_implementation", ""))
-    methods: tuple[Method, ...] = ("flat",) if flash else ("position_ids", "mask", "additive_mask")
-    if pairs:
-        methods = ("pairs",)
     found: list[str] = []
-    for method in methods:
+    for method in _methods(model, pairs, autocast):
         try:
             _refuse_replaced_window(model, method)
-            difference = _of_pairs(model) if pairs else largest_difference(model, method, autocast)
+            half = autocast if _is_half(model, method) else None
+            difference = _of_pairs(model) if pairs else largest_difference(model, method, half)
+            if method == "documents":
+                refuse_lost_window(model)
         except Exception as error:  # whatever a model's own code raises for inputs that it does not know
             found.append(f"{_NAMES[method]}: {one_line(error)[:120]}")
             continue
-        if difference <= tolerance(model, method):
+        if difference <= (TOLERANCE_16_BIT if half else tolerance(model)):
             return Verdict(method, difference, f"documents are kept apart by {_NAMES[method]}")
         found.append(f"{_NAMES[method]}: logits differ by {100 * difference:.2g}%")
     return Verdict(None, None, f"{type(model).__name__} mixes packed documents ({'; '.join(found)})")
 
 
+def _methods(model: Any, pairs: bool, autocast: torch.dtype | None) -> tuple[Method, ...]:
+    """Those worth trying, the fastest first."""
+    if pairs:
+        return ("pairs",)
+    if "flash" in str(getattr(model.config, "_attn_implementation", "")):
+        return ("flat",)
+    masks: tuple[Method, ...] = ("position_ids", "mask", "additive_mask")
+    return ("documents", *masks) if use_document_attention(model, autocast) else masks
+
+
 _NAMES: dict[Method, str] = {
+    "documents": "attention within each",
     "position_ids": "position ids",
     "mask": "a block mask",
     "additive_mask": "an additive block mask",
@@ -89,9 +101,12 @@ def _of_pairs(model: Any) -> float:
         return largest_difference_pairs(model)
 
 
-def tolerance(model: Any, method: Method) -> float:
-    if method == "flat":
-        return TOLERANCE_16_BIT
+def _is_half(model: Any, method: Method) -> bool:
+    """Whether it is measured under autocast: the kernels take no fp32."""
+    return method == "flat" or (method == "documents" and model.device.type == "cuda")
+
+
+def tolerance(model: Any) -> float:
     widths = {parameter.dtype.itemsize for parameter in model.parameters() if parameter.is_floating_point()}
     return TOLERANCE if min(widths, default=4) >= 4 else TOLERANCE_16_BIT
 
@@ -103,8 +118,7 @@ def largest_difference(model: Any, method: Method, autocast: torch.dtype | None 
     device = next(model.parameters()).device
     documents = _documents(model, device)
     others = [document.roll(1, -1) for document in documents]
-    half = method == "flat" and autocast is not None
-    with evaluating(model), gathered(model), torch.autocast(device.type, autocast, enabled=half):
+    with evaluating(model), gathered(model), torch.autocast(device.type, autocast, enabled=autocast is not None):
         alone = [_logits(model, {"input_ids": document}) for document in documents]
         # The second row has other neighbours, so what changes in a document comes from them.
         rows = [documents, [others[2], documents[1], others[0]]]
@@ -135,7 +149,7 @@ def packed_inputs(
     and what the method needs. The padding at the end of a row is a document of its own."""
     widest = max(sum(map(len, row)) for row in rows)
     width = -(-widest // multiple_of) * multiple_of
-    flat = method == "flat"
+    flat = method in ONE_ROW
     ids, positions, segments, lengths = [], [], [], []
     for row in rows:
         rest = 0 if flat else width - sum(map(len, row))
@@ -151,6 +165,9 @@ def packed_inputs(
         borders = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
         longest = {"max_length_q": max(lengths), "max_length_k": max(lengths)}
         one_row = {"input_ids": torch.cat(ids)[None], "position_ids": torch.cat(positions)[None]}
+        if method == "documents":
+            # Transformers passes a 4-D mask on as it is, and makes none from the position ids.
+            one_row["attention_mask"] = ids[0].new_ones(1, 1, 1, 1, dtype=torch.bool)
         return {**one_row, **borders, **longest}
     inputs = {"input_ids": torch.stack(ids), "position_ids": torch.stack(positions)}
     if method != "position_ids":
