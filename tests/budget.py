@@ -2,6 +2,9 @@
 
 Time that a test waits, or is kept from the processor, does not count; that of its child processes does. Free of the
 limit are the tests of real engines (marker `train`) and exhaustive ones.
+
+The same work takes more CPU seconds on a slower machine, or beside others that share its caches: a quarter more has
+been seen. So a test over the limit is listed, and only one over twice the limit fails the run.
 """
 
 from __future__ import annotations
@@ -15,13 +18,14 @@ import pytest
 from tests.forkserver import client
 
 LIMIT_S = 5.0
+FAIL_S = 2 * LIMIT_S
 FREE = ("train", "exhaustive")
 _SLOWEST = 10
 _PROPERTY = "cpu_s"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--budget", action="store_true", help=f"fail when a test takes over {LIMIT_S:g} CPU seconds")
+    parser.addoption("--budget", action="store_true", help=f"fail when a test takes over {FAIL_S:g} CPU seconds")
 
 
 def spent() -> tuple[float, float]:
@@ -73,11 +77,11 @@ class Ledger:
                 self._times[report.nodeid] += report.duration
                 self._limited_costs[report.nodeid] += 0.0 if free else own
 
-    def over(self) -> list[str]:
-        return [test for test, cost in self._limited_costs.items() if cost > LIMIT_S]
+    def over(self, limit_s: float) -> list[str]:
+        return [test for test, cost in self._limited_costs.items() if cost > limit_s]
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        if self._limited and self.over() and session.exitstatus == pytest.ExitCode.OK:
+        if self._limited and self.over(FAIL_S) and session.exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
@@ -85,11 +89,14 @@ class Ledger:
         terminalreporter.section(f"{sum(self._costs.values()):.0f} CPU seconds; the slowest {len(slowest)}")
         for test in slowest:
             terminalreporter.line(f"{self._costs[test]:7.1f} CPU s {self._times[test]:7.1f} s  {test}")
-        for test in self.over() if self._limited else ():
+        for test in self.over(LIMIT_S) if self._limited else ():
+            cost = self._limited_costs[test]
+            failed = cost > FAIL_S
             terminalreporter.line(
-                f"FAILED {test}: {self._limited_costs[test]:.1f} CPU seconds, over the {LIMIT_S:g} of a test "
-                "(make it cheaper, or mark it exhaustive)",
-                red=True,
+                f"{'FAILED' if failed else 'OVER'} {test}: {cost:.1f} CPU seconds, over the {LIMIT_S:g} of a test "
+                f"(make it cheaper, or mark it exhaustive{'' if failed else f'; over {FAIL_S:g} it fails'})",
+                red=failed,
+                yellow=not failed,
             )
 
 
