@@ -128,14 +128,18 @@ def rank0_shares(work: Callable[[], list[T]]) -> T:
     return mine[0]
 
 
-def assert_same_on_all_ranks(what: str, mine: str) -> None:
-    """Raise ToolError on all ranks unless `mine`, which each rank read in files by itself, is the same on all."""
+STALE_FOLDER = "the same command again: a node saw the run folder as it had been a moment before"
+
+
+def assert_same_on_all_ranks(what: str, mine: str, *, fix: str = STALE_FOLDER) -> None:
+    """Raise ToolError on all ranks unless `mine`, which each rank found by itself, is the same on all. What it read in
+    files of the run folder is mended by another start."""
     gathered = all_gather_object(mine)
     other = next((rank for rank, value in enumerate(gathered) if value != gathered[0]), None)
     if other is not None:
         raise ToolError(
             f"the ranks differ in their {what}: {gathered[0]} on rank 0, {gathered[other]} on rank {other}",
-            fix="the same command again: a node saw the run folder as it had been a moment before",
+            fix=fix,
         )
 
 

@@ -197,7 +197,11 @@ class PreparedRun:
         builder = TrainerBuilder(self.plan, self.data, self.folder, self.console, self.records, self.context, saved)
         trainer = builder.build(self.tokenizer)
         # Each rank has probed the model by itself; with different batches they would wait for each other for ever.
-        assert_same_on_all_ranks("batches", str((trainer.batching.grouping, trainer.batching.method)))
+        assert_same_on_all_ranks(
+            "batches",
+            str((trainer.batching.grouping, trainer.batching.method)),
+            fix="install the same packages and kernels on all nodes, or pass --packing off",
+        )
         if saved and saved != trainer.batching.grouping:
             self.console.notice(
                 f"samples form other batches ({trainer.batching.grouping.kind}) than before ({saved.kind}): "
