@@ -69,7 +69,8 @@ def _climb(kind: str, folder: Path, options: argparse.Namespace, peak: float) ->
     lengths = make_data(folder / "train.jsonl", seq2seq=seq2seq, samples=options.samples)
     model = make_model(folder / "model", {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 1, **config})
     ladder = Ladder(folder, model, folder / "train.jsonl", seq2seq, options.steps, WARM_UP, world, options.gpu)
-    rungs = [rung for rung in RUNGS if not (seq2seq and rung.causal_only) and rung.name in options.rungs]
+    fitting = [rung for rung in RUNGS if not (seq2seq and rung.causal_only) and (options.gpu or not rung.gpu_only)]
+    rungs = [rung for rung in fitting if rung.name in options.rungs]
     costs: dict[str, list[Cost]] = {rung.name: [] for rung in rungs}
     for number in range(options.rounds):
         for rung in rungs:

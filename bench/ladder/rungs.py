@@ -42,6 +42,7 @@ class Rung:
     flags: tuple[str, ...] = ()
     deepspeed: bool = True
     causal_only: bool = False
+    gpu_only: bool = False
 
 
 PADDED, TRL = "Trainer, padded, ZeRO-2", "TRL, packing, ZeRO-2"
@@ -53,6 +54,8 @@ RUNGS = (
     Rung("dsrun, group_by_length", "dsrun", ("--train-sampling-strategy", "group_by_length")),
     Rung("dsrun, token budget", "dsrun", ("--packing", "off")),
     Rung(PACKED, "dsrun"),
+    # On two cores inductor compiles for minutes.
+    Rung("dsrun, packing, compiled", "dsrun", ("--torch_compile", "true"), gpu_only=True),
     Rung(TRL, "trl", causal_only=True),
 )
 

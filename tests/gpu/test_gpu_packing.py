@@ -7,6 +7,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
+from dsrun.train.packing.documents import ATTENTION
 from dsrun.train.packing.probe import probe
 from tests.gpu.runs import train
 
@@ -31,6 +32,26 @@ def test_packed_documents_are_kept_apart(llama, kernel):
     model = AutoModelForCausalLM.from_pretrained(llama[0], dtype=torch.bfloat16, attn_implementation=kernel).to("cuda")
     verdict = probe(model)
     assert verdict.method is not None, verdict.reason
+    if kernel == "sdpa":
+        assert verdict.method == "documents"
+
+
+@pytest.mark.parametrize("window", [None, 16])
+def test_kernel_for_documents_looks_where_each_alone_would(window):
+    """Torch's own, with grouped heads, and a document longer than the window; against fp32, a call a document."""
+    torch.manual_seed(0)
+    lengths = (40, 7, 23)
+    query, key = (torch.randn(1, heads, sum(lengths), 64, device="cuda", requires_grad=True) for heads in (8, 2))
+    ends = torch.tensor([0, *lengths], device="cuda").cumsum(0, dtype=torch.int32)
+    module = torch.nn.Module()
+    module.num_key_value_groups = 4
+    given = {"cu_seq_lens_q": ends, "max_length_q": max(lengths), "sliding_window": window, "scaling": 0.2}
+    found = []
+    for dtype in (torch.float32, torch.bfloat16):
+        output = ATTENTION(module, query.to(dtype), key.to(dtype), key.to(dtype), **given)[0].float()
+        found.append((output, *torch.autograd.grad(output.square().sum(), (query, key))))
+    for exact, rounded in zip(*found, strict=True):
+        assert torch.allclose(exact, rounded, atol=0.03 * float(exact.abs().max()))
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
