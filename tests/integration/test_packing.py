@@ -74,6 +74,7 @@ def ran(models, data, tmp_path_factory):
     scratch = tmp_path_factory.mktemp("runs")
     plain = ["--train-sampling-strategy", "random"]
     one = {f"{name}-{how}": (name, flags) for name in MODELS for how, flags in (("packed", []), ("plain", plain))}
+    one["llama-stream"] = ("llama", ["--streaming", "true"])
     two = {f"{name}-packed-2": (name, ["--zero", "3", "--micro-batch-size", "4"]) for name in ("llama", "t5")}
     for ranks, cases in ((1, one), (2, two)):
         runs = [arguments(models[name], data, scratch / case, *flags) for case, (name, flags) in cases.items()]
@@ -94,6 +95,16 @@ def test_packed_run_has_the_unpacked_curve(ran, name):
     assert packed[1] == pytest.approx(plain[1], rel=10 * RELATIVE)
     assert packed[2] == plain[2], "as many tokens"
     assert packed[0][-1] < 0.95 * packed[0][0]
+
+
+def test_stream_has_the_same_curve_without_padding(ran):
+    """Each micro batch is one row, in the stream's own order."""
+    joined, plain = curve(ran / "llama-stream"), curve(ran / "llama-plain")
+    assert joined[0] == pytest.approx(plain[0], rel=RELATIVE)
+    assert joined[2] == plain[2]
+    assert {row["padding"] for row in read_records(ran / "llama-stream" / "metrics.jsonl") if "loss" in row} == {0.0}
+    assert not_once(ledger := ledgers(ran / "llama-stream"), samples=SAMPLES) == []
+    assert len(seen(ledger)) == SAMPLES * STEPS
 
 
 @pytest.mark.parametrize("name", ["llama", "t5"])

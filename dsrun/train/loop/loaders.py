@@ -54,16 +54,20 @@ class MicroBatch(dict[str, Any]):
 
 @dataclass(frozen=True)
 class _Collate:
+    """`joins` puts each sample into a row of its own first, which the packed collator then joins."""
+
     collate: Any
     both_sides: bool
+    joins: bool
 
     def __call__(self, taken: Taken) -> MicroBatch:
-        batch = MicroBatch(self.collate(taken.rows))
+        rows = [[sample] for sample in taken.rows] if self.joins else taken.rows
+        batch = MicroBatch(self.collate(rows))
         batch.ids, batch.epoch, batch.after = tuple(taken.ids), taken.epoch, taken.after
-        samples = taken.rows
+        samples = rows
         if isinstance(self.collate, PackedCollator):
-            samples = [sample for row in taken.rows for sample in row]
-            spans = self.collate.spans(taken.rows)
+            samples = [sample for row in rows for sample in row]
+            spans = self.collate.spans(rows)
             # Rows of filler, which have no ids, come last.
             batch.spans = tuple(spans[: len(batch.ids)])
         else:
@@ -126,7 +130,9 @@ def training_loader(args: Any, rows: Any, batching: Batching, collate: Collator)
     seed = args.seed if args.data_seed is None else args.data_seed
     options: dict[str, Any] = {
         "collate_fn": _Collate(
-            PackedCollator(collate, batching.method) if batching.method else collate, collate.seq2seq
+            PackedCollator(collate, batching.method) if batching.method else collate,
+            both_sides=collate.seq2seq,
+            joins=bool(batching.method) and grouping.kind == "plain",
         ),
         "pin_memory": args.dataloader_pin_memory and args.device.type == "cuda",
         # The loader draws a seed from here, not from the generator that dropout uses: resuming then finds the same

@@ -13,7 +13,7 @@ from dsrun.train.data.mixture import side_lengths
 from dsrun.train.loop.batches import Split
 from dsrun.train.loop.engine import stage_of
 from dsrun.train.model.quantization import DTYPES
-from dsrun.train.packing.probe import Method, Verdict, probe
+from dsrun.train.packing.probe import ONE_ROW, Method, Verdict, probe
 from dsrun.train.packing.sampler import Grouping
 from dsrun.train.plan import Plan
 
@@ -30,7 +30,8 @@ LEAST_SHARE = 2
 @dataclass(frozen=True)
 class Batching:
     """`split` counts rows where they are packed, else samples. `lengths` are tokens [samples, sides], None in a plain
-    order; `reason` says why samples are not packed, None where there is nothing to say."""
+    order, whose micro batches are joined without padding where `verdict` has a method for one row; `reason` says why
+    samples are not packed, None where there is nothing to say."""
 
     grouping: Grouping
     split: Split
@@ -40,7 +41,7 @@ class Batching:
 
     @property
     def method(self) -> Method | None:
-        return self.verdict.method if self.verdict and self.grouping.kind == "packed" else None
+        return self.verdict.method if self.verdict and self.grouping.kind != "budget" else None
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -50,6 +51,8 @@ class Batching:
 
     def sentence(self, ranks: str) -> str | None:
         """What the user is told; `ranks` is "2 GPUs"."""
+        if self.method in ONE_ROW and self.verdict and self.grouping.kind == "plain":
+            return f"the samples of a micro batch in one row without padding; {self.verdict.reason}"
         if self.lengths is None or self.grouping.kind == "plain":
             return None
         samples, tokens = self.grouping.global_batch, self.lengths.sum(1).mean()
@@ -70,8 +73,11 @@ def decide_batching(plan: Plan, rows: Any, model: Any, *, loss: Any, strategy: s
     batch, spec = plan.batch, plan.recipe.spec
     split = Split(batch.micro_batch, plan.world.rank, plan.world.size, batch.accumulation, batch.sharing)
     plain = Batching(Grouping("plain", batch.global_batch), split)
-    fixed = strategy or spec.pad_to_max_length or spec.long_context
-    if not hasattr(rows, "__len__") or len(rows) == 0 or fixed:
+    if strategy or spec.pad_to_max_length or spec.long_context:
+        return plain
+    if not hasattr(rows, "__len__"):
+        return _joined(plan, plain, model, loss)
+    if len(rows) == 0:
         return plain
     if saved is not None and saved.kind == "plain":
         return plain
@@ -90,6 +96,14 @@ def decide_batching(plan: Plan, rows: Any, model: Any, *, loss: Any, strategy: s
         return replace(budget, verdict=verdict, reason=verdict.reason)
     grouping = Grouping("packed", batch.global_batch, rows_per_step(lengths, batch.global_batch))
     return Batching(grouping, split_of_rows(split, grouping, lengths), lengths, verdict)
+
+
+def _joined(plan: Plan, plain: Batching, model: Any, loss: Any) -> Batching:
+    """A stream in its own order: how long the next samples are, is not known."""
+    if plan.recipe.spec.packing == "off" or plan.task == "seq2seq" or _cannot_pack(plan, loss):
+        return plain
+    verdict = _probe(plan, model)
+    return replace(plain, verdict=verdict) if verdict.method in ONE_ROW else plain
 
 
 def _probe(plan: Plan, model: Any) -> Verdict:

@@ -103,6 +103,27 @@ def test_order_that_was_asked_for_or_begun_stays(verdict, options):
     assert found.sentence("1 GPU") is None
 
 
+@pytest.mark.parametrize(
+    ("method", "changes", "joined"),
+    [
+        ("documents", {}, True),
+        ("flat", {}, True),
+        ("position_ids", {}, False),
+        (None, {}, False),
+        ("documents", {"packing": "off"}, False),
+        ("documents", {"task": "seq2seq"}, False),
+    ],
+)
+def test_stream_is_joined_in_its_own_order_where_one_row_holds_all(verdict, method, changes, joined):
+    """How long its next samples are, is not known; a micro batch that is one row has no padding."""
+    verdict.verdict = Verdict(method, 1e-7, "they are kept apart")
+    found = decided(plan(**changes), iter(()))
+    assert found.grouping == Grouping("plain", 16)
+    assert found.split.global_batch == 16
+    assert found.method == (method if joined else None)
+    assert bool(found.sentence("1 GPU")) == joined
+
+
 def test_samples_of_one_length_are_not_grouped(verdict):
     assert decided(plan(), rows_of(np.full((40, 1), 64))).grouping.kind == "plain"
 
