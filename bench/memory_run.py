@@ -109,7 +109,7 @@ def step(engine: Any, case: dict[str, Any], world: World) -> None:
     mask = torch.ones_like(ids)
     mask[0, -3:] = 0
     inputs = {"input_ids": ids, "attention_mask": mask} | ({"decoder_input_ids": ids} if seq2seq else {})
-    loss = summed_cross_entropy(engine(**inputs).logits, ids, shifted=not seq2seq) / ids.numel()
+    loss = summed_cross_entropy(engine(**inputs).logits, ids, shifted=not seq2seq, overwrite=True) / ids.numel()
     engine.backward(loss)
     engine.step()
 

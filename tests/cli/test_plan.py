@@ -60,8 +60,8 @@ def test_plan_table_choice_and_commands(plan, model):
     assert done.returncode == 0
     assert "8,030,261,248 parameters" in done.stdout
     assert done.stdout.count("\nZeRO-") == 18
-    assert f"dsrun config --zero 2 --precision bf16 --preset balanced --model {folder} > ds.json" in done.stdout
-    assert "choice: ZeRO-2" in done.stdout
+    assert f"dsrun config --zero 3 --precision bf16 --preset balanced --model {folder} > ds.json" in done.stdout
+    assert "choice: ZeRO-3" in done.stdout
     assert done.stderr == ""
 
 
@@ -132,7 +132,7 @@ def test_plan_nothing_fits_lists_what_would(plan, model):
         made = json.loads(plan(*args, *more).stdout)
         return None if made["choice"] is None else made["strategies"][made["choice"]]["verdict"]
 
-    done = plan(*args, "--max-length", "16384")
+    done = plan(*args, "--max-length", "32768")
     assert done.returncode == 3
     made = json.loads(done.stdout)
     assert (made["choice"], made["commands"]) == (None, [])
@@ -141,8 +141,8 @@ def test_plan_nothing_fits_lists_what_would(plan, model):
     assert verdict("--max-length", str(tokens)) == "fits"
     assert verdict("--max-length", str(tokens + 64)) != "fits"
     size = int(advice.partition("GPUs of ")[2].partition(" ")[0])
-    assert verdict("--max-length", "16384", "--gpu-memory", str(size)) == "fits"
-    assert verdict("--max-length", "16384", "--gpu-memory", str(size - 1)) != "fits"
+    assert verdict("--max-length", "32768", "--gpu-memory", str(size)) == "fits"
+    assert verdict("--max-length", "32768", "--gpu-memory", str(size - 1)) != "fits"
 
 
 def test_plan_seq2seq_lengths(plan, model):

@@ -15,10 +15,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from dsrun.train.loop.batches import IGNORED
-
-CHUNK = 1 << 23
-"""Logits turned into fp32 at a time: 32 MiB, which is much for one kernel of a GPU; glibc maps and clears larger blocks
-anew each time."""
+from dsrun.zero.memory.activations import LOSS_CHUNK
 
 
 def token_cross_entropy(
@@ -111,10 +108,12 @@ class _CrossEntropy(torch.autograd.Function):
             at = index[part]
             difference.scatter_(1, at, difference.gather(1, at) - (1 - ctx.smoothing))
             torch.mul(difference, weights[part], out=found[part])
+            # Or it is still there while the next chunk's is made.
+            del difference
         return found, None, None, None
 
 
 def _chunks(logits: torch.Tensor) -> Iterator[slice]:
-    """Runs of rows of about CHUNK logits together."""
-    step = max(1, CHUNK // logits.size(1))
+    """Runs of rows of about LOSS_CHUNK logits together."""
+    step = max(1, LOSS_CHUNK // logits.size(1))
     return (slice(start, start + step) for start in range(0, len(logits), step))

@@ -23,9 +23,9 @@ Attention = Literal["fused", "eager"]
 
 FP32 = 4
 INT64 = 8
-LOGIT_BYTES = 12
-"""Per logit at the start of the backward pass: fp32 log-probabilities, the loss's gradient and the logits' gradient
-(F.cross_entropy is log_softmax and nll_loss; transformers and dsrun both feed it fp32)."""
+LOSS_CHUNK = 1 << 23
+"""Logits that dsrun's cross entropy turns into fp32 at a time: 32 MiB, which is much for one kernel of a GPU; glibc
+maps and clears larger blocks anew each time."""
 MASK_BYTES = 1
 """Per element that dropout looks at: CUDA's native_dropout keeps a bool."""
 
@@ -87,9 +87,19 @@ def activations(model: Architecture, work: Work) -> Activations:
         if model.dropout and work.dropout:
             kept += 2 * samples * length * d * MASK_BYTES
     kept += shared_bytes(model, work)
-    whole = LOGIT_BYTES * samples * work.length * model.vocabulary
-    logits = _chunked_logits(model, work) if work.chunked_loss else whole
+    logits = _chunked_logits(model, work) if work.chunked_loss else _whole_logits(model, work)
     return Activations(kept=kept, working=working, logits=logits)
+
+
+def _whole_logits(model: Architecture, work: Work) -> int:
+    """The logits, whose gradient takes their place, and two fp32 copies of a chunk (dsrun/train/loss/cross_entropy.py).
+
+    Under autocast accelerate turns a model's outputs into fp32. Router losses keep the logits from being overwritten;
+    not all mixtures of experts have them (DeepSeek-V3 has none).
+    """
+    count = work.micro_batch * work.length * model.vocabulary
+    each = work.width + (FP32 if work.autocast else 0) + (work.width if model.decoder.experts else 0)
+    return each * count + 2 * FP32 * min(count, LOSS_CHUNK)
 
 
 def _chunked_logits(model: Architecture, work: Work) -> int:

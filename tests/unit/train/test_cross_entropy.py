@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, LlamaConfig, MixtralConfig, T5Config
@@ -32,7 +33,7 @@ MODELS = {
 @pytest.fixture(autouse=True)
 def chunks(monkeypatch):
     """Four rows a chunk, and a last one of two."""
-    monkeypatch.setattr(cross_entropy, "CHUNK", 4 * VOCABULARY)
+    monkeypatch.setattr(cross_entropy, "LOSS_CHUNK", 4 * VOCABULARY)
 
 
 def batch(dtype=torch.float32):
@@ -129,6 +130,41 @@ def test_nothing_but_the_gradient_is_as_large_as_the_logits(loss):
     with CountOfLogits() as count:
         loss(logits, labels).backward()
     assert count.made == {torch.bfloat16: 1}
+
+
+class PeakOfLogits(TorchDispatchMode):
+    """The most bytes that tensors of at least two rows of logits in fp32 held at a time, those of `given` included."""
+
+    def __init__(self, *given):
+        super().__init__()
+        self.held = {}
+        self.peak = 0
+        for each in given:
+            self.count(each)
+
+    def count(self, tensor):
+        storage = tensor.untyped_storage()
+        if storage.nbytes() >= 2 * VOCABULARY * 4:
+            self.held[storage.data_ptr()] = (StorageWeakRef(storage), storage.nbytes())
+        self.held = {at: each for at, each in self.held.items() if not each[0].expired()}
+        self.peak = max(self.peak, sum(size for _, size in self.held.values()))
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        found = func(*args, **(kwargs or {}))
+        for each in found if isinstance(found, tuple | list) else (found,):
+            if isinstance(each, torch.Tensor):
+                self.count(each)
+        return found
+
+
+def test_peak_of_the_loss_is_what_the_plan_counts():
+    """The logits, and two fp32 copies of a chunk of four rows."""
+    values, labels = batch(torch.bfloat16)
+    # Not a leaf, or they would be kept.
+    logits = values + 0
+    with PeakOfLogits(logits) as count:
+        summed_cross_entropy(logits, labels, shifted=True, overwrite=True).backward()
+    assert count.peak == (2 * ROWS * LENGTH + 8 * 4) * VOCABULARY
 
 
 @pytest.mark.parametrize("keeps", [False, True], ids=["linear", "tanh"])

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from dsrun.zero.memory.activations import Work, activations
+from dsrun.zero.memory.activations import LOSS_CHUNK, Work, activations
 from dsrun.zero.memory.model.count import describe
 
 SAMPLES, SOURCE, LENGTH = 2, 48, 40
@@ -116,8 +116,20 @@ def test_activations_grow_with_batch_and_length():
     assert eager > 2.5
 
 
-def test_logits_take_twelve_bytes_each():
-    assert llama().logits == 12 * 2 * 256 * 100
+def test_logits_and_two_fp32_copies_of_a_chunk_are_counted():
+    """What the loss really holds: tests/unit/train/test_cross_entropy.py."""
+    few, many = 2 * 256 * 100, 2 * 256 * 1000 * 100
+    assert llama().logits == (2 + 8) * few
+    assert llama(length=256_000).logits == 2 * many + 8 * LOSS_CHUNK
+    assert llama(length=256_000, width=4).logits == 4 * many + 8 * LOSS_CHUNK
+
+
+def test_fp32_outputs_and_router_losses_take_more_logits():
+    """Under plain DDP accelerate copies them in fp32; router losses keep the gradient from overwriting them."""
+    few = 2 * 256 * 100
+    assert llama(autocast=True).logits == (2 + 4 + 8) * few
+    experts = describe({"model_type": "mixtral", "num_hidden_layers": 2, **LLAMA, "num_key_value_heads": 8})
+    assert activations(experts, Work(micro_batch=2, length=256)).logits == (2 + 2 + 8) * few
 
 
 def test_frozen_norms_keep_fewer_activations():

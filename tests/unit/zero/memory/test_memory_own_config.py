@@ -99,7 +99,7 @@ def test_chunked_loss_takes_no_more_than_a_few_hidden_states():
     request = ask(chunked_loss=True)
     few, many = (activations(request.model, request.work(size, stage=2, checkpointing=True)).logits for size in (1, 8))
     whole = activations(request.model, ask().work(8, stage=2, checkpointing=True)).logits
-    assert many < whole / 10
+    assert many < whole / 3
     tokens = 7 * request.length
     assert many - few <= 2 * tokens * request.model.hidden * (1 + 2)  # a chunk has up to twice the bytes
 
