@@ -14,6 +14,7 @@ from transformers import AutoModelForSeq2SeqLM, BartConfig, T5Config
 
 from dsrun.train.data.request import Collator
 from dsrun.train.distributed import destroy_process_group, init_process_group, world_from_env
+from dsrun.train.loop.engine import prepare_ops
 from dsrun.train.loss.model_loss import summed_cross_entropy
 from dsrun.train.packing.encoder_decoder import install, pair_inputs
 from tests.integration.as_rank import run_to_the_end
@@ -74,6 +75,8 @@ def difference(config: Any, rank: int) -> list[float]:
 def main(out: str) -> None:
     logger.setLevel("ERROR")
     world = world_from_env(use_cpu=True)
+    # Or DeepSpeed compiles its shared-memory collectives, which training does not use.
+    prepare_ops(ENGINE, world, notify=lambda _: None)
     init_process_group(world, deepspeed=True)
     found = {config.model_type: difference(config, world.rank) for config in CONFIGS}
     Path(f"{out}-{world.rank}").write_text(json.dumps(found))

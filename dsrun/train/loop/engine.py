@@ -93,6 +93,8 @@ def prepare_ops(config: dict[str, Any], world: World, *, notify: Callable[[str],
             builder = get_accelerator().create_op_builder(name)
             if builder and not _installed(builder.name) and not any(cache.glob(f"**/{builder.name}.so")):
                 notify(f"compiling DeepSpeed's {builder.name} for this machine; that takes minutes, once")
+            if builder and cache == extension_cache({**os.environ, "TORCH_EXTENSIONS_DIR": ""}):
+                _omit_debug_info(builder)
             _load_op(builder, name)
 
 
@@ -166,6 +168,14 @@ def _installed(op: str) -> bool:
     from deepspeed.git_version_info import installed_ops
 
     return bool(installed_ops.get(op))
+
+
+def _omit_debug_info(builder: Any) -> None:
+    """Let `builder` compile without the -g that DeepSpeed asks for: 48 instead of 82 CPU seconds for a file of CPU Adam
+    (gcc 12). Not in a folder that is shared with DeepSpeed by itself: what the one has
+    compiled, the other would compile again for its flags."""
+    flags = builder.cxx_args
+    builder.cxx_args = lambda: [*flags(), "-g0"]  # the last one counts
 
 
 def _load_op(builder: Any, name: str) -> None:

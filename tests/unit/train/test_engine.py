@@ -7,6 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.utils.cpp_extension
+from deepspeed.ops.op_builder.builder import OpBuilder
 
 from dsrun.errors import ToolError, UsageError
 from dsrun.recipe.spec import TrainSpec
@@ -144,3 +146,19 @@ def test_torchrun_worker_finds_ninja_of_its_environment(monkeypatch):
     monkeypatch.setenv("PATH", "/usr/bin")
     prepare_ops({}, World(0, 1, 0, 1, "cuda"), notify=print)
     assert os.environ["PATH"] == f"{Path(sys.executable).parent}:/usr/bin"
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_ops_compiled_without_debug_info_in_own_folder(shared, monkeypatch, tmp_path):
+    """DeepSpeed by itself would compile them again in a folder of the user's, for its own flags."""
+    for name, value in {"XDG_CACHE_HOME": "cache", "TORCH_EXTENSIONS_DIR": "shared" if shared else ""}.items():
+        monkeypatch.setenv(name, str(tmp_path / value) if value else "")
+    compiled = []
+    monkeypatch.setattr(torch.utils.cpp_extension, "load", lambda **given: compiled.append(given["extra_cflags"]))
+    monkeypatch.setattr(OpBuilder, "_loaded_ops", {})
+    config = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}, "optimizer": {"type": "AdamW"}}
+    for _ in range(2):  # the second finds the variable that the first has set
+        OpBuilder._loaded_ops.clear()
+        prepare_ops(config, World(0, 1, 0, 1, "cpu"), notify=print)
+    last = [[flag for flag in flags if flag.startswith("-g")][-1] for flags in compiled]
+    assert last == 2 * ["-g" if shared else "-g0"]
