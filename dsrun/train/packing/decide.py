@@ -77,10 +77,14 @@ def decide_batching(plan: Plan, rows: Any, model: Any, *, loss: Any, strategy: s
         return plain
     if not hasattr(rows, "__len__"):
         return _joined(plan, plain, model, loss)
-    if len(rows) == 0:
+    if len(rows) == 0 or (saved is not None and saved.kind == "plain"):
         return plain
-    if saved is not None and saved.kind == "plain":
-        return plain
+    return _grouped(plan, plain, rows, model, loss=loss, saved=saved)
+
+
+def _grouped(plan: Plan, plain: Batching, rows: Any, model: Any, *, loss: Any, saved: Any) -> Batching:
+    """A table, packed or in samples of like lengths where either saves padding."""
+    batch, spec, split = plan.batch, plan.recipe.spec, plain.split
     lengths = side_lengths(rows, both=plan.task == "seq2seq" and spec.task != "dpo")
     if lengths.sum(1).mean() > EVEN * lengths.max(axis=0).sum():
         return plain
