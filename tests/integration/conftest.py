@@ -17,6 +17,7 @@ from dsrun.wheel.sdist import fetch_sdist, read_lock
 from tests.forkserver.client import HEAVY
 from tests.forkserver.ranks import Ranks
 from tests.integration.builder import Builder
+from tests.integration.kept import user_cache
 from tests.integration.wheel_sources import tiny_tree
 
 FP32 = ["--bf16", "false"]
@@ -158,11 +159,10 @@ def records(folder: Path, key: str) -> list[float]:
 @pytest.fixture(scope="session")
 def sdist():
     """The source of the DeepSpeed that is installed here, kept in the user's cache."""
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return fetch_sdist(
         version("deepspeed"),
         read_lock().sdists[version("deepspeed")],
-        Path(root) / "dsrun-tests/sdists",
+        user_cache() / "sdists",
     )
 
 

@@ -194,6 +194,26 @@ def test_wheel_build_sigint_ends_compilers_and_cleans_up(builder, tree, tmp_path
     assert list(builder.scratch.iterdir()) == []
 
 
+@pytest.mark.exhaustive
+def test_concurrent_wheel_builds_compile_once(builder, tree, tmp_path):
+    """Of two builds at once, one compiles and the other waits for it."""
+    held = compiler(tmp_path / "bin", f"touch {tmp_path}/begun; while [ ! -e {tmp_path}/go ]; do sleep 0.1; done")
+    flags = small(tree, "--cxx", held)
+    first = builder.start(*flags)
+    until((tmp_path / "begun").exists, first)
+    second = builder.start(*flags)
+    said = []
+    while not re.search("waiting for it|compiling$", "".join(said), re.MULTILINE):
+        said.append(second.stderr.readline())
+        assert said[-1], "it ended"
+    (tmp_path / "go").touch()
+    (wheel, one), (same, other) = first.communicate(timeout=PATIENCE_S), second.communicate(timeout=PATIENCE_S)
+    assert (first.returncode, second.returncode) == (0, 0)
+    assert wheel == same
+    assert Path(wheel.strip()).is_file()
+    assert ["cpu_lion: compiling" in each for each in (one, "".join(said) + other)] == [True, False]
+
+
 def until(condition, process):
     deadline = time.monotonic() + PATIENCE_S
     while not condition():

@@ -15,6 +15,7 @@ import pytest
 
 from tests.budget import FAIL_S, LIMIT_S, Ledger
 from tests.forkserver.client import HEAVY, LIGHT, Process
+from tests.integration.kept import COMPLETE, kept
 from tests.processes import left_of
 
 ROOT = Path(__file__).parents[2]
@@ -114,3 +115,34 @@ def test_budget_lists_what_a_slow_machine_may_have_made():
     status, lines = session_of(report("near", LIMIT_S * 1.25))
     assert status == pytest.ExitCode.OK
     assert [line.split(":")[0] for line in lines] == ["OVER near"]
+
+
+def test_kept_folder_is_made_again_when_its_sources_change(tmp_path):
+    """Also when it was left half made; what nobody has used for a week is removed."""
+    source = tmp_path / "sources/code.py"
+    source.parent.mkdir()
+    source.write_text("1")
+    made = []
+
+    def found(*facts, fails=False):
+        def fill(folder):
+            made.append(folder)
+            assert not list(folder.iterdir())
+            (folder / "wheel").touch()
+            assert not fails
+
+        return kept(tmp_path / "kept", facts, [source.parent], fill)
+
+    with pytest.raises(AssertionError):
+        found("gcc 12", fails=True)
+    first = found("gcc 12")
+    assert found("gcc 12") == first
+    assert len(made) == 2
+    second = found("gcc 13")
+    source.write_text("2")
+    third = found("gcc 12")
+    assert len({first, second, third}) == 3 == len(made) - 1
+    os.utime(first / COMPLETE, (0, 0))
+    assert found("gcc 12") == third
+    assert not first.exists()
+    assert (second / "wheel").exists()
