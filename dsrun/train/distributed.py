@@ -93,6 +93,11 @@ def ranks() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
+def local_ranks() -> int:
+    """Ranks on this machine, which share its cores and its memory."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
 def all_gather_object(mine: T) -> list[T]:
     """What every rank has, by rank. Values travel as pickles, so keep them small."""
     if ranks() == 1:

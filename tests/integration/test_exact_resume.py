@@ -36,9 +36,11 @@ class Case:
     accumulation: int
     after: int
     logging: int = 1
+    background: bool = False
 
     def __str__(self) -> str:
-        return f"zero{self.stage}-{self.model}-{self.data}-x{self.accumulation}-after{self.after}-log{self.logging}"
+        how = f"after{self.after}-log{self.logging}{'-async' if self.background else ''}"
+        return f"zero{self.stage}-{self.model}-{self.data}-x{self.accumulation}-{how}"
 
 
 CASES = [
@@ -63,6 +65,10 @@ CASES = [
     # Interrupted between two lines of the log: the next is the mean of steps before and after.
     Case(0, "llama", "plain", 1, MIDDLE, logging=3),
     Case(3, "t5", "stream", 2, SECOND_EPOCH, logging=3),
+    # From a checkpoint written while the steps after it were made.
+    Case(0, "t5", "plain", 2, MIDDLE, background=True),
+    Case(2, "llama", "plain", 1, SECOND_EPOCH, background=True),
+    Case(3, "t5", "workers", 1, EPOCH_END, background=True),
 ]
 
 
@@ -97,6 +103,7 @@ def flags(case: Case, tiny, pairs, documents) -> list[str]:
         "--gradient-accumulation-steps", str(case.accumulation), "--max-steps", str(STEPS),
         "--save-steps", str(case.after), "--warmup-steps", "2", "--max-grad-norm", "0.5", "--sample-ledger",
         "--validation-split-percentage", "0", "--logging-steps", str(case.logging),
+        *(["--async-save"] if case.background else []),
     ]  # fmt: skip
 
 

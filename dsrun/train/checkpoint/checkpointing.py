@@ -9,18 +9,21 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import wraps
 from pathlib import Path
 from typing import Any
 
 from transformers import Seq2SeqTrainer, TrainerCallback
+from transformers.trainer import _is_peft_model
 from transformers.trainer_callback import ExportableState
 
 from dsrun.runs import commit
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import STATE_FILE, complete_checkpoints
+from dsrun.train.checkpoint.engine_files import has_whole_weights, write_through
 from dsrun.train.checkpoint.save import Save, SaveFailed
-from dsrun.train.distributed import all_ready, my_rank, ranks
+from dsrun.train.checkpoint.serialize import Tensors, safetensors_through, write_safetensors, write_torch
+from dsrun.train.checkpoint.snapshot import Snapshots
+from dsrun.train.distributed import all_ready, local_ranks, my_rank, ranks
 from dsrun.train.model.adapters import saved_embeddings
 
 logger = logging.getLogger(__name__)
@@ -50,11 +53,15 @@ class Checkpointing(Seq2SeqTrainer):
     interrupted: bool
     save_again = False
     _under_way: Save | None = None
+    _snapshots: Snapshots | None = None
+    _told_of_memory = False
     _stall = 0.0
     _complete: set[int] | None = None
 
     def keep_checkpoints(self, saving: Saving) -> None:
         self.saving = saving
+        if saving.background:
+            self._snapshots = Snapshots(share=local_ranks())
         self._remover = ThreadPoolExecutor(1, thread_name_prefix="remove")
         self.add_callback(_AfterEachStep(self))
 
@@ -76,12 +83,14 @@ class Checkpointing(Seq2SeqTrainer):
         run, step = self.saving.run, self.state.global_step
         self.on_checkpoint("begin", run.checkpoint(step), 0.0)
         with self._forgiven_once(step):
-            self._under_way = save = Save(run, step, beat=self.saving.beat)
+            snapshots = None if wait else self._snapshots
+            self._under_way = save = Save(run, step, beat=self.saving.beat, snapshots=snapshots)
             try:
                 self._write(save)
             except OSError as error:
                 # From a folder or a copied swap file on NVMe, which DeepSpeed makes by itself. The other ranks
                 # wait in its next barrier, so this one can only end, and must clear up.
+                save.close()
                 commit.discard(run, step)
                 failed = save.failed(error.strerror or str(error), error.errno)
                 failed.passing = failed.passing and ranks() == 1
@@ -109,7 +118,7 @@ class Checkpointing(Seq2SeqTrainer):
         self.store_flos()
         self._record_best(save.step)
         if self.is_deepspeed_enabled:
-            self._write_through(self.model_wrapped)
+            write_through(self.model_wrapped, lambda: self._under_way)
         self.save_model(str(save.folder), _internal_call=True)
         if not self.args.save_only_model:
             self._save_optimizer_and_scheduler(str(save.folder))
@@ -147,51 +156,26 @@ class Checkpointing(Seq2SeqTrainer):
         save = self._under_way
         assert save
         if not self.is_deepspeed_enabled:
-            folder = Path(output_dir)
-            files = [folder / "optimizer.pt", folder / "scheduler.pt"] if self.args.should_save else []
-            save.write(lambda: super(Checkpointing, self)._save_optimizer_and_scheduler(output_dir), *files)
+            if self.args.should_save:
+                save.store(write_torch, self.optimizer.state_dict(), save.folder / "optimizer.pt")
+                save.store(write_torch, self.lr_scheduler.state_dict(), save.folder / "scheduler.pt")
             return
         super()._save_optimizer_and_scheduler(output_dir)
         # With the optimizer's states on NVMe, each rank has copied its swap files.
         for folder in save.folder.glob(f"global_step*/offloaded_tensors/rank{my_rank()}"):
             save.seal(*(file for file in sorted(folder.rglob("*")) if file.is_file()))
 
-    def _write_through(self, engine: Any) -> None:
-        """Have a DeepSpeed engine write through the save under way, unless its JSON chose another checkpoint engine.
-
-        Between two files DeepSpeed's save_checkpoint meets in barriers: an exception on one rank would leave the others
-        in the next one until the process group times out.
-        """
-        files = engine.checkpoint_engine
-        if type(files).__name__ != "TorchCheckpointEngine" or "save" in vars(files):
-            return
-        stock, checkpoint, scripts = files.save, engine.save_checkpoint, engine._copy_recovery_script
-
-        def ours(path: str) -> Save | None:
-            save = self._under_way
-            return save if save and save.folder in (Path(path), *Path(path).parents) else None
-
-        def write(state_dict: Any, path: str) -> None:
-            if save := ours(path):
-                save.write(lambda: stock(state_dict, path), Path(path))
-            else:
-                stock(state_dict, path)
-
-        def write_scripts(folder: str) -> None:
-            if save := ours(folder):
-                save.write(lambda: scripts(folder))
-            else:
-                scripts(folder)
-
-        @wraps(checkpoint)  # its caller looks at the parameters
-        def write_checkpoint(save_dir: str, **options: Any) -> None:
-            save = ours(save_dir)
-            checkpoint(save_dir, **options, save_latest=save is None)
-            if save and my_rank() == 0:
-                latest = Path(save_dir, "latest")
-                save.write(lambda: latest.write_text(f"global_step{engine.global_steps}"), latest)
-
-        files.save, engine.save_checkpoint, engine._copy_recovery_script = write, write_checkpoint, write_scripts
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Under DeepSpeed with whole weights, the stock method clones all of them, on every rank and with the frozen
+        ones: into fresh memory, whose pages cost several times the copying."""
+        save = self._under_way
+        if save is None or not self.is_deepspeed_enabled or not has_whole_weights(self.model_wrapped):
+            super().save_model(output_dir, _internal_call)
+        elif self.args.should_save:
+            weights = None
+            if not _is_peft_model(self.model):
+                weights = save.copy_of(self.model.state_dict()) or self.accelerator.get_state_dict(self.deepspeed)
+            self._save(output_dir, state_dict=weights)
 
     def _save(self, output_dir: str | None = None, state_dict: dict[str, Any] | None = None) -> None:
         """Weights and tokenizer, on the rank that writes them; no training_args.bin, which nothing reads back and which
@@ -203,7 +187,14 @@ class Checkpointing(Seq2SeqTrainer):
         if save is None or folder != save.folder:
             self._write_model(folder, state_dict)
             return
-        save.write(lambda: self._write_model(folder, state_dict))
+        # DeepSpeed's are copies already, or whole weights gathered for this save, but for some buffers.
+        live = None if state_dict is None else _storages(self.model)
+
+        def write(tensors: Tensors, file: Path) -> None:
+            save.store(write_safetensors, tensors, file, live=live)
+
+        with safetensors_through(write, folder):
+            save.write(lambda: self._write_model(folder, state_dict))
         save.seal(*(file for file in folder.iterdir() if file.is_file() and not file.name.startswith("rng_state")))
 
     def _write_model(self, folder: Path, state_dict: dict[str, Any] | None) -> None:
@@ -228,6 +219,12 @@ class Checkpointing(Seq2SeqTrainer):
         if size is None:
             return
         self.save_again = False
+        if save.short_of_memory and not self._told_of_memory:
+            self._told_of_memory = True
+            self.saving.notify(
+                "--async-save: host memory does not suffice for a copy of all that is saved: some of it"
+                " is written while training waits"
+            )
         now = time.monotonic()
         self._stall += now - began
         folder = save.run.checkpoint(save.step)
@@ -265,6 +262,10 @@ class Checkpointing(Seq2SeqTrainer):
         if my_rank() == 0:
             commit.leave(self.saving.run)
         return super()._finalize_training(*args, **kwargs)
+
+
+def _storages(model: Any) -> set[int]:
+    return {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
 
 
 class _AfterEachStep(TrainerCallback):

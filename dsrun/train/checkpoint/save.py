@@ -7,7 +7,8 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,14 @@ from safetensors import SafetensorError
 
 from dsrun.errors import ToolError, UsageError
 from dsrun.runs import commit
+from dsrun.runs.checksum import PATIENCE_S, ChecksumFile, ChecksumPool
 from dsrun.runs.folder import RunFolder
-from dsrun.runs.manifest import ChecksumPool, newest_complete, write_manifest
+from dsrun.runs.manifest import newest_complete, write_manifest
 from dsrun.runs.schema import ManifestFile
 from dsrun.system.host import hostname
-from dsrun.train.distributed import all_gather_object, my_rank, rank0_first
+from dsrun.train.checkpoint.serialize import Tensors
+from dsrun.train.checkpoint.snapshot import Snapshot, Snapshots
+from dsrun.train.distributed import all_gather_object, local_ranks, my_rank, rank0_first
 
 logger = logging.getLogger(__name__)
 
@@ -55,24 +59,36 @@ class Fault:
 
 
 Sums = Mapping[str, ManifestFile]
+Dump = Callable[[Any, ChecksumFile], None]
 
 
 class Save:
-    """A checkpoint that all ranks write to a hidden folder. Making one is a collective, as is `finish`."""
+    """A checkpoint that all ranks write to a hidden folder. Making one is a collective, as is `finish`.
 
-    def __init__(self, run: RunFolder, step: int, *, beat: Callable[[], None]) -> None:
+    With `snapshots`, `store` only copies what is to be written, and a thread writes it. `short_of_memory`: there was no
+    room for all copies, on any rank once the save is finished; what was not copied was written at once.
+    """
+
+    def __init__(
+        self, run: RunFolder, step: int, *, beat: Callable[[], None], snapshots: Snapshots | None = None
+    ) -> None:
         """Raises SaveFailed on all ranks where the folder cannot be made."""
         self.run = run
         self.step = step
         self.began = time.monotonic()
         self.beat = beat
         self.fault: Fault | None = None
+        self.short_of_memory = False
         try:
             self.folder = rank0_first(lambda: commit.begin(run, step))
         except OSError as error:
             raise self.failed(f"{error.strerror} on {run.path}", error.errno) from error
-        share = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        self._sealer = ChecksumPool(self.folder, share=share)
+        self._sealer = ChecksumPool(self.folder, share=local_ranks())
+        self._snapshots = snapshots
+        # One file after the other: several at once would only make the disk seek.
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="write")
+        self._writes: list[Future[None]] = []
+        self._held: list[Snapshot] = []
 
     def write(self, work: Callable[[], Any], *files: Path) -> None:
         """Do `work`, which writes `files`, and begin to seal them; nothing once a write of this rank has failed. A
@@ -82,44 +98,101 @@ class Save:
         try:
             work()
         except WRITE_ERRORS as error:
-            logger.exception("writing to %s failed", self.folder)
-            self.fault = _fault(error, self.folder)
-            for file in files:
-                # Frees the space that the small files which DeepSpeed writes by itself still need.
-                file.unlink(missing_ok=True)
+            self._failed_to_write(error, *files)
         else:
             self._sealer.add(*files)
         self.beat()
 
+    def store(self, dump: Dump, state: Any, file: Path, *, live: Container[int] | None = None) -> None:
+        """Have `dump` write `state` as it is now to `file`; at once, or from a copy while training goes on. A failure
+        is kept as `write` does. `live`: see `Snapshots.take`."""
+        if self.fault:
+            return
+        self._sealer.expect(file)
+        copy = self._snapshots.take(state, live=live) if self._snapshots else None
+        if copy:
+            self._writes.append(self._writer.submit(self._dump_copy, dump, copy, file))
+        else:
+            self.short_of_memory = self._snapshots is not None
+            self._dump(dump, state, file)
+        self.beat()
+
+    def copy_of(self, weights: Tensors) -> dict[str, Any] | None:
+        """Copies of the weights that stay until the save ends; None where nothing is copied, or memory is short."""
+        copy = self._snapshots.take_apart(weights) if self._snapshots else None
+        if copy is None:
+            return None
+        self._held.append(copy)
+        return copy.state
+
+    def _dump(self, dump: Dump, state: Any, file: Path) -> None:
+        if self.fault:
+            return
+        try:
+            with ChecksumFile(file) as stream:
+                dump(state, stream)
+        except WRITE_ERRORS as error:
+            self._failed_to_write(error, file)
+        else:
+            self._sealer.written(file, stream.entry)
+
+    def _dump_copy(self, dump: Dump, copy: Snapshot, file: Path) -> None:
+        """In the thread that writes."""
+        try:
+            self._dump(dump, copy.state, file)
+        except Exception as error:
+            self._failed_to_write(error, file)
+        finally:
+            if self._snapshots:
+                self._snapshots.give_back(copy)
+
+    def _failed_to_write(self, error: BaseException, *files: Path) -> None:
+        logger.error("writing to %s failed", self.folder, exc_info=error)
+        self.fault = _fault(error, self.folder)
+        for file in files:
+            # Frees the space that the small files which DeepSpeed writes by itself still need.
+            file.unlink(missing_ok=True)
+
     def seal(self, *files: Path) -> None:
+        """Begin to seal `files` that others have written; those that `store` writes are left alone."""
         if not self.fault:
             self._sealer.add(*files)
 
     @property
     def is_sealed(self) -> bool:
-        return self._sealer.is_done
+        return all(each.done() for each in self._writes) and (self.fault is not None or self._sealer.is_done)
 
     def finish(self, facts: Mapping[str, Any]) -> int:
         """Show the checkpoint once every rank's files are on the disk; returns its size in bytes. Raises SaveFailed on
         all ranks where any of them failed, with nothing left of it but the older checkpoints."""
-        reports = all_gather_object((self._seal(), self.fault))
-        fault = next((fault for _, fault in reports if fault), None)
+        reports = all_gather_object((self._seal(), self.fault, self.short_of_memory))
+        self.short_of_memory = any(short for _, _, short in reports)
+        fault = next((fault for _, fault, _ in reports if fault), None)
         if fault:
             if my_rank() == 0:
                 commit.discard(self.run, self.step)
             raise self.failed(f"rank {fault.rank} on {fault.host}: {fault.why}", fault.errno, disk=fault.disk)
-        sums = {name: entry for part, _ in reports for name, entry in part.items()}
+        sums = {name: entry for part, _, _ in reports for name, entry in part.items()}
         rank0_first(lambda: self._show(sums, facts))
         return sum(entry["size"] for entry in sums.values())
 
     def _seal(self) -> Sums:
         try:
-            return self._sealer.result(self.beat)
+            while wait(self._writes, timeout=PATIENCE_S).not_done:
+                self.beat()
+            return {} if self.fault else self._sealer.result(self.beat)
         except OSError as error:
             self.fault = self.fault or _fault(error, self.folder)
             return {}
         finally:
-            self._sealer.close()
+            self.close()
+
+    def close(self) -> None:
+        """Drop what has not begun, and end the threads."""
+        self._writer.shutdown(wait=True, cancel_futures=True)
+        self._sealer.close()
+        while self._held and self._snapshots:
+            self._snapshots.give_back(self._held.pop())
 
     def _show(self, sums: Sums, facts: Mapping[str, Any]) -> None:
         """Rank 0's part: the manifest last, then the rename."""

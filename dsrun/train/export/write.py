@@ -121,10 +121,10 @@ def write_file(path: Path, weights: Sequence[Weight], *, beat: Callable[[], None
     announced, and for one without elements: what ZeRO-3 leaves where a weight was not gathered."""
     # Wide types first: each tensor then starts at a multiple of its item size.
     ordered = sorted(weights, key=lambda weight: -weight.dtype.itemsize)
-    header = _header(ordered)
-    digest = hashlib.sha256(header)
+    start = header(ordered)
+    digest = hashlib.sha256(start)
     with path.open("wb") as file:
-        file.write(header)
+        file.write(start)
         for weight in ordered:
             data = _bytes(weight)
             file.write(data)
@@ -141,7 +141,8 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _header(weights: Sequence[Weight]) -> bytes:
+def header(weights: Sequence[Weight]) -> bytes:
+    """The bytes of a safetensors file before those of `weights`, which follow in this order."""
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     start = 0
     for weight in weights:
@@ -163,4 +164,10 @@ def _bytes(weight: Weight) -> memoryview:
         raise ToolError(
             f"{weight.name} has shape {list(tensor.shape)} instead of {list(weight.shape)}: a placeholder, no weight"
         )
-    return memoryview(tensor.to(weight.dtype).contiguous().reshape(-1).view(torch.uint8).numpy())
+    return tensor_bytes(tensor, weight.dtype)
+
+
+def tensor_bytes(tensor: torch.Tensor, dtype: torch.dtype) -> memoryview:
+    """The bytes of `tensor` in `dtype`; without a copy where it is so already, on the CPU and contiguous."""
+    flat = tensor.detach().to("cpu", dtype).contiguous().reshape(-1)
+    return memoryview(flat.view(torch.uint8).numpy())

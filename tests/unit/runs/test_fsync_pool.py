@@ -2,7 +2,7 @@ import zlib
 
 import pytest
 
-from dsrun.runs.manifest import ChecksumPool, sum_of, threads
+from dsrun.runs.checksum import ChecksumPool, sum_of, threads
 
 
 def test_checksum_pool_sums_files_as_they_come(tmp_path):
@@ -32,12 +32,12 @@ def test_checksum_pool_fails_for_unreadable_file(tmp_path):
 
 
 def test_checksum_of_file_of_several_chunks(tmp_path, monkeypatch):
-    monkeypatch.setattr("dsrun.runs.manifest._CHUNK", 1000)
+    monkeypatch.setattr("dsrun.runs.checksum._CHUNK", 1000)
     (tmp_path / "a").write_bytes(bytes(range(250)) * 10)
     assert sum_of(tmp_path / "a") == {"size": 2500, "crc32": f"{zlib.crc32(bytes(range(250)) * 10):08x}"}
 
 
 def test_checksum_threads_divided_between_processes(monkeypatch):
     """Processes divide the cores among themselves."""
-    monkeypatch.setattr("dsrun.runs.manifest.cores", lambda: 8)
+    monkeypatch.setattr("dsrun.runs.checksum.cores", lambda: 8)
     assert [threads(100), threads(100, 4), threads(100, 16), threads(3)] == [8, 2, 1, 3]

@@ -85,7 +85,7 @@ def test_manifest_fsyncs_every_checkpoint_folder(run, monkeypatch):
 
 
 def test_manifest_checksum_of_file_larger_than_chunk(run, monkeypatch):
-    monkeypatch.setattr("dsrun.runs.manifest._CHUNK", 1000)
+    monkeypatch.setattr("dsrun.runs.checksum._CHUNK", 1000)
     checkpoint = save(run, 5)
     write_manifest(checkpoint, {})
     manifest = read_manifest(checkpoint)

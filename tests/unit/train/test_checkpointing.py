@@ -6,12 +6,15 @@ import time
 from types import SimpleNamespace
 
 import pytest
+import torch
 from transformers import TrainerControl
 
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import complete_checkpoints
 from dsrun.train.checkpoint.checkpointing import Checkpointing, Saving, _AfterEachStep
 from dsrun.train.checkpoint.save import SaveFailed
+from dsrun.train.checkpoint.serialize import write_torch
+from dsrun.train.checkpoint.snapshot import Snapshots
 
 
 class Stub(Checkpointing):
@@ -122,6 +125,19 @@ def test_save_without_a_next_step_tried_at_once(run, last):
     assert trainer.events.count("end checkpoint-10") == 1
 
 
+def test_save_in_background_without_memory_is_told_once(run, monkeypatch):
+    monkeypatch.setattr("dsrun.train.checkpoint.snapshot.memory_available", lambda: 0)
+    trainer = Stub(run, background=True)
+    trainer._snapshots = Snapshots()
+    trainer._write = lambda save: save.store(write_torch, torch.ones(9), save.folder / "model.pt")
+    for _ in range(2):
+        trainer.state.global_step += 1
+        trainer.save()
+        trainer.finish_saving()
+    assert steps(run) == [12, 11]
+    assert [line.partition(":")[0] for line in trainer.said] == ["--async-save"]
+
+
 def test_save_in_background_tried_again(run, monkeypatch):
     """fsync fails while training goes on already."""
     trainer = Stub(run, background=True)
@@ -131,7 +147,7 @@ def test_save_in_background_tried_again(run, monkeypatch):
         for error in synced:
             raise error
 
-    monkeypatch.setattr("dsrun.runs.manifest.sync_file", sync)
+    monkeypatch.setattr("dsrun.runs.checksum.sync_file", sync)
     trainer.save()
     while not trainer.said:
         trainer.step()

@@ -1,6 +1,7 @@
 """One rank's save, without a process group: what becomes visible, what is left after a failure, and the messages."""
 
 import os
+import threading
 
 import pytest
 import torch
@@ -11,6 +12,8 @@ from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import complete_checkpoints, read_manifest, verify
 from dsrun.train.checkpoint import save as saves
 from dsrun.train.checkpoint.save import Save, SaveFailed
+from dsrun.train.checkpoint.serialize import write_torch
+from dsrun.train.checkpoint.snapshot import Snapshots
 from dsrun.train.distributed import all_gather_object, all_ready, rank0_first
 
 
@@ -83,6 +86,65 @@ def test_failed_save_keeps_older_checkpoints(run, error, said, cause):
     assert not commit.hidden(run, 10).exists()
 
 
+def in_background(run, step):
+    return Save(run, step, beat=lambda: None, snapshots=Snapshots())
+
+
+def test_tensor_changed_during_background_save(run):
+    """The file holds what was there when `store` returned, though it is written later."""
+    may_write = threading.Event()
+
+    def dump(state, file):
+        assert may_write.wait(60)
+        write_torch(state, file)
+
+    save = in_background(run, 5)
+    weights = torch.ones(1000)
+    save.store(dump, {"weights": weights}, save.folder / "weights.pt")
+    weights.zero_()
+    save.seal(*save.folder.iterdir())  # as after save_pretrained, which knows nothing of the thread
+    assert not save.is_sealed
+    may_write.set()
+    save.finish({})
+    assert not save.short_of_memory
+    assert torch.equal(torch.load(run.checkpoint(5) / "weights.pt")["weights"], torch.ones(1000))
+    assert verify(run.checkpoint(5)) == []
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"), [(OSError(28, os.strerror(28)), "disk_full"), (TypeError("cannot pickle"), None)]
+)
+def test_background_save_that_fails_in_its_thread(run, error, cause):
+    """It ends as one in the foreground, and nothing is written after it."""
+    begin(run, 5).finish({})
+
+    def dump(state, file):
+        file.write(b"half")
+        raise error
+
+    save = in_background(run, 10)
+    save.store(dump, {}, save.folder / "shard.pt")
+    save.store(write_torch, {}, save.folder / "next.pt")
+    with pytest.raises(SaveFailed, match=r"saving checkpoint-10 failed: rank 0 on .*checkpoint-5 is whole") as caught:
+        save.finish({})
+    assert str(error.args[-1]) in caught.value.message
+    assert caught.value.cause == cause
+    assert [step for step, _ in run.checkpoints()] == [5]
+    assert not commit.hidden(run, 10).exists()
+
+
+def test_background_save_without_memory_for_copies(run, monkeypatch):
+    """It is written at once."""
+    monkeypatch.setattr("dsrun.train.checkpoint.snapshot.memory_available", lambda: 0)
+    save = in_background(run, 5)
+    weights = torch.ones(1000)
+    save.store(write_torch, weights, save.folder / "weights.pt")
+    weights.zero_()
+    save.finish({})
+    assert save.short_of_memory
+    assert torch.equal(torch.load(run.checkpoint(5) / "weights.pt"), torch.ones(1000))
+
+
 def test_failed_save_on_unreadable_disk(run, monkeypatch):
     """A disk that cannot even be read does not hide the reason."""
     save = begin(run, 5)
@@ -116,7 +178,7 @@ def test_save_into_unwritable_run_folder(run):
 def test_save_without_shared_run_folder_rejected(run, monkeypatch):
     """A file that rank 0 cannot see was written elsewhere."""
     save = begin(run, 5)
-    theirs = ({"global_step5/shard.pt": {"size": 3, "crc32": "0" * 8}}, None)
+    theirs = ({"global_step5/shard.pt": {"size": 3, "crc32": "0" * 8}}, None, False)
     monkeypatch.setattr(saves, "all_gather_object", lambda mine: [mine, theirs])
     with pytest.raises(UsageError, match=r"do not share the run folder .*global_step5/shard.pt elsewhere"):
         save.finish({})
