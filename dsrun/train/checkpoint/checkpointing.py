@@ -155,6 +155,11 @@ class Checkpointing(Seq2SeqTrainer):
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         save = self._under_way
         assert save
+        if self.is_fsdp_enabled:
+            # All ranks gather the states, so it is nothing that one of them could write by itself.
+            files = [save.folder / "optimizer.pt", save.folder / "scheduler.pt"] if self.args.should_save else []
+            save.write(lambda: super(Checkpointing, self)._save_optimizer_and_scheduler(output_dir), *files)
+            return
         if not self.is_deepspeed_enabled:
             if self.args.should_save:
                 save.store(write_torch, self.optimizer.state_dict(), save.folder / "optimizer.pt")
