@@ -61,7 +61,7 @@ class _Collate:
     joins: bool
 
     def __call__(self, taken: Taken) -> MicroBatch:
-        rows = [[sample] for sample in taken.rows] if self.joins else taken.rows
+        rows: list[Any] = [[sample] for sample in taken.rows] if self.joins else taken.rows
         batch = MicroBatch(self.collate(rows))
         batch.ids, batch.epoch, batch.after = tuple(taken.ids), taken.epoch, taken.after
         samples = rows
