@@ -1,19 +1,29 @@
-"""Where the data folders shipped beside the package (`ds_configs`, `slurm`, `build`) are."""
+"""Facts as data: the folders shipped beside the package (`ds_configs`, `slurm`, `build`), and dsrun's own TOML files.
+
+The options of every command come through here. It does without pathlib, whose import takes a tenth of `--help`.
+"""
 
 from __future__ import annotations
 
-import tomllib
-from pathlib import Path
-from typing import Any
+import marshal
+import os
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
 from dsrun.errors import MissingError
 
-_PACKAGE = Path(__file__).resolve().parent
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
 
 
 def data_folder(name: str) -> Path:
     """The shipped folder `name`: inside an installed wheel, else in the checkout of an editable install."""
-    for candidate in (_PACKAGE / "_data" / name, _PACKAGE.parent / name):
+    from pathlib import Path
+
+    package = Path(__file__).resolve().parent
+    for candidate in (package / "_data" / name, package.parent / name):
         if candidate.is_dir():
             return candidate
     raise MissingError(
@@ -21,6 +31,61 @@ def data_folder(name: str) -> Path:
     )
 
 
-def read_toml(folder: str, name: str) -> dict[str, Any]:
-    """The content of the shipped file `name` in data folder `folder`."""
-    return tomllib.loads((data_folder(folder) / name).read_text(encoding="utf-8"))
+def toml_beside(module: str, name: str | None = None) -> dict[str, Any]:
+    """The content of the TOML file `name` beside a module, given by its `__file__`; by default that of its name."""
+    return read_toml(os.path.join(os.path.dirname(module), name) if name else os.path.splitext(module)[0] + ".toml")
+
+
+def read_toml(file: str | Path) -> dict[str, Any]:
+    """The content of a TOML file of dsrun. Its parser is written in Python, and takes as long as click's import."""
+    return dict(kept(file, _parsed))
+
+
+def _parsed(text: bytes) -> dict[str, Any]:
+    import tomllib  # only where nothing is kept
+
+    return tomllib.loads(text.decode("utf-8"))
+
+
+def kept(file: str | Path, make: Callable[[bytes], Any], version: str = "") -> Any:
+    """What `make` makes of the content of a file of dsrun, a value that marshal knows.
+
+    As Python does with modules, the result is kept in `__pycache__` until the file has another size or time, or
+    `version`, what else it follows from, is another. Where that folder cannot be written, or PYTHONDONTWRITEBYTECODE is
+    set, it is made each time.
+    """
+    state = (*_state(file), version)
+    place = _place(os.path.abspath(file))
+    # Whatever is wrong with what is kept, the file itself is there.
+    with suppress(OSError, ValueError, EOFError, TypeError), open(place, "rb") as opened:
+        of, made = marshal.load(opened)
+        if of == state:
+            return made
+    with open(file, "rb") as opened:
+        made = make(opened.read())
+    if not sys.dont_write_bytecode:
+        with suppress(OSError, ValueError):  # the latter for a date, which marshal does not know
+            _keep(place, marshal.dumps((state, made)))
+    return made
+
+
+def _state(file: str | Path) -> tuple[int, int]:
+    """What tells two contents of a file apart."""
+    found = os.stat(file)
+    return found.st_mtime_ns, found.st_size
+
+
+def _place(file: str) -> str:
+    """Where the result for a file is kept: where Python would keep that of a module."""
+    folder, name = os.path.split(file)
+    folder = sys.pycache_prefix + folder if sys.pycache_prefix else os.path.join(folder, "__pycache__")
+    return os.path.join(folder, f"{name}.{sys.implementation.cache_tag}")
+
+
+def _keep(place: str, content: bytes) -> None:
+    """Write it by a rename, as several processes may do this at once."""
+    os.makedirs(os.path.dirname(place), exist_ok=True)
+    partial = f"{place}.{os.getpid()}"
+    with open(partial, "wb") as opened:
+        opened.write(content)
+    os.replace(partial, place)

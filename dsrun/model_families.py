@@ -8,12 +8,11 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModelFamily:
+class ModelFamily(NamedTuple):
     """The facts of one family; the defaults are those of Llama and of every family that is not in the table."""
 
     overflows_in_fp16: bool = False
@@ -44,13 +43,13 @@ _BERT_LIKE = (
 
 FAMILIES: Mapping[str, ModelFamily] = {
     # Raffel et al. 2020; transformers' own code for them keeps the projection `wo` in fp32 and clamps activations.
-    "umt5": replace(_T5, unties_when_loaded=True, name_parts=("umt5",)),
-    "longt5": replace(_T5, name_parts=("longt5", "long-t5")),
-    "mt5": replace(_T5, unties_when_loaded=True, name_parts=("mt5",)),
-    "t5": replace(_T5, unties_when_loaded=True, task_prefix=True, name_parts=("byt5", "t5")),
-    "switch_transformers": replace(_T5, name_parts=("switch-base", "switch-large")),
-    "pop2piano": replace(_T5),
-    "udop": replace(_T5, name_parts=("udop",)),
+    "umt5": _T5._replace(unties_when_loaded=True, name_parts=("umt5",)),
+    "longt5": _T5._replace(name_parts=("longt5", "long-t5")),
+    "mt5": _T5._replace(unties_when_loaded=True, name_parts=("mt5",)),
+    "t5": _T5._replace(unties_when_loaded=True, task_prefix=True, name_parts=("byt5", "t5")),
+    "switch_transformers": _T5._replace(name_parts=("switch-base", "switch-large")),
+    "pop2piano": _T5,
+    "udop": _T5._replace(name_parts=("udop",)),
     # ALiBi (Press et al. 2022)
     "bloom": ModelFamily(relative_positions=True),
     "mpt": ModelFamily(relative_positions=True),

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable
 from dataclasses import Field, fields
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
+
+from dsrun.datafiles import toml_beside
 
 Spec = TypeVar("Spec")
 UNSET = {"group": None, "flag": None, "aliases": (), "metavar": None, "choices": None, "least": None, "most": None}
 
 
-def described(file: Path) -> Callable[[type[Spec]], type[Spec]]:
-    """A decorator that gives each option of a dataclass the metadata of its table in a TOML file.
+def described(module: str) -> Callable[[type[Spec]], type[Spec]]:
+    """A decorator that gives each option of a dataclass the metadata of its table in the TOML file beside the module.
 
     `help` is its text; `group` its heading in --help and in docs/, without one that of the option above; `flag` its
     name on the command line and in run.yaml where that is not the field's; `aliases` are further names there; `choices`
@@ -23,7 +23,7 @@ def described(file: Path) -> Callable[[type[Spec]], type[Spec]]:
     """
 
     def describe(spec: type[Spec]) -> type[Spec]:
-        tables = tomllib.loads(file.read_text(encoding="utf-8"))
+        tables = toml_beside(module)
         for each in fields(spec):  # type: ignore[arg-type]
             table = tables[each.name].items()
             own = {key: tuple(value) if isinstance(value, list) else value for key, value in table}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, fields
 from typing import Any
 
 import click
@@ -65,7 +64,7 @@ def _named(name: str) -> Row:
 
 
 def _row(name: str, found: GpuModel | None) -> Row:
-    about = asdict(found) if found else dict.fromkeys(each.name for each in fields(GpuModel))
+    about = found._asdict() if found else dict.fromkeys(GpuModel._fields)
     product, capability, _ = about.pop("name"), about.pop("capability"), about.pop("aliases")
     return {"name": name, "compute_capability": _version(capability), "product": product, **about}
 

@@ -22,7 +22,7 @@ COMMANDS = {
         "start any training script, and restart it after failures",
     ),
     "diagnose": ("dsrun.cli.diagnose:command", "find out from its logs why a run stopped"),
-    "plan": ("dsrun.cli.plan:command", "compare memory and speed of every ZeRO strategy, GPU by GPU"),
+    "plan": ("dsrun.cli.plan.command:command", "compare memory and speed of every ZeRO strategy, GPU by GPU"),
     "export": ("dsrun.cli.export:command", "write a run or checkpoint as a verified Hugging Face folder"),
     "checkpoint": ("dsrun.cli.checkpoint:command", "list, verify and inspect a run's checkpoints"),
     "prepare": ("dsrun.cli.train:prepare_command", "tokenise a run's data ahead of the job"),
@@ -34,7 +34,7 @@ COMMANDS = {
     "verify-wheel": ("dsrun.cli.wheel:verify_command", "show what a wheel serves, and whether it runs here"),
     "wheel": ("dsrun.cli.wheel:command", "copy a wheel to the nodes of a cluster"),
     "gpus": ("dsrun.cli.gpus:command", "explain a GPU's name or a GRES string"),
-    "config": ("dsrun.cli.config.generate:command", "write, check or upgrade a DeepSpeed configuration"),
+    "config": ("dsrun.cli.config.command:command", "write, check or upgrade a DeepSpeed configuration"),
 }
 
 

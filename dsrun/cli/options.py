@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +21,21 @@ DEBUG = click.option("--debug", is_flag=True, hidden=True, expose_value=False)
 # For options that may be written with underscores too.
 HYPHENS = {"token_normalize_func": lambda name: name.replace("_", "-")}
 _METAVARS = {"int": "N", "float": "X"}
+
+
+def imported(name: str) -> Any:
+    """What "module:attribute" names."""
+    module, _, attribute = name.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def lazy_callback(name: str) -> Callable[..., Any]:
+    """A command's callback whose module ("module:attribute") is imported when it runs: help needs the options only."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return imported(name)(*args, **kwargs)
+
+    return call
 
 
 class _Format(click.Choice[str]):
@@ -36,8 +54,28 @@ def format_option(function: Callable[..., Any]) -> Callable[..., Any]:
     return shown(DEBUG(function))
 
 
+class _Context(click.Context):
+    """Measures the terminal as click does, without shutil, which brings every compression: a tenth of `--help`."""
+
+    def make_formatter(self) -> click.HelpFormatter:
+        return self.formatter_class(width=max(min(_columns(), 80) - 2, 50))
+
+
+def _columns() -> int:
+    """The width of the terminal, as `shutil.get_terminal_size` finds it."""
+    with suppress(KeyError, ValueError):
+        if (columns := int(os.environ["COLUMNS"])) > 0:
+            return columns
+    # No stdout, a closed one, and one that is not a terminal.
+    with suppress(AttributeError, ValueError, OSError):
+        return os.get_terminal_size(sys.__stdout__.fileno()).columns or 80  # type: ignore[union-attr]
+    return 80
+
+
 class Command(click.Command):
     """A command whose --help is described as every other option is: lower case, no full stop."""
+
+    context_class = _Context
 
     def get_help_option(self, ctx: click.Context) -> click.Option | None:
         option = super().get_help_option(ctx)
@@ -63,8 +101,7 @@ class LazyGroup(Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.lazy:
             return None
-        module, _, attribute = self.lazy[cmd_name][0].partition(":")
-        command: click.Command = getattr(import_module(module), attribute)
+        command: click.Command = imported(self.lazy[cmd_name][0])
         return command
 
     def resolve_command(

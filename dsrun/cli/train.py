@@ -81,7 +81,7 @@ def command(args: list[str]) -> int:
         os.execv(sys.executable, [sys.executable, "-m", WORKER, *args])
     try:
         with startup_signals() as signals:
-            from dsrun.cli.launch.job import checked_recipe
+            from dsrun.cli.launch.recipe import checked_recipe
 
             recipe = checked_recipe(args)
             if recipe.spec.explain:
@@ -106,7 +106,7 @@ def _run(recipe: Recipe, signals: StartupSignals) -> int:
 
 def show_values(recipe: Recipe) -> None:
     """--explain: print every value with its source; the --deepspeed file by its name."""
-    from dsrun.cli.launch.job import with_deepspeed_checked
+    from dsrun.cli.launch.recipe import with_deepspeed_checked
     from dsrun.recipe.resolve import explain
 
     found = with_deepspeed_checked(recipe, recipe.spec.nproc)
@@ -118,7 +118,7 @@ def show_values(recipe: Recipe) -> None:
 @click.pass_obj
 def prepare_command(args: list[str]) -> int:
     """Tokenise a run's data ahead of the job; takes the flags of `dsrun train`."""
-    from dsrun.cli.launch.job import with_deepspeed_checked
+    from dsrun.cli.launch.recipe import with_deepspeed_checked
     from dsrun.recipe.resolve import resolve
     from dsrun.system.host import require_training_packages
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dsrun import __version__
-from dsrun.demo import models
+from dsrun.demo import models, tokenizers
 from dsrun.demo.corpus import Splits, number_phrases, python_docs
 from dsrun.errors import UsageError
 from dsrun.system.files import parse_json, replace_folder
@@ -80,7 +80,7 @@ def _fill(name: str, folder: Path) -> None:
     (folder / "model").mkdir()
     # The training split alone: what the tokenizer has seen is not held out either.
     texts = (row.get("text", "") for row in splits.train)
-    for file, content in models.model_files(name, texts).items():
+    for file, content in tokenizers.model_files(name, texts).items():
         (folder / "model" / file).write_text(content, encoding="utf-8", newline="\n")
 
 

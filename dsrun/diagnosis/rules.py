@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
-from importlib.resources import files
 from typing import Any, Literal
 
+from dsrun.datafiles import toml_beside
 from dsrun.findings import Level
 
 Then = Literal["restart", "shrink", "resume", "stop"]
@@ -91,7 +90,7 @@ UNKNOWN = Cause(code="", then="restart", title="the workers failed", means="no r
 @cache
 def causes() -> Mapping[str, Cause]:
     """Every cause by its code, in the file's order. The tests check the file: here a wrong key is a TypeError."""
-    entries = tomllib.loads(files("dsrun.diagnosis").joinpath("rules.toml").read_text(encoding="utf-8"))["cause"]
+    entries = toml_beside(__file__)["cause"]
     found = (Cause(signs=tuple(_sign(**sign) for sign in entry.pop("sign", ())), **entry) for entry in entries)
     return {cause.code: cause for cause in found}
 

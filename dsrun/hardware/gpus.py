@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, fields, replace
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from dsrun.datafiles import data_folder
+from dsrun.datafiles import data_folder, read_toml
 from dsrun.errors import UsageError
 from dsrun.hardware.instances import instance
 from dsrun.hardware.site import FILE, site_words
@@ -44,8 +42,7 @@ _MEMORY = re.compile(r"(?<![\d.])(?<!\bt)(\d{1,4}) ?g(?:i?b)?(?![a-z0-9])")  # b
 _HBM = re.compile(r"\bhbm\d?e?\b")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GpuName:
+class GpuName(NamedTuple):
     """A name taken apart.
 
     `full` is the whole name without decoration, brand included; `model` lacks brand, form and memory. Both
@@ -108,8 +105,7 @@ _UNSAID_IF_ALONE = ("laptop", "workstation", "server", "maxqworkstation")
 _JETSON_CHIPS = ("xavier", "orin", "thor")
 
 
-@dataclass(frozen=True, kw_only=True)
-class GpuModel:
+class GpuModel(NamedTuple):
     """One row of the table, or what all rows that a name may mean have in common (the rest is None).
 
     `memory_gib` in GiB as sold, `usable_gib` where the driver shows clearly less, `unified` where the CPU uses the
@@ -134,7 +130,7 @@ class GpuModel:
     release_year: int | None = None
     confidence: Confidence = "A"
     note: str | None = None
-    aliases: tuple[str, ...] = field(default=(), repr=False)
+    aliases: tuple[str, ...] = ()
 
     @property
     def has_bf16(self) -> bool:
@@ -145,8 +141,7 @@ class GpuModel:
 @cache
 def gpu_table() -> tuple[GpuModel, ...]:
     """Every row of build/gpus.toml, in its order."""
-    text = (data_folder("build") / "gpus.toml").read_text(encoding="utf-8")
-    return tuple(_row(entry) for entry in tomllib.loads(text)["gpu"])
+    return tuple(_row(entry) for entry in read_toml(data_folder("build") / "gpus.toml")["gpu"])
 
 
 def _row(entry: dict[str, Any]) -> GpuModel:
@@ -191,7 +186,7 @@ def _of_table(name: str) -> GpuModel | None:
     row = _exact().get(wanted.full)
     found = row if row else _common(meanings(name))
     if found and wanted.share and (wanted.slice_gib or not row):
-        return replace(found, memory_gib=wanted.slice_gib, memory_bandwidth_gbs=None, bf16_tflops=None)
+        return found._replace(memory_gib=wanted.slice_gib, memory_bandwidth_gbs=None, bf16_tflops=None)
     return found
 
 
@@ -238,13 +233,13 @@ def _with_series(wanted: GpuName, unsaid: tuple[str, ...]) -> list[GpuModel]:
     """Rows by a name that lacks its series: "a6000", "4090", "1080ti", "AGX Orin"."""
     if wanted.brand == "quadro":  # the Quadro 4000 of 2010 is no Quadro RTX 4000
         return []
-    found = _fitting(replace(wanted, model=f"rtx{wanted.model}"), unsaid)
+    found = _fitting(wanted._replace(model=f"rtx{wanted.model}"), unsaid)
     if found and wanted.model.isdigit():  # "4090" is one card, but "4500" may be an A4500 or a PRO 4500 too
         for series in ("rtxa", "rtxpro"):
-            found += _fitting(replace(wanted, model=f"{series}{wanted.model}"), unsaid)
+            found += _fitting(wanted._replace(model=f"{series}{wanted.model}"), unsaid)
     if not found and wanted.model[0].isdigit():
-        found = _fitting(replace(wanted, model=f"gtx{wanted.model}"), ("",))
-    return found or _fitting(replace(wanted, model=f"jetson{wanted.model}"), ("",))
+        found = _fitting(wanted._replace(model=f"gtx{wanted.model}"), ("",))
+    return found or _fitting(wanted._replace(model=f"jetson{wanted.model}"), ("",))
 
 
 def _jetsons(wanted: GpuName) -> list[GpuModel]:
@@ -277,10 +272,10 @@ def _common(rows: Sequence[GpuModel]) -> GpuModel | None:
     if len(rows) == 1:
         return rows[0]
     shared: dict[str, Any] = {}
-    for entry in fields(GpuModel):
-        values = {getattr(row, entry.name) for row in rows}
+    for name in GpuModel._fields:
+        values = {getattr(row, name) for row in rows}
         if len(values) == 1:
-            shared[entry.name] = values.pop()
+            shared[name] = values.pop()
     shared["name"] = _shared_words([row.name for row in rows])
     shared["confidence"] = max(row.confidence for row in rows)
     return GpuModel(**{**shared, "aliases": ()})

@@ -1,43 +1,11 @@
-"""SLURM's generic resources: which GPUs a GRES or TRES string stands for, and those of the whole cluster."""
+"""SLURM's generic resources: which GPUs a GRES or TRES string stands for."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 
-from dsrun.errors import MissingError, UsageError
-from dsrun.hardware.gpus import lookup
-from dsrun.system.slurm import run_tool
-
-# Node, features, GRES; -O would cut its columns, %G is never cut.
-_FORMAT = "%N|%f|%G"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Node:
-    """One node: its features and generic resources as its administrator wrote them ("gpu:a100:4(S:0-1)")."""
-
-    name: str
-    features: tuple[str, ...]
-    gres: str
-
-
-def cluster_nodes(partition: str | None = None) -> tuple[Node, ...] | None:
-    """All nodes of the cluster, or of `partition`, whatever their state; None without sinfo or a cluster.
-
-    Raises ToolError when sinfo fails or does not answer.
-    """
-    command = ["sinfo", "--noheader", "--Node", f"--format={_FORMAT}"]
-    try:
-        text = run_tool(command if partition is None else [*command, f"--partition={partition}"])
-    except MissingError:
-        return None
-    nodes: dict[str, Node] = {}  # a node of several partitions has a line in each
-    for name, features, gres in re.findall(r"(?m)^([^|\n]+)\|(.*)\|(\S+)", text):
-        words = () if features == "(null)" else tuple(word for word in features.split(",") if word)
-        nodes[name] = Node(name=name, features=words, gres=gres)
-    return tuple(nodes.values())
-
+from dsrun.errors import UsageError
 
 # One entry without its remarks in brackets: gpu, gpu:4, gpu:a100:4, gpu:a100:no_consume:4, gres:gpu:2,
 # gres/gpu:a100=4. SLURM's own manual pages: slurm.conf (Gres), gres.conf, squeue (--format %b, tres-alloc).
@@ -113,30 +81,17 @@ def _gpus(match: re.Match[str], piece: str) -> Gres:
     if len(parts) > 1 or (total and not _COUNT.fullmatch(total)):
         raise UsageError(f"{piece!r} is not a GRES for GPUs", fix=_FORMS)
     kind = parts[0] if parts else None
-    model = lookup(kind) if kind else None
-    return Gres(type=kind, count=_count(total), capability=model.capability if model else None)
+    return Gres(type=kind, count=_count(total), capability=_capability(kind) if kind else None)
+
+
+def _capability(kind: str) -> tuple[int, int] | None:
+    from dsrun.hardware.gpus import lookup  # the table of all GPUs, which a mere number does without
+
+    model = lookup(kind)
+    return model.capability if model else None
 
 
 def _count(text: str | None) -> int:
     """SLURM's count, with K for 1024 and so on; 1 where none is written."""
     match = _COUNT.fullmatch(text) if text else None
     return int(match[1]) * 1024 ** _UNITS[match[2].lower()] if match else 1
-
-
-def cluster_gpus(partition: str | None = None) -> tuple[Gres, ...] | None:
-    """The GPUs of all nodes of this SLURM cluster, or of one partition, summed by type; None without SLURM.
-
-    Nodes that are down or drained count: the wheel is for when they are back. Raises ToolError when SLURM does
-    not answer and UsageError for a partition without nodes.
-    """
-    nodes = cluster_nodes(partition)
-    if nodes is None:
-        return None
-    if partition is not None and not nodes:
-        raise UsageError(f"SLURM has no nodes in a partition {partition!r}", fix="sinfo -s lists the partitions")
-    sums: dict[str | None, Gres] = {}
-    for gpus in (each for node in nodes for each in parse_gres(node.gres) if each.count):
-        before = sums.get(gpus.type)
-        count = gpus.count + (before.count if before else 0)
-        sums[gpus.type] = Gres(type=gpus.type, count=count, capability=gpus.capability)
-    return tuple(sums.values())

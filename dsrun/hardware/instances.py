@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from dsrun.datafiles import read_toml
+from dsrun.datafiles import data_folder, read_toml
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class Instance:
 @cache
 def instances() -> dict[str, Instance]:
     """The instance types of build/instances.toml by their name in lower case, without Azure's "standard_"."""
-    clouds = read_toml("build", "instances.toml")
+    clouds = read_toml(data_folder("build") / "instances.toml")
     return {
         name.lower().removeprefix("standard_"): Instance(gpu, count)
         for kinds in clouds.values()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -28,10 +27,14 @@ def read_words(files: Iterable[Path]) -> dict[str, str]:
     words: dict[str, str] = {}
     for file in files:
         try:
-            table = tomllib.loads(file.read_text(encoding="utf-8"))["gpus"]
-            words |= {word.lower(): _name(name) for word, name in table.items()}
+            content = file.read_bytes()
         except OSError:
             continue
+        import tomllib  # few sites have such a file
+
+        try:
+            table = tomllib.loads(content.decode("utf-8"))["gpus"]
+            words |= {word.lower(): _name(name) for word, name in table.items()}
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             reason = str(error) if isinstance(error, tomllib.TOMLDecodeError) else "it has another form"
             raise UsageError(f"{file}: {reason}", fix=_EXAMPLE) from None

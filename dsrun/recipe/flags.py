@@ -7,13 +7,13 @@ suggestion cost no import of transformers.
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+from dsrun.datafiles import toml_beside
 from dsrun.options import by_group, value_kind
 from dsrun.recipe.spec import TrainSpec
 from dsrun.system.display import MASK
@@ -192,7 +192,7 @@ def by_spelling() -> dict[str, Flag]:
 
 ZERO_STAGE = 2
 
-DEFAULTS = tomllib.loads(Path(__file__).with_name("defaults.toml").read_text(encoding="utf-8"))
+DEFAULTS = toml_beside(__file__, "defaults.toml")
 FIXED: dict[str, Any] = DEFAULTS["fixed"]
 CHOSEN: dict[str, str] = DEFAULTS["chosen"]
 DISPLACES: dict[str, list[str]] = DEFAULTS["displaces"]

@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from dsrun.errors import UsageError, did_you_mean, nearest
 from dsrun.recipe.compat.other_tools import answer
@@ -26,8 +25,7 @@ SHORTEST = 4
 NARGS: dict[str, str] = {"bool": "?", "bool|str": "?", "list": "+", "list|str": "+"}
 
 
-@dataclass(frozen=True)
-class Parsed:
+class Parsed(NamedTuple):
     """What a command line gives: its flags in order, and the JSON file of flags that it names, if any."""
 
     given: tuple[ParsedValue, ...]

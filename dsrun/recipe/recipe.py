@@ -5,13 +5,12 @@ No file, model, GPU or world size is looked at here. What each check says is in 
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from dsrun.datafiles import toml_beside
 from dsrun.errors import UsageError
 from dsrun.recipe.flags import ZERO_STAGE, all_flags, hf_flags, own_flags, shown_value
 from dsrun.recipe.parsed_value import COMMAND_LINE, Rejected, pattern_and_rate
@@ -95,8 +94,7 @@ def evaluates_while_training(recipe: Recipe) -> bool:
     )
 
 
-@dataclass(frozen=True)
-class Range:
+class Range(NamedTuple):
     """Numbers from `low` to `high`, `high` itself included unless `below`; `fix` explains the bound."""
 
     low: float
@@ -116,8 +114,7 @@ class Range:
         return f"from {self.low:g} to {'below ' if self.below else ''}{self.high:.10g}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Check:
+class Check(NamedTuple):
     """`when` a recipe (and one of `flags`, where there are any) is like that, a notice, or an error with its fix."""
 
     when: Callable[[Recipe, str], bool]
@@ -127,8 +124,7 @@ class Check:
     flags: tuple[str, ...] = ("",)
 
 
-@dataclass(frozen=True)
-class _Shown:
+class _Shown(NamedTuple):
     """A flag in a message: where it was given, and its `value`."""
 
     recipe: Recipe
@@ -251,7 +247,7 @@ WHEN: dict[str, Callable[[Recipe, str], bool]] = {
 
 @cache
 def _checks() -> tuple[dict[str, Range], list[Check]]:
-    content = tomllib.loads(Path(__file__).with_name("checks.toml").read_text(encoding="utf-8"))
+    content = toml_beside(__file__, "checks.toml")
     limits = {flag: row for row in content["ranges"] for flag in row.pop("flags")}
     checks = [Check(when=WHEN[name], **row) for name, row in content["checks"].items()]
     return {flag: Range(**row) for flag, row in limits.items()}, checks

@@ -8,13 +8,12 @@ from what spec.toml says of each; the flags of Seq2SeqTrainingArguments stand be
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from dsrun.options import described
 
 
-@described(Path(__file__).with_suffix(".toml"))
+@described(__file__)
 @dataclass(frozen=True, kw_only=True)
 class TrainSpec:
     """What a training run needs, apart from the Transformers training arguments.

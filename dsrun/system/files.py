@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import json
 import os
-import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -54,6 +52,8 @@ def replace_folder(new: Path, target: Path, *, aside: Path | None = None) -> Non
 def delete_tree(path: Path) -> None:
     """Delete as much of `path` as can be: a disk that fails must not hide the reason why this is done."""
     if path.is_dir() and not path.is_symlink():
+        import shutil  # it brings every compression, and few processes delete folders
+
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
@@ -71,11 +71,19 @@ def exchange(one: Path, other: Path) -> bool:
     """
     if not sys.platform.startswith("linux"):
         return False
+    import ctypes  # few processes exchange folders
+
     library = ctypes.CDLL(None, use_errno=True)
     if not hasattr(library, "renameat2"):
         return False
     result: int = library.renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE)
     return result == 0
+
+
+def nearest_existing(path: Path) -> Path:
+    """`path`, or the closest folder above it that exists."""
+    path = path.absolute()
+    return next(folder for folder in (path, *path.parents) if folder.exists())
 
 
 # Whatever goes through the value recursively has Python's 1,000 frames; a tool's parameters or a config need about 20.

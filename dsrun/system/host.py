@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from dsrun.errors import MissingError
+from dsrun.system.files import nearest_existing
 
 ROOT = Path("/")
 # Linux writes the first two for x86, bf16 for Arm (Documentation/arch/arm64/elf_hwcaps.rst).
@@ -100,12 +101,6 @@ def oom_kills(root: Path = ROOT) -> int:
 def disk_free(path: Path) -> int:
     """Free bytes for an ordinary user on the file system that holds, or would hold, `path`."""
     return shutil.disk_usage(nearest_existing(path)).free
-
-
-def nearest_existing(path: Path) -> Path:
-    """`path`, or the closest folder above it that exists."""
-    path = path.absolute()
-    return next(folder for folder in (path, *path.parents) if folder.exists())
 
 
 def shm_free(root: Path = ROOT) -> int | None:

@@ -32,7 +32,7 @@ from dsrun.train.loop.engine import Precision
 from dsrun.train.loop.evaluation import write_predictions
 from dsrun.train.loop.trainer import RunTrainer
 from dsrun.train.packing.decide import Batching
-from dsrun.zero.generate.spec import OPTIMIZER_ONLY, offloaded_to
+from dsrun.zero.offload import OPTIMIZER_ONLY, offloaded_to
 
 if TYPE_CHECKING:
     from dsrun.train.plan import Plan

@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 
 from packaging.version import InvalidVersion, Version
 
-from dsrun.datafiles import read_toml
+from dsrun.datafiles import data_folder, read_toml
 from dsrun.errors import MissingError, ToolError, UsageError
 from dsrun.system.proc import capture
 from dsrun.wheel.cache import sha256_of
@@ -38,7 +38,7 @@ class Lock:
 @cache
 def read_lock() -> Lock:
     """The lock that this dsrun ships."""
-    table = read_toml("build", "deepspeed.lock.toml")
+    table = read_toml(data_folder("build") / "deepspeed.lock.toml")
     return Lock(default=table["default"], sdists=dict(table["sdist"]))
 
 

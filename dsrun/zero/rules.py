@@ -7,13 +7,11 @@ that DeepSpeed will read. What each rule says is in rules.toml, when it holds in
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from dsrun.datafiles import toml_beside
 from dsrun.findings import Level
 from dsrun.zero.schema import shown
 from dsrun.zero.view import ZERO, ConfigView
@@ -33,8 +31,7 @@ SEQUENCE = "sequence_parallel_size"
 When = Callable[[ConfigView], bool]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Rule:
+class Rule(NamedTuple):
     """`when` the settings meet, a finding at `key`: an error where DeepSpeed stops, a warning where it ignores one."""
 
     when: When
@@ -53,8 +50,7 @@ class Rule:
 @cache
 def read_rules(table: str) -> dict[str, dict[str, Any]]:
     """The rules of a table of rules.toml by their names: "config" or "flags"."""
-    text = Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
-    found: dict[str, dict[str, Any]] = tomllib.loads(text)[table]
+    found: dict[str, dict[str, Any]] = toml_beside(__file__)[table]
     return found
 
 

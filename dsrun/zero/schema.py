@@ -11,13 +11,12 @@ import json
 import math
 import pathlib
 import re
-import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from dsrun import errors
+from dsrun.datafiles import toml_beside
 
 Entry = dict[str, Any]
 Path = tuple[str | int, ...]
@@ -28,8 +27,7 @@ nearest = partial(errors.nearest, cutoff=0.75)
 did_you_mean = partial(errors.did_you_mean, cutoff=0.75)
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(NamedTuple):
     """An object of the JSON.
 
     style "model": unknown keys are refused and "auto" is left out; "read": keys are looked up one by one and
@@ -74,7 +72,7 @@ def removed(block: str) -> tuple[str, ...]:
 @cache
 def legacy() -> dict[str, Any]:
     """What became of the keys and optimizers of older releases."""
-    return tomllib.loads(pathlib.Path(__file__).with_name("legacy.toml").read_text(encoding="utf-8"))
+    return toml_beside(__file__, "legacy.toml")
 
 
 def optimizer_params() -> dict[str, list[str] | None]:
@@ -134,8 +132,7 @@ NOUNS = {
 }
 
 
-@dataclass(frozen=True)
-class Fitted:
+class Fitted(NamedTuple):
     """How a value fits a key, and what DeepSpeed takes it for."""
 
     coerce: Fit

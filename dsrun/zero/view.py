@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from dsrun.hardware.gpus import GpuModel
 from dsrun.zero.schema import Fitted, Path, blocks, coerce
+
+if TYPE_CHECKING:
+    from dsrun.hardware.gpus import GpuModel
 
 Target = Literal["trainer", "deepspeed"]
 AUTO = "auto"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from dsrun.cli.config.generate import command
+from dsrun.cli.config.command import command
 from dsrun.datafiles import data_folder
 from dsrun.zero.generate.config import SHIPPED
 from tests.integration.conftest import many_engines

@@ -18,8 +18,9 @@ from dsrun.slurm.render.options import SlurmSpec
 from dsrun.slurm.render.spec import RESERVED_OPTIONS
 from dsrun.zero.generate.blocks import MOVED
 from dsrun.zero.generate.explain import meanings
+from dsrun.zero.generate.flag_rules import FlagRule, flag_rules
 from dsrun.zero.generate.presets import PRESETS
-from dsrun.zero.generate.spec import FlagRule, ZeroSpec, flag_rules
+from dsrun.zero.generate.spec import ZeroSpec
 from dsrun.zero.rules import Rule, rules
 from dsrun.zero.view import FILLED
 from tools.docs import table

@@ -15,20 +15,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from dsrun.cli.output import print_note
+from dsrun.cli.launch.recipe import batch_of, checked_recipe, with_deepspeed_checked
 from dsrun.errors import MissingError, UsageError
 from dsrun.launch.compat import parse_torchrun, torchrun_arguments
 from dsrun.launch.job import Job, Topology, decide
 from dsrun.launch.supervisor.policy import Limits
 from dsrun.model_families import model_type_of
-from dsrun.recipe.batch import BatchPlan, batch_plan
-from dsrun.recipe.deepspeed_file import with_deepspeed_read
-from dsrun.recipe.preflight.files import check_files
-from dsrun.recipe.preflight.packages import check_packages
 from dsrun.recipe.recipe import Recipe
-from dsrun.recipe.resolve import resolve
 from dsrun.recipe.resolved import to_json
-from dsrun.runs.attempts import is_another
 from dsrun.runs.folder import default_name
 from dsrun.slurm.render.program import WORKER, Program, any_program, train_program
 from dsrun.system import variables
@@ -94,49 +88,9 @@ class Work:
     find_port: bool | None = None
 
 
-def checked_recipe(args: list[str]) -> Recipe:
-    """The resolved flags. Raises UsageError for invalid settings and for files that do not exist or cannot be read."""
-    tokens = json.loads(os.environ.get(variables.TOKENS) or "{}")
-    recipe = resolve([*args, *(f"--{name}={value}" for name, value in tokens.items())], Path.cwd())
-    if tokens:
-        recipe = replace(recipe, argv=tuple(args))
-    if not recipe.spec.explain:
-        for notice in recipe.notices:
-            print_note(notice)
-        check_files(recipe.spec, generation_config=recipe.hf.get("generation_config"))
-        check_packages(recipe)
-    return recipe
-
-
-def with_deepspeed_checked(recipe: Recipe, world_size: int | None) -> Recipe:
-    """The recipe with its --deepspeed file read; prints the linter's warnings. Raises UsageError for its errors.
-
-    A requeued job goes on by the file as it was, whatever has become of it."""
-    if not recipe.hf.get("deepspeed"):
-        return recipe
-    if is_another(os.environ):
-        return with_deepspeed_read(recipe, Path.cwd(), world_size=world_size)
-    from dsrun.zero.lint.training import refuse_errors  # only where it is needed
-
-    lint = partial(refuse_errors, notify=print_note)
-    return with_deepspeed_read(recipe, Path.cwd(), world_size=world_size, lint=lint)
-
-
 def local_topology(nproc: int | None, *, use_cpu: bool) -> Topology:
     """The workers of this machine: `nproc`, else one per visible GPU."""
     return decide(nproc=nproc, visible_gpus=len(visible_gpus()), cores=cores(), use_cpu=use_cpu)
-
-
-def batch_of(recipe: Recipe, world_size: int) -> BatchPlan:
-    """The batch sizes on `world_size` ranks. Raises UsageError where they do not divide."""
-    return batch_plan(
-        global_batch_size=recipe.spec.global_batch_size,
-        micro_batch_size=recipe.spec.micro_batch_size or recipe.hf.get("per_device_train_batch_size"),
-        accumulation=recipe.hf.get("gradient_accumulation_steps"),
-        # How many ranks share a row depends on the model where --sequence-parallel does not say it.
-        world_size=world_size // (recipe.spec.sequence_parallel or world_size if recipe.spec.long_context else 1),
-        default_micro=8,
-    )
 
 
 def training_work(recipe: Recipe, options: LaunchOptions, *, nodes: int = 1) -> Work:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import tomllib
 from functools import cache
-from pathlib import Path
 
+from dsrun.datafiles import toml_beside
 from dsrun.errors import UsageError
 
 
 @cache
 def table() -> dict[str, tuple[str, str]]:
     """The tool and what to write instead, by the name of its flag with underscores."""
-    rows = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+    rows = toml_beside(__file__)
     return {name: (tool, advice) for tool, flags in rows.items() for name, advice in flags.items()}
 
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from dsrun.datafiles import toml_beside
 from dsrun.errors import UsageError
 from dsrun.recipe.flags import SECRETS, Flag, Kind, by_spelling, shown_value
 from dsrun.recipe.parsed_value import ParsedValue, Rejected, check_choice
@@ -22,8 +21,7 @@ TESTS: dict[str, Callable[[Any], bool]] = {
 }
 
 
-@dataclass(frozen=True)
-class Case:
+class Case(NamedTuple):
     """What becomes of some values of a removed flag.
 
     `label` names those values for the reference (empty: every other value) and `holds` tests for them. `becomes` is the
@@ -45,8 +43,7 @@ class Case:
         return f"write {self.fix}" if self.fix.startswith("--") else self.fix
 
 
-@dataclass(frozen=True)
-class Removed:
+class Removed(NamedTuple):
     """One row: the old flag, what it took, and the cases of its value in the order they are tried."""
 
     name: str
@@ -69,7 +66,7 @@ def _case(row: dict[str, Any]) -> Case:
 @cache
 def table() -> dict[str, Removed]:
     """The rows by the name of the old flag."""
-    rows = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+    rows = toml_beside(__file__)
     kinds: dict[str, Kind] = {name: row.pop("kind") for name, row in rows.items()}
     return {name: Removed(name, kinds[name], tuple(map(_case, row.get("cases", [row])))) for name, row in rows.items()}
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Final
 
 from dsrun.errors import UsageError, nearest
 from dsrun.recipe.mixture import naming, specs_of
+from dsrun.recipe.preflight.conversations import check_conversations
 from dsrun.recipe.preflight.data_files import FORMATS, check_data_file, expanded, suffix_of
-from dsrun.recipe.preflight.model_folder import check_conversations, check_model_folder
-from dsrun.recipe.preflight.plugin_file import find_plugin
+from dsrun.recipe.preflight.model_folder import check_model_folder
 from dsrun.recipe.spec import TrainSpec
-from dsrun.system.host import nearest_existing
+from dsrun.system.files import nearest_existing
 
 CHAT_TEMPLATES: Final = ("chatml",)
 """The chat templates that dsrun has itself."""
@@ -45,6 +44,8 @@ def check_files(spec: TrainSpec, *, generation_config: str | None = None) -> Non
         for file in expanded("--sample-prompts", [spec.sample_prompts]):
             _check_named_file(file, f"--sample-prompts {file}")
     if spec.plugin:
+        from dsrun.recipe.preflight.plugin_file import find_plugin
+
         find_plugin(spec.plugin)
     if spec.offload == "nvme" and spec.nvme_path:
         _check_nvme(spec.nvme_path)
@@ -101,6 +102,8 @@ def _check_named_file(path: Path, what: str) -> None:
 
 def _check_nvme(name: str) -> None:
     """DeepSpeed makes the folder itself, deep in the loading of the model."""
+    from tempfile import TemporaryFile
+
     path = Path(name).expanduser()
     base = path if path.is_dir() else nearest_existing(path)
     if not base.is_dir():

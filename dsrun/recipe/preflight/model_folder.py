@@ -1,4 +1,4 @@
-"""A model in a local folder: whether it is one, whether it writes text, and whether it can read the data.
+"""A model in a local folder: whether it is one, and whether it writes text.
 
 What is told here from a few small files takes an instant; told by the libraries it comes a minute later.
 """
@@ -9,12 +9,13 @@ import json
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dsrun.errors import UsageError
 from dsrun.model_families import family_of
-from dsrun.recipe.preflight.data_files import data_format, expanded, first_row
-from dsrun.recipe.spec import TrainSpec
+
+if TYPE_CHECKING:
+    from dsrun.recipe.spec import TrainSpec
 
 _WEIGHTS = ("*.safetensors", "*.bin", "*.index.json")
 NEITHER = "which is neither a causal LM nor a seq2seq model of text"
@@ -23,10 +24,6 @@ BOTH_WAYS = "which reads text in both directions: as a causal LM it would see th
 NOT_CAUSAL = "and DPO trains causal language models"
 CHOOSE_FOR_DPO = "choose a causal LM (Llama, Qwen …)"
 CHOOSE_CAUSAL_LM = "choose a causal LM; --from-scratch --model-config is_decoder=true makes one of this config"
-# Columns that may hold messages.
-_CHATS = ("messages", "conversations", "prompt", "completion", "chosen", "rejected")
-# Columns that an encoder-decoder model can learn from, whatever stands beside them.
-_PAIRED = {"translation", "source", "target", "input_ids", "text", "summary", "prompt", "input", "output"}
 
 
 def check_model_folder(path: Path, spec: TrainSpec) -> None:
@@ -42,7 +39,7 @@ def check_model_folder(path: Path, spec: TrainSpec) -> None:
         raise UsageError(
             f"--model {name} holds config.json but no weights", fix="--from-scratch initialises a model from its config"
         )
-    config = _read(path / "config.json")
+    config = read_object(path / "config.json")
     kind = config.get("model_type")
     # Code that comes with a model may make of it what it likes.
     if kind in other_models() and "auto_map" not in config:
@@ -51,27 +48,6 @@ def check_model_folder(path: Path, spec: TrainSpec) -> None:
         raise UsageError(f"--model {name} is a {kind} model, {BOTH_WAYS}", fix=CHOOSE_CAUSAL_LM)
     if spec.task == "dpo" and config.get("is_encoder_decoder"):
         raise UsageError(f"--task dpo: --model {name} is a {kind} model, {NOT_CAUSAL}", fix=CHOOSE_FOR_DPO)
-
-
-def check_conversations(path: Path, spec: TrainSpec) -> None:
-    """Raise UsageError where the model in this folder cannot read the conversations of a data file."""
-    config = _read(path / "config.json")
-    splits = (spec.train_file, spec.validation_file, spec.test_file)
-    for file in dict.fromkeys(file for names in splits for file in expanded("a data file", names)):
-        row = _first_row(file)
-        if spec.text_column or not any(isinstance(row.get(name), list) for name in _CHATS):
-            continue
-        if config.get("is_encoder_decoder") and not _PAIRED & set(row):
-            raise UsageError(
-                f"{file} contains conversations, which a model of type {config.get('model_type')} cannot learn",
-                fix="choose a causal LM, or data with a source and a target column",
-            )
-        tokenizer = Path(spec.tokenizer).expanduser() if spec.tokenizer else path
-        if not config.get("is_encoder_decoder") and not spec.chat_template and _lacks_template(tokenizer):
-            raise UsageError(
-                f"{file} contains conversations, but the tokenizer in {tokenizer} has no chat template",
-                fix="--chat-template FILE, --chat-template chatml, or the --tokenizer of an instruction-tuned model",
-            )
 
 
 def has_weights(folder: Path) -> bool:
@@ -86,20 +62,7 @@ def other_models() -> frozenset[str]:
     return frozenset(listed["model_types"])
 
 
-def _lacks_template(folder: Path) -> bool:
-    """Whether a tokenizer is in this folder, without a chat template in any of the places where transformers looks."""
-    config = folder / "tokenizer_config.json"
-    if not config.is_file():
-        return False
-    files = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
-    return not _read(config).get("chat_template") and not any((folder / name).exists() for name in files)
-
-
-def _first_row(file: Path) -> dict[str, Any]:
-    return first_row(file) if data_format(file) == "json" else {}
-
-
-def _read(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
     """The object in a JSON file; {} where there is none, which the libraries report."""
     with suppress(OSError, ValueError, RecursionError):
         found = json.loads(path.read_text(encoding="utf-8"))

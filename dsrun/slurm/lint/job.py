@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import Any
 
+from dsrun.datafiles import toml_beside
 from dsrun.errors import UsageError
 from dsrun.hardware.gres import parse_gres
 from dsrun.slurm.lint.launch import Launch, launches
@@ -23,7 +22,7 @@ DECLARATIONS = ("export", "declare", "local", "readonly")
 @cache
 def rules() -> dict[str, Any]:
     """rules.toml: sbatch's options, and the texts of the findings by their code."""
-    return tomllib.loads(Path(__file__).with_name("rules.toml").read_text(encoding="utf-8"))
+    return toml_beside(__file__, "rules.toml")
 
 
 @dataclass(frozen=True)

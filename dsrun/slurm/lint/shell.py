@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 # Stands for a dollar sign that this shell does not expand: one in single quotes, or behind a backslash.
 LITERAL_DOLLAR = "\ue000"
@@ -13,8 +13,7 @@ _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _HEREDOC = re.compile(r"<<(-?)\s*(['\"]?)(\w+)\2")
 
 
-@dataclass(frozen=True)
-class ShellCommand:
+class ShellCommand(NamedTuple):
     """One simple command: its first line (from 1), its words without quotes, and the operator behind it."""
 
     line: int

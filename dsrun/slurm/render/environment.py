@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
-from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import PurePosixPath
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
-from dsrun.datafiles import data_folder
+from dsrun.datafiles import data_folder, read_toml
 from dsrun.errors import UsageError
 from dsrun.slurm.render.notation import parse_gpus, shell_quote
 from dsrun.slurm.render.options import SlurmSpec
@@ -19,15 +17,14 @@ from dsrun.slurm.render.spec import gres_gpus
 @cache
 def networks() -> dict[str, dict[str, Any]]:
     """The presets by name: `about` is what each is for, `variables` what it sets."""
-    return tomllib.loads((data_folder("slurm") / "networks.toml").read_text(encoding="utf-8"))
+    return read_toml(data_folder("slurm") / "networks.toml")
 
 
 Kind = Literal["wheel", "tar", "folder"]
 TARS = (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.xz", ".tar.bz2")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stage:
+class Stage(NamedTuple):
     """What is copied (`path`), what it is called below `local_dir`."""
 
     kind: Kind
@@ -151,4 +148,4 @@ def pyxis_options(spec: SlurmSpec) -> list[str]:
 
 def staged_values(staged: Stage | None, python: str) -> dict[str, Any] | None:
     """What the template can name of it."""
-    return asdict(staged) | {"python": None if staged.has_python else python} if staged else None
+    return staged._asdict() | {"python": None if staged.has_python else python} if staged else None

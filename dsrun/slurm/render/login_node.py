@@ -6,44 +6,15 @@ is missing here is an error. Absolute paths may be on the nodes' own disks.
 
 from __future__ import annotations
 
-import json
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsrun.errors import MissingError, ToolError, did_you_mean
 from dsrun.findings import Finding, Level
-from dsrun.system import slurm
-from dsrun.system.proc import capture
 
 if TYPE_CHECKING:
     from dsrun.slurm.render.options import SlurmSpec
     from dsrun.slurm.render.program import Program
-
-# conda needs seconds for its list, and a module may start programs.
-_TIMEOUT_S = 60
-_ANYWAY = "--force renders it anyway"
-# As the script loads them: one after the other, for a module may bring the folder of the next. One that is there may
-# refuse to be loaded on a login node.
-_MODULES = """\
-command -v module >/dev/null || source /etc/profile >/dev/null 2>&1
-command -v module >/dev/null || { echo none; exit; }
-for name; do
-    module load "$name" >/dev/null 2>&1 </dev/null && continue
-    module -t avail "$name" 2>&1 | awk -v name="$name" '
-        { sub(/\\(.*/, "") }
-        $0 == name || index($0, name "/") == 1 { found = 1 }
-        END { exit !found }' || echo "missing $name"
-done
-"""
-_CONDA = """\
-if [ $# -gt 0 ]; then
-    command -v module >/dev/null || source /etc/profile
-    module load "$@"
-fi >/dev/null 2>&1
-conda env list --json
-"""
 
 
 def missing_here(
@@ -58,19 +29,13 @@ def missing_here(
     yield from _files(spec, program, cwd, on_cluster=on_cluster)
     if not on_cluster:
         return
-    for name in (entry for entry in spec.env if "=" not in entry):
-        if not environ.get(name):
-            message = "the variable is not set here, and sbatch could not pass it on"
-            yield _finding("error", "variable", f"--env {name}", message, f"export {name}=…")
-    yield from _modules(spec)
-    yield from _tools(spec, environ)
-    if spec.conda:
-        yield from _conda(spec, spec.conda, cwd)
-    if spec.container_image:
-        yield from _pyxis(spec.container_image)
+    from dsrun.slurm.render.login_setup import missing_setup  # which starts processes
+
+    yield from missing_setup(spec, cwd, environ)
 
 
-def _finding(level: Level, code: str, where: str, message: str, fix: str = "") -> Finding:
+def missing(level: Level, code: str, where: str, message: str, fix: str = "") -> Finding:
+    """A finding about what is not there."""
     return Finding(level=level, code=f"slurm_missing_{code}", where=where, message=message, fix=fix)
 
 
@@ -89,72 +54,13 @@ def _files(spec: SlurmSpec, program: Program, cwd: Path, *, on_cluster: bool) ->
     folder = (cwd / spec.log).parent if spec.log else cwd
     if "%" not in str(folder) and not folder.is_dir():
         message = f"SLURM does not create {folder}, and without it the job has no log"
-        yield _finding("info", "folder", "--log", message, f"mkdir -p {folder}")
+        yield missing("info", "folder", "--log", message, f"mkdir -p {folder}")
 
 
 def _missing_file(where: str, name: str, *, certain: bool) -> Finding:
     shown = name if name.isprintable() else repr(name)
     if certain:
         fix = "write its path from this folder, or in full"
-        return _finding("error", "file", where.removeprefix("program"), f"there is no file {shown}", fix)
+        return missing("error", "file", where.removeprefix("program"), f"there is no file {shown}", fix)
     message = f"{shown} is not on this machine; the job needs it on the compute nodes"
-    return _finding("info", "file", where, message)
-
-
-def _tools(spec: SlurmSpec, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Programs that are called by name; a module or a setup file may bring them."""
-    for flag, value, tool in (("--apptainer", spec.apptainer, "apptainer"), ("--conda", spec.conda, "conda")):
-        own_setup = spec.module or spec.setup_file
-        if value and not own_setup and shutil.which(tool, path=environ.get("PATH")) is None:
-            message, fix = f"there is no {tool} here", f"--module NAME, if a module brings {tool}"
-            yield _finding("error", "tool", f"{flag} {value}", message, fix)
-
-
-def _bash(text: str, *words: str) -> str | None:
-    """What a script prints; None where it fails."""
-    try:
-        answer = capture(["bash", "-c", text, "dsrun", *words], seconds=_TIMEOUT_S)
-    except (MissingError, ToolError):
-        return None
-    return answer.stdout if answer.returncode == 0 else None
-
-
-def _modules(spec: SlurmSpec) -> Iterator[Finding]:
-    answer = (_bash(_MODULES, *spec.module) if spec.module else None) or ""
-    if answer.strip() == "none":
-        message = "there is no module command here; the compute nodes need one"
-        yield _finding("info", "module", f"--module {spec.module[0]}", message)
-        return
-    for line in answer.splitlines():
-        if line.startswith("missing "):
-            where = f"--module {line.removeprefix('missing ')}"
-            yield _finding("error", "module", where, "there is no such module here", f"module avail; {_ANYWAY}")
-
-
-def _conda(spec: SlurmSpec, name: str, cwd: Path) -> Iterator[Finding]:
-    """Whether the environment is there; nothing where conda does not tell."""
-    if "/" in name:
-        if not (cwd / name / "conda-meta").is_dir():
-            yield _finding("error", "conda", f"--conda {name}", "the folder is not a conda environment", _ANYWAY)
-        return
-    # A sourced file may do anything, and may be what makes conda known.
-    answer = None if spec.setup_file else _bash(_CONDA, *spec.module)
-    try:
-        known = [Path(each).name for each in json.loads(answer or "")["envs"]]
-    except (ValueError, KeyError, TypeError):
-        return
-    if name not in (*known, "base", "root"):
-        message = "conda knows no such environment here"
-        yield _finding("error", "conda", f"--conda {name}", message, did_you_mean(name, known, "conda env list"))
-
-
-def _pyxis(image: str) -> Iterator[Finding]:
-    """Whether srun has pyxis' options, which are in its help as those of any plug-in of plugstack.conf."""
-    try:
-        answer = slurm.query_tool(["srun", "--help"])
-    except (MissingError, ToolError):
-        return
-    if answer.returncode == 0 and "--container-image" not in answer.stdout:
-        message = "srun here does not have pyxis, which runs images of enroot"
-        fix = f"--apptainer IMAGE; {_ANYWAY}, if the compute nodes have it"
-        yield _finding("error", "pyxis", f"--container-image {image}", message, fix)
+    return missing("info", "file", where, message)

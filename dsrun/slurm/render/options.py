@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import Field, dataclass, fields
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from dsrun.options import described
 
 
-@described(Path(__file__).with_suffix(".toml"))
+@described(__file__)
 @dataclass(frozen=True, kw_only=True)
 class SlurmSpec:
     """What is asked of a job; `dsrun.slurm.render.script.render` writes its script.

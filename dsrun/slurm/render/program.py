@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from dsrun.datafiles import data_folder
 from dsrun.errors import UsageError
@@ -16,8 +17,7 @@ WORKER = "dsrun.train"
 _SLUG = re.compile(r"[^A-Za-z0-9._-]+")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Program:
+class Program(NamedTuple):
     """A program for torch.distributed.run.
 
     `mode` are the options it needs, `entry` what it starts (a module, a script or an executable) with `args`.

@@ -6,12 +6,11 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
-from pathlib import PurePosixPath
-from traceback import walk_tb
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from dsrun import __version__
-from dsrun.datafiles import data_folder
+from dsrun.datafiles import data_folder, kept
 from dsrun.errors import UsageError
 from dsrun.slurm.render.environment import (
     as_path,
@@ -44,9 +43,23 @@ USER_VARIABLES = ("HOME", "USER", "LOGNAME", "SHELL")
 _MARGIN_S = 30
 
 
-def template_text() -> str:
+# bash, not HTML: the one filter that makes a value safe is q.
+_SYNTAX: dict[str, Any] = {
+    "trim_blocks": True,
+    "lstrip_blocks": True,
+    "keep_trailing_newline": True,
+    "autoescape": False,
+}
+
+
+def template_file() -> Path:
     """The shipped template."""
-    return (data_folder("slurm") / TEMPLATE).read_text(encoding="utf-8")
+    return data_folder("slurm") / TEMPLATE
+
+
+def template_text() -> str:
+    """Its text."""
+    return template_file().read_text(encoding="utf-8")
 
 
 def completed(spec: SlurmSpec, program: Program, site: Site) -> SlurmSpec:
@@ -85,7 +98,7 @@ def render(spec: SlurmSpec, program: Program, site: Site, template: str | None =
     _refuse(spec, program)
     blanks = context(spec, program, site)
     try:
-        return str(_compiled(template if template is not None else template_text()).render(blanks))
+        return str(_compiled(template).render(blanks))
     except jinja2.TemplateSyntaxError as error:
         raise UsageError(f"the template, line {error.lineno}: {error.message}") from None
     except jinja2.UndefinedError as error:
@@ -96,24 +109,26 @@ def render(spec: SlurmSpec, program: Program, site: Site, template: str | None =
 
 def _place(error: Exception) -> str:
     """The line of the template that Jinja2 was at; it puts the template's own lines into the traceback."""
+    from traceback import walk_tb
+
     lines = [line for frame, line in walk_tb(error.__traceback__) if frame.f_code.co_filename == "<template>"]
     return f"the template, line {lines[-1]}" if lines else "the template"
 
 
 @cache
-def _compiled(text: str) -> jinja2.Template:
+def _compiled(text: str | None) -> jinja2.Template:
+    """The user's template, or the shipped one, which is compiled once: that takes as long as all other work here."""
     import jinja2
+    from jinja2.bccache import bc_magic
 
-    # bash, not HTML: the one filter that makes a value safe is q.
-    environment = jinja2.Environment(
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,
-    )
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, **_SYNTAX)
     environment.filters["q"] = shell_quote
-    return environment.from_string(text)
+    if text is not None:
+        return environment.from_string(text)
+    code = kept(
+        template_file(), lambda content: environment.compile(content.decode("utf-8")), f"{bc_magic!r} {_SYNTAX}"
+    )
+    return jinja2.Template.from_code(environment, code, environment.make_globals(None))
 
 
 def _refuse(spec: SlurmSpec, program: Program) -> None:

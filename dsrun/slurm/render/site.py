@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -11,7 +12,6 @@ from typing import TYPE_CHECKING
 from dsrun import __version__
 from dsrun.errors import MissingError, ToolError
 from dsrun.slurm.render.program import Site
-from dsrun.system.proc import capture
 
 if TYPE_CHECKING:
     from dsrun.slurm.cluster.facts import ClusterFacts
@@ -29,13 +29,11 @@ def find_site(
     spec: SlurmSpec, program: Program, cwd: Path, notify: Callable[[str], None]
 ) -> tuple[Site, ClusterFacts | None]:
     """The site, and the facts of its cluster; None for these if there is no SLURM."""
-    from dsrun.slurm.cluster.discover import discover_if_any
-
     site = Site(
         checkpoint_s=checkpoint_seconds(cwd / program.output) if program.output else None,
         has_dsrun=program.trains or "--no-python" in program.mode or has_dsrun(spec, program, cwd),
     )
-    facts = discover_if_any(notify)
+    facts = _facts(notify)
     if facts is None:
         return site, None
     partition = spec.partition.partition(",")[0] if spec.partition else None
@@ -45,6 +43,17 @@ def find_site(
         cores_per_gpu=facts.cores_per_gpu(partition),
         cwd=str(cwd),
     ), facts
+
+
+def _facts(notify: Callable[[str], None]) -> ClusterFacts | None:
+    """The facts of the cluster; None where there is none, for which nothing has to be imported."""
+    if not os.environ.get("SLURM_CONF") and not any(
+        os.access(Path(each, "scontrol"), os.X_OK) for each in os.get_exec_path()
+    ):
+        return None
+    from dsrun.slurm.cluster.discover import discover_if_any
+
+    return discover_if_any(notify)
 
 
 def has_dsrun(spec: SlurmSpec, program: Program, cwd: Path) -> bool:
@@ -62,6 +71,8 @@ def has_dsrun(spec: SlurmSpec, program: Program, cwd: Path) -> bool:
         return False
     if (cwd / python).parent == Path(sys.executable).parent:
         return True
+    from dsrun.system.proc import capture  # only for another Python than this one
+
     try:
         words = [str(cwd / python), "-c", "import dsrun; print(dsrun.__version__)"]
         return capture(words, seconds=_TIMEOUT_S, cwd=cwd).stdout.strip() == __version__

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import Field, dataclass
+from dataclasses import Field
 from functools import cache
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from dsrun.errors import UsageError, did_you_mean
-from dsrun.hardware.gres import parse_gres
 from dsrun.options import flag_of, value_kind
 from dsrun.slurm.render.notation import MAX_NUMBER, check_notation, directive_value, parse_gpus, shell_quote, time_limit
 from dsrun.slurm.render.options import SlurmSpec, options
@@ -96,7 +95,11 @@ def sbatch_entry(entry: str, where: str) -> tuple[str, str | None]:
 
 def gres_gpus(spec: SlurmSpec) -> int:
     """GPUs that --gres asks for on each node."""
-    return sum(each.count for each in parse_gres(spec.gres)) if spec.gres else 0
+    if not spec.gres:
+        return 0
+    from dsrun.hardware.gres import parse_gres
+
+    return sum(each.count for each in parse_gres(spec.gres))
 
 
 def _resources(spec: SlurmSpec) -> Iterator[Problem]:
@@ -186,8 +189,7 @@ NO = frozenset({"false", "no", "off", "0"})
 _WHOLE = re.compile(r"[+-]?[0-9]{1,30}")
 
 
-@dataclass(frozen=True, kw_only=True)
-class OptionValue:
+class OptionValue(NamedTuple):
     """One option as somebody wrote it: its field, the values, and where they stand ("run.yaml:4: slurm.nodes")."""
 
     name: str

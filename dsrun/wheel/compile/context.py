@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsrun.datafiles import read_toml
+from dsrun.datafiles import data_folder, read_toml
 from dsrun.errors import DsrunError, MissingError, ToolError, UsageError
 from dsrun.findings import Finding
-from dsrun.hardware.gres import cluster_gpus, cluster_nodes
+from dsrun.hardware.cluster_gpus import cluster_gpus, cluster_nodes
 from dsrun.system.gpus import visible_gpus
 from dsrun.system.proc import capture
 from dsrun.wheel.compile.environment import without_flags
@@ -40,7 +40,7 @@ def node_level(features: Iterable[str]) -> str | None:
     Features mean "at least": a node called `avx2` and `genoa` has what a Genoa has. A level is its own feature.
     """
     levels = {word.strip().lower().replace("_", "-") for word in features}
-    table: dict[str, list[str]] = read_toml("build", "cpu.toml")["features"]
+    table: dict[str, list[str]] = read_toml(data_folder("build") / "cpu.toml")["features"]
     known = {word.replace("_", "-"): level for level, names in table.items() for word in (level, *names)}
     if _LESS in levels:
         return known[_LESS]

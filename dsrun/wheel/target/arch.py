@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
-from dsrun.datafiles import read_toml
+from dsrun.datafiles import data_folder, read_toml
 from dsrun.errors import UsageError
 from dsrun.hardware.gpus import gpu_table, lookup, meanings, near_names
 
@@ -27,7 +27,7 @@ class TorchRelease:
 
 @cache
 def _facts() -> dict[str, Any]:
-    return read_toml("build", "cuda.toml")
+    return read_toml(data_folder("build") / "cuda.toml")
 
 
 def capability(text: str) -> Capability:

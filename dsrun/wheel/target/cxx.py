@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-from dsrun.datafiles import read_toml
+from dsrun.datafiles import data_folder, read_toml
 from dsrun.errors import MissingError, ToolError, UsageError
 from dsrun.system.proc import capture
 
@@ -216,7 +216,7 @@ _FIELDS = ("what", "headers", "function", "library", "module", "variable", "cuda
 @cache
 def needs() -> Mapping[str, Need]:
     """Every need of build/ops.toml by name."""
-    table = read_toml("build", "ops.toml")["need"]
+    table = read_toml(data_folder("build") / "ops.toml")["need"]
     found = {}
     for name, row in table.items():
         known: dict[str, Any] = {key: row[key] for key in _FIELDS if key in row}

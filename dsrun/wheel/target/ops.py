@@ -9,7 +9,7 @@ from functools import cache
 from string import Template
 from typing import Any, Literal
 
-from dsrun.datafiles import read_toml
+from dsrun.datafiles import data_folder, read_toml
 from dsrun.errors import UsageError, did_you_mean
 from dsrun.findings import Finding
 from dsrun.wheel.target.cxx import needs, way_to_install
@@ -61,7 +61,7 @@ class Op:
 def all_ops() -> tuple[Op, ...]:
     """Every row of build/ops.toml."""
     ops = []
-    for row in read_toml("build", "ops.toml")["op"]:
+    for row in read_toml(data_folder("build") / "ops.toml")["op"]:
         values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
         ops.append(Op(**values))
     return tuple(ops)

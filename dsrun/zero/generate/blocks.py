@@ -5,18 +5,18 @@ A flat mapping holds them: the key's path, blocks joined by dots, to a `Reasoned
 
 from __future__ import annotations
 
-import tomllib
-from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dsrun.hardware.gpus import GpuModel
+from dsrun.datafiles import toml_beside
 from dsrun.model_families import family_of
 from dsrun.zero.generate import presets
 from dsrun.zero.generate.presets import PRESETS, Preset
 from dsrun.zero.generate.spec import ZeroSpec
 from dsrun.zero.view import AUTO, ZERO
+
+if TYPE_CHECKING:
+    from dsrun.hardware.gpus import GpuModel
 
 # What changed, and where: written out so that a file means the same under every release.
 MOVED = {
@@ -37,8 +37,7 @@ class ReasonedValue(NamedTuple):
 FlatConfig = dict[str, ReasonedValue]
 
 
-@dataclass(frozen=True, kw_only=True)
-class HardwareFacts:
+class HardwareFacts(NamedTuple):
     """What is known about the model and the GPU.
 
     `hidden_size` is the model's width, `largest` its largest parameter, `parameters` all of them, in elements.
@@ -51,8 +50,7 @@ class HardwareFacts:
     gpu: GpuModel | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class ConfigContext:
+class ConfigContext(NamedTuple):
     """One configuration to write."""
 
     spec: ZeroSpec
@@ -76,7 +74,7 @@ class ConfigContext:
 @cache
 def tables() -> dict[str, dict[str, dict[str, Any]]]:
     """The content of fixed.toml."""
-    return tomllib.loads(Path(__file__).with_name("fixed.toml").read_text(encoding="utf-8"))
+    return toml_beside(__file__, "fixed.toml")
 
 
 def fixed(name: str) -> FlatConfig:

@@ -8,16 +8,16 @@ other key, checked against the keys that the installed release reads.
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+from dsrun.datafiles import toml_beside
 from dsrun.errors import UsageError
 from dsrun.findings import Finding
 from dsrun.zero.generate import training_blocks
 from dsrun.zero.generate.blocks import ConfigContext, FlatConfig, HardwareFacts, ReasonedValue, precision, zero
-from dsrun.zero.generate.spec import ZeroSpec, as_typed, check_flags, given
+from dsrun.zero.generate.flag_rules import check_flags
+from dsrun.zero.generate.spec import ZeroSpec, as_typed, given
 from dsrun.zero.lint.check import check as lint
 from dsrun.zero.schema import Entry, blocks, coerce, expected, homes, nearest, outside, removed
 from dsrun.zero.view import AUTO
@@ -27,7 +27,7 @@ REFUSED = frozenset({"bf16_needs_ampere", "conflict", "needs_stage", "offload_ne
 # Their keys are the arguments of the class that is named beside them.
 FREE = ("optimizer.params", "scheduler.params")
 
-_SHIPPED = tomllib.loads(Path(__file__).with_name("shipped.toml").read_text(encoding="utf-8"))
+_SHIPPED = toml_beside(__file__, "shipped.toml")
 SHIPPED = {name: ZeroSpec(**file["options"]) for name, file in _SHIPPED.items()}
 """What each file of ds_configs/ is generated from."""
 PURPOSES: dict[str, str] = {name: file["does"] for name, file in _SHIPPED.items()}

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from dsrun.datafiles import read_toml
 from dsrun.model_families import family_of, overflow_in_fp16
 from dsrun.zero.generate.blocks import ConfigContext, HardwareFacts, precision_of
 from dsrun.zero.generate.config import build, check_config, nested
@@ -21,8 +20,7 @@ VERSION = 1
 UNKNOWN = "see DeepSpeed's documentation"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Explained:
+class Explained(NamedTuple):
     """One key of the configuration: its path, its value, what it does, and why it is this value."""
 
     key: str
@@ -34,8 +32,7 @@ class Explained:
 @cache
 def meanings() -> dict[str, str]:
     """What the keys do, by their paths."""
-    text = Path(__file__).parents[1].joinpath("key_meanings.toml").read_text(encoding="utf-8")
-    return tomllib.loads(text)
+    return read_toml(Path(__file__).parents[1] / "key_meanings.toml")
 
 
 def explain(spec: ZeroSpec, facts: HardwareFacts) -> list[Explained]:
@@ -58,7 +55,7 @@ def as_text(rows: Sequence[Explained]) -> str:
 
 def as_json(rows: Sequence[Explained]) -> str:
     """The explanation for a program: {"version": 1, "keys": [{"key", "value", "does", "why"}, …]}."""
-    return json.dumps({"version": VERSION, "keys": [asdict(row) for row in rows]}, indent=2, ensure_ascii=False)
+    return json.dumps({"version": VERSION, "keys": [row._asdict() for row in rows]}, indent=2, ensure_ascii=False)
 
 
 # Training arguments that must agree with a number in the file (HfTrainerDeepSpeedConfig.fill_match refuses

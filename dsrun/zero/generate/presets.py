@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import tomllib
-from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
-from dsrun.hardware.gpus import GpuModel
+from dsrun.datafiles import toml_beside
+
+if TYPE_CHECKING:
+    from dsrun.hardware.gpus import GpuModel
 
 # Below this many elements a bucket costs more in launches than it hides; above, its buffer eats GPU memory.
 SMALLEST_BUCKET = 5_000_000
@@ -26,8 +27,7 @@ MILLION = 1_000_000
 DIGITS = 2
 
 
-@dataclass(frozen=True, kw_only=True)
-class Preset:
+class Preset(NamedTuple):
     """How much a configuration spends on speed.
 
     `bucket` and `persistence` are factors to what the Trainer's "auto" gives; `prefetch` is the share of a bucket
@@ -47,10 +47,7 @@ class Preset:
     why: str
 
 
-PRESETS = {
-    name: Preset(**values)
-    for name, values in tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")).items()
-}
+PRESETS = {name: Preset(**values) for name, values in toml_beside(__file__).items()}
 
 
 def memory_of(gpu: GpuModel | None) -> int:
@@ -73,8 +70,7 @@ def reduce_bucket(preset: Preset, hidden_size: int, gpu: GpuModel | None) -> int
     return _even(min(wanted, most))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sizes:
+class Sizes(NamedTuple):
     """The sizes, in elements, that go into DeepSpeed's JSON for a model, GPU and preset.
 
     `prefetch` is what ZeRO-3 fetches ahead, `persistence` up to what size its parameters stay whole (norms and biases,

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dsrun.findings import Finding, Level
-from dsrun.hardware.gpus import GpuModel
 from dsrun.zero.lint.advice import check_advice
 from dsrun.zero.lint.codes import Findings
 from dsrun.zero.lint.engine import check_batch, check_engine
@@ -19,6 +18,9 @@ from dsrun.zero.lint.trainer import check_against, check_auto, check_trainer
 from dsrun.zero.rules import broken
 from dsrun.zero.schema import shown
 from dsrun.zero.view import ConfigView, Flags, Target, find_target
+
+if TYPE_CHECKING:
+    from dsrun.hardware.gpus import GpuModel
 
 CHECKS = (
     check_structure,

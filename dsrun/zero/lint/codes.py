@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import tomllib
 from dataclasses import dataclass, field
-from pathlib import Path
+from typing import NamedTuple
 
+from dsrun.datafiles import toml_beside
 from dsrun.findings import Finding, Level
 from dsrun.zero import schema
 from dsrun.zero.lint.source import Position, Source, dotted
 
 
-@dataclass(frozen=True)
-class Code:
+class Code(NamedTuple):
     """What a code stands for. `stops`: what does not run with an error of it, and when."""
 
     levels: str
@@ -20,10 +19,7 @@ class Code:
     stops: str
 
 
-CODES = {
-    name: Code(**row)
-    for name, row in tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")).items()
-}
+CODES = {name: Code(**row) for name, row in toml_beside(__file__).items()}
 
 
 def printable(text: str) -> str:

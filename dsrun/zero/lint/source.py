@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from json import JSONDecodeError, JSONDecoder
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from dsrun.zero.schema import Path
 
@@ -45,8 +45,7 @@ MARK = "\ufeff"
 DECODER = JSONDecoder()
 
 
-@dataclass(frozen=True)
-class Position:
+class Position(NamedTuple):
     """A place in the text; both count from 1."""
 
     line: int
@@ -56,8 +55,7 @@ class Position:
         return f"{self.line}:{self.column}"
 
 
-@dataclass(frozen=True)
-class SyntaxIssue:
+class SyntaxIssue(NamedTuple):
     """Something that json.load refuses and that can be read all the same; `text` is what stands there."""
 
     kind: IssueKind
@@ -65,8 +63,7 @@ class SyntaxIssue:
     text: str
 
 
-@dataclass(frozen=True)
-class DuplicateKey:
+class DuplicateKey(NamedTuple):
     """A key that an object holds twice."""
 
     path: Path

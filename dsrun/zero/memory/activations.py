@@ -10,9 +10,8 @@ Widths are elements per token; B tokens of bf16 take 2 × B bytes per element, f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import ceil
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from dsrun.zero.generate.presets import Sizes
 from dsrun.zero.memory.model.architecture import Architecture, NormKind, Stack, Training
@@ -30,8 +29,7 @@ MASK_BYTES = 1
 """Per element that dropout looks at: CUDA's native_dropout keeps a bool."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Work:
+class Work(NamedTuple):
     """One rank's micro batch: samples, and tokens per sample (of a seq2seq model: of sources and of targets).
 
     `width` is the bytes of one activation; `autocast` says that fp32 weights are cast as they are used (plain DDP).
@@ -52,8 +50,7 @@ class Work:
     dropout: bool = True
 
 
-@dataclass(frozen=True, kw_only=True)
-class Activations:
+class Activations(NamedTuple):
     """Bytes of one micro batch.
 
     `kept` live from forward to backward; `working` is the largest extra need at a time while the backward pass runs
@@ -227,8 +224,7 @@ FRAGMENTATION = 0.05
 """Share of what is allocated and freed in every step that torch's caching allocator cannot use again."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Buffers:
+class Buffers(NamedTuple):
     """Bytes on one GPU."""
 
     buckets: int

@@ -7,12 +7,11 @@ docs/benchmarks.md.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dsrun.system.files import parse_json, replacing
 from dsrun.system.variables import cache_root
@@ -24,8 +23,7 @@ SANE = (0.5, 2.0)
 """A correction outside this range is refused: the plan or the measurement is wrong, and applying it would hide that."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Calibration:
+class Calibration(NamedTuple):
     """A measurement beside its prediction, both in bytes of `what`: a GPU, or a CPU rank's resident memory."""
 
     what: str
@@ -57,16 +55,24 @@ def key(config: Mapping[str, Any], request: PlanRequest) -> str:
         "precision": request.precision,
         "lora": request.lora is not None,
     }
+    import hashlib  # OpenSSL, for those who have calibrated
+
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
 
 def path_of(config: Mapping[str, Any], request: PlanRequest) -> Path:
     """Where the correction of this model on this GPU lies."""
-    return cache_root() / "calibration" / f"{key(config, request)}.json"
+    return _folder() / f"{key(config, request)}.json"
+
+
+def _folder() -> Path:
+    return cache_root() / "calibration"
 
 
 def remembered(config: Mapping[str, Any], request: PlanRequest) -> float:
     """The correction of an earlier calibration, 1 where there is none or the file is damaged."""
+    if not _folder().is_dir():
+        return 1.0
     try:
         factor = parse_json(path_of(config, request).read_text())["factor"]
     except (OSError, ValueError, KeyError, TypeError):

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from dsrun.zero.generate.accumulation import error_after, memory_of_sum
 from dsrun.zero.generate.presets import GIB, NVME_PARAM_BUFFER, nvme_buffer
-from dsrun.zero.generate.spec import offloaded_to
 from dsrun.zero.memory import optimizers
 from dsrun.zero.memory.model.architecture import training
 from dsrun.zero.memory.model.count import Counted
@@ -16,6 +15,7 @@ from dsrun.zero.memory.plan import Plan, described
 from dsrun.zero.memory.request import PlanRequest
 from dsrun.zero.memory.states import FP32
 from dsrun.zero.memory.strategy import Candidate, Strategy, sums_in_fp32
+from dsrun.zero.offload import offloaded_to
 
 CONFIG_FILE = "ds.json"
 PARAM_BUFFER = "zero_optimization.offload_param.buffer_size"
@@ -178,7 +178,7 @@ def row_as_json(row: Candidate) -> dict[str, Any]:
         "accumulation": row.accumulation,
         "gpu_total": gpu.total,
         "gpu": {
-            "states": asdict(states.gpu),
+            "states": states.gpu._asdict(),
             "optimizer_step": states.step,
             "activations": gpu.activations.kept,
             "one_layer": gpu.activations.working,
@@ -191,7 +191,7 @@ def row_as_json(row: Candidate) -> dict[str, Any]:
         },
         "host_per_node": row.host,
         "host_while_loading": row.host_loading,
-        "host_states_per_rank": asdict(states.host),
+        "host_states_per_rank": states.host._asdict(),
         "nvme_per_node": row.nvme,
         "checkpoint": row.checkpoint,
         "relative_speed": None if row.verdict == "does not fit" else round(row.relative, 3),

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import ceil, inf
 from typing import Literal
 
@@ -86,7 +87,7 @@ def cluster(text: str, *, nodes: int = 1, memory: float | None = None) -> Cluste
     if known is None:
         raise UsageError(f"--gpus {text}: how much memory {model.name} has is not known", fix="add --gpu-memory GIB")
     return Cluster(
-        name=name, model=replace(model, memory_gib=round(known)), per_node=per_node, nodes=nodes,
+        name=name, model=model._replace(memory_gib=round(known)), per_node=per_node, nodes=nodes,
         memory=float(known), note=note,
     )  # fmt: skip
 
@@ -225,7 +226,7 @@ class PlanRequest:
                 if self.stage in (None, stage) and (self.offload is None or is_place(stage, place, self.offload)):
                     yield stage, place
 
-    @property
+    @cached_property
     def sizes(self) -> Sizes:
         """The sizes that the generator chooses for it."""
         return self.own_sizes or sizes(self.preset, self.model.hidden, self.cluster.model)

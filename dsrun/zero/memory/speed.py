@@ -7,7 +7,7 @@ hardware, not measured: only ratios of the results are shown.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from dsrun.zero.memory.model.architecture import Training
 from dsrun.zero.memory.request import Cluster
@@ -30,8 +30,7 @@ HIDDEN = 0.85
 """Share of the shorter of compute and communication that overlap hides."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Step:
+class Step(NamedTuple):
     """One optimizer step of `micro_batches` micro batches with `tokens` tokens each, on every rank.
 
     `active` counts the parameters that one token goes through.
@@ -47,8 +46,7 @@ class Step:
     overlap: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class Estimate:
+class Estimate(NamedTuple):
     """Seconds per optimizer step, and what most of them are spent on."""
 
     seconds: float

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import ceil
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from dsrun.zero.generate.presets import NVME_PARAM_BUFFER
 from dsrun.zero.memory.model.architecture import Training
@@ -72,8 +72,7 @@ class Sharding:
         return int(self.moments * elements)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Place:
+class Place(NamedTuple):
     """Bytes of one rank's states in one kind of memory.
 
     `staging` are buffers that copies between the kinds of memory go through.
@@ -90,8 +89,7 @@ class Place:
         return self.parameters + self.gradients + self.master + self.optimizer + self.staging
 
 
-@dataclass(frozen=True, kw_only=True)
-class States:
+class States(NamedTuple):
     """One rank's states on the GPU, in host memory and on NVMe, in bytes.
 
     `step` are bytes that exist on the GPU only while the optimizer steps, when activations are gone. `pinned` are the
@@ -99,8 +97,8 @@ class States:
     """
 
     gpu: Place
-    host: Place = field(default_factory=Place)
-    nvme: Place = field(default_factory=Place)
+    host: Place = Place()
+    nvme: Place = Place()
     step: int = 0
     pinned: tuple[int, ...] = ()
 

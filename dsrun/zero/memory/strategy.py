@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from dsrun.zero.generate.accumulation import FROM_STEPS, takes_fp32_sum
 from dsrun.zero.generate.presets import GIB, nvme_buffer
-from dsrun.zero.generate.spec import offloaded_to
 from dsrun.zero.memory.activations import FRAGMENTATION, Activations, Buffers, activations, buffers
 from dsrun.zero.memory.model.architecture import Architecture, Training, training
 from dsrun.zero.memory.optimizers import TORCH_ADAMW, state_bytes
 from dsrun.zero.memory.request import PlanRequest
 from dsrun.zero.memory.speed import Step, estimate
 from dsrun.zero.memory.states import Offload, Sharding, States, checkpoint_bytes, states
+from dsrun.zero.offload import offloaded_to
 
 Verdict = Literal["fits", "tight", "does not fit"]
 
@@ -42,8 +42,7 @@ class Strategy:
         return f"ZeRO-{self.stage}{place}{', checkpointing' if self.checkpointing else ''}{master}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gpu:
+class Gpu(NamedTuple):
     """Bytes of one GPU at the peak of a step with one micro batch size."""
 
     states: States

@@ -8,13 +8,13 @@ import stat
 
 import pytest
 
-from dsrun.cli.config import generate as config
+from dsrun.cli.config import command as config_command
 from dsrun.cli.config import lint as config_lint
 from dsrun.errors import UsageError
 
 OLD = {"train_batch_size": 8, "zero_optimization": {"stage": 2, "cpu_offload": True}}
 WRITERS = {
-    "config": lambda out: config.command.main(["-o", out, "--force"], standalone_mode=False),
+    "config": lambda out: config_command.command.main(["-o", out, "--force"], standalone_mode=False),
     "upgrade": lambda out: config_lint.upgrade_command.main(["old.json", "-o", out, "--force"], standalone_mode=False),
 }  # fmt: skip
 

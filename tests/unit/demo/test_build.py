@@ -104,7 +104,7 @@ def test_failed_demo_build_leaves_nothing(small, tmp_path, monkeypatch, failure)
         raise failure
 
     with monkeypatch.context() as patch:
-        patch.setattr(build.models, "model_files", fail)
+        patch.setattr(build.tokenizers, "model_files", fail)
         with pytest.raises(failure):
             materialise("demo-t5", tmp_path / "demo")
     assert {file.name for file in tmp_path.iterdir()} <= {".demo.lock"}
@@ -125,7 +125,7 @@ def test_killed_demo_build_not_taken_as_finished(tmp_path):
     script = (
         "import os, sys, pathlib\n"
         "from dsrun.demo import build\n"
-        "build.models.model_files = lambda *_: os._exit(9)\n"
+        "build.tokenizers.model_files = lambda *_: os._exit(9)\n"
         "build.materialise('demo-t5', pathlib.Path(sys.argv[1]))\n"
     )
     killed = subprocess.run([sys.executable, "-c", script, str(tmp_path / "demo")], check=False)

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsrun.demo.corpus import LIMIT, english, romanian
-from dsrun.demo.models import DEFAULTS, model_config, t5_vocabulary, t5_words
+from dsrun.demo.models import DEFAULTS, model_config
+from dsrun.demo.tokenizers import t5_vocabulary, t5_words
 
 VOCABULARY = t5_vocabulary()
 numbers = st.integers(min_value=0, max_value=LIMIT - 1)

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from dsrun.errors import ToolError, UsageError
-from dsrun.hardware.gres import cluster_gpus, cluster_nodes
+from dsrun.hardware.cluster_gpus import cluster_gpus, cluster_nodes
 
 LINES = """\
 n1|skylake,ib|gpu:v100:4(S:0-1)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.system import host
+from dsrun.system.files import nearest_existing
 
 GIB = 1 << 30
 
@@ -130,7 +131,7 @@ def test_memory_available_never_negative(tmp_path):
 
 def test_disk_free_of_missing_path(tmp_path):
     missing = tmp_path / "a" / "b"
-    assert host.nearest_existing(missing) == tmp_path
+    assert nearest_existing(missing) == tmp_path
     assert host.disk_free(missing) > 0
 
 

@@ -17,11 +17,12 @@ from dsrun.recipe import recipe
 from dsrun.recipe.spec import TrainSpec
 from dsrun.slurm.render.options import SlurmSpec
 from dsrun.zero import rules as rules_module
-from dsrun.zero.generate import spec as spec_module
+from dsrun.zero.generate import flag_rules as flag_rules_module
 from dsrun.zero.generate.blocks import HardwareFacts
 from dsrun.zero.generate.config import build, generate, nested
 from dsrun.zero.generate.explain import notices
-from dsrun.zero.generate.spec import STAGES_OF_OPTION, ZeroSpec, flag_of, flag_rules, options
+from dsrun.zero.generate.flag_rules import STAGES_OF_OPTION, flag_rules
+from dsrun.zero.generate.spec import ZeroSpec, flag_of, options
 from dsrun.zero.lint.check import check as lint
 from dsrun.zero.rules import rules
 from dsrun.zero.view import ConfigView
@@ -258,7 +259,7 @@ def test_bf16_on_gpu_without_bf16_is_refused():
 
 
 def test_data_files_and_code_name_the_same_things():
-    assert spec_module.WHEN.keys() == rules_module.read_rules("flags").keys()
+    assert flag_rules_module.WHEN.keys() == rules_module.read_rules("flags").keys()
     assert rules_module.WHEN.keys() == rules_module.read_rules("config").keys()
     for declared in (ZeroSpec, TrainSpec, SlurmSpec):
         file = Path(sys.modules[declared.__module__].__file__).with_suffix(".toml")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Kind = Literal["linear", "embedding", "vector", "experts", "head", "frozen"]
 """linear: a matrix that gets a LoRA adapter under "all-linear"; embedding: token or position table; vector: norm
@@ -13,8 +14,7 @@ weights and biases, which the Trainer keeps out of weight decay; experts: stacke
 head: the output embedding, which peft leaves alone; frozen: computed positions that are never trained."""
 
 
-@dataclass(frozen=True, slots=True)
-class Weight:
+class Weight(NamedTuple):
     """One parameter tensor of a layer, with its shape in elements."""
 
     name: str
@@ -26,8 +26,7 @@ class Weight:
         return prod(self.shape)
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
+class Block(NamedTuple):
     """`repeat` equal layers called `name`, each with `weights` in the order of the model's parameters."""
 
     name: str
@@ -40,8 +39,7 @@ class Block:
         return sum(weight.elements for weight in self.weights)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Stack:
+class Stack(NamedTuple):
     """The widths that decide what one side (encoder or decoder) keeps for the backward pass, in elements per token.
 
     `queries` = heads × head size, `keys` = key/value heads × head size. `ffn` is the width one token goes through:
@@ -65,7 +63,7 @@ class Stack:
 NormKind = Literal["rms", "t5", "layer"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Architecture:
     """A model's parameter tensors and widths.
 
@@ -87,7 +85,7 @@ class Architecture:
     relative_bias: bool = False
     dropout: float = 0.0
 
-    @property
+    @cached_property
     def parameters(self) -> int:
         """All parameters, tied ones once."""
         return sum(block.repeat * block.elements for block in self.blocks)
@@ -97,12 +95,12 @@ class Architecture:
         """Parameters that no optimizer ever sees."""
         return sum(weight.elements for weight in self.tensors() if weight.kind == "frozen")
 
-    @property
+    @cached_property
     def largest_layer(self) -> int:
         """Elements of the largest single layer: what ZeRO-3 gathers at once, at least."""
         return max(block.elements for block in self.blocks)
 
-    @property
+    @cached_property
     def largest(self) -> int:
         """Elements of the largest parameter."""
         return max(weight.elements for block in self.blocks for weight in block.weights)

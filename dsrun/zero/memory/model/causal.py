@@ -3,16 +3,15 @@ order."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import groupby
+from typing import NamedTuple
 
 from dsrun.zero.memory.model.architecture import Architecture, Block, Stack, Weight
 from dsrun.zero.memory.model.configs import Settings
 from dsrun.zero.memory.model.seq2seq import head, linear, norm, single, table
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
+class Recipe(NamedTuple):
     """How one family departs from Llama's layer, with the defaults its config class has."""
 
     query_bias: bool | None = False

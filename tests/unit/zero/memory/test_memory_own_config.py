@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from dsrun.cli.plan import command
+from dsrun.cli.plan.command import command
 from dsrun.errors import UsageError
 from dsrun.zero.memory.activations import activations
 from dsrun.zero.memory.optimizers import state_bytes

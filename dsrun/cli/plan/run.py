@@ -1,4 +1,4 @@
-"""`dsrun plan`: what fits where, from the model's config alone."""
+"""What `dsrun plan` does: it reads the model's config, counts, plans and prints."""
 
 from __future__ import annotations
 
@@ -6,27 +6,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import click
-
-from dsrun.cli.options import Command, format_option
 from dsrun.cli.output import print_detail, print_json, print_line, print_note, print_table
 from dsrun.demo.models import TASKS
 from dsrun.errors import EXIT_FINDINGS, UsageError
-from dsrun.recipe.deepspeed_file import as_object, read_text
 from dsrun.recipe.preflight.model_folder import has_weights
-from dsrun.slurm.cluster.plan_gpus import with_cluster
 from dsrun.system.gpus import visible_gpus
 from dsrun.system.variables import cache_root
 from dsrun.zero.generate.presets import GIB
-from dsrun.zero.generate.spec import OPTIMIZER_ONLY
-from dsrun.zero.lint.check import check
 from dsrun.zero.memory import report
-from dsrun.zero.memory.calibrate import calibrate
 from dsrun.zero.memory.calibration import remembered
 from dsrun.zero.memory.model.configs import find
 from dsrun.zero.memory.model.count import Counted, check_length, count
 from dsrun.zero.memory.optimizers import DEFAULT
-from dsrun.zero.memory.own_config import with_deepspeed
 from dsrun.zero.memory.plan import Plan, plan
 from dsrun.zero.memory.report import CommandOptions, as_json
 from dsrun.zero.memory.request import USUAL_LENGTH, PlanRequest, cluster, default_precision
@@ -34,65 +25,11 @@ from dsrun.zero.memory.states import FP32
 from dsrun.zero.memory.strategy import Candidate
 
 
-@click.command(cls=Command, name="plan")
-@click.option("--model", required=True, metavar="NAME|DIR", help="model folder, config.json, or cached Hub name")
-@click.option("--gpus", metavar="NAME[:N]", help="GPUs of one node, such as a100-80:8  [default: those here]")
-@click.option("--cluster", is_flag=True, help="take the GPUs from this SLURM cluster's nodes")
-@click.option("--partition", metavar="NAME", help="take the GPUs from this partition's nodes")
-@click.option("--nodes", type=int, default=1, show_default=True, help="nodes with these GPUs")
-@click.option("--gpu-memory", type=float, metavar="GIB", help="GiB of one GPU, if its model is unknown")
-@click.option("--host-memory", type=float, metavar="GIB", help="GiB of host memory per node  [default: 256 a GPU]")
-@click.option("--max-length", type=int, metavar="N", help="tokens per sample; of a seq2seq model, of both sides")
-@click.option("--max-source-length", type=int, metavar="N", help="source tokens per sample (seq2seq)")
-@click.option("--max-target-length", type=int, metavar="N", help="target tokens per sample (seq2seq)")
-@click.option("--global-batch-size", type=int, metavar="N", help="samples per optimizer step over all GPUs")
-@click.option("--micro-batch-size", type=int, metavar="N", help="samples per GPU and pass  [default: all that fit]")
-@click.option("--zero", type=click.Choice(["0", "1", "2", "3"]), help="this ZeRO stage only  [default: each]")
-@click.option(
-    "--offload", type=click.Choice(["none", "cpu", "nvme", OPTIMIZER_ONLY]),
-    help="this place of optimizer states (and ZeRO-3 parameters) only  [default: each]",
-)  # fmt: skip
-@click.option("--deepspeed", metavar="FILE", help="your own DeepSpeed JSON, instead of those three and --precision")
-@click.option("--optim", metavar="NAME", help=f"optimizer, as the Trainer calls it  [default: {DEFAULT}]")
-@click.option(
-    "--weights-dtype", type=click.Choice(["float32", "bfloat16", "float16"]), default="float32", show_default=True,
-    help="dtype the weights are loaded in, which plain DDP (ZeRO 0) trains",
-)  # fmt: skip
-@click.option("--use-liger-kernel", is_flag=True, help="compute the loss without all logits at a time")
-@click.option("--lora", type=int, metavar="RANK", help="train LoRA adapters of this rank only")
-@click.option(
-    "--preset", type=click.Choice(["conservative", "balanced", "aggressive"]), default="balanced",
-    show_default=True, help="fill at most 50%, 65% or 90% of each GPU",
-)  # fmt: skip
-@click.option(
-    "--precision", type=click.Choice(["auto", "bf16", "fp16", "fp32"]), default="auto", show_default=True,
-    help="number format of training",
-)  # fmt: skip
-@click.option(
-    "--gradient-checkpointing", type=click.Choice(["on", "off", "auto"]), default="auto", show_default=True,
-    help="keep only each layer's input and compute the rest again",
-)  # fmt: skip
-@click.option(
-    "--attention", type=click.Choice(["fused", "eager"]), default="fused", show_default=True,
-    help="fused: sdpa or flash attention; eager keeps all scores",
-)  # fmt: skip
-@click.option(
-    "--sequence-parallel", type=click.IntRange(min=1), default=1, show_default=True, metavar="K",
-    help="GPUs that share a sample, as with `dsrun train --long-context`",
-)  # fmt: skip
-@click.option("--from-scratch", is_flag=True, help="initialise the model instead of loading it")
-@click.option("--train-file", metavar="FILE", help="training data, for the commands that follow")
-@click.option("--dataset", metavar="NAME", help="dataset, for the commands that follow")
-@click.option("--nvme-path", default="/local_nvme", show_default=True, metavar="DIR", help="local NVMe folder")
-@click.option(
-    "--count", "counting", type=click.Choice(["auto", "meta", "shapes"]), default="auto", show_default=True,
-    help="count parameters with transformers on the meta device, or from the config's shapes",
-)  # fmt: skip
-@format_option
-@click.option("--calibrate", is_flag=True, help="train two steps at the chosen point here and compare")
-def command(**given: Any) -> int:
-    """What fits where: memory and speed of every ZeRO strategy, from the model's config alone."""
+def run(**given: Any) -> int:
+    """Print the plan for what was given; the callback of `dsrun plan`."""
     if given["cluster"] or given["partition"] is not None:
+        from dsrun.slurm.cluster.plan_gpus import with_cluster
+
         given = with_cluster(given, notify=print_note)
     found = find(_model_folder(given["model"]))
     counted = count(
@@ -109,7 +46,9 @@ def command(**given: Any) -> int:
             "--sequence-parallel is for causal LM, without --deepspeed and --calibrate", fix="leave it out"
         )
     if given["deepspeed"]:
-        request = _with_deepspeed(request, given)
+        from dsrun.cli.plan.deepspeed import with_file  # the linter
+
+        request = with_file(request, given)
     request = replace(request, factor=remembered(found.config, request))
     made = plan(request)
     for finding in counted.findings:
@@ -121,6 +60,8 @@ def command(**given: Any) -> int:
     else:
         _print(made, counted, options)
     if given["calibrate"] and made.choice is not None:
+        from dsrun.zero.memory.calibrate import calibrate
+
         print_detail(calibrate(made, found, given["nvme_path"], notify=print_note).sentence)
         return 0
     return 0 if made.choice is not None else EXIT_FINDINGS
@@ -165,19 +106,6 @@ def _request(counted: Counted, given: dict[str, Any]) -> PlanRequest:
         flag = "--max-length" if given["max_source_length"] is None else "--max-source-length"
         check_length(model, flag, request.source_length)
     return request
-
-
-def _with_deepspeed(request: PlanRequest, given: dict[str, Any]) -> PlanRequest:
-    """The request as the JSON has it, once the linter finds no error in that."""
-    file = given["deepspeed"]
-    text = read_text(Path(file).expanduser(), file)
-    for finding in check(text, file=file, world_size=request.cluster.world):
-        if finding.level == "error":
-            raise UsageError(f"{finding.where}: {finding.message}", fix=finding.fix)
-    flags = {f"--{name.replace('_', '-')}": given[name] for name in ("offload", "micro_batch_size", "optim")}
-    flags |= {"--zero": request.stage, "--global-batch-size": request.global_batch}
-    flags["--precision"] = None if given["precision"] == "auto" else given["precision"]
-    return with_deepspeed(request, as_object(text, file), file, given=flags)
 
 
 def _note_unused_lengths(seq2seq: bool, given: dict[str, Any]) -> None:

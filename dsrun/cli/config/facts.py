@@ -1,0 +1,56 @@
+"""What `dsrun config` finds out about the model and the GPU that it is given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dsrun.cli.output import print_note
+from dsrun.demo import models
+from dsrun.errors import DsrunError, MissingError
+from dsrun.hardware.gpus import require_gpu
+from dsrun.zero.generate.accumulation import FROM_STEPS
+from dsrun.zero.generate.blocks import HardwareFacts
+from dsrun.zero.generate.spec import ZeroSpec
+from dsrun.zero.generate.training_blocks import steps_of
+from dsrun.zero.memory.model.architecture import Architecture
+from dsrun.zero.memory.model.configs import Settings, find
+from dsrun.zero.memory.model.count import describe
+
+
+def find_facts(spec: ZeroSpec) -> HardwareFacts:
+    """What is known about the spec's model and GPU. Raises UsageError for an unknown GPU."""
+    config = _model_config(spec.model) if spec.model else {}
+    inner = config.get("text_config")
+    names = ("hidden_size", "d_model", "n_embd", "hidden_dim")
+    width = Settings(config).optional(*names) or Settings(inner if isinstance(inner, dict) else {}).optional(*names)
+    if spec.model and config and not width:
+        print_note(f"the config.json of {spec.model} has no width: sizes as without --model")
+    # Counted only where a value or its reason depends on it: counting some models takes seconds.
+    sums = (steps_of(spec) or 1) >= FROM_STEPS
+    model = _architecture(config) if config and (spec.offload_param == "nvme" or sums) else None
+    return HardwareFacts(
+        hidden_size=width,
+        largest=model.largest if model else None,
+        parameters=model.parameters if model else None,
+        model_type=config.get("model_type"),
+        gpu=require_gpu(spec.gpu) if spec.gpu is not None else None,
+    )
+
+
+def _architecture(config: dict[str, Any]) -> Architecture | None:
+    """The model's shapes; None for a config that they do not follow from."""
+    try:
+        return describe(config)
+    except DsrunError:
+        return None
+
+
+def _model_config(model: str) -> dict[str, Any]:
+    """The model's config.json; empty, with a note, if it is not on this machine."""
+    if model in models.TASKS:
+        return models.model_config(model)
+    try:
+        return find(model).config
+    except MissingError:
+        print_note(f"{model} is not on this machine: sizes as without --model (the Trainer fills in auto)")
+        return {}

@@ -1,0 +1,60 @@
+"""The recipe of dsrun's own training, checked before anything starts: flags, files, packages, --deepspeed, batch."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from dsrun.cli.output import print_note
+from dsrun.recipe.batch import BatchPlan, batch_plan
+from dsrun.recipe.deepspeed_file import with_deepspeed_read
+from dsrun.recipe.preflight.files import check_files
+from dsrun.recipe.preflight.packages import check_packages
+from dsrun.recipe.recipe import Recipe
+from dsrun.recipe.resolve import resolve
+from dsrun.system import variables
+
+
+def checked_recipe(args: list[str]) -> Recipe:
+    """The resolved flags. Raises UsageError for invalid settings and for files that do not exist or cannot be read."""
+    tokens = json.loads(os.environ.get(variables.TOKENS) or "{}")
+    recipe = resolve([*args, *(f"--{name}={value}" for name, value in tokens.items())], Path.cwd())
+    if tokens:
+        recipe = replace(recipe, argv=tuple(args))
+    if not recipe.spec.explain:
+        for notice in recipe.notices:
+            print_note(notice)
+        check_files(recipe.spec, generation_config=recipe.hf.get("generation_config"))
+        check_packages(recipe)
+    return recipe
+
+
+def with_deepspeed_checked(recipe: Recipe, world_size: int | None) -> Recipe:
+    """The recipe with its --deepspeed file read; prints the linter's warnings. Raises UsageError for its errors.
+
+    A requeued job goes on by the file as it was, whatever has become of it."""
+    if not recipe.hf.get("deepspeed"):
+        return recipe
+    from dsrun.runs.attempts import is_another
+
+    if is_another(os.environ):
+        return with_deepspeed_read(recipe, Path.cwd(), world_size=world_size)
+    from dsrun.zero.lint.training import refuse_errors  # only where it is needed
+
+    lint = partial(refuse_errors, notify=print_note)
+    return with_deepspeed_read(recipe, Path.cwd(), world_size=world_size, lint=lint)
+
+
+def batch_of(recipe: Recipe, world_size: int) -> BatchPlan:
+    """The batch sizes on `world_size` ranks. Raises UsageError where they do not divide."""
+    return batch_plan(
+        global_batch_size=recipe.spec.global_batch_size,
+        micro_batch_size=recipe.spec.micro_batch_size or recipe.hf.get("per_device_train_batch_size"),
+        accumulation=recipe.hf.get("gradient_accumulation_steps"),
+        # How many ranks share a row depends on the model where --sequence-parallel does not say it.
+        world_size=world_size // (recipe.spec.sequence_parallel or world_size if recipe.spec.long_context else 1),
+        default_micro=8,
+    )

@@ -1,0 +1,72 @@
+"""Jobs of `dsrun render-slurm` that are dsrun's own training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from dsrun.cli.launch.recipe import batch_of, with_deepspeed_checked
+from dsrun.cli.output import print_note
+from dsrun.errors import UsageError
+from dsrun.recipe.deepspeed_file import with_deepspeed_read
+from dsrun.recipe.parsed_value import COMMAND_LINE
+from dsrun.recipe.preflight.files import check_files
+from dsrun.recipe.preflight.packages import check_packages
+from dsrun.recipe.recipe import DEFAULT, Recipe
+from dsrun.recipe.resolve import resolve
+from dsrun.slurm.render.environment import uses_own_python, workers
+from dsrun.slurm.render.options import SlurmSpec
+from dsrun.slurm.render.program import Program, train_program
+
+
+def refuse_no_training(name: str, cwd: Path) -> None:
+    """A run file may hold only the options that a site uses for every job."""
+    from dsrun.recipe.runfile import read_run_file  # PyYAML, only where it is needed
+
+    if not {"model", "model_type", "config_name"} & {each.name for each in read_run_file(cwd / name, name)}:
+        raise UsageError(
+            f"no command after --, and {name} does not name a model to train",
+            fix="add train: {model: …} to it, or write -- train --model demo-t5",
+        )
+
+
+def training_of(args: Sequence[str], cwd: Path) -> tuple[Recipe, Program]:
+    """What `dsrun train ARGS` asks for, and the program of the job. Raises UsageError for what a job cannot be."""
+    recipe = resolve(args, cwd)
+    for name in ("token", "hub_token"):
+        if recipe.given(name) and recipe.sources[name] == "command line":
+            raise UsageError(
+                f"--{name.replace('_', '-')} would be written into the script, which everybody can read",
+                fix="export HF_TOKEN=… where you call sbatch",
+            )
+    if recipe.spec.explain or recipe.spec.dry_run:
+        raise UsageError("--explain and --dry-run of dsrun train do not start a job", fix="remove them")
+    for notice in recipe.notices:
+        print_note(notice)
+    name = recipe.spec.model or recipe.spec.model_type or "train"
+    if any(source not in (COMMAND_LINE, DEFAULT) for source in recipe.sources.values()):
+        # The job may start tomorrow, and again after a requeue: by what run.yaml says now.
+        from dsrun.recipe.resolved import frozen_argv  # and the run folder
+
+        args = frozen_argv(with_deepspeed_read(recipe, cwd))
+    program = train_program(
+        args,
+        output=recipe.spec.output,
+        name=name.rstrip("/").rpartition("/")[2],
+        on_cpu=bool(recipe.hf.get("use_cpu")),
+    )
+    return recipe, program
+
+
+def check_training(recipe: Recipe, spec: SlurmSpec) -> None:
+    """Raise now what `dsrun train` would raise on the nodes. `spec` is the completed one.
+
+    Checks files unless an image provides them, and packages if the workers use the Python that renders.
+    """
+    world_size = spec.nodes * workers(spec)
+    if not (spec.container_image or spec.apptainer):
+        check_files(recipe.spec, generation_config=recipe.hf.get("generation_config"))
+        recipe = with_deepspeed_checked(recipe, world_size)
+    if uses_own_python(spec):
+        check_packages(recipe)
+    batch_of(recipe, world_size)

@@ -1,0 +1,115 @@
+"""What a job sets up on its nodes, looked for on the login node: variables, modules, conda environments, tools."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dsrun.errors import MissingError, ToolError, did_you_mean
+from dsrun.findings import Finding
+from dsrun.slurm.render.login_node import missing
+from dsrun.system import slurm
+from dsrun.system.proc import capture
+
+if TYPE_CHECKING:
+    from dsrun.slurm.render.options import SlurmSpec
+
+# conda needs seconds for its list, and a module may start programs.
+_TIMEOUT_S = 60
+_ANYWAY = "--force renders it anyway"
+# As the script loads them: one after the other, for a module may bring the folder of the next. One that is there may
+# refuse to be loaded on a login node.
+_MODULES = """\
+command -v module >/dev/null || source /etc/profile >/dev/null 2>&1
+command -v module >/dev/null || { echo none; exit; }
+for name; do
+    module load "$name" >/dev/null 2>&1 </dev/null && continue
+    module -t avail "$name" 2>&1 | awk -v name="$name" '
+        { sub(/\\(.*/, "") }
+        $0 == name || index($0, name "/") == 1 { found = 1 }
+        END { exit !found }' || echo "missing $name"
+done
+"""
+_CONDA = """\
+if [ $# -gt 0 ]; then
+    command -v module >/dev/null || source /etc/profile
+    module load "$@"
+fi >/dev/null 2>&1
+conda env list --json
+"""
+
+
+def missing_setup(spec: SlurmSpec, cwd: Path, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """What the job would certainly end for. `spec` is a completed one, `cwd` the folder in which the job starts."""
+    for name in (entry for entry in spec.env if "=" not in entry):
+        if not environ.get(name):
+            message = "the variable is not set here, and sbatch could not pass it on"
+            yield missing("error", "variable", f"--env {name}", message, f"export {name}=…")
+    yield from _modules(spec)
+    yield from _tools(spec, environ)
+    if spec.conda:
+        yield from _conda(spec, spec.conda, cwd)
+    if spec.container_image:
+        yield from _pyxis(spec.container_image)
+
+
+def _tools(spec: SlurmSpec, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Programs that are called by name; a module or a setup file may bring them."""
+    for flag, value, tool in (("--apptainer", spec.apptainer, "apptainer"), ("--conda", spec.conda, "conda")):
+        own_setup = spec.module or spec.setup_file
+        if value and not own_setup and shutil.which(tool, path=environ.get("PATH")) is None:
+            message, fix = f"there is no {tool} here", f"--module NAME, if a module brings {tool}"
+            yield missing("error", "tool", f"{flag} {value}", message, fix)
+
+
+def _bash(text: str, *words: str) -> str | None:
+    """What a script prints; None where it fails."""
+    try:
+        answer = capture(["bash", "-c", text, "dsrun", *words], seconds=_TIMEOUT_S)
+    except (MissingError, ToolError):
+        return None
+    return answer.stdout if answer.returncode == 0 else None
+
+
+def _modules(spec: SlurmSpec) -> Iterator[Finding]:
+    answer = (_bash(_MODULES, *spec.module) if spec.module else None) or ""
+    if answer.strip() == "none":
+        message = "there is no module command here; the compute nodes need one"
+        yield missing("info", "module", f"--module {spec.module[0]}", message)
+        return
+    for line in answer.splitlines():
+        if line.startswith("missing "):
+            where = f"--module {line.removeprefix('missing ')}"
+            yield missing("error", "module", where, "there is no such module here", f"module avail; {_ANYWAY}")
+
+
+def _conda(spec: SlurmSpec, name: str, cwd: Path) -> Iterator[Finding]:
+    """Whether the environment is there; nothing where conda does not tell."""
+    if "/" in name:
+        if not (cwd / name / "conda-meta").is_dir():
+            yield missing("error", "conda", f"--conda {name}", "the folder is not a conda environment", _ANYWAY)
+        return
+    # A sourced file may do anything, and may be what makes conda known.
+    answer = None if spec.setup_file else _bash(_CONDA, *spec.module)
+    try:
+        known = [Path(each).name for each in json.loads(answer or "")["envs"]]
+    except (ValueError, KeyError, TypeError):
+        return
+    if name not in (*known, "base", "root"):
+        message = "conda knows no such environment here"
+        yield missing("error", "conda", f"--conda {name}", message, did_you_mean(name, known, "conda env list"))
+
+
+def _pyxis(image: str) -> Iterator[Finding]:
+    """Whether srun has pyxis' options, which are in its help as those of any plug-in of plugstack.conf."""
+    try:
+        answer = slurm.query_tool(["srun", "--help"])
+    except (MissingError, ToolError):
+        return
+    if answer.returncode == 0 and "--container-image" not in answer.stdout:
+        message = "srun here does not have pyxis, which runs images of enroot"
+        fix = f"--apptainer IMAGE; {_ANYWAY}, if the compute nodes have it"
+        yield missing("error", "pyxis", f"--container-image {image}", message, fix)

@@ -1,0 +1,15 @@
+"""What `--offload PLACE` moves: the optimizer states, and under ZeRO-3 the parameters too."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Offload = Literal["none", "cpu", "nvme"]
+OPTIMIZER_ONLY = "optimizer"
+"""--offload optimizer: ZeRO-3 parameters stay on the GPUs."""
+
+
+def offloaded_to(offload: str) -> Offload:
+    """Where `--offload PLACE` moves the optimizer states."""
+    places: dict[str, Offload] = {"cpu": "cpu", OPTIMIZER_ONLY: "cpu", "nvme": "nvme"}
+    return places.get(offload, "none")
