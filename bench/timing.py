@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from resource import RUSAGE_CHILDREN, getrusage
 from statistics import median
 
 ROUNDS = 12
 
 
-def interleaved(commands: Mapping[str, Sequence[str]], rounds: int = ROUNDS) -> dict[str, float]:
-    """Median wall time of each command in seconds, over `rounds` runs of all of them in turn: A B C A B C …
+def children_cpu() -> float:
+    """CPU seconds, user and system, of all processes that were started here and have ended."""
+    usage = getrusage(RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
+def interleaved(
+    commands: Mapping[str, Sequence[str]],
+    rounds: int = ROUNDS,
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+    environ: Mapping[str, str] = os.environ,
+) -> dict[str, float]:
+    """Median time of each command in seconds of `clock`, over `rounds` runs of all of them in turn: A B C A B C …
 
     Run in turn, a slow spell of the machine hits all of them alike, and their ratio stays true. One round
     before the first fills the file cache and writes byte code. Raises CalledProcessError when a command
@@ -20,10 +34,10 @@ def interleaved(commands: Mapping[str, Sequence[str]], rounds: int = ROUNDS) -> 
     seconds: dict[str, list[float]] = {name: [] for name in commands}
     for counted in [False] + [True] * rounds:
         for name, command in commands.items():
-            begin = time.perf_counter()
-            subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=True)
+            begin = clock()
+            subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=True, env=environ)
             if counted:
-                seconds[name].append(time.perf_counter() - begin)
+                seconds[name].append(clock() - begin)
     return {name: median(values) for name, values in seconds.items()}
 
 
