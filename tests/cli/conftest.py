@@ -43,6 +43,16 @@ def environ() -> dict[str, str]:
 
 
 @pytest.fixture
+def nowhere(environ: dict[str, str], tmp_path: Path) -> Path:
+    """No SLURM's programs on PATH, whatever this machine has."""
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    environ["PATH"] = str(tools)
+    environ.pop("SLURM_CONF", None)
+    return tools
+
+
+@pytest.fixture
 def dsrun(here: Path, environ: dict[str, str]) -> Dsrun:
     """Call it: `dsrun("train", "--help")`; `python` are flags of the interpreter."""
 

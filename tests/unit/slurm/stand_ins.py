@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import stat
 import subprocess
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
@@ -171,3 +173,29 @@ def requeued(done) -> bool:
 def rendezvous(done):
     """torch.distributed.run's own options."""
     return dict(word.split("=", 1) for word in done.launched if word.startswith("--") and "=" in word)
+
+
+# Waits for the signal that the stand-in for scancel stands for, as a worker that saves and leaves.
+SAVES = 'until [ -e "$DSRUN_STOP_FILE" ]; do sleep 0.02; done; exit 0'
+PREEMPTED = JOB + "   PreemptEligibleTime=2026-11-21T08:00:00 PreemptTime=2026-11-21T08:00:05\n"
+
+
+def until(condition, what: str) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, what
+        time.sleep(0.02)
+
+
+def begun(shell: Shell, script: str):
+    """Start it, and wait until the worker is there."""
+    process = shell.start(script)
+    until((shell.tools / "environment").exists, "the worker never started")
+    return process
+
+
+def signalled(shell: Shell, script: str, which: signal.Signals):
+    """Run it, and send its batch shell a signal once the worker is there."""
+    process = begun(shell, script)
+    process.send_signal(which)
+    return shell.ended(process)

@@ -8,12 +8,13 @@ import sys
 
 import pytest
 
-from dsrun.cli.slurm.render import command, find_job, from_run_file
+from dsrun.cli.slurm.render import command
+from dsrun.cli.slurm.script import find_job, from_run_file
 from dsrun.errors import UsageError
 from dsrun.slurm.render.login_node import missing_here
 from dsrun.slurm.render.notation import parse_gpus
 from dsrun.slurm.render.program import Site, any_program, functions_file, train_program
-from dsrun.slurm.render.script import context, render, template_text
+from dsrun.slurm.render.script import _compiled, context, render, template_text
 from dsrun.slurm.render.spec import OptionValue, make_spec
 from tests.unit.slurm.stand_ins import spec_of
 
@@ -283,3 +284,16 @@ def test_render_slurm_to_closed_stdout_without_traceback(tmp_path):
         check=False,
     )
     assert (done.returncode, "Traceback" in done.stderr) == (0, False)
+
+
+def test_shipped_template_kept_compiled_renders_the_same(monkeypatch):
+    """As text it is compiled anew, with the same guarantees: kept code is strict about names, and quotes values."""
+    monkeypatch.setattr("sys.dont_write_bytecode", False)
+    spec, program = spec_of(nodes="2", conda="it's; a name"), any_program(["./run", "$(id)"])
+    for _ in range(2):
+        _compiled.cache_clear()
+        assert render(spec, program, SITE) == render(spec, program, SITE, template_text())
+    assert "conda activate 'it'\"'\"'s; a name'" in render(spec, program, SITE)
+    monkeypatch.setattr("dsrun.slurm.render.script.context", lambda *_: {"directives": []})
+    with pytest.raises(UsageError, match=r"the template, line \d+: 'version' is undefined"):
+        render(spec, program, SITE)
