@@ -34,7 +34,7 @@ FILE = "optimizer.pt"
 GOAL = 1.1
 
 STAGE = "2"
-SAVES = 6
+SAVES = 8
 STEPS = 4
 """Between two saves, every second of which is asynchronous."""
 MODEL = {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 1, "num_attention_heads": 8}
