@@ -18,7 +18,7 @@ class CpuClock:
     samples: list[tuple[float, float]] = field(default_factory=list)
 
     def sample(self) -> None:
-        self.samples.append((time.time(), _cpu_seconds(self.pid)))
+        self.samples.append((time.time(), cpu_seconds(self.pid)))
 
     def at(self, moment: float) -> float:
         """CPU seconds used until `moment` (seconds since the epoch), between samples by interpolation."""
@@ -29,7 +29,7 @@ class CpuClock:
         return c0 + (c1 - c0) * (moment - t0) / (t1 - t0)
 
 
-def _cpu_seconds(pid: int) -> float:
+def cpu_seconds(pid: int) -> float:
     """CPU seconds of a process and all its descendants, those that have ended included."""
     total = 0.0
     with suppress(psutil.NoSuchProcess):

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from importlib.util import find_spec
 from itertools import pairwise
@@ -90,16 +90,20 @@ class Ladder:
     warm_up: int
     ranks: int = RANKS
     gpu: bool = False
+    deepspeed: Mapping[str, Any] = field(default_factory=lambda: DEEPSPEED)
 
     def measure(self, rung: Rung, number: int) -> Cost:
         """Run it once. RuntimeError when it fails."""
         output = self.folder / f"{rung.name.replace(', ', '-').replace(' ', '-')}-{number}"
-        output.mkdir(parents=True)
-        command = self._dsrun(rung, output) if rung.kind == "dsrun" else self._plain(rung, output)
-        clock = run_sampled(command, output / "bench.log", rung.name, gpu=self.gpu)
+        clock = run_sampled(self.command(rung, output), output / "bench.log", rung.name, gpu=self.gpu)
         # A model for each rung: gigabytes on GPUs.
         shutil.rmtree(output / "run" / "model", ignore_errors=True)
         return self._cost(rung, output, clock)
+
+    def command(self, rung: Rung, output: Path) -> list[str]:
+        """What runs it in the new folder `output`."""
+        output.mkdir(parents=True)
+        return self._dsrun(rung, output) if rung.kind == "dsrun" else self._plain(rung, output)
 
     def _arguments(self) -> dict[str, Any]:
         """For all, under the names of transformers."""
@@ -144,7 +148,7 @@ class Ladder:
 
     def _json(self) -> Path:
         file = self.folder / "ds_config.json"
-        file.write_text(json.dumps(DEEPSPEED | {"bf16": {"enabled": self.gpu}}, indent=2))
+        file.write_text(json.dumps({**self.deepspeed, "bf16": {"enabled": self.gpu}}, indent=2))
         return file
 
     def _mean_tokens(self) -> float:
@@ -178,14 +182,17 @@ def _of_ranks(ranks: list[list[Mapping[str, Any]]]) -> tuple[int, float]:
     return tokens, 1 - tokens / cells
 
 
-def run_sampled(command: list[str], log: Path, name: str, *, gpu: bool) -> CpuClock:
-    """Run it to its end with a thread a rank; its CPU time by the clock. RuntimeError when it fails or hangs."""
+def environment(*, gpu: bool) -> dict[str, str]:
+    """A thread a rank, and this checkout."""
     root = str(Path(__file__).parents[2])
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": root, "TOKENIZERS_PARALLELISM": "false"}
-    if not gpu:
-        env |= {"DS_ACCELERATOR": "cpu", "GLOO_SOCKET_IFNAME": "lo"}
+    return env if gpu else env | {"DS_ACCELERATOR": "cpu", "GLOO_SOCKET_IFNAME": "lo"}
+
+
+def run_sampled(command: list[str], log: Path, name: str, *, gpu: bool) -> CpuClock:
+    """Run it to its end with a thread a rank; its CPU time by the clock. RuntimeError when it fails or hangs."""
     with log.open("wb") as out:
-        process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+        process = subprocess.Popen(command, env=environment(gpu=gpu), stdin=subprocess.DEVNULL, stdout=out, stderr=out)
     clock, deadline = CpuClock(process.pid), time.monotonic() + PATIENCE_S
     try:
         while process.poll() is None:

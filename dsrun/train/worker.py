@@ -27,6 +27,7 @@ from dsrun.runs.heartbeat import Heart
 from dsrun.runs.stop_request import StopRequest
 from dsrun.system import variables
 from dsrun.system.env import Worker, worker_from_env
+from dsrun.system.imports import without_collections
 from dsrun.system.net import reachable
 from dsrun.system.process_end import die_with_parent
 from dsrun.train.console import Console, open_console, send_output_to
@@ -150,9 +151,10 @@ def _set_aside_earlier_run(requested: Recipe, folder: RunFolder) -> Path | None:
 def _run(recipe: Recipe, folder: RunFolder, console: Console, rank: int, context: RankContext) -> None:
     if rank == 0:
         open_records(recipe, folder, console)
-    from dsrun.train.distributed import destroy_process_group, world_from_env
-    from dsrun.train.plan import with_demo
-    from dsrun.train.run import run
+    with without_collections():
+        from dsrun.train.distributed import destroy_process_group, world_from_env
+        from dsrun.train.plan import with_demo
+        from dsrun.train.run import run
 
     if rank == 0 and not is_supervised(os.environ):
         check_push(recipe, folder.path, os.environ)

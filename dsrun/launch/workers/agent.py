@@ -17,7 +17,7 @@ from dsrun.system.process_end import with_pdeathsig
 AGENT_IMPORTS = ("torch.distributed.run",)
 
 # What every worker of dsrun.train imports sooner or later.
-WORKER_IMPORTS = ("dsrun.train.worker", "dsrun.train.run", "dsrun.train.plan")
+WORKER_IMPORTS = ("dsrun.train.worker", "dsrun.train.run", "dsrun.train.plan", "dsrun.train.model.tables")
 
 
 class SpawnStarter:

@@ -20,7 +20,6 @@ forwards to the ranks; the ranks die with it; and it records how they end.
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import signal
@@ -38,6 +37,7 @@ from typing import Any, NoReturn
 from dsrun.launch.workers.spawn import Recorder, prefork, replace_environment, start_with
 from dsrun.runs.stop_request import StopRequest, write_stop_file
 from dsrun.system import variables
+from dsrun.system.imports import without_collections
 from dsrun.system.process_end import die_with_parent, end, name_thread
 
 DRIVER = "libcuda.so"
@@ -116,12 +116,10 @@ def _prepare(modules: Sequence[str]) -> bool:
     """
     # A count through NVML leaves CUDA alone (torch.cuda.is_available); the ranks get their own environment.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-    for name in modules:
-        with suppress(ModuleNotFoundError):
-            import_module(name)
-    # Collections in the forks would otherwise write to, and so copy, every page of what was imported.
-    gc.collect()
-    gc.freeze()
+    with without_collections():
+        for name in modules:
+            with suppress(ModuleNotFoundError):
+                import_module(name)
     # Python counts the background thread of an allocator, which knows how to fork.
     warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning)
     return not driver_is_loaded()

@@ -69,12 +69,13 @@ def prepare_ops(config: dict[str, Any], world: World, *, notify: Callable[[str],
     """
     # `dsrun train` hands its workers this PATH; those that torchrun or srun start have the shell's.
     os.environ.update(own_programs_first(os.environ))
+    import deepspeed.ops
     from deepspeed.accelerator import get_accelerator
-    from deepspeed.ops import __compatible_ops__
 
     if world.device == "cpu" and not _installed("deepspeed_shm_comm"):
-        # Compiling this op takes a minute, and only DeepSpeed's inference uses it: training reduces through gloo.
-        __compatible_ops__["deepspeed_shm_comm"] = False
+        # Compiling this op takes a minute, and only DeepSpeed's inference uses it: training reduces through gloo. The
+        # table, which has no other reader, is not asked for: making it runs a compiler.
+        deepspeed.ops.__compatible_ops__ = {"deepspeed_shm_comm": False}
     names = required_ops(config, training=training)
     if not names:
         return

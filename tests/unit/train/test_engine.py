@@ -162,3 +162,17 @@ def test_ops_compiled_without_debug_info_in_own_folder(shared, monkeypatch, tmp_
         prepare_ops(config, World(0, 1, 0, 1, "cpu"), notify=print)
     last = [[flag for flag in flags if flag.startswith("-g")][-1] for flags in compiled]
     assert last == 2 * ["-g" if shared else "-g0"]
+
+
+def test_communication_op_of_cpu_left_out_unprobed(monkeypatch):
+    """DeepSpeed neither compiles its shared-memory op, a minute, nor tries a compiler for all others."""
+    import deepspeed.ops
+    from deepspeed.comm.torch import build_shm_op
+
+    def probe():
+        raise AssertionError("the operations are probed")
+
+    monkeypatch.setattr(deepspeed.ops, "_probe_compatible_ops", probe)
+    monkeypatch.delitem(vars(deepspeed.ops), "__compatible_ops__", raising=False)
+    prepare_ops({}, World(rank=0, size=1, local_rank=0, local_size=1, device="cpu"), notify=print)
+    assert build_shm_op() is None
