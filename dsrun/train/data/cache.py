@@ -16,7 +16,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -24,6 +24,7 @@ from typing import Any
 
 import datasets
 import psutil
+import pyarrow as pa
 from datasets import Dataset, Features
 
 from dsrun.errors import MissingError
@@ -32,6 +33,7 @@ from dsrun.system.files import parse_json, replace_folder
 from dsrun.system.process_end import die_with_parent
 from dsrun.system.variables import cache_root
 from dsrun.train.data.encoding.tokenise import RowEncoder
+from dsrun.train.data.encoding.tokenizer import plain_backend
 from dsrun.train.data.request import Counts
 from dsrun.train.distributed import acquire_lock
 
@@ -134,15 +136,28 @@ def map_rows(
     num_proc: int | None,
     progress: Callable[[int, int], None],
 ) -> tuple[Dataset, Counts]:
-    """Encode all rows in `num_proc` processes into files under `scratch`; also what was counted on the way. `progress`
-    is called with rows done and rows in all, now and then from another thread."""
+    """Encode all rows into files under `scratch`, in `num_proc` processes or, running text, in the threads of a Rust
+    tokenizer; also what was counted on the way. `progress` is called with rows done and rows in all, now and then from
+    another thread."""
     scratch.mkdir(exist_ok=True)
     ledger = scratch / "ledger.jsonl"
     ledger.write_bytes(b"")
-    processes = processes_for(len(table), num_proc)
-    with quiet(), _tokenizer_threads(processes), forks_with_pdeathsig(), _watched(ledger, len(table), progress):
-        encoded = table.map(
-            replace(encoder, ledger=ledger),
+    encoder = replace(encoder, ledger=ledger)
+    target = scratch / "encoded.arrow"
+    with _watched(ledger, len(table), progress):
+        if num_proc is None and encoder.kind == "text" and plain_backend(encoder.tokenizer) is not None:
+            encoded = _map_in_threads(table, encoder, features, target)
+        else:
+            encoded = _map_in_processes(table, encoder, features, target, processes_for(len(table), num_proc))
+    progress(len(table), len(table))
+    return encoded, read_ledger(ledger)
+
+
+def _map_in_processes(table: Dataset, encoder: RowEncoder, features: Features, target: Path, processes: int) -> Dataset:
+    threads = tokenizer_threads(on=False) if processes > 1 else nullcontext()
+    with quiet(), threads, forks_with_pdeathsig():
+        return table.map(
+            encoder,
             batched=True,
             batch_size=BATCH,
             with_indices=True,
@@ -150,12 +165,22 @@ def map_rows(
             remove_columns=table.column_names,
             features=features,
             load_from_cache_file=False,
-            cache_file_name=str(scratch / "encoded.arrow"),
+            cache_file_name=str(target),
             # Otherwise the tokenizer would be pickled and hashed only to name a cache file that is not kept.
             new_fingerprint="0" * 16,
         )
-    progress(len(table), len(table))
-    return encoded, read_ledger(ledger)
+
+
+def _map_in_threads(table: Dataset, encoder: RowEncoder, features: Features, target: Path) -> Dataset:
+    """The same a batch at a time in this process, which holds no more than that. The tokenizer, which takes nearly all
+    of the time, works in threads."""
+    schema, rows = features.arrow_schema, len(table)
+    with tokenizer_threads(on=True), pa.OSFile(str(target), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
+        for begin in range(0, rows, BATCH):
+            chosen = range(begin, min(begin + BATCH, rows))
+            encoded = encoder(table[chosen.start : chosen.stop], chosen)
+            writer.write_batch(pa.RecordBatch.from_pydict(encoded, schema))
+    return Dataset.from_file(str(target))
 
 
 def processes_for(rows: int, num_proc: int | None) -> int:
@@ -231,12 +256,11 @@ def quiet() -> Iterator[None]:
 
 
 @contextmanager
-def _tokenizer_threads(processes: int) -> Iterator[None]:
-    """Off in several processes, where Rust's threads would fight for the cores and warn about forking."""
+def tokenizer_threads(*, on: bool) -> Iterator[None]:
+    """Off where several processes tokenise: Rust's threads would fight for the cores and warn about forking."""
     name = "TOKENIZERS_PARALLELISM"
     environ, before = os.environ, os.environ.get(name)
-    if processes > 1:
-        environ[name] = "false"
+    environ[name] = str(on).lower()
     try:
         yield
     finally:

@@ -16,7 +16,7 @@ from dsrun.system.files import parse_json
 from dsrun.train.data.encoding.chat import ChatSample, encode_chat
 from dsrun.train.data.encoding.layouts import Layout
 from dsrun.train.data.encoding.normal import normal_or_bad
-from dsrun.train.data.encoding.tokenizer import Affixes, affixes_of
+from dsrun.train.data.encoding.tokenizer import Affixes, affixes_of, plain_backend
 from dsrun.train.data.request import Counts
 from dsrun.train.loop.batches import IGNORED
 
@@ -231,7 +231,11 @@ class RowEncoder:
 
     def _tokens(self, side: str, texts: Sequence[str], **how: Any) -> Iterator[list[int]]:
         """What the tokenizer makes of each text."""
+        fast = plain_backend(self.tokenizer) if (side, how) == ("text", {"add_special_tokens": False}) else None
         for batch in _batches(texts, self.piece):
+            if fast is not None:
+                yield from (found.ids for found in fast.encode_batch_fast(texts[batch], add_special_tokens=False))
+                continue
             yield from self.tokenizer(**{side: list(texts[batch])}, verbose=False, **_IDS_ONLY, **how)["input_ids"]
 
     def _tolerant(self, row: Row, counts: Counts) -> list[Row]:

@@ -42,6 +42,26 @@ def affixes_of(tokenizer: Any) -> Affixes:
     return Affixes(tuple(before), tuple(after))
 
 
+# What a class may override on the way from text to ids.
+_ENCODING = ("__call__", "_encode_plus", "set_truncation_and_padding", "_convert_encoding")
+
+
+def plain_backend(tokenizer: Any) -> Any:
+    """The Rust tokenizer, for texts without special tokens and limit: `encode_batch_fast` gives the same ids without
+    the offsets of each token. None where the tokenizer is not in Rust or does something of its own."""
+    from transformers import PreTrainedTokenizerFast
+
+    kind = type(tokenizer)
+    if not all(getattr(kind, name, None) is getattr(PreTrainedTokenizerFast, name, kind) for name in _ENCODING):
+        return None
+    backend = tokenizer.backend_tokenizer
+    # As `_encode_plus` sets them before each call.
+    backend.no_truncation()
+    backend.no_padding()
+    backend.encode_special_tokens = tokenizer.split_special_tokens
+    return backend
+
+
 def pad_with_end(tokenizer: Any, task: str) -> str | None:
     """Give a causal model's tokenizer without padding token its end token for it; returns a notice. Batches mark
     padding by position, so the true end tokens are learned all the same."""
