@@ -61,8 +61,8 @@ def test_tokenizer_with_own_encoding_is_called(merging):
 
 def test_limits_of_earlier_calls_do_not_last(merging):
     """The Rust tokenizer keeps truncation and padding from one call to the next."""
-    merging(["abab", "a"], truncation=True, max_length=2, padding=False)
     encoder = RowEncoder(merging, "causal-lm", "text", "data", 9, 9)
+    merging(["abab", "a"], truncation=True, max_length=2)
     assert list(encoder._tokens("text", ["abab"], add_special_tokens=False)) == [[4, 4]]
 
 
