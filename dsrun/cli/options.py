@@ -66,9 +66,10 @@ def _columns() -> int:
     with suppress(KeyError, ValueError):
         if (columns := int(os.environ["COLUMNS"])) > 0:
             return columns
-    # No stdout, a closed one, and one that is not a terminal.
-    with suppress(AttributeError, ValueError, OSError):
-        return os.get_terminal_size(sys.__stdout__.fileno()).columns or 80  # type: ignore[union-attr]
+    if sys.__stdout__ is not None:
+        # A closed stdout, and one that is not a terminal.
+        with suppress(ValueError, OSError):
+            return os.get_terminal_size(sys.__stdout__.fileno()).columns or 80
     return 80
 
 

@@ -53,6 +53,15 @@ def nowhere(environ: dict[str, str], tmp_path: Path) -> Path:
 
 
 @pytest.fixture
+def programs(environ: dict[str, str], tmp_path: Path) -> Path:
+    """A folder for SLURM's programs, in front of PATH."""
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    environ["PATH"] = f"{folder}:{environ['PATH']}"
+    return folder
+
+
+@pytest.fixture
 def dsrun(here: Path, environ: dict[str, str]) -> Dsrun:
     """Call it: `dsrun("train", "--help")`; `python` are flags of the interpreter."""
 

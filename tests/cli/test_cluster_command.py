@@ -19,13 +19,10 @@ T5 = {
 
 
 @pytest.fixture
-def programs(tmp_path, environ):
-    """SLURM's programs in front of PATH, answering for the recorded cluster."""
-    folder = tmp_path / "programs"
-    folder.mkdir()
-    environ["PATH"] = f"{folder}:{environ['PATH']}"
-    stand_in_cluster(folder)
-    return folder
+def programs(programs):
+    """They answer for the recorded cluster."""
+    stand_in_cluster(programs)
+    return programs
 
 
 def test_cluster_tables(dsrun, programs):

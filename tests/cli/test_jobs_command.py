@@ -12,15 +12,6 @@ from tests.slurm_recordings import recorded, stand_in, stand_in_cluster
 
 
 @pytest.fixture
-def programs(tmp_path, environ):
-    """SLURM's programs in front of PATH."""
-    folder = tmp_path / "programs"
-    folder.mkdir()
-    environ["PATH"] = f"{folder}:{environ['PATH']}"
-    return folder
-
-
-@pytest.fixture
 def cluster(programs, here):
     """The recorded cluster, with one job's run folder below the current folder."""
     stand_in_cluster(programs)

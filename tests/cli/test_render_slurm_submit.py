@@ -58,13 +58,10 @@ def test_submit_without_slurm_is_refused(dsrun, flag):
 
 
 @pytest.fixture
-def programs(tmp_path, environ):
-    """A recorded cluster's programs in front of PATH."""
-    folder = tmp_path / "slurm"
-    folder.mkdir()
-    environ["PATH"] = f"{folder}:{environ['PATH']}"
-    stand_in_cluster(folder)
-    return folder
+def programs(programs):
+    """They answer for the recorded cluster."""
+    stand_in_cluster(programs)
+    return programs
 
 
 @pytest.mark.parametrize(

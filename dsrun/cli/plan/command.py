@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from dsrun.cli.options import Command, format_option, lazy_callback
+from dsrun.cli.options import Command, format_option
 from dsrun.zero.memory.optimizers import DEFAULT
 from dsrun.zero.offload import OPTIMIZER_ONLY
 
@@ -69,4 +69,6 @@ from dsrun.zero.offload import OPTIMIZER_ONLY
 @click.option("--calibrate", is_flag=True, help="train two steps at the chosen point here and compare")
 def command(**given: Any) -> int:
     """What fits where: memory and speed of every ZeRO strategy, from the model's config alone."""
-    return int(lazy_callback("dsrun.cli.plan.run:run")(**given))
+    from dsrun.cli.plan.run import run  # help needs the options only
+
+    return run(**given)

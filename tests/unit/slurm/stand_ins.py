@@ -177,6 +177,7 @@ def rendezvous(done):
 
 # Waits for the signal that the stand-in for scancel stands for, as a worker that saves and leaves.
 SAVES = 'until [ -e "$DSRUN_STOP_FILE" ]; do sleep 0.02; done; exit 0'
+REQUEUE = ("requeue", "12")
 PREEMPTED = JOB + "   PreemptEligibleTime=2026-11-21T08:00:00 PreemptTime=2026-11-21T08:00:05\n"
 
 

@@ -12,6 +12,7 @@ from dsrun.runs.stop_request import read_stop_file
 from tests.unit.slurm.stand_ins import (
     FINISHED,
     JOB,
+    REQUEUE,
     SAVES,
     Shell,
     begun,
@@ -23,8 +24,6 @@ from tests.unit.slurm.stand_ins import (
 )
 
 CANCELLED = JOB.replace("   JobState=RUNNING", "   JobState=COMPLETING")
-REQUEUE = ("requeue", "12")
-TASK = JOB.replace("JobId=12 ", "JobId=12 ArrayJobId=12 ArrayTaskId=3 ")
 
 
 def test_finished_run_completes_job_without_requeue(shell):

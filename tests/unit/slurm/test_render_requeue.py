@@ -9,6 +9,7 @@ import pytest
 from tests.unit.slurm.stand_ins import (
     JOB,
     PREEMPTED,
+    REQUEUE,
     SAVES,
     SCONTROL,
     SRUN,
@@ -21,7 +22,6 @@ from tests.unit.slurm.stand_ins import (
 )
 
 TASK = JOB.replace("JobId=12 ", "JobId=12 ArrayJobId=12 ArrayTaskId=3 ")
-REQUEUE = ("requeue", "12")
 
 
 def test_max_requeues_limit(shell):
