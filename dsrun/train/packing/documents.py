@@ -11,16 +11,16 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 # Of torch's own flash kernel, see torch.nn.attention.varlen.
 KERNEL_DTYPES = (torch.float16, torch.bfloat16)
+_DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
 
 
 class DocumentAttention:
     """Transformers' `sdpa` attention, which looks within documents where a batch comes with their borders.
 
-    `windowed` are the layers that have named a sliding window since it was cleared: no mask brings it to the others.
+    `windowed` are the layers that named a sliding window, None where nobody asks: no mask brings it to the others.
     """
 
-    def __init__(self) -> None:
-        self.windowed: set[int] = set()
+    windowed: set[int] | None = None
 
     def __call__(
         self, module: Any, query: Any, key: Any, value: Any, attention_mask: Any = None, **given: Any
@@ -33,7 +33,7 @@ class DocumentAttention:
         if given.get("position_bias") is not None or key.shape[2] != query.shape[2]:
             raise ValueError("its attention is not that of tokens on their own document")
         window = given.get("sliding_window")
-        if window:
+        if window and self.windowed is not None:
             self.windowed.add(id(module))
         query, key, value = _of_autocast(query, key, value)
         if query.is_cuda and query.dtype in KERNEL_DTYPES and not given.get("dropout"):
@@ -103,20 +103,25 @@ def use_document_attention(model: Any, autocast: torch.dtype | None) -> bool:
         return False
     if getattr(config, "attention_chunk_size", None):
         return False  # it is nowhere but in the mask
-    on_gpu = next(model.parameters()).device.type == "cuda"
-    if on_gpu and autocast is None and model.dtype not in KERNEL_DTYPES:
+    if model.device.type == "cuda" and not has_kernel(config, autocast or model.dtype):
         return False
     ALL_ATTENTION_FUNCTIONS.register("sdpa", ATTENTION)
-    ATTENTION.windowed.clear()
+    ATTENTION.windowed = set()
     return True
+
+
+def has_kernel(config: Any, dtype: torch.dtype) -> bool:
+    """Whether torch's own takes the place of a call a document: it knows 16 bits alone, and no dropout."""
+    return dtype in KERNEL_DTYPES and not any(getattr(config, name, 0) for name in _DROPOUTS)
 
 
 def refuse_lost_window(model: Any) -> None:
     """After a forward: raises ValueError where a layer has a sliding window but did not name it. The documents of a
     probe are too short to show it."""
+    named, ATTENTION.windowed = ATTENTION.windowed or set(), None
     config = model.config.get_text_config()
     if not getattr(config, "sliding_window", None):
         return
     kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
-    if len(ATTENTION.windowed) < kinds.count("sliding_attention"):
+    if len(named) < kinds.count("sliding_attention"):
         raise ValueError("its attention is not told the sliding window")

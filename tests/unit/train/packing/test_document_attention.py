@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from dsrun.train.packing.documents import ATTENTION, refuse_lost_window, use_document_attention
+from dsrun.train.packing.documents import ATTENTION, has_kernel, refuse_lost_window, use_document_attention
 from dsrun.train.packing.probe import packed_inputs
 
 WINDOW = 6
@@ -106,3 +106,18 @@ def test_eager_models_keep_their_attention():
     model = small("llama")
     model.set_attn_implementation("eager")
     assert not use_document_attention(model, None)
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype", "found"),
+    [
+        (AutoConfig.for_model("llama"), torch.bfloat16, True),
+        (AutoConfig.for_model("llama"), torch.float32, False),
+        (AutoConfig.for_model("llama", attention_dropout=0.1), torch.bfloat16, False),
+        (AutoConfig.for_model("gpt2"), torch.bfloat16, False),
+    ],
+    ids=["16 bits", "32 bits", "dropout", "gpt2's default dropout"],
+)
+def test_kernel_takes_16_bits_without_dropout(config, dtype, found):
+    """On a GPU all else would be a call a document, which is slower than a mask."""
+    assert has_kernel(config, dtype) == found
