@@ -191,10 +191,10 @@ class Job:
         return self
 
     def story(self) -> str:
-        """Record, log and the ends of the workers' logs: what one wants to read when a test fails."""
+        """Record, log and the ends of the workers' and SLURM's logs: what one wants to read when a test fails."""
         logs = sorted(self.cwd.rglob("rank-*.log"))[-4:]
         ends = [f"== {log}\n{log.read_text(errors='replace')[-2000:]}" for log in logs]
-        return "\n".join([self.record(), "== log", self.log[-6000:], *ends])
+        return "\n".join([self.record(), "== log", self.log[-6000:], *ends, self.cluster.logs()])
 
     def machines(self) -> list[str]:
         """The names of its nodes, the batch host first."""
