@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import secrets
 import shutil
 import subprocess
@@ -165,24 +164,14 @@ class Cluster:
         gone = ["bash", "-c", f"while kill -0 {pid}; do sleep 0.05; done"]
         subprocess.run(self.command(gone, machine=CONTROLLER), stderr=subprocess.DEVNULL, check=True, timeout=30)
 
-    def start_controller(self, seconds: float = 60) -> None:
-        """Start slurmctld again and wait until every node has registered with it.
+    def start_controller(self) -> None:
+        """Start slurmctld again and wait until every node has registered with it, which takes seconds.
 
         A registering slurmd connects to every step's socket. A step that has not called listen() yet is taken for dead,
         and the script of its job is deleted (`_handle_stray_script` in SLURM's stepd_api.c).
         """
         subprocess.run(self.command(["slurmctld"], machine=CONTROLLER), check=True)
-        end = time.monotonic() + seconds
-        while self._registrations() < self.options.nodes:
-            if time.monotonic() > end:
-                raise ClusterError(f"not every node registered after {seconds:g} s\n{self.logs()}")
-            time.sleep(0.1)
-
-    def _registrations(self) -> int:
-        """How often nodes have registered with this controller since it started."""
-        said = subprocess.run(["sdiag"], env=self.env, capture_output=True, text=True, check=False).stdout
-        found = re.search(r"MESSAGE_NODE_REGISTRATION_STATUS\b.*?count:(\d+)", said)
-        return int(found[1]) if found else 0
+        self.wait_until_ready()
 
     def _write_files(self, options: Options) -> None:
         shutil.rmtree(self.root / "log", ignore_errors=True)

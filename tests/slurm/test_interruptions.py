@@ -138,7 +138,7 @@ def test_controller_restart_does_not_disturb_job(cluster, at_work, undisturbed):
         assert max(training.losses) >= 6
     finally:
         cluster.start_controller()
-        cluster.wait_until_ready()
+    assert cluster.ready()
     training.job.wait_for("COMPLETED")
     assert training.job.restarts == 0
     assert training.losses == undisturbed
