@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 
@@ -12,8 +11,6 @@ from dsrun import __version__
 from dsrun.cli.options import LazyGroup
 from dsrun.errors import EXIT_INTERRUPTED, EXIT_USAGE, DsrunError
 
-# A full disk or quota, mostly behind `>`.
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # name -> ("module:attribute", one line for --help)
 COMMANDS = {
     "train": ("dsrun.cli.train:command", "train a seq2seq or causal LM under DeepSpeed ZeRO"),
@@ -58,7 +55,10 @@ def main() -> None:
         _print_error(error.format_message())
         code = EXIT_USAGE
     except OSError as error:
-        if debug or error.errno not in FULL:
+        from dsrun.system.files import DISK_FULL  # help is shown without it
+
+        # Mostly behind `>`.
+        if debug or error.errno not in DISK_FULL:
             raise
         _print_error(f"writing failed: {error.strerror} (make room there, or write elsewhere)")
         # What is left in the buffer would fail again when Python ends, with a traceback.

@@ -11,6 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Error numbers of a full disk, an exhausted quota and a limit on the size of files: only the user can make room."""
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:

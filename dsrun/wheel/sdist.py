@@ -19,9 +19,9 @@ from packaging.version import InvalidVersion, Version
 
 from dsrun.datafiles import data_folder, read_toml
 from dsrun.errors import MissingError, ToolError, UsageError
+from dsrun.system.files import DISK_FULL
 from dsrun.system.proc import capture
 from dsrun.wheel.cache import sha256_of
-from dsrun.wheel.compile.failure import FULL
 
 _FETCH_S = 1800.0
 _BROKEN = (OSError, EOFError, zlib.error, tarfile.TarError, ValueError)
@@ -116,7 +116,7 @@ def _opened(path: Path) -> Iterator[tarfile.TarFile]:
         with tarfile.open(path, mode="r:gz") as archive:
             yield archive
     except _BROKEN as error:
-        if isinstance(error, OSError) and error.errno in FULL:
+        if isinstance(error, OSError) and error.errno in DISK_FULL:
             raise  # the archive is intact: fetching it again would not help
         raise UsageError(f"{path} cannot be used as a source distribution: {error}", fix="fetch it again") from error
 

@@ -21,6 +21,7 @@ from dsrun.runs.checksum import PATIENCE_S, ChecksumFile, ChecksumPool
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import newest_complete, write_manifest
 from dsrun.runs.schema import ManifestFile
+from dsrun.system.files import DISK_FULL
 from dsrun.system.host import hostname
 from dsrun.train.checkpoint.serialize import Tensors
 from dsrun.train.checkpoint.snapshot import Snapshot, Snapshots
@@ -33,7 +34,6 @@ WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)
 _PROBE_BYTES = 1 << 20
 
 
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # A disk or a file server that fails may work again in a moment; one that is full or read-only stays so.
 _PASSING = (
     errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EINTR, errno.EBUSY, errno.EREMOTEIO, errno.ECONNRESET,
@@ -210,7 +210,7 @@ class Save:
     def failed(self, why: str, number: int | None, *, disk: bool = True) -> SaveFailed:
         """The error for this save. `number` is the errno; torch gives none, and hides a full disk by that."""
         fix, cause = "the log has the traceback", None
-        if disk and (number is None or number in _FULL):
+        if disk and (number is None or number in DISK_FULL):
             fix, cause = "free some space, lower --keep, or choose another --output", "disk_full"
         elif disk:
             fix, cause = "see dmesg on that node, or choose another --output", "disk_error"

@@ -29,7 +29,7 @@ from datasets import Dataset, Features
 
 from dsrun.errors import MissingError
 from dsrun.runs.records import sync_file
-from dsrun.system.files import parse_json, replace_folder
+from dsrun.system.files import DISK_FULL, parse_json, replace_folder
 from dsrun.system.process_end import die_with_parent
 from dsrun.system.variables import cache_root
 from dsrun.train.data.encoding.tokenise import RowEncoder
@@ -105,6 +105,13 @@ def _build(folder: Path, build: Callable[[Path], Meta]) -> Meta:
                 sync_file(path)
         # Processes that mapped the old files keep them until they end.
         replace_folder(work, folder, aside=folder.with_name(f"{folder.name}.tmp-old"))
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        raise MissingError(
+            f"the cache {folder.parents[1]} has no room for the prepared data: {os.strerror(error.errno)}",
+            fix="make room there, or set DSRUN_CACHE to a folder on a larger disk",
+        ) from error
     finally:
         shutil.rmtree(work, ignore_errors=True)
     return meta

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from filelock import FileLock, Timeout
 
 from dsrun.errors import ToolError
-from dsrun.wheel.compile.failure import FULL
+from dsrun.system.files import DISK_FULL
 from dsrun.wheel.compile.output import OnEvent
 from dsrun.wheel.compile.run import Parts, WheelBuild, build_wheel
 from dsrun.wheel.find_links import take_from
@@ -114,7 +114,7 @@ def cached_build(
             except OSError as error:
                 raise ToolError(
                     f"the wheel could not be stored in {store.root}: {error.strerror or error}",
-                    fix=_MAKE_ROOM if error.errno in FULL else "start the build again",
+                    fix=_MAKE_ROOM if error.errno in DISK_FULL else "start the build again",
                 ) from error
         failed_log.unlink(missing_ok=True)
         return entry

@@ -12,11 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsrun.errors import ToolError
+from dsrun.system.files import DISK_FULL
 from dsrun.wheel.compile.output import split_line
 from dsrun.wheel.compile.parallel import BEGIN, END
-
-FULL = (errno.ENOSPC, errno.EDQUOT)
-"""Error numbers of a full disk or an exhausted quota."""
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*[mK]")
 _QUOTES = str.maketrans("\N{LEFT SINGLE QUOTATION MARK}\N{RIGHT SINGLE QUOTATION MARK}", "''")
@@ -161,7 +159,7 @@ def copy_failed(folder: Path, error: OSError) -> ToolError:
     """The error for a file that could not be written in the build's `folder` or in the store."""
     # copytree goes on after an error, and lists those of all files in one without an error number.
     first = error.args[0][0][-1] if isinstance(error, shutil.Error) else error.strerror or str(error)
-    if error.errno in FULL or is_disk_full(str(first)):
+    if error.errno in DISK_FULL or is_disk_full(str(first)):
         return disk_full(folder, str(first))
     where = f"{error.filename}: " if error.filename else ""
     return ToolError(f"the build could not write its files: {where}{first}", fix="check TMPDIR and DSRUN_CACHE")

@@ -24,10 +24,9 @@ def packed(folder: Path) -> Path:
     return path
 
 
-def test_full_disk_while_unpacking_sdist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_while_unpacking_sdist(tmp_path: Path) -> None:
     """RLIMIT_FSIZE stands in for the full disk: the write really fails, with a sibling of ENOSPC."""
     path = packed(tmp_path)
-    monkeypatch.setattr(sdist, "FULL", (errno.EFBIG,))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, hard))

@@ -1,5 +1,6 @@
 """Tokenised once: by content, by one process, and never half."""
 
+import errno
 import json
 import os
 import random
@@ -274,6 +275,28 @@ def test_unwritable_cache_rejected(monkeypatch, tmp_path):
     monkeypatch.setenv("DSRUN_CACHE", str(tmp_path / "file"))
     with pytest.raises(MissingError, match=r"cannot be written.*DSRUN_CACHE"):
         obtain("k", lambda _: {})
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_full_cache_names_the_cache_and_leaves_nothing(number, tmp_path, monkeypatch):
+    """The disk of the data, and not the one of --output, which the log's own words would be taken for."""
+    monkeypatch.setenv("DSRUN_CACHE", str(tmp_path / "cache"))
+
+    def build(work):
+        (work / "tokens.bin").write_bytes(b"half")
+        raise OSError(number, os.strerror(number))
+
+    with pytest.raises(MissingError, match=r"cache has no room for the prepared data: .*DSRUN_CACHE"):
+        obtain("k", build)
+    assert [path.name for path in (tmp_path / "cache" / "prepared").iterdir()] == ["k.lock"]
+
+
+def test_other_failure_of_a_build_is_not_renamed():
+    def build(_):
+        raise OSError(errno.EIO, "bad sector")
+
+    with pytest.raises(OSError, match="bad sector"):
+        obtain("k", build)
 
 
 def test_cache_key_independent_of_order():
