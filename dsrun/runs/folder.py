@@ -146,7 +146,7 @@ _CHECKPOINT = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
 # What a run leaves when it dies before run.json is written, and what a batch system puts there before it
 # starts.
 _OWN = re.compile(
-    r"\.lock|\.saving|\.universal|set-aside|earlier-\d+-\d+|logs|nan|console\.log|(metrics|events|samples)\.jsonl"
+    r"\.lock|\.saving|\.universal|set-aside|earlier-\d+-\d+|logs|nan|status|console\.log|(metrics|events|samples)\.jsonl"
     r"|(recipe|remedy|skip-steps)\.json|\..*\.json\..*\.tmp|slurm-.*\.(out|err)|\.nfs.*"
 )
 RANK_LOG = re.compile(r"rank-(\d+)\.attempt-(\d+)\.log(\.gz)?")

@@ -47,6 +47,7 @@ class Event(Stamped):
     boot: NotRequired[str]
     uptime: NotRequired[float]
     step: NotRequired[int]
+    max_steps: NotRequired[int]
     path: NotRequired[str]
     seconds: NotRequired[float]
     starting_s: NotRequired[float]

@@ -75,8 +75,8 @@ class RunRecords:
         if self.main:
             self._events.write(kind, **details)
 
-    def training(self, step: int) -> None:
-        self.event("training", step=step, **attempt(os.environ))
+    def training(self, step: int, max_steps: int) -> None:
+        self.event("training", step=step, max_steps=max_steps, **attempt(os.environ))
 
     def evaluated(self, step: int, metrics: dict[str, Any]) -> None:
         """An evaluation is done; its `…_seconds` is how long it took."""

@@ -169,7 +169,7 @@ class EventCallback(TrainerCallback):
         self._reported = clock()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.records.training(state.global_step)
+        self.records.training(state.global_step, state.max_steps)
         self._reported = self.clock()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -1,0 +1,103 @@
+"""status/node-N.json in a run folder: what the supervisor of each node sees of its ranks and GPUs, every few seconds.
+
+Heartbeats stay on the node; this is what a monitor on another machine can read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Self
+
+from dsrun.runs.records import write_json_atomic
+from dsrun.system.files import parse_json
+
+FOLDER = "status"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankProgress:
+    """One rank at the time of its node's status.
+
+    `silent_s`: seconds since its last heartbeat. Of its recent steps, the median seconds of a step (`step_s`) and of
+    its parts: waiting for data, computing, and waiting for other ranks; None where they are not known.
+    """
+
+    rank: int
+    pid: int
+    phase: str
+    step: int
+    silent_s: float
+    step_s: float | None = None
+    data_s: float | None = None
+    compute_s: float | None = None
+    wait_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuSample:
+    """One GPU at one moment; memory in bytes, None for what the driver does not tell.
+
+    `utilization` runs from 0 to 1; `throttled` are the reasons for which its clocks are below what was asked for.
+    """
+
+    index: int
+    name: str
+    uuid: str = ""
+    utilization: float | None = None
+    memory_used: int | None = None
+    memory_total: int | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    temperature_c: int | None = None
+    clock_mhz: int | None = None
+    throttled: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeStatus:
+    """One node of a run at `time` (ISO 8601 in UTC); host memory in bytes, `cpu` is its load from 0 to 1."""
+
+    time: str
+    host: str
+    node: int
+    attempt: int
+    world_size: int
+    ranks: tuple[RankProgress, ...] = ()
+    gpus: tuple[GpuSample, ...] = ()
+    cpu: float | None = None
+    memory_used: int | None = None
+    memory_total: int | None = None
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> Self:
+        """The inverse of `asdict`; unknown keys are ignored. Raises TypeError or ValueError for anything else."""
+        values = _known(cls, found)
+        ranks = tuple(RankProgress(**_known(RankProgress, each)) for each in found.get("ranks", ()))
+        gpus = tuple(
+            GpuSample(**{**_known(GpuSample, each), "throttled": tuple(each.get("throttled", ()))})
+            for each in found.get("gpus", ())
+        )
+        return cls(**{**values, "ranks": ranks, "gpus": gpus})
+
+
+def write_node_status(run: Path, status: NodeStatus) -> None:
+    """Write the status of one node into the run folder; a reader sees the old one or this one. Raises OSError."""
+    folder = run / FOLDER
+    folder.mkdir(exist_ok=True)
+    write_json_atomic(folder / f"node-{status.node}.json", {"version": 1, **asdict(status)})
+
+
+def read_node_status(run: Path) -> tuple[NodeStatus, ...]:
+    """The newest status of each node, by its number; what cannot be read is left out."""
+    found = []
+    for file in (run / FOLDER).glob("node-*.json"):
+        with suppress(OSError, ValueError, TypeError, AttributeError):
+            found.append(NodeStatus.from_dict(parse_json(file.read_text(encoding="utf-8"))))
+    return tuple(sorted(found, key=lambda each: each.node))
+
+
+def _known(kind: type, found: Mapping[str, Any]) -> dict[str, Any]:
+    return {each.name: found[each.name] for each in fields(kind) if each.name in found}
