@@ -1,0 +1,71 @@
+"""What checks may look at: files of the kernel, environment, programs and the driver; and the job that is to run.
+
+Checks reach the machine through these alone, so that a recorded machine can stand in for the real one.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import TYPE_CHECKING
+
+from dsrun.errors import DsrunError
+from dsrun.system.host import ROOT
+from dsrun.system.proc import capture
+
+if TYPE_CHECKING:
+    from dsrun.recipe.recipe import Recipe
+
+PROGRAM_S = 5.0
+Run = Callable[[Sequence[str]], "CompletedProcess[str]"]
+
+
+def _run(argv: Sequence[str]) -> CompletedProcess[str]:
+    return capture(argv, seconds=PROGRAM_S, changes={"LC_ALL": "C"})
+
+
+@dataclass(frozen=True)
+class Machine:
+    """This machine, or a recorded one below `root`.
+
+    `run` runs a program to its end and raises DsrunError where there is none, or it takes more than PROGRAM_S seconds;
+    `now` is the time in seconds since the epoch.
+    """
+
+    root: Path = ROOT
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    run: Run = _run
+    now: Callable[[], float] = time.time
+
+    def path(self, name: str) -> Path:
+        """The file `name` ("/proc/meminfo") of this machine."""
+        return self.root / name.lstrip("/")
+
+    def text(self, name: str) -> str | None:
+        """The content of a file without the white space around it; None where it cannot be read."""
+        try:
+            return self.path(name).read_text(encoding="utf-8", errors="replace").strip()
+        except OSError:
+            return None
+
+    def answer(self, *argv: str) -> str | None:
+        """What a program writes to stdout; None where there is none, or it fails."""
+        try:
+            done = self.run(argv)
+        except DsrunError:
+            return None
+        return done.stdout if done.returncode == 0 else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What is to run: a training recipe if one is known, its run folder, and the ranks of this machine (None: one a
+    GPU)."""
+
+    recipe: Recipe | None = None
+    output: Path | None = None
+    nproc: int | None = None
