@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,15 @@ from dsrun.diagnosis.diagnose import NONE, Verdict, of_logs
 from dsrun.diagnosis.rules import Cause, causes
 from dsrun.errors import UsageError
 from dsrun.findings import Finding
-from dsrun.runs.folder import RunFolder, is_in_use, read_holder
+from dsrun.runs.folder import LOCK_TRIES, RunFolder, is_in_use, read_holder
+from dsrun.runs.node_status import FOLDER as STATUS
 from dsrun.runs.records import progress, read_records
 from dsrun.system import host
 
 _LOG = re.compile(r".*\.(log|out|err|txt)(\.gz)?")
 # A run of another machine whose lock cannot be seen here counts as running if it wrote something so recently.
 _RECENTLY_S = 300.0
+_JUST_NOW_S = 10.0
 # Kinds of events after which a run may stand still.
 _TELLING = ("failure", "training", "end", "signal")
 
@@ -73,9 +76,9 @@ def _of_logs(logs: Mapping[str, Path], *, exit_code: int | None) -> Verdict:
     return of_logs(written, exit_code=exit_code, own=True)
 
 
-def who_runs(folder: Path) -> str:
-    """Who runs there, in words; "" for no one."""
-    holder = is_in_use(folder)
+def who_runs(folder: Path, *, tries: int = LOCK_TRIES) -> str:
+    """Who runs there, in words; "" for no one. `tries` as in `is_in_use`."""
+    holder = is_in_use(folder, tries=tries)
     if holder is not None:
         return f"{holder} runs{_step(folder)}"
     named = read_holder(folder / ".lock")
@@ -86,14 +89,25 @@ def who_runs(folder: Path) -> str:
 
 
 def last_write(folder: Path) -> float | None:
-    """When the run's files last changed, in seconds since the epoch; None where there are none."""
-    files = [path for path in (*folder.glob("*.jsonl"), *folder.glob("logs/**/*.log")) if path.is_file()]
-    return max((path.stat().st_mtime for path in files), default=None)
+    """When what a run writes last changed, in seconds since the epoch; None where there is nothing."""
+    written = _changed(folder.glob("*.jsonl"))
+    if written is not None and time.time() - written < _JUST_NOW_S:
+        return written  # a thousand ranks' logs tell no more, and take a parallel file system a second
+    return max((at for at in (written, _changed(folder.glob("logs/**/*.log"))) if at is not None), default=None)
+
+
+def _changed(files: Iterable[Path]) -> float | None:
+    times = []
+    for path in files:
+        with suppress(OSError):  # it may have been moved aside meanwhile
+            times.append(path.stat().st_mtime)
+    return max(times, default=None)
 
 
 def _silent_s(folder: Path) -> float | None:
-    written = last_write(folder)
-    return None if written is None else max(time.time() - written, 0.0)
+    """Seconds since the run or the supervisor of one of its nodes wrote anything; None where nothing is there."""
+    times = [at for at in (last_write(folder), _changed((folder / STATUS).glob("node-*.json"))) if at is not None]
+    return max(time.time() - max(times), 0.0) if times else None
 
 
 def _killed(folder: Path) -> str:
