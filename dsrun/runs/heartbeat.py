@@ -31,7 +31,8 @@ class Beat:
 
     `beats` counts up with every sign of life; `time` is CLOCK_MONOTONIC in seconds, the same for all processes of one
     machine; `slowest_step` is the longest time between two steps so far in seconds, 0 before the second step.
-    `answers` tells whether SIGUSR2 makes the process write its stacks (faulthandler) to its log.
+    `answers` tells whether SIGUSR2 makes the process write its stacks (faulthandler) to its log. Of its recent steps,
+    the median seconds of a step and of its parts: waiting for data, computing, and waiting for other ranks.
     """
 
     rank: int
@@ -42,6 +43,10 @@ class Beat:
     step: int
     slowest_step: float
     answers: bool
+    step_s: float | None = None
+    data_s: float | None = None
+    compute_s: float | None = None
+    wait_s: float | None = None
 
 
 class Heart:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 
-from dsrun.launch.coordinator.messages import Coordinator
 from dsrun.launch.environment import run_arguments
-from dsrun.launch.job import Job
-from dsrun.launch.signals import StopRequests
 from dsrun.launch.supervisor import reaper
+from dsrun.launch.supervisor.attempt_context import AttemptContext, AttemptResult
 from dsrun.launch.supervisor.failures import FailureInputs, exit_code_of, interruption
 from dsrun.launch.supervisor.watchdog import BEFORE_TRAINING, Hang, Watchdog, collect
 from dsrun.launch.workers.agent import Agent, Starter
@@ -36,35 +33,6 @@ _AGENT_REPORT_S = 0.5
 # One that has ended well is no failure while its agent waits for a busy machine to let it look.
 _CLEAN_EXIT_REPORT_S = 60.0
 _STOP_STATUSES = (-signal.SIGTERM, -signal.SIGUSR1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class AttemptResult:
-    """How the attempt ended here.
-
-    `ok`: all ranks exited with 0, or were ended after a stop request with nothing to save; `stop_requested`: they were
-    asked to stop; `by_others`: ended because another node's part has failed; `saved` is the checkpoint that they left.
-    """
-
-    ok: bool
-    stop_requested: bool
-    by_others: bool
-    saved: str | None
-    failure_inputs: FailureInputs
-
-
-@dataclass(frozen=True, kw_only=True)
-class AttemptContext:
-    """What all attempts of a run share. `scratch` is a folder of this machine's own, `run_id` what all processes of the
-    family carry in their environment, `log` where agent and ranks write, `poll` what else to do at every look."""
-
-    job: Job
-    scratch: Path
-    run_id: str
-    stop_requests: StopRequests
-    others: Coordinator
-    log: Path
-    poll: Callable[[], None]
 
 
 class Attempt:
@@ -151,6 +119,7 @@ class Attempt:
         living = {rank: state for rank, state in states.items() if rank not in gone}
         beats = {rank: beat for rank, beat in self._beats.items() if rank in living}
         self._hang = self._watch.poll(beats, living, now)
+        self._context.observe(self.number, self._beats, {rank: self._pids[rank] for rank in living})
 
     def _alive(self) -> dict[int, int]:
         """The ranks that have not ended as far as the agent has reported."""

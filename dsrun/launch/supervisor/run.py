@@ -24,10 +24,12 @@ from dsrun.launch.coordinator.messages import Coordinator, NodeResult
 from dsrun.launch.job import Job, Outcome
 from dsrun.launch.signals import StopRequests
 from dsrun.launch.supervisor import reaper
-from dsrun.launch.supervisor.attempt import NO_HEARTBEAT_PATIENCE_S, Attempt, AttemptContext, AttemptResult
+from dsrun.launch.supervisor.attempt import NO_HEARTBEAT_PATIENCE_S, Attempt
+from dsrun.launch.supervisor.attempt_context import AttemptContext, AttemptResult
 from dsrun.launch.supervisor.events import STUCK_S, AsyncLineWriter, RunEventWriter, Tee, tee_output
 from dsrun.launch.supervisor.failures import explain, first_of_nodes
 from dsrun.launch.supervisor.policy import CONFIGURATION, Decision, Failure, decide, exit_code, shrink
+from dsrun.launch.supervisor.status import StatusWriter
 from dsrun.launch.workers.agent import WORKER_IMPORTS, SpawnStarter, Starter, ZygoteStarter
 from dsrun.launch.workers.zygote import TORCH_SIGNALS
 from dsrun.runs.folder import RunFolder
@@ -66,6 +68,7 @@ def supervise(job: Job, coordinator: Coordinator, notify: Notify = lambda line: 
         log = job.run / "logs" / f"{datetime.now():%Y%m%d-%H%M%S}-launcher.log"
         if job.node_rank:
             log = log.with_stem(f"{log.stem}-node-{job.node_rank}")
+        status_writer = stack.enter_context(StatusWriter(job))
         context = AttemptContext(
             job=job,
             scratch=scratch,
@@ -74,6 +77,7 @@ def supervise(job: Job, coordinator: Coordinator, notify: Notify = lambda line: 
             others=coordinator,
             log=log,
             poll=reaper_process.keep,
+            observe=status_writer.offer,
         )
         # Without a buffer: what a full disk does not take would be tried, and fail, once more at the end.
         with log.open("ab", buffering=0) as file, tee_output(file, scratch / "output", job.echo) as sink:

@@ -16,7 +16,8 @@ from dsrun.launch.coordinator.messages import Coordinator
 from dsrun.launch.job import Job, Topology
 from dsrun.launch.signals import StopRequests
 from dsrun.launch.supervisor import attempt, reaper
-from dsrun.launch.supervisor.attempt import Attempt, AttemptContext
+from dsrun.launch.supervisor.attempt import Attempt
+from dsrun.launch.supervisor.attempt_context import AttemptContext
 from dsrun.launch.supervisor.failures import explain
 from dsrun.runs.stop_request import StopRequest
 from dsrun.system import variables
