@@ -55,14 +55,27 @@ def read_history(path: Path) -> RunHistory:
     """The history of the run in folder `path`. Raises UsageError where it is not a run folder."""
     folder = RunFolder(path)
     events = tuple(read_records(folder.events)) if path.is_dir() else ()
-    run = _read_object(folder.run_json)
-    if not run and not events and not folder.recipe.is_file():
-        what = "contains no run" if path.is_dir() else "does not exist"
-        raise UsageError(f"{path} {what}", fix="give the --output of a dsrun train or launch")
-    steps, evaluations = _kept(revive(each) for each in iter_records(folder.metrics))
+    run = read_object(folder.run_json)
+    if not run and not events:
+        refuse_without_run(path)
+    kept = KeptRecords()
+    for record in iter_records(folder.metrics):
+        kept.add(revive(record))
     return RunHistory(
-        path=path, run=run, steps=steps, evaluations=evaluations, events=events, nodes=read_node_status(path)
+        path=path,
+        run=run,
+        steps=tuple(kept.steps),
+        evaluations=tuple(kept.evaluations),
+        events=events,
+        nodes=read_node_status(path),
     )
+
+
+def refuse_without_run(path: Path) -> None:
+    """Raise UsageError unless a run has at least begun to start in `path`."""
+    if not RunFolder(path).recipe.is_file() and not RunFolder(path).lock.is_file():
+        what = "contains no run" if path.is_dir() else "is not a folder" if path.exists() else "does not exist"
+        raise UsageError(f"{path} {what}", fix="give the --output of a dsrun train or launch")
 
 
 def series(records: Iterable[Record], key: str) -> list[tuple[int, float]]:
@@ -91,23 +104,26 @@ def seconds_of(record: Record) -> float | None:
         return None
 
 
-def _kept(records: Iterable[Record]) -> tuple[tuple[Record, ...], tuple[Record, ...]]:
+class KeptRecords:
     """The steps and the evaluations without those that a restarted run made again, or never came back to."""
-    steps: list[Record] = []
-    evaluations: list[Record] = []
-    for record in records:
+
+    def __init__(self) -> None:
+        self.steps: list[Record] = []
+        self.evaluations: list[Record] = []
+
+    def add(self, record: Record) -> None:
+        """Take the next line of metrics.jsonl in."""
         step = whole(record.get("step"))
         if step is None:
-            continue
+            return
         if "loss" in record:
-            _drop(steps, from_step=step)
+            _drop(self.steps, from_step=step)
             # An evaluation of the same step comes after its line, so one that is there is of an attempt before.
-            _drop(evaluations, from_step=step)
-            steps.append(record)
+            _drop(self.evaluations, from_step=step)
+            self.steps.append(record)
         else:
-            _drop(evaluations, from_step=step + 1)
-            evaluations.append(record)
-    return tuple(steps), tuple(evaluations)
+            _drop(self.evaluations, from_step=step + 1)
+            self.evaluations.append(record)
 
 
 def _drop(records: list[Record], *, from_step: int) -> None:
@@ -115,7 +131,8 @@ def _drop(records: list[Record], *, from_step: int) -> None:
         records.pop()
 
 
-def _read_object(path: Path) -> Record:
+def read_object(path: Path) -> Record:
+    """The JSON object in `path`; {} where there is none that can be read."""
     try:
         found = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

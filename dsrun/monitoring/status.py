@@ -14,10 +14,14 @@ from typing import Literal, cast
 from dsrun.diagnosis.run import last_write, who_runs
 from dsrun.errors import EXIT_RESUME
 from dsrun.monitoring.history import Record, RunHistory, finite, seconds_of, whole
-from dsrun.runs.folder import RunFolder
+from dsrun.runs.folder import LOCK_TRIES, RunFolder
 from dsrun.runs.goodput import failures, goodput
 
-State = Literal["starting", "training", "evaluating", "saving", "restarting", "finished", "failed", "stopped", "killed"]
+State = Literal[
+    "starting", "training", "evaluating", "saving", "restarting", "finished", "failed", "stopped", "killed", "silent"
+]
+"""What a run does, or how it ended. "silent" is a log of another trainer to which nothing has been added for minutes."""
+OVER: tuple[State, ...] = ("finished", "failed", "stopped", "killed")
 RESTART_S = 900.0
 """Between two attempts nobody holds the run folder: for so long after its last event a run counts as restarting."""
 # The last event of a run that goes on -> what it does.
@@ -38,6 +42,12 @@ class Best:
     metric: str
     value: float
     step: int
+    greater_is_better: bool = False
+
+    @property
+    def rank(self) -> float:
+        """A number that is lower for a better value."""
+        return -self.value if self.greater_is_better else self.value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +71,7 @@ class RunStatus:
     grad_norm: float | None = None
     tokens: int | None = None
     tokens_per_s: float | None = None
+    samples_per_s: float | None = None
     padding: float | None = None
     mfu: float | None = None
     step_s: float | None = None
@@ -79,15 +90,15 @@ class RunStatus:
     @property
     def is_over(self) -> bool:
         """Whether nothing runs any more."""
-        return self.state in ("finished", "failed", "stopped", "killed")
+        return self.state in OVER
 
 
-def status_of(history: RunHistory, now: float | None = None) -> RunStatus:
-    """The status of a run at `now`, in seconds since the epoch."""
+def status_of(history: RunHistory, now: float | None = None, *, lock_tries: int = LOCK_TRIES) -> RunStatus:
+    """The status of a run at `now`, in seconds since the epoch. `lock_tries` as the `tries` of `is_in_use`."""
     now = time.time() if now is None else now
     events, last = history.events, history.steps[-1] if history.steps else {}
-    state = _state(history, now)
-    over = state in ("finished", "failed", "stopped", "killed")
+    state = _state(history, now, lock_tries)
+    over = state in OVER
     step = max(
         (number for each in (last, *events[-1:]) if (number := whole(each.get("step"))) is not None), default=None
     )
@@ -148,13 +159,13 @@ def best_of(history: RunHistory) -> Best | None:
     if not found:
         return None
     step, value = (max if greater else min)(found, key=lambda each: each[1])
-    return Best(metric=metric, value=value, step=step)
+    return Best(metric=metric, value=value, step=step, greater_is_better=greater)
 
 
-def _state(history: RunHistory, now: float) -> State:
+def _state(history: RunHistory, now: float, lock_tries: int) -> State:
     last = history.events[-1] if history.events else {}
     kind = str(last.get("kind"))
-    if who_runs(history.path):
+    if who_runs(history.path, tries=lock_tries):
         phase = next((rank.phase for node in history.nodes for rank in node.ranks), "") if _is_fresh(history) else ""
         return "saving" if kind == "checkpoint_begin" else _PHASES.get(phase) or _DOING.get(kind, "starting")
     if RunFolder(history.path).finished.exists():

@@ -1,0 +1,85 @@
+"""What `dsrun monitor` has found out at one moment, and its JSON."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from dsrun.findings import Finding
+from dsrun.monitoring.history import Record, RunHistory
+from dsrun.monitoring.observations import observe
+from dsrun.monitoring.status import RunStatus
+from dsrun.runs.node_status import NodeStatus
+from dsrun.runs.records import plain
+from dsrun.slurm.jobs.queue import SlurmJob
+
+EVENTS = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """`kind` tells where it comes from: a run folder, a log, or a SLURM job that has neither yet.
+
+    `now` is in seconds since the epoch. `history` has the curves, and `nodes` what is known of ranks and GPUs.
+    """
+
+    kind: Literal["run", "log", "job"]
+    now: float
+    status: RunStatus
+    history: RunHistory
+    nodes: tuple[NodeStatus, ...] = ()
+    job: SlurmJob | None = None
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing will change any more: the run has ended, and so has its job, if it has one."""
+        if self.job is not None:
+            return self.job.is_final
+        return self.status.is_over
+
+
+def of_history(history: RunHistory, status: RunStatus, now: float, *, kind: Literal["run", "log"] = "run") -> Snapshot:
+    """The snapshot of a run or log, with what is wrong with it. The last status of an ended run's nodes is history."""
+    nodes = () if status.is_over else history.nodes
+    return Snapshot(
+        kind=kind, now=now, status=status, history=history, nodes=nodes, findings=observe(status, nodes, now)
+    )
+
+
+def as_json(snapshot: Snapshot) -> dict[str, Any]:
+    """The object that docs/monitor.md describes; what is not known is null."""
+    job = snapshot.job
+    return {
+        "kind": snapshot.kind,
+        "time": datetime.fromtimestamp(snapshot.now, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "status": status_json(snapshot.status),
+        "nodes": [plain(asdict(node)) for node in snapshot.nodes],
+        "findings": [finding.as_dict() for finding in snapshot.findings],
+        "events": [plain(event) for event in last_events(snapshot.history.events)],
+        "job": None
+        if job is None
+        else plain({key: value if value != "" else None for key, value in asdict(job).items()}),
+    }
+
+
+def status_json(status: RunStatus) -> dict[str, Any]:
+    """A status as JSON, its path as text."""
+    return {**plain(asdict(status)), "path": os.fspath(status.path), "is_over": status.is_over}
+
+
+def last_events(events: tuple[Record, ...], count: int = EVENTS) -> list[Mapping[str, Any]]:
+    """The last events but those that only tell of progress."""
+    return [event for event in events[-10 * count :] if event.get("kind") != "progress"][-count:]
+
+
+def waiting_for(job: SlurmJob, now: float) -> Snapshot:
+    """A job that has neither a run folder nor a log yet, or that has never had one."""
+    state = "failed" if job.is_final and job.state != "COMPLETED" else "finished" if job.is_final else "starting"
+    path = Path(job.run or job.work_dir or "/")
+    status = RunStatus(path=path, state=state)  # type: ignore[arg-type]
+    return Snapshot(kind="job", now=now, status=status, history=RunHistory(path=path), job=job)

@@ -1,0 +1,206 @@
+"""A snapshot of a run as it appears on a terminal: sections from above, each cut to the room that is left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from dsrun.cli.monitor.figures import figures_section
+from dsrun.cli.monitor.nodes import gpu_section, host_section, rank_section
+from dsrun.cli.monitor.section import Section, heading
+from dsrun.cli.monitor.snapshot import Snapshot, last_events
+from dsrun.findings import Finding
+from dsrun.monitoring.event_text import BAD, QUIET, WORTH_A_LOOK, describe
+from dsrun.monitoring.history import seconds_of
+from dsrun.monitoring.plots import bar
+from dsrun.monitoring.status import State
+from dsrun.runs.goodput import duration
+from dsrun.slurm.jobs.status import explain_reason
+from dsrun.system.display import printable
+
+STATE_STYLES: dict[State, str] = {
+    "starting": "bold yellow", "training": "bold green", "evaluating": "bold cyan", "saving": "bold cyan",
+    "restarting": "bold yellow", "finished": "bold green", "failed": "bold red", "stopped": "bold yellow",
+    "killed": "bold red", "silent": "bold yellow",
+}  # fmt: skip
+_LEAST_EVENTS = 3
+_ALL = 1_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Room:
+    """The terminal: columns, rows (None: as many as it takes), and whether it shows more than ASCII."""
+
+    width: int
+    height: int | None = None
+    ascii_only: bool = False
+
+
+def render(snapshot: Snapshot, room: Room) -> RenderableType:
+    """The whole view."""
+    height = room.height or _ALL
+    sections = [_header(snapshot, room)]
+    if snapshot.job is not None:
+        sections.append(_job_section(snapshot))
+    if snapshot.kind != "job":
+        sections.append(_progress(snapshot, room))
+        sections.append(_findings(snapshot.findings))
+        is_roomy = room.height is None or height >= 20 + sum(_rows_wanted(snapshot))
+        sections.append(figures_section(snapshot, room.width, with_plot=is_roomy, ascii_only=room.ascii_only))
+        left = height - sum(section.height for section in sections)
+        events = min(_LEAST_EVENTS, len(snapshot.history.events)) + 2 if snapshot.history.events else 0
+        for build in (gpu_section, rank_section):
+            section = build(snapshot, room.width, most=max(0, left - events - 3), ascii_only=room.ascii_only)
+            sections.append(section)
+            left -= section.height
+        host = host_section(snapshot)
+        if host.height <= left - events:
+            sections.append(host)
+            left -= host.height
+        sections.append(_events(snapshot, most=left - 2 if room.height else 10))
+    return Group(*(section.content for section in sections if section.height))
+
+
+def _rows_wanted(snapshot: Snapshot) -> tuple[int, int]:
+    return sum(len(node.gpus) for node in snapshot.nodes), min(16, sum(len(node.ranks) for node in snapshot.nodes))
+
+
+def _header(snapshot: Snapshot, room: Room) -> Section:
+    status = snapshot.status
+    left = Text(no_wrap=True, overflow="ellipsis")
+    if snapshot.kind != "job":
+        left.append(f" {status.state} ", style=f"{STATE_STYLES[status.state]} reverse")
+        left.append(f"  {printable(str(status.path))}", style="bold")
+    else:
+        left.append(f"job {printable(snapshot.job.id) if snapshot.job else ''}", style="bold")
+    about = [status.model and printable(status.model.rstrip("/").rpartition("/")[2]), _ranks(snapshot)]
+    if status.since_s is not None:
+        about.append(f"{'took' if status.is_over else 'for'} {duration(status.since_s)}")
+    left.append("  " + " · ".join(each for each in about if each), style="dim")
+    clock = Text(time.strftime("%H:%M:%S", time.localtime(snapshot.now)), style="dim", no_wrap=True)
+    grid = Table.grid(expand=True, padding=(0, 1))
+    grid.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+    grid.add_column(justify="right", no_wrap=True)
+    grid.add_row(left, clock)
+    rows: list[RenderableType] = [grid]
+    if status.is_over and (why := _why(snapshot)):
+        rows.append(why)
+    return Section(Group(*rows), len(rows))
+
+
+def _ranks(snapshot: Snapshot) -> str:
+    size, nodes = snapshot.status.world_size, len(snapshot.nodes)
+    ranks = f"{size} rank{'' if size == 1 else 's'}" if size else ""
+    return f"{ranks} on {nodes} nodes" if ranks and nodes > 1 else ranks
+
+
+def _why(snapshot: Snapshot) -> Text | None:
+    status = snapshot.status
+    if status.state == "finished" or not (status.cause or status.message):
+        return None
+    text = Text(no_wrap=True, overflow="ellipsis")
+    text.append(": ".join(printable(each) for each in (status.cause, status.message) if each), style="red")
+    if snapshot.kind == "run":
+        text.append(f"  (dsrun diagnose {printable(str(status.path))})", style="dim")
+    return text
+
+
+def _job_section(snapshot: Snapshot) -> Section:
+    """The job in the queue: its state, why it waits and when it is expected to start."""
+    job = snapshot.job
+    if job is None:
+        return Section(Text(), 0)
+    line = Text(no_wrap=True, overflow="ellipsis")
+    line.append(f"job {printable(job.id)} {printable(' '.join(job.name.split()))}  ")
+    line.append(job.state, style="bold red" if job.state in ("FAILED", "TIMEOUT", "NODE_FAIL") else "bold")
+    if job.nodes:
+        line.append(f" on {printable(job.nodes)}")
+    if job.elapsed and job.state != "PENDING":
+        line.append(f", {job.elapsed} of {job.time_limit}" if job.time_limit else f", {job.elapsed}")
+    rows = [line]
+    if job.reason and not job.is_final:
+        meaning = explain_reason(job.reason)
+        rows.append(Text(f"{printable(job.reason)}{f': {meaning}' if meaning else ''}", style="yellow"))
+    if job.state == "PENDING":
+        wanted = f"{job.node_count} node{'' if job.node_count == 1 else 's'} of {job.partition}"
+        expected = (
+            f"expected to start at {job.expected_start.replace('T', ' ')}"
+            if job.expected_start
+            else "SLURM gives no start time yet"
+        )
+        rows.append(Text(f"{printable(wanted)} · submitted at {job.submitted.replace('T', ' ')} · {expected}"))
+    for row in rows:
+        row.no_wrap, row.overflow = True, "ellipsis"
+    return Section(Group(*rows), len(rows))
+
+
+def _progress(snapshot: Snapshot, room: Room) -> Section:
+    """The bar: step of max, epoch, time left."""
+    status = snapshot.status
+    if status.step is None:
+        text = {"starting": "no step yet: starting", "silent": "no step was logged"}.get(
+            status.state, "no step was logged"
+        )
+        return Section(Text(text, style="dim"), 1)
+    text = Text(no_wrap=True, overflow="ellipsis")
+    text.append(f"step {status.step:,}", style="bold")
+    share = None
+    if status.max_steps:
+        share = status.step / status.max_steps
+        text.append(f" of {status.max_steps:,}  {share:.1%}")
+    if status.epoch is not None:
+        text.append(f"  epoch {status.epoch:.2f}", style="dim")
+    if status.eta_s is not None:
+        at = time.localtime(snapshot.now + status.eta_s)
+        text.append(f"  ETA {duration(status.eta_s)}", style="bold")
+        text.append(time.strftime(" (%H:%M)" if status.eta_s < 86400 else " (%a %d %b, %H:%M)", at), style="dim")
+    if share is not None:
+        width = max(10, min(60, room.width - text.cell_len - 2))
+        filled = bar(share, width, ascii_only=room.ascii_only)
+        text = Text.assemble(
+            (filled, "green" if not status.is_over or status.state == "finished" else "yellow"),
+            "  ",
+            text,
+            no_wrap=True,
+            overflow="ellipsis",
+        )
+    return Section(text, 1)
+
+
+def _findings(findings: Sequence[Finding]) -> Section:
+    rows: list[RenderableType] = []
+    for finding in findings[:4]:
+        style = "bold red" if finding.level == "error" else "yellow"
+        line = Text(f"! {printable(finding.message)}", style=style)
+        if finding.fix:
+            line.append(f"  ({printable(finding.fix)})", style="dim")
+        line.no_wrap, line.overflow = True, "ellipsis"
+        rows.append(line)
+    return Section(Group(*rows), len(rows))
+
+
+def _events(snapshot: Snapshot, *, most: int) -> Section:
+    """The last events, the newest below."""
+    events = [event for event in last_events(snapshot.history.events, 60) if event.get("kind") not in QUIET]
+    if not events or most < 1:
+        return Section(Text(), 0)
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True, style="dim", min_width=8)
+    grid.add_column(no_wrap=True, overflow="ellipsis")
+    shown = events[-most:]
+    for event in shown:
+        at = seconds_of(event)
+        clock = "" if at is None else _clock(at, snapshot.now)
+        kind = str(event.get("kind"))
+        style = "red" if kind in BAD else "yellow" if kind in WORTH_A_LOOK else ""
+        grid.add_row(clock, Text(printable(describe(event)), style=style))
+    return Section(Group(heading("events"), grid), len(shown) + 2)
+
+
+def _clock(at: float, now: float) -> str:
+    return time.strftime("%H:%M:%S" if now - at < 12 * 3600 else "%d %b %H:%M", time.localtime(at))
