@@ -17,6 +17,8 @@ from dsrun.system.files import parse_json
 WHOLE = 4 << 20
 """Files up to so many bytes, some 15,000 steps, are read whole."""
 TAIL = 256 << 10
+NEWEST = 32 << 10
+"""The end of a file in which there are as many steps as tell how fast a run is."""
 SAMPLES = 500
 """Of what lies before the TAIL of a longer file, so many lines are read: enough for a curve on any terminal."""
 MOST_STEPS = 4000
@@ -28,11 +30,12 @@ _PROGRESS = b'"kind": "progress"'
 class RecordTail:
     """The records that were added to a JSON-lines file since the last call."""
 
-    def __init__(self, path: Path, *, whole: int | None = None, samples: int = SAMPLES) -> None:
-        """Of a file longer than `whole` bytes, the first call reads `samples` lines and its end."""
+    def __init__(self, path: Path, *, whole: int | None = None, samples: int = SAMPLES, tail: int = TAIL) -> None:
+        """Of a file longer than `whole` bytes, the first call reads `samples` lines and the `tail` bytes at its end."""
         self.path = path
         self._whole = whole
         self._samples = samples
+        self._tail = tail
         self._file = (0, 0)
         self._offset = 0
         self._torn = b""
@@ -47,7 +50,7 @@ class RecordTail:
             if is_new:
                 self._file, self._offset, self._torn = identity, 0, b""
                 if self._whole is not None and stat.st_size > self._whole:
-                    self._offset = stat.st_size - TAIL
+                    self._offset = max(0, stat.st_size - self._tail)
                     lines += _sampled(file, self._offset, self._samples)
             skips = is_new and self._offset > 0  # the line in which the tail begins
             lines += self._added(file)[skips:]
@@ -70,11 +73,15 @@ class RunReader:
     them, and its evaluations are taken from events.jsonl; of progress events that follow each other the last is kept.
     """
 
-    def __init__(self, path: Path, *, samples: int = SAMPLES, whole: int = WHOLE) -> None:
-        """With `samples` 0, only the newest steps: enough for a RunStatus."""
+    def __init__(self, path: Path, *, newest_only: bool = False) -> None:
+        """With `newest_only` the history has only the newest steps: enough for a RunStatus."""
         folder = RunFolder(path)
         self.path = path
-        self._metrics = RecordTail(folder.metrics, whole=whole, samples=samples)
+        self._metrics = (
+            RecordTail(folder.metrics, whole=NEWEST, samples=0, tail=NEWEST)
+            if newest_only
+            else RecordTail(folder.metrics, whole=WHOLE)
+        )
         self._events = RecordTail(folder.events)
         self._run_json = folder.run_json
         self._kept = KeptRecords()

@@ -119,12 +119,12 @@ def _silent_ranks(nodes: Sequence[NodeStatus], now: float) -> Iterator[Finding]:
         silent = [rank for rank in node.ranks if rank.silent_s > max(SILENT_S, _STEPS * (rank.step_s or 0.0))]
         if silent:
             longest = max(silent, key=lambda rank: rank.silent_s)
-            who = _listed(str(rank.rank) for rank in silent)
+            who = f"ranks {_listed(str(rank.rank) for rank in silent)}" if len(silent) > 1 else f"rank {longest.rank}"
+            who = f"all {len(silent)} ranks" if len(silent) == len(node.ranks) > 1 else who
             yield Finding(
                 level="warning",
                 code="silent_rank",
-                message=f"no heartbeat from rank{'s' if len(silent) > 1 else ''} {who} of {node.host} for "
-                f"{duration(longest.silent_s)}, in {longest.phase}",
+                message=f"no heartbeat from {who} of {node.host} for {duration(longest.silent_s)}, in {longest.phase}",
                 fix="dsrun diagnose tells more once the watchdog has seen a hang",
                 where=f"rank {longest.rank}",
             )
@@ -138,23 +138,22 @@ def _waiting_gpus(status: RunStatus, nodes: Sequence[NodeStatus], now: float) ->
         return
     longest = max((rank.silent_s for node in nodes for rank in node.ranks), default=status.silent_s or 0.0)
     is_stuck = longest > max(10.0, 3 * (status.step_s or 0.0))
-    (node, gpu), count = waiting[0], len(waiting)
-    shown = f"GPU {gpu.index} of {node.host} is {gpu.utilization:.0%} busy at {gpu.power_w:.0f} of {gpu.power_limit_w:.0f} W"
-    others = f", as are {count - 1} more" if count > 1 else ""
+    node, gpu = waiting[0]
+    who = _gpus(waiting)
+    busy = f"{who} {'is' if len(waiting) == 1 else 'are'} busy at low power ({gpu.power_w:.0f} of {gpu.power_limit_w:.0f} W)"
+    if not is_stuck:
+        yield Finding(
+            level="warning", code="waiting_gpu", where=f"{node.host}, GPU {gpu.index}",
+            message=f"{busy}: waiting for other ranks or for memory rather than computing",
+            fix="see which rank waits least",
+        )  # fmt: skip
+        return
+    others = [(node, gpu) for node in nodes for gpu in node.gpus if not is_waiting_while_busy(gpu)]
     yield Finding(
-        level="error" if is_stuck else "warning",
-        code="stuck_collective" if is_stuck else "waiting_gpu",
-        message=f"{shown}{others}: "
-        + (
-            f"probably a stuck collective, as no rank has made a step for {duration(longest)}"
-            if is_stuck
-            else "it waits for other ranks or for memory more than it computes"
-        ),
-        fix="look for the rank that is missing: the one that is not in the collective"
-        if is_stuck
-        else "see the ranks' wait",
-        where=f"{node.host}, GPU {gpu.index}",
-    )
+        level="error", code="stuck_collective", where=f"{node.host}, GPU {gpu.index}",
+        message=f"probably a stuck collective: no rank has made a step for {duration(longest)}, and {busy}",
+        fix=f"look at the rank on {_gpus(others)}, which does not wait" if others else "look for a rank that has left",
+    )  # fmt: skip
 
 
 def _throttled_gpus(nodes: Sequence[NodeStatus]) -> Iterator[Finding]:
@@ -178,11 +177,9 @@ def _stragglers(nodes: Sequence[NodeStatus]) -> Iterator[Finding]:
     host = next(node.host for node, rank in ranks if rank is slow)
     works = [work for _, rank in ranks if (work := own_work_s(rank)) is not None]
     own = own_work_s(slow)
-    how = (
-        f"its work takes {own:.3g} s a step, {statistics.median(works):.3g} s elsewhere"
-        if own and works
-        else f"it is at step {slow.step}"
-    )
+    how = f"it is at step {slow.step}"
+    if own and works:
+        how = f"its work takes {own:.3g} s a step, {statistics.median(works):.3g} s elsewhere"
     yield Finding(
         level="warning",
         code="slow_rank",
@@ -190,6 +187,14 @@ def _stragglers(nodes: Sequence[NodeStatus]) -> Iterator[Finding]:
         fix="compare its GPU's clocks and its data with the others'",
         where=f"rank {slow.rank}",
     )
+
+
+def _gpus(found: Sequence[tuple[NodeStatus, GpuSample]]) -> str:
+    """GPU 3 of gpu01; GPUs 0, 1 and 4 more of gpu01; GPU 0 of gpu01, GPU 7 of gpu02."""
+    hosts = {node.host for node, _ in found}
+    if len(hosts) > 1:
+        return _listed(f"GPU {gpu.index} of {node.host}" for node, gpu in found)
+    return f"GPU{'s' if len(found) > 1 else ''} {_listed(str(gpu.index) for _, gpu in found)} of {hosts.pop()}"
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dsrun.diagnosis.run import is_run, runs_below
 from dsrun.errors import UsageError
-from dsrun.monitoring.follow import TAIL, RunReader
+from dsrun.monitoring.follow import RunReader
 from dsrun.monitoring.status import RunStatus, status_of
 
 _AT_ONCE = 8
@@ -46,7 +46,7 @@ def runs_of(folder: Path, *, with_size: bool = True) -> list[RunRow]:
 
 def _row(path: Path, folder: Path, *, with_size: bool) -> RunRow | None:
     try:
-        history = RunReader(path, samples=0, whole=TAIL).read()
+        history = RunReader(path, newest_only=True).read()
     except UsageError:  # it has been removed meanwhile, or another program left a lock file there
         return None
     gpus = history.run.get("gpus")

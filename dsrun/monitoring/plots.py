@@ -13,22 +13,23 @@ _ASCII_BLOCKS = "_.-=+*#@"
 # The bits of U+2800 by column and row of its 2 × 4 dots.
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
-MARKS = "●▲■◆✚○△□◇✕"
-"""What tells curves of one plot apart where colours do not; so many curves fit into a plot."""
+_MARKS = "●▲■◆✚○△□◇✕"
 _ASCII_MARKS = "*ox+#@%&$="
 
 
-def sparkline(values: Sequence[float], width: int, *, ascii_only: bool = False) -> str:
-    """`values` as at most `width` blocks, the lowest as the smallest; several values in a block are averaged."""
+def sparkline(curve: Points, width: int, *, ascii_only: bool = False) -> str:
+    """The y values of a curve as at most `width` blocks, the lowest as the smallest; the x axis is even.
+
+    Several points in a block are averaged, and a block without any repeats the one before.
+    """
     blocks = _ASCII_BLOCKS if ascii_only else _BLOCKS
-    known = [value for value in values if math.isfinite(value)]
+    known = [(x, y) for x, y in curve if math.isfinite(y)]
     if not known or width < 1:
         return ""
-    if len(known) > width:
-        known = _averaged(known, width)
-    low, span = min(known), max(known) - min(known)
+    values = [y for _, y in known] if len(known) <= width else _averaged(known, width)
+    low, span = min(values), max(values) - min(values)
     top = len(blocks) - 1
-    return "".join(blocks[round((value - low) / span * top) if span else 0] for value in known)
+    return "".join(blocks[round((value - low) / span * top) if span else 0] for value in values)
 
 
 def bar(share: float, width: int, *, ascii_only: bool = False) -> str:
@@ -48,13 +49,19 @@ def figure(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
+def curve_marks(count: int, *, ascii_only: bool = False) -> str:
+    """The marks of several curves in one plot, which tell them apart where colours do not; at most ten differ."""
+    marks = _ASCII_MARKS if ascii_only else _MARKS
+    return "".join(marks[place % len(marks)] for place in range(count))
+
+
 def line_plot(
     curves: Mapping[str, Points], *, width: int, height: int, ascii_only: bool = False, x_label: str = "step"
 ) -> list[tuple[str, str | None]]:
     """Curves over each other as `height` lines of `width` columns, axes included.
 
     Each line comes in pieces, those of a curve with its name, those of the axes with None, a line ends with "\\n". A
-    single curve is drawn with braille dots, several with a mark each: `MARKS` in the order of `curves`.
+    single curve is drawn with braille dots, several with their `curve_marks`.
     """
     points = [point for curve in curves.values() for point in curve if all(map(math.isfinite, point))]
     if not points or height < 4 or width < 24:
@@ -68,7 +75,7 @@ def line_plot(
     if len(curves) == 1 and not ascii_only:
         cells = _braille(*curves.items(), scale=scale, columns=columns, rows=rows)
     else:
-        cells = _marked(curves, scale, columns, rows, _ASCII_MARKS if ascii_only else MARKS)
+        cells = _marked(curves, scale, columns, rows, curve_marks(len(curves), ascii_only=ascii_only))
     side, corner, floor = ("|", "+", "-") if ascii_only else ("┤", "└", "─")
     pieces: list[tuple[str, str | None]] = []
     for row in range(rows):
@@ -128,7 +135,7 @@ def _marked(
 ) -> dict[tuple[int, int], tuple[str, str | None]]:
     cells: dict[tuple[int, int], tuple[str, str | None]] = {}
     for place, (name, points) in enumerate(curves.items()):
-        mark = marks[place % len(marks)]
+        mark = marks[place]
         before: tuple[int, int] | None = None
         for x, y in sorted(points):
             here = scale.place(x, y, columns, rows)
@@ -147,6 +154,14 @@ def _between(start: tuple[int, int], end: tuple[int, int]) -> list[tuple[int, in
     return [(x + round((to_x - x) * n / steps), y + round((to_y - y) * n / steps)) for n in range(steps + 1)]
 
 
-def _averaged(values: Sequence[float], count: int) -> list[float]:
-    edges = [len(values) * place // count for place in range(count + 1)]
-    return [math.fsum(values[a:b]) / (b - a) for a, b in zip(edges, edges[1:], strict=False)]
+def _averaged(curve: Points, count: int) -> list[float]:
+    """The mean of the points in each of `count` spans of the x axis."""
+    begin, end = curve[0][0], curve[-1][0]
+    spans: list[list[float]] = [[] for _ in range(count)]
+    for x, y in curve:
+        place = int((x - begin) / (end - begin) * count) if end > begin else 0
+        spans[min(max(place, 0), count - 1)].append(y)
+    means: list[float] = []
+    for span in spans:
+        means.append(math.fsum(span) / len(span) if span else means[-1])
+    return means

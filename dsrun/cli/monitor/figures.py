@@ -6,7 +6,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from dsrun.cli.monitor.section import Section
+from dsrun.cli.monitor.section import EMPTY, Room, Section
 from dsrun.cli.monitor.snapshot import Snapshot
 from dsrun.monitoring.history import series
 from dsrun.monitoring.plots import figure, line_plot, sparkline
@@ -18,37 +18,53 @@ _LABEL = 12
 _VALUE = 10
 _MOST_SPARK = 60
 _PLOT_HEIGHT = 9
+Figure = tuple[str, Text]
 # What has a curve: key of metrics.jsonl, name, sparkline's style.
 _CURVES = (("loss", "loss", "green"), ("lr", "lr", "blue"), ("grad_norm", "grad norm", "magenta"))
 
 
-def figures_section(snapshot: Snapshot, width: int, *, with_plot: bool, ascii_only: bool) -> Section:
-    """Figures at the left; at the right, or below on a narrow and high terminal, the loss over the steps."""
-    plot_beside = with_plot and width >= _WIDE
-    left_width = width // 2 - 2 if plot_beside else width
-    rows = _rows(snapshot, left_width - _LABEL - _VALUE - 2, ascii_only=ascii_only)
+def figures_section(snapshot: Snapshot, room: Room) -> Section:
+    """Figures at the left, and at the right of a wide terminal the loss over the steps."""
+    is_wide = room.width >= _WIDE and not room.is_low
+    width = room.width // 2 - 2 if is_wide else room.width
+    rows = _curve_rows(snapshot, min(width - _LABEL - _VALUE - 2, _MOST_SPARK), ascii_only=room.ascii_only)
+    if room.is_low:
+        about = _run_parts(snapshot)
+        rows.append(_joined([*_speed_parts(snapshot), *(part for part in about if part[0] == "goodput")]))
+        rows.append(_joined([part for part in about if part[0] != "goodput"]))
+    else:
+        rows += _speed_parts(snapshot) + _run_parts(snapshot)
+    rows = [(name, text) for name, text in rows if text]
     if not rows:
-        return Section(Text(), 0)
+        return EMPTY
     grid = Table.grid(padding=(0, 1))
     grid.add_column(style="dim", no_wrap=True, width=_LABEL)
-    grid.add_column(no_wrap=True, overflow="ellipsis", width=left_width - _LABEL - 1)
+    grid.add_column(no_wrap=True, overflow="ellipsis", width=width - _LABEL - 1)
     for name, text in rows:
         grid.add_row(name, text)
-    height = len(rows)
-    if not plot_beside:
-        return Section(Group(Text(), grid), height + 1)
-    plot = _loss_plot(snapshot, width - left_width - 3, max(_PLOT_HEIGHT, height), ascii_only=ascii_only)
-    if not plot:
-        return Section(Group(Text(), grid), height + 1)
+    plot = None
+    if is_wide:
+        high = max(_PLOT_HEIGHT, len(rows))
+        plot = _loss_plot(snapshot, room.width - width - 3, high, ascii_only=room.ascii_only)
+    if plot is None:
+        return Section(grid, len(rows)) if room.is_low else Section(Group(Text(), grid), len(rows) + 1)
     both = Table.grid(padding=(0, 2))
     both.add_row(grid, plot)
-    return Section(Group(Text(), both), max(height, _PLOT_HEIGHT) + 1)
+    return Section(Group(Text(), both), max(len(rows), _PLOT_HEIGHT) + 1)
 
 
-def _rows(snapshot: Snapshot, spark_width: int, *, ascii_only: bool) -> list[tuple[str, Text]]:
+def _joined(parts: list[Figure]) -> Figure:
+    """Several figures in one row, under the name of the first."""
+    if not parts:
+        return "", Text()
+    (first, text), *others = parts
+    return first, Text(" · ").join([text, *(Text.assemble((f"{name} ", "dim"), text) for name, text in others)])
+
+
+def _curve_rows(snapshot: Snapshot, width: int, *, ascii_only: bool) -> list[Figure]:
+    """The figures that change all the time, with their sparklines."""
     status, steps = snapshot.status, snapshot.history.steps
-    width = min(spark_width, _MOST_SPARK)
-    rows: list[tuple[str, Text]] = []
+    rows: list[Figure] = []
     for key, name, style in _CURVES:
         value = getattr(status, key)
         if value is None and not (key == "loss" and steps):
@@ -59,39 +75,42 @@ def _rows(snapshot: Snapshot, spark_width: int, *, ascii_only: bool) -> list[tup
             f"{'nan' if is_broken else figure(value):<{_VALUE}}",
             style="bold red" if is_broken else "bold" if key == "loss" else "",
         )
-        text.append(sparkline([y for _, y in series(steps, key)], width, ascii_only=ascii_only), style=style)
+        text.append(sparkline(series(steps, key), width, ascii_only=ascii_only), style=style)
         rows.append((name, text))
     speed = _speed(snapshot, width, ascii_only=ascii_only)
     if speed:
         rows.append(speed)
-    if status.padding is not None or status.mfu is not None:
-        parts = [
-            *([f"MFU {status.mfu:.1%}"] if status.mfu is not None else []),
-            *([f"{status.padding:.1%} of the cells are padding"] if status.padding is not None else []),
-        ]
-        rows.append(("", Text(" · ".join(parts), style="dim")))
-    if status.step_s is not None:
-        rows.append(("step time", Text(_seconds(status.step_s))))
-    rows += _about_the_run(snapshot)
     return rows
 
 
-def _speed(snapshot: Snapshot, width: int, *, ascii_only: bool) -> tuple[str, Text] | None:
+def _speed_parts(snapshot: Snapshot) -> list[Figure]:
+    status = snapshot.status
+    parts: list[Figure] = []
+    if status.step_s is not None:
+        parts.append(("step time", Text(_seconds(status.step_s))))
+    if status.mfu is not None:
+        parts.append(("MFU", Text(f"{status.mfu:.1%}")))
+    if status.padding is not None:
+        parts.append(("padding", Text(f"{status.padding:.1%}")))
+    return parts
+
+
+def _speed(snapshot: Snapshot, width: int, *, ascii_only: bool) -> Figure | None:
     status = snapshot.status
     for key, name in (("tokens_per_s", "tokens/s"), ("samples_per_s", "samples/s")):
         value = getattr(status, key)
         if value is not None:
             text = Text(f"{figure(value):<{_VALUE}}")
-            curve = [y for _, y in series(snapshot.history.steps, key)]
+            curve = series(snapshot.history.steps, key)
             text.append(sparkline(curve, width, ascii_only=ascii_only), style="yellow")
             return name, text
     return None
 
 
-def _about_the_run(snapshot: Snapshot) -> list[tuple[str, Text]]:
+def _run_parts(snapshot: Snapshot) -> list[Figure]:
     """Checkpoint, best evaluation, goodput."""
     status = snapshot.status
-    rows: list[tuple[str, Text]] = []
+    rows: list[Figure] = []
     if status.checkpoint_step is not None:
         age = f", {duration(status.checkpoint_age_s)} ago" if status.checkpoint_age_s is not None else ""
         rows.append(("checkpoint", Text(f"step {status.checkpoint_step:,}{age}")))

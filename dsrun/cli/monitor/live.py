@@ -16,8 +16,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from dsrun.cli.monitor.section import Room
 from dsrun.cli.monitor.snapshot import Snapshot
-from dsrun.cli.monitor.view import Room, render
+from dsrun.cli.monitor.view import render
 from dsrun.errors import UsageError
 
 _QUIT = b"qQ\x1b"

@@ -5,14 +5,19 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from dsrun.cli.monitor.section import EMPTY, Section, heading
+from dsrun.cli.monitor.section import EMPTY, Room, Section, headed
 from dsrun.cli.monitor.snapshot import Snapshot
 from dsrun.monitoring.observations import (
-    is_waiting_while_busy, node_age_s, own_work_s, silence_s, slowest, throttle_reasons, wait_share,
+    is_waiting_while_busy,
+    node_age_s,
+    own_work_s,
+    silence_s,
+    slowest,
+    throttle_reasons,
+    wait_share,
 )  # fmt: skip
 from dsrun.monitoring.plots import bar
 from dsrun.runs.goodput import duration
@@ -27,9 +32,10 @@ _GIB = 1 << 30
 _BAR = 10
 
 
-def gpu_section(snapshot: Snapshot, width: int, *, most: int, ascii_only: bool) -> Section:
+def gpu_section(snapshot: Snapshot, room: Room, *, most: int) -> Section:
     """Use, memory, power and temperature of each GPU."""
     gpus = [(node, gpu) for node in snapshot.nodes for gpu in node.gpus]
+    most -= 1 if room.is_low else 2
     if not gpus or most < 1:
         return EMPTY
     names = sorted({gpu.name.removeprefix("NVIDIA ") for _, gpu in gpus})
@@ -44,15 +50,16 @@ def gpu_section(snapshot: Snapshot, width: int, *, most: int, ascii_only: bool) 
     grid.add_column(no_wrap=True, overflow="ellipsis")
     several = len(snapshot.nodes) > 1
     for node, gpu in shown:
-        grid.add_row(*_gpu_row(node, gpu, several=several, wide=width >= 90, ascii_only=ascii_only))
-    return Section(Group(heading("GPUs", note), grid), len(shown) + 2)
+        grid.add_row(*_gpu_row(node, gpu, room, several=several))
+    return headed(room, "GPUs", note, grid, len(shown))
 
 
-def _gpu_row(node: NodeStatus, gpu: GpuSample, *, several: bool, wide: bool, ascii_only: bool) -> list[Text]:
+def _gpu_row(node: NodeStatus, gpu: GpuSample, room: Room, *, several: bool) -> list[Text]:
+    wide = room.width >= 90
     use = Text()
     if gpu.utilization is not None:
         use.append(
-            bar(gpu.utilization, _BAR if wide else 5, ascii_only=ascii_only),
+            bar(gpu.utilization, _BAR if wide else 5, ascii_only=room.ascii_only),
             style="green" if gpu.utilization > 0.5 else "yellow",
         )
         use.append(f" {gpu.utilization:4.0%}")
@@ -93,10 +100,10 @@ def _conspicuous(gpu: GpuSample) -> tuple[bool, bool, float]:
     )
 
 
-def host_section(snapshot: Snapshot) -> Section:
+def host_section(snapshot: Snapshot, room: Room, *, most: int) -> Section:
     """Load and memory of each host, the busiest of many."""
     known = [node for node in snapshot.nodes if node.cpu is not None or node.memory_total]
-    if not known:
+    if not known or most < (2 if room.is_low else 3):
         return EMPTY
     shown = sorted(known, key=lambda node: -(node.memory_used or 0) / (node.memory_total or 1))[:_CONSPICUOUS]
     shown.sort(key=lambda node: node.node)
@@ -108,12 +115,13 @@ def host_section(snapshot: Snapshot) -> Section:
         if node.memory_total:
             line.append(f"  memory {_share(node.memory_used, node.memory_total)}")
     more = f"{len(known)} nodes, those with the least free memory" if len(known) > len(shown) else ""
-    return Section(Group(heading("host" if len(known) == 1 else "hosts", more), line), 3)
+    return headed(room, "host" if len(known) == 1 else "hosts", more, line, 1)
 
 
-def rank_section(snapshot: Snapshot, width: int, *, most: int, ascii_only: bool) -> Section:
+def rank_section(snapshot: Snapshot, room: Room, *, most: int) -> Section:
     """Step, phase, times and last heartbeat of each rank, the slowest marked."""
     ranks = [(node, rank) for node in snapshot.nodes for rank in node.ranks]
+    most -= 2 if room.is_low else 3
     if not ranks or most < 1:
         return EMPTY
     slow = slowest([rank for _, rank in ranks])
@@ -129,9 +137,9 @@ def rank_section(snapshot: Snapshot, width: int, *, most: int, ascii_only: bool)
         grid.add_column(no_wrap=True, justify="left" if name in ("node", "phase", "") else "right")
     grid.add_row(*(Text(name, style="dim") for name in keep))
     for node, rank in shown:
-        cells = _rank_cells(node, rank, snapshot.now, is_slow=rank is slow, ascii_only=ascii_only)
+        cells = _rank_cells(node, rank, snapshot.now, is_slow=rank is slow, ascii_only=room.ascii_only)
         grid.add_row(*(cells[name] for name in keep))
-    return Section(Group(heading("ranks", note), grid), len(shown) + 3)
+    return headed(room, "ranks", note, grid, len(shown) + 1)
 
 
 def _has_any(name: str, ranks: Sequence[tuple[NodeStatus, RankProgress]]) -> bool:
@@ -164,7 +172,8 @@ def _rank_summary(ranks: Sequence[tuple[NodeStatus, RankProgress]], now: float) 
     counted = ", ".join(f"{phases.count(phase)} {printable(phase)}" for phase in dict.fromkeys(phases))
     at = f"step {min(steps):,}" if min(steps) == max(steps) else f"steps {min(steps):,} to {max(steps):,}"
     stale = sum(1 for node in {id(node): node for node, _ in ranks}.values() if node_age_s(node, now))
-    return f"{counted}; {at}{f'; {stale} nodes without news' if stale else ''}; the slowest and most silent:"
+    news = f", {stale} nodes without news" if stale else ""
+    return f"{counted}, at {at}{news}; the slowest and the most silent:"
 
 
 def _conspicuous_ranks(

@@ -8,9 +8,10 @@ import click
 from rich.console import Console
 
 from dsrun.cli.monitor.plain import ChangeLines
+from dsrun.cli.monitor.section import Room
 from dsrun.cli.monitor.snapshot import Snapshot, as_json
 from dsrun.cli.monitor.sources import Source, StdinSource, find_source
-from dsrun.cli.monitor.view import Room, render
+from dsrun.cli.monitor.view import render
 from dsrun.cli.output import print_json, print_line
 
 _NARROWEST = 40

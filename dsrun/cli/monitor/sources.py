@@ -15,7 +15,6 @@ from dsrun.cli.monitor.snapshot import Snapshot, of_history, waiting_for
 from dsrun.diagnosis.run import is_run, last_write, runs_below
 from dsrun.errors import UsageError
 from dsrun.monitoring.follow import RunReader
-from dsrun.monitoring.history import RunHistory
 from dsrun.monitoring.log_status import LogReader, history_of_log, status_of_log
 from dsrun.monitoring.status import status_of
 from dsrun.runs.node_status import NodeStatus
@@ -175,7 +174,10 @@ def run_named(path: Path) -> Path:
         raise UsageError(f"{path} is a file", fix=f"dsrun monitor --log {path}")
     if path.is_dir() and not is_run(path) and (runs := runs_below(path)):
         newest = max(runs, key=lambda run: last_write(run) or 0.0)
-        raise UsageError(f"{path} contains {len(runs)} runs", fix=f"name one, such as the newest, {newest}")
+        raise UsageError(
+            f"{path} contains {len(runs)} run{'' if len(runs) == 1 else 's'}",
+            fix=f"name one, such as the newest, {newest}",
+        )
     return path
 
 

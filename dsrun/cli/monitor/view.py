@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from dsrun.cli.monitor.figures import figures_section
 from dsrun.cli.monitor.nodes import gpu_section, host_section, rank_section
-from dsrun.cli.monitor.section import Section, heading
+from dsrun.cli.monitor.section import EMPTY, Room, Section, headed
 from dsrun.cli.monitor.snapshot import Snapshot, last_events
 from dsrun.findings import Finding
 from dsrun.monitoring.event_text import BAD, QUIET, WORTH_A_LOOK, describe
@@ -28,46 +27,42 @@ STATE_STYLES: dict[State, str] = {
     "restarting": "bold yellow", "finished": "bold green", "failed": "bold red", "stopped": "bold yellow",
     "killed": "bold red", "silent": "bold yellow",
 }  # fmt: skip
-_LEAST_EVENTS = 3
+_EVENTS = 10
 _ALL = 1_000
-
-
-@dataclass(frozen=True, kw_only=True)
-class Room:
-    """The terminal: columns, rows (None: as many as it takes), and whether it shows more than ASCII."""
-
-    width: int
-    height: int | None = None
-    ascii_only: bool = False
+_RANKS = 6
+"""Rows in which the ranks can be summed up."""
+_FINDINGS = 4
+_PLAIN = Console(width=80)
+"""Text is measured by a console; which one does not matter."""
 
 
 def render(snapshot: Snapshot, room: Room) -> RenderableType:
     """The whole view."""
-    height = room.height or _ALL
     sections = [_header(snapshot, room)]
     if snapshot.job is not None:
         sections.append(_job_section(snapshot))
     if snapshot.kind != "job":
-        sections.append(_progress(snapshot, room))
-        sections.append(_findings(snapshot.findings))
-        is_roomy = room.height is None or height >= 20 + sum(_rows_wanted(snapshot))
-        sections.append(figures_section(snapshot, room.width, with_plot=is_roomy, ascii_only=room.ascii_only))
-        left = height - sum(section.height for section in sections)
-        events = min(_LEAST_EVENTS, len(snapshot.history.events)) + 2 if snapshot.history.events else 0
-        for build in (gpu_section, rank_section):
-            section = build(snapshot, room.width, most=max(0, left - events - 3), ascii_only=room.ascii_only)
-            sections.append(section)
-            left -= section.height
-        host = host_section(snapshot)
-        if host.height <= left - events:
-            sections.append(host)
-            left -= host.height
-        sections.append(_events(snapshot, most=left - 2 if room.height else 10))
+        sections += [_progress(snapshot, room), _findings(snapshot.findings, room), figures_section(snapshot, room)]
+        left = (room.height or _ALL) - sum(section.height for section in sections)
+        sections += _below(snapshot, room, left)
     return Group(*(section.content for section in sections if section.height))
 
 
-def _rows_wanted(snapshot: Snapshot) -> tuple[int, int]:
-    return sum(len(node.gpus) for node in snapshot.nodes), min(16, sum(len(node.ranks) for node in snapshot.nodes))
+def _below(snapshot: Snapshot, room: Room, left: int) -> list[Section]:
+    """GPUs, ranks, host and events in the rows that are `left`; each gets what the ones before it leave."""
+    events = min(2 if room.is_low else 4, len(snapshot.history.events))
+    reserved = events + 2 if events else 0
+    sections = []
+    has_ranks = any(node.ranks for node in snapshot.nodes)
+    for build in (gpu_section, rank_section, host_section):
+        most = left - reserved
+        if build is gpu_section and has_ranks:
+            most = max(most // 2, most - _RANKS)
+        section = build(snapshot, room, most=most)
+        sections.append(section)
+        left -= section.height
+    most = left - (1 if room.is_low else 2) if room.height else _EVENTS
+    return [*sections, _events(snapshot, room, most=most)]
 
 
 def _header(snapshot: Snapshot, room: Room) -> Section:
@@ -155,7 +150,7 @@ def _progress(snapshot: Snapshot, room: Room) -> Section:
         text.append(f" of {status.max_steps:,}  {share:.1%}")
     if status.epoch is not None:
         text.append(f"  epoch {status.epoch:.2f}", style="dim")
-    if status.eta_s is not None:
+    if status.eta_s is not None and not any(finding.level == "error" for finding in snapshot.findings):
         at = time.localtime(snapshot.now + status.eta_s)
         text.append(f"  ETA {duration(status.eta_s)}", style="bold")
         text.append(time.strftime(" (%H:%M)" if status.eta_s < 86400 else " (%a %d %b, %H:%M)", at), style="dim")
@@ -172,23 +167,28 @@ def _progress(snapshot: Snapshot, room: Room) -> Section:
     return Section(text, 1)
 
 
-def _findings(findings: Sequence[Finding]) -> Section:
-    rows: list[RenderableType] = []
-    for finding in findings[:4]:
+def _findings(findings: Sequence[Finding], room: Room) -> Section:
+    """What is wrong, the worst first; a long one takes two rows."""
+    table = Table.grid(padding=(0, 1))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="ellipsis")
+    height = 0
+    for finding in findings[: 2 if room.is_low else _FINDINGS]:
         style = "bold red" if finding.level == "error" else "yellow"
-        line = Text(f"! {printable(finding.message)}", style=style)
+        line = Text(printable(finding.message), style=style)
         if finding.fix:
-            line.append(f"  ({printable(finding.fix)})", style="dim")
-        line.no_wrap, line.overflow = True, "ellipsis"
-        rows.append(line)
-    return Section(Group(*rows), len(rows))
+            line.append(f" ({printable(finding.fix)})", style="dim")
+        rows = list(line.wrap(_PLAIN, room.width - 2))[:2]
+        table.add_row(Text("!", style=style), Text("\n").join(rows))
+        height += len(rows)
+    return Section(table, height)
 
 
-def _events(snapshot: Snapshot, *, most: int) -> Section:
+def _events(snapshot: Snapshot, room: Room, *, most: int) -> Section:
     """The last events, the newest below."""
     events = [event for event in last_events(snapshot.history.events, 60) if event.get("kind") not in QUIET]
     if not events or most < 1:
-        return Section(Text(), 0)
+        return EMPTY
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True, style="dim", min_width=8)
     grid.add_column(no_wrap=True, overflow="ellipsis")
@@ -199,7 +199,7 @@ def _events(snapshot: Snapshot, *, most: int) -> Section:
         kind = str(event.get("kind"))
         style = "red" if kind in BAD else "yellow" if kind in WORTH_A_LOOK else ""
         grid.add_row(clock, Text(printable(describe(event)), style=style))
-    return Section(Group(heading("events"), grid), len(shown) + 2)
+    return headed(room, "events", "", grid, len(shown))
 
 
 def _clock(at: float, now: float) -> str:
