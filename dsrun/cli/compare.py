@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from dsrun.cli.options import Command, format_option
+from dsrun.cli.output import print_json, print_line, print_table
+from dsrun.cli.runs import size_text
 from dsrun.errors import UsageError
+from dsrun.monitoring.comparison import Row, curves, differences, labels, metrics
+from dsrun.monitoring.follow import RunReader
+from dsrun.monitoring.plots import curve_marks, figure, line_plot
+from dsrun.monitoring.status import status_of
+from dsrun.runs.goodput import duration
+from dsrun.system.display import printable
 
 MOST = 10
 _WIDEST = 40
 _HEIGHT = 18
+_FORMATS: Mapping[str, Callable[[Any], str]] = {
+    "seconds": duration,
+    "gpu_memory_peak": lambda size: size_text(int(size)),
+    "goodput": "{:.1%}".format,
+    "mfu": "{:.1%}".format,
+    "padding": "{:.1%}".format,
+}
 
 
 @click.command(cls=Command, name="compare")
@@ -27,10 +42,6 @@ def command(*, runs: tuple[str, ...], metric: str, form: str) -> int:
 
     RUN is the --output of a dsrun train or launch; 2 to 10 of them.
     """
-    from dsrun.cli.output import print_json
-    from dsrun.monitoring.comparison import curves, differences, labels, metrics
-    from dsrun.monitoring.follow import RunReader
-    from dsrun.monitoring.status import status_of
 
     if not 2 <= len(runs) <= MOST:
         raise UsageError(f"{len(runs)} run{'' if len(runs) == 1 else 's'} to compare", fix=f"name 2 to {MOST}")
@@ -58,9 +69,7 @@ def command(*, runs: tuple[str, ...], metric: str, form: str) -> int:
     return 0
 
 
-def _print_rows(title: str, names: Sequence[str], rows: Sequence[Any]) -> None:
-    from dsrun.cli.output import print_line, print_table
-
+def _print_rows(title: str, names: Sequence[str], rows: Sequence[Row]) -> None:
     print_line(title)
     if rows:
         table = [("", *names), *((f"  {row.name}", *(_cell(row.name, value) for value in row.values)) for row in rows)]
@@ -69,32 +78,19 @@ def _print_rows(title: str, names: Sequence[str], rows: Sequence[Any]) -> None:
 
 
 def _cell(name: str, value: Any) -> str:
-    from dsrun.cli.runs import size_text
-    from dsrun.monitoring.plots import figure
-    from dsrun.runs.goodput import duration
-
     if value is None:
         return "-"
-    if name == "seconds":
-        return duration(value)
-    if name == "gpu_memory_peak":
-        return size_text(int(value))
-    if name in ("goodput", "mfu", "padding"):
-        return f"{value:.1%}"
-    if isinstance(value, bool):
-        return "true" if value else "false"
+    if name in _FORMATS:
+        return _FORMATS[name](value)
     if isinstance(value, float):
         return figure(value)
-    text = f"{value:,}" if isinstance(value, int) else str(value)
+    text = str(value).lower() if isinstance(value, bool) else f"{value:,}" if isinstance(value, int) else str(value)
     return text if len(text) <= _WIDEST else f"…{text[1 - _WIDEST :]}"
 
 
 def _print_plot(metric: str, drawn: dict[str, list[tuple[int, float]]]) -> None:
     from rich.console import Console
     from rich.text import Text
-
-    from dsrun.monitoring.plots import curve_marks, line_plot
-    from dsrun.system.display import printable
 
     console = Console(highlight=False)
     ascii_only = console.options.ascii_only

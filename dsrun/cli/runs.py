@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import click
 
 from dsrun.cli.options import Command, format_option
+from dsrun.cli.output import print_json, print_note, print_table
 from dsrun.errors import UsageError, nearest
+from dsrun.monitoring.overview import SORTS, RunRow, runs_of, sort_rows
+from dsrun.monitoring.plots import figure
+from dsrun.monitoring.status import State, status_json
+from dsrun.runs.goodput import duration
 
-SORTS = ("name", "state", "step", "loss", "best", "age", "duration", "size")
 HEAD = ("RUN", "STATE", "STEP", "LOSS", "BEST", "AGE", "TIME", "SIZE", "RANKS")
 
 
@@ -29,8 +33,6 @@ def command(*, folder: str | None, order: str, state: str | None, no_size: bool,
 
     DIR is searched two levels deep; without it ./runs, or the current folder where there is none.
     """
-    from dsrun.cli.output import print_json, print_note, print_table
-    from dsrun.monitoring.overview import runs_of, sort_rows
 
     states = _states(state)
     place = Path(folder) if folder is not None else Path("runs") if Path("runs").is_dir() else Path()
@@ -52,9 +54,6 @@ def _states(state: str | None) -> set[str]:
     """The states that --state names. Raises UsageError for one that there is not."""
     if state is None:
         return set()
-    from typing import get_args
-
-    from dsrun.monitoring.status import State
 
     known = get_args(State)
     named = [each.strip().lower() for each in state.split(",") if each.strip()]
@@ -68,16 +67,13 @@ def _states(state: str | None) -> set[str]:
     return set(named)
 
 
-def as_json(row: Any) -> dict[str, Any]:
+def as_json(row: RunRow) -> dict[str, Any]:
     """A row as docs/monitor.md describes it. What takes all of a run's events to know is left to dsrun monitor."""
-    from dsrun.cli.monitor.snapshot import status_json
 
     return {"name": row.name, "gpus": list(row.gpus), "bytes": row.bytes, **status_json(row.status)}
 
 
-def _cells(row: Any) -> Sequence[str]:
-    from dsrun.monitoring.plots import figure
-    from dsrun.runs.goodput import duration
+def _cells(row: RunRow) -> Sequence[str]:
 
     status, best = row.status, row.status.best
     step = "" if status.step is None else f"{status.step:,}" + (f"/{status.max_steps:,}" if status.max_steps else "")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from dsrun.errors import UsageError, nearest
@@ -34,7 +34,7 @@ def labels(histories: Sequence[RunHistory]) -> list[str]:
     """A short name for each run: its folder's, with the folders above it where two are called the same."""
     paths = [history.path.absolute() for history in histories]
     for parts in range(1, max(len(path.parts) for path in paths) + 1):
-        names = [os.path.join(*path.parts[-parts:]) for path in paths]  # noqa: PTH118
+        names = [str(Path(*path.parts[-parts:])) for path in paths]
         if len(set(names)) == len(set(paths)):
             break
     return names
@@ -59,7 +59,7 @@ def differences(histories: Sequence[RunHistory]) -> list[Row]:
 
 def metrics(histories: Sequence[RunHistory], statuses: Sequence[RunStatus]) -> list[Row]:
     """State, progress, losses, the evaluations at their best and at the end, speed and goodput of each run."""
-    rows = [
+    rows: list[tuple[str, Sequence[Any]]] = [
         ("state", [status.state for status in statuses]),
         ("step", [status.step for status in statuses]),
         ("max_steps", [status.max_steps for status in statuses]),
@@ -90,26 +90,14 @@ def curves(histories: Sequence[RunHistory], metric: str) -> dict[str, list[tuple
     """The (step, value) of `metric` of each run by its label. Raises UsageError where no run has it."""
     found = {label: history.series(metric) for label, history in zip(labels(histories), histories, strict=True)}
     if not any(found.values()):
-        known = sorted(
-            {
-                str(key)
-                for history in histories
-                for each in _recent(history)
-                for key in each
-                if finite(each[key]) is not None
-            }
-            - {"step"}
-        )
+        records = [record for history in histories for record in (*history.steps[-20:], *history.evaluations[-20:])]
+        known = sorted({str(key) for each in records for key in each if finite(each[key]) is not None} - {"step"})
         near = nearest(metric, known)
         hint = (
             f"did you mean {near}?" if near else f"there are {', '.join(known)}" if known else "nothing was logged yet"
         )
         raise UsageError(f"--metric: none of the runs has logged {metric}", fix=hint)
     return found
-
-
-def _recent(history: RunHistory) -> tuple[Record, ...]:
-    return (*history.steps[-20:], *history.evaluations[-20:])
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

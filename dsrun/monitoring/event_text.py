@@ -18,7 +18,7 @@ _METRICS = 4
 def describe(event: Record) -> str:
     """The event in a line without its time: "checkpoint of step 40 saved in 3 s"."""
     kind = str(event.get("kind"))
-    text = _TEXTS.get(kind, lambda _: kind)(event)
+    text = _TEXTS[kind](event) if kind in _TEXTS else kind
     return f"{text} ({event['message']})" if event.get("message") and kind not in ("failure", "nan", "spike") else text
 
 
@@ -50,7 +50,8 @@ def _saved(event: Record) -> str:
 
 def _training(event: Record) -> str:
     step = whole(event.get("step"))
-    return f"training {f'goes on after step {step:,}' if step else 'begins'} ({whole(event.get('max_steps')) or '?'} steps)"
+    begins = f"goes on after step {step:,}" if step else "begins"
+    return f"training {begins}, of {whole(event.get('max_steps')) or '?'} steps"
 
 
 def _end(event: Record) -> str:

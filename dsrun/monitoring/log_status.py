@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -101,7 +100,7 @@ def status_of_log(log: TrainerLog, path: Path, *, silent_s: float | None = None,
     elif is_over or (silent_s or 0.0) > SILENT_S:
         state = "silent"
     figures = log.figures
-    step_s = recent_step_s(log.steps) or log.step_s
+    step_s = log.step_s or recent_step_s(log.steps)
     left = log.max_steps - log.step if log.max_steps is not None and log.step is not None else None
     return RunStatus(
         path=path,
@@ -124,10 +123,3 @@ def status_of_log(log: TrainerLog, path: Path, *, silent_s: float | None = None,
 def history_of_log(log: TrainerLog, path: Path) -> RunHistory:
     """The curves that the lines of a log show."""
     return RunHistory(path=path, steps=tuple(log.steps), evaluations=tuple(log.evaluations))
-
-
-def read_lines(lines: Iterable[str]) -> TrainerLog:
-    """The figures of a whole log."""
-    log = TrainerLog()
-    log.feed(lines)
-    return log

@@ -140,7 +140,8 @@ def _waiting_gpus(status: RunStatus, nodes: Sequence[NodeStatus], now: float) ->
     is_stuck = longest > max(10.0, 3 * (status.step_s or 0.0))
     node, gpu = waiting[0]
     who = _gpus(waiting)
-    busy = f"{who} {'is' if len(waiting) == 1 else 'are'} busy at low power ({gpu.power_w:.0f} of {gpu.power_limit_w:.0f} W)"
+    power = f"{gpu.power_w:.0f} of {gpu.power_limit_w:.0f} W"
+    busy = f"{who} {'is' if len(waiting) == 1 else 'are'} busy at low power ({power})"
     if not is_stuck:
         yield Finding(
             level="warning", code="waiting_gpu", where=f"{node.host}, GPU {gpu.index}",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dsrun.diagnosis.run import is_run, runs_below
 from dsrun.errors import UsageError
@@ -88,24 +89,28 @@ def size_on_disk(folder: Path) -> int:
 SORTS = ("name", "state", "step", "loss", "best", "age", "duration", "size")
 
 
-def sort_rows(rows: Iterable[RunRow], by: str) -> list[RunRow]:
+def sort_rows(rows: Sequence[RunRow], by: str) -> list[RunRow]:
     """The rows in the order of one of SORTS: text from a to z, losses and ages from small, all else from large.
 
     What is not known comes last.
     """
-    values = {
-        "name": lambda row: row.name,
-        "state": lambda row: row.status.state,
-        "step": lambda row: _negative(row.status.step),
-        "loss": lambda row: row.status.loss,
-        "best": lambda row: None if row.status.best is None else row.status.best.rank,
-        "age": lambda row: row.status.silent_s,
-        "duration": lambda row: _negative(row.status.since_s),
-        "size": lambda row: _negative(row.bytes),
-    }
-    value = values[by]
-    known: Sequence[RunRow] = [row for row in rows if value(row) is not None]
-    return [*sorted(known, key=lambda row: (value(row), row.name)), *(row for row in rows if value(row) is None)]
+    known = [(value, row.name, row) for row in rows if (value := _key(row, by)) is not None]
+    unknown = [row for row in rows if _key(row, by) is None]
+    return [*(row for _, _, row in sorted(known, key=lambda each: each[:2])), *unknown]
+
+
+def _key(row: RunRow, by: str) -> Any:
+    status = row.status
+    return {
+        "name": row.name,
+        "state": status.state,
+        "step": _negative(status.step),
+        "loss": status.loss,
+        "best": None if status.best is None else status.best.rank,
+        "age": status.silent_s,
+        "duration": _negative(status.since_s),
+        "size": _negative(row.bytes),
+    }[by]
 
 
 def _negative(value: float | None) -> float | None:

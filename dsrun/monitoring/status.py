@@ -5,22 +5,23 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 from dsrun.diagnosis.run import last_write, who_runs
 from dsrun.errors import EXIT_RESUME
 from dsrun.monitoring.history import Record, RunHistory, finite, seconds_of, whole
 from dsrun.runs.folder import LOCK_TRIES, RunFolder
 from dsrun.runs.goodput import failures, goodput
+from dsrun.runs.records import plain
 
 State = Literal[
     "starting", "training", "evaluating", "saving", "restarting", "finished", "failed", "stopped", "killed", "silent"
 ]
-"""What a run does, or how it ended. "silent" is a log of another trainer to which nothing has been added for minutes."""
+"""What a run does, or how it ended. "silent" is another trainer's log to which nothing has been added for minutes."""
 OVER: tuple[State, ...] = ("finished", "failed", "stopped", "killed")
 RESTART_S = 900.0
 """Between two attempts nobody holds the run folder: for so long after its last event a run counts as restarting."""
@@ -91,6 +92,11 @@ class RunStatus:
     def is_over(self) -> bool:
         """Whether nothing runs any more."""
         return self.state in OVER
+
+
+def status_json(status: RunStatus) -> dict[str, Any]:
+    """A status as JSON, its path as text."""
+    return {**plain(asdict(status)), "path": str(status.path), "is_over": status.is_over}
 
 
 def status_of(history: RunHistory, now: float | None = None, *, lock_tries: int = LOCK_TRIES) -> RunStatus:

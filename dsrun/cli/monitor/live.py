@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.text import Text
 
@@ -63,9 +63,11 @@ class _Framed:
     def __init__(self, snapshot: Snapshot, room: Room, note: str) -> None:
         self._snapshot, self._room, self._note = snapshot, room, note
 
-    def __rich_console__(self, console: Console, _options: object) -> Iterator[object]:
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         height = self._room.height or 0
-        lines = console.render_lines(render(self._snapshot, self._room), pad=False)[:height]
+        lines = console.render_lines(render(self._snapshot, self._room), options.update(height=None), pad=False)[
+            :height
+        ]
         for line in lines:
             yield from line
             yield Text("\n", end="")

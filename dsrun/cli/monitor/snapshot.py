@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -12,7 +11,7 @@ from typing import Any, Literal
 from dsrun.findings import Finding
 from dsrun.monitoring.history import Record, RunHistory
 from dsrun.monitoring.observations import observe
-from dsrun.monitoring.status import RunStatus
+from dsrun.monitoring.status import RunStatus, State, status_json
 from dsrun.runs.node_status import NodeStatus
 from dsrun.runs.records import plain
 from dsrun.slurm.jobs.queue import SlurmJob
@@ -67,11 +66,6 @@ def as_json(snapshot: Snapshot) -> dict[str, Any]:
     }
 
 
-def status_json(status: RunStatus) -> dict[str, Any]:
-    """A status as JSON, its path as text."""
-    return {**plain(asdict(status)), "path": os.fspath(status.path), "is_over": status.is_over}
-
-
 def last_events(events: tuple[Record, ...], count: int = EVENTS) -> list[Mapping[str, Any]]:
     """The last events but those that only tell of progress."""
     return [event for event in events[-10 * count :] if event.get("kind") != "progress"][-count:]
@@ -79,7 +73,7 @@ def last_events(events: tuple[Record, ...], count: int = EVENTS) -> list[Mapping
 
 def waiting_for(job: SlurmJob, now: float) -> Snapshot:
     """A job that has neither a run folder nor a log yet, or that has never had one."""
-    state = "failed" if job.is_final and job.state != "COMPLETED" else "finished" if job.is_final else "starting"
+    ended: State = "finished" if job.state == "COMPLETED" else "stopped" if job.state == "CANCELLED" else "failed"
     path = Path(job.run or job.work_dir or "/")
-    status = RunStatus(path=path, state=state)  # type: ignore[arg-type]
+    status = RunStatus(path=path, state=ended if job.is_final else "starting")
     return Snapshot(kind="job", now=now, status=status, history=RunHistory(path=path), job=job)

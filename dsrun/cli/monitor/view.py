@@ -32,6 +32,7 @@ _ALL = 1_000
 _RANKS = 6
 """Rows in which the ranks can be summed up."""
 _FINDINGS = 4
+_WIDEST_BAR, _NARROWEST_BAR = 60, 6
 _PLAIN = Console(width=80)
 """Text is measured by a console; which one does not matter."""
 
@@ -40,7 +41,7 @@ def render(snapshot: Snapshot, room: Room) -> RenderableType:
     """The whole view."""
     sections = [_header(snapshot, room)]
     if snapshot.job is not None:
-        sections.append(_job_section(snapshot))
+        sections.append(_job_section(snapshot, room))
     if snapshot.kind != "job":
         sections += [_progress(snapshot, room), _findings(snapshot.findings, room), figures_section(snapshot, room)]
         left = (room.height or _ALL) - sum(section.height for section in sections)
@@ -68,11 +69,12 @@ def _below(snapshot: Snapshot, room: Room, left: int) -> list[Section]:
 def _header(snapshot: Snapshot, room: Room) -> Section:
     status = snapshot.status
     left = Text(no_wrap=True, overflow="ellipsis")
-    if snapshot.kind != "job":
-        left.append(f" {status.state} ", style=f"{STATE_STYLES[status.state]} reverse")
+    state = status.state if snapshot.kind != "job" or status.is_over else "waiting"
+    left.append(f" {state} ", style=f"{STATE_STYLES[status.state]} reverse")
+    if snapshot.kind != "job" or snapshot.job is None:
         left.append(f"  {printable(str(status.path))}", style="bold")
-    else:
-        left.append(f"job {printable(snapshot.job.id) if snapshot.job else ''}", style="bold")
+    elif snapshot.job.run:
+        left.append(f"  {printable(snapshot.job.run)}", style="bold")
     about = [status.model and printable(status.model.rstrip("/").rpartition("/")[2]), _ranks(snapshot)]
     if status.since_s is not None:
         about.append(f"{'took' if status.is_over else 'for'} {duration(status.since_s)}")
@@ -105,14 +107,14 @@ def _why(snapshot: Snapshot) -> Text | None:
     return text
 
 
-def _job_section(snapshot: Snapshot) -> Section:
-    """The job in the queue: its state, why it waits and when it is expected to start."""
+def _job_section(snapshot: Snapshot, room: Room) -> Section:
+    """The job: its state, why it waits and when it is expected to start."""
     job = snapshot.job
     if job is None:
-        return Section(Text(), 0)
+        return EMPTY
     line = Text(no_wrap=True, overflow="ellipsis")
     line.append(f"job {printable(job.id)} {printable(' '.join(job.name.split()))}  ")
-    line.append(job.state, style="bold red" if job.state in ("FAILED", "TIMEOUT", "NODE_FAIL") else "bold")
+    line.append(job.state, style="bold red" if job.is_final and job.state != "COMPLETED" else "bold yellow")
     if job.nodes:
         line.append(f" on {printable(job.nodes)}")
     if job.elapsed and job.state != "PENDING":
@@ -120,17 +122,15 @@ def _job_section(snapshot: Snapshot) -> Section:
     rows = [line]
     if job.reason and not job.is_final:
         meaning = explain_reason(job.reason)
-        rows.append(Text(f"{printable(job.reason)}{f': {meaning}' if meaning else ''}", style="yellow"))
+        reason = Text(f"{printable(job.reason)}{f': {meaning}' if meaning else ''}", style="yellow")
+        rows += list(reason.wrap(_PLAIN, room.width))
     if job.state == "PENDING":
-        wanted = f"{job.node_count} node{'' if job.node_count == 1 else 's'} of {job.partition}"
-        expected = (
-            f"expected to start at {job.expected_start.replace('T', ' ')}"
-            if job.expected_start
-            else "SLURM gives no start time yet"
-        )
-        rows.append(Text(f"{printable(wanted)} · submitted at {job.submitted.replace('T', ' ')} · {expected}"))
-    for row in rows:
-        row.no_wrap, row.overflow = True, "ellipsis"
+        wanted = f"{job.node_count} node{'' if job.node_count == 1 else 's'} of {printable(job.partition)}"
+        rows.append(Text(f"{wanted}, submitted at {job.submitted.replace('T', ' ')}"))
+        expected = job.expected_start.replace("T", " ")
+        rows.append(Text(f"expected to start at {expected}" if expected else "SLURM expects no start time yet"))
+    elif snapshot.kind == "job":
+        rows.append(Text("there is neither a run folder nor a log of it here", style="dim"))
     return Section(Group(*rows), len(rows))
 
 
@@ -138,10 +138,8 @@ def _progress(snapshot: Snapshot, room: Room) -> Section:
     """The bar: step of max, epoch, time left."""
     status = snapshot.status
     if status.step is None:
-        text = {"starting": "no step yet: starting", "silent": "no step was logged"}.get(
-            status.state, "no step was logged"
-        )
-        return Section(Text(text, style="dim"), 1)
+        none = "no step yet" if status.state == "starting" else "no step was logged"
+        return Section(Text(none, style="dim"), 1)
     text = Text(no_wrap=True, overflow="ellipsis")
     text.append(f"step {status.step:,}", style="bold")
     share = None
@@ -154,17 +152,12 @@ def _progress(snapshot: Snapshot, room: Room) -> Section:
         at = time.localtime(snapshot.now + status.eta_s)
         text.append(f"  ETA {duration(status.eta_s)}", style="bold")
         text.append(time.strftime(" (%H:%M)" if status.eta_s < 86400 else " (%a %d %b, %H:%M)", at), style="dim")
-    if share is not None:
-        width = max(10, min(60, room.width - text.cell_len - 2))
-        filled = bar(share, width, ascii_only=room.ascii_only)
-        text = Text.assemble(
-            (filled, "green" if not status.is_over or status.state == "finished" else "yellow"),
-            "  ",
-            text,
-            no_wrap=True,
-            overflow="ellipsis",
-        )
-    return Section(text, 1)
+    width = min(_WIDEST_BAR, room.width - text.cell_len - 2)
+    if share is None or width < _NARROWEST_BAR:
+        return Section(text, 1)
+    style = "green" if not status.is_over or status.state == "finished" else "yellow"
+    filled = Text(bar(share, width, ascii_only=room.ascii_only), style=style)
+    return Section(Text.assemble(filled, "  ", text, no_wrap=True, overflow="ellipsis"), 1)
 
 
 def _findings(findings: Sequence[Finding], room: Room) -> Section:
