@@ -34,7 +34,7 @@ def _evaluate(event: Record) -> str:
     timing = ("_seconds", "_per_second", "_runtime", "_samples", "epoch")
     known = [(str(name), finite(value)) for name, value in found.items() if not str(name).endswith(timing)]
     shown = [f"{name.removeprefix('eval_')} {figure(value)}" for name, value in known if value is not None]
-    return f"evaluated at step {event.get('step')}: {', '.join(shown[:_METRICS])}"
+    return f"evaluated at step {_step(event)}: {', '.join(shown[:_METRICS])}"
 
 
 def _failure(event: Record) -> str:
@@ -45,20 +45,26 @@ def _failure(event: Record) -> str:
 
 def _saved(event: Record) -> str:
     seconds = finite(event.get("seconds"))
-    return f"checkpoint of step {event.get('step')} saved" + (f", training waited {_short(seconds)}" if seconds else "")
+    return f"checkpoint of step {_step(event)} saved" + (f", training waited {_short(seconds)}" if seconds else "")
 
 
 def _training(event: Record) -> str:
     step = whole(event.get("step"))
     begins = f"goes on after step {step:,}" if step else "begins"
-    return f"training {begins}, of {whole(event.get('max_steps')) or '?'} steps"
+    most = whole(event.get("max_steps"))
+    return f"training {begins}" + (f", of {most:,} steps" if most else "")
 
 
 def _end(event: Record) -> str:
     code = whole(event.get("exit_code"))
     seconds = finite(event.get("seconds"))
     took = f" after {duration(seconds)}" if seconds else ""
-    return f"ended at step {event.get('step')}{took}" + (f", exit code {code}" if code else "")
+    return f"ended at step {_step(event)}{took}" + (f", exit code {code}" if code else "")
+
+
+def _step(event: Record) -> str:
+    step = whole(event.get("step"))
+    return "?" if step is None else f"{step:,}"
 
 
 def _short(seconds: float) -> str:
@@ -69,17 +75,17 @@ _TEXTS: Mapping[str, Callable[[Record], str]] = {
     "start": _start,
     "resume": lambda event: f"resumes from {event.get('path')}",
     "training": _training,
-    "checkpoint_begin": lambda event: f"saving the checkpoint of step {event.get('step')}",
+    "checkpoint_begin": lambda event: f"saving the checkpoint of step {_step(event)}",
     "checkpoint_end": _saved,
-    "checkpoint_failed": lambda event: f"saving the checkpoint of step {event.get('step')} failed",
+    "checkpoint_failed": lambda event: f"saving the checkpoint of step {_step(event)} failed",
     "evaluate": _evaluate,
-    "nan": lambda event: f"step {event.get('step')}: {event.get('message') or 'the loss is NaN'}",
-    "spike": lambda event: f"step {event.get('step')}: {event.get('message') or 'the loss jumped'}",
+    "nan": lambda event: f"step {_step(event)}: {event.get('message') or 'the loss is NaN'}",
+    "spike": lambda event: f"step {_step(event)}: {event.get('message') or 'the loss jumped'}",
     "interval": lambda event: f"saves every {event.get('steps')} steps",
-    "signal": lambda event: f"asked to stop by {event.get('signal')} at step {event.get('step')}",
+    "signal": lambda event: f"asked to stop by {event.get('signal')} at step {_step(event)}",
     "failure": _failure,
     "remedy": lambda event: f"goes on with other settings after {event.get('cause')}",
     "restart": lambda event: f"restarts, attempt {event.get('attempt')}",
     "end": _end,
-    "progress": lambda event: f"at step {event.get('step')}",
+    "progress": lambda event: f"at step {_step(event)}",
 }

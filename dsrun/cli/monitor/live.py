@@ -82,8 +82,10 @@ def _keyboard() -> Iterator[int]:
     try:
         fd = os.open("/dev/tty", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        yield -1
-        return
+        if not os.isatty(0):
+            yield -1
+            return
+        fd = os.dup(0)
     before = None
     try:
         before = termios.tcgetattr(fd)

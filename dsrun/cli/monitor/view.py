@@ -138,7 +138,9 @@ def _progress(snapshot: Snapshot, room: Room) -> Section:
     """The bar: step of max, epoch, time left."""
     status = snapshot.status
     if status.step is None:
+        lines = len(snapshot.history.steps)
         none = "no step yet" if status.state == "starting" else "no step was logged"
+        none = f"{lines:,} losses were logged without their step" if lines else none
         return Section(Text(none, style="dim"), 1)
     text = Text(no_wrap=True, overflow="ellipsis")
     text.append(f"step {status.step:,}", style="bold")
