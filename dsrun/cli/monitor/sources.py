@@ -15,8 +15,8 @@ from dsrun.cli.monitor.snapshot import Snapshot, of_history, waiting_for
 from dsrun.diagnosis.run import is_run, last_write, runs_below
 from dsrun.errors import UsageError
 from dsrun.monitoring.follow import RunReader
-from dsrun.monitoring.log_status import LogReader, history_of_log, status_of_log
 from dsrun.monitoring.status import status_of
+from dsrun.monitoring.trainer_logs.status import LogReader, history_of_log, status_of_log
 from dsrun.runs.node_status import NodeStatus
 from dsrun.runs.records import utc_now
 from dsrun.slurm.jobs.queue import SlurmJob, my_jobs

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.monitoring.log_status import BACKLOG, LogReader, history_of_log, status_of_log
-from dsrun.monitoring.trainer_logs import TrainerLog
+from dsrun.monitoring.trainer_logs.parser import TrainerLog
+from dsrun.monitoring.trainer_logs.status import BACKLOG, LogReader, history_of_log, status_of_log
 
 LOGS = Path(__file__).parents[2] / "data" / "trainer_logs"
 

@@ -11,7 +11,7 @@ from dsrun.diagnosis.diagnose import Verdict, of_logs
 from dsrun.errors import UsageError
 from dsrun.monitoring.history import RunHistory
 from dsrun.monitoring.status import RunStatus, State, recent_step_s
-from dsrun.monitoring.trainer_logs import TrainerLog
+from dsrun.monitoring.trainer_logs.parser import TrainerLog
 from dsrun.runs.records import utc_now
 
 BACKLOG = 8 << 20

@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Any
 
 from dsrun.monitoring.history import Record
-from dsrun.monitoring.trainer_log_formats import (
+from dsrun.monitoring.trainer_logs.formats import (
     BAR,
     BAR_RATE,
     DICT,
