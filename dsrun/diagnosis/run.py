@@ -28,9 +28,13 @@ _JUST_NOW_S = 10.0
 _TELLING = ("failure", "training", "end", "signal")
 
 
+# The last one is all that a dsrun launch of a program of its own leaves beside logs.
+_MARKS = ("run.json", "events.jsonl", "recipe.json", ".lock", f"{STATUS}/node-0.json")
+
+
 def is_run(folder: Path) -> bool:
     """Whether `folder` is the run folder of a dsrun train or launch."""
-    return any((folder / name).is_file() for name in ("run.json", "events.jsonl", "recipe.json", ".lock"))
+    return any((folder / name).is_file() for name in _MARKS)
 
 
 def runs_below(folder: Path) -> list[Path]:

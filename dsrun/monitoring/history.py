@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from dsrun.diagnosis.run import is_run
 from dsrun.errors import UsageError
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.node_status import NodeStatus, read_node_status
@@ -73,7 +74,7 @@ def read_history(path: Path) -> RunHistory:
 
 def refuse_without_run(path: Path) -> None:
     """Raise UsageError unless a run has at least begun to start in `path`."""
-    if not RunFolder(path).recipe.is_file() and not RunFolder(path).lock.is_file():
+    if not is_run(path):
         what = "contains no run" if path.is_dir() else "is not a folder" if path.exists() else "does not exist"
         raise UsageError(f"{path} {what}", fix="give the --output of a dsrun train or launch")
 

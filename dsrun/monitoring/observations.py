@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from dsrun.findings import Finding
 from dsrun.monitoring.history import seconds_of
-from dsrun.monitoring.status import RunStatus
+from dsrun.monitoring.status import STALE_S, RunStatus
 from dsrun.runs.goodput import duration
 from dsrun.runs.node_status import NodeStatus, RankProgress
 from dsrun.system.gpu_samples import GpuSample
@@ -20,8 +20,6 @@ SLOW = 1.1
 """A rank whose own work takes so many times the median of all ranks is a straggler."""
 SILENT_S = 60.0
 """Least seconds without a heartbeat that are worth a line; a slow step may take that long."""
-STALE_S = 30.0
-"""A node's status is written every five seconds."""
 _STEPS = 5
 _MOST = 4
 # What NVML's reasons mean to who pays for the GPUs.

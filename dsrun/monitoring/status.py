@@ -6,7 +6,6 @@ import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -21,7 +20,7 @@ from dsrun.runs.records import plain
 State = Literal[
     "starting", "training", "evaluating", "saving", "restarting", "finished", "failed", "stopped", "killed", "silent"
 ]
-"""What a run does, or how it ended. "silent" is another trainer's log to which nothing has been added for minutes."""
+"""What a run does, or how it ended. "silent" is another trainer, launched by dsrun or not, without news for minutes."""
 OVER: tuple[State, ...] = ("finished", "failed", "stopped", "killed")
 RESTART_S = 900.0
 """Between two attempts nobody holds the run folder: for so long after its last event a run counts as restarting."""
@@ -32,6 +31,8 @@ _DOING: dict[str, State] = {
     "checkpoint_begin": "saving", "failure": "restarting", "remedy": "restarting", "restart": "restarting",
 }  # fmt: skip
 _PHASES: dict[str, State] = {"training": "training", "evaluating": "evaluating", "generating": "evaluating"}
+STALE_S = 30.0
+"""A node's status is written every five seconds."""
 RECENT = 20
 """So many logged steps tell how fast a run is now."""
 
@@ -171,11 +172,18 @@ def best_of(history: RunHistory) -> Best | None:
 def _state(history: RunHistory, now: float, lock_tries: int) -> State:
     last = history.events[-1] if history.events else {}
     kind = str(last.get("kind"))
+    is_fresh = _has_fresh_nodes(history, now)
     if who_runs(history.path, tries=lock_tries):
-        phase = next((rank.phase for node in history.nodes for rank in node.ranks), "") if _is_fresh(history) else ""
+        phase = next((rank.phase for node in history.nodes for rank in node.ranks), "") if is_fresh else ""
         return "saving" if kind == "checkpoint_begin" else _PHASES.get(phase) or _DOING.get(kind, "starting")
     if RunFolder(history.path).finished.exists():
         return "finished"
+    if kind in ("None", "remedy", "restart") and history.nodes:
+        # A dsrun launch of another program: nobody holds its folder, and only failures are events.
+        if is_fresh:
+            return "training"
+        if kind == "None" and not history.run:
+            return "silent"
     if kind in ("remedy", "restart") and now - (seconds_of(last) or 0.0) < RESTART_S:
         return "restarting"
     ended = {0: "finished", None: "finished", EXIT_RESUME: "stopped"}.get(last.get("exit_code"), "failed")
@@ -183,22 +191,15 @@ def _state(history: RunHistory, now: float, lock_tries: int) -> State:
     return cast(State, found.get(kind, "killed"))
 
 
-def _is_fresh(history: RunHistory) -> bool:
-    """Whether the nodes' status is newer than the last event."""
-    newest = max((at for node in history.nodes if (at := _epoch(node.time)) is not None), default=None)
+def _has_fresh_nodes(history: RunHistory, now: float) -> bool:
+    """Whether a node's status is newer than the last event, and no older than a node that lives lets it become."""
+    newest = max((at for node in history.nodes if (at := seconds_of({"time": node.time})) is not None), default=None)
     event = seconds_of(history.events[-1]) if history.events else None
-    return newest is not None and (event is None or newest >= event)
+    return newest is not None and now - newest < STALE_S and (event is None or newest >= event)
 
 
 def _ending(events: Sequence[Record]) -> Record:
     return next((each for each in reversed(events) if each.get("kind") in ("failure", "signal")), {})
-
-
-def _epoch(text: str) -> float | None:
-    try:
-        return datetime.fromisoformat(text).timestamp()
-    except ValueError:
-        return None
 
 
 def _text(value: object) -> str | None:

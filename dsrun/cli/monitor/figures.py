@@ -114,7 +114,7 @@ def _run_parts(snapshot: Snapshot) -> list[Figure]:
     if status.checkpoint_step is not None:
         age = f", {duration(status.checkpoint_age_s)} ago" if status.checkpoint_age_s is not None else ""
         rows.append(("checkpoint", Text(f"step {status.checkpoint_step:,}{age}")))
-    elif snapshot.kind == "run" and status.step:
+    elif snapshot.history.run and status.step:
         rows.append(("checkpoint", Text("none yet", style="yellow")))
     if status.best is not None:
         name = printable(status.best.metric.removeprefix("eval_"))

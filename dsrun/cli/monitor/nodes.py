@@ -143,6 +143,9 @@ def rank_section(snapshot: Snapshot, room: Room, *, most: int) -> Section:
 
 
 def _has_any(name: str, ranks: Sequence[tuple[NodeStatus, RankProgress]]) -> bool:
+    """Whether a column tells anything: ranks of other programs send no heartbeats."""
+    if name in ("step", "heartbeat"):
+        return any(rank.phase != "running" for _, rank in ranks)
     values = {"step time": lambda r: r.step_s, "own work": own_work_s, "waits": wait_share}
     return name not in values or any(values[name](rank) is not None for _, rank in ranks)
 

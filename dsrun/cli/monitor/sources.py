@@ -15,8 +15,15 @@ from dsrun.cli.monitor.snapshot import Snapshot, of_history, waiting_for
 from dsrun.diagnosis.run import is_run, last_write, runs_below
 from dsrun.errors import UsageError
 from dsrun.monitoring.follow import RunReader
-from dsrun.monitoring.status import status_of
-from dsrun.monitoring.trainer_logs.status import LogReader, history_of_log, status_of_log
+from dsrun.monitoring.history import RunHistory
+from dsrun.monitoring.status import RunStatus, status_of
+from dsrun.monitoring.trainer_logs.status import (
+    LogReader,
+    history_of_log,
+    program_log,
+    status_of_log,
+    with_figures_of,
+)  # fmt: skip
 from dsrun.runs.node_status import NodeStatus
 from dsrun.runs.records import utc_now
 from dsrun.slurm.jobs.queue import SlurmJob, my_jobs
@@ -37,15 +44,29 @@ class Source(Protocol):
 
 
 class RunSource:
-    """A run folder."""
+    """A run folder; of another program that dsrun launch runs, with the figures that its log shows."""
 
     def __init__(self, path: Path) -> None:
         self._reader = RunReader(path)
+        self._log: LogReader | None = None
 
     def read(self) -> Snapshot:
         now = time.time()
         history = self._reader.read()
-        return of_history(history, status_of(history, now, lock_tries=1), now)
+        status = status_of(history, now, lock_tries=1)
+        if not history.run and not history.steps:
+            history, status = self._read_log(history, status, now)
+        return of_history(history, status, now)
+
+    def _read_log(self, history: RunHistory, status: RunStatus, now: float) -> tuple[RunHistory, RunStatus]:
+        path = program_log(history.path)
+        if path is None:
+            return history, status
+        if self._log is None or self._log.path != path:
+            self._log = LogReader(path)
+        self._log.read()
+        status = with_figures_of(self._log.status(now), status)
+        return replace(history, steps=tuple(self._log.log.steps), evaluations=tuple(self._log.log.evaluations)), status
 
 
 class LogSource:

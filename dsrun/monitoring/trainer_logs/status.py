@@ -6,12 +6,14 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from dsrun.diagnosis.diagnose import Verdict, of_logs
 from dsrun.errors import UsageError
 from dsrun.monitoring.history import RunHistory
 from dsrun.monitoring.status import RunStatus, State, recent_step_s
 from dsrun.monitoring.trainer_logs.parser import TrainerLog
+from dsrun.runs.folder import RunFolder
 from dsrun.runs.records import utc_now
 
 BACKLOG = 8 << 20
@@ -123,3 +125,29 @@ def status_of_log(log: TrainerLog, path: Path, *, silent_s: float | None = None,
 def history_of_log(log: TrainerLog, path: Path) -> RunHistory:
     """The curves that the lines of a log show."""
     return RunHistory(path=path, steps=tuple(log.steps), evaluations=tuple(log.evaluations))
+
+
+def program_log(folder: Path) -> Path | None:
+    """The newest log of the program that a dsrun launch runs in `folder`: the launcher's, or else rank 0's."""
+    run = RunFolder(folder)
+    logs = [*run.logs.glob("*-launcher.log"), *(path for path, (rank, _) in run.rank_logs().items() if rank == 0)]
+    found = []
+    for path in logs:
+        with suppress(OSError):
+            found.append((path.stat().st_mtime, path))
+    return max(found)[1] if found else None
+
+
+# What a log may tell where the run folder does not.
+_FIGURES = (
+    "step", "max_steps", "epoch", "loss", "lr", "grad_norm", "tokens_per_s", "samples_per_s", "mfu", "step_s", "eta_s",
+)  # fmt: skip
+
+
+def with_figures_of(log: RunStatus, status: RunStatus) -> RunStatus:
+    """The status of a launched program with the figures that its log shows, and how it ended, where only that does."""
+    missing: dict[str, Any] = {name: getattr(log, name) for name in _FIGURES if getattr(status, name) is None}
+    filled = replace(status, **missing)
+    if status.state != "silent":
+        return filled
+    return replace(filled, state=log.state, cause=log.cause, message=log.message)

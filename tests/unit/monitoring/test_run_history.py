@@ -11,7 +11,7 @@ import pytest
 
 from dsrun.errors import UsageError
 from dsrun.monitoring.history import read_history
-from dsrun.monitoring.status import RESTART_S, recent_step_s, status_of
+from dsrun.monitoring.status import RESTART_S, STALE_S, recent_step_s, status_of
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.node_status import NodeStatus, RankProgress, read_node_status, write_node_status
 
@@ -78,6 +78,15 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
 )
 def test_state_follows_from_the_last_event(tmp_path: Path, events: list[dict[str, Any]], state: str) -> None:
     assert status_of(read_history(run_folder(tmp_path, events=events)), AT_START + 60).state == state
+
+
+@pytest.mark.parametrize(("age_s", "state"), [(5, "training"), (STALE_S + 1, "killed")])
+def test_launched_program_runs_while_its_node_reports(tmp_path: Path, age_s: float, state: str) -> None:
+    """Another program holds no lock, and after a restart writes no event."""
+    run_folder(tmp_path, events=[event("failure", 3), event("restart", 4)])
+    write_node_status(tmp_path, NodeStatus(time=at(50), host="gpu01", node=0, attempt=1, world_size=1))
+    now = AT_START + 50 + age_s + (RESTART_S if state == "killed" else 0)
+    assert status_of(read_history(tmp_path), now).state == state
 
 
 def test_an_old_restart_is_a_killed_run(tmp_path: Path) -> None:
