@@ -19,6 +19,13 @@ _SECTIONS = ("model", "model_type", "parameters", "task", "precision", "zero_sta
 _AROUND = ("deepspeed", "versions", "host", "git_commit", "plugin")
 # They tell runs apart and say nothing about them.
 _NAMES_OF_RUNS = frozenset({"output", "config", "explain", "dry_run", "force", "debug", "master_port", "find_port"})
+# A setting -> what it resolves to, which stands above it.
+_SAME = {
+    "zero": "zero_stage",
+    "micro_batch_size": "batch.micro_batch",
+    "batch.world_size": "world_size",
+    "deepspeed.zero_optimization.stage": "zero_stage",
+}
 _TIMING = ("_seconds", "_per_second", "_runtime", "_samples")
 
 
@@ -53,8 +60,15 @@ def differences(histories: Sequence[RunHistory]) -> list[Row]:
     """The settings in which the runs are not all alike, in the order of the run folder."""
     found = [configuration(history) for history in histories]
     names = dict.fromkeys(name for each in found for name in each)
-    rows = (Row(name=name, values=tuple(each.get(name) for each in found)) for name in names)
-    return [row for row in rows if any(value != row.values[0] for value in row.values)]
+    values = {name: tuple(each.get(name) for each in found) for name in names}
+    differing = {name: each for name, each in values.items() if any(value != each[0] for value in each)}
+    return [Row(name=name, values=each) for name, each in differing.items() if not _is_told(name, differing)]
+
+
+def _is_told(name: str, differing: Mapping[str, tuple[Any, ...]]) -> bool:
+    """Whether another row tells the very same."""
+    other = differing.get(_SAME.get(name, ""))
+    return other is not None and list(map(str, other)) == list(map(str, differing[name]))
 
 
 def metrics(histories: Sequence[RunHistory], statuses: Sequence[RunStatus]) -> list[Row]:

@@ -43,7 +43,7 @@ FIGURES: dict[str, re.Pattern[str]] = {
 }  # fmt: skip
 TOKENS_BEFORE = re.compile(r"([\d,.]+) tok(?:en)?s/s")
 """dsrun's own console: "24,190 tokens/s"."""
-BAR = re.compile(r"(?P<what>[^|\r\n]*?)\s*\d+%\|[^|]*\|\s*(?P<step>\d+)/(?P<total>\d+) \[(?P<times>[^\]]*)\]")
+BAR = re.compile(r"\d+%\|[^|]*\|\s*(?P<step>\d+)/(?P<total>\d+) \[(?P<times>[^\]]*)\]")
 """tqdm: "Training:  12%|█▏        | 123/1000 [01:02<07:22,  1.98it/s, loss=2.3]"."""
 BAR_RATE = re.compile(r"([\d.]+)(it/s|s/it)")
 TIME = re.compile(r"\b(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:[.,](\d{1,6}))?(Z|[+-]\d\d:?\d\d)?")

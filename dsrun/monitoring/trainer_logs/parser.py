@@ -61,7 +61,7 @@ class TrainerLog:
     def _take(self, line: str, now: str | None) -> None:
         now = _time_of(line) or now
         if bar := BAR.search(line):
-            self._take_bar(bar)
+            self._take_bar(bar, line[: bar.start()])
             line = line[bar.end() :]
         if (values := _values(line)) is not None:
             self._take_values(values, now)
@@ -71,10 +71,10 @@ class TrainerLog:
             self._take_text(line, now)
         self.has_ended = bool(END.search(line)) or (self.has_ended and "loss" not in line)
 
-    def _take_bar(self, bar: re.Match[str]) -> None:
+    def _take_bar(self, bar: re.Match[str], name: str) -> None:
         """A tqdm bar: that of training has no other name, and the total of the first one, or the one known."""
         step, total = int(bar["step"]), int(bar["total"])
-        what = bar["what"].strip().lower().rstrip(":").strip()
+        what = name.strip().lower().rstrip(":").strip()
         if what and not re.search(r"train|step|epoch|iter", what):
             return
         if what.startswith("epoch"):

@@ -16,8 +16,8 @@ from dsrun.monitoring.trainer_logs.parser import TrainerLog
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.records import utc_now
 
-BACKLOG = 8 << 20
-"""Of a long log, so many bytes at its end are read."""
+BACKLOG = 2 << 20
+"""Of a long log, so many bytes at its end are read: a second or two."""
 SILENT_S = 300.0
 """A log to which nothing was written for so long may be that of a trainer that is gone."""
 _END = 256 << 10

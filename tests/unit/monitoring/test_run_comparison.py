@@ -40,6 +40,18 @@ def test_only_settings_that_differ(tmp_path: Path) -> None:
     assert "hf_secret" not in str(configuration(one))
 
 
+def test_a_setting_and_what_it_resolves_to_are_one_row(tmp_path: Path) -> None:
+    """Where both tell the same; `--zero auto` resolves to one stage or the other."""
+    runs = [
+        history(tmp_path / str(stage), train={"zero": str(stage)}, zero_stage=stage,
+                deepspeed={"zero_optimization": {"stage": stage}})
+        for stage in (2, 3)
+    ]  # fmt: skip
+    assert [row.name for row in differences(runs)] == ["zero_stage"]
+    runs[1] = history(tmp_path / "auto", train={"zero": "auto"}, zero_stage=3)
+    assert [row.name for row in differences(runs)][:2] == ["zero_stage", "zero"]
+
+
 def test_metrics_of_each_run(tmp_path: Path) -> None:
     runs = [history(tmp_path / "a", train={}), history(tmp_path / "b", train={}, losses=(5.0, 1.0, 4.0))]
     rows = {row.name: row.values for row in metrics(runs, [status_of(run) for run in runs])}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,17 @@ def test_launched_program_runs_while_its_node_reports(tmp_path: Path, age_s: flo
     write_node_status(tmp_path, NodeStatus(time=at(50), host="gpu01", node=0, attempt=1, world_size=1))
     now = AT_START + 50 + age_s + (RESTART_S if state == "killed" else 0)
     assert status_of(read_history(tmp_path), now).state == state
+
+
+def test_run_of_another_machine_goes_on_while_its_node_reports(tmp_path: Path) -> None:
+    """Where its lock cannot be seen, what it or its supervisor writes counts: an evaluation may take long."""
+    run_folder(tmp_path, events=[event("start"), event("training", 1)])
+    for file in tmp_path.iterdir():
+        os.utime(file, (0, 0))
+    (tmp_path / ".lock").write_text('{"pid": 7, "host": "another", "since": "", "began": null}')
+    assert status_of(read_history(tmp_path)).state == "killed"
+    write_node_status(tmp_path, NodeStatus(time=START, host="another", node=0, attempt=0, world_size=1))
+    assert status_of(read_history(tmp_path)).state == "training"
 
 
 def test_an_old_restart_is_a_killed_run(tmp_path: Path) -> None:
