@@ -151,6 +151,16 @@ def test_a_failed_run_tells_why() -> None:
     assert not any(line.startswith(("GPUs", "ranks")) for line in lines)
 
 
+def test_nodes_of_a_former_start_are_left_out() -> None:
+    """A restart by the supervisor is no new start."""
+    shown = snapshot()
+    for start, count in (({"time": "2026-11-25T09:00:00.000Z"}, 1), ({"time": "2026-11-25T10:00:09.000Z"}, 0)):
+        again = replace(shown.history, events=({"kind": "start", **start}, *shown.history.events))
+        assert len(of_history(again, shown.status, NOW).nodes) == count
+        restarted = replace(again, events=({**again.events[0], "attempt": 1}, *shown.history.events))
+        assert len(of_history(restarted, shown.status, NOW).nodes) == 1
+
+
 def job(**changes: str) -> SlurmJob:
     row = {
         "id": "70", "number": "70", "state": "PENDING", "reason": "Resources", "partition": "gpu", "nodes": "",
