@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 from dsrun.diagnosis.run import last_write, who_runs
 from dsrun.errors import EXIT_RESUME
 from dsrun.monitoring.history import Record, RunHistory, finite, seconds_of, whole
-from dsrun.runs.folder import LOCK_TRIES, RunFolder
+from dsrun.runs.folder import LOCK_TRIES, RunFolder, is_in_use
 from dsrun.runs.goodput import failures, goodput
 from dsrun.runs.records import plain
 
@@ -173,7 +173,7 @@ def _state(history: RunHistory, now: float, lock_tries: int) -> State:
     last = history.events[-1] if history.events else {}
     kind = str(last.get("kind"))
     is_fresh = _has_fresh_nodes(history, now)
-    if who_runs(history.path, tries=lock_tries):
+    if _is_running(history, kind, now, lock_tries):
         phase = next((rank.phase for node in history.nodes for rank in node.ranks), "") if is_fresh else ""
         return "saving" if kind == "checkpoint_begin" else _PHASES.get(phase) or _DOING.get(kind, "starting")
     if RunFolder(history.path).finished.exists():
@@ -191,10 +191,19 @@ def _state(history: RunHistory, now: float, lock_tries: int) -> State:
     return cast(State, found.get(kind, "killed"))
 
 
-def _has_fresh_nodes(history: RunHistory, now: float) -> bool:
-    """Whether a node's status is newer than the last event, and no older than a node that lives lets it become."""
+def _is_running(history: RunHistory, kind: str, now: float, lock_tries: int) -> bool:
+    """Whether somebody holds the folder, or, where the lock of another machine cannot be seen, writes to it."""
+    if is_in_use(history.path, tries=lock_tries):
+        return True
+    if kind == "end" or (kind == "failure" and history.nodes and not _has_fresh_nodes(history, now, since_event=False)):
+        return False  # the last thing that was written
+    return bool(who_runs(history.path, tries=lock_tries))
+
+
+def _has_fresh_nodes(history: RunHistory, now: float, *, since_event: bool = True) -> bool:
+    """Whether a node's status is as new as that of one that lives, and newer than the last event."""
     newest = max((at for node in history.nodes if (at := seconds_of({"time": node.time})) is not None), default=None)
-    event = seconds_of(history.events[-1]) if history.events else None
+    event = seconds_of(history.events[-1]) if history.events and since_event else None
     return newest is not None and now - newest < STALE_S and (event is None or newest >= event)
 
 

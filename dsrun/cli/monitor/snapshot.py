@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -80,7 +80,19 @@ def last_events(events: tuple[Record, ...], count: int = EVENTS) -> list[Mapping
 
 def waiting_for(job: SlurmJob, now: float) -> Snapshot:
     """A job that has neither a run folder nor a log yet, or that has never had one."""
-    ended: State = "finished" if job.state == "COMPLETED" else "stopped" if job.state == "CANCELLED" else "failed"
     path = Path(job.run or job.work_dir or "/")
-    status = RunStatus(path=path, state=ended if job.is_final else "starting")
+    status = RunStatus(path=path, state=_ending(job) if job.is_final else "starting")
     return Snapshot(kind="job", now=now, status=status, history=RunHistory(path=path), job=job)
+
+
+def of_job(snapshot: Snapshot, job: SlurmJob) -> Snapshot:
+    """The snapshot of the run or log of a job. What has not ended by itself ended with its job."""
+    if not job.is_final or snapshot.status.is_over:
+        return replace(snapshot, job=job)
+    state: State = "killed" if snapshot.kind == "run" else _ending(job)
+    status = replace(snapshot.status, state=state, eta_s=None)
+    return replace(snapshot, status=status, job=job, nodes=(), findings=())
+
+
+def _ending(job: SlurmJob) -> State:
+    return "finished" if job.state == "COMPLETED" else "stopped" if job.state == "CANCELLED" else "failed"

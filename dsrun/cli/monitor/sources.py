@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from dsrun.cli.monitor.snapshot import Snapshot, of_history, waiting_for
+from dsrun.cli.monitor.snapshot import Snapshot, of_history, of_job, waiting_for
 from dsrun.diagnosis.run import is_run, last_write, runs_below
 from dsrun.errors import UsageError
 from dsrun.monitoring.follow import RunReader
@@ -139,11 +139,12 @@ class JobSource:
         job = self._ask()
         path = Path(job.run) if job.run and is_run(Path(job.run)) else self._log
         if path is not None and path != self._seen and (path.is_dir() or path.is_file()):
-            self._seen = path
+            self._seen, here = path, Path.cwd()
+            path = path.relative_to(here) if path.is_relative_to(here) else path
             self._source = RunSource(path) if path.is_dir() else LogSource(path, with_gpus=False)
         if self._source is None:
             return waiting_for(job, time.time())
-        return replace(self._source.read(), job=job)
+        return of_job(self._source.read(), job)
 
     def _ask(self) -> SlurmJob:
         elapsed = time.monotonic() - self._began

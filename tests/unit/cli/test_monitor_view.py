@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from rich.console import Console
 
 from dsrun.cli.monitor.plain import ChangeLines
 from dsrun.cli.monitor.section import Room
-from dsrun.cli.monitor.snapshot import Snapshot, as_json, of_history, waiting_for
+from dsrun.cli.monitor.snapshot import Snapshot, as_json, of_history, of_job, waiting_for
 from dsrun.cli.monitor.view import render
 from dsrun.monitoring.history import RunHistory
 from dsrun.monitoring.status import Best, RunStatus
@@ -188,8 +188,21 @@ def test_a_run_of_a_job_ends_with_the_job() -> None:
     """A requeued job goes on after its run has stopped."""
     stopped = snapshot(state="stopped")
     assert stopped.is_over
-    assert not replace(stopped, job=job()).is_over
-    assert replace(stopped, job=job(state="COMPLETED")).is_over
+    assert not of_job(stopped, job()).is_over
+    assert of_job(stopped, job(state="COMPLETED")).is_over
+
+
+@pytest.mark.parametrize(
+    ("kind", "ended", "state"),
+    [
+        ("run", "NODE_FAIL", "killed"),
+        ("log", "COMPLETED", "finished"),
+        ("log", "FAILED", "failed"),
+        ("log", "RUNNING", "training"),
+    ],
+)
+def test_what_has_not_ended_ends_with_its_job(kind: Literal["run", "log"], ended: str, state: str) -> None:
+    assert of_job(replace(snapshot(), kind=kind), job(state=ended)).status.state == state
 
 
 def test_plain_lines_tell_changes_only() -> None:

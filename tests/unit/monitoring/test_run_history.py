@@ -101,6 +101,24 @@ def test_run_of_another_machine_goes_on_while_its_node_reports(tmp_path: Path) -
     assert status_of(read_history(tmp_path)).state == "training"
 
 
+@pytest.mark.parametrize(
+    ("last", "age_s", "state"),
+    [
+        (event("end", 9, exit_code=0), 1, "finished"),
+        (event("failure", 9, cause="cuda_oom"), STALE_S + 1, "failed"),
+        (event("failure", 9, cause="cuda_oom"), 1, "restarting"),
+    ],
+)
+def test_run_of_another_machine_that_has_just_ended(
+    tmp_path: Path, last: dict[str, Any], age_s: float, state: str
+) -> None:
+    """What was written last is its end, or a failure after which its supervisor reports no more."""
+    run_folder(tmp_path, events=[event("start"), event("training", 1), last])
+    (tmp_path / ".lock").write_text('{"pid": 7, "host": "another", "since": "", "began": null}')
+    write_node_status(tmp_path, NodeStatus(time=at(8), host="another", node=0, attempt=0, world_size=1))
+    assert status_of(read_history(tmp_path), AT_START + 8 + age_s).state == state
+
+
 def test_an_old_restart_is_a_killed_run(tmp_path: Path) -> None:
     run_folder(tmp_path, events=[event("start"), event("restart", 4, attempt=1)])
     assert status_of(read_history(tmp_path), AT_START + RESTART_S + 5).state == "killed"
