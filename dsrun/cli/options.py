@@ -54,6 +54,22 @@ def format_option(function: Callable[..., Any]) -> Callable[..., Any]:
     return shown(DEBUG(function))
 
 
+def _targets(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    """The values of --notify as they are, each checked; raises UsageError for a wrong one."""
+    if values:
+        imported("dsrun.notifications.target:parse_targets")(values)
+    return values
+
+
+notify_option = click.option(
+    "--notify",
+    multiple=True,
+    callback=_targets,
+    metavar="env:NAME|URL|COMMAND",
+    help="where messages about the run go: Slack, Teams, e-mail …; may be repeated",
+)
+
+
 class _Context(click.Context):
     """Measures the terminal as click does, without shutil, which brings every compression: a tenth of `--help`."""
 

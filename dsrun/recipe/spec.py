@@ -140,5 +140,6 @@ class TrainSpec:
     profile: int | None = None
     wandb_project: str | None = None
     tensorboard_dir: str | None = None
+    notify: list[str] = field(default_factory=list)
     force: bool = False
     debug: bool = False

@@ -15,6 +15,7 @@ from pathlib import Path
 import click
 
 from dsrun.cli.launch.job import Work
+from dsrun.cli.launch.notify import notifications, print_preview
 from dsrun.cli.output import command_lines, ignore_closed_stream, print_detail, print_error, print_note
 from dsrun.errors import EXIT_RESUME, EXIT_TOOL_FAILED
 from dsrun.hub import check_push
@@ -52,6 +53,16 @@ def run_node(work: Work, place: LocalLauncher, signals: StartupSignals, *, rende
         if not os.environ.get(variables.SECRET):
             print_note("whoever reaches that port can join the run; to prevent it, first run on every node:")
             print_detail(f"      export {variables.SECRET}={secrets.token_hex(16)}")
+    with notifications(work, place) as ended:
+        outcome, folder = _run_supervised(work, place, signals, rendezvous_timeout_s=rendezvous_timeout_s)
+        ended(outcome)
+        return _report(outcome, folder, work, place)
+
+
+def _run_supervised(
+    work: Work, place: LocalLauncher, signals: StartupSignals, *, rendezvous_timeout_s: float
+) -> tuple[Outcome, RunFolder]:
+    """Meet the other nodes, and run until the end; how it ended, and the folder that node 0 has chosen."""
     joining = rendezvous(
         place,
         signals,
@@ -78,7 +89,7 @@ def run_node(work: Work, place: LocalLauncher, signals: StartupSignals, *, rende
                 str(error), cause="rendezvous_timeout", exit_code=error.exit_code
             )
         raise
-    return _report(outcome, folder, work, place)
+    return outcome, folder
 
 
 def _with_recipe_in_force(work: Work) -> Work:
@@ -150,6 +161,8 @@ def _dry_run(work: Work, place: LocalLauncher) -> int:
     """Print what would be set here, and the command that would start the agent."""
     if place.how:
         print_note(place.how)
+    if place.node == 0 and work.notify:
+        print_preview(work)
     job, changes = _job(work, place, Path(work.output), address_towards(place.host) if place.nodes > 1 else None)
     if work.recipe is not None:  # A command that runs without a supervisor, which would send the recipe.
         job = replace(job, program=[*job.program, *without_dry_run(work.recipe.argv)])
