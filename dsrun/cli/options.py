@@ -70,6 +70,22 @@ notify_option = click.option(
 )
 
 
+def _chosen_format(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
+    """Chosen before other options are read, so that what is wrong with these is written in it."""
+    if value is not None:
+        imported("dsrun.system.log_format:choose")(value)
+    return value
+
+
+log_format_option = click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    callback=_chosen_format,
+    is_eager=True,
+    help="what stderr takes: text, or JSON lines in the Elastic Common Schema",
+)
+
+
 class _Context(click.Context):
     """Measures the terminal as click does, without shutil, which brings every compression: a tenth of `--help`."""
 

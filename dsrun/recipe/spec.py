@@ -141,5 +141,6 @@ class TrainSpec:
     wandb_project: str | None = None
     tensorboard_dir: str | None = None
     notify: list[str] = field(default_factory=list)
+    log_format: str = "text"
     force: bool = False
     debug: bool = False

@@ -58,7 +58,7 @@ class LaunchOptions:
 
     def argv(self, *names: str) -> list[str]:
         """The options `names`, and those that every node's supervisor needs, as command-line arguments."""
-        names = (*names, "output", "max_restarts", "hang_timeout", "rendezvous_timeout", "force", "debug", "log_format")
+        names = (*names, "output", "max_restarts", "hang_timeout", "rendezvous_timeout", "force", "debug")
         found = [word for target in self.notify for word in ("--notify", target)]
         for name in names:
             value = getattr(self, name)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import click
 
+from dsrun.cli.launch.events import printed_events
 from dsrun.cli.launch.job import Work
 from dsrun.cli.launch.notify import notifications, print_preview
 from dsrun.cli.output import command_lines, ignore_closed_stream, print_detail, print_error, print_note
@@ -54,7 +55,8 @@ def run_node(work: Work, place: LocalLauncher, signals: StartupSignals, *, rende
             print_note("whoever reaches that port can join the run; to prevent it, first run on every node:")
             print_detail(f"      export {variables.SECRET}={secrets.token_hex(16)}")
     with notifications(work, place) as ended:
-        outcome, folder = _run_supervised(work, place, signals, rendezvous_timeout_s=rendezvous_timeout_s)
+        with printed_events(work, place):
+            outcome, folder = _run_supervised(work, place, signals, rendezvous_timeout_s=rendezvous_timeout_s)
         ended(outcome)
         return _report(outcome, folder, work, place)
 
