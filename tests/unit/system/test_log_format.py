@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import pytest
@@ -11,29 +10,7 @@ from hypothesis import strategies as st
 
 from dsrun.runs.records import EventLog
 from dsrun.system.log_format import LineFormatter, ecs_line, event_line, labels_from
-
-REQUIRED = {
-    "@timestamp": str,
-    "log.level": str,
-    "message": str,
-    "ecs.version": str,
-    "service.name": str,
-    "event.kind": str,
-    "event.category": list,
-    "event.type": list,
-    "event.action": str,
-    "event.dataset": str,
-    "host.name": str,
-    "process.pid": int,
-}
-
-
-def parsed(line: str) -> dict:
-    assert line.count("\n") == 1
-    assert line.endswith("\n")
-    found = json.loads(line, parse_constant=pytest.fail)
-    assert {name: type(found.get(name)) for name in REQUIRED} == REQUIRED
-    return found
+from tests.ecs import parsed
 
 
 def test_order_is_that_of_ecs_loggers():
