@@ -107,6 +107,8 @@ def take_folder(requested: Recipe, rank: int, console: Console) -> tuple[Recipe,
             console.notice(f"the results of an earlier run moved to {aside}")
         if notice and not is_supervised(os.environ):
             console.notice(notice)
+        if recipe.spec.notify and not is_supervised(os.environ):
+            console.notice("--notify: dsrun's supervisor sends the messages, and there is none: use `dsrun launch`")
         if not (is_another(os.environ) and folder.recipe.exists()):
             write_stored(requested, folder, os.environ)
     return recipe, folder

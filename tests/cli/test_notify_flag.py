@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 
 import pytest
+
+from tests.ports import free_ports
+from tests.webhook import webhook
 
 URL = "https://hooks.slack.com/services/T01ABCDEF/B02GHIJKL/hunter2hunter2"
 LAUNCH = ("launch", "--dry-run", "--output", "run")
@@ -95,6 +101,49 @@ def test_job_that_could_not_send_is_refused(dsrun, here, flags, message):
     done = dsrun("render-slurm", "--notify", "env:CHAT", *flags, "--", "python", "my_train.py")
     assert done.returncode == 2
     assert message in done.stderr
+
+
+TWO_NODES = ("--nodes", "2", "--node-rank", "0", "--master-addr", "127.0.0.1", "--output", "run")
+
+
+@pytest.fixture
+def hook(environ):
+    """A server that env:CHAT leads to."""
+    with webhook() as found:
+        environ |= {"CHAT": f"json+{found.url}/hunter2", "no_proxy": "127.0.0.1"}
+        yield found
+
+
+def test_node_that_does_not_join_is_told(dsrun, hook):
+    flags = (*TWO_NODES, "--master-port", str(free_ports(2)), "--rendezvous-timeout", "1", "--notify", "env:CHAT")
+    assert dsrun("launch", *flags, "--", "true").returncode == 1
+    (message,) = hook.bodies
+    assert (message["kind"], message["cause"]["code"]) == ("failure", "rendezvous_timeout")
+    assert "node 1 did not join" in message["detail"]
+
+
+def test_signal_before_the_start_is_told(here, environ, hook):
+    flags = (*TWO_NODES, "--master-port", str(free_ports(2)), "--notify", "env:CHAT")
+    argv = [sys.executable, "-m", "dsrun", "launch", *flags, "--", "true"]
+    with subprocess.Popen(argv, cwd=here, env=environ, stderr=subprocess.PIPE, text=True) as child:
+        assert child.stderr
+        while "export DSRUN_SECRET" not in child.stderr.readline():
+            assert child.poll() is None
+        child.send_signal(signal.SIGTERM)
+        child.communicate(timeout=60)
+    assert child.returncode == 75
+    (message,) = hook.bodies
+    assert message["kind"] == "preemption"
+    assert message["detail"].startswith("SIGTERM came before the run started")
+
+
+def test_server_that_fails_changes_nothing_but_a_note(dsrun, hook):
+    hook.answers = [(404, b"")]
+    flags = (*TWO_NODES, "--master-port", str(free_ports(2)), "--rendezvous-timeout", "1")
+    done = dsrun("launch", *flags, "--notify", "env:CHAT", "--", "true")
+    assert done.returncode == 1
+    assert f"note: --notify: {hook.url}/*** answered HTTP 404\n" in done.stderr
+    assert "hunter2" not in done.stderr
 
 
 @pytest.mark.parametrize(

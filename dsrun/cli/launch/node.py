@@ -49,12 +49,7 @@ def run_node(work: Work, place: LocalLauncher, signals: StartupSignals, *, rende
     work.require()
     if place.node == 0 and work.recipe is not None:
         check_push(work.recipe, Path(work.output), os.environ)
-    if place.node == 0 and place.own_terminal:
-        print_note(f"{place.how}; waiting for the others on port {(place.port or 0) + 1}")
-        if not os.environ.get(variables.SECRET):
-            print_note("whoever reaches that port can join the run; to prevent it, first run on every node:")
-            print_detail(f"      export {variables.SECRET}={secrets.token_hex(16)}")
-    with notifications(work, place) as ended:
+    with notifications(work, place, signals) as ended:
         with printed_events(work, place):
             outcome, folder = _run_supervised(work, place, signals, rendezvous_timeout_s=rendezvous_timeout_s)
         ended(outcome)
@@ -65,6 +60,11 @@ def _run_supervised(
     work: Work, place: LocalLauncher, signals: StartupSignals, *, rendezvous_timeout_s: float
 ) -> tuple[Outcome, RunFolder]:
     """Meet the other nodes, and run until the end; how it ended, and the folder that node 0 has chosen."""
+    if place.node == 0 and place.own_terminal:
+        print_note(f"{place.how}; waiting for the others on port {(place.port or 0) + 1}")
+        if not os.environ.get(variables.SECRET):
+            print_note("whoever reaches that port can join the run; to prevent it, first run on every node:")
+            print_detail(f"      export {variables.SECRET}={secrets.token_hex(16)}")
     joining = rendezvous(
         place,
         signals,

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dsrun.cli.launch.job import Work
 from dsrun.cli.output import print_detail, print_note
-from dsrun.errors import EXIT_INTERRUPTED, EXIT_TOOL_FAILED, UsageError, one_line
+from dsrun.errors import EXIT_INTERRUPTED, EXIT_RESUME, EXIT_TOOL_FAILED, DsrunError, UsageError, one_line
 from dsrun.launch.context import LocalLauncher
+from dsrun.launch.coordinator.messages import Stopped
 from dsrun.launch.job import Outcome
+from dsrun.launch.signals import StartupSignals
 from dsrun.notifications.process import Sender, preview, run_facts
 from dsrun.notifications.rules import End
 from dsrun.notifications.target import parse_targets
@@ -20,7 +22,7 @@ from dsrun.system import variables
 
 
 @contextmanager
-def notifications(work: Work, place: LocalLauncher) -> Iterator[Callable[[Outcome], None]]:
+def notifications(work: Work, place: LocalLauncher, signals: StartupSignals) -> Iterator[Callable[[Outcome], None]]:
     """Send messages about what happens in here; the function that is yielded takes how the run ended.
 
     What goes wrong with a message is noted. It neither ends the run nor holds it up; its end is waited for, for three
@@ -39,12 +41,21 @@ def notifications(work: Work, place: LocalLauncher) -> Iterator[Callable[[Outcom
     try:
         yield lambda outcome: sender.ended(_end(outcome))
     except BaseException as error:
-        code = EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else EXIT_TOOL_FAILED
-        sender.ended(End(exit_code=getattr(error, "exit_code", code), message=one_line(error)))
+        sender.ended(_early_end(error, signals))
         raise
     finally:
-        for line in sender.close():
-            print_note(f"--notify: {line}")
+        with suppress(KeyboardInterrupt):  # the run is over; only the wait for its message is not
+            for line in sender.close():
+                print_note(f"--notify: {line}")
+
+
+def _early_end(error: BaseException, signals: StartupSignals) -> End:
+    """The end of a run whose supervisor did not come to one: a signal before it began, a node that did not join."""
+    if isinstance(error, KeyboardInterrupt):
+        return End(exit_code=EXIT_INTERRUPTED)
+    if signals.request is not None and not isinstance(error, DsrunError):
+        return End(exit_code=EXIT_RESUME, message=str(Stopped(signals.request)))
+    return End(exit_code=getattr(error, "exit_code", EXIT_TOOL_FAILED), message=one_line(error))
 
 
 def _end(outcome: Outcome) -> End:
