@@ -3,7 +3,7 @@
 The ranks write their events into events.jsonl themselves, so that the ledger is the one place that has all that
 happens; and whatever a name server, a proxy or a command does to this process, no rank and no supervisor waits for it.
 Its first line on stdin is its `Assignment`, another one is how the supervisor ended (`End`); stdin ends with the
-supervisor, also where that was killed. RUN/logs/notifications.log has a line for each message that was sent, or not.
+supervisor, also where that was killed. RUN/logs/notifications.jsonl has a line for each message that was sent, or not.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from dsrun.notifications.rules import End, Narrator, RateLimit
 from dsrun.notifications.send import TIMEOUT_S, send
 from dsrun.notifications.target import Target, parse_target
 from dsrun.runs.folder import RunFolder
-from dsrun.runs.records import utc_now
+from dsrun.runs.records import Appender
 from dsrun.runs.tail import LedgerTail
-from dsrun.system.display import printable
 
 POLL_S = 1.0
-LOG = "notifications.log"
+# Not *.log: `dsrun diagnose` reads the newest one of a run, and an error of a webhook is none of the run.
+LOG = "notifications.jsonl"
 # As the supervisor, it is told to stop with all others; it has to tell of just that.
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -99,9 +99,8 @@ class Delivery:
     def _record(self, target: Target, message: Message, error: str | None) -> None:
         if error is not None:
             self.failed[target.text] = error
-        line = printable(f"{utc_now()} {message.kind} to {target.text}: {error or 'sent'}")
-        with suppress(OSError), self._log.open("a", encoding="utf-8") as log:
-            log.write(line + "\n")
+        with suppress(OSError), Appender(self._log) as log:
+            log.append({"kind": message.kind, "target": target.text, "sent": error is None, "error": error})
 
 
 class Control:

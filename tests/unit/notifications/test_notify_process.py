@@ -13,12 +13,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from dsrun.diagnosis.run import of_run
 from dsrun.notifications.follow import LOG
 from dsrun.notifications.message import RunFacts
 from dsrun.notifications.process import Sender, preview
 from dsrun.notifications.rules import End
 from dsrun.runs.folder import RunFolder
-from dsrun.runs.records import Appender, EventLog
+from dsrun.runs.records import Appender, EventLog, read_records
 
 PATH = "/services/hunter2"
 ROOT = Path(__file__).parents[3]
@@ -76,7 +77,8 @@ def test_events_are_told_while_the_run_goes_on(run, chat):
     assert b"hunter2" not in command_line
     assert b"--a-command-line" not in command_line
     written = "".join(path.read_text() for path in run.path.rglob("*") if path.is_file())
-    assert "finish to env:CHAT: sent" in (run.logs / LOG).read_text()
+    told = [(line["kind"], line["target"], line["sent"]) for line in read_records(run.logs / LOG)]
+    assert ("finish", "env:CHAT", True) in told
     assert "hunter2" not in written
 
 
@@ -113,6 +115,19 @@ def test_server_that_hangs_holds_nobody(run, chat):
     assert "hunter2" not in why
     assert not chat.released.is_set()
     assert not psutil.pid_exists(sender.pid)
+    (line,) = read_records(run.logs / LOG)
+    assert (line["sent"], line["error"]) == (False, why)
+
+
+def test_what_was_sent_is_no_log_of_the_run(run, chat):
+    """`dsrun diagnose` takes the newest log beside those of the ranks for the launcher's."""
+    (run.logs / "20261125-120000-launcher.log").write_text("torch.OutOfMemoryError: CUDA out of memory.\n")
+    chat.answers = [(503, b"")]
+    sender = Sender(facts(run), ["env:CHAT"])
+    sender.ended(End(exit_code=1))
+    assert sender.close()
+    assert (run.logs / LOG).is_file()
+    assert of_run(run.path).cause.code == "cuda_oom"
 
 
 def test_signals_to_all_do_not_silence_it(run, chat):
