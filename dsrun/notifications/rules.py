@@ -50,6 +50,7 @@ class Narrator:
         self._max_steps: int | None = None
         self._loss: float | None = None
         self._stopped = False
+        self._saved = ""
 
     def begin(self) -> list[Message]:
         """What there is to tell before anything has happened."""
@@ -72,9 +73,12 @@ class Narrator:
         match record.get("kind"):
             case "nan":
                 return [self._message("nan", when, detail=str(record.get("message", "")))]
+            case "checkpoint_end":
+                self._saved = str(record.get("path") or "")
             case "signal":
                 self._stopped = True
-                return [self._message("preemption", when, detail=_signal(record))]
+                saved = f"; saved {self._saved}" if self._saved else ""
+                return [self._message("preemption", when, detail=_signal(record) + saved)]
             case "failure":
                 self._failure = record
             case "restart":

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from dsrun.recipe.preflight.files import check_files
 from dsrun.recipe.recipe import Recipe, evaluation_is_requested, phases
 from dsrun.recipe.resolve import resolve
+from dsrun.system.log_format import is_json
 from dsrun.train.console import ERROR_STYLE, MARKS, Console, PlainTask
 from dsrun.train.rank_context import explain_failure
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str]) -> int:
-    console = Console(sys.stderr, terminal=sys.stderr.isatty())
+    console = Console(sys.stderr, terminal=sys.stderr.isatty(), as_json=is_json())
     try:
         _prepare(argv, console)
     except (Exception, KeyboardInterrupt) as error:

@@ -85,8 +85,10 @@ def test_skipped_nan_step_is_told():
 def test_preemption_is_told_once():
     """At the event that the ranks write, or at the end of a program that writes none."""
     signal = event("signal", step=40, signal="SIGUSR1", rank=2, signalled_host="gpu09")
-    (message,) = told(Narrator(FACTS), signal, end=End(exit_code=EXIT_RESUME, message="stopped"))
-    assert (message.kind, message.step, message.detail) == ("preemption", 40, "SIGUSR1 to rank 2 on gpu09")
+    saved = event("checkpoint_end", step=40, path="checkpoint-40")
+    (message,) = told(Narrator(FACTS), saved, signal, end=End(exit_code=EXIT_RESUME, message="stopped"))
+    assert (message.kind, message.step) == ("preemption", 40)
+    assert message.detail == "SIGUSR1 to rank 2 on gpu09; saved checkpoint-40"
     (message,) = told(Narrator(FACTS), end=End(exit_code=EXIT_RESUME, message="stopped by SIGTERM"))
     assert (message.kind, message.detail) == ("preemption", "stopped by SIGTERM")
     (message,) = told(Narrator(FACTS), end=End(exit_code=143, message="left", stopped=True))
