@@ -59,6 +59,7 @@ OF_THIS_SUPERVISOR = frozenset(
         CONSOLE,
         FAILURES,
         HEARTBEAT,
+        NOTIFY_TEXT,
         QUEUED,
         RANKS,
         RECIPE,
