@@ -133,7 +133,7 @@ def _drawn(curve: Curve, x: Axis, y: Axis) -> list[str]:
         places = ((WIDTH * x.place(step), HEIGHT * (1 - y.place(value))) for step, value in curve.points
                   if math.isfinite(value) and (not y.log or value > 0))  # fmt: skip
         parts = [
-            f'<path class="line {look}" d="{line}"/>',
+            f'<path class="line thin {look}" d="{line}"/>',
             f'<path class="dots {look}" d="{"".join(_dot(*at) for at in places)}"/>',
         ]
     elif curve.mean:

@@ -16,11 +16,11 @@ from dsrun.errors import UsageError
 from dsrun.findings import Finding
 from dsrun.monitoring.history import Record, RunHistory, read_history, whole
 from dsrun.monitoring.status import RunStatus, status_of
-from dsrun.report.panels import metric_keys
+from dsrun.report.panels import metric_keys, shown_text
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.goodput import Goodput, goodput
 from dsrun.runs.records import iter_records, plain
-from dsrun.system.display import masked, masked_values, printable, without_tokens
+from dsrun.system.display import masked, masked_values, without_tokens
 from dsrun.system.files import parse_json
 
 DEFAULT = "default"
@@ -119,7 +119,7 @@ def names_of(paths: Iterable[Path]) -> list[str]:
         names = ["/".join(each[-depth:]) for each in parts]
         if len(set(names)) == len(set(parts)):
             break
-    return [printable(without_tokens(name)) for name in names]
+    return [shown_text(name) for name in names]
 
 
 def shown_value(value: object) -> str:

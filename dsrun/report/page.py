@@ -18,10 +18,9 @@ from dsrun.report.axes import figure
 from dsrun.report.charts import chart
 from dsrun.report.data import DEFAULT, RunReport, deepspeed_json
 from dsrun.report.differences import MISSING, Difference, differences
-from dsrun.report.panels import Panel, metric_name, panels
+from dsrun.report.panels import Panel, metric_name, panels, shown_text
 from dsrun.runs.goodput import duration
 from dsrun.runs.records import utc_now
-from dsrun.system.display import printable, without_tokens
 
 if TYPE_CHECKING:
     import jinja2
@@ -31,6 +30,7 @@ GENERATOR = f"dsrun report {__version__}"
 MARKER = '<meta name="generator" content="dsrun report'
 """By this, near its beginning, a page of dsrun is recognised."""
 MOST_EVALUATIONS = 30
+RESTARTS = "Restarts"
 _SYMBOLS = {
     "finished": "✓", "failed": "✕", "killed": "✕", "stopped": "■", "training": "▶", "evaluating": "▶", "saving": "▶",
     "starting": "…", "restarting": "↻",
@@ -74,7 +74,7 @@ def render(report: Report) -> str:
     charts = [chart(panel) for panel in report.panels]
     metrics = [each for each in charts if each.name.startswith("eval_")]
     names = [run.name for run in report.runs]
-    return str(
+    page = str(
         _template().render(
             title=names[0] if len(names) == 1 else f"{len(names)} runs: {', '.join(names)}",
             generator=GENERATOR,
@@ -90,6 +90,8 @@ def render(report: Report) -> str:
             place={each.name: place for place, each in enumerate(charts)},
         )
     )
+    # The macros at the beginning of the template leave blank lines.
+    return page.lstrip()
 
 
 def subtitle(run: RunReport) -> str:
@@ -108,9 +110,9 @@ def tiles(run: RunReport) -> list[Tile]:
     status, steps = run.status, run.history.steps
     found = []
     if status.step is not None:
-        of = f"of {status.max_steps:,}" if status.max_steps else ""
+        unfinished = status.max_steps is not None and status.step < status.max_steps
         epoch = f"epoch {status.epoch:.2f}" if status.epoch else ""
-        found.append(Tile("Step", f"{status.step:,}", ", ".join(each for each in (of, epoch) if each)))
+        found.append(Tile("Step", f"{status.step:,}", f"of {status.max_steps:,}" if unfinished else epoch))
     losses = run.history.series("loss")
     if losses:
         found.append(Tile("Training loss", figure(losses[-1][1]), f"from {figure(losses[0][1])}" if losses[1:] else ""))
@@ -138,7 +140,7 @@ def tiles(run: RunReport) -> list[Tile]:
     elif status.since_s is not None and not run.goodput:
         found.append(Tile("Duration", duration(status.since_s)))
     if status.restarts:
-        found.append(Tile("Restarts", f"{status.restarts}", "after failures"))
+        found.append(Tile(RESTARTS, f"{status.restarts}", "after failures"))
     return found
 
 
@@ -147,7 +149,7 @@ def summary(runs: Sequence[RunReport]) -> tuple[list[str], list[list[str]]]:
     found = [{tile.name: tile.value for tile in tiles(run)} for run in runs]
     names = list(dict.fromkeys(name for values in found for name in values))
     rows = [
-        [run.name, run.status.state, *(values.get(name, MISSING) for name in names)]
+        [run.name, run.status.state, *(values.get(name, "0" if name == RESTARTS else MISSING) for name in names)]
         for run, values in zip(runs, found, strict=True)
     ]
     return ["run", "state", *(name.lower() for name in names)], rows
@@ -208,7 +210,7 @@ def _state(status: RunStatus) -> str:
 
 def _finalized(value: Any) -> Any:
     """Foreign text without control characters and access tokens; what is HTML already stays as it is."""
-    return without_tokens(printable(value, keep="\t\n")) if type(value) is str else value
+    return shown_text(value) if type(value) is str else value
 
 
 @cache

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from dsrun.monitoring.history import Record, RunHistory, whole
 from dsrun.report.series import Point, finite_values, points_of, smoothed, thinned
+from dsrun.system.display import printable, without_tokens
 
 GIB = float(2**30)
 MOST_POINTS = 1000
@@ -115,6 +116,11 @@ _PREFIXES = {"loss/": "Loss by data set", "rewards/": "DPO rewards", "logps/": "
 _ONLY = {"memory": ("gpu_memory_peak", "host_memory_peak")}
 
 
+def shown_text(text: str) -> str:
+    """Foreign text as a report may show it: without control characters and access tokens."""
+    return without_tokens(printable(text, keep="\t\n"))
+
+
 def panels(histories: Sequence[RunHistory], names: Sequence[str]) -> tuple[Panel, ...]:
     """The panels of these runs, called `names`; those of keys that no run has are left out."""
     plans = [*_PLANS, *_prefixed(histories), *_metrics(histories)]
@@ -155,10 +161,10 @@ def _panel(plan: _Plan, histories: Sequence[RunHistory], names: Sequence[str]) -
             if not points or (len(histories) > 1 and plan.name in _ONLY and key not in _ONLY[plan.name]):
                 continue
             shown, colour = (label, drawn) if len(histories) == 1 else (_in_run(name, label, plan), number)
-            curves.append(Curve(label=shown, key=key, run=number, colour=colour, points=points, dots=dots))
+            curves.append(Curve(label=shown_text(shown), key=key, run=number, colour=colour, points=points, dots=dots))
             drawn += 1
     return Panel(
-        name=plan.name, title=plan.title, unit=plan.unit, curves=tuple(curves), zero=plan.zero,
+        name=plan.name, title=shown_text(plan.title), unit=plan.unit, curves=tuple(curves), zero=plan.zero,
         log=plan.both and _spans_decades(curves), both=plan.both and _may_be_log(curves),
     )  # fmt: skip
 
@@ -189,7 +195,7 @@ def _prefixed(histories: Sequence[RunHistory]) -> list[_Plan]:
     keys = {key: None for history in histories for record in history.steps[-1:] for key in record}
     found = [(prefix, title, [key for key in keys if key.startswith(prefix)]) for prefix, title in _PREFIXES.items()]
     return [
-        _Plan(prefix[:-1], title, "", {key: key.removeprefix(prefix) for key in named})
+        _Plan(f"{prefix[:-1]}_each", title, "", {key: key.removeprefix(prefix) for key in named})
         for prefix, title, named in found
         if named
     ]
@@ -230,7 +236,9 @@ def _marks(history: RunHistory) -> tuple[Mark, ...]:
             saves[step] = Mark(step=step, kind="checkpoint", label=f"checkpoint {step:,}")
         elif kind == "nan" and step is not None:
             skipped.append(
-                Mark(step=step, kind="nonfinite", label=f"step {step:,} was skipped: {event.get('message')}")
+                Mark(
+                    step=step, kind="nonfinite", label=shown_text(f"step {step:,} was skipped: {event.get('message')}")
+                )
             )
         again = again or kind == "training"
     return (*_some(restarts), *_some(skipped), *_some([saves[step] for step in sorted(saves)]))

@@ -9,16 +9,29 @@ from dsrun.monitoring.history import Record, whole
 
 Point = tuple[int, float]
 # The running mean is over about this share of the curve.
-_SPAN = 0.03
+_SPAN = 0.015
+_LARGEST = 1e300
+_LAST_STEP = 10**15
 
 
 def points_of(records: Iterable[Record], key: str, divisor: float = 1.0) -> tuple[Point, ...]:
-    """(step, value) of the records with a number under `key`, also one that is not finite."""
+    """(step, value) of the records with a number under `key`, also one that is not finite. A value that no axis can
+    hold counts as infinite, and one too small for it as 0."""
     found = []
     for record in records:
         step, value = whole(record.get("step")), record.get(key)
-        if step is not None and isinstance(value, (int, float)) and not isinstance(value, bool):
-            found.append((step, value / divisor))
+        if (
+            step is None
+            or not 0 <= step <= _LAST_STEP
+            or isinstance(value, bool)
+            or not isinstance(value, (int, float))
+        ):
+            continue
+        if isinstance(value, int) and abs(value) > _LARGEST:
+            value = math.inf if value > 0 else -math.inf
+        value = value / divisor
+        value = math.copysign(math.inf, value) if abs(value) > _LARGEST else value
+        found.append((step, 0.0 if abs(value) < 1 / _LARGEST else float(value)))
     return tuple(found)
 
 
@@ -49,12 +62,12 @@ def smoothed(points: Sequence[Point]) -> tuple[Point, ...]:
         gaps.append(gaps[-1] + (not math.isfinite(value)))
     found = []
     for index, (step, value) in enumerate(points):
-        # Narrower at the ends, and beside a gap.
-        side = min(reach, index, len(points) - 1 - index)
-        while side and gaps[index + side + 1] - gaps[index - side]:
-            side //= 2
-        mean = (sums[index + side + 1] - sums[index - side]) / (2 * side + 1) if side else value
-        found.append((step, mean))
+        # Narrower at the ends, where a curve falls or rises most, and beside a gap.
+        side = max(min(reach, index, len(points) - 1 - index), reach // 4)
+        begin, end = max(0, index - side), min(len(points), index + side + 1)
+        while gaps[end] - gaps[begin] and end - begin > 1:
+            begin, end = index - (index - begin) // 2, index + 1 + (end - index - 1) // 2
+        found.append((step, (sums[end] - sums[begin]) / (end - begin) if math.isfinite(value) else value))
     return tuple(found)
 
 
