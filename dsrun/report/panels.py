@@ -58,7 +58,7 @@ class Mark:
 @dataclass(frozen=True, kw_only=True)
 class Panel:
     """One chart. `zero`: its axis begins at 0; `log`: the first view is logarithmic; `both`: the other one is there
-    too."""
+    too; `steady`: its values are set or held, and have no running mean."""
 
     name: str
     title: str
@@ -68,6 +68,7 @@ class Panel:
     zero: bool = False
     log: bool = False
     both: bool = False
+    steady: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """The panel for JSON."""
@@ -87,11 +88,12 @@ class _Plan:
     divisor: float = 1.0
     zero: bool = False
     both: bool = False
+    steady: bool = False
 
 
 _PLANS = (
     _Plan("loss", "Loss", "", {"loss": "training", "eval_loss": "evaluation"}, both=True),
-    _Plan("lr", "Learning rate", "", {"lr": "learning rate"}, zero=True, both=True),
+    _Plan("lr", "Learning rate", "", {"lr": "learning rate"}, zero=True, both=True, steady=True),
     _Plan("grad_norm", "Gradient norm", "before clipping", {"grad_norm": "gradient norm"}, both=True),
     _Plan("throughput", "Throughput", "tokens/s", {"tokens_per_s": "tokens/s"}, zero=True),
     _Plan("mfu", "Model FLOPs utilisation", "%", {"mfu": "MFU"}, divisor=0.01, zero=True),
@@ -107,6 +109,7 @@ _PLANS = (
         },
         divisor=GIB,
         zero=True,
+        steady=True,
     ),
     _Plan("padding", "Padding", "% of the cells", {"padding": "padding"}, divisor=0.01, zero=True),
 )
@@ -139,11 +142,15 @@ def _thinner(panel: Panel, limit: int) -> Panel:
         replace(
             each,
             points=thinned(each.points, limit),
-            mean=() if each.dots or len(each.points) < _SMOOTHED else thinned(smoothed(each.points), limit // 2),
+            mean=thinned(smoothed(each.points), limit // 2) if _has_mean(panel, each) else (),
         )
         for each in panel.curves
     ]
     return replace(panel, curves=tuple(curves))
+
+
+def _has_mean(panel: Panel, curve: Curve) -> bool:
+    return len(curve.points) >= _SMOOTHED and not curve.dots and not panel.steady
 
 
 def _with_marks(panel: Panel, marks: tuple[Mark, ...]) -> Panel:
@@ -165,7 +172,7 @@ def _panel(plan: _Plan, histories: Sequence[RunHistory], names: Sequence[str]) -
             drawn += 1
     return Panel(
         name=plan.name, title=shown_text(plan.title), unit=plan.unit, curves=tuple(curves), zero=plan.zero,
-        log=plan.both and _spans_decades(curves), both=plan.both and _may_be_log(curves),
+        log=plan.both and _spans_decades(curves), both=plan.both and _may_be_log(curves), steady=plan.steady,
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 # The colours and dashes of page.css on white.
-_COLOURS = ("#0072b2", "#d55e00", "#008a64", "#b0568d", "#a87400", "#2f8fc9", "#5b5f97", "#3d4650")
+_COLOURS = ("#0072b2", "#d55e00", "#008a64", "#b0568d", "#3d4650", "#2f8fc9", "#5b5f97", "#a87400")
 _DASHES = ("-", "--", ":")
 _MARKS = {"restart": "#b3261e", "checkpoint": "#008a64", "nonfinite": "#b3261e"}
 _SIZE = (8.0, 4.5)

@@ -92,11 +92,13 @@ def test_what_is_no_run_is_an_error(dsrun: Dsrun, here: Path, name: str, message
     assert list((here / "empty").iterdir()) == []
 
 
-def test_pictures_beside_the_page(dsrun: Dsrun, run: Path, here: Path) -> None:
+def test_pictures_beside_the_page(dsrun: Dsrun, here: Path) -> None:
+    lines = [{"step": step, "loss": 1 / step, "lr": 1e-4} for step in (1, 2, 3)]
+    write_run(here / "run", events=[event("start")], metrics=lines)
     done = dsrun("report", "run", "--png", "plots")
     assert done.returncode == 0
     written = done.stdout.split()
-    assert written[:2] == ["run/report.html", "plots/loss.png"]
+    assert written == ["run/report.html", "plots/loss.png", "plots/lr.png"]
     assert {here / name for name in written[1:]} == set((here / "plots").iterdir())
     again = dsrun("report", "run", "--png", "plots")
     assert again.returncode == 2
