@@ -21,6 +21,7 @@ from dsrun.system.display import printable
 from dsrun.zero.memory.model.configs import HUB_NAME
 
 DEMO = "demo"
+NONE = "none"
 TASK_MEANINGS = (
     ("seq2seq", "a target from a source: translation, summaries (T5, BART …)"),
     ("causal-lm", "to continue text or to answer (Llama, Qwen …)"),
@@ -201,43 +202,54 @@ def with_columns(interview: Interview, given: dict[str, Any], data: Data, task: 
     assert refused is not None
     if not interview.asks or task == "dpo" or text or summary:
         raise refused
-    print_error(refused.message)
+    print_error(f"{where}: the names of its columns do not tell what they mean for {task}")
     return _with_asked_columns(interview, data, tasks[0], where)
 
 
 def _with_asked_columns(interview: Interview, data: Data, task: str, where: str) -> Data:
+    """A seq2seq model needs a source and a target; what a causal LM reads may be a text alone."""
     columns = [(name, _excerpt(value)) for name, value in data.row.items()]
     source = interview.answer(
         Question(
             flag="--text-column",
-            text="Which column holds the source text?" if task == "seq2seq" else "Which column holds the text?",
+            text="Which column holds the source text?"
+            if task == "seq2seq"
+            else "Which column holds the text, or prompt?",
             check=lambda text: _check_column(text, data.row, "--text-column"),
             choices=columns,
             needed="the name of a column",
         ),
         None,
     ).value
-    if task != "seq2seq":
-        layout = detect(list(data.row), data.row, hints_for(task, source), where)
-        return replace(data, layout=layout, text_column=source)
-    target = interview.answer(
-        Question(
-            flag="--summary-column",
-            text="Which column holds the target text?",
-            check=lambda text: _check_column(text, data.row, "--summary-column", source),
-            choices=[each for each in columns if each[0] != source],
-            needed="the name of a column",
-        ),
-        None,
-    ).value
+    others = [each for each in columns if each[0] != source]
+    target: str | None = None
+    if others or task == "seq2seq":
+        may_lack = task != "seq2seq"
+        answer = interview.answer(
+            Question(
+                flag="--summary-column",
+                text="Which column holds the answer to it?" if may_lack else "Which column holds the target text?",
+                check=lambda text: text if may_lack and text == NONE else _check_target(text, data.row, source),
+                choices=[*others, (NONE, "the text stands alone")] if may_lack else others,
+                default=NONE if may_lack else None,
+                needed="the name of a column",
+            ),
+            None,
+        ).value
+        target = None if may_lack and answer == NONE else answer
     layout = detect(list(data.row), data.row, hints_for(task, source, target), where)
     return replace(data, layout=layout, text_column=source, summary_column=target)
 
 
-def _check_column(name: str, row: dict[str, Any], flag: str, taken: str | None = None) -> str:
-    if name not in row or name == taken:
-        what = "is the source column already" if name == taken else "is not a column of the data"
-        raise UsageError(f"{flag} {name} {what}", fix=did_you_mean(name, [each for each in row if each != taken]))
+def _check_target(name: str, row: dict[str, Any], source: str) -> str:
+    if name == source:
+        raise UsageError(f"--summary-column {name} is the source column already", fix="name another column")
+    return _check_column(name, row, "--summary-column")
+
+
+def _check_column(name: str, row: dict[str, Any], flag: str) -> str:
+    if name not in row:
+        raise UsageError(f"{flag} {name} is not a column of the data", fix=did_you_mean(name, row))
     return name
 
 

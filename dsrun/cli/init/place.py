@@ -12,6 +12,7 @@ from typing import Any
 from dsrun.cli.init.interview import Answer, Interview, Question
 from dsrun.cli.output import print_note
 from dsrun.errors import UsageError
+from dsrun.findings import Finding
 from dsrun.slurm.check import check
 from dsrun.slurm.cluster.discover import discover_if_any
 from dsrun.slurm.cluster.facts import NO_LIMIT, ClusterFacts, Partition
@@ -26,9 +27,10 @@ from dsrun.zero.generate.presets import GIB
 from dsrun.zero.memory.request import Cluster, cluster
 
 HERE, SLURM = "here", "slurm"
+ACCOUNT = "--account"
 LONGEST_DEFAULT_S = 24 * 3600
 DEMO_TIME_S = 30 * 60
-OPTIONS = ("partition", "account", "nodes", "gpus_per_node", "time")
+OPTIONS = ("partition", "account", "gpus_per_node", "nodes", "time")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,8 +125,8 @@ def _slurm(
     if given["account"] or job.needs_account():
         job.ask(interview, _account_question(facts), given)
     partition = facts.partition(job.named("partition")) if facts else None
-    job.ask(interview, _nodes_question(partition), given)
     job.ask(interview, _gpus_question(facts, partition), given)
+    job.ask(interview, _nodes_question(partition), given)
     job.ask(interview, _time_question(partition, is_demo=is_demo), given)
     for line in job.remarks():
         print_note(line)
@@ -155,10 +157,12 @@ class _Job:
     def _spec(self, values: Mapping[str, str]) -> SlurmSpec:
         flags = {name: f"--{name.replace('_', '-')}" for name in values}
         spec = make_spec(OptionValue(name=name, values=(text,), where=flags[name]) for name, text in values.items())
+        if self.facts is None:
+            return spec
         if spec.gpus_per_node is None:
-            usual = self.facts.usual_gpus(spec.partition) if self.facts else None
-            spec = replace(spec, gpus_per_node=str(usual or 0))
-        return spec
+            spec = replace(spec, gpus_per_node=str(self.facts.usual_gpus(spec.partition) or 0))
+        least = partition.min_nodes if (partition := self.facts.partition(spec.partition)) else 1
+        return spec if "nodes" in values else replace(spec, nodes=max(1, least))
 
     def ask(self, interview: Interview, question: Question[str], given: dict[str, Any]) -> None:
         """Add the answer to a question; one that the cluster would refuse is asked for again."""
@@ -166,9 +170,11 @@ class _Job:
 
         def checked(text: str) -> str:
             text = question.check(text)
-            spec = self._spec({**{key: each.value for key, each in self.answers.items()}, name: text})
-            for finding in check(spec, self.facts) if self.facts else ():
-                if finding.level == "error" and finding.where == question.flag:
+            before = {finding.code for finding in self._errors(self.spec)}
+            so_far = {key: each.value for key, each in self.answers.items()}
+            for finding in self._errors(self._spec({**so_far, name: text})):
+                # An account is asked for after the partition that needs it.
+                if finding.where == question.flag or (finding.code not in before and finding.where != ACCOUNT):
                     raise UsageError(f"{question.flag} {text}: {finding.message}", fix=finding.fix)
             return text
 
@@ -180,8 +186,10 @@ class _Job:
 
     def needs_account(self) -> bool:
         """Whether the partition does not take the user's default account."""
-        findings = check(self.spec, self.facts) if self.facts else []
-        return any(each.level == "error" and each.where == "--account" for each in findings)
+        return any(each.where == ACCOUNT for each in self._errors(self.spec))
+
+    def _errors(self, spec: SlurmSpec) -> list[Finding]:
+        return [each for each in check(spec, self.facts) if each.level == "error"] if self.facts else []
 
     def remarks(self) -> Iterator[str]:
         """What the cluster would refuse or remark on all the same."""
@@ -194,10 +202,10 @@ def _default_partition(facts: ClusterFacts) -> str | None:
     """The cluster's default partition if it has GPUs, else the first with GPUs that takes this user's jobs."""
     names = [each.name for each in sorted(facts.partitions, key=lambda each: not each.default) if not each.hidden]
     with_gpus = [name for name in names if facts.usual_gpus(name)]
-    return next((name for name in (*with_gpus, *names) if not _errors(facts, name)), None)
+    return next((name for name in (*with_gpus, *names) if not _refuses(facts, name)), None)
 
 
-def _errors(facts: ClusterFacts, partition: str) -> bool:
+def _refuses(facts: ClusterFacts, partition: str) -> bool:
     found = facts.partition(partition)
     spec = SlurmSpec(
         partition=partition,
@@ -211,7 +219,7 @@ def _partition_question(facts: ClusterFacts | None, default: str | None) -> Ques
     choices = []
     for each in facts.partitions if facts else ():
         nodes = facts.nodes_of(each) if facts else ()
-        if each.hidden or not each.is_up:
+        if each.hidden or not each.is_up or not nodes:
             continue
         free, gpus = sum(node.gpus_free for node in nodes), sum(node.gpu_count for node in nodes)
         limit = "no time limit" if each.time_limit == NO_LIMIT else f"at most {clock(each.time_limit)}"
@@ -229,7 +237,7 @@ def _account_question(facts: ClusterFacts | None) -> Question[str]:
     known = facts.accounting if facts else None
     mine = list(dict.fromkeys(each.account for each in known.associations)) if known else []
     return Question(
-        flag="--account", text="Which account pays? The partition does not take your default one.", check=str,
+        flag=ACCOUNT, text="Which account pays? The partition does not take your default one.", check=str,
         choices=[(name, "") for name in mine], needed="one of your accounts",
     )  # fmt: skip
 

@@ -41,10 +41,32 @@ class Planned:
         """What was chosen, to stand behind a word; empty where nothing was planned."""
         if self.chosen is None:
             return ": does not fit" if self.refused else ""
-        chosen = self.chosen
-        place = {"none": "", "nvme": " with states on NVMe"}.get(chosen.offload, " with states in host memory")
-        again = ", recomputed activations" if chosen.checkpointing else ""
-        return f": ZeRO-{chosen.stage}{place}, micro batch {chosen.micro_batch}{again}, {self.share:.0%} of each GPU"
+        return f": {self._strategy}, micro batch {self.chosen.micro_batch}, {self.share:.0%} of each GPU"
+
+    @property
+    def offer(self) -> str:
+        """As `words`, while the global batch is open and the micro batch the largest that fits."""
+        if self.chosen is None:
+            return self.words
+        size = self.chosen.micro_batch
+        return f": {self._strategy}, up to {size} sample{'s' * (size > 1)} per GPU and pass"
+
+    @property
+    def drawback(self) -> str:
+        """Why LoRA is the better proposal; empty where this fits well."""
+        if self.chosen is None:
+            return "do not fit" if self.refused else ""
+        if self.chosen.bf16_master:
+            return "fit only with master weights in bf16, which is less exact"
+        return "fit only with states in host memory, which is slow" if self.chosen.offload != "none" else ""
+
+    @property
+    def _strategy(self) -> str:
+        assert self.chosen is not None
+        place = {"none": "", "nvme": " with states on NVMe"}.get(self.chosen.offload, " with states in host memory")
+        again = ", activations recomputed" if self.chosen.checkpointing else ""
+        master = ", bf16 master weights" if self.chosen.bf16_master else ""
+        return f"ZeRO-{self.chosen.stage}{place}{again}{master}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +86,8 @@ def ask_tuning(interview: Interview, given: dict[str, Any], model: Model, data: 
     Raises FindingsError where nothing fits.
     """
     planner = _Planner(model, data, place, is_fixed=given["zero"] is not None or given["offload"] is not None)
+    if planner.plans and place.cluster is not None and place.cluster.note:
+        print_note(place.cluster.note.partition(" (--")[0])
     preset = _ask_preset(interview, given) if planner.plans or given["preset"] else None
     if preset:
         planner.preset = preset.value
@@ -150,8 +174,8 @@ def _ask_lora(interview: Interview, given: dict[str, Any], planner: _Planner) ->
         text="Train all weights, or LoRA adapters? Adapters need far less memory.",
         check=lambda text: _check_rank(text, planner),
         choices=(
-            (FULL, f"all weights{full.words}"),
-            (str(ADVISED_RANK), f"LoRA of this rank{small.words}"),
+            (FULL, f"all weights{full.offer}"),
+            (str(ADVISED_RANK), f"LoRA of this rank{small.offer}"),
         ),
         default=default,
         why=why,
@@ -166,9 +190,8 @@ def _lora_default(model: Model, place: Place, full: Planned, small: Planned) -> 
         has = f"this machine has {place.host_memory:.0f} GiB of memory"
         print_note(f"training all {parameters / 1e9:.1f} billion weights on the CPU takes {needed:.0f} GiB, and {has}")
         return str(ADVISED_RANK), f"all weights take {needed:.0f} GiB, and {has}"
-    if small.chosen is not None and (full.chosen is None or full.chosen.offload != "none"):
-        what = "do not fit" if full.chosen is None else "fit only with states in host memory, which is slow"
-        return str(ADVISED_RANK), f"all weights {what}"
+    if small.chosen is not None and (drawback := full.drawback):
+        return str(ADVISED_RANK), f"all weights {drawback}"
     return FULL, "all weights fit" if full.chosen else "adapters are for models that do not fit"
 
 
@@ -196,7 +219,7 @@ def _ask_batch(interview: Interview, given: dict[str, Any], planner: _Planner, l
     if place.on_cpu:
         usual, why = CPU_BATCH, "small, as CPUs are slow"
     elif data.rows is not None and data.rows < MANY_ROWS:
-        usual, why = SMALL_BATCH, f"small, as the data has about {data.rows:,} rows"
+        usual, why = SMALL_BATCH, f"small, as the data has about {data.rows:,} row{'s' * (data.rows != 1)}"
     default = -(-usual // place.world) * place.world
     more = f" A multiple of {place.world}." if place.world > 1 else ""
     question = Question(

@@ -153,7 +153,7 @@ def _training_entries(answers: Answers) -> Iterator[Entry]:
         yield Entry("global_batch_size", tuning.batch.value, tuning.batch.source)
     for key, value in tuning.zero.items():
         if key not in ("zero", "offload"):
-            yield Entry(key, value, tuning.why)
+            yield Entry(key, value, "part of the plan, see zero.stage")
     yield from _rate_entries(model, tuning)
     yield Entry("output", answers.output.value, answers.output.source)
 
@@ -174,7 +174,7 @@ def _rate_entries(model: Model, tuning: Tuning) -> Iterator[Entry]:
 def _zero_entries(tuning: Tuning) -> list[Entry]:
     entries = [Entry("stage", tuning.zero["zero"], tuning.why)]
     if "offload" in tuning.zero:
-        entries.append(Entry("offload", tuning.zero["offload"], tuning.why))
+        entries.append(Entry("offload", tuning.zero["offload"], "goes with the stage"))
     elif tuning.zero["zero"] != "auto":
         entries.append(Entry("stage", "auto", "plans again at every start, for the GPUs that are there", active=False))
     return entries
@@ -223,9 +223,10 @@ def plan_command(answers: Answers, given: Mapping[str, Any]) -> dict[str, str]:
     gpus, tuning = answers.place.cluster, answers.tuning
     if gpus is None or tuning.preset is None or answers.model.is_demo or given["zero"]:
         return {}
-    words = ["dsrun", "plan", "--model", answers.model.name, "--gpus", f"{gpus.name}:{gpus.per_node}"]
-    words += ["--nodes", str(gpus.nodes)] if gpus.nodes > 1 else []
-    words += ["--gpu-memory", f"{gpus.memory:g}"]
+    words = ["dsrun", "plan", "--model", answers.model.name]
+    if answers.place.slurm is not None:
+        words += ["--gpus", f"{gpus.name}:{gpus.per_node}", "--gpu-memory", f"{gpus.memory:g}"]
+        words += ["--nodes", str(gpus.nodes)] if gpus.nodes > 1 else []
     words += ["--lora", str(tuning.lora.value)] if tuning.lora.value else []
     words += ["--global-batch-size", str(tuning.batch.value)] if tuning.batch else []
     words += ["--preset", tuning.preset.value] if tuning.preset.value != "balanced" else []
