@@ -67,8 +67,8 @@ def ask_data(interview: Interview, given: dict[str, Any], model: Model) -> Data:
     if named:
         check_files(TrainSpec(train_file=list(data.train_file), validation_file=list(named)))
         return replace(data, validation_file=named, validation_source="as --validation-file says")
-    beside = [each for each in there if each.is_held_out and data.row and set(each.row) == set(data.row)]
-    if data.train_file and beside and "test" not in beside[0].path.name.lower():
+    beside = [each for each in there if each.is_validation and data.row and set(each.row) == set(data.row)]
+    if data.train_file and beside:
         file = str(beside[0].path)
         return replace(
             data, validation_file=(file,), validation_source="found: its name says so, its columns are alike"

@@ -53,6 +53,12 @@ class DataFile:
         """Whether its name says that it is for validation or a test."""
         return bool(_HELD_OUT.search(self.path.name.lower()))
 
+    @property
+    def is_validation(self) -> bool:
+        """Whether its name says that it is for validation; a test file is for the end."""
+        found = _HELD_OUT.search(self.path.name.lower())
+        return found is not None and found[2] != "test"
+
     def layout(self, task: str | None) -> Layout | None:
         """What its columns mean for a task, or for the first that they suit; None where they suit none."""
         for each in TASKS if task is None else (task,):
