@@ -30,10 +30,12 @@ LARGE_BATCH, SMALL_BATCH, CPU_BATCH = 64, 16, 8
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """A choice of the planner and its share of each GPU's memory; `refused` says why nothing fits."""
+    """A choice of the planner and its share of each GPU's memory, more than the preset's where it `is_tight`; `refused`
+    says why nothing fits."""
 
     chosen: Chosen | None = None
     share: float = 0.0
+    is_tight: bool = False
     refused: UsageError | None = None
 
     @property
@@ -49,7 +51,7 @@ class Planned:
         if self.chosen is None:
             return self.words
         size = self.chosen.micro_batch
-        return f": {self._strategy}, up to {size} sample{'s' * (size > 1)} per GPU and pass"
+        return f": {self._strategy}, up to {size} sample{'s' * (size > 1)} per GPU and pass{', tight' * self.is_tight}"
 
     @property
     def drawback(self) -> str:
@@ -58,7 +60,9 @@ class Planned:
             return "do not fit" if self.refused else ""
         if self.chosen.bf16_master:
             return "fit only with master weights in bf16, which is less exact"
-        return "fit only with states in host memory, which is slow" if self.chosen.offload != "none" else ""
+        if self.chosen.offload != "none":
+            return "fit only with states in host memory, which is slow"
+        return "fit only beyond the preset's share of the GPUs' memory" if self.is_tight else ""
 
     @property
     def _strategy(self) -> str:
@@ -128,8 +132,9 @@ class _Planner:
             chosen = choose(request)
         except UsageError as error:
             return Planned(refused=error)
-        rows = [each for each in plan(request).rows if _is(each.strategy, chosen)]
-        return Planned(chosen=chosen, share=rows[0].gpu.total / GIB / gpus.memory)
+        row = next(each for each in plan(request).rows if _is(each.strategy, chosen))
+        share = row.gpu.total / GIB / gpus.memory
+        return Planned(chosen=chosen, share=share, is_tight=row.verdict == "tight")
 
 
 def _is(strategy: Any, chosen: Chosen) -> bool:

@@ -55,9 +55,10 @@ def test_all_weights_where_they_fit():
     [
         (gpus("a100-80:1", host=32), "all weights fit only with master weights in bf16, which is less exact"),
         (gpus("a100-80:2", host=512), "all weights fit only with states in host memory, which is slow"),
+        (gpus("a100-80:2", host=32), "all weights fit only beyond the preset's share of the GPUs' memory"),
         (gpus("rtx 4090:2", host=32), "all weights do not fit"),
     ],
-    ids=["bf16 master", "offload", "nothing"],
+    ids=["bf16 master", "offload", "tight", "nothing"],
 )
 def test_lora_where_all_weights_have_a_drawback(place, why):
     found = proposed(llama(8), place)
