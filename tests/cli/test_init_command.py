@@ -207,6 +207,16 @@ def test_init_named_columns(dsrun, made, here, model):
     assert dsrun("train", "--config", "run.yaml", "--dry-run").returncode == 0
 
 
+def test_init_chat_template_where_the_tokenizer_has_none(dsrun, made, refused, here, model):
+    (model / "tokenizer_config.json").write_text("{}")
+    (here / "chats.jsonl").write_text('{"messages": [{"role": "user", "content": "Hi"}]}\n')
+    assert refused("--yes", "--chat-template", "no.jinja").startswith("--chat-template no.jinja does not exist")
+    assert made("--yes")["train"]["chat_template"] == "chatml"
+    assert dsrun("train", "--config", "run.yaml", "--dry-run").returncode == 0
+    (model / "chat_template.jinja").write_text("{{ messages }}")
+    assert "chat_template" not in made("--yes", "--force")["train"]
+
+
 def test_init_preferences_make_dpo(made, here, model):
     (here / "train.jsonl").write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n')
     assert made("--yes")["train"]["task"] == "dpo"

@@ -199,6 +199,17 @@ def test_terminal_yes_asks_nothing(interview, written):
     assert written()["train"]["model"] == "demo-t5"
 
 
+def test_terminal_for_stdin_alone_is_not_asked_on(here, environ):
+    """Nobody would see the questions."""
+    keyboard, terminal = pty.openpty()
+    command = [sys.executable, "-m", "dsrun", "init"]
+    done = subprocess.run(command, cwd=here, env=environ, stdin=terminal, capture_output=True, text=True, check=False)
+    os.close(terminal)
+    os.close(keyboard)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: --model is needed")
+
+
 def test_terminal_characters_that_are_no_text(interview, written):
     found = interview(["\x1b[A", "", ""])
     assert "error: --model contains characters that cannot be shown" in found.text

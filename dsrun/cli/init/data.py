@@ -8,20 +8,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dsrun.cli.init.found import SHOWN, DataFile, data_files, hints_for, read_sample, row_count
+from dsrun.cli.init.found import SHOWN, DataFile, data_files, read_sample, row_count
 from dsrun.cli.init.interview import Answer, Interview, Question
 from dsrun.cli.init.model import Model
-from dsrun.cli.output import print_detail, print_error, print_note
+from dsrun.cli.output import print_note
 from dsrun.errors import UsageError, did_you_mean, nearest
 from dsrun.recipe.preflight.data_files import expanded
-from dsrun.recipe.preflight.files import check_files, is_path
-from dsrun.recipe.preflight.layouts import Layout, detect
+from dsrun.recipe.preflight.files import CHAT_TEMPLATES, check_files, is_path
+from dsrun.recipe.preflight.layouts import Layout
 from dsrun.recipe.spec import TrainSpec
-from dsrun.system.display import printable
 from dsrun.zero.memory.model.configs import HUB_NAME
 
 DEMO = "demo"
-NONE = "none"
 TASK_MEANINGS = (
     ("seq2seq", "a target from a source: translation, summaries (T5, BART …)"),
     ("causal-lm", "to continue text or to answer (Llama, Qwen …)"),
@@ -59,7 +57,8 @@ def ask_data(interview: Interview, given: dict[str, Any], model: Model) -> Data:
     offered = [each for each in there if not each.is_held_out][:SHOWN]
     spec = TrainSpec(
         model=model.name, from_scratch=model.from_scratch, task=given["task"] or "auto",
-        chat_template=given["chat_template"], text_column=given["text_column"],
+        # What a tokenizer lacks is asked for once the data is known.
+        chat_template=CHAT_TEMPLATES[0], text_column=given["text_column"],
     )  # fmt: skip
     found = _training_data(interview, given, model, spec, offered)
     data = replace(found.value, source=found.source)
@@ -177,82 +176,3 @@ def _check_task(text: str, model: Model) -> str:
     if model.task is not None and text not in ("auto", model.task) and (text, model.task) != ("dpo", "causal-lm"):
         raise UsageError(f"--task {text}: {model.name} is a {model.kind} model, which cannot do that")
     return text
-
-
-def with_columns(interview: Interview, given: dict[str, Any], data: Data, task: str) -> Data:
-    """The data with what its columns mean; asks for them where their names do not tell.
-
-    Raises UsageError without a terminal, as the training would.
-    """
-    text, summary = given["text_column"], given["summary_column"]
-    if not data.row:
-        return replace(data, text_column=text, summary_column=summary)
-    where = (*data.train_file, data.dataset or "")[0]
-    tasks = [task] if task != "auto" else ["seq2seq", "causal-lm"]
-    refused = None
-    for each in tasks:
-        try:
-            layout = detect(list(data.row), data.row, hints_for(each, text, summary), where)
-        except UsageError as error:
-            refused = error
-            continue
-        meaning = "conversations" if layout.is_chat else layout.name
-        print_detail(f"columns of {printable(where)}: {printable(meaning)}")
-        return replace(data, layout=layout, text_column=text, summary_column=summary)
-    assert refused is not None
-    if not interview.asks or task == "dpo" or text or summary:
-        raise refused
-    print_error(f"{where}: the names of its columns do not tell what they mean for {task}")
-    return _with_asked_columns(interview, data, tasks[0], where)
-
-
-def _with_asked_columns(interview: Interview, data: Data, task: str, where: str) -> Data:
-    """A seq2seq model needs a source and a target; what a causal LM reads may be a text alone."""
-    columns = [(name, _excerpt(value)) for name, value in data.row.items()]
-    source = interview.answer(
-        Question(
-            flag="--text-column",
-            text="Which column holds the source text?"
-            if task == "seq2seq"
-            else "Which column holds the text, or prompt?",
-            check=lambda text: _check_column(text, data.row, "--text-column"),
-            choices=columns,
-            needed="the name of a column",
-        ),
-        None,
-    ).value
-    others = [each for each in columns if each[0] != source]
-    target: str | None = None
-    if others or task == "seq2seq":
-        may_lack = task != "seq2seq"
-        answer = interview.answer(
-            Question(
-                flag="--summary-column",
-                text="Which column holds the answer to it?" if may_lack else "Which column holds the target text?",
-                check=lambda text: text if may_lack and text == NONE else _check_target(text, data.row, source),
-                choices=[*others, (NONE, "the text stands alone")] if may_lack else others,
-                default=NONE if may_lack else None,
-                needed="the name of a column",
-            ),
-            None,
-        ).value
-        target = None if may_lack and answer == NONE else answer
-    layout = detect(list(data.row), data.row, hints_for(task, source, target), where)
-    return replace(data, layout=layout, text_column=source, summary_column=target)
-
-
-def _check_target(name: str, row: dict[str, Any], source: str) -> str:
-    if name == source:
-        raise UsageError(f"--summary-column {name} is the source column already", fix="name another column")
-    return _check_column(name, row, "--summary-column")
-
-
-def _check_column(name: str, row: dict[str, Any], flag: str) -> str:
-    if name not in row:
-        raise UsageError(f"{flag} {name} is not a column of the data", fix=did_you_mean(name, row))
-    return name
-
-
-def _excerpt(value: Any) -> str:
-    text = printable(" ".join(str(value).split()))
-    return text if len(text) <= 50 else f"{text[:49]}…"

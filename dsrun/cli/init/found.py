@@ -31,6 +31,8 @@ from dsrun.zero.memory.model.configs import cached_snapshot, hub_cache
 
 SHOWN = 8
 """Models, and data files, that are offered."""
+READ = 50
+"""Files whose heads are read in search of data."""
 TASKS = ("seq2seq", "causal-lm", "dpo")
 # Token files need no columns, and a .bin or .npy beside a model is seldom data.
 _TABLES = frozenset(FORMATS) - {".bin", ".npy"}
@@ -138,10 +140,9 @@ def row_count(path: Path) -> int | None:
 def data_files(folder: Path) -> list[DataFile]:
     """The data files in a folder and in those below it called data or dataset, the likeliest training data first."""
     places = [folder, *(folder / name for name in ("data", "dataset", "datasets"))]
+    named = [each for place in places for each in _entries(place) if _may_be_data(each)]
     found = []
-    for path in (path for place in places for path in _entries(place)):
-        if suffix_of(path) not in _TABLES or path.name.startswith(".") or _NOT_DATA.fullmatch(path.name):
-            continue
+    for path in sorted(named, key=lambda each: "train" not in each.name.lower())[:READ]:
         with suppress(UsageError, OSError):
             if path.is_file():
                 found.append(DataFile(path=path, row=read_sample(path), size=path.stat().st_size))
@@ -150,15 +151,20 @@ def data_files(folder: Path) -> list[DataFile]:
     return sorted(able, key=_likelihood)
 
 
+def _may_be_data(path: Path) -> bool:
+    return suffix_of(path) in _TABLES and path.name[0] != "." and not _NOT_DATA.fullmatch(path.name)
+
+
 def _likelihood(file: DataFile) -> tuple[Any, ...]:
     named = "train" in file.path.name.lower()
     return (file.is_held_out, not named, file.layout(None) is None, suffix_of(file.path) == ".txt", -file.size)
 
 
 def _entries(folder: Path) -> list[Path]:
-    """What is in a folder, as paths from here; nothing where it cannot be read."""
+    """What is in a folder, as paths from here; nothing where it cannot be read, and no name that cannot be shown."""
     with suppress(OSError):
-        return sorted((Path(os.path.relpath(each)) for each in folder.iterdir()), key=natural_order)
+        named = (each for each in folder.iterdir() if each.name.isprintable())
+        return sorted((Path(os.path.relpath(each)) for each in named), key=natural_order)
     return []
 
 

@@ -58,7 +58,9 @@ class Interview:
 
     def __init__(self, *, accept_defaults: bool) -> None:
         self.accepts = accept_defaults
-        self.asks = not accept_defaults and sys.stdin is not None and sys.stdin.isatty()
+        # Both streams: a question in a log file waits for ever.
+        streams = (sys.stdin, sys.stderr)
+        self.asks = not accept_defaults and all(each is not None and each.isatty() for each in streams)
         if self.asks and isinstance(sys.stdin, TextIOWrapper):
             # A key of another encoding is a wrong answer, and no reason to end.
             sys.stdin.reconfigure(errors="surrogateescape")

@@ -9,7 +9,8 @@ from typing import Any
 
 import click
 
-from dsrun.cli.init.data import ask_data, ask_task, with_columns
+from dsrun.cli.init.columns import ask_chat_template, with_columns
+from dsrun.cli.init.data import ask_data, ask_task
 from dsrun.cli.init.interview import Answer, Interview, Question
 from dsrun.cli.init.model import ask_model
 from dsrun.cli.init.place import ask_place
@@ -67,6 +68,7 @@ def _ask(interview: Interview, given: dict[str, Any]) -> Answers:
     data = ask_data(interview, given, model)
     task = ask_task(interview, given, model, data)
     data = with_columns(interview, given, data, task.value)
+    template = ask_chat_template(interview, given, model, data)
     place = ask_place(interview, given, is_demo=model.is_demo)
     tuning = ask_tuning(interview, given, model, data, place)
     return Answers(
@@ -77,7 +79,7 @@ def _ask(interview: Interview, given: dict[str, Any]) -> Answers:
         tuning=tuning,
         output=_ask_output(interview, given, model.name),
         dataset_config=given["dataset_config"],
-        chat_template=given["chat_template"],
+        chat_template=template,
     )
 
 

@@ -29,9 +29,9 @@ WIDTH = 100
 _PLAIN = re.compile(r"[A-Za-z./][\w./+-]*|\d+|0\.\d+", re.ASCII)
 # Words that YAML 1.1 reads as something else.
 _RESERVED = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null", ".inf", ".nan"})
-LORA_RATE, T5_RATE = "0.0002", "0.0001"
+LORA_RATE, T5_RATE, DPO_RATE = "0.0002", "0.0001", "0.000005"
 """Learning rates: of LoRA as in Hu et al. 2021 (GPT-3) and Dettmers et al. 2023 (7B and 13B); of T5 as in its page of
-the documentation of Transformers, where 1e-4 and 3e-4 work well."""
+the documentation of Transformers, where 1e-4 and 3e-4 work well; of DPO as in docs/train.md."""
 
 
 class Entry(NamedTuple):
@@ -54,7 +54,7 @@ class Answers:
     tuning: Tuning
     output: Answer[str]
     dataset_config: str | None = None
-    chat_template: str | None = None
+    chat_template: Answer[str] | None = None
 
 
 def render(answers: Answers, file: str) -> str:
@@ -63,6 +63,7 @@ def render(answers: Answers, file: str) -> str:
     lines = [
         "# Written by `dsrun init`. Options of the command line win over this file; docs/train.md lists all keys.",
         *(f"#   {line}" for line in command_lines(answers, file)),
+        f"# It is for {printable(answers.place.words)}: {answers.place.source}.",
     ]
     for name, entries in found.items():
         lines += ["", f"{name}:"]
@@ -133,7 +134,7 @@ def _data_entries(answers: Answers) -> Iterator[Entry]:
         if column:
             yield Entry(key, column, "its name does not tell what it is")
     if answers.chat_template:
-        yield Entry("chat_template", answers.chat_template, "as --chat-template says")
+        yield Entry("chat_template", answers.chat_template.value, answers.chat_template.source)
     if family_of(model.kind).task_prefix and not data.is_demo:
         prefix = "translate English to German: "
         yield Entry("source_prefix", prefix, "T5 was trained with the task before every source", active=False)
@@ -154,15 +155,17 @@ def _training_entries(answers: Answers) -> Iterator[Entry]:
     for key, value in tuning.zero.items():
         if key not in ("zero", "offload"):
             yield Entry(key, value, "part of the plan, see zero.stage")
-    yield from _rate_entries(model, tuning)
+    yield from _rate_entries(model, tuning, answers.task.value)
     yield Entry("output", answers.output.value, answers.output.source)
 
 
-def _rate_entries(model: Model, tuning: Tuning) -> Iterator[Entry]:
+def _rate_entries(model: Model, tuning: Tuning, task: str) -> Iterator[Entry]:
     if model.is_demo:
         yield Entry("num_train_epochs", 2, "the demo has its own number of epochs, batch size and rate", active=False)
         return
-    if tuning.lora.value:
+    if task == "dpo":
+        yield Entry("learning_rate", DPO_RATE, "usual for DPO, which begins with a trained model")
+    elif tuning.lora.value:
         yield Entry("learning_rate", LORA_RATE, "usual for LoRA, whose adapters learn at higher rates than all weights")
     elif family_of(model.kind).overflows_in_fp16:
         yield Entry("learning_rate", T5_RATE, "T5 learns at higher rates than the 0.00005 of Transformers")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.cli.init.found import cached_models, data_files, model_folders, read_sample, row_count
+from dsrun.cli.init.found import READ, cached_models, data_files, model_folders, read_sample, row_count
 from dsrun.errors import UsageError
 
 T5 = {"model_type": "t5", "is_encoder_decoder": True}
@@ -48,6 +48,21 @@ def test_what_is_no_data_is_not_offered(folder):
     (folder / ".hidden.jsonl").write_text('{"text": "x"}\n')
     (folder / "model.bin").write_bytes(b"1234")
     (folder / "folder.json").mkdir()
+    assert data_files(folder) == []
+
+
+def test_heads_of_few_files_are_read(folder):
+    """A folder may hold thousands of shards."""
+    for number in range(READ + 10):
+        (folder / f"shard-{number}.jsonl").write_text('{"text": "x"}\n')
+    (folder / "train.jsonl").write_text('{"text": "x"}\n')
+    found = data_files(folder)
+    assert len(found) == READ
+    assert found[0].path == Path("train.jsonl")
+
+
+def test_names_that_cannot_be_shown_are_not_offered(folder):
+    (folder / "tr\x1bain.csv").write_text("text\nx\n")
     assert data_files(folder) == []
 
 

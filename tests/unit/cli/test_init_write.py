@@ -21,7 +21,14 @@ from dsrun.recipe.runfile import read_run_file
 from dsrun.zero.memory.request import cluster
 
 PRINTABLE = st.text(st.characters(codec="utf-8"), min_size=1).filter(str.isprintable)
-HERE = Place(source="", words="", world=2, cluster=None, host_memory=64, on_cpu=True)
+HERE = Place(
+    source="there is no SLURM cluster here",
+    words="this machine (its CPU)",
+    world=2,
+    cluster=None,
+    host_memory=64,
+    on_cpu=True,
+)
 ANSWERS = Answers(
     model=Model(name="org/model", source="your answer", from_scratch=False, config=None, architecture=None),
     data=Data(source="your answer", train_file=("train.jsonl",), row={}),
@@ -84,10 +91,17 @@ def test_learning_rate_of_families(tmp_path, name, rate):
     assert values_of(render(answers, "run.yaml"), tmp_path).get("learning_rate") == rate
 
 
-def test_learning_rate_of_lora(tmp_path):
-    answers = replace(ANSWERS, tuning=replace(ANSWERS.tuning, lora=Answer(16, "")))
+@pytest.mark.parametrize(("task", "rate"), [("auto", 2e-4), ("dpo", 5e-6)])
+def test_learning_rate_of_lora(tmp_path, task, rate):
+    answers = replace(ANSWERS, tuning=replace(ANSWERS.tuning, lora=Answer(16, "")), task=Answer(task, ""))
     read = values_of(render(answers, "run.yaml"), tmp_path)
-    assert (read["lora"], read["learning_rate"]) == (16, 2e-4)
+    assert (read["lora"], read["learning_rate"]) == (16, rate)
+
+
+def test_head_says_where_it_is_for_and_what_comes_next():
+    head = render(ANSWERS, "run.yaml").partition("\n\n")[0].splitlines()
+    assert head[1].split("  #")[0] == "#   dsrun train --config run.yaml --dry-run"
+    assert head[-1] == "# It is for this machine (its CPU): there is no SLURM cluster here."
 
 
 def test_offered_source_prefix_for_t5_only():
