@@ -30,8 +30,8 @@ HERE, SLURM = "here", "slurm"
 @dataclass(frozen=True, kw_only=True)
 class Place:
     """`words` describe it, `source` says why; `world` ranks in all. `cluster` are their GPUs, None on CPUs and where
-    SLURM does not say which GPUs they are: `unknown` says why. `host_memory` is GiB per node. `slurm` are the options of
-    the job, None on this machine."""
+    SLURM does not say which GPUs they are: `unknown` says why. `host_memory` is GiB per node. `slurm` are the options
+    of the job, None on this machine."""
 
     source: str
     words: str
