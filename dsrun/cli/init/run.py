@@ -53,6 +53,8 @@ def run(**given: Any) -> int:
 
 def _refuse_file(path: Path, *, force: bool) -> None:
     """Raise UsageError before any question for a file that could not be written after the last."""
+    if path == Path():
+        raise UsageError("--output-file is empty", fix="name a file, or leave it out")
     if path.is_dir():
         raise UsageError(f"{path} is a folder", fix="name a file: -o run.yaml")
     if path.exists() and not force:
