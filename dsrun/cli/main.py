@@ -13,6 +13,7 @@ from dsrun.errors import EXIT_INTERRUPTED, EXIT_USAGE, DsrunError
 
 # name -> ("module:attribute", one line for --help)
 COMMANDS = {
+    "init": ("dsrun.cli.init.command:command", "write a first run.yaml by answering a few questions"),
     "train": ("dsrun.cli.train:command", "train a seq2seq or causal LM under DeepSpeed ZeRO"),
     "launch": (
         "dsrun.cli.launch.command:command",
