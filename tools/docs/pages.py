@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dsrun.diagnosis.rules import causes
+from dsrun.monitoring.prometheus import metrics
 from dsrun.zero.generate.config import PURPOSES, SHIPPED, generate, render
 from dsrun.zero.lint.codes import CODES
 from tools.docs import options, table, wheels
@@ -49,6 +50,15 @@ def config_check() -> str:
     return table(("code", "level", "what is the matter", "what stops at an error"), rows) + "\n"
 
 
+def exporter() -> str:
+    """The table of docs/exporter.md: every metric."""
+    rows = [
+        (f"`{name}`", facts.get("type", "gauge"), ", ".join(facts.get("labels", ())), facts["help"])
+        for name, facts in metrics().items()
+    ]
+    return table(("metric", "type", "labels", "meaning"), rows) + "\n"
+
+
 PAGES = {
     "train.md": options.train,
     "data.md": options.mixture,
@@ -57,6 +67,7 @@ PAGES = {
     "slurm.md": options.slurm,
     "wheels.md": wheels.markdown,
     "diagnose.md": diagnose,
+    "exporter.md": exporter,
 }
 
 
