@@ -14,7 +14,7 @@ from dsrun.diagnosis.diagnose import NONE, Verdict
 from dsrun.diagnosis.run import of_run
 from dsrun.errors import UsageError
 from dsrun.findings import Finding
-from dsrun.monitoring.history import Record, RunHistory, read_history, whole
+from dsrun.monitoring.history import Record, RunHistory, read_history, seconds_of, whole
 from dsrun.monitoring.status import RunStatus, status_of
 from dsrun.report.panels import metric_keys, shown_text
 from dsrun.runs.folder import RunFolder
@@ -69,6 +69,11 @@ class RunReport:
     predictions: tuple[tuple[str, tuple[Sample, ...]], ...]
 
     @property
+    def ledger(self) -> tuple[Record, ...]:
+        """Its events, with what has been trained since the last one."""
+        return ledger_of(self.history, self.status)
+
+    @property
     def metrics(self) -> list[str]:
         """The keys of its evaluations' metrics."""
         return metric_keys(self.history.evaluations)
@@ -101,7 +106,7 @@ def read_run(path: Path, name: str) -> RunReport:
         name=name,
         history=history,
         status=status,
-        goodput=goodput(history.events) if history.events else None,
+        goodput=goodput(ledger_of(history, status)) if history.events else None,
         verdict=_verdict(path, status),
         findings=_config_findings(history),
         checkpoints=tuple(entries(RunFolder(path))),
@@ -110,6 +115,16 @@ def read_run(path: Path, name: str) -> RunReport:
         prompts=_prompts(path),
         predictions=_predictions(path),
     )
+
+
+def ledger_of(history: RunHistory, status: RunStatus) -> tuple[Record, ...]:
+    """The events of a run; of one that trains now, also its last logged step as if it were one: events that tell only
+    that a run goes on are a minute apart."""
+    events, last = history.events, history.steps[-1] if history.steps else {}
+    since, now = seconds_of(events[-1]) if events else None, seconds_of(last)
+    if status.state != "training" or since is None or now is None or now <= since:
+        return events
+    return (*events, {"kind": "progress", "time": last["time"], "step": last["step"]})
 
 
 def names_of(paths: Iterable[Path]) -> list[str]:

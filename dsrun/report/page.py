@@ -21,6 +21,7 @@ from dsrun.report.differences import MISSING, Difference, differences
 from dsrun.report.panels import Panel, metric_name, panels, shown_text
 from dsrun.runs.goodput import duration
 from dsrun.runs.records import utc_now
+from dsrun.system.display import size_text
 
 if TYPE_CHECKING:
     import jinja2
@@ -233,6 +234,6 @@ def _template() -> jinja2.Template:
         environment.globals[function.__name__] = function
     environment.globals.update(
         state_class=_state, symbols=_SYMBOLS, default_source=DEFAULT, event_rows=timeline.rows, strip=timeline.strip,
-        time_ticks=timeline.time_ticks, size=timeline.size, Markup=Markup,
+        time_ticks=timeline.time_ticks, size=size_text, Markup=Markup,
     )  # fmt: skip
     return environment.get_template(TEMPLATE)

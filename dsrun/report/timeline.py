@@ -10,6 +10,7 @@ from dsrun.monitoring.history import Record, seconds_of, whole
 from dsrun.report.axes import figure
 from dsrun.report.panels import metric_keys, metric_name
 from dsrun.runs.goodput import duration, uses
+from dsrun.system.display import size_text
 
 MOST_ROWS = 150
 """Of more events, the first third and the last two are shown."""
@@ -166,7 +167,7 @@ def _detail(kind: str, event: Record) -> str:
     elif kind == "training":
         parts = [f"of {number:,} steps"] if (number := whole(event.get("max_steps"))) else []
     elif kind == "checkpoint_end":
-        parts = [size(number)] if (number := whole(event.get("bytes"))) else []
+        parts = [size_text(number)] if (number := whole(event.get("bytes"))) else []
         parts += _seconds("training waited", event.get("seconds"))
     elif kind == "evaluate":
         parts = _metric_parts(event.get("metrics")) + _seconds("in", event.get("seconds"))
@@ -192,12 +193,3 @@ def _metric_parts(metrics: object) -> list[str]:
     found: Mapping[str, Any] = metrics if isinstance(metrics, Mapping) else {}
     keys = [key for key in metric_keys([found]) if isinstance(found[key], (int, float))]
     return [f"{metric_name(key)} {figure(float(found[key]))}" for key in keys[:_METRICS]]
-
-
-def size(count: float) -> str:
-    """Bytes for people: 4.7 MiB."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" or count >= 100 else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:,.1f} TiB"

@@ -46,6 +46,15 @@ def _escaped(character: str) -> str:
     return known.get(character) or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}")
 
 
+def size_text(count: float) -> str:
+    """Bytes for people: 4.7 MiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
 def without_tokens(text: str) -> str:
     """`text` in which everything that reads as an access token or as the password of a URL is `***`."""
     return _TOKENS.sub(MASK, text)

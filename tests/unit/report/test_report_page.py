@@ -130,6 +130,7 @@ def test_running_run_shows_the_time_left(tmp_path: Path) -> None:
     assert "▶ training" in page.text
     assert "of 90" in page.text
     assert "Time left 70 s 1 s a step" in page.text
+    assert "Goodput 95.0% of 20 s" in page.text
     assert "Why it stopped" not in page.text
 
 
