@@ -21,11 +21,12 @@ LIMIT_S = 8.0
 class Check:
     """`look` yields what it finds: errors and warnings, each with what mends it, else one finding of level info that
     says what is fine; nothing where the check does not apply to this machine or job. `code` begins the codes of its
-    findings."""
+    findings; `needs` says what it applies to, where that is not everything: "a GPU"."""
 
     code: str
     title: str
     look: Callable[[Machine, Target], Iterable[Finding]]
+    needs: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +46,13 @@ class Result:
     def as_dict(self) -> dict[str, Any]:
         """The result as plain JSON values."""
         findings = [each.as_dict() for each in self.findings]
-        return {"check": self.check.code, "title": self.check.title, "status": self.status, "findings": findings}
+        return {
+            "check": self.check.code,
+            "title": self.check.title,
+            "status": self.status,
+            "seconds": self.seconds,
+            "findings": findings,
+        }
 
 
 def run_checks(

@@ -14,6 +14,7 @@ from subprocess import CompletedProcess
 from typing import TYPE_CHECKING
 
 from dsrun.errors import DsrunError
+from dsrun.findings import Finding
 from dsrun.system.host import ROOT
 from dsrun.system.proc import capture
 
@@ -64,8 +65,14 @@ class Machine:
 @dataclass(frozen=True, kw_only=True)
 class Target:
     """What is to run: a training recipe if one is known, its run folder, and the ranks of this machine (None: one a
-    GPU)."""
+    GPU). `refused` says why a run file is not a valid recipe; `cwd` is where its relative paths begin; `nodes` of SLURM
+    the job asks for, 0 where it is not meant for SLURM."""
 
     recipe: Recipe | None = None
+    refused: Finding | None = None
     output: Path | None = None
     nproc: int | None = None
+    master_addr: str | None = None
+    master_port: int | None = None
+    cwd: Path = field(default_factory=Path.cwd)
+    nodes: int = 0
