@@ -104,3 +104,18 @@ class _Running:
             if how == "crashed"
             else "look at what it reads: disks, driver, network",
         )
+
+
+def fine(code: str, message: str) -> Finding:
+    """What a check found in order."""
+    return Finding(level="info", code=code, message=message)
+
+
+def warning(code: str, message: str, fix: str = "", where: str = "") -> Finding:
+    """What may go wrong, or slow a run down."""
+    return Finding(level="warning", code=code, message=message, fix=fix, where=where)
+
+
+def failure(code: str, message: str, fix: str = "", where: str = "") -> Finding:
+    """What will go wrong."""
+    return Finding(level="error", code=code, message=message, fix=fix, where=where)

@@ -9,12 +9,16 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from subprocess import CompletedProcess
 from typing import TYPE_CHECKING
 
+from dsrun.doctor.driver import Driver, query_driver
+from dsrun.doctor.packages import Packages
 from dsrun.errors import DsrunError
 from dsrun.findings import Finding
+from dsrun.system.gpus import Gpu
 from dsrun.system.host import ROOT
 from dsrun.system.proc import capture
 
@@ -34,13 +38,16 @@ class Machine:
     """This machine, or a recorded one below `root`.
 
     `run` runs a program to its end and raises DsrunError where there is none, or it takes more than PROGRAM_S seconds;
-    `now` is the time in seconds since the epoch.
+    `now` is the time in seconds since the epoch; `ask_driver` asks NVIDIA's driver; `packages` are those of the Python
+    that trains.
     """
 
     root: Path = ROOT
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     run: Run = _run
     now: Callable[[], float] = time.time
+    ask_driver: Callable[[], Driver | None] = query_driver
+    packages: Packages = field(default_factory=Packages)
 
     def path(self, name: str) -> Path:
         """The file `name` ("/proc/meminfo") of this machine."""
@@ -60,6 +67,16 @@ class Machine:
         except DsrunError:
             return None
         return done.stdout if done.returncode == 0 else None
+
+    @cached_property
+    def driver(self) -> Driver | None:
+        """NVIDIA's driver, asked once; None without one."""
+        return self.ask_driver()
+
+    @property
+    def gpus(self) -> list[Gpu]:
+        """The GPUs that a process started here would see."""
+        return self.driver.visible(self.environ) if self.driver else []
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,10 +18,11 @@ NETWORK = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class Mount:
-    """A mounted file system: where, and its type ("ext4", "nfs4")."""
+    """A mounted file system: where, its type ("ext4", "nfs4"), and its options ("rw", "noexec")."""
 
     point: Path
     kind: str
+    options: tuple[str, ...] = ()
 
     @property
     def shared(self) -> bool:
@@ -36,12 +37,12 @@ def mount_of(machine: Machine, path: Path) -> Mount | None:
     found: Mount | None = None
     for line in (text or "").splitlines():
         fields = line.split()
-        if len(fields) < 3:
+        if len(fields) < 4:
             continue
         point = Path(_unescaped(fields[1]))
         # Of two at one place the later one is on top.
         if real.is_relative_to(point) and (found is None or len(point.parts) >= len(found.point.parts)):
-            found = Mount(point=point, kind=fields[2])
+            found = Mount(point=point, kind=fields[2], options=tuple(fields[3].split(",")))
     return found
 
 

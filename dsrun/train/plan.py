@@ -33,6 +33,7 @@ from dsrun.train.plugin import LoadedPlugin
 from dsrun.train.sequence.degree import decide_degree
 from dsrun.zero.generate.accumulation import FROM_STEPS, error_after, memory_of_sum, takes_fp32_sum
 from dsrun.zero.offload import offloaded_to
+from dsrun.zero.ops import stage_of
 
 DEFAULT_MICRO_BATCH = 8
 NO_FALLBACK = MemoryFallback()
@@ -102,7 +103,7 @@ def _with_exact_sums(
 ) -> dict[str, Any]:
     """DeepSpeed's configuration with gradients summed in fp32 where that is worth its memory. Not once memory ran out,
     as the same samples are then summed in more steps."""
-    able = takes_fp32_sum(engine.stage_of(deepspeed), offloaded_to(spec.offload))
+    able = takes_fp32_sum(stage_of(deepspeed), offloaded_to(spec.offload))
     if steps < FROM_STEPS or not able or spec.bf16_master_weights:
         return deepspeed
     memory = memory_of_sum(None, None, offloaded_to(spec.offload))

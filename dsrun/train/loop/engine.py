@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import os
-import sys
-from collections.abc import Callable, Mapping
-from dataclasses import replace
-from importlib.metadata import version
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,14 +16,10 @@ from dsrun.recipe.spec import TrainSpec
 from dsrun.system.display import masked_values
 from dsrun.system.host import own_programs_first
 from dsrun.train.distributed import World, acquire_lock
-from dsrun.zero.generate.config import generate
-from dsrun.zero.generate.spec import from_offload
+from dsrun.zero.generate.of_flags import config_of_flags
+from dsrun.zero.ops import extension_cache, required_ops, stage_of
 
 logger = logging.getLogger(__name__)
-
-ADAM = ("adam", "adamw")
-ADAMW_OF_TORCH = ("adamw_torch", "adamw_torch_fused")
-"""What DeepSpeed's CPU Adam computes too; those of the other "adamw_" names keep other states."""
 
 # Loading operations that are compiled already takes less, also when all ranks of a machine take turns.
 PATIENCE_SECONDS = 20
@@ -43,16 +35,14 @@ def configuration(spec: TrainSpec, given: dict[str, Any], hidden_size: int | Non
     if own is not None:
         return own if isinstance(own, dict) else as_object(read_text(Path(own), str(own)), str(own))
     stage = ZERO_STAGE if spec.zero is None else int(spec.zero)
-    if stage == 0 and spec.offload == "none":
-        return None
-    own_optimizer = given.get("optim", ADAMW_OF_TORCH[0]) not in ADAMW_OF_TORCH
-    zero = from_offload(stage, spec.offload, spec.nvme_path, own_optimizer=own_optimizer)
-    zero = replace(zero, bf16_master_weights=spec.bf16_master_weights)
-    return generate(zero, hidden_size=hidden_size)
-
-
-def stage_of(config: dict[str, Any] | None) -> int:
-    return int((config or {}).get("zero_optimization", {}).get("stage", 0))
+    return config_of_flags(
+        stage,
+        offload=spec.offload,
+        nvme_path=spec.nvme_path,
+        optim=given.get("optim"),
+        bf16_master_weights=spec.bf16_master_weights,
+        hidden_size=hidden_size,
+    )
 
 
 def hidden_size(model_config: Any) -> int | None:
@@ -99,25 +89,6 @@ def prepare_ops(config: dict[str, Any], world: World, *, notify: Callable[[str],
             _load_op(builder, name)
 
 
-def required_ops(config: dict[str, Any], *, training: bool = True) -> list[str]:
-    """The op builders that this configuration makes DeepSpeed load, by class name. A run that only evaluates has no
-    optimizer, and an engine under ZeRO-3 alone."""
-    zero = config.get("zero_optimization", {})
-    if not training:
-        on_drives = zero.get("offload_param", {}).get("device") == "nvme"
-        return ["AsyncIOBuilder"] if on_drives and stage_of(config) == 3 else []
-    places = [zero.get(block, {}).get("device") for block in ("offload_optimizer", "offload_param")]
-    optimizer = str(config.get("optimizer", {}).get("type", "")).lower()
-    ops = []
-    if places[0] in ("cpu", "nvme") and optimizer in ADAM:
-        ops.append("CPUAdamBuilder")
-    elif optimizer in ADAM and not config["optimizer"].get("params", {}).get("torch_adam"):
-        ops.append("FusedAdamBuilder")
-    if "nvme" in places:
-        ops.append("AsyncIOBuilder")
-    return ops
-
-
 def assert_engine_matches(trained: Any, config: dict[str, Any] | None) -> None:
     """Fail unless `trained` is the engine and stage that were asked for: setting ACCELERATE_USE_CPU, for one, makes the
     stock stack train without DeepSpeed and without a word."""
@@ -151,18 +122,6 @@ def copy_defaults(optimizer: Any) -> None:
         copy_defaults(wrapped)
         if not hasattr(optimizer, "defaults"):
             optimizer.defaults = wrapped.defaults
-
-
-def extension_cache(environ: Mapping[str, str], prefix: str = sys.prefix) -> Path:
-    """The folder of compiled ops: TORCH_EXTENSIONS_DIR, else one in the user's cache for this environment alone, whose
-    headers ninja's build files name: shared, each run of the other environment would compile everything again."""
-    given = environ.get("TORCH_EXTENSIONS_DIR")
-    if given:
-        return Path(given)
-    facts = f"{prefix} {sys.implementation.cache_tag} torch {version('torch')}"
-    key = hashlib.sha256(facts.encode()).hexdigest()[:12]
-    root = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return root / "dsrun" / "torch_extensions" / key
 
 
 def _installed(op: str) -> bool:

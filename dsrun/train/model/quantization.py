@@ -17,7 +17,8 @@ import torch
 
 from dsrun.errors import UsageError
 from dsrun.recipe.spec import TrainSpec
-from dsrun.train.loop.engine import Precision, stage_of
+from dsrun.train.loop.engine import Precision
+from dsrun.zero.ops import stage_of
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 FP8_CAPABILITY = (8, 9)

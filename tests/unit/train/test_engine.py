@@ -17,13 +17,11 @@ from dsrun.train.loop.engine import (
     assert_engine_matches,
     configuration,
     copy_defaults,
-    extension_cache,
     prepare_ops,
-    required_ops,
-    stage_of,
 )
 from dsrun.zero.generate.config import generate
 from dsrun.zero.generate.spec import from_offload
+from dsrun.zero.ops import extension_cache, required_ops, stage_of
 
 
 class DeepSpeedEngine:
