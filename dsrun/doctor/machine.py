@@ -15,6 +15,7 @@ from subprocess import CompletedProcess
 from typing import TYPE_CHECKING
 
 from dsrun.doctor.driver import Driver, query_driver
+from dsrun.doctor.network import Network
 from dsrun.doctor.packages import Packages
 from dsrun.errors import DsrunError
 from dsrun.findings import Finding
@@ -39,7 +40,7 @@ class Machine:
 
     `run` runs a program to its end and raises DsrunError where there is none, or it takes more than PROGRAM_S seconds;
     `now` is the time in seconds since the epoch; `ask_driver` asks NVIDIA's driver; `packages` are those of the Python
-    that trains.
+    that trains; `network` knows names, addresses and ports.
     """
 
     root: Path = ROOT
@@ -48,6 +49,7 @@ class Machine:
     now: Callable[[], float] = time.time
     ask_driver: Callable[[], Driver | None] = query_driver
     packages: Packages = field(default_factory=Packages)
+    network: Network = field(default_factory=Network)
 
     def path(self, name: str) -> Path:
         """The file `name` ("/proc/meminfo") of this machine."""

@@ -13,6 +13,7 @@ from dsrun.demo.models import DEFAULTS
 from dsrun.launch.supervisor.events import REMEDY_FILE, stored_fallback
 from dsrun.launch.supervisor.policy import MemoryFallback, shrink
 from dsrun.recipe.batch import BatchPlan, batch_plan
+from dsrun.recipe.precision import Precision, decide_precision
 from dsrun.recipe.recipe import Recipe, has_data, phases
 from dsrun.recipe.resolve import with_defaults
 from dsrun.recipe.spec import TrainSpec
@@ -24,7 +25,6 @@ from dsrun.train import distributed as worlds
 from dsrun.train.distributed import World
 from dsrun.train.given import NOTHING, Given
 from dsrun.train.loop import engine
-from dsrun.train.loop.engine import Precision, decide_precision
 from dsrun.train.model import load as models
 from dsrun.train.model.load import decide_task, load_config
 from dsrun.train.model.quantization import check_fp8, check_quantization

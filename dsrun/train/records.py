@@ -14,6 +14,7 @@ import torch
 from dsrun.demo.build import DEMO_NAMES
 from dsrun.errors import DsrunError
 from dsrun.hardware.gpus import peak_bf16_tflops
+from dsrun.recipe.precision import Precision
 from dsrun.recipe.resolved import without_secrets
 from dsrun.runs.attempts import attempt, start_times
 from dsrun.runs.folder import RunFolder
@@ -27,7 +28,6 @@ from dsrun.train import speed
 from dsrun.train.console import Console, duration, number, shortened
 from dsrun.train.data.request import PreparedData
 from dsrun.train.loop.callbacks import format_metrics
-from dsrun.train.loop.engine import Precision
 from dsrun.train.loop.evaluation import write_predictions
 from dsrun.train.loop.trainer import RunTrainer
 from dsrun.train.packing.decide import Batching

@@ -77,8 +77,8 @@ def look_at_processor(machine: Machine, _: Target) -> Iterator[Finding]:
             found.append(
                 failure(
                     "cpu_level",
-                    f"DeepSpeed's compiled {op} is for {code.cpu_level}, and this processor lacks {', '.join(lacked)}: it dies with"
-                    " SIGILL (illegal instruction)",
+                    f"DeepSpeed's compiled {op} is for {code.cpu_level}, and this processor lacks {', '.join(lacked)}:"
+                    " a process that uses it dies with SIGILL (illegal instruction)",
                     'pip install --force-reinstall "$(dsrun build-wheel --cpu x86-64-v3)"',
                 )
             )

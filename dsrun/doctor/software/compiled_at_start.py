@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ast
-
 from dsrun.doctor.job.zero_config import ops_of
 from dsrun.doctor.machine import Machine, Target
 from dsrun.wheel.target.ops import all_ops
+from dsrun.wheel.verify.contents import assignments
 
 _RECORD = "git_version_info_installed.py"
 
@@ -15,15 +14,10 @@ def installed_ops(machine: Machine) -> frozenset[str]:
     """The operations that the installed DeepSpeed was compiled with, by the record of its build."""
     folder = machine.packages.folder("deepspeed")
     try:
-        text = (folder / _RECORD).read_text(encoding="utf-8") if folder else ""
-        for line in ast.parse(text).body:
-            if isinstance(line, ast.Assign) and isinstance(line.targets[0], ast.Name):
-                if line.targets[0].id == "installed_ops":
-                    found = ast.literal_eval(line.value)
-                    return frozenset(name for name, there in found.items() if there)
-    except (OSError, SyntaxError, ValueError, AttributeError):
-        pass
-    return frozenset()
+        record = assignments((folder / _RECORD).read_text(encoding="utf-8")) if folder else {}
+    except (OSError, UnicodeDecodeError):
+        return frozenset()
+    return frozenset(str(name) for name, there in record.get("installed_ops", {}).items() if there)
 
 
 def compiled_at_start(machine: Machine, target: Target, *, cuda: bool) -> list[str]:

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,7 @@ def compiled_ops(folder: Path) -> Iterator[tuple[str, CompiledCode]]:
     """Each of DeepSpeed's operations that were compiled at installation, by name."""
     for library in sorted(folder.rglob("*.so")):
         name = f"deepspeed/{library.relative_to(folder)}"
-        if found := _remembered(library, lambda file, name=name: _op_code(file, name)):
+        if found := _remembered(library, partial(_op_code, name=name)):
             yield op_of(name) or library.stem, found
 
 

@@ -20,7 +20,7 @@ _INDEXES = ("cu118", "cu121", "cu124", "cu126", "cu128", "cu129", "cu130")
 
 
 def look_at_driver(machine: Machine, _: Target) -> Iterator[Finding]:
-    """torch can use a driver of its CUDA's major version or above (CUDA Compatibility, "Minor Version Compatibility")."""
+    """torch can use a driver of its CUDA's major version, or above (NVIDIA, "Minor Version Compatibility")."""
     torch, driver = machine.packages.torch, machine.driver
     if torch is None:
         yield _no_torch(machine)
@@ -45,8 +45,8 @@ def look_at_driver(machine: Machine, _: Target) -> Iterator[Finding]:
         elif capability(ours) > capability(driver.cuda):
             yield warning(
                 "torch_driver_minor",
-                f"torch {torch.version} (CUDA {ours}) runs with driver {driver.version} (CUDA {driver.cuda}), but kernels that"
-                " the driver must compile fail, as those of torch.compile and Triton",
+                f"torch {torch.version} (CUDA {ours}) runs with driver {driver.version} (CUDA {driver.cuda}), but"
+                " kernels that it must compile fail, as those of torch.compile and Triton",
                 "update the driver",
             )
         else:
@@ -69,7 +69,7 @@ def _no_driver(machine: Machine, torch: TorchFacts) -> Finding:
         return failure(
             "torch_driver_silent",
             "NVIDIA's kernel driver is loaded, but its library does not answer",
-            "`nvidia-smi` says why: after an update of the driver, restart the machine; start a container with --gpus all",
+            "`nvidia-smi` says why; after an update of the driver, restart; start a container with --gpus all",
         )
     if torch.cuda and _has_nvidia_device(machine):
         message = "this machine has an NVIDIA GPU, and no driver for it is loaded"
@@ -125,8 +125,8 @@ def _torch_code(torch: TorchFacts, gpus: Mapping[Capability, Gpu]) -> Iterator[F
         if how == "ptx":
             yield warning(
                 "gpu_code_ptx",
-                f"torch {torch.version} has no code for {gpu.name} ({sm(wanted)}), only PTX: the driver compiles it at the"
-                " first use, for minutes",
+                f"torch {torch.version} has no code for {gpu.name} ({sm(wanted)}), only PTX, which the driver"
+                " compiles at the first use, for minutes",
                 _suiting_torch(wanted),
             )
         if how == "none":
@@ -154,7 +154,7 @@ def _op_code(machine: Machine, gpus: Mapping[Capability, Gpu]) -> Iterator[Findi
             if (code.sass or code.ptx) and service(code.sass, code.ptx, wanted) == "none":
                 yield failure(
                     "gpu_code_op",
-                    f"DeepSpeed's compiled {op} has code for {', '.join(code.sass or code.ptx)}, and none for {gpu.name}"
+                    f"DeepSpeed's compiled {op} has code for {', '.join(code.sass or code.ptx)}, none for {gpu.name}"
                     f" ({sm(wanted)})",
                     'pip install --force-reinstall "$(dsrun build-wheel --arch auto)"',
                 )

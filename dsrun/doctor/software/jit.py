@@ -50,8 +50,8 @@ def _problems(machine: Machine, target: Target) -> Iterator[Finding]:
         at_start = f": {', '.join(ops)} would be compiled there" if ops else ""
         yield warning(
             "jit_cache_network",
-            f"operations are compiled into {_shown(own)}, on a network file system ({mount.kind}){at_start}: nodes wait for"
-            " each other's locks, and code for one node's processor is loaded by others",
+            f"operations are compiled into {_shown(own)}, on a network file system ({mount.kind}){at_start}: nodes wait"
+            " for each other's locks, and load code for another's processor",
             f"{_elsewhere()}, or install a wheel with the operations: dsrun build-wheel",
         )
     if mount and not mount.shared and "noexec" in mount.options:

@@ -21,8 +21,10 @@ def config_of_flags(
     bf16_master_weights: bool,
     hidden_size: int | None,
 ) -> dict[str, Any] | None:
-    """The configuration, or None for plain DDP (stage 0). An `optim` that is not AdamW keeps DeepSpeed's CPU Adam out of
-    an offloaded run."""
+    """The configuration, or None for plain DDP (stage 0).
+
+    An `optim` that is not AdamW keeps DeepSpeed's CPU Adam out of an offloaded run.
+    """
     if stage == 0 and offload == "none":
         return None
     own_optimizer = (optim or ADAMW_OF_TORCH[0]) not in ADAMW_OF_TORCH
