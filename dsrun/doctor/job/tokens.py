@@ -78,8 +78,8 @@ def _beyond(largest: int | None, rows: int | None, *, lora: bool) -> Iterator[Fi
     grown = "dsrun train adds them" + (", and LoRA does not train them" if lora else "")
     yield warning(
         "tokenizer_vocabulary",
-        f"the tokenizer has token {largest:,}, and the embedding {rows:,} rows: {grown}; elsewhere that ends in an index"
-        " out of range",
+        f"the tokenizer has token {largest:,}, and the embedding {rows:,} rows: {grown}; elsewhere that ends in an"
+        " index out of range",
         "--lora-modules-to-save embed_tokens lm_head" if lora else "check that the tokenizer is this model's",
     )
 

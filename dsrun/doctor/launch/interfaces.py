@@ -31,7 +31,8 @@ def look(machine: Machine, target: Target) -> Iterator[Finding]:
             found.append(
                 warning(
                     "interfaces_several",
-                    f"NCCL may take any of {names}: dsrun chooses the one on which the nodes meet, other launchers none",
+                    f"NCCL may take any of {names}: dsrun chooses the one on which the nodes meet, other"
+                    " launchers none",
                     f"export NCCL_SOCKET_IFNAME={outward[0]} GLOO_SOCKET_IFNAME={outward[0]}",
                 )
             )

@@ -25,7 +25,8 @@ def look_at_port(machine: Machine, target: Target) -> Iterator[Finding]:
     elif taken:
         yield warning(
             "port_default_taken",
-            f"{taken}; on one machine dsrun takes another by itself, but torchrun and jobs of several nodes want this one",
+            f"{taken}; on one machine dsrun takes another by itself, but torchrun and jobs of several nodes want"
+            " this one",
             "give another port: --master-port",
         )
     elif named and target.nodes > 1 and (next_taken := machine.network.taken(port + 1)):
@@ -81,8 +82,8 @@ def look_at_names(machine: Machine, target: Target) -> Iterator[Finding]:
         found.append(
             warning(
                 "names_own_loopback",
-                f"{own} resolves to {addresses[0]}, which gloo gives to other nodes: dsrun sets GLOO_SOCKET_IFNAME against"
-                " that, torchrun does not",
+                f"{own} resolves to {addresses[0]}, which gloo gives to other nodes: dsrun sets GLOO_SOCKET_IFNAME"
+                " against that, torchrun does not",
                 f"correct the line of {own} in /etc/hosts, or export GLOO_SOCKET_IFNAME=INTERFACE",
             )
         )

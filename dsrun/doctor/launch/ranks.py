@@ -45,8 +45,8 @@ def _hidden(value: str | None, every: int, seen: int) -> Finding | None:
     if seen < len(named):
         return warning(
             "ranks_visible",
-            f"{VISIBLE}={value} names {len(named)} GPUs, and {seen} of {every} are visible: one that is not there hides those"
-            " after it, and one named twice hides all",
+            f"{VISIBLE}={value} names {len(named)} GPUs, and {seen} of {every} are visible: one that is not there"
+            " hides those after it, and one named twice hides all",
             f"GPUs are numbered 0 to {every - 1} here",
         )
     return None

@@ -44,8 +44,8 @@ def _worker(machine: Machine) -> Iterator[Finding]:
     if worker is not None and not in_slurm_step(environ):
         yield failure(
             "variables_worker",
-            f"RANK={worker.rank} and WORLD_SIZE={worker.world_size} are set: `dsrun train` would join that run as one rank,"
-            " and wait for the others",
+            f"RANK={worker.rank} and WORLD_SIZE={worker.world_size} are set: `dsrun train` would join that run as"
+            " one rank, and wait for the others",
             f"{unset}, unless torchrun starts this",
         )
 
