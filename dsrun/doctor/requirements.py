@@ -6,14 +6,14 @@ from collections.abc import Iterator
 
 from dsrun.doctor.machine import Machine
 from dsrun.findings import Finding
-from dsrun.system.gpus import Gpu, visible_gpus
+from dsrun.system.gpus import Gpu
 
 GIB = 2**30
 
 
 def check_requirements(machine: Machine, min_gpus: int | None, min_gpu_memory_gib: float | None) -> list[Finding]:
     """An error if fewer than `min_gpus` GPUs are visible here, and one for each GPU with less memory."""
-    gpus = visible_gpus(machine.environ)
+    gpus = machine.gpus
     found = list(_too_few(gpus, min_gpus))
     for gpu in gpus:
         if min_gpu_memory_gib is not None and gpu.memory_total is not None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -40,7 +42,8 @@ def run(*, form: str, every: bool, only: Sequence[str], skip: Sequence[str], **g
     if form == "json":
         print_json(as_json(results))
     else:
-        for line in table(results, every=every):
+        columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        for line in table(results, every=every, columns=columns):
             _print(line)
     return EXIT_FINDINGS if any(each.status == "fail" for each in results) else 0
 

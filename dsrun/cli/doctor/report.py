@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ COLOURS: dict[str, str] = {"PASS": "green", "WARN": "yellow", "FAIL": "red", "SK
 _WORDS: dict[Level, str] = {"error": "FAIL", "warning": "WARN", "info": "PASS"}
 _COUNTED: dict[Status, str] = {"pass": "passed", "warn": "warned", "fail": "failed", "skip": "skipped"}
 _ARROW = "-> "
+_NARROWEST = 30
 
 
 class Line(NamedTuple):
@@ -31,9 +33,9 @@ def as_json(results: Sequence[Result]) -> dict[str, Any]:
     }
 
 
-def table(results: Sequence[Result], *, every: bool) -> Iterator[Line]:
+def table(results: Sequence[Result], *, every: bool, columns: int | None = None) -> Iterator[Line]:
     """A line for each finding, below a problem what mends it, and the totals; with `every`, checks that do not apply,
-    too."""
+    too. Texts are wrapped to a terminal of so many columns."""
     shown = [each for each in results if every or each.status != "skip"]
     width = max((len(each.check.title) for each in shown), default=0)
     indent = " " * (len("PASS  ") + width + 2)
@@ -41,13 +43,23 @@ def table(results: Sequence[Result], *, every: bool) -> Iterator[Line]:
         for place, found in enumerate(_problems(result) or result.findings):
             title = result.check.title if place == 0 else ""
             where = f"{found.where}: " if found.where else ""
-            yield Line(_WORDS[found.level], f"{title:<{width}}  {printable(where + found.message)}")
+            first, *others = _wrapped(printable(where + found.message), columns, len(indent))
+            yield Line(_WORDS[found.level], f"{title:<{width}}  {first}")
             if found.fix and found.level != "info":
-                yield Line("", f"{indent}{_ARROW}{printable(found.fix)}")
+                fix, *more = _wrapped(printable(found.fix), columns, len(indent) + len(_ARROW))
+                others += [f"{_ARROW}{fix}", *(" " * len(_ARROW) + each for each in more)]
+            yield from (Line("", indent + each) for each in others)
         if result.status == "skip":
             yield Line("SKIP", f"{result.check.title:<{width}}  {result.check.needs or 'nothing to check here'}")
     yield Line("", "")
     yield Line("", summary(results, every=every))
+
+
+def _wrapped(text: str, columns: int | None, indent: int) -> list[str]:
+    """The lines of a text in what is left of a terminal; a command, a path or an address stays whole."""
+    if columns is None or columns - indent < _NARROWEST:
+        return [text]
+    return textwrap.wrap(text, columns - indent, break_long_words=False, break_on_hyphens=False) or [text]
 
 
 def _problems(result: Result) -> tuple[Finding, ...]:

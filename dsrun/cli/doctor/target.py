@@ -31,9 +31,7 @@ def job_target(
     if run_file is None:
         return place
     if not (cwd / run_file).is_file():
-        raise UsageError(
-            f"--for {run_file}: there is no such file", fix="name the run.yaml of a job; dsrun init writes one"
-        )
+        raise UsageError(f"--for {run_file}: there is no such file", fix="name the run.yaml of a job")
     try:
         recipe = resolve(["--config", run_file], cwd)
         nodes = _slurm_nodes(run_file, cwd)

@@ -14,6 +14,7 @@ from dsrun.recipe.batch import batch_of
 from dsrun.recipe.deepspeed_file import with_deepspeed_read
 from dsrun.recipe.preflight.files import check_files
 from dsrun.recipe.preflight.packages import check_packages
+from dsrun.recipe.recipe import Recipe
 from dsrun.zero.lint.check import check
 from dsrun.zero.view import Flags
 
@@ -38,7 +39,24 @@ def look_at_config(machine: Machine, target: Target) -> Iterator[Finding]:
     recipe = target.recipe
     if recipe is None or not recipe.hf.get("deepspeed"):
         return
+    try:
+        found = _linted(target, recipe, world_size(machine, target))
+    except DsrunError as error:
+        yield failure("deepspeed_json_unreadable", error.message, error.fix or "")
+        return
+    problems = [each for each in found if each.level != "info"]
+    for each in problems:
+        tell = failure if each.level == "error" else warning
+        yield tell(f"deepspeed_json_{each.code}", each.message, each.fix, each.where)
+    if not problems:
+        name = recipe.hf["deepspeed"]
+        yield fine("deepspeed_json", f"{'the inline configuration' if isinstance(name, dict) else name}: no error")
+
+
+def _linted(target: Target, recipe: Recipe, world: int | None) -> list[Finding]:
+    """The linter's findings. Raises DsrunError where it does not get to see the file."""
     found: list[Finding] = []
+    seen: list[str] = []
 
     def lint(
         text: str,
@@ -52,21 +70,18 @@ def look_at_config(machine: Machine, target: Target) -> Iterator[Finding]:
         force: bool,
     ) -> None:
         del force
+        seen.append(file)
         flags = Flags(dict(values), frozenset(places), dict(places))
         found.extend(check(text, file=file, world_size=world_size, against=flags, model_type=model_type, added=added))
 
     try:
-        with_deepspeed_read(recipe, target.cwd, world_size=world_size(machine, target), lint=lint)
-    except DsrunError as error:
-        if not any(each.level == "error" for each in found):
-            yield failure("deepspeed_json_unreadable", error.message, error.fix or "")
-    problems = [each for each in found if each.level != "info"]
-    for each in problems:
-        tell = failure if each.level == "error" else warning
-        yield tell(f"deepspeed_json_{each.code}", each.message, each.fix, each.where)
-    if not problems:
-        name = recipe.hf["deepspeed"]
-        yield fine("deepspeed_json", f"{'the inline configuration' if isinstance(name, dict) else name}: no error")
+        with_deepspeed_read(recipe, target.cwd, world_size=world, lint=lint)
+    except DsrunError:
+        if not seen and world is not None:  # a batch that does not divide among the ranks is told apart
+            return _linted(target, recipe, None)
+        if not seen:
+            raise
+    return found
 
 
 DEEPSPEED_JSON = Check(

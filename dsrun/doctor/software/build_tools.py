@@ -40,7 +40,7 @@ def look_at_tools(machine: Machine, target: Target) -> Iterator[Finding]:
         yield warning(
             "build_tools_compiles",
             f"DeepSpeed compiles {', '.join(ops)} at the first start here: minutes in which the GPUs wait",
-            'pip install "$(dsrun build-wheel --arch auto)" compiles once',
+            'compile them once: pip install "$(dsrun build-wheel --arch auto)"',
         )
     elif not found:
         yield fine("build_tools", "all operations of this job are compiled already")

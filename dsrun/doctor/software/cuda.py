@@ -19,13 +19,13 @@ _INDEX = "PyTorch"
 _INDEXES = ("cu118", "cu121", "cu124", "cu126", "cu128", "cu129", "cu130")
 
 
-def look_at_driver(machine: Machine, _: Target) -> Iterator[Finding]:
+def look_at_driver(machine: Machine, target: Target) -> Iterator[Finding]:
     """torch can use a driver of its CUDA's major version, or above (NVIDIA, "Minor Version Compatibility")."""
     torch, driver = machine.packages.torch, machine.driver
     if torch is None:
         yield _no_torch(machine)
     elif driver is None:
-        yield _no_driver(machine, torch)
+        yield _no_driver(machine, torch, elsewhere=bool(target.nodes))
     elif torch.cuda is None:
         built = f"for ROCm {torch.hip}" if torch.hip else "for CPUs only"
         yield failure(
@@ -64,7 +64,7 @@ def _no_torch(machine: Machine) -> Finding:
     )
 
 
-def _no_driver(machine: Machine, torch: TorchFacts) -> Finding:
+def _no_driver(machine: Machine, torch: TorchFacts, *, elsewhere: bool) -> Finding:
     if torch.cuda and machine.path("/proc/driver/nvidia/version").exists():
         return failure(
             "torch_driver_silent",
@@ -74,7 +74,8 @@ def _no_driver(machine: Machine, torch: TorchFacts) -> Finding:
     if torch.cuda and _has_nvidia_device(machine):
         message = "this machine has an NVIDIA GPU, and no driver for it is loaded"
         return failure("torch_driver_absent", message, "install the NVIDIA driver; start a container with --gpus all")
-    return fine("torch_driver", f"torch {torch.version}, no NVIDIA GPU: training would run on the CPU")
+    outcome = "the job's nodes may have some" if elsewhere else "training would run on the CPU"
+    return fine("torch_driver", f"torch {torch.version}, no NVIDIA GPU here: {outcome}")
 
 
 def _has_nvidia_device(machine: Machine) -> bool:

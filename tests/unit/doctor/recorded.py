@@ -67,7 +67,11 @@ class RecordedNetwork(Network):
         return self._interfaces
 
     def taken(self, port: int) -> str:
-        return f"port {port} is taken by python (process 7); the next free one is {port + 1}" if port in self._taken else ""
+        return (
+            f"port {port} is taken by python (process 7); the next free one is {port + 1}"
+            if port in self._taken
+            else ""
+        )
 
     def reachable(self, host: str, port: int, timeout_s: float) -> bool:
         return (host, port) in self._reachable

@@ -11,7 +11,7 @@ from dsrun.doctor.software.build_tools import PROCESSOR, TOOLS
 from dsrun.doctor.software.compilers import HOST_COMPILER, TOOLKIT
 from dsrun.doctor.software.jit import JIT_CACHE
 from tests.tiny_wheels import built_note, compiled, needs_gcc
-from tests.unit.doctor.recorded import A100, FINE, codes, driver, found_by, job, levels, machine, torch_at
+from tests.unit.doctor.recorded import FINE, codes, found_by, job, levels, machine, torch_at
 
 OFFLOADED = ("--model", "m", "--zero", "3", "--offload", "cpu")
 ON_NVME = ("--model", "m", "--zero", "3", "--offload", "nvme", "--nvme-path", "/scratch")
@@ -26,7 +26,9 @@ def program(path: Path, text: str) -> Path:
 
 def toolkit(home: Path, version: str, newest_gcc: int = 99) -> Path:
     """A CUDA toolkit whose nvcc says its version alone."""
-    program(home / "bin/nvcc", f'[ "$1" = --version ] && echo "Cuda compilation tools, release {version}, V{version}.1"')
+    program(
+        home / "bin/nvcc", f'[ "$1" = --version ] && echo "Cuda compilation tools, release {version}, V{version}.1"'
+    )
     (home / "include/crt").mkdir(parents=True)
     (home / "include/cuda_runtime.h").touch()
     (home / "include/crt/host_config.h").write_text(f"#if __GNUC__ > {newest_gcc}\n")

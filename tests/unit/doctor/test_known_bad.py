@@ -72,7 +72,9 @@ def test_version_outside_of_what_dsrun_takes(tmp_path: Path, monkeypatch: pytest
     from importlib import metadata
 
     monkeypatch.setattr(
-        metadata, "requires", lambda _: ["click>=8", 'deepspeed<0.20,>=0.19.5; extra == "train"', 'ruff; extra == "lint"']
+        metadata,
+        "requires",
+        lambda _: ["click>=8", 'deepspeed<0.20,>=0.19.5; extra == "train"', 'ruff; extra == "lint"'],
     )
     assert [*required()] == ["deepspeed"]
     found = found_by(VERSIONS, machine(tmp_path, versions=GOOD | {"deepspeed": "0.20.1"}))

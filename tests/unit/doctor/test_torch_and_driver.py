@@ -8,7 +8,10 @@ from dsrun.doctor.software.cuda import DRIVER, GPU_CODE
 from tests.tiny_wheels import PTX, SASS, compiled, container, entry, needs_gcc
 from tests.unit.doctor.recorded import A100, FINE, V100, codes, driver, found_by, levels, machine, torch_at
 
-NVIDIA_GPU = {"/sys/bus/pci/devices/0000:41:00.0/vendor": "0x10de\n", "/sys/bus/pci/devices/0000:41:00.0/class": "0x030200\n"}
+NVIDIA_GPU = {
+    "/sys/bus/pci/devices/0000:41:00.0/vendor": "0x10de\n",
+    "/sys/bus/pci/devices/0000:41:00.0/class": "0x030200\n",
+}
 MODULE = {"/proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06\n"}
 
 
@@ -64,7 +67,9 @@ def test_gpu_that_torch_has_no_code_for(tmp_path: Path, monkeypatch: pytest.Monk
         assert codes(old) == ["gpu_code_torch"]
         assert "torch==2.10.*" in old[0].fix
     newer = ("NVIDIA RTX PRO", 96, (12, 1))
-    assert codes(found_by(GPU_CODE, machine(tmp_path, packages={"torch": package}, found=driver(newer)))) == ["gpu_code_ptx"]
+    assert codes(found_by(GPU_CODE, machine(tmp_path, packages={"torch": package}, found=driver(newer)))) == [
+        "gpu_code_ptx"
+    ]
     fine = found_by(GPU_CODE, machine(tmp_path, packages={"torch": package}, found=driver(A100, ("L4", 24, (8, 9)))))
     assert levels(fine) == FINE
 
