@@ -21,12 +21,14 @@ LIMIT_S = 8.0
 class Check:
     """`look` yields what it finds: errors and warnings, each with what mends it, else one finding of level info that
     says what is fine; nothing where the check does not apply to this machine or job. `code` begins the codes of its
-    findings; `needs` says what it applies to, where that is not everything: "a GPU"."""
+    findings; `needs` says what it applies to, where that is not everything: "needs a GPU"; `finds`, for the
+    documentation, what may be wrong."""
 
     code: str
     title: str
     look: Callable[[Machine, Target], Iterable[Finding]]
     needs: str = ""
+    finds: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

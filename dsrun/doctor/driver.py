@@ -55,14 +55,16 @@ def query_driver() -> Driver | None:
     except nvml.NVMLError:
         return None
     try:
-        cuda = None
+        version, cuda = "", None
+        with suppress(nvml.NVMLError):
+            version = str(nvml.nvmlSystemGetDriverVersion())
         with suppress(nvml.NVMLError):
             number = int(nvml.nvmlSystemGetCudaDriverVersion_v2())
             cuda = f"{number // 1000}.{number % 1000 // 10}"
         gpus = tuple(visible_gpus({}))
         every = [each for gpu in gpus for each in (gpu, *gpu.mig)]
         memory = {each.uuid: _memory(nvml, each.uuid) for each in every}
-        return Driver(version=str(nvml.nvmlSystemGetDriverVersion()), cuda=cuda, gpus=gpus, memory=memory)
+        return Driver(version=version, cuda=cuda, gpus=gpus, memory=memory)
     except nvml.NVMLError:
         return None
     finally:

@@ -176,4 +176,10 @@ def _proxy(environ: Mapping[str, str], scheme: str, host: str) -> str | None:
     return None
 
 
-HUB = Check("hub", "Hugging Face Hub", look, needs="needs a job that takes something from the Hub, or pushes to it")
+HUB = Check(
+    "hub",
+    "Hugging Face Hub",
+    look,
+    needs="needs a job that takes something from the Hub, or pushes to it",
+    finds="offline without the model in the cache; no token for a gated model or a push; a Hub that cannot be reached",
+)

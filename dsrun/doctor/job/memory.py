@@ -132,4 +132,10 @@ def _planned(machine: Machine, target: Target, recipe: Recipe, gpus: list[Gpu]) 
     return f"the job does not fit: {need}, of {here.memory:.1f} GiB{remedy}"
 
 
-GPU_MEMORY = Check("gpu_memory", "GPU memory", look, needs="needs a GPU that the job will run on")
+GPU_MEMORY = Check(
+    "gpu_memory",
+    "GPU memory",
+    look,
+    needs="needs a GPU that the job will run on",
+    finds="GPU memory that other processes hold, by process and user; with a job, less free memory than its plan takes",
+)

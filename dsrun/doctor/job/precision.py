@@ -55,4 +55,10 @@ def look(machine: Machine, target: Target) -> Iterator[Finding]:
     yield fine("precision", f"trains in {chosen} on {gpus[0].name if on_gpu else 'the CPU'}")
 
 
-PRECISION = Check("precision", "bf16 and fp16", look, needs=NEEDS_JOB)
+PRECISION = Check(
+    "precision",
+    "bf16 and fp16",
+    look,
+    needs=NEEDS_JOB,
+    finds="bf16 on a GPU that does not compute in it; fp16 with T5 and others that overflow in it",
+)

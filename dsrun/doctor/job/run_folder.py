@@ -46,4 +46,9 @@ def look(machine: Machine, target: Target) -> Iterator[Finding]:
     yield Finding(level="info", code="run_folder", message=f"{path} can be written{kind}{shared}")
 
 
-RUN_FOLDER = Check("run_folder", "run folder", look)
+RUN_FOLDER = Check(
+    "run_folder",
+    "run folder",
+    look,
+    finds="a run folder that is in use, not writable or not a run; one that other nodes do not see, or in memory",
+)

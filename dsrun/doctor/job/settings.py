@@ -85,7 +85,11 @@ def _linted(target: Target, recipe: Recipe, world: int | None) -> list[Finding]:
 
 
 DEEPSPEED_JSON = Check(
-    "deepspeed_json", "DeepSpeed JSON", look_at_config, needs="needs a job with its own DeepSpeed JSON"
+    "deepspeed_json",
+    "DeepSpeed JSON",
+    look_at_config,
+    needs="needs a job with its own DeepSpeed JSON",
+    finds="what `dsrun config check` finds in the job's JSON, against its flags",
 )
 
 
@@ -112,7 +116,13 @@ def look_at_settings(machine: Machine, target: Target) -> Iterator[Finding]:
         yield fine("settings", f"{recipe.spec.config or 'the flags'}: valid{batch}")
 
 
-SETTINGS = Check("settings", "settings", look_at_settings, needs=NEEDS_JOB)
+SETTINGS = Check(
+    "settings",
+    "settings",
+    look_at_settings,
+    needs=NEEDS_JOB,
+    finds="unknown, removed or contradicting settings; a global batch that does not divide among the ranks",
+)
 
 
 def look_at_files(_: Machine, target: Target) -> Iterator[Finding]:
@@ -134,4 +144,10 @@ def look_at_files(_: Machine, target: Target) -> Iterator[Finding]:
         yield fine("files", "model, data and packages that the job names are here, or on the Hub")
 
 
-FILES = Check("files", "model and data files", look_at_files, needs=NEEDS_JOB)
+FILES = Check(
+    "files",
+    "model and data files",
+    look_at_files,
+    needs=NEEDS_JOB,
+    finds="model, data, plugin or templates that are missing, empty or of another kind; packages that a flag needs",
+)

@@ -115,4 +115,10 @@ def _largest_id(folder: Path) -> int | None:
     return max(numbers, default=None)
 
 
-TOKENIZER = Check("tokenizer", "tokenizer", look, needs="needs a job with a model that is on this machine")
+TOKENIZER = Check(
+    "tokenizer",
+    "tokenizer",
+    look,
+    needs="needs a job with a model that is on this machine",
+    finds="no padding or end token; tokens beyond the rows of the embedding",
+)

@@ -78,4 +78,9 @@ def _nccl_matches(value: str, there: Mapping[str, Sequence[str]]) -> list[str]:
     return [each for each in there if each in hit]
 
 
-INTERFACES = Check("interfaces", "network interfaces", look)
+INTERFACES = Check(
+    "interfaces",
+    "network interfaces",
+    look,
+    finds="NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME that names none; several networks between which NCCL chooses",
+)

@@ -49,7 +49,12 @@ def _named_port(machine: Machine, target: Target) -> tuple[int | str | None, str
     return (int(text) if text.isascii() and text.isdigit() and 1 <= int(text) <= LAST_PORT else text), "MASTER_PORT"
 
 
-PORT = Check("port", "rendezvous port", look_at_port)
+PORT = Check(
+    "port",
+    "rendezvous port",
+    look_at_port,
+    finds="a port of --master-port, MASTER_PORT or the default that is taken, with its holder and the next free one",
+)
 
 
 def look_at_names(machine: Machine, target: Target) -> Iterator[Finding]:
@@ -104,4 +109,9 @@ def _is_local(machine: Machine, host: str) -> bool:
     )
 
 
-NAMES = Check("names", "names and addresses", look_at_names)
+NAMES = Check(
+    "names",
+    "names and addresses",
+    look_at_names,
+    finds="a MASTER_ADDR that no name service knows; an own name without an address, or with 127.0.1.1",
+)

@@ -52,4 +52,9 @@ def _hidden(value: str | None, every: int, seen: int) -> Finding | None:
     return None
 
 
-RANKS = Check("ranks", "ranks and visible GPUs", look)
+RANKS = Check(
+    "ranks",
+    "ranks and visible GPUs",
+    look,
+    finds="more ranks than visible GPUs; CUDA_VISIBLE_DEVICES that is empty, or names GPUs that are not there",
+)

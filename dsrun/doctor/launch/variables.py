@@ -89,4 +89,9 @@ def _slow(machine: Machine) -> Iterator[Finding]:
             yield warning("variables_slow", f"{name}={value} {what}", f"unset {name}")
 
 
-VARIABLES = Check("variables", "left-over variables", look)
+VARIABLES = Check(
+    "variables",
+    "left-over variables",
+    look,
+    finds="RANK and its kin, a SLURM job that has ended, ACCELERATE_* and DS_ACCELERATOR, and what slows training down",
+)

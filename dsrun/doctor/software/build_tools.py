@@ -59,7 +59,11 @@ def _has_aio(machine: Machine, *, header: bool) -> bool:
 
 
 TOOLS = Check(
-    "build_tools", "ninja and libaio", look_at_tools, needs="needs a job (--for) that loads compiled operations"
+    "build_tools",
+    "ninja and libaio",
+    look_at_tools,
+    needs="needs a job (--for) that loads compiled operations",
+    finds="ninja or libaio missing where the job needs them; operations that it compiles at its first start",
 )
 
 
@@ -87,4 +91,10 @@ def look_at_processor(machine: Machine, _: Target) -> Iterator[Finding]:
         yield fine("cpu_level", f"this processor runs DeepSpeed's {len(ops)} compiled operations")
 
 
-PROCESSOR = Check("cpu_level", "processor", look_at_processor, needs="needs a DeepSpeed with compiled operations")
+PROCESSOR = Check(
+    "cpu_level",
+    "processor",
+    look_at_processor,
+    needs="needs a DeepSpeed with compiled operations",
+    finds="operations that were compiled for a newer processor",
+)

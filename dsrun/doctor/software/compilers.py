@@ -53,7 +53,13 @@ def look_at_toolkit(machine: Machine, target: Target) -> Iterator[Finding]:
         yield fine("cuda_toolkit", f"nvcc {nvcc.version} in {nvcc.home}, torch for CUDA {minor_release(torch.cuda)}")
 
 
-TOOLKIT = Check("cuda_toolkit", "CUDA toolkit", look_at_toolkit, needs="needs torch for CUDA")
+TOOLKIT = Check(
+    "cuda_toolkit",
+    "CUDA toolkit",
+    look_at_toolkit,
+    needs="needs torch for CUDA",
+    finds="nvcc of another CUDA than torch's, a CUDA_HOME without nvcc, no nvcc where a job compiles with it",
+)
 
 
 def look_at_host_compiler(machine: Machine, target: Target) -> Iterator[Finding]:
@@ -97,7 +103,13 @@ def _without_flag(fix: str) -> str:
     return fix.replace("name it with --cxx", "name it with the variable CXX")
 
 
-HOST_COMPILER = Check("host_compiler", "host compiler", look_at_host_compiler, needs="needs torch")
+HOST_COMPILER = Check(
+    "host_compiler",
+    "host compiler",
+    look_at_host_compiler,
+    needs="needs torch",
+    finds="a C++ compiler that is newer than nvcc accepts, older than torch's headers need, or missing",
+)
 
 
 def _and(names: list[str]) -> str:

@@ -104,7 +104,12 @@ def _index(cuda: str | None) -> str:
     return f"{_INDEX}/{(fitting or _INDEXES[:1])[-1]}"
 
 
-DRIVER = Check("torch_driver", "torch and driver", look_at_driver)
+DRIVER = Check(
+    "torch_driver",
+    "torch and driver",
+    look_at_driver,
+    finds="torch for a newer CUDA than the driver knows, or for CPUs only; no driver, or one that does not answer",
+)
 
 
 def look_at_gpu_code(machine: Machine, _: Target) -> Iterator[Finding]:
@@ -161,4 +166,10 @@ def _op_code(machine: Machine, gpus: Mapping[Capability, Gpu]) -> Iterator[Findi
                 )
 
 
-GPU_CODE = Check("gpu_code", "code for these GPUs", look_at_gpu_code, needs="needs a GPU, and torch for CUDA")
+GPU_CODE = Check(
+    "gpu_code",
+    "code for these GPUs",
+    look_at_gpu_code,
+    needs="needs a GPU, and torch for CUDA",
+    finds="a GPU that torch or DeepSpeed's compiled operations contain no code for, read from their libraries",
+)

@@ -114,4 +114,10 @@ def _shown(folder: Path) -> str:
     return f"~{str(folder).removeprefix(home)}" if str(folder).startswith(f"{home}/") else str(folder)
 
 
-JIT_CACHE = Check("jit_cache", "JIT cache", look, needs="needs torch")
+JIT_CACHE = Check(
+    "jit_cache",
+    "JIT cache",
+    look,
+    needs="needs torch",
+    finds="locks that a killed process left; a cache on a network file system, mounted noexec, or not writable",
+)

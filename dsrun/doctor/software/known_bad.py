@@ -104,4 +104,10 @@ def _outside(versions: Mapping[str, str]) -> Iterator[Finding]:
             )
 
 
-VERSIONS = Check("versions", "package versions", look, needs="needs an installed training package")
+VERSIONS = Check(
+    "versions",
+    "package versions",
+    look,
+    needs="needs an installed training package",
+    finds="versions that train wrongly, hang or are unsafe to load checkpoints with; versions that dsrun does not take",
+)
