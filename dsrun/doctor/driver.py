@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from dsrun.system.gpus import Gpu, select_visible, visible_gpus
+from dsrun.system.gpus import Gpu, all_gpus, select_visible
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ def query_driver() -> Driver | None:
         with suppress(nvml.NVMLError):
             number = int(nvml.nvmlSystemGetCudaDriverVersion_v2())
             cuda = f"{number // 1000}.{number % 1000 // 10}"
-        gpus = tuple(visible_gpus({}))
+        gpus = tuple(all_gpus())
         every = [each for gpu in gpus for each in (gpu, *gpu.mig)]
         memory = {each.uuid: _memory(nvml, each.uuid) for each in every}
         return Driver(version=version, cuda=cuda, gpus=gpus, memory=memory)

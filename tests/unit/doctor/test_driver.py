@@ -13,7 +13,8 @@ import json
 from dsrun.doctor.driver import query_driver
 found = query_driver()
 print(json.dumps(found and {
-    "version": found.version, "cuda": found.cuda, "visible": [gpu.uuid for gpu in found.visible({"CUDA_VISIBLE_DEVICES": "3"})],
+    "version": found.version, "cuda": found.cuda,
+    "visible": [gpu.uuid for gpu in found.visible({"CUDA_VISIBLE_DEVICES": "3"})],
     "free": {uuid: memory.free for uuid, memory in found.memory.items()},
     "holders": {uuid: list(map(str, memory.holders)) for uuid, memory in found.memory.items() if memory.holders},
     "used": [holder.used for holder in found.memory["GPU-aaaa-1"].holders],
@@ -38,9 +39,8 @@ def ask(folder: Path, **environ: str):
 def test_driver_version_memory_and_holders(folder: Path) -> None:
     found = ask(folder, CUDA_VISIBLE_DEVICES="")
     assert (found["version"], found["cuda"], found["visible"]) == ("580.65.06", "13.2", ["GPU-cccc-4"])
-    assert found["free"] == {
-        "GPU-aaaa-1": 900, "GPU-aaaa-2": 1900, "MIG-1111": 4900, "MIG-2222": 5900, "GPU-bbbb-3": None, "GPU-cccc-4": 3900,
-    }  # fmt: skip
+    plain = {"GPU-aaaa-1": 900, "GPU-aaaa-2": 1900, "GPU-bbbb-3": None, "GPU-cccc-4": 3900}
+    assert found["free"] == plain | {"MIG-1111": 4900, "MIG-2222": 5900}
     (own, unknown) = found["holders"]["GPU-aaaa-1"]
     assert str(os.getpid()) in own
     assert " of " in own
