@@ -11,7 +11,7 @@ from dsrun.doctor.software.build_tools import PROCESSOR, TOOLS
 from dsrun.doctor.software.compilers import HOST_COMPILER, TOOLKIT
 from dsrun.doctor.software.jit import JIT_CACHE
 from tests.tiny_wheels import built_note, compiled, needs_gcc
-from tests.unit.doctor.recorded import FINE, codes, found_by, job, levels, machine, torch_at
+from tests.unit.doctor.recorded import A100, FINE, codes, driver, found_by, job, levels, machine, torch_at
 
 OFFLOADED = ("--model", "m", "--zero", "3", "--offload", "cpu")
 ON_NVME = ("--model", "m", "--zero", "3", "--offload", "nvme", "--nvme-path", "/scratch")
@@ -117,6 +117,17 @@ def test_jit_cache_on_local_disk_is_fine(tmp_path: Path) -> None:
 def test_jit_cache_on_network_file_system(tmp_path: Path, kind) -> None:
     here, _ = with_cache(tmp_path, kind)
     assert codes(found_by(JIT_CACHE, here)) == ["jit_cache_network"]
+
+
+def test_triton_cache_on_network_file_system(tmp_path: Path) -> None:
+    """Only with GPUs: nothing else uses Triton."""
+    cache = tmp_path / "ext"
+    cache.mkdir()
+    environ = {"TORCH_EXTENSIONS_DIR": str(tmp_path), "TRITON_CACHE_DIR": str(cache)}
+    common = {"files": mounts(cache, "nfs4"), "environ": environ, "packages": {"torch": torch_at(tmp_path)}}
+    found = found_by(JIT_CACHE, machine(tmp_path / "a", **common, found=driver(A100)))
+    assert codes(found) == ["jit_cache_triton"]
+    assert levels(found_by(JIT_CACHE, machine(tmp_path / "b", **common))) == FINE
 
 
 def test_jit_cache_mounted_noexec(tmp_path: Path) -> None:
