@@ -10,6 +10,7 @@ from dsrun.cli.options import HYPHENS, Command, format_option
 
 
 @click.command(cls=Command, name="doctor", context_settings=HYPHENS)
+@click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="[-- train FLAGS]")
 @click.option("--for", "run_file", metavar="RUN.YAML", help="check whether this very job will work here")
 @click.option("--output", metavar="DIR", help="its run folder  [default: that of the job]")
 @click.option(
@@ -31,8 +32,9 @@ from dsrun.cli.options import HYPHENS, Command, format_option
 def command(**given: Any) -> int:
     """Find out in seconds whether training will work here, and what to do about it if not.
 
-    Checks driver, torch, compilers, caches, network, variables and, with --for, a job's own settings, model and
-    memory. Neither torch nor a network is needed, and nothing is changed.
+    Checks driver, torch, compilers, caches, network and variables; with --for, or the flags of `dsrun train` after --,
+    also the settings, model, memory and run folder of that job. Neither torch nor a network is needed, and nothing is
+    changed.
 
     The exit code is 0 if no check fails, also with warnings, and 3 otherwise.
     """

@@ -35,7 +35,7 @@ def run(*, form: str, every: bool, only: Sequence[str], skip: Sequence[str], **g
         raise UsageError(f"--node-rank {given['node_rank']}, but not of how many", fix="add --nodes N")
     checks = chosen(all_checks(given["min_gpus"], given["min_gpu_memory"]), only, skip)
     target = job_target(
-        given["run_file"], Path.cwd(), output=given["output"], nproc=given["nproc"],
+        given["run_file"], given["program"], Path.cwd(), output=given["output"], nproc=given["nproc"],
         master_addr=given["master_addr"], master_port=given["master_port"],
     )  # fmt: skip
     results = run_checks(checks, Machine(), target, limit_s=running.LIMIT_S)

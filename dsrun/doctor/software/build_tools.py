@@ -62,7 +62,7 @@ TOOLS = Check(
     "build_tools",
     "ninja and libaio",
     look_at_tools,
-    needs="needs a job (--for) that loads compiled operations",
+    needs="needs a job that loads compiled operations",
     finds="ninja or libaio missing where the job needs them; operations that it compiles at its first start",
 )
 
