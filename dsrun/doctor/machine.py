@@ -6,6 +6,7 @@ Checks reach the machine through these alone, so that a recorded machine can sta
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -50,6 +51,7 @@ class Machine:
     ask_driver: Callable[[], Driver | None] = query_driver
     packages: Packages = field(default_factory=Packages)
     network: Network = field(default_factory=Network)
+    _asking: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def path(self, name: str) -> Path:
         """The file `name` ("/proc/meminfo") of this machine."""
@@ -70,9 +72,14 @@ class Machine:
             return None
         return done.stdout if done.returncode == 0 else None
 
-    @cached_property
+    @property
     def driver(self) -> Driver | None:
-        """NVIDIA's driver, asked once; None without one."""
+        """NVIDIA's driver, asked once, which takes seconds where it has to initialise the GPUs; None without one."""
+        with self._asking:
+            return self._driver
+
+    @cached_property
+    def _driver(self) -> Driver | None:
         return self.ask_driver()
 
     @property

@@ -1,9 +1,11 @@
 """Ports, names, interfaces, ranks and left-over variables."""
 
+import threading
 from pathlib import Path
 
 import pytest
 
+from dsrun.doctor import network
 from dsrun.doctor.launch.interfaces import INTERFACES
 from dsrun.doctor.launch.ports import NAMES, PORT
 from dsrun.doctor.launch.ranks import RANKS
@@ -49,6 +51,8 @@ def test_taken_port_names_holder_and_next_free_one(tmp_path: Path) -> None:
         ({"node1": ["127.0.1.1"]}, {}, SEVERAL, ["names_own_loopback"]),
         ({"node1": ["127.0.1.1"], "node2": ["10.0.0.2"]}, {"MASTER_ADDR": "node2"}, Target(), ["names_own_loopback"]),
         ({}, {}, Target(), ["names_own_unknown"]),
+        ({"node1": None}, {}, Target(), ["names_own_unknown"]),
+        ({"node1": ["10.0.0.1"], "node2": None}, {"MASTER_ADDR": "node2"}, Target(), ["names_master_addr"]),
         ({"node1": ["10.0.0.1"]}, {"MASTER_ADDR": "node9"}, Target(), ["names_master_addr"]),
         ({"node1": ["10.0.0.1"]}, {}, Target(master_addr="node9"), ["names_master_addr"]),
         ({"node1": ["10.0.0.1"], "node2": ["10.0.0.2"]}, {"MASTER_ADDR": "node2"}, Target(), []),
@@ -58,6 +62,21 @@ def test_names_and_addresses(tmp_path: Path, names, environ, target, expected) -
     found = found_by(NAMES, machine(tmp_path, environ=environ, network=RecordedNetwork(names=names)), target)
     assert codes(found) == expected
     assert expected or levels(found) == FINE
+
+
+def test_network_that_does_not_answer_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A resolver without a network takes tens of seconds; the check must not."""
+    for_ever = threading.Event()
+    monkeypatch.setattr(network, "RESOLVE_S", 0.01)
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: for_ever.wait() and [])
+    assert network.Network().resolve("node9") is None
+    assert not network.Network().reachable("node9", 443, 0.01)
+    for_ever.set()
+
+
+@pytest.mark.parametrize("host", ["", "..", "x" * 300])
+def test_name_that_cannot_be_one(host) -> None:
+    assert not network.Network().resolve(host)
 
 
 LO = {"lo": ["127.0.0.1"]}
