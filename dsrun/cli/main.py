@@ -19,6 +19,7 @@ COMMANDS = {
         "dsrun.cli.launch.command:command",
         "start any training script, and restart it after failures",
     ),
+    "doctor": ("dsrun.cli.doctor.command:command", "check whether training will work here, before it starts"),
     "diagnose": ("dsrun.cli.diagnose:command", "find out from its logs why a run stopped"),
     "report": ("dsrun.cli.report:command", "write curves, findings and settings of runs as one HTML page"),
     "exporter": ("dsrun.cli.exporter.command:command", "serve the figures of runs to Prometheus"),
