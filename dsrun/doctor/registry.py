@@ -58,4 +58,5 @@ CHECKS: tuple[Check, ...] = (
 )
 
 DEEP_CHECKS: tuple[Check, ...] = deep.DEEP_CHECKS
-"""Those of --deep, which use the GPUs for minutes, and run one after the other with deep.DEEP_LIMIT_S seconds each."""
+"""Those of --deep, which use the GPUs for minutes: they run last, one after the other, DEEP_LIMIT_S seconds each."""
+DEEP_LIMIT_S = deep.DEEP_LIMIT_S

@@ -51,12 +51,12 @@ def _dcgm(machine: Machine, target: Target) -> Iterator[Finding]:
         return
     output, broken = _ran(machine, ["dcgmi", "diag", "-r", "1", "-j"], "dcgm")
     try:
-        failed = list(_failed_tests(json.loads(output[output.index("{") :])))
+        failed = dict(_failed_tests(json.loads(output[output.index("{") :])))
     except ValueError:
         if broken:
             yield broken
         return
-    for name, why in failed:
+    for name, why in failed.items():
         yield failure(
             "dcgm_failed",
             f"dcgmi diag: {name} failed{f': {why}' if why else ''}",

@@ -9,6 +9,7 @@ from dsrun.doctor.gpu.nvml import GpuState, of_gpus
 from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.machine import Machine, Target
 from dsrun.findings import Finding
+from dsrun.system.display import counted
 
 EXCLUSIVE = (1, 3)
 PROHIBITED = 2
@@ -52,7 +53,7 @@ def _unfit(gpus: Sequence[GpuState], ranks: int | None) -> Iterator[Finding]:
     if exclusive and ranks is not None and ranks > len(gpus):
         yield failure(
             "gpu_settings_exclusive",
-            f"{of_gpus(exclusive)}: the compute mode is Exclusive, but {ranks} ranks share {len(gpus)} GPU(s)",
+            f"{of_gpus(exclusive)}: the compute mode is Exclusive, but {ranks} ranks share {counted(len(gpus), 'GPU')}",
             f"--nproc {len(gpus)}, or sudo nvidia-smi -c DEFAULT",
         )
 

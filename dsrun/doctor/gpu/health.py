@@ -12,6 +12,7 @@ from dsrun.doctor.gpu.nvml import GpuState, of_gpus
 from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.machine import Machine, Target
 from dsrun.findings import Finding
+from dsrun.system.display import counted
 
 RESET = "end its processes and reset it (sudo nvidia-smi --gpu-reset -i {index}), or reboot"
 BUSY = 2
@@ -42,7 +43,7 @@ def _memory_errors(gpu: GpuState) -> Iterator[Finding]:
     if gpu.ecc_uncorrected:
         yield failure(
             "ecc_uncorrected",
-            f"{gpu}: {gpu.ecc_uncorrected} uncorrected ECC error(s) since the driver was loaded",
+            f"{gpu}: {counted(gpu.ecc_uncorrected, 'uncorrected ECC error')} since the driver was loaded",
             f"{RESET.format(index=gpu.index)}; if they come back, have the GPU replaced (nvidia-smi -q -d ECC)",
         )
     if gpu.remap_pending or gpu.retirement_pending:

@@ -63,15 +63,13 @@ def meaning(number: int) -> Meaning:
     return Meaning(row["level"], row["means"], facts["fix"][row["fix"]])
 
 
-def kernel_lines(machine: Machine) -> list[str] | None:
-    """The kernel's messages, each with its time; None where this user may not read them."""
+def kernel_lines(machine: Machine) -> list[str]:
+    """The kernel's messages, each with its time; none where this user may not read them."""
     with suppress(OSError):
         return _records(machine.path("/dev/kmsg"))
-    commands = (["dmesg"], ["journalctl", "--dmesg", "--boot", "--no-pager", "--quiet", "--output=short-monotonic"])
-    for command in commands:
-        if (text := machine.answer(*command)) is not None:
-            return text.splitlines()
-    return None
+    journal = ["journalctl", "--dmesg", "--boot", "--no-pager", "--quiet", "--output=short-monotonic"]
+    # A journal that may not be read is empty, as the kernel log of a machine that runs never is.
+    return next((text.splitlines() for each in (["dmesg"], journal) if (text := machine.answer(*each))), [])
 
 
 def _records(kmsg: Path) -> list[str]:
@@ -120,7 +118,7 @@ def _look(machine: Machine, target: Target) -> Iterator[Finding]:
     if not gpus and not machine.path("/proc/driver/nvidia").exists():
         return
     lines = kernel_lines(machine)
-    if lines is None:
+    if not lines:
         return
     found = list(xids(lines))
     now = _uptime(machine)
@@ -150,7 +148,5 @@ def _ago(seconds: float) -> str:
     return f"{seconds:.0f} s ago"
 
 
-XID = Check(
-    "xid", "GPU errors in the kernel log (Xid)", _look, needs="needs an NVIDIA GPU, and the kernel log"
-)
+XID = Check("xid", "GPU errors in the kernel log (Xid)", _look, needs="needs an NVIDIA GPU, and the kernel log")
 CHECKS = (XID,)

@@ -13,6 +13,7 @@ from dsrun.doctor.gpu.nvml import P2P_OK, GpuState, of_gpus
 from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.machine import Machine, Target
 from dsrun.findings import Finding
+from dsrun.system.display import counted
 
 TRANSLATES = ("DMA", "DMA-FQ")
 """Types of an IOMMU group whose devices' addresses are translated (the kernel's sysfs-kernel-iommu_groups)."""
@@ -21,28 +22,26 @@ NO_PEER_MEMORY = "GPUs are read and written by way of host memory, at about half
 
 
 def _nvlink(machine: Machine, target: Target) -> Iterator[Finding]:
+    """Links that are up on one GPU and not on another of the same model; how many a machine joins, none tells."""
     gpus = [each for each in usable(machine) if each.nvlinks]
-    if not gpus:
-        return
-    most = max(sum(each.nvlinks) for each in gpus)
-    if most == 0:
-        if len(gpus) > 1 and any("SXM" in each.name for each in gpus):
-            yield warning(
-                "nvlink_down",
-                f"no NVLink of {of_gpus(gpus)} is up",
-                "nvidia-smi nvlink -s; start nvidia-fabricmanager on machines with NVSwitches, or reset all GPUs",
-            )
-        return
-    fewer = [each for each in gpus if sum(each.nvlinks) < most]
-    for gpu in fewer:
-        down = ", ".join(str(link) for link, up in enumerate(gpu.nvlinks) if not up)
-        yield warning(
-            "nvlink_down",
-            f"{gpu}: {sum(gpu.nvlinks)} NVLinks are up, {most} of others; down: {down}",
-            "nvidia-smi nvlink -s and -e; reset all GPUs or reboot; if it stays, have GPU and baseboard looked at",
-        )
-    if not fewer:
-        yield fine("nvlink", f"{most} NVLinks are up on each of {len(gpus)} GPU(s)")
+    joined = [each for each in gpus if any(each.nvlinks)]
+    most = {gpu.name: max(sum(each.nvlinks) for each in gpus if each.name == gpu.name) for gpu in joined}
+    problems = [_fewer(gpu, most[gpu.name]) for gpu in gpus if sum(gpu.nvlinks) < most.get(gpu.name, 0)]
+    if not joined and len(gpus) > 1 and all("SXM" in each.name for each in gpus):
+        fix = "nvidia-smi nvlink -s; start nvidia-fabricmanager on machines with NVSwitches, or reset all GPUs"
+        problems.append(warning("nvlink_down", f"no NVLink of {of_gpus(gpus)} is up", fix))
+    yield from problems
+    if joined and not problems:
+        yield fine("nvlink", f"{max(most.values())} NVLinks are up on each of {counted(len(joined), 'GPU')}")
+
+
+def _fewer(gpu: GpuState, most: int) -> Finding:
+    down = ", ".join(str(link) for link, up in enumerate(gpu.nvlinks) if not up)
+    return warning(
+        "nvlink_down",
+        f"{gpu}: {sum(gpu.nvlinks)} NVLinks are up, {most} of others; down: {down}",
+        "nvidia-smi nvlink -s and -e; reset all GPUs or reboot; if it stays, have GPU and baseboard looked at",
+    )
 
 
 @cache

@@ -14,6 +14,7 @@ from dsrun.doctor.gpu import nvml
 from dsrun.doctor.gpu.nvml import FABRIC_COMPLETED, GpuState, NvmlAnswer, of_gpus
 from dsrun.doctor.machine import Machine, Target
 from dsrun.findings import Finding
+from dsrun.system.display import counted
 
 NVIDIA = "0x10de"
 DISPLAY = "0x03"
@@ -79,7 +80,7 @@ def _driver(machine: Machine, target: Target) -> Iterator[Finding]:
             r"Kernel Module(?: for \S+)?\s+(\d[\d.]*)", machine.text("/proc/driver/nvidia/version") or ""
         )
         version = f" {release[1]}" if release else ""
-        message = f"driver{version} answers for {len(told.gpus)} GPU{'s' * (len(told.gpus) != 1)}"
+        message = f"driver{version} answers for {counted(len(told.gpus), 'GPU')}"
         yield fine("gpu_driver", message)
 
 
@@ -95,7 +96,7 @@ def _unusable(told: NvmlAnswer, *, loaded: bool, count: int) -> Finding:
         )
         fix = "start the container with its GPUs: docker run --gpus all, apptainer --nv, srun --gpus N"
     elif told.error in (nvml.LIBRARY_NOT_FOUND, nvml.DRIVER_NOT_LOADED) and not loaded:
-        code, message = "not_loaded", f"{count} NVIDIA GPU{'s' * (count != 1)}, but the NVIDIA driver is not loaded"
+        code, message = "not_loaded", f"{counted(count, 'NVIDIA GPU')}, but the NVIDIA driver is not loaded"
         fix = "sudo modprobe nvidia; if that fails, install the driver (dmesg | grep -i nvrm shows why)"
     elif told.error == nvml.NO_PERMISSION:
         code, message = "permission", "you may not use the NVIDIA driver's device files"
@@ -117,11 +118,11 @@ def _bus(machine: Machine, target: Target) -> Iterator[Finding]:
         names = ", ".join(sorted(gone) or [str(index) for index in told.lost])
         yield failure(
             "gpu_bus_lost",
-            f"{max(len(gone), len(told.lost))} GPU(s) cannot be reached, fallen off the bus: {names}",
+            f"{counted(max(len(gone), len(told.lost)), 'GPU')} fallen off the bus, cannot be reached: {names}",
             "drain the node and reboot it; if it comes back, have the GPU, its slot and its power cables looked at",
         )
     elif told.gpus:
-        yield fine("gpu_bus", f"all {len(told.gpus)} GPUs that may be used here answer")
+        yield fine("gpu_bus", f"{counted(len(told.gpus), 'GPU')} of this job, none is lost")
 
 
 def _minors(machine: Machine) -> Iterator[tuple[str, int]]:

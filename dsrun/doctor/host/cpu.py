@@ -9,6 +9,8 @@ from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.host.limits import ranks_of
 from dsrun.doctor.machine import Machine, Target
 from dsrun.findings import Finding
+from dsrun.system.display import counted
+from dsrun.system.host import cpu_quota
 
 CORES_OF_RANK = 2
 """Below it the training process, NCCL's threads and the data loaders of a GPU wait for one another."""
@@ -35,18 +37,12 @@ def allowed_cpus(machine: Machine) -> frozenset[int]:
     return frozenset()
 
 
-def _quota(machine: Machine, cpus: int) -> int:
-    """The cores that the cgroup's quota leaves of `cpus`."""
-    words = (machine.text("/sys/fs/cgroup/cpu.max") or "max").split()
-    if len(words) == 2 and all(word.isdigit() for word in words) and int(words[1]):
-        return max(1, min(cpus, int(words[0]) // int(words[1])))
-    return cpus
-
-
 def _cores(machine: Machine, target: Target) -> Iterator[Finding]:
-    cpus = _quota(machine, len(allowed_cpus(machine)))
+    cpus = len(allowed_cpus(machine))
     if not cpus:
         return
+    quota = cpu_quota(machine.root)
+    cpus = cpus if quota is None else max(1, min(cpus, int(quota)))
     ranks = ranks_of(machine, target)
     share = cpus // ranks
     spec = target.recipe.spec if target.recipe else None
@@ -57,13 +53,13 @@ def _cores(machine: Machine, target: Target) -> Iterator[Finding]:
         problems.append(
             warning(
                 "cores_few",
-                f"{cpus} core(s) for {ranks} rank(s): {why}",
+                f"{counted(cpus, 'core')} for {counted(ranks, 'rank')}: {why}",
                 f"request more: srun --cpus-per-gpu={wanted}, docker run without --cpus",
             )
         )
     yield from problems
     if not problems:
-        yield fine("cores", f"{cpus} cores for {ranks} rank(s)")
+        yield fine("cores", f"{counted(cpus, 'core')} for {counted(ranks, 'rank')}")
 
 
 def _threads(machine: Machine, cpus: int, ranks: int) -> Iterator[Finding]:
@@ -75,11 +71,8 @@ def _threads(machine: Machine, cpus: int, ranks: int) -> Iterator[Finding]:
     if not text.isdigit() or int(text) < 1:
         yield warning("cores_threads", f"OMP_NUM_THREADS={text} is not a number of threads", "unset OMP_NUM_THREADS")
     elif int(text) * ranks > cpus:
-        yield warning(
-            "cores_threads",
-            f"OMP_NUM_THREADS={text} with {ranks} rank(s) makes {int(text) * ranks} threads on {cpus} core(s)",
-            f"unset OMP_NUM_THREADS, or export OMP_NUM_THREADS={share}",
-        )
+        message = f"OMP_NUM_THREADS={text} makes {int(text) * ranks} threads, and there are {counted(cpus, 'core')}"
+        yield warning("cores_threads", message, f"unset OMP_NUM_THREADS, or export OMP_NUM_THREADS={share}")
 
 
 def _numa(machine: Machine, target: Target) -> Iterator[Finding]:
@@ -102,8 +95,7 @@ def _numa(machine: Machine, target: Target) -> Iterator[Finding]:
         names = ", ".join(str(index) for index in indices)
         yield warning(
             "numa_far",
-            f"GPU(s) {names} are on NUMA node {node}, none of whose cores this process may use: copies cross"
-            " the sockets",
+            f"NUMA node {node} has GPU {names}, and none of the cores that this process may use: copies cross sockets",
             "srun --gpu-bind=closest, or cores of that node: numactl --cpunodebind="
             f"{node} (nvidia-smi topo -m shows which); docker run without --cpuset-cpus",
         )

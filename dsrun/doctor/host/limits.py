@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from math import inf
-from pathlib import Path
 
 from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.host.infiniband import active_ports
 from dsrun.doctor.machine import Machine, Target
 from dsrun.findings import Finding
+from dsrun.system.display import counted
+from dsrun.system.host import cgroups
 
 MIB = 2**20
 GIB = 2**30
@@ -64,7 +65,7 @@ def _shm(machine: Machine, target: Target) -> Iterator[Finding]:
             fix=_more_shm(total, free, wanted),
         )  # fmt: skip
     elif free < wanted:
-        message = f"/dev/shm has {size} free, {wanted / GIB:.0f} GiB would be safe for {ranks} rank(s)"
+        message = f"/dev/shm has {size} free, {wanted / GIB:.0f} GiB would be safe for {counted(ranks, 'rank')}"
         yield warning("shm_small", message, _more_shm(total, free, wanted))
     else:
         yield fine("shm", f"/dev/shm has {size} free")
@@ -93,7 +94,7 @@ def _memlock(machine: Machine, target: Target) -> Iterator[Finding]:
         message=f"locked memory is limited to {soft / MIB:.3g} MiB, and {' and '.join(needs)} locks its buffers",
         fix="ulimit -l unlimited" if hard == inf else
         "two lines in /etc/security/limits.conf, * soft memlock unlimited and * hard memlock unlimited; SLURM:"
-        " LimitMEMLOCK=infinity for slurmd; docker run --ulimit memlock=-1",
+        " LimitMEMLOCK=infinity for slurmd and PropagateResourceLimitsExcept=MEMLOCK; docker run --ulimit memlock=-1",
     )  # fmt: skip
 
 
@@ -132,7 +133,7 @@ def _tasks(machine: Machine, target: Target) -> Iterator[Finding]:
 def _pids_left(machine: Machine) -> tuple[float, str]:
     """The least that a cgroup above this process leaves (pids.max - pids.current), and its name."""
     least, name = inf, ""
-    for folder in _pids_cgroups(machine):
+    for folder in cgroups(machine.root, "pids"):
         try:
             most = (folder / "pids.max").read_text().strip()
             now = int((folder / "pids.current").read_text())
@@ -141,19 +142,6 @@ def _pids_left(machine: Machine) -> tuple[float, str]:
         if most.isdigit() and int(most) - now < least:
             least, name = int(most) - now, folder.name
     return least, name
-
-
-def _pids_cgroups(machine: Machine) -> Iterator[Path]:
-    """The folders of this process's cgroup and those above it, of version 2 and 1; a container has its own root."""
-    mount = machine.path("/sys/fs/cgroup")
-    for line in (machine.text("/proc/self/cgroup") or "").splitlines():
-        _, _, rest = line.partition(":")
-        names, _, path = rest.partition(":")
-        if names and "pids" not in names.split(","):
-            continue
-        top = mount / "pids" if names else mount
-        inner = top / path.strip("/")
-        yield from (each for each in (inner, *inner.parents) if each.is_relative_to(top))
 
 
 SHM = Check("shm", "/dev/shm", _shm)

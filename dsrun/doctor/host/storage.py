@@ -18,7 +18,7 @@ MIB = 2**20
 GIB = 2**30
 WRITTEN = 64 * MIB
 """Bytes that are written at most to measure the speed."""
-WRITING_S = 0.5
+WRITING_S = 0.25
 """Seconds after which no further block is written."""
 SLOW_SAVE_S = 300.0
 """Seconds of a save from which on saving often costs much of the run."""
@@ -145,8 +145,6 @@ def _inodes(machine: Machine, target: Target) -> Iterator[Finding]:
 
 
 DISK = Check("disk", "space for checkpoints", _space)
-WRITE_SPEED = Check(
-    "write_speed", "write speed of the run folder", _speed, needs="needs a folder that can be written"
-)
+WRITE_SPEED = Check("write_speed", "write speed of the run folder", _speed, needs="needs a folder that can be written")
 INODES = Check("inodes", "inodes", _inodes, needs="needs a file system with a fixed number of files")
 CHECKS = (DISK, WRITE_SPEED, INODES)

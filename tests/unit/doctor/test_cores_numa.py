@@ -43,7 +43,7 @@ def test_cores_of_two_ranks(tmp_path, allowed, environ, expected):
 
 def test_cores_of_a_container(tmp_path):
     """Its quota counts, not the cores that it sees."""
-    files = cpus("0-63") | {"/sys/fs/cgroup/cpu.max": "200000 100000\n"}
+    files = cpus("0-63") | {"/proc/self/cgroup": "0::/\n", "/sys/fs/cgroup/cpu.max": "200000 100000\n"}
     assert codes(CORES, recorded(tmp_path, files, gpus=GPUS)) == {"cores_few": "warning"}
     assert codes(CORES, recorded(tmp_path, files | {"/sys/fs/cgroup/cpu.max": "max 100000\n"}, gpus=GPUS)) == {
         "cores": "info"
@@ -63,7 +63,7 @@ def test_gpus_near_their_cores(tmp_path):
 def test_cpuset_on_the_other_socket(tmp_path):
     finding = found(NUMA, recorded(tmp_path, cpus("0-15") | sockets(), gpus=GPUS))[0]
     assert (finding.level, finding.code) == ("warning", "numa_far")
-    assert "GPU(s) 1 are on NUMA node 1" in finding.message
+    assert "NUMA node 1 has GPU 1" in finding.message
     assert "--cpunodebind=1" in finding.fix
 
 

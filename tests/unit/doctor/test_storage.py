@@ -105,7 +105,7 @@ def test_measuring_leaves_no_file(tmp_path):
 
 @pytest.mark.parametrize(("step_s", "written"), [(1.0, storage.MIB), (0.0, storage.WRITTEN)])
 def test_measuring_ends(tmp_path, monkeypatch, step_s, written):
-    """After half a second, even if one MiB took longer, or 64 MiB."""
+    """After a quarter of a second, even if one MiB took longer, or 64 MiB."""
     sizes = []
     fsync = os.fsync
     monkeypatch.setattr(storage.os, "fsync", lambda file: (sizes.append(os.fstat(file).st_size), fsync(file)))
