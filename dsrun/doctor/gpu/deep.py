@@ -124,7 +124,21 @@ def _bandwidth(machine: Machine, target: Target) -> Iterator[Finding]:
         yield fine("nvbandwidth", f"for each GPU {rates}")
 
 
-DCGM = Check("dcgm", "DCGM diagnostics", _dcgm, needs="needs an NVIDIA GPU and dcgmi")
-NCCL_TESTS = Check("nccl_tests", "nccl-tests, all_reduce", _all_reduce, needs="needs several GPUs and all_reduce_perf")
-NVBANDWIDTH = Check("nvbandwidth", "nvbandwidth", _bandwidth, needs="needs an NVIDIA GPU and nvbandwidth")
+DCGM = Check(
+    "dcgm", "DCGM diagnostics", _dcgm, needs="needs an NVIDIA GPU and dcgmi", finds="what `dcgmi diag -r 1` finds"
+)
+NCCL_TESTS = Check(
+    "nccl_tests",
+    "nccl-tests, all_reduce",
+    _all_reduce,
+    needs="needs several GPUs and all_reduce_perf",
+    finds="wrong values of all_reduce between the GPUs of this machine, and its bus bandwidth",
+)
+NVBANDWIDTH = Check(
+    "nvbandwidth",
+    "nvbandwidth",
+    _bandwidth,
+    needs="needs an NVIDIA GPU and nvbandwidth",
+    finds="copies between host and GPUs that are slower than any PCIe link should be",
+)
 DEEP_CHECKS = (DCGM, NCCL_TESTS, NVBANDWIDTH)

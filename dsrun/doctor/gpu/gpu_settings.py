@@ -58,5 +58,11 @@ def _unfit(gpus: Sequence[GpuState], ranks: int | None) -> Iterator[Finding]:
         )
 
 
-SETTINGS = Check("gpu_settings", "persistence, MIG, compute mode", _settings, needs="needs an NVIDIA GPU")
+SETTINGS = Check(
+    "gpu_settings",
+    "persistence, MIG, compute mode",
+    _settings,
+    needs="needs an NVIDIA GPU",
+    finds="persistence mode off, MIG on, a compute mode that keeps ranks from their GPU",
+)
 CHECKS = (SETTINGS,)

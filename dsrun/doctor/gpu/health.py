@@ -108,7 +108,25 @@ def _pcie(machine: Machine, target: Target) -> Iterator[Finding]:
         yield fine("pcie", f"{of_gpus(known)}: all PCIe lanes are in use")
 
 
-ECC = Check("ecc", "ECC and row remapping", _ecc, needs="needs an NVIDIA GPU with ECC")
-CLOCKS = Check("gpu_clocks", "GPU clocks", _clocks, needs="needs an NVIDIA GPU")
-PCIE = Check("pcie", "PCIe link of the GPUs", _pcie, needs="needs an NVIDIA GPU")
+ECC = Check(
+    "ecc",
+    "ECC and row remapping",
+    _ecc,
+    needs="needs an NVIDIA GPU with ECC",
+    finds="uncorrected memory errors; faulty memory rows that wait for a reset, or could not be replaced",
+)
+CLOCKS = Check(
+    "gpu_clocks",
+    "GPU clocks",
+    _clocks,
+    needs="needs an NVIDIA GPU",
+    finds="GPUs that heat, the power supply or a power limit slow down, by the driver's reasons",
+)
+PCIE = Check(
+    "pcie",
+    "PCIe link of the GPUs",
+    _pcie,
+    needs="needs an NVIDIA GPU",
+    finds="PCIe links with fewer lanes, or under load of an older generation, than GPU and slot have",
+)
 CHECKS = (ECC, CLOCKS, PCIE)

@@ -148,5 +148,11 @@ def _ago(seconds: float) -> str:
     return f"{seconds:.0f} s ago"
 
 
-XID = Check("xid", "GPU errors in the kernel log (Xid)", _look, needs="needs an NVIDIA GPU, and the kernel log")
+XID = Check(
+    "xid",
+    "GPU errors in the kernel log (Xid)",
+    _look,
+    needs="needs an NVIDIA GPU, and the kernel log",
+    finds="Xid errors of the NVIDIA driver since the machine started, each with its meaning",
+)
 CHECKS = (XID,)

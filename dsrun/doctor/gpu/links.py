@@ -136,7 +136,25 @@ def _kernel(machine: Machine) -> tuple[int, ...]:
     return tuple(int(word) for word in words[:2] if word.isdigit())
 
 
-NVLINK = Check("nvlink", "NVLink", _nvlink, needs="needs GPUs with NVLink")
-PEERS = Check("peer_access", "direct access between GPUs", _peers, needs="needs several NVIDIA GPUs")
-GPUDIRECT = Check("gpudirect", "GPUDirect RDMA", _rdma, needs="needs an NVIDIA GPU and an InfiniBand or RoCE card")
+NVLINK = Check(
+    "nvlink",
+    "NVLink",
+    _nvlink,
+    needs="needs GPUs with NVLink",
+    finds="NVLinks that are down on one GPU and up on others",
+)
+PEERS = Check(
+    "peer_access",
+    "direct access between GPUs",
+    _peers,
+    needs="needs several NVIDIA GPUs",
+    finds="GPUs that cannot read each other's memory; an IOMMU or ACS that sends their traffic through the CPU",
+)
+GPUDIRECT = Check(
+    "gpudirect",
+    "GPUDirect RDMA",
+    _rdma,
+    needs="needs an NVIDIA GPU and an InfiniBand or RoCE card",
+    finds="a missing nvidia_peermem, without which InfiniBand goes through host memory",
+)
 CHECKS = (NVLINK, PEERS, GPUDIRECT)

@@ -15,6 +15,7 @@ from dsrun.doctor.gpu.nvml import FABRIC_COMPLETED, GpuState, NvmlAnswer, of_gpu
 from dsrun.doctor.machine import Machine, Target
 from dsrun.findings import Finding
 from dsrun.system.display import counted
+from dsrun.system.gpus import Gpu, select_visible
 
 NVIDIA = "0x10de"
 DISPLAY = "0x03"
@@ -175,22 +176,33 @@ def _runs(machine: Machine, name: str) -> bool | None:
 
 def usable(machine: Machine) -> tuple[GpuState, ...]:
     """The GPUs that a run here would take: those that CUDA_VISIBLE_DEVICES leaves."""
-    gpus = machine.nvml().gpus
-    names = machine.environ.get("CUDA_VISIBLE_DEVICES")
-    if names is None:
-        return gpus
-    chosen: list[GpuState] = []
-    for name in (each.strip() for each in names.split(",")):
-        fitting = [
-            each for each in gpus if name == str(each.index) or (name.startswith("GPU-") and each.uuid.startswith(name))
-        ]
-        if len(fitting) != 1:
-            break  # CUDA ends the list at the first invalid entry
-        chosen += fitting
-    return tuple(chosen)
+    states = {each.uuid or f"GPU {each.index}": each for each in machine.nvml().gpus}
+    gpus = [
+        Gpu(index=place, name=state.name, uuid=uuid, memory_total=None, capability=(0, 0))
+        for place, (uuid, state) in enumerate(states.items())
+    ]
+    return tuple(states[each.uuid] for each in select_visible(gpus, machine.environ.get("CUDA_VISIBLE_DEVICES")))
 
 
-GPU_DRIVER = Check("gpu_driver", "NVIDIA driver answers", _driver, needs="needs an NVIDIA GPU")
-GPU_BUS = Check("gpu_bus", "GPUs on the bus", _bus, needs="needs an NVIDIA GPU")
-FABRIC = Check("fabric_manager", "NVSwitch fabric", _fabric, needs="needs GPUs with NVSwitches")
+GPU_DRIVER = Check(
+    "gpu_driver",
+    "NVIDIA driver answers",
+    _driver,
+    needs="needs an NVIDIA GPU",
+    finds="a driver that is not loaded, was updated while loaded, or may not be used; a container without GPUs",
+)
+GPU_BUS = Check(
+    "gpu_bus",
+    "GPUs on the bus",
+    _bus,
+    needs="needs an NVIDIA GPU",
+    finds="a GPU that has fallen off the bus, by the driver's list, NVML and PCI configuration space",
+)
+FABRIC = Check(
+    "fabric_manager",
+    "NVSwitch fabric",
+    _fabric,
+    needs="needs GPUs with NVSwitches",
+    finds="NVSwitch machines whose fabric manager does not run (CUDA error 802)",
+)
 CHECKS = (GPU_DRIVER, GPU_BUS, FABRIC)

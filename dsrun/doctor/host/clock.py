@@ -85,5 +85,11 @@ def _unsynchronised() -> Finding:
     )
 
 
-CLOCK = Check("clock", "clock", _look, needs="needs chrony, systemd, or a run folder on a network file system")
+CLOCK = Check(
+    "clock",
+    "clock",
+    _look,
+    needs="needs chrony, systemd, or a run folder on a network file system",
+    finds="a clock that is not synchronised, or differs from that of the run folder's file server",
+)
 CHECKS = (CLOCK,)

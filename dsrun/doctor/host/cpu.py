@@ -103,6 +103,17 @@ def _numa(machine: Machine, target: Target) -> Iterator[Finding]:
         yield fine("numa", "each GPU has cores of its own NUMA node")
 
 
-CORES = Check("cores", "cores and threads of each rank", _cores)
-NUMA = Check("numa", "NUMA nodes of GPUs and cores", _numa, needs="needs GPUs and several NUMA nodes")
+CORES = Check(
+    "cores",
+    "cores and threads of each rank",
+    _cores,
+    finds="fewer cores than ranks, data loaders or Adam on the CPU need; OMP_NUM_THREADS with more threads than cores",
+)
+NUMA = Check(
+    "numa",
+    "NUMA nodes of GPUs and cores",
+    _numa,
+    needs="needs GPUs and several NUMA nodes",
+    finds="GPUs on a NUMA node of whose cores this process may use none",
+)
 CHECKS = (CORES, NUMA)

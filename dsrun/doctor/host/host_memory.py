@@ -71,5 +71,11 @@ def _nvme(machine: Machine, target: Target, planned: Needs) -> Iterator[Finding]
         )
 
 
-HOST_MEMORY = Check("host_memory", "host memory", _memory, needs="needs a GPU, and a job whose model is known")
+HOST_MEMORY = Check(
+    "host_memory",
+    "host memory",
+    _memory,
+    needs="needs a GPU, and a job whose model is known",
+    finds="less host memory than the job's offload plan takes, or loading its model; a full drive of --offload nvme",
+)
 CHECKS = (HOST_MEMORY,)

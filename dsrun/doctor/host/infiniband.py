@@ -162,5 +162,11 @@ def _errors(found: Sequence[Port]) -> Iterator[Finding]:
             )
 
 
-INFINIBAND = Check("infiniband", "InfiniBand ports", _look, needs="needs an InfiniBand or RoCE card")
+INFINIBAND = Check(
+    "infiniband",
+    "InfiniBand ports",
+    _look,
+    needs="needs an InfiniBand or RoCE card",
+    finds="ports that are down, wait for a subnet manager, run slower than others, or count errors; NCCL_IB_HCA",
+)
 CHECKS = (INFINIBAND,)

@@ -144,8 +144,21 @@ def _pids_left(machine: Machine) -> tuple[float, str]:
     return least, name
 
 
-SHM = Check("shm", "/dev/shm", _shm)
-MEMLOCK = Check("memlock", "locked memory", _memlock, needs="needs InfiniBand, or --offload nvme")
-NOFILE = Check("nofile", "open files", _files)
-NPROC = Check("nproc", "processes and threads", _tasks)
+SHM = Check(
+    "shm",
+    "/dev/shm",
+    _shm,
+    finds="shared memory that is missing, full, or too small for data loaders and NCCL, as in a container",
+)
+MEMLOCK = Check(
+    "memlock",
+    "locked memory",
+    _memlock,
+    needs="needs InfiniBand, or --offload nvme",
+    finds="a limit of locked memory, which InfiniBand and NVMe offload run into",
+)
+NOFILE = Check("nofile", "open files", _files, finds="a limit of open files that data loaders run into")
+NPROC = Check(
+    "nproc", "processes and threads", _tasks, finds="limits of processes and threads, of the user and of the cgroup"
+)
 CHECKS = (SHM, MEMLOCK, NOFILE, NPROC)

@@ -102,5 +102,11 @@ def _judged(quota: Quota, point: str, wanted: int) -> Iterator[Finding]:
         yield failure("quota_files", message, fix)
 
 
-QUOTA = Check("quota", "quota", _look, needs="needs quota or lfs, and a limit")
+QUOTA = Check(
+    "quota",
+    "quota",
+    _look,
+    needs="needs quota or lfs, and a limit",
+    finds="a quota of user or group that is used up, or will be by the first checkpoint",
+)
 CHECKS = (QUOTA,)

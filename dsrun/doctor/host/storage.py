@@ -144,7 +144,24 @@ def _inodes(machine: Machine, target: Target) -> Iterator[Finding]:
         yield fine("inodes", f"{left:,} more files can be created")
 
 
-DISK = Check("disk", "space for checkpoints", _space)
-WRITE_SPEED = Check("write_speed", "write speed of the run folder", _speed, needs="needs a folder that can be written")
-INODES = Check("inodes", "inodes", _inodes, needs="needs a file system with a fixed number of files")
+DISK = Check(
+    "disk",
+    "space for checkpoints",
+    _space,
+    finds="less space than the checkpoints that are kept and the final model take",
+)
+WRITE_SPEED = Check(
+    "write_speed",
+    "write speed of the run folder",
+    _speed,
+    needs="needs a folder that can be written",
+    finds="a disk that takes minutes for a checkpoint, measured by a write of 64 MiB or 0.25 s, which leaves nothing",
+)
+INODES = Check(
+    "inodes",
+    "inodes",
+    _inodes,
+    needs="needs a file system with a fixed number of files",
+    finds="a file system in which few more files can be created, whatever space is free",
+)
 CHECKS = (DISK, WRITE_SPEED, INODES)

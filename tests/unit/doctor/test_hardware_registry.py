@@ -20,6 +20,7 @@ def test_every_hardware_check_is_registered():
     assert set(deep.DEEP_CHECKS) == set(DEEP_CHECKS)
     codes = [each.code for each in (*CHECKS, *DEEP_CHECKS)]
     assert len(codes) == len(set(codes))
+    assert all(each.finds for each in (*HARDWARE, *DEEP_CHECKS)), "docs/doctor.md shows it"
 
 
 def test_hardware_checks_of_this_machine(tmp_path):
