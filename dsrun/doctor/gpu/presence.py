@@ -116,10 +116,10 @@ def _bus(machine: Machine, target: Target) -> Iterator[Finding]:
         seen = {each.bus for each in told.gpus}
         gone |= {address for address, minor in _minors(machine) if address not in seen and _is_ours(machine, minor)}
     if gone or told.lost:
-        names = ", ".join(sorted(gone) or [str(index) for index in told.lost])
+        names = [f"the GPU at {each}" for each in sorted(gone)] or [f"GPU {index}" for index in told.lost]
         yield failure(
             "gpu_bus_lost",
-            f"{counted(max(len(gone), len(told.lost)), 'GPU')} fallen off the bus, cannot be reached: {names}",
+            f"{', '.join(names)} cannot be reached: fallen off the bus",
             "drain the node and reboot it; if it comes back, have the GPU, its slot and its power cables looked at",
         )
     elif told.gpus:

@@ -78,17 +78,14 @@ def _space(machine: Machine, target: Target) -> Iterator[Finding]:
             yield fine("disk", f"{folder} has {free / GIB:,.0f} GiB free")
         return
     first, all_kept = _wanted(target, planned)
-    one = f"one checkpoint takes {planned.checkpoint / GIB:.1f} GiB"
+    room = f"{folder} has {free / GIB:,.0f} GiB free"
+    size = (
+        f"a checkpoint takes {planned.checkpoint / GIB:.1f} GiB, all that are kept and the model {all_kept / GIB:.1f}"
+    )
     if free < all_kept:
-        when = "not even one fits" if free < first else "all that are kept do not fit"
-        yield failure(
-            "disk_full",
-            f"{folder} has {free / GIB:.1f} GiB free; {one}, {when} ({all_kept / GIB:.1f} GiB with the model)",
-            more,
-        )
+        yield failure("disk_full", f"{room}{', not enough for one checkpoint' if free < first else ''}; {size}", more)
     else:
-        message = f"{folder} has {free / GIB:,.0f} GiB free; {one}, all with the final model {all_kept / GIB:.1f} GiB"
-        yield fine("disk", message)
+        yield fine("disk", f"{room}; {size}")
 
 
 def _speed(machine: Machine, target: Target) -> Iterator[Finding]:

@@ -21,7 +21,7 @@ nvmlReturn_t nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) {
     return index == 1 ? LOST : index == 3 ? NO_PERMISSION : OK;
 }
 nvmlReturn_t nvmlDeviceGetName(void *handle, char *text, unsigned length) { strncpy(text, "NVIDIA H100", length); return OK; }
-nvmlReturn_t nvmlDeviceGetUUID(void *handle, char *text, unsigned length) { strncpy(text, "GPU-1", length); return OK; }
+nvmlReturn_t nvmlDeviceGetUUID(void *handle, char *text, unsigned length) { strncpy(text, number(handle) ? "GPU-3" : "GPU-1", length); return OK; }
 nvmlReturn_t nvmlDeviceGetPciInfo_v3(void *handle, Pci *pci) { KNOWN(handle); strcpy(pci->bus_id, "00000000:3B:00.0"); return OK; }
 nvmlReturn_t nvmlDeviceGetPersistenceMode(void *handle, unsigned *mode) { KNOWN(handle); *mode = 0; return OK; }
 nvmlReturn_t nvmlDeviceGetMigMode(void *handle, unsigned *now, unsigned *pending) { KNOWN(handle); *now = 1; *pending = 0; return OK; }

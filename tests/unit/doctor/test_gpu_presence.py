@@ -75,7 +75,7 @@ def test_gpu_fallen_off_the_bus(tmp_path, how):
         files |= on_bus(SECOND, head=b"\xff\xff")
     finding = found(GPU_BUS, recorded(tmp_path, files, nvml=lambda: answer))[0]
     assert (finding.level, finding.code) == ("error", "gpu_bus_lost")
-    assert finding.message.endswith("1" if how == "nvml" else SECOND)
+    assert finding.message.startswith("GPU 1 " if how == "nvml" else f"the GPU at {SECOND} ")
 
 
 def test_gpus_of_other_jobs_are_not_lost(tmp_path):
