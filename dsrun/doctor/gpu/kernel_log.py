@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dsrun.datafiles import toml_beside
-from dsrun.doctor.check import Check, fine
+from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.machine import Machine, Target
 from dsrun.findings import Finding, Level
 from dsrun.system.display import printable
@@ -28,6 +28,8 @@ _TOLD_BY_LINE = (154,)
 
 _KMSG = re.compile(r"^\d+,\d+,(?P<microseconds>\d+),[^;]*;(?P<text>.*)")
 _PRINTED = re.compile(r"^\[\s*(?P<seconds>\d+\.\d+)\]\s*(?P<text>.*)")  # dmesg, journalctl -o short-monotonic
+_SXID = re.compile(r"SXid \((?:PCI:)?(?P<bus>[0-9a-fA-F:.]+)\): (?P<number>\d+), Fatal\b")
+"""An error of an NVSwitch that ends the jobs on its links (Fabric Manager user guide, "Fatal NVSwitch SXid Errors")."""
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<bus>[0-9a-fA-F:.]+)\): (?P<number>\d+)")
 
 
@@ -92,10 +94,10 @@ def _records(kmsg: Path) -> list[str]:
     return lines
 
 
-def xids(lines: Iterable[str]) -> Iterator[Xid]:
-    """The Xids among kernel messages."""
+def xids(lines: Iterable[str], pattern: re.Pattern[str] = _XID) -> Iterator[Xid]:
+    """The Xids among kernel messages; with another pattern, those of NVSwitches."""
     for line in lines:
-        found = _XID.search(line)
+        found = pattern.search(line)
         if not found:
             continue
         seconds = 0.0
@@ -104,7 +106,7 @@ def xids(lines: Iterable[str]) -> Iterator[Xid]:
             seconds, text = int(head["microseconds"]) / 1e6, head["text"]
         elif head := _PRINTED.match(line):
             seconds, text = float(head["seconds"]), head["text"]
-        text = text[max(0, text.find("NVRM:")) :]
+        text = text[max(0, text.find("NVRM:")) :] if pattern is _XID else text
         yield Xid(seconds, found["bus"].lower().partition(".")[0], int(found["number"]), printable(text[:SHOWN]))
 
 
@@ -127,7 +129,13 @@ def _look(machine: Machine, target: Target) -> Iterator[Finding]:
         last = [each for each in found if (each.bus, each.number) == (bus, number)][-1]
         age = max(0.0, now - last.seconds)
         yield _finding(last, names.get(bus, f"GPU at {bus}"), count, age)
-    if not found:
+    fatal = {(each.bus, each.number): each for each in xids(lines, _SXID)}
+    for (bus, number), last in fatal.items():
+        age = max(0.0, now - last.seconds)
+        tell = warning if age > RECENT_S else failure
+        message = f"NVSwitch at {bus}: fatal SXid {number}, {_ago(age)}"
+        yield tell(f"xid_switch_{number}", message, _facts()["fix"]["link"])
+    if not found and not fatal:
         yield fine("xid", "no Xid error in the kernel log")
 
 

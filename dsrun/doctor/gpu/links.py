@@ -123,7 +123,7 @@ def _rdma(machine: Machine, target: Target) -> Iterator[Finding]:
 
 def _has_rdma(machine: Machine) -> bool:
     folder = machine.path("/sys/class/infiniband")
-    return folder.is_dir() and any(folder.iterdir())
+    return machine.environ.get("NCCL_IB_DISABLE") != "1" and folder.is_dir() and any(folder.iterdir())
 
 
 def _open_driver(machine: Machine) -> bool:

@@ -16,6 +16,10 @@ DRIVER_NOT_LOADED = 9
 NO_PERMISSION = 4
 VERSION_MISMATCH = 18
 """NVML's return codes (nvmlReturn_t in nvml.h) of a driver that does not answer."""
+NO_ANSWER = -1
+"""Instead of one of these, of a driver that hangs."""
+ANSWER_S = 6.0
+"""Less than a check may take: where the driver hangs, one check says so, and the others have no GPU to look at."""
 
 FABRIC_COMPLETED = 3
 """nvmlGpuFabricState_t: 0 not supported, 1 not started, 2 in progress, 3 completed."""
@@ -86,16 +90,25 @@ def of_gpus(gpus: Sequence[GpuState]) -> str:
     return f"GPU{'s' * (len(gpus) > 1)} {', '.join(str(each.index) for each in gpus)}"
 
 
-_reading = threading.Lock()
+_starting = threading.Lock()
+_answers: list[NvmlAnswer] = []
 
 
 def query_gpus() -> NvmlAnswer:
-    """What the driver says; it is asked once a process, whichever of the checks comes first."""
-    with _reading:
-        return _read()
+    """What the driver says; it is asked once a process, whichever of the checks comes first, and given ANSWER_S."""
+    with _starting:  # two threads may call a cached function at once
+        thread = _asking()
+    thread.join(ANSWER_S)
+    return _answers[0] if _answers else NvmlAnswer(error=NO_ANSWER, message=f"no answer within {ANSWER_S:g} s")
 
 
 @cache
+def _asking() -> threading.Thread:
+    thread = threading.Thread(target=lambda: _answers.append(_read()), name="NVML", daemon=True)
+    thread.start()
+    return thread
+
+
 def _read() -> NvmlAnswer:
     import pynvml as nvml
 

@@ -68,7 +68,13 @@ def _driver(machine: Machine, target: Target) -> Iterator[Finding]:
     told = machine.nvml()
     if not on_bus and not loaded and not told.gpus:
         return
-    if told.error is not None:
+    if told.error == nvml.NO_ANSWER:
+        yield warning(
+            "gpu_driver_slow",
+            f"the NVIDIA driver did not answer within {nvml.ANSWER_S:g} s: a GPU hangs, or persistence mode is off",
+            "sudo nvidia-smi -pm 1, or enable the service nvidia-persistenced; dmesg | grep NVRM shows what hangs",
+        )
+    elif told.error is not None:
         yield _unusable(told, loaded=loaded, count=len(on_bus))
     elif not told.gpus and not told.lost:
         yield warning(

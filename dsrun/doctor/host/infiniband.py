@@ -50,7 +50,9 @@ def ports(machine: Machine) -> list[Port]:
 
 
 def active_ports(machine: Machine) -> list[Port]:
-    """Those that data can go through."""
+    """Those that data can go through, unless NCCL_IB_DISABLE keeps NCCL from them."""
+    if machine.environ.get("NCCL_IB_DISABLE") == "1":
+        return []
     return [each for each in ports(machine) if each.state == "ACTIVE"]
 
 
@@ -71,7 +73,7 @@ def _counters(machine: Machine, base: str) -> dict[str, int]:
 
 def _chosen(machine: Machine) -> list[Port]:
     """The ports that NCCL_IB_HCA leaves, which names devices, with ports or without, "^" before those to leave out."""
-    everyone = ports(machine)
+    everyone = [] if machine.environ.get("NCCL_IB_DISABLE") == "1" else ports(machine)
     names = machine.environ.get("NCCL_IB_HCA", "").strip()
     if not names:
         return everyone
@@ -88,7 +90,7 @@ def _chosen(machine: Machine) -> list[Port]:
 def _look(machine: Machine, target: Target) -> Iterator[Finding]:
     found = _chosen(machine)
     if not found:
-        if ports(machine):
+        if ports(machine) and machine.environ.get("NCCL_IB_HCA"):
             names = ", ".join(each.name for each in ports(machine))
             yield failure(
                 "infiniband_none_chosen",

@@ -2,6 +2,7 @@
  * another user. */
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 typedef int nvmlReturn_t;
 typedef struct { char legacy[16]; unsigned domain, bus, device, id, subsystem; char bus_id[32]; } Pci;
@@ -11,7 +12,10 @@ enum { OK = 0, NOT_SUPPORTED = 3, NO_PERMISSION = 4, LOST = 15, LIBRARY_MISMATCH
 static int number(void *handle) { return (int)(long)handle - 1; }
 #define KNOWN(handle) if (number(handle) != 0) return NOT_SUPPORTED
 
-nvmlReturn_t nvmlInitWithFlags(unsigned flags) { return getenv("FAKE_NVML_BROKEN") ? LIBRARY_MISMATCH : OK; }
+nvmlReturn_t nvmlInitWithFlags(unsigned flags) {
+    if (getenv("FAKE_NVML_HANGS")) pause();
+    return getenv("FAKE_NVML_BROKEN") ? LIBRARY_MISMATCH : OK;
+}
 nvmlReturn_t nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
 nvmlReturn_t nvmlShutdown(void) { return OK; }
 const char *nvmlErrorString(nvmlReturn_t code) { return "fake"; }

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.doctor.gpu.nvml import GpuState, NvmlAnswer
+from dsrun.doctor.gpu.nvml import NO_ANSWER, GpuState, NvmlAnswer
 from dsrun.doctor.gpu.presence import FABRIC, GPU_BUS, GPU_DRIVER, usable
 from tests.recorded_machine import codes, found, recorded
 
@@ -58,6 +58,13 @@ def test_driver_that_fails(tmp_path, error, loaded, code):
     finding = found(GPU_DRIVER, machine)[0]
     assert (finding.level, finding.code) == ("error", code)
     assert finding.fix
+
+
+def test_driver_that_does_not_answer_in_time(tmp_path):
+    answer = NvmlAnswer(error=NO_ANSWER, message="no answer within 6 s")
+    machine = recorded(tmp_path, on_bus(FIRST) | VERSION, nvml=lambda: answer)
+    assert codes(GPU_DRIVER, machine) == {"gpu_driver_slow": "warning"}
+    assert codes(GPU_BUS, machine) == {}
 
 
 def test_no_gpu_requested(tmp_path):

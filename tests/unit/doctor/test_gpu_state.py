@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 ASK = """
-import dataclasses, json
-from dsrun.doctor.gpu.nvml import query_gpus
-print(json.dumps(dataclasses.asdict(query_gpus())))
+import dataclasses, json, os
+from dsrun.doctor.gpu import nvml
+if os.environ.get("FAKE_NVML_HANGS"):
+    nvml.ANSWER_S = 0.1
+print(json.dumps(dataclasses.asdict(nvml.query_gpus())))
 """
 
 
@@ -54,3 +56,9 @@ def test_nvml_that_does_not_answer(ailing):
     answer = ask(ailing, FAKE_NVML_BROKEN="1")
     assert (answer["error"], answer["gpus"]) == (18, [])
     assert ask(Path("/nowhere"))["error"] in (12, 9, None)
+
+
+def test_driver_that_hangs(ailing):
+    """The question is given up; the process ends all the same."""
+    answer = ask(ailing, FAKE_NVML_HANGS="1")
+    assert (answer["error"], answer["message"]) == (-1, "no answer within 0.1 s")

@@ -67,6 +67,10 @@ def test_nccl_ib_hca_leaves_ports_out(tmp_path, names):
     assert codes(INFINIBAND, machine) == {"infiniband": "info"}
 
 
+def test_nccl_does_not_use_infiniband(tmp_path):
+    assert codes(INFINIBAND, recorded(tmp_path, four(state="2: INIT"), environ={"NCCL_IB_DISABLE": "1"})) == {}
+
+
 def test_nccl_ib_hca_names_no_port(tmp_path):
     machine = recorded(tmp_path, four(), environ={"NCCL_IB_HCA": "mlx4"})
     assert codes(INFINIBAND, machine) == {"infiniband_none_chosen": "error"}

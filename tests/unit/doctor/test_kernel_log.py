@@ -39,6 +39,16 @@ def test_xid_of_a_program_is_no_fault_of_the_gpu(tmp_path):
     assert codes(XID, recorded(tmp_path, DRIVER | {"/dev/kmsg": PROGRAM * 2}, gpus=[GPU])) == {"xid_31": "info"}
 
 
+def test_fatal_error_of_an_nvswitch(tmp_path):
+    """Errors that are not fatal are frequent, and mended by the switch."""
+    text = "4,1205,9900000000,-;nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up\n"
+    finding = found(XID, recorded(tmp_path, DRIVER | {"/dev/kmsg": text}, gpus=[GPU]))[0]
+    assert (finding.level, finding.code) == ("error", "xid_switch_20034")
+    assert finding.message == "NVSwitch at 0000:c1:00: fatal SXid 20034, 100 s ago"
+    harmless = text.replace("Fatal", "Non-fatal")
+    assert codes(XID, recorded(tmp_path, DRIVER | {"/dev/kmsg": harmless}, gpus=[GPU])) == {"xid": "info"}
+
+
 def test_unknown_xid_shows_its_line(tmp_path):
     text = LOST.replace("79", "199").replace("fallen", "\x1b[31mfallen")
     finding = found(XID, recorded(tmp_path, DRIVER | {"/dev/kmsg": text}, gpus=[GPU]))[0]
