@@ -76,6 +76,7 @@ def test_exclusive_compute_mode(tmp_path):
     """It hurts only where ranks share a GPU."""
     exclusive = machine(tmp_path, compute_mode=3)
     assert codes(SETTINGS, exclusive) == {"gpu_settings": "info"}
+    assert codes(SETTINGS, exclusive, Target(nproc=2)) == {"gpu_settings": "info"}
     assert codes(SETTINGS, exclusive, Target(nproc=4)) == {"gpu_settings_exclusive": "error"}
 
 

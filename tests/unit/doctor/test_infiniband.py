@@ -67,6 +67,13 @@ def test_nccl_ib_hca_leaves_ports_out(tmp_path, names):
     assert codes(INFINIBAND, machine) == {"infiniband": "info"}
 
 
+def test_nccl_ib_hca_begins_names(tmp_path):
+    """Unless an equals sign asks for whole names."""
+    assert codes(INFINIBAND, recorded(tmp_path, four(), environ={"NCCL_IB_HCA": "mlx5"})) == {"infiniband": "info"}
+    exact = recorded(tmp_path, four(), environ={"NCCL_IB_HCA": "=mlx5"})
+    assert codes(INFINIBAND, exact) == {"infiniband_none_chosen": "error"}
+
+
 def test_nccl_does_not_use_infiniband(tmp_path):
     assert codes(INFINIBAND, recorded(tmp_path, four(state="2: INIT"), environ={"NCCL_IB_DISABLE": "1"})) == {}
 

@@ -74,7 +74,7 @@ def test_job_of_an_unknown_model(tmp_path, settings):
     ("free", "settings", "expected"),
     [
         (1000, {}, {"disk": "info"}),
-        (300, {}, {"disk_full": "error"}),  # three checkpoints and one more, of 100 GiB each
+        (350, {}, {"disk_full": "error"}),  # three checkpoints and one more, of 100 GiB each
         (300, {"keep": 1}, {"disk": "info"}),
         (60, {"keep": 1}, {"disk_full": "error"}),
         (60, {"save_strategy": "no"}, {"disk": "info"}),
