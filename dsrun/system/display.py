@@ -142,3 +142,8 @@ def _masked_line(line: str) -> str:
 def is_secret_flag(word: str) -> bool:
     """Whether `word` is a flag that takes an access token, a password or a key."""
     return word.startswith("-") and bool(_SECRET_FLAG.fullmatch(word.replace("-", "_").strip("_")))
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 GPU`, `2 GPUs`, `1,000 files`; the noun's plural ends in s."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

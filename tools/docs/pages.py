@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from dsrun.diagnosis.rules import causes
-from dsrun.doctor.registry import CHECKS
+from dsrun.doctor.registry import CHECKS, DEEP_CHECKS
 from dsrun.doctor.software.known_bad import KnownBad
 from dsrun.doctor.software.known_bad import table as known_bad
 from dsrun.monitoring.prometheus import metrics
@@ -65,7 +65,10 @@ def exporter() -> str:
 
 def doctor() -> str:
     """The tables of docs/doctor.md: every check in its order, and the versions that are known to be bad."""
-    rows = [(f"`{check.code}`", check.title, check.finds, check.needs.removeprefix("needs ")) for check in CHECKS]
+    quick, deep = (
+        [(f"`{check.code}`", check.title, check.finds, check.needs.removeprefix("needs ")) for check in checks]
+        for checks in (CHECKS, DEEP_CHECKS)
+    )
     versions = [
         (
             ", ".join(f"{name} {text}" for name, text in row.packages.items()),
@@ -79,7 +82,9 @@ def doctor() -> str:
     return (
         "\n\n".join(
             [
-                table(("code", "check", "what it finds", "only with"), rows),
+                table(("code", "check", "what it finds", "only with"), quick),
+                "With `--deep` also:",
+                table(("code", "check", "what it finds", "only with"), deep),
                 "## Versions that are known to be bad",
                 table(("versions", "where", "what happens", "source"), versions),
             ]
