@@ -96,6 +96,9 @@ class Message:
         if self.kind == "preemption":
             # A job of `dsrun render-slurm` goes back into the queue by itself.
             return "" if self.facts.job_id else "run the same command again"
+        if self.kind == "finish":
+            # Of other programs there are no figures to report.
+            return "" if self.step is None else f"dsrun report {shlex.quote(self.facts.run)}"
         if self.kind in ("failure", "hang", "restart", "nan"):
             return f"dsrun diagnose {shlex.quote(self.facts.run)}"
         return ""

@@ -12,6 +12,9 @@ from typing import Any
 
 from dsrun.options import described
 
+DEFAULT_TARGET = 128
+"""Tokens of a target where --max-target-length is not given."""
+
 
 @described(__file__)
 @dataclass(frozen=True, kw_only=True)

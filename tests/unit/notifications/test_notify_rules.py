@@ -28,6 +28,9 @@ def test_finish_has_last_step_and_loss():
     (message,) = told(narrator, event("training", step=0, max_steps=20), event("end", step=20), end=End(exit_code=0))
     assert (message.kind, message.step, message.max_steps, message.loss) == ("finish", 20, 20, 1.5)
     assert message.headline == "t5 finished after step 20, loss 1.5"
+    assert message.next == "dsrun report /runs/a"
+    (message,) = told(Narrator(FACTS), end=End(exit_code=0))
+    assert message.next == ""
 
 
 def test_failure_has_cause_first_rank_and_next_command():
