@@ -129,10 +129,16 @@ def mail(address: Address, message: Message) -> bytes:
     return found.as_bytes()
 
 
+# Of a shell that could not run the command (POSIX, Shell Command Language, 2.8.2).
+_SHELL_CODES = {126: "cannot be executed", 127: "there is no such command"}
+
+
 def _run_command(address: Address, message: Message, deadline: float) -> None:
     """The JSON on stdin, the headline in a variable."""
     content = json.dumps(message.as_dict(), ensure_ascii=False).encode("utf-8", "backslashreplace")
-    _run(address.argv, content, {variables.NOTIFY_TEXT: message.headline}, deadline, address.argv[0])
+    # Users expect pipes and $DSRUN_NOTIFY_TEXT to work. Nothing of the message is a part of the command.
+    shell = ("/bin/sh", "-c", address.command)
+    _run(shell, content, {variables.NOTIFY_TEXT: message.headline}, deadline, address.argv[0])
 
 
 def _run(argv: tuple[str, ...], content: bytes, changes: Mapping[str, str], deadline: float, name: str) -> None:
@@ -157,4 +163,4 @@ def _run(argv: tuple[str, ...], content: bytes, changes: Mapping[str, str], dead
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     if process.returncode:
-        raise ToolError(f"{name}: exit code {process.returncode}")
+        raise ToolError(f"{name}: {_SHELL_CODES.get(process.returncode, f'exit code {process.returncode}')}")

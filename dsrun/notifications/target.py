@@ -67,13 +67,18 @@ def services() -> Mapping[str, Service]:
 
 @dataclass(frozen=True, kw_only=True)
 class Address:
-    """Where one message is sent: `url` of a webhook, `recipient` of a mail, `argv` of a command; `secret` signs."""
+    """Where one message is sent: `url` of a webhook, `recipient` of a mail, `command` for a shell; `secret` signs."""
 
     kind: str
     url: str = ""
     secret: str = ""
     recipient: str = ""
-    argv: tuple[str, ...] = ()
+    command: str = ""
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """The words of the command."""
+        return tuple(shlex.split(self.command))
 
     @property
     def shown(self) -> str:
@@ -188,13 +193,14 @@ def _command(text: str, where: str) -> Address:
     first = text.partition("/")[0]
     if "://" in text.partition(" ")[0] or _service_at(first):
         raise UsageError(f"{where}: not a URL that messages can be sent to", fix="it begins with https://")
+    found = Address(kind=COMMAND, command=text)
     try:
-        argv = tuple(shlex.split(text))
+        argv = found.argv
     except ValueError as error:
         raise UsageError(f"{where}: not a command: {error}", fix="quote it as in a shell") from None
     if not argv:
         raise UsageError(f"{where}: nothing is named", fix="name a URL, env:NAME, mailto:ADDRESS or a command")
-    return Address(kind=COMMAND, argv=argv)
+    return found
 
 
 def _service_at(host: str) -> str | None:

@@ -123,15 +123,21 @@ def test_command_that_reads_nothing_is_fine(tmp_path):
     send_to(str(program(tmp_path, "exit 0")))
 
 
-@pytest.mark.parametrize(("text", "why"), [("exit 3", "exit code 3"), ("kill -9 $$", "exit code -9")])
+@pytest.mark.parametrize(("text", "why"), [("exit 3", "exit code 3"), ("kill -9 $$", "exit code 137")])
 def test_command_that_fails(tmp_path, text, why):
     with pytest.raises(ToolError, match=why):
         send_to(str(program(tmp_path, text)))
 
 
 def test_command_that_is_missing():
-    with pytest.raises(ToolError, match="No such file or directory"):
+    with pytest.raises(ToolError, match="not-there: there is no such command"):
         send_to("./not-there")
+
+
+def test_command_may_be_a_pipe_and_use_the_variable(tmp_path):
+    send_to(f'cat | tee {tmp_path}/json >/dev/null && echo "$DSRUN_NOTIFY_TEXT" > {tmp_path}/text')
+    assert (tmp_path / "text").read_text() == MESSAGE.headline + "\n"
+    assert json.loads((tmp_path / "json").read_text()) == MESSAGE.as_dict()
 
 
 def test_command_that_hangs_is_killed_with_its_children(tmp_path):
