@@ -21,11 +21,14 @@ LIMIT_S = 8.0
 class Check:
     """`look` yields what it finds: errors and warnings, each with what mends it, else one finding of level info that
     says what is fine; nothing where the check does not apply to this machine or job. `code` begins the codes of its
-    findings."""
+    findings; `needs` says what it applies to, where that is not everything: "needs a GPU"; `finds`, for the
+    documentation, what may be wrong."""
 
     code: str
     title: str
     look: Callable[[Machine, Target], Iterable[Finding]]
+    needs: str = ""
+    finds: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +48,13 @@ class Result:
     def as_dict(self) -> dict[str, Any]:
         """The result as plain JSON values."""
         findings = [each.as_dict() for each in self.findings]
-        return {"check": self.check.code, "title": self.check.title, "status": self.status, "findings": findings}
+        return {
+            "check": self.check.code,
+            "title": self.check.title,
+            "status": self.status,
+            "seconds": self.seconds,
+            "findings": findings,
+        }
 
 
 def run_checks(
@@ -97,3 +106,18 @@ class _Running:
             if how == "crashed"
             else "look at what it reads: disks, driver, network",
         )
+
+
+def fine(code: str, message: str) -> Finding:
+    """What a check found in order."""
+    return Finding(level="info", code=code, message=message)
+
+
+def warning(code: str, message: str, fix: str = "", where: str = "") -> Finding:
+    """What may go wrong, or slow a run down."""
+    return Finding(level="warning", code=code, message=message, fix=fix, where=where)
+
+
+def failure(code: str, message: str, fix: str = "", where: str = "") -> Finding:
+    """What will go wrong."""
+    return Finding(level="error", code=code, message=message, fix=fix, where=where)
