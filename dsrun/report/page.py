@@ -34,7 +34,7 @@ MOST_EVALUATIONS = 30
 RESTARTS = "Restarts"
 _SYMBOLS = {
     "finished": "✓", "failed": "✕", "killed": "✕", "stopped": "■", "training": "▶", "evaluating": "▶", "saving": "▶",
-    "starting": "…", "restarting": "↻",
+    "starting": "…", "restarting": "↻", "silent": "?",
 }  # fmt: skip
 
 
