@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from dsrun.errors import UsageError
+from dsrun.recipe.flags import DEFAULT_TARGET
 from dsrun.recipe.spec import TrainSpec
 from dsrun.train.loop.batches import IGNORED
 
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 DEFAULT_LENGTH = 1024
 """Tokens of a source or block by default, as in the Transformers example scripts."""
-DEFAULT_TARGET = 128
 
 
 @dataclass
