@@ -31,8 +31,8 @@ _USUALLY_FREE = 0.9
 def look(machine: Machine, target: Target) -> Iterator[Finding]:
     """With a job: whether its plan fits into what is free. Without: whether the GPUs are free."""
     gpus = machine.gpus
-    if not gpus or (target.nodes and not machine.environ.get("SLURM_JOB_ID")):
-        return  # a job for SLURM runs on other GPUs than those of the login node
+    if not gpus or not target.runs_on(machine):
+        return
     recipe = target.recipe
     if recipe is None or recipe.spec.model in (None, *DEMO_MODELS):  # the demos' models have a few MiB
         yield from _unused(machine, gpus)

@@ -19,7 +19,8 @@ def look(machine: Machine, target: Target) -> Iterator[Finding]:
     found = [*_named(machine.environ, there)]
     outward = [name for name in there if not name.startswith(("lo", *VIRTUAL))]
     virtual = [name for name in there if name.startswith(VIRTUAL) and not name.startswith("docker")]
-    several = target.nodes > 1 or bool(machine.environ.get("SLURM_JOB_ID") and _nodes(machine.environ) > 1)
+    in_job = bool(machine.environ.get("SLURM_JOB_ID"))
+    several = in_job and max(target.nodes, _nodes(machine.environ)) > 1
     set_by_user = "NCCL_SOCKET_IFNAME" in machine.environ
     if several and not set_by_user and not found:
         ib = [name for name in outward if name.startswith("ib")]

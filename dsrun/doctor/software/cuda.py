@@ -23,9 +23,9 @@ def look_at_driver(machine: Machine, target: Target) -> Iterator[Finding]:
     """torch can use a driver of its CUDA's major version, or above (NVIDIA, "Minor Version Compatibility")."""
     torch, driver = machine.packages.torch, machine.driver
     if torch is None:
-        yield _no_torch(machine)
+        yield _no_torch(machine, needed=target.recipe is not None and target.runs_on(machine))
     elif driver is None:
-        yield _no_driver(machine, torch, elsewhere=bool(target.nodes))
+        yield _no_driver(machine, torch, elsewhere=not target.runs_on(machine))
     elif torch.cuda is None:
         built = f"for ROCm {torch.hip}" if torch.hip else "for CPUs only"
         yield failure(
@@ -54,14 +54,13 @@ def look_at_driver(machine: Machine, target: Target) -> Iterator[Finding]:
             yield fine("torch_driver", f"torch {torch.version}, driver {driver.version} (CUDA {driver.cuda}), {seen}")
 
 
-def _no_torch(machine: Machine) -> Finding:
+def _no_torch(machine: Machine, *, needed: bool) -> Finding:
     if machine.packages.folder("torch"):
         message = "torch is installed, but its version.py says no version"
         return failure("torch_driver_broken", message, "pip install --force-reinstall torch")
     message = "torch is not installed for this Python: nothing can train here"
-    return warning(
-        "torch_driver_missing", message, "pip install 'dsrun[train]', or call dsrun of the right environment"
-    )
+    tell = failure if needed else warning
+    return tell("torch_driver_missing", message, "pip install 'dsrun[train]', or call dsrun of the right environment")
 
 
 def _no_driver(machine: Machine, torch: TorchFacts, *, elsewhere: bool) -> Finding:

@@ -1,12 +1,13 @@
 """torch against the driver and the GPUs."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dsrun.doctor.software.cuda import DRIVER, GPU_CODE
 from tests.tiny_wheels import PTX, SASS, compiled, container, entry, needs_gcc
-from tests.unit.doctor.recorded import A100, FINE, V100, codes, driver, found_by, levels, machine, torch_at
+from tests.unit.doctor.recorded import A100, FINE, V100, codes, driver, found_by, job, levels, machine, torch_at
 
 NVIDIA_GPU = {
     "/sys/bus/pci/devices/0000:41:00.0/vendor": "0x10de\n",
@@ -49,7 +50,11 @@ def test_gpu_without_answering_driver(tmp_path: Path, files, code) -> None:
 
 
 def test_missing_and_broken_torch(tmp_path: Path) -> None:
-    assert codes(found_by(DRIVER, machine(tmp_path))) == ["torch_driver_missing"]
+    missing = found_by(DRIVER, machine(tmp_path))
+    assert (codes(missing), levels(missing)) == (["torch_driver_missing"], ["warning"])
+    here = job(tmp_path, "--model", "m")
+    assert levels(found_by(DRIVER, machine(tmp_path), here)) == ["error"]
+    assert levels(found_by(DRIVER, machine(tmp_path), replace(here, nodes=4))) == ["warning"]
     package = torch_at(tmp_path)
     (package / "version.py").write_text("")
     assert codes(found_by(DRIVER, machine(tmp_path, packages={"torch": package}))) == ["torch_driver_broken"]
