@@ -13,6 +13,7 @@ from dsrun.errors import EXIT_INTERRUPTED, EXIT_USAGE, DsrunError
 
 # name -> ("module:attribute", one line for --help)
 COMMANDS = {
+    "init": ("dsrun.cli.init.command:command", "write a first run.yaml by answering a few questions"),
     "train": ("dsrun.cli.train:command", "train a seq2seq or causal LM under DeepSpeed ZeRO"),
     "launch": (
         "dsrun.cli.launch.command:command",
@@ -20,6 +21,8 @@ COMMANDS = {
     ),
     "doctor": ("dsrun.cli.doctor.command:command", "check whether training will work here, before it starts"),
     "diagnose": ("dsrun.cli.diagnose:command", "find out from its logs why a run stopped"),
+    "report": ("dsrun.cli.report:command", "write curves, findings and settings of runs as one HTML page"),
+    "exporter": ("dsrun.cli.exporter.command:command", "serve the figures of runs to Prometheus"),
     "plan": ("dsrun.cli.plan.command:command", "compare memory and speed of every ZeRO strategy, GPU by GPU"),
     "export": ("dsrun.cli.export:command", "write a run or checkpoint as a verified Hugging Face folder"),
     "checkpoint": ("dsrun.cli.checkpoint:command", "list, verify and inspect a run's checkpoints"),

@@ -51,7 +51,7 @@ def of_run(folder: Path) -> Verdict:
     ended_well = ending.get("kind") == "end" and not ending.get("exit_code")
     verdict = _of_logs(logs, exit_code=0 if ended_well or RunFolder(folder).finished.exists() else None)
     where = str(folder / "events.jsonl")
-    if not ended_well and (running := _running(folder)):
+    if not ended_well and (running := who_runs(folder)):
         return _beside(causes()["running"], running, verdict, where)
     recorded = causes().get(str(ending.get("cause"))) if ending.get("kind") == "failure" else None
     if ending.get("kind") == "failure" and verdict.cause.code == NONE:
@@ -73,7 +73,7 @@ def _of_logs(logs: Mapping[str, Path], *, exit_code: int | None) -> Verdict:
     return of_logs(written, exit_code=exit_code, own=True)
 
 
-def _running(folder: Path) -> str:
+def who_runs(folder: Path) -> str:
     """Who runs there, in words; "" for no one."""
     holder = is_in_use(folder)
     if holder is not None:
@@ -85,10 +85,15 @@ def _running(folder: Path) -> str:
     return ""
 
 
-def _silent_s(folder: Path) -> float | None:
-    """Seconds since the newest change to the run's files, None where there is none."""
+def last_write(folder: Path) -> float | None:
+    """When the run's files last changed, in seconds since the epoch; None where there are none."""
     files = [path for path in (*folder.glob("*.jsonl"), *folder.glob("logs/**/*.log")) if path.is_file()]
-    return max(time.time() - max(path.stat().st_mtime for path in files), 0.0) if files else None
+    return max((path.stat().st_mtime for path in files), default=None)
+
+
+def _silent_s(folder: Path) -> float | None:
+    written = last_write(folder)
+    return None if written is None else max(time.time() - written, 0.0)
 
 
 def _killed(folder: Path) -> str:

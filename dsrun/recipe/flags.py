@@ -191,8 +191,6 @@ def by_spelling() -> dict[str, Flag]:
 
 
 ZERO_STAGE = 2
-DEFAULT_TARGET = 128
-"""Target tokens of a seq2seq model, where --max-target-length is not given."""
 
 DEFAULTS = toml_beside(__file__, "defaults.toml")
 FIXED: dict[str, Any] = DEFAULTS["fixed"]

@@ -147,7 +147,7 @@ _CHECKPOINT = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
 # starts.
 _OWN = re.compile(
     r"\.lock|\.saving|\.universal|set-aside|earlier-\d+-\d+|logs|nan|status|console\.log|(metrics|events|samples)\.jsonl"
-    r"|(recipe|remedy|skip-steps)\.json|\..*\.json\..*\.tmp|slurm-.*\.(out|err)|\.nfs.*"
+    r"|(recipe|remedy|skip-steps)\.json|\..*\.json\..*\.tmp|slurm-.*\.(out|err)|\.nfs.*|report\.html"
 )
 RANK_LOG = re.compile(r"rank-(\d+)\.attempt-(\d+)\.log(\.gz)?")
 _SLUG_LENGTH = 60

@@ -18,6 +18,7 @@ from dsrun.cli.options import HYPHENS, Command, format_option
 )
 @click.option("--only", multiple=True, metavar="CODE", help="run these checks only; a prefix will do; may be repeated")
 @click.option("--skip", multiple=True, metavar="CODE", help="leave these checks out; may be repeated")
+@click.option("--deep", is_flag=True, help="test the GPUs for minutes: dcgmi, nccl-tests, nvbandwidth, if installed")
 @click.option("--all", "every", is_flag=True, help="list the checks that do not apply here, too")
 @click.option("--min-gpus", type=click.IntRange(min=1), metavar="N", help="fail with fewer visible GPUs")
 @click.option("--min-gpu-memory", type=click.FloatRange(min=0), metavar="GIB", help="fail if a GPU has less memory")

@@ -12,9 +12,10 @@ from dsrun.doctor.machine import Machine, Target
 from dsrun.errors import DsrunError, UsageError
 from dsrun.findings import Finding
 from dsrun.recipe.batch import batch_of
-from dsrun.recipe.flags import DEFAULT_TARGET, ZERO_STAGE
+from dsrun.recipe.flags import ZERO_STAGE
 from dsrun.recipe.preflight.files import DEMO_MODELS
 from dsrun.recipe.recipe import Recipe
+from dsrun.recipe.spec import DEFAULT_TARGET
 from dsrun.system.gpus import Gpu
 from dsrun.zero.generate.presets import GIB
 from dsrun.zero.memory.model.configs import find

@@ -22,6 +22,7 @@ from dsrun.runs.records import EventLog, write_json_atomic
 from dsrun.runs.schema import EventKind
 from dsrun.system import variables
 from dsrun.system.files import parse_json
+from dsrun.system.log_format import LineFormatter, write_stderr
 
 REMEDY_FILE = "remedy.json"
 
@@ -168,10 +169,12 @@ class Tee:
 
     No writer is held up: what stderr has not taken after STUCK_S seconds (Ctrl-S, a pager, a connection that
     is gone) is left out there, and what does not fit on the disk in `copy`. A rank that waits would seem to hang.
+    `formatter` turns what stderr gets into lines of --log-format json.
     """
 
-    def __init__(self, pipe: Path, copy: IO[bytes] | None = None) -> None:
+    def __init__(self, pipe: Path, copy: IO[bytes] | None = None, *, formatter: LineFormatter | None = None) -> None:
         self._other = copy
+        self._formatter = formatter
         # Held open for writing as well, so that the reader meets no end before the first worker has opened it.
         self._read = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
         self._hold = os.open(pipe, os.O_WRONLY)
@@ -191,7 +194,7 @@ class Tee:
         self._copying.join(timeout=STUCK_S)
         if not self._copying.is_alive():
             os.close(self._read)
-        self._offer(_END)
+        self._offer(_END, last=True)
         if not self._stuck:
             self._showing.join(timeout=STUCK_S)
 
@@ -201,9 +204,13 @@ class Tee:
                 with suppress(OSError):
                     self._other.write(data)
                     self._other.flush()
-            self._offer(data)
+            self._offer(self._formatter.feed(data) if self._formatter else data)
+        if self._formatter:
+            self._offer(self._formatter.end())
 
-    def _offer(self, data: bytes) -> None:
+    def _offer(self, data: bytes, *, last: bool = False) -> None:
+        if not data and not last:
+            return
         try:
             self._screen.put(data, timeout=0 if self._stuck else STUCK_S)
             self._stuck = False
@@ -213,16 +220,16 @@ class Tee:
     def _show(self) -> None:
         while data := self._screen.get():
             with suppress(OSError):  # the terminal is gone
-                while data:
-                    data = data[os.write(2, data) :]
+                write_stderr(data)
 
 
 @contextmanager
-def tee_output(file: IO[bytes], pipe: Path, echo: bool) -> Iterator[IO[bytes]]:
-    """Where the agent and its workers write: `file`, or with `echo` a pipe that is copied to it and to stderr."""
+def tee_output(file: IO[bytes], pipe: Path, echo: bool, formatter: LineFormatter | None = None) -> Iterator[IO[bytes]]:
+    """Where the agent and its workers write: `file`, or with `echo` a pipe that is copied to it and, through
+    `formatter`, to stderr."""
     if not echo:
         yield file
         return
     os.mkfifo(pipe)
-    with Tee(pipe, file), pipe.open("wb", buffering=0) as sink:
+    with Tee(pipe, file, formatter=formatter), pipe.open("wb", buffering=0) as sink:
         yield sink

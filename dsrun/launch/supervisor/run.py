@@ -33,6 +33,7 @@ from dsrun.launch.workers.zygote import TORCH_SIGNALS
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.stop_request import StopRequest
 from dsrun.system import variables
+from dsrun.system.log_format import LineFormatter, is_json
 from dsrun.system.net import free_port
 from dsrun.system.process_end import adopt_orphans
 
@@ -76,9 +77,13 @@ def supervise(job: Job, coordinator: Coordinator, notify: Notify = lambda line: 
             poll=reaper_process.keep,
         )
         # Without a buffer: what a full disk does not take would be tried, and fail, once more at the end.
-        with log.open("ab", buffering=0) as file, tee_output(file, scratch / "output", job.echo) as sink:
+        formatters = (LineFormatter(), LineFormatter()) if is_json(job.env) else (None, None)
+        with (
+            log.open("ab", buffering=0) as file,
+            tee_output(file, scratch / "output", job.echo, formatters[0]) as sink,
+        ):
             os.mkfifo(scratch / "console")
-            stack.enter_context(Tee(scratch / "console"))
+            stack.enter_context(Tee(scratch / "console", formatter=formatters[1]))
             line_writer = stack.enter_context(AsyncLineWriter(notify, timeout_s=STUCK_S))
             return _Supervision(
                 context, coordinator, RunEventWriter(RunFolder(job.run), line_writer), sink

@@ -49,6 +49,7 @@ class SlurmSpec:
     max_restarts: int | None = None
     rendezvous_timeout: int | None = None
     supervise: bool = True
+    notify: tuple[str, ...] = ()
     module: tuple[str, ...] = ()
     setup_file: tuple[str, ...] = ()
     conda: str | None = None

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 
 from dsrun.errors import UsageError
-from dsrun.recipe.flags import DEFAULT_TARGET
-from dsrun.recipe.spec import TrainSpec
+from dsrun.recipe.spec import DEFAULT_TARGET, TrainSpec
 from dsrun.train.loop.batches import IGNORED
 
 if TYPE_CHECKING:
