@@ -7,22 +7,17 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from dsrun.doctor.check import Check, failure, fine, warning
-from dsrun.doctor.job.zero_config import config_of
+from dsrun.doctor.job.plan_request import request_of
 from dsrun.doctor.machine import Machine, Target
 from dsrun.errors import DsrunError, UsageError
 from dsrun.findings import Finding
 from dsrun.recipe.batch import batch_of
-from dsrun.recipe.flags import ZERO_STAGE
 from dsrun.recipe.preflight.files import DEMO_MODELS
 from dsrun.recipe.recipe import Recipe
-from dsrun.recipe.spec import DEFAULT_TARGET
 from dsrun.system.gpus import Gpu
 from dsrun.zero.generate.presets import GIB
-from dsrun.zero.memory.model.configs import find
-from dsrun.zero.memory.model.count import count
-from dsrun.zero.memory.own_config import with_deepspeed
 from dsrun.zero.memory.plan import plan
-from dsrun.zero.memory.request import PLACES, USUAL_LENGTH, PlanRequest, Switch, cluster, default_precision, is_place
+from dsrun.zero.memory.request import PlanRequest, cluster
 from dsrun.zero.memory.strategy import Candidate, best_of, bf16_strategies, compared, evaluate, strategies
 
 # Of a GPU on which nobody works: the driver's own, and a desktop's.
@@ -97,44 +92,13 @@ def _way_out(machine: Machine, gpu: Gpu, gpus: list[Gpu]) -> str:
 
 def _request(machine: Machine, target: Target, recipe: Recipe, gpus: list[Gpu]) -> PlanRequest:
     """The job as the planner takes it. Raises DsrunError where it cannot be planned."""
-    spec = recipe.spec
     for name in ("long_context", "quantization", "fp8"):
         if recipe.value(name):
             raise UsageError(f"{recipe.where(name)} is not planned here", fix="dsrun plan")
-    counted = count(find(spec.model or "", machine.environ), meta=False, from_scratch=spec.from_scratch)
-    model = counted.architecture
     sizes = [gpu.memory_total / GIB for gpu in gpus if gpu.memory_total]
     name = f"{gpus[0].name}:{target.nproc or len(gpus)}"
     here = cluster(name, nodes=max(1, target.nodes), memory=min(sizes, default=None))
-    usual = min(USUAL_LENGTH, model.positions or USUAL_LENGTH)
-    length = spec.max_target_length or DEFAULT_TARGET if model.seq2seq else spec.block_size or spec.max_length or usual
-    asked = "bf16" if recipe.hf.get("bf16") else "fp16" if recipe.hf.get("fp16") else "auto"
-    recompute = recipe.hf.get("gradient_checkpointing")
-    # Both are the planner's with --zero auto alone.
-    open_switch: Switch = "auto" if spec.zero == "auto" and recompute is None else "on" if recompute else "off"
-    micro = spec.micro_batch_size or recipe.hf.get("per_device_train_batch_size")
-    if micro is None and spec.zero != "auto":
-        micro = batch_of(recipe, here.world).micro_batch
-    request = replace(
-        PlanRequest(model=model, cluster=here),
-        length=length,
-        source_length=spec.max_source_length or spec.max_length or usual,
-        global_batch=spec.global_batch_size,
-        lora=spec.lora,
-        preset="aggressive",
-        precision=default_precision(asked, model, here),
-        checkpointing=open_switch,
-        micro_batch=micro,
-        chunked_loss=bool(recipe.hf.get("use_liger_kernel")) and not model.seq2seq,
-    )
-    config = config_of(target)
-    if config is not None and recipe.hf.get("deepspeed"):
-        return replace(with_deepspeed(request, config, "the DeepSpeed JSON", given={}), micro_batch=micro)
-    if spec.zero == "auto":
-        return request
-    stage = ZERO_STAGE if spec.zero is None else int(spec.zero)
-    place = next(each for each in PLACES[stage] if is_place(stage, each, spec.offload))
-    return replace(request, stage=stage, offload=place)
+    return replace(request_of(machine, target, recipe, here), preset="aggressive")
 
 
 def _chosen(request: PlanRequest, recipe: Recipe) -> Candidate | None:
