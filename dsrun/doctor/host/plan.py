@@ -59,8 +59,7 @@ def _cluster(machine: Machine, target: Target) -> Cluster:
 def _strategy(recipe: Recipe, request: PlanRequest) -> Strategy:
     """The job's own; with --zero auto one of the default stage."""
     stage = ZERO_STAGE if request.stage is None else request.stage
-    place = request.offload
-    if place is None:
-        place = next(each for each in PLACES[stage] if is_place(stage, each, recipe.spec.offload))
+    asked = [each for each in PLACES[stage] if is_place(stage, each, recipe.spec.offload)]
+    place = request.offload or asked[0]
     master = recipe.spec.bf16_master_weights and place == "none"
     return Strategy(stage=stage, offload=place, checkpointing=True, bf16_master=master)
