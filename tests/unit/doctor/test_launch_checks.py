@@ -93,6 +93,7 @@ ETH = LO | {"eth0": ["10.0.0.1"]}
         (ETH | {"virbr0": ["192.168.122.1"]}, IN_JOB, SEVERAL, ["interfaces_several"]),
         (ETH | {"eth1": ["10.1.0.1"]}, IN_JOB, SEVERAL, ["interfaces_several"]),
         (ETH | {"eth1": ["10.1.0.1"]}, {}, SEVERAL, []),
+        (ETH | {"eth1": ["fe80::1"]}, IN_JOB, SEVERAL, []),
         (ETH | {"eth1": ["10.1.0.1"]}, {}, Target(), []),
         (ETH | {"eth1": ["10.1.0.1"]}, {"SLURM_JOB_ID": "7", "SLURM_NNODES": "4"}, Target(), ["interfaces_several"]),
         (ETH | {"eth1": ["10.1.0.1"], "ib0": ["10.2.0.1"]}, IN_JOB, SEVERAL, []),
