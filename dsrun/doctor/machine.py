@@ -115,3 +115,7 @@ class Target:
     master_port: int | None = None
     cwd: Path = field(default_factory=Path.cwd)
     nodes: int = 0
+
+    def runs_on(self, machine: Machine) -> bool:
+        """Whether the job runs on this machine; one for SLURM does not run on the login node."""
+        return not self.nodes or bool(machine.environ.get("SLURM_JOB_ID"))

@@ -25,7 +25,7 @@ def ranks_here(machine: Machine, target: Target) -> int | None:
     """Ranks on this machine; None for a job of SLURM's that does not say, as its nodes are others."""
     if target.nproc is not None:
         return target.nproc
-    return None if target.nodes else len(machine.gpus) or 1
+    return len(machine.gpus) or 1 if target.runs_on(machine) else None
 
 
 def world_size(machine: Machine, target: Target) -> int | None:

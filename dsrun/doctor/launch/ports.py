@@ -64,7 +64,7 @@ def look_at_names(machine: Machine, target: Target) -> Iterator[Finding]:
     own = machine.network.hostname()
     addresses = machine.network.resolve(own)
     found = _master(machine, target, address) if address else []
-    several = target.nodes > 1 or (bool(address) and not _is_local(machine, address))
+    several = (target.nodes > 1 and target.runs_on(machine)) or (bool(address) and not _is_local(machine, address))
     if not addresses:
         what = (
             f"takes more than {RESOLVE_S:g} s" if addresses is None else "finds no address: gloo fails, or waits 10 s"

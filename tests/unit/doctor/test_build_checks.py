@@ -161,14 +161,14 @@ def test_job_that_compiles_at_its_start(tmp_path: Path) -> None:
 
 def test_missing_ninja(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", str(tmp_path / "bin/python"))
-    here = machine(tmp_path, environ={"PATH": ""})
+    here = machine(tmp_path, environ={"PATH": ""}, packages={"torch": torch_at(tmp_path)})
     assert codes(found_by(TOOLS, here, job(tmp_path, *OFFLOADED))) == ["build_tools_ninja"]
 
 
 def test_missing_libaio(tmp_path: Path) -> None:
     (tmp_path / "usr/include").mkdir(parents=True)
     (tmp_path / "usr/lib/x86_64-linux-gnu").mkdir(parents=True)
-    here = machine(tmp_path, environ={"PATH": os.environ["PATH"]})
+    here = machine(tmp_path, environ={"PATH": os.environ["PATH"]}, packages={"torch": torch_at(tmp_path)})
     assert "build_tools_libaio" in codes(found_by(TOOLS, here, job(tmp_path, *ON_NVME)))
     (tmp_path / "usr/include/libaio.h").touch()
     (tmp_path / "usr/lib/x86_64-linux-gnu/libaio.so.1t64").touch()
