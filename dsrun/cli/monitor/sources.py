@@ -75,13 +75,16 @@ class LogSource:
     def __init__(self, path: Path, *, with_gpus: bool = True) -> None:
         self._reader = LogReader(path)
         self._with_gpus = with_gpus
+        self._has_looked = False
 
     def read(self) -> Snapshot:
         now = time.time()
         self._reader.read()
         status = self._reader.status(now)
         history = history_of_log(self._reader.log, self._reader.path)
-        history = replace(history, nodes=(_this_node(),) if self._with_gpus and status.state == "training" else ())
+        if self._with_gpus and status.state == "training":
+            history = replace(history, nodes=(_this_node(is_first=not self._has_looked),))
+            self._has_looked = True
         return of_history(history, status, now, kind="log")
 
 
@@ -211,13 +214,13 @@ def newest_run() -> Path:
     raise UsageError("there are no runs below ./runs", fix="give the --output of a dsrun train, --log or --job")
 
 
-def _this_node() -> NodeStatus:
-    """The GPUs and the load of this machine."""
+def _this_node(*, is_first: bool) -> NodeStatus:
+    """The GPUs and the load of this machine since the look before; the first look has none."""
     import psutil
 
     from dsrun.system.gpu_samples import gpu_samples
 
-    total = host.memory_total()
+    cpu, total = psutil.cpu_percent() / 100, host.memory_total()
     return NodeStatus(
         time=utc_now(),
         host=host.hostname(),
@@ -225,7 +228,7 @@ def _this_node() -> NodeStatus:
         attempt=0,
         world_size=0,
         gpus=gpu_samples(),
-        cpu=psutil.cpu_percent() / 100,
+        cpu=None if is_first else cpu,
         memory_used=total - host.memory_available(),
         memory_total=total,
     )
