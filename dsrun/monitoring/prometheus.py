@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, get_args
 from dsrun.datafiles import toml_beside
 from dsrun.diagnosis.run import is_run, runs_below
 from dsrun.errors import UsageError
-from dsrun.monitoring.history import RunHistory, finite, read_history, seconds_of, whole
+from dsrun.monitoring.follow import RunReader
+from dsrun.monitoring.history import RunHistory, finite, seconds_of, whole
 from dsrun.monitoring.status import RunStatus, State, status_of
 from dsrun.runs.goodput import goodput
 from dsrun.runs.node_status import NodeStatus, RankProgress
@@ -179,6 +180,8 @@ class RunCollector:
     def __init__(self, folders: Sequence[Path], now: Callable[[], float] = time.time) -> None:
         self._folders = folders
         self._now = now
+        # Only what was written since is read when Prometheus asks again.
+        self._readers: dict[Path, RunReader] = {}
 
     def collect(self) -> Iterator[Metric]:
         """One family for each metric, with the samples of all runs."""
@@ -191,11 +194,13 @@ class RunCollector:
         found: dict[str, RunHistory] = {}
         for name, path in newest:
             with suppress(OSError, UsageError):  # removed meanwhile
-                history = read_history(path)
+                history = self._readers.setdefault(path, RunReader(path, newest_only=True)).read()
                 if is_exported(history, now):
                     found[name] = history
             if len(found) == MOST_RUNS:
                 break
+        paths = {path for _, path in newest}
+        self._readers = {path: reader for path, reader in self._readers.items() if path in paths}
         return found
 
 
