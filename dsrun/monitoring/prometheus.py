@@ -190,7 +190,7 @@ class RunCollector:
     def _histories(self) -> dict[str, RunHistory]:
         now = self._now()
         folders = [folder for folder in self._folders if folder.is_dir()]
-        newest = sorted(find_runs(folders).items(), key=lambda each: each[1].stat().st_mtime, reverse=True)
+        newest = sorted(find_runs(folders).items(), key=lambda each: _changed(each[1]), reverse=True)
         found: dict[str, RunHistory] = {}
         for name, path in newest:
             with suppress(OSError, UsageError):  # removed meanwhile
@@ -202,6 +202,12 @@ class RunCollector:
         paths = {path for _, path in newest}
         self._readers = {path: reader for path, reader in self._readers.items() if path in paths}
         return found
+
+
+def _changed(folder: Path) -> float:
+    with suppress(OSError):
+        return folder.stat().st_mtime
+    return 0.0
 
 
 def families(histories: Mapping[str, RunHistory], now: float) -> Iterable[Metric]:
