@@ -68,7 +68,9 @@ def supervise(job: Job, coordinator: Coordinator, notify: Notify = lambda line: 
         log = job.run / "logs" / f"{datetime.now():%Y%m%d-%H%M%S}-launcher.log"
         if job.node_rank:
             log = log.with_stem(f"{log.stem}-node-{job.node_rank}")
-        status_writer = stack.enter_context(StatusWriter(job))
+        line_writer = stack.enter_context(AsyncLineWriter(notify, timeout_s=STUCK_S))
+        event_writer = RunEventWriter(RunFolder(job.run), line_writer)
+        status_writer = stack.enter_context(StatusWriter(job, on_straggler=event_writer.straggles))
         context = AttemptContext(
             job=job,
             scratch=scratch,
@@ -83,10 +85,7 @@ def supervise(job: Job, coordinator: Coordinator, notify: Notify = lambda line: 
         with log.open("ab", buffering=0) as file, tee_output(file, scratch / "output", job.echo) as sink:
             os.mkfifo(scratch / "console")
             stack.enter_context(Tee(scratch / "console"))
-            line_writer = stack.enter_context(AsyncLineWriter(notify, timeout_s=STUCK_S))
-            return _Supervision(
-                context, coordinator, RunEventWriter(RunFolder(job.run), line_writer), sink
-            ).run_attempts()
+            return _Supervision(context, coordinator, event_writer, sink).run_attempts()
 
 
 @contextmanager

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from queue import Full, Queue
 
 from dsrun.launch.job import Job
+from dsrun.launch.supervisor.straggler import Straggler, StragglerDetector
 from dsrun.runs.heartbeat import Beat
-from dsrun.runs.node_status import FOLDER, NodeStatus, RankProgress, write_node_status
+from dsrun.runs.node_status import FOLDER, NodeStatus, RankProgress, read_node_status, write_node_status
 from dsrun.runs.records import utc_now
 from dsrun.system.gpu_samples import GpuSample, gpu_samples
 from dsrun.system.host import hostname, memory_available, memory_total
@@ -39,19 +40,20 @@ class StatusWriter:
     """Takes a sample every few seconds and writes it, as a context manager around the run.
 
     A sample is dropped while the one before is still being written: the file server or the GPU's driver may hang, the
-    disk may be full. `on_status` is called in the thread after each file is written.
+    disk may be full. On node 0 `on_straggler` is called, in the thread, for each rank that holds the others up.
     """
 
     def __init__(
         self,
         job: Job,
         *,
-        on_status: Callable[[NodeStatus], None] = lambda _status: None,
+        on_straggler: Callable[[Straggler], None] = lambda _found: None,
         every_s: float = EVERY_S,
         gpus: Callable[[Mapping[str, str]], tuple[GpuSample, ...]] = gpu_samples,
     ) -> None:
         self._job = job
-        self._on_status = on_status
+        self._on_straggler = on_straggler
+        self._stragglers = StragglerDetector()
         self._every_s = every_s
         self._gpus = gpus
         self._last: float | None = None
@@ -70,7 +72,7 @@ class StatusWriter:
     def offer(self, attempt: int, beats: Mapping[int, Beat], pids: Mapping[int, int]) -> None:
         """Called at every look of the supervisor; never blocks."""
         now = time.monotonic()
-        if self._last is None or now - self._last >= self._every_s:
+        if pids and (self._last is None or now - self._last >= self._every_s):
             self._last = now
             with suppress(Full):
                 self._samples.put_nowait(Sample(attempt=attempt, beats=dict(beats), pids=dict(pids), now=now))
@@ -85,7 +87,9 @@ class StatusWriter:
                 gpus = self._gpus(self._job.env) if self._job.topology.device == "cuda" else ()
                 status = node_status(sample, self._job, gpus=gpus, cpu=psutil.cpu_percent() / 100)
                 write_node_status(self._job.run, status)
-                self._on_status(status)
+                if self._job.node_rank == 0:
+                    for found in self._stragglers.update(read_node_status(self._job.run)):
+                        self._on_straggler(found)
             except Exception:  # whatever it is: what only informs must not end, or fail, the run
                 logger.debug("no status was written", exc_info=True)
 
@@ -131,4 +135,6 @@ def _progress(rank: int, sample: Sample) -> RankProgress:
         data_s=beat.data_s,
         compute_s=beat.compute_s,
         wait_s=beat.wait_s,
+        own_low_s=beat.own_low_s,
+        own_max_s=beat.own_max_s,
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from dsrun.train.loop.evaluation import Evaluation, Evaluator, LossState
 from dsrun.train.loop.loaders import DataPlace, MicroBatch, TrainingLoader, start_at, training_loader
 from dsrun.train.loop.nan import NanGuard
 from dsrun.train.loop.preemption import EvaluationLeftError, StopVote, remember_evaluation
+from dsrun.train.loop.step_times import StepTimes
 from dsrun.train.loss.by_set import LossBySet
 from dsrun.train.loss.dpo import DpoLoss
 from dsrun.train.loss.model_loss import ModelLoss
@@ -80,6 +80,7 @@ class RunTrainer(Checkpointing):
         self.already_finished = False
         self.last_evaluation: Evaluation | None = None
         self.last_metrics: tuple[int, dict[str, float]] | None = None
+        self.step_times = StepTimes(self.args.device.type, self.split.world_size, ddp=ds_config is None)
         self.add_callback(DataPlace(self))
         self.loss_state = LossState(self)
         self.add_callback(self.loss_state)
@@ -114,7 +115,7 @@ class RunTrainer(Checkpointing):
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], torch.Tensor]:
         """The micro batches of one optimizer step, and the target tokens (or pairs) in them on all ranks together."""
-        self.taken = batches = list(itertools.islice(epoch_iterator, num_batches))
+        self.taken = batches = self.step_times.fetch(epoch_iterator, num_batches)
         loss = self.loss_of_model
         items = sum(loss.items(b["labels"]) for b in batches)
         read = sum(b.tokens for b in batches), sum(b.cells for b in batches)
