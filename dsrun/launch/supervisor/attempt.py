@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Mapping
@@ -10,8 +11,9 @@ from pathlib import Path
 from dsrun.launch.environment import run_arguments
 from dsrun.launch.supervisor import reaper
 from dsrun.launch.supervisor.attempt_context import AttemptContext, AttemptResult
+from dsrun.launch.supervisor.evidence import collect, evidence_folder, explain_hang
 from dsrun.launch.supervisor.failures import FailureInputs, exit_code_of, interruption
-from dsrun.launch.supervisor.watchdog import BEFORE_TRAINING, Hang, Watchdog, collect
+from dsrun.launch.supervisor.watchdog import BEFORE_TRAINING, SHORTEST_S, Hang, Watchdog
 from dsrun.launch.workers.agent import Agent, Starter
 from dsrun.launch.workers.spawn import read_rank_statuses
 from dsrun.runs.heartbeat import Beat, read_beats
@@ -77,7 +79,7 @@ class Attempt:
         try:
             code = self._watch_until_end(agent)
             noticed = time.monotonic() - self._last_well
-            if code is None and self._is_failure():
+            if code is None and (self._is_failure() or self._wait_for_others()):
                 self._collect()
         finally:
             self._finish(agent, starter)
@@ -216,8 +218,17 @@ class Attempt:
 
     def _collect(self) -> None:
         living = {rank: pid for rank, pid in self._alive().items() if rank not in self._missing}
-        self._evidence = self.job.run / "logs" / f"evidence-attempt-{self.number}"
-        collect(self._evidence, living, self._beats, self.job.env, began=self._began_at)
+        self._evidence = folder = evidence_folder(self.job.run, self.number)
+        gpus = self.job.topology.device == "cuda"
+        collect(folder, living, self._beats, self.job.env, began=self._began_at, gpus=gpus)
+        if self._hang is not None:
+            self._hang = explain_hang(self._hang, folder, living)
+
+    def _wait_for_others(self) -> bool:
+        """Whether this node's ranks have long waited, perhaps for one of the node whose part has failed."""
+        beats = [self._beats[rank] for rank in self._alive() if rank in self._beats]
+        newest = max((beat.time for beat in beats if beat.phase == "training"), default=math.inf)
+        return self._by_others and time.monotonic() - newest > SHORTEST_S / 2
 
     def _finish(self, agent: Agent, starter: Starter) -> None:
         """End the process tree, and wait until the agent's exit is reported."""

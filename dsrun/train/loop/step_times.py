@@ -1,9 +1,9 @@
 """Where a rank's steps spend their time: in data, in computing, and in waiting for other ranks.
 
-No collective operation is added. On the CPU ranks block in Python while they wait, in `Work.wait`; DDP's reducer waits
-in C++ at the end of the backward pass. On a GPU nothing blocks in Python, so computing is what lies on the device
-between the sum that all ranks form at the beginning of a step and the first parameter's gradient, which comes last.
-(Under ZeRO-3 this includes the gathering of parameters.)
+No collective operation is added. On the CPU ranks block in Python while they wait, in `Work.wait`; DDP waits in C++
+before the forward pass and at the end of the backward pass. On a GPU nothing blocks in Python, so computing is what
+lies on the device between the sum that all ranks form at the beginning of a step and the first parameter's gradient,
+which comes last. (Under ZeRO-3 this includes the gathering of parameters.)
 """
 
 from __future__ import annotations
@@ -83,14 +83,15 @@ class StepTimes(TrainerCallback):
     def __init__(self, device: str, world_size: int, *, ddp: bool) -> None:
         self._clock = WaitClock()
         self._device = DeviceClock() if device == "cuda" else None
-        self._reduces_in_backward = ddp and world_size > 1 and device != "cuda"
+        self._is_ddp = ddp and world_size > 1 and device != "cuda"
         if world_size > 1 and device != "cuda":
             self._clock.install()
         self._windows = {name: deque[float](maxlen=REMEMBERED) for name in ("step", "data", "compute", "wait")}
         self._steps = 0
         self._began: float | None = None
         self._data = self._waited = 0.0
-        self._backward_done: float | None = None
+        self._blocked_since: float | None = None
+        self._hooks: list[Any] = []
 
     def fetch(self, batches: Iterator[Any], count: int) -> list[Any]:
         """The next `count` of `batches`, whose time counts as data."""
@@ -115,25 +116,43 @@ class StepTimes(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
         self._restart()
-        if self._device is not None or self._reduces_in_backward:
-            first = next((each for each in model.parameters() if each.requires_grad), None)
-            if first is not None:
-                first.register_post_accumulate_grad_hook(self._gradients_done)
+        if self._device is None and not self._is_ddp:
+            return
+        first = next((each for each in model.parameters() if each.requires_grad), None)
+        if first is not None:
+            self._hooks.append(first.register_post_accumulate_grad_hook(self._gradients_done))
+        if self._is_ddp:
+            self._hooks.append(model.register_forward_pre_hook(self._forward_begins))
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+    def enter_forward(self) -> None:
+        """The model is about to be called. DDP first broadcasts rank 0's buffers, which waits."""
+        self._blocked_since = time.perf_counter() if self._is_ddp else None
+
+    def _forward_begins(self, _model: Any, _inputs: Any) -> None:
+        self._unblock()
 
     def _gradients_done(self, _parameter: Any) -> None:
         if self._device is not None:
             self._device.end()
         else:
-            self._backward_done = time.perf_counter()
+            self._blocked_since = time.perf_counter()
+
+    def _unblock(self) -> None:
+        if self._blocked_since is not None:
+            self._waited += time.perf_counter() - self._blocked_since
+            self._blocked_since = None
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._device is not None:
             self._device.begin()
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self._backward_done is not None:
-            self._waited += time.perf_counter() - self._backward_done
-            self._backward_done = None
+        self._unblock()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self._began is not None and self._steps >= WARM_UP:
@@ -153,12 +172,12 @@ class StepTimes(TrainerCallback):
 
     def _add(self, step: float) -> None:
         data = min(self._data, step)
-        wait: float | None = self._waited + self._clock.seconds
-        computed = [max(0.0, step - data - wait)]
-        if self._device is not None:
+        if self._device is None:
+            waited = self._waited + self._clock.seconds
+            known = {"compute": [max(0.0, step - data - waited)], "wait": [waited]}
+        else:
             # Batches that are fetched while the device computes hold nobody up.
             computed = [min(seconds, step - data) for seconds in self._device.finished()]
-            wait = step - data - computed[-1] if computed else None
-        known = {"step": [step], "data": [data], "compute": computed, "wait": [] if wait is None else [wait]}
-        for name, values in known.items():
+            known = {"compute": computed, "wait": [step - data - seconds for seconds in computed[-1:]]}
+        for name, values in {"step": [step], "data": [data], **known}.items():
             self._windows[name] += values

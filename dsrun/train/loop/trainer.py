@@ -59,9 +59,8 @@ class RunTrainer(Checkpointing):
         super().__init__(**kwargs)
         self.context = context
         self.nan_guard = nan_guard
-        self.interrupted = False
+        self.interrupted = self.wants_to_save = False
         self.taken: list[MicroBatch] = []
-        self.wants_to_save = False
         self.may_leave_evaluation = True
         self._votes = torch.zeros(2, dtype=torch.int64)
         self._step_rate: float | None = None
@@ -204,6 +203,7 @@ class RunTrainer(Checkpointing):
         num_items_in_batch: torch.Tensor | None = None,
     ) -> Any:
         """This rank's share of the global batch's mean loss, times the world size, as ranks' gradients are averaged."""
+        self.step_times.enter_forward()
         loss, outputs = self.loss_of_model(model, inputs, num_items_in_batch)
         loss = self.nan_guard.check_loss(loss * self.split.world_size)
         return (loss, outputs) if return_outputs else loss

@@ -10,8 +10,8 @@ import time
 
 import pytest
 
+from dsrun.launch.supervisor.evidence import collect
 from dsrun.launch.supervisor.reaper import state_and_parent
-from dsrun.launch.supervisor.watchdog import collect
 from dsrun.runs.heartbeat import Heart, read_beats
 
 RANK = """
@@ -84,12 +84,12 @@ def blind(monkeypatch, tmp_path):
     spy = tmp_path / "py-spy"
     spy.write_text("#!/bin/sh\necho 'Permission Denied: try again with sudo' >&2; exit 1\n")
     spy.chmod(0o755)
-    monkeypatch.setattr("dsrun.launch.supervisor.watchdog.shutil.which", lambda name, path: str(spy))
+    monkeypatch.setattr("dsrun.launch.supervisor.evidence.shutil.which", lambda name, path: str(spy))
 
 
 def test_stack_dump_of_stopped_rank_by_py_spy(pids, tmp_path, monkeypatch):
     """py-spy dumps the stack of a stopped rank too."""
-    monkeypatch.setattr("dsrun.launch.supervisor.watchdog.PY_SPY_S", 60)
+    monkeypatch.setattr("dsrun.launch.supervisor.evidence.PY_SPY_S", 60)
     collect(tmp_path / "evidence", pids, {}, {}, began=time.time())
     for rank in pids:
         assert "wait_for_the_others" in (tmp_path / "evidence" / f"rank-{rank}.stacks.txt").read_text()
@@ -99,7 +99,7 @@ def test_stack_dump_of_stopped_rank_by_py_spy(pids, tmp_path, monkeypatch):
 @pytest.mark.usefixtures("blind")
 def test_stack_dumps_of_responsive_ranks_and_state_of_all(pids, tmp_path, monkeypatch):
     """Ranks that answer dump their stacks; the process state of all is kept."""
-    monkeypatch.setattr("dsrun.launch.supervisor.watchdog.STACKS_S", 5)
+    monkeypatch.setattr("dsrun.launch.supervisor.evidence.STACKS_S", 5)
     collect(tmp_path / "evidence", pids, beats_of(tmp_path / "beats", pids, True), {}, began=time.time())
     stacks = (tmp_path / "evidence" / "rank-0.stacks.txt").read_text()
     assert "in wait_for_the_others" in stacks
@@ -113,7 +113,7 @@ def test_stack_dumps_of_responsive_ranks_and_state_of_all(pids, tmp_path, monkey
 @pytest.mark.usefixtures("blind")
 def test_stack_dump_awaited_until_complete(ranks, tmp_path, monkeypatch):
     """A stack dump is waited for until it is complete."""
-    monkeypatch.setattr("dsrun.launch.supervisor.watchdog.STACKS_S", 5)
+    monkeypatch.setattr("dsrun.launch.supervisor.evidence.STACKS_S", 5)
     pids = {0: ranks(0, SLOW)}
     collect(tmp_path / "evidence", pids, beats_of(tmp_path / "beats", pids, True), {}, began=time.time())
     assert "in the_second_line" in (tmp_path / "evidence" / "rank-0.stacks.txt").read_text()

@@ -31,19 +31,21 @@ def waits(monkeypatch, clock):
     monkeypatch.setattr(Work, "wait", clock)
 
 
-def one_step(times: StepTimes, clock, *, data: float, compute: float, wait: float, parameter=None) -> None:
+def one_step(times: StepTimes, clock, *, data: float, compute: float, wait: float, model=None) -> None:
     def batches() -> Iterator[str]:
         clock(data)
         yield "batch"
 
     assert times.fetch(batches(), 4) == ["batch"]
-    if parameter is None and wait:
+    if model is None and wait:
         Work.wait(wait)
     times.on_step_begin(None, None, None)
     clock(compute)
-    if parameter is not None:
-        (parameter.weight.sum() + parameter.bias.sum()).backward()
-        clock(wait)
+    if model is not None:
+        times.enter_forward()
+        clock(wait / 2)
+        model(torch.ones(1)).backward()
+        clock(wait / 2)
     times.on_pre_optimizer_step(None, None, None)
     times.on_step_end(None, None, None)
 
@@ -61,13 +63,16 @@ def test_step_is_data_compute_and_wait(clock):
 
 
 @pytest.mark.usefixtures("waits")
-def test_ddp_waits_after_the_last_gradient(clock):
+def test_ddp_waits_before_forward_and_after_the_last_gradient(clock):
+    """In C++, where no wait can be seen: for rank 0's buffers, and for the sum of the gradients."""
     model = torch.nn.Linear(1, 1)
     times = StepTimes("cpu", 2, ddp=True)
     times.on_train_begin(None, None, None, model=model)
     for _ in range(WARM_UP + 1):
-        one_step(times, clock, data=1.0, compute=2.0, wait=4.0, parameter=model)
+        one_step(times, clock, data=1.0, compute=2.0, wait=4.0, model=model)
     assert times.recent() == {"step_s": 7.0, "data_s": 1.0, "compute_s": 2.0, "wait_s": 4.0}
+    times.on_train_end(None, None, None)
+    assert not model._forward_pre_hooks
 
 
 @pytest.mark.usefixtures("waits")
