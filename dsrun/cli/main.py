@@ -19,6 +19,7 @@ COMMANDS = {
         "start any training script, and restart it after failures",
     ),
     "diagnose": ("dsrun.cli.diagnose:command", "find out from its logs why a run stopped"),
+    "stacks": ("dsrun.cli.stacks:command", "show where each rank of a running run stands"),
     "plan": ("dsrun.cli.plan.command:command", "compare memory and speed of every ZeRO strategy, GPU by GPU"),
     "export": ("dsrun.cli.export:command", "write a run or checkpoint as a verified Hugging Face folder"),
     "checkpoint": ("dsrun.cli.checkpoint:command", "list, verify and inspect a run's checkpoints"),

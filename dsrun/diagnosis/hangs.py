@@ -17,6 +17,7 @@ from dsrun.diagnosis.stacks import Place, place_of
 # What waits for other ranks is not what they wait for.
 _WAITING = ("collective", "gpu")
 _UNSEEN = "unknown"
+_ADJECTIVES = ("stopped", "without")
 _SHOWN_RANKS = 6
 _SHOWN_GROUPS = 4
 _RANK_FILE = re.compile(r"rank-(\d+)\.(?:stacks|proc)\.txt")
@@ -122,7 +123,7 @@ def summary(standings: Sequence[Standing]) -> str:
     for index, group in enumerate(found[:_SHOWN_GROUPS]):
         many = index == 0 and len(group.ranks) > 1
         who = f"{len(group.ranks)} of {len(standings)} ranks" if many else name_ranks(group.ranks)
-        parts.append(f"{who} in {group.name}")
+        parts.append(f"{who} {'' if group.name.startswith(_ADJECTIVES) else 'in '}{group.name}")
     more = sum(len(group.ranks) for group in found[_SHOWN_GROUPS:])
     return "; ".join(parts) + (f"; {more} more elsewhere" if more else "")
 

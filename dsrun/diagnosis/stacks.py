@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -30,7 +31,7 @@ class Thread:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank stands. `name` is for people ("all_reduce", "DataLoader.__next__", "sleep in step (train.py:12)");
+    """Where a rank stands. `name` is for people: "all_reduce", "DataLoader.__next__", "time.sleep at step (a.py:12)".
     `site` is the line of the program that called it, which tells two calls of one operation apart."""
 
     kind: Kind
@@ -74,29 +75,36 @@ _KNOWN: tuple[tuple[Kind, str, str, str], ...] = (
     ("loader", "DataLoader.__next__", r"torch/utils/data/dataloader\.py$", r"__next__|_next_data"),
     ("collective", "all_gather", r"deepspeed/runtime/zero/partition_parameters\.py$", r"wait"),
     ("collective", "all_gather", r"deepspeed/runtime/zero/partitioned_param_coordinator\.py$", r"fetch_sub_module"),
+    ("collective", "broadcast of DDP's buffers", r"torch/nn/parallel/distributed\.py$", r"_sync_\w+|_pre_forward"),
+    ("collective", "DDP's check of shapes", r"torch/distributed/utils\.py$", r"_verify_param_shape\w*|_sync_\w+"),
     ("gpu", "torch.cuda.synchronize", r"torch/cuda/(__init__|streams)\.py$", r"synchronize"),
     ("files", "torch.save", r"torch/serialization\.py$", r"save|_save"),
     ("files", "torch.load", r"torch/serialization\.py$", r"load|_load"),
     ("files", "a save of safetensors", r"safetensors/torch\.py$", r"save\w*"),
-    ("lock", "a file lock", r"filelock/", r"acquire|_acquire"),
+    ("lock", "a lock file", r"(^|/)filelock/", r"acquire|_acquire"),
     ("child", "the compilation of an operation", r"torch/utils/cpp_extension\.py$", r"\w*"),
-    ("child", "a child process", r"/subprocess\.py$", r"wait|_wait|_try_wait|communicate|_communicate"),
-    ("network", "an HTTP request", r"/(urllib3|httpx|httpcore|requests|http)/", r"\w*"),
-    ("lock", "a lock", r"/threading\.py$", r"wait|acquire|join|_wait_for_tstate_lock"),
-    ("lock", "a queue", r"/(queue|multiprocessing/queues)\.py$", r"get|put"),
+    ("child", "a child process", r"(^|/)subprocess\.py$", r"wait|_wait|_try_wait|communicate|_communicate"),
+    ("network", "an HTTP request", r"(^|/)(urllib3|httpx|httpcore|requests|http)/", r"\w*"),
+    ("lock", "lock.acquire", r"(^|/)threading\.py$", r"wait|acquire|join|_wait_for_tstate_lock"),
+    ("lock", "queue.get", r"(^|/)(queue|multiprocessing/queues)\.py$", r"get"),
 )
 _RULES = tuple((kind, name, re.compile(file), re.compile(function)) for kind, name, file, function in _KNOWN)
 _BACKWARD = re.compile(r"torch/autograd/(graph|__init__)\.py$")
-_LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3[^/]*/|^<frozen|^(torch|deepspeed|transformers|accelerate)/")
+_LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3[^/]*/|^<frozen")
+# py-spy leaves out the folder that a module was found in.
+_LIBRARIES = sys.stdlib_module_names | {
+    "torch", "deepspeed", "transformers", "accelerate", "datasets", "peft", "numpy", "safetensors", "pyarrow", "filelock",
+    "urllib3", "httpx", "httpcore", "requests", "huggingface_hub", "trl", "lightning",
+}  # fmt: skip
 
 # The beginning of a wait channel, as in /proc/PID/wchan: functions of the Linux kernel.
 _CHANNELS: tuple[tuple[Kind, str, str], ...] = (
-    ("sleep", "sleep", r"hrtimer_nanosleep|do_nanosleep|common_nsleep"),
-    ("lock", "a lock", r"futex"),
-    ("files", "a lock of a file", r"\w*lock_inode_wait|fcntl_setlk|posix_lock"),
-    ("files", "a pipe", r"(anon_)?pipe_|wait_for_partner|fifo_open"),
+    ("sleep", "time.sleep", r"hrtimer_nanosleep|do_nanosleep|common_nsleep"),
+    ("lock", "lock.acquire", r"futex"),
+    ("files", "flock", r"\w*lock_inode_wait|fcntl_setlk|posix_lock"),
+    ("files", "a pipe's read", r"(anon_)?pipe_|wait_for_partner|fifo_open"),
     ("child", "a child process", r"do_wait|kernel_wait"),
-    ("network", "a socket", r"sk_wait|inet_|unix_stream|tcp_|wait_woken|skb_"),
+    ("network", "a socket's recv", r"sk_wait|inet_|unix_stream|tcp_|wait_woken|skb_"),
     (
         "files",
         "file I/O",
@@ -105,23 +113,23 @@ _CHANNELS: tuple[tuple[Kind, str, str], ...] = (
 )
 # Where the kernel hides wait channels: the system call, by number on x86-64 and on arm64 (asm/unistd.h).
 _CALLS: tuple[tuple[Kind, str, tuple[int, ...]], ...] = (
-    ("sleep", "sleep", (35, 230, 101, 115)),
-    ("lock", "a lock", (202, 98)),
-    ("files", "a lock of a file", (73, 32)),
+    ("sleep", "time.sleep", (35, 230, 101, 115)),
+    ("lock", "lock.acquire", (202, 98)),
+    ("files", "flock", (73, 32)),
     ("files", "file I/O", (0, 1, 17, 18, 74, 257, 63, 64, 67, 68, 82, 56)),
     ("child", "a child process", (61, 247, 260, 95)),
-    ("network", "a socket", (45, 47, 207, 212)),
+    ("network", "a socket's recv", (45, 47, 207, 212)),
 )
 
 
 def place_of(text: str, process: str = "") -> Place:
     """Where the main thread stands, from its stacks and from what the kernel says (`rank-R.proc.txt`)."""
     if re.search(r"^State:\s+[Tt]\b", process, re.M):
-        return Place("stopped", "a stopped process (SIGSTOP)")
+        return Place("stopped", "stopped (SIGSTOP)")
     threads = parse_stacks(text)
     frames = next((thread.frames for thread in threads if thread.main), ())
     if not frames:
-        return Place("unknown", "unknown (no stack)")
+        return Place("unknown", "without a stack")
     waits = _kernel_wait(process)
     site = _site(frames)
     if found := _operation(frames):
@@ -129,8 +137,8 @@ def place_of(text: str, process: str = "") -> Place:
     if known := _known(frames):
         return Place(*known, site)
     if any(_BACKWARD.search(frame.file) for frame in frames[:2]) and waits and waits[0] == "lock":
-        return Place("collective", "the backward pass, waiting", site)  # DDP's reducer
-    return Place(waits[0], f"{waits[1]} in {site}", site) if waits else Place("code", site, site)
+        return Place("collective", "all_reduce of gradients in the backward pass", site)  # DDP, in C++
+    return Place(waits[0], f"{waits[1]} at {site}", site) if waits else Place("code", site, site)
 
 
 def _known(frames: Sequence[Frame]) -> tuple[Kind, str] | None:
@@ -155,9 +163,13 @@ def _operation(frames: Sequence[Frame]) -> str:
 
 def _site(frames: Sequence[Frame]) -> str:
     """The innermost line of the program itself, else of whichever library: "step (train.py:12)"."""
-    own = next((frame for frame in frames if not _LIBRARY.search(frame.file)), None)
+    own = next((frame for frame in frames if not _is_library(frame.file)), None)
     frame = own or next((frame for frame in frames if not _PASSES_ON.search(frame.file)), frames[0])
     return f"{frame.function} ({'/'.join(frame.file.split('/')[-2:])}:{frame.line})"
+
+
+def _is_library(file: str) -> bool:
+    return bool(_LIBRARY.search(file)) or file.partition("/")[0].removesuffix(".py") in _LIBRARIES
 
 
 def _kernel_wait(process: str) -> tuple[Kind, str] | None:

@@ -82,6 +82,7 @@ class Attempt:
             if code is None and (self._is_failure() or self._wait_for_others()):
                 self._collect()
         finally:
+            self._context.observe(self.number, {}, {})  # these process ids may be another program's from now on
             self._finish(agent, starter)
         return self._end(code, noticed)
 

@@ -97,7 +97,7 @@ class RunEventWriter:
 
     def straggles(self, found: Straggler) -> None:
         """On the first node, while ranks run: print and record which rank holds the others up."""
-        self._notify(f"note: step {found.step}: {found.message}")
+        self._notify(f"step {found.step}: {found.message}")
         with suppress(OSError), EventLog(self._folder.events) as log:
             log.write(
                 "straggler",
