@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,10 +14,12 @@ from dsrun.cli.options import Command, format_option
 from dsrun.cli.output import print_json, print_line, print_note, print_table
 from dsrun.diagnosis.hangs import Standing, groups, name_ranks, outliers, read_standings
 from dsrun.errors import EXIT_TOOL_FAILED, ToolError, UsageError
-from dsrun.runs.node_status import NodeStatus, read_node_status
+from dsrun.runs.node_status import FOLDER, NodeStatus, read_node_status
 from dsrun.runs.stacks_request import StacksAnswer, read_answers, request_stacks
 
 WAIT_S = 15.0
+STALE_S = 60.0
+"""Of a node whose status has not been written for so long no answer is awaited."""
 _POLL_S = 0.1
 
 
@@ -30,7 +33,7 @@ def command(run: Path, full: bool, form: str) -> int:
     RUN is its folder, on any machine that sees it. The supervisor of each node writes the stacks of its ranks within a
     few seconds; training goes on. Ranks that stand apart from most, and may be what the others wait for, are marked.
 
-    The exit code is 1 where a node does not answer within 15 s.
+    Nodes that do not answer within 15 s are named, and the exit code is 1.
     """
     nodes = read_node_status(run)
     if not nodes:
@@ -40,15 +43,21 @@ def command(run: Path, full: bool, form: str) -> int:
         request = request_stacks(run)
     except OSError as error:
         raise UsageError(f"{run}: cannot write the request: {error.strerror}", fix="ask as the run's user") from error
-    answers = _wait(request, nodes)
+    answers = _wait(request, [node for node in nodes if _is_fresh(run, node, request)])
     if not answers:
+        shutil.rmtree(request, ignore_errors=True)
         raise ToolError(
-            f"no supervisor of {run} has answered within {WAIT_S:.0f} s; the newest status is of "
-            f"{max(node.time for node in nodes)}",
-            fix="the run has ended, or starts or ends an attempt just now: dsrun diagnose tells",
+            f"no supervisor of {run} answers; its newest status is of {max(node.time for node in nodes)}",
+            fix=f"it has ended, or is between two attempts: see dsrun diagnose {run}",
         )
     _show(request, answers, full=full, form=form, missing=_missing(nodes, answers))
     return EXIT_TOOL_FAILED if _missing(nodes, answers) else 0
+
+
+def _is_fresh(run: Path, node: NodeStatus, request: Path) -> bool:
+    """By the clock of the file server alone: those of the machines may differ."""
+    status = run / FOLDER / f"node-{node.node}.json"
+    return status.exists() and request.stat().st_mtime - status.stat().st_mtime < STALE_S
 
 
 def _wait(request: Path, nodes: Sequence[NodeStatus]) -> Mapping[int, StacksAnswer]:
@@ -91,7 +100,8 @@ def _show(
     ]
     print_table([("ranks", "", "place", "host"), *rows])
     for each in standings if full else ():
-        print_line(f"\n== rank {each.rank} on {hosts.get(each.rank, '')}")
+        print_line()
+        print_line(f"== rank {each.rank} on {hosts.get(each.rank, '')}")
         for line in _stacks(request, each.rank).splitlines():
             print_line(line)
     for node in missing:

@@ -68,8 +68,11 @@ _COLLECTIVES = re.compile(
     r"|(send|recv)(_object_list)?|batch_isend_irecv|new_(sub)?groups?|split_group|(init|destroy)_process_group|wait_tensor"
 )
 _OF_TORCH = re.compile(r"torch/distributed/(distributed_c10d|_functional_collectives)\.py$")
-# What only passes a call on: torch's logging, DeepSpeed's and Accelerate's own names for the same operations.
-_PASSES_ON = re.compile(r"torch/distributed/|deepspeed/(comm|utils)/|accelerate/|torch/utils/_contextlib\.py$")
+# What only passes a call on: torch's logging, DeepSpeed's and Accelerate's own names for the same operations, and the
+# clock of dsrun's step times.
+_PASSES_ON = re.compile(
+    r"torch/distributed/|deepspeed/(comm|utils)/|accelerate/|torch/utils/_contextlib\.py$|dsrun/train/loop/step_times\.py$"
+)
 # kind, name, file, function; the first that a frame matches, from the innermost outwards.
 _KNOWN: tuple[tuple[Kind, str, str, str], ...] = (
     ("loader", "DataLoader.__next__", r"torch/utils/data/dataloader\.py$", r"__next__|_next_data"),
@@ -93,8 +96,8 @@ _BACKWARD = re.compile(r"torch/autograd/(graph|__init__)\.py$")
 _LIBRARY = re.compile(r"/(site|dist)-packages/|/lib/python3[^/]*/|^<frozen")
 # py-spy leaves out the folder that a module was found in.
 _LIBRARIES = sys.stdlib_module_names | {
-    "torch", "deepspeed", "transformers", "accelerate", "datasets", "peft", "numpy", "safetensors", "pyarrow", "filelock",
-    "urllib3", "httpx", "httpcore", "requests", "huggingface_hub", "trl", "lightning",
+    "torch", "deepspeed", "transformers", "accelerate", "datasets", "peft", "numpy", "safetensors", "pyarrow",
+    "filelock", "urllib3", "httpx", "httpcore", "requests", "huggingface_hub", "trl", "lightning",
 }  # fmt: skip
 
 # The beginning of a wait channel, as in /proc/PID/wchan: functions of the Linux kernel.
@@ -142,11 +145,12 @@ def place_of(text: str, process: str = "") -> Place:
 
 
 def _known(frames: Sequence[Frame]) -> tuple[Kind, str] | None:
-    """What the innermost frame that a rule knows is about."""
-    for frame in frames:
-        for kind, name, file, function in _RULES:
-            if file.search(frame.file) and function.fullmatch(frame.function):
-                return kind, name
+    """What the innermost frame that a rule knows is about. Locks come last: a loader waits at one of its own."""
+    for locks in (False, True):
+        for frame in frames:
+            for kind, name, file, function in _RULES:
+                if (kind == "lock") is locks and file.search(frame.file) and function.fullmatch(frame.function):
+                    return kind, name
     return None
 
 
@@ -163,8 +167,8 @@ def _operation(frames: Sequence[Frame]) -> str:
 
 def _site(frames: Sequence[Frame]) -> str:
     """The innermost line of the program itself, else of whichever library: "step (train.py:12)"."""
-    own = next((frame for frame in frames if not _is_library(frame.file)), None)
-    frame = own or next((frame for frame in frames if not _PASSES_ON.search(frame.file)), frames[0])
+    calls = [frame for frame in frames if not _PASSES_ON.search(frame.file)] or frames
+    frame = next((frame for frame in calls if not _is_library(frame.file)), calls[0])
     return f"{frame.function} ({'/'.join(frame.file.split('/')[-2:])}:{frame.line})"
 
 

@@ -108,6 +108,18 @@ def test_place_of_main_thread(frames, process, kind, name):
     assert (found.kind, found.name) == (kind, name)
 
 
+def test_call_of_collective_is_told_without_what_passes_it_on():
+    """Under the clock of the step times, DeepSpeed and Accelerate two calls still differ."""
+    frames = [
+        "timed dsrun/train/loop/step_times.py:43",
+        "all_reduce torch/distributed/distributed_c10d.py:3252",
+        "all_reduce deepspeed/comm/comm.py:710",
+        "allreduce_bucket deepspeed/runtime/zero/stage_1_and_2.py:2384",
+        "training_step dsrun/train/loop/trainer.py:196",
+    ]
+    assert place_of(stack(*frames)) == Place("collective", "all_reduce", "training_step (loop/trainer.py:196)")
+
+
 def test_loader_that_waits_in_a_queue_is_the_loader():
     frames = ["wait threading.py:3", "get multiprocessing/queues.py:113", "__next__ torch/utils/data/dataloader.py:7"]
     assert place_of(FAULTHANDLER).name == place_of(stack(*frames[1:])).name == "DataLoader.__next__"
