@@ -11,7 +11,7 @@ from pathlib import Path
 from dsrun.launch.environment import run_arguments
 from dsrun.launch.supervisor import reaper
 from dsrun.launch.supervisor.attempt_context import AttemptContext, AttemptResult
-from dsrun.launch.supervisor.evidence import collect, evidence_folder, explain_hang
+from dsrun.launch.supervisor.evidence import PIPE_VARIABLE, collect, evidence_folder, explain_hang
 from dsrun.launch.supervisor.failures import FailureInputs, exit_code_of, interruption
 from dsrun.launch.supervisor.watchdog import BEFORE_TRAINING, SHORTEST_S, Hang, Watchdog
 from dsrun.launch.workers.agent import Agent, Starter
@@ -57,6 +57,7 @@ class Attempt:
         self._interrupted_at: float | None = None
         self._beats: dict[int, Beat] = {}
         self._hang: Hang | None = None
+        self._env: dict[str, str] = {}
         self._by_others = False
         self._evidence: Path | None = None
         self._last_well = self._began = time.monotonic()
@@ -74,8 +75,12 @@ class Attempt:
             variables.RANKS: str(self._folder / "ranks"),
             variables.ATTEMPT: str(self.number),
         }
+        if self.job.topology.device == "cuda":
+            # Where torch makes a named pipe for each rank, by which it is asked for the flight recorder's dump.
+            own |= {name: str(self._folder / "dump-") for name in [PIPE_VARIABLE] if name not in env}
+        self._env = {**env, **own}
         arguments = run_arguments(self.job, attempt=self.number, port=port, logs=self._folder / "agent")
-        agent = starter.start(arguments, {**env, **own}, ranks=self.job.topology.workers)
+        agent = starter.start(arguments, self._env, ranks=self.job.topology.workers)
         try:
             code = self._watch_until_end(agent)
             noticed = time.monotonic() - self._last_well
@@ -221,7 +226,7 @@ class Attempt:
         living = {rank: pid for rank, pid in self._alive().items() if rank not in self._missing}
         self._evidence = folder = evidence_folder(self.job.run, self.number)
         gpus = self.job.topology.device == "cuda"
-        collect(folder, living, self._beats, self.job.env, began=self._began_at, gpus=gpus)
+        collect(folder, living, self._beats, self._env, began=self._began_at, gpus=gpus)
         if self._hang is not None:
             self._hang = explain_hang(self._hang, folder, living)
 

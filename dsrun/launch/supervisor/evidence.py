@@ -61,7 +61,11 @@ STACKS_S = 1.0
 _FILES = ("status", "wchan", "syscall", "stack", "cmdline")
 # torch's own names and default (ProcessGroupNCCL, FlightRecorder).
 _DUMP_VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-_PIPE_VARIABLE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+PIPE_VARIABLE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+DUMPS_S = 4.0
+_POLL_S = 0.05
+# By which the clocks of a file server and of this machine, and its time stamps of files, may differ.
+_CLOCKS_S = 1.0
 _DUMP_DEFAULT = "/tmp/nccl_trace_rank_"
 RAS_S = 2.0
 _RAS_VARIABLE = "NCCL_RAS_ADDR"
@@ -86,8 +90,10 @@ def collect(
     with suppress(OSError):  # a full disk must not keep the run from being ended
         folder.mkdir(parents=True, exist_ok=True)
         _remove_earlier(folder, began)
-        _trigger_flight_recorder(env, pids)
+        asked = time.time()
+        triggered = _trigger_flight_recorder(env, pids)
         collect_stacks(folder, pids, beats)
+        _await_dumps(env, triggered, asked)
         _copy_flight_recorder(folder, env, began)
         if gpus and env.get(_RAS_SWITCH) != "0" and (text := query_ras(env.get(_RAS_VARIABLE) or _RAS_DEFAULT)):
             (folder / "nccl-ras.txt").write_text(text)
@@ -192,17 +198,38 @@ def _dump_stacks(folder: Path, pids: Mapping[int, int], beats: Mapping[int, Beat
                 (folder / f"rank-{rank}.stacks.txt").write_bytes(written)
 
 
-def _trigger_flight_recorder(env: Mapping[str, str], pids: Mapping[int, int]) -> None:
-    if _PIPE_VARIABLE in env:
-        for rank in pids:
+def _trigger_flight_recorder(env: Mapping[str, str], pids: Mapping[int, int]) -> list[int]:
+    """Have the ranks dump it; returns those that can. torch reads `<stem><rank>.pipe` about once a second (DumpPipe in
+    ProcessGroupNCCL.cpp)."""
+    triggered = []
+    for rank in pids if PIPE_VARIABLE in env else ():
+        with suppress(OSError):
+            pipe = os.open(f"{env[PIPE_VARIABLE]}{rank}.pipe", os.O_WRONLY | os.O_NONBLOCK)
+            os.write(pipe, b"1\n")
+            os.close(pipe)
+            triggered.append(rank)
+    return triggered
+
+
+def _dump_prefix(env: Mapping[str, str]) -> Path:
+    return Path(next((env[name] for name in _DUMP_VARIABLES if name in env), _DUMP_DEFAULT))
+
+
+def _await_dumps(env: Mapping[str, str], ranks: Collection[int], asked: float) -> None:
+    prefix = str(_dump_prefix(env))
+    deadline = time.monotonic() + DUMPS_S
+    left = set(ranks)
+    while left and time.monotonic() < deadline:
+        for rank in list(left):
             with suppress(OSError):
-                pipe = os.open(f"{env[_PIPE_VARIABLE]}_{rank}.pipe", os.O_WRONLY | os.O_NONBLOCK)
-                os.write(pipe, b"1\n")
-                os.close(pipe)
+                status = Path(f"{prefix}{rank}").stat()
+                if status.st_size and status.st_mtime >= asked - _CLOCKS_S:
+                    left.discard(rank)
+        time.sleep(_POLL_S)
 
 
 def _copy_flight_recorder(folder: Path, env: Mapping[str, str], began: float) -> None:
-    prefix = Path(next((env[name] for name in _DUMP_VARIABLES if name in env), _DUMP_DEFAULT))
+    prefix = _dump_prefix(env)
     for dump in prefix.parent.glob(prefix.name + "*"):
         with suppress(OSError):
             if dump.is_file() and dump.stat().st_mtime >= began:

@@ -92,7 +92,9 @@ class Fault:
                 time.sleep(0.02)
             return
         if kind == "sleep":
-            time.sleep(float(target))
+            # By rank, as "0.2,0.25"; the last one also for those that follow.
+            seconds = target.split(",")
+            time.sleep(float(seconds[min(int(os.environ["RANK"]), len(seconds) - 1)]))
             return
         if kind == "loader":
             end_loader()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -12,6 +13,7 @@ import time
 
 import pytest
 
+from dsrun.diagnosis.hangs import read_standings
 from dsrun.launch.supervisor.evidence import collect, explain_hang, explain_hang_of_nodes, query_ras
 from dsrun.launch.supervisor.policy import Failure
 from dsrun.launch.supervisor.reaper import state_and_parent
@@ -225,3 +227,28 @@ def test_hang_without_evidence_stays_as_it_was(tmp_path):
     assert explain_hang(hang, tmp_path / "nowhere", {1}) == hang
     failure = Failure(cause="rank_hung", rank=1, node=0, exit_code=1, message="rank 1 hangs")
     assert explain_hang_of_nodes(failure, tmp_path, 2) == failure
+
+
+def test_flight_recorder_is_asked_for_its_dump_and_awaited(tmp_path, monkeypatch):
+    """As torch has it: a pipe for each rank, which is read about once a second."""
+    monkeypatch.setattr("dsrun.launch.supervisor.evidence.DUMPS_S", 60)
+    env = {
+        "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": str(tmp_path / "pipe-"),
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str(tmp_path / "dump-rank-"),
+    }
+    os.mkfifo(tmp_path / "pipe-3.pipe")
+    reader = os.open(tmp_path / "pipe-3.pipe", os.O_RDONLY | os.O_NONBLOCK)
+
+    def dump_when_asked() -> None:
+        while not os.read(reader, 10):
+            time.sleep(0.05)
+        entry = {"collective_seq_id": 481, "state": "started", "profiling_name": "nccl:all_reduce", "is_p2p": False}
+        (tmp_path / "dump-rank-3").write_text(json.dumps({"entries": [{**entry, "process_group": ["0", "default"]}]}))
+
+    recorder = threading.Thread(target=dump_when_asked)
+    recorder.start()
+    collect(tmp_path / "evidence", {3: os.getpid()}, {}, env, began=time.time() - 60)
+    recorder.join()
+    os.close(reader)
+    [standing] = read_standings(tmp_path / "evidence")
+    assert (standing.recorded.operation, standing.recorded.number) == ("all_reduce", 481)
