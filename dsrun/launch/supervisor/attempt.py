@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import signal
 import time
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from dsrun.launch.supervisor import reaper
 from dsrun.launch.supervisor.attempt_context import AttemptContext, AttemptResult
 from dsrun.launch.supervisor.evidence import PIPE_VARIABLE, collect, evidence_folder, explain_hang
 from dsrun.launch.supervisor.failures import FailureInputs, exit_code_of, interruption
-from dsrun.launch.supervisor.watchdog import BEFORE_TRAINING, SHORTEST_S, Hang, Watchdog
+from dsrun.launch.supervisor.watchdog import BEFORE_TRAINING, Hang, Watchdog, limit_of
 from dsrun.launch.workers.agent import Agent, Starter
 from dsrun.launch.workers.spawn import read_rank_statuses
 from dsrun.runs.heartbeat import Beat, read_beats
@@ -232,9 +231,10 @@ class Attempt:
 
     def _wait_for_others(self) -> bool:
         """Whether this node's ranks have long waited, perhaps for one of the node whose part has failed."""
+        now = time.monotonic()
         beats = [self._beats[rank] for rank in self._alive() if rank in self._beats]
-        newest = max((beat.time for beat in beats if beat.phase == "training"), default=math.inf)
-        return self._by_others and time.monotonic() - newest > SHORTEST_S / 2
+        long = [now - beat.time > limit_of(beat, self.job.hang_timeout) / 2 for beat in beats]
+        return self._by_others and bool(long) and all(long)
 
     def _finish(self, agent: Agent, starter: Starter) -> None:
         """End the process tree, and wait until the agent's exit is reported."""
