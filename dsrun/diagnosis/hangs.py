@@ -67,20 +67,30 @@ def outliers(standings: Sequence[Standing]) -> tuple[int, ...]:
     """The ranks that the others wait for; () where the stacks do not tell.
 
     In this order: ranks that are stopped; ranks that wait for no other rank, while others do; ranks that have begun
-    fewer operations; the ranks in an operation that most are not in, or that most have called elsewhere.
+    fewer operations; the ranks in an operation that most are not in, or that most have called elsewhere; where no rank
+    seems to wait, those that are not where most are.
     """
     stopped = [each.rank for each in standings if each.place.kind == "stopped"]
     if stopped:
         return tuple(stopped)
-    waiting = [each for each in standings if each.place.kind in _WAITING]
-    apart = [each.rank for each in standings if each.place.kind not in (*_WAITING, _UNSEEN)]
+    waiting = [each for each in standings if _waits(each)]
+    apart = [each.rank for each in standings if not _waits(each) and each.place.kind != _UNSEEN]
     if apart and waiting:
         return tuple(apart)
     unseen = tuple(each.rank for each in standings if each.place.kind == _UNSEEN)
     operations = {each.rank: each.place.name for each in waiting}
     calls = {each.rank: f"{each.place.name} {each.place.site}" for each in waiting}
     found = _behind(standings) or _fewer(operations) or _fewer(calls)
+    if not waiting:
+        # On a GPU a rank may wait for others in any line that reads a result.
+        found = _fewer({each.rank: each.place.name for each in standings if each.rank in apart})
     return found or (unseen if len(unseen) < len(waiting) else ())
+
+
+def _waits(each: Standing) -> bool:
+    """Whether a rank waits for others: in a collective operation or, by the flight recorder, for one on the GPU while
+    its program reads a result."""
+    return each.place.kind in _WAITING or (each.recorded is not None and each.place.kind in ("code", "lock"))
 
 
 def _behind(standings: Sequence[Standing]) -> tuple[int, ...]:
@@ -104,9 +114,9 @@ def groups(standings: Sequence[Standing]) -> list[Group]:
     named: dict[str, list[int]] = {}
     for each in standings:
         name = each.place.name
-        if each.recorded and each.place.kind in _WAITING:
+        if each.recorded and _waits(each):
             name = f"{each.recorded.operation} #{each.recorded.number}"
-        elif split and each.place.site:
+        elif split and each.place.site not in name:
             name += f" called by {each.place.site}"
         named.setdefault(name, []).append(each.rank)
     found = [Group(name, tuple(ranks)) for name, ranks in named.items()]

@@ -16,6 +16,7 @@ ELSEWHERE = Place("collective", "all_reduce", "evaluate (train.py:70)")
 BARRIER = Place("collective", "barrier", "save (train.py:40)")
 LOADER = Place("loader", "DataLoader.__next__", "main (train.py:5)")
 STOPPED = Place("stopped", "stopped (SIGSTOP)")
+READS = Place("code", "check (nan.py:9)", "check (nan.py:9)")
 UNKNOWN = Place("unknown", "without a stack")
 SYNC = Place("gpu", "torch.cuda.synchronize", "step (train.py:9)")
 
@@ -45,6 +46,12 @@ def ranks(usual: Place, count: int, apart: dict[int, Place]) -> list[Standing]:
         (ranks(REDUCE, 4, {}), (), "4 of 4 ranks in all_reduce"),
         (ranks(LOADER, 4, {}), (), "4 of 4 ranks in DataLoader.__next__"),
         (ranks(REDUCE, 2, {1: BARRIER}), (), "rank 0 in all_reduce; rank 1 in barrier"),
+        (ranks(READS, 8, {6: LOADER}), (6,), "7 of 8 ranks in check (nan.py:9); rank 6 in DataLoader.__next__"),
+        (
+            [Standing(rank, READS, None if rank == 1 else Recorded("all_reduce", 7, "0", 7)) for rank in range(2)],
+            (1,),
+            "rank 0 in all_reduce #7; rank 1 in check (nan.py:9)",
+        ),
         (ranks(UNKNOWN, 4, {}), (), ""),
         ([], (), ""),
     ],
