@@ -14,6 +14,7 @@ from typing import IO, Any
 from dsrun.diagnosis.rules import cause_named
 from dsrun.errors import UsageError
 from dsrun.launch.supervisor.policy import Decision, Failure, MemoryFallback
+from dsrun.launch.supervisor.straggler import Straggler
 from dsrun.runs.attempts import RESUME_AUTO, RESUME_NEVER, earlier_signatures, saved_global_batch
 from dsrun.runs.commit import tidy
 from dsrun.runs.folder import RunFolder, is_in_use
@@ -94,6 +95,21 @@ class RunEventWriter:
         if shared and cause_named(failure.cause).faulty_node:
             with suppress(OSError):
                 Path(shared, "faulty-node").write_text(f"{failure.node}\n")
+
+    def straggles(self, found: Straggler) -> None:
+        """On the first node, while ranks run: print and record which rank holds the others up."""
+        self._notify(f"step {found.step}: {found.message}")
+        with suppress(OSError), EventLog(self._folder.events) as log:
+            log.write(
+                "straggler",
+                rank=found.rank,
+                host=found.host,
+                **({"gpu": found.gpu} if found.gpu else {}),
+                step=found.step,
+                slowdown=found.slowdown,
+                chronic=found.kind == "slow",
+                message=found.message,
+            )
 
     def never_began(self, message: str, *, cause: str, exit_code: int) -> None:
         """On the first node: why there was not even a first attempt."""

@@ -27,6 +27,7 @@ from dsrun.launch.supervisor import reaper
 from dsrun.launch.supervisor.attempt import NO_HEARTBEAT_PATIENCE_S, Attempt
 from dsrun.launch.supervisor.attempt_context import AttemptContext, AttemptResult
 from dsrun.launch.supervisor.events import STUCK_S, AsyncLineWriter, RunEventWriter, Tee, tee_output
+from dsrun.launch.supervisor.evidence import evidence_folder, explain_hang_of_nodes
 from dsrun.launch.supervisor.failures import explain, first_of_nodes
 from dsrun.launch.supervisor.policy import CONFIGURATION, Decision, Failure, decide, exit_code, shrink
 from dsrun.launch.supervisor.status import StatusWriter
@@ -69,7 +70,9 @@ def supervise(job: Job, coordinator: Coordinator, notify: Notify = lambda line: 
         log = job.run / "logs" / f"{datetime.now():%Y%m%d-%H%M%S}-launcher.log"
         if job.node_rank:
             log = log.with_stem(f"{log.stem}-node-{job.node_rank}")
-        status_writer = stack.enter_context(StatusWriter(job))
+        line_writer = stack.enter_context(AsyncLineWriter(notify, timeout_s=STUCK_S))
+        event_writer = RunEventWriter(RunFolder(job.run), line_writer)
+        status_writer = stack.enter_context(StatusWriter(job, on_straggler=event_writer.straggles))
         context = AttemptContext(
             job=job,
             scratch=scratch,
@@ -88,10 +91,7 @@ def supervise(job: Job, coordinator: Coordinator, notify: Notify = lambda line: 
         ):
             os.mkfifo(scratch / "console")
             stack.enter_context(Tee(scratch / "console", formatter=formatters[1]))
-            line_writer = stack.enter_context(AsyncLineWriter(notify, timeout_s=STUCK_S))
-            return _Supervision(
-                context, coordinator, RunEventWriter(RunFolder(job.run), line_writer), sink
-            ).run_attempts()
+            return _Supervision(context, coordinator, event_writer, sink).run_attempts()
 
 
 @contextmanager
@@ -204,6 +204,9 @@ class _Supervision:
         """On the first node: what all nodes do next."""
         remedy = self._event_writer.remedy()
         failure = first_of_nodes([each.failure for each in ended if each.failure])
+        if failure and failure.cause == "rank_hung":
+            folder = evidence_folder(self._job.run, self._number)
+            failure = explain_hang_of_nodes(failure, folder, self._job.topology.workers)
         if failure is None:
             stop_requested = any(each.interrupted for each in ended)
             code = EXIT_RESUME if stop_requested else 0
