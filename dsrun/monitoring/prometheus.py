@@ -19,6 +19,7 @@ from dsrun.diagnosis.run import is_run, runs_below
 from dsrun.errors import UsageError
 from dsrun.monitoring.follow import RunReader
 from dsrun.monitoring.history import RunHistory, finite, seconds_of, whole
+from dsrun.monitoring.observations import throttle_reasons
 from dsrun.monitoring.status import RunStatus, State, status_of
 from dsrun.runs.goodput import goodput
 from dsrun.runs.node_status import NodeStatus, RankProgress
@@ -90,6 +91,7 @@ def _progress(history: RunHistory, status: RunStatus) -> dict[str, float | None]
         "dsrun_restarts_total": max(0, kinds["start"] - 1),
         "dsrun_nan_steps_total": kinds["nan"],
         "dsrun_loss_spikes_total": kinds["spike"],
+        "dsrun_stragglers_total": kinds["straggler"],
     }
 
 
@@ -148,7 +150,7 @@ def _node(node: NodeStatus) -> Iterator[Sample]:
             "power_limit_watts": gpu.power_limit_w,
             "temperature_celsius": gpu.temperature_c,
             "clock_hertz": None if gpu.clock_mhz is None else gpu.clock_mhz * 1e6,
-            "throttled": bool(gpu.throttled),
+            "throttled": bool(throttle_reasons(gpu)),
         }
         for name, value in figures.items():
             if value is not None:

@@ -14,7 +14,7 @@ from typing import IO, Any
 from dsrun.diagnosis.rules import cause_named
 from dsrun.errors import UsageError
 from dsrun.launch.supervisor.policy import Decision, Failure, MemoryFallback
-from dsrun.launch.supervisor.straggler import Straggler
+from dsrun.monitoring.straggler import Straggler
 from dsrun.runs.attempts import RESUME_AUTO, RESUME_NEVER, earlier_signatures, saved_global_batch
 from dsrun.runs.commit import tidy
 from dsrun.runs.folder import RunFolder, is_in_use

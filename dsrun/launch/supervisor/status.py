@@ -14,7 +14,7 @@ from queue import Empty, Full, Queue
 
 from dsrun.launch.job import Job
 from dsrun.launch.supervisor.evidence import collect_stacks
-from dsrun.launch.supervisor.straggler import Straggler, StragglerDetector
+from dsrun.monitoring.straggler import Straggler, StragglerDetector
 from dsrun.runs.heartbeat import Beat
 from dsrun.runs.node_status import FOLDER, NodeStatus, RankProgress, read_node_status, write_node_status
 from dsrun.runs.records import utc_now

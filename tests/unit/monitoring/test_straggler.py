@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 
-from dsrun.launch.supervisor.straggler import StragglerDetector
+from dsrun.monitoring.straggler import StragglerDetector
 from dsrun.runs.node_status import GpuSample, NodeStatus, RankProgress
 
 GPUS = tuple(GpuSample(index=4 + place, name="NVIDIA H100") for place in range(4))
