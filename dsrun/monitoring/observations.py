@@ -49,7 +49,7 @@ def wait_share(rank: RankProgress) -> float | None:
 
 
 def slowest(ranks: Sequence[RankProgress]) -> RankProgress | None:
-    """The rank that holds the others up: behind in steps, or with SLOWER_BY more work than the median; None if alike."""
+    """The rank that holds the others up: behind in steps, or by SLOWER_BY above the median; None if alike."""
     training = [rank for rank in ranks if rank.phase in ("training", "running")]
     if len(training) < 2:
         return None
