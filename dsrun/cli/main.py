@@ -18,6 +18,7 @@ COMMANDS = {
         "dsrun.cli.launch.command:command",
         "start any training script, and restart it after failures",
     ),
+    "doctor": ("dsrun.cli.doctor.command:command", "check whether training will work here, before it starts"),
     "diagnose": ("dsrun.cli.diagnose:command", "find out from its logs why a run stopped"),
     "plan": ("dsrun.cli.plan.command:command", "compare memory and speed of every ZeRO strategy, GPU by GPU"),
     "export": ("dsrun.cli.export:command", "write a run or checkpoint as a verified Hugging Face folder"),

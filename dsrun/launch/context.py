@@ -86,7 +86,7 @@ def _started_by_others(request: LaunchRequest, environ: Mapping[str, str]) -> Lo
     """One process of several that mpirun or srun started."""
     # Open MPI before SLURM, by whose srun it starts its own daemons; Hydra's variables srun sets as well.
     mpi = next((names for names in (_OPEN_MPI, _HYDRA) if environ.get(names[0]) and environ.get(names[1])), None)
-    if _slurm_step(environ) and mpi is not _OPEN_MPI:
+    if in_slurm_step(environ) and mpi is not _OPEN_MPI:
         return _in_step(request, environ)
     return _in_mpi(request, environ, mpi) if mpi else None
 
@@ -124,7 +124,7 @@ def _with_hostfile(request: LaunchRequest, environ: Mapping[str, str]) -> SshLau
                 f"{flag} {value} with --hostfile, which says it already",
                 fix=f"remove {flag}; --include and --exclude choose machines",
             )
-    if _slurm_step(environ):
+    if in_slurm_step(environ):
         raise UsageError(
             "--hostfile in a step of SLURM, which has started a process on each node already", fix="remove --hostfile"
         )
@@ -151,7 +151,7 @@ def _by_hand(request: LaunchRequest, environ: Mapping[str, str]) -> LocalLaunche
     )
 
 
-def _slurm_step(environ: Mapping[str, str]) -> bool:
+def in_slurm_step(environ: Mapping[str, str]) -> bool:
     """Whether srun has started this process; the shells of sbatch and salloc are not meant."""
     step = environ.get("SLURM_STEP_ID", "")
     return bool(environ.get("SLURM_JOB_ID")) and step.isdigit() and int(step) < _OWN_STEPS

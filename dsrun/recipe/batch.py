@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dsrun.errors import UsageError
 from dsrun.recipe.flags import hf_flags
+
+if TYPE_CHECKING:
+    from dsrun.recipe.recipe import Recipe
 
 SHOWN_DIVISORS = 4
 # What the Trainer and `dsrun train` both take when nothing is said.
@@ -113,6 +116,18 @@ def _micro_hint(global_batch: int, micro: int, world_size: int) -> str:
 def _either(numbers: list[int]) -> str:
     texts = [str(number) for number in numbers]
     return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} or {texts[-1]}"
+
+
+def batch_of(recipe: Recipe, world_size: int) -> BatchPlan:
+    """The batch sizes on `world_size` ranks. Raises UsageError where they do not divide."""
+    return batch_plan(
+        global_batch_size=recipe.spec.global_batch_size,
+        micro_batch_size=recipe.spec.micro_batch_size or recipe.hf.get("per_device_train_batch_size"),
+        accumulation=recipe.hf.get("gradient_accumulation_steps"),
+        # How many ranks share a row depends on the model where --sequence-parallel does not say it.
+        world_size=world_size // (recipe.spec.sequence_parallel or world_size if recipe.spec.long_context else 1),
+        default_micro=DEFAULT_MICRO_BATCH,
+    )
 
 
 def trainer_values(given: Mapping[str, Any], world_size: int | None) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def visible_gpus(environ: Mapping[str, str] | None = None) -> list[Gpu]:
     which is CUDA's order under CUDA_DEVICE_ORDER=PCI_BUS_ID and wherever all GPUs of the machine are alike.
     """
     environ = os.environ if environ is None else environ
-    return select_visible(_all_gpus(), environ.get("CUDA_VISIBLE_DEVICES"))
+    return select_visible(all_gpus(), environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def select_visible(devices: Sequence[Gpu], visible: str | None) -> list[Gpu]:
@@ -81,7 +81,7 @@ def _only(found: list[Gpu]) -> Gpu | None:
     return found[0] if len(found) == 1 else None
 
 
-def _all_gpus() -> list[Gpu]:
+def all_gpus() -> list[Gpu]:
     """All GPUs in PCI bus order; none when NVML cannot be queried."""
     import pynvml as nvml
 

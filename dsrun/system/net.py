@@ -138,10 +138,10 @@ def addresses() -> dict[str, list[str]]:
 
 def own_name_addresses() -> list[str]:
     """What this machine's own name resolves to; [] when it does not."""
-    return _resolve(socket.gethostname())
+    return resolve(socket.gethostname())
 
 
-def _resolve(host: str) -> list[str]:
+def resolve(host: str) -> list[str]:
     """The addresses of `host`, each once and without its scope; [] when no name service knows it."""
     try:
         entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
@@ -156,7 +156,7 @@ def own_address(host: str) -> str | None:
     The loopback counts only if nothing but that was named: this machine's own name often is 127.0.1.1 here, and its
     address in the network elsewhere.
     """
-    named = _resolve(host)
+    named = resolve(host)
     if host == "localhost" or (host in named and ipaddress.ip_address(host).is_loopback):
         return named[0] if named else "127.0.0.1"
     own = {address for entries in addresses().values() for address in entries}
@@ -180,13 +180,13 @@ def is_this_machine(host: str) -> bool:
     """Whether `host` is an address or a name of this machine."""
     if host == socket.gethostname():
         return True
-    found = set(_resolve(host))
+    found = set(resolve(host))
     return any(found.intersection(own) for own in addresses().values())
 
 
 def behind_alias(host: str) -> str:
     """`host`, or where no name service knows it, the name or address that ssh's configuration has for it."""
-    if _resolve(host):
+    if resolve(host):
         return host
     with suppress(OSError, subprocess.TimeoutExpired):
         answer = subprocess.run(["ssh", "-G", "--", host], capture_output=True, text=True, timeout=_SSH_S, check=False)

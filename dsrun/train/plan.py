@@ -13,6 +13,7 @@ from dsrun.demo.models import DEFAULTS
 from dsrun.launch.supervisor.events import REMEDY_FILE, stored_fallback
 from dsrun.launch.supervisor.policy import MemoryFallback, shrink
 from dsrun.recipe.batch import BatchPlan, batch_plan
+from dsrun.recipe.precision import Precision, decide_precision
 from dsrun.recipe.recipe import Recipe, has_data, phases
 from dsrun.recipe.resolve import with_defaults
 from dsrun.recipe.spec import TrainSpec
@@ -24,7 +25,6 @@ from dsrun.train import distributed as worlds
 from dsrun.train.distributed import World
 from dsrun.train.given import NOTHING, Given
 from dsrun.train.loop import engine
-from dsrun.train.loop.engine import Precision, decide_precision
 from dsrun.train.model import load as models
 from dsrun.train.model.load import decide_task, load_config
 from dsrun.train.model.quantization import check_fp8, check_quantization
@@ -33,6 +33,7 @@ from dsrun.train.plugin import LoadedPlugin
 from dsrun.train.sequence.degree import decide_degree
 from dsrun.zero.generate.accumulation import FROM_STEPS, error_after, memory_of_sum, takes_fp32_sum
 from dsrun.zero.offload import offloaded_to
+from dsrun.zero.ops import stage_of
 
 DEFAULT_MICRO_BATCH = 8
 NO_FALLBACK = MemoryFallback()
@@ -102,7 +103,7 @@ def _with_exact_sums(
 ) -> dict[str, Any]:
     """DeepSpeed's configuration with gradients summed in fp32 where that is worth its memory. Not once memory ran out,
     as the same samples are then summed in more steps."""
-    able = takes_fp32_sum(engine.stage_of(deepspeed), offloaded_to(spec.offload))
+    able = takes_fp32_sum(stage_of(deepspeed), offloaded_to(spec.offload))
     if steps < FROM_STEPS or not able or spec.bf16_master_weights:
         return deepspeed
     memory = memory_of_sum(None, None, offloaded_to(spec.offload))

@@ -14,6 +14,7 @@ import torch
 from dsrun.demo.build import DEMO_NAMES
 from dsrun.errors import DsrunError
 from dsrun.hardware.gpus import peak_bf16_tflops
+from dsrun.recipe.precision import Precision
 from dsrun.recipe.resolved import without_secrets
 from dsrun.runs.attempts import attempt, start_times
 from dsrun.runs.folder import RunFolder
@@ -26,13 +27,12 @@ from dsrun.system.host import git_commit, hostname, versions
 from dsrun.train import speed
 from dsrun.train.console import Console, duration, number, shortened
 from dsrun.train.data.request import PreparedData
-from dsrun.train.loop import engine
 from dsrun.train.loop.callbacks import format_metrics
-from dsrun.train.loop.engine import Precision
 from dsrun.train.loop.evaluation import write_predictions
 from dsrun.train.loop.trainer import RunTrainer
 from dsrun.train.packing.decide import Batching
 from dsrun.zero.offload import OPTIMIZER_ONLY, offloaded_to
+from dsrun.zero.ops import stage_of
 
 if TYPE_CHECKING:
     from dsrun.train.plan import Plan
@@ -200,7 +200,7 @@ def _origin(plan: Plan) -> str:
 def parallel(plan: Plan) -> str:
     """ "ZeRO-2 on 8 GPUs". Evaluation alone needs DeepSpeed's engine under ZeRO-3 only."""
     ranks = f"{plan.world.size} {plan.world.device_name}"
-    stage = engine.stage_of(plan.deepspeed)
+    stage = stage_of(plan.deepspeed)
     if "train" not in plan.phases and stage < 3:
         return ranks
     zero = f"ZeRO-{stage}" if plan.deepspeed is not None else "plain DDP (ZeRO 0)"

@@ -10,7 +10,7 @@ import pytest
 from dsrun.errors import UsageError
 from dsrun.hardware.gpus import lookup
 from dsrun.model_families import FAMILIES, family_of, model_type_of
-from dsrun.train.loop.engine import decide_precision
+from dsrun.recipe.precision import decide_precision
 from dsrun.zero.generate.blocks import ConfigContext, HardwareFacts, precision_of
 from dsrun.zero.generate.explain import notices
 from dsrun.zero.generate.spec import ZeroSpec

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from dsrun.diagnosis.rules import causes
+from dsrun.doctor.registry import CHECKS
+from dsrun.doctor.software.known_bad import KnownBad
+from dsrun.doctor.software.known_bad import table as known_bad
 from dsrun.zero.generate.config import PURPOSES, SHIPPED, generate, render
 from dsrun.zero.lint.codes import CODES
 from tools.docs import options, table, wheels
@@ -49,6 +53,40 @@ def config_check() -> str:
     return table(("code", "level", "what is the matter", "what stops at an error"), rows) + "\n"
 
 
+def doctor() -> str:
+    """The tables of docs/doctor.md: every check in its order, and the versions that are known to be bad."""
+    rows = [(f"`{check.code}`", check.title, check.finds, check.needs.removeprefix("needs ")) for check in CHECKS]
+    versions = [
+        (
+            ", ".join(f"{name} {text}" for name, text in row.packages.items()),
+            _condition(row),
+            # Without the versions that are installed.
+            re.sub(r" ?\{[\w-]+\}", "", row.message),
+            row.source,
+        )
+        for row in known_bad()
+    ]
+    return (
+        "\n\n".join(
+            [
+                table(("code", "check", "what it finds", "only with"), rows),
+                "## Versions that are known to be bad",
+                table(("versions", "where", "what happens", "source"), versions),
+            ]
+        )
+        + "\n"
+    )
+
+
+def _condition(row: KnownBad) -> str:
+    parts = [
+        f"ZeRO-{row.stage}" if row.stage is not None else "",
+        "Arm processors" if row.arm else "",
+        f"{row.gpus} GPUs or more" if row.gpus else "",
+    ]
+    return ", ".join(filter(None, parts)) or "everywhere"
+
+
 PAGES = {
     "train.md": options.train,
     "data.md": options.mixture,
@@ -57,6 +95,7 @@ PAGES = {
     "slurm.md": options.slurm,
     "wheels.md": wheels.markdown,
     "diagnose.md": diagnose,
+    "doctor.md": doctor,
 }
 
 

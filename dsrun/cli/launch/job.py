@@ -15,12 +15,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from dsrun.cli.launch.recipe import batch_of, checked_recipe, with_deepspeed_checked
+from dsrun.cli.launch.recipe import checked_recipe, with_deepspeed_checked
 from dsrun.errors import MissingError, UsageError
 from dsrun.launch.compat import parse_torchrun, torchrun_arguments
 from dsrun.launch.job import Job, Topology, decide
 from dsrun.launch.supervisor.policy import Limits
 from dsrun.model_families import model_type_of
+from dsrun.recipe.batch import batch_of
 from dsrun.recipe.recipe import Recipe
 from dsrun.recipe.resolved import to_json
 from dsrun.runs.folder import default_name

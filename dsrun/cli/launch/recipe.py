@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 
 from dsrun.cli.output import print_note
-from dsrun.recipe.batch import BatchPlan, batch_plan
 from dsrun.recipe.deepspeed_file import with_deepspeed_read
 from dsrun.recipe.preflight.files import check_files
 from dsrun.recipe.preflight.packages import check_packages
@@ -46,15 +45,3 @@ def with_deepspeed_checked(recipe: Recipe, world_size: int | None) -> Recipe:
 
     lint = partial(refuse_errors, notify=print_note)
     return with_deepspeed_read(recipe, Path.cwd(), world_size=world_size, lint=lint)
-
-
-def batch_of(recipe: Recipe, world_size: int) -> BatchPlan:
-    """The batch sizes on `world_size` ranks. Raises UsageError where they do not divide."""
-    return batch_plan(
-        global_batch_size=recipe.spec.global_batch_size,
-        micro_batch_size=recipe.spec.micro_batch_size or recipe.hf.get("per_device_train_batch_size"),
-        accumulation=recipe.hf.get("gradient_accumulation_steps"),
-        # How many ranks share a row depends on the model where --sequence-parallel does not say it.
-        world_size=world_size // (recipe.spec.sequence_parallel or world_size if recipe.spec.long_context else 1),
-        default_micro=8,
-    )

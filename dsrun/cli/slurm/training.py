@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from dsrun.cli.launch.recipe import batch_of, with_deepspeed_checked
+from dsrun.cli.launch.recipe import with_deepspeed_checked
 from dsrun.cli.output import print_note
 from dsrun.errors import UsageError
+from dsrun.recipe.batch import batch_of
 from dsrun.recipe.deepspeed_file import with_deepspeed_read
 from dsrun.recipe.parsed_value import COMMAND_LINE
 from dsrun.recipe.preflight.files import check_files

@@ -11,7 +11,7 @@ import torch
 
 from dsrun.errors import UsageError
 from dsrun.train.checkpoint.zero_shards import ZeroCheckpoint, load, state_folder
-from dsrun.train.loop.engine import ADAM
+from dsrun.zero.ops import ADAM
 
 if TYPE_CHECKING:
     from dsrun.train.checkpoint.plain import PlainCheckpoint

@@ -19,9 +19,9 @@ from dsrun.system.files import parse_json
 from dsrun.system.host import versions
 from dsrun.train.data.encoding.tokenizer import tokenizer_identity
 from dsrun.train.distributed import all_gather_object, rank0_first, rank0_shares, ranks
-from dsrun.train.loop.engine import stage_of
 from dsrun.train.model.adapters import lora_targets
 from dsrun.train.model.parameter_groups import LearningRates
+from dsrun.zero.ops import stage_of
 
 CONFIG_FILE = "config.json"
 STATES = ("global_step*", "optimizer*", "rng_state*")

@@ -20,11 +20,11 @@ from dsrun.system.host import cores, shm_free
 from dsrun.train import speed
 from dsrun.train.data.mixture import sets_of
 from dsrun.train.distributed import World
-from dsrun.train.loop.engine import stage_of
 from dsrun.train.loop.evaluation import ROUGE_TYPES
 from dsrun.train.loss import dpo
 from dsrun.train.model.load import HTTP_ERROR, is_unreachable
 from dsrun.train.plan import Plan
+from dsrun.zero.ops import stage_of
 
 LOSS_METRICS = ("loss", "perplexity")
 TEXT_METRICS = ("bleu", "chrf", *ROUGE_TYPES, "exact_match")

@@ -15,7 +15,6 @@ from dsrun.runs.folder import RunFolder
 from dsrun.train.console import Console, PlainTask
 from dsrun.train.data.mixture import Mixture, sets_of
 from dsrun.train.data.request import PreparedData
-from dsrun.train.loop import engine
 from dsrun.train.loop.arguments import (
     LOSS_METRICS,
     as_usage_errors,
@@ -44,6 +43,7 @@ from dsrun.train.rank_context import RankContext
 from dsrun.train.records import RunRecords
 from dsrun.train.sequence.loss import SequenceLoss
 from dsrun.train.sequence.memory import save_memory, without_fused_loss
+from dsrun.zero.ops import stage_of
 
 DEFAULT_LOGGING_STEPS = 10
 
@@ -144,7 +144,7 @@ class TrainerBuilder:
             return DpoLoss(AdaptersOff(model), beta=spec.dpo_beta, smoothing=smoothing)
         # The weights as they were before training, also where a checkpoint is about to be loaded into `model`.
         copy, _ = self._base(tokenizer, arguments.seed)
-        sharded = engine.stage_of(self.plan.deepspeed) == 3
+        sharded = stage_of(self.plan.deepspeed) == 3
         return DpoLoss(FrozenCopy(copy, sharded=sharded), beta=spec.dpo_beta, smoothing=smoothing)
 
     def _by_set(
@@ -207,7 +207,7 @@ class TrainerBuilder:
             notices.append(f"the {len(tokens):,} new tokens are trained beside the adapters")
         for notice in filter(None, notices):
             self.console.notice(notice)
-        return select_trained(model, spec, task, tokens, sharded=engine.stage_of(self.plan.deepspeed) == 3)
+        return select_trained(model, spec, task, tokens, sharded=stage_of(self.plan.deepspeed) == 3)
 
     def _base(self, tokenizer: Any, seed: int) -> tuple[Any, list[str | None]]:
         """The model as training begins with it, fitted to the tokenizer, and what was changed; the same each time."""

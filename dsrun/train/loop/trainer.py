@@ -30,6 +30,7 @@ from dsrun.train.packing.decide import Batching
 from dsrun.train.plugin import LoadedPlugin
 from dsrun.train.rank_context import RankContext
 from dsrun.train.sequence.loss import SequenceLoss
+from dsrun.zero.ops import stage_of
 
 # Accelerate's own reads everything that is to be skipped, and its loader forgets the epoch.
 transformers.trainer.skip_first_batches = start_at
@@ -70,7 +71,7 @@ class RunTrainer(Checkpointing):
         self.ds_config = ds_config
         self.on_checkpoint: Callable[..., None] = lambda *_args, **_details: None
         self.eval_progress = eval_progress
-        self.is_zero3 = engine.stage_of(ds_config) == 3
+        self.is_zero3 = stage_of(ds_config) == 3
         self.loss_of_model = loss
         self.rates = rates
         self.plugin = plugin

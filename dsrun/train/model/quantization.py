@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 from dsrun.errors import UsageError
+from dsrun.recipe.precision import Precision
 from dsrun.recipe.spec import TrainSpec
-from dsrun.train.loop.engine import Precision, stage_of
+from dsrun.zero.ops import stage_of
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 FP8_CAPABILITY = (8, 9)

@@ -26,13 +26,13 @@ from transformers.pytorch_utils import Conv1D
 
 from dsrun.errors import MissingError
 from dsrun.recipe.flags import ZERO_STAGE
+from dsrun.recipe.precision import Precision
 from dsrun.recipe.recipe import Recipe
 from dsrun.recipe.resolve import with_defaults
 from dsrun.recipe.spec import TrainSpec
 from dsrun.train import distributed as worlds
 from dsrun.train.data.request import DEFAULT_TARGET
 from dsrun.train.distributed import World
-from dsrun.train.loop.engine import Precision
 from dsrun.train.model.load import Task, one_at_a_time
 from dsrun.zero.generate.presets import GIB
 from dsrun.zero.memory import plan as memory_plan

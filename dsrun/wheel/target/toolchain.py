@@ -63,10 +63,18 @@ def torch_facts(python: str = sys.executable) -> TorchFacts | None:
     if found is None:
         return None
     path, tag = found
+    facts = facts_at(path, tag)
+    if facts is None:
+        raise ToolError(f"{path} does not say its version", fix=f"install torch again: {python} -m pip install torch")
+    return facts
+
+
+def facts_at(path: Path, tag: str) -> TorchFacts | None:
+    """The torch whose package folder is `path`, of an interpreter with this tag; None where it cannot be read."""
     values = _assigned(path / "version.py")
     version = values.get("__version__")
     if version is None:
-        raise ToolError(f"{path} does not say its version", fix=f"install torch again: {python} -m pip install torch")
+        return None
     return TorchFacts(version=version, cuda=values.get("cuda"), hip=values.get("hip"), python_tag=tag, path=path)
 
 
@@ -113,7 +121,7 @@ def check_tools(
     """
     if torch is None:
         return [_error("no_torch", "torch is not installed, and DeepSpeed compiles against it", "pip install torch")]
-    findings = _check_standard(torch, cxx, others)
+    findings = check_standard(torch, cxx, others)
     if kind != "cuda":
         return findings
     if torch.cuda is None:
@@ -124,12 +132,12 @@ def check_tools(
     if nvcc is None:
         fix = f"{_pip_nvcc(torch.cuda)}, or load a CUDA {minor_release(torch.cuda)} toolkit and set CUDA_HOME"
         return [*findings, _error("no_nvcc", f"there is no nvcc, and torch wants one of CUDA {torch.cuda}", fix)]
-    findings += _check_versions(torch.cuda, nvcc)
+    findings += check_versions(torch.cuda, nvcc)
     if not has_runtime(nvcc.home):
         message = f"{nvcc.home} has nvcc but not the runtime's header cuda_runtime.h"
         fix = f"install the whole toolkit, or {_pip_nvcc(nvcc.version)}"
         findings.append(_error("no_cuda_runtime", message, fix))
-    return [*findings, *_check_host(nvcc, cxx, others)]
+    return [*findings, *check_host(nvcc, cxx, others)]
 
 
 def _error(code: str, message: str, fix: str) -> Finding:
@@ -144,7 +152,8 @@ def _pip_nvcc(cuda: str) -> str:
     return f"conda install 'nvidia::cuda-toolkit={version}'"
 
 
-def _check_versions(cuda: str, nvcc: Nvcc) -> list[Finding]:
+def check_versions(cuda: str, nvcc: Nvcc) -> list[Finding]:
+    """An error where nvcc is of another major version than torch's `cuda`, an info for another minor one."""
     wanted = minor_release(cuda)
     if nvcc.version == wanted:
         return []
@@ -162,7 +171,8 @@ def _check_versions(cuda: str, nvcc: Nvcc) -> list[Finding]:
     return [_error("cuda_major_differs", message, fix)]
 
 
-def _check_standard(torch: TorchFacts, cxx: Cxx, others: Sequence[Cxx]) -> list[Finding]:
+def check_standard(torch: TorchFacts, cxx: Cxx, others: Sequence[Cxx]) -> list[Finding]:
+    """An error for a compiler that is too old for torch's headers."""
     standard = "c++20" if torch.release >= _FIRST_CXX20 else "c++17"
     oldest = _OLDEST[standard]
     if cxx.major >= oldest[cxx.kind]:
@@ -173,7 +183,7 @@ def _check_standard(torch: TorchFacts, cxx: Cxx, others: Sequence[Cxx]) -> list[
     return [_error("compiler_too_old", message, fix)]
 
 
-def _check_host(nvcc: Nvcc, cxx: Cxx, others: Sequence[Cxx]) -> list[Finding]:
+def check_host(nvcc: Nvcc, cxx: Cxx, others: Sequence[Cxx]) -> list[Finding]:
     """nvcc's crt/host_config.h stops with "unsupported GNU version" above its limit."""
     limits = host_limits(nvcc.home)
     newest = limits.get(cxx.kind)

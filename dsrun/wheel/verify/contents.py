@@ -141,7 +141,7 @@ def build_note(archive: Archive) -> BuildNote:
 
     deepspeed/git_version_info.py reads it when an operation is loaded.
     """
-    built = _assignments(archive.read_text(_BUILT)) if _BUILT in archive.names else {}
+    built = assignments(archive.read_text(_BUILT)) if _BUILT in archive.names else {}
     torch: dict[str, Any] = built.get("torch_info") or {}
     cuda = str(torch.get("cuda_version", _NO_CUDA))
     ops: dict[str, Any] = built.get("installed_ops") or {}
@@ -153,7 +153,8 @@ def build_note(archive: Archive) -> BuildNote:
     )
 
 
-def _assignments(text: str) -> dict[str, Any]:
+def assignments(text: str) -> dict[str, Any]:
+    """The literals that a Python file assigns to names; {} where it holds anything else. Nothing is executed."""
     try:
         found = {
             line.targets[0].id: ast.literal_eval(line.value)

@@ -213,7 +213,7 @@ def test_listen_on_all_addresses_takes_ipv4_and_ipv6():
 
 def test_listen_only_on_address_of_master(monkeypatch):
     """A name with one address of this machine is listened to there, and nowhere else."""
-    monkeypatch.setattr(net, "_resolve", lambda host: ["127.0.1.1", "127.0.0.2"])
+    monkeypatch.setattr(net, "resolve", lambda host: ["127.0.1.1", "127.0.0.2"])
     monkeypatch.setattr(net, "addresses", lambda: {"lo": ["127.0.0.1"], "eth0": ["127.0.0.2"]})
     monkeypatch.setattr(net.ipaddress.IPv4Address, "is_loopback", property(lambda own: str(own) != "127.0.0.2"))
     with listen("node-0", port := free_ports()):

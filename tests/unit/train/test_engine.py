@@ -17,13 +17,11 @@ from dsrun.train.loop.engine import (
     assert_engine_matches,
     configuration,
     copy_defaults,
-    extension_cache,
     prepare_ops,
-    required_ops,
-    stage_of,
 )
 from dsrun.zero.generate.config import generate
 from dsrun.zero.generate.spec import from_offload
+from dsrun.zero.ops import extension_cache, required_ops, stage_of
 
 
 class DeepSpeedEngine:
@@ -134,7 +132,7 @@ def test_compiled_ops_cache_per_environment(tmp_path, monkeypatch):
     assert one != other
     assert one == extension_cache(home, "/venvs/one")
     assert one.parent == tmp_path / "dsrun" / "torch_extensions"
-    monkeypatch.setattr("dsrun.train.loop.engine.version", lambda package: "9.9.9")
+    monkeypatch.setattr("dsrun.zero.ops.version", lambda package: "9.9.9")
     assert extension_cache(home, "/venvs/one") != one
 
 

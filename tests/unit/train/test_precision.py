@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.train.loop.engine import decide_precision
+from dsrun.recipe.precision import decide_precision
 
 
 def choose(given=None, *, model="llama", bf16=True, device="cuda", deepspeed=None, force=False):

@@ -1,0 +1,88 @@
+"""What `dsrun doctor` does on one machine: it runs the checks side by side and prints them as a table."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dsrun.cli.doctor.report import COLOURS, Line, as_json, table
+from dsrun.cli.doctor.target import job_target
+from dsrun.cli.options import imported
+from dsrun.cli.output import print_json
+from dsrun.doctor import check as running
+from dsrun.doctor import registry
+from dsrun.doctor.check import Check, run_checks
+from dsrun.doctor.machine import Machine
+from dsrun.errors import EXIT_FINDINGS, UsageError, did_you_mean
+from dsrun.launch.context import in_slurm_step
+
+COLLECTIVES = "dsrun.cli.doctor.collectives:run_collectives"
+
+
+def run(*, form: str, every: bool, only: Sequence[str], skip: Sequence[str], **given: Any) -> int:
+    """The callback of `dsrun doctor`."""
+    if given["ranks"] is not None or given["nodes"] is not None or _is_one_of_several_tasks(os.environ):
+        names = ("ranks", "nodes", "node_rank", "master_addr", "master_port")
+        return int(imported(COLLECTIVES)(**{name: given[name] for name in names}, form=form))
+    if given["node_rank"] is not None:
+        raise UsageError(f"--node-rank {given['node_rank']}, but not of how many", fix="add --nodes N")
+    checks = chosen(all_checks(given["min_gpus"], given["min_gpu_memory"]), only, skip)
+    target = job_target(
+        given["run_file"], Path.cwd(), output=given["output"], nproc=given["nproc"],
+        master_addr=given["master_addr"], master_port=given["master_port"],
+    )  # fmt: skip
+    results = run_checks(checks, Machine(), target, limit_s=running.LIMIT_S)
+    if form == "json":
+        print_json(as_json(results))
+    else:
+        columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        for line in table(results, every=every, columns=columns):
+            _print(line)
+    return EXIT_FINDINGS if any(each.status == "fail" for each in results) else 0
+
+
+def _is_one_of_several_tasks(environ: Mapping[str, str]) -> bool:
+    tasks = environ.get("SLURM_STEP_NUM_TASKS", "")
+    return in_slurm_step(environ) and tasks.isdigit() and int(tasks) > 1
+
+
+def all_checks(min_gpus: int | None, min_gpu_memory: float | None) -> tuple[Check, ...]:
+    """The checks in their order; first what this machine must have, where that was said."""
+    if min_gpus is None and min_gpu_memory is None:
+        return registry.CHECKS
+    from dsrun.doctor.requirements import check_requirements
+
+    def look(machine: Machine, _: Any) -> Any:
+        return check_requirements(machine, min_gpus, min_gpu_memory)
+
+    return (Check("requirements", "GPUs that you require", look), *registry.CHECKS)
+
+
+def chosen(checks: Sequence[Check], only: Sequence[str], skip: Sequence[str]) -> tuple[Check, ...]:
+    """Those checks whose codes begin with one of `only`, if there are any, and with none of `skip`.
+
+    Raises UsageError for a beginning that no check has.
+    """
+    codes = [each.code for each in checks]
+    for flag, names in (("--only", only), ("--skip", skip)):
+        for name in names:
+            if not name or not any(code.startswith(name) for code in codes):
+                raise UsageError(f"{flag} {name}: there is no such check", fix=did_you_mean(name, codes))
+    kept = [each for each in checks if not only or each.code.startswith(tuple(only))]
+    left = tuple(each for each in kept if not each.code.startswith(tuple(skip)))
+    if not left:
+        raise UsageError("--only and --skip leave no check", fix="give fewer of them")
+    return left
+
+
+def _print(line: Line) -> None:
+    """Colours appear on a terminal only: click drops them elsewhere, and leaves NO_COLOR (no-color.org) to us."""
+    style = partial(click.style, fg=COLOURS.get(line.word)) if not os.environ.get("NO_COLOR") else str
+    click.echo(f"{style(line.word)}  {line.text}" if line.word else line.text)

@@ -1,0 +1,123 @@
+"""A check and its result; checks run side by side, each with a time limit."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from dsrun.doctor.machine import Machine, Target
+from dsrun.errors import one_line
+from dsrun.findings import Finding
+
+Status = Literal["fail", "warn", "pass", "skip"]
+LIMIT_S = 8.0
+"""Seconds until a check that does not end is given up: a dead network file system or a driver that hangs."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """`look` yields what it finds: errors and warnings, each with what mends it, else one finding of level info that
+    says what is fine; nothing where the check does not apply to this machine or job. `code` begins the codes of its
+    findings; `needs` says what it applies to, where that is not everything: "needs a GPU"; `finds`, for the
+    documentation, what may be wrong."""
+
+    code: str
+    title: str
+    look: Callable[[Machine, Target], Iterable[Finding]]
+    needs: str = ""
+    finds: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What one check found, in `seconds`."""
+
+    check: Check
+    findings: tuple[Finding, ...]
+    seconds: float
+
+    @property
+    def status(self) -> Status:
+        """The worst of its findings; "skip" where it does not apply."""
+        levels = {each.level for each in self.findings}
+        return "fail" if "error" in levels else "warn" if "warning" in levels else "pass" if levels else "skip"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The result as plain JSON values."""
+        findings = [each.as_dict() for each in self.findings]
+        return {
+            "check": self.check.code,
+            "title": self.check.title,
+            "status": self.status,
+            "seconds": self.seconds,
+            "findings": findings,
+        }
+
+
+def run_checks(
+    checks: Sequence[Check], machine: Machine, target: Target, *, limit_s: float = LIMIT_S
+) -> tuple[Result, ...]:
+    """The results in the order of `checks`. One that crashes, or does not end within `limit_s`, is a warning.
+
+    The threads are daemons: one that hangs in the kernel does not keep the process from ending.
+    """
+    running = [_Running(check, machine, target) for check in checks]
+    deadline = time.monotonic() + limit_s
+    return tuple(each.result(deadline, limit_s) for each in running)
+
+
+class _Running:
+    """A check in a thread of its own."""
+
+    def __init__(self, check: Check, machine: Machine, target: Target) -> None:
+        self._check = check
+        self._began = time.monotonic()
+        self._result: Result | None = None
+        self._thread = threading.Thread(
+            target=self._look, args=(machine, target), name=f"check {check.code}", daemon=True
+        )
+        self._thread.start()
+
+    def _look(self, machine: Machine, target: Target) -> None:
+        try:
+            findings = tuple(self._check.look(machine, target))
+        except Exception as error:  # whatever a strange machine makes of a check, the others are shown
+            what = f"the check failed with {type(error).__name__}: {one_line(error)}"
+            findings = (self._broken("crashed", what),)
+        self._result = self._with(findings)
+
+    def result(self, deadline: float, limit_s: float) -> Result:
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        hung = self._broken("hangs", f"the check did not end within {limit_s:g} s")
+        return self._result or self._with((hung,))
+
+    def _with(self, findings: tuple[Finding, ...]) -> Result:
+        return Result(check=self._check, findings=findings, seconds=round(time.monotonic() - self._began, 3))
+
+    def _broken(self, how: str, message: str) -> Finding:
+        return Finding(
+            level="warning",
+            code=f"{self._check.code}_{how}",
+            message=message,
+            fix="report it with the output of --debug"
+            if how == "crashed"
+            else "look at what it reads: disks, driver, network",
+        )
+
+
+def fine(code: str, message: str) -> Finding:
+    """What a check found in order."""
+    return Finding(level="info", code=code, message=message)
+
+
+def warning(code: str, message: str, fix: str = "", where: str = "") -> Finding:
+    """What may go wrong, or slow a run down."""
+    return Finding(level="warning", code=code, message=message, fix=fix, where=where)
+
+
+def failure(code: str, message: str, fix: str = "", where: str = "") -> Finding:
+    """What will go wrong."""
+    return Finding(level="error", code=code, message=message, fix=fix, where=where)

@@ -1,0 +1,95 @@
+"""What NVIDIA's driver says of itself, of the GPUs, of their free memory and of the processes that hold the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from dsrun.system.gpus import Gpu, all_gpus, select_visible
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """A process that holds memory of a GPU: its name and user as far as this process may know them, and the bytes."""
+
+    pid: int
+    name: str = ""
+    user: str = ""
+    used: int | None = None
+
+    def __str__(self) -> str:
+        return f"{self.name or 'process'} {self.pid}" + (f" of {self.user}" if self.user else "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Memory of a GPU: free bytes, None where it shares the host's, and who holds the rest."""
+
+    free: int | None
+    holders: tuple[Holder, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Driver:
+    """`version` of the driver ("580.65.06"), the newest CUDA that it knows ("13.0"), all GPUs in PCI order, and their
+    memory by UUID."""
+
+    version: str
+    cuda: str | None = None
+    gpus: tuple[Gpu, ...] = ()
+    memory: Mapping[str, Memory]
+
+    def visible(self, environ: Mapping[str, str]) -> list[Gpu]:
+        """The GPUs that a process with the environment `environ` sees, numbered as CUDA numbers them there."""
+        return select_visible(self.gpus, environ.get("CUDA_VISIBLE_DEVICES"))
+
+
+def query_driver() -> Driver | None:
+    """What NVML says; None without a driver."""
+    import pynvml as nvml
+
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        return None
+    try:
+        version, cuda = "", None
+        with suppress(nvml.NVMLError):
+            version = str(nvml.nvmlSystemGetDriverVersion())
+        with suppress(nvml.NVMLError):
+            number = int(nvml.nvmlSystemGetCudaDriverVersion_v2())
+            cuda = f"{number // 1000}.{number % 1000 // 10}"
+        gpus = tuple(all_gpus())
+        every = [each for gpu in gpus for each in (gpu, *gpu.mig)]
+        memory = {each.uuid: _memory(nvml, each.uuid) for each in every}
+        return Driver(version=version, cuda=cuda, gpus=gpus, memory=memory)
+    except nvml.NVMLError:
+        return None
+    finally:
+        with suppress(nvml.NVMLError):
+            nvml.nvmlShutdown()
+
+
+def _memory(nvml: Any, uuid: str) -> Memory:
+    free = None
+    holders: tuple[Holder, ...] = ()
+    with suppress(nvml.NVMLError):
+        handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+        with suppress(nvml.NVMLError):
+            free = int(nvml.nvmlDeviceGetMemoryInfo(handle).free)
+        running = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+        holders = tuple(_holder(int(each.pid), each.usedGpuMemory) for each in running)
+    return Memory(free=free, holders=holders)
+
+
+def _holder(pid: int, used: int | None) -> Holder:
+    """Inside a container the numbers may be the host's, which name nothing here."""
+    import psutil
+
+    name = user = ""
+    with suppress(psutil.Error, KeyError):
+        process = psutil.Process(pid)
+        name, user = process.name(), process.username()
+    return Holder(pid=pid, name=name, user=user, used=used)

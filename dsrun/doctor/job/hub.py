@@ -1,0 +1,185 @@
+"""The Hugging Face Hub, where the job needs it: token, gated models, offline mode, endpoint and proxy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from dsrun.doctor.check import Check, failure, fine, warning
+from dsrun.doctor.machine import Machine, Target
+from dsrun.findings import Finding
+from dsrun.recipe.mixture import specs_of
+from dsrun.recipe.preflight.files import DEMO_MODELS, is_path
+from dsrun.recipe.recipe import Recipe
+from dsrun.system.display import without_tokens
+from dsrun.zero.memory.model.configs import cached_snapshot, hub_cache
+
+GATED = (
+    "meta-llama/",
+    "google/gemma",
+    "google/medgemma",
+    "google/paligemma",
+    "CohereLabs/",
+    "CohereForAI/",
+    "bigcode/starcoder",
+)
+"""Beginnings of models' names on the Hub whose licence must be accepted there first, by their model cards."""
+TIMEOUT_S = 1.0
+_DATA_SET = "data set "
+_TRUE = {"1", "ON", "YES", "TRUE"}  # huggingface_hub/constants.py, ENV_VARS_TRUE_VALUES
+
+
+def look(machine: Machine, target: Target) -> Iterator[Finding]:
+    """Only what the job needs is asked for, and only whether the Hub can be reached, nothing else."""
+    recipe = target.recipe
+    if recipe is None:
+        return
+    missing = list(_downloads(machine, recipe))
+    pushes = bool(recipe.hf.get("push_to_hub"))
+    if not missing and not pushes:
+        if not _on_hub(recipe):
+            return
+        yield fine("hub", "all that the job takes from the Hub is in its cache")
+        return
+    what = f"download {', '.join(missing)}" if missing else "push the model"
+    offline = next(
+        (name for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if _on(machine.environ.get(name))), None
+    )
+    if offline:
+        fix = (
+            f"unset {offline}, or {_elsewhere(missing)}" if missing else f"unset {offline}, or leave --push_to_hub out"
+        )
+        yield failure("hub_offline", f"{offline} is set, and the job has to {what}", fix)
+        return
+    found = [*_token(machine, recipe, missing), *_reach(machine, what, missing)]
+    yield from found
+    if not found:
+        yield fine("hub", f"{_endpoint(machine)[1]} can be reached, to {what}")
+
+
+def _on(value: str | None) -> bool:
+    return (value or "").upper() in _TRUE
+
+
+def _on_hub(recipe: Recipe) -> list[str]:
+    """The models and data sets that the job takes from the Hub by name."""
+    spec = recipe.spec
+    names = [spec.model, spec.tokenizer, spec.config_name]
+    models = [name for name in names if name and name not in DEMO_MODELS and not is_path(name)]
+    return list(dict.fromkeys(models))
+
+
+def _downloads(machine: Machine, recipe: Recipe) -> Iterator[str]:
+    """What of it is not in the cache."""
+    cache = Path(recipe.spec.cache_dir).expanduser() if recipe.spec.cache_dir else hub_cache(machine.environ)
+    for name in _on_hub(recipe):
+        if cached_snapshot(name, cache) is None:
+            yield name
+    for each in specs_of(recipe.spec).values():
+        dataset = each.dataset
+        if dataset and not is_path(dataset) and not any(cache.glob(f"{_folder_of(dataset)}/snapshots/*")):
+            yield f"{_DATA_SET}{dataset}"
+
+
+def _folder_of(dataset: str) -> str:
+    return f"datasets--{dataset.replace('/', '--')}"
+
+
+def token_of(machine: Machine, recipe: Recipe) -> str | None:
+    """The access token that huggingface_hub would use: the flag's, the variable's, or that of `hf auth login`."""
+    given = recipe.spec.token or recipe.hf.get("hub_token")
+    for value in (given, machine.environ.get("HF_TOKEN"), machine.environ.get("HUGGING_FACE_HUB_TOKEN")):
+        if value and value is not True and str(value).strip():
+            return str(value)
+    home = machine.environ.get("HF_HOME") or f"{_cache_home(machine.environ)}/huggingface"
+    file = Path(machine.environ.get("HF_TOKEN_PATH") or f"{home}/token")
+    try:
+        return file.read_text(encoding="utf-8").strip() or None
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _cache_home(environ: Mapping[str, str]) -> str:
+    return environ.get("XDG_CACHE_HOME") or str(Path(environ.get("HOME", "~")).expanduser() / ".cache")
+
+
+def _token(machine: Machine, recipe: Recipe, missing: list[str]) -> Iterator[Finding]:
+    token = token_of(machine, recipe)
+    log_in = "hf auth login, or export HF_TOKEN=…"
+    if token is not None and (token != token.strip() or any(sign.isspace() for sign in token)):
+        yield failure("hub_token_blank", "the Hub token has a blank or a line break in it: the Hub refuses it", log_in)
+    elif token is not None and not token.startswith(("hf_", "api_org_")):
+        yield warning("hub_token_form", "the Hub token does not begin with hf_, as the Hub's do", log_in)
+    if token is None:
+        gated = [name for name in missing if name.startswith(GATED)]
+        if gated:
+            page = f"https://huggingface.co/{gated[0]}"
+            yield failure(
+                "hub_gated",
+                f"{gated[0]} is gated, and there is no access token",
+                f"accept its licence at {page}, then {log_in}",
+            )
+        elif recipe.hf.get("push_to_hub"):
+            yield failure("hub_token_missing", "--push_to_hub needs an access token that may write", log_in)
+
+
+def _endpoint(machine: Machine) -> tuple[str, str]:
+    """The address of the Hub and its host's name."""
+    address = machine.environ.get("HF_ENDPOINT") or "https://huggingface.co"
+    return address, urlsplit(address).hostname or ""
+
+
+def _reach(machine: Machine, what: str, missing: list[str]) -> Iterator[Finding]:
+    address, host = _endpoint(machine)
+    scheme = urlsplit(address).scheme
+    if scheme not in ("http", "https") or not host:
+        message = f"HF_ENDPOINT={without_tokens(address)} is not an address"
+        yield failure("hub_endpoint", message, "export HF_ENDPOINT=https://huggingface.co, or unset it")
+        return
+    proxy = _proxy(machine.environ, scheme, host)
+    name, port = host, _port(address, 443 if scheme == "https" else 80)
+    if proxy:
+        found = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+        name, port = found.hostname or "", _port(found.geturl(), 443 if found.scheme == "https" else 80)
+    through = f" through the proxy {name}:{port}" if proxy else ""
+    if not name or not machine.network.reachable(name, port, TIMEOUT_S):
+        fix = _elsewhere(missing) if missing else "push the model later: hf upload"
+        if proxy:
+            fix = f"check {scheme}_proxy; {fix}"
+        yield failure("hub_unreachable", f"{host} cannot be reached{through}, and the job has to {what}", fix)
+
+
+def _elsewhere(missing: list[str]) -> str:
+    """How to get the first that is missing where this machine's network does not reach."""
+    name = missing[0].removeprefix(_DATA_SET)
+    kind = " --repo-type dataset" if missing[0].startswith(_DATA_SET) else ""
+    return f"where there is a network, into the same HF_HOME: hf download {name}{kind}; then export HF_HUB_OFFLINE=1"
+
+
+def _port(address: str, default: int) -> int:
+    try:
+        return urlsplit(address).port or default
+    except ValueError:
+        return default
+
+
+def _proxy(environ: Mapping[str, str], scheme: str, host: str) -> str | None:
+    """The proxy that requests to `host` go through, by the variables that all programs read."""
+    for excepted in (environ.get("no_proxy") or environ.get("NO_PROXY") or "").split(","):
+        name = excepted.strip().lstrip(".")
+        if name == "*" or (name and (host == name or host.endswith(f".{name}"))):
+            return None
+    for name in (f"{scheme}_proxy", f"{scheme.upper()}_PROXY", "all_proxy", "ALL_PROXY"):
+        if environ.get(name):
+            return environ[name]
+    return None
+
+
+HUB = Check(
+    "hub",
+    "Hugging Face Hub",
+    look,
+    needs="needs a job that takes something from the Hub, or pushes to it",
+    finds="offline without the model in the cache; no token for a gated model or a push; a Hub that cannot be reached",
+)

@@ -1,0 +1,124 @@
+"""The tokenizer of a local model against the model: its padding token, and tokens beyond the embedding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from dsrun.doctor.check import Check, failure, fine, warning
+from dsrun.doctor.machine import Machine, Target
+from dsrun.errors import DsrunError
+from dsrun.findings import Finding
+from dsrun.recipe.preflight.model_folder import read_object
+from dsrun.zero.memory.model.configs import cached_snapshot, find, hub_cache
+
+LARGEST = 64 * 2**20
+"""Bytes of tokenizer.json; the largest on the Hub, with 260,000 tokens, have 35 MiB."""
+
+
+def look(machine: Machine, target: Target) -> Iterator[Finding]:
+    """What ends in a ValueError about padding, or in an index out of range on the GPU."""
+    spec = target.recipe.spec if target.recipe else None
+    if spec is None or not spec.model:
+        return
+    folder = _folder(spec.tokenizer or spec.model, machine)
+    try:
+        config = find(spec.model, machine.environ).config
+    except DsrunError:
+        return
+    if folder is None:
+        return
+    settings = read_object(folder / "tokenizer_config.json")
+    settings = {**read_object(folder / "special_tokens_map.json"), **{k: v for k, v in settings.items() if v}}
+    if not settings:
+        return
+    largest = _largest_id(folder)
+    rows = _rows(config)
+    found = [*_padding(settings, config), *_beyond(largest, rows, lora=spec.lora is not None)]
+    yield from found
+    if not found:
+        yield fine("tokenizer", _summary(largest, rows, settings))
+
+
+def _summary(largest: int | None, rows: int | None, settings: Mapping[str, Any]) -> str:
+    pad = _text(settings.get("pad_token"))
+    parts = [
+        f"{largest + 1:,} tokens" if largest is not None else "",
+        f"{rows:,} rows in the embedding" if rows else "",
+        f"{pad} pads" if pad else f"{_text(settings.get('eos_token'))} pads, outside the loss",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def _folder(name: str, machine: Machine) -> Path | None:
+    path = Path(name).expanduser()
+    return path if path.is_dir() else cached_snapshot(name, hub_cache(machine.environ))
+
+
+def _text(token: Any) -> str:
+    """A special token, which is written as text or as an object with its content."""
+    return str(token.get("content", "")) if isinstance(token, Mapping) else str(token or "")
+
+
+def _padding(settings: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[Finding]:
+    if _text(settings.get("pad_token")):
+        return
+    if config.get("is_encoder_decoder"):
+        message = "the tokenizer has no padding token, without which an encoder-decoder model cannot batch"
+        yield failure("tokenizer_padding", message, "--tokenizer NAME of one with a pad_token")
+    elif not _text(settings.get("eos_token")):
+        message = "the tokenizer has neither a padding token nor an end token: nothing marks where a document ends"
+        yield warning("tokenizer_end", message, "set eos_token in its tokenizer_config.json")
+
+
+def _beyond(largest: int | None, rows: int | None, *, lora: bool) -> Iterator[Finding]:
+    if largest is None or rows is None or largest < rows:
+        return
+    grown = "dsrun train adds them" + (", and LoRA does not train them" if lora else "")
+    yield warning(
+        "tokenizer_vocabulary",
+        f"the tokenizer has token {largest:,}, and the embedding {rows:,} rows: {grown}; elsewhere that ends in an"
+        " index out of range",
+        "--lora-modules-to-save embed_tokens lm_head" if lora else "check that the tokenizer is this model's",
+    )
+
+
+def _rows(config: Mapping[str, Any]) -> int | None:
+    text = config.get("text_config")
+    for each in (text if isinstance(text, Mapping) else {}, config):
+        if isinstance(each.get("vocab_size"), int):
+            return int(each["vocab_size"])
+    return None
+
+
+def _largest_id(folder: Path) -> int | None:
+    """The largest token id in tokenizer.json; None without that file."""
+    file = folder / "tokenizer.json"
+    try:
+        if file.stat().st_size > LARGEST:
+            return None
+    except OSError:
+        return None
+    found = read_object(file)
+    model = found.get("model")
+    vocabulary = model.get("vocab") if isinstance(model, Mapping) else None
+    numbers: list[int] = []
+    if isinstance(vocabulary, Mapping):
+        numbers += [each for each in vocabulary.values() if isinstance(each, int)]
+    elif isinstance(vocabulary, list):  # Unigram: (token, score) pairs in order
+        numbers.append(len(vocabulary) - 1)
+    added = found.get("added_tokens")
+    for each in added if isinstance(added, list) else []:
+        if isinstance(each, Mapping) and isinstance(each.get("id"), int):
+            numbers.append(each["id"])
+    return max(numbers, default=None)
+
+
+TOKENIZER = Check(
+    "tokenizer",
+    "tokenizer",
+    look,
+    needs="needs a job with a model that is on this machine",
+    finds="no padding or end token; tokens beyond the rows of the embedding",
+)

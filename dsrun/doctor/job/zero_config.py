@@ -1,0 +1,51 @@
+"""DeepSpeed's JSON of a job, and what follows from it, as the training process will have it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dsrun.doctor.machine import Target
+from dsrun.errors import DsrunError
+from dsrun.recipe.deepspeed_file import as_object, read_text
+from dsrun.recipe.flags import ZERO_STAGE
+from dsrun.recipe.recipe import phases
+from dsrun.zero.generate.of_flags import config_of_flags
+from dsrun.zero.ops import required_ops
+
+
+def config_of(target: Target) -> dict[str, Any] | None:
+    """The user's own JSON, or the one that the flags ask for; None for plain DDP, for --zero auto, and where the file
+    cannot be read, which another check reports."""
+    recipe = target.recipe
+    if recipe is None:
+        return None
+    own = recipe.hf.get("deepspeed")
+    if own is not None:
+        try:
+            return own if isinstance(own, dict) else as_object(read_text(target.cwd / own, str(own)), str(own))
+        except DsrunError:
+            return None
+    spec = recipe.spec
+    if spec.zero == "auto":
+        return None
+    stage = ZERO_STAGE if spec.zero is None else int(spec.zero)
+    try:
+        return config_of_flags(
+            stage,
+            offload=spec.offload,
+            nvme_path=spec.nvme_path,
+            optim=recipe.hf.get("optim"),
+            bf16_master_weights=spec.bf16_master_weights,
+            hidden_size=None,
+        )
+    except DsrunError:
+        return None
+
+
+def ops_of(target: Target) -> list[str]:
+    """DeepSpeed's compiled operations that the job loads, by the names of build/ops.toml."""
+    config = config_of(target)
+    if config is None or target.recipe is None:
+        return []
+    names = {"CPUAdamBuilder": "cpu_adam", "FusedAdamBuilder": "fused_adam", "AsyncIOBuilder": "async_io"}
+    return [names[name] for name in required_ops(config, training="train" in phases(target.recipe))]

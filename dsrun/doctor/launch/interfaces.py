@@ -1,0 +1,86 @@
+"""Which network interface NCCL and gloo take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from dsrun.doctor.check import Check, failure, fine, warning
+from dsrun.doctor.machine import Machine, Target
+from dsrun.findings import Finding
+
+# Made by container and virtual machine software; nothing outside of this machine is reached over them.
+VIRTUAL = ("docker", "br-", "virbr", "veth", "vnet", "cni", "flannel", "cali", "tunl", "podman", "lxc", "lxdbr", "tap")
+
+
+def look(machine: Machine, target: Target) -> Iterator[Finding]:
+    """NCCL takes InfiniBand's interfaces first, then all but lo and docker* (NCCL manual, NCCL_SOCKET_IFNAME); gloo the
+    one that this machine's own name resolves to."""
+    there = machine.network.interfaces()
+    found = [*_named(machine.environ, there)]
+    outward = [name for name in there if not name.startswith(("lo", *VIRTUAL))]
+    virtual = [name for name in there if name.startswith(VIRTUAL) and not name.startswith("docker")]
+    several = target.nodes > 1 or bool(machine.environ.get("SLURM_JOB_ID") and _nodes(machine.environ) > 1)
+    set_by_user = "NCCL_SOCKET_IFNAME" in machine.environ
+    if several and not set_by_user and not found:
+        ib = [name for name in outward if name.startswith("ib")]
+        if not outward:
+            message = "no network interface but the loopback is up: other nodes cannot be reached"
+            found.append(failure("interfaces_none", message, "ip addr shows the interfaces"))
+        elif not ib and (len(outward) > 1 or virtual):
+            names = ", ".join((*outward, *virtual))
+            found.append(
+                warning(
+                    "interfaces_several",
+                    f"NCCL may take any of {names}: dsrun chooses the one on which the nodes meet, other"
+                    " launchers none",
+                    f"export NCCL_SOCKET_IFNAME={outward[0]} GLOO_SOCKET_IFNAME={outward[0]}",
+                )
+            )
+    yield from found
+    if not found:
+        shown = ", ".join(f"{name} ({there[name][0]})" for name in outward[:4])
+        yield fine("interfaces", f"{shown or 'the loopback alone'}{' and more' if len(outward) > 4 else ''}")
+
+
+def _nodes(environ: Mapping[str, str]) -> int:
+    text = environ.get("SLURM_JOB_NUM_NODES") or environ.get("SLURM_NNODES") or ""
+    return int(text) if text.isascii() and text.isdigit() else 1
+
+
+def _named(environ: Mapping[str, str], there: Mapping[str, Sequence[str]]) -> Iterator[Finding]:
+    """The variables that name interfaces which are not there, or are down."""
+    nccl = environ.get("NCCL_SOCKET_IFNAME", "")
+    if nccl and not _nccl_matches(nccl, there):
+        yield _missing("NCCL_SOCKET_IFNAME", nccl, there)
+    gloo = environ.get("GLOO_SOCKET_IFNAME", "")
+    absent = [name for name in gloo.split(",") if name and name not in there]
+    if absent:
+        yield _missing("GLOO_SOCKET_IFNAME", gloo, there)
+
+
+def _missing(variable: str, value: str, there: Mapping[str, Sequence[str]]) -> Finding:
+    others = ", ".join(name for name in there if not name.startswith("lo")) or "the loopback alone"
+    return failure(
+        "interfaces_named",
+        f"{variable}={value} names no interface that is up here ({others})",
+        f"unset {variable}, or correct it: `ip -brief addr` lists them",
+    )
+
+
+def _nccl_matches(value: str, there: Mapping[str, Sequence[str]]) -> list[str]:
+    """Beginnings of names, after = whole names, after ^ those to leave out (NCCL manual)."""
+    sign = value[0] if value[0] in "^=" else ""
+    exact = value.startswith(("=", "^="))
+    names = [name.partition(":")[0] for name in value.lstrip("^=").split(",") if name]
+    hit = {each for each in there if any(each == name if exact else each.startswith(name) for name in names)}
+    if sign == "^":
+        return [each for each in there if each not in hit and each != "lo"]
+    return [each for each in there if each in hit]
+
+
+INTERFACES = Check(
+    "interfaces",
+    "network interfaces",
+    look,
+    finds="NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME that names none; several networks between which NCCL chooses",
+)

@@ -1,0 +1,117 @@
+"""The port of the ranks' rendezvous, and where it is: MASTER_PORT, MASTER_ADDR, this machine's own name."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+
+from dsrun.doctor.check import Check, failure, fine, warning
+from dsrun.doctor.machine import Machine, Target
+from dsrun.findings import Finding
+from dsrun.launch.context import DEFAULT_PORT, LAST_PORT
+
+
+def look_at_port(machine: Machine, target: Target) -> Iterator[Finding]:
+    """The port that was named must be free; without one dsrun takes a free one on one machine, and 29500 on several."""
+    named, by = _named_port(machine, target)
+    if isinstance(named, str):
+        yield failure("port_invalid", f"{by}={named!r} is not a valid port", f"give a number from 1 to {LAST_PORT}")
+        return
+    port = named or DEFAULT_PORT
+    taken = machine.network.taken(port)
+    if taken and named:
+        fix = "unset MASTER_PORT" if by == "MASTER_PORT" else "leave it out"
+        yield failure("port_taken", f"{by}: {taken}", f"{fix}, and a free one is taken")
+    elif taken:
+        yield warning(
+            "port_default_taken",
+            f"{taken}; on one machine dsrun takes another by itself, but torchrun and jobs of several nodes want"
+            " this one",
+            "give another port: --master-port",
+        )
+    elif named and target.nodes > 1 and (next_taken := machine.network.taken(port + 1)):
+        yield failure(
+            "port_next_taken",
+            f"{next_taken}, which dsrun's own protocol needs beside {port}",
+            "give another --master-port",
+        )
+    else:
+        yield fine("port", f"{port} is free")
+
+
+def _named_port(machine: Machine, target: Target) -> tuple[int | str | None, str]:
+    """The port and what names it; the text where that is not a port."""
+    if target.master_port is not None:
+        return target.master_port, "--master-port"
+    text = machine.environ.get("MASTER_PORT", "").strip()
+    if not text:
+        return None, ""
+    return (int(text) if text.isascii() and text.isdigit() and 1 <= int(text) <= LAST_PORT else text), "MASTER_PORT"
+
+
+PORT = Check(
+    "port",
+    "rendezvous port",
+    look_at_port,
+    finds="a port of --master-port, MASTER_PORT or the default that is taken, with its holder and the next free one",
+)
+
+
+def look_at_names(machine: Machine, target: Target) -> Iterator[Finding]:
+    """gloo and torch look up MASTER_ADDR and this machine's own name; Debian gives that the address 127.0.1.1."""
+    address = target.master_addr or machine.environ.get("MASTER_ADDR", "").strip()
+    found = []
+    if address and not machine.network.resolve(address):
+        by = "--master-addr" if target.master_addr else "MASTER_ADDR"
+        found.append(
+            failure(
+                "names_master_addr",
+                f"{by} is {address}, which no name service knows: ranks would wait for it until they time out",
+                f"give the IP address of node 0, or unset {by}"
+                if by == "MASTER_ADDR"
+                else "give the IP address of node 0",
+            )
+        )
+    own = machine.network.hostname()
+    addresses = machine.network.resolve(own)
+    several = target.nodes > 1 or (bool(address) and not _is_local(machine, address))
+    if not addresses:
+        found.append(
+            warning(
+                "names_own_unknown",
+                f"this machine's own name {own} has no address: gloo fails, or each lookup takes 10 s",
+                f"echo '127.0.1.1 {own}' | sudo tee -a /etc/hosts",
+            )
+        )
+    elif several and all(_is_loopback(each) for each in addresses):
+        found.append(
+            warning(
+                "names_own_loopback",
+                f"{own} resolves to {addresses[0]}, which gloo gives to other nodes: dsrun sets GLOO_SOCKET_IFNAME"
+                " against that, torchrun does not",
+                f"correct the line of {own} in /etc/hosts, or export GLOO_SOCKET_IFNAME=INTERFACE",
+            )
+        )
+    yield from found
+    if not found:
+        where = f"; MASTER_ADDR {address} is {machine.network.resolve(address)[0]}" if address else ""
+        yield fine("names", f"{own} is {addresses[0]}{where}")
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address).is_loopback
+
+
+def _is_local(machine: Machine, host: str) -> bool:
+    own = {address for addresses in machine.network.interfaces().values() for address in addresses}
+    return host == machine.network.hostname() or any(
+        each in own or _is_loopback(each) for each in machine.network.resolve(host)
+    )
+
+
+NAMES = Check(
+    "names",
+    "names and addresses",
+    look_at_names,
+    finds="a MASTER_ADDR that no name service knows; an own name without an address, or with 127.0.1.1",
+)

@@ -1,0 +1,60 @@
+"""Ranks against visible GPUs, and CUDA_VISIBLE_DEVICES."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from dsrun.doctor.check import Check, failure, fine, warning
+from dsrun.doctor.machine import Machine, Target
+from dsrun.errors import DsrunError
+from dsrun.findings import Finding
+from dsrun.launch.job import decide
+from dsrun.system.host import cores
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def look(machine: Machine, target: Target) -> Iterator[Finding]:
+    """What `dsrun train --nproc` refuses, and GPUs that a variable hides."""
+    every = list(machine.driver.gpus) if machine.driver else []
+    seen = machine.gpus
+    value = machine.environ.get(VISIBLE)
+    if target.nodes and not machine.environ.get("SLURM_JOB_ID"):
+        return  # a job for SLURM starts elsewhere
+    problem = _hidden(value, len(every), len(seen)) if every and value is not None else None
+    if problem:
+        yield problem
+    wants_cpu = bool(target.recipe and target.recipe.hf.get("use_cpu"))
+    try:
+        topology = decide(nproc=target.nproc, visible_gpus=len(seen), cores=cores(machine.root), use_cpu=wants_cpu)
+    except DsrunError as error:
+        yield failure("ranks", error.message, error.fix or "")
+        return
+    if every and not seen and not problem:
+        yield failure("ranks_hidden", f"none of the {len(every)} GPUs is visible", f"unset {VISIBLE}")
+    elif not problem:
+        where = f"of {len(seen)} visible GPUs" if topology.device == "cuda" else "on the CPU"
+        yield fine("ranks", f"{topology.workers} rank{'' if topology.workers == 1 else 's'} {where}")
+
+
+def _hidden(value: str | None, every: int, seen: int) -> Finding | None:
+    if not value or not value.strip() or value.strip() in ("-1", "NoDevFiles"):
+        shown = f"{VISIBLE} is empty" if not (value or "").strip() else f"{VISIBLE}={value}"
+        return failure("ranks_hidden", f"{shown}: none of the {every} GPUs is visible", f"unset {VISIBLE}")
+    named = [entry for entry in value.split(",") if entry.strip()]
+    if seen < len(named):
+        return warning(
+            "ranks_visible",
+            f"{VISIBLE}={value} names {len(named)} GPUs, and {seen} of {every} are visible: one that is not there"
+            " hides those after it, and one named twice hides all",
+            f"GPUs are numbered 0 to {every - 1} here",
+        )
+    return None
+
+
+RANKS = Check(
+    "ranks",
+    "ranks and visible GPUs",
+    look,
+    finds="more ranks than visible GPUs; CUDA_VISIBLE_DEVICES that is empty, or names GPUs that are not there",
+)

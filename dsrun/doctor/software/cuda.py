@@ -1,0 +1,175 @@
+"""torch against the driver and the GPUs, and the operations of the installed DeepSpeed against the GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from dsrun.doctor.check import Check, failure, fine, warning
+from dsrun.doctor.machine import Machine, Target
+from dsrun.doctor.software.compiled_code import compiled_ops, torch_code
+from dsrun.findings import Finding
+from dsrun.system.gpus import Gpu
+from dsrun.wheel.target.arch import Capability, capability, minor_release
+from dsrun.wheel.target.gpus import serving
+from dsrun.wheel.target.toolchain import TorchFacts
+from dsrun.wheel.verify.fatbin import service, sm
+
+_INDEX = "PyTorch"
+# PyTorch's own package indexes, one for each CUDA, oldest first.
+_INDEXES = ("cu118", "cu121", "cu124", "cu126", "cu128", "cu129", "cu130")
+
+
+def look_at_driver(machine: Machine, target: Target) -> Iterator[Finding]:
+    """torch can use a driver of its CUDA's major version, or above (NVIDIA, "Minor Version Compatibility")."""
+    torch, driver = machine.packages.torch, machine.driver
+    if torch is None:
+        yield _no_torch(machine)
+    elif driver is None:
+        yield _no_driver(machine, torch, elsewhere=bool(target.nodes))
+    elif torch.cuda is None:
+        built = f"for ROCm {torch.hip}" if torch.hip else "for CPUs only"
+        yield failure(
+            "torch_driver_cpu_build",
+            f"torch {torch.version} was built {built}, and this machine has an NVIDIA GPU: it would train on the CPU",
+            f"pip install --force-reinstall torch --index-url {_index(driver.cuda)}",
+        )
+    elif driver.cuda is not None:
+        ours = minor_release(torch.cuda)
+        if capability(ours)[0] > capability(driver.cuda)[0]:
+            yield failure(
+                "torch_driver_old",
+                f"torch {torch.version} needs a driver for CUDA {ours}, and driver {driver.version} is for CUDA"
+                f" {driver.cuda}: torch.cuda.is_available() is False",
+                f"update the driver, or pip install --force-reinstall torch --index-url {_index(driver.cuda)}",
+            )
+        elif capability(ours) > capability(driver.cuda):
+            yield warning(
+                "torch_driver_minor",
+                f"torch {torch.version} (CUDA {ours}) runs with driver {driver.version} (CUDA {driver.cuda}), but"
+                " kernels that it must compile fail, as those of torch.compile and Triton",
+                "update the driver",
+            )
+        else:
+            seen = _counted(machine.gpus)
+            yield fine("torch_driver", f"torch {torch.version}, driver {driver.version} (CUDA {driver.cuda}), {seen}")
+
+
+def _no_torch(machine: Machine) -> Finding:
+    if machine.packages.folder("torch"):
+        message = "torch is installed, but its version.py says no version"
+        return failure("torch_driver_broken", message, "pip install --force-reinstall torch")
+    message = "torch is not installed for this Python: nothing can train here"
+    return warning(
+        "torch_driver_missing", message, "pip install 'dsrun[train]', or call dsrun of the right environment"
+    )
+
+
+def _no_driver(machine: Machine, torch: TorchFacts, *, elsewhere: bool) -> Finding:
+    if torch.cuda and machine.path("/proc/driver/nvidia/version").exists():
+        return failure(
+            "torch_driver_silent",
+            "NVIDIA's kernel driver is loaded, but its library does not answer",
+            "`nvidia-smi` says why; after an update of the driver, restart; start a container with --gpus all",
+        )
+    if torch.cuda and _has_nvidia_device(machine):
+        message = "this machine has an NVIDIA GPU, and no driver for it is loaded"
+        return failure("torch_driver_absent", message, "install the NVIDIA driver; start a container with --gpus all")
+    outcome = "the job's nodes may have some" if elsewhere else "training would run on the CPU"
+    return fine("torch_driver", f"torch {torch.version}, no NVIDIA GPU here: {outcome}")
+
+
+def _has_nvidia_device(machine: Machine) -> bool:
+    """A display or 3D controller (class 0x03) of NVIDIA (vendor 0x10de) on the PCI bus."""
+    for device in machine.path("/sys/bus/pci/devices").glob("*"):
+        try:
+            vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
+        except OSError:
+            continue
+        if vendor == "0x10de" and kind.startswith("0x03"):
+            return True
+    return False
+
+
+def _counted(gpus: list[Gpu]) -> str:
+    if not gpus:
+        return "no GPU visible"
+    names = sorted({gpu.name for gpu in gpus})
+    return f"{len(gpus)} × {names[0]}" if len(names) == 1 else f"{len(gpus)} GPUs ({', '.join(names)})"
+
+
+def _index(cuda: str | None) -> str:
+    """The newest index whose CUDA has the major version that the driver knows, or one below."""
+    major = int((cuda or "13.0").split(".", maxsplit=1)[0])
+    fitting = [name for name in _INDEXES if int(name[2:4]) <= major]
+    return f"{_INDEX}/{(fitting or _INDEXES[:1])[-1]}"
+
+
+DRIVER = Check(
+    "torch_driver",
+    "torch and driver",
+    look_at_driver,
+    finds="torch for a newer CUDA than the driver knows, or for CPUs only; no driver, or one that does not answer",
+)
+
+
+def look_at_gpu_code(machine: Machine, _: Target) -> Iterator[Finding]:
+    """What ends in "no kernel image is available for execution on the device"."""
+    torch = machine.packages.torch
+    gpus = {gpu.capability: gpu for gpu in machine.gpus}
+    if torch is None or torch.cuda is None or not gpus:
+        return
+    found = [*_torch_code(torch, gpus), *_op_code(machine, gpus)]
+    yield from found
+    if not found:
+        yield fine("gpu_code", f"torch has code for {', '.join(sm(each) for each in sorted(gpus))}")
+
+
+def _torch_code(torch: TorchFacts, gpus: Mapping[Capability, Gpu]) -> Iterator[Finding]:
+    code = torch_code(torch.path)
+    for wanted, gpu in gpus.items() if code else ():
+        how = service(code.sass, code.ptx, wanted) if code else "sass"
+        if how == "ptx":
+            yield warning(
+                "gpu_code_ptx",
+                f"torch {torch.version} has no code for {gpu.name} ({sm(wanted)}), only PTX, which the driver"
+                " compiles at the first use, for minutes",
+                _suiting_torch(wanted),
+            )
+        if how == "none":
+            yield failure(
+                "gpu_code_torch",
+                f"torch {torch.version} has no code for {gpu.name} ({sm(wanted)}): 'no kernel image is available for"
+                " execution on the device'",
+                _suiting_torch(wanted),
+            )
+
+
+def _suiting_torch(wanted: Capability) -> str:
+    rows = serving(wanted)
+    if not rows:
+        return "no torch on PyPI has code for it: use another GPU, or NVIDIA's own build of torch"
+    first, last = rows[0].release, rows[-1].release
+    every = "" if first == last else f"; {first} to {last} have code for it"
+    return f"pip install 'torch=={last}.*'{every}"
+
+
+def _op_code(machine: Machine, gpus: Mapping[Capability, Gpu]) -> Iterator[Finding]:
+    folder = machine.packages.folder("deepspeed")
+    for op, code in compiled_ops(folder) if folder else ():
+        for wanted, gpu in gpus.items():
+            if (code.sass or code.ptx) and service(code.sass, code.ptx, wanted) == "none":
+                yield failure(
+                    "gpu_code_op",
+                    f"DeepSpeed's compiled {op} has code for {', '.join(code.sass or code.ptx)}, none for {gpu.name}"
+                    f" ({sm(wanted)})",
+                    'pip install --force-reinstall "$(dsrun build-wheel --arch auto)"',
+                )
+
+
+GPU_CODE = Check(
+    "gpu_code",
+    "code for these GPUs",
+    look_at_gpu_code,
+    needs="needs a GPU, and torch for CUDA",
+    finds="a GPU that torch or DeepSpeed's compiled operations contain no code for, read from their libraries",
+)

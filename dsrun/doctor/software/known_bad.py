@@ -1,0 +1,113 @@
+"""Versions of packages: those that dsrun takes, and combinations that are known to be bad (known_bad.toml)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import metadata
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+from dsrun.datafiles import toml_beside
+from dsrun.doctor.check import Check, fine, warning
+from dsrun.doctor.job.zero_config import config_of
+from dsrun.doctor.machine import Machine, Target
+from dsrun.findings import Finding, Level
+from dsrun.zero.ops import stage_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownBad:
+    """A row of known_bad.toml: where all conditions hold, `message` and `fix` are told."""
+
+    code: str
+    packages: Mapping[str, str]
+    level: Level
+    message: str
+    fix: str
+    source: str
+    stage: int | None = None
+    arm: bool = False
+    gpus: int = 0
+    unless_variable: Mapping[str, str] = field(default_factory=dict)
+
+    def holds(self, machine: Machine, stage: int | None) -> bool:
+        """Whether this machine, and a job of this ZeRO stage (None: unknown), is like that."""
+        if not all(_matches(machine.packages.versions.get(name), text) for name, text in self.packages.items()):
+            return False
+        if self.stage is not None and stage is not None and stage != self.stage:
+            return False
+        if self.arm and "CPU implementer" not in (machine.text("/proc/cpuinfo") or ""):
+            return False
+        set_right = any(machine.environ.get(name) == value for name, value in self.unless_variable.items())
+        return len(machine.gpus) >= self.gpus and not set_right
+
+
+@cache
+def table() -> tuple[KnownBad, ...]:
+    """Every row."""
+    return tuple(KnownBad(code=code, **row) for code, row in toml_beside(__file__).items())
+
+
+def _matches(version: str | None, specifiers: str) -> bool:
+    try:
+        return version is not None and Version(version) in SpecifierSet(specifiers, prereleases=True)
+    except InvalidVersion:
+        return False
+
+
+def look(machine: Machine, target: Target) -> Iterator[Finding]:
+    """Rows that hold, and packages outside of the ranges in pyproject.toml."""
+    versions = machine.packages.versions
+    if not versions.keys() - {"python"}:
+        return
+    stage = stage_of(config_of(target)) if target.recipe else None
+    found = [
+        Finding(
+            level=row.level if stage is not None or row.stage is None else "warning",
+            code=f"versions_{row.code}",
+            message=re.sub(r"\{([\w-]+)\}", lambda name: versions.get(name[1], ""), row.message),
+            fix=f"{row.fix}  [{row.source}]",
+        )
+        for row in table()
+        if row.holds(machine, stage)
+    ]
+    found += _outside(versions)
+    yield from found
+    if not found:
+        shown = (name for name in ("torch", "deepspeed", "transformers", "accelerate") if name in versions)
+        yield fine("versions", f"{', '.join(f'{name} {versions[name]}' for name in shown)}: no known problem")
+
+
+def required() -> dict[str, SpecifierSet]:
+    """The ranges of versions that `dsrun train` takes; {} where dsrun was not installed by a package manager."""
+    try:
+        texts = metadata.requires("dsrun") or []
+    except metadata.PackageNotFoundError:
+        return {}
+    wanted = (Requirement(text) for text in texts)
+    return {each.name: each.specifier for each in wanted if each.marker and "train" in str(each.marker)}
+
+
+def _outside(versions: Mapping[str, str]) -> Iterator[Finding]:
+    for name, specifier in required().items():
+        installed = versions.get(name)
+        if installed and not _matches(installed, str(specifier)):
+            yield warning(
+                "versions_range",
+                f"{name} {installed} is installed, and `dsrun train` is made for {name}{specifier}",
+                f"pip install '{name}{specifier}'",
+            )
+
+
+VERSIONS = Check(
+    "versions",
+    "package versions",
+    look,
+    needs="needs an installed training package",
+    finds="versions that train wrongly, hang or are unsafe to load checkpoints with; versions that dsrun does not take",
+)

@@ -1,0 +1,91 @@
+"""The table of `dsrun doctor`, and the choice of checks."""
+
+import pytest
+
+from dsrun.cli.doctor.local import all_checks, chosen
+from dsrun.cli.doctor.report import as_json, table
+from dsrun.doctor.check import Check, Result, failure, fine, warning
+from dsrun.doctor.registry import CHECKS
+from dsrun.errors import UsageError
+
+
+def result(code, title, *findings, needs=""):
+    return Result(check=Check(code, title, lambda *_: (), needs), findings=findings, seconds=0.1)
+
+
+RESULTS = (
+    result("net", "network", fine("net", "eth0")),
+    result(
+        "gpu", "GPU memory", fine("gpu", "beside"), warning("gpu_w", "late", "wait"), failure("gpu_e", "full", "kill 7")
+    ),
+    result("hub", "Hub", needs="needs a job"),
+)
+
+
+def lines(**options):
+    return [f"{each.word}|{each.text}" for each in table(RESULTS, every=False, **options)]
+
+
+def test_table_shows_errors_first_each_with_its_fix():
+    assert lines() == [
+        "PASS|network     eth0",
+        "FAIL|GPU memory  full",
+        "|                  -> kill 7",
+        "WARN|            late",
+        "|                  -> wait",
+        "|",
+        "|1 passed, 1 failure; 1 check not needed here (--all lists them)",
+    ]
+
+
+def test_table_with_all_says_what_checks_need():
+    shown = [each.text for each in table(RESULTS, every=True)]
+    assert "Hub         needs a job" in shown
+    assert shown[-1] == "1 passed, 1 failure; 1 check not needed here"
+
+
+def test_table_wraps_words_in_a_narrow_terminal():
+    text = "a message of many words that does not fit into one line of /a/path/that-stays-whole/" + 60 * "x"
+    shown = [each.text for each in table([result("a", "A", failure("a", text, text))], every=False, columns=60)]
+    assert max(len(each) for each in shown if "xxx" not in each) <= 60
+    assert " ".join(" ".join(shown[:-2]).split()) == f"A {text} -> {text}"
+
+
+def test_table_makes_control_characters_visible():
+    (first, *_) = table([result("a", "A", fine("a", "x\x1b]0;title\x07\ny"))], every=False)
+    assert "\x1b" not in first.text
+    assert "\n" not in first.text
+
+
+def test_json_counts_each_status():
+    found = as_json(RESULTS)
+    assert {name: found[name] for name in ("passed", "warned", "failed", "skipped")} == {
+        "passed": 1, "warned": 0, "failed": 1, "skipped": 1,
+    }  # fmt: skip
+    assert [each["check"] for each in found["checks"]] == ["net", "gpu", "hub"]
+    assert set(found["checks"][0]) == {"check", "title", "status", "seconds", "findings"}
+
+
+def test_only_and_skip_choose_by_beginning():
+    assert [each.code for each in chosen(CHECKS, ["torch", "port"], [])] == ["torch_driver", "port"]
+    assert [each.code for each in chosen(CHECKS, ["torch", "port"], ["torch_d"])] == ["port"]
+    assert "hub" not in [each.code for each in chosen(CHECKS, [], ["hub"])]
+
+
+@pytest.mark.parametrize(
+    ("only", "skip", "said"),
+    [
+        (["ports"], [], r"--only ports: there is no such check \(did you mean port\?\)"),
+        ([], ["nonsense_"], r"--skip nonsense_: there is no such check \(known: "),
+        ([""], [], "--only : there is no such check"),
+        (["hub"], ["hub"], "--only and --skip leave no check"),
+    ],
+)
+def test_choice_of_checks_that_is_refused(only, skip, said):
+    with pytest.raises(UsageError, match=said):
+        chosen(CHECKS, only, skip)
+
+
+def test_requirements_are_checked_first_where_given():
+    assert all_checks(None, None) == CHECKS
+    assert all_checks(8, None)[0].code == all_checks(None, 40.0)[0].code == "requirements"

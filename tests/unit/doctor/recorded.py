@@ -1,0 +1,146 @@
+"""Machines that tests record: a root folder, an environment, a driver, packages and a network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from subprocess import CompletedProcess
+
+from dsrun.doctor.check import Check
+from dsrun.doctor.driver import Driver, Holder, Memory
+from dsrun.doctor.machine import Machine, Target
+from dsrun.doctor.network import Network
+from dsrun.doctor.packages import Packages
+from dsrun.errors import MissingError
+from dsrun.findings import Finding
+from dsrun.recipe.resolve import resolve
+from dsrun.system.gpus import Gpu
+
+GIB = 2**30
+A100 = ("NVIDIA A100-SXM4-80GB", 80, (8, 0))
+V100 = ("Tesla V100-SXM2-32GB", 32, (7, 0))
+FINE = ["info"]
+
+
+def driver(
+    *gpus: tuple[str, int, tuple[int, int]],
+    cuda: str = "13.0",
+    free: float | None = None,
+    holders: Sequence[Holder] = (),
+) -> Driver:
+    """A driver with these GPUs (name, GiB, capability); on the first one `free` GiB are free and `holders` run."""
+    found = [
+        Gpu(index=index, name=name, uuid=f"GPU-{index}", memory_total=gib * GIB, capability=capability)
+        for index, (name, gib, capability) in enumerate(gpus)
+    ]
+    memory = {each.uuid: Memory(free=int(each.memory_total or 0)) for each in found}
+    if free is not None:
+        memory["GPU-0"] = Memory(free=int(free * GIB), holders=tuple(holders))
+    return Driver(version="580.65.06", cuda=cuda, gpus=tuple(found), memory=memory)
+
+
+class RecordedNetwork(Network):
+    """Names, interfaces and ports as a test says; `taken` and `open` are ports."""
+
+    def __init__(
+        self,
+        *,
+        name: str = "node1",
+        names: Mapping[str, Sequence[str]] | None = None,
+        interfaces: Mapping[str, Sequence[str]] | None = None,
+        taken: Sequence[int] = (),
+        reachable: Sequence[tuple[str, int]] = (),
+    ) -> None:
+        self._name = name
+        self._names = {name: ["10.0.0.1"]} if names is None else names
+        self._interfaces = {"lo": ["127.0.0.1"], "eth0": ["10.0.0.1"]} if interfaces is None else interfaces
+        self._taken = taken
+        self._reachable = reachable
+
+    def hostname(self) -> str:
+        return self._name
+
+    def resolve(self, host: str) -> Sequence[str]:
+        return self._names.get(host, [])
+
+    def interfaces(self) -> Mapping[str, Sequence[str]]:
+        return self._interfaces
+
+    def taken(self, port: int) -> str:
+        return (
+            f"port {port} is taken by python (process 7); the next free one is {port + 1}"
+            if port in self._taken
+            else ""
+        )
+
+    def reachable(self, host: str, port: int, timeout_s: float) -> bool:
+        return (host, port) in self._reachable
+
+
+def torch_at(folder: Path, version: str = "2.13.0+cu130", cuda: str | None = "13.0") -> Path:
+    """A torch of which only version.py is there."""
+    package = folder / "torch"
+    package.mkdir(parents=True, exist_ok=True)
+    package.joinpath("version.py").write_text(f"__version__ = {version!r}\ncuda: str = {cuda!r}\nhip = None\n")
+    return package
+
+
+def programs(answers: Mapping[str, str]) -> Callable[[Sequence[str]], CompletedProcess[str]]:
+    """Programs by name, and what they print; there are no others."""
+
+    def run(argv: Sequence[str]) -> CompletedProcess[str]:
+        if argv[0] not in answers:
+            raise MissingError(f"there is no program {argv[0]}")
+        return CompletedProcess(argv, 0, answers[argv[0]], "")
+
+    return run
+
+
+def machine(
+    root: Path,
+    *,
+    files: Mapping[str, str] | None = None,
+    environ: Mapping[str, str] | None = None,
+    found: Driver | None = None,
+    packages: Mapping[str, Path] | None = None,
+    versions: Mapping[str, str] | None = None,
+    network: RecordedNetwork | None = None,
+    answers: Mapping[str, str] | None = None,
+    now: float = 0.0,
+) -> Machine:
+    """A machine with these files below `root`, and nothing else."""
+    for name, text in (files or {}).items():
+        path = root / name.lstrip("/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return Machine(
+        root=root,
+        environ={"HOME": str(root / "home")} | dict(environ or {}),
+        run=programs(answers or {}),
+        now=lambda: now,
+        ask_driver=lambda: found,
+        packages=Packages(dict(packages or {}), dict(versions or {})),
+        network=network or RecordedNetwork(),
+    )
+
+
+def job(cwd: Path, *argv: str, **rest: object) -> Target:
+    """The target of `dsrun train ARGV` in the folder `cwd`."""
+    return Target(recipe=resolve(argv, cwd), cwd=cwd, **rest)  # type: ignore[arg-type]
+
+
+def found_by(check: Check, here: Machine, target: Target | None = None) -> list[Finding]:
+    """What the check finds, whose codes all begin with its own."""
+    found = list(check.look(here, target or Target(cwd=here.root)))
+    assert all(each.code.startswith(check.code) for each in found), found
+    assert all(each.fix for each in found if each.level != "info"), found
+    return found
+
+
+def levels(found: Sequence[Finding]) -> list[str]:
+    return [each.level for each in found]
+
+
+def codes(found: Sequence[Finding]) -> list[str]:
+    """The codes of errors and warnings."""
+    return [each.code for each in found if each.level != "info"]

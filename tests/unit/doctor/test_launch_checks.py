@@ -1,0 +1,163 @@
+"""Ports, names, interfaces, ranks and left-over variables."""
+
+from pathlib import Path
+
+import pytest
+
+from dsrun.doctor.launch.interfaces import INTERFACES
+from dsrun.doctor.launch.ports import NAMES, PORT
+from dsrun.doctor.launch.ranks import RANKS
+from dsrun.doctor.launch.variables import VARIABLES
+from dsrun.doctor.machine import Target
+from tests.unit.doctor.recorded import A100, FINE, RecordedNetwork, codes, driver, found_by, levels, machine
+
+SEVERAL = Target(nodes=2)
+
+
+@pytest.mark.parametrize(
+    ("taken", "environ", "target", "expected"),
+    [
+        ((), {}, Target(), []),
+        ((29500,), {}, Target(), ["port_default_taken"]),
+        ((29500,), {"MASTER_PORT": "29600"}, Target(), []),
+        ((29600,), {"MASTER_PORT": "29600"}, Target(), ["port_taken"]),
+        ((29600,), {"MASTER_PORT": "29600"}, Target(master_port=29700), []),
+        ((29700,), {}, Target(master_port=29700), ["port_taken"]),
+        ((29701,), {}, Target(master_port=29700), []),
+        ((29701,), {}, Target(master_port=29700, nodes=2), ["port_next_taken"]),
+        ((), {"MASTER_PORT": "29500x"}, Target(), ["port_invalid"]),
+        ((), {"MASTER_PORT": "99999"}, Target(), ["port_invalid"]),
+    ],
+)
+def test_rendezvous_port(tmp_path: Path, taken, environ, target, expected) -> None:
+    found = found_by(PORT, machine(tmp_path, environ=environ, network=RecordedNetwork(taken=taken)), target)
+    assert codes(found) == expected
+    assert expected or levels(found) == FINE
+
+
+def test_taken_port_names_holder_and_next_free_one(tmp_path: Path) -> None:
+    here = machine(tmp_path, network=RecordedNetwork(taken=[29700]))
+    (found,) = found_by(PORT, here, Target(master_port=29700))
+    assert found.message == "--master-port: port 29700 is taken by python (process 7); the next free one is 29701"
+
+
+@pytest.mark.parametrize(
+    ("names", "environ", "target", "expected"),
+    [
+        ({"node1": ["10.0.0.1"]}, {}, Target(), []),
+        ({"node1": ["127.0.1.1"]}, {}, Target(), []),
+        ({"node1": ["127.0.1.1"]}, {}, SEVERAL, ["names_own_loopback"]),
+        ({"node1": ["127.0.1.1"], "node2": ["10.0.0.2"]}, {"MASTER_ADDR": "node2"}, Target(), ["names_own_loopback"]),
+        ({}, {}, Target(), ["names_own_unknown"]),
+        ({"node1": ["10.0.0.1"]}, {"MASTER_ADDR": "node9"}, Target(), ["names_master_addr"]),
+        ({"node1": ["10.0.0.1"]}, {}, Target(master_addr="node9"), ["names_master_addr"]),
+        ({"node1": ["10.0.0.1"], "node2": ["10.0.0.2"]}, {"MASTER_ADDR": "node2"}, Target(), []),
+    ],
+)
+def test_names_and_addresses(tmp_path: Path, names, environ, target, expected) -> None:
+    found = found_by(NAMES, machine(tmp_path, environ=environ, network=RecordedNetwork(names=names)), target)
+    assert codes(found) == expected
+    assert expected or levels(found) == FINE
+
+
+LO = {"lo": ["127.0.0.1"]}
+ETH = LO | {"eth0": ["10.0.0.1"]}
+
+
+@pytest.mark.parametrize(
+    ("there", "environ", "target", "expected"),
+    [
+        (ETH, {}, SEVERAL, []),
+        (ETH | {"docker0": ["172.17.0.1"]}, {}, SEVERAL, []),
+        (ETH | {"virbr0": ["192.168.122.1"]}, {}, SEVERAL, ["interfaces_several"]),
+        (ETH | {"eth1": ["10.1.0.1"]}, {}, SEVERAL, ["interfaces_several"]),
+        (ETH | {"eth1": ["10.1.0.1"]}, {}, Target(), []),
+        (ETH | {"eth1": ["10.1.0.1"]}, {"SLURM_JOB_ID": "7", "SLURM_NNODES": "4"}, Target(), ["interfaces_several"]),
+        (ETH | {"eth1": ["10.1.0.1"], "ib0": ["10.2.0.1"]}, {}, SEVERAL, []),
+        (ETH | {"eth1": ["10.1.0.1"]}, {"NCCL_SOCKET_IFNAME": "eth1"}, SEVERAL, []),
+        (LO, {}, SEVERAL, ["interfaces_none"]),
+        (ETH, {"NCCL_SOCKET_IFNAME": "eno1"}, Target(), ["interfaces_named"]),
+        (ETH, {"NCCL_SOCKET_IFNAME": "eth"}, Target(), []),
+        (ETH, {"NCCL_SOCKET_IFNAME": "=eth"}, Target(), ["interfaces_named"]),
+        (ETH, {"NCCL_SOCKET_IFNAME": "=eth0"}, Target(), []),
+        (ETH, {"NCCL_SOCKET_IFNAME": "^docker0,lo"}, Target(), []),
+        (ETH, {"NCCL_SOCKET_IFNAME": "^eth"}, Target(), ["interfaces_named"]),
+        (ETH, {"GLOO_SOCKET_IFNAME": "eno1"}, Target(), ["interfaces_named"]),
+        (ETH, {"GLOO_SOCKET_IFNAME": "eth0"}, Target(), []),
+    ],
+)
+def test_network_interfaces(tmp_path: Path, there, environ, target, expected) -> None:
+    found = found_by(INTERFACES, machine(tmp_path, environ=environ, network=RecordedNetwork(interfaces=there)), target)
+    assert codes(found) == expected
+    assert expected or levels(found) == FINE
+
+
+@pytest.mark.parametrize(
+    ("gpus", "visible", "nproc", "expected"),
+    [
+        (4, None, None, []),
+        (4, "0,1", 2, []),
+        (4, "0,1", 4, ["ranks"]),
+        (4, "", None, ["ranks_hidden"]),
+        (4, "-1", None, ["ranks_hidden"]),
+        (4, "2,3,4,5", None, ["ranks_visible"]),
+        (4, "0,0", None, ["ranks_visible"]),
+        (0, "", 2, []),
+        (0, None, 5000, ["ranks"]),
+    ],
+)
+def test_ranks_against_visible_gpus(tmp_path: Path, gpus, visible, nproc, expected) -> None:
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    here = machine(tmp_path, environ=environ, found=driver(*[A100] * gpus) if gpus else None)
+    found = found_by(RANKS, here, Target(nproc=nproc))
+    assert codes(found) == expected
+    assert expected or levels(found) == FINE
+
+
+def test_ranks_of_a_job_for_slurm_are_not_those_of_the_login_node(tmp_path: Path) -> None:
+    assert found_by(RANKS, machine(tmp_path), Target(nproc=8, nodes=4)) == []
+
+
+WORKER = {
+    "RANK": "1",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "8",
+    "MASTER_ADDR": "n",
+    "MASTER_PORT": "1",
+}
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, []),
+        (WORKER, ["variables_worker"]),
+        ({"RANK": "0"}, ["variables_worker"]),
+        ({"LOCAL_RANK": "0"}, ["variables_worker"]),
+        ({"WORLD_SIZE": "8", "MASTER_ADDR": "n"}, []),
+        ({"ACCELERATE_USE_CPU": "true"}, ["variables_accelerate"]),
+        ({"CUDA_LAUNCH_BLOCKING": "1", "NCCL_DEBUG": "trace"}, ["variables_slow", "variables_slow"]),
+        ({"CUDA_LAUNCH_BLOCKING": "0", "NCCL_DEBUG": "INFO"}, []),
+        ({"DS_ACCELERATOR": "cpu"}, ["variables_ds_accelerator"]),
+    ],
+)
+def test_left_over_variables(tmp_path: Path, environ, expected) -> None:
+    found = found_by(VARIABLES, machine(tmp_path, environ=environ, found=driver(A100)))
+    assert codes(found) == expected
+    assert expected or levels(found) == FINE
+
+
+@pytest.mark.parametrize(
+    ("answers", "expected"),
+    [
+        ({"squeue": "RUNNING\n"}, []),
+        ({"squeue": ""}, ["variables_slurm"]),
+        ({"squeue": "TIMEOUT\n"}, ["variables_slurm"]),
+        ({}, []),
+    ],
+)
+def test_slurm_variables_of_an_allocation_that_has_ended(tmp_path: Path, answers, expected) -> None:
+    """Where SLURM's programs are missing or do not answer, nothing is known."""
+    found = found_by(VARIABLES, machine(tmp_path, environ={"SLURM_JOB_ID": "71233"}, answers=answers))
+    assert codes(found) == expected
