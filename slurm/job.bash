@@ -205,12 +205,18 @@ requeue_if_interrupted() {
     idle=$(requeues_without_progress)
     if [ "$idle" -lt "$max_requeues" ]; then
         note "interrupted by $signalled and not finished: requeued"
-        scontrol requeue "$job" && { [ -z "$faulty" ] || exclude "$faulty"; exit 0; }
+        requeue_without "$faulty"
     fi
     note "interrupted by $signalled and not finished after $idle requeues without a new checkpoint"
 }
 
-# exclude NODE: the requeued job does not run there again. SLURM takes this only of a job that waits.
+# requeue_without [NODES]: ends this start of the job; it goes back into the queue, and does not run on NODES again. Returns
+# only if that fails.
+requeue_without() {
+    scontrol requeue "$job" && { [ -z "$1" ] || exclude "$1"; exit 0; }
+}
+
+# exclude NODES: the requeued job does not run there again. SLURM takes this only of a job that waits.
 exclude() {
     local before
     before=$(scontrol show job "$job" | sed -n 's/.*ExcNodeList=\([^ ]*\).*/\1/p')
@@ -254,6 +260,35 @@ code_of_worker() {
     ')
     # The report has -9 for signal 9 (also the kernel's, when memory runs out); shells return 137.
     if [ -z "$worker" ]; then echo "$code"; else echo $((worker < 0 ? 128 - worker : worker)); fi
+}
+
+# preflight [SRUN OPTIONS] -- COMMAND: runs the doctor on all nodes. If it speaks against some of them, the job goes back into
+# the queue without them, at most twice; then, and if nothing speaks against a single node, the job fails.
+preflight() {
+    local options=() failed=() list="$DSRUN_OUTPUT/logs/slurm-$job-preflight"
+    while [ "$1" != -- ]; do options+=("$1"); shift; done
+    shift
+    [ "$restart" -gt 0 ] || rm -f "$list"
+    note "preflight: the nodes are checked"
+    # A node that cannot take part must not end the others' test, which names it.
+    srun --export=ALL --kill-on-bad-exit=0 --wait=0 "${cpus[@]}" "${options[@]}" bash -c "$on_node" dsrun-node "$@" &
+    wait_for "$!"
+    [ "$code" -ne 0 ] || { rm -f "$list"; return 0; }
+    clean_up
+    mapfile -t failed < <(sort -u "$DSRUN_FAILURES/doctor-exclude" 2>/dev/null)
+    if [ -z "$signalled" ] && [ "${#failed[@]}" -gt 0 ]; then
+        echo "${failed[*]}" >>"$list"
+        if [ -n "$requeue" ] && [ "$(wc -l <"$list")" -le 2 ]; then
+            note "preflight: ${failed[*]} failed: requeued without it"
+            requeue_without "$(IFS=,; echo "${failed[*]}")"
+        fi
+        note "preflight: ${failed[*]} failed, in start $((restart + 1)); the table above says why"
+        exit "$code"
+    fi
+    requeue_if_interrupted
+    [ -z "$signalled" ] || exit 75
+    note "preflight: failed; the table above says why"
+    exit "$code"
 }
 
 on_all() { srun --export=ALL --kill-on-bad-exit=1 "$@"; }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -36,11 +36,13 @@ def run_collectives(
     master_addr: str | None,
     master_port: int | None,
     form: str,
+    findings: Sequence[Finding] = (),
 ) -> int:
     """Test the ranks of this machine, or take part in a test of several; the exit code.
 
     Outside of the steps of a SLURM job this process becomes an srun of one doctor per node. Raises UsageError for
-    arguments that contradict themselves or the surroundings.
+    arguments that contradict themselves or the surroundings. `findings` are those of this node's own checks, which go
+    into the table of all nodes.
     """
     place = place_of(
         ranks=ranks,
@@ -52,7 +54,9 @@ def run_collectives(
     )
     if isinstance(place, SrunLauncher):
         return _through_srun(place.nodes)
-    outcome = run_test(place, secret=os.environ.get(variables.SECRET), limits=None, notify=print_note)
+    outcome = run_test(
+        place, secret=os.environ.get(variables.SECRET), limits=None, notify=print_note, findings=findings
+    )
     if outcome.seen is not None and outcome.verdict is not None:
         _hand_over(outcome.verdict)
         _print(outcome.seen, outcome.verdict, form)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import TypeVar
 
@@ -41,6 +41,7 @@ def judge(seen: Observations) -> Verdict:
     """What is wrong, and where."""
     judged = [
         *_members(seen),
+        *_own_checks(seen),
         *_connections(seen),
         *_ranks(seen),
         *_values(seen),
@@ -78,6 +79,23 @@ def _members(seen: Observations) -> Iterator[Judged]:
         elif len(devices) > 1 and member.device == "cpu":
             fix = "nvidia-smi there; is CUDA_VISIBLE_DEVICES set?"
             yield _error("no_gpu", f"{member.name} sees no GPU, and other nodes do", fix, host), [host]
+
+
+def _own_checks(seen: Observations) -> Iterator[Judged]:
+    """What the nodes' own checks have found, once for all nodes that found the same. What fails on every one of several
+    nodes is the job's or the site's fault, and none of them is to be avoided for it."""
+    hosts_of: dict[Finding, list[str]] = {}
+    for member in seen.members.values():
+        for finding in member.findings:
+            hosts_of.setdefault(replace(finding, where=""), []).append(member.facts.host)
+    failing: dict[str, set[str]] = {}
+    for finding, hosts in hosts_of.items():
+        failing.setdefault(finding.code, set()).update(hosts)
+    for finding, hosts in hosts_of.items():
+        everywhere = len(seen.hosts) > 1 and failing[finding.code] == set(seen.hosts)
+        own = list(dict.fromkeys(hosts))
+        who = "all nodes" if len(own) == len(seen.hosts) > 1 else ", ".join(own)
+        yield replace(finding, message=f"{who}: {finding.message}", where=", ".join(own)), [] if everywhere else own
 
 
 def _connections(seen: Observations) -> Iterator[Judged]:

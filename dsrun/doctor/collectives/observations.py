@@ -9,6 +9,7 @@ from typing import Any, Literal
 from dsrun.doctor.collectives.facts import NodeFacts
 from dsrun.doctor.collectives.operations import average_bandwidths
 from dsrun.doctor.collectives.schedule import Phase, Unit
+from dsrun.findings import Finding
 
 State = Literal["ok", "failed", "died", "hung", "lost"]
 STAGES = ("start", "connect", "compute", "broadcast", "all_reduce", "all_gather", "reduce_scatter", "end")
@@ -18,7 +19,7 @@ STAGES = ("start", "connect", "compute", "broadcast", "all_reduce", "all_gather"
 @dataclass(frozen=True, kw_only=True)
 class Member:
     """A process of the doctor on one node, or a task of srun. `ahead_s` is how far its clock is ahead of the
-    leader's; `address` and `endpoints` are where the others reach it."""
+    leader's; `address` and `endpoints` are where the others reach it; `findings` are those of its own checks."""
 
     index: int
     facts: NodeFacts
@@ -27,6 +28,7 @@ class Member:
     ahead_s: float = 0.0
     address: str = ""
     endpoints: tuple[tuple[str, int], ...] = ()
+    findings: tuple[Finding, ...] = ()
 
     @property
     def name(self) -> str:

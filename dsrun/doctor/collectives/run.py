@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from dsrun.doctor.collectives.coordination.lead import Lead, Limits
@@ -35,15 +35,17 @@ class Outcome:
     finding: Finding | None = None
 
 
-def run_test(place: Place, *, secret: str | None, limits: Limits | None, notify: Notify) -> Outcome:
-    """Take part in the test, and lead it as member 0."""
+def run_test(
+    place: Place, *, secret: str | None, limits: Limits | None, notify: Notify, findings: Sequence[Finding] = ()
+) -> Outcome:
+    """Take part in the test, and lead it as member 0; `findings` are those of this node's own checks."""
     limits = limits or Limits(join_s=BY_HAND_S if place.by_hand else Limits.join_s)
     key = shared_key(run=place.run, secret=secret)
     if place.index == 0:
-        return _lead(place, key, limits, notify)
+        return _lead(place, key, limits, notify, findings)
     port = place.port or 0
     try:
-        end = take_part(place, port, key, timeout_s=limits.join_s, notify=notify)
+        end = take_part(place, port, key, timeout_s=limits.join_s, notify=notify, findings=findings)
     except LeaderUnreachable as error:
         message = f"node {place.index} cannot reach the first node at {place.host}:{port + 1}: {error.why}"
         fix = "is dsrun doctor running there, and does a firewall let the port through?"
@@ -52,7 +54,7 @@ def run_test(place: Place, *, secret: str | None, limits: Limits | None, notify:
     return Outcome(int(end["end"]))
 
 
-def _lead(place: Place, key: bytes, limits: Limits, notify: Notify) -> Outcome:
+def _lead(place: Place, key: bytes, limits: Limits, notify: Notify, findings: Sequence[Finding]) -> Outcome:
     """The leader's test in a thread, and its own part as a member here: the kernel ends a process that is tied to its
     parent when the thread that has started it ends."""
     port = claim_port(place.port, find=None) if place.port else free_port()
@@ -74,7 +76,7 @@ def _lead(place: Place, key: bytes, limits: Limits, notify: Notify) -> Outcome:
     thread = threading.Thread(target=lead, name="lead", daemon=True)
     thread.start()
     try:
-        take_part(place, port, key, timeout_s=limits.join_s, notify=notify)
+        take_part(place, port, key, timeout_s=limits.join_s, notify=notify, findings=findings)
         thread.join()
     finally:
         meeting.end()

@@ -49,6 +49,9 @@ class SlurmSpec:
     max_restarts: int | None = None
     rendezvous_timeout: int | None = None
     supervise: bool = True
+    preflight: bool = False
+    min_gpus: int | None = None
+    min_gpu_memory: int | None = None
     module: tuple[str, ...] = ()
     setup_file: tuple[str, ...] = ()
     conda: str | None = None

@@ -18,6 +18,7 @@ from dsrun.slurm.render.environment import (
     gpus_of,
     has_own_programs,
     launcher,
+    preflight,
     pyxis_options,
     stage,
     staged_values,
@@ -137,6 +138,8 @@ def _refuse(spec: SlurmSpec, program: Program) -> None:
             f"the tasks of --array would all train in {program.output}",
             fix="remove --output: each has runs/NAME-JOB_TASK",
         )
+    if spec.preflight and (spec.container_image or spec.apptainer) and not program.trains:
+        raise UsageError("--preflight: the image need not have dsrun, which checks the nodes", fix="remove --preflight")
     if spec.nproc and gpus_of(spec) and spec.nproc > gpus_of(spec):
         raise UsageError(f"--nproc {spec.nproc}: each node has {gpus_of(spec)} GPUs", fix=f"--nproc {gpus_of(spec)}")
 
@@ -182,6 +185,7 @@ def context(spec: SlurmSpec, program: Program, site: Site) -> dict[str, Any]:
         "saving_time": max(_MARGIN_S, spec.signal_lead - _MARGIN_S) if spec.signal_lead else None,
         "max_requeues": spec.max_requeues,
         "array_flag": spec.array_flag,
+        "preflight": preflight(spec, program, site, staged) if spec.preflight else None,
         "program": " ".join(map(shell_quote, program.argv)),
     }
 

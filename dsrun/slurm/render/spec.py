@@ -116,6 +116,9 @@ def _resources(spec: SlurmSpec) -> Iterator[Problem]:
         yield "mem", f"{spec.mem!r} is not a memory size", "such as 200G; 0 is all"
     if spec.array_flag and not spec.array:
         yield "array_flag", "without --array", "add --array 0-9"
+    for name in ("min_gpus", "min_gpu_memory"):
+        if getattr(spec, name) is not None and not spec.preflight:
+            yield name, "without --preflight", "add --preflight"
 
 
 def _time(spec: SlurmSpec) -> Iterator[Problem]:

@@ -16,6 +16,7 @@ from dsrun.doctor.collectives.facts import NodeFacts
 from dsrun.doctor.collectives.observations import GroupResult, Member, Observations, RankResult
 from dsrun.doctor.collectives.place import Place
 from dsrun.doctor.collectives.schedule import Phase, Unit, apart, cover, rounds, units_of
+from dsrun.findings import Finding
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +88,7 @@ class Lead:
                     ranks=int(message["ranks"]),
                     device=str(message["device"]),
                     ahead_s=float(message["ahead_s"]),
+                    findings=tuple(Finding(**found) for found in message.get("findings", ())),
                 )
             elif "endpoints" in message:
                 endpoints = tuple((str(host), int(port)) for host, port in message["endpoints"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -13,23 +13,33 @@ from dsrun.doctor.collectives.facts import node_facts
 from dsrun.doctor.collectives.place import Place
 from dsrun.doctor.collectives.ranks import RankPrograms, rank_environment, topology_of
 from dsrun.errors import UsageError
+from dsrun.findings import Finding
 from dsrun.launch.job import Topology
 from dsrun.system.gpus import visible_gpus
 
 Message = dict[str, Any]
 
 
-def take_part(place: Place, port: int, key: bytes, *, timeout_s: float, notify: Callable[[str], None]) -> Message:
+def take_part(
+    place: Place,
+    port: int,
+    key: bytes,
+    *,
+    timeout_s: float,
+    notify: Callable[[str], None],
+    findings: Sequence[Finding] = (),
+) -> Message:
     """This member's part of the test to its end: the leader's last message.
 
     Raises LeaderUnreachable where the leader cannot be reached or is lost, UsageError where it refuses this member.
     """
     topology = topology_of(place.ranks)
     facts = node_facts().as_dict()
+    more = {"findings": [each.as_dict() for each in findings if each.level != "info"]}
 
     def hello(_address: str, ahead_s: float) -> Message:
         ranks = {"ranks": topology.workers, "device": topology.device}
-        return {"index": place.index, "count": place.count, "facts": facts, "ahead_s": ahead_s, **ranks}
+        return {"index": place.index, "count": place.count, "facts": facts, "ahead_s": ahead_s, **ranks, **more}
 
     membership = join(place.host, port + 1, key, hello, timeout_s=timeout_s, notify=notify)
     try:
