@@ -162,9 +162,10 @@ finish() {
         [ "$DSRUN_OUTPUT/FINISHED" -nt "$DSRUN_FAILURES/began" ] && exit 0
         # 75: the supervisors were stopped by a signal that this shell did not get, as those of a preemption may be.
         [ "$code" -ne 75 ] || signalled=${signalled:-a signal}
-        # Whose hardware failed, as node 0's supervisor found out.
-        read -r faulty 2>/dev/null <"$DSRUN_FAILURES/faulty-node" && faulty=${hosts[$faulty]:-} &&
-            signalled=${signalled:-"a hardware error of $faulty"}
+        # Whose hardware failed, or who failed again, as node 0's supervisor found out.
+        local reason
+        read -r faulty reason 2>/dev/null <"$DSRUN_FAILURES/faulty-node" && faulty=${hosts[$faulty]:-} &&
+            signalled=${signalled:-"${reason:-a hardware error} of $faulty"}
     elif [ "$code" -eq 0 ]; then
         exit 0
     fi
