@@ -52,6 +52,7 @@ class SlurmSpec:
     preflight: bool = False
     min_gpus: int | None = None
     min_gpu_memory: int | None = None
+    spare: int = 0
     module: tuple[str, ...] = ()
     setup_file: tuple[str, ...] = ()
     conda: str | None = None
