@@ -198,6 +198,8 @@ swap_in_spares() {
     [ -z "$signalled" ] && [ "${#failed[@]}" -gt 0 ] || return 1
     left_out+=("${failed[@]}")
     choose_nodes || return 1
+    # SLURM counts a step's CPUs as taken as long as it has not heard from all its nodes.
+    step_nodes+=(--overlap)
     rm -f "$DSRUN_FAILURES/faulty-node"
     # The program reads it, to go on from its own checkpoint as after a requeue.
     export SLURM_RESTART_COUNT=$((restart + ${#left_out[@]}))

@@ -145,6 +145,24 @@ def test_node_whose_gpu_failed_is_left_out_of_next_start(start, place, undisturb
     finishes(training, undisturbed)
 
 
+def test_node_whose_ranks_die_twice_is_left_out_of_next_start(ada, start, place, undisturbed):
+    training = start(place, "--max-restarts", "1")
+    job = training.job
+    killed = job.wait_for("RUNNING").machines()[1]
+    for count in (1, 2):
+        job.until(lambda: training.folder.events.exists(), "begun")
+        job.until(lambda count=count: training.events.count("training") == count, f"at its attempt {count}")
+        (rank,) = training.workers()[killed]
+        ada.run("kill", "-KILL", rank, machine=killed)
+        job.until(lambda count=count: training.events.count("failure") == count, "failed")
+    job.wait_for_restart()
+    assert f"interrupted by 2 failures of {killed} and not finished: requeued" in job.log
+    assert job.fact("ExcNodeList") == killed
+    assert killed not in job.wait_for("RUNNING").machines()
+    job.wait_for("COMPLETED")
+    assert training.losses == undisturbed
+
+
 def test_controller_restart_does_not_disturb_job(cluster, at_work, undisturbed):
     training = at_work()
     cluster.stop_controller()
