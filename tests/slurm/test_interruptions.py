@@ -150,7 +150,7 @@ def test_node_whose_ranks_die_twice_is_left_out_of_next_start(ada, start, place,
     job = training.job
     killed = job.wait_for("RUNNING").machines()[1]
     for count in (1, 2):
-        job.until(lambda: training.folder.events.exists(), "begun")
+        job.until(training.folder.events.exists, "begun")
         job.until(lambda count=count: training.events.count("training") == count, f"at its attempt {count}")
         (rank,) = training.workers()[killed]
         ada.run("kill", "-KILL", rank, machine=killed)
