@@ -18,6 +18,7 @@ from dsrun.runs.folder import RunFolder
 from dsrun.runs.goodput import duration
 from dsrun.runs.manifest import complete_checkpoints
 from dsrun.runs.manifest import verify as read_through
+from dsrun.system.display import size_text
 
 _WHERE = click.argument("where", metavar="RUN|CHECKPOINT", type=click.Path(path_type=Path))
 _HEAD = ("STEP", "SIZE", "AGE", "ZERO", "RANKS", "STATE")
@@ -100,7 +101,7 @@ def _state(entry: Entry) -> str:
 def _row(entry: Entry) -> tuple[str, ...]:
     return (
         str(entry.step),
-        _size(entry.size),
+        size_text(entry.size),
         _age(entry.time),
         "" if entry.zero_stage is None else str(entry.zero_stage),
         "" if entry.world_size is None else str(entry.world_size),
@@ -138,9 +139,9 @@ def _lines(found: Contents) -> list[tuple[str, str]]:
         ("config", _short(facts.get("config_sha256"))),
         ("tokenizer", _short(facts.get("tokenizer_sha256"))),
         ("versions", ", ".join(f"{name} {number}" for name, number in facts.get("versions", {}).items())),
-        ("size", _size(sum(kind.size for kind in found.kinds))),
+        ("size", size_text(sum(kind.size for kind in found.kinds))),
     ]
-    return [*lines, *((f"  {kind.name}", f"{_size(kind.size)} in {kind.files}") for kind in found.kinds)]
+    return [*lines, *((f"  {kind.name}", f"{size_text(kind.size)} in {kind.files}") for kind in found.kinds)]
 
 
 def _weights(found: Contents) -> str:
@@ -153,15 +154,6 @@ def _weights(found: Contents) -> str:
 
 def _short(digest: Any) -> str:
     return f"sha256 {str(digest)[:16]}" if digest else ""
-
-
-def _size(count: int) -> str:
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
 
 
 def _age(time: str) -> str:

@@ -13,13 +13,20 @@ from dsrun.errors import EXIT_INTERRUPTED, EXIT_USAGE, DsrunError
 
 # name -> ("module:attribute", one line for --help)
 COMMANDS = {
+    "init": ("dsrun.cli.init.command:command", "write a first run.yaml by answering a few questions"),
     "train": ("dsrun.cli.train:command", "train a seq2seq or causal LM under DeepSpeed ZeRO"),
     "launch": (
         "dsrun.cli.launch.command:command",
         "start any training script, and restart it after failures",
     ),
     "doctor": ("dsrun.cli.doctor.command:command", "check whether training will work here, before it starts"),
+    "monitor": ("dsrun.cli.monitor.command:command", "watch a run: loss, speed, time left, GPUs and ranks"),
+    "runs": ("dsrun.cli.runs:command", "list the runs of a folder: state, step, loss, size"),
+    "compare": ("dsrun.cli.compare:command", "compare runs: settings that differ, metrics, loss curves"),
     "diagnose": ("dsrun.cli.diagnose:command", "find out from its logs why a run stopped"),
+    "report": ("dsrun.cli.report:command", "write curves, findings and settings of runs as one HTML page"),
+    "exporter": ("dsrun.cli.exporter.command:command", "serve the figures of runs to Prometheus"),
+    "stacks": ("dsrun.cli.stacks:command", "show where each rank of a running run stands"),
     "plan": ("dsrun.cli.plan.command:command", "compare memory and speed of every ZeRO strategy, GPU by GPU"),
     "export": ("dsrun.cli.export:command", "write a run or checkpoint as a verified Hugging Face folder"),
     "checkpoint": ("dsrun.cli.checkpoint:command", "list, verify and inspect a run's checkpoints"),

@@ -54,6 +54,38 @@ def format_option(function: Callable[..., Any]) -> Callable[..., Any]:
     return shown(DEBUG(function))
 
 
+def _targets(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
+    """The values of --notify as they are, each checked; raises UsageError for a wrong one."""
+    if values:
+        imported("dsrun.notifications.target:parse_targets")(values)
+    return values
+
+
+notify_option = click.option(
+    "--notify",
+    multiple=True,
+    callback=_targets,
+    metavar="env:NAME|URL|COMMAND",
+    help="where messages about the run go: Slack, Teams, e-mail …; may be repeated",
+)
+
+
+def _chosen_format(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
+    """Chosen before other options are read, so that what is wrong with these is written in it."""
+    if value is not None:
+        imported("dsrun.system.log_format:choose")(value)
+    return value
+
+
+log_format_option = click.option(
+    "--log-format",
+    type=click.Choice(["text", "json"]),
+    callback=_chosen_format,
+    is_eager=True,
+    help="what stderr takes: text, or JSON lines in the Elastic Common Schema",
+)
+
+
 class _Context(click.Context):
     """Measures the terminal as click does, without shutil, which brings every compression: a tenth of `--help`."""
 

@@ -18,6 +18,7 @@ from typing import Any
 import click
 
 from dsrun.errors import UsageError
+from dsrun.system import variables
 from dsrun.system.display import masked, printable, without_tokens
 from dsrun.system.files import replacing
 
@@ -120,6 +121,10 @@ def print_note(message: str) -> None:
 
 def print_detail(line: str) -> None:
     """Print a line on stderr that belongs to the one before."""
+    if _is_json():
+        for each in filter(str.strip, line.splitlines()):
+            _write_json(each.strip(), "detail")
+        return
     with ignore_closed_stream(2):
         click.echo(printable(line, keep="\t\n"), err=True)
 
@@ -134,7 +139,24 @@ def ignore_closed_stream(fd: int) -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), fd)
 
 
+def _is_json() -> bool:
+    return os.environ.get(variables.LOG_FORMAT) == "json"
+
+
+def _write_json(message: str, action: str) -> None:
+    """With --log-format json: write one line of it to stderr."""
+    from dsrun.system.log_format import ecs_line, write_stderr  # few processes write it
+
+    error = action == "error"
+    line = ecs_line(message, action=action, level="error" if error else "info", outcome="failure" if error else None)
+    with ignore_closed_stream(2):
+        write_stderr(line.encode())
+
+
 def _line(kind: str, message: str, colour: str) -> None:
+    if _is_json():
+        _write_json(message, kind)
+        return
     # click leaves NO_COLOR (no-color.org) to the program.
     plain = bool(os.environ.get("NO_COLOR"))
     with ignore_closed_stream(2):

@@ -34,8 +34,21 @@ class TrainCommand(Command):
             click.echo(f"Usage: {ctx.command_path} [FLAGS]\n\n  {self.get_short_help_str(200)}\n")
             click.echo(help_text(shutil.get_terminal_size().columns))
             ctx.exit()
+        choose_log_format(args)
         ctx.obj = list(args)
         return []
+
+
+def choose_log_format(args: list[str]) -> None:
+    """Have errors of the other flags written as --log-format says."""
+    for word, value in zip(args, [*args[1:], ""], strict=True):
+        flag, equals, joined = word.partition("=")
+        if flag.replace("_", "-") == "--log-format":
+            from dsrun.system.log_format import FORMATS, choose
+
+            given = joined if equals else value
+            if given in FORMATS:
+                choose(given)
 
 
 def help_text(width: int = 80) -> str:

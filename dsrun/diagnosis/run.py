@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,20 +15,26 @@ from dsrun.diagnosis.diagnose import NONE, Verdict, of_logs
 from dsrun.diagnosis.rules import Cause, causes
 from dsrun.errors import UsageError
 from dsrun.findings import Finding
-from dsrun.runs.folder import RunFolder, is_in_use, read_holder
+from dsrun.runs.folder import LOCK_TRIES, RunFolder, is_in_use, read_holder
+from dsrun.runs.node_status import FOLDER as STATUS
 from dsrun.runs.records import progress, read_records
 from dsrun.system import host
 
 _LOG = re.compile(r".*\.(log|out|err|txt)(\.gz)?")
 # A run of another machine whose lock cannot be seen here counts as running if it wrote something so recently.
 _RECENTLY_S = 300.0
+_JUST_NOW_S = 10.0
 # Kinds of events after which a run may stand still.
 _TELLING = ("failure", "training", "end", "signal")
 
 
+# The last one is all that a dsrun launch of a program of its own leaves beside logs.
+_MARKS = ("run.json", "events.jsonl", "recipe.json", ".lock", f"{STATUS}/node-0.json")
+
+
 def is_run(folder: Path) -> bool:
     """Whether `folder` is the run folder of a dsrun train or launch."""
-    return any((folder / name).is_file() for name in ("run.json", "events.jsonl", "recipe.json", ".lock"))
+    return any((folder / name).is_file() for name in _MARKS)
 
 
 def runs_below(folder: Path) -> list[Path]:
@@ -51,7 +58,7 @@ def of_run(folder: Path) -> Verdict:
     ended_well = ending.get("kind") == "end" and not ending.get("exit_code")
     verdict = _of_logs(logs, exit_code=0 if ended_well or RunFolder(folder).finished.exists() else None)
     where = str(folder / "events.jsonl")
-    if not ended_well and (running := _running(folder)):
+    if not ended_well and (running := who_runs(folder)):
         return _beside(causes()["running"], running, verdict, where)
     recorded = causes().get(str(ending.get("cause"))) if ending.get("kind") == "failure" else None
     if ending.get("kind") == "failure" and verdict.cause.code == NONE:
@@ -73,9 +80,9 @@ def _of_logs(logs: Mapping[str, Path], *, exit_code: int | None) -> Verdict:
     return of_logs(written, exit_code=exit_code, own=True)
 
 
-def _running(folder: Path) -> str:
-    """Who runs there, in words; "" for no one."""
-    holder = is_in_use(folder)
+def who_runs(folder: Path, *, tries: int = LOCK_TRIES) -> str:
+    """Who runs there, in words; "" for no one. `tries` as in `is_in_use`."""
+    holder = is_in_use(folder, tries=tries)
     if holder is not None:
         return f"{holder} runs{_step(folder)}"
     named = read_holder(folder / ".lock")
@@ -85,10 +92,26 @@ def _running(folder: Path) -> str:
     return ""
 
 
+def last_write(folder: Path) -> float | None:
+    """When what a run writes last changed, in seconds since the epoch; None where there is nothing."""
+    written = _changed(folder.glob("*.jsonl"))
+    if written is not None and time.time() - written < _JUST_NOW_S:
+        return written  # a thousand ranks' logs tell no more, and take a parallel file system a second
+    return max((at for at in (written, _changed(folder.glob("logs/**/*.log"))) if at is not None), default=None)
+
+
+def _changed(files: Iterable[Path]) -> float | None:
+    times = []
+    for path in files:
+        with suppress(OSError):  # it may have been moved aside meanwhile
+            times.append(path.stat().st_mtime)
+    return max(times, default=None)
+
+
 def _silent_s(folder: Path) -> float | None:
-    """Seconds since the newest change to the run's files, None where there is none."""
-    files = [path for path in (*folder.glob("*.jsonl"), *folder.glob("logs/**/*.log")) if path.is_file()]
-    return max(time.time() - max(path.stat().st_mtime for path in files), 0.0) if files else None
+    """Seconds since the run or the supervisor of one of its nodes wrote anything; None where nothing is there."""
+    times = [at for at in (last_write(folder), _changed((folder / STATUS).glob("node-*.json"))) if at is not None]
+    return max(time.time() - max(times), 0.0) if times else None
 
 
 def _killed(folder: Path) -> str:

@@ -6,6 +6,7 @@ Checks reach the machine through these alone, so that a recorded machine can sta
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from subprocess import CompletedProcess
 from typing import TYPE_CHECKING
 
 from dsrun.doctor.driver import Driver, query_driver
+from dsrun.doctor.gpu.nvml import NvmlAnswer, query_gpus
 from dsrun.doctor.network import Network
 from dsrun.doctor.packages import Packages
 from dsrun.errors import DsrunError
@@ -27,11 +29,17 @@ if TYPE_CHECKING:
     from dsrun.recipe.recipe import Recipe
 
 PROGRAM_S = 5.0
+DEEP_PROGRAM_S = 300.0
+"""Seconds for a program that tests the hardware itself, such as `dcgmi diag`."""
 Run = Callable[[Sequence[str]], "CompletedProcess[str]"]
 
 
 def _run(argv: Sequence[str]) -> CompletedProcess[str]:
     return capture(argv, seconds=PROGRAM_S, changes={"LC_ALL": "C"})
+
+
+def _run_long(argv: Sequence[str]) -> CompletedProcess[str]:
+    return capture(argv, seconds=DEEP_PROGRAM_S, changes={"LC_ALL": "C"})
 
 
 @dataclass(frozen=True)
@@ -41,6 +49,9 @@ class Machine:
     `run` runs a program to its end and raises DsrunError where there is none, or it takes more than PROGRAM_S seconds;
     `now` is the time in seconds since the epoch; `ask_driver` asks NVIDIA's driver; `packages` are those of the Python
     that trains; `network` knows names, addresses and ports.
+
+    `run_long` gives a program DEEP_PROGRAM_S; `nvml` says all that the driver knows of each GPU's state; `statvfs` says
+    how full the file system of a path is.
     """
 
     root: Path = ROOT
@@ -50,6 +61,10 @@ class Machine:
     ask_driver: Callable[[], Driver | None] = query_driver
     packages: Packages = field(default_factory=Packages)
     network: Network = field(default_factory=Network)
+    run_long: Run = _run_long
+    nvml: Callable[[], NvmlAnswer] = query_gpus
+    statvfs: Callable[[Path], os.statvfs_result] = os.statvfs
+    _asking: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def path(self, name: str) -> Path:
         """The file `name` ("/proc/meminfo") of this machine."""
@@ -70,9 +85,14 @@ class Machine:
             return None
         return done.stdout if done.returncode == 0 else None
 
-    @cached_property
+    @property
     def driver(self) -> Driver | None:
-        """NVIDIA's driver, asked once; None without one."""
+        """NVIDIA's driver, asked once, which takes seconds where it has to initialise the GPUs; None without one."""
+        with self._asking:
+            return self._driver
+
+    @cached_property
+    def _driver(self) -> Driver | None:
         return self.ask_driver()
 
     @property
@@ -95,3 +115,7 @@ class Target:
     master_port: int | None = None
     cwd: Path = field(default_factory=Path.cwd)
     nodes: int = 0
+
+    def runs_on(self, machine: Machine) -> bool:
+        """Whether the job runs on this machine; one for SLURM does not run on the login node."""
+        return not self.nodes or bool(machine.environ.get("SLURM_JOB_ID"))

@@ -273,6 +273,10 @@ def validate(recipe: Recipe) -> tuple[str, ...]:
             pattern_and_rate(item)
         except Rejected as error:
             raise UsageError(f"{recipe.where('lr_for')}: {error}") from None
+    if recipe.spec.notify:
+        from dsrun.notifications.target import parse_targets  # few runs have any
+
+        parse_targets(recipe.spec.notify)
     notices = []
     for check in _checks()[1]:
         for flag in check.flags:

@@ -26,7 +26,8 @@ from dsrun.system.display import MASK, masked, masked_values, unmasked_values
 VERSION = 1
 
 ABOUT_THE_START = frozenset(
-    {"config", "debug", "dry_run", "explain", "find_port", "force", "master_port", "nproc", "output", "resume", "warm"}
+    {"config", "debug", "dry_run", "explain", "find_port", "force", "log_format", "master_port", "notify", "nproc"}
+    | {"output", "resume", "warm"}
 )
 """Flags that say how a run is started, not what it computes."""
 

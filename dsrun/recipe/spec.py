@@ -12,6 +12,9 @@ from typing import Any
 
 from dsrun.options import described
 
+DEFAULT_TARGET = 128
+"""Tokens of a target where --max-target-length is not given."""
+
 
 @described(__file__)
 @dataclass(frozen=True, kw_only=True)
@@ -140,5 +143,7 @@ class TrainSpec:
     profile: int | None = None
     wandb_project: str | None = None
     tensorboard_dir: str | None = None
+    notify: list[str] = field(default_factory=list)
+    log_format: str = "text"
     force: bool = False
     debug: bool = False

@@ -21,7 +21,7 @@ from dsrun.system.files import nearest_existing, parse_json
 
 _NO_LOCKS_HERE = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 # Somebody who only asks holds the lock for an instant; a run holds it for hours.
-_TRIES = 5
+LOCK_TRIES = 5
 _PAUSE_S = 0.1
 _CLOCK_SLACK_S = 2.0
 
@@ -81,15 +81,20 @@ class RunLock:
         self.release()
 
 
-def is_in_use(run: Path) -> Holder | None:
-    """Who trains in the run folder `run` now; None for no one or where there is no such folder."""
+def is_in_use(run: Path, *, tries: int = LOCK_TRIES) -> Holder | None:
+    """Who trains in the run folder `run` now; None for no one or where there is no such folder.
+
+    It takes 0.1 s a try while somebody does. One is enough for who only shows it: a run that has just begun or ended
+    is seen the next time.
+    """
     path = run / ".lock"
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        # Reading is all that a shared lock needs, also over NFS; the folder may be another user's.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return None
     try:
-        return None if _lock(fd, fcntl.LOCK_SH) else read_holder(path)
+        return None if _lock(fd, fcntl.LOCK_SH, tries=tries) else read_holder(path)
     finally:
         os.close(fd)
 
@@ -110,9 +115,9 @@ def read_holder(path: Path) -> Holder:
         return Holder(pid=0, host="?", since="?", began=None)
 
 
-def _lock(fd: int, kind: int) -> bool:
+def _lock(fd: int, kind: int, *, tries: int = LOCK_TRIES) -> bool:
     """Try to flock `fd`; where the file system has no locks, see whether the holder it names still lives."""
-    for attempt in range(_TRIES):
+    for attempt in range(tries):
         if attempt:
             time.sleep(_PAUSE_S)
         try:
@@ -147,7 +152,7 @@ _CHECKPOINT = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
 # starts.
 _OWN = re.compile(
     r"\.lock|\.saving|\.universal|set-aside|earlier-\d+-\d+|logs|nan|status|console\.log|(metrics|events|samples)\.jsonl"
-    r"|(recipe|remedy|skip-steps)\.json|\..*\.json\..*\.tmp|slurm-.*\.(out|err)|\.nfs.*"
+    r"|(recipe|remedy|skip-steps)\.json|\..*\.json\..*\.tmp|slurm-.*\.(out|err)|\.nfs.*|report\.html"
 )
 RANK_LOG = re.compile(r"rank-(\d+)\.attempt-(\d+)\.log(\.gz)?")
 _SLUG_LENGTH = 60

@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 Use = Literal["training", "restart", "saving", "evaluating", "queued", "idle"]
+Spent = Use | Literal["lost"]
 
 # What an attempt does after each event; other kinds change nothing.
 _AFTER: Mapping[str, Use] = {
@@ -99,6 +100,16 @@ def goodput(events: Iterable[Mapping[str, Any]]) -> Goodput:
         sums["productive" if span.use == "training" else span.use] += span.length - span.lost
         sums["lost"] += span.lost
     return Goodput(**{name: length / 1000 for name, length in sums.items()})
+
+
+def uses(events: Iterable[Mapping[str, Any]]) -> list[tuple[Spent, float]]:
+    """What the run did, one thing after the other, each with its seconds; in sum they are those of `goodput`."""
+    found: list[tuple[Spent, float]] = []
+    for span in _spans([event for event in events if _time(event) is not None]):
+        kept: tuple[Spent, int] = (span.use, span.length - span.lost)
+        lost: tuple[Spent, int] = ("lost", span.lost)
+        found += [(use, length / 1000) for use, length in (kept, lost) if length]
+    return found
 
 
 def _spans(events: list[Mapping[str, Any]]) -> list[_Span]:

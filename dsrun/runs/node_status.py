@@ -13,6 +13,9 @@ from typing import Any, Self
 
 from dsrun.runs.records import write_json_atomic
 from dsrun.system.files import parse_json
+from dsrun.system.gpu_samples import GpuSample
+
+__all__ = ["GpuSample", "NodeStatus", "RankProgress", "read_node_status", "write_node_status"]
 
 FOLDER = "status"
 
@@ -22,7 +25,9 @@ class RankProgress:
     """One rank at the time of its node's status.
 
     `silent_s`: seconds since its last heartbeat. Of its recent steps, the median seconds of a step (`step_s`) and of
-    its parts: waiting for data, computing, and waiting for other ranks; None where they are not known.
+    its parts: waiting for data, computing, and waiting for other ranks; `own_low_s` is what three quarters of at least
+    30 steps exceeded in data and computing together, `own_max_s` the longest. None where they are not known. A program
+    without heartbeats has the phase "running" and step 0.
     """
 
     rank: int
@@ -34,26 +39,13 @@ class RankProgress:
     data_s: float | None = None
     compute_s: float | None = None
     wait_s: float | None = None
+    own_low_s: float | None = None
+    own_max_s: float | None = None
 
-
-@dataclass(frozen=True, kw_only=True)
-class GpuSample:
-    """One GPU at one moment; memory in bytes, None for what the driver does not tell.
-
-    `utilization` runs from 0 to 1; `throttled` are the reasons for which its clocks are below what was asked for.
-    """
-
-    index: int
-    name: str
-    uuid: str = ""
-    utilization: float | None = None
-    memory_used: int | None = None
-    memory_total: int | None = None
-    power_w: float | None = None
-    power_limit_w: float | None = None
-    temperature_c: int | None = None
-    clock_mhz: int | None = None
-    throttled: tuple[str, ...] = ()
+    @property
+    def own_s(self) -> float | None:
+        """Median seconds in data and computing: what a step takes this rank itself."""
+        return None if self.data_s is None or self.compute_s is None else self.data_s + self.compute_s
 
 
 @dataclass(frozen=True, kw_only=True)

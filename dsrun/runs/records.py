@@ -127,7 +127,7 @@ def iter_records(path: Path) -> Iterator[dict[str, Any]]:
     the torn one that a resumed run ended. Unknown keys are kept.
     """
     with suppress(FileNotFoundError), path.open("rb") as lines:
-        yield from _records(lines)
+        yield from records_in(lines)
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
@@ -229,10 +229,11 @@ def _backwards(path: Path) -> Iterator[dict[str, Any]]:
         begin = max(0, file.seek(0, os.SEEK_END) - _TAIL)
         file.seek(begin)
         lines = file.read().split(b"\n")[bool(begin) : -1]
-    return (revive(record) for record in _records(reversed(lines)))
+    return (revive(record) for record in records_in(reversed(lines)))
 
 
-def _records(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+def records_in(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """The lines of a ledger that are JSON objects."""
     for line in lines:
         with suppress(ValueError):
             record = parse_json(line)

@@ -46,6 +46,15 @@ def _escaped(character: str) -> str:
     return known.get(character) or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}")
 
 
+def size_text(count: float) -> str:
+    """Bytes for people: 4.7 MiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
 def without_tokens(text: str) -> str:
     """`text` in which everything that reads as an access token or as the password of a URL is `***`."""
     return _TOKENS.sub(MASK, text)
@@ -133,3 +142,8 @@ def _masked_line(line: str) -> str:
 def is_secret_flag(word: str) -> bool:
     """Whether `word` is a flag that takes an access token, a password or a key."""
     return word.startswith("-") and bool(_SECRET_FLAG.fullmatch(word.replace("-", "_").strip("_")))
+
+
+def counted(number: int, noun: str) -> str:
+    """`1 GPU`, `2 GPUs`, `1,000 files`; the noun's plural ends in s."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -70,19 +70,25 @@ def cpu_bf16(root: Path = ROOT) -> bool:
 def cores(root: Path = ROOT) -> int:
     """Cores this process may use: its affinity mask, cut to the cgroup's quota (rounded down, at least 1)."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quotas = [quota for folder in _cgroups(root, "cpu") if (quota := _cpu_quota(folder)) is not None]
-    return max(1, int(min([allowed, *quotas])))
+    quota = cpu_quota(root)
+    return allowed if quota is None else max(1, int(min(allowed, quota)))
+
+
+def cpu_quota(root: Path = ROOT) -> float | None:
+    """Cores' worth of CPU time that this process's cgroups allow it; None where they do not limit it."""
+    quotas = [quota for folder in cgroups(root, "cpu") if (quota := _cpu_quota(folder)) is not None]
+    return min(quotas, default=None)
 
 
 def memory_available(root: Path = ROOT) -> int:
     """Bytes of host memory that can still be had without swapping or meeting a cgroup limit."""
-    left = [left for folder in _cgroups(root, "memory") if (left := _memory_left(folder)) is not None]
+    left = [left for folder in cgroups(root, "memory") if (left := _memory_left(folder)) is not None]
     return max(0, min([_meminfo(root, "MemAvailable"), *left]))
 
 
 def memory_total(root: Path = ROOT) -> int:
     """Bytes of host memory this process may use at all: the machine's, or the smallest cgroup limit."""
-    limits = [limit for folder in _cgroups(root, "memory") if (limit := _memory_limit(folder)) is not None]
+    limits = [limit for folder in cgroups(root, "memory") if (limit := _memory_limit(folder)) is not None]
     return min([_meminfo(root, "MemTotal"), *limits])
 
 
@@ -92,7 +98,7 @@ def oom_kills(root: Path = ROOT) -> int:
     Only differences mean something: a process is counted once in every folder it is below.
     """
     files = [root / "proc/vmstat"]
-    for folder in _cgroups(root, "memory"):
+    for folder in cgroups(root, "memory"):
         files += [folder / "memory.events", folder / "memory.oom_control"]
     lines = (line.split() for file in files for line in _text(file).splitlines())
     return sum(int(fields[1]) for fields in lines if len(fields) == 2 and fields[0] == "oom_kill")
@@ -159,7 +165,7 @@ def _meminfo(root: Path, key: str) -> int:
     return int(memory.available if key == "MemAvailable" else memory.total)
 
 
-def _cgroups(root: Path, controller: str) -> Iterator[Path]:
+def cgroups(root: Path, controller: str) -> Iterator[Path]:
     """Folders of the cgroups this process is in, innermost first, whose limits of `controller` all apply.
 
     Inside a container /proc/self/cgroup may name a path of the host that is not mounted here; the folders

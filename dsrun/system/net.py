@@ -48,7 +48,7 @@ def reachable(host: str, port: int = 443, timeout_s: float = 3.0) -> bool:
     try:
         with socket.create_connection((host, port), timeout=timeout_s):
             return True
-    except OSError:
+    except (OSError, UnicodeError):
         return False
 
 
@@ -145,7 +145,7 @@ def resolve(host: str) -> list[str]:
     """The addresses of `host`, each once and without its scope; [] when no name service knows it."""
     try:
         entries = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except OSError:
+    except (OSError, UnicodeError):  # the latter for what cannot be a name: "..", or one that is too long
         return []
     return list(dict.fromkeys(str(entry[4][0]).partition("%")[0] for entry in entries))
 

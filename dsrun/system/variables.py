@@ -42,6 +42,10 @@ TERMINAL = "DSRUN_TERMINAL"
 """The width of that terminal in columns; not set where there is none."""
 RANKS = "DSRUN_RANKS"
 """The named pipe through which pre-forked ranks are handed out."""
+NOTIFY_TEXT = "DSRUN_NOTIFY_TEXT"
+"""One line about a run, for a command of --notify."""
+LOG_FORMAT = "DSRUN_LOG_FORMAT"
+"""How notes, progress and events appear on stderr: text, or json. Set by --log-format, or by users."""
 LOCAL = "DSRUN_LOCAL"
 """Folder on the node's own disk, in SLURM job scripts with --stage."""
 
@@ -55,6 +59,7 @@ OF_THIS_SUPERVISOR = frozenset(
         CONSOLE,
         FAILURES,
         HEARTBEAT,
+        NOTIFY_TEXT,
         QUEUED,
         RANKS,
         RECIPE,

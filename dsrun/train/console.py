@@ -13,8 +13,9 @@ import os
 import sys
 import time
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 from rich.console import Console as RichConsole
 from rich.markup import escape
@@ -22,6 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 
 from dsrun.system.display import printable
+from dsrun.system.log_format import Level, ecs_line
 
 SECONDS_BETWEEN_PLAIN_LINES = 10.0
 
@@ -33,6 +35,8 @@ SHOWN_PADDING = 0.05
 
 SHOWN_LENGTH = 200
 """Characters: an article to be summarised would fill the screen, and scroll the scores away."""
+
+ERROR_STYLE = "red"
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -54,9 +58,13 @@ def number(value: Any) -> str:
 
 
 class Console:
-    """Prints on rank 0; `out` is None on every other rank."""
+    """Prints on rank 0; `out` is None on every other rank. `as_json`: each line as --log-format json wants it."""
 
-    def __init__(self, out: TextIO | None, *, terminal: bool = False, width: int | None = None) -> None:
+    def __init__(
+        self, out: TextIO | None, *, terminal: bool = False, width: int | None = None, as_json: bool = False
+    ) -> None:
+        terminal = terminal and not as_json
+        self._json = out if as_json else None
         self._rich = RichConsole(
             file=out, force_terminal=terminal, width=width if terminal else 120, highlight=False, soft_wrap=True
         )
@@ -73,7 +81,22 @@ class Console:
         if self._silent:
             return
         text = printable(text, keep="\t\n")
-        self._rich.print(escape(text), style=style)
+        if self._json:
+            self.event(text, action="error" if style == ERROR_STYLE else "output")
+        else:
+            self._rich.print(escape(text), style=style)
+        self._record(text)
+
+    def event(self, text: str, *, action: str, fields: Mapping[str, Any] | None = None) -> None:
+        """With --log-format json: write a line of it for each line of `text`; those with `fields` are metrics."""
+        level: Level = "error" if action == "error" else "info"
+        for line in filter(str.strip, text.splitlines()):
+            shown = " ".join(line.split())
+            kind: Literal["event", "metric"] = "metric" if fields else "event"
+            if self._json:
+                self._json.write(ecs_line(shown, action=action, level=level, kind=kind, fields=fields))
+
+    def _record(self, text: str) -> None:
         if self._transcript:
             self._transcript.write(text + "\n")
 
@@ -83,12 +106,17 @@ class Console:
             return
         shown = [(printable(text), mark) for text, mark in parts]
         plain = head + "".join(f"{MARKS[0]}{text}{MARKS[1]}" if mark else text for text, mark in shown)
-        if self.coloured:
+        if self._json:
+            self.event(plain, action="output")
+        elif self.coloured:
             self._rich.print(Text.assemble(head, *((text, "bold green" if mark else "") for text, mark in shown)))
         else:
             self._rich.print(escape(plain))
-        if self._transcript:
-            self._transcript.write(plain + "\n")
+        self._record(plain)
+
+    @property
+    def as_json(self) -> bool:
+        return self._json is not None
 
     @property
     def coloured(self) -> bool:
@@ -97,7 +125,11 @@ class Console:
     def notice(self, text: str) -> None:
         if text not in self._noted:
             self._noted.add(text)
-            self.print(f"note: {text}", style="yellow")
+            if self._json:
+                self.event(printable(text), action="note")
+                self._record(f"note: {printable(text)}")
+            else:
+                self.print(f"note: {text}", style="yellow")
 
     def rows(self, rows: list[tuple[str, str]]) -> None:
         width = max((len(name) for name, _ in rows), default=0)
@@ -149,7 +181,12 @@ class TrainingBar:
         self._figures = "  ".join(parts)
         self.advance(step)
         now = time.monotonic()
-        if not self._bar and (last or now - self._printed >= SECONDS_BETWEEN_PLAIN_LINES):
+        if self.console.as_json:
+            known = {"step": step, "max_steps": self.total, **values}
+            shown = f"step {step}/{self.total}  {self._figures}  ETA {self._eta(step)}"
+            named = {f"dsrun.{name}": value for name, value in known.items()}
+            self.console.event(shown, action="training-progress", fields=named)
+        elif not self._bar and (last or now - self._printed >= SECONDS_BETWEEN_PLAIN_LINES):
             self._printed = now
             self.console.print(f"step {step}/{self.total}  {self._figures}  ETA {self._eta(step)}")
 

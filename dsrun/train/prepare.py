@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from dsrun.recipe.preflight.files import check_files
 from dsrun.recipe.recipe import Recipe, evaluation_is_requested, phases
 from dsrun.recipe.resolve import resolve
-from dsrun.train.console import MARKS, Console, PlainTask
+from dsrun.system.log_format import is_json
+from dsrun.train.console import ERROR_STYLE, MARKS, Console, PlainTask
 from dsrun.train.rank_context import explain_failure
 
 if TYPE_CHECKING:
@@ -21,14 +22,14 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str]) -> int:
-    console = Console(sys.stderr, terminal=sys.stderr.isatty())
+    console = Console(sys.stderr, terminal=sys.stderr.isatty(), as_json=is_json())
     try:
         _prepare(argv, console)
     except (Exception, KeyboardInterrupt) as error:
         if "--debug" in argv:
             raise
         code, message = explain_failure(_interrupt_in(error) or error)
-        console.print(f"error: {message}", style="red")
+        console.print(f"error: {message}", style=ERROR_STYLE)
         return code
     return 0
 

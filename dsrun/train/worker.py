@@ -28,9 +28,10 @@ from dsrun.runs.stop_request import StopRequest
 from dsrun.system import variables
 from dsrun.system.env import Worker, worker_from_env
 from dsrun.system.imports import without_collections
+from dsrun.system.log_format import is_json
 from dsrun.system.net import reachable
 from dsrun.system.process_end import die_with_parent
-from dsrun.train.console import Console, open_console, send_output_to
+from dsrun.train.console import ERROR_STYLE, Console, open_console, send_output_to
 from dsrun.train.rank_context import (
     RankContext,
     handler_from_env,
@@ -66,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
             raise UsageError("python -m dsrun.train is a worker", fix="start it with `dsrun train`")
     except UsageError as error:
         # Which process is rank 0 is not known, so every one prints it.
-        console_of(0).print(f"error: {error}", style="red")
+        console_of(0).print(f"error: {error}", style=ERROR_STYLE)
         return error.exit_code
     rank = worker.rank
     keep_temporary_files_with_run(os.environ)
@@ -106,6 +107,8 @@ def take_folder(requested: Recipe, rank: int, console: Console) -> tuple[Recipe,
             console.notice(f"the results of an earlier run moved to {aside}")
         if notice and not is_supervised(os.environ):
             console.notice(notice)
+        if recipe.spec.notify and not is_supervised(os.environ):
+            console.notice("--notify: dsrun's supervisor sends the messages, and there is none: use `dsrun launch`")
         if not (is_another(os.environ) and folder.recipe.exists()):
             write_stored(requested, folder, os.environ)
     return recipe, folder
@@ -121,7 +124,7 @@ def conclude(error: BaseException, rank: int, console: Console, context: RankCon
         return 0
     code, message = record_failure(error, rank=rank, log=log, progress=context.progress)
     if variables.CONSOLE not in os.environ:
-        console.print(f"error: {message}", style="red")
+        console.print(f"error: {message}", style=ERROR_STYLE)
     return code
 
 
@@ -201,7 +204,7 @@ def console_of(rank: int) -> Console:
     channel = os.environ.get(variables.CONSOLE)
     width = int(os.environ.get(variables.TERMINAL, "0")) or None
     terminal = bool(width) if channel else sys.stderr.isatty()
-    return Console(open_console(channel), terminal=terminal, width=width)
+    return Console(open_console(channel), terminal=terminal, width=width, as_json=is_json())
 
 
 def next_log(folder: RunFolder, worker: Worker) -> Path:

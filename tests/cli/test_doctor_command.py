@@ -28,6 +28,18 @@ def test_doctor_of_a_job_that_will_work(dsrun, here):
     assert not (here / "runs").exists()
 
 
+def test_doctor_of_flags_over_a_run_file(dsrun, here):
+    (here / "run.yaml").write_text(RUN)
+    args = ("--only", "settings", "--nproc", "3", "--for", "run.yaml", "--")
+    assert "global batch 64 does not divide by 3 ranks" in dsrun("doctor", *args, "train").stdout
+    done = dsrun("doctor", *args, "dsrun", "train", "--global-batch-size", "48")
+    assert (done.returncode, rows(done.stdout)) == (0, {"settings": "PASS"})
+    assert "48 = 8 × 3 ranks × 2 steps" in done.stdout
+    refused = dsrun("doctor", "--", "python", "train.py")
+    said = "error: python is not dsrun's own training, whose flags alone are known (-- train --model …)\n"
+    assert (refused.returncode, refused.stdout, refused.stderr) == (2, "", said)
+
+
 def test_doctor_failure_exits_3_with_fix_below(dsrun, here):
     (here / "run.yaml").write_text("train: {model: demo-t5, zero: 2, fp16: true, bf16: true}\n")
     done = dsrun("doctor", "--for", "run.yaml", "--only", "settings")

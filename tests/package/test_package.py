@@ -150,6 +150,9 @@ def test_wheel_includes_data_files(built):
     """What the programs read at run time is in the wheel."""
     assert {
         "dsrun/recipe/hf_flags.json",
+        "dsrun/report/page.html.j2",
+        "dsrun/report/page.css",
+        "dsrun/report/page.js",
         "dsrun/_data/build/gpus.toml",
         "dsrun/_data/slurm/README.md",
         "dsrun/_data/ds_configs/zero2.json",

@@ -6,9 +6,10 @@ import re
 from pathlib import Path
 
 from dsrun.diagnosis.rules import causes
-from dsrun.doctor.registry import CHECKS
+from dsrun.doctor.registry import CHECKS, DEEP_CHECKS
 from dsrun.doctor.software.known_bad import KnownBad
 from dsrun.doctor.software.known_bad import table as known_bad
+from dsrun.monitoring.prometheus import metrics
 from dsrun.zero.generate.config import PURPOSES, SHIPPED, generate, render
 from dsrun.zero.lint.codes import CODES
 from tools.docs import options, table, wheels
@@ -53,9 +54,21 @@ def config_check() -> str:
     return table(("code", "level", "what is the matter", "what stops at an error"), rows) + "\n"
 
 
+def exporter() -> str:
+    """The table of docs/exporter.md: every metric."""
+    rows = [
+        (f"`{name}`", facts.get("type", "gauge"), ", ".join(facts.get("labels", ())), facts["help"])
+        for name, facts in metrics().items()
+    ]
+    return table(("metric", "type", "labels", "meaning"), rows) + "\n"
+
+
 def doctor() -> str:
     """The tables of docs/doctor.md: every check in its order, and the versions that are known to be bad."""
-    rows = [(f"`{check.code}`", check.title, check.finds, check.needs.removeprefix("needs ")) for check in CHECKS]
+    quick, deep = (
+        [(f"`{check.code}`", check.title, check.finds, check.needs.removeprefix("needs ")) for check in checks]
+        for checks in (CHECKS, DEEP_CHECKS)
+    )
     versions = [
         (
             ", ".join(f"{name} {text}" for name, text in row.packages.items()),
@@ -69,7 +82,9 @@ def doctor() -> str:
     return (
         "\n\n".join(
             [
-                table(("code", "check", "what it finds", "only with"), rows),
+                table(("code", "check", "what it finds", "only with"), quick),
+                "With `--deep` also:",
+                table(("code", "check", "what it finds", "only with"), deep),
                 "## Versions that are known to be bad",
                 table(("versions", "where", "what happens", "source"), versions),
             ]
@@ -95,6 +110,7 @@ PAGES = {
     "slurm.md": options.slurm,
     "wheels.md": wheels.markdown,
     "diagnose.md": diagnose,
+    "exporter.md": exporter,
     "doctor.md": doctor,
 }
 

@@ -10,6 +10,7 @@ from dsrun.cli.options import HYPHENS, Command, format_option
 
 
 @click.command(cls=Command, name="doctor", context_settings=HYPHENS)
+@click.argument("program", nargs=-1, type=click.UNPROCESSED, metavar="[-- train FLAGS]")
 @click.option("--for", "run_file", metavar="RUN.YAML", help="check whether this very job will work here")
 @click.option("--output", metavar="DIR", help="its run folder  [default: that of the job]")
 @click.option(
@@ -17,6 +18,7 @@ from dsrun.cli.options import HYPHENS, Command, format_option
 )
 @click.option("--only", multiple=True, metavar="CODE", help="run these checks only; a prefix will do; may be repeated")
 @click.option("--skip", multiple=True, metavar="CODE", help="leave these checks out; may be repeated")
+@click.option("--deep", is_flag=True, help="test the GPUs for minutes: dcgmi, nccl-tests, nvbandwidth, if installed")
 @click.option("--all", "every", is_flag=True, help="list the checks that do not apply here, too")
 @click.option("--min-gpus", type=click.IntRange(min=1), metavar="N", help="fail with fewer visible GPUs")
 @click.option("--min-gpu-memory", type=click.FloatRange(min=0), metavar="GIB", help="fail if a GPU has less memory")
@@ -34,8 +36,9 @@ from dsrun.cli.options import HYPHENS, Command, format_option
 def command(**given: Any) -> int:
     """Find out in seconds whether training will work here, and what to do about it if not.
 
-    Checks driver, torch, compilers, caches, network, variables and, with --for, a job's own settings, model and
-    memory. Neither torch nor a network is needed, and nothing is changed.
+    Checks driver, torch, compilers, caches, network and variables; with --for, or the flags of `dsrun train` after --,
+    also the settings, model, memory and run folder of that job. Neither torch nor a network is needed, and nothing is
+    changed.
 
     The exit code is 0 if no check fails, also with warnings, and 3 otherwise.
     """

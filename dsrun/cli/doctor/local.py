@@ -35,12 +35,17 @@ def run(*, form: str, every: bool, only: Sequence[str], skip: Sequence[str], **g
         return _collectives(given, form)
     if given["node_rank"] is not None and not given["preflight"]:
         raise UsageError(f"--node-rank {given['node_rank']}, but not of how many", fix="add --nodes N")
-    checks = chosen(all_checks(given["min_gpus"], given["min_gpu_memory"]), only, skip)
+    checks = all_checks(given["min_gpus"], given["min_gpu_memory"])
+    checks = chosen((*checks, *registry.DEEP_CHECKS) if given["deep"] else checks, only, skip)
     target = job_target(
-        given["run_file"], Path.cwd(), output=given["output"], nproc=given["nproc"],
+        given["run_file"], given["program"], Path.cwd(), output=given["output"], nproc=given["nproc"],
         master_addr=given["master_addr"], master_port=given["master_port"],
     )  # fmt: skip
-    results = run_checks(checks, Machine(), target, limit_s=running.LIMIT_S)
+    quick = [each for each in checks if each not in registry.DEEP_CHECKS]
+    results = list(run_checks(quick, Machine(), target, limit_s=running.LIMIT_S))
+    # One after the other: two tests of bandwidth would disturb each other.
+    for check in checks[len(quick) :]:
+        results += run_checks([check], Machine(), target, limit_s=registry.DEEP_LIMIT_S)
     if given["preflight"]:
         return _collectives(given, form, [each for result in results for each in result.findings])
     if form == "json":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from dsrun.slurm.render.spec import make_spec, run_file_value
 
 def job_target(
     run_file: str | None,
+    program: Sequence[str],
     cwd: Path,
     *,
     output: str | None = None,
@@ -22,19 +24,21 @@ def job_target(
     master_addr: str | None = None,
     master_port: int | None = None,
 ) -> Target:
-    """The job of a run file, and what the command line says of it. Settings that do not resolve are a finding.
+    """The job of a run file, of the flags in `program` ("train --model …"), or of both, with what the command line says
+    of it. Settings that do not resolve are a finding.
 
-    Raises UsageError where there is no such file.
+    Raises UsageError where there is no such file, and for another program.
     """
     folder = Path(output).expanduser() if output else None
     place = Target(output=folder, nproc=nproc, master_addr=master_addr, master_port=master_port, cwd=cwd)
-    if run_file is None:
+    flags = _train_flags(program)
+    if run_file is None and flags is None:
         return place
-    if not (cwd / run_file).is_file():
+    if run_file is not None and not (cwd / run_file).is_file():
         raise UsageError(f"--for {run_file}: there is no such file", fix="name the run.yaml of a job")
     try:
-        recipe = resolve(["--config", run_file], cwd)
-        nodes = _slurm_nodes(run_file, cwd)
+        recipe = resolve([*([] if run_file is None else ["--config", run_file]), *(flags or ())], cwd)
+        nodes = _slurm_nodes(recipe.spec.config, cwd)
     except DsrunError as error:
         broken = Finding(level="error", code="settings", message=error.message, fix=error.fix or "")
         return replace(place, refused=broken)
@@ -49,7 +53,20 @@ def job_target(
     )
 
 
-def _slurm_nodes(run_file: str, cwd: Path) -> int:
+def _train_flags(program: Sequence[str]) -> Sequence[str] | None:
+    words = list(program[1:] if program[:1] == ("dsrun",) else program)
+    if not words:
+        return None
+    if words[0] != "train":
+        raise UsageError(
+            f"{words[0]} is not dsrun's own training, whose flags alone are known", fix="-- train --model …"
+        )
+    return words[1:]
+
+
+def _slurm_nodes(run_file: str | None, cwd: Path) -> int:
     """Nodes of the run file's `slurm:` section; 0 where it has none."""
+    if run_file is None:
+        return 0
     given = [run_file_value(*entry) for entry in read_section(cwd / run_file, run_file, "slurm")]
     return make_spec(given).nodes if given else 0

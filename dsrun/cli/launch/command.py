@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli.options import Command
+from dsrun.cli.options import Command, log_format_option, notify_option
 from dsrun.cli.output import print_note
 from dsrun.errors import UsageError
 
@@ -79,6 +79,8 @@ def _workers(_ctx: click.Context, _param: click.Parameter, value: str) -> int | 
     metavar="S",
     help="seconds that the machines wait for each other",
 )
+@notify_option
+@log_format_option
 @click.option("--force", is_flag=True, help="write into a folder that is not a run folder")
 @click.option("--dry-run", is_flag=True, help="print the environment and the commands, and start nothing")
 @click.option("--debug", is_flag=True, help="show the output of torch.distributed.run and the logs of collectives")

@@ -53,12 +53,14 @@ class LaunchOptions:
     force: bool = False
     dry_run: bool = False
     debug: bool = False
+    notify: tuple[str, ...] = ()
+    log_format: str | None = None
     tied: bool = False
 
     def argv(self, *names: str) -> list[str]:
         """The options `names`, and those that every node's supervisor needs, as command-line arguments."""
         names = (*names, "output", "max_restarts", "hang_timeout", "rendezvous_timeout", "force", "debug")
-        found = []
+        found = [word for target in self.notify for word in ("--notify", target)]
         for name in names:
             value = getattr(self, name)
             flag = f"--{name.replace('_', '-')}"
@@ -76,6 +78,7 @@ class Work:
     `output` is its run folder; `require` raises MissingError for what it needs and this machine lacks; `job` makes the
     Job from the fields that depend on the place. `recipe` is that of dsrun's own training, None for an external
     program; `job` takes it as a field too. `find_port` is passed to `claim_port` for a named port on one machine.
+    `name` is that of the model or program in messages, which go to the targets `notify`.
     """
 
     topology: Topology
@@ -87,6 +90,8 @@ class Work:
     job: Callable[..., Job]
     recipe: Recipe | None = None
     find_port: bool | None = None
+    name: str = ""
+    notify: tuple[str, ...] = ()
 
 
 def local_topology(nproc: int | None, *, use_cpu: bool) -> Topology:
@@ -109,6 +114,8 @@ def training_work(recipe: Recipe, options: LaunchOptions, *, nodes: int = 1) -> 
         require=require_training_packages,
         job=partial(training_job, options, topology),
         recipe=recipe,
+        name=spec.model or spec.model_type or "the model",
+        notify=(*options.notify, *spec.notify),
     )
 
 
@@ -217,6 +224,8 @@ def _external_work(options: LaunchOptions, program: Program) -> Work:
         # The program may write into its folder whatever it likes.
         force=True,
         require=partial(_require, program),
+        name=program.name,
+        notify=options.notify,
         job=partial(
             Job,
             topology=topology,

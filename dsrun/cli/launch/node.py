@@ -14,7 +14,9 @@ from pathlib import Path
 
 import click
 
+from dsrun.cli.launch.events import printed_events
 from dsrun.cli.launch.job import Work
+from dsrun.cli.launch.notify import notifications, print_preview
 from dsrun.cli.output import command_lines, ignore_closed_stream, print_detail, print_error, print_note
 from dsrun.errors import EXIT_RESUME, EXIT_TOOL_FAILED
 from dsrun.hub import check_push
@@ -47,6 +49,17 @@ def run_node(work: Work, place: LocalLauncher, signals: StartupSignals, *, rende
     work.require()
     if place.node == 0 and work.recipe is not None:
         check_push(work.recipe, Path(work.output), os.environ)
+    with notifications(work, place, signals) as ended:
+        with printed_events(work, place):
+            outcome, folder = _run_supervised(work, place, signals, rendezvous_timeout_s=rendezvous_timeout_s)
+        ended(outcome)
+        return _report(outcome, folder, work, place)
+
+
+def _run_supervised(
+    work: Work, place: LocalLauncher, signals: StartupSignals, *, rendezvous_timeout_s: float
+) -> tuple[Outcome, RunFolder]:
+    """Meet the other nodes, and run until the end; how it ended, and the folder that node 0 has chosen."""
     if place.node == 0 and place.own_terminal:
         print_note(f"{place.how}; waiting for the others on port {(place.port or 0) + 1}")
         if not os.environ.get(variables.SECRET):
@@ -78,7 +91,7 @@ def run_node(work: Work, place: LocalLauncher, signals: StartupSignals, *, rende
                 str(error), cause="rendezvous_timeout", exit_code=error.exit_code
             )
         raise
-    return _report(outcome, folder, work, place)
+    return outcome, folder
 
 
 def _with_recipe_in_force(work: Work) -> Work:
@@ -150,6 +163,8 @@ def _dry_run(work: Work, place: LocalLauncher) -> int:
     """Print what would be set here, and the command that would start the agent."""
     if place.how:
         print_note(place.how)
+    if place.node == 0 and work.notify:
+        print_preview(work)
     job, changes = _job(work, place, Path(work.output), address_towards(place.host) if place.nodes > 1 else None)
     if work.recipe is not None:  # A command that runs without a supervisor, which would send the recipe.
         job = replace(job, program=[*job.program, *without_dry_run(work.recipe.argv)])

@@ -21,6 +21,10 @@ def checked_recipe(args: list[str]) -> Recipe:
     """The resolved flags. Raises UsageError for invalid settings and for files that do not exist or cannot be read."""
     tokens = json.loads(os.environ.get(variables.TOKENS) or "{}")
     recipe = resolve([*args, *(f"--{name}={value}" for name, value in tokens.items())], Path.cwd())
+    if recipe.given("log_format"):
+        from dsrun.system.log_format import choose  # few runs give it
+
+        choose(recipe.spec.log_format)
     if tokens:
         recipe = replace(recipe, argv=tuple(args))
     if not recipe.spec.explain:

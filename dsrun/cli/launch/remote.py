@@ -22,6 +22,7 @@ from dsrun.launch.environment import ENVIRONMENT_FILE, forwarded_variables, pars
 from dsrun.launch.signals import StartupSignals
 from dsrun.launch.ssh import FLAG, RemoteSupervisor, first_line, remote_argv, run_on_hosts
 from dsrun.launch.supervisor.events import STUCK_S, AsyncLineWriter
+from dsrun.notifications.target import variable_names
 from dsrun.system import variables
 from dsrun.system.display import split_secrets
 from dsrun.system.env import expand_counts
@@ -72,6 +73,8 @@ def _remote_supervisors(
     program, tokens = _without_tokens(program)
     secret = {variables.SECRET: os.environ.get(variables.SECRET) or secrets.token_hex(16), **tokens}
     environ = forwarded_variables(os.environ, _environment_files()) | secret
+    named = variable_names([*options.argv(), *program])
+    environ |= {name: os.environ[name] for name in named if name in os.environ}
     port = options.master_port or DEFAULT_PORT
     names = ("nodes", "node_rank", "master_addr", "master_port", "nproc") if len(hosts) > 1 else ("nproc",)
     remotes = []

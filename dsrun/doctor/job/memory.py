@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 
 from dsrun.doctor.check import Check, failure, fine, warning
-from dsrun.doctor.job.zero_config import config_of
+from dsrun.doctor.job.plan_request import request_of
 from dsrun.doctor.machine import Machine, Target
-from dsrun.errors import DsrunError
+from dsrun.errors import DsrunError, UsageError
 from dsrun.findings import Finding
-from dsrun.recipe.flags import ZERO_STAGE
+from dsrun.recipe.batch import batch_of
 from dsrun.recipe.preflight.files import DEMO_MODELS
 from dsrun.recipe.recipe import Recipe
 from dsrun.system.gpus import Gpu
 from dsrun.zero.generate.presets import GIB
-from dsrun.zero.memory.model.configs import find
-from dsrun.zero.memory.model.count import count
-from dsrun.zero.memory.own_config import with_deepspeed
 from dsrun.zero.memory.plan import plan
-from dsrun.zero.memory.request import PLACES, USUAL_LENGTH, PlanRequest, cluster, default_precision, is_place
-from dsrun.zero.memory.strategy import Candidate
+from dsrun.zero.memory.request import PlanRequest, cluster
+from dsrun.zero.memory.strategy import Candidate, best_of, bf16_strategies, compared, evaluate, strategies
 
 # Of a GPU on which nobody works: the driver's own, and a desktop's.
 _USUALLY_FREE = 0.9
@@ -29,26 +27,27 @@ _USUALLY_FREE = 0.9
 def look(machine: Machine, target: Target) -> Iterator[Finding]:
     """With a job: whether its plan fits into what is free. Without: whether the GPUs are free."""
     gpus = machine.gpus
-    if not gpus or (target.nodes and not machine.environ.get("SLURM_JOB_ID")):
-        return  # a job for SLURM runs on other GPUs than those of the login node
+    if not gpus or not target.runs_on(machine):
+        return
     recipe = target.recipe
     if recipe is None or recipe.spec.model in (None, *DEMO_MODELS):  # the demos' models have a few MiB
         yield from _unused(machine, gpus)
         return
     try:
-        chosen = _planned(machine, target, recipe, gpus)
+        request = _request(machine, target, recipe, gpus)
+        chosen = _chosen(request, recipe)
+        if chosen is None:
+            yield _too_large(request, recipe)
+            return
     except DsrunError as error:
         yield from _unused(machine, gpus)
         yield fine("gpu_memory_unknown", f"the job's memory cannot be planned: {error.message}")
-        return
-    if isinstance(chosen, str):
-        yield failure("gpu_memory_plan", chosen, "`dsrun plan` compares all strategies")
         return
     short = [gpu for gpu in gpus if _free(machine, gpu) < chosen.gpu.total]
     needed = f"{chosen.gpu.total / GIB:.1f} GiB per GPU ({chosen.strategy}, micro batch {chosen.micro_batch})"
     if not short:
         least = min(_free(machine, gpu) for gpu in gpus)
-        yield fine("gpu_memory", f"the job takes {needed}, and at least {least / GIB:.1f} GiB are free")
+        yield fine("gpu_memory", f"the job takes {needed}, and {least / GIB:.1f} GiB are free")
     for gpu in short:
         yield failure(
             "gpu_memory_taken", f"{_state(machine, gpu)}; the job takes {needed}", _way_out(machine, gpu, gpus)
@@ -91,45 +90,43 @@ def _way_out(machine: Machine, gpu: Gpu, gpus: list[Gpu]) -> str:
     return end
 
 
-def _planned(machine: Machine, target: Target, recipe: Recipe, gpus: list[Gpu]) -> Candidate | str:
-    """The strategy that the job would take, or why none fits. Raises DsrunError where nothing can be planned."""
-    spec = recipe.spec
-    counted = count(find(spec.model or "", machine.environ), meta=False, from_scratch=spec.from_scratch)
-    model = counted.architecture
+def _request(machine: Machine, target: Target, recipe: Recipe, gpus: list[Gpu]) -> PlanRequest:
+    """The job as the planner takes it. Raises DsrunError where it cannot be planned."""
+    for name in ("long_context", "quantization", "fp8"):
+        if recipe.value(name):
+            raise UsageError(f"{recipe.where(name)} is not planned here", fix="dsrun plan")
     sizes = [gpu.memory_total / GIB for gpu in gpus if gpu.memory_total]
-    here = cluster(
-        f"{gpus[0].name}:{target.nproc or len(gpus)}", nodes=max(1, target.nodes), memory=min(sizes, default=None)
-    )
-    usual = min(USUAL_LENGTH, model.positions or USUAL_LENGTH)
-    length = spec.max_target_length if model.seq2seq else spec.block_size
-    asked = "bf16" if recipe.hf.get("bf16") else "fp16" if recipe.hf.get("fp16") else "auto"
-    recompute = recipe.hf.get("gradient_checkpointing")
-    request = replace(
-        PlanRequest(model=model, cluster=here),
-        length=length or spec.max_length or usual,
-        source_length=spec.max_source_length or spec.max_length or usual,
-        global_batch=spec.global_batch_size,
-        lora=spec.lora,
-        preset="aggressive",
-        precision=default_precision(asked, model, here),
-        checkpointing="auto" if recompute is None else "on" if recompute else "off",
-        micro_batch=spec.micro_batch_size or recipe.hf.get("per_device_train_batch_size"),
-        chunked_loss=bool(recipe.hf.get("use_liger_kernel")) and not model.seq2seq,
-    )
-    config = config_of(target)
-    if config is not None and recipe.hf.get("deepspeed"):
-        request = with_deepspeed(request, config, "the DeepSpeed JSON", given={})
-    elif spec.zero != "auto":
-        stage = ZERO_STAGE if spec.zero is None else int(spec.zero)
-        place = next(each for each in PLACES[stage] if is_place(stage, each, spec.offload))
-        request = replace(request, stage=stage, offload=place)
-    made = plan(request)
-    if made.choice is not None:
-        return made.choice
-    least = min(made.rows, key=lambda row: row.gpu.total)
-    remedy = f"; {made.remedies[0]}" if made.remedies else ""
-    need = f"{least.strategy} with micro batch {least.micro_batch or 1} takes {least.gpu.total / GIB:.1f} GiB per GPU"
-    return f"the job does not fit: {need}, of {here.memory:.1f} GiB{remedy}"
+    name = f"{gpus[0].name}:{target.nproc or len(gpus)}"
+    here = cluster(name, nodes=max(1, target.nodes), memory=min(sizes, default=None))
+    return replace(request_of(machine, target, recipe, here), preset="aggressive")
+
+
+def _chosen(request: PlanRequest, recipe: Recipe) -> Candidate | None:
+    """The strategy that the job would take, if it fits; `plan` also proposes what the job does not ask for."""
+    made = strategies(request)
+    if recipe.spec.bf16_master_weights:
+        made = bf16_strategies(request)
+    rows = compared([evaluate(request, each) for each in made])
+    return best_of([row for row in rows if row.verdict != "does not fit"])
+
+
+def _too_large(request: PlanRequest, recipe: Recipe) -> Finding:
+    """A job that does not fit: a memory fallback halves the micro batch, where that helps."""
+    smaller = _chosen(replace(request, micro_batch=None), recipe)
+    peak = evaluate(request, next(iter(strategies(request)))).gpu.total / GIB
+    what = f"micro batch {request.micro_batch or 1} takes {peak:.1f} of {request.cluster.memory:.1f} GiB per GPU"
+    if smaller is not None:
+        # A power of two divides most global batches, which stay as they are.
+        fitting = 2 ** int(math.log2(smaller.micro_batch))
+        whole = batch_of(recipe, request.cluster.world).global_batch
+        fix = f"--micro-batch-size {fitting} --global-batch-size {whole}"
+        outcome = "memory is likely to run out in the first step"
+        if recipe.spec.remedy:
+            message = f"{what}: {outcome}, and dsrun then starts again with half of it"
+            return warning("gpu_memory_fallback", message, fix)
+        return failure("gpu_memory_plan", f"{what}: {outcome}", fix)
+    remedies = plan(replace(request, micro_batch=None)).remedies
+    return failure("gpu_memory_plan", f"the job does not fit: {what}", "; ".join(remedies[:2]) or "use larger GPUs")
 
 
 GPU_MEMORY = Check(

@@ -20,7 +20,7 @@ _FIRST_BF16 = (8, 0)
 def look(machine: Machine, target: Target) -> Iterator[Finding]:
     """What `dsrun train` would refuse, or choose in place of what is fast."""
     recipe = target.recipe
-    if recipe is None or (target.nodes and not machine.gpus):
+    if recipe is None or not target.runs_on(machine):
         return
     gpus = machine.gpus
     on_gpu = bool(gpus) and not recipe.hf.get("use_cpu")

@@ -18,14 +18,14 @@ from dsrun.recipe.recipe import Recipe
 from dsrun.zero.lint.check import check
 from dsrun.zero.view import Flags
 
-NEEDS_JOB = "needs a job: --for run.yaml"
+NEEDS_JOB = "needs a job: --for run.yaml, or -- train FLAGS"
 
 
 def ranks_here(machine: Machine, target: Target) -> int | None:
     """Ranks on this machine; None for a job of SLURM's that does not say, as its nodes are others."""
     if target.nproc is not None:
         return target.nproc
-    return None if target.nodes else len(machine.gpus) or 1
+    return len(machine.gpus) or 1 if target.runs_on(machine) else None
 
 
 def world_size(machine: Machine, target: Target) -> int | None:
@@ -113,7 +113,7 @@ def look_at_settings(machine: Machine, target: Target) -> Iterator[Finding]:
             yield failure("settings_batch", error.message, error.fix or "")
             return
     if not removed:
-        yield fine("settings", f"{recipe.spec.config or 'the flags'}: valid{batch}")
+        yield fine("settings", f"{recipe.spec.config or 'all flags'}: valid{batch}")
 
 
 SETTINGS = Check(

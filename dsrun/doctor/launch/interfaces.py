@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Iterator, Mapping, Sequence
 
 from dsrun.doctor.check import Check, failure, fine, warning
@@ -17,9 +18,11 @@ def look(machine: Machine, target: Target) -> Iterator[Finding]:
     one that this machine's own name resolves to."""
     there = machine.network.interfaces()
     found = [*_named(machine.environ, there)]
-    outward = [name for name in there if not name.startswith(("lo", *VIRTUAL))]
-    virtual = [name for name in there if name.startswith(VIRTUAL) and not name.startswith("docker")]
-    several = target.nodes > 1 or bool(machine.environ.get("SLURM_JOB_ID") and _nodes(machine.environ) > 1)
+    networks = {name: reach for name, own in there.items() if (reach := _beyond_link(own))}
+    outward = [name for name in networks if not name.startswith(("lo", *VIRTUAL))]
+    virtual = [name for name in networks if name.startswith(VIRTUAL) and not name.startswith("docker")]
+    in_job = bool(machine.environ.get("SLURM_JOB_ID"))
+    several = in_job and max(target.nodes, _nodes(machine.environ)) > 1
     set_by_user = "NCCL_SOCKET_IFNAME" in machine.environ
     if several and not set_by_user and not found:
         ib = [name for name in outward if name.startswith("ib")]
@@ -38,8 +41,13 @@ def look(machine: Machine, target: Target) -> Iterator[Finding]:
             )
     yield from found
     if not found:
-        shown = ", ".join(f"{name} ({there[name][0]})" for name in outward[:4])
+        shown = ", ".join(f"{name} ({networks[name][0]})" for name in outward[:4])
         yield fine("interfaces", f"{shown or 'the loopback alone'}{' and more' if len(outward) > 4 else ''}")
+
+
+def _beyond_link(addresses: Sequence[str]) -> list[str]:
+    """Without the addresses that each interface gives itself, over which no other network is reached."""
+    return [each for each in addresses if not ipaddress.ip_address(each).is_link_local]
 
 
 def _nodes(environ: Mapping[str, str]) -> int:

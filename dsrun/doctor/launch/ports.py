@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.machine import Machine, Target
+from dsrun.doctor.network import RESOLVE_S
 from dsrun.findings import Finding
 from dsrun.launch.context import DEFAULT_PORT, LAST_PORT
 
@@ -60,26 +61,18 @@ PORT = Check(
 def look_at_names(machine: Machine, target: Target) -> Iterator[Finding]:
     """gloo and torch look up MASTER_ADDR and this machine's own name; Debian gives that the address 127.0.1.1."""
     address = target.master_addr or machine.environ.get("MASTER_ADDR", "").strip()
-    found = []
-    if address and not machine.network.resolve(address):
-        by = "--master-addr" if target.master_addr else "MASTER_ADDR"
-        found.append(
-            failure(
-                "names_master_addr",
-                f"{by} is {address}, which no name service knows: ranks would wait for it until they time out",
-                f"give the IP address of node 0, or unset {by}"
-                if by == "MASTER_ADDR"
-                else "give the IP address of node 0",
-            )
-        )
     own = machine.network.hostname()
     addresses = machine.network.resolve(own)
-    several = target.nodes > 1 or (bool(address) and not _is_local(machine, address))
+    found = _master(machine, target, address) if address else []
+    several = (target.nodes > 1 and target.runs_on(machine)) or (bool(address) and not _is_local(machine, address))
     if not addresses:
+        what = (
+            f"takes more than {RESOLVE_S:g} s" if addresses is None else "finds no address: gloo fails, or waits 10 s"
+        )
         found.append(
             warning(
                 "names_own_unknown",
-                f"this machine's own name {own} has no address: gloo fails, or each lookup takes 10 s",
+                f"looking up this machine's own name {own} {what}",
                 f"echo '127.0.1.1 {own}' | sudo tee -a /etc/hosts",
             )
         )
@@ -93,9 +86,21 @@ def look_at_names(machine: Machine, target: Target) -> Iterator[Finding]:
             )
         )
     yield from found
-    if not found:
-        where = f"; MASTER_ADDR {address} is {machine.network.resolve(address)[0]}" if address else ""
-        yield fine("names", f"{own} is {addresses[0]}{where}")
+    if not found and addresses:
+        there = machine.network.resolve(address) if address else None
+        yield fine("names", f"{own} is {addresses[0]}" + (f"; MASTER_ADDR {address} is {there[0]}" if there else ""))
+
+
+def _master(machine: Machine, target: Target, address: str) -> list[Finding]:
+    """Whether the name of node 0 is known here."""
+    resolved = machine.network.resolve(address)
+    if resolved:
+        return []
+    by = "--master-addr" if target.master_addr else "MASTER_ADDR"
+    what = "whose lookup does not end" if resolved is None else "which no name service knows"
+    fix = "give the IP address of node 0" + ("" if target.master_addr else ", or unset MASTER_ADDR")
+    message = f"{by} is {address}, {what}: ranks would wait for it until they time out"
+    return [failure("names_master_addr", message, fix)]
 
 
 def _is_loopback(address: str) -> bool:
@@ -105,7 +110,7 @@ def _is_loopback(address: str) -> bool:
 def _is_local(machine: Machine, host: str) -> bool:
     own = {address for addresses in machine.network.interfaces().values() for address in addresses}
     return host == machine.network.hostname() or any(
-        each in own or _is_loopback(each) for each in machine.network.resolve(host)
+        each in own or _is_loopback(each) for each in machine.network.resolve(host) or ()
     )
 
 

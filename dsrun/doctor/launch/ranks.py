@@ -19,8 +19,8 @@ def look(machine: Machine, target: Target) -> Iterator[Finding]:
     every = list(machine.driver.gpus) if machine.driver else []
     seen = machine.gpus
     value = machine.environ.get(VISIBLE)
-    if target.nodes and not machine.environ.get("SLURM_JOB_ID"):
-        return  # a job for SLURM starts elsewhere
+    if not target.runs_on(machine):
+        return
     problem = _hidden(value, len(every), len(seen)) if every and value is not None else None
     if problem:
         yield problem

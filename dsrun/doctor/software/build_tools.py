@@ -25,7 +25,7 @@ def look_at_tools(machine: Machine, target: Target) -> Iterator[Finding]:
     """ninja, Python's headers and libaio, where the job compiles or loads what needs them."""
     ops = compiled_at_start(machine, target, cuda=False)
     aio = "async_io" in ops_of(target)
-    if not ops and not aio:
+    if machine.packages.torch is None or not (ops or aio):
         return
     found = []
     if ops and not _ninja(machine):
@@ -62,7 +62,7 @@ TOOLS = Check(
     "build_tools",
     "ninja and libaio",
     look_at_tools,
-    needs="needs a job (--for) that loads compiled operations",
+    needs="needs torch, and a job that loads compiled operations",
     finds="ninja or libaio missing where the job needs them; operations that it compiles at its first start",
 )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from dsrun.doctor.check import Check, failure, fine, warning
+from dsrun.doctor.gpu.presence import DISPLAY, devices
 from dsrun.doctor.machine import Machine, Target
 from dsrun.doctor.software.compiled_code import compiled_ops, torch_code
 from dsrun.findings import Finding
@@ -23,9 +24,11 @@ def look_at_driver(machine: Machine, target: Target) -> Iterator[Finding]:
     """torch can use a driver of its CUDA's major version, or above (NVIDIA, "Minor Version Compatibility")."""
     torch, driver = machine.packages.torch, machine.driver
     if torch is None:
-        yield _no_torch(machine)
+        yield _no_torch(machine, needed=target.recipe is not None and target.runs_on(machine))
     elif driver is None:
-        yield _no_driver(machine, torch, elsewhere=bool(target.nodes))
+        if not _has_nvidia_gpu(machine):
+            outcome = "training would run on the CPU" if target.runs_on(machine) else "the job's nodes may have some"
+            yield fine("torch_driver", f"torch {torch.version}, no NVIDIA GPU here: {outcome}")
     elif torch.cuda is None:
         built = f"for ROCm {torch.hip}" if torch.hip else "for CPUs only"
         yield failure(
@@ -54,40 +57,19 @@ def look_at_driver(machine: Machine, target: Target) -> Iterator[Finding]:
             yield fine("torch_driver", f"torch {torch.version}, driver {driver.version} (CUDA {driver.cuda}), {seen}")
 
 
-def _no_torch(machine: Machine) -> Finding:
+def _no_torch(machine: Machine, *, needed: bool) -> Finding:
     if machine.packages.folder("torch"):
         message = "torch is installed, but its version.py says no version"
         return failure("torch_driver_broken", message, "pip install --force-reinstall torch")
     message = "torch is not installed for this Python: nothing can train here"
-    return warning(
-        "torch_driver_missing", message, "pip install 'dsrun[train]', or call dsrun of the right environment"
-    )
+    tell = failure if needed else warning
+    return tell("torch_driver_missing", message, "pip install 'dsrun[train]', or call dsrun of the right environment")
 
 
-def _no_driver(machine: Machine, torch: TorchFacts, *, elsewhere: bool) -> Finding:
-    if torch.cuda and machine.path("/proc/driver/nvidia/version").exists():
-        return failure(
-            "torch_driver_silent",
-            "NVIDIA's kernel driver is loaded, but its library does not answer",
-            "`nvidia-smi` says why; after an update of the driver, restart; start a container with --gpus all",
-        )
-    if torch.cuda and _has_nvidia_device(machine):
-        message = "this machine has an NVIDIA GPU, and no driver for it is loaded"
-        return failure("torch_driver_absent", message, "install the NVIDIA driver; start a container with --gpus all")
-    outcome = "the job's nodes may have some" if elsewhere else "training would run on the CPU"
-    return fine("torch_driver", f"torch {torch.version}, no NVIDIA GPU here: {outcome}")
-
-
-def _has_nvidia_device(machine: Machine) -> bool:
-    """A display or 3D controller (class 0x03) of NVIDIA (vendor 0x10de) on the PCI bus."""
-    for device in machine.path("/sys/bus/pci/devices").glob("*"):
-        try:
-            vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "class"))
-        except OSError:
-            continue
-        if vendor == "0x10de" and kind.startswith("0x03"):
-            return True
-    return False
+def _has_nvidia_gpu(machine: Machine) -> bool:
+    """Whether there is a GPU whose driver does not answer, which the check of the driver reports."""
+    loaded = machine.path("/proc/driver/nvidia/version").exists()
+    return loaded or any(each.kind.startswith(DISPLAY) for each in devices(machine))
 
 
 def _counted(gpus: list[Gpu]) -> str:
@@ -108,7 +90,7 @@ DRIVER = Check(
     "torch_driver",
     "torch and driver",
     look_at_driver,
-    finds="torch for a newer CUDA than the driver knows, or for CPUs only; no driver, or one that does not answer",
+    finds="torch that needs a newer driver, that is for CPUs only beside GPUs, or that is missing",
 )
 
 

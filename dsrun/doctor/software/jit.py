@@ -54,6 +54,15 @@ def _problems(machine: Machine, target: Target) -> Iterator[Finding]:
             " for each other's locks, and load code for another's processor",
             f"{_elsewhere()}, or install a wheel with the operations: dsrun build-wheel",
         )
+    triton = _of_triton(machine)
+    triton_mount = mount_of(machine, nearest_existing(triton)) if machine.gpus else None
+    if triton_mount and triton_mount.shared:
+        yield warning(
+            "jit_cache_triton",
+            f"Triton compiles into {_shown(triton)}, on a network file system ({triton_mount.kind}): ranks wait for"
+            " each other, and may hang at their end",
+            "export TRITON_CACHE_DIR=/tmp/triton_$USER (each node's own disk)",
+        )
     if mount and not mount.shared and "noexec" in mount.options:
         yield failure(
             "jit_cache_noexec", f"{_shown(own)} is mounted noexec: compiled operations cannot be loaded", _elsewhere()
@@ -74,6 +83,11 @@ def _of_torch(machine: Machine) -> Path:
     given = machine.environ.get("TORCH_EXTENSIONS_DIR")
     home = machine.environ.get("XDG_CACHE_HOME") or str(Path(machine.environ.get("HOME", "~")).expanduser() / ".cache")
     return Path(given or f"{home}/torch_extensions")
+
+
+def _of_triton(machine: Machine) -> Path:
+    given = machine.environ.get("TRITON_CACHE_DIR")
+    return Path(given) if given else Path(machine.environ.get("HOME", "~")).expanduser() / ".triton"
 
 
 def _stale(machine: Machine, lock: Path) -> str:

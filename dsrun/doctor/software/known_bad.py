@@ -13,10 +13,11 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from dsrun.datafiles import toml_beside
-from dsrun.doctor.check import Check, fine, warning
+from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.job.zero_config import config_of
 from dsrun.doctor.machine import Machine, Target
 from dsrun.findings import Finding, Level
+from dsrun.system.host import NEEDED
 from dsrun.zero.ops import stage_of
 
 
@@ -76,11 +77,22 @@ def look(machine: Machine, target: Target) -> Iterator[Finding]:
         for row in table()
         if row.holds(machine, stage)
     ]
-    found += _outside(versions)
+    found += [*_missing(machine, target), *_outside(versions)]
     yield from found
     if not found:
         shown = (name for name in ("torch", "deepspeed", "transformers", "accelerate") if name in versions)
         yield fine("versions", f"{', '.join(f'{name} {versions[name]}' for name in shown)}: no known problem")
+
+
+def _missing(machine: Machine, target: Target) -> Iterator[Finding]:
+    """Training packages that are not there, beside others that are."""
+    missing = [name for name in NEEDED if name not in machine.packages.versions]
+    if missing:
+        message = f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed, and training needs"
+        tell = failure if target.recipe and target.runs_on(machine) else warning
+        yield tell(
+            "versions_missing", f"{message} {'it' if len(missing) == 1 else 'them'}", "pip install 'dsrun[train]'"
+        )
 
 
 def required() -> dict[str, SpecifierSet]:

@@ -15,6 +15,7 @@ from dsrun.diagnosis.rules import cause_named
 from dsrun.errors import UsageError
 from dsrun.launch.supervisor.node_evidence import evidence_against
 from dsrun.launch.supervisor.policy import Decision, Failure, MemoryFallback
+from dsrun.launch.supervisor.straggler import Straggler
 from dsrun.runs.attempts import RESUME_AUTO, RESUME_NEVER, earlier_signatures, saved_global_batch
 from dsrun.runs.commit import tidy
 from dsrun.runs.folder import RunFolder, is_in_use
@@ -23,6 +24,7 @@ from dsrun.runs.records import EventLog, iter_records, write_json_atomic
 from dsrun.runs.schema import EventKind
 from dsrun.system import variables
 from dsrun.system.files import parse_json
+from dsrun.system.log_format import LineFormatter, write_stderr
 
 REMEDY_FILE = "remedy.json"
 
@@ -98,6 +100,21 @@ class RunEventWriter:
         with suppress(OSError):
             if why := evidence_against(failure, iter_records(self._folder.events)):
                 Path(shared, "faulty-node").write_text(f"{failure.node} {why}\n")
+
+    def straggles(self, found: Straggler) -> None:
+        """On the first node, while ranks run: print and record which rank holds the others up."""
+        self._notify(f"step {found.step}: {found.message}")
+        with suppress(OSError), EventLog(self._folder.events) as log:
+            log.write(
+                "straggler",
+                rank=found.rank,
+                host=found.host,
+                **({"gpu": found.gpu} if found.gpu else {}),
+                step=found.step,
+                slowdown=found.slowdown,
+                chronic=found.kind == "slow",
+                message=found.message,
+            )
 
     def never_began(self, message: str, *, cause: str, exit_code: int) -> None:
         """On the first node: why there was not even a first attempt."""
@@ -177,10 +194,12 @@ class Tee:
 
     No writer is held up: what stderr has not taken after STUCK_S seconds (Ctrl-S, a pager, a connection that
     is gone) is left out there, and what does not fit on the disk in `copy`. A rank that waits would seem to hang.
+    `formatter` turns what stderr gets into lines of --log-format json.
     """
 
-    def __init__(self, pipe: Path, copy: IO[bytes] | None = None) -> None:
+    def __init__(self, pipe: Path, copy: IO[bytes] | None = None, *, formatter: LineFormatter | None = None) -> None:
         self._other = copy
+        self._formatter = formatter
         # Held open for writing as well, so that the reader meets no end before the first worker has opened it.
         self._read = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
         self._hold = os.open(pipe, os.O_WRONLY)
@@ -200,7 +219,7 @@ class Tee:
         self._copying.join(timeout=STUCK_S)
         if not self._copying.is_alive():
             os.close(self._read)
-        self._offer(_END)
+        self._offer(_END, last=True)
         if not self._stuck:
             self._showing.join(timeout=STUCK_S)
 
@@ -210,9 +229,13 @@ class Tee:
                 with suppress(OSError):
                     self._other.write(data)
                     self._other.flush()
-            self._offer(data)
+            self._offer(self._formatter.feed(data) if self._formatter else data)
+        if self._formatter:
+            self._offer(self._formatter.end())
 
-    def _offer(self, data: bytes) -> None:
+    def _offer(self, data: bytes, *, last: bool = False) -> None:
+        if not data and not last:
+            return
         try:
             self._screen.put(data, timeout=0 if self._stuck else STUCK_S)
             self._stuck = False
@@ -222,16 +245,16 @@ class Tee:
     def _show(self) -> None:
         while data := self._screen.get():
             with suppress(OSError):  # the terminal is gone
-                while data:
-                    data = data[os.write(2, data) :]
+                write_stderr(data)
 
 
 @contextmanager
-def tee_output(file: IO[bytes], pipe: Path, echo: bool) -> Iterator[IO[bytes]]:
-    """Where the agent and its workers write: `file`, or with `echo` a pipe that is copied to it and to stderr."""
+def tee_output(file: IO[bytes], pipe: Path, echo: bool, formatter: LineFormatter | None = None) -> Iterator[IO[bytes]]:
+    """Where the agent and its workers write: `file`, or with `echo` a pipe that is copied to it and, through
+    `formatter`, to stderr."""
     if not echo:
         yield file
         return
     os.mkfifo(pipe)
-    with Tee(pipe, file), pipe.open("wb", buffering=0) as sink:
+    with Tee(pipe, file, formatter=formatter), pipe.open("wb", buffering=0) as sink:
         yield sink

@@ -25,11 +25,14 @@ from dsrun.launch.coordinator.messages import Coordinator, NodeResult
 from dsrun.launch.job import Job, Outcome
 from dsrun.launch.signals import StopRequests
 from dsrun.launch.supervisor import reaper
-from dsrun.launch.supervisor.attempt import NO_HEARTBEAT_PATIENCE_S, Attempt, AttemptContext, AttemptResult
+from dsrun.launch.supervisor.attempt import NO_HEARTBEAT_PATIENCE_S, Attempt
+from dsrun.launch.supervisor.attempt_context import AttemptContext, AttemptResult
 from dsrun.launch.supervisor.events import STUCK_S, AsyncLineWriter, RunEventWriter, Tee, tee_output
+from dsrun.launch.supervisor.evidence import evidence_folder, explain_hang_of_nodes
 from dsrun.launch.supervisor.failures import explain, first_of_nodes
 from dsrun.launch.supervisor.gpu_memory import GpuMemory
 from dsrun.launch.supervisor.policy import CONFIGURATION, Decision, Failure, decide, exit_code, shrink
+from dsrun.launch.supervisor.status import StatusWriter
 from dsrun.launch.workers.agent import WORKER_IMPORTS, SpawnStarter, Starter, ZygoteStarter
 from dsrun.launch.workers.zygote import TORCH_SIGNALS
 from dsrun.runs.folder import RunFolder
@@ -37,6 +40,7 @@ from dsrun.runs.stop_request import StopRequest
 from dsrun.system import variables
 from dsrun.system.gpus import memory_used
 from dsrun.system.host import hostname
+from dsrun.system.log_format import LineFormatter, is_json
 from dsrun.system.net import free_port
 from dsrun.system.process_end import adopt_orphans
 
@@ -70,6 +74,9 @@ def supervise(job: Job, coordinator: Coordinator, notify: Notify = lambda line: 
         log = job.run / "logs" / f"{datetime.now():%Y%m%d-%H%M%S}-launcher.log"
         if job.node_rank:
             log = log.with_stem(f"{log.stem}-node-{job.node_rank}")
+        line_writer = stack.enter_context(AsyncLineWriter(notify, timeout_s=STUCK_S))
+        event_writer = RunEventWriter(RunFolder(job.run), line_writer)
+        status_writer = stack.enter_context(StatusWriter(job, on_straggler=event_writer.straggles))
         context = AttemptContext(
             job=job,
             scratch=scratch,
@@ -78,15 +85,17 @@ def supervise(job: Job, coordinator: Coordinator, notify: Notify = lambda line: 
             others=coordinator,
             log=log,
             poll=reaper_process.keep,
+            observe=status_writer.offer,
         )
         # Without a buffer: what a full disk does not take would be tried, and fail, once more at the end.
-        with log.open("ab", buffering=0) as file, tee_output(file, scratch / "output", job.echo) as sink:
+        formatters = (LineFormatter(), LineFormatter()) if is_json(job.env) else (None, None)
+        with (
+            log.open("ab", buffering=0) as file,
+            tee_output(file, scratch / "output", job.echo, formatters[0]) as sink,
+        ):
             os.mkfifo(scratch / "console")
-            stack.enter_context(Tee(scratch / "console"))
-            line_writer = stack.enter_context(AsyncLineWriter(notify, timeout_s=STUCK_S))
-            return _Supervision(
-                context, coordinator, RunEventWriter(RunFolder(job.run), line_writer), sink
-            ).run_attempts()
+            stack.enter_context(Tee(scratch / "console", formatter=formatters[1]))
+            return _Supervision(context, coordinator, event_writer, sink).run_attempts()
 
 
 @contextmanager
@@ -201,6 +210,9 @@ class _Supervision:
         """On the first node: what all nodes do next."""
         remedy = self._event_writer.remedy()
         failure = first_of_nodes([each.failure for each in ended if each.failure])
+        if failure and failure.cause == "rank_hung":
+            folder = evidence_folder(self._job.run, self._number)
+            failure = explain_hang_of_nodes(failure, folder, self._job.topology.workers)
         if failure is None:
             stop_requested = any(each.interrupted for each in ended)
             code = EXIT_RESUME if stop_requested else 0

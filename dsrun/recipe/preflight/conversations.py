@@ -30,14 +30,14 @@ def check_conversations(path: Path, spec: TrainSpec) -> None:
                 fix="choose a causal LM, or data with a source and a target column",
             )
         tokenizer = Path(spec.tokenizer).expanduser() if spec.tokenizer else path
-        if not config.get("is_encoder_decoder") and not spec.chat_template and _lacks_template(tokenizer):
+        if not config.get("is_encoder_decoder") and not spec.chat_template and lacks_template(tokenizer):
             raise UsageError(
                 f"{file} contains conversations, but the tokenizer in {tokenizer} has no chat template",
                 fix="--chat-template FILE, --chat-template chatml, or the --tokenizer of an instruction-tuned model",
             )
 
 
-def _lacks_template(folder: Path) -> bool:
+def lacks_template(folder: Path) -> bool:
     """Whether a tokenizer is in this folder, without a chat template in any of the places where transformers looks."""
     config = folder / "tokenizer_config.json"
     if not config.is_file():

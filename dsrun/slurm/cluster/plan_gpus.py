@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dsrun.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
-    from dsrun.slurm.cluster.facts import GpuGroup, Node
+    from dsrun.slurm.cluster.facts import ClusterFacts, GpuGroup, Node
 
     Kinds = dict[str, list[tuple[Node, GpuGroup]]]
 
@@ -22,7 +22,11 @@ def with_cluster(given: dict[str, Any], notify: Callable[[str], None]) -> dict[s
     """
     from dsrun.slurm.cluster.discover import discover
 
-    facts = discover(with_accounting=False)
+    return with_facts(given, discover(with_accounting=False), notify)
+
+
+def with_facts(given: dict[str, Any], facts: ClusterFacts, notify: Callable[[str], None]) -> dict[str, Any]:
+    """As `with_cluster`, for a cluster whose facts are known."""
     nodes: Sequence[Node] = facts.nodes
     where = f"cluster {facts.name}"
     if given["partition"] is not None:

@@ -99,7 +99,7 @@ class SlurmJob:
 
     Times are SLURM's, local, "2026-11-21T08:43:34"; "" where there is none. `run` is the run folder as far as it is
     known, `cause` that of the failure it ended or waits with (a code of docs/diagnose.md), `finished` whether the run
-    reached its end.
+    reached its end. `expected_start` is when SLURM expects a waiting job to start.
     """
 
     id: str
@@ -120,6 +120,7 @@ class SlurmJob:
     progress: Progress | None = None
     cause: str | None = None
     finished: bool = False
+    expected_start: str = ""
 
     @property
     def is_final(self) -> bool:
@@ -143,7 +144,7 @@ def _job(row: list[str]) -> SlurmJob:
     known |= {"state": state, "node_count": int(count) if count.isdecimal() else 0}
     # The queue gives a waiting job the start it expects, and a running job the end of its time limit.
     if state == "PENDING":
-        known["started"] = ""
+        known |= {"expected_start": known["started"], "started": ""}
     if state not in FINAL:
         known["ended"] = ""
     return SlurmJob(**known)

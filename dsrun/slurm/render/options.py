@@ -49,6 +49,7 @@ class SlurmSpec:
     max_restarts: int | None = None
     rendezvous_timeout: int | None = None
     supervise: bool = True
+    notify: tuple[str, ...] = ()
     preflight: bool = False
     min_gpus: int | None = None
     min_gpu_memory: int | None = None

@@ -96,7 +96,7 @@ def render(spec: SlurmSpec, program: Program, site: Site, template: str | None =
     import jinja2
 
     spec = completed(spec, program, site)
-    _refuse(spec, program)
+    _refuse(spec, program, site)
     blanks = context(spec, program, site)
     try:
         return str(_compiled(template).render(blanks))
@@ -132,7 +132,7 @@ def _compiled(text: str | None) -> jinja2.Template:
     return jinja2.Template.from_code(environment, code, environment.make_globals(None))
 
 
-def _refuse(spec: SlurmSpec, program: Program) -> None:
+def _refuse(spec: SlurmSpec, program: Program, site: Site) -> None:
     if spec.array and program.output:
         raise UsageError(
             f"the tasks of --array would all train in {program.output}",
@@ -142,6 +142,19 @@ def _refuse(spec: SlurmSpec, program: Program) -> None:
         raise UsageError("--preflight: the image need not have dsrun, which checks the nodes", fix="remove --preflight")
     if spec.nproc and gpus_of(spec) and spec.nproc > gpus_of(spec):
         raise UsageError(f"--nproc {spec.nproc}: each node has {gpus_of(spec)} GPUs", fix=f"--nproc {gpus_of(spec)}")
+    if spec.notify:
+        _refuse_notify(spec, program, site)
+
+
+def _refuse_notify(spec: SlurmSpec, program: Program, site: Site) -> None:
+    from dsrun.notifications.target import parse_targets  # few jobs have any
+
+    names = [name for target in parse_targets(spec.notify) for name in target.variables]
+    if not supervised(spec, program, site):
+        raise UsageError("--notify: the job has no supervisor, which sends messages", fix="run it with dsrun's Python")
+    given = {entry.partition("=")[0] for entry in spec.env}
+    if spec.clean_env and (hidden := [name for name in names if name not in given]):
+        raise UsageError(f"--notify: --clean-env hides {hidden[0]} from the job", fix=f"add --env {hidden[0]}")
 
 
 def context(spec: SlurmSpec, program: Program, site: Site) -> dict[str, Any]:
@@ -181,6 +194,7 @@ def context(spec: SlurmSpec, program: Program, site: Site) -> dict[str, Any]:
         "max_restarts": spec.max_restarts or 0,
         "restarts_given": spec.max_restarts is not None or not program.trains,
         "rendezvous_timeout": spec.rendezvous_timeout,
+        "notify": spec.notify,
         "requeue": spec.requeue and spec.max_requeues > 0,
         "saving_time": max(_MARGIN_S, spec.signal_lead - _MARGIN_S) if spec.signal_lead else None,
         "max_requeues": spec.max_requeues,

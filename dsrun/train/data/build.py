@@ -14,9 +14,9 @@ import pyarrow as pa
 from datasets import Dataset, Features, Sequence, Value
 
 from dsrun.errors import UsageError
+from dsrun.recipe.preflight.layouts import Hints, Layout, detect, known_layouts
 from dsrun.train.data.cache import Meta, map_rows, quiet
 from dsrun.train.data.encoding.chat import check_template
-from dsrun.train.data.encoding.layouts import Hints, Layout, detect, known_layouts
 from dsrun.train.data.encoding.normal import normal_or_bad
 from dsrun.train.data.encoding.preferences import PreferenceEncoder
 from dsrun.train.data.encoding.tokenise import Row, RowEncoder

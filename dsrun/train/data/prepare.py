@@ -12,9 +12,9 @@ from datasets import Dataset, IterableDataset
 
 from dsrun.errors import UsageError
 from dsrun.model_families import family_of
+from dsrun.recipe.preflight.layouts import Hints
 from dsrun.train.data.build import BuildSpec, Part, Progress, build
 from dsrun.train.data.cache import Meta, key_of, obtain, quiet
-from dsrun.train.data.encoding.layouts import Hints
 from dsrun.train.data.encoding.preferences import PreferenceCollator
 from dsrun.train.data.encoding.tokenise import check_vocabulary
 from dsrun.train.data.encoding.tokenizer import (

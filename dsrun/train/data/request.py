@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from dsrun.errors import UsageError
-from dsrun.recipe.spec import TrainSpec
+from dsrun.recipe.spec import DEFAULT_TARGET, TrainSpec
 from dsrun.train.loop.batches import IGNORED
 
 if TYPE_CHECKING:
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 DEFAULT_LENGTH = 1024
 """Tokens of a source or block by default, as in the Transformers example scripts."""
-DEFAULT_TARGET = 128
 
 
 @dataclass

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 from datasets import Dataset
 
+from dsrun.recipe.preflight.layouts import Layout
 from dsrun.train.data.build import NORMAL, BuildSpec, encoder_for, layout_of, normal_row, notices_of
-from dsrun.train.data.encoding.layouts import Layout
 from dsrun.train.data.encoding.tokenise import Row, RowEncoder
 from dsrun.train.data.reading.plugin_rows import AnySource, PluginSource
 from dsrun.train.data.reading.readers import Mark

@@ -14,8 +14,8 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from dsrun.errors import UsageError
+from dsrun.recipe.preflight.layouts import known_layouts
 from dsrun.train.data.cache import Meta, key_of, obtain
-from dsrun.train.data.encoding.layouts import known_layouts
 from dsrun.train.data.encoding.tokenise import check_vocabulary
 from dsrun.train.data.reading.sources import FileSource, Source
 from dsrun.train.data.reading.token_format import DTYPE_HINT, DTYPES, TokenFormat, format_of, narrowest

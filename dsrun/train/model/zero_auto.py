@@ -29,9 +29,8 @@ from dsrun.recipe.flags import ZERO_STAGE
 from dsrun.recipe.precision import Precision
 from dsrun.recipe.recipe import Recipe
 from dsrun.recipe.resolve import with_defaults
-from dsrun.recipe.spec import TrainSpec
+from dsrun.recipe.spec import DEFAULT_TARGET, TrainSpec
 from dsrun.train import distributed as worlds
-from dsrun.train.data.request import DEFAULT_TARGET
 from dsrun.train.distributed import World
 from dsrun.train.model.load import Task, one_at_a_time
 from dsrun.zero.generate.presets import GIB

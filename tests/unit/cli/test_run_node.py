@@ -7,11 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from dsrun.cli.launch import node as run_node
 from dsrun.launch.context import LocalLauncher
 from dsrun.launch.job import Outcome, Topology
+from dsrun.launch.signals import StartupSignals
 from dsrun.recipe.resolve import resolve
 from dsrun.runs.folder import RunFolder
 
@@ -41,6 +43,26 @@ def test_goodput_reported_by_node_0_of_training(tmp_path, capsys, node, external
     place = LocalLauncher(how="here", nodes=2, node=node)
     assert run_node._report(Outcome(0), folder, work, place) == 0
     assert ("goodput 90.0%: 90 s training" in capsys.readouterr().err) is printed
+
+
+@pytest.mark.parametrize(("node", "targets", "senders"), [(0, ("true",), 1), (1, ("true",), 0), (0, (), 0)])
+def test_node_0_alone_sends_messages(tmp_path, node, targets, senders):
+    """One process, where there are targets; nothing is left of it."""
+    work = run_node.Work(
+        topology=Topology(1, "cpu", 1),
+        output=str(RunFolder.create(tmp_path / "run").path),
+        debug=False,
+        dry_run=False,
+        force=False,
+        require=pytest.fail,
+        job=pytest.fail,
+        notify=targets,
+    )
+    before = {child.pid for child in psutil.Process().children()}
+    with run_node.notifications(work, LocalLauncher(how="here", nodes=2, node=node), StartupSignals()) as ended:
+        assert len({child.pid for child in psutil.Process().children()} - before) == senders
+        ended(Outcome(0))
+    assert {child.pid for child in psutil.Process().children()} - before == set()
 
 
 # The end of a run; the file descriptor that is the first argument is a pipe without a reader.

@@ -46,7 +46,7 @@ class RecordedNetwork(Network):
         self,
         *,
         name: str = "node1",
-        names: Mapping[str, Sequence[str]] | None = None,
+        names: Mapping[str, Sequence[str] | None] | None = None,
         interfaces: Mapping[str, Sequence[str]] | None = None,
         taken: Sequence[int] = (),
         reachable: Sequence[tuple[str, int]] = (),
@@ -60,7 +60,7 @@ class RecordedNetwork(Network):
     def hostname(self) -> str:
         return self._name
 
-    def resolve(self, host: str) -> Sequence[str]:
+    def resolve(self, host: str) -> Sequence[str] | None:
         return self._names.get(host, [])
 
     def interfaces(self) -> Mapping[str, Sequence[str]]:

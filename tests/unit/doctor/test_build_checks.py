@@ -11,7 +11,7 @@ from dsrun.doctor.software.build_tools import PROCESSOR, TOOLS
 from dsrun.doctor.software.compilers import HOST_COMPILER, TOOLKIT
 from dsrun.doctor.software.jit import JIT_CACHE
 from tests.tiny_wheels import built_note, compiled, needs_gcc
-from tests.unit.doctor.recorded import FINE, codes, found_by, job, levels, machine, torch_at
+from tests.unit.doctor.recorded import A100, FINE, codes, driver, found_by, job, levels, machine, torch_at
 
 OFFLOADED = ("--model", "m", "--zero", "3", "--offload", "cpu")
 ON_NVME = ("--model", "m", "--zero", "3", "--offload", "nvme", "--nvme-path", "/scratch")
@@ -119,6 +119,17 @@ def test_jit_cache_on_network_file_system(tmp_path: Path, kind) -> None:
     assert codes(found_by(JIT_CACHE, here)) == ["jit_cache_network"]
 
 
+def test_triton_cache_on_network_file_system(tmp_path: Path) -> None:
+    """Only with GPUs: nothing else uses Triton."""
+    cache = tmp_path / "ext"
+    cache.mkdir()
+    environ = {"TORCH_EXTENSIONS_DIR": str(tmp_path), "TRITON_CACHE_DIR": str(cache)}
+    common = {"files": mounts(cache, "nfs4"), "environ": environ, "packages": {"torch": torch_at(tmp_path)}}
+    found = found_by(JIT_CACHE, machine(tmp_path / "a", **common, found=driver(A100)))
+    assert codes(found) == ["jit_cache_triton"]
+    assert levels(found_by(JIT_CACHE, machine(tmp_path / "b", **common))) == FINE
+
+
 def test_jit_cache_mounted_noexec(tmp_path: Path) -> None:
     here, _ = with_cache(tmp_path, options="rw,noexec")
     assert codes(found_by(JIT_CACHE, here)) == ["jit_cache_noexec"]
@@ -150,14 +161,14 @@ def test_job_that_compiles_at_its_start(tmp_path: Path) -> None:
 
 def test_missing_ninja(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", str(tmp_path / "bin/python"))
-    here = machine(tmp_path, environ={"PATH": ""})
+    here = machine(tmp_path, environ={"PATH": ""}, packages={"torch": torch_at(tmp_path)})
     assert codes(found_by(TOOLS, here, job(tmp_path, *OFFLOADED))) == ["build_tools_ninja"]
 
 
 def test_missing_libaio(tmp_path: Path) -> None:
     (tmp_path / "usr/include").mkdir(parents=True)
     (tmp_path / "usr/lib/x86_64-linux-gnu").mkdir(parents=True)
-    here = machine(tmp_path, environ={"PATH": os.environ["PATH"]})
+    here = machine(tmp_path, environ={"PATH": os.environ["PATH"]}, packages={"torch": torch_at(tmp_path)})
     assert "build_tools_libaio" in codes(found_by(TOOLS, here, job(tmp_path, *ON_NVME)))
     (tmp_path / "usr/include/libaio.h").touch()
     (tmp_path / "usr/lib/x86_64-linux-gnu/libaio.so.1t64").touch()

@@ -120,6 +120,35 @@ def test_gpu_memory_against_plan(tmp_path: Path) -> None:
     assert "does not fit" in small[0].message
 
 
+@pytest.mark.parametrize(
+    ("gpus", "flags", "expected", "fix"),
+    [
+        (8, ("--zero", "3"), [("warning", "gpu_memory_fallback")], "--micro-batch-size 4 --global-batch-size 64"),
+        (
+            8,
+            ("--zero", "3", "--no-remedy"),
+            [("error", "gpu_memory_plan")],
+            "--micro-batch-size 4 --global-batch-size 64",
+        ),
+        (1, ("--zero", "2"), [("error", "gpu_memory_plan")], "cpu offload"),
+        (1, ("--zero", "2", "--lora", "16"), [("info", "gpu_memory")], ""),
+        (8, ("--zero", "auto"), [("info", "gpu_memory")], ""),
+        (
+            8,
+            ("--zero", "3", "--quantization", "4bit", "--lora", "8"),
+            [("info", "gpu_memory"), ("info", "gpu_memory_unknown")],
+            "",
+        ),
+    ],
+)
+def test_micro_batch_of_the_job_against_gpu_memory(tmp_path: Path, gpus, flags, expected, fix) -> None:
+    """The job's own micro batch counts, 8 by default, and what dsrun does when memory runs out."""
+    here = machine(tmp_path, found=driver(*[A100] * gpus))
+    found = found_by(GPU_MEMORY, here, job(tmp_path, "--model", model(tmp_path / "m"), *flags))
+    assert [(each.level, each.code) for each in found] == expected
+    assert fix in found[0].fix
+
+
 def test_gpu_memory_of_unknown_model_is_not_planned(tmp_path: Path) -> None:
     found = found_by(GPU_MEMORY, machine(tmp_path, found=driver(A100)), job(tmp_path, "--model", "org/not-here"))
     assert set(levels(found)) == {"info"}

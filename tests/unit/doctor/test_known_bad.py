@@ -7,7 +7,10 @@ import pytest
 from dsrun.doctor.software.known_bad import VERSIONS, required, table
 from tests.unit.doctor.recorded import A100, FINE, codes, driver, found_by, job, levels, machine
 
-GOOD = {"torch": "2.13.0+cu130", "deepspeed": "0.19.8", "transformers": "5.23.0", "numpy": "2.3.1"}
+GOOD = {
+    "torch": "2.13.0+cu130", "deepspeed": "0.19.8", "transformers": "5.23.0", "accelerate": "1.15.0",
+    "datasets": "5.2.0", "peft": "0.18.1", "numpy": "2.3.1",
+}  # fmt: skip
 ZERO2 = ("--model", "m", "--zero", "2")
 ZERO3 = ("--model", "m", "--zero", "3")
 
@@ -32,6 +35,14 @@ ZERO3 = ("--model", "m", "--zero", "3")
 def test_known_bad_versions(tmp_path: Path, versions, argv, expected) -> None:
     found = found_by(VERSIONS, machine(tmp_path, versions=GOOD | versions), job(tmp_path, *argv) if argv else None)
     assert [code for code in codes(found) if code != "versions_range"] == expected
+
+
+@pytest.mark.parametrize(("argv", "level"), [(None, "warning"), (ZERO2, "error")])
+def test_missing_training_packages(tmp_path: Path, argv, level) -> None:
+    versions = {name: version for name, version in GOOD.items() if name not in ("peft", "datasets")}
+    found = found_by(VERSIONS, machine(tmp_path, versions=versions), job(tmp_path, *argv) if argv else None)
+    (missing,) = [each for each in found if each.code == "versions_missing"]
+    assert (missing.level, missing.message) == (level, "datasets, peft are not installed, and training needs them")
 
 
 def test_known_bad_is_an_error_for_a_job_that_it_hits(tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
 """Ports, names, interfaces, ranks and left-over variables."""
 
+import threading
 from pathlib import Path
 
 import pytest
 
+from dsrun.doctor import network
 from dsrun.doctor.launch.interfaces import INTERFACES
 from dsrun.doctor.launch.ports import NAMES, PORT
 from dsrun.doctor.launch.ranks import RANKS
@@ -12,6 +14,7 @@ from dsrun.doctor.machine import Target
 from tests.unit.doctor.recorded import A100, FINE, RecordedNetwork, codes, driver, found_by, levels, machine
 
 SEVERAL = Target(nodes=2)
+IN_JOB = {"SLURM_JOB_ID": "7"}
 
 
 @pytest.mark.parametrize(
@@ -46,9 +49,12 @@ def test_taken_port_names_holder_and_next_free_one(tmp_path: Path) -> None:
     [
         ({"node1": ["10.0.0.1"]}, {}, Target(), []),
         ({"node1": ["127.0.1.1"]}, {}, Target(), []),
-        ({"node1": ["127.0.1.1"]}, {}, SEVERAL, ["names_own_loopback"]),
+        ({"node1": ["127.0.1.1"]}, IN_JOB, SEVERAL, ["names_own_loopback"]),
+        ({"node1": ["127.0.1.1"]}, {}, SEVERAL, []),  # on the login node, where it does not run
         ({"node1": ["127.0.1.1"], "node2": ["10.0.0.2"]}, {"MASTER_ADDR": "node2"}, Target(), ["names_own_loopback"]),
         ({}, {}, Target(), ["names_own_unknown"]),
+        ({"node1": None}, {}, Target(), ["names_own_unknown"]),
+        ({"node1": ["10.0.0.1"], "node2": None}, {"MASTER_ADDR": "node2"}, Target(), ["names_master_addr"]),
         ({"node1": ["10.0.0.1"]}, {"MASTER_ADDR": "node9"}, Target(), ["names_master_addr"]),
         ({"node1": ["10.0.0.1"]}, {}, Target(master_addr="node9"), ["names_master_addr"]),
         ({"node1": ["10.0.0.1"], "node2": ["10.0.0.2"]}, {"MASTER_ADDR": "node2"}, Target(), []),
@@ -60,6 +66,21 @@ def test_names_and_addresses(tmp_path: Path, names, environ, target, expected) -
     assert expected or levels(found) == FINE
 
 
+def test_network_that_does_not_answer_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A resolver without a network takes tens of seconds; the check must not."""
+    for_ever = threading.Event()
+    monkeypatch.setattr(network, "RESOLVE_S", 0.01)
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: for_ever.wait() and [])
+    assert network.Network().resolve("node9") is None
+    assert not network.Network().reachable("node9", 443, 0.01)
+    for_ever.set()
+
+
+@pytest.mark.parametrize("host", ["", "..", "x" * 300])
+def test_name_that_cannot_be_one(host) -> None:
+    assert not network.Network().resolve(host)
+
+
 LO = {"lo": ["127.0.0.1"]}
 ETH = LO | {"eth0": ["10.0.0.1"]}
 
@@ -68,14 +89,16 @@ ETH = LO | {"eth0": ["10.0.0.1"]}
     ("there", "environ", "target", "expected"),
     [
         (ETH, {}, SEVERAL, []),
-        (ETH | {"docker0": ["172.17.0.1"]}, {}, SEVERAL, []),
-        (ETH | {"virbr0": ["192.168.122.1"]}, {}, SEVERAL, ["interfaces_several"]),
-        (ETH | {"eth1": ["10.1.0.1"]}, {}, SEVERAL, ["interfaces_several"]),
+        (ETH | {"docker0": ["172.17.0.1"]}, IN_JOB, SEVERAL, []),
+        (ETH | {"virbr0": ["192.168.122.1"]}, IN_JOB, SEVERAL, ["interfaces_several"]),
+        (ETH | {"eth1": ["10.1.0.1"]}, IN_JOB, SEVERAL, ["interfaces_several"]),
+        (ETH | {"eth1": ["10.1.0.1"]}, {}, SEVERAL, []),
+        (ETH | {"eth1": ["fe80::1"]}, IN_JOB, SEVERAL, []),
         (ETH | {"eth1": ["10.1.0.1"]}, {}, Target(), []),
         (ETH | {"eth1": ["10.1.0.1"]}, {"SLURM_JOB_ID": "7", "SLURM_NNODES": "4"}, Target(), ["interfaces_several"]),
-        (ETH | {"eth1": ["10.1.0.1"], "ib0": ["10.2.0.1"]}, {}, SEVERAL, []),
-        (ETH | {"eth1": ["10.1.0.1"]}, {"NCCL_SOCKET_IFNAME": "eth1"}, SEVERAL, []),
-        (LO, {}, SEVERAL, ["interfaces_none"]),
+        (ETH | {"eth1": ["10.1.0.1"], "ib0": ["10.2.0.1"]}, IN_JOB, SEVERAL, []),
+        (ETH | {"eth1": ["10.1.0.1"]}, IN_JOB | {"NCCL_SOCKET_IFNAME": "eth1"}, SEVERAL, []),
+        (LO, IN_JOB, SEVERAL, ["interfaces_none"]),
         (ETH, {"NCCL_SOCKET_IFNAME": "eno1"}, Target(), ["interfaces_named"]),
         (ETH, {"NCCL_SOCKET_IFNAME": "eth"}, Target(), []),
         (ETH, {"NCCL_SOCKET_IFNAME": "=eth"}, Target(), ["interfaces_named"]),

@@ -1,12 +1,13 @@
 """torch against the driver and the GPUs."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dsrun.doctor.software.cuda import DRIVER, GPU_CODE
 from tests.tiny_wheels import PTX, SASS, compiled, container, entry, needs_gcc
-from tests.unit.doctor.recorded import A100, FINE, V100, codes, driver, found_by, levels, machine, torch_at
+from tests.unit.doctor.recorded import A100, FINE, V100, codes, driver, found_by, job, levels, machine, torch_at
 
 NVIDIA_GPU = {
     "/sys/bus/pci/devices/0000:41:00.0/vendor": "0x10de\n",
@@ -39,17 +40,21 @@ def test_torch_with_newer_driver(tmp_path: Path, driver_cuda) -> None:
     assert "2 × NVIDIA A100-SXM4-80GB" in found[0].message
 
 
-@pytest.mark.parametrize(
-    ("files", "code"), [(NVIDIA_GPU, "torch_driver_absent"), (NVIDIA_GPU | MODULE, "torch_driver_silent"), ({}, None)]
-)
-def test_gpu_without_answering_driver(tmp_path: Path, files, code) -> None:
-    """On a machine without any GPU, training on the CPU is meant."""
-    found = found_by(DRIVER, machine(tmp_path, files=files, packages={"torch": torch_at(tmp_path)}))
-    assert codes(found) == ([code] if code else [])
+@pytest.mark.parametrize("files", [NVIDIA_GPU, MODULE])
+def test_driver_that_does_not_answer_is_left_to_its_own_check(tmp_path: Path, files) -> None:
+    packages = {"torch": torch_at(tmp_path)}
+    assert found_by(DRIVER, machine(tmp_path / "gpu", files=files, packages=packages)) == []
+    bare = found_by(DRIVER, machine(tmp_path / "bare", packages=packages))
+    assert levels(bare) == FINE
+    assert "training would run on the CPU" in bare[0].message
 
 
 def test_missing_and_broken_torch(tmp_path: Path) -> None:
-    assert codes(found_by(DRIVER, machine(tmp_path))) == ["torch_driver_missing"]
+    missing = found_by(DRIVER, machine(tmp_path))
+    assert (codes(missing), levels(missing)) == (["torch_driver_missing"], ["warning"])
+    here = job(tmp_path, "--model", "m")
+    assert levels(found_by(DRIVER, machine(tmp_path), here)) == ["error"]
+    assert levels(found_by(DRIVER, machine(tmp_path), replace(here, nodes=4))) == ["warning"]
     package = torch_at(tmp_path)
     (package / "version.py").write_text("")
     assert codes(found_by(DRIVER, machine(tmp_path, packages={"torch": package}))) == ["torch_driver_broken"]

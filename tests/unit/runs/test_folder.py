@@ -69,6 +69,13 @@ def test_folder_with_only_slurm_output_accepted(tmp_path):
     refuse_unfit(tmp_path)
 
 
+def test_folder_of_a_dead_run_with_a_report_accepted(tmp_path):
+    """A report about a run that died before run.json does not keep the next start out."""
+    (tmp_path / "events.jsonl").touch()
+    (tmp_path / "report.html").touch()
+    refuse_unfit(tmp_path)
+
+
 def test_folder_with_other_files_refused_unless_forced(tmp_path):
     """A folder with other files is refused unless forced."""
     for name in "dbca":

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsrun.runs.goodput import Goodput, duration, goodput, goodput_line
+from dsrun.runs.goodput import Goodput, duration, goodput, goodput_line, uses
 
 START = datetime(2026, 11, 21, 4, 0, 0, tzinfo=UTC)
 
@@ -298,6 +298,9 @@ def test_goodput_parts_add_up_to_total_time(
     assert ledger.total == pytest.approx((now - begin) / 1000, abs=1e-9)
     assert min(ledger.as_dict().values()) >= 0
     assert ledger.share <= 1
+    parts = [(("productive" if use == "training" else use), spent) for use, spent in uses(events)]
+    for name, spent in ledger.as_dict().items() - {("total", ledger.total), ("goodput", ledger.share)}:
+        assert sum(each for use, each in parts if use == name) == pytest.approx(spent, abs=1e-9)
 
 
 @given(EVENTS)
@@ -306,6 +309,19 @@ def test_goodput_clock_going_back_adds_no_time(steps: list[tuple[int, str, dict[
     events = [at(second, kind, **details) for second, kind, details in steps]
     times = [second for second, _, _ in steps]
     assert goodput(events).total == pytest.approx(max(times) - times[0] if times else 0)
+
+
+def test_uses_of_time_stand_in_their_order() -> None:
+    """Work that was lost is that before the failure."""
+    events = [
+        at(0, "start", starting_s=5.0), at(10, "training", step=0), at(60, "checkpoint_end", step=50),
+        at(80, "progress", step=70), at(90, "failure", step=70), at(91, "restart"), at(95, "start", attempt=1),
+        at(100, "training", step=50), at(150, "end", step=100),
+    ]  # fmt: skip
+    assert uses(events) == [
+        ("restart", 5), ("restart", 10), ("training", 50), ("lost", 20), ("lost", 10), ("restart", 1), ("restart", 4),
+        ("restart", 5), ("training", 50),
+    ]  # fmt: skip
 
 
 def test_goodput_summary_names_what_counts() -> None:

@@ -107,6 +107,17 @@ def test_run_lock_cannot_be_taken_twice_by_one_process(tmp_path):
     lock.release()
 
 
+def test_run_lock_is_asked_for_once_if_wanted(tmp_path, monkeypatch):
+    """Whoever only shows a run does not wait for the lock of one that goes on."""
+    pauses = []
+    monkeypatch.setattr("dsrun.runs.folder.time.sleep", pauses.append)
+    with RunFolder.create(tmp_path).acquire():
+        assert is_in_use(tmp_path, tries=1)
+        assert pauses == []
+        assert is_in_use(tmp_path)
+        assert pauses
+
+
 def test_run_lock_of_missing_folder_is_free(tmp_path):
     """A missing or empty folder is not in use."""
     assert is_in_use(tmp_path / "missing") is None

@@ -52,3 +52,39 @@ nvmlReturn_t nvmlDeviceGetMigDeviceHandleByIndex(void *handle, unsigned slot, vo
     *mig = handle_of(slot == 1 ? 4 : 5);
     return OK;
 }
+
+typedef struct { unsigned gpu, memory; } Rates;
+nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, void **handle) {
+    for (int index = 0; index < 6; index++)
+        if (!strcmp(uuids[index], uuid)) {
+            *handle = handle_of(index);
+            return OK;
+        }
+    return NOT_FOUND;
+}
+nvmlReturn_t nvmlDeviceGetDeviceHandleFromMigDeviceHandle(void *mig, void **handle) {
+    *handle = handle_of(1);
+    return OK;
+}
+nvmlReturn_t nvmlDeviceGetIndex(void *handle, unsigned *index) { *index = number(handle); return OK; }
+nvmlReturn_t nvmlDeviceGetUtilizationRates(void *handle, Rates *rates) {
+    if (number(handle) > 3) return NOT_SUPPORTED; /* of a MIG instance */
+    rates->gpu = 100;
+    rates->memory = 7;
+    return OK;
+}
+nvmlReturn_t nvmlDeviceGetPowerUsage(void *handle, unsigned *milliwatt) {
+    if (number(handle) == 2) return NOT_SUPPORTED;
+    *milliwatt = 123456;
+    return OK;
+}
+nvmlReturn_t nvmlDeviceGetEnforcedPowerLimit(void *handle, unsigned *milliwatt) { *milliwatt = 700000; return OK; }
+nvmlReturn_t nvmlDeviceGetTemperature(void *handle, int sensor, unsigned *celsius) { *celsius = 61; return OK; }
+nvmlReturn_t nvmlDeviceGetClockInfo(void *handle, int clock, unsigned *mhz) {
+    *mhz = clock == 1 ? 1410 : 9; /* NVML_CLOCK_SM */
+    return OK;
+}
+nvmlReturn_t nvmlDeviceGetCurrentClocksThrottleReasons(void *handle, unsigned long long *mask) {
+    *mask = number(handle) == 3 ? 0x1 | 0x4 | 0x40 : 0x1;
+    return OK;
+}

@@ -2,7 +2,15 @@
 
 import pytest
 
-from dsrun.system.display import is_secret_flag, masked, masked_values, printable, split_secrets, unmasked_values
+from dsrun.system.display import (
+    counted,
+    is_secret_flag,
+    masked,
+    masked_values,
+    printable,
+    split_secrets,
+    unmasked_values,
+)
 
 TOKEN = "hf_canaryCANARY0123456789"
 
@@ -76,3 +84,7 @@ def test_masked_values_of_settings_and_back() -> None:
 def test_split_secrets_of_command() -> None:
     words = ["dsrun", "train", "--token", "a", "--model", "m", "--hub-token=b"]
     assert split_secrets(words) == (["dsrun", "train", "--model", "m"], {"token": "a", "hub_token": "b"})
+
+
+def test_counted():
+    assert [counted(number, "file") for number in (0, 1, 1000)] == ["0 files", "1 file", "1,000 files"]

@@ -81,15 +81,6 @@ def ask(path: Path, **environ: str) -> tuple[int, list[dict]]:
     return count, found
 
 
-@pytest.fixture(scope="module")
-def driver(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("driver")
-    source = Path(__file__).with_name("fake_nvml.c")
-    command = ["cc", "-shared", "-fPIC", "-w", "-o", str(folder / "libnvidia-ml.so.1"), str(source)]
-    subprocess.run(command, check=True)
-    return folder
-
-
 def test_visible_gpus_from_nvml(driver):
     count, found = ask(driver, CUDA_VISIBLE_DEVICES="3,2,0")
     assert count == 3

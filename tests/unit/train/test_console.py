@@ -12,9 +12,10 @@ import pytest
 from dsrun.errors import UsageError
 from dsrun.system import variables
 from dsrun.train.checkpoint.final import check_room
-from dsrun.train.console import SHOWN_LENGTH, Console, TrainingBar, duration, number, shortened
+from dsrun.train.console import ERROR_STYLE, SHOWN_LENGTH, Console, TrainingBar, duration, number, shortened
 from dsrun.train.loop.callbacks import format_metrics
 from dsrun.train.rank_context import Progress, explain_failure, record_failure
+from tests.ecs import parsed
 
 
 @pytest.mark.parametrize(("seconds", "words"), [(0, "0:00"), (61, "1:01"), (3599.7, "1:00:00"), (7322, "2:02:02")])
@@ -47,6 +48,34 @@ def test_console_lines_in_transcript(tmp_path):
     console.rows([("a", "1"), ("longer", "2")])
     assert out.getvalue() == "plain [bold] text with [brackets]\nnote: once\n  a       1\n  longer  2\n"
     assert (tmp_path / "console.log").read_text() == out.getvalue()
+
+
+def test_console_as_json(tmp_path):
+    """Each line is an event, each logged step a metric; console.log stays text."""
+    out = io.StringIO()
+    console = Console(out, terminal=True, as_json=True)
+    console.record_in(tmp_path / "console.log")
+    console.print("two [bold]\nlines")
+    console.print("")
+    console.notice("once")
+    console.notice("once")
+    console.rows([("a", "1"), ("longer", "2")])
+    console.marked("", [("plain ", False), ("marked", True)])
+    console.print("error: wrong", style=ERROR_STYLE)
+    bar = TrainingBar(console, total=9, start=0)
+    bar.figures(1, {"loss": 2.5, "lr": 1e-4, "tokens_per_s": 1000.0})
+    bar.figures(2, {"loss": float("nan")})
+    bar.stop()
+    found = [parsed(line) for line in out.getvalue().splitlines(keepends=True)]
+    assert [(line["event.action"], line["message"]) for line in found[:7]] == [
+        ("output", "two [bold]"), ("output", "lines"), ("note", "once"), ("output", "a 1"), ("output", "longer 2"),
+        ("output", "plain ⟦marked⟧"), ("error", "error: wrong"),
+    ]  # fmt: skip
+    first, second = found[7:]
+    assert (first["event.kind"], first["event.action"]) == ("metric", "training-progress")
+    assert (first["dsrun.step"], first["dsrun.max_steps"], first["dsrun.loss"]) == (1, 9, 2.5)
+    assert second["dsrun.nonfinite"] == ["dsrun.loss"]
+    assert "note: once\n  a       1\n" in (tmp_path / "console.log").read_text()
 
 
 def test_console_silent_on_other_ranks(tmp_path):

@@ -1,4 +1,4 @@
-"""Rows in the normal form of their layout; see `dsrun.train.data.encoding.layouts`."""
+"""Rows in the normal form of their layout; see `dsrun.recipe.preflight.layouts`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from itertools import takewhile
 from typing import Any
 
 from dsrun.errors import UsageError
+from dsrun.recipe.preflight.layouts import SYSTEM, Layout
 from dsrun.system.files import parse_json
 from dsrun.train.data.encoding.chat import UNLEARNED
-from dsrun.train.data.encoding.layouts import SYSTEM, Layout
 
 # Prepared rows hold int32.
 _LEAST_ID, _LARGEST_ID = -(2**31), 2**31 - 1

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.train.data.encoding.layouts import PAIRS, Hints, detect, translation_keys
+from dsrun.recipe.preflight.layouts import PAIRS, Hints, detect, translation_keys
 from dsrun.train.data.encoding.normal import normalise
 
 SEQ2SEQ = Hints("seq2seq")

@@ -1,0 +1,121 @@
+"""What `dsrun exporter` does: serve metrics, write them into a file, or print dashboard and rules."""
+
+from __future__ import annotations
+
+import importlib.util
+import signal
+import socket
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from dsrun.cli.output import print_note, write_output
+from dsrun.errors import EXIT_INTERRUPTED, MissingError, UsageError
+from dsrun.monitoring.prometheus import RunCollector, find_runs
+from dsrun.system.net import claim_port
+from dsrun.system.proc import handling
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+DEFAULT_FOLDER = Path("runs")
+
+
+def run(
+    *,
+    folders: tuple[str, ...],
+    port: int,
+    address: str,
+    textfile: str | None,
+    interval: float,
+    once: bool,
+    dashboard: bool,
+    alert_rules: bool,
+) -> int:
+    """The exit code: 0 after SIGTERM and for what ends by itself, 130 after Ctrl-C."""
+    if dashboard or alert_rules:
+        from dsrun.monitoring.grafana import alert_rules_yaml, dashboard_json
+
+        if dashboard and alert_rules:
+            raise UsageError("--dashboard and --alert-rules print two files", fix="give one of them")
+        write_output(dashboard_json() if dashboard else alert_rules_yaml(), None, force=False)
+        return 0
+    if once and not textfile:
+        raise UsageError("--once writes a file, and none is named", fix="--textfile FILE.prom --once")
+    paths = [Path(each) for each in folders] or [DEFAULT_FOLDER]
+    names = find_runs(paths)
+    registry = _registry(paths)
+    shown = ", ".join(map(str, paths))
+    runs = f"{len(names)} run{'' if len(names) == 1 else 's'} in {shown}"
+    if textfile:
+        return _write(registry, Path(textfile), interval, once=once, runs=runs)
+    return _serve(registry, address, port, runs)
+
+
+def _registry(paths: list[Path]) -> CollectorRegistry:
+    if importlib.util.find_spec("prometheus_client") is None:
+        raise MissingError("dsrun exporter needs prometheus-client", fix="pip install 'dsrun[observe]'")
+    from prometheus_client import CollectorRegistry
+
+    registry = CollectorRegistry()
+    registry.register(RunCollector(paths))
+    return registry
+
+
+class _Stop:
+    """Until SIGTERM or Ctrl-C; `code` is the exit code."""
+
+    def __init__(self) -> None:
+        self.code = 0
+        self._event = threading.Event()
+
+    def __call__(self, signum: int, _frame: FrameType | None) -> None:
+        self.code = EXIT_INTERRUPTED if signum == signal.SIGINT else 0
+        self._event.set()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        return self._event.wait(seconds)
+
+
+def _serve(registry: CollectorRegistry, address: str, port: int, runs: str) -> int:
+    from prometheus_client import start_http_server
+
+    if port:
+        claim_port(port, None)
+    try:
+        socket.getaddrinfo(address, port)
+        server, thread = start_http_server(port, addr=address, registry=registry)
+    except OSError as error:
+        raise UsageError(
+            f"--address {address}: cannot listen on port {port}: {error.strerror}",
+            fix="give an address of this machine",
+        ) from error
+    stop = _Stop()
+    with handling(stop, (signal.SIGINT, signal.SIGTERM)):
+        print_note(f"{runs}: http://{address}:{server.server_port}/metrics; Ctrl-C ends it")
+        stop.wait()
+    server.shutdown()
+    thread.join()
+    return stop.code
+
+
+def _write(registry: CollectorRegistry, file: Path, interval: float, *, once: bool, runs: str) -> int:
+    from prometheus_client import write_to_textfile
+
+    if file.suffix != ".prom":
+        raise UsageError(f"--textfile {file}: node_exporter reads *.prom only", fix=f"--textfile {file}.prom")
+    stop = _Stop()
+    if not once:
+        print_note(f"{runs}: {file}, every {interval:g} s; Ctrl-C ends it")
+    with handling(stop, (signal.SIGINT, signal.SIGTERM)):
+        while True:
+            try:
+                # Written beside it and renamed: node_exporter never reads half a file.
+                write_to_textfile(str(file), registry)
+            except OSError as error:
+                raise UsageError(
+                    f"--textfile {file} cannot be written: {error.strerror}", fix="name another"
+                ) from error
+            if once or stop.wait(interval):
+                return stop.code

@@ -1,0 +1,178 @@
+"""The data of a first run, what its columns mean, and with it what the model learns."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dsrun.cli.init.found import SHOWN, DataFile, data_files, read_sample, row_count
+from dsrun.cli.init.interview import Answer, Interview, Question
+from dsrun.cli.init.model import Model
+from dsrun.cli.output import print_note
+from dsrun.errors import UsageError, did_you_mean, nearest
+from dsrun.recipe.preflight.data_files import expanded
+from dsrun.recipe.preflight.files import CHAT_TEMPLATES, check_files, is_path
+from dsrun.recipe.preflight.layouts import Layout
+from dsrun.recipe.spec import TrainSpec
+from dsrun.zero.memory.model.configs import HUB_NAME
+
+DEMO = "demo"
+TASK_MEANINGS = (
+    ("seq2seq", "a target from a source: translation, summaries (T5, BART …)"),
+    ("causal-lm", "to continue text or to answer (Llama, Qwen …)"),
+    ("dpo", "to prefer one answer to another (columns chosen and rejected)"),
+    ("auto", "whatever the model's config says when the run starts"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """What a run reads: files or a dataset, or the demo's data with neither.
+
+    `row` is a sample, {} where there is none to look at; `layout` what its columns mean.
+    """
+
+    source: str
+    train_file: tuple[str, ...] = ()
+    dataset: str | None = None
+    row: dict[str, Any]
+    rows: int | None = None
+    layout: Layout | None = None
+    text_column: str | None = None
+    summary_column: str | None = None
+    validation_file: tuple[str, ...] = ()
+    validation_source: str = ""
+
+    @property
+    def is_demo(self) -> bool:
+        return not self.train_file and not self.dataset
+
+
+def ask_data(interview: Interview, given: dict[str, Any], model: Model) -> Data:
+    """Ask for training data; its validation data is that of the options, or the file here that is named so."""
+    there = data_files(Path.cwd())
+    offered = [each for each in there if not each.is_held_out][:SHOWN]
+    spec = TrainSpec(
+        model=model.name, from_scratch=model.from_scratch, task=given["task"] or "auto",
+        # What a tokenizer lacks is asked for once the data is known.
+        chat_template=CHAT_TEMPLATES[0], text_column=given["text_column"],
+    )  # fmt: skip
+    found = _training_data(interview, given, model, spec, offered)
+    data = replace(found.value, source=found.source)
+    named = tuple(given["validation_file"])
+    if named:
+        check_files(TrainSpec(train_file=list(data.train_file), validation_file=list(named)))
+        return replace(data, validation_file=named, validation_source="as --validation-file says")
+    beside = [each for each in there if each.is_validation and data.row and set(each.row) == set(data.row)]
+    if data.train_file and beside:
+        file = str(beside[0].path)
+        return replace(
+            data, validation_file=(file,), validation_source="found: its name says so, its columns are alike"
+        )
+    return data
+
+
+def _training_data(
+    interview: Interview, given: dict[str, Any], model: Model, spec: TrainSpec, offered: Sequence[DataFile]
+) -> Answer[Data]:
+    if given["train_file"] and given["dataset"]:
+        raise UsageError("--train-file and --dataset exclude each other", fix="give one of them")
+    if given["train_file"]:
+        return Answer(_of_files(list(given["train_file"]), spec), "as --train-file says")
+    if given["dataset"]:
+        return Answer(_of_dataset(given["dataset"], spec), "as --dataset says")
+    if model.is_demo and not offered:
+        return Answer(Data(source="", row={}), "the demo's own data")
+    demo = (DEMO, "its own data" if model.is_demo else "built-in data, to try the model")
+    choices = [(str(each.path), each.description(model.task)) for each in offered]
+    choices = [demo, *choices] if model.is_demo else [*choices, demo]
+    question = Question(
+        flag="--train-file",
+        text="Which data to train on? A file (json, jsonl, csv, parquet, txt), a folder, or a dataset of the Hub.",
+        check=lambda text: _named(text, spec, model),
+        choices=choices,
+        default=DEMO if model.is_demo else str(offered[0].path) if offered else None,
+        why="the demo's own data" if model.is_demo else "found in this folder",
+        needed="a data file; or --dataset NAME for one of the Hub",
+    )
+    return interview.answer(question, None)
+
+
+def _named(text: str, spec: TrainSpec, model: Model) -> Data:
+    """The data behind an answer: the word demo, files, a folder, or a name on the Hub."""
+    if text == DEMO:
+        if model.task is None or model.is_demo or spec.task != "dpo":
+            return Data(source="", row={})
+        raise UsageError("there is no demo data for dpo", fix="name a file with chosen and rejected answers")
+    path = Path(text).expanduser()
+    if path.is_dir():
+        return _of_dataset(text, spec)
+    if path.exists() or is_path(text) or any(mark in text for mark in "*?["):
+        return _of_files([text], spec)
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        words = [text]
+    return _of_files(words, spec) if len(words) > 1 else _of_dataset(text, spec)
+
+
+def _of_files(names: list[str], spec: TrainSpec) -> Data:
+    check_files(replace(spec, train_file=names))
+    files = expanded("--train-file", names)
+    counts = [row_count(each) for each in files]
+    rows = sum(filter(None, counts)) if None not in counts else None
+    return Data(source="", train_file=tuple(names), row=read_sample(files[0]), rows=rows)
+
+
+def _of_dataset(name: str, spec: TrainSpec) -> Data:
+    if is_path(name):
+        check_files(replace(spec, dataset=name))
+        path = Path(name).expanduser()
+        return Data(source="", dataset=name, row=read_sample(path) if path.is_file() else {})
+    near = nearest(name, [entry.name for entry in Path.cwd().iterdir()], cutoff=0.75)
+    if near or not HUB_NAME.fullmatch(name):
+        fix = f"did you mean {near}?" if near else "a name on the Hub is owner/name"
+        raise UsageError(f"there is no data called {name}", fix=fix)
+    print_note(f"{name} is taken for a dataset of the Hub: the run looks for it when it starts")
+    return Data(source="", dataset=name, row={})
+
+
+def ask_task(interview: Interview, given: dict[str, Any], model: Model, data: Data) -> Answer[str]:
+    """What the model learns: as its config and the columns tell, or as the user answers."""
+    prefers = bool({"chosen", "chosen_response"} & set(data.row)) and model.task != "seq2seq"
+    default, why = model.task or "auto", "as the model's config says"
+    if model.task is None:
+        default, why = _by_name_and_columns(model, data)
+    if prefers:
+        default, why = "dpo", "as the data has chosen and rejected answers"
+    if given["task"] is None and model.task is not None:
+        return Answer(default, why)
+    question = Question(
+        flag="--task",
+        text="What does the model learn?",
+        check=lambda text: _check_task(text, model),
+        choices=TASK_MEANINGS,
+        default=default,
+        why=why,
+    )
+    return interview.answer(question, given["task"])
+
+
+def _by_name_and_columns(model: Model, data: Data) -> tuple[str, str]:
+    if model.kind is not None:
+        return "seq2seq", f"by its name it is a {model.kind} model"
+    if data.row and DataFile(path=Path(), row=data.row, size=0).layout("seq2seq") is None:
+        return "causal-lm", "as the data is text without a source and a target column"
+    return "auto", "as the model's config says when the run starts"
+
+
+def _check_task(text: str, model: Model) -> str:
+    names = [name for name, _ in TASK_MEANINGS]
+    if text not in names:
+        raise UsageError(f"--task {text} is not a task", fix=did_you_mean(text, names))
+    if model.task is not None and text not in ("auto", model.task) and (text, model.task) != ("dpo", "causal-lm"):
+        raise UsageError(f"--task {text}: {model.name} is a {model.kind} model, which cannot do that")
+    return text

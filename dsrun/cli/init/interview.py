@@ -1,0 +1,135 @@
+"""Questions and answers: from an option, from the terminal, or by default; each answer checked as it is given.
+
+Questions go to stderr, as stdout is for the file.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from io import TextIOWrapper
+from typing import Generic, NamedTuple, TypeVar
+
+import click
+
+from dsrun.cli.output import print_detail, print_error
+from dsrun.errors import MissingError, UsageError
+from dsrun.system.display import printable
+
+T = TypeVar("T")
+
+
+class Answer(NamedTuple, Generic[T]):
+    """A checked answer; `source` says where it came from, for the comment beside it."""
+
+    value: T
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question(Generic[T]):
+    """One question.
+
+    `check` makes the value of a text, and raises UsageError or MissingError for an answer that cannot be. `choices` are
+    (answer, description) pairs that are offered by number; others are taken, too. `default` is None where nothing can
+    be proposed: then `needed` says what to give. `why` says where the default came from. `named`: without a terminal
+    the default counts with --yes only.
+    """
+
+    flag: str
+    text: str
+    check: Callable[[str], T]
+    choices: Sequence[tuple[str, str]] = ()
+    default: str | None = None
+    why: str = "default"
+    needed: str = "give it"
+    named: bool = False
+
+    @property
+    def name(self) -> str:
+        """What stands before the cursor."""
+        return self.flag.lstrip("-").replace("-", " ")
+
+
+class Interview:
+    """Asks on the terminal; without one, or with --yes, takes options and defaults."""
+
+    def __init__(self, *, accept_defaults: bool) -> None:
+        self.accepts = accept_defaults
+        # Both streams: a question in a log file waits for ever.
+        streams = (sys.stdin, sys.stderr)
+        self.asks = not accept_defaults and all(each is not None and each.isatty() for each in streams)
+        if self.asks and isinstance(sys.stdin, TextIOWrapper):
+            # A key of another encoding is a wrong answer, and no reason to end.
+            sys.stdin.reconfigure(errors="surrogateescape")
+
+    def answer(self, question: Question[T], given: str | None) -> Answer[T]:
+        """The answer to a question; `given` is the value of its option.
+
+        Raises UsageError for an option with a wrong value and for one that is needed, click.Abort for the end of the
+        input.
+        """
+        if given is not None:
+            return Answer(_checked(question, given), f"as {question.flag} says")
+        if self.asks:
+            return self._from_terminal(question)
+        if question.default is None or (question.named and not self.accepts):
+            why = "" if self.accepts else "there is no terminal to ask on: "
+            hint = f", or --yes for {question.default}" if question.default is not None else ""
+            raise UsageError(f"{question.flag} is needed", fix=f"{why}{question.needed}{hint}")
+        return Answer(_checked(question, question.default), question.why)
+
+    def _from_terminal(self, question: Question[T]) -> Answer[T]:
+        _print_question(question)
+        shown = "" if question.default is None else f" [{printable(question.default)}]"
+        while True:
+            typed = _read_line(f"{question.name}{shown}: ")
+            text = _meant(question, typed)
+            if text is None:
+                print_error(f"an answer is needed ({question.needed})")
+                continue
+            try:
+                value = _checked(question, text)
+            except (UsageError, MissingError) as error:
+                print_error(str(error))
+                continue
+            return Answer(value, question.why if text == question.default else "your answer")
+
+
+def _checked(question: Question[T], text: str) -> T:
+    if not text or not text.isprintable():
+        what = "contains characters that cannot be shown" if text else "is empty"
+        raise UsageError(f"{question.flag} {what}", fix=question.needed)
+    return question.check(text)
+
+
+def _meant(question: Question[T], typed: str) -> str | None:
+    """The answer behind what was typed: a number for a choice, nothing for the default."""
+    if not typed:
+        return question.default
+    if typed.isascii() and typed.isdecimal() and 1 <= int(typed[:9]) <= len(question.choices):
+        return question.choices[int(typed) - 1][0]
+    return typed
+
+
+def _print_question(question: Question[T]) -> None:
+    plain = bool(os.environ.get("NO_COLOR"))
+    click.secho(f"\n{question.text}", bold=True, err=True, color=False if plain else None)
+    width = max((len(printable(answer)) for answer, _ in question.choices), default=0)
+    for number, (answer, description) in enumerate(question.choices, 1):
+        print_detail(f"  {number})  {printable(answer):<{width}}  {description}".rstrip())
+
+
+def _read_line(prompt: str) -> str:
+    """One line of the terminal without its blanks. Raises click.Abort for its end and for Ctrl-C."""
+    click.echo(prompt, nl=False, err=True)
+    try:
+        line = sys.stdin.readline()
+    except KeyboardInterrupt:
+        line = ""
+    if not line:
+        click.echo(err=True)
+        raise click.Abort
+    return line.strip()

@@ -1,0 +1,125 @@
+"""The model of a first run: a folder, a Hub name or a demo, and what its config says."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from dsrun.cli.init.found import SHOWN, cached_models, model_folders
+from dsrun.cli.init.interview import Interview, Question
+from dsrun.cli.output import print_note
+from dsrun.demo.models import DEMO_LLAMA, DEMO_T5, TASKS, model_config
+from dsrun.errors import DsrunError, MissingError, UsageError, nearest
+from dsrun.model_families import model_type_of
+from dsrun.recipe.preflight.files import check_files, is_path
+from dsrun.recipe.preflight.model_folder import has_weights
+from dsrun.recipe.spec import TrainSpec
+from dsrun.zero.memory.model.architecture import Architecture
+from dsrun.zero.memory.model.configs import HUB_NAME, find
+from dsrun.zero.memory.model.count import describe
+
+DEMOS = (
+    (DEMO_T5, "a tiny T5 with its own data, to try everything: minutes on a CPU"),
+    (DEMO_LLAMA, "a tiny Llama with its own data"),
+)
+# Those whose config.json may leave it out, as it is their default.
+_SEQ2SEQ = frozenset({"t5", "mt5", "umt5", "longt5", "bart", "mbart", "marian", "pegasus", "m2m_100"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """A model as it is named in run.yaml.
+
+    `config` is its config.json, None where it is not on this machine; `architecture` is what the plan needs to know,
+    None where only transformers can tell.
+    """
+
+    name: str
+    source: str
+    from_scratch: bool
+    config: dict[str, Any] | None
+    architecture: Architecture | None
+
+    @property
+    def is_demo(self) -> bool:
+        """Whether it is one of dsrun's own, which come with data and settings."""
+        return self.name in TASKS
+
+    @property
+    def kind(self) -> str | None:
+        """Its model type, by config or by name."""
+        return str(self.config.get("model_type")) if self.config else model_type_of(self.name)
+
+    @property
+    def task(self) -> str | None:
+        """What its config says that it learns; None without a config."""
+        if self.name in TASKS:
+            return TASKS[self.name]
+        if self.config is None:
+            return None
+        both = self.architecture.seq2seq if self.architecture else self.kind in _SEQ2SEQ
+        return "seq2seq" if self.config.get("is_encoder_decoder", both) else "causal-lm"
+
+
+def ask_model(interview: Interview, given: dict[str, Any]) -> Model:
+    """Ask for the model, and look at its config where that is on this machine."""
+    local = [*model_folders(Path.cwd()), *islice(cached_models(os.environ), SHOWN)][:SHOWN]
+    scratch = bool(given["from_scratch"])
+    question = Question(
+        flag="--model",
+        text="Which model? A local folder, a name on the Hub, or a demo.",
+        check=lambda text: _check(text, from_scratch=scratch),
+        choices=(*local, *DEMOS),
+        default=local[0][0] if local else DEMO_T5,
+        why=f"found: {local[0][1]}" if local else "the demo, as no model is in this folder or in the Hub's cache",
+        needed="a folder, a Hub name, demo-t5 or demo-llama",
+        named=True,
+    )
+    found = interview.answer(question, given["model"])
+    name, config = found.value
+    if not scratch and name not in TASKS and is_path(name) and not has_weights(Path(name).expanduser()):
+        scratch = True
+        print_note(f"{name} has no weights: it is trained from scratch, from its config")
+    if config is None:
+        offline = os.environ.get("HF_HUB_OFFLINE", "0").upper() in ("1", "ON", "YES", "TRUE")
+        fetched = "HF_HUB_OFFLINE forbids to download it" if offline else "the run downloads it"
+        print_note(f"{name} is not on this machine: {fetched}, and plans its memory when it starts")
+    architecture = _architecture(config, from_scratch=scratch) if config and name not in TASKS else None
+    return Model(name=name, source=found.source, from_scratch=scratch, config=config, architecture=architecture)
+
+
+def _check(name: str, *, from_scratch: bool) -> tuple[str, dict[str, Any] | None]:
+    """The name, and its config where that is on this machine. Raises UsageError for what cannot be trained."""
+    if name in TASKS:
+        if from_scratch:
+            raise UsageError(f"--from-scratch: {name} is always trained from scratch", fix="leave it out")
+        return name, model_config(name)
+    if not is_path(name):
+        return name, _of_the_hub(name)
+    # A folder without weights is trained from its config.
+    bare = Path(name).expanduser().is_dir() and not has_weights(Path(name).expanduser())
+    check_files(TrainSpec(model=name, from_scratch=from_scratch or bare))
+    return name, find(name).config
+
+
+def _of_the_hub(name: str) -> dict[str, Any] | None:
+    near = nearest(name, [*TASKS, *(entry.name for entry in Path.cwd().iterdir() if entry.is_dir())], cutoff=0.8)
+    if near:
+        raise UsageError(f"--model {name} does not exist", fix=f"did you mean {near}?")
+    if not HUB_NAME.fullmatch(name):
+        raise UsageError(f"--model {name} is neither a folder nor a name on the Hub", fix="a name there is owner/name")
+    try:
+        return find(name).config
+    except MissingError:
+        return None
+
+
+def _architecture(config: dict[str, Any], *, from_scratch: bool) -> Architecture | None:
+    """None for a family that only transformers can count; it is counted when the run starts."""
+    with suppress(DsrunError):
+        return describe(config, from_scratch=from_scratch)
+    return None

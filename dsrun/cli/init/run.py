@@ -1,0 +1,111 @@
+"""What `dsrun init` does: asks, checks, writes run.yaml, and prints the commands that follow."""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dsrun.cli.init.columns import ask_chat_template, with_columns
+from dsrun.cli.init.data import ask_data, ask_task
+from dsrun.cli.init.interview import Answer, Interview, Question
+from dsrun.cli.init.model import ask_model
+from dsrun.cli.init.place import ask_place
+from dsrun.cli.init.tuning import ask_tuning
+from dsrun.cli.init.write import Answers, check_run_file, command_lines, plan_command, render
+from dsrun.cli.output import print_detail, print_line, print_note, write_file
+from dsrun.errors import UsageError
+from dsrun.runs.folder import default_name, refuse_unfit
+
+STDOUT = "-"
+MOST_RUNS = 1000
+
+
+def run(**given: Any) -> int:
+    """Ask and write; the callback of `dsrun init`."""
+    file = given["output_file"]
+    to_stdout = given["dry_run"] or file == STDOUT
+    if not to_stdout:
+        _refuse_file(Path(file), force=given["force"])
+    interview = Interview(accept_defaults=given["yes"])
+    if interview.asks:
+        print_detail("Enter takes the answer in brackets, a number one of the choices. Ctrl-C ends without a file.")
+    answers = _ask(interview, given)
+    name = "run.yaml" if file == STDOUT else file
+    text = render(answers, name)
+    for notice in check_run_file(text, Path(name).name, slurm=answers.place.slurm is not None):
+        print_note(notice)
+    more = [f"{command}  # {meaning}" for command, meaning in plan_command(answers, given).items()]
+    following = [*command_lines(answers, name), *more]
+    if to_stdout:
+        click.echo(text, nl=False)
+        return 0
+    write_file(Path(file), text.encode("utf-8"), force=given["force"])
+    print_detail("")
+    print_note(f"{file} is written. Next:")
+    for line in following:
+        print_line(line)
+    return 0
+
+
+def _refuse_file(path: Path, *, force: bool) -> None:
+    """Raise UsageError before any question for a file that could not be written after the last."""
+    if path == Path():
+        raise UsageError("--output-file is empty", fix="name a file, or leave it out")
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder", fix="name a file: -o run.yaml")
+    if path.exists() and not force:
+        raise UsageError(f"{path} exists", fix="add --force to replace it, or -o another.yaml")
+    if not path.parent.is_dir():
+        raise UsageError(f"{path}: there is no folder {path.parent}", fix="name a file in a folder that exists")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise UsageError(f"{path}: {path.parent} cannot be written", fix="name a file elsewhere with -o")
+
+
+def _ask(interview: Interview, given: dict[str, Any]) -> Answers:
+    model = ask_model(interview, given)
+    data = ask_data(interview, given, model)
+    task = ask_task(interview, given, model, data)
+    data = with_columns(interview, given, data, task.value)
+    template = ask_chat_template(interview, given, model, data)
+    place = ask_place(interview, given, is_demo=model.is_demo)
+    tuning = ask_tuning(interview, given, model, data, place)
+    return Answers(
+        model=model,
+        data=data,
+        task=task,
+        place=place,
+        tuning=tuning,
+        output=_ask_output(interview, given, model.name),
+        dataset_config=given["dataset_config"],
+        chat_template=template,
+    )
+
+
+def _ask_output(interview: Interview, given: dict[str, Any], model: str) -> Answer[str]:
+    question = Question(
+        flag="--output",
+        text="Into which folder?",
+        check=_check_output,
+        default=_free_folder(model),
+        why="the model's name; the same command resumes from its newest checkpoint",
+    )
+    return interview.answer(question, given["output"])
+
+
+def _free_folder(model: str) -> str:
+    """runs/MODEL, or the first of runs/MODEL-2, … that does not exist."""
+    name = default_name(model, datetime.now()).rsplit("-", 2)[0]
+    names = (name, *(f"{name}-{number}" for number in range(2, MOST_RUNS)))
+    return next(each for each in names if not Path(each).exists())
+
+
+def _check_output(name: str) -> str:
+    folder = Path(name).expanduser()
+    refuse_unfit(folder)
+    if (folder / "run.json").exists():
+        print_note(f"{name} is the folder of a run: training would go on from its newest checkpoint")
+    return name

@@ -1,0 +1,271 @@
+"""How a first run trains: full or LoRA, ZeRO stage and offload by the plan of `--zero auto`, and the global batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dsrun.cli.init.data import Data
+from dsrun.cli.init.interview import Answer, Interview, Question
+from dsrun.cli.init.model import Model
+from dsrun.cli.init.place import Place
+from dsrun.cli.output import print_note
+from dsrun.demo.models import DEFAULTS
+from dsrun.errors import FindingsError, UsageError, did_you_mean
+from dsrun.recipe.batch import DEFAULT_MICRO_BATCH, batch_plan
+from dsrun.recipe.flags import ZERO_STAGE
+from dsrun.recipe.spec import DEFAULT_TARGET
+from dsrun.zero.generate.presets import GIB
+from dsrun.zero.memory.calibration import remembered
+from dsrun.zero.memory.plan import Chosen, choose, plan, settings
+from dsrun.zero.memory.remedies import ADVISED_RANK
+from dsrun.zero.memory.request import SHARES, USUAL_LENGTH, PlanRequest, default_precision
+
+FULL = "full"
+BYTES_PER_PARAMETER = 16
+"""fp32 weight, gradient and both moments of AdamW, as they are trained on a CPU."""
+MANY_ROWS = 5000
+LARGE_BATCH, SMALL_BATCH, CPU_BATCH = 64, 16, 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """A choice of the planner and its share of each GPU's memory, more than the preset's where it `is_tight`; `refused`
+    says why nothing fits."""
+
+    chosen: Chosen | None = None
+    share: float = 0.0
+    is_tight: bool = False
+    refused: UsageError | None = None
+
+    @property
+    def words(self) -> str:
+        """What was chosen, to stand behind a word; empty where nothing was planned."""
+        if self.chosen is None:
+            return ": does not fit" if self.refused else ""
+        return f": {self._strategy}, micro batch {self.chosen.micro_batch}, {self.share:.0%} of each GPU"
+
+    @property
+    def offer(self) -> str:
+        """As `words`, while the global batch is open and the micro batch the largest that fits."""
+        if self.chosen is None:
+            return self.words
+        size = self.chosen.micro_batch
+        return f": {self._strategy}, up to {size} sample{'s' * (size > 1)} per GPU and pass{', tight' * self.is_tight}"
+
+    @property
+    def drawback(self) -> str:
+        """Why LoRA is the better proposal; empty where this fits well."""
+        if self.chosen is None:
+            return "do not fit" if self.refused else ""
+        if self.chosen.bf16_master:
+            return "fit only with master weights in bf16, which is less exact"
+        if self.chosen.offload != "none":
+            return "fit only with states in host memory, which is slow"
+        return "fit only beyond the preset's share of the GPUs' memory" if self.is_tight else ""
+
+    @property
+    def _strategy(self) -> str:
+        assert self.chosen is not None
+        place = {"none": "", "nvme": " with states on NVMe"}.get(self.chosen.offload, " with states in host memory")
+        again = ", activations recomputed" if self.chosen.checkpointing else ""
+        master = ", bf16 master weights" if self.chosen.bf16_master else ""
+        return f"ZeRO-{self.chosen.stage}{place}{again}{master}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuning:
+    """The answers; `zero` are values of flags that the plan chose, `why` its reason."""
+
+    preset: Answer[str] | None
+    lora: Answer[int]
+    batch: Answer[int] | None
+    zero: dict[str, object]
+    why: str
+
+
+def ask_tuning(interview: Interview, given: dict[str, Any], model: Model, data: Data, place: Place) -> Tuning:
+    """Ask for the preset where GPUs are planned for, for LoRA, and for the global batch.
+
+    Raises FindingsError where nothing fits.
+    """
+    planner = _Planner(model, data, place, is_fixed=given["zero"] is not None or given["offload"] is not None)
+    if planner.plans and place.cluster is not None and place.cluster.note:
+        print_note(place.cluster.note.partition(" (--")[0])
+    preset = _ask_preset(interview, given) if planner.plans or given["preset"] else None
+    if preset:
+        planner.preset = preset.value
+    lora = _ask_lora(interview, given, planner)
+    batch = _ask_batch(interview, given, planner, lora.value)
+    zero, why = _stage(given, planner, lora.value, batch.value if batch else None)
+    return Tuning(preset=preset, lora=lora, batch=batch, zero=zero, why=why)
+
+
+class _Planner:
+    """The plan of `dsrun train --zero auto` for the GPUs of a place; none where the user has fixed the strategy, where
+    the model's shapes or the GPUs are not known, and for demos, which fit anywhere."""
+
+    def __init__(self, model: Model, data: Data, place: Place, *, is_fixed: bool) -> None:
+        self.model, self.data, self.place = model, data, place
+        self.preset = "balanced"
+        self.plans = model.architecture is not None and place.cluster is not None and not is_fixed
+
+    def plan(self, lora: int, batch: int | None) -> Planned:
+        """The choice with adapters of rank `lora`, 0 for all weights, and a global batch; empty where none is made."""
+        model, gpus = self.model.architecture, self.place.cluster
+        if not self.plans or model is None or gpus is None:
+            return Planned()
+        usual = min(USUAL_LENGTH, model.positions or USUAL_LENGTH)
+        try:
+            request = PlanRequest(
+                model=model,
+                cluster=gpus,
+                length=min(DEFAULT_TARGET, usual) if model.seq2seq else usual,
+                source_length=usual,
+                global_batch=batch,
+                lora=lora or None,
+                preset=self.preset,
+                precision=default_precision("auto", model, gpus),
+                host_memory=self.place.host_memory,
+            )
+            request = replace(request, factor=remembered(self.model.config or {}, request))
+            chosen = choose(request)
+        except UsageError as error:
+            return Planned(refused=error)
+        row = next(each for each in plan(request).rows if _is(each.strategy, chosen))
+        share = row.gpu.total / GIB / gpus.memory
+        return Planned(chosen=chosen, share=share, is_tight=row.verdict == "tight")
+
+
+def _is(strategy: Any, chosen: Chosen) -> bool:
+    return (strategy.stage, strategy.offload, strategy.checkpointing, strategy.bf16_master) == (
+        chosen.stage, chosen.offload, chosen.checkpointing, chosen.bf16_master,
+    )  # fmt: skip
+
+
+def _ask_preset(interview: Interview, given: dict[str, Any]) -> Answer[str]:
+    words = {
+        "conservative": "for long samples and a first try",
+        "balanced": "leaves room for what is estimated",
+        "aggressive": "fast, and may run out of memory",
+    }
+    question = Question(
+        flag="--preset",
+        text="How full may a GPU's memory get?",
+        check=lambda text: _one_of(text, "--preset", list(SHARES)),
+        choices=[(name, f"{share:.0%}: {words[name]}") for name, share in SHARES.items()],
+        default="balanced",
+        why="leaves room for what is estimated",
+    )
+    return interview.answer(question, given["preset"])
+
+
+def _one_of(text: str, flag: str, known: list[str]) -> str:
+    if text not in known:
+        raise UsageError(f"{flag} {text} is not one of {', '.join(known)}", fix=did_you_mean(text, known))
+    return text
+
+
+def _ask_lora(interview: Interview, given: dict[str, Any], planner: _Planner) -> Answer[int]:
+    model = planner.model
+    if (model.is_demo or model.from_scratch) and given["lora"] is None:
+        return Answer(0, "a model that is trained from scratch has no use for LoRA")
+    full, small = planner.plan(0, None), planner.plan(ADVISED_RANK, None)
+    if full.refused and small.refused and given["lora"] is None:
+        raise FindingsError(f"{model.name}: {full.refused.message}", fix=full.refused.fix)
+    default, why = _lora_default(model, planner.place, full, small)
+    question = Question(
+        flag="--lora",
+        text="Train all weights, or LoRA adapters? Adapters need far less memory.",
+        check=lambda text: _check_rank(text, planner),
+        choices=(
+            (FULL, f"all weights{full.offer}"),
+            (str(ADVISED_RANK), f"LoRA of this rank{small.offer}"),
+        ),
+        default=default,
+        why=why,
+    )
+    return interview.answer(question, given["lora"])
+
+
+def _lora_default(model: Model, place: Place, full: Planned, small: Planned) -> tuple[str, str]:
+    parameters = model.architecture.parameters if model.architecture else 0
+    needed = parameters * BYTES_PER_PARAMETER / GIB
+    if place.on_cpu and place.host_memory is not None and needed > place.host_memory:
+        has = f"this machine has {place.host_memory:.0f} GiB of memory"
+        print_note(f"training all {parameters / 1e9:.1f} billion weights on the CPU takes {needed:.0f} GiB, and {has}")
+        return str(ADVISED_RANK), f"all weights take {needed:.0f} GiB, and {has}"
+    if small.chosen is not None and (drawback := full.drawback):
+        return str(ADVISED_RANK), f"all weights {drawback}"
+    return FULL, "all weights fit" if full.chosen else "adapters are for models that do not fit"
+
+
+def _check_rank(text: str, planner: _Planner) -> int:
+    model = planner.model
+    rank = 0 if text == FULL else ADVISED_RANK if text == "lora" else int(text) if _is_number(text) else -1
+    if rank < 0:
+        raise UsageError(f"--lora {text} is not a rank", fix=f"{ADVISED_RANK}, or 0 to train all weights")
+    if rank and (model.is_demo or model.from_scratch):
+        raise UsageError(f"--lora {rank}: {model.name} is trained from scratch, all weights", fix="leave it out")
+    if refused := planner.plan(rank, None).refused:
+        raise refused
+    return rank
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) < 10
+
+
+def _ask_batch(interview: Interview, given: dict[str, Any], planner: _Planner, lora: int) -> Answer[int] | None:
+    model, data, place = planner.model, planner.data, planner.place
+    if model.name in DEFAULTS and given["global_batch_size"] is None:
+        return None  # each demo has its own
+    usual, why = LARGE_BATCH, "a usual size"
+    if place.on_cpu:
+        usual, why = CPU_BATCH, "small, as CPUs are slow"
+    elif data.rows is not None and data.rows < MANY_ROWS:
+        usual, why = SMALL_BATCH, f"small, as the data has about {data.rows:,} row{'s' * (data.rows != 1)}"
+    default = -(-usual // place.world) * place.world
+    more = f" A multiple of {place.world}." if place.world > 1 else ""
+    question = Question(
+        flag="--global-batch-size",
+        text=f"How many samples per optimizer step, over all GPUs?{more}",
+        check=lambda text: _check_batch(text, planner, lora),
+        default=str(default),
+        why=why,
+    )
+    return interview.answer(question, given["global_batch_size"])
+
+
+def _check_batch(text: str, planner: _Planner, lora: int) -> int:
+    if not _is_number(text) or int(text) == 0:
+        raise UsageError(f"--global-batch-size {text} is not a number of samples", fix="64, for example")
+    batch_plan(
+        global_batch_size=int(text), micro_batch_size=None, accumulation=None, world_size=planner.place.world,
+        default_micro=DEFAULT_MICRO_BATCH,
+    )  # fmt: skip
+    if refused := planner.plan(lora, int(text)).refused:
+        raise refused
+    return int(text)
+
+
+def _stage(given: dict[str, Any], planner: _Planner, lora: int, batch: int | None) -> tuple[dict[str, object], str]:
+    """ZeRO's values, and those of the micro batch and recomputation that go with them."""
+    place, model = planner.place, planner.model
+    if given["zero"] is not None or given["offload"] is not None:
+        values: dict[str, object] = {"zero": given["zero"] or "auto"}
+        if given["offload"] is not None:
+            values["offload"] = given["offload"]
+        return values, "as --zero and --offload say"
+    if place.on_cpu or model.is_demo:
+        why = "there is no GPU whose memory could run out" if place.on_cpu else "the demo fits anywhere"
+        return {"zero": str(ZERO_STAGE)}, why
+    if not planner.plans:
+        config = "its family is counted" if model.config else "its config is downloaded"
+        unknown = place.unknown or f"{config} when the run starts"
+        return {"zero": "auto"}, f"planned when the run starts: {unknown}"
+    found = planner.plan(lora, batch)
+    if found.chosen is None:
+        refused = found.refused
+        raise FindingsError(refused.message if refused else "nothing fits", fix=refused.fix if refused else None)
+    return settings(found.chosen), f"as `--zero auto` plans{found.words}"

@@ -1,0 +1,146 @@
+"""The figures of training with their sparklines, and the plot of the loss beside them where there is room."""
+
+from __future__ import annotations
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from dsrun.cli.monitor.section import EMPTY, Room, Section
+from dsrun.cli.monitor.snapshot import Snapshot
+from dsrun.monitoring.history import series
+from dsrun.monitoring.plots import figure, line_plot, sparkline
+from dsrun.runs.goodput import duration
+from dsrun.system.display import printable
+
+_WIDE = 100
+_LABEL = 12
+_VALUE = 10
+_MOST_SPARK = 60
+_PLOT_HEIGHT = 9
+Figure = tuple[str, Text]
+# What has a curve: key of metrics.jsonl, name, sparkline's style.
+_CURVES = (("loss", "loss", "green"), ("lr", "lr", "blue"), ("grad_norm", "grad norm", "magenta"))
+
+
+def figures_section(snapshot: Snapshot, room: Room) -> Section:
+    """Figures at the left, and at the right of a wide terminal the loss over the steps."""
+    is_wide = room.width >= _WIDE and not room.is_low
+    width = room.width // 2 - 2 if is_wide else room.width
+    rows = _curve_rows(snapshot, min(width - _LABEL - _VALUE - 2, _MOST_SPARK), ascii_only=room.ascii_only)
+    if room.is_low:
+        about = _run_parts(snapshot)
+        rows.append(_joined([*_speed_parts(snapshot), *(part for part in about if part[0] == "goodput")]))
+        rows.append(_joined([part for part in about if part[0] != "goodput"]))
+    else:
+        rows += _speed_parts(snapshot) + _run_parts(snapshot)
+    rows = [(name, text) for name, text in rows if text]
+    if not rows:
+        return EMPTY
+    grid = Table.grid(padding=(0, 1))
+    grid.add_column(style="dim", no_wrap=True, width=_LABEL)
+    grid.add_column(no_wrap=True, overflow="ellipsis", width=width - _LABEL - 1)
+    for name, text in rows:
+        grid.add_row(name, text)
+    plot = None
+    if is_wide:
+        high = max(_PLOT_HEIGHT, len(rows))
+        plot = _loss_plot(snapshot, room.width - width - 3, high, ascii_only=room.ascii_only)
+    if plot is None:
+        return Section(grid, len(rows)) if room.is_low else Section(Group(Text(), grid), len(rows) + 1)
+    both = Table.grid(padding=(0, 2))
+    both.add_row(grid, plot)
+    return Section(Group(Text(), both), max(len(rows), _PLOT_HEIGHT) + 1)
+
+
+def _joined(parts: list[Figure]) -> Figure:
+    """Several figures in one row, under the name of the first."""
+    if not parts:
+        return "", Text()
+    (first, text), *others = parts
+    return first, Text(" · ").join([text, *(Text.assemble((f"{name} ", "dim"), text) for name, text in others)])
+
+
+def _curve_rows(snapshot: Snapshot, width: int, *, ascii_only: bool) -> list[Figure]:
+    """The figures that change all the time, with their sparklines."""
+    status, steps = snapshot.status, snapshot.history.steps
+    rows: list[Figure] = []
+    for key, name, style in _CURVES:
+        value = getattr(status, key)
+        if value is None and not (key == "loss" and steps):
+            continue
+        text = Text()
+        is_broken = value is None
+        text.append(
+            f"{'nan' if is_broken else figure(value):<{_VALUE}}",
+            style="bold red" if is_broken else "bold" if key == "loss" else "",
+        )
+        text.append(sparkline(series(steps, key), width, ascii_only=ascii_only), style=style)
+        rows.append((name, text))
+    speed = _speed(snapshot, width, ascii_only=ascii_only)
+    if speed:
+        rows.append(speed)
+    return rows
+
+
+def _speed_parts(snapshot: Snapshot) -> list[Figure]:
+    status = snapshot.status
+    parts: list[Figure] = []
+    if status.step_s is not None:
+        parts.append(("step time", Text(_seconds(status.step_s))))
+    if status.mfu is not None:
+        parts.append(("MFU", Text(f"{status.mfu:.1%}")))
+    if status.padding is not None:
+        parts.append(("padding", Text(f"{status.padding:.1%}")))
+    return parts
+
+
+def _speed(snapshot: Snapshot, width: int, *, ascii_only: bool) -> Figure | None:
+    status = snapshot.status
+    for key, name in (("tokens_per_s", "tokens/s"), ("samples_per_s", "samples/s")):
+        value = getattr(status, key)
+        if value is not None:
+            text = Text(f"{figure(value):<{_VALUE}}")
+            curve = series(snapshot.history.steps, key)
+            text.append(sparkline(curve, width, ascii_only=ascii_only), style="yellow")
+            return name, text
+    return None
+
+
+def _run_parts(snapshot: Snapshot) -> list[Figure]:
+    """Checkpoint, best evaluation, goodput."""
+    status = snapshot.status
+    rows: list[Figure] = []
+    if status.checkpoint_step is not None:
+        age = f", {duration(status.checkpoint_age_s)} ago" if status.checkpoint_age_s is not None else ""
+        rows.append(("checkpoint", Text(f"step {status.checkpoint_step:,}{age}")))
+    elif snapshot.history.run and status.step:
+        rows.append(("checkpoint", Text("none yet", style="yellow")))
+    if status.best is not None:
+        name = printable(status.best.metric.removeprefix("eval_"))
+        rows.append(("best eval", Text(f"{name} {figure(status.best.value)} at step {status.best.step:,}")))
+    if status.goodput is not None:
+        again = f", {status.restarts} restart{'' if status.restarts == 1 else 's'}" if status.restarts else ""
+        rows.append(("goodput", Text(f"{status.goodput:.1%}{again}")))
+    if status.silent_s is not None and not status.is_over:
+        slow = max(60.0, 10 * (status.step_s or 0.0))
+        rows.append(
+            ("last output", Text(f"{duration(status.silent_s)} ago", style="yellow" if status.silent_s > slow else ""))
+        )
+    return rows
+
+
+def _loss_plot(snapshot: Snapshot, width: int, height: int, *, ascii_only: bool) -> Text | None:
+    curve = series(snapshot.history.steps, "loss")
+    if len(curve) < 3:
+        return None
+    pieces = line_plot({"loss": curve}, width=width, height=height, ascii_only=ascii_only)
+    text = Text(no_wrap=True)
+    for piece, name in pieces:
+        text.append(piece, style="green" if name else "dim")
+    text.rstrip()
+    return text
+
+
+def _seconds(value: float) -> str:
+    return f"{value * 1000:.0f} ms" if value < 0.1 else f"{value:.2f} s" if value < 10 else duration(value)

@@ -1,0 +1,115 @@
+"""The view that fills the terminal: drawn anew at every look, at a key, and when the window changes its size."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import termios
+import time
+import tty
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.live import Live
+from rich.text import Text
+
+from dsrun.cli.monitor.section import Room
+from dsrun.cli.monitor.snapshot import Snapshot
+from dsrun.cli.monitor.view import render
+from dsrun.errors import UsageError
+
+_QUIT = b"qQ\x1b"
+_HINT = "q quits"
+
+
+def show_live(read: Callable[[], Snapshot], console: Console, *, interval_s: float) -> Snapshot:
+    """Show what `read` finds until the run is over or the user quits, and return the last snapshot.
+
+    A folder that cannot be read for a moment (a network file system) leaves the last view; the first look raises.
+    """
+    snapshot = read()
+    ascii_only = console.options.ascii_only
+    with _keyboard() as keyboard, _resizes() as resized, Live(console=console, screen=True, auto_refresh=False) as live:
+
+        def draw(note: str = "") -> None:
+            size = console.size
+            room = Room(width=size.width, height=size.height - 1, ascii_only=ascii_only)
+            live.update(_Framed(snapshot, room, note), refresh=True)
+
+        while not snapshot.is_over:
+            draw()
+            due = time.monotonic() + interval_s
+            while (left := due - time.monotonic()) > 0:
+                ready, _, _ = select.select([fd for fd in (keyboard, resized) if fd >= 0], [], [], left)
+                if resized in ready:
+                    os.read(resized, 1024)
+                    draw()
+                if keyboard in ready:
+                    key = os.read(keyboard, 64)
+                    if not key or key[:1] in _QUIT:
+                        return snapshot
+                    break  # any other key looks at once
+            with suppress(UsageError, OSError):
+                snapshot = read()
+    return snapshot
+
+
+class _Framed:
+    """The view with the hint of the keys in the last row."""
+
+    def __init__(self, snapshot: Snapshot, room: Room, note: str) -> None:
+        self._snapshot, self._room, self._note = snapshot, room, note
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        height = self._room.height or 0
+        lines = console.render_lines(render(self._snapshot, self._room), options.update(height=None), pad=False)[
+            :height
+        ]
+        for line in lines:
+            yield from line
+            yield Text("\n", end="")
+        for _ in range(height - len(lines)):
+            yield Text("\n", end="")
+        yield Text(self._note or _HINT, style="dim", justify="right", end="")
+
+
+@contextmanager
+def _keyboard() -> Iterator[int]:
+    """The terminal's keys one by one and unseen, also where standard input is a pipe; -1 where there is none."""
+    try:
+        fd = os.open("/dev/tty", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        if not os.isatty(0):
+            yield -1
+            return
+        fd = os.dup(0)
+    before = None
+    try:
+        before = termios.tcgetattr(fd)
+        tty.setcbreak(fd)
+        yield fd
+    finally:
+        if before is not None:
+            termios.tcsetattr(fd, termios.TCSADRAIN, before)
+        os.close(fd)
+
+
+@contextmanager
+def _resizes() -> Iterator[int]:
+    """A pipe that can be read from when the window has another size."""
+    reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def note(_signal: int, _frame: FrameType | None) -> None:
+        with suppress(BlockingIOError):
+            os.write(writer, b"\0")
+
+    before = signal.signal(signal.SIGWINCH, note)
+    try:
+        yield reader
+    finally:
+        signal.signal(signal.SIGWINCH, before)
+        os.close(reader)
+        os.close(writer)

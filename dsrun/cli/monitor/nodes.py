@@ -1,0 +1,198 @@
+"""The tables of GPUs, hosts and ranks; of many only what a person has to look at."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+from rich.table import Table
+from rich.text import Text
+
+from dsrun.cli.monitor.section import EMPTY, Room, Section, headed
+from dsrun.cli.monitor.snapshot import Snapshot
+from dsrun.monitoring.observations import (
+    is_waiting_while_busy,
+    node_age_s,
+    own_work_s,
+    silence_s,
+    slowest,
+    throttle_reasons,
+    wait_share,
+)  # fmt: skip
+from dsrun.monitoring.plots import bar
+from dsrun.runs.goodput import duration
+from dsrun.runs.node_status import NodeStatus, RankProgress
+from dsrun.system.display import printable
+from dsrun.system.gpu_samples import GpuSample
+
+MANY = 16
+"""Of more GPUs or ranks, a summary and the conspicuous ones are shown."""
+_CONSPICUOUS = 3
+_GIB = 1 << 30
+_BAR = 10
+
+
+def gpu_section(snapshot: Snapshot, room: Room, *, most: int) -> Section:
+    """Use, memory, power and temperature of each GPU."""
+    gpus = [(node, gpu) for node in snapshot.nodes for gpu in node.gpus]
+    most -= 1 if room.is_low else 2
+    if not gpus or most < 1:
+        return EMPTY
+    names = sorted({gpu.name.removeprefix("NVIDIA ") for _, gpu in gpus})
+    note = f"{len(gpus)} × {printable(names[0])}" if len(names) == 1 else f"{len(gpus)}"
+    shown = gpus
+    if len(gpus) > min(MANY, most):
+        note += f", {_gpu_summary([gpu for _, gpu in gpus])}"
+        shown = sorted(gpus, key=lambda each: _conspicuous(each[1]))[: min(_CONSPICUOUS, most)]
+    grid = Table.grid(padding=(0, 2))
+    for _ in range(6):
+        grid.add_column(no_wrap=True)
+    grid.add_column(no_wrap=True, overflow="ellipsis")
+    several = len(snapshot.nodes) > 1
+    for node, gpu in shown:
+        grid.add_row(*_gpu_row(node, gpu, room, several=several))
+    return headed(room, "GPUs", note, grid, len(shown))
+
+
+def _gpu_row(node: NodeStatus, gpu: GpuSample, room: Room, *, several: bool) -> list[Text]:
+    wide = room.width >= 90
+    use = Text()
+    if gpu.utilization is not None:
+        use.append(
+            bar(gpu.utilization, _BAR if wide else 5, ascii_only=room.ascii_only),
+            style="green" if gpu.utilization > 0.5 else "yellow",
+        )
+        use.append(f" {gpu.utilization:4.0%}")
+    memory = Text(_share(gpu.memory_used, gpu.memory_total))
+    power = Text(
+        "" if gpu.power_w is None else f"{gpu.power_w:.0f}{f'/{gpu.power_limit_w:.0f}' if gpu.power_limit_w else ''} W"
+    )
+    heat = Text("" if gpu.temperature_c is None else f"{gpu.temperature_c} °C")
+    clock = Text("" if gpu.clock_mhz is None or not wide else f"{gpu.clock_mhz} MHz", style="dim")
+    note = Text()
+    if is_waiting_while_busy(gpu):
+        note.append("busy at low power", style="bold red")
+    elif reasons := throttle_reasons(gpu):
+        note.append(", ".join(reasons), style="yellow")
+    name = f"{printable(node.host)} {gpu.index}" if several else f"{gpu.index}"
+    return [Text(name, style="bold"), use, memory, power, heat, clock, note]
+
+
+def _gpu_summary(gpus: Sequence[GpuSample]) -> str:
+    use = [gpu.utilization for gpu in gpus if gpu.utilization is not None]
+    heat = [gpu.temperature_c for gpu in gpus if gpu.temperature_c is not None]
+    power = [gpu.power_w for gpu in gpus if gpu.power_w is not None]
+    used, total = ([getattr(gpu, name) or 0 for gpu in gpus] for name in ("memory_used", "memory_total"))
+    parts = [
+        f"{statistics.fmean(use):.0%} busy ({min(use):.0%} to {max(use):.0%})" if use else "",
+        _share(max(used), max(total)) + " at most" if any(total) else "",
+        f"{sum(power) / 1000:.1f} kW" if power else "",
+        f"{max(heat)} °C at most" if heat else "",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def _conspicuous(gpu: GpuSample) -> tuple[bool, bool, float]:
+    return (
+        not is_waiting_while_busy(gpu),
+        not throttle_reasons(gpu),
+        1.0 if gpu.utilization is None else gpu.utilization,
+    )
+
+
+def host_section(snapshot: Snapshot, room: Room, *, most: int) -> Section:
+    """Load and memory of each host, the busiest of many."""
+    known = [node for node in snapshot.nodes if node.cpu is not None or node.memory_total]
+    if not known or most < (2 if room.is_low else 3):
+        return EMPTY
+    shown = sorted(known, key=lambda node: -(node.memory_used or 0) / (node.memory_total or 1))[:_CONSPICUOUS]
+    shown.sort(key=lambda node: node.node)
+    line = Text(no_wrap=True, overflow="ellipsis")
+    for place, node in enumerate(shown):
+        line.append("   " if place else "")
+        line.append(printable(node.host), style="bold")
+        line.append("" if node.cpu is None else f"  CPU {node.cpu:.0%}")
+        if node.memory_total:
+            line.append(f"  memory {_share(node.memory_used, node.memory_total)}")
+    more = f"{len(known)} nodes, those with the least free memory" if len(known) > len(shown) else ""
+    return headed(room, "host" if len(known) == 1 else "hosts", more, line, 1)
+
+
+def rank_section(snapshot: Snapshot, room: Room, *, most: int) -> Section:
+    """Step, phase, times and last heartbeat of each rank, the slowest marked."""
+    ranks = [(node, rank) for node in snapshot.nodes for rank in node.ranks]
+    most -= 2 if room.is_low else 3
+    if not ranks or most < 1:
+        return EMPTY
+    slow = slowest([rank for _, rank in ranks])
+    note, shown = f"{len(ranks)}", ranks
+    if len(ranks) > min(MANY, most):
+        note += f", {_rank_summary(ranks, snapshot.now)}"
+        shown = _conspicuous_ranks(ranks, snapshot.now)[: min(2 * _CONSPICUOUS, most)]
+    grid = Table.grid(padding=(0, 2))
+    head = ["rank", "node", "phase", "step", "step time", "own work", "waits", "heartbeat", ""]
+    several = len(snapshot.nodes) > 1
+    keep = [name for name in head if (name != "node" or several) and _has_any(name, shown)]
+    for name in keep:
+        grid.add_column(no_wrap=True, justify="left" if name in ("node", "phase", "") else "right")
+    grid.add_row(*(Text(name, style="dim") for name in keep))
+    for node, rank in shown:
+        cells = _rank_cells(node, rank, snapshot.now, is_slow=rank is slow, ascii_only=room.ascii_only)
+        grid.add_row(*(cells[name] for name in keep))
+    return headed(room, "ranks", note, grid, len(shown) + 1)
+
+
+def _has_any(name: str, ranks: Sequence[tuple[NodeStatus, RankProgress]]) -> bool:
+    """Whether a column tells anything: ranks of other programs send no heartbeats."""
+    if name in ("step", "heartbeat"):
+        return any(rank.phase != "running" for _, rank in ranks)
+    values = {"step time": lambda r: r.step_s, "own work": own_work_s, "waits": wait_share}
+    return name not in values or any(values[name](rank) is not None for _, rank in ranks)
+
+
+def _rank_cells(
+    node: NodeStatus, rank: RankProgress, now: float, *, is_slow: bool, ascii_only: bool
+) -> dict[str, Text]:
+    silent, own, waits = silence_s(rank, node, now), own_work_s(rank), wait_share(rank)
+    is_silent = silent > max(30.0, 5 * (rank.step_s or 0.0))
+    mark = Text(("< " if ascii_only else "◀ ") + "slowest", style="bold red") if is_slow else Text()
+    return {
+        "rank": Text(str(rank.rank), style="bold"),
+        "node": Text(printable(node.host)),
+        "phase": Text(printable(rank.phase)),
+        "step": Text(f"{rank.step:,}"),
+        "step time": Text("" if rank.step_s is None else f"{rank.step_s:.3g} s"),
+        "own work": Text("" if own is None else f"{own:.3g} s", style="red" if is_slow else ""),
+        "waits": Text("" if waits is None else f"{waits:.0%}"),
+        "heartbeat": Text(f"{_short(silent)} ago", style="bold red" if is_silent else ""),
+        "": mark,
+    }
+
+
+def _rank_summary(ranks: Sequence[tuple[NodeStatus, RankProgress]], now: float) -> str:
+    phases = [rank.phase for _, rank in ranks]
+    steps = [rank.step for _, rank in ranks]
+    counted = ", ".join(f"{phases.count(phase)} {printable(phase)}" for phase in dict.fromkeys(phases))
+    at = f"step {min(steps):,}" if min(steps) == max(steps) else f"steps {min(steps):,} to {max(steps):,}"
+    stale = sum(1 for node in {id(node): node for node, _ in ranks}.values() if node_age_s(node, now))
+    news = f", {stale} nodes without news" if stale else ""
+    return f"{counted}, at {at}{news}; the slowest and the most silent:"
+
+
+def _conspicuous_ranks(
+    ranks: Sequence[tuple[NodeStatus, RankProgress]], now: float
+) -> list[tuple[NodeStatus, RankProgress]]:
+    """The slowest few and the most silent few."""
+    slow = sorted(ranks, key=lambda each: (each[1].step, -(own_work_s(each[1]) or 0.0)))[:_CONSPICUOUS]
+    silent = sorted(ranks, key=lambda each: -silence_s(each[1], each[0], now))[:_CONSPICUOUS]
+    return list({rank.rank: (node, rank) for node, rank in (*slow, *silent)}.values())
+
+
+def _share(used: int | None, total: int | None) -> str:
+    if used is None:
+        return ""
+    return f"{used / _GIB:.1f}" + (f"/{total / _GIB:.0f} GiB" if total else " GiB")
+
+
+def _short(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 10 else duration(seconds)

@@ -1,0 +1,98 @@
+"""What `dsrun monitor` has found out at one moment, and its JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Literal
+
+from dsrun.findings import Finding
+from dsrun.monitoring.history import Record, RunHistory, seconds_of
+from dsrun.monitoring.observations import observe
+from dsrun.monitoring.status import RunStatus, State, status_json
+from dsrun.runs.node_status import NodeStatus
+from dsrun.runs.records import plain
+from dsrun.slurm.jobs.queue import SlurmJob
+
+EVENTS = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """`kind` tells where it comes from: a run folder, a log, or a SLURM job that has neither yet.
+
+    `now` is in seconds since the epoch. `history` has the curves, and `nodes` what is known of ranks and GPUs.
+    """
+
+    kind: Literal["run", "log", "job"]
+    now: float
+    status: RunStatus
+    history: RunHistory
+    nodes: tuple[NodeStatus, ...] = ()
+    job: SlurmJob | None = None
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing will change any more: the run has ended, and so has its job, if it has one."""
+        if self.job is not None:
+            return self.job.is_final
+        return self.status.is_over
+
+
+def of_history(history: RunHistory, status: RunStatus, now: float, *, kind: Literal["run", "log"] = "run") -> Snapshot:
+    """The snapshot of a run or log, with what is wrong with it."""
+    nodes = () if status.is_over else _present_nodes(history)
+    return Snapshot(
+        kind=kind, now=now, status=status, history=history, nodes=nodes, findings=observe(status, nodes, now)
+    )
+
+
+def _present_nodes(history: RunHistory) -> tuple[NodeStatus, ...]:
+    """Those of this start: a run that was started again under torchrun leaves the status of its former nodes there."""
+    starts = (event for event in reversed(history.events) if event.get("kind") == "start" and not event.get("attempt"))
+    began = seconds_of(next(starts, {})) or 0.0
+    return tuple(node for node in history.nodes if (seconds_of({"time": node.time}) or began) >= began)
+
+
+def as_json(snapshot: Snapshot) -> dict[str, Any]:
+    """The object that docs/monitor.md describes; what is not known is null."""
+    job = snapshot.job
+    return {
+        "kind": snapshot.kind,
+        "time": datetime.fromtimestamp(snapshot.now, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "status": status_json(snapshot.status),
+        "nodes": [plain(asdict(node)) for node in snapshot.nodes],
+        "findings": [finding.as_dict() for finding in snapshot.findings],
+        "events": [plain(event) for event in last_events(snapshot.history.events)],
+        "job": None
+        if job is None
+        else plain({key: value if value != "" else None for key, value in asdict(job).items()}),
+    }
+
+
+def last_events(events: tuple[Record, ...], count: int = EVENTS) -> list[Mapping[str, Any]]:
+    """The last events but those that only tell of progress."""
+    return [event for event in events[-10 * count :] if event.get("kind") != "progress"][-count:]
+
+
+def waiting_for(job: SlurmJob, now: float) -> Snapshot:
+    """A job that has neither a run folder nor a log yet, or that has never had one."""
+    path = Path(job.run or job.work_dir or "/")
+    status = RunStatus(path=path, state=_ending(job) if job.is_final else "starting")
+    return Snapshot(kind="job", now=now, status=status, history=RunHistory(path=path), job=job)
+
+
+def of_job(snapshot: Snapshot, job: SlurmJob) -> Snapshot:
+    """The snapshot of the run or log of a job. What has not ended by itself ended with its job."""
+    if not job.is_final or snapshot.status.is_over:
+        return replace(snapshot, job=job)
+    state: State = "killed" if snapshot.kind == "run" else _ending(job)
+    status = replace(snapshot.status, state=state, eta_s=None)
+    return replace(snapshot, status=status, job=job, nodes=(), findings=())
+
+
+def _ending(job: SlurmJob) -> State:
+    return "finished" if job.state == "COMPLETED" else "stopped" if job.state == "CANCELLED" else "failed"

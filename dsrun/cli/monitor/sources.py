@@ -1,0 +1,234 @@
+"""Where `dsrun monitor` looks: a run folder, a log, standard input, or a SLURM job."""
+
+from __future__ import annotations
+
+import os
+import selectors
+import sys
+import time
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+from dsrun.cli.monitor.snapshot import Snapshot, of_history, of_job, waiting_for
+from dsrun.diagnosis.run import is_run, last_write, runs_below
+from dsrun.errors import UsageError
+from dsrun.monitoring.follow import RunReader
+from dsrun.monitoring.history import RunHistory
+from dsrun.monitoring.status import RunStatus, status_of
+from dsrun.monitoring.trainer_logs.status import (
+    LogReader,
+    history_of_log,
+    program_log,
+    status_of_log,
+    with_figures_of,
+)  # fmt: skip
+from dsrun.runs.node_status import NodeStatus
+from dsrun.runs.records import utc_now
+from dsrun.slurm.jobs.queue import SlurmJob, my_jobs
+from dsrun.slurm.jobs.status import read_jobs
+from dsrun.slurm.jobs.submit import interval
+from dsrun.system import host, slurm
+from dsrun.system.slurm import NoAnswerError
+
+STDIN = "-"
+_CHUNK = 1 << 20
+
+
+class Source(Protocol):
+    """Something that can be looked at again and again."""
+
+    def read(self) -> Snapshot:
+        """What there is now. Raises UsageError where there is nothing to see."""
+
+
+class RunSource:
+    """A run folder; of another program that dsrun launch runs, with the figures that its log shows."""
+
+    def __init__(self, path: Path) -> None:
+        self._reader = RunReader(path)
+        self._log: LogReader | None = None
+
+    def read(self) -> Snapshot:
+        now = time.time()
+        history = self._reader.read()
+        status = status_of(history, now, lock_tries=1)
+        if not history.run and not history.steps:
+            history, status = self._read_log(history, status, now)
+        return of_history(history, status, now)
+
+    def _read_log(self, history: RunHistory, status: RunStatus, now: float) -> tuple[RunHistory, RunStatus]:
+        path = program_log(history.path)
+        if path is None:
+            return history, status
+        if self._log is None or self._log.path != path:
+            self._log = LogReader(path)
+        self._log.read()
+        status = with_figures_of(self._log.status(now), status)
+        return replace(history, steps=tuple(self._log.log.steps), evaluations=tuple(self._log.log.evaluations)), status
+
+
+class LogSource:
+    """The log of another trainer, with the GPUs of this machine, where it may run."""
+
+    def __init__(self, path: Path, *, with_gpus: bool = True) -> None:
+        self._reader = LogReader(path)
+        self._with_gpus = with_gpus
+        self._has_looked = False
+
+    def read(self) -> Snapshot:
+        now = time.time()
+        self._reader.read()
+        status = self._reader.status(now)
+        history = history_of_log(self._reader.log, self._reader.path)
+        if self._with_gpus and status.state == "training":
+            history = replace(history, nodes=(_this_node(is_first=not self._has_looked),))
+            self._has_looked = True
+        return of_history(history, status, now, kind="log")
+
+
+class StdinSource:
+    """A log that comes through a pipe."""
+
+    def __init__(self) -> None:
+        self._reader = LogReader(Path(STDIN))
+        self._selector = selectors.DefaultSelector()
+        self._is_over = False
+        try:
+            self._selector.register(sys.stdin.fileno(), selectors.EVENT_READ)
+        except OSError:  # a plain file, of which epoll knows nothing: it can be read at once
+            self._selector.close()
+            self._reader.feed(sys.stdin.buffer.read(), now=None)
+            self._end()
+
+    def read(self) -> Snapshot:
+        while not self._is_over and self._selector.select(0):
+            chunk = os.read(sys.stdin.fileno(), _CHUNK)
+            if chunk:
+                self._reader.feed(chunk, now=utc_now())
+            else:
+                self._end()
+        now, log, path = time.time(), self._reader.log, Path("standard input")
+        status = status_of_log(log, path, is_over=self._is_over)
+        if self._is_over and status.state == "silent":
+            status = replace(status, state="finished")
+        return of_history(history_of_log(log, path), status, now, kind="log")
+
+    def read_to_end(self) -> None:
+        """Wait for the end of the pipe."""
+        while not self._is_over:
+            self._selector.select()
+            self.read()
+
+    def _end(self) -> None:
+        self._reader.end()
+        self._is_over = True
+
+
+class JobSource:
+    """A SLURM job: its place in the queue, then its run folder or its log. The controller is asked now and then."""
+
+    def __init__(self, job_id: str) -> None:
+        self._job_id = job_id
+        self._began = time.monotonic()
+        self._due = 0.0
+        self._job: SlurmJob | None = None
+        self._log: Path | None = None
+        self._source: Source | None = None
+        self._seen: Path | None = None
+
+    def read(self) -> Snapshot:
+        job = self._ask()
+        path = Path(job.run) if job.run and is_run(Path(job.run)) else self._log
+        if path is not None and path != self._seen and (path.is_dir() or path.is_file()):
+            self._seen, here = path, Path.cwd()
+            path = path.relative_to(here) if path.is_relative_to(here) else path
+            self._source = RunSource(path) if path.is_dir() else LogSource(path, with_gpus=False)
+        if self._source is None:
+            return waiting_for(job, time.time())
+        return of_job(self._source.read(), job)
+
+    def _ask(self) -> SlurmJob:
+        elapsed = time.monotonic() - self._began
+        if self._job is None or elapsed >= self._due:
+            self._due = elapsed + interval(elapsed)
+            try:
+                jobs = my_jobs(job_id=self._job_id).jobs
+            except NoAnswerError:
+                if self._job is None:
+                    raise
+                return self._job
+            if len(jobs) > 1:
+                tasks = ", ".join(job.id for job in jobs[:5])
+                raise UsageError(
+                    f"job {self._job_id} is an array of {len(jobs)} tasks: {tasks}", fix="name one of them"
+                )
+            self._job = jobs[0]
+            self._log = self._find_log(jobs[0])
+        return self._job
+
+    def _find_log(self, job: SlurmJob) -> Path | None:
+        if job.state == "PENDING" or self._log is not None:
+            return self._log
+        with suppress(NoAnswerError):
+            text = slurm.job(job.id)
+            view = next(iter(read_jobs(text)), None) if text else None
+            return Path(view.log) if view and view.log else None
+        return None
+
+
+def find_source(run: str | None, log: str | None, job_id: str | None) -> Source:
+    """The source that the command names. Raises UsageError for none or several, and where nothing is there."""
+    if sum(each is not None for each in (run, log, job_id)) > 1:
+        raise UsageError("RUN, --log and --job exclude each other", fix="give one of them")
+    if job_id is not None:
+        if not job_id.partition("_")[0].isascii() or not job_id.replace("_", "", 1).isdigit():
+            raise UsageError(f"{job_id!r} is not a job ID", fix="write it as 1234, or 1234_5 for a task of an array")
+        return JobSource(job_id)
+    if log == STDIN:
+        return StdinSource()
+    if log is not None:
+        return LogSource(Path(log))
+    return RunSource(newest_run() if run is None else run_named(Path(run)))
+
+
+def run_named(path: Path) -> Path:
+    """`path` where it is a run folder. Raises UsageError that tells what it is instead."""
+    if path.is_file():
+        raise UsageError(f"{path} is a file", fix=f"dsrun monitor --log {path}")
+    if path.is_dir() and not is_run(path) and (runs := runs_below(path)):
+        newest = max(runs, key=lambda run: last_write(run) or 0.0)
+        raise UsageError(
+            f"{path} contains {len(runs)} run{'' if len(runs) == 1 else 's'}",
+            fix=f"name one, such as the newest, {newest}",
+        )
+    return path
+
+
+def newest_run() -> Path:
+    """The run below ./runs, or else below the current folder, that was written to last."""
+    for folder in (Path("runs"), Path()):
+        if folder.is_dir() and (runs := runs_below(folder)):
+            return max(runs, key=lambda run: last_write(run) or 0.0)
+    raise UsageError("there are no runs below ./runs", fix="give the --output of a dsrun train, --log or --job")
+
+
+def _this_node(*, is_first: bool) -> NodeStatus:
+    """The GPUs and the load of this machine since the look before; the first look has none."""
+    import psutil
+
+    from dsrun.system.gpu_samples import gpu_samples
+
+    cpu, total = psutil.cpu_percent() / 100, host.memory_total()
+    return NodeStatus(
+        time=utc_now(),
+        host=host.hostname(),
+        node=0,
+        attempt=0,
+        world_size=0,
+        gpus=gpu_samples(),
+        cpu=None if is_first else cpu,
+        memory_used=total - host.memory_available(),
+        memory_total=total,
+    )

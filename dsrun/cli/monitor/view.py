@@ -1,0 +1,201 @@
+"""A snapshot of a run as it appears on a terminal: sections from above, each cut to the room that is left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from rich.console import Console, Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from dsrun.cli.monitor.figures import figures_section
+from dsrun.cli.monitor.nodes import gpu_section, host_section, rank_section
+from dsrun.cli.monitor.section import EMPTY, Room, Section, headed
+from dsrun.cli.monitor.snapshot import Snapshot, last_events
+from dsrun.findings import Finding
+from dsrun.monitoring.event_text import BAD, QUIET, WORTH_A_LOOK, describe
+from dsrun.monitoring.history import seconds_of
+from dsrun.monitoring.plots import bar
+from dsrun.monitoring.status import State
+from dsrun.runs.goodput import duration
+from dsrun.slurm.jobs.status import explain_reason
+from dsrun.system.display import printable
+
+STATE_STYLES: dict[State, str] = {
+    "starting": "bold yellow", "training": "bold green", "evaluating": "bold cyan", "saving": "bold cyan",
+    "restarting": "bold yellow", "finished": "bold green", "failed": "bold red", "stopped": "bold yellow",
+    "killed": "bold red", "silent": "bold yellow",
+}  # fmt: skip
+_EVENTS = 10
+_ALL = 1_000
+_RANKS = 6
+"""Rows in which the ranks can be summed up."""
+_FINDINGS = 4
+_WIDEST_BAR, _NARROWEST_BAR = 60, 6
+_PLAIN = Console(width=80)
+"""Text is measured by a console; which one does not matter."""
+
+
+def render(snapshot: Snapshot, room: Room) -> RenderableType:
+    """The whole view."""
+    sections = [_header(snapshot, room)]
+    if snapshot.job is not None:
+        sections.append(_job_section(snapshot, room))
+    if snapshot.kind != "job":
+        sections += [_progress(snapshot, room), _findings(snapshot.findings, room), figures_section(snapshot, room)]
+        left = (room.height or _ALL) - sum(section.height for section in sections)
+        sections += _below(snapshot, room, left)
+    return Group(*(section.content for section in sections if section.height))
+
+
+def _below(snapshot: Snapshot, room: Room, left: int) -> list[Section]:
+    """GPUs, ranks, host and events in the rows that are `left`; each gets what the ones before it leave."""
+    events = min(2 if room.is_low else 4, len(snapshot.history.events))
+    reserved = events + 2 if events else 0
+    sections = []
+    has_ranks = any(node.ranks for node in snapshot.nodes)
+    for build in (gpu_section, rank_section, host_section):
+        most = left - reserved
+        if build is gpu_section and has_ranks:
+            most = max(most // 2, most - _RANKS)
+        section = build(snapshot, room, most=most)
+        sections.append(section)
+        left -= section.height
+    most = left - (1 if room.is_low else 2) if room.height else _EVENTS
+    return [*sections, _events(snapshot, room, most=most)]
+
+
+def _header(snapshot: Snapshot, room: Room) -> Section:
+    status = snapshot.status
+    left = Text(no_wrap=True, overflow="ellipsis")
+    state = status.state if snapshot.kind != "job" or status.is_over else "waiting"
+    left.append(f" {state} ", style=f"{STATE_STYLES[status.state]} reverse")
+    if snapshot.kind != "job" or snapshot.job is None:
+        left.append(f"  {printable(str(status.path))}", style="bold")
+    elif snapshot.job.run:
+        left.append(f"  {printable(snapshot.job.run)}", style="bold")
+    about = [status.model and printable(status.model.rstrip("/").rpartition("/")[2]), _ranks(snapshot)]
+    if status.since_s is not None:
+        about.append(f"{'took' if status.is_over else 'for'} {duration(status.since_s)}")
+    left.append("  " + " · ".join(each for each in about if each), style="dim")
+    clock = Text(time.strftime("%H:%M:%S", time.localtime(snapshot.now)), style="dim", no_wrap=True)
+    grid = Table.grid(expand=True, padding=(0, 1))
+    grid.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+    grid.add_column(justify="right", no_wrap=True)
+    grid.add_row(left, clock)
+    rows: list[RenderableType] = [grid]
+    if status.is_over and (why := _why(snapshot)):
+        rows.append(why)
+    return Section(Group(*rows), len(rows))
+
+
+def _ranks(snapshot: Snapshot) -> str:
+    size, nodes = snapshot.status.world_size, len(snapshot.nodes)
+    ranks = f"{size} rank{'' if size == 1 else 's'}" if size else ""
+    return f"{ranks} on {nodes} nodes" if ranks and nodes > 1 else ranks
+
+
+def _why(snapshot: Snapshot) -> Text | None:
+    status = snapshot.status
+    if status.state == "finished" or not (status.cause or status.message):
+        return None
+    text = Text(no_wrap=True, overflow="ellipsis")
+    text.append(": ".join(printable(each) for each in (status.cause, status.message) if each), style="red")
+    if snapshot.kind == "run":
+        text.append(f"  (dsrun diagnose {printable(str(status.path))})", style="dim")
+    return text
+
+
+def _job_section(snapshot: Snapshot, room: Room) -> Section:
+    """The job: its state, why it waits and when it is expected to start."""
+    job = snapshot.job
+    if job is None:
+        return EMPTY
+    line = Text(no_wrap=True, overflow="ellipsis")
+    line.append(f"job {printable(job.id)} {printable(' '.join(job.name.split()))}  ")
+    line.append(job.state, style="bold red" if job.is_final and job.state != "COMPLETED" else "bold yellow")
+    if job.nodes:
+        line.append(f" on {printable(job.nodes)}")
+    if job.elapsed and job.state != "PENDING":
+        line.append(f", {job.elapsed} of {job.time_limit}" if job.time_limit else f", {job.elapsed}")
+    rows = [line]
+    if job.reason and not job.is_final:
+        meaning = explain_reason(job.reason)
+        reason = Text(f"{printable(job.reason)}{f': {meaning}' if meaning else ''}", style="yellow")
+        rows += list(reason.wrap(_PLAIN, room.width))
+    if job.state == "PENDING":
+        wanted = f"{job.node_count} node{'' if job.node_count == 1 else 's'} of {printable(job.partition)}"
+        rows.append(Text(f"{wanted}, submitted at {job.submitted.replace('T', ' ')}"))
+        expected = job.expected_start.replace("T", " ")
+        rows.append(Text(f"expected to start at {expected}" if expected else "SLURM expects no start time yet"))
+    elif snapshot.kind == "job":
+        rows.append(Text("there is neither a run folder nor a log of it here", style="dim"))
+    return Section(Group(*rows), len(rows))
+
+
+def _progress(snapshot: Snapshot, room: Room) -> Section:
+    """The bar: step of max, epoch, time left."""
+    status = snapshot.status
+    if status.step is None:
+        lines = len(snapshot.history.steps)
+        none = "no step yet" if status.state == "starting" else "no step was logged"
+        none = f"{lines:,} losses were logged without their step" if lines else none
+        return Section(Text(none, style="dim"), 1)
+    text = Text(no_wrap=True, overflow="ellipsis")
+    text.append(f"step {status.step:,}", style="bold")
+    share = None
+    if status.max_steps:
+        share = status.step / status.max_steps
+        text.append(f" of {status.max_steps:,}  {share:.1%}")
+    if status.epoch is not None:
+        text.append(f"  epoch {status.epoch:.2f}", style="dim")
+    if status.eta_s is not None and not any(finding.level == "error" for finding in snapshot.findings):
+        at = time.localtime(snapshot.now + status.eta_s)
+        text.append(f"  ETA {duration(status.eta_s)}", style="bold")
+        text.append(time.strftime(" (%H:%M)" if status.eta_s < 86400 else " (%a %d %b, %H:%M)", at), style="dim")
+    width = min(_WIDEST_BAR, room.width - text.cell_len - 2)
+    if share is None or width < _NARROWEST_BAR:
+        return Section(text, 1)
+    style = "green" if not status.is_over or status.state == "finished" else "yellow"
+    filled = Text(bar(share, width, ascii_only=room.ascii_only), style=style)
+    return Section(Text.assemble(filled, "  ", text, no_wrap=True, overflow="ellipsis"), 1)
+
+
+def _findings(findings: Sequence[Finding], room: Room) -> Section:
+    """What is wrong, the worst first; a long one takes two rows."""
+    table = Table.grid(padding=(0, 1))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="ellipsis")
+    height = 0
+    for finding in findings[: 2 if room.is_low else _FINDINGS]:
+        style = "bold red" if finding.level == "error" else "yellow"
+        line = Text(printable(finding.message), style=style)
+        if finding.fix:
+            line.append(f" ({printable(finding.fix)})", style="dim")
+        rows = list(line.wrap(_PLAIN, room.width - 2))[:2]
+        table.add_row(Text("!", style=style), Text("\n").join(rows))
+        height += len(rows)
+    return Section(table, height)
+
+
+def _events(snapshot: Snapshot, room: Room, *, most: int) -> Section:
+    """The last events, the newest below."""
+    events = [event for event in last_events(snapshot.history.events, 60) if event.get("kind") not in QUIET]
+    if not events or most < 1:
+        return EMPTY
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True, style="dim", min_width=8)
+    grid.add_column(no_wrap=True, overflow="ellipsis")
+    shown = events[-most:]
+    for event in shown:
+        at = seconds_of(event)
+        clock = "" if at is None else _clock(at, snapshot.now)
+        kind = str(event.get("kind"))
+        style = "red" if kind in BAD else "yellow" if kind in WORTH_A_LOOK else ""
+        grid.add_row(clock, Text(printable(describe(event)), style=style))
+    return headed(room, "events", "", grid, len(shown))
+
+
+def _clock(at: float, now: float) -> str:
+    return time.strftime("%H:%M:%S" if now - at < 12 * 3600 else "%d %b %H:%M", time.localtime(at))

@@ -1,0 +1,100 @@
+"""`dsrun runs`: all runs of a folder in one table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+
+from dsrun.cli.options import Command, format_option
+from dsrun.cli.output import print_json, print_note, print_table
+from dsrun.errors import UsageError, nearest
+from dsrun.monitoring.overview import SORTS, RunRow, runs_of, sort_rows
+from dsrun.monitoring.plots import figure
+from dsrun.monitoring.status import State, status_json
+from dsrun.runs.goodput import duration
+
+HEAD = ("RUN", "STATE", "STEP", "LOSS", "BEST", "AGE", "TIME", "SIZE", "RANKS")
+
+
+@click.command(cls=Command, name="runs")
+@click.argument("folder", required=False, metavar="[DIR]")
+@click.option(
+    "--sort", "order", type=click.Choice(SORTS), default="age", show_default=True,
+    help="what to sort by; age: the run written to last comes first",
+)  # fmt: skip
+@click.option("--state", metavar="STATE", help="only runs in this state, or in one of several: training,failed")
+@click.option("--no-size", is_flag=True, help="do not add up the sizes of the files, which takes time on slow disks")
+@format_option
+def command(*, folder: str | None, order: str, state: str | None, no_size: bool, form: str) -> int:
+    """All runs of a folder: state, step, loss, best evaluation, time since the last output, size on disk.
+
+    DIR is searched two levels deep; without it ./runs, or the current folder where there is none.
+    """
+
+    states = _states(state)
+    place = Path(folder) if folder is not None else Path("runs") if Path("runs").is_dir() else Path()
+    rows = sort_rows(runs_of(place, with_size=not no_size), order)
+    shown = [row for row in rows if not states or row.status.state in states]
+    if form == "json":
+        print_json({"folder": place, "runs": [as_json(row) for row in shown]})
+        return 0
+    if shown:
+        drop = [HEAD.index("SIZE")] if no_size else []
+        table = [HEAD, *map(_cells, shown)]
+        print_table([[cell for place, cell in enumerate(row) if place not in drop] for row in table])
+    if len(shown) < len(rows):
+        print_note(f"{len(rows) - len(shown)} of {len(rows)} runs are in other states than {state}")
+    return 0
+
+
+def _states(state: str | None) -> set[str]:
+    """The states that --state names. Raises UsageError for one that there is not."""
+    if state is None:
+        return set()
+
+    known = get_args(State)
+    named = [each.strip().lower() for each in state.split(",") if each.strip()]
+    for each in named:
+        if each not in known:
+            near = nearest(each, known)
+            raise UsageError(
+                f"--state: {each!r} is not a state of a run",
+                fix=f"did you mean {near}?" if near else f"states: {', '.join(known)}",
+            )
+    return set(named)
+
+
+def as_json(row: RunRow) -> dict[str, Any]:
+    """A row as docs/monitor.md describes it. What takes all of a run's events to know is left to dsrun monitor."""
+
+    return {"name": row.name, "gpus": list(row.gpus), "bytes": row.bytes, **status_json(row.status)}
+
+
+def _cells(row: RunRow) -> Sequence[str]:
+
+    status, best = row.status, row.status.best
+    step = "" if status.step is None else f"{status.step:,}" + (f"/{status.max_steps:,}" if status.max_steps else "")
+    names = {name.removeprefix("NVIDIA ") for name in row.gpus}
+    ranks = "" if status.world_size is None else str(status.world_size)
+    return (
+        row.name,
+        status.state + (f" ({status.cause})" if status.cause and status.state == "failed" else ""),
+        step,
+        "" if status.loss is None else figure(status.loss),
+        "" if best is None else f"{best.metric.removeprefix('eval_')} {figure(best.value)}",
+        "" if status.silent_s is None else duration(status.silent_s),
+        "" if status.since_s is None else duration(status.since_s),
+        "" if row.bytes is None else size_text(row.bytes),
+        f"{ranks} × {', '.join(sorted(names))}" if names and ranks else ranks,
+    )
+
+
+def size_text(size: int) -> str:
+    """Bytes for people: 812 kB, 4.9 MB, 1.2 TB."""
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if size >= scale:
+            return f"{size / scale:.3g} {unit}"
+    return f"{size / 1e3:.0f} kB"

@@ -1,0 +1,166 @@
+"""Xid errors that the NVIDIA driver wrote into the kernel log since this machine started."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from dsrun.datafiles import toml_beside
+from dsrun.doctor.check import Check, failure, fine, warning
+from dsrun.doctor.machine import Machine, Target
+from dsrun.findings import Finding, Level
+from dsrun.system.display import printable
+
+RECENT_S = 24 * 3600.0
+"""Seconds after which a fault of a GPU that was left running is a warning: it may have been reset since."""
+RECORD = 8192
+"""Bytes of the longest record of /dev/kmsg (CONSOLE_EXT_LOG_MAX in the kernel's printk)."""
+SHOWN = 160
+"""Letters of a log line that a message quotes."""
+_TOLD_BY_LINE = (154,)
+"""Xids that mean nothing without the rest of their line."""
+
+_KMSG = re.compile(r"^\d+,\d+,(?P<microseconds>\d+),[^;]*;(?P<text>.*)")
+_PRINTED = re.compile(r"^\[\s*(?P<seconds>\d+\.\d+)\]\s*(?P<text>.*)")  # dmesg, journalctl -o short-monotonic
+_SXID = re.compile(r"SXid \((?:PCI:)?(?P<bus>[0-9a-fA-F:.]+)\): (?P<number>\d+), Fatal\b")
+"""An error of an NVSwitch that ends the jobs on its links (Fabric Manager user guide, "Fatal NVSwitch SXid Errors")."""
+_XID = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<bus>[0-9a-fA-F:.]+)\): (?P<number>\d+)")
+
+
+class Xid(NamedTuple):
+    """One Xid: when, in seconds after this machine started, of which GPU ("0000:3b:00"), and the line that says so."""
+
+    seconds: float
+    bus: str
+    number: int
+    line: str
+
+
+class Meaning(NamedTuple):
+    """How bad an Xid is, what it means, and what to do."""
+
+    level: Level
+    means: str
+    fix: str
+
+
+@cache
+def _facts() -> dict[str, Any]:
+    return toml_beside(__file__, "xids.toml")
+
+
+def meaning(number: int) -> Meaning:
+    """What an Xid means; one that the table has not is a warning."""
+    facts = _facts()
+    row = facts["xid"].get(str(number))
+    if row is None:
+        fix = "look it up: https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"
+        return Meaning("warning", "an error of the GPU or its driver", fix)
+    return Meaning(row["level"], row["means"], facts["fix"][row["fix"]])
+
+
+def kernel_lines(machine: Machine) -> list[str]:
+    """The kernel's messages, each with its time; none where this user may not read them."""
+    with suppress(OSError):
+        return _records(machine.path("/dev/kmsg"))
+    journal = ["journalctl", "--dmesg", "--boot", "--no-pager", "--quiet", "--output=short-monotonic"]
+    # A journal that may not be read is empty, as the kernel log of a machine that runs never is.
+    return next((text.splitlines() for each in (["dmesg"], journal) if (text := machine.answer(*each))), [])
+
+
+def _records(kmsg: Path) -> list[str]:
+    """All of /dev/kmsg, which gives one record a read, and EPIPE for one that was overwritten meanwhile."""
+    lines: list[str] = []
+    opened = os.open(kmsg, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        while True:
+            try:
+                record = os.read(opened, RECORD)
+            except BlockingIOError:
+                break
+            except BrokenPipeError:
+                continue
+            if not record:
+                break
+            lines += record.decode("utf-8", "replace").splitlines()
+    finally:
+        os.close(opened)
+    return lines
+
+
+def xids(lines: Iterable[str], pattern: re.Pattern[str] = _XID) -> Iterator[Xid]:
+    """The Xids among kernel messages; with another pattern, those of NVSwitches."""
+    for line in lines:
+        found = pattern.search(line)
+        if not found:
+            continue
+        seconds = 0.0
+        text = line
+        if head := _KMSG.match(line):
+            seconds, text = int(head["microseconds"]) / 1e6, head["text"]
+        elif head := _PRINTED.match(line):
+            seconds, text = float(head["seconds"]), head["text"]
+        text = text[max(0, text.find("NVRM:")) :] if pattern is _XID else text
+        yield Xid(seconds, found["bus"].lower().partition(".")[0], int(found["number"]), printable(text[:SHOWN]))
+
+
+def _uptime(machine: Machine) -> float:
+    words = (machine.text("/proc/uptime") or "0").split()
+    return float(words[0])
+
+
+def _look(machine: Machine, target: Target) -> Iterator[Finding]:
+    gpus = machine.nvml().gpus
+    if not gpus and not machine.path("/proc/driver/nvidia").exists():
+        return
+    lines = kernel_lines(machine)
+    if not lines:
+        return
+    found = list(xids(lines))
+    now = _uptime(machine)
+    names = {each.bus.partition(".")[0]: str(each) for each in gpus}
+    for (bus, number), count in Counter((each.bus, each.number) for each in found).items():
+        last = [each for each in found if (each.bus, each.number) == (bus, number)][-1]
+        age = max(0.0, now - last.seconds)
+        yield _finding(last, names.get(bus, f"GPU at {bus}"), count, age)
+    fatal = {(each.bus, each.number): each for each in xids(lines, _SXID)}
+    for (bus, number), last in fatal.items():
+        age = max(0.0, now - last.seconds)
+        tell = warning if age > RECENT_S else failure
+        message = f"NVSwitch at {bus}: fatal SXid {number}, {_ago(age)}"
+        yield tell(f"xid_switch_{number}", message, _facts()["fix"]["link"])
+    if not found and not fatal:
+        yield fine("xid", "no Xid error in the kernel log")
+
+
+def _finding(last: Xid, gpu: str, count: int, age: float) -> Finding:
+    known = meaning(last.number)
+    level: Level = "warning" if known.level == "error" and age > RECENT_S else known.level
+    times = f", {count} times" if count > 1 else ""
+    message = f"{gpu}: Xid {last.number}, {known.means}{times}, {_ago(age)}"
+    if last.number in _TOLD_BY_LINE or str(last.number) not in _facts()["xid"]:
+        message += f': "{last.line}"'
+    return Finding(level=level, code=f"xid_{last.number}", message=message, fix=known.fix)
+
+
+def _ago(seconds: float) -> str:
+    for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"
+
+
+XID = Check(
+    "xid",
+    "GPU errors in the kernel log (Xid)",
+    _look,
+    needs="needs an NVIDIA GPU, and the kernel log",
+    finds="Xid errors of the NVIDIA driver since the machine started, each with its meaning",
+)
+CHECKS = (XID,)

@@ -1,0 +1,160 @@
+"""How the GPUs reach one another and the network: NVLink, peer-to-peer over PCIe, GPUDirect RDMA."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import combinations
+from typing import Any
+
+from dsrun.datafiles import toml_beside
+from dsrun.doctor.check import Check, fine, warning
+from dsrun.doctor.gpu.nvml import P2P_OK, GpuState, of_gpus
+from dsrun.doctor.gpu.presence import usable
+from dsrun.doctor.machine import Machine, Target
+from dsrun.findings import Finding
+from dsrun.system.display import counted
+
+TRANSLATES = ("DMA", "DMA-FQ")
+"""Types of an IOMMU group whose devices' addresses are translated (the kernel's sysfs-kernel-iommu_groups)."""
+PEER_MODULES = ("nvidia_peermem", "nv_peer_mem")
+NO_PEER_MEMORY = "GPUs are read and written by way of host memory, at about half the speed"
+
+
+def _nvlink(machine: Machine, target: Target) -> Iterator[Finding]:
+    """Links that are up on one GPU and not on another of the same model; how many a machine joins, none tells."""
+    gpus = [each for each in usable(machine) if each.nvlinks]
+    joined = [each for each in gpus if any(each.nvlinks)]
+    most = {gpu.name: max(sum(each.nvlinks) for each in gpus if each.name == gpu.name) for gpu in joined}
+    problems = [_fewer(gpu, most[gpu.name]) for gpu in gpus if sum(gpu.nvlinks) < most.get(gpu.name, 0)]
+    if not joined and len(gpus) > 1 and all("SXM" in each.name for each in gpus):
+        fix = "nvidia-smi nvlink -s; start nvidia-fabricmanager on machines with NVSwitches, or reset all GPUs"
+        problems.append(warning("nvlink_down", f"no NVLink of {of_gpus(gpus)} is up", fix))
+    yield from problems
+    if joined and not problems:
+        yield fine("nvlink", f"{max(most.values())} NVLinks are up on each of {counted(len(joined), 'GPU')}")
+
+
+def _fewer(gpu: GpuState, most: int) -> Finding:
+    down = ", ".join(str(link) for link, up in enumerate(gpu.nvlinks) if not up)
+    return warning(
+        "nvlink_down",
+        f"{gpu}: {sum(gpu.nvlinks)} NVLinks are up, {most} of others; down: {down}",
+        "nvidia-smi nvlink -s and -e; reset all GPUs or reboot; if it stays, have GPU and baseboard looked at",
+    )
+
+
+@cache
+def _peer_states() -> dict[int, dict[str, Any]]:
+    return {int(number): row for number, row in toml_beside(__file__, "peer_states.toml")["state"].items()}
+
+
+def _peers(machine: Machine, target: Target) -> Iterator[Finding]:
+    gpus = usable(machine)
+    if len(gpus) < 2:
+        return
+    blocked: dict[int, list[tuple[GpuState, GpuState]]] = {}
+    for one, other in combinations(gpus, 2):
+        state = one.peers[other.index] if other.index < len(one.peers) else None
+        if state not in (None, P2P_OK):
+            blocked.setdefault(state, []).append((one, other))
+    for state, pairs in blocked.items():
+        yield _blocked(state, pairs)
+    bounced = _bounced(machine, gpus)
+    if bounced:
+        yield bounced
+    if not blocked and not bounced and any(each.peers for each in gpus):
+        yield fine("peer_access", f"{of_gpus(gpus)} reach one another directly")
+
+
+def _blocked(state: int, pairs: Sequence[tuple[GpuState, GpuState]]) -> Finding:
+    row = _peer_states().get(state, {"means": f"state {state}", "fix": "nvidia-smi topo -p2p r shows all pairs"})
+    first = f"GPU {pairs[0][0].index} and {pairs[0][1].index}"
+    more = f" and {len(pairs) - 1} other pairs" if len(pairs) > 1 else ""
+    return Finding(
+        level=row.get("level", "warning"), code="peer_access_blocked",
+        message=f"no direct access between {first}{more}: {row['means']}; NCCL goes through host memory",
+        fix=row["fix"],
+    )  # fmt: skip
+
+
+def _bounced(machine: Machine, gpus: Sequence[GpuState]) -> Finding | None:
+    """Whether an IOMMU or PCIe access control (ACS) sends traffic between GPUs up to the CPU and back.
+
+    NCCL's troubleshooting page, "PCI Access Control Services (ACS)": slow, and can hang. In a virtual machine it has
+    to be on, and GPUs that NVLink joins do not use PCIe among themselves."""
+    if " hypervisor " in f" {machine.text('/proc/cpuinfo') or ''} ".replace("\n", " ") or all(
+        any(g.nvlinks) for g in gpus
+    ):
+        return None
+    groups = (machine.text(f"/sys/bus/pci/devices/{each.bus}/iommu_group/type") for each in gpus if each.bus)
+    if any(kind in TRANSLATES for kind in groups):
+        return warning(
+            "peer_access_iommu",
+            "the IOMMU translates the GPUs' PCIe traffic: direct access between them is slow, and may hang",
+            "boot with iommu=pt, or turn VT-d / AMD-Vi off in the firmware set-up; until then NCCL_P2P_DISABLE=1",
+        )
+    if "ACSCtl:\tSrcValid+" in (machine.answer("lspci", "-vvv") or ""):
+        return warning(
+            "peer_access_acs",
+            "PCIe access control (ACS) is on: traffic between GPUs takes the way through the CPU",
+            "turn ACS off in the firmware set-up, or with setpci on each bridge (see NCCL's troubleshooting page)",
+        )
+    return None
+
+
+def _rdma(machine: Machine, target: Target) -> Iterator[Finding]:
+    if not usable(machine) or not _has_rdma(machine):
+        return
+    modules = {line.split()[0] for line in (machine.text("/proc/modules") or "").splitlines() if line}
+    loaded = [each for each in PEER_MODULES if each in modules]
+    if loaded:
+        yield fine("gpudirect", f"{loaded[0]} is loaded: GPUDirect RDMA")
+    elif _open_driver(machine) and _kernel(machine) >= (5, 12):
+        # DMA-BUF, which NCCL 2.12 and later take where there is no peer memory module.
+        yield fine("gpudirect", "GPUDirect RDMA through DMA-BUF (open kernel modules)")
+    else:
+        yield warning(
+            "gpudirect_no_peermem",
+            f"nvidia_peermem is not loaded: over InfiniBand {NO_PEER_MEMORY}",
+            "sudo modprobe nvidia_peermem; the same word in /etc/modules-load.d/nvidia.conf loads it at boot",
+        )
+
+
+def _has_rdma(machine: Machine) -> bool:
+    folder = machine.path("/sys/class/infiniband")
+    return machine.environ.get("NCCL_IB_DISABLE") != "1" and folder.is_dir() and any(folder.iterdir())
+
+
+def _open_driver(machine: Machine) -> bool:
+    """Whether the kernel modules are the open ones: the others offer no DMA-BUF."""
+    return "Open Kernel Module" in (machine.text("/proc/driver/nvidia/version") or "")
+
+
+def _kernel(machine: Machine) -> tuple[int, ...]:
+    words = (machine.text("/proc/sys/kernel/osrelease") or "0.0").split("-")[0].split(".")
+    return tuple(int(word) for word in words[:2] if word.isdigit())
+
+
+NVLINK = Check(
+    "nvlink",
+    "NVLink",
+    _nvlink,
+    needs="needs GPUs with NVLink",
+    finds="NVLinks that are down on one GPU and up on others",
+)
+PEERS = Check(
+    "peer_access",
+    "direct access between GPUs",
+    _peers,
+    needs="needs several NVIDIA GPUs",
+    finds="GPUs that cannot read each other's memory; an IOMMU or ACS that sends their traffic through the CPU",
+)
+GPUDIRECT = Check(
+    "gpudirect",
+    "GPUDirect RDMA",
+    _rdma,
+    needs="needs an NVIDIA GPU and an InfiniBand or RoCE card",
+    finds="a missing nvidia_peermem, without which InfiniBand goes through host memory",
+)
+CHECKS = (NVLINK, PEERS, GPUDIRECT)

@@ -1,0 +1,214 @@
+"""Whether every NVIDIA GPU of this machine can be reached: driver, NVML, PCI bus, fabric manager."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from dsrun.doctor.check import Check, failure, fine, warning
+from dsrun.doctor.gpu import nvml
+from dsrun.doctor.gpu.nvml import FABRIC_COMPLETED, GpuState, NvmlAnswer, of_gpus
+from dsrun.doctor.machine import Machine, Target
+from dsrun.findings import Finding
+from dsrun.system.display import counted
+from dsrun.system.gpus import Gpu, select_visible
+
+NVIDIA = "0x10de"
+DISPLAY = "0x03"
+"""The first byte of the PCI class of GPUs: VGA (0x0300) or 3D controllers (0x0302)."""
+NVSWITCH = "0x0680"
+"""The PCI class of NVSwitches: bridges of another kind."""
+GONE = b"\xff\xff"
+"""What configuration space reads as, where no device answers (PCI Local Bus Specification 3.0, 6.2.1)."""
+FABRIC_MANAGER = "nv-fabricmanage"
+"""The process, in the 15 letters that the kernel keeps of its name."""
+
+
+class Device(NamedTuple):
+    """A PCI device of NVIDIA: its address ("0000:3b:00.0"), its class, and whether it still answers."""
+
+    address: str
+    kind: str
+    answers: bool
+
+
+def devices(machine: Machine) -> list[Device]:
+    """NVIDIA's devices on the PCI bus. A container and a batch job see those of the whole machine."""
+    found = []
+    for folder in _entries(machine.path("/sys/bus/pci/devices")):
+        if machine.text(f"/sys/bus/pci/devices/{folder.name}/vendor") != NVIDIA:
+            continue
+        kind = machine.text(f"/sys/bus/pci/devices/{folder.name}/class") or ""
+        found.append(Device(folder.name, kind, not _starts_with(folder / "config", GONE)))
+    return found
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []
+
+
+def _starts_with(file: Path, head: bytes) -> bool:
+    try:
+        with file.open("rb") as opened:
+            return opened.read(len(head)) == head
+    except OSError:
+        return False
+
+
+def _driver(machine: Machine, target: Target) -> Iterator[Finding]:
+    on_bus = [each for each in devices(machine) if each.kind.startswith(DISPLAY)]
+    loaded = machine.path("/proc/driver/nvidia/version").exists()
+    told = machine.nvml()
+    if not on_bus and not loaded and not told.gpus:
+        return
+    if told.error == nvml.NO_ANSWER:
+        yield warning(
+            "gpu_driver_slow",
+            f"the NVIDIA driver did not answer within {nvml.ANSWER_S:g} s: a GPU hangs, or persistence mode is off",
+            "sudo nvidia-smi -pm 1, or enable the service nvidia-persistenced; dmesg | grep NVRM shows what hangs",
+        )
+    elif told.error is not None:
+        yield _unusable(told, loaded=loaded, count=len(on_bus))
+    elif not told.gpus and not told.lost:
+        yield warning(
+            "gpu_driver_none",
+            f"the driver works, but none of the machine's {len(on_bus)} GPUs may be used here",
+            "request GPUs: srun --gpus N, docker run --gpus all",
+        )
+    else:
+        release = re.search(
+            r"Kernel Module(?: for \S+)?\s+(\d[\d.]*)", machine.text("/proc/driver/nvidia/version") or ""
+        )
+        version = f" {release[1]}" if release else ""
+        message = f"driver{version} answers for {counted(len(told.gpus), 'GPU')}"
+        yield fine("gpu_driver", message)
+
+
+def _unusable(told: NvmlAnswer, *, loaded: bool, count: int) -> Finding:
+    """Why NVML does not answer, and what mends it."""
+    if told.error == nvml.VERSION_MISMATCH:
+        code, message = "mismatch", "the driver was updated while it was loaded: its library and kernel module differ"
+        fix = "reboot, or unload the modules: rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia && modprobe nvidia"
+    elif told.error == nvml.LIBRARY_NOT_FOUND and loaded:
+        code, message = (
+            "library",
+            "the driver is loaded, but its library libnvidia-ml.so.1 is not here, as in a container",
+        )
+        fix = "start the container with its GPUs: docker run --gpus all, apptainer --nv, srun --gpus N"
+    elif told.error in (nvml.LIBRARY_NOT_FOUND, nvml.DRIVER_NOT_LOADED) and not loaded:
+        code, message = "not_loaded", f"{counted(count, 'NVIDIA GPU')}, but the NVIDIA driver is not loaded"
+        fix = "sudo modprobe nvidia; if that fails, install the driver (dmesg | grep -i nvrm shows why)"
+    elif told.error == nvml.NO_PERMISSION:
+        code, message = "permission", "you may not use the NVIDIA driver's device files"
+        fix = "ls -l /dev/nvidia*; request GPUs from the batch system, or join the group that owns them"
+    else:
+        code, message = "fails", f"the NVIDIA driver fails: {told.message}"
+        fix = "nvidia-smi and dmesg | grep NVRM show more; reboot"
+    return failure(f"gpu_driver_{code}", message, fix)
+
+
+def _bus(machine: Machine, target: Target) -> Iterator[Finding]:
+    told = machine.nvml()
+    on_bus = [each for each in devices(machine) if each.kind.startswith(DISPLAY)]
+    gone = {each.address for each in on_bus if not each.answers}
+    if told.error is None and told.gpus:
+        seen = {each.bus for each in told.gpus}
+        gone |= {address for address, minor in _minors(machine) if address not in seen and _is_ours(machine, minor)}
+    if gone or told.lost:
+        names = [f"the GPU at {each}" for each in sorted(gone)] or [f"GPU {index}" for index in told.lost]
+        yield failure(
+            "gpu_bus_lost",
+            f"{', '.join(names)} cannot be reached: fallen off the bus",
+            "drain the node and reboot it; if it comes back, have the GPU, its slot and its power cables looked at",
+        )
+    elif told.gpus:
+        yield fine("gpu_bus", f"{counted(len(told.gpus), 'GPU')} of this job, none is lost")
+
+
+def _minors(machine: Machine) -> Iterator[tuple[str, int]]:
+    """The GPUs that the driver has begun with: PCI address, and the number N of /dev/nvidiaN."""
+    for folder in _entries(machine.path("/proc/driver/nvidia/gpus")):
+        text = machine.text(f"/proc/driver/nvidia/gpus/{folder.name}/information") or ""
+        if found := re.search(r"Device Minor:\s*(\d+)", text):
+            yield folder.name.lower(), int(found[1])
+
+
+def _is_ours(machine: Machine, minor: int) -> bool:
+    """Whether this process may use a GPU: batch systems and containers keep those of others away by its device file."""
+    try:
+        os.close(os.open(machine.path(f"/dev/nvidia{minor}"), os.O_RDONLY | os.O_NONBLOCK))
+    except OSError as error:
+        return error.errno not in (errno.ENOENT, errno.EPERM, errno.EACCES, errno.ENXIO)
+    return True
+
+
+def _fabric(machine: Machine, target: Target) -> Iterator[Finding]:
+    gpus = machine.nvml().gpus
+    waiting = [each for each in gpus if each.fabric is not None and each.fabric != FABRIC_COMPLETED]
+    if waiting:
+        yield _no_fabric(f"{of_gpus(waiting)} wait{'s' * (len(waiting) == 1)} for the fabric manager")
+    elif any(each.fabric for each in gpus):
+        yield fine("fabric_manager", "all GPUs are registered with their NVSwitches")
+    elif gpus and any(each.kind.startswith(NVSWITCH) for each in devices(machine)):
+        running = _runs(machine, FABRIC_MANAGER)
+        if running is False:
+            yield _no_fabric("this machine has NVSwitches, and nvidia-fabricmanager does not run")
+        elif running:
+            yield fine("fabric_manager", "nvidia-fabricmanager runs")
+
+
+def _no_fabric(what: str) -> Finding:
+    return failure(
+        "fabric_manager_down",
+        f"{what}: CUDA fails with error 802, system not yet initialized",
+        "sudo systemctl start nvidia-fabricmanager (journalctl -u nvidia-fabricmanager shows why not)",
+    )
+
+
+def _runs(machine: Machine, name: str) -> bool | None:
+    """Whether a process of this name runs; None in a container, which does not see the machine's processes."""
+    if machine.text("/proc/1/comm") not in ("systemd", "init"):
+        return None
+    comms = (machine.text(f"/proc/{each.name}/comm") for each in _entries(machine.path("/proc")) if each.name.isdigit())
+    return name in comms
+
+
+def usable(machine: Machine) -> tuple[GpuState, ...]:
+    """The GPUs that a run here would take: those that CUDA_VISIBLE_DEVICES leaves."""
+    states = {each.uuid or f"GPU {each.index}": each for each in machine.nvml().gpus}
+    gpus = [
+        Gpu(index=place, name=state.name, uuid=uuid, memory_total=None, capability=(0, 0))
+        for place, (uuid, state) in enumerate(states.items())
+    ]
+    return tuple(states[each.uuid] for each in select_visible(gpus, machine.environ.get("CUDA_VISIBLE_DEVICES")))
+
+
+GPU_DRIVER = Check(
+    "gpu_driver",
+    "NVIDIA driver answers",
+    _driver,
+    needs="needs an NVIDIA GPU",
+    finds="a driver that is not loaded, was updated while loaded, or may not be used; a container without GPUs",
+)
+GPU_BUS = Check(
+    "gpu_bus",
+    "GPUs on the bus",
+    _bus,
+    needs="needs an NVIDIA GPU",
+    finds="a GPU that has fallen off the bus, by the driver's list, NVML and PCI configuration space",
+)
+FABRIC = Check(
+    "fabric_manager",
+    "NVSwitch fabric",
+    _fabric,
+    needs="needs GPUs with NVSwitches",
+    finds="NVSwitch machines whose fabric manager does not run (CUDA error 802)",
+)
+CHECKS = (GPU_DRIVER, GPU_BUS, FABRIC)

@@ -1,0 +1,95 @@
+"""Whether this machine's clock is right: files of other machines would seem to come from the future, and logs out of
+order."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from dsrun.doctor.check import Check, fine, warning
+from dsrun.doctor.host.storage import run_folder
+from dsrun.doctor.machine import Machine, Target
+from dsrun.doctor.mounts import mount_of
+from dsrun.findings import Finding
+
+MOST_S = 2.0
+"""Seconds by which clocks may differ: make and ninja compare times of files in whole seconds."""
+_OFFSET = re.compile(r"^System time\s*:\s*([\d.]+) seconds (slow|fast)", re.MULTILINE)
+_LEAP = re.compile(r"^Leap status\s*:\s*(.+?)\s*$", re.MULTILINE)
+
+
+def _look(machine: Machine, target: Target) -> Iterator[Finding]:
+    away = _behind_server(machine, run_folder(target))
+    if away is not None and abs(away) > MOST_S:
+        yield warning(
+            "clock_differs",
+            f"this clock is {abs(away):.1f} s {'behind' if away > 0 else 'ahead of'} the run folder's server",
+            "sudo chronyc makestep, or sudo systemctl restart systemd-timesyncd",
+        )
+        return
+    told = _chrony(machine) or _timedatectl(machine)
+    if told:
+        yield told
+    elif away is not None:
+        yield fine("clock", "the clock agrees with that of the run folder's server")
+
+
+def _behind_server(machine: Machine, folder: Path) -> float | None:
+    """Seconds by which a network file system's clock, which stamps a new file, is ahead of ours; None for others."""
+    mount = mount_of(machine, folder)
+    if mount is None or not mount.shared:
+        return None
+    with suppress(OSError), tempfile.TemporaryFile(dir=folder) as file:
+        before = machine.now()
+        file.write(b"\0")
+        file.flush()
+        stamped = Path(f"/proc/self/fd/{file.fileno()}").stat().st_mtime
+        after = machine.now()
+        return min(stamped - before, 0.0) if stamped < before else max(stamped - after, 0.0)
+    return None
+
+
+def _chrony(machine: Machine) -> Finding | None:
+    text = machine.answer("chronyc", "-n", "tracking")
+    leap = _LEAP.search(text or "")
+    if not text or not leap:
+        return None
+    offset = _OFFSET.search(text)
+    seconds = float(offset[1]) if offset else 0.0
+    if leap[1] == "Not synchronised":
+        return _unsynchronised()
+    if seconds > MOST_S:
+        return warning(
+            "clock_differs", f"this clock is {seconds:.1f} s {offset[2] if offset else 'off'}", "sudo chronyc makestep"
+        )
+    return fine("clock", f"the clock is synchronised, {seconds * 1000:.1f} ms off")
+
+
+def _timedatectl(machine: Machine) -> Finding | None:
+    text = machine.answer("timedatectl", "show", "--property=NTPSynchronized", "--value")
+    if text is None or text.strip() not in ("yes", "no"):
+        return None
+    if text.strip() == "no":
+        return _unsynchronised()
+    return fine("clock", "the clock is synchronised")
+
+
+def _unsynchronised() -> Finding:
+    return warning(
+        "clock_unsynchronised",
+        "the clock is not synchronised: times of nodes and files will differ",
+        "sudo timedatectl set-ntp true, or start chronyd",
+    )
+
+
+CLOCK = Check(
+    "clock",
+    "clock",
+    _look,
+    needs="needs chrony, systemd, or a run folder on a network file system",
+    finds="a clock that is not synchronised, or differs from that of the run folder's file server",
+)
+CHECKS = (CLOCK,)

@@ -1,0 +1,81 @@
+"""Host memory, within the limit of a container or batch job, against what the job keeps there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from dsrun.doctor.check import Check, failure, fine, warning
+from dsrun.doctor.gpu.presence import usable
+from dsrun.doctor.host.plan import Needs, needs
+from dsrun.doctor.machine import Machine, Target
+from dsrun.findings import Finding
+from dsrun.system.files import nearest_existing
+from dsrun.system.host import memory_available, memory_total
+
+GIB = 2**30
+MORE_MEMORY = "request more: srun --mem=0 takes all of a node's, docker run without --memory"
+
+
+def _memory(machine: Machine, target: Target) -> Iterator[Finding]:
+    # The memory of a login node says nothing about the machine that will train.
+    elsewhere = not usable(machine) or (target.nodes and not machine.environ.get("SLURM_JOB_ID"))
+    planned = None if elsewhere else needs(machine, target)
+    if planned is None or target.recipe is None:
+        return
+    total, free = memory_total(machine.root), memory_available(machine.root)
+    offload = target.recipe.spec.offload
+    phase, wanted = "training", planned.host
+    if planned.host_loading > planned.host:
+        phase, wanted = "loading the model", planned.host_loading
+    what = f"{phase} needs {wanted / GIB:.0f} GiB of host memory per node"
+    what += f" (--offload {offload})" if offload != "none" and phase == "training" else ""
+    less = "--offload none or more nodes need less" if phase == "training" else "--zero 3 loads it once a node"
+    if wanted > total:
+        yield failure(
+            "host_memory_small",
+            f"{what}, {total / GIB:.0f} GiB is all there is{_limited(machine, total)}",
+            f"{MORE_MEMORY}; {less}",
+        )
+    elif wanted > free:
+        yield warning(
+            "host_memory_used",
+            f"{what}, {free / GIB:.0f} of {total / GIB:.0f} GiB are free",
+            "end what uses it: ps aux --sort=-rss | head",
+        )
+    else:
+        yield fine("host_memory", f"{what}, {free / GIB:.0f} GiB are free")
+    yield from _nvme(machine, target, planned)
+
+
+def _limited(machine: Machine, total: int) -> str:
+    """Says so where a cgroup, not the machine, sets the limit."""
+    for line in (machine.text("/proc/meminfo") or "").splitlines():
+        if line.startswith("MemTotal:") and (all_of_it := int(line.split()[1]) * 1024) > total:
+            return f": the limit of the container or job, the machine has {all_of_it / GIB:.0f} GiB"
+    return ""
+
+
+def _nvme(machine: Machine, target: Target, planned: Needs) -> Iterator[Finding]:
+    """The folder of --offload nvme has to hold the states of all ranks of this node."""
+    path = target.recipe.spec.nvme_path if target.recipe else None
+    if not planned.nvme or not path:
+        return
+    state = machine.statvfs(nearest_existing(target.cwd / Path(path).expanduser()))
+    free = state.f_frsize * state.f_bavail
+    if free < planned.nvme:
+        yield failure(
+            "host_memory_nvme",
+            f"--nvme-path {path}: {free / GIB:.0f} GiB are free, the job writes {planned.nvme / GIB:.0f} GiB",
+            "choose a larger drive, or more nodes",
+        )
+
+
+HOST_MEMORY = Check(
+    "host_memory",
+    "host memory",
+    _memory,
+    needs="needs a GPU, and a job whose model is known",
+    finds="less host memory than the job's offload plan takes, or loading its model; a full drive of --offload nvme",
+)
+CHECKS = (HOST_MEMORY,)

@@ -1,0 +1,174 @@
+"""InfiniBand and RoCE ports: state, rate and error counters, from /sys/class/infiniband."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from dsrun.datafiles import toml_beside
+from dsrun.doctor.check import Check, failure, fine, warning
+from dsrun.doctor.machine import Machine, Target
+from dsrun.findings import Finding
+
+FOLDER = "/sys/class/infiniband"
+IB = "InfiniBand"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Port:
+    """One port: `state` ("ACTIVE", "DOWN", "INIT"), `physical` ("LinkUp", "Polling", "Disabled"), the rate in Gb/s."""
+
+    name: str
+    state: str
+    physical: str
+    rate_gbps: float
+    layer: str
+    counters: dict[str, int]
+
+
+def ports(machine: Machine) -> list[Port]:
+    """All ports of this machine."""
+    folder = machine.path(FOLDER)
+    found = []
+    for port in sorted(folder.glob("*/ports/*")):
+        base = f"{FOLDER}/{port.parent.parent.name}/ports/{port.name}"
+        rate = re.match(r"[\d.]+", machine.text(f"{base}/rate") or "")
+        found.append(
+            Port(
+                name=f"{port.parent.parent.name}:{port.name}",
+                state=_word(machine.text(f"{base}/state")),
+                physical=_word(machine.text(f"{base}/phys_state")),
+                rate_gbps=float(rate[0]) if rate else 0.0,
+                layer=machine.text(f"{base}/link_layer") or IB,
+                counters=_counters(machine, base),
+            )
+        )
+    return found
+
+
+def active_ports(machine: Machine) -> list[Port]:
+    """Those that data can go through, unless NCCL_IB_DISABLE keeps NCCL from them."""
+    if machine.environ.get("NCCL_IB_DISABLE") == "1":
+        return []
+    return [each for each in ports(machine) if each.state == "ACTIVE"]
+
+
+def _word(text: str | None) -> str:
+    """`4: ACTIVE` is ACTIVE."""
+    return (text or "").partition(":")[2].strip()
+
+
+@cache
+def _limits() -> dict[str, dict[str, Any]]:
+    return dict(toml_beside(__file__)["counter"])
+
+
+def _counters(machine: Machine, base: str) -> dict[str, int]:
+    texts = {name: machine.text(f"{base}/counters/{name}") or "" for name in _limits()}
+    return {name: int(text) for name, text in texts.items() if text.isdigit()}
+
+
+def _chosen(machine: Machine) -> list[Port]:
+    """The ports that NCCL_IB_HCA leaves, which names devices, with ports or without, "^" before those to leave out."""
+    everyone = [] if machine.environ.get("NCCL_IB_DISABLE") == "1" else ports(machine)
+    names = machine.environ.get("NCCL_IB_HCA", "").strip()
+    if not names:
+        return everyone
+    leaves_out, exact = names.startswith("^"), names.lstrip("^").startswith("=")
+    wanted = [each.strip() for each in names.lstrip("^=").split(",")]
+
+    def is_named(port: Port) -> bool:
+        device = port.name.partition(":")[0]
+        return any(port.name == each or (device == each if exact else device.startswith(each)) for each in wanted)
+
+    return [each for each in everyone if is_named(each) != leaves_out]
+
+
+def _look(machine: Machine, target: Target) -> Iterator[Finding]:
+    found = _chosen(machine)
+    if not found:
+        if ports(machine) and machine.environ.get("NCCL_IB_HCA"):
+            names = ", ".join(each.name for each in ports(machine))
+            yield failure(
+                "infiniband_none_chosen",
+                f"NCCL_IB_HCA={machine.environ['NCCL_IB_HCA']} names none of the ports here: {names}",
+                "unset NCCL_IB_HCA, or name one of them",
+            )
+        return
+    problems = [*_states(found), *_rates(found), *_errors(found)]
+    yield from problems
+    active = [each for each in found if each.state == "ACTIVE"]
+    if active and not problems:
+        rates = ", ".join(f"{each.name} {each.rate_gbps:g} Gb/s" for each in active)
+        yield fine("infiniband", f"active: {rates}")
+
+
+def _states(found: Sequence[Port]) -> Iterator[Finding]:
+    active = [each for each in found if each.state == "ACTIVE"]
+    for port in found:
+        if port.state in ("INIT", "ARMED"):
+            yield failure(
+                "infiniband_no_subnet_manager",
+                f"{port.name} is {port.state}: no subnet manager has set it up",
+                "start opensm on one node, or the switch's subnet manager (sminfo shows it); until then"
+                f" NCCL_IB_HCA=^{port.name.partition(':')[0]}",
+            )
+        # One of two ports of a card is often without a cable: only where all others of its kind are up is it a fault.
+        elif port.state == "DOWN" and port.physical != "Disabled" and len(active) >= max(2, len(found) - 1):
+            yield warning(
+                "infiniband_down",
+                f"{port.name} is down ({port.physical}), {len(active)} other ports are active",
+                "have cable and switch port looked at (ibstat, iblinkinfo)",
+            )
+    if found and not active and not any(each.state in ("INIT", "ARMED") for each in found):
+        yield warning(
+            "infiniband_down",
+            f"no InfiniBand or RoCE port is active ({', '.join(each.name for each in found)}): NCCL uses TCP",
+            "have cables and switch looked at (ibstat), or NCCL_IB_DISABLE=1 if they are not meant for training",
+        )
+
+
+def _rates(found: Sequence[Port]) -> Iterator[Finding]:
+    """A port that runs slower than the others of its kind: a link that came up with fewer lanes or a lower speed."""
+    for layer in sorted({each.layer for each in found}):
+        alike = [each for each in found if each.layer == layer and each.state == "ACTIVE" and each.rate_gbps]
+        # A node may have slower cards for storage: only a rate that most others exceed is one that fell.
+        if len(alike) < 3:
+            continue
+        usual = sorted(each.rate_gbps for each in alike)[len(alike) // 2]
+        for port in alike:
+            if port.rate_gbps < usual:
+                yield warning(
+                    "infiniband_rate",
+                    f"{port.name} runs at {port.rate_gbps:g} Gb/s, most others at {usual:g} Gb/s",
+                    "have cable and transceiver looked at (mlxlink); if it is for storage, name the others"
+                    " in NCCL_IB_HCA",
+                )
+
+
+def _errors(found: Sequence[Port]) -> Iterator[Finding]:
+    for port in found:
+        if port.state != "ACTIVE":
+            continue
+        high = {name: count for name, count in port.counters.items() if count > _limits()[name]["most"]}
+        if high:
+            counts = "; ".join(f"{count:,} {_limits()[name]['means']}" for name, count in high.items())
+            yield warning(
+                "infiniband_errors",
+                f"{port.name}: {counts}",
+                f"perfquery -R clears them; if they rise again, have the cable changed (ibqueryerrors, mlxlink -d"
+                f" {port.name.partition(':')[0]})",
+            )
+
+
+INFINIBAND = Check(
+    "infiniband",
+    "InfiniBand ports",
+    _look,
+    needs="needs an InfiniBand or RoCE card",
+    finds="ports that are down, wait for a subnet manager, run slower than others, or count errors; NCCL_IB_HCA",
+)
+CHECKS = (INFINIBAND,)

@@ -1,0 +1,112 @@
+"""The quota of this user, and on Lustre of the group, on the file system of the run folder."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from dsrun.doctor.check import Check, failure, fine, warning
+from dsrun.doctor.host.plan import needs
+from dsrun.doctor.host.storage import NO_INODES, run_folder
+from dsrun.doctor.machine import Machine, Target
+from dsrun.doctor.mounts import mount_of
+from dsrun.errors import DsrunError
+from dsrun.findings import Finding
+
+GIB = 2**30
+KIB = 1024
+
+# A row of quota(1) and `lfs quota`: used blocks of 1 KiB, soft and hard limit, time of grace, and the same of files. A
+# star marks what is above its soft limit, brackets a number that lfs could not ask all servers for.
+_NUMBER = r"\[?(\d+)\]?(\*)?"
+_ROW = re.compile(rf"(\S+)\s+{_NUMBER}\s+(\d+)\s+(\d+)\s+(\S+)\s+{_NUMBER}\s+(\d+)\s+(\d+)")
+
+
+class Quota(NamedTuple):
+    """What is used and allowed, in bytes and files; 0 is no limit."""
+
+    used: int
+    soft: int
+    hard: int
+    files: int
+    files_soft: int
+    files_hard: int
+
+    @property
+    def limit(self) -> int:
+        return self.hard or self.soft
+
+    @property
+    def files_limit(self) -> int:
+        return self.files_hard or self.files_soft
+
+
+def parse_quota(text: str) -> list[Quota]:
+    """The rows of quota(1) or `lfs quota`; a long name stands on a line of its own before its numbers."""
+    found = []
+    for match in _ROW.finditer(text):
+        blocks, _, soft, hard, _, files, _, files_soft, files_hard = match.groups()[1:]
+        used, least, most = int(blocks) * KIB, int(soft) * KIB, int(hard) * KIB
+        found.append(Quota(used, least, most, int(files), int(files_soft), int(files_hard)))
+    return [each for each in found if each.limit or each.files_limit]
+
+
+def _look(machine: Machine, target: Target) -> Iterator[Finding]:
+    folder = run_folder(target)
+    mount = mount_of(machine, folder)
+    if mount is None:
+        return
+    texts = [_output(machine, command) for command in _commands(mount.kind, str(mount.point))]
+    found = [quota for text in texts for quota in parse_quota(text)]
+    planned = needs(machine, target)
+    wanted = planned.checkpoint + planned.model if planned else 0
+    problems = [finding for quota in found for finding in _judged(quota, str(mount.point), wanted)]
+    yield from problems
+    if found and not problems:
+        left = min((each.limit - each.used for each in found if each.limit), default=None)
+        room = "" if left is None else f": {left / GIB:,.0f} GiB are left"
+        yield fine("quota", f"within the quota of {mount.point}{room}")
+
+
+def _commands(kind: str, point: str) -> list[list[str]]:
+    if kind == "lustre":
+        return [["lfs", "quota", "-q", option, point] for option in ("-u", "-g")]
+    return [["quota", "--no-wrap", "--raw-grace", "--filesystem-list", point]]
+
+
+def _output(machine: Machine, command: Sequence[str]) -> str:
+    """The output; quota(1) fails where a limit is exceeded, and prints it all the same."""
+    if command[0] == "lfs":
+        identity = {"-u": ("id", "-un"), "-g": ("id", "-gn")}[command[3]]
+        name = (machine.answer(*identity) or "").strip()
+        command = [*command[:4], name, *command[4:]]
+    try:
+        return machine.run(command).stdout
+    except DsrunError:
+        return ""
+
+
+def _judged(quota: Quota, point: str, wanted: int) -> Iterator[Finding]:
+    fix = "delete what you no longer need, have the quota raised, or choose another --output"
+    used = f"{quota.used / GIB:.1f} of {quota.limit / GIB:.1f} GiB"
+    if quota.limit and quota.used + wanted > quota.limit:
+        needs_more = f"; one checkpoint and the final model take {wanted / GIB:.1f} GiB" if wanted else ""
+        message = f"quota of {point}: {used} used{needs_more}"
+        yield failure("quota_full", message, fix)
+    elif quota.soft and quota.used + wanted > quota.soft:
+        message = f"quota of {point}: {used} used, above the soft limit of {quota.soft / GIB:.1f} GiB, or soon so"
+        yield warning("quota_soft", message, fix)
+    if quota.files_limit and quota.files + NO_INODES > quota.files_limit:
+        message = f"quota of {point}: {quota.files:,} of {quota.files_limit:,} files"
+        yield failure("quota_files", message, fix)
+
+
+QUOTA = Check(
+    "quota",
+    "quota",
+    _look,
+    needs="needs quota or lfs, and a limit",
+    finds="a quota of user or group that is used up, or will be by the first checkpoint",
+)
+CHECKS = (QUOTA,)

@@ -1,0 +1,164 @@
+"""The disk of the run folder: room, real write speed and inodes, against the checkpoints of the job."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from dsrun.doctor.check import Check, failure, fine, warning
+from dsrun.doctor.host.plan import Needs, needs
+from dsrun.doctor.machine import Machine, Target
+from dsrun.findings import Finding
+from dsrun.system.files import DISK_FULL, nearest_existing
+
+MIB = 2**20
+GIB = 2**30
+WRITTEN = 64 * MIB
+"""Bytes that are written at most to measure the speed."""
+WRITING_S = 0.25
+"""Seconds after which no further block is written."""
+SLOW_SAVE_S = 300.0
+"""Seconds of a save from which on saving often costs much of the run."""
+SLOW = 30 * MIB
+"""Bytes per second below which a file system is slower than one old disk, whatever is written."""
+LITTLE = 10 * GIB
+"""Free bytes that are little where it is not known what the job writes: checkpoints of a small model."""
+FEW_INODES, NO_INODES = 10_000, 100
+"""Files that can still be created; a checkpoint has some tens, a cache of data and compiled code thousands."""
+
+
+def run_folder(target: Target) -> Path:
+    """The folder that exists already and holds, or will hold, the run's folder: `runs/` of the working folder."""
+    return nearest_existing(target.cwd / (target.output or "runs"))
+
+
+def write_speed(folder: Path, clock: Callable[[], float] = time.monotonic) -> float:
+    """Bytes per second that one process writes to disk in `folder`. Raises OSError where it cannot.
+
+    Each block is synced, as each file of a checkpoint is, and random, as some file systems compress. The file has no
+    name, so nothing is left of it however this ends (O_TMPFILE, or deleted right after its creation).
+    """
+    block = os.urandom(8 * MIB)
+    written, size = 0, MIB  # a first small one, for disks on which even this takes seconds
+    with tempfile.TemporaryFile(dir=folder, buffering=0) as file:
+        began = clock()
+        while written < WRITTEN:
+            file.write(block[:size])
+            os.fsync(file.fileno())
+            written, size = written + size, min(len(block), WRITTEN - written - size) or size
+            if clock() - began >= WRITING_S:
+                break
+        return written / max(clock() - began, 1e-6)
+
+
+def _wanted(target: Target, planned: Needs) -> tuple[int, int]:
+    """Bytes of the first checkpoint with the final model, and of all that are kept with one more, as a new one is
+    written before an old one is deleted."""
+    recipe = target.recipe
+    if recipe is not None and recipe.hf.get("save_strategy") == "no":
+        return planned.model, planned.model
+    keep = recipe.spec.keep if recipe else 1
+    return planned.model + planned.checkpoint, planned.model + (keep + 1) * planned.checkpoint
+
+
+def _space(machine: Machine, target: Target) -> Iterator[Finding]:
+    folder = run_folder(target)
+    state = machine.statvfs(folder)
+    free = state.f_frsize * state.f_bavail
+    planned = needs(machine, target)
+    more = "free some space, lower --keep, or choose another --output"
+    if planned is None:
+        if free < LITTLE:
+            message = f"{folder} has {free / GIB:.1f} GiB free, which few checkpoints fit into"
+            yield warning("disk_little", message, more)
+        else:
+            yield fine("disk", f"{folder} has {free / GIB:,.0f} GiB free")
+        return
+    first, all_kept = _wanted(target, planned)
+    room = f"{folder} has {free / GIB:,.0f} GiB free"
+    size = (
+        f"a checkpoint takes {planned.checkpoint / GIB:.1f} GiB, all that are kept and the model {all_kept / GIB:.1f}"
+    )
+    if free < all_kept:
+        yield failure("disk_full", f"{room}{', not enough for one checkpoint' if free < first else ''}; {size}", more)
+    else:
+        yield fine("disk", f"{room}; {size}")
+
+
+def _speed(machine: Machine, target: Target) -> Iterator[Finding]:
+    folder = run_folder(target)
+    if not os.access(folder, os.W_OK):
+        return  # the check of the run folder says so
+    try:
+        speed = write_speed(folder)
+    except OSError as error:
+        full = error.errno in DISK_FULL
+        yield failure(
+            "write_speed_fails",
+            f"{folder} cannot be written: {error.strerror}",
+            "free some space, or have your quota raised" if full else "choose another --output",
+        )
+        return
+    yield judged(folder, speed, needs(machine, target), max(1, target.nodes))
+
+
+def judged(folder: Path, speed: float, planned: Needs | None, nodes: int) -> Finding:
+    """What a speed in bytes per second and node means for the job's checkpoints, which all nodes write together."""
+    rate = f"{folder} takes {speed / 1e6:,.0f} MB/s"
+    seconds = planned.checkpoint / nodes / speed if planned else None
+    save = "" if seconds is None else f"; a checkpoint takes about {_duration(seconds)} to save"
+    if seconds is not None and seconds > SLOW_SAVE_S:
+        fix = "--async-save saves while training goes on, --save-every auto less often; or an --output on a faster disk"
+        return warning("write_speed_slow", rate + save, fix)
+    if speed < SLOW:
+        fix = "choose an --output on a faster disk; lfs setstripe -c -1 spreads large files on Lustre"
+        return warning("write_speed_slow", rate + save, fix)
+    return fine("write_speed", rate + save)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{max(1, round(seconds))} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
+def _inodes(machine: Machine, target: Target) -> Iterator[Finding]:
+    folder = run_folder(target)
+    state = machine.statvfs(folder)
+    if not state.f_files:  # btrfs and others make inodes as they need them
+        return
+    left = state.f_favail
+    if left < FEW_INODES:
+        yield Finding(
+            level="error" if left < NO_INODES else "warning", code="inodes_few",
+            message=f"{folder}: {left:,} more files can be created, whatever space is free",
+            fix="delete folders of many small files: du --inodes -xd1 . | sort -n | tail",
+        )  # fmt: skip
+    else:
+        yield fine("inodes", f"{left:,} more files can be created")
+
+
+DISK = Check(
+    "disk",
+    "space for checkpoints",
+    _space,
+    finds="less space than the checkpoints that are kept and the final model take",
+)
+WRITE_SPEED = Check(
+    "write_speed",
+    "write speed of the run folder",
+    _speed,
+    needs="needs a folder that can be written",
+    finds="a disk that takes minutes for a checkpoint, measured by a write of 64 MiB or 0.25 s, which leaves nothing",
+)
+INODES = Check(
+    "inodes",
+    "inodes",
+    _inodes,
+    needs="needs a file system with a fixed number of files",
+    finds="a file system in which few more files can be created, whatever space is free",
+)
+CHECKS = (DISK, WRITE_SPEED, INODES)

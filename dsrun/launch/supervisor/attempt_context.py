@@ -1,0 +1,48 @@
+"""What an attempt is given, and how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsrun.launch.coordinator.messages import Coordinator
+from dsrun.launch.job import Job
+from dsrun.launch.signals import StopRequests
+from dsrun.launch.supervisor.failures import FailureInputs
+from dsrun.runs.heartbeat import Beat
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptResult:
+    """How the attempt ended here.
+
+    `ok`: all ranks exited with 0, or were ended after a stop request with nothing to save; `stop_requested`: they were
+    asked to stop; `by_others`: ended because another node's part has failed; `saved` is the checkpoint that they left.
+    """
+
+    ok: bool
+    stop_requested: bool
+    by_others: bool
+    saved: str | None
+    failure_inputs: FailureInputs
+
+
+Observer = Callable[[int, Mapping[int, Beat], Mapping[int, int]], None]
+"""Takes in the attempt, the heartbeats, and the process ids of the living ranks, by rank; returns at once."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptContext:
+    """What all attempts of a run share. `scratch` is a folder of this machine's own, `run_id` what all processes of the
+    family carry in their environment, `log` where agent and ranks write, `poll` what else to do at every look, and
+    `observe` what is to be shown of it."""
+
+    job: Job
+    scratch: Path
+    run_id: str
+    stop_requests: StopRequests
+    others: Coordinator
+    log: Path
+    poll: Callable[[], None]
+    observe: Observer = lambda _attempt, _beats, _pids: None

@@ -1,0 +1,138 @@
+"""Runs side by side: the settings that differ, their metrics, and one curve of each."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dsrun.errors import UsageError, nearest
+from dsrun.monitoring.history import Record, RunHistory, finite
+from dsrun.monitoring.status import RunStatus
+from dsrun.system.display import masked_values
+
+# Of run.json: what a run is made of, beside the resolved settings.
+_SECTIONS = ("model", "model_type", "parameters", "task", "precision", "zero_stage", "world_size", "gpus", "batch")
+_AROUND = ("deepspeed", "versions", "host", "git_commit", "plugin")
+# They tell runs apart and say nothing about them.
+_NAMES_OF_RUNS = frozenset({"output", "config", "explain", "dry_run", "force", "debug", "master_port", "find_port"})
+# A setting -> what it resolves to, which stands above it.
+_SAME = {
+    "zero": "zero_stage",
+    "micro_batch_size": "batch.micro_batch",
+    "batch.world_size": "world_size",
+    "deepspeed.zero_optimization.stage": "zero_stage",
+}
+_TIMING = ("_seconds", "_per_second", "_runtime", "_samples")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line of a comparison: a value for each run, None where a run has none."""
+
+    name: str
+    values: tuple[Any, ...]
+
+
+def labels(histories: Sequence[RunHistory]) -> list[str]:
+    """A short name for each run: its folder's, with the folders above it where two are called the same."""
+    paths = [history.path.absolute() for history in histories]
+    for parts in range(1, max(len(path.parts) for path in paths) + 1):
+        names = [str(Path(*path.parts[-parts:])) for path in paths]
+        if len(set(names)) == len(set(paths)):
+            break
+    return names
+
+
+def configuration(history: RunHistory) -> dict[str, Any]:
+    """What a run was made of, flat: "batch.micro_batch", "learning_rate", "versions.torch". Tokens are masked."""
+    run = masked_values(dict(history.run))
+    settings = masked_values(dict(history.settings))
+    flat = _flat({name: run[name] for name in _SECTIONS if name in run})
+    flat |= {name: value for name, value in _flat(settings).items() if name not in _NAMES_OF_RUNS and name not in flat}
+    return flat | _flat({name: run[name] for name in _AROUND if name in run})
+
+
+def differences(histories: Sequence[RunHistory]) -> list[Row]:
+    """The settings in which the runs are not all alike, in the order of the run folder."""
+    found = [configuration(history) for history in histories]
+    names = dict.fromkeys(name for each in found for name in each)
+    values = {name: tuple(each.get(name) for each in found) for name in names}
+    differing = {name: each for name, each in values.items() if any(value != each[0] for value in each)}
+    return [Row(name=name, values=each) for name, each in differing.items() if not _is_told(name, differing)]
+
+
+def _is_told(name: str, differing: Mapping[str, tuple[Any, ...]]) -> bool:
+    """Whether another row tells the very same."""
+    other = differing.get(_SAME.get(name, ""))
+    return other is not None and list(map(str, other)) == list(map(str, differing[name]))
+
+
+def metrics(histories: Sequence[RunHistory], statuses: Sequence[RunStatus]) -> list[Row]:
+    """State, progress, losses, the evaluations at their best and at the end, speed and goodput of each run."""
+    rows: list[tuple[str, Sequence[Any]]] = [
+        ("state", [status.state for status in statuses]),
+        ("step", [status.step for status in statuses]),
+        ("max_steps", [status.max_steps for status in statuses]),
+        ("loss", [status.loss for status in statuses]),
+        ("lowest_loss", [min((y for _, y in history.series("loss")), default=None) for history in histories]),
+    ]
+    names = dict.fromkeys(name for history in histories for each in history.evaluations for name in each)
+    for name in names:
+        if name.startswith("eval_") and not name.endswith(_TIMING):
+            rows.append((name, [_last(history, name) for history in histories]))
+    rows += [
+        ("best_metric", [status.best and status.best.metric for status in statuses]),
+        ("best_value", [status.best and status.best.value for status in statuses]),
+        ("best_step", [status.best and status.best.step for status in statuses]),
+        ("step_s", [status.step_s for status in statuses]),
+        ("tokens_per_s", [_median(history.steps, "tokens_per_s") for history in histories]),
+        ("mfu", [_median(history.steps, "mfu") for history in histories]),
+        ("padding", [_median(history.steps, "padding") for history in histories]),
+        ("gpu_memory_peak", [_peak(history.steps, "gpu_memory_peak") for history in histories]),
+        ("seconds", [status.since_s for status in statuses]),
+        ("goodput", [status.goodput for status in statuses]),
+        ("restarts", [status.restarts for status in statuses]),
+    ]
+    return [Row(name=name, values=tuple(values)) for name, values in rows if any(each is not None for each in values)]
+
+
+def curves(histories: Sequence[RunHistory], metric: str) -> dict[str, list[tuple[int, float]]]:
+    """The (step, value) of `metric` of each run by its label. Raises UsageError where no run has it."""
+    found = {label: history.series(metric) for label, history in zip(labels(histories), histories, strict=True)}
+    if not any(found.values()):
+        records = [record for history in histories for record in (*history.steps[-20:], *history.evaluations[-20:])]
+        known = sorted({str(key) for each in records for key in each if finite(each[key]) is not None} - {"step"})
+        near = nearest(metric, known)
+        hint = (
+            f"did you mean {near}?" if near else f"there are {', '.join(known)}" if known else "nothing was logged yet"
+        )
+        raise UsageError(f"--metric: none of the runs has logged {metric}", fix=hint)
+    return found
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = json.dumps(value) if isinstance(value, list) else value
+    return flat
+
+
+def _last(history: RunHistory, name: str) -> float | None:
+    found = history.series(name)
+    return found[-1][1] if found else None
+
+
+def _median(records: Sequence[Record], key: str) -> float | None:
+    found = [value for each in records if (value := finite(each.get(key))) is not None]
+    return statistics.median(found) if found else None
+
+
+def _peak(records: Sequence[Record], key: str) -> float | None:
+    return max((value for each in records if (value := finite(each.get(key))) is not None), default=None)

@@ -1,0 +1,141 @@
+"""The history of a run from its folder: the steps it kept, evaluations, events and settings. Reads files only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from dsrun.diagnosis.run import is_run
+from dsrun.errors import UsageError
+from dsrun.runs.folder import RunFolder
+from dsrun.runs.node_status import NodeStatus, read_node_status
+from dsrun.runs.records import iter_records, read_records, revive
+from dsrun.system.files import parse_json
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunHistory:
+    """Everything that a run folder tells.
+
+    `steps` are the records of metrics.jsonl with a loss, in the order of their steps: where a restarted run made steps
+    again, those of the later attempt. `evaluations` are its other records, the same way. `run` is run.json, {} before
+    it is written.
+    """
+
+    path: Path
+    run: Record = field(default_factory=dict)
+    steps: tuple[Record, ...] = ()
+    evaluations: tuple[Record, ...] = ()
+    events: tuple[Record, ...] = ()
+    nodes: tuple[NodeStatus, ...] = ()
+
+    @property
+    def settings(self) -> Record:
+        """The resolved settings of training, by name."""
+        specs = self.run.get("specs")
+        train = specs.get("train") if isinstance(specs, Mapping) else None
+        return train if isinstance(train, Mapping) else {}
+
+    @property
+    def max_steps(self) -> int | None:
+        """How many optimizer steps the run is to make."""
+        return next((number for each in reversed(self.events) if (number := whole(each.get("max_steps")))), None)
+
+    def series(self, key: str) -> list[tuple[int, float]]:
+        """(step, value) of a key of `steps` or `evaluations`, values that are not finite left out."""
+        return series((*self.steps, *self.evaluations) if key.startswith("eval") else self.steps, key)
+
+
+def read_history(path: Path) -> RunHistory:
+    """The history of the run in folder `path`. Raises UsageError where it is not a run folder."""
+    folder = RunFolder(path)
+    events = tuple(read_records(folder.events)) if path.is_dir() else ()
+    run = read_object(folder.run_json)
+    if not run and not events:
+        refuse_without_run(path)
+    kept = KeptRecords()
+    for record in iter_records(folder.metrics):
+        kept.add(revive(record))
+    return RunHistory(
+        path=path,
+        run=run,
+        steps=tuple(kept.steps),
+        evaluations=tuple(kept.evaluations),
+        events=events,
+        nodes=read_node_status(path),
+    )
+
+
+def refuse_without_run(path: Path) -> None:
+    """Raise UsageError unless a run has at least begun to start in `path`."""
+    if not is_run(path):
+        what = "contains no run" if path.is_dir() else "is not a folder" if path.exists() else "does not exist"
+        raise UsageError(f"{path} {what}", fix="give the --output of a dsrun train or launch")
+
+
+def series(records: Iterable[Record], key: str) -> list[tuple[int, float]]:
+    """(step, value) of those records that have a finite `key`."""
+    found = ((whole(each.get("step")), finite(each.get(key))) for each in records)
+    return [(step, value) for step, value in found if step is not None and value is not None]
+
+
+def finite(value: object) -> float | None:
+    """A number that is finite; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        return None
+    return float(value)
+
+
+def whole(value: object) -> int | None:
+    """A whole number; None for anything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def seconds_of(record: Record) -> float | None:
+    """The time of a record in seconds since the epoch; None where it has none."""
+    try:
+        return datetime.fromisoformat(str(record.get("time"))).timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
+class KeptRecords:
+    """The steps and the evaluations without those that a restarted run made again, or never came back to."""
+
+    def __init__(self) -> None:
+        self.steps: list[Record] = []
+        self.evaluations: list[Record] = []
+
+    def add(self, record: Record) -> None:
+        """Take the next line of metrics.jsonl in."""
+        step = whole(record.get("step"))
+        if step is None:
+            return
+        if "loss" in record:
+            _drop(self.steps, from_step=step)
+            # An evaluation of the same step comes after its line, so one that is there is of an attempt before.
+            _drop(self.evaluations, from_step=step)
+            self.steps.append(record)
+        else:
+            _drop(self.evaluations, from_step=step + 1)
+            self.evaluations.append(record)
+
+
+def _drop(records: list[Record], *, from_step: int) -> None:
+    while records and records[-1]["step"] >= from_step:
+        records.pop()
+
+
+def read_object(path: Path) -> Record:
+    """The JSON object in `path`; {} where there is none that can be read."""
+    try:
+        found = parse_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, Mapping) else {}

@@ -1,0 +1,224 @@
+"""Run folders as Prometheus metrics: over HTTP, or as a file for node_exporter's textfile collector.
+
+Folders are read when they are scraped. The number of time series is bounded: by `MOST_RUNS` runs, and for each by
+`MOST_RANKS` ranks, of which the most silent and the slowest are kept, and `MOST_METRICS` metrics of evaluations.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+from dsrun.datafiles import toml_beside
+from dsrun.diagnosis.run import is_run, runs_below
+from dsrun.errors import UsageError
+from dsrun.monitoring.follow import RunReader
+from dsrun.monitoring.history import RunHistory, finite, seconds_of, whole
+from dsrun.monitoring.status import RunStatus, State, status_of
+from dsrun.runs.goodput import goodput
+from dsrun.runs.node_status import NodeStatus, RankProgress
+
+if TYPE_CHECKING:
+    from prometheus_client.core import Metric
+
+MOST_RUNS = 100
+MOST_RANKS = 64
+MOST_METRICS = 30
+ENDED_S = 24 * 3600.0
+"""So long after its end a run is still exported."""
+
+Labels = dict[str, str]
+Sample = tuple[str, Labels, float]
+"""(name of the metric, labels without `run`, value)"""
+
+
+@cache
+def metrics() -> Mapping[str, Mapping[str, Any]]:
+    """Every metric by name: `help`, `type` (a gauge, if there is none) and `labels`."""
+    return toml_beside(__file__, "metrics.toml")
+
+
+def samples(history: RunHistory, now: float) -> Iterator[Sample]:
+    """The metrics of one run at `now`, in seconds since the epoch; what is not known is left out."""
+    status = status_of(history, now)
+    versions = history.run.get("versions")
+    version = str(versions.get("dsrun", "")) if isinstance(versions, Mapping) else ""
+    yield "dsrun_run_info", {"model": status.model or "", "host": status.host or "", "dsrun_version": version}, 1.0
+    for state in get_args(State):
+        yield "dsrun_run_state", {"state": state}, float(state == status.state)
+    for name, value in {**_progress(history, status), **_checkpoints(history)}.items():
+        if value is not None:
+            yield name, {}, float(value)
+    for metric, value in _evaluation(history).items():
+        yield "dsrun_evaluation", {"metric": metric}, value
+    for use, seconds in goodput(history.events).as_dict().items():
+        if use not in ("total", "goodput"):
+            yield "dsrun_time_seconds_total", {"use": use}, seconds
+    causes = Counter(str(each.get("cause") or "unknown") for each in history.events if each.get("kind") == "failure")
+    for cause, count in causes.items():
+        yield "dsrun_failures_total", {"cause": cause}, float(count)
+    if not status.is_over:
+        yield from _ranks(history.nodes)
+        for node in history.nodes:
+            yield from _node(node)
+
+
+def _progress(history: RunHistory, status: RunStatus) -> dict[str, float | None]:
+    kinds = Counter(str(each.get("kind")) for each in history.events)
+    return {
+        "dsrun_start_timestamp_seconds": next((at for each in history.events if (at := seconds_of(each))), None),
+        "dsrun_ranks": status.world_size,
+        "dsrun_step": status.step,
+        "dsrun_max_steps": status.max_steps,
+        "dsrun_epoch": status.epoch,
+        "dsrun_last_step_timestamp_seconds": seconds_of(history.steps[-1]) if history.steps else None,
+        "dsrun_step_duration_seconds": status.step_s,
+        "dsrun_remaining_seconds": status.eta_s,
+        "dsrun_loss": status.loss,
+        "dsrun_learning_rate": status.lr,
+        "dsrun_gradient_norm": status.grad_norm,
+        "dsrun_tokens_total": status.tokens,
+        "dsrun_tokens_per_second": status.tokens_per_s,
+        "dsrun_padding_ratio": status.padding,
+        "dsrun_mfu_ratio": status.mfu,
+        "dsrun_goodput_ratio": status.goodput,
+        "dsrun_restarts_total": max(0, kinds["start"] - 1),
+        "dsrun_nan_steps_total": kinds["nan"],
+        "dsrun_loss_spikes_total": kinds["spike"],
+    }
+
+
+def _checkpoints(history: RunHistory) -> dict[str, float | None]:
+    saved = [each for each in history.events if each.get("kind") == "checkpoint_end"]
+    last = saved[-1] if saved else {}
+    return {
+        "dsrun_last_checkpoint_timestamp_seconds": seconds_of(last),
+        "dsrun_last_checkpoint_step": whole(last.get("step")),
+        "dsrun_checkpoint_bytes": whole(last.get("bytes")),
+        "dsrun_checkpoints_total": len(saved),
+    }
+
+
+def _evaluation(history: RunHistory) -> dict[str, float]:
+    """The last value of each metric of the evaluations, by its name without eval_."""
+    found: dict[str, float] = {}
+    for record in history.evaluations:
+        for name, value in record.items():
+            if name.startswith("eval_") and (number := finite(value)) is not None:
+                found[name.removeprefix("eval_")] = number
+    return dict(list(found.items())[:MOST_METRICS])
+
+
+def _ranks(nodes: Sequence[NodeStatus]) -> Iterator[Sample]:
+    known = [(node.host, rank) for node in nodes for rank in node.ranks]
+    shown = sorted(known, key=lambda each: _weight(each[1]), reverse=True)[:MOST_RANKS]
+    for host, rank in shown:
+        labels = {"rank": str(rank.rank), "host": host}
+        yield "dsrun_rank_silent_seconds", labels, rank.silent_s
+        for name, value in (("step_duration", rank.step_s), ("wait", rank.wait_s)):
+            if value is not None:
+                yield f"dsrun_rank_{name}_seconds", labels, value
+
+
+def _weight(rank: RankProgress) -> tuple[float, float]:
+    """What decides which ranks of many are shown: who is silent, then who waits least for the others."""
+    return (rank.silent_s, (rank.step_s or 0.0) - (rank.wait_s or 0.0))
+
+
+def _node(node: NodeStatus) -> Iterator[Sample]:
+    host = {"host": node.host}
+    for name, value in (
+        ("memory_used_bytes", node.memory_used),
+        ("memory_size_bytes", node.memory_total),
+        ("cpu_ratio", node.cpu),
+    ):
+        if value is not None:
+            yield f"dsrun_host_{name}", host, float(value)
+    for gpu in node.gpus:
+        figures = {
+            "utilization_ratio": gpu.utilization,
+            "memory_used_bytes": gpu.memory_used,
+            "memory_size_bytes": gpu.memory_total,
+            "power_watts": gpu.power_w,
+            "power_limit_watts": gpu.power_limit_w,
+            "temperature_celsius": gpu.temperature_c,
+            "clock_hertz": None if gpu.clock_mhz is None else gpu.clock_mhz * 1e6,
+            "throttled": bool(gpu.throttled),
+        }
+        for name, value in figures.items():
+            if value is not None:
+                yield f"dsrun_gpu_{name}", {**host, "gpu": str(gpu.index)}, float(value)
+
+
+def find_runs(folders: Sequence[Path]) -> dict[str, Path]:
+    """The run folders in `folders`, each a run or a folder of runs, by the value of their label `run`: the folder's
+    name, or its path where several have that name. Raises UsageError for what is not a folder."""
+    found: list[Path] = []
+    for folder in folders:
+        if not folder.is_dir():
+            raise UsageError(f"{folder} is not a folder", fix="give a run folder, or one that contains run folders")
+        found += [folder] if is_run(folder) else runs_below(folder)
+    found = list(dict.fromkeys(path.absolute() for path in found))
+    names = Counter(path.name for path in found)
+    return {path.name if names[path.name] == 1 else str(path): path for path in found}
+
+
+def is_exported(history: RunHistory, now: float) -> bool:
+    """Whether a run goes on, or ended not long ago."""
+    last = max((at for each in history.events[-1:] if (at := seconds_of(each)) is not None), default=None)
+    return last is None or now - last < ENDED_S or not status_of(history, now).is_over
+
+
+class RunCollector:
+    """What prometheus_client asks for metrics: the runs in `folders` as they are now."""
+
+    def __init__(self, folders: Sequence[Path], now: Callable[[], float] = time.time) -> None:
+        self._folders = folders
+        self._now = now
+        # Only what was written since is read when Prometheus asks again.
+        self._readers: dict[Path, RunReader] = {}
+
+    def collect(self) -> Iterator[Metric]:
+        """One family for each metric, with the samples of all runs."""
+        return iter(families(self._histories(), self._now()))
+
+    def _histories(self) -> dict[str, RunHistory]:
+        now = self._now()
+        folders = [folder for folder in self._folders if folder.is_dir()]
+        newest = sorted(find_runs(folders).items(), key=lambda each: _changed(each[1]), reverse=True)
+        found: dict[str, RunHistory] = {}
+        for name, path in newest:
+            with suppress(OSError, UsageError):  # removed meanwhile
+                history = self._readers.setdefault(path, RunReader(path, newest_only=True)).read()
+                if is_exported(history, now):
+                    found[name] = history
+            if len(found) == MOST_RUNS:
+                break
+        paths = {path for _, path in newest}
+        self._readers = {path: reader for path, reader in self._readers.items() if path in paths}
+        return found
+
+
+def _changed(folder: Path) -> float:
+    with suppress(OSError):
+        return folder.stat().st_mtime
+    return 0.0
+
+
+def families(histories: Mapping[str, RunHistory], now: float) -> Iterable[Metric]:
+    """The metrics of runs, by the value of the label `run`, as prometheus_client has them."""
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    made: dict[str, Any] = {}
+    for name, facts in metrics().items():
+        family = CounterMetricFamily if facts.get("type") == "counter" else GaugeMetricFamily
+        made[name] = family(name, facts["help"], labels=["run", *facts.get("labels", ())])
+    for run, history in histories.items():
+        for name, labels, value in samples(history, now):
+            made[name].add_metric([run, *(labels[each] for each in metrics()[name].get("labels", ()))], value)
+    return [family for family in made.values() if family.samples]

@@ -1,0 +1,215 @@
+"""A run at this moment: its state, how far it is, how fast, what it costs, and when it will be over."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from dsrun.diagnosis.run import last_write, who_runs
+from dsrun.errors import EXIT_RESUME
+from dsrun.monitoring.history import Record, RunHistory, finite, seconds_of, whole
+from dsrun.runs.folder import LOCK_TRIES, RunFolder, is_in_use
+from dsrun.runs.goodput import failures, goodput
+from dsrun.runs.records import plain
+
+State = Literal[
+    "starting", "training", "evaluating", "saving", "restarting", "finished", "failed", "stopped", "killed", "silent"
+]
+"""What a run does, or how it ended. "silent" is another trainer, launched by dsrun or not, without news for minutes."""
+OVER: tuple[State, ...] = ("finished", "failed", "stopped", "killed")
+RESTART_S = 900.0
+"""Between two attempts nobody holds the run folder: for so long after its last event a run counts as restarting."""
+# The last event of a run that goes on -> what it does.
+_DOING: dict[str, State] = {
+    "training": "training", "progress": "training", "checkpoint_end": "training", "checkpoint_failed": "training",
+    "evaluate": "training", "nan": "training", "spike": "training", "interval": "training",
+    "checkpoint_begin": "saving", "failure": "restarting", "remedy": "restarting", "restart": "restarting",
+}  # fmt: skip
+_PHASES: dict[str, State] = {"training": "training", "evaluating": "evaluating", "generating": "evaluating"}
+STALE_S = 30.0
+"""A node's status is written every five seconds."""
+RECENT = 20
+"""So many logged steps tell how fast a run is now."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Best:
+    """The best value of the metric that a run is judged by."""
+
+    metric: str
+    value: float
+    step: int
+    greater_is_better: bool = False
+
+    @property
+    def rank(self) -> float:
+        """A number that is lower for a better value."""
+        return -self.value if self.greater_is_better else self.value
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStatus:
+    """A run at one moment; durations in seconds, None for what is not known (yet).
+
+    `since_s` counts from the first event; `silent_s` from the last write to its files; `checkpoint_age_s` from the last
+    complete checkpoint, at `checkpoint_step`. `step_s` is the time of a step lately, `eta_s` what is left at that
+    speed. `goodput` runs from 0 to 1. `cause` and `message` are those of the failure or signal that ended it.
+    """
+
+    path: Path
+    state: State
+    model: str | None = None
+    host: str | None = None
+    step: int | None = None
+    max_steps: int | None = None
+    epoch: float | None = None
+    loss: float | None = None
+    lr: float | None = None
+    grad_norm: float | None = None
+    tokens: int | None = None
+    tokens_per_s: float | None = None
+    samples_per_s: float | None = None
+    padding: float | None = None
+    mfu: float | None = None
+    step_s: float | None = None
+    eta_s: float | None = None
+    since_s: float | None = None
+    silent_s: float | None = None
+    checkpoint_step: int | None = None
+    checkpoint_age_s: float | None = None
+    best: Best | None = None
+    goodput: float | None = None
+    restarts: int = 0
+    world_size: int | None = None
+    cause: str | None = None
+    message: str | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing runs any more."""
+        return self.state in OVER
+
+
+def status_json(status: RunStatus) -> dict[str, Any]:
+    """A status as JSON, its path as text."""
+    return {**plain(asdict(status)), "path": str(status.path), "is_over": status.is_over}
+
+
+def status_of(history: RunHistory, now: float | None = None, *, lock_tries: int = LOCK_TRIES) -> RunStatus:
+    """The status of a run at `now`, in seconds since the epoch. `lock_tries` as the `tries` of `is_in_use`."""
+    now = time.time() if now is None else now
+    events, last = history.events, history.steps[-1] if history.steps else {}
+    state = _state(history, now, lock_tries)
+    over = state in OVER
+    step = max(
+        (number for each in (last, *events[-1:]) if (number := whole(each.get("step"))) is not None), default=None
+    )
+    step_s = recent_step_s(history.steps)
+    left = history.max_steps - step if history.max_steps is not None and step is not None else None
+    saved = next((each for each in reversed(events) if each.get("kind") == "checkpoint_end"), {})
+    began = next((at for each in events if (at := seconds_of(each)) is not None), None)
+    ended = next((at for each in reversed(events) if (at := seconds_of(each)) is not None), None)
+    written = last_write(history.path)
+    ending = _ending(events) if over and state != "finished" else {}
+    return RunStatus(
+        path=history.path,
+        state=state,
+        model=_text(history.run.get("model")),
+        host=_text(history.run.get("host")),
+        step=step,
+        max_steps=history.max_steps,
+        epoch=finite(last.get("epoch")),
+        loss=finite(last.get("loss")),
+        lr=finite(last.get("lr")),
+        grad_norm=finite(last.get("grad_norm")),
+        tokens=whole(last.get("tokens")),
+        tokens_per_s=finite(last.get("tokens_per_s")),
+        padding=finite(last.get("padding")),
+        mfu=finite(last.get("mfu")),
+        step_s=step_s,
+        eta_s=left * step_s if left is not None and step_s is not None and not over else None,
+        since_s=None if began is None else max(0.0, (ended if over and ended else now) - began),
+        silent_s=None if written is None else max(0.0, now - written),
+        checkpoint_step=whole(saved.get("step")),
+        checkpoint_age_s=None if (at := seconds_of(saved)) is None else max(0.0, now - at),
+        best=best_of(history),
+        goodput=goodput(events).share if events else None,
+        restarts=failures(events),
+        world_size=next((size for each in reversed(events) if (size := whole(each.get("world_size")))), None),
+        cause=_text(ending.get("cause")) or ("run_killed" if state == "killed" else None),
+        message=_text(ending.get("message")) or _text(ending.get("signal")),
+    )
+
+
+def recent_step_s(steps: Sequence[Record]) -> float | None:
+    """The median seconds of an optimizer step over the last RECENT logged ones, by their times; None before two."""
+    times = [(whole(each.get("step")), seconds_of(each)) for each in steps[-RECENT - 1 :]]
+    known = [(step, at) for step, at in times if step is not None and at is not None]
+    spans = [(at - before) / (step - earlier) for (earlier, before), (step, at) in pairwise(known) if step > earlier]
+    return statistics.median(spans) if spans else None
+
+
+def best_of(history: RunHistory) -> Best | None:
+    """The best evaluation by `metric_for_best_model`, else by eval_loss; None without one."""
+    settings = history.settings
+    metric = str(settings.get("metric_for_best_model") or "eval_loss")
+    metric = metric if metric.startswith("eval_") else f"eval_{metric}"
+    greater = settings.get("greater_is_better")
+    # The Trainer's own rule: a loss is better when it is lower.
+    greater = not metric.endswith("loss") if greater is None else bool(greater)
+    found = history.series(metric)
+    if not found:
+        return None
+    step, value = (max if greater else min)(found, key=lambda each: each[1])
+    return Best(metric=metric, value=value, step=step, greater_is_better=greater)
+
+
+def _state(history: RunHistory, now: float, lock_tries: int) -> State:
+    last = history.events[-1] if history.events else {}
+    kind = str(last.get("kind"))
+    is_fresh = _has_fresh_nodes(history, now)
+    if _is_running(history, kind, now, lock_tries):
+        phase = next((rank.phase for node in history.nodes for rank in node.ranks), "") if is_fresh else ""
+        return "saving" if kind == "checkpoint_begin" else _PHASES.get(phase) or _DOING.get(kind, "starting")
+    if RunFolder(history.path).finished.exists():
+        return "finished"
+    if kind in ("None", "remedy", "restart") and history.nodes:
+        # A dsrun launch of another program: nobody holds its folder, and only failures are events.
+        if is_fresh:
+            return "training"
+        if kind == "None" and not history.run:
+            return "silent"
+    if kind in ("remedy", "restart") and now - (seconds_of(last) or 0.0) < RESTART_S:
+        return "restarting"
+    ended = {0: "finished", None: "finished", EXIT_RESUME: "stopped"}.get(last.get("exit_code"), "failed")
+    found = {"end": ended, "failure": "failed", "signal": "stopped", "None": "starting"}
+    return cast(State, found.get(kind, "killed"))
+
+
+def _is_running(history: RunHistory, kind: str, now: float, lock_tries: int) -> bool:
+    """Whether somebody holds the folder, or, where the lock of another machine cannot be seen, writes to it."""
+    if is_in_use(history.path, tries=lock_tries):
+        return True
+    if kind == "end" or (kind == "failure" and history.nodes and not _has_fresh_nodes(history, now, since_event=False)):
+        return False  # the last thing that was written
+    return bool(who_runs(history.path, tries=lock_tries))
+
+
+def _has_fresh_nodes(history: RunHistory, now: float, *, since_event: bool = True) -> bool:
+    """Whether a node's status is as new as that of one that lives, and newer than the last event."""
+    newest = max((at for node in history.nodes if (at := seconds_of({"time": node.time})) is not None), default=None)
+    event = seconds_of(history.events[-1]) if history.events and since_event else None
+    return newest is not None and now - newest < STALE_S and (event is None or newest >= event)
+
+
+def _ending(events: Sequence[Record]) -> Record:
+    return next((each for each in reversed(events) if each.get("kind") in ("failure", "signal")), {})
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) and value else None

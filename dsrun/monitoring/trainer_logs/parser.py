@@ -1,0 +1,202 @@
+"""The figures in the logs of other trainers, line by line.
+
+Known are the dicts of the Hugging Face Trainer with its tqdm bar, DeepSpeed's own lines, Megatron-LM's, torchtitan's
+and nanoGPT's, JSON lines, and whatever else writes "step" and "loss" before numbers.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from dsrun.monitoring.history import Record
+from dsrun.monitoring.trainer_logs.formats import (
+    BAR,
+    BAR_RATE,
+    DICT,
+    END,
+    EPOCHS,
+    EVALUATES,
+    FIGURES,
+    INTERESTING,
+    KEYS,
+    TIME,
+    TOKENS_BEFORE,
+)  # fmt: skip
+from dsrun.system.files import parse_json
+
+_CONTROL = re.compile(r"\x1b\[[0-9;:]*[A-Za-z]")
+MOST_STEPS = 20_000
+
+
+class TrainerLog:
+    """What the lines that were fed to it tell: `steps` and `evaluations` as in a RunHistory, and the last figures."""
+
+    def __init__(self) -> None:
+        self.steps: list[Record] = []
+        self.evaluations: list[Record] = []
+        self.step: int | None = None
+        self.max_steps: int | None = None
+        self.step_s: float | None = None
+        self.figures: dict[str, float] = {}
+        self.has_ended = False
+        self.loss_is_finite = True
+        self._epochs: float | None = None
+        self._bar: tuple[int, int] | None = None
+        self._total_is_sure = False
+        self._step_is_due = False
+
+    def feed(self, lines: Iterable[str], now: str | None = None) -> None:
+        """Take further lines in, also such as a bar rewrites with carriage returns. `now` (ISO 8601) is the time of
+        lines that bear none."""
+        for line in lines:
+            for piece in line.split("\r"):
+                if INTERESTING.search(piece):
+                    self._take(_CONTROL.sub("", piece), now)
+
+    def _take(self, line: str, now: str | None) -> None:
+        now = _time_of(line) or now
+        if bar := BAR.search(line):
+            self._take_bar(bar, line[: bar.start()])
+            line = line[bar.end() :]
+        if (values := _values(line)) is not None:
+            self._take_values(values, now)
+        elif found := EPOCHS.search(line):
+            self._epochs = float(found[1].replace(",", ""))
+        else:
+            self._take_text(line, now)
+        self.has_ended = bool(END.search(line)) or (self.has_ended and "loss" not in line)
+
+    def _take_bar(self, bar: re.Match[str], name: str) -> None:
+        """A tqdm bar: that of training has no other name, and the total of the first one, or the one known."""
+        step, total = int(bar["step"]), int(bar["total"])
+        what = name.strip().lower().rstrip(":").strip()
+        if what and not re.search(r"train|step|epoch|iter", what):
+            return
+        if what.startswith("epoch"):
+            return  # its steps begin again with every epoch
+        self._bar = (step, total)
+        if self.max_steps is None:
+            self.max_steps = total
+        if total == self.max_steps:
+            self.step = max(step, self.step or 0)
+            if self._step_is_due:
+                # tqdm draws its bar anew below what is written above it, and bars are rarer than steps.
+                self._step_is_due = False
+                self.steps[-1] = {**self.steps[-1], "step": self.step}
+            if (found := BAR_RATE.search(bar["times"])) and (rate := float(found[1])) > 0:
+                self.step_s = rate if found[2] == "s/it" else 1 / rate
+
+    def _take_values(self, values: Mapping[str, Any], now: str | None) -> None:
+        """A dict of the Trainer, or a JSON line."""
+        found = {key: value for key, names in KEYS.items() if (value := _first(values, names)) is not None}
+        numbers = ((key, _number(value)) for key, value in values.items() if key.startswith("eval"))
+        evaluated = {key: number for key, number in numbers if number is not None}
+        if "max_steps" in found:
+            self.max_steps = int(found.pop("max_steps"))
+        if any(name in values for name in KEYS["loss"]):
+            self.loss_is_finite = "loss" in found
+        step = self._step_of(found)
+        if evaluated and "loss" not in found:
+            if step is not None:
+                self.evaluations.append({"step": step, **evaluated})
+        elif "train_runtime" not in values:
+            self._add(found, step, now)
+            self._step_is_due = "loss" in found and "step" not in found and self._bar is not None
+
+    def _step_of(self, found: Mapping[str, float]) -> int | None:
+        if "step" in found:
+            return int(found["step"])
+        if self._epochs and self.max_steps and "epoch" in found:
+            return round(found["epoch"] / self._epochs * self.max_steps)
+        if self._bar and "loss" in found and not self._total_is_sure:
+            # Whatever bar is drawn when a loss is written is that of training.
+            self.max_steps, self._total_is_sure = self._bar[1], True
+            self.step = self._bar[0]
+        return self.step
+
+    def _take_text(self, line: str, now: str | None) -> None:
+        found: dict[str, float] = {}
+        for key, pattern in FIGURES.items():
+            if match := pattern.search(line):
+                value = _number(next(filter(None, match.groups()), None))
+                if value is not None:
+                    found[key] = value
+                if key == "loss" and not EVALUATES.search(line):
+                    self.loss_is_finite = value is not None
+        if match := TOKENS_BEFORE.search(line):
+            found["tokens_per_s"] = _number(match[1]) or 0.0
+        if EVALUATES.search(line):
+            found.pop("loss", None)
+        if "max_steps" in found:
+            self.max_steps, self._total_is_sure = int(found.pop("max_steps")), True
+        if found:
+            self._add(found, int(found["step"]) if "step" in found else self.step, now)
+
+    def _add(self, found: dict[str, float], step: int | None, now: str | None) -> None:
+        """The figures of one line; those of a step without a loss of its own belong to the line before."""
+        if "step_ms" in found:
+            found["step_s"] = found.pop("step_ms") / 1000
+        if "mfu" in found:
+            found["mfu"] /= 100
+            if found["mfu"] < 0:  # nanoGPT, until it knows
+                del found["mfu"]
+        self.step_s = found.pop("step_s", self.step_s)
+        self.figures |= {key: value for key, value in found.items() if key not in ("step", "max_steps")}
+        if step is None and "loss" in found:
+            step = len(self.steps) + 1  # no step is written anywhere: the lines are counted
+        elif step is not None:
+            self.step = step
+        if "loss" not in found or step is None:
+            return
+        while self.steps and self.steps[-1]["step"] > step:
+            self.steps.pop()
+        record = {**found, "step": step, **({"time": now} if now else {})}
+        if self.steps and self.steps[-1]["step"] == step:
+            self.steps[-1] = {**self.steps[-1], **record}
+        else:
+            self.steps.append(record)
+        if len(self.steps) > MOST_STEPS:
+            self.steps = self.steps[: MOST_STEPS // 2 : 2] + self.steps[MOST_STEPS // 2 :]
+
+
+def _time_of(line: str) -> str | None:
+    """The time stamp in a line, as ISO 8601; None where there is none. Without a zone it is this machine's time."""
+    if not (found := TIME.search(line)):
+        return None
+    day, clock, fraction, zone = found.groups()
+    return f"{day}T{clock}.{(fraction or '0')[:3]:0<3}{zone or ''}"
+
+
+def _values(line: str) -> Mapping[str, Any] | None:
+    """The dict or JSON object in a line; None where there is none with a figure that we know."""
+    found = DICT.search(line)
+    if not found:
+        return None
+    value: Any = None
+    with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+        # The Trainer writes nan and inf as Python's repr does, which no parser takes.
+        text = re.sub(r"(?<=: )-?(?:nan|inf)\b", "None", found[0])
+        value = parse_json(text) if '": ' in text or '":' in text else ast.literal_eval(text)
+    known = {name for names in KEYS.values() for name in names} | {"train_runtime"}
+    if isinstance(value, dict) and any(key in known or str(key).startswith("eval") for key in value):
+        return {str(key): each for key, each in value.items()}
+    return None
+
+
+def _first(values: Mapping[str, Any], names: tuple[str, ...]) -> float | None:
+    return next((number for name in names if (number := _number(values.get(name))) is not None), None)
+
+
+def _number(value: Any) -> float | None:
+    """A finite number, also one written as text ("1,234.5"); None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    with suppress(ValueError):
+        number = float(value.replace(",", "") if isinstance(value, str) else value)
+        return number if math.isfinite(number) else None
+    return None

@@ -1,0 +1,142 @@
+"""What each service is sent: pure functions from a message to a URL and a JSON body.
+
+services.toml has the page on which each service describes its format. Messages are plain text, which no service can
+take for markup of its own: names of folders have underscores, and messages of programs anything.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import quote_plus, urlsplit, urlunsplit
+
+from dsrun.notifications.message import Message
+from dsrun.notifications.target import Address, Service, services
+from dsrun.system.display import printable
+
+_CARD = "application/vnd.microsoft.card.adaptive"
+Body = dict[str, Any]
+
+
+def request(address: Address, message: Message, now: float) -> tuple[str, bytes]:
+    """The URL and the body of the POST by which a webhook gets `message`; `now` is the time in seconds since 1970."""
+    body = _BODIES[address.kind](message)
+    url = address.url
+    if address.secret and address.kind == "feishu":
+        stamp = str(int(now))
+        body = {"timestamp": stamp, "sign": feishu_signature(address.secret, stamp), **body}
+    if address.secret and address.kind == "dingtalk":
+        stamp = str(int(now * 1000))
+        parts = urlsplit(url)
+        signed = f"timestamp={stamp}&sign={quote_plus(dingtalk_signature(address.secret, stamp))}"
+        url = urlunsplit(parts._replace(query=f"{parts.query}&{signed}" if parts.query else signed))
+    return url, json.dumps(body, ensure_ascii=False).encode("utf-8", "backslashreplace")
+
+
+def refusal(service: Service, answer: bytes) -> str | None:
+    """Why a service did not take a message although its answer has HTTP status 200; None where it did."""
+    if not service.code:
+        return None
+    try:
+        found = json.loads(answer)
+    except ValueError:
+        return None
+    if not isinstance(found, dict) or found.get(service.code) in (0, None):
+        return None
+    return printable(f"{service.code} {found[service.code]}: {found.get(service.reason, '')}")[:200]
+
+
+def feishu_signature(secret: str, timestamp: str) -> str:
+    """HMAC-SHA256 of nothing, with the time in seconds and the secret as its key."""
+    return _signature(key=f"{timestamp}\n{secret}", text="")
+
+
+def dingtalk_signature(secret: str, timestamp: str) -> str:
+    """HMAC-SHA256 of the time in milliseconds and the secret, with the secret as its key."""
+    return _signature(key=secret, text=f"{timestamp}\n{secret}")
+
+
+def _signature(*, key: str, text: str) -> str:
+    return base64.b64encode(hmac.new(key.encode(), text.encode(), hashlib.sha256).digest()).decode()
+
+
+def _slack(message: Message) -> Body:
+    """& < > are the only characters that mrkdwn escapes; in a code block nothing else is markup."""
+    head, block = _head_and_block(message, services()["slack"], escape=_slack_escape)
+    return {"text": f"*{head}*\n```{block}```"}
+
+
+def _slack_escape(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def _discord(message: Message) -> Body:
+    """allowed_mentions: whatever stands in a log notifies nobody."""
+    head, block = _head_and_block(message, services()["discord"], escape=str)
+    return {"content": f"```\n{head}\n\n{block}\n```", "allowed_mentions": {"parse": []}}
+
+
+def _feishu(message: Message) -> Body:
+    return {"msg_type": "text", "content": {"text": _shortened(message.text(), services()["feishu"])}}
+
+
+def _dingtalk(message: Message) -> Body:
+    return {"msgtype": "text", "text": {"content": _shortened(message.text(), services()["dingtalk"])}}
+
+
+def _wecom(message: Message) -> Body:
+    return {"msgtype": "text", "text": {"content": _shortened(message.text(), services()["wecom"])}}
+
+
+def _teams(message: Message) -> Body:
+    """An adaptive card, as the workflow "Post to a channel when a webhook request is received" takes it; its
+    RichTextBlock, unlike TextBlock and FactSet, knows no Markdown."""
+    lines = _shortened(message.text(), services()["teams"]).split("\n")
+    head = {"type": "TextRun", "text": lines[0], "weight": "Bolder", "size": "Medium"}
+    runs = [{"type": "RichTextBlock", "inlines": [{"type": "TextRun", "text": line}]} for line in lines[1:]]
+    content = {
+        "$schema": "http://adaptivecards.io/schemas/adaptive-card.json",
+        "type": "AdaptiveCard",
+        "version": "1.4",
+        "body": [{"type": "RichTextBlock", "inlines": [head]}, *runs],
+    }
+    return {"type": "message", "attachments": [{"contentType": _CARD, "contentUrl": None, "content": content}]}
+
+
+def _json(message: Message) -> Body:
+    return message.as_dict()
+
+
+_BODIES: Mapping[str, Callable[[Message], Body]] = {
+    "slack": _slack,
+    "discord": _discord,
+    "feishu": _feishu,
+    "dingtalk": _dingtalk,
+    "wecom": _wecom,
+    "teams": _teams,
+    "json": _json,
+}
+
+
+def _head_and_block(message: Message, service: Service, *, escape: Callable[[str], str]) -> tuple[str, str]:
+    """The headline and, for a block of code, the lines below it, as much of them as the service takes."""
+    head = escape(_without_marks(message.headline))
+    block = escape(_without_marks("\n".join(f"{name}: {value}" for name, value in message.lines())))
+    return head, block[: service.limit - len(head) - 20]
+
+
+def _without_marks(text: str) -> str:
+    """`text` that can neither end a block of code nor what is bold."""
+    return text.replace("`", "'").replace("*", "·")
+
+
+def _shortened(text: str, service: Service) -> str:
+    """As much of `text` as the service takes, which may count bytes."""
+    if service.bytes:
+        encoded = text.encode("utf-8", "backslashreplace")
+        return text if len(encoded) <= service.limit else encoded[: service.limit - 3].decode("utf-8", "ignore") + "…"
+    return text if len(text) <= service.limit else text[: service.limit - 1] + "…"

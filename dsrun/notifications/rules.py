@@ -1,0 +1,152 @@
+"""Which records of a run are messages: pure, from the ledgers and the supervisor's last words."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+from dsrun.errors import EXIT_INTERRUPTED, EXIT_RESUME
+from dsrun.notifications.message import Cause, Kind, Message, RunFacts, number
+from dsrun.runs.records import utc_now
+
+INTERVAL_S = 60.0
+"""At most one message of a kind in so many seconds: a run that fails again and again must not flood anybody."""
+_HUNG, _NAN, _KILLED = "rank_hung", "nan_loss", "run_killed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class End:
+    """How the supervisor ended: its exit code, its last line, and the log that it names; `stopped`: the batch script
+    had asked the program itself to stop, whose exit code says what it likes."""
+
+    exit_code: int
+    message: str | None = None
+    log: str | None = None
+    stopped: bool = False
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> Self:
+        """The inverse of `asdict`. Raises KeyError or TypeError for anything else."""
+        return cls(
+            exit_code=int(found["exit_code"]),
+            message=found.get("message"),
+            log=found.get("log"),
+            stopped=bool(found.get("stopped")),
+        )
+
+
+class Narrator:
+    """Turns what happens to a run into messages. A failure is told when it is known what follows: a restart, or the
+    end."""
+
+    def __init__(self, facts: RunFacts, *, requeue: int = 0, external: bool = False) -> None:
+        self._facts = facts
+        self._external = external
+        self._requeue = requeue
+        self._failure: Mapping[str, Any] = {}
+        self._step: int | None = None
+        self._max_steps: int | None = None
+        self._loss: float | None = None
+        self._stopped = False
+        self._saved = ""
+
+    def begin(self) -> list[Message]:
+        """What there is to tell before anything has happened."""
+        return [self._message("requeue", utc_now(), requeue=self._requeue)] if self._requeue else []
+
+    def metrics(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Take in lines of metrics.jsonl, for step and loss."""
+        for record in records:
+            self._step = self._step if (step := number(record, "step")) is None else step
+            if isinstance(record.get("loss"), float):
+                self._loss = record["loss"]
+
+    def event(self, record: Mapping[str, Any]) -> list[Message]:
+        """The messages about a line of events.jsonl."""
+        if (step := number(record, "step")) is not None:
+            self._step = step
+        if (most := number(record, "max_steps")) is not None:
+            self._max_steps = most
+        when = str(record.get("time") or utc_now())
+        match record.get("kind"):
+            case "nan":
+                return [self._message("nan", when, detail=str(record.get("message", "")))]
+            case "checkpoint_end":
+                self._saved = str(record.get("path") or "")
+            case "signal":
+                self._stopped = True
+                saved = f"; saved {self._saved}" if self._saved else ""
+                return [self._message("preemption", when, detail=_signal(record) + saved)]
+            case "failure":
+                self._failure = record
+            case "restart":
+                return [self._restart(record, when)]
+        return []
+
+    def end(self, end: End | None) -> list[Message]:
+        """The messages about the end; None where the supervisor ended without a word."""
+        now = utc_now()
+        if end is None:
+            killed = Cause.of(_KILLED)
+            return [self._message("failure", now, cause=killed, detail="the supervisor ended without a result")]
+        if end.exit_code == 0:
+            return [self._message("finish", now, exit_code=0)]
+        if end.exit_code == EXIT_RESUME or end.stopped:
+            return [] if self._stopped else [self._message("preemption", now, detail=end.message or "")]
+        if end.exit_code == EXIT_INTERRUPTED:
+            return []  # by whoever sits before it
+        return [self._failed(end, now)]
+
+    def _restart(self, record: Mapping[str, Any], when: str) -> Message:
+        code = self._failure.get("cause")
+        kind: Kind = "hang" if code == _HUNG else "nan" if code == _NAN else "restart"
+        told = self._about_failure(kind, when)
+        self._failure = {}
+        return replace(told, attempt=number(record, "attempt"))
+
+    def _failed(self, end: End, now: str) -> Message:
+        told = self._about_failure("failure", now)
+        detail = told.detail or end.message or ""
+        return replace(told, detail=detail, exit_code=end.exit_code, log=end.log)
+
+    def _about_failure(self, kind: Kind, when: str) -> Message:
+        """A message about the last failure, with all that the supervisor knows of it."""
+        known = self._failure
+        cause = Cause.of(known.get("cause"), external=self._external)
+        found = self._message(kind, when, cause=cause, rank=number(known, "rank"))
+        found = replace(found, detail=str(known.get("message") or ""), exit_code=number(known, "exit_code"))
+        return replace(found, step=number(known, "step") or found.step)
+
+    def _message(self, kind: Kind, when: str, **more: Any) -> Message:
+        known = {"step": self._step, "max_steps": self._max_steps, "loss": self._loss}
+        return Message(kind=kind, facts=self._facts, time=when, **{**known, **more})
+
+
+def _signal(record: Mapping[str, Any]) -> str:
+    """ "SIGTERM to rank 3 on gpu07"."""
+    rank, host = number(record, "rank"), record.get("signalled_host")
+    name = str(record.get("signal") or "a signal")
+    return name if rank is None else f"{name} to rank {rank}" + (f" on {host}" if host else "")
+
+
+class RateLimit:
+    """Lets one message of a kind through in INTERVAL_S seconds, and counts the others for the next one."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._last: dict[str, float] = {}
+        self._omitted: dict[str, int] = {}
+
+    def passed(self, messages: Iterable[Message]) -> list[Message]:
+        """Those of `messages` that are to be sent now."""
+        found = []
+        for message in messages:
+            now = self._clock()
+            if message.kind in self._last and now - self._last[message.kind] < INTERVAL_S:
+                self._omitted[message.kind] = self._omitted.get(message.kind, 0) + 1
+                continue
+            self._last[message.kind] = now
+            found.append(replace(message, omitted=self._omitted.pop(message.kind, 0)))
+        return found

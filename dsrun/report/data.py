@@ -1,0 +1,282 @@
+"""What a report says of one run: its state, figures, settings, evaluations, texts, findings and checkpoints."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from dsrun.checkpoints import Entry, entries
+from dsrun.diagnosis.diagnose import NONE, Verdict
+from dsrun.diagnosis.run import of_run
+from dsrun.errors import UsageError
+from dsrun.findings import Finding
+from dsrun.monitoring.history import Record, RunHistory, read_history, seconds_of, whole
+from dsrun.monitoring.status import RunStatus, status_of
+from dsrun.report.panels import metric_keys, shown_text
+from dsrun.runs.folder import RunFolder
+from dsrun.runs.goodput import Goodput, goodput
+from dsrun.runs.records import iter_records, plain
+from dsrun.system.display import masked, masked_values, without_tokens
+from dsrun.system.files import parse_json
+
+DEFAULT = "default"
+MOST_PREDICTIONS = 12
+"""Of each predictions file, so many rows are shown."""
+MOST_PROMPTS = 12
+_MOST_STEPS = 8
+_LONGEST_TEXT = 1500
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A resolved setting and its source: the command line, a file, or "default"."""
+
+    name: str
+    value: str
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """What the model wrote to a prompt at each step, or one row of its predictions with the reference."""
+
+    prompt: str
+    texts: tuple[tuple[int, str], ...]
+    reference: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunReport:
+    """One run. `verdict` tells why it stopped, None where it did not; `findings` are about its DeepSpeed configuration.
+
+    No value holds an access token, and texts are cut at 1,500 characters.
+    """
+
+    name: str
+    history: RunHistory
+    status: RunStatus
+    goodput: Goodput | None
+    verdict: Verdict | None
+    findings: tuple[Finding, ...]
+    checkpoints: tuple[Entry, ...]
+    settings: tuple[Setting, ...]
+    environment: tuple[tuple[str, str], ...]
+    prompts: tuple[Sample, ...]
+    predictions: tuple[tuple[str, tuple[Sample, ...]], ...]
+
+    @property
+    def ledger(self) -> tuple[Record, ...]:
+        """Its events, with what has been trained since the last one."""
+        return ledger_of(self.history, self.status)
+
+    @property
+    def metrics(self) -> list[str]:
+        """The keys of its evaluations' metrics."""
+        return metric_keys(self.history.evaluations)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The run for JSON: what is not finite is null, and named under "nonfinite"."""
+        events = [plain(event) for event in self.history.events]
+        return {
+            "name": self.name,
+            "path": str(self.history.path),
+            "status": plain(asdict(self.status)),
+            "goodput": self.goodput.as_dict() if self.goodput else None,
+            "verdict": self.verdict.as_dict() if self.verdict else None,
+            "findings": [finding.as_dict() for finding in self.findings],
+            "settings": [asdict(setting) for setting in self.settings],
+            "environment": dict(self.environment),
+            "evaluations": [plain(record) for record in self.history.evaluations],
+            "events": events,
+            "checkpoints": [plain(asdict(entry)) for entry in self.checkpoints],
+            "prompts": [asdict(sample) for sample in self.prompts],
+            "predictions": {file: [asdict(row) for row in rows] for file, rows in self.predictions},
+        }
+
+
+def read_run(path: Path, name: str) -> RunReport:
+    """The report of the run in folder `path`. Raises UsageError where it is not a run folder."""
+    history = read_history(path)
+    status = status_of(history)
+    return RunReport(
+        name=name,
+        history=history,
+        status=status,
+        goodput=goodput(ledger_of(history, status)) if history.events else None,
+        verdict=_verdict(path, status),
+        findings=_config_findings(history),
+        checkpoints=tuple(entries(RunFolder(path))),
+        settings=_settings(history),
+        environment=_environment(history, status),
+        prompts=_prompts(path),
+        predictions=_predictions(path),
+    )
+
+
+def ledger_of(history: RunHistory, status: RunStatus) -> tuple[Record, ...]:
+    """The events of a run; of one that trains now, also its last logged step as if it were one: events that tell only
+    that a run goes on are a minute apart."""
+    events, last = history.events, history.steps[-1] if history.steps else {}
+    since, now = seconds_of(events[-1]) if events else None, seconds_of(last)
+    if status.state != "training" or since is None or now is None or now <= since:
+        return events
+    return (*events, {"kind": "progress", "time": last["time"], "step": last["step"]})
+
+
+def names_of(paths: Iterable[Path]) -> list[str]:
+    """A name for each run: that of its folder, with as many folders above it as tell the runs apart."""
+    parts = [path.absolute().parts for path in paths]
+    for depth in range(1, max(map(len, parts), default=0) + 1):
+        names = ["/".join(each[-depth:]) for each in parts]
+        if len(set(names)) == len(set(parts)):
+            break
+    return [shown_text(name) for name in names]
+
+
+def shown_value(value: object) -> str:
+    """A setting for people."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.10g}"
+    if isinstance(value, str):
+        return without_tokens(value)
+    if isinstance(value, list) and not any(isinstance(each, (dict, list)) for each in value):
+        return ", ".join(shown_value(each) for each in value) or "none"
+    return without_tokens(json.dumps(value, ensure_ascii=False))
+
+
+def _verdict(path: Path, status: RunStatus) -> Verdict | None:
+    if not status.is_over or status.state == "finished":
+        return None
+    try:
+        verdict = of_run(path)
+    except UsageError:
+        return None  # neither events nor logs
+    return None if verdict.cause.code == NONE else verdict
+
+
+def _config_findings(history: RunHistory) -> tuple[Finding, ...]:
+    """Errors and warnings of `dsrun config check` about the configuration that DeepSpeed got."""
+    from dsrun.zero.lint.check import check
+
+    config = history.run.get("deepspeed")
+    if not isinstance(config, dict):
+        return ()
+    model_type = history.run.get("model_type")
+    found = check(
+        deepspeed_json(history) or "{}",
+        file="the configuration below",
+        target="trainer",
+        world_size=whole(history.run.get("world_size")),
+        model_type=model_type if isinstance(model_type, str) else None,
+    )
+    return tuple(finding for finding in found if finding.level != "info")
+
+
+def deepspeed_json(history: RunHistory) -> str | None:
+    """The configuration that DeepSpeed got, indented; None where there is none."""
+    config = history.run.get("deepspeed")
+    return json.dumps(masked_values(config), indent=2, ensure_ascii=False) if isinstance(config, dict) else None
+
+
+def _settings(history: RunHistory) -> tuple[Setting, ...]:
+    """The settings of run.json, those that were given first; before it is there, those of recipe.json."""
+    values, sources = history.settings, history.run.get("sources")
+    if not values:
+        recipe = _object(RunFolder(history.path).recipe)
+        values, sources = _mapping(recipe.get("values")), recipe.get("sources")
+    known = _mapping(sources)
+    shown = masked_values(dict(values))
+    rows = [
+        Setting(name=str(name), value=shown_value(value), source=without_tokens(str(known.get(name, DEFAULT))))
+        for name, value in shown.items()
+    ]
+    return tuple(sorted(rows, key=lambda row: row.source == DEFAULT))
+
+
+def _object(file: Path) -> Record:
+    try:
+        found = parse_json(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return _mapping(found)
+
+
+def _environment(history: RunHistory, status: RunStatus) -> tuple[tuple[str, str], ...]:
+    run = history.run
+    gpus = run.get("gpus")
+    names = list(map(str, gpus)) if isinstance(gpus, list) else []
+    batch = _mapping(run.get("batch"))
+    command = run.get("command")
+    rows: list[tuple[str, object]] = [
+        ("folder", history.path.absolute()),
+        ("command", " ".join(masked(map(str, command))) if isinstance(command, list) else None),
+        ("host", status.host),
+        ("ranks", status.world_size or run.get("world_size")),
+        ("GPUs", ", ".join(f"{names.count(name)} × {name}" for name in dict.fromkeys(names))),
+        ("model type", run.get("model_type")),
+        ("parameters", f"{whole(run.get('parameters')):,}" if whole(run.get("parameters")) else None),
+        ("task", run.get("task")),
+        ("precision", run.get("precision")),
+        ("ZeRO stage", run.get("zero_stage")),
+        ("global batch", batch.get("global_batch")),
+        ("micro batch", batch.get("micro_batch")),
+        ("accumulation steps", batch.get("accumulation")),
+        ("packing", _mapping(run.get("packing")).get("batches")),
+        ("git commit", run.get("git_commit")),
+        *((str(package), version) for package, version in _mapping(run.get("versions")).items()),
+    ]
+    return tuple((name, without_tokens(str(value))) for name, value in rows if value not in (None, ""))
+
+
+def _prompts(path: Path) -> tuple[Sample, ...]:
+    texts: dict[str, dict[int, str]] = {}
+    for record in iter_records(path / "samples.jsonl"):
+        step = whole(record.get("step"))
+        if step is not None and "prompt" in record:
+            texts.setdefault(_text(record["prompt"]), {})[step] = _text(record.get("text"))
+    return tuple(
+        Sample(prompt=prompt, texts=_spread(sorted(by_step.items())))
+        for prompt, by_step in islice(texts.items(), MOST_PROMPTS)
+    )
+
+
+def _spread(texts: list[tuple[int, str]]) -> tuple[tuple[int, str], ...]:
+    """Some of the texts at about equal distances, with the last one."""
+    stride = -(-len(texts) // _MOST_STEPS)
+    return tuple(reversed(texts[::-1][::stride]))
+
+
+def _predictions(path: Path) -> tuple[tuple[str, tuple[Sample, ...]], ...]:
+    return tuple((file.name, rows) for file in sorted(path.glob("predictions-*.jsonl")) if (rows := _rows(file)))
+
+
+def _rows(file: Path) -> tuple[Sample, ...]:
+    try:
+        return tuple(
+            Sample(
+                prompt=_text(row.get("source", row.get("prompt", ""))),
+                texts=((0, _text(row["prediction"])),),
+                reference=_text(row["reference"]) if "reference" in row else None,
+            )
+            for row in islice(iter_records(file), MOST_PREDICTIONS)
+            if "prediction" in row
+        )
+    except OSError:
+        return ()
+
+
+def _text(value: object) -> str:
+    text = without_tokens(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
+    return text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + " …"
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

@@ -1,0 +1,239 @@
+"""One HTML page about runs: nothing is loaded, and no text of a run is taken for HTML."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dsrun import __version__
+from dsrun.findings import Finding
+from dsrun.monitoring.history import finite
+from dsrun.monitoring.status import RunStatus
+from dsrun.report import timeline
+from dsrun.report.axes import figure
+from dsrun.report.charts import chart
+from dsrun.report.data import DEFAULT, RunReport, deepspeed_json
+from dsrun.report.differences import MISSING, Difference, differences
+from dsrun.report.panels import Panel, metric_name, panels, shown_text
+from dsrun.runs.goodput import duration
+from dsrun.runs.records import utc_now
+from dsrun.system.display import size_text
+
+if TYPE_CHECKING:
+    import jinja2
+
+TEMPLATE = "page.html.j2"
+GENERATOR = f"dsrun report {__version__}"
+MARKER = '<meta name="generator" content="dsrun report'
+"""By this, near its beginning, a page of dsrun is recognised."""
+MOST_EVALUATIONS = 30
+RESTARTS = "Restarts"
+_SYMBOLS = {
+    "finished": "✓", "failed": "✕", "killed": "✕", "stopped": "■", "training": "▶", "evaluating": "▶", "saving": "▶",
+    "starting": "…", "restarting": "↻", "silent": "?",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Report:
+    """The runs of a page, the panels of their curves, and what differs between them."""
+
+    runs: tuple[RunReport, ...]
+    panels: tuple[Panel, ...]
+    differences: tuple[Difference, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """The same as numbers, for JSON."""
+        return {
+            "runs": [run.as_dict() for run in self.runs],
+            "panels": [panel.as_dict() for panel in self.panels],
+            "differences": [difference.as_dict() for difference in self.differences],
+        }
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A key figure of a run."""
+
+    name: str
+    value: str
+    note: str = ""
+
+
+def report_of(runs: Sequence[RunReport]) -> Report:
+    """The report of these runs."""
+    found = panels([run.history for run in runs], [run.name for run in runs])
+    return Report(tuple(runs), found, differences(runs) if len(runs) > 1 else ())
+
+
+def render(report: Report) -> str:
+    """The page."""
+    charts = [chart(panel) for panel in report.panels]
+    metrics = [each for each in charts if each.name.startswith("eval_")]
+    names = [run.name for run in report.runs]
+    page = str(
+        _template().render(
+            title=names[0] if len(names) == 1 else f"{len(names)} runs: {', '.join(names)}",
+            generator=GENERATOR,
+            now=utc_now(),
+            runs=report.runs,
+            charts=[each for each in charts if each not in metrics],
+            metric_charts=metrics,
+            marks=frozenset(mark for each in charts for mark in each.marks),
+            summary=summary(report.runs),
+            differences=report.differences,
+            difference_rows=[(each.name, *each.values) for each in report.differences],
+            data=[each.data for each in charts],
+            place={each.name: place for place, each in enumerate(charts)},
+        )
+    )
+    # The macros at the beginning of the template leave blank lines.
+    return page.lstrip()
+
+
+def subtitle(run: RunReport) -> str:
+    """What was trained, where, and by how many ranks."""
+    model = run.status.model or next((each.value for each in run.settings if each.name == "model"), None)
+    if model is None and not run.history.run:
+        model = "a program under dsrun launch"
+    ranks = (
+        f"{run.status.world_size} rank{'' if run.status.world_size == 1 else 's'}" if run.status.world_size else None
+    )
+    return " · ".join(part for part in (model, run.status.host, ranks) if part)
+
+
+def tiles(run: RunReport) -> list[Tile]:
+    """The key figures of a run."""
+    status, steps = run.status, run.history.steps
+    found = []
+    if status.step is not None:
+        unfinished = status.max_steps is not None and status.step < status.max_steps
+        epoch = f"epoch {status.epoch:.2f}" if status.epoch else ""
+        found.append(Tile("Step", f"{status.step:,}", f"of {status.max_steps:,}" if unfinished else epoch))
+    losses = run.history.series("loss")
+    if losses:
+        found.append(Tile("Training loss", figure(losses[-1][1]), f"from {figure(losses[0][1])}" if losses[1:] else ""))
+    if status.best:
+        name = metric_name(status.best.metric)
+        found.append(
+            Tile(
+                f"Best {name[:1].lower() + name[1:] if name[1:].islower() else name}",
+                figure(status.best.value),
+                f"at step {status.best.step:,}",
+            )
+        )
+    speeds = sorted(value for each in steps if (value := finite(each.get("tokens_per_s"))) is not None)
+    if speeds:
+        note = f"MFU {status.mfu:.0%}" if status.mfu else "median"
+        found.append(Tile("Tokens per second", figure(speeds[len(speeds) // 2], 3), note))
+    if status.tokens:
+        found.append(Tile("Tokens", _short(status.tokens), "without padding"))
+    if run.goodput and run.goodput.total:
+        found.append(Tile("Goodput", f"{run.goodput.share:.1%}", f"of {duration(run.goodput.total)}"))
+    if status.eta_s is not None and math.isfinite(status.eta_s):
+        found.append(
+            Tile("Time left", duration(status.eta_s), f"{status.step_s:.2g} s a step" if status.step_s else "")
+        )
+    elif status.since_s is not None and not run.goodput:
+        found.append(Tile("Duration", duration(status.since_s)))
+    if status.restarts:
+        found.append(Tile(RESTARTS, f"{status.restarts}", "after failures"))
+    return found
+
+
+def summary(runs: Sequence[RunReport]) -> tuple[list[str], list[list[str]]]:
+    """The heads and rows of the table of all runs: their key figures, a column each."""
+    found = [{tile.name: tile.value for tile in tiles(run)} for run in runs]
+    names = list(dict.fromkeys(name for values in found for name in values))
+    rows = [
+        [run.name, run.status.state, *(values.get(name, "0" if name == RESTARTS else MISSING) for name in names)]
+        for run, values in zip(runs, found, strict=True)
+    ]
+    return ["run", "state", *(name.lower() for name in names)], rows
+
+
+def goodput_rows(run: RunReport) -> list[tuple[str, str, float, str]]:
+    """(use, what it is called, share, duration) of what took time."""
+    if run.goodput is None or not run.goodput.total:
+        return []
+    total = run.goodput.total
+    uses = (
+        ("training", run.goodput.productive), ("lost", run.goodput.lost), ("restart", run.goodput.restart),
+        ("saving", run.goodput.saving), ("evaluating", run.goodput.evaluating), ("queued", run.goodput.queued),
+        ("idle", run.goodput.idle),
+    )  # fmt: skip
+    return [(use, timeline.label(use), seconds / total, _seconds(seconds)) for use, seconds in uses if seconds > 0]
+
+
+def evaluation_rows(run: RunReport) -> tuple[list[str], list[tuple[str, list[str], bool]], int]:
+    """The names of the metrics; (step, values, whether it is the best) of evaluations; how many are not shown."""
+    keys = run.metrics
+    best = run.status.best.step if run.status.best else None
+    records = run.history.evaluations[-MOST_EVALUATIONS:]
+    rows = [
+        (f"{record['step']:,}", [_cell(record.get(key)) for key in keys], record["step"] == best) for record in records
+    ]
+    return [metric_name(key) for key in keys], rows, len(run.history.evaluations) - len(records)
+
+
+def all_findings(run: RunReport) -> list[Finding]:
+    """What `dsrun diagnose` and `dsrun config check` find, without the line that the verdict above the charts shows."""
+    found = run.verdict.findings[1:] if run.verdict else ()
+    shown = run.verdict.where if run.verdict else ""
+    return [*(each for each in found if each.where != shown), *run.findings]
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return "" if value is None else str(value)
+    return figure(float(value))
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 9.95 else duration(seconds)
+
+
+def _short(count: float) -> str:
+    for size, prefix in ((1e12, " T"), (1e9, " B"), (1e6, " M")):
+        if count >= size:
+            return f"{count / size:.3g}{prefix}"
+    return f"{count:,.0f}"
+
+
+def _state(status: RunStatus) -> str:
+    """good, bad, or going on: the colour of its state."""
+    return {"finished": "good", "failed": "bad", "killed": "bad", "stopped": "warn"}.get(status.state, "live")
+
+
+def _finalized(value: Any) -> Any:
+    """Foreign text without control characters and access tokens; what is HTML already stays as it is."""
+    return shown_text(value) if type(value) is str else value
+
+
+@cache
+def _template() -> jinja2.Template:
+    import jinja2
+    from markupsafe import Markup
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=_finalized,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    folder = Path(__file__).parent
+    for name in ("page.css", "page.js"):
+        environment.globals[name.replace(".", "_")] = Markup((folder / name).read_text(encoding="utf-8"))
+    for function in (subtitle, tiles, goodput_rows, evaluation_rows, all_findings, duration, deepspeed_json, figure):
+        environment.globals[function.__name__] = function
+    environment.globals.update(
+        state_class=_state, symbols=_SYMBOLS, default_source=DEFAULT, event_rows=timeline.rows, strip=timeline.strip,
+        time_ticks=timeline.time_ticks, size=size_text, Markup=Markup,
+    )  # fmt: skip
+    return environment.get_template(TEMPLATE)

@@ -1,0 +1,255 @@
+"""What the charts of a report show: panels of curves over the optimizer steps, of one run or of several."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from dsrun.monitoring.history import Record, RunHistory, whole
+from dsrun.report.series import Point, finite_values, points_of, smoothed, thinned
+from dsrun.system.display import printable, without_tokens
+
+GIB = float(2**30)
+MOST_POINTS = 1000
+"""Of a curve; with many curves each has fewer, so that the page stays small."""
+_ALL_POINTS = 24_000
+_FEWEST_POINTS = 100
+_MOST_MARKS = 200
+# From so many points on, a curve is drawn faintly, under its running mean.
+_SMOOTHED = 150
+_NAMES = {
+    "bleu": "BLEU", "chrf": "chrF", "rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L",
+    "rougeLsum": "ROUGE-Lsum",
+}  # fmt: skip
+# Figures of the evaluation itself, not of the model.
+_NOT_METRICS = ("_seconds", "_runtime", "_per_second", "_samples", "_steps", "_epoch")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """A curve: `run` counts the runs of the report; `colour` and `dots` say how it is drawn, `key` is that of
+    metrics.jsonl. `mean` is its running mean, where it has enough points for one."""
+
+    label: str
+    key: str
+    run: int
+    colour: int
+    points: tuple[Point, ...]
+    mean: tuple[Point, ...] = ()
+    dots: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        """The curve for JSON: [step, value] pairs, null where a value is not finite."""
+        points = [[step, value if math.isfinite(value) else None] for step, value in self.points]
+        return {"label": self.label, "key": self.key, "run": self.run, "points": points}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """Something that happened at a step."""
+
+    step: int
+    kind: Literal["restart", "checkpoint", "nonfinite"]
+    label: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One chart. `zero`: its axis begins at 0; `log`: the first view is logarithmic; `both`: the other one is there
+    too; `steady`: its values are set or held, and have no running mean."""
+
+    name: str
+    title: str
+    unit: str
+    curves: tuple[Curve, ...]
+    marks: tuple[Mark, ...] = ()
+    zero: bool = False
+    log: bool = False
+    both: bool = False
+    steady: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        """The panel for JSON."""
+        curves = [curve.as_dict() for curve in self.curves]
+        marks = [{"step": mark.step, "kind": mark.kind, "label": mark.label} for mark in self.marks]
+        return {"name": self.name, "title": self.title, "unit": self.unit, "curves": curves, "marks": marks}
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A panel to be: its keys, each with its name in the legend, and what its values are divided by."""
+
+    name: str
+    title: str
+    unit: str
+    keys: Mapping[str, str]
+    divisor: float = 1.0
+    zero: bool = False
+    both: bool = False
+    steady: bool = False
+
+
+_PLANS = (
+    _Plan("loss", "Loss", "", {"loss": "training", "eval_loss": "evaluation"}, both=True),
+    _Plan("lr", "Learning rate", "", {"lr": "learning rate"}, zero=True, both=True, steady=True),
+    _Plan("grad_norm", "Gradient norm", "before clipping", {"grad_norm": "gradient norm"}, both=True),
+    _Plan("throughput", "Throughput", "tokens/s", {"tokens_per_s": "tokens/s"}, zero=True),
+    _Plan("mfu", "Model FLOPs utilisation", "%", {"mfu": "MFU"}, divisor=0.01, zero=True),
+    _Plan(
+        "memory",
+        "Memory of the main worker",
+        "GiB",
+        {
+            "gpu_memory": "GPU",
+            "gpu_memory_peak": "GPU, peak",
+            "host_memory": "host",
+            "host_memory_peak": "host, peak",
+        },
+        divisor=GIB,
+        zero=True,
+        steady=True,
+    ),
+    _Plan("padding", "Padding", "% of the cells", {"padding": "padding"}, divisor=0.01, zero=True),
+)
+# What a mixture and DPO add: one panel for each prefix.
+_PREFIXES = {"loss/": "Loss by data set", "rewards/": "DPO rewards", "logps/": "DPO log probabilities"}
+# Of several runs, one curve each tells enough.
+_ONLY = {"memory": ("gpu_memory_peak", "host_memory_peak")}
+
+
+def shown_text(text: str) -> str:
+    """Foreign text as a report may show it: without control characters and access tokens."""
+    return without_tokens(printable(text, keep="\t\n"))
+
+
+def panels(histories: Sequence[RunHistory], names: Sequence[str]) -> tuple[Panel, ...]:
+    """The panels of these runs, called `names`; those of keys that no run has are left out."""
+    plans = [*_PLANS, *_prefixed(histories), *_metrics(histories)]
+    several = len(histories) > 1
+    found = [_panel(plan, histories, names) for plan in plans]
+    found = [panel for panel in found if _values(panel.curves)]
+    count = sum(len(panel.curves) for panel in found)
+    limit = max(_FEWEST_POINTS, min(MOST_POINTS, _ALL_POINTS // max(1, count)))
+    marks = () if several or not histories else _marks(histories[0])
+    return tuple(_with_marks(_thinner(panel, limit), marks) for panel in found)
+
+
+def _thinner(panel: Panel, limit: int) -> Panel:
+    """With at most so many points in a curve; the running mean is that of all."""
+    curves = [
+        replace(
+            each,
+            points=thinned(each.points, limit),
+            mean=thinned(smoothed(each.points), limit // 2) if _has_mean(panel, each) else (),
+        )
+        for each in panel.curves
+    ]
+    return replace(panel, curves=tuple(curves))
+
+
+def _has_mean(panel: Panel, curve: Curve) -> bool:
+    return len(curve.points) >= _SMOOTHED and not curve.dots and not panel.steady
+
+
+def _with_marks(panel: Panel, marks: tuple[Mark, ...]) -> Panel:
+    """Checkpoints are marked once, in the chart of the loss, which has the room."""
+    return replace(panel, marks=tuple(mark for mark in marks if mark.kind != "checkpoint" or panel.name == "loss"))
+
+
+def _panel(plan: _Plan, histories: Sequence[RunHistory], names: Sequence[str]) -> Panel:
+    curves: list[Curve] = []
+    for number, (history, name) in enumerate(zip(histories, names, strict=True)):
+        drawn = 0
+        for key, label in plan.keys.items():
+            dots = key.startswith("eval_")
+            points = points_of(history.evaluations if dots else history.steps, key, plan.divisor)
+            if not points or (len(histories) > 1 and plan.name in _ONLY and key not in _ONLY[plan.name]):
+                continue
+            shown, colour = (label, drawn) if len(histories) == 1 else (_in_run(name, label, plan), number)
+            curves.append(Curve(label=shown_text(shown), key=key, run=number, colour=colour, points=points, dots=dots))
+            drawn += 1
+    return Panel(
+        name=plan.name, title=shown_text(plan.title), unit=plan.unit, curves=tuple(curves), zero=plan.zero,
+        log=plan.both and _spans_decades(curves), both=plan.both and _may_be_log(curves), steady=plan.steady,
+    )  # fmt: skip
+
+
+def _in_run(name: str, label: str, plan: _Plan) -> str:
+    return f"{name}, {label}" if len(plan.keys) > 1 else name
+
+
+def _values(curves: Iterable[Curve]) -> list[float]:
+    return finite_values(point for curve in curves for point in curve.points)
+
+
+def _may_be_log(curves: Iterable[Curve]) -> bool:
+    """Whether a logarithmic axis shows the values, at most zeros excepted, and tells more than a linear one."""
+    values = _values(curves)
+    positive = [value for value in values if value > 0]
+    return bool(positive) and min(values) >= 0 and max(positive) >= 2 * min(positive)
+
+
+def _spans_decades(curves: Iterable[Curve]) -> bool:
+    """Whether nearly all values, single outliers aside, are more than three decades apart."""
+    values = sorted(_values(curves))
+    aside = len(values) // 50
+    return bool(values) and values[0] > 0 and values[-1 - aside] >= 1000 * values[aside]
+
+
+def _prefixed(histories: Sequence[RunHistory]) -> list[_Plan]:
+    keys = {key: None for history in histories for record in history.steps[-1:] for key in record}
+    found = [(prefix, title, [key for key in keys if key.startswith(prefix)]) for prefix, title in _PREFIXES.items()]
+    return [
+        _Plan(f"{prefix[:-1]}_each", title, "", {key: key.removeprefix(prefix) for key in named})
+        for prefix, title, named in found
+        if named
+    ]
+
+
+def _metrics(histories: Sequence[RunHistory]) -> list[_Plan]:
+    return [
+        _Plan(key, metric_name(key), "", {key: metric_name(key)})
+        for key in metric_keys(record for history in histories for record in history.evaluations)
+        if key != "eval_loss"
+    ]
+
+
+def metric_keys(evaluations: Iterable[Record]) -> list[str]:
+    """The keys of the evaluations' metrics, without what they cost."""
+    keys = {key: None for record in evaluations for key in record if key.startswith("eval_")}
+    return [key for key in keys if not key.endswith(_NOT_METRICS)]
+
+
+def metric_name(key: str) -> str:
+    """The name of a metric for people: eval_exact_match -> Exact match."""
+    name = key.removeprefix("eval_")
+    return _NAMES.get(name) or name[:1].upper() + name[1:].replace("_", " ")
+
+
+def _marks(history: RunHistory) -> tuple[Mark, ...]:
+    """The restarts of a run at the steps that they went back to, its checkpoints, and steps that were skipped as not
+    finite."""
+    restarts: list[Mark] = []
+    skipped: list[Mark] = []
+    saves: dict[int, Mark] = {}
+    again = False
+    for event in history.events:
+        kind, step = event.get("kind"), whole(event.get("step"))
+        if kind == "training" and step is not None and again:
+            restarts.append(Mark(step=step, kind="restart", label=f"training continued after step {step:,}"))
+        elif kind == "checkpoint_end" and step is not None:
+            saves[step] = Mark(step=step, kind="checkpoint", label=f"checkpoint {step:,}")
+        elif kind == "nan" and step is not None:
+            skipped.append(
+                Mark(
+                    step=step, kind="nonfinite", label=shown_text(f"step {step:,} was skipped: {event.get('message')}")
+                )
+            )
+        again = again or kind == "training"
+    return (*_some(restarts), *_some(skipped), *_some([saves[step] for step in sorted(saves)]))
+
+
+def _some(marks: list[Mark]) -> list[Mark]:
+    return marks[:: max(1, -(-len(marks) // _MOST_MARKS))]

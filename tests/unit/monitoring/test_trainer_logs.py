@@ -1,0 +1,140 @@
+"""What trainers print, read: tests/data/trainer_logs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from dsrun.monitoring.trainer_logs.parser import TrainerLog
+from dsrun.monitoring.trainer_logs.status import BACKLOG, LogReader, history_of_log, status_of_log
+
+LOGS = Path(__file__).parents[2] / "data" / "trainer_logs"
+
+
+def read(name: str) -> TrainerLog:
+    log = TrainerLog()
+    log.feed((LOGS / f"{name}.txt").read_bytes().decode().split("\n"))
+    return log
+
+
+@pytest.mark.parametrize(
+    ("name", "step", "max_steps", "loss", "lr"),
+    [
+        ("huggingface-5", 60, 60, 4.476, 8.333e-07),
+        ("huggingface-4", 300, 3000, 2.01, 4.7e-05),
+        ("deepspeed", 20, None, 2.3456, 0.001),
+        ("megatron", 202, 250000, 2.413736, 1.515e-05),
+        ("torchtitan", 20, 1000, 7.0281, None),
+        ("nanogpt", 10, None, 3.2354, None),
+        ("llama-factory", 20, 300, 1.1, 2e-05),
+        ("tqdm", 123, 1000, None, None),
+    ],
+)
+def test_last_figures_of_each_trainer(
+    name: str, step: int, max_steps: int | None, loss: float | None, lr: float | None
+) -> None:
+    log = read(name)
+    assert (log.step, log.max_steps, log.figures.get("loss"), log.figures.get("lr")) == (step, max_steps, loss, lr)
+
+
+def test_steps_of_the_trainers_dicts_come_from_its_bar() -> None:
+    """Transformers 5 writes no step and quotes its numbers: the bar that is drawn anew below a dict has its step."""
+    log = read("huggingface-5")
+    losses = [(record["step"], record["loss"]) for record in log.steps]
+    assert losses[:3] == [(5, 4.607), (10, 4.586), (15, 4.566)]
+    assert losses[-1] == (55, 4.477) or losses[-1][0] == 60
+    assert log.evaluations[-1]["eval_loss"] == 4.475
+    assert log.has_ended
+
+
+def test_bars_of_evaluations_and_downloads_are_not_training() -> None:
+    """The bar of an evaluation has another total than that of training, those of other work have a name."""
+    log = TrainerLog()
+    log.feed(["Map: 100%|██| 9000/9000 [00:01<00:00, 900.00 examples/s]", " 10%|█  | 20/200 [00:10<01:30,  2.00it/s]"])
+    log.feed([" 50%|███  | 25/50 [00:01<00:01, 25.0it/s]\r 11%|█  | 22/200 [00:20<01:30,  1.00s/it]"])
+    assert (log.step, log.max_steps, log.step_s) == (22, 200, 1.0)
+
+
+def test_speeds() -> None:
+    assert read("megatron").step_s == pytest.approx(139.2214)
+    assert read("nanogpt").step_s == pytest.approx(0.02451)
+    assert read("tqdm").step_s == pytest.approx(1 / 1.2)
+    torchtitan = read("torchtitan")
+    assert torchtitan.figures["tokens_per_s"] == 7100
+    assert torchtitan.figures["mfu"] == pytest.approx(0.4123)
+    assert status_of_log(torchtitan, Path("x")).step_s == 1.0  # two lines, ten steps and ten seconds apart
+    assert read("deepspeed").figures["samples_per_s"] == 65.0
+
+
+def test_losses_of_evaluations_are_not_those_of_training() -> None:
+    log = TrainerLog()
+    log.feed(
+        ["step 10  loss 2.5", "step 10  evaluation  loss 9.0", "validation loss at iteration 10 | lm loss value: 8.0"]
+    )
+    assert log.figures["loss"] == 2.5
+    assert [record["loss"] for record in log.steps] == [2.5]
+
+
+def test_loss_that_is_not_finite_is_noticed() -> None:
+    log = TrainerLog()
+    log.feed(["{'loss': 2.0, 'epoch': 0.1}"])
+    assert log.loss_is_finite
+    log.feed(["{'loss': nan, 'grad_norm': nan, 'epoch': 0.2}"])
+    assert not log.loss_is_finite
+    assert status_of_log(log, Path("x")).loss is None
+
+
+def test_a_restarted_trainer_goes_back() -> None:
+    log = TrainerLog()
+    log.feed([f"step: {step}  loss: {step}.5" for step in (10, 20, 30, 20)])
+    assert [record["step"] for record in history_of_log(log, Path("x")).steps] == [10, 20]
+
+
+def test_arbitrary_text_has_no_figures() -> None:
+    log = TrainerLog()
+    log.feed(["Loading step functions", "loss scale: 65536", "{'a': 1}", "{broken 'loss': ", "steps are 5% lossless"])
+    assert (log.step, log.figures, log.steps) == (None, {}, [])
+
+
+def test_a_log_is_read_as_it_grows(tmp_path: Path) -> None:
+    """Only whole lines count, and a file that was replaced by a shorter one is read from its beginning."""
+    path = tmp_path / "train.log"
+    path.write_text("step: 1  loss: 5.0\nstep: 2  lo")
+    reader = LogReader(path)
+    reader.read()
+    assert reader.log.step == 1
+    with path.open("a") as file:
+        file.write("ss: 4.0\n")
+    reader.read()
+    assert [record["loss"] for record in reader.log.steps] == [5.0, 4.0]
+    path.write_text("step: 7  loss: 1.0\n")
+    reader.read()
+    assert [record["step"] for record in reader.log.steps] == [7]
+
+
+def test_of_a_long_log_the_end_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text("step: 1  loss: 5.0\n" + "x" * BACKLOG + "\nstep: 2  loss: 4.0\n")
+    reader = LogReader(path)
+    reader.read()
+    assert [record["step"] for record in reader.log.steps] == [2]
+
+
+def test_state_of_a_log_follows_from_its_end_and_age(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text("step: 1/10  loss: 5.0\n")
+    written = path.stat().st_mtime
+
+    def state_after(seconds: float) -> str:
+        reader = LogReader(path)
+        reader.read()
+        return reader.status(written + seconds).state
+
+    assert (state_after(1), state_after(1000)) == ("training", "silent")
+    path.write_text("step: 10/10  loss: 5.0\n")
+    written = path.stat().st_mtime
+    assert state_after(100) == "finished"
+    path.write_text("step: 4/10  loss: 5.0\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 7.83 GiB.\n")
+    written = path.stat().st_mtime
+    assert (state_after(1), state_after(100)) == ("training", "failed")

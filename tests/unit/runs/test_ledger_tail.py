@@ -1,0 +1,67 @@
+"""Following a ledger that others write."""
+
+from __future__ import annotations
+
+from dsrun.runs.records import Appender
+from dsrun.runs.tail import LedgerTail
+
+
+def steps(tail: LedgerTail) -> list[int]:
+    return [record["step"] for record in tail.new_records()]
+
+
+def append(path, *numbers: int) -> None:
+    with Appender(path) as ledger:
+        for number in numbers:
+            ledger.append({"step": number, "loss": float("nan")})
+
+
+def test_only_new_records_are_read(tmp_path):
+    path = tmp_path / "events.jsonl"
+    append(path, 1)
+    tail = LedgerTail(path)
+    assert steps(tail) == []
+    append(path, 2, 3)
+    (second, third) = tail.new_records()
+    assert (second["step"], third["step"]) == (2, 3)
+    assert second["loss"] != second["loss"]  # NaN, put back
+    assert steps(tail) == []
+
+
+def test_file_may_come_later(tmp_path):
+    path = tmp_path / "events.jsonl"
+    tail = LedgerTail(path)
+    assert steps(tail) == []
+    append(path, 1)
+    assert steps(tail) == [1]
+
+
+def test_begin_is_a_place_in_the_file(tmp_path):
+    path = tmp_path / "events.jsonl"
+    append(path, 1)
+    begin = path.stat().st_size
+    append(path, 2)
+    assert steps(LedgerTail(path, begin)) == [2]
+
+
+def test_incomplete_line_is_waited_for(tmp_path):
+    path = tmp_path / "events.jsonl"
+    tail = LedgerTail(path)
+    path.write_bytes(b'{"step": 1}\n{"st')
+    assert steps(tail) == [1]
+    with path.open("ab") as file:
+        file.write(b'ep": 2}\nnot JSON\n{"step": 3}\n')
+    assert steps(tail) == [2, 3]
+
+
+def test_successor_of_moved_file_is_read_from_its_first_line(tmp_path):
+    path = tmp_path / "events.jsonl"
+    append(path, *range(20))
+    tail = LedgerTail(path)
+    path.rename(tmp_path / "earlier.jsonl")
+    append(path, 1)
+    assert steps(tail) == [1]
+    path.write_bytes(b"")
+    assert steps(tail) == []
+    append(path, 2)
+    assert steps(tail) == [2]
