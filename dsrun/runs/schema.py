@@ -63,6 +63,8 @@ class Event(Stamped):
     attempt: NotRequired[int]
     requeue: NotRequired[int]
     rank: NotRequired[int]
+    node: NotRequired[int]
+    failed_host: NotRequired[str]
     steps: NotRequired[int]
     written_s: NotRequired[float]
     bytes: NotRequired[int]

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -29,6 +30,7 @@ from dsrun.launch.supervisor.attempt_context import AttemptContext, AttemptResul
 from dsrun.launch.supervisor.events import STUCK_S, AsyncLineWriter, RunEventWriter, Tee, tee_output
 from dsrun.launch.supervisor.evidence import evidence_folder, explain_hang_of_nodes
 from dsrun.launch.supervisor.failures import explain, first_of_nodes
+from dsrun.launch.supervisor.gpu_memory import GpuMemory
 from dsrun.launch.supervisor.policy import CONFIGURATION, Decision, Failure, decide, exit_code, shrink
 from dsrun.launch.supervisor.status import StatusWriter
 from dsrun.launch.workers.agent import WORKER_IMPORTS, SpawnStarter, Starter, ZygoteStarter
@@ -36,6 +38,8 @@ from dsrun.launch.workers.zygote import TORCH_SIGNALS
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.stop_request import StopRequest
 from dsrun.system import variables
+from dsrun.system.gpus import memory_used
+from dsrun.system.host import hostname
 from dsrun.system.log_format import LineFormatter, is_json
 from dsrun.system.net import free_port
 from dsrun.system.process_end import adopt_orphans
@@ -125,6 +129,7 @@ class _Supervision:
             imports = () if job.external else (*WORKER_IMPORTS, *job.imports)
             adopt_orphans()  # such as the standby of a zygote that was killed
             self._starter = ZygoteStarter(module, imports, self._env, sink)
+        self._gpu_memory = GpuMemory(partial(memory_used, context.job.env))
         self._history: list[Failure] = []
         self._progress: list[int | None] = []
         # A node that joins a run later does not know its checkpoints.
@@ -172,7 +177,7 @@ class _Supervision:
                     return self._outcome(end, decision)
                 self._number += 1
                 self._saved_batch, self._knows_saved_batch = decision.saved_batch, not self._job.external
-                if not self._pause(decision.wait_s):
+                if not self._pause(decision.wait_s) or not self._gpus_are_free():
                     return self._result_after_signal()
         finally:
             self._coordinator.close()
@@ -197,7 +202,8 @@ class _Supervision:
     def _node_result(self, end: AttemptResult) -> NodeResult:
         failure = None
         if not end.ok and not end.by_others:
-            failure = explain(end.failure_inputs, _classify)
+            host = os.environ.get("SLURMD_NODENAME") or hostname()
+            failure = replace(explain(end.failure_inputs, _classify), host=host)
         return NodeResult(node=self._job.node_rank, ok=end.ok, interrupted=end.stop_requested, failure=failure)
 
     def _decide(self, ended: list[NodeResult]) -> Decision:
@@ -238,6 +244,13 @@ class _Supervision:
                 return False
             time.sleep(WAIT_POLL_S)
         return True
+
+    def _gpus_are_free(self) -> bool:
+        """Wait for the GPU memory of the last attempt, in vain for a while at most; False when a signal came."""
+        if held := self._gpu_memory.wait_until_free(self._stop_wanted):
+            sizes = ", ".join(f"{size / 2**30:.1f} GiB on {uuid}" for uuid, size in held.items())
+            self._event_writer.note(f"GPU memory is still in use: {sizes}; the ranks start all the same")
+        return not self._stop_wanted()
 
     def _stop_wanted(self) -> bool:
         return bool(self._stop_requests.stop() or self._stop_requests.interrupted or self._coordinator.stop_requested())
