@@ -10,7 +10,8 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from dsrun.errors import one_line
@@ -49,6 +50,13 @@ def rank_environment(topology: Topology, environ: Mapping[str, str], *, local_ad
     return {name: value for name, value in {**environ, **changes}.items() if value is not None}
 
 
+def _nameless_file() -> int:
+    """The descriptor of a temporary file of which nothing is left, however this process ends."""
+    descriptor, name = tempfile.mkstemp(prefix="dsrun-doctor-")
+    Path(name).unlink()
+    return descriptor
+
+
 class RankPrograms:
     """One program per rank of this machine; `answered` gets what they say, {"ended": why} as the last thing."""
 
@@ -57,9 +65,7 @@ class RankPrograms:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._threads: list[threading.Thread] = []
         self._closing = False
-        # Files without a name: nothing of them is left, however this process ends.
-        self._files = ExitStack()
-        self._logs = [self._files.enter_context(tempfile.TemporaryFile()) for _ in range(count)]
+        self._logs = [_nameless_file() for _ in range(count)]
         for local, log in enumerate(self._logs):
             process = subprocess.Popen(
                 with_pdeathsig([sys.executable, "-m", PROGRAM], os.getpid()),
@@ -95,7 +101,8 @@ class RankPrograms:
         for process, thread in zip(self._processes, self._threads, strict=True):
             process.wait()
             thread.join()
-        self._files.close()
+        for log in self._logs:
+            os.close(log)
 
     def _read(self, local: int) -> None:
         process = self._processes[local]
@@ -106,7 +113,7 @@ class RankPrograms:
             self._answered(local, {"ended": self._last_words(local, process.wait())})
 
     def _last_words(self, local: int, code: int) -> str:
-        log = self._logs[local].fileno()
+        log = self._logs[local]
         text = os.pread(log, _LOG_TAIL, max(0, os.fstat(log).st_size - _LOG_TAIL)).decode(errors="replace")
         lines: Sequence[str] = [line for line in text.splitlines() if line.strip()]
         last = one_line(Exception(lines[-1])) if lines else ""
