@@ -50,26 +50,32 @@ def rank_environment(topology: Topology, environ: Mapping[str, str], *, local_ad
     return {name: value for name, value in {**environ, **changes}.items() if value is not None}
 
 
+def _nameless_file() -> int:
+    """The descriptor of a temporary file of which nothing is left, however this process ends."""
+    descriptor, name = tempfile.mkstemp(prefix="dsrun-doctor-")
+    Path(name).unlink()
+    return descriptor
+
+
 class RankPrograms:
     """One program per rank of this machine; `answered` gets what they say, {"ended": why} as the last thing."""
 
     def __init__(self, count: int, env: Mapping[str, str], answered: Answered) -> None:
         self._answered = answered
-        self._folder = tempfile.TemporaryDirectory(prefix="dsrun-doctor-")
         self._processes: list[subprocess.Popen[bytes]] = []
         self._threads: list[threading.Thread] = []
         self._closing = False
-        for local in range(count):
-            with self._log(local).open("wb") as log:
-                process = subprocess.Popen(
-                    with_pdeathsig([sys.executable, "-m", PROGRAM], os.getpid()),
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                    # With its forks one group, which is killed as a whole; Ctrl-C is for this process alone.
-                    start_new_session=True,
-                    env={**env, "LOCAL_RANK": str(local)},
-                )
+        self._logs = [_nameless_file() for _ in range(count)]
+        for local, log in enumerate(self._logs):
+            process = subprocess.Popen(
+                with_pdeathsig([sys.executable, "-m", PROGRAM], os.getpid()),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                # With its forks one group, which is killed as a whole; Ctrl-C is for this process alone.
+                start_new_session=True,
+                env={**env, "LOCAL_RANK": str(local)},
+            )
             self._processes.append(process)
             self._threads.append(threading.Thread(target=self._read, args=(local,), name="rank", daemon=True))
         for thread in self._threads:
@@ -95,10 +101,8 @@ class RankPrograms:
         for process, thread in zip(self._processes, self._threads, strict=True):
             process.wait()
             thread.join()
-        self._folder.cleanup()
-
-    def _log(self, local: int) -> Path:
-        return Path(self._folder.name, f"rank-{local}.log")
+        for log in self._logs:
+            os.close(log)
 
     def _read(self, local: int) -> None:
         process = self._processes[local]
@@ -109,7 +113,8 @@ class RankPrograms:
             self._answered(local, {"ended": self._last_words(local, process.wait())})
 
     def _last_words(self, local: int, code: int) -> str:
-        text = self._log(local).read_text(errors="replace")[-_LOG_TAIL:]
+        log = self._logs[local]
+        text = os.pread(log, _LOG_TAIL, max(0, os.fstat(log).st_size - _LOG_TAIL)).decode(errors="replace")
         lines: Sequence[str] = [line for line in text.splitlines() if line.strip()]
         last = one_line(Exception(lines[-1])) if lines else ""
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"

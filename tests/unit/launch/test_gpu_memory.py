@@ -46,7 +46,7 @@ def test_without_gpus_nothing_is_asked_again() -> None:
 
 def test_used_memory_is_that_of_the_visible_gpus(tmp_path: Path) -> None:
     """The real pynvml over a small driver."""
-    source = Path(__file__).parents[1] / "doctor" / "fake_busy_nvml.c"
+    source = Path(__file__).parents[1] / "system" / "fake_nvml.c"
     subprocess.run(["cc", "-shared", "-fPIC", "-w", "-o", str(tmp_path / "libnvidia-ml.so.1"), str(source)], check=True)
     ask = "import json; from dsrun.system.gpus import memory_used; print(json.dumps(memory_used()))"
     env = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": "0,3"}
