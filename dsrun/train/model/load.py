@@ -38,7 +38,7 @@ from dsrun.recipe.preflight.model_folder import (
 )
 from dsrun.recipe.spec import TrainSpec
 from dsrun.train.data.encoding.chat import set_template
-from dsrun.train.model.quantization import elements
+from dsrun.train.model.quantization import elements, keep_codes
 
 logger = logging.getLogger(__name__)
 
@@ -178,6 +178,8 @@ def build(spec: TrainSpec, config: Any, task: Task, quantization: Any = None) ->
         if quantization is not None:
             options["quantization_config"] = quantization
         model = _from_hub(AUTO_CLASS[task], spec.model, "model", spec, config=config, dtype=dtype, **options)
+        if quantization is not None:
+            keep_codes(model)
     model.config.use_cache = False
     return model
 

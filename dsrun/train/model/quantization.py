@@ -94,6 +94,15 @@ def check_quantized(model: Any, spec: TrainSpec) -> str:
     return f"{held / total:.0%} of the weights are held in {BITS[spec.quantization or '8bit']} bits"
 
 
+def keep_codes(model: Any) -> None:
+    """Leave the 4-bit codes as they were loaded, on every processor: on one with AVX512-BF16, bitsandbytes' layers
+    (nn/modules.py, `Linear4bit.forward`) rearrange them for inference at the first batch that is not trained on. That
+    rounds the scales to bf16, and fails where a layer has fewer inputs than a block."""
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False
+
+
 def check_fp8(spec: TrainSpec, precision: Precision, deepspeed: dict[str, Any] | None, device: str) -> None:
     """Raise UsageError where --fp8 was asked for, and this GPU or the rest of the run cannot do it."""
     if not spec.fp8:

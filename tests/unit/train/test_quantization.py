@@ -23,6 +23,7 @@ from dsrun.train.model.quantization import (
     check_quantization,
     check_quantized,
     convert_to_fp8,
+    keep_codes,
     quantization_config,
 )
 from dsrun.train.plan import with_fallback
@@ -179,3 +180,18 @@ def test_missing_package_of_a_flag_is_named(flags, tmp_path, monkeypatch):
     monkeypatch.setattr(packages, "OF_FLAGS", {flags[-2].removeprefix("--"): "no_such_package"})
     with pytest.raises(MissingError, match=r"needs the package no_such_package.*pip install no_such_package"):
         packages.check_packages(recipe)
+
+
+def test_evaluation_leaves_codes_as_they_are(tmp_path):
+    """As on a processor with AVX512-BF16: there bitsandbytes rearranges the codes for inference, and fails at once on
+    layers with fewer inputs than a block has codes."""
+    model = loaded(tmp_path, "4bit")
+    layers = [module for module in model.modules() if hasattr(module, "support_avx512bf16_for_cpu")]
+    for layer in layers:
+        layer.support_avx512bf16_for_cpu = True
+    keep_codes(model)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with torch.no_grad():
+        model.eval()(torch.arange(8)[None])
+    assert len(layers) == 7
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
