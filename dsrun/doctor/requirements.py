@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from dsrun.doctor.machine import Machine
 from dsrun.findings import Finding
+from dsrun.system.display import counted
 from dsrun.system.gpus import Gpu
 
 GIB = 2**30
@@ -22,7 +23,7 @@ def check_requirements(machine: Machine, min_gpus: int | None, min_gpu_memory_gi
                 message = f"GPU {gpu.index} ({gpu.name}) has {gib:.1f} GiB of memory, {min_gpu_memory_gib:g} required"
                 found.append(Finding(level="error", code="requirements_memory", message=message))
     if not found:
-        message = f"{len(gpus)} visible GPU{'' if len(gpus) == 1 else 's'}, as required"
+        message = f"{counted(len(gpus), 'visible GPU')}, as required"
         found.append(Finding(level="info", code="requirements", message=message))
     return found
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from dsrun.monitoring.history import Record, finite, whole
-from dsrun.monitoring.plots import figure
-from dsrun.runs.goodput import duration
+from dsrun.system.display import duration, figure, precise_duration
 
 QUIET = frozenset({"progress", "checkpoint_begin"})
 """Events that tell nothing a person wants to read."""
@@ -45,7 +44,9 @@ def _failure(event: Record) -> str:
 
 def _saved(event: Record) -> str:
     seconds = finite(event.get("seconds"))
-    return f"checkpoint of step {_step(event)} saved" + (f", training waited {_short(seconds)}" if seconds else "")
+    return f"checkpoint of step {_step(event)} saved" + (
+        f", training waited {precise_duration(seconds)}" if seconds else ""
+    )
 
 
 def _training(event: Record) -> str:
@@ -65,10 +66,6 @@ def _end(event: Record) -> str:
 def _step(event: Record) -> str:
     step = whole(event.get("step"))
     return "?" if step is None else f"{step:,}"
-
-
-def _short(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds < 10 else duration(seconds)
 
 
 _TEXTS: Mapping[str, Callable[[Record], str]] = {

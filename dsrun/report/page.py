@@ -14,14 +14,13 @@ from dsrun.findings import Finding
 from dsrun.monitoring.history import finite
 from dsrun.monitoring.status import RunStatus
 from dsrun.report import timeline
-from dsrun.report.axes import figure
 from dsrun.report.charts import chart
 from dsrun.report.data import DEFAULT, RunReport, deepspeed_json
 from dsrun.report.differences import MISSING, Difference, differences
 from dsrun.report.panels import Panel, metric_name, panels, shown_text
-from dsrun.runs.goodput import duration
+from dsrun.runs.goodput import LABELS
 from dsrun.runs.records import utc_now
-from dsrun.system.display import size_text
+from dsrun.system.display import counted, duration, figure, precise_duration, size_text
 
 if TYPE_CHECKING:
     import jinja2
@@ -100,9 +99,7 @@ def subtitle(run: RunReport) -> str:
     model = run.status.model or next((each.value for each in run.settings if each.name == "model"), None)
     if model is None and not run.history.run:
         model = "a program under dsrun launch"
-    ranks = (
-        f"{run.status.world_size} rank{'' if run.status.world_size == 1 else 's'}" if run.status.world_size else None
-    )
+    ranks = counted(run.status.world_size, "rank") if run.status.world_size else None
     return " · ".join(part for part in (model, run.status.host, ranks) if part)
 
 
@@ -136,7 +133,11 @@ def tiles(run: RunReport) -> list[Tile]:
         found.append(Tile("Goodput", f"{run.goodput.share:.1%}", f"of {duration(run.goodput.total)}"))
     if status.eta_s is not None and math.isfinite(status.eta_s):
         found.append(
-            Tile("Time left", duration(status.eta_s), f"{status.step_s:.2g} s a step" if status.step_s else "")
+            Tile(
+                "Time left",
+                duration(status.eta_s),
+                f"{precise_duration(status.step_s)} a step" if status.step_s else "",
+            )
         )
     elif status.since_s is not None and not run.goodput:
         found.append(Tile("Duration", duration(status.since_s)))
@@ -161,12 +162,8 @@ def goodput_rows(run: RunReport) -> list[tuple[str, str, float, str]]:
     if run.goodput is None or not run.goodput.total:
         return []
     total = run.goodput.total
-    uses = (
-        ("training", run.goodput.productive), ("lost", run.goodput.lost), ("restart", run.goodput.restart),
-        ("saving", run.goodput.saving), ("evaluating", run.goodput.evaluating), ("queued", run.goodput.queued),
-        ("idle", run.goodput.idle),
-    )  # fmt: skip
-    return [(use, timeline.label(use), seconds / total, _seconds(seconds)) for use, seconds in uses if seconds > 0]
+    uses = run.goodput.by_use().items()
+    return [(use, LABELS[use], seconds / total, precise_duration(seconds)) for use, seconds in uses if seconds > 0]
 
 
 def evaluation_rows(run: RunReport) -> tuple[list[str], list[tuple[str, list[str], bool]], int]:
@@ -191,10 +188,6 @@ def _cell(value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return "" if value is None else str(value)
     return figure(float(value))
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds < 9.95 else duration(seconds)
 
 
 def _short(count: float) -> str:

@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsrun.monitoring.history import Record, seconds_of, whole
-from dsrun.report.axes import figure
 from dsrun.report.panels import metric_keys, metric_name
-from dsrun.runs.goodput import duration, uses
-from dsrun.system.display import size_text
+from dsrun.runs.goodput import LABELS, uses
+from dsrun.system.display import duration, figure, precise_duration, size_text
 
 MOST_ROWS = 150
 """Of more events, the first third and the last two are shown."""
@@ -101,7 +100,7 @@ def strip(events: Iterable[Record]) -> list[Segment]:
             merged.append([use, seconds])
     found, begin = [], 0.0
     for use, seconds in merged:
-        found.append(Segment(use, begin / total, seconds / total, f"{label(use)}: {duration(seconds)}"))
+        found.append(Segment(use, begin / total, seconds / total, f"{LABELS[use]}: {duration(seconds)}"))
         begin += seconds
     return found
 
@@ -122,17 +121,6 @@ def duration_text(seconds: float) -> str:
         if seconds >= unit:
             return f"{seconds / unit:.4g} {name}"
     return f"{seconds:.4g} s"
-
-
-LABELS = {
-    "training": "training", "productive": "training", "restart": "starting", "lost": "lost work", "saving": "saving",
-    "evaluating": "evaluating", "queued": "in the queue", "idle": "idle",
-}  # fmt: skip
-
-
-def label(use: str) -> str:
-    """What a use of time is called."""
-    return LABELS.get(use, use)
 
 
 def _row(event: Record, began: float | None) -> Row:
@@ -186,7 +174,7 @@ def _detail(kind: str, event: Record) -> str:
 def _seconds(what: str, value: object) -> list[str]:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0.05:
         return []
-    return [f"{what} {value:.1f} s" if value < 10 else f"{what} {duration(value)}"]
+    return [f"{what} {precise_duration(value)}"]
 
 
 def _metric_parts(metrics: object) -> list[str]:

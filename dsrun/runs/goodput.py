@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any, Literal
 
+from dsrun.system.display import duration
+
 Use = Literal["training", "restart", "saving", "evaluating", "queued", "idle"]
 Spent = Use | Literal["lost"]
 
@@ -59,6 +61,10 @@ class Goodput:
     def share(self) -> float:
         """The goodput, from 0 to 1; 0 for a run without any time."""
         return self.productive / self.total if self.total else 0.0
+
+    def by_use(self) -> dict[Spent, float]:
+        """The seconds by their use, in the order of LABELS; "training" are the productive ones."""
+        return {use: getattr(self, "productive" if use == "training" else use) for use in LABELS}
 
     def as_dict(self) -> dict[str, float]:
         """All figures, for JSON."""
@@ -215,34 +221,26 @@ def _milliseconds(event: Mapping[str, Any], name: str = "seconds") -> int:
     return max(0, round(1000 * _number(event.get(name))))
 
 
-_LABELS = (
-    ("productive", "training"),
-    ("restart", "starting"),
-    ("lost", "lost work"),
-    ("saving", "saving"),
-    ("evaluating", "evaluating"),
-    ("queued", "in the queue"),
-    ("idle", "idle"),
-)
+LABELS: Mapping[Spent, str] = {
+    "training": "training",
+    "restart": "starting",
+    "lost": "lost work",
+    "saving": "saving",
+    "evaluating": "evaluating",
+    "queued": "in the queue",
+    "idle": "idle",
+}
+"""What each use of time is called, in the order in which they are told."""
 
 
 def goodput_line(ledger: Goodput) -> str:
     """One line: "goodput 93.1%: 41 min training, 1 min starting"; what is too little is left out."""
     parts = [
-        f"{duration(seconds)} {label}"
-        for name, label in _LABELS
-        if (seconds := getattr(ledger, name)) >= max(0.5, ledger.total / 1000) or name == "productive"
+        f"{duration(seconds)} {LABELS[use]}"
+        for use, seconds in ledger.by_use().items()
+        if seconds >= max(0.5, ledger.total / 1000) or use == "training"
     ]
     return f"goodput {ledger.share:.1%}: {', '.join(parts)}"
-
-
-def duration(seconds: float) -> str:
-    """Seconds for people: 45 s, 12 min, 3.4 h, 2.1 days."""
-    if seconds < 99.5:
-        return f"{seconds:.0f} s"
-    if seconds < 99.5 * 60:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} days"
 
 
 HOUR = 3600.0

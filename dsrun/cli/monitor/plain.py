@@ -7,10 +7,8 @@ import time
 from dsrun.cli.monitor.snapshot import Snapshot
 from dsrun.monitoring.event_text import QUIET, describe
 from dsrun.monitoring.history import Record, seconds_of
-from dsrun.monitoring.plots import figure
-from dsrun.runs.goodput import duration
 from dsrun.slurm.jobs.status import explain_reason
-from dsrun.system.display import printable
+from dsrun.system.display import duration, figure, printable
 
 
 class ChangeLines:

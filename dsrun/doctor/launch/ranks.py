@@ -9,6 +9,7 @@ from dsrun.doctor.machine import Machine, Target
 from dsrun.errors import DsrunError
 from dsrun.findings import Finding
 from dsrun.launch.job import decide
+from dsrun.system.display import counted
 from dsrun.system.host import cores
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -34,7 +35,7 @@ def look(machine: Machine, target: Target) -> Iterator[Finding]:
         yield failure("ranks_hidden", f"none of the {len(every)} GPUs is visible", f"unset {VISIBLE}")
     elif not problem:
         where = f"of {len(seen)} visible GPUs" if topology.device == "cuda" else "on the CPU"
-        yield fine("ranks", f"{topology.workers} rank{'' if topology.workers == 1 else 's'} {where}")
+        yield fine("ranks", f"{counted(topology.workers, 'rank')} {where}")
 
 
 def _hidden(value: str | None, every: int, seen: int) -> Finding | None:

@@ -85,7 +85,7 @@ def test_every_figure_is_shown(width: int) -> None:
             "ETA 2.2 h",
             "epoch 0.50",
         ),
-        *("0.05", "0.0001", "MFU          41.0%", "1.3%", "2.00 s", "93.1%, 1 restart", "step 900, 3 min ago"),
+        *("0.05", "0.0001", "MFU          41.0%", "1.3%", "2 s", "93.1%, 1 restart", "step 900, 3 min ago"),
         *("loss 0.5 at step 900", "61.0/80 GiB", "650/700 W", "62 °C", "200.0/1024 GiB", "CPU 20%", "0.4 s ago"),
         *("checkpoint of step 900 saved", "▁", "◀ slowest"),
     ):

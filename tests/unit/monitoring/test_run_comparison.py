@@ -87,7 +87,7 @@ def test_curves_of_a_metric(tmp_path: Path) -> None:
         ({"kind": "training", "step": 40}, "training goes on after step 40"),
         (
             {"kind": "checkpoint_end", "step": 1000, "seconds": 2.41},
-            "checkpoint of step 1,000 saved, training waited 2.4 s",
+            "checkpoint of step 1,000 saved, training waited 2.41 s",
         ),
         (
             {"kind": "evaluate", "step": 5, "metrics": {"eval_loss": 1.23456, "eval_seconds": 9.0, "epoch": 1.0}},

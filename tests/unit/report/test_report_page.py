@@ -167,7 +167,7 @@ def test_evaluations_texts_and_checkpoints(tmp_path: Path) -> None:
     assert "Prompt one step 15 text 15 step 30 text 30" in page.text
     assert "source prediction reference two doi doi" in page.text
     assert "damaged" in page.text
-    assert "checkpoint 15 5.0 MiB · training waited 1.0 s" in page.text
+    assert "checkpoint 15 5.0 MiB · training waited 1 s" in page.text
 
 
 def test_configuration_is_checked(tmp_path: Path) -> None:
