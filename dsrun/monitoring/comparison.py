@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import UsageError, nearest
-from dsrun.monitoring.history import Record, RunHistory, finite
+from dsrun.monitoring.history import RunHistory
 from dsrun.monitoring.status import RunStatus
+from dsrun.runs.values import Record, finite
 from dsrun.system.display import masked_values
 
 # Of run.json: what a run is made of, beside the resolved settings.

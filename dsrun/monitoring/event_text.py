@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from dsrun.monitoring.history import Record, finite, whole
+from dsrun.runs.values import Record, finite, whole
 from dsrun.system.display import duration, figure, precise_duration
 
 QUIET = frozenset({"progress", "checkpoint_begin"})

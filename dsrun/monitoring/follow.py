@@ -8,10 +8,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from dsrun.monitoring.history import KeptRecords, Record, RunHistory, read_object, refuse_without_run
+from dsrun.monitoring.history import KeptRecords, RunHistory, read_object, refuse_without_run
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.node_status import read_node_status
 from dsrun.runs.records import revive
+from dsrun.runs.values import Record
 from dsrun.system.files import parse_json
 
 WHOLE = 4 << 20

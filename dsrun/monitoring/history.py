@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from dsrun.diagnosis.run import is_run
 from dsrun.errors import UsageError
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.node_status import NodeStatus, read_node_status
 from dsrun.runs.records import iter_records, read_records, revive
+from dsrun.runs.values import Record, finite, whole
 from dsrun.system.files import parse_json
-
-Record = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,26 +79,6 @@ def series(records: Iterable[Record], key: str) -> list[tuple[int, float]]:
     """(step, value) of those records that have a finite `key`."""
     found = ((whole(each.get("step")), finite(each.get(key))) for each in records)
     return [(step, value) for step, value in found if step is not None and value is not None]
-
-
-def finite(value: object) -> float | None:
-    """A number that is finite; None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        return None
-    return float(value)
-
-
-def whole(value: object) -> int | None:
-    """A whole number; None for anything else."""
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def seconds_of(record: Record) -> float | None:
-    """The time of a record in seconds since the epoch; None where it has none."""
-    try:
-        return datetime.fromisoformat(str(record.get("time"))).timestamp()
-    except (ValueError, OverflowError):
-        return None
 
 
 class KeptRecords:

@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 
 from dsrun.findings import Finding
-from dsrun.monitoring.history import seconds_of
 from dsrun.monitoring.status import STALE_S, RunStatus
 from dsrun.runs.node_status import NodeStatus, RankProgress
+from dsrun.runs.values import seconds_of
 from dsrun.system.display import duration, precise_duration
 from dsrun.system.gpu_samples import GpuSample
 

@@ -17,10 +17,11 @@ from typing import TYPE_CHECKING, Any, get_args
 from dsrun.datafiles import toml_beside
 from dsrun.diagnosis.run import is_run, runs_below
 from dsrun.errors import UsageError
-from dsrun.monitoring.history import RunHistory, finite, read_history, seconds_of, whole
+from dsrun.monitoring.history import RunHistory, read_history
 from dsrun.monitoring.status import RunStatus, State, status_of
 from dsrun.runs.goodput import goodput
 from dsrun.runs.node_status import NodeStatus, RankProgress
+from dsrun.runs.values import finite, seconds_of, whole
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric

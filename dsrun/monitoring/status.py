@@ -12,10 +12,11 @@ from typing import Any, Literal, cast
 
 from dsrun.diagnosis.run import last_write, who_runs
 from dsrun.errors import EXIT_RESUME
-from dsrun.monitoring.history import Record, RunHistory, finite, seconds_of, whole
+from dsrun.monitoring.history import RunHistory
 from dsrun.runs.folder import LOCK_TRIES, RunFolder, is_in_use
 from dsrun.runs.goodput import failures, goodput
 from dsrun.runs.records import plain
+from dsrun.runs.values import Record, finite, seconds_of, whole
 
 State = Literal[
     "starting", "training", "evaluating", "saving", "restarting", "finished", "failed", "stopped", "killed", "silent"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -155,9 +154,3 @@ def sample(facts: RunFacts, time: str) -> Message:
         exit_code=1,
         attempt=0,
     )
-
-
-def number(record: Mapping[str, Any], key: str) -> int | None:
-    """A whole number of a record; None where it has none."""
-    value = record.get(key)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -14,12 +14,13 @@ from dsrun.diagnosis.diagnose import NONE, Verdict
 from dsrun.diagnosis.run import of_run
 from dsrun.errors import UsageError
 from dsrun.findings import Finding
-from dsrun.monitoring.history import Record, RunHistory, read_history, seconds_of, whole
+from dsrun.monitoring.history import RunHistory, read_history
 from dsrun.monitoring.status import RunStatus, status_of
 from dsrun.report.panels import metric_keys, shown_text
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.goodput import Goodput, goodput
 from dsrun.runs.records import iter_records, plain
+from dsrun.runs.values import Record, seconds_of, whole
 from dsrun.system.display import masked, masked_values, without_tokens
 from dsrun.system.files import parse_json
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from dsrun import __version__
 from dsrun.findings import Finding
-from dsrun.monitoring.history import finite
 from dsrun.monitoring.status import RunStatus
 from dsrun.report import timeline
 from dsrun.report.charts import chart
@@ -20,6 +19,7 @@ from dsrun.report.differences import MISSING, Difference, differences
 from dsrun.report.panels import Panel, metric_name, panels, shown_text
 from dsrun.runs.goodput import LABELS
 from dsrun.runs.records import utc_now
+from dsrun.runs.values import finite
 from dsrun.system.display import counted, duration, figure, precise_duration, size_text
 
 if TYPE_CHECKING:

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from dsrun.monitoring.history import Record, RunHistory, whole
+from dsrun.monitoring.history import RunHistory
 from dsrun.report.series import Point, finite_values, points_of, smoothed, thinned
+from dsrun.runs.values import Record, whole
 from dsrun.system.display import printable, without_tokens
 
 GIB = float(2**30)

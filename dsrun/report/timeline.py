@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dsrun.monitoring.history import Record, seconds_of, whole
 from dsrun.report.panels import metric_keys, metric_name
 from dsrun.runs.goodput import LABELS, uses
+from dsrun.runs.values import Record, seconds_of, whole
 from dsrun.system.display import duration, figure, precise_duration, size_text
 
 MOST_ROWS = 150

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime
 from typing import Any, Literal
 
+from dsrun.runs.values import finite, seconds_of, whole
 from dsrun.system.display import duration
 
 Use = Literal["training", "restart", "saving", "evaluating", "queued", "idle"]
@@ -130,7 +130,7 @@ def _spans(events: list[Mapping[str, Any]]) -> list[_Span]:
         up = _uptime_between(before, event)
         at = max(now, wall + shift) if up is None else now + up
         shift = at - wall if up is not None else shift
-        reached = _step(event)
+        reached = whole(event.get("step"))
         if before or kind == "start":
             spans += _between(before, event, use, _Span(use, at - now if before else 0, step, reached), waits)
         now, before = at, event
@@ -164,7 +164,7 @@ def _between(
     """What the time between two events was used for; some record how long a part of it took."""
     kind = event.get("kind")
     if kind == "start":
-        if before.get("kind") in ("restart", "remedy") or _number(event.get("attempt")) > 0:
+        if before.get("kind") in ("restart", "remedy") or (finite(event.get("attempt")) or 0) > 0:
             return [replace(span, use="restart")]
         return _before_start(span.length if before else None, event)
     if use == "saving":
@@ -202,23 +202,12 @@ def _waits(events: Sequence[Mapping[str, Any]]) -> Mapping[int, int]:
 
 def _time(event: Mapping[str, Any]) -> int | None:
     """The event's time in milliseconds since the epoch."""
-    try:
-        return round(datetime.fromisoformat(str(event.get("time"))).timestamp() * 1000)
-    except (ValueError, OverflowError):
-        return None
-
-
-def _step(event: Mapping[str, Any]) -> int | None:
-    step = event.get("step")
-    return step if isinstance(step, int) and not isinstance(step, bool) else None
-
-
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else 0.0
+    seconds = seconds_of(event)
+    return None if seconds is None else round(seconds * 1000)
 
 
 def _milliseconds(event: Mapping[str, Any], name: str = "seconds") -> int:
-    return max(0, round(1000 * _number(event.get(name))))
+    return max(0, round(1000 * (finite(event.get(name)) or 0.0)))
 
 
 LABELS: Mapping[Spent, str] = {

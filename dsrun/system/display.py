@@ -145,6 +145,10 @@ def counted(number: int, noun: str) -> str:
 
 def figure(value: float, digits: int = 4) -> str:
     """A value with so many significant digits: 0.03067, 43,214, 1.2e-05."""
+    try:
+        value = float(value)
+    except OverflowError:
+        value = math.inf if value > 0 else -math.inf
     if not math.isfinite(value):
         return "NaN" if math.isnan(value) else "∞" if value > 0 else "−∞"
     if value and not 1e-4 <= abs(value) < _HUGE:

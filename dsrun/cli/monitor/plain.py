@@ -6,7 +6,7 @@ import time
 
 from dsrun.cli.monitor.snapshot import Snapshot
 from dsrun.monitoring.event_text import QUIET, describe
-from dsrun.monitoring.history import Record, seconds_of
+from dsrun.runs.values import Record, seconds_of
 from dsrun.slurm.jobs.status import explain_reason
 from dsrun.system.display import duration, figure, printable
 

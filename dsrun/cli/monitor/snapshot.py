@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dsrun.findings import Finding
-from dsrun.monitoring.history import Record, RunHistory, seconds_of
+from dsrun.monitoring.history import RunHistory
 from dsrun.monitoring.observations import observe
 from dsrun.monitoring.status import RunStatus, State, status_json
 from dsrun.runs.node_status import NodeStatus
 from dsrun.runs.records import plain
+from dsrun.runs.values import Record, seconds_of
 from dsrun.slurm.jobs.queue import SlurmJob
 
 EVENTS = 20

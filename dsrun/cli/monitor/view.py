@@ -15,9 +15,9 @@ from dsrun.cli.monitor.section import EMPTY, Room, Section, headed
 from dsrun.cli.monitor.snapshot import Snapshot, last_events
 from dsrun.findings import Finding
 from dsrun.monitoring.event_text import BAD, QUIET, WORTH_A_LOOK, describe
-from dsrun.monitoring.history import seconds_of
 from dsrun.monitoring.plots import bar
 from dsrun.monitoring.status import State
+from dsrun.runs.values import seconds_of
 from dsrun.slurm.jobs.status import explain_reason
 from dsrun.system.display import counted, duration, printable
 

@@ -5,11 +5,6 @@ typedef struct { unsigned pid; unsigned long long used; unsigned gpu_instance, c
 
 nvmlReturn_t nvmlSystemGetDriverVersion(char *text, unsigned length) { strncpy(text, "580.65.06", length); return OK; }
 nvmlReturn_t nvmlSystemGetCudaDriverVersion_v2(int *version) { *version = 13020; return OK; }
-nvmlReturn_t nvmlDeviceGetHandleByUUID(const char *uuid, void **handle) {
-    for (int index = 0; index < 6; index++)
-        if (!strcmp(uuid, uuids[index])) { *handle = handle_of(index); return OK; }
-    return NOT_FOUND;
-}
 nvmlReturn_t nvmlDeviceGetComputeRunningProcesses_v3(void *handle, unsigned *count, Process *processes) {
     unsigned room = *count;
     *count = number(handle) == 0 ? 2 : 0;
