@@ -15,12 +15,12 @@ from dsrun.diagnosis.run import of_run
 from dsrun.errors import UsageError
 from dsrun.findings import Finding
 from dsrun.monitoring.history import RunHistory, read_history
-from dsrun.monitoring.status import RunStatus, status_of
+from dsrun.monitoring.status import RunStatus, ledger_of, status_of
 from dsrun.report.panels import metric_keys, shown_text
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.goodput import Goodput, goodput
 from dsrun.runs.records import iter_records, plain
-from dsrun.runs.values import Record, seconds_of, whole
+from dsrun.runs.values import Record, whole
 from dsrun.system.display import masked, masked_values, without_tokens
 from dsrun.system.files import parse_json
 
@@ -72,7 +72,7 @@ class RunReport:
     @property
     def ledger(self) -> tuple[Record, ...]:
         """Its events, with what has been trained since the last one."""
-        return ledger_of(self.history, self.status)
+        return ledger_of(self.history, self.status.state)
 
     @property
     def metrics(self) -> list[str]:
@@ -107,7 +107,7 @@ def read_run(path: Path, name: str) -> RunReport:
         name=name,
         history=history,
         status=status,
-        goodput=goodput(ledger_of(history, status)) if history.events else None,
+        goodput=goodput(ledger_of(history, status.state)) if history.events else None,
         verdict=_verdict(path, status),
         findings=_config_findings(history),
         checkpoints=tuple(entries(RunFolder(path))),
@@ -116,16 +116,6 @@ def read_run(path: Path, name: str) -> RunReport:
         prompts=_prompts(path),
         predictions=_predictions(path),
     )
-
-
-def ledger_of(history: RunHistory, status: RunStatus) -> tuple[Record, ...]:
-    """The events of a run; of one that trains now, also its last logged step as if it were one: events that tell only
-    that a run goes on are a minute apart."""
-    events, last = history.events, history.steps[-1] if history.steps else {}
-    since, now = seconds_of(events[-1]) if events else None, seconds_of(last)
-    if status.state != "training" or since is None or now is None or now <= since:
-        return events
-    return (*events, {"kind": "progress", "time": last["time"], "step": last["step"]})
 
 
 def names_of(paths: Iterable[Path]) -> list[str]:
