@@ -47,7 +47,7 @@ def command(*, runs: tuple[str, ...], metric: str, form: str) -> int:
         raise UsageError("the same run is named twice", fix="name different runs")
     histories = [RunReader(Path(run)).read() for run in runs]
     statuses = [status_of(history, lock_tries=1) for history in histories]
-    names = labels(histories)
+    names = labels([history.path for history in histories])
     changed, measured = differences(histories), metrics(histories, statuses)
     drawn = curves(histories, metric)
     if form == "json":

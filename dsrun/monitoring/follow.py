@@ -85,6 +85,7 @@ class RunReader:
         )
         self._events = RecordTail(folder.events)
         self._run_json = folder.run_json
+        self._recipe = folder.recipe
         self._kept = KeptRecords()
         self._happened: list[Record] = []
         self._run: Record = {}
@@ -106,6 +107,7 @@ class RunReader:
         return RunHistory(
             path=self.path,
             run=self._run,
+            recipe={} if self._run else read_object(self._recipe),
             steps=tuple(self._kept.steps),
             evaluations=tuple(self._kept.evaluations) or _evaluations(self._happened),
             events=tuple(self._happened),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,8 +11,13 @@ from dsrun.errors import UsageError
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.node_status import NodeStatus, read_node_status
 from dsrun.runs.records import iter_records, read_records, revive
-from dsrun.runs.values import Record, finite, whole
+from dsrun.runs.values import Record, finite, mapping, whole
 from dsrun.system.files import parse_json
+
+DEFAULT = "default"
+"""The source of a setting that nobody gave."""
+# Figures of an evaluation itself, not of the model.
+_COSTS = ("_seconds", "_runtime", "_per_second", "_samples", "_steps", "_epoch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,11 +26,12 @@ class RunHistory:
 
     `steps` are the records of metrics.jsonl with a loss, in the order of their steps: where a restarted run made steps
     again, those of the later attempt. `evaluations` are its other records, the same way. `run` is run.json, {} before
-    it is written.
+    it is written; until then `recipe` is recipe.json.
     """
 
     path: Path
     run: Record = field(default_factory=dict)
+    recipe: Record = field(default_factory=dict)
     steps: tuple[Record, ...] = ()
     evaluations: tuple[Record, ...] = ()
     events: tuple[Record, ...] = ()
@@ -34,9 +40,12 @@ class RunHistory:
     @property
     def settings(self) -> Record:
         """The resolved settings of training, by name."""
-        specs = self.run.get("specs")
-        train = specs.get("train") if isinstance(specs, Mapping) else None
-        return train if isinstance(train, Mapping) else {}
+        return mapping(mapping(self.run.get("specs")).get("train")) or mapping(self.recipe.get("values"))
+
+    @property
+    def sources(self) -> Record:
+        """Where each setting comes from: the command line, a file, or DEFAULT; what is not named is a default, too."""
+        return mapping(self.run.get("sources")) or mapping(self.recipe.get("sources"))
 
     @property
     def max_steps(self) -> int | None:
@@ -61,6 +70,7 @@ def read_history(path: Path) -> RunHistory:
     return RunHistory(
         path=path,
         run=run,
+        recipe={} if run else read_object(folder.recipe),
         steps=tuple(kept.steps),
         evaluations=tuple(kept.evaluations),
         events=events,
@@ -73,6 +83,12 @@ def refuse_without_run(path: Path) -> None:
     if not is_run(path):
         what = "contains no run" if path.is_dir() else "is not a folder" if path.exists() else "does not exist"
         raise UsageError(f"{path} {what}", fix="give the --output of a dsrun train or launch")
+
+
+def metric_keys(records: Iterable[Record]) -> list[str]:
+    """The keys of the metrics in evaluations, without what these cost."""
+    keys = {str(key): None for record in records for key in record if str(key).startswith("eval_")}
+    return [key for key in keys if not key.endswith(_COSTS)]
 
 
 def series(records: Iterable[Record], key: str) -> list[tuple[int, float]]:
@@ -114,4 +130,4 @@ def read_object(path: Path) -> Record:
         found = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, Mapping) else {}
+    return mapping(found)

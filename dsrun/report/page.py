@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsrun import __version__
 from dsrun.findings import Finding
+from dsrun.monitoring.comparison import Difference, differences
+from dsrun.monitoring.history import DEFAULT
 from dsrun.monitoring.status import RunStatus
 from dsrun.report import timeline
 from dsrun.report.charts import chart
-from dsrun.report.data import DEFAULT, RunReport, deepspeed_json
-from dsrun.report.differences import MISSING, Difference, differences
+from dsrun.report.data import RunReport, deepspeed_json, shown_value
 from dsrun.report.panels import Panel, metric_name, panels, shown_text
 from dsrun.runs.goodput import LABELS
-from dsrun.runs.records import utc_now
+from dsrun.runs.records import plain, utc_now
 from dsrun.runs.values import finite
 from dsrun.system.display import counted, duration, figure, precise_duration, size_text
 
@@ -30,6 +31,7 @@ GENERATOR = f"dsrun report {__version__}"
 MARKER = '<meta name="generator" content="dsrun report'
 """By this, near its beginning, a page of dsrun is recognised."""
 MOST_EVALUATIONS = 30
+MISSING = "—"
 RESTARTS = "Restarts"
 _SYMBOLS = {
     "finished": "✓", "failed": "✕", "killed": "✕", "stopped": "■", "training": "▶", "evaluating": "▶", "saving": "▶",
@@ -50,7 +52,7 @@ class Report:
         return {
             "runs": [run.as_dict() for run in self.runs],
             "panels": [panel.as_dict() for panel in self.panels],
-            "differences": [difference.as_dict() for difference in self.differences],
+            "differences": [plain(asdict(difference)) for difference in self.differences],
         }
 
 
@@ -66,7 +68,8 @@ class Tile:
 def report_of(runs: Sequence[RunReport]) -> Report:
     """The report of these runs."""
     found = panels([run.history for run in runs], [run.name for run in runs])
-    return Report(tuple(runs), found, differences(runs) if len(runs) > 1 else ())
+    changed = differences([run.history for run in runs]) if len(runs) > 1 else []
+    return Report(tuple(runs), found, tuple(changed))
 
 
 def render(report: Report) -> str:
@@ -85,13 +88,17 @@ def render(report: Report) -> str:
             marks=frozenset(mark for each in charts for mark in each.marks),
             summary=summary(report.runs),
             differences=report.differences,
-            difference_rows=[(each.name, *each.values) for each in report.differences],
+            difference_rows=[_difference_row(each) for each in report.differences],
             data=[each.data for each in charts],
             place={each.name: place for place, each in enumerate(charts)},
         )
     )
     # The macros at the beginning of the template leave blank lines.
     return page.lstrip()
+
+
+def _difference_row(difference: Difference) -> list[str]:
+    return [difference.name, *(MISSING if value is None else shown_value(value) for value in difference.values)]
 
 
 def subtitle(run: RunReport) -> str:
@@ -187,7 +194,7 @@ def all_findings(run: RunReport) -> list[Finding]:
 def _cell(value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return "" if value is None else str(value)
-    return figure(float(value))
+    return figure(value)
 
 
 def _short(count: float) -> str:

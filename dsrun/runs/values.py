@@ -15,6 +15,11 @@ def whole(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
+def mapping(value: object) -> Record:
+    """An object by its keys; {} for anything else."""
+    return value if isinstance(value, Mapping) else {}
+
+
 def finite(value: object) -> float | None:
     """A number that is finite; None for anything else, also for a whole one beyond what a float holds."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):

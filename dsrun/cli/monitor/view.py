@@ -14,7 +14,7 @@ from dsrun.cli.monitor.nodes import gpu_section, host_section, rank_section
 from dsrun.cli.monitor.section import EMPTY, Room, Section, headed
 from dsrun.cli.monitor.snapshot import Snapshot, last_events
 from dsrun.findings import Finding
-from dsrun.monitoring.event_text import BAD, QUIET, WORTH_A_LOOK, describe
+from dsrun.monitoring.event_text import QUIET, WORTH_A_LOOK, describe, is_bad
 from dsrun.monitoring.plots import bar
 from dsrun.monitoring.status import State
 from dsrun.runs.values import seconds_of
@@ -190,8 +190,7 @@ def _events(snapshot: Snapshot, room: Room, *, most: int) -> Section:
     for event in shown:
         at = seconds_of(event)
         clock = "" if at is None else _clock(at, snapshot.now)
-        kind = str(event.get("kind"))
-        style = "red" if kind in BAD else "yellow" if kind in WORTH_A_LOOK else ""
+        style = "red" if is_bad(event) else "yellow" if event.get("kind") in WORTH_A_LOOK else ""
         grid.add_row(clock, Text(printable(describe(event)), style=style))
     return headed(room, "events", "", grid, len(shown))
 

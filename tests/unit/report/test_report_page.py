@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dsrun.errors import UsageError
-from dsrun.report.data import names_of, read_run
+from dsrun.monitoring.comparison import labels
+from dsrun.report.data import read_run
 from dsrun.report.page import MARKER, Report, render, report_of
 from dsrun.report.timeline import MOST_ROWS, clock, rows, strip, time_ticks
 from dsrun.runs.folder import RunFolder
@@ -66,7 +67,7 @@ class Page(HTMLParser):
 
 
 def report_on(*folders: Path) -> Report:
-    return report_of([read_run(path, name) for path, name in zip(folders, names_of(folders), strict=True)])
+    return report_of([read_run(path, name) for path, name in zip(folders, labels(folders), strict=True)])
 
 
 def page_of(*folders: Path) -> Page:
@@ -167,7 +168,7 @@ def test_evaluations_texts_and_checkpoints(tmp_path: Path) -> None:
     assert "Prompt one step 15 text 15 step 30 text 30" in page.text
     assert "source prediction reference two doi doi" in page.text
     assert "damaged" in page.text
-    assert "checkpoint 15 5.0 MiB · training waited 1 s" in page.text
+    assert "checkpoint of step 15 saved, 5.0 MiB, training waited 1 s" in page.text
 
 
 def test_configuration_is_checked(tmp_path: Path) -> None:
@@ -278,8 +279,8 @@ def test_several_runs_and_what_differs(tmp_path: Path) -> None:
     folders = [finished_run(tmp_path / "a"), finished_run(tmp_path / "b", run=other)]
     folders.append(write_run(tmp_path / "c", run=None, events=[event("start")]))
     report = report_on(*folders)
-    assert [(each.name, each.values) for each in report.differences] == [
-        ("learning_rate", ("0.0001", "0.0002", "—")), ("host", ("node1", "node2", "—")),
+    assert [(each.name, each.kind, each.values) for each in report.differences] == [
+        ("learning_rate", "setting", (1e-4, 2e-4, None)), ("host", "environment", ("node1", "node2", None)),
     ]  # fmt: skip
     page = page_of(*folders)
     assert "3 runs" in page.text
@@ -287,17 +288,12 @@ def test_several_runs_and_what_differs(tmp_path: Path) -> None:
     assert {"run-0", "run-1", "run-2"} <= set(page.ids())
 
 
-def test_names_tell_runs_apart() -> None:
-    assert names_of([Path("x/runs/a"), Path("y/runs/b")]) == ["a", "b"]
-    assert names_of([Path("x/runs/a"), Path("y/runs/a")]) == ["x/runs/a", "y/runs/a"]
-
-
 def test_many_events_are_shortened_but_not_failures() -> None:
     events = [event("evaluate", second, step=second) for second in range(1000)]
     events[500] = event("failure", 500, cause="nan_loss")
     found = rows(events)
     assert len(found) <= MOST_ROWS + 2
-    assert [row.title for row in found if row.bad] == ["failure"]
+    assert [row.text for row in found if row.bad] == ["failed: nan_loss"]
     assert sum(row.skipped for row in found) + len(found) - 1 == 1000
 
 
