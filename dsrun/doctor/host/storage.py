@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from dsrun.doctor.check import Check, failure, fine, warning
-from dsrun.doctor.host.plan import Needs, needs
+from dsrun.doctor.job.plan import Needs, needs
 from dsrun.doctor.machine import Machine, Target
 from dsrun.findings import Finding
 from dsrun.system.display import duration

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from dsrun.doctor.check import Check, failure, fine, warning
-from dsrun.doctor.job.plan_request import request_of
+from dsrun.doctor.job.plan import request_of
 from dsrun.doctor.machine import Machine, Target
 from dsrun.errors import DsrunError, UsageError
 from dsrun.findings import Finding

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from dsrun.doctor.host import storage
-from dsrun.doctor.host.plan import Needs, needs
 from dsrun.doctor.host.quota import QUOTA, parse_quota
 from dsrun.doctor.host.storage import DISK, INODES, WRITE_SPEED, judged, write_speed
+from dsrun.doctor.job.plan import Needs, needs
 from dsrun.doctor.machine import Target
 from dsrun.recipe.recipe import Recipe
 from tests.recorded_machine import codes, found, recorded
