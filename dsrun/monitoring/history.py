@@ -11,7 +11,7 @@ from dsrun.errors import UsageError
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.node_status import NodeStatus, read_node_status
 from dsrun.runs.records import iter_records, read_records, revive
-from dsrun.runs.values import Record, finite, mapping, whole
+from dsrun.runs.values import Record, finite, mapping, seconds_of, whole
 from dsrun.system.files import parse_json
 
 DEFAULT = "default"
@@ -51,6 +51,13 @@ class RunHistory:
     def max_steps(self) -> int | None:
         """How many optimizer steps the run is to make."""
         return next((number for each in reversed(self.events) if (number := whole(each.get("max_steps")))), None)
+
+    @property
+    def present_nodes(self) -> tuple[NodeStatus, ...]:
+        """The nodes of this start: one that was started again under torchrun leaves the status of its former ones."""
+        starts = (each for each in reversed(self.events) if each.get("kind") == "start" and not each.get("attempt"))
+        began = seconds_of(next(starts, {})) or 0.0
+        return tuple(node for node in self.nodes if (seconds_of({"time": node.time}) or began) >= began)
 
     def series(self, key: str) -> list[tuple[int, float]]:
         """(step, value) of a key of `steps` or `evaluations`, values that are not finite left out."""

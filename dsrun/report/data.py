@@ -90,6 +90,7 @@ class RunReport:
             "environment": dict(self.environment),
             "evaluations": [plain(record) for record in self.history.evaluations],
             "events": events,
+            "nodes": [plain(asdict(node)) for node in self.history.present_nodes],
             "checkpoints": [plain(asdict(entry)) for entry in self.checkpoints],
             "prompts": [asdict(sample) for sample in self.prompts],
             "predictions": {file: [asdict(row) for row in rows] for file, rows in self.predictions},

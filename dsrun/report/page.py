@@ -17,6 +17,7 @@ from dsrun.monitoring.status import RunStatus
 from dsrun.report import timeline
 from dsrun.report.charts import chart
 from dsrun.report.data import RunReport, deepspeed_json, shown_value
+from dsrun.report.nodes import node_tables
 from dsrun.report.panels import Panel, metric_name, panels, shown_text
 from dsrun.runs.goodput import LABELS
 from dsrun.runs.records import plain, utc_now
@@ -234,6 +235,6 @@ def _template() -> jinja2.Template:
         environment.globals[function.__name__] = function
     environment.globals.update(
         state_class=_state, symbols=_SYMBOLS, default_source=DEFAULT, event_rows=timeline.rows, strip=timeline.strip,
-        time_ticks=timeline.time_ticks, size=size_text, Markup=Markup,
+        time_ticks=timeline.time_ticks, node_tables=node_tables, size=size_text, Markup=Markup,
     )  # fmt: skip
     return environment.get_template(TEMPLATE)

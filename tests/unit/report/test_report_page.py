@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -17,10 +18,13 @@ from hypothesis import strategies as st
 from dsrun.errors import UsageError
 from dsrun.monitoring.comparison import labels
 from dsrun.report.data import read_run
+from dsrun.report.nodes import node_tables
 from dsrun.report.page import MARKER, Report, render, report_of
 from dsrun.report.timeline import MOST_ROWS, clock, rows, strip, time_ticks
 from dsrun.runs.folder import RunFolder
-from tests.run_folders import RUN, event, finished_run, steps, write_run
+from dsrun.runs.node_status import NodeStatus, RankProgress, write_node_status
+from dsrun.system.gpu_samples import GpuSample
+from tests.run_folders import RUN, at, event, finished_run, steps, write_run
 
 VOID = {"meta", "input", "br", "link", "img", "hr"}
 SECRET = "hf_" + "a1B2c3D4e5F6g7H8i9J0"
@@ -169,6 +173,39 @@ def test_evaluations_texts_and_checkpoints(tmp_path: Path) -> None:
     assert "source prediction reference two doi doi" in page.text
     assert "damaged" in page.text
     assert "checkpoint of step 15 saved, 5.0 MiB, training waited 1 s" in page.text
+
+
+def node(number: int, *ranks: RankProgress, second: float = 25.0, **more: Any) -> NodeStatus:
+    return NodeStatus(
+        time=at(second), host=f"gpu{number}", node=number, attempt=0, world_size=4, ranks=tuple(ranks), **more
+    )
+
+
+def test_ranks_and_gpus_of_the_nodes(tmp_path: Path) -> None:
+    """Only those of this start, and no columns of which nothing is known."""
+    folder = finished_run(tmp_path / "run")
+    gpu = GpuSample(index=3, uuid="GPU-3", name="NVIDIA H100", utilization=0.99, power_w=250, power_limit_w=700)
+    fast, slow = (
+        RankProgress(rank=rank, pid=rank, phase="training", step=30, silent_s=0, step_s=2.0, data_s=0.1, compute_s=work)
+        for rank, work in ((0, 1.0), (1, 1.8))
+    )
+    for each in (node(0, fast, gpus=(gpu,)), node(1, slow), node(2, replace(slow, rank=9), second=-60)):
+        write_node_status(folder, each)
+    page = page_of(folder)
+    assert "rank host phase step step time for data own work 0 gpu0 training 30 2 s 0.1 s 1.1 s 1" in page.text
+    assert "1 gpu1 training 30 2 s 0.1 s 1.9 s slowest" in page.text
+    assert "GPU name use power gpu0, 3 H100 99% 250 of 700 W busy at low power" in page.text
+    assert "gpu2" not in page.text
+
+
+def test_of_many_ranks_the_slowest_are_shown() -> None:
+    ranks = [
+        RankProgress(rank=n, pid=n, phase="training", step=5 - (n == 70), silent_s=0, step_s=1, compute_s=n / 100)
+        for n in range(100)
+    ]
+    table = node_tables([node(0, *ranks)])[0]
+    assert [int(row[0]) for row in table.rows] == [70, *range(85, 100)]
+    assert table.caption.startswith("The 16 slowest of 100 ranks at 2026-11-25 10:00")
 
 
 def test_configuration_is_checked(tmp_path: Path) -> None:
