@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 from rich.console import Console
 
-from dsrun.cli.monitor.plain import ChangeLines
+from dsrun.cli.monitor.run import ChangeLines
 from dsrun.cli.monitor.section import Room
 from dsrun.cli.monitor.snapshot import Snapshot, as_json, of_history, of_job, waiting_for
 from dsrun.cli.monitor.view import render

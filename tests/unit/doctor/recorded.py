@@ -10,9 +10,7 @@ from typing import Any
 from dsrun.doctor.check import Check
 from dsrun.doctor.driver import Driver, Holder, Memory
 from dsrun.doctor.gpu.nvml import GpuState, NvmlAnswer
-from dsrun.doctor.machine import Machine, Target
-from dsrun.doctor.network import Network
-from dsrun.doctor.packages import Packages
+from dsrun.doctor.machine import Machine, Network, Packages, Target
 from dsrun.errors import MissingError
 from dsrun.findings import Finding
 from dsrun.recipe.resolve import resolve
