@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.doctor import network
+from dsrun.doctor import machine
 from dsrun.doctor.launch.interfaces import INTERFACES
 from dsrun.doctor.launch.ports import NAMES, PORT
 from dsrun.doctor.launch.ranks import RANKS
@@ -69,16 +69,16 @@ def test_names_and_addresses(tmp_path: Path, names, environ, target, expected) -
 def test_network_that_does_not_answer_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A resolver without a network takes tens of seconds; the check must not."""
     for_ever = threading.Event()
-    monkeypatch.setattr(network, "RESOLVE_S", 0.01)
+    monkeypatch.setattr(machine, "RESOLVE_S", 0.01)
     monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: for_ever.wait() and [])
-    assert network.Network().resolve("node9") is None
-    assert not network.Network().reachable("node9", 443, 0.01)
+    assert machine.Network().resolve("node9") is None
+    assert not machine.Network().reachable("node9", 443, 0.01)
     for_ever.set()
 
 
 @pytest.mark.parametrize("host", ["", "..", "x" * 300])
 def test_name_that_cannot_be_one(host) -> None:
-    assert not network.Network().resolve(host)
+    assert not machine.Network().resolve(host)
 
 
 LO = {"lo": ["127.0.0.1"]}
