@@ -15,6 +15,7 @@
 #   join_timeout    seconds that agents without a supervisor wait for each other; unless set, torch's 600
 #   rdzv_backend    how agents without a supervisor meet: static, where ranks follow the order of the nodes, or c10d
 #   gpus_per_node   [TYPE:]N, as it is asked of SLURM; for programs that read SLURM_GPUS_PER_NODE
+#   used_nodes      how many of the job's nodes the workers use, where it has spare ones
 #   saving_time     seconds from the time limit's signal until workers that have not exited are ended; empty for never
 
 signalled=
@@ -26,6 +27,9 @@ memory=
 join_timeout=
 rdzv_backend=
 gpus_per_node=
+used_nodes=
+left_out=()
+step_nodes=()
 
 note() { echo "$(date '+%F %T') dsrun: $*" >&2; }
 
@@ -52,6 +56,8 @@ start_job() {
     ulimit -n "$(ulimit -H -n)" 2>/dev/null
     # Rendezvous: the first host, and a port that differs between jobs; the next port is used as well.
     mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+    all_hosts=("${hosts[@]}")
+    [ -z "$used_nodes" ] || choose_nodes || { used_nodes=${#all_hosts[@]} && choose_nodes; }
     endpoint="${hosts[0]}:$((15000 + SLURM_JOB_ID * 2 % 15000))"
     [ -z "$trains" ] || time_in_queue
     # The supervisors of the nodes authenticate one another with it.
@@ -62,6 +68,19 @@ start_job() {
     # Expanded by bash on each node: what `prepare_node` needs, and then the command.
     on_node="nproc=$nproc cpu_only=$cpu_only trains=$trains supervised=$supervised join_timeout=$join_timeout"
     on_node+=" rdzv_backend=$rdzv_backend gpus_per_node=$gpus_per_node memory=$memory; $(declare -f prepare_node)"'; prepare_node "$1"; exec "$@"'
+}
+
+# choose_nodes: the workers use the first `used_nodes` of the job's nodes that are not in `left_out`; false if too few are
+# left. SLURM numbers the nodes of a step in the order of the job's.
+choose_nodes() {
+    local host found=()
+    for host in "${all_hosts[@]}"; do
+        [[ " ${left_out[*]} " == *" $host "* ]] || found+=("$host")
+    done
+    [ "${#found[@]}" -ge "$used_nodes" ] || return 1
+    hosts=("${found[@]:0:used_nodes}")
+    endpoint="${hosts[0]}:$((15000 + SLURM_JOB_ID * 2 % 15000))"
+    step_nodes=(--nodes="$used_nodes" --ntasks="$used_nodes" --nodelist="$(IFS=,; echo "${hosts[*]}")")
 }
 
 # What the run's goodput counts as time in the queue and as start-up.
@@ -154,17 +173,65 @@ wait_for() {
     done
 }
 
+# finish_with_spares STEP: as finish, of the function STEP, which starts srun on `step_nodes`. When one of them is lost or
+# at fault, it runs again with a spare node instead.
+finish_with_spares() {
+    "$1" &
+    wait_for "$!"
+    while swap_in_spares; do
+        "$1" &
+        wait_for "$!"
+    done
+    conclude
+}
+
+# Whether spare nodes have taken the place of those that have failed.
+swap_in_spares() {
+    local number reason failed=()
+    [ -z "$signalled" ] && [ "$code" -ne 0 ] && [ "$code" -ne 75 ] || return 1
+    [ -n "$used_nodes" ] && [ "${#left_out[@]}" -lt $((${#all_hosts[@]} - used_nodes)) ] || return 1
+    if read -r number reason 2>/dev/null <"$DSRUN_FAILURES/faulty-node"; then
+        failed=("${hosts[$number]}")
+    else
+        reason="the loss" && mapfile -t failed < <(lost_nodes)
+    fi
+    [ -z "$signalled" ] && [ "${#failed[@]}" -gt 0 ] || return 1
+    left_out+=("${failed[@]}")
+    choose_nodes || return 1
+    # SLURM counts a step's CPUs as taken as long as it has not heard from all its nodes.
+    step_nodes+=(--overlap)
+    rm -f "$DSRUN_FAILURES/faulty-node"
+    # The program reads it, to go on from its own checkpoint as after a requeue.
+    export SLURM_RESTART_COUNT=$((restart + ${#left_out[@]}))
+    note "$reason of ${failed[*]}: again on ${hosts[*]}, with a spare node"
+}
+
+# Those of `hosts` on which no task can be started.
+lost_nodes() {
+    local host place pids=()
+    for host in "${hosts[@]}"; do
+        timeout 60 srun --quiet --overlap --nodes=1 --ntasks=1 --nodelist="$host" true </dev/null >/dev/null 2>&1 &
+        pids+=("$!")
+    done
+    for place in "${!pids[@]}"; do wait "${pids[$place]}" || echo "${hosts[$place]}"; done
+}
+
 # finish PID: waits for srun, then ends the job or puts it back into the queue.
 finish() {
     wait_for "$1"
+    conclude
+}
+
+conclude() {
     clean_up
     if [ -n "$trains" ]; then
         [ "$DSRUN_OUTPUT/FINISHED" -nt "$DSRUN_FAILURES/began" ] && exit 0
         # 75: the supervisors were stopped by a signal that this shell did not get, as those of a preemption may be.
         [ "$code" -ne 75 ] || signalled=${signalled:-a signal}
-        # Whose hardware failed, as node 0's supervisor found out.
-        read -r faulty 2>/dev/null <"$DSRUN_FAILURES/faulty-node" && faulty=${hosts[$faulty]:-} &&
-            signalled=${signalled:-"a hardware error of $faulty"}
+        # Whose hardware failed, or who failed again, as node 0's supervisor found out.
+        local reason
+        read -r faulty reason 2>/dev/null <"$DSRUN_FAILURES/faulty-node" && faulty=${hosts[$faulty]:-} &&
+            signalled=${signalled:-"${reason:-a hardware error} of $faulty"}
     elif [ "$code" -eq 0 ]; then
         exit 0
     fi
@@ -191,7 +258,7 @@ requeue_if_interrupted() {
         # When a node dies, the other workers fail at once, but SLURM notices minutes later. If srun reached no node at
         # all, the error is another one, and would come again.
         if [ -z "$signalled" ] && [ "$SLURM_JOB_NUM_NODES" -gt 1 ] && [ -e "$DSRUN_FAILURES/reached" ]; then
-            timeout 120 srun --quiet --export=ALL --kill-on-bad-exit=1 true || signalled="the loss of a node"
+            timeout 120 srun --quiet --export=ALL --kill-on-bad-exit=1 "${step_nodes[@]}" true || signalled="the loss of a node"
         fi
     fi
     [ -n "$signalled" ] || return
@@ -205,12 +272,18 @@ requeue_if_interrupted() {
     idle=$(requeues_without_progress)
     if [ "$idle" -lt "$max_requeues" ]; then
         note "interrupted by $signalled and not finished: requeued"
-        scontrol requeue "$job" && { [ -z "$faulty" ] || exclude "$faulty"; exit 0; }
+        requeue_without "$faulty"
     fi
     note "interrupted by $signalled and not finished after $idle requeues without a new checkpoint"
 }
 
-# exclude NODE: the requeued job does not run there again. SLURM takes this only of a job that waits.
+# requeue_without [NODES]: ends this start of the job; it goes back into the queue, and does not run on NODES again. Returns
+# only if that fails.
+requeue_without() {
+    scontrol requeue "$job" && { [ -z "$1" ] || exclude "$1"; exit 0; }
+}
+
+# exclude NODES: the requeued job does not run there again. SLURM takes this only of a job that waits.
 exclude() {
     local before
     before=$(scontrol show job "$job" | sed -n 's/.*ExcNodeList=\([^ ]*\).*/\1/p')
@@ -254,6 +327,39 @@ code_of_worker() {
     ')
     # The report has -9 for signal 9 (also the kernel's, when memory runs out); shells return 137.
     if [ -z "$worker" ]; then echo "$code"; else echo $((worker < 0 ? 128 - worker : worker)); fi
+}
+
+# preflight [SRUN OPTIONS] -- COMMAND: runs the doctor on all nodes. If it speaks against some of them, the job goes back into
+# the queue without them, at most twice; then, and if nothing speaks against a single node, the job fails.
+preflight() {
+    local options=() failed=() list="$DSRUN_OUTPUT/logs/slurm-$job-preflight"
+    while [ "$1" != -- ]; do options+=("$1"); shift; done
+    shift
+    [ "$restart" -gt 0 ] || rm -f "$list"
+    note "preflight: the nodes are checked"
+    # A node that cannot take part must not end the others' test, which names it.
+    srun --export=ALL --kill-on-bad-exit=0 --wait=0 "${cpus[@]}" "${options[@]}" bash -c "$on_node" dsrun-node "$@" &
+    wait_for "$!"
+    [ "$code" -ne 0 ] || { rm -f "$list"; return 0; }
+    mapfile -t failed < <(sort -u "$DSRUN_FAILURES/doctor-exclude" 2>/dev/null)
+    if [ -n "$used_nodes" ] && [ -z "$signalled" ] && [ "${#failed[@]}" -gt 0 ]; then
+        left_out+=("${failed[@]}")
+        choose_nodes && { note "preflight: ${failed[*]} failed: left out, for spare nodes"; return 0; }
+    fi
+    clean_up
+    if [ -z "$signalled" ] && [ "${#failed[@]}" -gt 0 ]; then
+        echo "${failed[*]}" >>"$list"
+        if [ -n "$requeue" ] && [ "$(wc -l <"$list")" -le 2 ]; then
+            note "preflight: ${failed[*]} failed: requeued without it"
+            requeue_without "$(IFS=,; echo "${failed[*]}")"
+        fi
+        note "preflight: ${failed[*]} failed, in start $((restart + 1)); the table above says why"
+        exit "$code"
+    fi
+    requeue_if_interrupted
+    [ -z "$signalled" ] || exit 75
+    note "preflight: failed; the table above says why"
+    exit "$code"
 }
 
 on_all() { srun --export=ALL --kill-on-bad-exit=1 "$@"; }

@@ -26,6 +26,7 @@ COMMANDS = {
     "diagnose": ("dsrun.cli.diagnose:command", "find out from its logs why a run stopped"),
     "report": ("dsrun.cli.report:command", "write curves, findings and settings of runs as one HTML page"),
     "exporter": ("dsrun.cli.exporter.command:command", "serve the figures of runs to Prometheus"),
+    "stacks": ("dsrun.cli.stacks:command", "show where each rank of a running run stands"),
     "plan": ("dsrun.cli.plan.command:command", "compare memory and speed of every ZeRO strategy, GPU by GPU"),
     "export": ("dsrun.cli.export:command", "write a run or checkpoint as a verified Hugging Face folder"),
     "checkpoint": ("dsrun.cli.checkpoint:command", "list, verify and inspect a run's checkpoints"),

@@ -65,7 +65,7 @@ class Cause:
     """A reason why a run stops: its stable code, what it is in a few words, what that means, and what repairs it.
 
     `fix` may name dsrun's flags; `other_fix` is for logs of other launchers, where that would not help. `faulty_node`:
-    it is evidence against the node, which a requeued job avoids.
+    it is evidence against the node, which a requeued job avoids; `suspect_node`: it is so if it comes there again.
     """
 
     code: str
@@ -76,6 +76,7 @@ class Cause:
     other_fix: str = ""
     level: Level = "error"
     faulty_node: bool = False
+    suspect_node: bool = False
     signs: tuple[Sign, ...] = ()
 
     @property

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from dsrun.findings import Finding
 from dsrun.monitoring.status import STALE_S, RunStatus
+from dsrun.monitoring.straggler import SLOWER_BY
 from dsrun.runs.node_status import NodeStatus, RankProgress
 from dsrun.runs.values import seconds_of
 from dsrun.system.display import duration, precise_duration
@@ -16,8 +17,6 @@ BUSY = 0.95
 LOW_POWER = 0.4
 """A GPU that computes draws most of its power limit; a collective that waits for another rank keeps it busy at a third
 of that, as its kernel spins."""
-SLOW = 1.1
-"""A rank whose own work takes so many times the median of all ranks is a straggler."""
 SILENT_S = 60.0
 """Least seconds without a heartbeat that are worth a line; a slow step may take that long."""
 _STEPS = 5
@@ -44,30 +43,24 @@ def throttle_reasons(gpu: GpuSample) -> tuple[str, ...]:
     return tuple(_REASONS.get(reason, reason) for reason in gpu.throttled if reason != "sw_power_cap")
 
 
-def own_work_s(rank: RankProgress) -> float | None:
-    """Seconds of a step that the rank itself works, for data and in computing; None where they are not known."""
-    known = [part for part in (rank.data_s, rank.compute_s) if part is not None]
-    return sum(known) if known else None
-
-
 def wait_share(rank: RankProgress) -> float | None:
     """The share of a step in which the rank waits for others; None where it is not known."""
     return rank.wait_s / rank.step_s if rank.wait_s is not None and rank.step_s else None
 
 
 def slowest(ranks: Sequence[RankProgress]) -> RankProgress | None:
-    """The rank that holds the others up: behind in steps, or with more work than the median by SLOW; None if alike."""
+    """The rank that holds the others up: behind in steps, or by SLOWER_BY above the median; None if alike."""
     training = [rank for rank in ranks if rank.phase in ("training", "running")]
     if len(training) < 2:
         return None
     last = min(training, key=lambda rank: rank.step)
     if statistics.median(rank.step for rank in training) - last.step > 1:
         return last
-    known = [(work, rank.rank, rank) for rank in training if (work := own_work_s(rank)) is not None]
+    known = [(work, rank.rank, rank) for rank in training if (work := rank.own_s) is not None]
     if len(known) < 2:
         return None
     work, _, rank = max(known)
-    return rank if work > SLOW * statistics.median(each for each, _, _ in known) else None
+    return rank if work > (1 + SLOWER_BY) * statistics.median(each for each, _, _ in known) else None
 
 
 def node_age_s(node: NodeStatus, now: float) -> float:
@@ -174,8 +167,8 @@ def _stragglers(nodes: Sequence[NodeStatus]) -> Iterator[Finding]:
     if slow is None:
         return
     host = next(node.host for node, rank in ranks if rank is slow)
-    works = [work for _, rank in ranks if (work := own_work_s(rank)) is not None]
-    own = own_work_s(slow)
+    works = [work for _, rank in ranks if (work := rank.own_s) is not None]
+    own = slow.own_s
     how = f"it is at step {slow.step}"
     if own and works:
         how = f"its work takes {precise_duration(own)} a step, {precise_duration(statistics.median(works))} elsewhere"

@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any, get_args
 from dsrun.datafiles import toml_beside
 from dsrun.diagnosis.run import is_run, runs_below
 from dsrun.errors import UsageError
-from dsrun.monitoring.history import RunHistory, read_history
-from dsrun.monitoring.status import RunStatus, State, status_of
+from dsrun.monitoring.follow import RunReader
+from dsrun.monitoring.history import RunHistory
+from dsrun.monitoring.observations import throttle_reasons
+from dsrun.monitoring.status import RunStatus, State, ledger_of, status_of
 from dsrun.runs.goodput import goodput
 from dsrun.runs.node_status import NodeStatus, RankProgress
 from dsrun.runs.values import finite, seconds_of, whole
@@ -56,7 +58,7 @@ def samples(history: RunHistory, now: float) -> Iterator[Sample]:
             yield name, {}, float(value)
     for metric, value in _evaluation(history).items():
         yield "dsrun_evaluation", {"metric": metric}, value
-    for use, seconds in goodput(history.events).as_dict().items():
+    for use, seconds in goodput(ledger_of(history, status.state)).as_dict().items():
         if use not in ("total", "goodput"):
             yield "dsrun_time_seconds_total", {"use": use}, seconds
     causes = Counter(str(each.get("cause") or "unknown") for each in history.events if each.get("kind") == "failure")
@@ -90,6 +92,7 @@ def _progress(history: RunHistory, status: RunStatus) -> dict[str, float | None]
         "dsrun_restarts_total": max(0, kinds["start"] - 1),
         "dsrun_nan_steps_total": kinds["nan"],
         "dsrun_loss_spikes_total": kinds["spike"],
+        "dsrun_stragglers_total": kinds["straggler"],
     }
 
 
@@ -148,7 +151,7 @@ def _node(node: NodeStatus) -> Iterator[Sample]:
             "power_limit_watts": gpu.power_limit_w,
             "temperature_celsius": gpu.temperature_c,
             "clock_hertz": None if gpu.clock_mhz is None else gpu.clock_mhz * 1e6,
-            "throttled": bool(gpu.throttled),
+            "throttled": bool(throttle_reasons(gpu)),
         }
         for name, value in figures.items():
             if value is not None:
@@ -180,6 +183,8 @@ class RunCollector:
     def __init__(self, folders: Sequence[Path], now: Callable[[], float] = time.time) -> None:
         self._folders = folders
         self._now = now
+        # Only what was written since is read when Prometheus asks again.
+        self._readers: dict[Path, RunReader] = {}
 
     def collect(self) -> Iterator[Metric]:
         """One family for each metric, with the samples of all runs."""
@@ -188,16 +193,24 @@ class RunCollector:
     def _histories(self) -> dict[str, RunHistory]:
         now = self._now()
         folders = [folder for folder in self._folders if folder.is_dir()]
-        newest = sorted(find_runs(folders).items(), key=lambda each: each[1].stat().st_mtime, reverse=True)
+        newest = sorted(find_runs(folders).items(), key=lambda each: _changed(each[1]), reverse=True)
         found: dict[str, RunHistory] = {}
         for name, path in newest:
             with suppress(OSError, UsageError):  # removed meanwhile
-                history = read_history(path)
+                history = self._readers.setdefault(path, RunReader(path, newest_only=True)).read()
                 if is_exported(history, now):
                     found[name] = history
             if len(found) == MOST_RUNS:
                 break
+        paths = {path for _, path in newest}
+        self._readers = {path: reader for path, reader in self._readers.items() if path in paths}
         return found
+
+
+def _changed(folder: Path) -> float:
+    with suppress(OSError):
+        return folder.stat().st_mtime
+    return 0.0
 
 
 def families(histories: Mapping[str, RunHistory], now: float) -> Iterable[Metric]:

@@ -28,7 +28,7 @@ RESTART_S = 900.0
 # The last event of a run that goes on -> what it does.
 _DOING: dict[str, State] = {
     "training": "training", "progress": "training", "checkpoint_end": "training", "checkpoint_failed": "training",
-    "evaluate": "training", "nan": "training", "spike": "training", "interval": "training",
+    "evaluate": "training", "nan": "training", "spike": "training", "interval": "training", "straggler": "training",
     "checkpoint_begin": "saving", "failure": "restarting", "remedy": "restarting", "restart": "restarting",
 }  # fmt: skip
 _PHASES: dict[str, State] = {"training": "training", "evaluating": "evaluating", "generating": "evaluating"}

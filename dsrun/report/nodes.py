@@ -8,7 +8,6 @@ from typing import TypeVar
 
 from dsrun.monitoring.observations import (
     is_waiting_while_busy,
-    own_work_s,
     slowest,
     throttle_reasons,
     wait_share,
@@ -49,7 +48,7 @@ def node_tables(nodes: Sequence[NodeStatus]) -> list[Table]:
 
 def _rank_table(ranks: list[Placed], when: str) -> Table:
     slow = slowest([rank for _, rank in ranks])
-    shown = sorted(ranks, key=lambda each: (each[1].step, -(own_work_s(each[1]) or 0.0)))[:MOST_ROWS]
+    shown = sorted(ranks, key=lambda each: (each[1].step, -(each[1].own_s or 0.0)))[:MOST_ROWS]
     columns: Mapping[str, Callable[[Placed], str]] = {
         "rank": lambda each: str(each[1].rank),
         "host": lambda each: each[0].host,
@@ -57,7 +56,7 @@ def _rank_table(ranks: list[Placed], when: str) -> Table:
         "step": lambda each: f"{each[1].step:,}",
         "step time": lambda each: _time(each[1].step_s),
         "for data": lambda each: _time(each[1].data_s),
-        "own work": lambda each: _time(own_work_s(each[1])),
+        "own work": lambda each: _time(each[1].own_s),
         "waits": lambda each: _percent(wait_share(each[1])),
         "": lambda each: "slowest" if each[1] is slow else "",
     }

@@ -25,7 +25,8 @@ class RankProgress:
     """One rank at the time of its node's status.
 
     `silent_s`: seconds since its last heartbeat. Of its recent steps, the median seconds of a step (`step_s`) and of
-    its parts: waiting for data, computing, and waiting for other ranks; None where they are not known. A program
+    its parts: waiting for data, computing, and waiting for other ranks; `own_low_s` is what three quarters of at least
+    30 steps exceeded in data and computing together, `own_max_s` the longest. None where they are not known. A program
     without heartbeats has the phase "running" and step 0.
     """
 
@@ -38,6 +39,13 @@ class RankProgress:
     data_s: float | None = None
     compute_s: float | None = None
     wait_s: float | None = None
+    own_low_s: float | None = None
+    own_max_s: float | None = None
+
+    @property
+    def own_s(self) -> float | None:
+        """Median seconds in data and computing: what a step takes this rank itself."""
+        return None if self.data_s is None or self.compute_s is None else self.data_s + self.compute_s
 
 
 @dataclass(frozen=True, kw_only=True)

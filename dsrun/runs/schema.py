@@ -8,7 +8,7 @@ MANIFEST_VERSION = 1
 
 EventKind = Literal[
     "start", "resume", "training", "progress", "checkpoint_begin", "checkpoint_end", "checkpoint_failed",
-    "evaluate", "nan", "spike", "interval", "signal", "failure", "remedy", "restart", "end",
+    "evaluate", "nan", "spike", "interval", "signal", "failure", "remedy", "restart", "straggler", "end",
 ]  # fmt: skip
 
 
@@ -63,12 +63,17 @@ class Event(Stamped):
     attempt: NotRequired[int]
     requeue: NotRequired[int]
     rank: NotRequired[int]
+    node: NotRequired[int]
+    failed_host: NotRequired[str]
     steps: NotRequired[int]
     written_s: NotRequired[float]
     bytes: NotRequired[int]
     halvings: NotRequired[int]
     recompute: NotRequired[bool]
     offload: NotRequired[str]
+    gpu: NotRequired[str]
+    slowdown: NotRequired[float]
+    chronic: NotRequired[bool]
 
 
 class Run(TypedDict):

@@ -103,6 +103,27 @@ def all_gpus() -> list[Gpu]:
             nvml.nvmlShutdown()
 
 
+def memory_used(environ: Mapping[str, str] | None = None) -> dict[str, int]:
+    """The bytes in use on each GPU that a process with `environ` would see, by UUID; those without a memory of their
+    own, or that cannot be asked, are left out."""
+    gpus = visible_gpus(environ)
+    if not gpus:
+        return {}
+    import pynvml as nvml
+
+    found: dict[str, int] = {}
+    with suppress(nvml.NVMLError):
+        nvml.nvmlInit()
+        try:
+            for gpu in gpus:
+                with suppress(nvml.NVMLError):
+                    handle = nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
+                    found[gpu.uuid] = int(nvml.nvmlDeviceGetMemoryInfo(handle).used)
+        finally:
+            nvml.nvmlShutdown()
+    return found
+
+
 def _gpu(nvml: Any, handle: Any, index: int, capability: tuple[int, int]) -> Gpu:
     memory: int | None = None
     with suppress(nvml.NVMLError):  # GB10 and Jetson share the host's memory and report "not supported"

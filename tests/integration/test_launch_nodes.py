@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from dsrun.runs.node_status import read_node_status
 from dsrun.runs.records import read_records
 from dsrun.system.net import free_port, port_is_free
 from tests.forkserver.client import HEAVY
@@ -38,6 +39,25 @@ dist.destroy_process_group()
 # A thread of gloo may still hold the last tensor, and letting go of it aborts a process that Python takes apart.
 os._exit(0)
 """
+
+# With a heartbeat; the rank of node 1 falls asleep in its third step.
+HANGING = PROGRAM.replace(
+    "while True:",
+    """
+from dsrun.runs.heartbeat import Heart
+import faulthandler, itertools, signal
+faulthandler.register(signal.SIGUSR2, all_threads=True)
+heart = Heart.from_environment(os.environ, rank, answers=True)
+
+def fall_asleep():
+    time.sleep(1000)
+
+for step in itertools.count(1):
+    heart.step(step)
+    if (rank, step, attempt) == (1, 3, "0"):
+        fall_asleep()
+""",
+)
 
 
 class Place:
@@ -67,9 +87,9 @@ class Place:
         self.started.append(child)
         return child
 
-    def node(self, rank: int) -> subprocess.Popen:
+    def node(self, rank: int, *more: object) -> subprocess.Popen:
         where = ["--master-addr", "127.0.0.1", "--master-port", self.port, "--output", "run"]
-        return self.start("--nodes", 2, "--node-rank", rank, "--nproc", 1, *where)
+        return self.start("--nodes", 2, "--node-rank", rank, "--nproc", 1, *where, *more)
 
     def rank(self, rank: int, *, attempt: int) -> int:
         """The process id of a rank, once it is at work."""
@@ -130,6 +150,23 @@ def test_killed_rank_on_one_node_restarts_all_nodes(place):
     assert (failure["cause"], failure["rank"]) == ("rank_killed", 1)
     # By hand and without a secret, anyone could have been node 1.
     assert re.search(r"whoever reaches that port can join .*\n +export DSRUN_SECRET=[0-9a-f]{32}\n", place.said(1))
+
+
+def test_hang_is_explained_by_the_ranks_of_all_nodes(place):
+    """Each node collects where its own ranks stand; node 0 puts it together, and blames the rank of the other node."""
+    (place.folder / "my_train.py").write_text(HANGING)
+    children = [place.node(rank, "--hang-timeout", 8) for rank in (0, 1)]
+    for rank in (0, 1):
+        place.rank(rank, attempt=1)
+    place.end()
+    assert [place.code(child) for child in children] == [0, 0]
+    [failure] = place.events("failure")
+    assert (failure["cause"], failure["rank"]) == ("rank_hung", 1)
+    assert "rank 0 in all_reduce; rank 1 in time.sleep at fall_asleep (" in failure["message"]
+    evidence = place.folder / "run" / "logs" / "evidence-attempt-0"
+    assert (evidence / "summary.txt").read_text().startswith("rank 0: all_reduce\nrank 1: time.sleep at fall_asleep (")
+    assert {"rank-0.stacks.txt", "rank-1.stacks.txt"} < {each.name for each in evidence.iterdir()}
+    assert [each.node for each in read_node_status(place.folder / "run")] == [0, 1]
 
 
 @pytest.mark.exhaustive

@@ -115,6 +115,25 @@ def test_node_failure_resumes_from_last_checkpoint(cluster, start, place, undist
         cluster.wait_until_ready()
 
 
+def test_spare_node_takes_the_place_of_a_lost_one(cluster, start, place, undisturbed):
+    """The job goes on from the last checkpoint within the same start."""
+    training = start(place, "--spare", "1")
+    training.freeze_at(8)
+    used, lost, spare = training.job.machines()
+    assert set(training.workers()) == {used, lost}
+    cluster.machines[lost].power_off()
+    try:
+        training.thaw()
+        training.job.wait_for("COMPLETED")
+        assert training.job.restarts == 0
+        assert f"of {lost}: again on {used} {spare}, with a spare node" in training.job.log
+        assert training.events.count("resume") == 1
+        assert training.losses == undisturbed
+    finally:
+        cluster.machines[lost].power_on()
+        cluster.wait_until_ready()
+
+
 def test_node_whose_gpu_failed_is_left_out_of_next_start(start, place, undisturbed):
     fault = {"point": "optimizer", "action": "ecc", "rank": 1, "call": 10, "marker": f"{place}/failed"}
     env = ("--env", f"DSRUN_FAULT={json.dumps(fault)}", "--env", f"PYTHONPATH={INJECT}:{CHECKOUT}")
@@ -124,6 +143,24 @@ def test_node_whose_gpu_failed_is_left_out_of_next_start(start, place, undisturb
     assert accused not in training.job.wait_for("RUNNING").machines()
     assert accused in training.job.fact("ExcNodeList")
     finishes(training, undisturbed)
+
+
+def test_node_whose_ranks_die_twice_is_left_out_of_next_start(ada, start, place, undisturbed):
+    training = start(place, "--max-restarts", "1")
+    job = training.job
+    killed = job.wait_for("RUNNING").machines()[1]
+    for count in (1, 2):
+        job.until(training.folder.events.exists, "begun")
+        job.until(lambda count=count: training.events.count("training") == count, f"at its attempt {count}")
+        (rank,) = training.workers()[killed]
+        ada.run("kill", "-KILL", rank, machine=killed)
+        job.until(lambda count=count: training.events.count("failure") == count, "failed")
+    job.wait_for_restart()
+    assert f"interrupted by 2 failures of {killed} and not finished: requeued" in job.log
+    assert job.fact("ExcNodeList") == killed
+    assert killed not in job.wait_for("RUNNING").machines()
+    job.wait_for("COMPLETED")
+    assert training.losses == undisturbed
 
 
 def test_controller_restart_does_not_disturb_job(cluster, at_work, undisturbed):

@@ -29,6 +29,9 @@ from dsrun.cli.options import HYPHENS, Command, format_option
 @click.option(
     "--master-port", type=click.IntRange(1, 65535), metavar="P", help="port of the ranks' rendezvous on node 0"
 )
+@click.option(
+    "--preflight", is_flag=True, help="run these checks on every node of a SLURM step, then test the collectives"
+)
 @format_option
 def command(**given: Any) -> int:
     """Find out in seconds whether training will work here, and what to do about it if not.

@@ -21,6 +21,7 @@ from dsrun.doctor import registry
 from dsrun.doctor.check import Check, run_checks
 from dsrun.doctor.machine import Machine
 from dsrun.errors import EXIT_FINDINGS, UsageError, did_you_mean
+from dsrun.findings import Finding
 from dsrun.launch.context import in_slurm_step
 
 COLLECTIVES = "dsrun.cli.doctor.collectives:run_collectives"
@@ -28,10 +29,11 @@ COLLECTIVES = "dsrun.cli.doctor.collectives:run_collectives"
 
 def run(*, form: str, every: bool, only: Sequence[str], skip: Sequence[str], **given: Any) -> int:
     """The callback of `dsrun doctor`."""
-    if given["ranks"] is not None or given["nodes"] is not None or _is_one_of_several_tasks(os.environ):
-        names = ("ranks", "nodes", "node_rank", "master_addr", "master_port")
-        return int(imported(COLLECTIVES)(**{name: given[name] for name in names}, form=form))
-    if given["node_rank"] is not None:
+    if not given["preflight"] and (
+        given["ranks"] is not None or given["nodes"] is not None or _is_one_of_several_tasks(os.environ)
+    ):
+        return _collectives(given, form)
+    if given["node_rank"] is not None and not given["preflight"]:
         raise UsageError(f"--node-rank {given['node_rank']}, but not of how many", fix="add --nodes N")
     checks = all_checks(given["min_gpus"], given["min_gpu_memory"])
     checks = chosen((*checks, *registry.DEEP_CHECKS) if given["deep"] else checks, only, skip)
@@ -44,6 +46,8 @@ def run(*, form: str, every: bool, only: Sequence[str], skip: Sequence[str], **g
     # One after the other: two tests of bandwidth would disturb each other.
     for check in checks[len(quick) :]:
         results += run_checks([check], Machine(), target, limit_s=registry.DEEP_LIMIT_S)
+    if given["preflight"]:
+        return _collectives(given, form, [each for result in results for each in result.findings])
     if form == "json":
         print_json(as_json(results))
     else:
@@ -51,6 +55,12 @@ def run(*, form: str, every: bool, only: Sequence[str], skip: Sequence[str], **g
         for line in table(results, every=every, columns=columns):
             _print(line)
     return EXIT_FINDINGS if any(each.status == "fail" for each in results) else 0
+
+
+def _collectives(given: Mapping[str, Any], form: str, findings: Sequence[Finding] = ()) -> int:
+    """The test between ranks and nodes, with what the checks have found on this one."""
+    names = ("ranks", "nodes", "node_rank", "master_addr", "master_port")
+    return int(imported(COLLECTIVES)(**{name: given[name] for name in names}, form=form, findings=findings))
 
 
 def _is_one_of_several_tasks(environ: Mapping[str, str]) -> bool:

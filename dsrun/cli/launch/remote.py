@@ -127,7 +127,7 @@ def through_srun(options: LaunchOptions, nodes: int, program: tuple[str, ...]) -
     """Replace this process by an srun that starts one supervisor on each of the allocation's nodes."""
     own = options.argv("master_addr", "master_port", "nproc")
     program, tokens = _without_tokens(program)
-    argv = [*_srun(nodes, os.environ), *SELF, *own, "--", *program]
+    argv = [*srun_argv(nodes, os.environ), *SELF, *own, "--", *program]
     if not options.dry_run:
         if shutil.which("srun") is None:
             raise MissingError("inside a SLURM job, but srun is not installed", fix="--nodes 1 for this machine alone")
@@ -138,7 +138,7 @@ def through_srun(options: LaunchOptions, nodes: int, program: tuple[str, ...]) -
     return 0
 
 
-def _srun(nodes: int, environ: Mapping[str, str]) -> list[str]:
+def srun_argv(nodes: int, environ: Mapping[str, str]) -> list[str]:
     """srun of one task per node, with all CPUs that the job has there; by default a task gets one."""
     argv = ["srun", f"--nodes={nodes}", f"--ntasks={nodes}", "--ntasks-per-node=1", "--export=ALL"]
     counts = expand_counts(environ.get("SLURM_JOB_CPUS_PER_NODE", ""))

@@ -13,7 +13,6 @@ from dsrun.cli.monitor.snapshot import Snapshot
 from dsrun.monitoring.observations import (
     is_waiting_while_busy,
     node_age_s,
-    own_work_s,
     silence_s,
     slowest,
     throttle_reasons,
@@ -145,14 +144,14 @@ def _has_any(name: str, ranks: Sequence[tuple[NodeStatus, RankProgress]]) -> boo
     """Whether a column tells anything: ranks of other programs send no heartbeats."""
     if name in ("step", "heartbeat"):
         return any(rank.phase != "running" for _, rank in ranks)
-    values = {"step time": lambda r: r.step_s, "own work": own_work_s, "waits": wait_share}
+    values = {"step time": lambda r: r.step_s, "own work": lambda r: r.own_s, "waits": wait_share}
     return name not in values or any(values[name](rank) is not None for _, rank in ranks)
 
 
 def _rank_cells(
     node: NodeStatus, rank: RankProgress, now: float, *, is_slow: bool, ascii_only: bool
 ) -> dict[str, Text]:
-    silent, own, waits = silence_s(rank, node, now), own_work_s(rank), wait_share(rank)
+    silent, own, waits = silence_s(rank, node, now), rank.own_s, wait_share(rank)
     is_silent = silent > max(30.0, 5 * (rank.step_s or 0.0))
     mark = Text(("< " if ascii_only else "◀ ") + "slowest", style="bold red") if is_slow else Text()
     return {
@@ -182,7 +181,7 @@ def _conspicuous_ranks(
     ranks: Sequence[tuple[NodeStatus, RankProgress]], now: float
 ) -> list[tuple[NodeStatus, RankProgress]]:
     """The slowest few and the most silent few."""
-    slow = sorted(ranks, key=lambda each: (each[1].step, -(own_work_s(each[1]) or 0.0)))[:_CONSPICUOUS]
+    slow = sorted(ranks, key=lambda each: (each[1].step, -(each[1].own_s or 0.0)))[:_CONSPICUOUS]
     silent = sorted(ranks, key=lambda each: -silence_s(each[1], each[0], now))[:_CONSPICUOUS]
     return list({rank.rank: (node, rank) for node, rank in (*slow, *silent)}.values())
 

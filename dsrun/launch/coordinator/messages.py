@@ -114,7 +114,7 @@ def unless_stopped(decision: Decision, request: StopRequest | None) -> Decision:
 
 def lost_node(node: int, host: str, how: str, *, cause: str = "node_lost") -> NodeResult:
     """The result of a node that is lost."""
-    failure = Failure(cause=cause, node=node, message=f"node {node} ({host}) {how}")
+    failure = Failure(cause=cause, node=node, host=host, message=f"node {node} ({host}) {how}")
     return NodeResult(node=node, ok=False, failure=failure)
 
 

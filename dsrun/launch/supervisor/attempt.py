@@ -10,8 +10,9 @@ from pathlib import Path
 from dsrun.launch.environment import run_arguments
 from dsrun.launch.supervisor import reaper
 from dsrun.launch.supervisor.attempt_context import AttemptContext, AttemptResult
+from dsrun.launch.supervisor.evidence import PIPE_VARIABLE, collect, evidence_folder, explain_hang
 from dsrun.launch.supervisor.failures import FailureInputs, exit_code_of, interruption
-from dsrun.launch.supervisor.watchdog import BEFORE_TRAINING, Hang, Watchdog, collect
+from dsrun.launch.supervisor.watchdog import BEFORE_TRAINING, Hang, Watchdog, limit_of
 from dsrun.launch.workers.agent import Agent, Starter
 from dsrun.launch.workers.spawn import read_rank_statuses
 from dsrun.runs.heartbeat import Beat, read_beats
@@ -55,6 +56,7 @@ class Attempt:
         self._interrupted_at: float | None = None
         self._beats: dict[int, Beat] = {}
         self._hang: Hang | None = None
+        self._env: dict[str, str] = {}
         self._by_others = False
         self._evidence: Path | None = None
         self._last_well = self._began = time.monotonic()
@@ -72,14 +74,19 @@ class Attempt:
             variables.RANKS: str(self._folder / "ranks"),
             variables.ATTEMPT: str(self.number),
         }
+        if self.job.topology.device == "cuda":
+            # Where torch makes a named pipe for each rank, by which it is asked for the flight recorder's dump.
+            own |= {name: str(self._folder / "dump-") for name in [PIPE_VARIABLE] if name not in env}
+        self._env = {**env, **own}
         arguments = run_arguments(self.job, attempt=self.number, port=port, logs=self._folder / "agent")
-        agent = starter.start(arguments, {**env, **own}, ranks=self.job.topology.workers)
+        agent = starter.start(arguments, self._env, ranks=self.job.topology.workers)
         try:
             code = self._watch_until_end(agent)
             noticed = time.monotonic() - self._last_well
-            if code is None and self._is_failure():
+            if code is None and (self._is_failure() or self._wait_for_others()):
                 self._collect()
         finally:
+            self._context.observe(self.number, {}, {})  # these process ids may be another program's from now on
             self._finish(agent, starter)
         return self._end(code, noticed)
 
@@ -216,8 +223,18 @@ class Attempt:
 
     def _collect(self) -> None:
         living = {rank: pid for rank, pid in self._alive().items() if rank not in self._missing}
-        self._evidence = self.job.run / "logs" / f"evidence-attempt-{self.number}"
-        collect(self._evidence, living, self._beats, self.job.env, began=self._began_at)
+        self._evidence = folder = evidence_folder(self.job.run, self.number)
+        gpus = self.job.topology.device == "cuda"
+        collect(folder, living, self._beats, self._env, began=self._began_at, gpus=gpus)
+        if self._hang is not None:
+            self._hang = explain_hang(self._hang, folder, living)
+
+    def _wait_for_others(self) -> bool:
+        """Whether this node's ranks have long waited, perhaps for one of the node whose part has failed."""
+        now = time.monotonic()
+        beats = [self._beats[rank] for rank in self._alive() if rank in self._beats]
+        long = [now - beat.time > limit_of(beat, self.job.hang_timeout) / 2 for beat in beats]
+        return self._by_others and bool(long) and all(long)
 
     def _finish(self, agent: Agent, starter: Starter) -> None:
         """End the process tree, and wait until the agent's exit is reported."""

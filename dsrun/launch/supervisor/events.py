@@ -13,12 +13,14 @@ from typing import IO, Any
 
 from dsrun.diagnosis.rules import cause_named
 from dsrun.errors import UsageError
+from dsrun.launch.supervisor.node_evidence import evidence_against
 from dsrun.launch.supervisor.policy import Decision, Failure, MemoryFallback
+from dsrun.monitoring.straggler import Straggler
 from dsrun.runs.attempts import RESUME_AUTO, RESUME_NEVER, earlier_signatures, saved_global_batch
 from dsrun.runs.commit import tidy
 from dsrun.runs.folder import RunFolder, is_in_use
 from dsrun.runs.manifest import newest_complete
-from dsrun.runs.records import EventLog, write_json_atomic
+from dsrun.runs.records import EventLog, iter_records, write_json_atomic
 from dsrun.runs.schema import EventKind
 from dsrun.system import variables
 from dsrun.system.files import parse_json
@@ -73,6 +75,8 @@ class RunEventWriter:
             "failure",
             cause=decision.cause or failure.cause or "unknown",
             rank=failure.rank,
+            node=failure.node,
+            failed_host=failure.host or None,
             exit_code=failure.exit_code,
             step=failure.step,
             message=failure.message,
@@ -89,15 +93,36 @@ class RunEventWriter:
             self._notify(_line(failure, decision))
 
     def _accuse(self, failure: Failure) -> None:
-        """Tell the script of a SLURM job which node to avoid, by its number, where the failure speaks against it."""
+        """Tell the script of a SLURM job which node to avoid, and why, where failures speak against it."""
         shared = os.environ.get(variables.FAILURES)
-        if shared and cause_named(failure.cause).faulty_node:
-            with suppress(OSError):
-                Path(shared, "faulty-node").write_text(f"{failure.node}\n")
+        if not shared:
+            return
+        with suppress(OSError):
+            if why := evidence_against(failure, iter_records(self._folder.events)):
+                Path(shared, "faulty-node").write_text(f"{failure.node} {why}\n")
+
+    def straggles(self, found: Straggler) -> None:
+        """On the first node, while ranks run: print and record which rank holds the others up."""
+        self._notify(f"step {found.step}: {found.message}")
+        with suppress(OSError), EventLog(self._folder.events) as log:
+            log.write(
+                "straggler",
+                rank=found.rank,
+                host=found.host,
+                **({"gpu": found.gpu} if found.gpu else {}),
+                step=found.step,
+                slowdown=found.slowdown,
+                chronic=found.kind == "slow",
+                message=found.message,
+            )
 
     def never_began(self, message: str, *, cause: str, exit_code: int) -> None:
         """On the first node: why there was not even a first attempt."""
         self._event("failure", cause=cause, message=message, exit_code=exit_code)
+
+    def note(self, line: str) -> None:
+        """Print a line for the user."""
+        self._notify(line)
 
     def apply(self, decision: Decision) -> None:
         """On every node: put the remedy where the ranks find it."""

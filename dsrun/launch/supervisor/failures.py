@@ -91,7 +91,7 @@ class FailureInputs:
     wait between the two took longer than it should, because this process was stopped or kept from the processor;
     `steps` the optimizer steps that each rank had done; `out_of_memory`: the kernel killed a process of this job for
     memory; `evidence` is the folder with what was learned of the ranks before they were ended
-    (`dsrun.launch.supervisor.watchdog`). `log` is the launcher's, of which this attempt wrote what follows the first
+    (`dsrun.launch.supervisor.evidence`). `log` is the launcher's, of which this attempt wrote what follows the first
     `log_begins` bytes.
     """
 

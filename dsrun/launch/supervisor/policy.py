@@ -24,16 +24,17 @@ CONFIGURATION = range(EXIT_USAGE, EXIT_MISSING + 1)
 class Failure:
     """How one attempt failed: of the rank that failed first.
 
-    `cause` is a code of docs/diagnose.md, "" where it is unknown; `exit_code` as the process ended, negative for a
-    signal; `step` the optimizer steps done, None before training; `trace` names the place in the code where it
-    failed; `detected_s` the seconds from the failure to its being noticed, `stalled_s` those of them in which the
-    supervisor was kept from looking; `rollback` that the rank asks to go on from the newest checkpoint, and will then
-    leave out what has failed.
+    `cause` is a code of docs/diagnose.md, "" where it is unknown; `host` is the name SLURM has for it; `exit_code` as
+    the process ended, negative for a signal; `step` the optimizer steps done, None before training; `trace` names the
+    place in the code where it failed; `detected_s` the seconds from the failure to its being noticed, `stalled_s` those
+    of them in which the supervisor was kept from looking; `rollback` that the rank asks to go on from the newest
+    checkpoint, and will then leave out what has failed.
     """
 
     cause: str
     rank: int | None = None
     node: int = 0
+    host: str = ""
     exit_code: int = EXIT_TOOL_FAILED
     message: str = ""
     step: int | None = None

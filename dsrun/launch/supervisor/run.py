@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -27,7 +28,9 @@ from dsrun.launch.supervisor import reaper
 from dsrun.launch.supervisor.attempt import NO_HEARTBEAT_PATIENCE_S, Attempt
 from dsrun.launch.supervisor.attempt_context import AttemptContext, AttemptResult
 from dsrun.launch.supervisor.events import STUCK_S, AsyncLineWriter, RunEventWriter, Tee, tee_output
+from dsrun.launch.supervisor.evidence import evidence_folder, explain_hang_of_nodes
 from dsrun.launch.supervisor.failures import explain, first_of_nodes
+from dsrun.launch.supervisor.gpu_memory import GpuMemory
 from dsrun.launch.supervisor.policy import CONFIGURATION, Decision, Failure, decide, exit_code, shrink
 from dsrun.launch.supervisor.status import StatusWriter
 from dsrun.launch.workers.agent import WORKER_IMPORTS, SpawnStarter, Starter, ZygoteStarter
@@ -35,6 +38,8 @@ from dsrun.launch.workers.zygote import TORCH_SIGNALS
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.stop_request import StopRequest
 from dsrun.system import variables
+from dsrun.system.gpus import memory_used
+from dsrun.system.host import hostname
 from dsrun.system.log_format import LineFormatter, is_json
 from dsrun.system.net import free_port
 from dsrun.system.process_end import adopt_orphans
@@ -69,7 +74,9 @@ def supervise(job: Job, coordinator: Coordinator, notify: Notify = lambda line: 
         log = job.run / "logs" / f"{datetime.now():%Y%m%d-%H%M%S}-launcher.log"
         if job.node_rank:
             log = log.with_stem(f"{log.stem}-node-{job.node_rank}")
-        status_writer = stack.enter_context(StatusWriter(job))
+        line_writer = stack.enter_context(AsyncLineWriter(notify, timeout_s=STUCK_S))
+        event_writer = RunEventWriter(RunFolder(job.run), line_writer)
+        status_writer = stack.enter_context(StatusWriter(job, on_straggler=event_writer.straggles))
         context = AttemptContext(
             job=job,
             scratch=scratch,
@@ -88,10 +95,7 @@ def supervise(job: Job, coordinator: Coordinator, notify: Notify = lambda line: 
         ):
             os.mkfifo(scratch / "console")
             stack.enter_context(Tee(scratch / "console", formatter=formatters[1]))
-            line_writer = stack.enter_context(AsyncLineWriter(notify, timeout_s=STUCK_S))
-            return _Supervision(
-                context, coordinator, RunEventWriter(RunFolder(job.run), line_writer), sink
-            ).run_attempts()
+            return _Supervision(context, coordinator, event_writer, sink).run_attempts()
 
 
 @contextmanager
@@ -125,6 +129,7 @@ class _Supervision:
             imports = () if job.external else (*WORKER_IMPORTS, *job.imports)
             adopt_orphans()  # such as the standby of a zygote that was killed
             self._starter = ZygoteStarter(module, imports, self._env, sink)
+        self._gpu_memory = GpuMemory(partial(memory_used, context.job.env))
         self._history: list[Failure] = []
         self._progress: list[int | None] = []
         # A node that joins a run later does not know its checkpoints.
@@ -172,7 +177,7 @@ class _Supervision:
                     return self._outcome(end, decision)
                 self._number += 1
                 self._saved_batch, self._knows_saved_batch = decision.saved_batch, not self._job.external
-                if not self._pause(decision.wait_s):
+                if not self._pause(decision.wait_s) or not self._gpus_are_free():
                     return self._result_after_signal()
         finally:
             self._coordinator.close()
@@ -197,13 +202,17 @@ class _Supervision:
     def _node_result(self, end: AttemptResult) -> NodeResult:
         failure = None
         if not end.ok and not end.by_others:
-            failure = explain(end.failure_inputs, _classify)
+            host = os.environ.get("SLURMD_NODENAME") or hostname()
+            failure = replace(explain(end.failure_inputs, _classify), host=host)
         return NodeResult(node=self._job.node_rank, ok=end.ok, interrupted=end.stop_requested, failure=failure)
 
     def _decide(self, ended: list[NodeResult]) -> Decision:
         """On the first node: what all nodes do next."""
         remedy = self._event_writer.remedy()
         failure = first_of_nodes([each.failure for each in ended if each.failure])
+        if failure and failure.cause == "rank_hung":
+            folder = evidence_folder(self._job.run, self._number)
+            failure = explain_hang_of_nodes(failure, folder, self._job.topology.workers)
         if failure is None:
             stop_requested = any(each.interrupted for each in ended)
             code = EXIT_RESUME if stop_requested else 0
@@ -235,6 +244,13 @@ class _Supervision:
                 return False
             time.sleep(WAIT_POLL_S)
         return True
+
+    def _gpus_are_free(self) -> bool:
+        """Wait for the GPU memory of the last attempt, in vain for a while at most; False when a signal came."""
+        if held := self._gpu_memory.wait_until_free(self._stop_wanted):
+            sizes = ", ".join(f"{size / 2**30:.1f} GiB on {uuid}" for uuid, size in held.items())
+            self._event_writer.note(f"GPU memory is still in use: {sizes}; the ranks start all the same")
+        return not self._stop_wanted()
 
     def _stop_wanted(self) -> bool:
         return bool(self._stop_requests.stop() or self._stop_requests.interrupted or self._coordinator.stop_requested())

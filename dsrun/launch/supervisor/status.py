@@ -1,4 +1,5 @@
-"""Writes status/node-N.json while the run goes on, in a thread that may block without holding the run up."""
+"""Writes status/node-N.json while the run goes on, and the stacks that `dsrun stacks` asks for, in a thread that may
+block without holding the run up."""
 
 from __future__ import annotations
 
@@ -8,17 +9,23 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from queue import Full, Queue
+from pathlib import Path
+from queue import Empty, Full, Queue
 
 from dsrun.launch.job import Job
+from dsrun.launch.supervisor.evidence import collect_stacks
+from dsrun.monitoring.straggler import Straggler, StragglerDetector
 from dsrun.runs.heartbeat import Beat
-from dsrun.runs.node_status import FOLDER, NodeStatus, RankProgress, write_node_status
+from dsrun.runs.node_status import FOLDER, NodeStatus, RankProgress, read_node_status, write_node_status
 from dsrun.runs.records import utc_now
+from dsrun.runs.stacks_request import StacksAnswer, open_requests, requests_folder, write_answer
 from dsrun.system.gpu_samples import GpuSample, gpu_samples
 from dsrun.system.host import hostname, memory_available, memory_total
 
 EVERY_S = 5.0
 """Seconds between two samples."""
+REQUEST_S = 1.0
+"""Seconds between two looks for a request of stacks."""
 _END_S = 1.0
 
 logger = logging.getLogger(__name__)
@@ -39,24 +46,27 @@ class StatusWriter:
     """Takes a sample every few seconds and writes it, as a context manager around the run.
 
     A sample is dropped while the one before is still being written: the file server or the GPU's driver may hang, the
-    disk may be full. `on_status` is called in the thread after each file is written.
+    disk may be full. On node 0 `on_straggler` is called, in the thread, for each rank that holds the others up.
     """
 
     def __init__(
         self,
         job: Job,
         *,
-        on_status: Callable[[NodeStatus], None] = lambda _status: None,
+        on_straggler: Callable[[Straggler], None] = lambda _found: None,
         every_s: float = EVERY_S,
         gpus: Callable[[Mapping[str, str]], tuple[GpuSample, ...]] = gpu_samples,
     ) -> None:
         self._job = job
-        self._on_status = on_status
+        self._on_straggler = on_straggler
+        self._stragglers = StragglerDetector()
         self._every_s = every_s
         self._gpus = gpus
         self._last: float | None = None
+        self._newest: Sample | None = None
+        self._seen: set[Path] = set()
         self._samples: Queue[Sample | None] = Queue(maxsize=1)
-        self._thread = threading.Thread(target=self._write_samples, name="node status", daemon=True)
+        self._thread = threading.Thread(target=self._work, name="node status", daemon=True)
 
     def __enter__(self) -> StatusWriter:
         self._thread.start()
@@ -70,29 +80,61 @@ class StatusWriter:
     def offer(self, attempt: int, beats: Mapping[int, Beat], pids: Mapping[int, int]) -> None:
         """Called at every look of the supervisor; never blocks."""
         now = time.monotonic()
-        if self._last is None or now - self._last >= self._every_s:
+        self._newest = sample = Sample(attempt=attempt, beats=dict(beats), pids=dict(pids), now=now)
+        if pids and (self._last is None or now - self._last >= self._every_s):
             self._last = now
             with suppress(Full):
-                self._samples.put_nowait(Sample(attempt=attempt, beats=dict(beats), pids=dict(pids), now=now))
+                self._samples.put_nowait(sample)
 
-    def _write_samples(self) -> None:
+    def _work(self) -> None:
         import psutil
 
         psutil.cpu_percent()  # measures from here to the next call
-        self._remove_former_nodes()
-        while (sample := self._samples.get()) is not None:
+        self._prepare()
+        while True:
             try:
-                gpus = self._gpus(self._job.env) if self._job.topology.device == "cuda" else ()
-                status = node_status(sample, self._job, gpus=gpus, cpu=psutil.cpu_percent() / 100)
-                write_node_status(self._job.run, status)
-                self._on_status(status)
-            except Exception:  # whatever it is: what only informs must not end, or fail, the run
-                logger.debug("no status was written", exc_info=True)
+                sample = self._samples.get(timeout=REQUEST_S)
+                if sample is None:
+                    return
+                self._try(self._write, sample)
+            except Empty:
+                pass
+            self._try(self._answer, self._newest)
 
-    def _remove_former_nodes(self) -> None:
-        """Those of nodes that an earlier start had and this one has not."""
+    @staticmethod
+    def _try(action: Callable[[Sample], None], sample: Sample | None) -> None:
+        try:
+            if sample is not None:
+                action(sample)
+        except Exception:  # whatever it is: what only informs must not end, or fail, the run
+            logger.debug("no status was written", exc_info=True)
+
+    def _write(self, sample: Sample) -> None:
+        import psutil
+
+        gpus = self._gpus(self._job.env) if self._job.topology.device == "cuda" else ()
+        write_node_status(self._job.run, node_status(sample, self._job, gpus=gpus, cpu=psutil.cpu_percent() / 100))
+        if self._job.node_rank == 0:
+            for found in self._stragglers.update(read_node_status(self._job.run)):
+                self._on_straggler(found)
+
+    def _answer(self, sample: Sample) -> None:
+        """Write the stacks of this node's ranks for each new request."""
+        requests = open_requests(self._job.run)
+        for request in requests - self._seen:
+            self._seen.add(request)
+            collect_stacks(request, sample.pids, sample.beats)
+            ranks = tuple(sorted(sample.pids))
+            write_answer(request, StacksAnswer(node=self._job.node_rank, host=hostname(), ranks=ranks))
+        self._seen &= requests
+
+    def _prepare(self) -> None:
+        """Leave out earlier requests, and remove what nodes left that an earlier start had and this one has not."""
+        self._seen = open_requests(self._job.run)
         if self._job.node_rank:
             return
+        with suppress(OSError):
+            requests_folder(self._job.run).mkdir(parents=True, exist_ok=True)
         for file in (self._job.run / FOLDER).glob("node-*.json"):
             number = file.stem.removeprefix("node-")
             if number.isdigit() and int(number) >= self._job.nnodes:
@@ -131,4 +173,6 @@ def _progress(rank: int, sample: Sample) -> RankProgress:
         data_s=beat.data_s,
         compute_s=beat.compute_s,
         wait_s=beat.wait_s,
+        own_low_s=beat.own_low_s,
+        own_max_s=beat.own_max_s,
     )

@@ -1,20 +1,11 @@
-"""Detects a rank that hangs, from the heartbeats, and collects what the ranks were doing before they are ended."""
+"""Detects a rank that hangs, from the heartbeats."""
 
 from __future__ import annotations
 
 import math
-import os
-import shutil
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
-from dsrun.launch.supervisor.reaper import state_and_parent
 from dsrun.runs.heartbeat import Beat
 
 BEFORE_TRAINING = ("starting", "loading", "tokenising")
@@ -31,19 +22,22 @@ _ABSENT_S = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Hang:
-    """Rank `rank` gave no sign of life for `silent_s` seconds; `limit_s` allowed. `stopped`: by SIGSTOP or the like."""
+    """Rank `rank` gave no sign of life for `silent_s` seconds; `limit_s` allowed. `stopped`: by SIGSTOP or the like.
+    `where` is where the ranks stand, in the words of `dsrun.diagnosis.hangs.summary`, "" where that is not known."""
 
     rank: int
     silent_s: float
     limit_s: float
     stopped: bool
+    where: str = ""
 
     @property
     def message(self) -> str:
         """One line for the user."""
+        where = f": {self.where}" if self.where else ""
         if self.stopped:
-            return f"rank {self.rank} is stopped (SIGSTOP) and gave no sign of life for {self.silent_s:.0f} s"
-        return f"rank {self.rank} hangs: no sign of life for {self.silent_s:.0f} s (limit {self.limit_s:.0f} s)"
+            return f"rank {self.rank} is stopped (SIGSTOP) and gave no sign of life for {self.silent_s:.0f} s{where}"
+        return f"rank {self.rank} hangs: no sign of life for {self.silent_s:.0f} s (limit {self.limit_s:.0f} s){where}"
 
 
 def limit_of(beat: Beat, hang_timeout: float | None) -> float:
@@ -102,111 +96,3 @@ class Watchdog:
                 last = beats[rank].time if rank in beats else since
                 return Hang(rank=rank, silent_s=now - max(last, self._since), limit_s=limit, stopped=True)
         return None
-
-
-PY_SPY_S = 5.0
-STACKS_S = 1.0
-_FILES = ("status", "wchan", "syscall", "stack", "cmdline")
-# torch's own names and default (ProcessGroupNCCL, FlightRecorder).
-_DUMP_VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
-_PIPE_VARIABLE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
-_DUMP_DEFAULT = "/tmp/nccl_trace_rank_"
-
-
-def collect(
-    folder: Path, pids: Mapping[int, int], beats: Mapping[int, Beat], env: Mapping[str, str], *, began: float
-) -> None:
-    """Write into `folder` what can be learned of the living ranks `pids` (rank → process id) in a few seconds.
-
-    rank-R.proc.txt: what the kernel says of the process and its threads. rank-R.stacks.txt: the Python stacks of all
-    its threads, from py-spy where it is installed and may look, which also sees a stopped process; else from the
-    process itself (faulthandler, by SIGUSR2) where it said that it answers. NCCL's flight recorder: its dumps since
-    `began` (seconds since the epoch).
-    """
-    with suppress(OSError):  # a full disk must not keep the run from being ended
-        folder.mkdir(parents=True, exist_ok=True)
-        _trigger_flight_recorder(env, pids)
-        for rank, pid in pids.items():
-            (folder / f"rank-{rank}.proc.txt").write_text(describe(pid, beats.get(rank)))
-        seen = _spy(folder, pids)
-        _dump_stacks(folder, {rank: pid for rank, pid in pids.items() if rank not in seen}, beats)
-        _copy_flight_recorder(folder, env, began)
-
-
-def describe(pid: int, beat: Beat | None) -> str:
-    """The kernel's files about a process and its threads, and its last sign of life."""
-    parts = [f"last sign of life: {beat}"] if beat else []
-    process = Path("/proc", str(pid))
-    parts += [f"== {name}\n{_read_text(process / name)}" for name in _FILES]
-    for task in sorted(process.glob("task/*")):
-        states = [_read_text(task / name) for name in ("comm", "wchan", "syscall")]
-        parts.append(f"== thread {task.name}: " + ", ".join(states))
-    return "\n".join(parts) + "\n"
-
-
-def _read_text(file: Path) -> str:
-    try:
-        return file.read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-    except OSError as error:  # stack wants root, and the process may be gone
-        return f"({error.strerror})"
-
-
-def _spy(folder: Path, pids: Mapping[int, int]) -> set[int]:
-    """The ranks whose stacks py-spy has written. The kernel may forbid it to look (kernel.yama.ptrace_scope)."""
-    spy = shutil.which("py-spy", path=os.pathsep.join([str(Path(sys.executable).parent), os.defpath]))
-    if spy is None:
-        return set()
-    files = {rank: folder / f"rank-{rank}.stacks.txt" for rank in pids}
-    running = {}
-    for rank, pid in pids.items():
-        with files[rank].open("wb") as out:
-            argv = [spy, "dump", "--nonblocking", "--pid", str(pid)]
-            running[rank] = subprocess.Popen(argv, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
-    deadline = time.monotonic() + PY_SPY_S
-    seen = set()
-    for rank, process in running.items():
-        with suppress(subprocess.TimeoutExpired):
-            if process.wait(max(0.0, deadline - time.monotonic())) == 0:
-                seen.add(rank)
-                continue
-        process.kill()
-        process.wait()
-        files[rank].unlink()
-    return seen
-
-
-def _dump_stacks(folder: Path, pids: Mapping[int, int], beats: Mapping[int, Beat]) -> None:
-    """Have the ranks write their stacks into their logs, and copy that part of the logs."""
-    sizes: dict[int, tuple[Path, int]] = {}
-    for rank, pid in pids.items():
-        can_answer = rank in beats and beats[rank].answers and beats[rank].pid == pid
-        if can_answer and state_and_parent(pid)[0] not in ("", "Z", "T"):
-            with suppress(OSError):
-                log = Path(f"/proc/{pid}/fd/2").resolve()
-                sizes[rank] = (log, log.stat().st_size)
-                os.kill(pid, signal.SIGUSR2)
-    if sizes:
-        time.sleep(STACKS_S)  # faulthandler writes line by line, and does not say when it is done
-    for rank, (log, size) in sizes.items():
-        with suppress(OSError), log.open("rb") as file:
-            file.seek(size)
-            written = file.read()
-            if b"most recent call first" in written:
-                (folder / f"rank-{rank}.stacks.txt").write_bytes(written)
-
-
-def _trigger_flight_recorder(env: Mapping[str, str], pids: Mapping[int, int]) -> None:
-    if _PIPE_VARIABLE in env:
-        for rank in pids:
-            with suppress(OSError):
-                pipe = os.open(f"{env[_PIPE_VARIABLE]}_{rank}.pipe", os.O_WRONLY | os.O_NONBLOCK)
-                os.write(pipe, b"1\n")
-                os.close(pipe)
-
-
-def _copy_flight_recorder(folder: Path, env: Mapping[str, str], began: float) -> None:
-    prefix = Path(next((env[name] for name in _DUMP_VARIABLES if name in env), _DUMP_DEFAULT))
-    for dump in prefix.parent.glob(prefix.name + "*"):
-        with suppress(OSError):
-            if dump.is_file() and dump.stat().st_mtime >= began:
-                shutil.copy(dump, folder / dump.name)

@@ -132,6 +132,18 @@ def launcher(spec: SlurmSpec, python: str, staged: Stage | None) -> str:
     return shell_quote(python)
 
 
+def preflight(spec: SlurmSpec, program: Program, site: Site, staged: Stage | None) -> str:
+    """The doctor's command, quoted for the shell: with the Python of the workers where that has dsrun."""
+    python = program.interpreter or worker_python(spec, site)
+    has_dsrun = program.trains or site.has_dsrun
+    words = ["--preflight"]
+    words += ["--ranks", str(spec.nproc)] if spec.nproc else []
+    words += ["--min-gpus", str(spec.min_gpus)] if spec.min_gpus is not None else []
+    words += ["--min-gpu-memory", str(spec.min_gpu_memory)] if spec.min_gpu_memory is not None else []
+    own = launcher(spec, python, staged) if has_dsrun else shell_quote(site.own_python)
+    return " ".join([own, "-m dsrun doctor", *words])
+
+
 def pyxis_options(spec: SlurmSpec) -> list[str]:
     """Options of srun for an image; the job's folder and its run folder are seen inside under their own names."""
     if not spec.container_image:

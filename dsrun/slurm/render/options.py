@@ -50,6 +50,10 @@ class SlurmSpec:
     rendezvous_timeout: int | None = None
     supervise: bool = True
     notify: tuple[str, ...] = ()
+    preflight: bool = False
+    min_gpus: int | None = None
+    min_gpu_memory: int | None = None
+    spare: int = 0
     module: tuple[str, ...] = ()
     setup_file: tuple[str, ...] = ()
     conda: str | None = None

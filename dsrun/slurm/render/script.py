@@ -18,6 +18,7 @@ from dsrun.slurm.render.environment import (
     gpus_of,
     has_own_programs,
     launcher,
+    preflight,
     pyxis_options,
     stage,
     staged_values,
@@ -137,6 +138,8 @@ def _refuse(spec: SlurmSpec, program: Program, site: Site) -> None:
             f"the tasks of --array would all train in {program.output}",
             fix="remove --output: each has runs/NAME-JOB_TASK",
         )
+    if spec.preflight and (spec.container_image or spec.apptainer) and not program.trains:
+        raise UsageError("--preflight: the image need not have dsrun, which checks the nodes", fix="remove --preflight")
     if spec.nproc and gpus_of(spec) and spec.nproc > gpus_of(spec):
         raise UsageError(f"--nproc {spec.nproc}: each node has {gpus_of(spec)} GPUs", fix=f"--nproc {gpus_of(spec)}")
     if spec.notify:
@@ -196,6 +199,9 @@ def context(spec: SlurmSpec, program: Program, site: Site) -> dict[str, Any]:
         "saving_time": max(_MARGIN_S, spec.signal_lead - _MARGIN_S) if spec.signal_lead else None,
         "max_requeues": spec.max_requeues,
         "array_flag": spec.array_flag,
+        "nodes": spec.nodes,
+        "spare": spec.spare,
+        "preflight": preflight(spec, program, site, staged) if spec.preflight else None,
         "program": " ".join(map(shell_quote, program.argv)),
     }
 
@@ -204,6 +210,7 @@ def directives(spec: SlurmSpec, program: Program, site: Site) -> list[str]:
     """The #SBATCH lines without that word, in the order of the options."""
     spec = replace(
         spec,
+        nodes=spec.nodes + spec.spare,
         job_name=spec.job_name or program.name,
         mail_type=spec.mail_type or ("END,FAIL,REQUEUE" if spec.mail_user else None),
         gpus_per_node=spec.gpus_per_node if gpus_of(spec) else None,
@@ -227,6 +234,9 @@ def _last_directives(spec: SlurmSpec) -> Iterator[str]:
         yield f"--signal=B:USR1@{spec.signal_lead}"
     yield "--requeue" if spec.requeue else "--no-requeue"
     yield "--open-mode=append"
+    if spec.spare:
+        # A lost node ends the steps on it, not the job.
+        yield "--no-kill"
     if spec.clean_env:
         names = (*USER_VARIABLES, *(entry for entry in spec.env if "=" not in entry))
         yield f"--export={','.join(dict.fromkeys(names))}"

@@ -38,6 +38,7 @@ _SCRIPT_VARIABLES = frozenset(
     {"job", "restart", "hosts", "endpoint", "cpus", "on_node", "signalled", "interrupted", "watchdog", "code"}
     | {"nproc", "cpu_only", "trains", "requeue", "max_requeues", "saving_time", "join_timeout", "rdzv_backend"}
     | {"gpus_per_node", "faulty", "supervised", "memory"}
+    | {"all_hosts", "used_nodes", "left_out", "step_nodes"}
 )
 # Their programs would take a value that begins with a dash for an option; a folder or file is written ./-x.
 _UNDASHED = ("module", "conda", "container_image", "apptainer")
@@ -116,6 +117,9 @@ def _resources(spec: SlurmSpec) -> Iterator[Problem]:
         yield "mem", f"{spec.mem!r} is not a memory size", "such as 200G; 0 is all"
     if spec.array_flag and not spec.array:
         yield "array_flag", "without --array", "add --array 0-9"
+    for name in ("min_gpus", "min_gpu_memory"):
+        if getattr(spec, name) is not None and not spec.preflight:
+            yield name, "without --preflight", "add --preflight"
 
 
 def _time(spec: SlurmSpec) -> Iterator[Problem]:

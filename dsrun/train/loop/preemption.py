@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -111,8 +112,11 @@ def _evaluates_after_epoch(args: Any, state: Any) -> bool:
 
 
 class HeartbeatCallback(TrainerCallback):
-    def __init__(self, context: RankContext) -> None:
+    """The heartbeat of each step, with the `step_times` of the last ones (`dsrun.train.loop.step_times`)."""
+
+    def __init__(self, context: RankContext, step_times: Callable[[], Mapping[str, float]] = dict) -> None:
         self.context = context
+        self.step_times = step_times
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.context.progress.step = state.global_step
@@ -120,4 +124,4 @@ class HeartbeatCallback(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.context.progress.step = state.global_step
-        self.context.heart.step(state.global_step)
+        self.context.heart.step(state.global_step, self.step_times())

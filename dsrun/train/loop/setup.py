@@ -122,7 +122,8 @@ def build_callbacks(
         trainer.add_callback(Profiler(spec.profile, folder.path / "profile", console, rank=plan.world.rank))
     for each in plan.plugin.callbacks() if plan.plugin else ():
         trainer.add_callback(each)
-    trainer.add_callback(HeartbeatCallback(context))
+    trainer.add_callback(trainer.step_times)
+    trainer.add_callback(HeartbeatCallback(context, trainer.step_times.recent))
     trainer.add_callback(PendingEvaluationCallback(trainer))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ from dsrun.train.loop.evaluation import Evaluation, Evaluator, LossState
 from dsrun.train.loop.loaders import DataPlace, MicroBatch, TrainingLoader, start_at, training_loader
 from dsrun.train.loop.nan import NanGuard
 from dsrun.train.loop.preemption import EvaluationLeftError, StopVote, remember_evaluation
+from dsrun.train.loop.step_times import StepTimes
 from dsrun.train.loss.by_set import LossBySet
 from dsrun.train.loss.dpo import DpoLoss
 from dsrun.train.loss.model_loss import ModelLoss
@@ -60,9 +60,8 @@ class RunTrainer(Checkpointing):
         super().__init__(**kwargs)
         self.context = context
         self.nan_guard = nan_guard
-        self.interrupted = False
+        self.interrupted = self.wants_to_save = False
         self.taken: list[MicroBatch] = []
-        self.wants_to_save = False
         self.may_leave_evaluation = True
         self._votes = torch.zeros(2, dtype=torch.int64)
         self._step_rate: float | None = None
@@ -81,6 +80,7 @@ class RunTrainer(Checkpointing):
         self.already_finished = False
         self.last_evaluation: Evaluation | None = None
         self.last_metrics: tuple[int, dict[str, float]] | None = None
+        self.step_times = StepTimes(self.args.device.type, self.split.world_size, ddp=ds_config is None)
         self.add_callback(DataPlace(self))
         self.loss_state = LossState(self)
         self.add_callback(self.loss_state)
@@ -115,7 +115,7 @@ class RunTrainer(Checkpointing):
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], torch.Tensor]:
         """The micro batches of one optimizer step, and the target tokens (or pairs) in them on all ranks together."""
-        self.taken = batches = list(itertools.islice(epoch_iterator, num_batches))
+        self.taken = batches = self.step_times.fetch(epoch_iterator, num_batches)
         loss = self.loss_of_model
         items = sum(loss.items(b["labels"]) for b in batches)
         read = sum(b.tokens for b in batches), sum(b.cells for b in batches)
@@ -204,6 +204,7 @@ class RunTrainer(Checkpointing):
         num_items_in_batch: torch.Tensor | None = None,
     ) -> Any:
         """This rank's share of the global batch's mean loss, times the world size, as ranks' gradients are averaged."""
+        self.step_times.enter_forward()
         loss, outputs = self.loss_of_model(model, inputs, num_items_in_batch)
         loss = self.nan_guard.check_loss(loss * self.split.world_size)
         return (loss, outputs) if return_outputs else loss

@@ -48,6 +48,8 @@ class Fault:
         self.marker = said.get("marker")
         # Instead of `call`, where the point is a method of the Trainer: after so many optimizer steps, every time.
         self.step = said.get("step")
+        # Every call from the `call`-th on.
+        self.each = said.get("each", False)
         self.calls = 0
 
     def is_due(self, arguments):
@@ -56,6 +58,8 @@ class Fault:
         if self.rank not in (None, int(os.environ.get("RANK", "-1"))):
             return False
         self.calls += 1
+        if self.each:
+            return self.calls >= self.call
         if self.calls != self.call and self.step is None:
             return False
         if self.step is not None and getattr(arguments[0], "state", None) is not None:
@@ -86,6 +90,11 @@ class Fault:
         if kind == "hold":
             while not os.path.exists(target):
                 time.sleep(0.02)
+            return
+        if kind == "sleep":
+            # By rank, as "0.2,0.25"; the last one also for those that follow.
+            seconds = target.split(",")
+            time.sleep(float(seconds[min(int(os.environ["RANK"]), len(seconds) - 1)]))
             return
         if kind == "loader":
             end_loader()

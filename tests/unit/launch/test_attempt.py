@@ -19,6 +19,7 @@ from dsrun.launch.supervisor import attempt, reaper
 from dsrun.launch.supervisor.attempt import Attempt
 from dsrun.launch.supervisor.attempt_context import AttemptContext
 from dsrun.launch.supervisor.failures import explain
+from dsrun.runs.heartbeat import Beat
 from dsrun.runs.stop_request import StopRequest
 from dsrun.system import variables
 
@@ -196,3 +197,21 @@ def test_rank_that_requested_stop_is_not_signalled_back(rank, signalled, tmp_pat
     around = replace(around, job=replace(around.job, external=False))
     Attempt(around, 0).run(OneRank(SlowAgent(os.getpid(), 0), os.getpid()), {}, 29500)
     assert [signum for _, signum in sent] == signalled
+
+
+@pytest.mark.parametrize(
+    ("silent_s", "phase", "by_others", "collected"),
+    [(9.0, "training", True, True), (2.0, "training", True, False), (9.0, "saving", True, False),
+     (9.0, "training", False, False)],
+)  # fmt: skip
+def test_evidence_where_ranks_waited_for_another_node(silent_s, phase, by_others, collected, tmp_path):
+    """The failure of another node may be a hang that these ranks waited for; else it costs no time here."""
+    attempt = Attempt(surroundings(tmp_path, StopRequests(tmp_path / "stop", lambda request: None)), 0)
+    attempt._pids = {0: os.getpid()}
+    attempt._by_others = by_others
+    beat = Beat(
+        rank=0, pid=os.getpid(), beats=9, time=time.monotonic() - silent_s, phase=phase, step=7, slowest_step=0.1,
+        answers=False,
+    )  # fmt: skip
+    attempt._beats = {0: beat}
+    assert attempt._wait_for_others() is collected

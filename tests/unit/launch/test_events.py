@@ -68,7 +68,7 @@ def test_failure_of_unknown_cause_reported_once(ledger, said):
 
 @pytest.mark.parametrize(
     ("cause", "max_restarts", "accused"),
-    [("ecc_or_xid_error", 0, "3"), ("ecc_or_xid_error", 1, None), ("nccl_network", 0, None)],
+    [("ecc_or_xid_error", 0, "3 a hardware error"), ("ecc_or_xid_error", 1, None), ("nccl_network", 0, None)],
 )
 def test_node_with_hardware_error_named_to_job_script(ledger, tmp_path, monkeypatch, cause, max_restarts, accused):
     """By its number, once the run has ended."""
@@ -78,6 +78,19 @@ def test_node_with_hardware_error_named_to_job_script(ledger, tmp_path, monkeypa
     ledger.failed(failure, decide([failure], limits, progress=[0, 0], remedy=MemoryFallback()), attempt=0)
     file = tmp_path / "faulty-node"
     assert (file.read_text().strip() if file.exists() else None) == accused
+
+
+def test_node_that_fails_twice_named_to_job_script(ledger, tmp_path, monkeypatch):
+    """The failures of earlier attempts and starts count: they are in the run folder."""
+    monkeypatch.setenv("DSRUN_FAILURES", str(tmp_path))
+    failure = Failure(cause="rank_killed", rank=7, node=3, host="gpu07", exit_code=-9, message="rank 7 was killed")
+    ledger.failed(failure, restart("again"), attempt=0)
+    assert not (tmp_path / "faulty-node").exists()
+    decision = decide([failure], Limits(max_restarts=0), progress=[0, 0], remedy=MemoryFallback())
+    ledger.failed(failure, decision, attempt=1)
+    assert (tmp_path / "faulty-node").read_text() == "3 2 failures\n"
+    events = read_records(tmp_path / "events.jsonl")
+    assert [(each["node"], each["failed_host"]) for each in events if each["kind"] == "failure"] == [(3, "gpu07")] * 2
 
 
 def test_memory_fallback_event_and_remedy_json_for_ranks(ledger, tmp_path):

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
+from dsrun.diagnosis.hangs import read_standings
+from dsrun.launch.supervisor.evidence import collect, explain_hang, explain_hang_of_nodes, query_ras
+from dsrun.launch.supervisor.policy import Failure
 from dsrun.launch.supervisor.reaper import state_and_parent
-from dsrun.launch.supervisor.watchdog import collect
+from dsrun.launch.supervisor.watchdog import Hang
 from dsrun.runs.heartbeat import Heart, read_beats
 
 RANK = """
@@ -84,12 +90,12 @@ def blind(monkeypatch, tmp_path):
     spy = tmp_path / "py-spy"
     spy.write_text("#!/bin/sh\necho 'Permission Denied: try again with sudo' >&2; exit 1\n")
     spy.chmod(0o755)
-    monkeypatch.setattr("dsrun.launch.supervisor.watchdog.shutil.which", lambda name, path: str(spy))
+    monkeypatch.setattr("dsrun.launch.supervisor.evidence.shutil.which", lambda name, path: str(spy))
 
 
 def test_stack_dump_of_stopped_rank_by_py_spy(pids, tmp_path, monkeypatch):
     """py-spy dumps the stack of a stopped rank too."""
-    monkeypatch.setattr("dsrun.launch.supervisor.watchdog.PY_SPY_S", 60)
+    monkeypatch.setattr("dsrun.launch.supervisor.evidence.PY_SPY_S", 60)
     collect(tmp_path / "evidence", pids, {}, {}, began=time.time())
     for rank in pids:
         assert "wait_for_the_others" in (tmp_path / "evidence" / f"rank-{rank}.stacks.txt").read_text()
@@ -99,7 +105,7 @@ def test_stack_dump_of_stopped_rank_by_py_spy(pids, tmp_path, monkeypatch):
 @pytest.mark.usefixtures("blind")
 def test_stack_dumps_of_responsive_ranks_and_state_of_all(pids, tmp_path, monkeypatch):
     """Ranks that answer dump their stacks; the process state of all is kept."""
-    monkeypatch.setattr("dsrun.launch.supervisor.watchdog.STACKS_S", 5)
+    monkeypatch.setattr("dsrun.launch.supervisor.evidence.STACKS_S", 5)
     collect(tmp_path / "evidence", pids, beats_of(tmp_path / "beats", pids, True), {}, began=time.time())
     stacks = (tmp_path / "evidence" / "rank-0.stacks.txt").read_text()
     assert "in wait_for_the_others" in stacks
@@ -113,7 +119,7 @@ def test_stack_dumps_of_responsive_ranks_and_state_of_all(pids, tmp_path, monkey
 @pytest.mark.usefixtures("blind")
 def test_stack_dump_awaited_until_complete(ranks, tmp_path, monkeypatch):
     """A stack dump is waited for until it is complete."""
-    monkeypatch.setattr("dsrun.launch.supervisor.watchdog.STACKS_S", 5)
+    monkeypatch.setattr("dsrun.launch.supervisor.evidence.STACKS_S", 5)
     pids = {0: ranks(0, SLOW)}
     collect(tmp_path / "evidence", pids, beats_of(tmp_path / "beats", pids, True), {}, began=time.time())
     assert "in the_second_line" in (tmp_path / "evidence" / "rank-0.stacks.txt").read_text()
@@ -143,3 +149,106 @@ def test_unwritable_evidence_folder_is_no_error(tmp_path):
     """An evidence folder that cannot be written is no reason to fail."""
     (tmp_path / "file").touch()
     collect(tmp_path / "file" / "evidence", {0: os.getpid()}, {}, {}, began=0.0)
+
+
+def ras_server(answer: bytes):
+    """A service as NCCL's: answers a line and closes the connection. Its address, and the lines that it got."""
+    server = socket.create_server(("127.0.0.1", 0))
+    lines = []
+
+    def serve() -> None:
+        with server, server.accept()[0] as connection:
+            lines.append(connection.makefile().readline())
+            connection.sendall(answer)
+
+    threading.Thread(target=serve).start()
+    return f"127.0.0.1:{server.getsockname()[1]}", lines
+
+
+def test_nccl_ras_status_of_gpu_job_collected(tmp_path):
+    address, lines = ras_server(b"NCCL version 2.27.3\nJob summary\n")
+    env = {"NCCL_RAS_ADDR": address, "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str(tmp_path / "none")}
+    collect(tmp_path / "evidence", {}, {}, env, began=0.0, gpus=True)
+    assert (tmp_path / "evidence" / "nccl-ras.txt").read_text() == "NCCL version 2.27.3\nJob summary\n"
+    assert lines == ["verbose status\n"]
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "nonsense", "host.invalid:28028"])
+def test_no_nccl_ras_service(address):
+    assert query_ras(address) == ""
+
+
+def test_evidence_of_earlier_start_removed(tmp_path):
+    """The ranks of then, of which there may have been more, are not those of now."""
+    evidence = tmp_path / "evidence"
+    evidence.mkdir()
+    for name in ("rank-7.stacks.txt", "summary.txt"):
+        (evidence / name).touch()
+        os.utime(evidence / name, (1, 1))
+    env = {"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str(tmp_path / "none")}
+    collect(evidence, {}, {}, env, began=time.time() - 60)
+    assert not list(evidence.iterdir())
+
+
+def stacks(folder, rank: int, *frames: str) -> None:
+    lines = [f"    {function} ({place})" for function, place in (frame.split(" ") for frame in frames)]
+    (folder / f"rank-{rank}.stacks.txt").write_text("\n".join(['Thread 1 (idle): "MainThread"', *lines]))
+
+
+REDUCE = ("all_reduce torch/distributed/distributed_c10d.py:3", "step train.py:9")
+LOADER = ("__next__ torch/utils/data/dataloader.py:7", "main train.py:5")
+
+
+def test_hang_is_explained_by_own_ranks(tmp_path):
+    """Those of other nodes may not all have been written yet."""
+    for rank, frames in enumerate([REDUCE, REDUCE, LOADER, REDUCE, LOADER]):
+        stacks(tmp_path, rank, *frames)
+    hang = explain_hang(Hang(rank=0, silent_s=12.0, limit_s=10.0, stopped=False), tmp_path, range(4))
+    assert hang.rank == 2
+    assert hang.message == (
+        "rank 2 hangs: no sign of life for 12 s (limit 10 s): 3 of 4 ranks in all_reduce; rank 2 in DataLoader.__next__"
+    )
+
+
+def test_hang_of_nodes_blames_rank_of_another_node(tmp_path):
+    for rank, frames in enumerate([REDUCE, REDUCE, LOADER, REDUCE]):
+        stacks(tmp_path, rank, *frames)
+    failure = Failure(cause="rank_hung", rank=0, node=0, exit_code=1, message="rank 0 hangs", step=7, detected_s=12.2)
+    explained = explain_hang_of_nodes(failure, tmp_path, 2)
+    assert (explained.rank, explained.node, explained.step) == (2, 1, 7)
+    assert explained.message == (
+        "rank 2 hangs: no sign of life for 12 s: 3 of 4 ranks in all_reduce; rank 2 in DataLoader.__next__"
+    )
+    assert (tmp_path / "summary.txt").read_text() == "ranks 0, 1 and 3: all_reduce\nrank 2: DataLoader.__next__\n"
+
+
+def test_hang_without_evidence_stays_as_it_was(tmp_path):
+    hang = Hang(rank=1, silent_s=12.0, limit_s=10.0, stopped=True)
+    assert explain_hang(hang, tmp_path / "nowhere", {1}) == hang
+    failure = Failure(cause="rank_hung", rank=1, node=0, exit_code=1, message="rank 1 hangs")
+    assert explain_hang_of_nodes(failure, tmp_path, 2) == failure
+
+
+def test_flight_recorder_is_asked_for_its_dump_and_awaited(tmp_path, monkeypatch):
+    """As torch has it: a pipe for each rank, which is read about once a second."""
+    monkeypatch.setattr("dsrun.launch.supervisor.evidence.DUMPS_S", 60)
+    env = {
+        "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": str(tmp_path / "pipe-"),
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str(tmp_path / "dump-rank-"),
+    }
+    os.mkfifo(tmp_path / "pipe-3.pipe")
+    reader = os.open(tmp_path / "pipe-3.pipe", os.O_RDONLY | os.O_NONBLOCK)
+
+    def dump_when_asked() -> None:
+        while not os.read(reader, 10):
+            time.sleep(0.05)
+        entry = {"collective_seq_id": 481, "state": "started", "profiling_name": "nccl:all_reduce", "is_p2p": False}
+        (tmp_path / "dump-rank-3").write_text(json.dumps({"entries": [{**entry, "process_group": ["0", "default"]}]}))
+
+    recorder = threading.Thread(target=dump_when_asked)
+    recorder.start()
+    collect(tmp_path / "evidence", {3: os.getpid()}, {}, env, began=time.time() - 60)
+    recorder.join()
+    os.close(reader)
+    [standing] = read_standings(tmp_path / "evidence")
+    assert (standing.recorded.operation, standing.recorded.number) == ("all_reduce", 481)

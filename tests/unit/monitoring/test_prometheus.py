@@ -81,7 +81,9 @@ def test_names_and_units_follow_conventions() -> None:
 def test_ranks_and_gpus_of_running_nodes(tmp_path: Path) -> None:
     run = write_run(tmp_path, {"kind": "start"}, {"kind": "training", "step": 0})
     rank = RankProgress(rank=3, pid=1, phase="training", step=5, silent_s=0.5, step_s=2.0, wait_s=0.75)
-    gpu = GpuSample(index=1, name="H100", utilization=0.9, memory_used=5, clock_mhz=1000, throttled=("power",))
+    gpu = GpuSample(
+        index=1, name="H100", utilization=0.9, memory_used=5, clock_mhz=1000, throttled=("hw_thermal_slowdown",)
+    )
     node = NodeStatus(time=TIME, host="gpu7", node=0, attempt=0, world_size=4, ranks=(rank,), gpus=(gpu,), cpu=0.5)
     with RunFolder(run).acquire():
         write_node_status(run, node)

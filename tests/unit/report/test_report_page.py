@@ -200,7 +200,9 @@ def test_ranks_and_gpus_of_the_nodes(tmp_path: Path) -> None:
 
 def test_of_many_ranks_the_slowest_are_shown() -> None:
     ranks = [
-        RankProgress(rank=n, pid=n, phase="training", step=5 - (n == 70), silent_s=0, step_s=1, compute_s=n / 100)
+        RankProgress(
+            rank=n, pid=n, phase="training", step=5 - (n == 70), silent_s=0, step_s=1, data_s=0, compute_s=n / 100
+        )
         for n in range(100)
     ]
     table = node_tables([node(0, *ranks)])[0]

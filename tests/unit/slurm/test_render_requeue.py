@@ -119,6 +119,16 @@ def test_node_with_hardware_error_excluded_from_next_start(shell, before, exclud
     assert update == ("update", "JobId=12", f"ExcNodeList={excluded}")
 
 
+def test_node_that_failed_twice_is_excluded_and_named(shell):
+    """Node 0's supervisor has written why, after the number of the node."""
+    shell.put("scontrol", SCONTROL.replace('echo "first-node"', 'printf "first-node\\nsecond-node\\n"'))
+    shell.worker = 'echo "1 2 failures" >"$DSRUN_FAILURES/faulty-node"; exit 137'
+    done = shell.run(training(shell))
+    assert (done.code, requeued(done)) == (0, True)
+    assert "interrupted by 2 failures of second-node and not finished: requeued" in done.stderr
+    assert ("update", "JobId=12", "ExcNodeList=second-node") in done.of("scontrol")
+
+
 def test_hardware_error_without_requeue_keeps_exit_code(shell):
     shell.worker = 'echo 0 >"$DSRUN_FAILURES/faulty-node"; exit 1'
     done = shell.run(training(shell, requeue="false"))

@@ -1,0 +1,102 @@
+"""`dsrun doctor --ranks` and `--nodes`: the collectives between ranks and nodes, tested and measured."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import click
+
+from dsrun.cli.launch.remote import srun_argv
+from dsrun.cli.output import print_detail, print_json, print_line, print_note, print_table
+from dsrun.doctor.collectives.judge import Verdict
+from dsrun.doctor.collectives.observations import Observations
+from dsrun.doctor.collectives.place import place_of
+from dsrun.doctor.collectives.report import as_json, common_facts, table, together
+from dsrun.doctor.collectives.run import run_test
+from dsrun.errors import MissingError
+from dsrun.findings import Finding
+from dsrun.launch.context import SrunLauncher
+from dsrun.system import variables
+
+EXCLUDE_FILE = "doctor-exclude"
+"""In the folder of DSRUN_FAILURES: the hosts that the test speaks against, one a line, for the job's script."""
+_COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
+
+
+def run_collectives(
+    *,
+    ranks: int | None,
+    nodes: int | None,
+    node_rank: int | None,
+    master_addr: str | None,
+    master_port: int | None,
+    form: str,
+    findings: Sequence[Finding] = (),
+) -> int:
+    """Test the ranks of this machine, or take part in a test of several; the exit code.
+
+    Outside of the steps of a SLURM job this process becomes an srun of one doctor per node. Raises UsageError for
+    arguments that contradict themselves or the surroundings. `findings` are those of this node's own checks, which go
+    into the table of all nodes.
+    """
+    place = place_of(
+        ranks=ranks,
+        nodes=nodes,
+        node_rank=node_rank,
+        master_addr=master_addr,
+        master_port=master_port,
+        environ=os.environ,
+    )
+    if isinstance(place, SrunLauncher):
+        return _through_srun(place.nodes)
+    outcome = run_test(
+        place, secret=os.environ.get(variables.SECRET), limits=None, notify=print_note, findings=findings
+    )
+    if outcome.seen is not None and outcome.verdict is not None:
+        _hand_over(outcome.verdict)
+        _print(outcome.seen, outcome.verdict, form)
+    elif outcome.finding is not None:
+        # stdout has the leader's table.
+        print_note(f"{outcome.finding.message} [{outcome.finding.code}]")
+        print_detail(f"      {outcome.finding.fix}")
+    return outcome.exit_code
+
+
+def _through_srun(nodes: int) -> int:
+    if shutil.which("srun") is None:
+        raise MissingError("inside a SLURM job, but srun is not installed", fix="--ranks N for this machine alone")
+    argv = [*srun_argv(nodes, os.environ), "--kill-on-bad-exit=0", sys.executable, "-m", "dsrun", *sys.argv[1:]]
+    os.execvp("srun", argv)
+
+
+def _hand_over(verdict: Verdict) -> None:
+    """Tell the script of a SLURM job which nodes to avoid."""
+    shared = os.environ.get(variables.FAILURES)
+    if shared and verdict.exclude:
+        with suppress(OSError):
+            Path(shared, EXCLUDE_FILE).write_text("".join(f"{host}\n" for host in verdict.exclude))
+
+
+def _print(seen: Observations, verdict: Verdict, form: str) -> None:
+    if form == "json":
+        print_json(as_json(seen, verdict))
+        return
+    print_table(table(seen, verdict))
+    for line in (together(seen), common_facts([member.facts for member in seen.members.values()])):
+        if line:
+            print_line(line)
+    _print_findings(verdict.findings)
+
+
+def _print_findings(findings: Iterable[Finding]) -> None:
+    colour = False if os.environ.get("NO_COLOR") else None
+    for each in findings:
+        click.secho(each.level, fg=_COLOURS[each.level], nl=False, color=colour)
+        print_line(f": {each.message} [{each.code}]")
+        if each.fix:
+            print_line(f"    {each.fix}")

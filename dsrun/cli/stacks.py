@@ -1,0 +1,121 @@
+"""`dsrun stacks`: where each rank of a running run stands."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from dsrun.cli.options import Command, format_option
+from dsrun.cli.output import print_json, print_line, print_note, print_table
+from dsrun.diagnosis.hangs import Standing, groups, name_ranks, outliers, read_standings
+from dsrun.errors import EXIT_TOOL_FAILED, ToolError, UsageError
+from dsrun.runs.node_status import FOLDER, NodeStatus, read_node_status
+from dsrun.runs.stacks_request import StacksAnswer, read_answers, request_stacks
+
+WAIT_S = 15.0
+STALE_S = 60.0
+"""Of a node whose status has not been written for so long no answer is awaited."""
+_POLL_S = 0.1
+
+
+@click.command(cls=Command, name="stacks")
+@click.argument("run", metavar="RUN", type=click.Path(path_type=Path))
+@click.option("--full", is_flag=True, help="print the whole stacks, too: of all threads of each rank")
+@format_option
+def command(run: Path, full: bool, form: str) -> int:
+    """Where each rank of a running run stands: in which collective operation, loader, lock or line of the program.
+
+    RUN is its folder, on any machine that sees it. The supervisor of each node writes the stacks of its ranks within a
+    few seconds; training goes on. Ranks that stand apart from most, and may be what the others wait for, are marked.
+
+    Nodes that do not answer within 15 s are named, and the exit code is 1.
+    """
+    nodes = read_node_status(run)
+    if not nodes:
+        what = "has no status of a supervisor" if run.is_dir() else "does not exist"
+        raise UsageError(f"{run} {what}", fix="give the folder of a run that dsrun train or dsrun launch has started")
+    try:
+        request = request_stacks(run)
+    except OSError as error:
+        raise UsageError(f"{run}: cannot write the request: {error.strerror}", fix="ask as the run's user") from error
+    answers = _wait(request, [node for node in nodes if _is_fresh(run, node, request)])
+    if not answers:
+        shutil.rmtree(request, ignore_errors=True)
+        raise ToolError(
+            f"no supervisor of {run} answers; its newest status is of {max(node.time for node in nodes)}",
+            fix=f"it has ended, or is between two attempts: see dsrun diagnose {run}",
+        )
+    _show(request, answers, full=full, form=form, missing=_missing(nodes, answers))
+    return EXIT_TOOL_FAILED if _missing(nodes, answers) else 0
+
+
+def _is_fresh(run: Path, node: NodeStatus, request: Path) -> bool:
+    """By the clock of the file server alone: those of the machines may differ."""
+    status = run / FOLDER / f"node-{node.node}.json"
+    return status.exists() and request.stat().st_mtime - status.stat().st_mtime < STALE_S
+
+
+def _wait(request: Path, nodes: Sequence[NodeStatus]) -> Mapping[int, StacksAnswer]:
+    deadline = time.monotonic() + WAIT_S
+    while True:
+        answers = read_answers(request)
+        if not _missing(nodes, answers) or time.monotonic() > deadline:
+            return answers
+        time.sleep(_POLL_S)
+
+
+def _missing(nodes: Sequence[NodeStatus], answers: Mapping[int, StacksAnswer]) -> list[NodeStatus]:
+    return [node for node in nodes if node.node not in answers]
+
+
+def _show(
+    request: Path, answers: Mapping[int, StacksAnswer], *, full: bool, form: str, missing: Sequence[NodeStatus]
+) -> None:
+    standings = read_standings(request)
+    hosts = {rank: answer.host for answer in answers.values() for rank in answer.ranks}
+    apart = outliers(standings)
+    if form == "json":
+        print_json(
+            {
+                "groups": [{"place": group.name, "ranks": list(group.ranks)} for group in groups(standings)],
+                "outliers": list(apart),
+                "ranks": [_as_json(each, hosts.get(each.rank, ""), request, full=full) for each in standings],
+                "unanswered": [{"node": node.node, "host": node.host} for node in missing],
+            }
+        )
+        return
+    rows = [
+        (
+            name_ranks(group.ranks),
+            "apart" if set(group.ranks) & set(apart) else "",
+            group.name,
+            ", ".join(sorted({hosts.get(rank, "") for rank in group.ranks})),
+        )
+        for group in groups(standings)
+    ]
+    print_table([("ranks", "", "place", "host"), *rows])
+    for each in standings if full else ():
+        print_line()
+        print_line(f"== rank {each.rank} on {hosts.get(each.rank, '')}")
+        for line in _stacks(request, each.rank).splitlines():
+            print_line(line)
+    for node in missing:
+        print_note(f"node {node.node} ({node.host}) has not answered; its status is of {node.time}")
+
+
+def _as_json(standing: Standing, host: str, request: Path, *, full: bool) -> dict[str, Any]:
+    place = standing.place
+    found = {"rank": standing.rank, "host": host, "kind": place.kind, "place": place.name, "line": place.site}
+    return {**found, "stacks": _stacks(request, standing.rank)} if full else found
+
+
+def _stacks(request: Path, rank: int) -> str:
+    try:
+        return (request / f"rank-{rank}.stacks.txt").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return "(no stack: neither may py-spy look, nor does the process answer)"

@@ -1,0 +1,108 @@
+"""A member's part: what this machine's process of the doctor does when the leader asks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+from dsrun.doctor.collectives.coordination.meeting import LeaderUnreachable, Membership, join
+from dsrun.doctor.collectives.coordination.reach import listening, unreachable
+from dsrun.doctor.collectives.facts import node_facts
+from dsrun.doctor.collectives.place import Place
+from dsrun.doctor.collectives.ranks import RankPrograms, rank_environment, topology_of
+from dsrun.errors import UsageError
+from dsrun.findings import Finding
+from dsrun.launch.job import Topology
+from dsrun.system.gpus import visible_gpus
+
+Message = dict[str, Any]
+
+
+def take_part(
+    place: Place,
+    port: int,
+    key: bytes,
+    *,
+    timeout_s: float,
+    notify: Callable[[str], None],
+    findings: Sequence[Finding] = (),
+) -> Message:
+    """This member's part of the test to its end: the leader's last message.
+
+    Raises LeaderUnreachable where the leader cannot be reached or is lost, UsageError where it refuses this member.
+    """
+    topology = topology_of(place.ranks)
+    facts = node_facts().as_dict()
+    more = {"findings": [each.as_dict() for each in findings if each.level != "info"]}
+
+    def hello(_address: str, ahead_s: float) -> Message:
+        ranks = {"ranks": topology.workers, "device": topology.device}
+        return {"index": place.index, "count": place.count, "facts": facts, "ahead_s": ahead_s, **ranks, **more}
+
+    membership = join(place.host, port + 1, key, hello, timeout_s=timeout_s, notify=notify)
+    try:
+        return _Member(place, port, topology, membership).follow()
+    finally:
+        membership.end()
+
+
+class _Member:
+    def __init__(self, place: Place, port: int, topology: Topology, membership: Membership) -> None:
+        self._place = place
+        self._port = port
+        self._topology = topology
+        self._membership = membership
+        self._programs: RankPrograms | None = None
+
+    def follow(self) -> Message:
+        """Do what the leader asks, to the end."""
+        address = self._membership.local_address
+        # The leader itself listens on the second port, which every member has reached when it joined.
+        ports = () if self._place.count == 1 else (self._port, *(() if self._place.index == 0 else (self._port + 1,)))
+        with ExitStack() as stack:
+            listeners = stack.enter_context(ExitStack())
+            endpoints = listeners.enter_context(listening(address, ports))
+            self._membership.send({"address": address, "endpoints": endpoints})
+            while (message := self._membership.next()) is not None:
+                if "peers" in message:
+                    peers = [(int(peer), [(str(h), int(p)) for h, p in found]) for peer, found in message["peers"]]
+                    self._membership.send({"unreachable": unreachable(peers)})
+                elif "start" in message:
+                    # The store of the ranks takes the port over.
+                    listeners.close()
+                    self._start(address if message["start"]["several"] else None)
+                    stack.callback(self._close)
+                elif "tasks" in message and self._programs:
+                    for local, task in message["tasks"].items():
+                        self._programs.send(int(local), {**task, "device": self._device(int(local))})
+                elif "cancel" in message and self._programs:
+                    for local in message["cancel"]:
+                        self._programs.send(int(local), {"cancel": True})
+                elif "refused" in message:
+                    raise UsageError(
+                        f"{self._place.host}:{self._port + 1} refuses node {self._place.index}: {message['refused']}",
+                        fix="all nodes need the same --nodes, --master-addr, --master-port and DSRUN_SECRET",
+                    )
+                elif "end" in message:
+                    return message
+        raise LeaderUnreachable("it has left the test, or its machine is lost")
+
+    def _start(self, local_address: str | None) -> None:
+        env = rank_environment(self._topology, os.environ, local_address=local_address)
+        self._programs = RankPrograms(
+            self._topology.workers, env, lambda local, answer: self._membership.send({"local": local, **answer})
+        )
+
+    def _close(self) -> None:
+        if self._programs:
+            self._programs.close()
+
+    def _device(self, local: int) -> int | None:
+        """The number of the GPU of a rank; srun may have left a task one GPU of its own, or all of the node's."""
+        if self._topology.device == "cpu":
+            return None
+        if self._place.local_rank is None:
+            return local
+        return self._place.local_rank % max(1, len(visible_gpus()))

@@ -1,0 +1,158 @@
+"""What each node has: host, driver, versions, wheel and GPUs; and in what the nodes differ. torch is not imported."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, Self
+
+from dsrun.findings import Finding
+from dsrun.system.gpus import visible_gpus
+from dsrun.system.host import hostname, versions
+
+MAX_SKEW_S = 2.0
+"""Clocks further apart confuse whoever compares logs and files' times; file servers take newer files for older ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeFacts:
+    """One node, "" for what it does not have. `wheel` is a hash of the installed DeepSpeed's list of files, which
+    differs between two builds of one version; `nccl` is known once torch has been imported."""
+
+    host: str
+    python: str = ""
+    torch: str = ""
+    nccl: str = ""
+    deepspeed: str = ""
+    dsrun: str = ""
+    wheel: str = ""
+    driver: str = ""
+    gpus: tuple[str, ...] = ()
+
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> Self:
+        """The inverse of `asdict`; unknown keys are ignored, as those of another version of dsrun."""
+        values = {each.name: str(found.get(each.name, "")) for each in fields(cls) if each.name != "gpus"}
+        return cls(**values, gpus=tuple(map(str, found.get("gpus", ()))))
+
+    def as_dict(self) -> dict[str, Any]:
+        """The facts as plain JSON values."""
+        return asdict(self)
+
+
+def node_facts() -> NodeFacts:
+    """This node's."""
+    found = versions(("dsrun", "torch", "deepspeed"))
+    return NodeFacts(
+        host=os.environ.get("SLURMD_NODENAME") or hostname(),
+        python=found.get("python", ""),
+        torch=found.get("torch", ""),
+        deepspeed=found.get("deepspeed", ""),
+        dsrun=found.get("dsrun", ""),
+        wheel=_wheel_hash(),
+        driver=_driver(),
+        gpus=tuple(gpu.name for gpu in visible_gpus()),
+    )
+
+
+def _wheel_hash() -> str:
+    """The first digits of a hash of RECORD in the installed DeepSpeed, which has the hash of every file in it."""
+    from importlib import metadata
+
+    with suppress(metadata.PackageNotFoundError):
+        record = metadata.distribution("deepspeed").read_text("RECORD")
+        # Compiled Python files are listed by some installers, and differ from machine to machine.
+        lines = sorted(
+            line for line in (record or "").splitlines() if ".pyc," not in line and ".dist-info/" not in line
+        )
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:12] if lines else ""
+    return ""
+
+
+def _driver() -> str:
+    import pynvml as nvml
+
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        return ""
+    try:
+        return str(nvml.nvmlSystemGetDriverVersion())
+    except nvml.NVMLError:
+        return ""
+    finally:
+        with suppress(nvml.NVMLError):
+            nvml.nvmlShutdown()
+
+
+# What must be the same on all nodes, and what should be. NCCL's versions do not talk to one another, torch's and
+# DeepSpeed's may call collectives in another order, and dsrun's supervisors refuse each other.
+_COMPARED: dict[str, Literal["error", "warning"]] = {
+    "torch": "error",
+    "nccl": "error",
+    "deepspeed": "error",
+    "dsrun": "error",
+    "python": "warning",
+    "wheel": "warning",
+    "driver": "warning",
+    "gpus": "warning",
+}
+TITLES = {"nccl": "NCCL", "gpus": "GPUs", "python": "Python", "deepspeed": "DeepSpeed", "wheel": "DeepSpeed's wheel"}
+
+
+def shown(facts: NodeFacts, name: str) -> str:
+    """One fact for people: "2 x A100", "2.13.0", "-"."""
+    value = getattr(facts, name)
+    if isinstance(value, tuple):
+        return ", ".join(f"{count} x {gpu}" for gpu, count in Counter(value).items()) or "-"
+    return value or "-"
+
+
+def differing(nodes: Sequence[NodeFacts]) -> list[str]:
+    """The names of the facts in which the nodes differ."""
+    found = [name for name in _COMPARED if len({shown(each, name) for each in nodes}) > 1]
+    # Another version is always another wheel.
+    return [name for name in found if name != "wheel" or "deepspeed" not in found]
+
+
+def differences(nodes: Mapping[str, NodeFacts], skew_s: Mapping[str, float]) -> Iterator[tuple[Finding, list[str]]]:
+    """What differs between nodes, by their names, and which of them are in the minority; `skew_s` is how far each
+    clock is ahead of the first node's, in seconds."""
+    for name in differing(list(nodes.values())):
+        values = {node: shown(facts, name) for node, facts in nodes.items()}
+        (usual, count), *_ = Counter(values.values()).most_common()
+        others = [node for node, value in values.items() if value != usual] if 2 * count > len(values) else []
+        title = TITLES.get(name, name)
+        parts = [f"{value} on {_listed(values, value)}" for value in dict.fromkeys(values.values())]
+        yield (
+            Finding(
+                level=_COMPARED[name],
+                code="nodes_differ",
+                message=f"{title} differs between the nodes: {'; '.join(parts)}",
+                fix=f"install the same {title} on all nodes" if name != "gpus" else "ask for one kind of node",
+                where=", ".join(others),
+            ),
+            others if _COMPARED[name] == "error" else [],
+        )
+    for node, ahead in skew_s.items():
+        if abs(ahead) > MAX_SKEW_S:
+            way = "ahead of" if ahead > 0 else "behind"
+            yield (
+                Finding(
+                    level="warning",
+                    code="clock_skew",
+                    message=f"the clock of {node} is {abs(ahead):.1f} s {way} the first node's",
+                    fix="start chrony or ntpd there",
+                    where=node,
+                ),
+                [],
+            )
+
+
+def _listed(values: Mapping[str, str], value: str) -> str:
+    found = [node for node, own in values.items() if own == value]
+    return ", ".join(found) if len(found) <= 4 else f"{len(found)} nodes"

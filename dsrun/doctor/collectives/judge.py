@@ -1,0 +1,274 @@
+"""From what the test has seen to findings, and to the hosts that they speak against. Pure."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+from typing import TypeVar
+
+from dsrun.doctor.collectives.facts import differences
+from dsrun.doctor.collectives.observations import GroupResult, Observations
+from dsrun.doctor.collectives.schedule import cover
+from dsrun.findings import Finding, Level
+
+Key = TypeVar("Key")
+
+SLOW = 1.1
+"""A rank that takes so many times as long as the median of the others is slow."""
+SLOW_PAIR = 1.5
+"""The same for one connection, which other traffic disturbs more."""
+
+Judged = tuple[Finding, Sequence[str]]
+"""A finding, and the hosts that a job had better avoid."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """All findings, errors first, and the hosts that errors speak against."""
+
+    findings: tuple[Finding, ...]
+    exclude: tuple[str, ...]
+
+    @property
+    def failed(self) -> bool:
+        """Whether there is an error."""
+        return any(each.level == "error" for each in self.findings)
+
+
+def judge(seen: Observations) -> Verdict:
+    """What is wrong, and where."""
+    judged = [
+        *_members(seen),
+        *_own_checks(seen),
+        *_connections(seen),
+        *_ranks(seen),
+        *_values(seen),
+        *_speed(seen),
+        *_differences(seen),
+    ]
+    order: dict[Level, int] = {"error": 0, "warning": 1, "info": 2}
+    findings = sorted((finding for finding, _ in judged), key=lambda finding: order[finding.level])
+    exclude = dict.fromkeys(host for finding, hosts in judged if finding.level == "error" for host in hosts if host)
+    return Verdict(tuple(findings), tuple(exclude))
+
+
+def _error(code: str, message: str, fix: str, where: str = "") -> Finding:
+    return Finding(level="error", code=code, message=message, fix=fix, where=where)
+
+
+def _members(seen: Observations) -> Iterator[Judged]:
+    for index in seen.missing:
+        name, host = seen.name(index), seen.host(index)
+        fix = "is dsrun doctor running there, with the same --master-addr and --master-port, and no firewall between?"
+        yield _error("node_missing", f"{name} did not join at {seen.address}", fix, host), [host]
+    for index, how in seen.lost.items():
+        yield _error("node_lost", f"{seen.name(index)} {how}", "see its log", seen.host(index)), [seen.host(index)]
+    for index, why in seen.unready.items():
+        message = f"the ranks of {seen.name(index)} did not run: {why}"
+        yield (
+            _error("ranks_not_started", message, 'python -c "import torch" there', seen.host(index)),
+            [seen.host(index)],
+        )
+    devices = {member.device for member in seen.members.values()}
+    for member in seen.members.values():
+        host = member.facts.host
+        if not member.facts.torch:
+            yield _error("no_torch", f"{member.name} has no torch", "install dsrun[train] there", host), [host]
+        elif len(devices) > 1 and member.device == "cpu":
+            fix = "nvidia-smi there; is CUDA_VISIBLE_DEVICES set?"
+            yield _error("no_gpu", f"{member.name} sees no GPU, and other nodes do", fix, host), [host]
+
+
+def _own_checks(seen: Observations) -> Iterator[Judged]:
+    """What the nodes' own checks have found, once for all nodes that found the same. What fails on every one of several
+    nodes is the job's or the site's fault, and none of them is to be avoided for it."""
+    hosts_of: dict[Finding, list[str]] = {}
+    for member in seen.members.values():
+        for finding in member.findings:
+            hosts_of.setdefault(replace(finding, where=""), []).append(member.facts.host)
+    failing: dict[str, set[str]] = {}
+    for finding, hosts in hosts_of.items():
+        failing.setdefault(finding.code, set()).update(hosts)
+    for finding, hosts in hosts_of.items():
+        everywhere = len(seen.hosts) > 1 and failing[finding.code] == set(seen.hosts)
+        own = list(dict.fromkeys(hosts))
+        who = "all nodes" if len(own) == len(seen.hosts) > 1 else ", ".join(own)
+        yield replace(finding, message=f"{who}: {finding.message}", where=", ".join(own)), [] if everywhere else own
+
+
+def _connections(seen: Observations) -> Iterator[Judged]:
+    """The pairs that cannot connect over TCP: one finding each, with all the ports."""
+    found: dict[tuple[int, int], dict[str, str]] = {}
+    for index, peer, endpoint, why in seen.unreachable:
+        found.setdefault((index, peer), {})[endpoint] = why
+    accused = {seen.host(index) for index in cover(frozenset(pair) for pair in found)}
+    for (index, peer), endpoints in found.items():
+        ports = " and ".join(endpoints)
+        message = f"{seen.name(index)} cannot reach {seen.name(peer)} at {ports}: {next(iter(endpoints.values()))}"
+        fix = "let all TCP ports through between the nodes: NCCL and gloo take any"
+        where = f"{seen.host(index)}, {seen.host(peer)}"
+        yield _error("tcp_unreachable", message, fix, where), sorted(accused & {seen.host(index), seen.host(peer)})
+
+
+def _ranks(seen: Observations) -> Iterator[Judged]:
+    """Ranks that died or hung, and groups that failed; what a rank has done once is not repeated for later phases."""
+    named: set[tuple[str, int]] = set()
+    pairs: list[tuple[GroupResult, str]] = []
+    for group in (group for group in seen.groups if not group.ok):
+        culprits = list(_culprits(group))
+        if not culprits and all(result.state == "lost" or result.cancelled for result in group.ranks.values()):
+            continue
+        if not culprits:
+            pairs.append((group, _reason(group)))
+        for rank, code, what in culprits:
+            if (code, rank) not in named:
+                named.add((code, rank))
+                host = seen.host_of_rank(rank)
+                message = f"{seen.rank_name(rank)} {what} {_during(group)}"
+                yield (
+                    _error(code, message, "look at that machine's kernel log and GPUs (nvidia-smi -q, dmesg)", host),
+                    [host],
+                )
+    numbers = {unit.name: number for number, unit in enumerate(seen.units)}
+    edges = [frozenset(numbers[unit.name] for unit in group.units) for group, _ in pairs if len(group.units) == 2]
+    accused = {seen.units[number].name for number in cover(edges)}
+    for group, why in pairs:
+        names = [unit.name for unit in group.units]
+        hosts = sorted({seen.host(unit.members[0]) for unit in group.units if len(names) == 1 or unit.name in accused})
+        connecting = all(result.at in ("start", "connect") for result in group.ranks.values())
+        code = "cannot_connect" if connecting else "collective_failed"
+        who = " and ".join(names) if len(names) < 5 else f"all {len(names)}"
+        message = f"{who} {'cannot connect' if connecting else 'failed'} {_during(group)}: {why}"
+        fix = "NCCL_DEBUG=INFO shows the addresses that they take; NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME name others"
+        yield _error(code, message, fix, ", ".join(names)), hosts
+
+
+def _culprits(group: GroupResult) -> Iterator[tuple[int, str, str]]:
+    """(rank, code, what) of those that caused the failure: who died; else who hung where the others did not."""
+    died = {rank: result for rank, result in group.ranks.items() if result.state == "died"}
+    for rank, result in died.items():
+        yield rank, "rank_died", f"died ({_how(result.signal, result.error)})"
+    if died:
+        return
+    stuck = {rank: r for rank, r in group.ranks.items() if r.state in ("hung", "failed")}
+    stages = {result.stage for result in stuck.values()}
+    first = min(stages, default=0)
+    hung = [rank for rank, result in stuck.items() if result.stage == first and result.state == "hung"]
+    alone = len(group.ranks) == 1 or len(stages) > 1
+    # One that is as far as all the others may wait for them as they do for it.
+    if alone or (len(hung) < len(group.ranks) and all(group.ranks[rank].at == "start" for rank in hung)):
+        for rank in hung:
+            yield rank, "rank_hung", f"hung ({_stage(group.ranks[rank].at)})"
+
+
+def _how(signum: int | None, error: str) -> str:
+    if signum is not None:
+        try:
+            return signal.Signals(signum).name
+        except ValueError:
+            return f"signal {signum}"
+    return error or "without a signal"
+
+
+def _stage(at: str) -> str:
+    return {"start": "before it did anything", "connect": "connecting", "end": "at the end"}.get(at, f"in {at}")
+
+
+def _reason(group: GroupResult) -> str:
+    errors = [result.error for result in group.ranks.values() if result.error]
+    at = {result.at for result in group.ranks.values()}
+    return errors[0] if errors else f"no end within its time, {_stage(at.pop())}"
+
+
+def _during(group: GroupResult) -> str:
+    if group.phase.kind == "alone":
+        return "alone" if len(group.ranks) == 1 else "within its node"
+    names = [unit.name for unit in group.units]
+    return f"in the pair {' and '.join(names)}" if group.phase.kind == "pairs" else "with all together"
+
+
+def _values(seen: Observations) -> Iterator[Judged]:
+    for group in seen.groups:
+        for rank, result in group.ranks.items():
+            for operation, wrong in result.wrong.items():
+                ranks = list(group.ranks)
+                sources = [ranks[number] for number in wrong["from"] if number < len(ranks)]
+                of = f", those from rank {', '.join(map(str, sources))}" if sources else ""
+                message = (
+                    f"{operation} gave {seen.rank_name(rank)} {wrong['count']} wrong values of {wrong['of']}{of} "
+                    f"{_during(group)}"
+                )
+                fix = (
+                    "a defective GPU, NIC or cable: nvidia-smi -q -d ECC; NCCL_P2P_DISABLE=1 shows whether it is NVLink"
+                )
+                hosts = {seen.host_of_rank(each) for each in (sources or [rank])}
+                yield _error("wrong_values", message, fix, ", ".join(sorted(hosts))), sorted(hosts) if sources else []
+
+
+def _speed(seen: Observations) -> Iterator[Judged]:
+    compute = {
+        rank: result.compute_s
+        for group in seen.of("alone")
+        for rank, result in group.ranks.items()
+        if result.compute_s is not None
+    }
+    for rank, factor in slower(compute).items():
+        message = f"{seen.rank_name(rank)} is slow: it computes {_percent(factor)} slower than the median of the others"
+        fix = "nvidia-smi -q -d CLOCK,PERFORMANCE there; who else computes on it?"
+        yield Finding(level="warning", code="slow_rank", message=message, fix=fix, where=seen.host_of_rank(rank)), []
+    times = {
+        (group.units[0].name, group.units[1].name): seconds
+        for group in seen.of("pairs")
+        if (seconds := group.best_s("all_reduce")) is not None
+    }
+    slow = slower_in_pairs(times)
+    for name, factor in slow.items():
+        message = (
+            f"{name} is slow: its pairs take {_percent(factor)} longer for all_reduce than the median of the others"
+        )
+        fix = "compare its links and interfaces: ethtool, ibstat, nvidia-smi topo -m"
+        yield Finding(level="warning", code="slow_rank", message=message, fix=fix, where=name), []
+    rest = {pair: seconds for pair, seconds in times.items() if not slow.keys() & set(pair)}
+    for pair, factor in slower(rest, SLOW_PAIR).items():
+        message = f"{' and '.join(pair)} take {_percent(factor)} longer for all_reduce than the median of other pairs"
+        fix = "look at the cable and the switch between them"
+        yield Finding(level="warning", code="slow_pair", message=message, fix=fix, where=", ".join(pair)), []
+
+
+def slower(times: Mapping[Key, float], limit: float = SLOW) -> dict[Key, float]:
+    """Who takes more than `limit` times the median time of the others, and how many times."""
+    found = {}
+    for key, own in times.items():
+        others = [seconds for other, seconds in times.items() if other != key]
+        if others and own > limit * median(others):
+            found[key] = own / median(others)
+    return found
+
+
+def slower_in_pairs(times: Mapping[tuple[str, str], float]) -> dict[str, float]:
+    """The units whose pairs take longer than those in which they are not, which needs three units or more."""
+    found = {}
+    for name in dict.fromkeys(name for pair in times for name in pair):
+        own = [seconds for pair, seconds in times.items() if name in pair]
+        others = [seconds for pair, seconds in times.items() if name not in pair]
+        # All its pairs, as a single slow connection would be no property of the unit.
+        if others and min(own) > SLOW * median(others):
+            found[name] = median(own) / median(others)
+    return found
+
+
+def _percent(factor: float) -> str:
+    return f"{(factor - 1) * 100:.0f}%"
+
+
+def _differences(seen: Observations) -> Iterator[Judged]:
+    facts = {member.facts.host: member.facts for member in seen.members.values()}
+    skew = {member.facts.host: member.ahead_s for member in seen.members.values()}
+    yield from differences(facts, skew)
+
+
+def names(findings: Iterable[Finding], where: str) -> list[str]:
+    """The codes of the findings on one host or unit, each once, the worst first."""
+    return list(dict.fromkeys(each.code for each in findings if where in each.where.split(", ")))

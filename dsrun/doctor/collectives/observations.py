@@ -1,0 +1,132 @@
+"""What the test has seen: members, connections, and how each phase went on each rank. Plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from dsrun.doctor.collectives.facts import NodeFacts
+from dsrun.doctor.collectives.operations import average_bandwidths
+from dsrun.doctor.collectives.schedule import Phase, Unit
+from dsrun.findings import Finding
+
+State = Literal["ok", "failed", "died", "hung", "lost"]
+STAGES = ("start", "connect", "compute", "broadcast", "all_reduce", "all_gather", "reduce_scatter", "end")
+"""Where a rank may be in a phase, in this order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """A process of the doctor on one node, or a task of srun. `ahead_s` is how far its clock is ahead of the
+    leader's; `address` and `endpoints` are where the others reach it; `findings` are those of its own checks."""
+
+    index: int
+    facts: NodeFacts
+    ranks: int
+    device: str
+    ahead_s: float = 0.0
+    address: str = ""
+    endpoints: tuple[tuple[str, int], ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """ "node 2 (gpu03)"."""
+        return f"node {self.index} ({self.facts.host})"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankResult:
+    """How a phase went on one rank. `at` is the last stage it began; `cancelled`: it was ended as others had failed."""
+
+    state: State
+    at: str = "start"
+    cancelled: bool = False
+    signal: int | None = None
+    error: str = ""
+    compute_s: float | None = None
+    flop: float | None = None
+    measured: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    wrong: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @classmethod
+    def from_message(cls, message: Mapping[str, Any]) -> RankResult:
+        """From a rank program's answer."""
+        known = ("state", "at", "cancelled", "signal", "error", "compute_s", "flop", "measured", "wrong")
+        return cls(**{name: message[name] for name in known if name in message})
+
+    @property
+    def stage(self) -> int:
+        """The number of the last stage."""
+        return STAGES.index(self.at) if self.at in STAGES else 0
+
+
+@dataclass(frozen=True)
+class GroupResult:
+    """How a phase went in one group of units, by rank."""
+
+    phase: Phase
+    units: tuple[Unit, ...]
+    ranks: Mapping[int, RankResult]
+
+    @property
+    def ok(self) -> bool:
+        """Whether all its ranks came to the end."""
+        return all(each.state == "ok" for each in self.ranks.values())
+
+    @property
+    def bandwidths(self) -> dict[str, float]:
+        """busbw by operation in GB/s."""
+        return average_bandwidths([each.measured for each in self.ranks.values()]) if len(self.ranks) > 1 else {}
+
+    def best_s(self, operation: str) -> float | None:
+        """Seconds of the fastest call on the slowest rank; unlike the mean it is hardly disturbed by other work."""
+        times = [each.measured[operation]["best"] for each in self.ranks.values() if operation in each.measured]
+        return max(times, default=None)
+
+
+@dataclass
+class Observations:
+    """`missing` members did not join; `lost` ones left, with what was going on; `unready` ranks' programs did not
+    start, by member; `unreachable` has (from, to, endpoint, why)."""
+
+    count: int
+    names: Sequence[str] = ()
+    address: str = ""
+    members: dict[int, Member] = field(default_factory=dict)
+    missing: list[int] = field(default_factory=list)
+    lost: dict[int, str] = field(default_factory=dict)
+    unreachable: list[tuple[int, int, str, str]] = field(default_factory=list)
+    unready: dict[int, str] = field(default_factory=dict)
+    units: list[Unit] = field(default_factory=list)
+    groups: list[GroupResult] = field(default_factory=list)
+
+    def name(self, index: int) -> str:
+        """What a member is called, whether it has joined or not."""
+        if index in self.members:
+            return self.members[index].name
+        return f"node {index} ({self.names[index]})" if index < len(self.names) else f"node {index}"
+
+    def host(self, index: int) -> str:
+        """The host of a member, "" where it is not known."""
+        if index in self.members:
+            return self.members[index].facts.host
+        return self.names[index] if index < len(self.names) else ""
+
+    def host_of_rank(self, rank: int) -> str:
+        """The host that a rank runs on."""
+        return next((self.host(unit.members[0]) for unit in self.units if rank in unit.ranks), "")
+
+    def rank_name(self, rank: int) -> str:
+        """ "rank 5 on gpu03"."""
+        return f"rank {rank} on {self.host_of_rank(rank)}" if len(self.hosts) > 1 else f"rank {rank}"
+
+    @property
+    def hosts(self) -> list[str]:
+        """The hosts of the members that have joined."""
+        return list(dict.fromkeys(member.facts.host for member in self.members.values()))
+
+    def of(self, kind: str) -> list[GroupResult]:
+        """The results of the phases of one kind."""
+        return [group for group in self.groups if group.phase.kind == kind]

@@ -1,0 +1,75 @@
+"""Where this process of the doctor takes part: alone, as a node started by hand, or as a task of srun. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dsrun.launch.context import LaunchRequest, LocalLauncher, SrunLauncher, detect
+from dsrun.launch.job import LOOPBACK
+from dsrun.system.hostlist import expand_hosts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Member `index` of `count`. The ranks meet at `host`:`port`, the doctor's processes at the port after it; without
+    a port, on one machine, any free one is taken.
+
+    `run` is what all members know of this test and others do not; `names` are the members' hosts by index, where SLURM
+    has told them; `ranks` how many ranks this member starts (None: one per GPU), and `local_rank` which GPU is its
+    own, where srun has started a task per rank.
+    """
+
+    index: int = 0
+    count: int = 1
+    host: str = LOOPBACK
+    port: int | None = None
+    run: str = ""
+    names: tuple[str, ...] = ()
+    ranks: int | None = None
+    local_rank: int | None = None
+    by_hand: bool = False
+
+
+def place_of(
+    *,
+    ranks: int | None,
+    nodes: int | None,
+    node_rank: int | None,
+    master_addr: str | None,
+    master_port: int | None,
+    environ: Mapping[str, str],
+) -> Place | SrunLauncher:
+    """Where this process is; SrunLauncher in a SLURM allocation outside of its steps, where srun has to start one
+    process per node. Raises UsageError for what contradicts itself or the surroundings."""
+    environ, per_task = _tasks_as_nodes(environ)
+    if nodes is None and node_rank is None and ranks is not None and not environ.get("SLURM_STEP_ID"):
+        nodes = 1 if environ.get("SLURMD_NODENAME") or not environ.get("SLURM_JOB_ID") else None
+    request = LaunchRequest(nodes=nodes, node_rank=node_rank, master_addr=master_addr, master_port=master_port)
+    found = detect(request, environ)
+    if isinstance(found, SrunLauncher):
+        return found
+    assert isinstance(found, LocalLauncher)
+    listed = environ.get("SLURM_STEP_NODELIST", "") if found.nodes > 1 and not found.own_terminal else ""
+    names = expand_hosts(listed) if listed else ()
+    return Place(
+        index=found.node,
+        count=found.nodes,
+        host=found.host,
+        port=found.port,
+        run=f"doctor {found.run}",
+        names=names if len(names) == found.nodes else (),
+        ranks=1 if per_task else ranks,
+        local_rank=int(environ.get("SLURM_LOCALID") or 0) if per_task else None,
+        by_hand=found.own_terminal,
+    )
+
+
+def _tasks_as_nodes(environ: Mapping[str, str]) -> tuple[Mapping[str, str], bool]:
+    """`environ` in which each task of srun counts as a node of its own, and whether that was a change: several tasks
+    run on one node, each with one rank."""
+    tasks, nodes = environ.get("SLURM_STEP_NUM_TASKS", ""), environ.get("SLURM_STEP_NUM_NODES", "")
+    if not tasks or tasks == nodes or not environ.get("SLURM_PROCID"):
+        return environ, False
+    changes = {"SLURM_STEP_NUM_NODES": tasks, "SLURM_NODEID": environ["SLURM_PROCID"]}
+    return {**environ, **changes}, True

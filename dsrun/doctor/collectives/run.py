@@ -1,0 +1,87 @@
+"""One test of the collectives, as each process of the doctor runs it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from dsrun.doctor.collectives.coordination.lead import Lead, Limits
+from dsrun.doctor.collectives.coordination.meeting import LeaderUnreachable, Meeting
+from dsrun.doctor.collectives.coordination.member import take_part
+from dsrun.doctor.collectives.judge import Verdict, judge
+from dsrun.doctor.collectives.observations import Observations
+from dsrun.doctor.collectives.place import Place
+from dsrun.errors import EXIT_FINDINGS, EXIT_TOOL_FAILED
+from dsrun.findings import Finding
+from dsrun.launch.coordinator.messages import shared_key
+from dsrun.launch.coordinator.transport import allow_open_files, listen
+from dsrun.system.net import claim_port, free_port
+
+BY_HAND_S = 300.0
+"""Seconds that nodes wait for each other which somebody starts one after the other."""
+
+Notify = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the test ended here. On the leader with all that was `seen`; elsewhere `finding` says what this member alone
+    knows."""
+
+    exit_code: int
+    seen: Observations | None = None
+    verdict: Verdict | None = None
+    finding: Finding | None = None
+
+
+def run_test(
+    place: Place, *, secret: str | None, limits: Limits | None, notify: Notify, findings: Sequence[Finding] = ()
+) -> Outcome:
+    """Take part in the test, and lead it as member 0; `findings` are those of this node's own checks."""
+    limits = limits or Limits(join_s=BY_HAND_S if place.by_hand else Limits.join_s)
+    key = shared_key(run=place.run, secret=secret)
+    if place.index == 0:
+        return _lead(place, key, limits, notify, findings)
+    port = place.port or 0
+    try:
+        end = take_part(place, port, key, timeout_s=limits.join_s, notify=notify, findings=findings)
+    except LeaderUnreachable as error:
+        message = f"node {place.index} cannot reach the first node at {place.host}:{port + 1}: {error.why}"
+        fix = "is dsrun doctor running there, and does a firewall let the port through?"
+        finding = Finding(level="error", code="tcp_unreachable", message=message, fix=fix, where=place.host)
+        return Outcome(EXIT_FINDINGS, finding=finding)
+    return Outcome(int(end["end"]))
+
+
+def _lead(place: Place, key: bytes, limits: Limits, notify: Notify, findings: Sequence[Finding]) -> Outcome:
+    """The leader's test in a thread, and its own part as a member here: the kernel ends a process that is tied to its
+    parent when the thread that has started it ends."""
+    port = claim_port(place.port, find=None) if place.port else free_port()
+    place = replace(place, port=port)
+    allow_open_files(place.count)
+    meeting = Meeting(listen(place.host, port + 1), place.count, key)
+    found: list[Observations | BaseException] = []
+
+    def lead() -> None:
+        code = EXIT_TOOL_FAILED
+        try:
+            seen = Lead(meeting, place, port, limits, notify).run()
+            found.append(seen)
+            code = EXIT_FINDINGS if judge(seen).failed else 0
+        except BaseException as error:
+            found.append(error)
+        meeting.send_all({"end": code})
+
+    thread = threading.Thread(target=lead, name="lead", daemon=True)
+    thread.start()
+    try:
+        take_part(place, port, key, timeout_s=limits.join_s, notify=notify, findings=findings)
+        thread.join()
+    finally:
+        meeting.end()
+    (seen,) = found
+    if isinstance(seen, BaseException):
+        raise seen
+    verdict = judge(seen)
+    return Outcome(EXIT_FINDINGS if verdict.failed else 0, seen, verdict)

@@ -1,0 +1,109 @@
+"""Who is tested with whom, and when: every unit alone, then in pairs, then all together. Pure.
+
+A unit is a node with all its ranks; on one machine, where there is no network between nodes, it is a rank.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from dsrun.doctor.collectives.operations import OPERATIONS
+
+ALL_PAIRS_UP_TO = 32
+"""With more units each meets those at distances 1, 2, 4 …: all pairs of 1,000 nodes would take an hour."""
+
+Kind = Literal["alone", "pairs", "all"]
+
+
+@dataclass(frozen=True)
+class Unit:
+    """`ranks` are global ranks, `members` the numbers of the processes of the doctor that have started them."""
+
+    name: str
+    ranks: tuple[int, ...]
+    members: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Groups of units that are tested at the same time."""
+
+    kind: Kind
+    number: int
+    groups: tuple[tuple[Unit, ...], ...]
+
+    @property
+    def compute(self) -> bool:
+        """Whether each rank measures how fast it multiplies matrices."""
+        return self.kind == "alone"
+
+    @property
+    def operations(self) -> tuple[str, ...]:
+        """What each group runs."""
+        return ("all_reduce",) if self.kind == "pairs" else OPERATIONS
+
+
+def units_of(members: Iterable[tuple[int, str, int]]) -> list[Unit]:
+    """The units of `members`: number, host and count of ranks of each, in the order of the ranks."""
+    members = list(members)
+    several = len({host for _, host, _ in members}) > 1
+    found: dict[str, Unit] = {}
+    rank = 0
+    for member, host, count in members:
+        for own in range(rank, rank + count):
+            name = host if several else f"rank {own}"
+            before = found.get(name, Unit(name, (), ()))
+            found[name] = Unit(name, (*before.ranks, own), tuple(dict.fromkeys((*before.members, member))))
+        rank += count
+    return list(found.values())
+
+
+def rounds(count: int) -> list[list[tuple[int, int]]]:
+    """The pairs of `count` units, in rounds in which each unit is in one pair at most (the circle method)."""
+    if count > ALL_PAIRS_UP_TO:
+        return _neighbour_rounds(count)
+    places: list[int | None] = [*range(count), *([None] if count % 2 else [])]
+    found = []
+    for _ in range(len(places) - 1):
+        half = len(places) // 2
+        paired = zip(places[:half], reversed(places[half:]), strict=True)
+        found.append([(min(a, b), max(a, b)) for a, b in paired if a is not None and b is not None])
+        places = [places[0], places[-1], *places[1:-1]]
+    return found
+
+
+def _neighbour_rounds(count: int) -> list[list[tuple[int, int]]]:
+    found: list[list[tuple[int, int]]] = []
+    distance = 1
+    while distance < count:
+        pairs = [(unit, unit + distance) for unit in range(count - distance)]
+        # Each unit has two neighbours at this distance: every second stretch of `distance` units begins a pair.
+        for parity in (0, 1):
+            chosen = [pair for pair in pairs if pair[0] // distance % 2 == parity]
+            if chosen:
+                found.append(chosen)
+        distance *= 2
+    return found
+
+
+def apart(group: Sequence[Unit], unfit: Collection[frozenset[int]]) -> bool:
+    """Whether two members of the group are one of the `unfit` pairs, which cannot connect."""
+    members = {member for unit in group for member in unit.members}
+    return any(pair <= members for pair in unfit)
+
+
+def cover(pairs: Iterable[frozenset[int]]) -> list[int]:
+    """A few numbers of which each of `pairs` has one: who is in most of the pairs that fail, then in most of the rest.
+
+    Of two that are in as many, the higher one: the first node also runs the job's script."""
+    left = list(pairs)
+    found = []
+    while left:
+        counts = Counter(number for pair in left for number in pair)
+        worst = max(counts, key=lambda number: (counts[number], number))
+        found.append(worst)
+        left = [pair for pair in left if worst not in pair]
+    return found

@@ -1,0 +1,46 @@
+"""Failures that speak against a node: hardware errors at once, other failures if they come again there."""
+
+from __future__ import annotations
+
+import pytest
+
+from dsrun.launch.supervisor.node_evidence import evidence_against
+from dsrun.launch.supervisor.policy import Failure
+
+
+def events(*failures: tuple[str, str]) -> list[dict[str, object]]:
+    """One event per failure: its cause and host."""
+    return [{"kind": "failure", "cause": cause, "failed_host": host} for cause, host in failures]
+
+
+def evidence(cause: str, host: str, *earlier: tuple[str, str]) -> str | None:
+    return evidence_against(Failure(cause=cause, node=1, host=host), events(*earlier, (cause, host)))
+
+
+def test_hardware_error_counts_at_once() -> None:
+    assert evidence("ecc_or_xid_error", "n1") == "a hardware error"
+
+
+@pytest.mark.parametrize("cause", ["rank_killed", "rank_hung", "agent_killed", "node_lost"])
+def test_second_failure_of_a_node_is_evidence(cause) -> None:
+    assert evidence(cause, "n1") is None
+    assert evidence(cause, "n1", ("rank_killed", "n1")) == "2 failures"
+    assert evidence(cause, "n1", ("rank_killed", "n2")) is None
+
+
+def test_failures_of_the_program_are_no_evidence() -> None:
+    assert evidence("cuda_oom", "n1", ("cuda_oom", "n1"), ("cuda_oom", "n1")) is None
+    assert evidence("rank_killed", "n1", ("cuda_oom", "n1")) is None
+
+
+def test_failures_on_many_nodes_are_the_programs_own() -> None:
+    """A rank that dies wherever it runs would otherwise cost the job one node after the other."""
+    twice = [("rank_killed", host) for host in ("n1", "n2") for _ in range(2)]
+    assert evidence("rank_killed", "n2", *twice[:3]) == "2 failures"
+    assert evidence("rank_killed", "n3", *twice, ("rank_killed", "n3")) is None
+
+
+def test_events_of_earlier_versions_have_no_host() -> None:
+    assert (
+        evidence_against(Failure(cause="rank_killed", host="n1"), [{"kind": "failure", "cause": "rank_killed"}]) is None
+    )
