@@ -14,6 +14,7 @@ from dsrun.errors import FindingsError, UsageError
 from dsrun.runs.commit import HIDDEN
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import MANIFEST, STATE_FILE, missing_or_wrong_size, read_manifest, verify, within
+from dsrun.runs.values import whole
 from dsrun.system.files import parse_json
 
 State = Literal["complete", "damaged", "saving", "foreign"]
@@ -72,7 +73,7 @@ def entries(run: RunFolder) -> list[Entry]:
 
 def entry(checkpoint: Path) -> Entry:
     number = checkpoint.name.rpartition("-")[2]
-    step = int(number) if number.isdigit() else _number(_json(checkpoint / STATE_FILE).get("global_step")) or 0
+    step = int(number) if number.isdigit() else whole(_json(checkpoint / STATE_FILE).get("global_step")) or 0
     return _entry(step, checkpoint, best_step([path for _, path in RunFolder(checkpoint.parent).checkpoints()]))
 
 
@@ -113,8 +114,8 @@ def _entry(step: int, path: Path, best: int | None, *, hidden: bool = False) -> 
         state=state,
         size=size,
         time=time,
-        zero_stage=_number(extra.get("zero_stage")),
-        world_size=_number(extra.get("world_size")),
+        zero_stage=whole(extra.get("zero_stage")),
+        world_size=whole(extra.get("world_size")),
         best=step == best and not hidden,
         why=findings[0].message if state == "damaged" else "",
     )
@@ -142,10 +143,6 @@ def _json(file: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
-
-
-def _number(value: Any) -> int | None:
-    return value if isinstance(value, int) else None
 
 
 def _looks_like_one(path: Path) -> bool:

@@ -15,7 +15,7 @@ import click
 from dsrun.cli.options import HYPHENS, Command, format_option
 from dsrun.cli.output import print_detail, print_json, print_note
 from dsrun.errors import UsageError
-from dsrun.runs.goodput import duration
+from dsrun.system.display import duration
 from dsrun.system.proc import interrupted_by_stop_signals
 from dsrun.system.variables import FIND_LINKS, cache_root
 from dsrun.wheel.cache import CacheEntry, WheelCache, copy_out, sha256_of

@@ -15,10 +15,9 @@ from dsrun.cli.output import print_fields, print_json, print_line, print_table
 from dsrun.errors import EXIT_FINDINGS, UsageError
 from dsrun.findings import Finding
 from dsrun.runs.folder import RunFolder
-from dsrun.runs.goodput import duration
 from dsrun.runs.manifest import complete_checkpoints
 from dsrun.runs.manifest import verify as read_through
-from dsrun.system.display import size_text
+from dsrun.system.display import duration, size_text
 
 _WHERE = click.argument("where", metavar="RUN|CHECKPOINT", type=click.Path(path_type=Path))
 _HEAD = ("STEP", "SIZE", "AGE", "ZERO", "RANKS", "STATE")

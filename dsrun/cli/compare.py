@@ -10,21 +10,19 @@ import click
 
 from dsrun.cli.options import Command, format_option
 from dsrun.cli.output import print_json, print_line, print_table
-from dsrun.cli.runs import size_text
 from dsrun.errors import UsageError
 from dsrun.monitoring.comparison import Row, curves, differences, labels, metrics
 from dsrun.monitoring.follow import RunReader
-from dsrun.monitoring.plots import curve_marks, figure, line_plot
+from dsrun.monitoring.plots import curve_marks, line_plot
 from dsrun.monitoring.status import status_of
-from dsrun.runs.goodput import duration
-from dsrun.system.display import printable
+from dsrun.system.display import counted, duration, figure, printable, size_text
 
 MOST = 10
 _WIDEST = 40
 _HEIGHT = 18
 _FORMATS: Mapping[str, Callable[[Any], str]] = {
     "seconds": duration,
-    "gpu_memory_peak": lambda size: size_text(int(size)),
+    "gpu_memory_peak": size_text,
     "goodput": "{:.1%}".format,
     "mfu": "{:.1%}".format,
     "padding": "{:.1%}".format,
@@ -44,12 +42,12 @@ def command(*, runs: tuple[str, ...], metric: str, form: str) -> int:
     """
 
     if not 2 <= len(runs) <= MOST:
-        raise UsageError(f"{len(runs)} run{'' if len(runs) == 1 else 's'} to compare", fix=f"name 2 to {MOST}")
+        raise UsageError(f"{counted(len(runs), 'run')} to compare", fix=f"name 2 to {MOST}")
     if len({Path(run).resolve() for run in runs}) < len(runs):
         raise UsageError("the same run is named twice", fix="name different runs")
     histories = [RunReader(Path(run)).read() for run in runs]
     statuses = [status_of(history, lock_tries=1) for history in histories]
-    names = labels(histories)
+    names = labels([history.path for history in histories])
     changed, measured = differences(histories), metrics(histories, statuses)
     drawn = curves(histories, metric)
     if form == "json":

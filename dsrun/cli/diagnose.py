@@ -16,6 +16,7 @@ from dsrun.diagnosis.reading import members
 from dsrun.diagnosis.run import is_run, of_run, runs_below
 from dsrun.errors import EXIT_FINDINGS, UsageError
 from dsrun.findings import Finding
+from dsrun.system.display import counted
 
 STDIN = "-"
 
@@ -100,7 +101,7 @@ def _print(verdict: Verdict) -> None:
         others: Sequence[Finding] = verdict.findings[1:]
     else:
         logs = f" of {len(verdict.logs)} logs" if len(verdict.logs) > 1 else ""
-        lines = f"{verdict.lines:,} line{'' if verdict.lines == 1 else 's'}"
+        lines = counted(verdict.lines, "line")
         training = "" if verdict.trained else "; none of training, either"
         click.echo(f"{cause.code}: no known sign of failure in {lines}{logs}{training}")
         rows, others = [], verdict.findings

@@ -12,9 +12,8 @@ from dsrun.cli.options import Command, format_option
 from dsrun.cli.output import print_json, print_note, print_table
 from dsrun.errors import UsageError, nearest
 from dsrun.monitoring.overview import SORTS, RunRow, runs_of, sort_rows
-from dsrun.monitoring.plots import figure
 from dsrun.monitoring.status import State, status_json
-from dsrun.runs.goodput import duration
+from dsrun.system.display import duration, figure, size_text
 
 HEAD = ("RUN", "STATE", "STEP", "LOSS", "BEST", "AGE", "TIME", "SIZE", "RANKS")
 
@@ -90,11 +89,3 @@ def _cells(row: RunRow) -> Sequence[str]:
         "" if row.bytes is None else size_text(row.bytes),
         f"{ranks} × {', '.join(sorted(names))}" if names and ranks else ranks,
     )
-
-
-def size_text(size: int) -> str:
-    """Bytes for people: 812 kB, 4.9 MB, 1.2 TB."""
-    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if size >= scale:
-            return f"{size / scale:.3g} {unit}"
-    return f"{size / 1e3:.0f} kB"

@@ -9,7 +9,8 @@ import click
 
 from dsrun.cli.output import json_text, print_line, write_file
 from dsrun.errors import UsageError
-from dsrun.report.data import names_of, read_run
+from dsrun.monitoring.comparison import labels
+from dsrun.report.data import read_run
 from dsrun.report.page import MARKER, Report, render, report_of
 from dsrun.system.display import without_tokens
 
@@ -25,7 +26,7 @@ def run(*, runs: tuple[str, ...], output: str | None, png: str | None, force: bo
     writes_page = form == "text" or output is not None
     if writes_page and not overwrite and page.is_file():
         raise UsageError(f"{page} exists", fix="add --force to replace it, or name another file with -o")
-    report = report_of([read_run(path, name) for path, name in zip(paths, names_of(paths), strict=True)])
+    report = report_of([read_run(path, name) for path, name in zip(paths, labels(paths), strict=True)])
     pictures = _write_pictures(report, Path(png), force=force) if png is not None else []
     text = render(report) if form == "text" else without_tokens(json_text(report.as_dict()))
     if not writes_page:

@@ -13,6 +13,7 @@ from typing import Any
 from dsrun.diagnosis.classify import UNKNOWN
 from dsrun.diagnosis.diagnose import NONE, Verdict, of_logs
 from dsrun.diagnosis.rules import Cause, causes
+from dsrun.diagnosis.tracebacks import is_exception
 from dsrun.errors import UsageError
 from dsrun.findings import Finding
 from dsrun.runs.folder import LOCK_TRIES, RunFolder, is_in_use, read_holder
@@ -153,11 +154,21 @@ def _recorded(cause: Cause, event: Mapping[str, Any], verdict: Verdict, events: 
         evidence=verdict.evidence if same else message,
         means=cause.means,
         fix=cause.fix,
-        findings=(_finding(cause, message, events), *others),
+        findings=(_finding(cause, message, events), *(each for each in others if not _is_told(each, cause, message))),
         logs=verdict.logs,
         lines=verdict.lines,
         trained=verdict.trained,
     )
+
+
+def _is_told(finding: Finding, cause: Cause, message: str) -> bool:
+    """Whether a finding that no rule knows only repeats the recorded failure, or that a process ended."""
+    if finding.code != UNKNOWN or cause.code == UNKNOWN:
+        return False
+    evidence = finding.message.removeprefix(f"{causes()[UNKNOWN].title}: ")
+    said = message.partition(" (")[0]  # without its fix
+    text = evidence.partition(": ")[2]
+    return not is_exception(evidence) or said in evidence or (bool(text) and text in message)
 
 
 def _last_logs(folder: Path) -> dict[str, Path]:

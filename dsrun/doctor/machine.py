@@ -6,27 +6,106 @@ Checks reach the machine through these alone, so that a recorded machine can sta
 from __future__ import annotations
 
 import os
+import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from subprocess import CompletedProcess
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from dsrun.doctor.driver import Driver, query_driver
 from dsrun.doctor.gpu.nvml import NvmlAnswer, query_gpus
-from dsrun.doctor.network import Network
-from dsrun.doctor.packages import Packages
-from dsrun.errors import DsrunError
+from dsrun.errors import DsrunError, UsageError
 from dsrun.findings import Finding
+from dsrun.system import net
 from dsrun.system.gpus import Gpu
-from dsrun.system.host import ROOT
+from dsrun.system.host import ROOT, VERSIONED, versions
 from dsrun.system.proc import capture
+from dsrun.wheel.target.toolchain import TorchFacts, facts_at
 
 if TYPE_CHECKING:
     from dsrun.recipe.recipe import Recipe
+
+LOOKED_AT = (*VERSIONED, "nvidia-nccl-cu12", "nvidia-nccl-cu13")
+
+
+class Packages:
+    """The packages of the Python that trains: where they are and which versions, without importing any of them.
+
+    A recorded machine has others: `places` are folders by the packages' names, `numbers` their versions.
+    """
+
+    def __init__(self, places: dict[str, Path] | None = None, numbers: dict[str, str] | None = None) -> None:
+        self._places = places
+        self._numbers = numbers
+
+    def folder(self, name: str) -> Path | None:
+        """Where the top-level package `name` is; None where it is not installed."""
+        if self._places is not None:
+            return self._places.get(name)
+        # Of a top-level name find_spec imports nothing.
+        spec = find_spec(name)
+        places = list(spec.submodule_search_locations or ()) if spec else []
+        return Path(places[0]) if places else None
+
+    @cached_property
+    def versions(self) -> dict[str, str]:
+        """Versions by name of those that are installed."""
+        return versions(LOOKED_AT) if self._numbers is None else self._numbers
+
+    @cached_property
+    def torch(self) -> TorchFacts | None:
+        """torch, by its file version.py; None where it is not installed, or does not say its version."""
+        folder = self.folder("torch")
+        return facts_at(folder, (sys.implementation.cache_tag or "").replace("cpython-", "cp")) if folder else None
+
+
+RESOLVE_S = 3.0
+"""A name service that takes longer, as a resolver without a network does, holds up each rank's start."""
+Answer = TypeVar("Answer")
+
+
+class Network:
+    """Names, addresses and ports of this machine; a recorded machine answers otherwise."""
+
+    def hostname(self) -> str:
+        """This machine's own name."""
+        return socket.gethostname()
+
+    def resolve(self, host: str) -> Sequence[str] | None:
+        """The addresses of `host`; [] where no name service knows it, None where none answers within RESOLVE_S."""
+        return _within(RESOLVE_S, lambda: net.resolve(host), None)
+
+    def interfaces(self) -> Mapping[str, Sequence[str]]:
+        """The addresses of each interface that is up, in the order of the system."""
+        return net.addresses()
+
+    def taken(self, port: int) -> str:
+        """Why nothing can listen on `port`, and the next free one of the ten after it; "" where it is free."""
+        try:
+            net.claim_port(port, find=None)
+        except UsageError as error:
+            return error.message
+        return ""
+
+    def reachable(self, host: str, port: int, timeout_s: float) -> bool:
+        """Whether `host` accepts a connection within `timeout_s` seconds, its name looked up."""
+        return _within(timeout_s, lambda: net.reachable(host, port, timeout_s), False)
+
+
+def _within(seconds: float, ask: Callable[[], Answer], otherwise: Answer) -> Answer:
+    """What `ask` returns; `otherwise` where that takes longer. Looking up a name has no time limit of its own."""
+    answers: list[Answer] = []
+    thread = threading.Thread(target=lambda: answers.append(ask()), daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return answers[0] if answers else otherwise
+
 
 PROGRAM_S = 5.0
 DEEP_PROGRAM_S = 300.0

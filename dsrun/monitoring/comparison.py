@@ -7,18 +7,22 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dsrun.errors import UsageError, nearest
-from dsrun.monitoring.history import Record, RunHistory, finite
+from dsrun.monitoring.history import DEFAULT, RunHistory, metric_keys
 from dsrun.monitoring.status import RunStatus
-from dsrun.system.display import masked_values
+from dsrun.runs.values import Record, finite
+from dsrun.system.display import masked_values, without_tokens
 
 # Of run.json: what a run is made of, beside the resolved settings.
-_SECTIONS = ("model", "model_type", "parameters", "task", "precision", "zero_stage", "world_size", "gpus", "batch")
-_AROUND = ("deepspeed", "versions", "host", "git_commit", "plugin")
-# They tell runs apart and say nothing about them.
-_NAMES_OF_RUNS = frozenset({"output", "config", "explain", "dry_run", "force", "debug", "master_port", "find_port"})
+_SECTIONS = ("model", "model_type", "parameters", "task", "precision", "zero_stage", "world_size", "batch")
+_AROUND = ("gpus", "versions", "host", "git_commit", "plugin")
+# Where and how a run was started says nothing about what it computes.
+_NAMES_OF_RUNS = frozenset({
+    "output", "run_name", "logging_dir", "config", "resume", "explain", "dry_run", "force", "debug", "master_port",
+    "find_port",
+})  # fmt: skip
 # A setting -> what it resolves to, which stands above it.
 _SAME = {
     "zero": "zero_stage",
@@ -26,7 +30,6 @@ _SAME = {
     "batch.world_size": "world_size",
     "deepspeed.zero_optimization.stage": "zero_stage",
 }
-_TIMING = ("_seconds", "_per_second", "_runtime", "_samples")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,9 +40,16 @@ class Row:
     values: tuple[Any, ...]
 
 
-def labels(histories: Sequence[RunHistory]) -> list[str]:
-    """A short name for each run: its folder's, with the folders above it where two are called the same."""
-    paths = [history.path.absolute() for history in histories]
+@dataclass(frozen=True, kw_only=True)
+class Difference(Row):
+    """A setting, or a fact about what the runs ran on."""
+
+    kind: Literal["setting", "environment"]
+
+
+def labels(paths: Sequence[Path]) -> list[str]:
+    """A short name for the run in each folder: the folder's, with those above it where two are called the same."""
+    paths = [path.absolute() for path in paths]
     for parts in range(1, max(len(path.parts) for path in paths) + 1):
         names = [str(Path(*path.parts[-parts:])) for path in paths]
         if len(set(names)) == len(set(paths)):
@@ -48,21 +58,41 @@ def labels(histories: Sequence[RunHistory]) -> list[str]:
 
 
 def configuration(history: RunHistory) -> dict[str, Any]:
-    """What a run was made of, flat: "batch.micro_batch", "learning_rate", "versions.torch". Tokens are masked."""
-    run = masked_values(dict(history.run))
-    settings = masked_values(dict(history.settings))
-    flat = _flat({name: run[name] for name in _SECTIONS if name in run})
-    flat |= {name: value for name, value in _flat(settings).items() if name not in _NAMES_OF_RUNS and name not in flat}
-    return flat | _flat({name: run[name] for name in _AROUND if name in run})
+    """The settings of a run and what they resolve to, flat: "batch.micro_batch", "learning_rate". Tokens are masked."""
+    settings = {name: value for name, value in history.settings.items() if name not in _NAMES_OF_RUNS}
+    resolved = _flat(_sections(history, _SECTIONS))
+    others = {name: value for name, value in _flat(masked_values(settings)).items() if name not in resolved}
+    return resolved | others | _flat(_sections(history, ["deepspeed"]))
 
 
-def differences(histories: Sequence[RunHistory]) -> list[Row]:
-    """The settings in which the runs are not all alike, in the order of the run folder."""
-    found = [configuration(history) for history in histories]
-    names = dict.fromkeys(name for each in found for name in each)
-    values = {name: tuple(each.get(name) for each in found) for name in names}
-    differing = {name: each for name, each in values.items() if any(value != each[0] for value in each)}
-    return [Row(name=name, values=each) for name, each in differing.items() if not _is_told(name, differing)]
+def differences(histories: Sequence[RunHistory]) -> list[Difference]:
+    """What is not the same in all runs: settings that somebody gave, all others, and facts such as versions.
+
+    A run of which nothing is known differs in everything, which tells nothing: it is not compared.
+    """
+    settings = _differing([configuration(history) for history in histories])
+    facts = _differing([_flat(_sections(history, _AROUND)) for history in histories])
+    given = {name for history in histories for name, source in history.sources.items() if source != DEFAULT}
+    given |= {_SAME[name] for name in given & _SAME.keys()}
+    told = [name for name in settings if not _is_told(name, settings)]
+    told.sort(key=lambda name: name not in given)
+    return [
+        *(Difference(name=name, values=settings[name], kind="setting") for name in told),
+        *(Difference(name=name, values=values, kind="environment") for name, values in facts.items()),
+    ]
+
+
+def _sections(history: RunHistory, names: Sequence[str]) -> dict[str, Any]:
+    run = {name: history.run[name] for name in names if name in history.run}
+    shown: dict[str, Any] = masked_values(run)
+    return shown
+
+
+def _differing(found: Sequence[Mapping[str, Any]]) -> dict[str, tuple[Any, ...]]:
+    known = [each for each in found if each]
+    names = dict.fromkeys(name for each in known for name in each)
+    differing = (name for name in names if any(each.get(name) != known[0].get(name) for each in known))
+    return {name: tuple(each.get(name) for each in found) for name in differing}
 
 
 def _is_told(name: str, differing: Mapping[str, tuple[Any, ...]]) -> bool:
@@ -80,10 +110,8 @@ def metrics(histories: Sequence[RunHistory], statuses: Sequence[RunStatus]) -> l
         ("loss", [status.loss for status in statuses]),
         ("lowest_loss", [min((y for _, y in history.series("loss")), default=None) for history in histories]),
     ]
-    names = dict.fromkeys(name for history in histories for each in history.evaluations for name in each)
-    for name in names:
-        if name.startswith("eval_") and not name.endswith(_TIMING):
-            rows.append((name, [_last(history, name) for history in histories]))
+    for name in metric_keys(record for history in histories for record in history.evaluations):
+        rows.append((name, [_last(history, name) for history in histories]))
     rows += [
         ("best_metric", [status.best and status.best.metric for status in statuses]),
         ("best_value", [status.best and status.best.value for status in statuses]),
@@ -102,7 +130,8 @@ def metrics(histories: Sequence[RunHistory], statuses: Sequence[RunStatus]) -> l
 
 def curves(histories: Sequence[RunHistory], metric: str) -> dict[str, list[tuple[int, float]]]:
     """The (step, value) of `metric` of each run by its label. Raises UsageError where no run has it."""
-    found = {label: history.series(metric) for label, history in zip(labels(histories), histories, strict=True)}
+    names = labels([history.path for history in histories])
+    found = {label: history.series(metric) for label, history in zip(names, histories, strict=True)}
     if not any(found.values()):
         records = [record for history in histories for record in (*history.steps[-20:], *history.evaluations[-20:])]
         known = sorted({str(key) for each in records for key in each if finite(each[key]) is not None} - {"step"})
@@ -120,7 +149,8 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         if isinstance(value, Mapping):
             flat |= _flat(value, f"{prefix}{name}.")
         else:
-            flat[f"{prefix}{name}"] = json.dumps(value) if isinstance(value, list) else value
+            text = json.dumps(value) if isinstance(value, list) else value
+            flat[f"{prefix}{name}"] = without_tokens(text) if isinstance(text, str) else text
     return flat
 
 

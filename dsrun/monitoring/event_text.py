@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from dsrun.monitoring.history import Record, finite, whole
-from dsrun.monitoring.plots import figure
-from dsrun.runs.goodput import duration
+from dsrun.monitoring.history import metric_keys
+from dsrun.runs.values import Record, finite, mapping, whole
+from dsrun.system.display import duration, figure, precise_duration, size_text
 
 QUIET = frozenset({"progress", "checkpoint_begin"})
 """Events that tell nothing a person wants to read."""
 BAD = frozenset({"failure", "checkpoint_failed", "nan"})
 WORTH_A_LOOK = frozenset({"spike", "signal", "remedy", "restart"})
 _METRICS = 4
+_LEAST_S = 0.05
+
+
+def is_bad(event: Record) -> bool:
+    """Whether it tells that something went wrong."""
+    kind = event.get("kind")
+    return kind in BAD or (kind == "end" and bool(event.get("exit_code")))
 
 
 def describe(event: Record) -> str:
@@ -25,27 +32,29 @@ def describe(event: Record) -> str:
 def _start(event: Record) -> str:
     ranks, attempt, requeue = (whole(event.get(name)) for name in ("world_size", "attempt", "requeue"))
     again = f", attempt {attempt}" if attempt else f", requeue {requeue}" if requeue else ""
-    return f"started{f' on {ranks} ranks' if ranks else ''}{again}"
+    parts = [*_took("in the queue", event.get("queued_s")), *_took("starting", event.get("starting_s"))]
+    return ", ".join([f"started{f' on {ranks} ranks' if ranks else ''}{again}", *parts])
 
 
 def _evaluate(event: Record) -> str:
-    metrics = event.get("metrics")
-    found = metrics if isinstance(metrics, Mapping) else {}
-    timing = ("_seconds", "_per_second", "_runtime", "_samples", "epoch")
-    known = [(str(name), finite(value)) for name, value in found.items() if not str(name).endswith(timing)]
+    metrics = mapping(event.get("metrics"))
+    known = [(name, finite(metrics[name])) for name in metric_keys([metrics])]
     shown = [f"{name.removeprefix('eval_')} {figure(value)}" for name, value in known if value is not None]
-    return f"evaluated at step {_step(event)}: {', '.join(shown[:_METRICS])}"
+    parts = [*shown[:_METRICS], *_took("in", event.get("seconds"), before=True)]
+    return f"evaluated at step {_step(event)}" + (f": {', '.join(parts)}" if parts else "")
 
 
 def _failure(event: Record) -> str:
-    rank = whole(event.get("rank"))
+    rank, code = whole(event.get("rank")), whole(event.get("exit_code"))
     who = f"rank {rank} failed" if rank is not None else "failed"
-    return f"{who}: {event.get('cause')}: {event.get('message')}"
+    told = [str(event[name]) for name in ("cause", "message") if event.get(name)]
+    return ": ".join([who, *told]) + (f", exit code {code}" if code else "")
 
 
 def _saved(event: Record) -> str:
-    seconds = finite(event.get("seconds"))
-    return f"checkpoint of step {_step(event)} saved" + (f", training waited {_short(seconds)}" if seconds else "")
+    size = whole(event.get("bytes"))
+    parts = [f"checkpoint of step {_step(event)} saved", *([size_text(size)] if size else [])]
+    return ", ".join([*parts, *_took("training waited", event.get("seconds"), before=True)])
 
 
 def _training(event: Record) -> str:
@@ -58,17 +67,23 @@ def _training(event: Record) -> str:
 def _end(event: Record) -> str:
     code = whole(event.get("exit_code"))
     seconds = finite(event.get("seconds"))
+    at = f" at step {_step(event)}" if whole(event.get("step")) is not None else ""
     took = f" after {duration(seconds)}" if seconds else ""
-    return f"ended at step {_step(event)}{took}" + (f", exit code {code}" if code else "")
+    cause = f": {event['cause']}" if event.get("cause") else ""
+    return f"ended{at}{took}{cause}" + (f", exit code {code}" if code else "")
+
+
+def _took(what: str, value: object, *, before: bool = False) -> list[str]:
+    """How long a part of it took, where that is worth a word; `before`: `what` comes before the time."""
+    seconds = finite(value)
+    if seconds is None or seconds < _LEAST_S:
+        return []
+    return [f"{what} {precise_duration(seconds)}" if before else f"{precise_duration(seconds)} {what}"]
 
 
 def _step(event: Record) -> str:
     step = whole(event.get("step"))
     return "?" if step is None else f"{step:,}"
-
-
-def _short(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds < 10 else duration(seconds)
 
 
 _TEXTS: Mapping[str, Callable[[Record], str]] = {

@@ -8,10 +8,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from dsrun.monitoring.history import KeptRecords, Record, RunHistory, read_object, refuse_without_run
+from dsrun.monitoring.history import KeptRecords, RunHistory, read_object, refuse_without_run
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.node_status import read_node_status
 from dsrun.runs.records import revive
+from dsrun.runs.values import Record
 from dsrun.system.files import parse_json
 
 WHOLE = 4 << 20
@@ -84,6 +85,7 @@ class RunReader:
         )
         self._events = RecordTail(folder.events)
         self._run_json = folder.run_json
+        self._recipe = folder.recipe
         self._kept = KeptRecords()
         self._happened: list[Record] = []
         self._run: Record = {}
@@ -105,6 +107,7 @@ class RunReader:
         return RunHistory(
             path=self.path,
             run=self._run,
+            recipe={} if self._run else read_object(self._recipe),
             steps=tuple(self._kept.steps),
             evaluations=tuple(self._kept.evaluations) or _evaluations(self._happened),
             events=tuple(self._happened),

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 from dsrun.diagnosis.run import is_run
 from dsrun.errors import UsageError
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.node_status import NodeStatus, read_node_status
 from dsrun.runs.records import iter_records, read_records, revive
+from dsrun.runs.values import Record, finite, mapping, seconds_of, whole
 from dsrun.system.files import parse_json
 
-Record = Mapping[str, Any]
+DEFAULT = "default"
+"""The source of a setting that nobody gave."""
+# Figures of an evaluation itself, not of the model.
+_COSTS = ("_seconds", "_runtime", "_per_second", "_samples", "_steps", "_epoch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,11 +26,12 @@ class RunHistory:
 
     `steps` are the records of metrics.jsonl with a loss, in the order of their steps: where a restarted run made steps
     again, those of the later attempt. `evaluations` are its other records, the same way. `run` is run.json, {} before
-    it is written.
+    it is written; until then `recipe` is recipe.json.
     """
 
     path: Path
     run: Record = field(default_factory=dict)
+    recipe: Record = field(default_factory=dict)
     steps: tuple[Record, ...] = ()
     evaluations: tuple[Record, ...] = ()
     events: tuple[Record, ...] = ()
@@ -38,14 +40,24 @@ class RunHistory:
     @property
     def settings(self) -> Record:
         """The resolved settings of training, by name."""
-        specs = self.run.get("specs")
-        train = specs.get("train") if isinstance(specs, Mapping) else None
-        return train if isinstance(train, Mapping) else {}
+        return mapping(mapping(self.run.get("specs")).get("train")) or mapping(self.recipe.get("values"))
+
+    @property
+    def sources(self) -> Record:
+        """Where each setting comes from: the command line, a file, or DEFAULT; what is not named is a default, too."""
+        return mapping(self.run.get("sources")) or mapping(self.recipe.get("sources"))
 
     @property
     def max_steps(self) -> int | None:
         """How many optimizer steps the run is to make."""
         return next((number for each in reversed(self.events) if (number := whole(each.get("max_steps")))), None)
+
+    @property
+    def present_nodes(self) -> tuple[NodeStatus, ...]:
+        """The nodes of this start: one that was started again under torchrun leaves the status of its former ones."""
+        starts = (each for each in reversed(self.events) if each.get("kind") == "start" and not each.get("attempt"))
+        began = seconds_of(next(starts, {})) or 0.0
+        return tuple(node for node in self.nodes if (seconds_of({"time": node.time}) or began) >= began)
 
     def series(self, key: str) -> list[tuple[int, float]]:
         """(step, value) of a key of `steps` or `evaluations`, values that are not finite left out."""
@@ -65,6 +77,7 @@ def read_history(path: Path) -> RunHistory:
     return RunHistory(
         path=path,
         run=run,
+        recipe={} if run else read_object(folder.recipe),
         steps=tuple(kept.steps),
         evaluations=tuple(kept.evaluations),
         events=events,
@@ -79,30 +92,16 @@ def refuse_without_run(path: Path) -> None:
         raise UsageError(f"{path} {what}", fix="give the --output of a dsrun train or launch")
 
 
+def metric_keys(records: Iterable[Record]) -> list[str]:
+    """The keys of the metrics in evaluations, without what these cost."""
+    keys = {str(key): None for record in records for key in record if str(key).startswith("eval_")}
+    return [key for key in keys if not key.endswith(_COSTS)]
+
+
 def series(records: Iterable[Record], key: str) -> list[tuple[int, float]]:
     """(step, value) of those records that have a finite `key`."""
     found = ((whole(each.get("step")), finite(each.get(key))) for each in records)
     return [(step, value) for step, value in found if step is not None and value is not None]
-
-
-def finite(value: object) -> float | None:
-    """A number that is finite; None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        return None
-    return float(value)
-
-
-def whole(value: object) -> int | None:
-    """A whole number; None for anything else."""
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def seconds_of(record: Record) -> float | None:
-    """The time of a record in seconds since the epoch; None where it has none."""
-    try:
-        return datetime.fromisoformat(str(record.get("time"))).timestamp()
-    except (ValueError, OverflowError):
-        return None
 
 
 class KeptRecords:
@@ -138,4 +137,4 @@ def read_object(path: Path) -> Record:
         found = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, Mapping) else {}
+    return mapping(found)

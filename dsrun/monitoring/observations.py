@@ -6,11 +6,11 @@ import statistics
 from collections.abc import Iterable, Iterator, Sequence
 
 from dsrun.findings import Finding
-from dsrun.monitoring.history import seconds_of
 from dsrun.monitoring.status import STALE_S, RunStatus
 from dsrun.monitoring.straggler import SLOWER_BY
-from dsrun.runs.goodput import duration
 from dsrun.runs.node_status import NodeStatus, RankProgress
+from dsrun.runs.values import seconds_of
+from dsrun.system.display import duration, precise_duration
 from dsrun.system.gpu_samples import GpuSample
 
 BUSY = 0.95
@@ -171,7 +171,7 @@ def _stragglers(nodes: Sequence[NodeStatus]) -> Iterator[Finding]:
     own = slow.own_s
     how = f"it is at step {slow.step}"
     if own and works:
-        how = f"its work takes {own:.3g} s a step, {statistics.median(works):.3g} s elsewhere"
+        how = f"its work takes {precise_duration(own)} a step, {precise_duration(statistics.median(works))} elsewhere"
     yield Finding(
         level="warning",
         code="slow_rank",

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
+from dsrun.system.display import figure
+
 Points = Sequence[tuple[float, float]]
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
@@ -40,13 +42,6 @@ def bar(share: float, width: int, *, ascii_only: bool = False) -> str:
     eighths = math.floor(share * width * 8)
     full, part = divmod(eighths, 8)
     return ("█" * full + (_EIGHTHS[part] if part else "")).ljust(width, "░")[:width]
-
-
-def figure(value: float) -> str:
-    """A number in at most four figures: 0.0123, 1.191, 24,190, 3.3e-05."""
-    if value and not 1e-3 <= abs(value) < 1e7:
-        return f"{value:.2g}" if abs(value) < 1 else f"{value:.3g}"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
 def curve_marks(count: int, *, ascii_only: bool = False) -> str:

@@ -12,10 +12,11 @@ from typing import Any, Literal, cast
 
 from dsrun.diagnosis.run import last_write, who_runs
 from dsrun.errors import EXIT_RESUME
-from dsrun.monitoring.history import Record, RunHistory, finite, seconds_of, whole
+from dsrun.monitoring.history import RunHistory
 from dsrun.runs.folder import LOCK_TRIES, RunFolder, is_in_use
 from dsrun.runs.goodput import failures, goodput
 from dsrun.runs.records import plain
+from dsrun.runs.values import Record, finite, seconds_of, whole
 
 State = Literal[
     "starting", "training", "evaluating", "saving", "restarting", "finished", "failed", "stopped", "killed", "silent"
@@ -138,12 +139,24 @@ def status_of(history: RunHistory, now: float | None = None, *, lock_tries: int 
         checkpoint_step=whole(saved.get("step")),
         checkpoint_age_s=None if (at := seconds_of(saved)) is None else max(0.0, now - at),
         best=best_of(history),
-        goodput=goodput(events).share if events else None,
+        goodput=goodput(ledger_of(history, state)).share if events else None,
         restarts=failures(events),
         world_size=next((size for each in reversed(events) if (size := whole(each.get("world_size")))), None),
         cause=_text(ending.get("cause")) or ("run_killed" if state == "killed" else None),
         message=_text(ending.get("message")) or _text(ending.get("signal")),
     )
+
+
+def ledger_of(history: RunHistory, state: State) -> tuple[Record, ...]:
+    """The events of a run for its goodput; of one that trains, with its last logged step as if it were one, too: events
+    that tell only that training goes on are a minute apart."""
+    events, last = history.events, history.steps[-1] if history.steps else {}
+    since, logged = seconds_of(events[-1]) if events else None, seconds_of(last)
+    if state in OVER or not events or _DOING.get(str(events[-1].get("kind"))) != "training":
+        return events
+    if since is None or logged is None or logged <= since:
+        return events
+    return (*events, {"kind": "progress", "time": last["time"], "step": last["step"]})
 
 
 def recent_step_s(steps: Sequence[Record]) -> float | None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from dsrun.diagnosis.rules import cause_named
 from dsrun.errors import LONGEST_MESSAGE
 from dsrun.runs.records import plain
-from dsrun.system.display import printable, without_tokens
+from dsrun.system.display import figure, printable, without_tokens
 
 VERSION = 1
 
@@ -75,7 +74,7 @@ class Message:
         why = f": {self._why()}" if self._why() else ""
         again = f" restarts (attempt {self.attempt})" if self.attempt else " restarts"
         texts: dict[Kind, str] = {
-            "finish": f"finished{after}" + (f", loss {self.loss:.4g}" if self.loss is not None else ""),
+            "finish": f"finished{after}" + (f", loss {figure(self.loss)}" if self.loss is not None else ""),
             "failure": f"failed{after}{why}",
             "nan": f"met a NaN or infinite value{after}{why}",
             "hang": f"hung{after}, and{again}{why}",
@@ -113,7 +112,7 @@ class Message:
             ("fix", self.cause and self.cause.fix),
             ("next", self.next),
             ("step", step),
-            ("loss", None if self.loss is None else f"{self.loss:.4g}"),
+            ("loss", None if self.loss is None else figure(self.loss)),
             ("run", self.facts.run),
             ("host", self.facts.host),
             ("job", self.facts.job_id),
@@ -155,9 +154,3 @@ def sample(facts: RunFacts, time: str) -> Message:
         exit_code=1,
         attempt=0,
     )
-
-
-def number(record: Mapping[str, Any], key: str) -> int | None:
-    """A whole number of a record; None where it has none."""
-    value = record.get(key)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from dsrun.errors import EXIT_INTERRUPTED, EXIT_RESUME
-from dsrun.notifications.message import Cause, Kind, Message, RunFacts, number
+from dsrun.notifications.message import Cause, Kind, Message, RunFacts
 from dsrun.runs.records import utc_now
+from dsrun.runs.values import whole
 
 INTERVAL_S = 60.0
 """At most one message of a kind in so many seconds: a run that fails again and again must not flood anybody."""
@@ -59,15 +60,15 @@ class Narrator:
     def metrics(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Take in lines of metrics.jsonl, for step and loss."""
         for record in records:
-            self._step = self._step if (step := number(record, "step")) is None else step
+            self._step = self._step if (step := whole(record.get("step"))) is None else step
             if isinstance(record.get("loss"), float):
                 self._loss = record["loss"]
 
     def event(self, record: Mapping[str, Any]) -> list[Message]:
         """The messages about a line of events.jsonl."""
-        if (step := number(record, "step")) is not None:
+        if (step := whole(record.get("step"))) is not None:
             self._step = step
-        if (most := number(record, "max_steps")) is not None:
+        if (most := whole(record.get("max_steps"))) is not None:
             self._max_steps = most
         when = str(record.get("time") or utc_now())
         match record.get("kind"):
@@ -104,7 +105,7 @@ class Narrator:
         kind: Kind = "hang" if code == _HUNG else "nan" if code == _NAN else "restart"
         told = self._about_failure(kind, when)
         self._failure = {}
-        return replace(told, attempt=number(record, "attempt"))
+        return replace(told, attempt=whole(record.get("attempt")))
 
     def _failed(self, end: End, now: str) -> Message:
         told = self._about_failure("failure", now)
@@ -115,9 +116,9 @@ class Narrator:
         """A message about the last failure, with all that the supervisor knows of it."""
         known = self._failure
         cause = Cause.of(known.get("cause"), external=self._external)
-        found = self._message(kind, when, cause=cause, rank=number(known, "rank"))
-        found = replace(found, detail=str(known.get("message") or ""), exit_code=number(known, "exit_code"))
-        return replace(found, step=number(known, "step") or found.step)
+        found = self._message(kind, when, cause=cause, rank=whole(known.get("rank")))
+        found = replace(found, detail=str(known.get("message") or ""), exit_code=whole(known.get("exit_code")))
+        return replace(found, step=whole(known.get("step")) or found.step)
 
     def _message(self, kind: Kind, when: str, **more: Any) -> Message:
         known = {"step": self._step, "max_steps": self._max_steps, "loss": self._loss}
@@ -126,7 +127,7 @@ class Narrator:
 
 def _signal(record: Mapping[str, Any]) -> str:
     """ "SIGTERM to rank 3 on gpu07"."""
-    rank, host = number(record, "rank"), record.get("signalled_host")
+    rank, host = whole(record.get("rank")), record.get("signalled_host")
     name = str(record.get("signal") or "a signal")
     return name if rank is None else f"{name} to rank {rank}" + (f" on {host}" if host else "")
 

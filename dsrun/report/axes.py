@@ -96,19 +96,6 @@ def log_labels(ticks: Sequence[float]) -> tuple[str, ...]:
     return tuple(_exponent(tick) if not 1e-3 <= tick < _HUGE else _prefixed(tick) for tick in ticks)
 
 
-def figure(value: float, digits: int = 4) -> str:
-    """A value for people, with so many significant digits: 0.03067, 43,214, 1.2e-05."""
-    if not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "∞" if value > 0 else "−∞"
-    if value and not 1e-4 <= abs(value) < _HUGE:
-        return f"{value:.{digits - 1}g}"
-    if abs(value) < 1:
-        return f"{value:.{digits}g}"
-    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
-    text = f"{value:,.{decimals}f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
-
-
 def _prefixed(value: float) -> str:
     size, prefix = next((each for each in _PREFIXES if value >= max(each[0], _LARGE)), (1.0, ""))
     return f"{value / size:,.10g}{prefix}"

@@ -13,9 +13,10 @@ from html import escape
 from itertools import pairwise
 from typing import Any
 
-from dsrun.report.axes import Axis, figure, linear_axis, log_axis, step_axis
+from dsrun.report.axes import Axis, linear_axis, log_axis, step_axis
 from dsrun.report.panels import Curve, Panel
 from dsrun.report.series import Point, finite_values
+from dsrun.system.display import figure
 
 WIDTH = 1000
 HEIGHT = 300

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -14,16 +13,15 @@ from dsrun.diagnosis.diagnose import NONE, Verdict
 from dsrun.diagnosis.run import of_run
 from dsrun.errors import UsageError
 from dsrun.findings import Finding
-from dsrun.monitoring.history import Record, RunHistory, read_history, seconds_of, whole
-from dsrun.monitoring.status import RunStatus, status_of
-from dsrun.report.panels import metric_keys, shown_text
+from dsrun.monitoring.history import DEFAULT, RunHistory, metric_keys, read_history
+from dsrun.monitoring.status import RunStatus, ledger_of, status_of
+from dsrun.report.panels import shown_text
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.goodput import Goodput, goodput
 from dsrun.runs.records import iter_records, plain
+from dsrun.runs.values import Record, mapping, whole
 from dsrun.system.display import masked, masked_values, without_tokens
-from dsrun.system.files import parse_json
 
-DEFAULT = "default"
 MOST_PREDICTIONS = 12
 """Of each predictions file, so many rows are shown."""
 MOST_PROMPTS = 12
@@ -71,7 +69,7 @@ class RunReport:
     @property
     def ledger(self) -> tuple[Record, ...]:
         """Its events, with what has been trained since the last one."""
-        return ledger_of(self.history, self.status)
+        return ledger_of(self.history, self.status.state)
 
     @property
     def metrics(self) -> list[str]:
@@ -92,6 +90,7 @@ class RunReport:
             "environment": dict(self.environment),
             "evaluations": [plain(record) for record in self.history.evaluations],
             "events": events,
+            "nodes": [plain(asdict(node)) for node in self.history.present_nodes],
             "checkpoints": [plain(asdict(entry)) for entry in self.checkpoints],
             "prompts": [asdict(sample) for sample in self.prompts],
             "predictions": {file: [asdict(row) for row in rows] for file, rows in self.predictions},
@@ -103,10 +102,10 @@ def read_run(path: Path, name: str) -> RunReport:
     history = read_history(path)
     status = status_of(history)
     return RunReport(
-        name=name,
+        name=shown_text(name),
         history=history,
         status=status,
-        goodput=goodput(ledger_of(history, status)) if history.events else None,
+        goodput=goodput(ledger_of(history, status.state)) if history.events else None,
         verdict=_verdict(path, status),
         findings=_config_findings(history),
         checkpoints=tuple(entries(RunFolder(path))),
@@ -115,26 +114,6 @@ def read_run(path: Path, name: str) -> RunReport:
         prompts=_prompts(path),
         predictions=_predictions(path),
     )
-
-
-def ledger_of(history: RunHistory, status: RunStatus) -> tuple[Record, ...]:
-    """The events of a run; of one that trains now, also its last logged step as if it were one: events that tell only
-    that a run goes on are a minute apart."""
-    events, last = history.events, history.steps[-1] if history.steps else {}
-    since, now = seconds_of(events[-1]) if events else None, seconds_of(last)
-    if status.state != "training" or since is None or now is None or now <= since:
-        return events
-    return (*events, {"kind": "progress", "time": last["time"], "step": last["step"]})
-
-
-def names_of(paths: Iterable[Path]) -> list[str]:
-    """A name for each run: that of its folder, with as many folders above it as tell the runs apart."""
-    parts = [path.absolute().parts for path in paths]
-    for depth in range(1, max(map(len, parts), default=0) + 1):
-        names = ["/".join(each[-depth:]) for each in parts]
-        if len(set(names)) == len(set(parts)):
-            break
-    return [shown_text(name) for name in names]
 
 
 def shown_value(value: object) -> str:
@@ -187,33 +166,20 @@ def deepspeed_json(history: RunHistory) -> str | None:
 
 
 def _settings(history: RunHistory) -> tuple[Setting, ...]:
-    """The settings of run.json, those that were given first; before it is there, those of recipe.json."""
-    values, sources = history.settings, history.run.get("sources")
-    if not values:
-        recipe = _object(RunFolder(history.path).recipe)
-        values, sources = _mapping(recipe.get("values")), recipe.get("sources")
-    known = _mapping(sources)
-    shown = masked_values(dict(values))
+    """The settings, those that were given first."""
+    sources = history.sources
     rows = [
-        Setting(name=str(name), value=shown_value(value), source=without_tokens(str(known.get(name, DEFAULT))))
-        for name, value in shown.items()
+        Setting(name=str(name), value=shown_value(value), source=without_tokens(str(sources.get(name, DEFAULT))))
+        for name, value in masked_values(dict(history.settings)).items()
     ]
     return tuple(sorted(rows, key=lambda row: row.source == DEFAULT))
-
-
-def _object(file: Path) -> Record:
-    try:
-        found = parse_json(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return _mapping(found)
 
 
 def _environment(history: RunHistory, status: RunStatus) -> tuple[tuple[str, str], ...]:
     run = history.run
     gpus = run.get("gpus")
     names = list(map(str, gpus)) if isinstance(gpus, list) else []
-    batch = _mapping(run.get("batch"))
+    batch = mapping(run.get("batch"))
     command = run.get("command")
     rows: list[tuple[str, object]] = [
         ("folder", history.path.absolute()),
@@ -229,9 +195,9 @@ def _environment(history: RunHistory, status: RunStatus) -> tuple[tuple[str, str
         ("global batch", batch.get("global_batch")),
         ("micro batch", batch.get("micro_batch")),
         ("accumulation steps", batch.get("accumulation")),
-        ("packing", _mapping(run.get("packing")).get("batches")),
+        ("packing", mapping(run.get("packing")).get("batches")),
         ("git commit", run.get("git_commit")),
-        *((str(package), version) for package, version in _mapping(run.get("versions")).items()),
+        *((str(package), version) for package, version in mapping(run.get("versions")).items()),
     ]
     return tuple((name, without_tokens(str(value))) for name, value in rows if value not in (None, ""))
 
@@ -276,7 +242,3 @@ def _rows(file: Path) -> tuple[Sample, ...]:
 def _text(value: object) -> str:
     text = without_tokens(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False))
     return text if len(text) <= _LONGEST_TEXT else text[:_LONGEST_TEXT] + " …"
-
-
-def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsrun import __version__
 from dsrun.findings import Finding
-from dsrun.monitoring.history import finite
+from dsrun.monitoring.comparison import Difference, differences
+from dsrun.monitoring.history import DEFAULT
 from dsrun.monitoring.status import RunStatus
 from dsrun.report import timeline
-from dsrun.report.axes import figure
 from dsrun.report.charts import chart
-from dsrun.report.data import DEFAULT, RunReport, deepspeed_json
-from dsrun.report.differences import MISSING, Difference, differences
+from dsrun.report.data import RunReport, deepspeed_json, shown_value
+from dsrun.report.nodes import node_tables
 from dsrun.report.panels import Panel, metric_name, panels, shown_text
-from dsrun.runs.goodput import duration
-from dsrun.runs.records import utc_now
-from dsrun.system.display import size_text
+from dsrun.runs.goodput import LABELS
+from dsrun.runs.records import plain, utc_now
+from dsrun.runs.values import finite
+from dsrun.system.display import counted, duration, figure, precise_duration, size_text
 
 if TYPE_CHECKING:
     import jinja2
@@ -31,6 +32,7 @@ GENERATOR = f"dsrun report {__version__}"
 MARKER = '<meta name="generator" content="dsrun report'
 """By this, near its beginning, a page of dsrun is recognised."""
 MOST_EVALUATIONS = 30
+MISSING = "—"
 RESTARTS = "Restarts"
 _SYMBOLS = {
     "finished": "✓", "failed": "✕", "killed": "✕", "stopped": "■", "training": "▶", "evaluating": "▶", "saving": "▶",
@@ -51,7 +53,7 @@ class Report:
         return {
             "runs": [run.as_dict() for run in self.runs],
             "panels": [panel.as_dict() for panel in self.panels],
-            "differences": [difference.as_dict() for difference in self.differences],
+            "differences": [plain(asdict(difference)) for difference in self.differences],
         }
 
 
@@ -67,7 +69,8 @@ class Tile:
 def report_of(runs: Sequence[RunReport]) -> Report:
     """The report of these runs."""
     found = panels([run.history for run in runs], [run.name for run in runs])
-    return Report(tuple(runs), found, differences(runs) if len(runs) > 1 else ())
+    changed = differences([run.history for run in runs]) if len(runs) > 1 else []
+    return Report(tuple(runs), found, tuple(changed))
 
 
 def render(report: Report) -> str:
@@ -86,7 +89,7 @@ def render(report: Report) -> str:
             marks=frozenset(mark for each in charts for mark in each.marks),
             summary=summary(report.runs),
             differences=report.differences,
-            difference_rows=[(each.name, *each.values) for each in report.differences],
+            difference_rows=[_difference_row(each) for each in report.differences],
             data=[each.data for each in charts],
             place={each.name: place for place, each in enumerate(charts)},
         )
@@ -95,14 +98,16 @@ def render(report: Report) -> str:
     return page.lstrip()
 
 
+def _difference_row(difference: Difference) -> list[str]:
+    return [difference.name, *(MISSING if value is None else shown_value(value) for value in difference.values)]
+
+
 def subtitle(run: RunReport) -> str:
     """What was trained, where, and by how many ranks."""
     model = run.status.model or next((each.value for each in run.settings if each.name == "model"), None)
     if model is None and not run.history.run:
         model = "a program under dsrun launch"
-    ranks = (
-        f"{run.status.world_size} rank{'' if run.status.world_size == 1 else 's'}" if run.status.world_size else None
-    )
+    ranks = counted(run.status.world_size, "rank") if run.status.world_size else None
     return " · ".join(part for part in (model, run.status.host, ranks) if part)
 
 
@@ -136,7 +141,11 @@ def tiles(run: RunReport) -> list[Tile]:
         found.append(Tile("Goodput", f"{run.goodput.share:.1%}", f"of {duration(run.goodput.total)}"))
     if status.eta_s is not None and math.isfinite(status.eta_s):
         found.append(
-            Tile("Time left", duration(status.eta_s), f"{status.step_s:.2g} s a step" if status.step_s else "")
+            Tile(
+                "Time left",
+                duration(status.eta_s),
+                f"{precise_duration(status.step_s)} a step" if status.step_s else "",
+            )
         )
     elif status.since_s is not None and not run.goodput:
         found.append(Tile("Duration", duration(status.since_s)))
@@ -161,12 +170,8 @@ def goodput_rows(run: RunReport) -> list[tuple[str, str, float, str]]:
     if run.goodput is None or not run.goodput.total:
         return []
     total = run.goodput.total
-    uses = (
-        ("training", run.goodput.productive), ("lost", run.goodput.lost), ("restart", run.goodput.restart),
-        ("saving", run.goodput.saving), ("evaluating", run.goodput.evaluating), ("queued", run.goodput.queued),
-        ("idle", run.goodput.idle),
-    )  # fmt: skip
-    return [(use, timeline.label(use), seconds / total, _seconds(seconds)) for use, seconds in uses if seconds > 0]
+    uses = run.goodput.by_use().items()
+    return [(use, LABELS[use], seconds / total, precise_duration(seconds)) for use, seconds in uses if seconds > 0]
 
 
 def evaluation_rows(run: RunReport) -> tuple[list[str], list[tuple[str, list[str], bool]], int]:
@@ -190,11 +195,7 @@ def all_findings(run: RunReport) -> list[Finding]:
 def _cell(value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return "" if value is None else str(value)
-    return figure(float(value))
-
-
-def _seconds(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds < 9.95 else duration(seconds)
+    return figure(value)
 
 
 def _short(count: float) -> str:
@@ -234,6 +235,6 @@ def _template() -> jinja2.Template:
         environment.globals[function.__name__] = function
     environment.globals.update(
         state_class=_state, symbols=_SYMBOLS, default_source=DEFAULT, event_rows=timeline.rows, strip=timeline.strip,
-        time_ticks=timeline.time_ticks, size=size_text, Markup=Markup,
+        time_ticks=timeline.time_ticks, node_tables=node_tables, size=size_text, Markup=Markup,
     )  # fmt: skip
     return environment.get_template(TEMPLATE)

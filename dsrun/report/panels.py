@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from dsrun.monitoring.history import Record, RunHistory, whole
+from dsrun.monitoring.history import RunHistory, metric_keys
 from dsrun.report.series import Point, finite_values, points_of, smoothed, thinned
+from dsrun.runs.values import whole
 from dsrun.system.display import printable, without_tokens
 
 GIB = float(2**30)
@@ -23,8 +24,6 @@ _NAMES = {
     "bleu": "BLEU", "chrf": "chrF", "rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L",
     "rougeLsum": "ROUGE-Lsum",
 }  # fmt: skip
-# Figures of the evaluation itself, not of the model.
-_NOT_METRICS = ("_seconds", "_runtime", "_per_second", "_samples", "_steps", "_epoch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,12 +213,6 @@ def _metrics(histories: Sequence[RunHistory]) -> list[_Plan]:
         for key in metric_keys(record for history in histories for record in history.evaluations)
         if key != "eval_loss"
     ]
-
-
-def metric_keys(evaluations: Iterable[Record]) -> list[str]:
-    """The keys of the evaluations' metrics, without what they cost."""
-    keys = {key: None for record in evaluations for key in record if key.startswith("eval_")}
-    return [key for key in keys if not key.endswith(_NOT_METRICS)]
 
 
 def metric_name(key: str) -> str:

@@ -2,63 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dsrun.monitoring.history import Record, seconds_of, whole
-from dsrun.report.axes import figure
-from dsrun.report.panels import metric_keys, metric_name
-from dsrun.runs.goodput import duration, uses
-from dsrun.system.display import size_text
+from dsrun.monitoring.event_text import QUIET, WORTH_A_LOOK, describe, is_bad
+from dsrun.runs.goodput import LABELS, uses
+from dsrun.runs.values import Record, seconds_of
+from dsrun.system.display import duration
 
 MOST_ROWS = 150
 """Of more events, the first third and the last two are shown."""
 _LEAST_SHARE = 1 / 800
-_METRICS = 4
-_BAD = ("failure", "nan", "spike", "checkpoint_failed", "signal")
-# Kinds that say only that the run went on, or that another event tells better.
-_LEFT_OUT = ("progress", "checkpoint_begin")
-_TITLES = {
-    "start": "started", "resume": "resumed", "training": "training", "checkpoint_end": "checkpoint",
-    "checkpoint_failed": "checkpoint failed", "evaluate": "evaluation", "nan": "NaN or infinity", "spike": "loss spike",
-    "interval": "save interval", "signal": "signal", "failure": "failure", "remedy": "remedy", "restart": "restart",
-    "end": "end",
-}  # fmt: skip
 _TICKS = (
-    1,
-    2,
-    5,
-    10,
-    15,
-    30,
-    60,
-    120,
-    300,
-    600,
-    900,
-    1800,
-    3600,
-    7200,
-    10800,
-    21600,
-    43200,
-    86400,
-    172800,
-    432000,
-    864000,
-)
+    1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 432000, 864000
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One event: `since` the first one, in words; `count` such events followed each other and are not shown."""
+    """One event, `since` the first one; or so many `skipped` ones, which are not shown."""
 
     time: str
     since: str
-    title: str
-    step: str
-    detail: str
+    text: str
     bad: bool = False
     skipped: int = 0
 
@@ -75,7 +42,7 @@ class Segment:
 
 def rows(events: Sequence[Record]) -> list[Row]:
     """The events that tell something, in their order."""
-    told = [event for event in events if event.get("kind") not in _LEFT_OUT and "kind" in event]
+    told = [event for event in events if event.get("kind") not in QUIET and "kind" in event]
     began = next((at for event in events if (at := seconds_of(event)) is not None), None)
     found = [_row(event, began) for event in told]
     if len(found) <= MOST_ROWS:
@@ -84,7 +51,7 @@ def rows(events: Sequence[Record]) -> list[Row]:
     left = found[head:-tail]
     # What went wrong is shown wherever it was.
     bad = [row for row in left if row.bad][:MOST_ROWS]
-    gap = Row(time="", since="", title="", step="", detail="", skipped=len(left) - len(bad))
+    gap = Row(time="", since="", text="", skipped=len(left) - len(bad))
     return [*found[:head], gap, *bad, *found[-tail:]]
 
 
@@ -101,7 +68,7 @@ def strip(events: Iterable[Record]) -> list[Segment]:
             merged.append([use, seconds])
     found, begin = [], 0.0
     for use, seconds in merged:
-        found.append(Segment(use, begin / total, seconds / total, f"{label(use)}: {duration(seconds)}"))
+        found.append(Segment(use, begin / total, seconds / total, f"{LABELS[use]}: {duration(seconds)}"))
         begin += seconds
     return found
 
@@ -124,26 +91,13 @@ def duration_text(seconds: float) -> str:
     return f"{seconds:.4g} s"
 
 
-LABELS = {
-    "training": "training", "productive": "training", "restart": "starting", "lost": "lost work", "saving": "saving",
-    "evaluating": "evaluating", "queued": "in the queue", "idle": "idle",
-}  # fmt: skip
-
-
-def label(use: str) -> str:
-    """What a use of time is called."""
-    return LABELS.get(use, use)
-
-
 def _row(event: Record, began: float | None) -> Row:
-    kind, at, step = str(event.get("kind")), seconds_of(event), whole(event.get("step"))
+    at = seconds_of(event)
     return Row(
         time=str(event.get("time", ""))[:19].replace("T", " "),
         since="" if at is None or began is None else f"+{clock(max(0.0, at - began))}",
-        title=_TITLES.get(kind, kind),
-        step="" if step is None else f"{step:,}",
-        detail=_detail(kind, event),
-        bad=kind in _BAD or (kind == "end" and bool(event.get("exit_code"))),
+        text=describe(event),
+        bad=is_bad(event) or event.get("kind") in WORTH_A_LOOK,
     )
 
 
@@ -155,41 +109,3 @@ def clock(seconds: float) -> str:
     minutes, left = divmod(rest, 60)
     text = f"{hours}:{minutes:02}:{left:02}" if hours or days else f"{minutes}:{left:02}"
     return f"{days} d {text}" if days else text
-
-
-def _detail(kind: str, event: Record) -> str:
-    parts: list[str] = []
-    if kind == "start":
-        parts = [f"{event['world_size']} ranks"] if whole(event.get("world_size")) else []
-        parts += [f"attempt {number + 1}"] if (number := whole(event.get("attempt"))) else []
-        parts += [f"requeue {number}"] if (number := whole(event.get("requeue"))) else []
-        parts += _seconds("starting", event.get("starting_s")) + _seconds("in the queue", event.get("queued_s"))
-    elif kind == "training":
-        parts = [f"of {number:,} steps"] if (number := whole(event.get("max_steps"))) else []
-    elif kind == "checkpoint_end":
-        parts = [size_text(number)] if (number := whole(event.get("bytes"))) else []
-        parts += _seconds("training waited", event.get("seconds"))
-    elif kind == "evaluate":
-        parts = _metric_parts(event.get("metrics")) + _seconds("in", event.get("seconds"))
-    elif kind in ("end", "failure"):
-        parts = [f"exit code {event['exit_code']}"] if whole(event.get("exit_code")) is not None else []
-        parts = [*([str(event["cause"])] if event.get("cause") else []), *parts]
-        parts += [f"rank {event['rank']}"] if whole(event.get("rank")) is not None else []
-    elif kind == "signal":
-        parts = [str(event.get("signal", ""))]
-    elif kind == "resume":
-        parts = [f"from {event['path']}"] if event.get("path") else []
-    message = str(event.get("message") or "")
-    return " · ".join(part for part in (*parts, message) if part)
-
-
-def _seconds(what: str, value: object) -> list[str]:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value < 0.05:
-        return []
-    return [f"{what} {value:.1f} s" if value < 10 else f"{what} {duration(value)}"]
-
-
-def _metric_parts(metrics: object) -> list[str]:
-    found: Mapping[str, Any] = metrics if isinstance(metrics, Mapping) else {}
-    keys = [key for key in metric_keys([found]) if isinstance(found[key], (int, float))]
-    return [f"{metric_name(key)} {figure(float(found[key]))}" for key in keys[:_METRICS]]

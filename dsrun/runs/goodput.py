@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import datetime
 from typing import Any, Literal
+
+from dsrun.runs.values import finite, seconds_of, whole
+from dsrun.system.display import duration
 
 Use = Literal["training", "restart", "saving", "evaluating", "queued", "idle"]
 Spent = Use | Literal["lost"]
@@ -59,6 +61,10 @@ class Goodput:
     def share(self) -> float:
         """The goodput, from 0 to 1; 0 for a run without any time."""
         return self.productive / self.total if self.total else 0.0
+
+    def by_use(self) -> dict[Spent, float]:
+        """The seconds by their use, in the order of LABELS; "training" are the productive ones."""
+        return {use: getattr(self, "productive" if use == "training" else use) for use in LABELS}
 
     def as_dict(self) -> dict[str, float]:
         """All figures, for JSON."""
@@ -124,7 +130,7 @@ def _spans(events: list[Mapping[str, Any]]) -> list[_Span]:
         up = _uptime_between(before, event)
         at = max(now, wall + shift) if up is None else now + up
         shift = at - wall if up is not None else shift
-        reached = _step(event)
+        reached = whole(event.get("step"))
         if before or kind == "start":
             spans += _between(before, event, use, _Span(use, at - now if before else 0, step, reached), waits)
         now, before = at, event
@@ -158,7 +164,7 @@ def _between(
     """What the time between two events was used for; some record how long a part of it took."""
     kind = event.get("kind")
     if kind == "start":
-        if before.get("kind") in ("restart", "remedy") or _number(event.get("attempt")) > 0:
+        if before.get("kind") in ("restart", "remedy") or (finite(event.get("attempt")) or 0) > 0:
             return [replace(span, use="restart")]
         return _before_start(span.length if before else None, event)
     if use == "saving":
@@ -196,53 +202,34 @@ def _waits(events: Sequence[Mapping[str, Any]]) -> Mapping[int, int]:
 
 def _time(event: Mapping[str, Any]) -> int | None:
     """The event's time in milliseconds since the epoch."""
-    try:
-        return round(datetime.fromisoformat(str(event.get("time"))).timestamp() * 1000)
-    except (ValueError, OverflowError):
-        return None
-
-
-def _step(event: Mapping[str, Any]) -> int | None:
-    step = event.get("step")
-    return step if isinstance(step, int) and not isinstance(step, bool) else None
-
-
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else 0.0
+    seconds = seconds_of(event)
+    return None if seconds is None else round(seconds * 1000)
 
 
 def _milliseconds(event: Mapping[str, Any], name: str = "seconds") -> int:
-    return max(0, round(1000 * _number(event.get(name))))
+    return max(0, round(1000 * (finite(event.get(name)) or 0.0)))
 
 
-_LABELS = (
-    ("productive", "training"),
-    ("restart", "starting"),
-    ("lost", "lost work"),
-    ("saving", "saving"),
-    ("evaluating", "evaluating"),
-    ("queued", "in the queue"),
-    ("idle", "idle"),
-)
+LABELS: Mapping[Spent, str] = {
+    "training": "training",
+    "restart": "starting",
+    "lost": "lost work",
+    "saving": "saving",
+    "evaluating": "evaluating",
+    "queued": "in the queue",
+    "idle": "idle",
+}
+"""What each use of time is called, in the order in which they are told."""
 
 
 def goodput_line(ledger: Goodput) -> str:
     """One line: "goodput 93.1%: 41 min training, 1 min starting"; what is too little is left out."""
     parts = [
-        f"{duration(seconds)} {label}"
-        for name, label in _LABELS
-        if (seconds := getattr(ledger, name)) >= max(0.5, ledger.total / 1000) or name == "productive"
+        f"{duration(seconds)} {LABELS[use]}"
+        for use, seconds in ledger.by_use().items()
+        if seconds >= max(0.5, ledger.total / 1000) or use == "training"
     ]
     return f"goodput {ledger.share:.1%}: {', '.join(parts)}"
-
-
-def duration(seconds: float) -> str:
-    """Seconds for people: 45 s, 12 min, 3.4 h, 2.1 days."""
-    if seconds < 99.5:
-        return f"{seconds:.0f} s"
-    if seconds < 99.5 * 60:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} days"
 
 
 HOUR = 3600.0

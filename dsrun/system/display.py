@@ -1,8 +1,9 @@
-"""Text as it may be shown: no control characters of foreign text, no access tokens of a command."""
+"""What people read: text without control characters and access tokens; figures, sizes and durations."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 from collections.abc import Iterable, Iterator
@@ -11,6 +12,8 @@ from typing import Any
 from dsrun.system.files import parse_json
 
 MASK = "***"
+# From it on a figure is written with an exponent.
+_HUGE = 1e15
 
 # C0 and C1 control characters and DEL; marks that turn the direction of text, so that it reads as something else.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
@@ -44,15 +47,6 @@ def _escaped(character: str) -> str:
     known = {"\n": r"\n", "\r": r"\r"}
     code = ord(character)
     return known.get(character) or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}")
-
-
-def size_text(count: float) -> str:
-    """Bytes for people: 4.7 MiB."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
 
 
 def without_tokens(text: str) -> str:
@@ -147,3 +141,45 @@ def is_secret_flag(word: str) -> bool:
 def counted(number: int, noun: str) -> str:
     """`1 GPU`, `2 GPUs`, `1,000 files`; the noun's plural ends in s."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def figure(value: float, digits: int = 4) -> str:
+    """A value with so many significant digits: 0.03067, 43,214, 1.2e-05."""
+    try:
+        value = float(value)
+    except OverflowError:
+        value = math.inf if value > 0 else -math.inf
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "∞" if value > 0 else "−∞"
+    if value and not 1e-4 <= abs(value) < _HUGE:
+        return f"{value:.{digits - 1}g}"
+    if abs(value) < 1:
+        return f"{value:.{digits}g}"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    text = f"{value:,.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def size_text(count: float) -> str:
+    """Bytes: 512 B, 4.7 MiB."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as far as it matters: 45 s, 12 min, 3.4 h, 2.1 days."""
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    if seconds < 99.5 * 60:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 48 * 3600 else f"{seconds / 86400:.1f} days"
+
+
+def precise_duration(seconds: float) -> str:
+    """What took so many seconds, as `duration`, but short times in three digits: 85.3 ms, 0.25 s, 12.4 s."""
+    if 0 < seconds < 0.0995:
+        return f"{seconds * 1000:.3g} ms"
+    return f"{seconds:.3g} s" if seconds < 99.5 else duration(seconds)

@@ -154,12 +154,16 @@ def test_pipe_gets_a_line_per_change_until_the_end(here, environ, run):
     command = [sys.executable, "-m", "dsrun", "monitor", "runs/t5", "--interval", "0.2"]
     with subprocess.Popen(command, cwd=here, env=environ, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None
-        assert child.stdout.readline().split(None, 1)[1] == "training  step 10/100 (10.0%)  loss 0.1\n"
+        lines = [child.stdout.readline()]
         log_event(run, "checkpoint_end", step=10, seconds=2.0)
-        assert child.stdout.readline().split(None, 1)[1] == "checkpoint of step 10 saved, training waited 2.0 s\n"
+        lines.append(child.stdout.readline())
         log_event(run, "end", exit_code=0, step=100)
         lock.release()
         rest = child.stdout.read().splitlines()
+    assert [line.split(None, 1)[1] for line in lines] == [
+        "training  step 10/100 (10.0%)  loss 0.1\n",
+        "checkpoint of step 10 saved, training waited 2 s\n",
+    ]
     assert child.returncode == 0
     assert rest[-1].split(None, 1)[1] == "finished  step 100/100 (100.0%)  loss 0.1"
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from dsrun.doctor.check import Result, Status
 from dsrun.findings import Finding, Level
-from dsrun.system.display import printable
+from dsrun.system.display import counted, printable
 
 COLOURS: dict[str, str] = {"PASS": "green", "WARN": "yellow", "FAIL": "red", "SKIP": "bright_black"}
 _WORDS: dict[Level, str] = {"error": "FAIL", "warning": "WARN", "info": "PASS"}
@@ -73,12 +73,8 @@ def summary(results: Sequence[Result], *, every: bool) -> str:
     counts = Counter(each.status for each in results)
     failed, warned = counts["fail"], counts["warn"]
     text = f"{counts['pass']} passed"
-    text += f", {_number(warned, 'warning')}" if warned else ""
-    text += f", {_number(failed, 'failure')}" if failed else ""
+    text += f", {counted(warned, 'warning')}" if warned else ""
+    text += f", {counted(failed, 'failure')}" if failed else ""
     if counts["skip"]:
-        text += f"; {_number(counts['skip'], 'check')} not needed here" + ("" if every else " (--all lists them)")
+        text += f"; {counted(counts['skip'], 'check')} not needed here" + ("" if every else " (--all lists them)")
     return text
-
-
-def _number(count: int, word: str) -> str:
-    return f"{count} {word}{'' if count == 1 else 's'}"

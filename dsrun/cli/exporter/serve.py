@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from dsrun.cli.output import print_note, write_output
 from dsrun.errors import EXIT_INTERRUPTED, MissingError, UsageError
 from dsrun.monitoring.prometheus import RunCollector, find_runs
+from dsrun.system.display import counted
 from dsrun.system.net import claim_port
 from dsrun.system.proc import handling
 
@@ -47,7 +48,7 @@ def run(
     names = find_runs(paths)
     registry = _registry(paths)
     shown = ", ".join(map(str, paths))
-    runs = f"{len(names)} run{'' if len(names) == 1 else 's'} in {shown}"
+    runs = f"{counted(len(names), 'run')} in {shown}"
     if textfile:
         return _write(registry, Path(textfile), interval, once=once, runs=runs)
     return _serve(registry, address, port, runs)

@@ -27,6 +27,7 @@ from dsrun.recipe.preflight.data_files import (
 )
 from dsrun.recipe.preflight.layouts import Hints, Layout, detect
 from dsrun.recipe.preflight.model_folder import has_weights, other_models, read_object
+from dsrun.system.display import size_text
 from dsrun.zero.memory.model.configs import cached_snapshot, hub_cache
 
 SHOWN = 8
@@ -73,7 +74,7 @@ class DataFile:
         found = self.layout(task)
         columns = ", ".join(list(self.row)[:SHOWN])
         meaning = found.name if found else f"columns {columns}" if columns else ""
-        return ", ".join(filter(None, (_size(self.size), meaning)))
+        return ", ".join(filter(None, (size_text(self.size), meaning)))
 
 
 def hints_for(task: str, text_column: str | None = None, summary_column: str | None = None) -> Hints:
@@ -197,12 +198,3 @@ def _trainable(folder: Path) -> str | None:
     if not isinstance(kind, str) or kind in other_models() or family_of(kind).reads_both_ways:
         return None
     return kind
-
-
-def _size(amount: float) -> str:
-    """Bytes for people: 512 B, 1.2 MB."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if amount < 1000:
-            return f"{amount:.0f} {unit}" if unit == "B" or amount >= 100 else f"{amount:.1f} {unit}"
-        amount /= 1000
-    return f"{amount:.1f} TB"

@@ -9,9 +9,8 @@ from rich.text import Text
 from dsrun.cli.monitor.section import EMPTY, Room, Section
 from dsrun.cli.monitor.snapshot import Snapshot
 from dsrun.monitoring.history import series
-from dsrun.monitoring.plots import figure, line_plot, sparkline
-from dsrun.runs.goodput import duration
-from dsrun.system.display import printable
+from dsrun.monitoring.plots import line_plot, sparkline
+from dsrun.system.display import counted, duration, figure, precise_duration, printable
 
 _WIDE = 100
 _LABEL = 12
@@ -87,7 +86,7 @@ def _speed_parts(snapshot: Snapshot) -> list[Figure]:
     status = snapshot.status
     parts: list[Figure] = []
     if status.step_s is not None:
-        parts.append(("step time", Text(_seconds(status.step_s))))
+        parts.append(("step time", Text(precise_duration(status.step_s))))
     if status.mfu is not None:
         parts.append(("MFU", Text(f"{status.mfu:.1%}")))
     if status.padding is not None:
@@ -120,7 +119,7 @@ def _run_parts(snapshot: Snapshot) -> list[Figure]:
         name = printable(status.best.metric.removeprefix("eval_"))
         rows.append(("best eval", Text(f"{name} {figure(status.best.value)} at step {status.best.step:,}")))
     if status.goodput is not None:
-        again = f", {status.restarts} restart{'' if status.restarts == 1 else 's'}" if status.restarts else ""
+        again = f", {counted(status.restarts, 'restart')}" if status.restarts else ""
         rows.append(("goodput", Text(f"{status.goodput:.1%}{again}")))
     if status.silent_s is not None and not status.is_over:
         slow = max(60.0, 10 * (status.step_s or 0.0))
@@ -140,7 +139,3 @@ def _loss_plot(snapshot: Snapshot, width: int, height: int, *, ascii_only: bool)
         text.append(piece, style="green" if name else "dim")
     text.rstrip()
     return text
-
-
-def _seconds(value: float) -> str:
-    return f"{value * 1000:.0f} ms" if value < 0.1 else f"{value:.2f} s" if value < 10 else duration(value)

@@ -19,9 +19,8 @@ from dsrun.monitoring.observations import (
     wait_share,
 )  # fmt: skip
 from dsrun.monitoring.plots import bar
-from dsrun.runs.goodput import duration
 from dsrun.runs.node_status import NodeStatus, RankProgress
-from dsrun.system.display import printable
+from dsrun.system.display import precise_duration, printable
 from dsrun.system.gpu_samples import GpuSample
 
 MANY = 16
@@ -160,10 +159,10 @@ def _rank_cells(
         "node": Text(printable(node.host)),
         "phase": Text(printable(rank.phase)),
         "step": Text(f"{rank.step:,}"),
-        "step time": Text("" if rank.step_s is None else f"{rank.step_s:.3g} s"),
-        "own work": Text("" if own is None else f"{own:.3g} s", style="red" if is_slow else ""),
+        "step time": Text("" if rank.step_s is None else precise_duration(rank.step_s)),
+        "own work": Text("" if own is None else precise_duration(own), style="red" if is_slow else ""),
         "waits": Text("" if waits is None else f"{waits:.0%}"),
-        "heartbeat": Text(f"{_short(silent)} ago", style="bold red" if is_silent else ""),
+        "heartbeat": Text(f"{precise_duration(round(silent, 1))} ago", style="bold red" if is_silent else ""),
         "": mark,
     }
 
@@ -191,7 +190,3 @@ def _share(used: int | None, total: int | None) -> str:
     if used is None:
         return ""
     return f"{used / _GIB:.1f}" + (f"/{total / _GIB:.0f} GiB" if total else " GiB")
-
-
-def _short(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds < 10 else duration(seconds)

@@ -1,4 +1,4 @@
-"""`dsrun monitor`: chooses where to look and how to show it."""
+"""`dsrun monitor`: chooses where to look and how to show it: the view, or a line for every change."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import time
 import click
 from rich.console import Console
 
-from dsrun.cli.monitor.plain import ChangeLines
 from dsrun.cli.monitor.section import Room
 from dsrun.cli.monitor.snapshot import Snapshot, as_json
 from dsrun.cli.monitor.sources import Source, StdinSource, find_source
 from dsrun.cli.monitor.view import render
 from dsrun.cli.output import print_json, print_line
+from dsrun.monitoring.event_text import QUIET, describe
+from dsrun.runs.values import Record, seconds_of
+from dsrun.slurm.jobs.status import explain_reason
+from dsrun.system.display import duration, figure, printable
 
 _NARROWEST = 40
 _GONE_S = 3600.0
@@ -60,3 +63,70 @@ def _print(snapshot: Snapshot) -> None:
     # Cells are padded to their columns' width; without a style the blanks at a line's end are nothing.
     for line in captured.get().splitlines():
         click.echo(line.rstrip(), color=True)
+
+
+class ChangeLines:
+    """The lines for what has changed since the snapshot before."""
+
+    def __init__(self) -> None:
+        self._last = ""
+        self._events: int | None = None
+        self._findings: set[str] = set()
+
+    def lines(self, snapshot: Snapshot) -> list[str]:
+        """New events, new findings, and the state with its figures, where any of it is another."""
+        clock = _clock(snapshot.now)
+        found = [
+            f"{_clock(seconds_of(event) or snapshot.now)}  {printable(describe(event))}"
+            for event in self._new_events(snapshot)
+        ]
+        codes = {f"{finding.code} {finding.where}" for finding in snapshot.findings}
+        for finding in snapshot.findings:
+            if f"{finding.code} {finding.where}" not in self._findings:
+                found.append(f"{clock}  {finding.level}: {printable(finding.message)}")
+        self._findings = codes
+        line = state_line(snapshot)
+        if line != self._last:
+            self._last = line
+            found.append(f"{clock}  {line}")
+        return found
+
+    def _new_events(self, snapshot: Snapshot) -> list[Record]:
+        """Those since the last call; the first shows none, as they are history."""
+        events = [event for event in snapshot.history.events if event.get("kind") not in QUIET]
+        before = len(events) if self._events is None or self._events > len(events) else self._events
+        self._events = len(events)
+        return events[before:]
+
+
+def state_line(snapshot: Snapshot) -> str:
+    """State, step and the main figures in one line."""
+    status, job = snapshot.status, snapshot.job
+    parts = []
+    if job is not None and (snapshot.kind == "job" or job.state != "RUNNING"):
+        reason = (
+            f" ({job.reason}{f': {meaning}' if (meaning := explain_reason(job.reason)) else ''})" if job.reason else ""
+        )
+        expected = f", expected to start at {job.expected_start}" if job.expected_start else ""
+        parts.append(f"job {job.id} {job.state}{reason}{expected}")
+    if snapshot.kind != "job":
+        parts.append(status.state)
+    if status.step is not None:
+        share = f" ({status.step / status.max_steps:.1%})" if status.max_steps else ""
+        parts.append(f"step {status.step:,}{f'/{status.max_steps:,}' if status.max_steps else ''}{share}")
+    named = (
+        ("loss", status.loss),
+        ("lr", status.lr),
+        ("grad norm", status.grad_norm),
+        ("tokens/s", status.tokens_per_s),
+    )
+    parts += [f"{name} {figure(value)}" for name, value in named if value is not None]
+    if status.eta_s is not None:
+        parts.append(f"ETA {duration(status.eta_s)}")
+    if status.is_over and status.state != "finished":
+        parts += [each for each in (status.cause, status.message) if each]
+    return printable("  ".join(parts))
+
+
+def _clock(at: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(at))

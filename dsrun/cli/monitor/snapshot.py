@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dsrun.findings import Finding
-from dsrun.monitoring.history import Record, RunHistory, seconds_of
+from dsrun.monitoring.history import RunHistory
 from dsrun.monitoring.observations import observe
 from dsrun.monitoring.status import RunStatus, State, status_json
 from dsrun.runs.node_status import NodeStatus
 from dsrun.runs.records import plain
+from dsrun.runs.values import Record
 from dsrun.slurm.jobs.queue import SlurmJob
 
 EVENTS = 20
@@ -44,17 +45,10 @@ class Snapshot:
 
 def of_history(history: RunHistory, status: RunStatus, now: float, *, kind: Literal["run", "log"] = "run") -> Snapshot:
     """The snapshot of a run or log, with what is wrong with it."""
-    nodes = () if status.is_over else _present_nodes(history)
+    nodes = () if status.is_over else history.present_nodes
     return Snapshot(
         kind=kind, now=now, status=status, history=history, nodes=nodes, findings=observe(status, nodes, now)
     )
-
-
-def _present_nodes(history: RunHistory) -> tuple[NodeStatus, ...]:
-    """Those of this start: a run that was started again under torchrun leaves the status of its former nodes there."""
-    starts = (event for event in reversed(history.events) if event.get("kind") == "start" and not event.get("attempt"))
-    began = seconds_of(next(starts, {})) or 0.0
-    return tuple(node for node in history.nodes if (seconds_of({"time": node.time}) or began) >= began)
 
 
 def as_json(snapshot: Snapshot) -> dict[str, Any]:

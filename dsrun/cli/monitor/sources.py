@@ -30,6 +30,7 @@ from dsrun.slurm.jobs.queue import SlurmJob, my_jobs
 from dsrun.slurm.jobs.status import read_jobs
 from dsrun.slurm.jobs.submit import interval
 from dsrun.system import host, slurm
+from dsrun.system.display import counted
 from dsrun.system.slurm import NoAnswerError
 
 STDIN = "-"
@@ -200,7 +201,7 @@ def run_named(path: Path) -> Path:
     if path.is_dir() and not is_run(path) and (runs := runs_below(path)):
         newest = max(runs, key=lambda run: last_write(run) or 0.0)
         raise UsageError(
-            f"{path} contains {len(runs)} run{'' if len(runs) == 1 else 's'}",
+            f"{path} contains {counted(len(runs), 'run')}",
             fix=f"name one, such as the newest, {newest}",
         )
     return path

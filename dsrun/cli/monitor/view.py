@@ -14,13 +14,12 @@ from dsrun.cli.monitor.nodes import gpu_section, host_section, rank_section
 from dsrun.cli.monitor.section import EMPTY, Room, Section, headed
 from dsrun.cli.monitor.snapshot import Snapshot, last_events
 from dsrun.findings import Finding
-from dsrun.monitoring.event_text import BAD, QUIET, WORTH_A_LOOK, describe
-from dsrun.monitoring.history import seconds_of
+from dsrun.monitoring.event_text import QUIET, WORTH_A_LOOK, describe, is_bad
 from dsrun.monitoring.plots import bar
 from dsrun.monitoring.status import State
-from dsrun.runs.goodput import duration
+from dsrun.runs.values import seconds_of
 from dsrun.slurm.jobs.status import explain_reason
-from dsrun.system.display import printable
+from dsrun.system.display import counted, duration, printable
 
 STATE_STYLES: dict[State, str] = {
     "starting": "bold yellow", "training": "bold green", "evaluating": "bold cyan", "saving": "bold cyan",
@@ -92,7 +91,7 @@ def _header(snapshot: Snapshot, room: Room) -> Section:
 
 def _ranks(snapshot: Snapshot) -> str:
     size, nodes = snapshot.status.world_size, len(snapshot.nodes)
-    ranks = f"{size} rank{'' if size == 1 else 's'}" if size else ""
+    ranks = counted(size, "rank") if size else ""
     return f"{ranks} on {nodes} nodes" if ranks and nodes > 1 else ranks
 
 
@@ -125,7 +124,7 @@ def _job_section(snapshot: Snapshot, room: Room) -> Section:
         reason = Text(f"{printable(job.reason)}{f': {meaning}' if meaning else ''}", style="yellow")
         rows += list(reason.wrap(_PLAIN, room.width))
     if job.state == "PENDING":
-        wanted = f"{job.node_count} node{'' if job.node_count == 1 else 's'} of {printable(job.partition)}"
+        wanted = f"{counted(job.node_count, 'node')} of {printable(job.partition)}"
         rows.append(Text(f"{wanted}, submitted at {job.submitted.replace('T', ' ')}"))
         expected = job.expected_start.replace("T", " ")
         rows.append(Text(f"expected to start at {expected}" if expected else "SLURM expects no start time yet"))
@@ -191,8 +190,7 @@ def _events(snapshot: Snapshot, room: Room, *, most: int) -> Section:
     for event in shown:
         at = seconds_of(event)
         clock = "" if at is None else _clock(at, snapshot.now)
-        kind = str(event.get("kind"))
-        style = "red" if kind in BAD else "yellow" if kind in WORTH_A_LOOK else ""
+        style = "red" if is_bad(event) else "yellow" if event.get("kind") in WORTH_A_LOOK else ""
         grid.add_row(clock, Text(printable(describe(event)), style=style))
     return headed(room, "events", "", grid, len(shown))
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.gpu.presence import usable
-from dsrun.doctor.host.plan import Needs, needs
+from dsrun.doctor.job.plan import Needs, needs
 from dsrun.doctor.machine import Machine, Target
 from dsrun.findings import Finding
 from dsrun.system.files import nearest_existing

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from dsrun.doctor.check import Check, failure, fine, warning
-from dsrun.doctor.host.plan import needs
 from dsrun.doctor.host.storage import NO_INODES, run_folder
+from dsrun.doctor.job.plan import needs
 from dsrun.doctor.machine import Machine, Target
 from dsrun.doctor.mounts import mount_of
 from dsrun.errors import DsrunError

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from dsrun.doctor.check import Check, failure, fine, warning
-from dsrun.doctor.host.plan import Needs, needs
+from dsrun.doctor.job.plan import Needs, needs
 from dsrun.doctor.machine import Machine, Target
 from dsrun.findings import Finding
+from dsrun.system.display import duration
 from dsrun.system.files import DISK_FULL, nearest_existing
 
 MIB = 2**20
@@ -109,7 +110,7 @@ def judged(folder: Path, speed: float, planned: Needs | None, nodes: int) -> Fin
     """What a speed in bytes per second and node means for the job's checkpoints, which all nodes write together."""
     rate = f"{folder} takes {speed / 1e6:,.0f} MB/s"
     seconds = planned.checkpoint / nodes / speed if planned else None
-    save = "" if seconds is None else f"; a checkpoint takes about {_duration(seconds)} to save"
+    save = "" if seconds is None else f"; a checkpoint takes about {duration(seconds)} to save"
     if seconds is not None and seconds > SLOW_SAVE_S:
         fix = "--async-save saves while training goes on, --save-every auto less often; or an --output on a faster disk"
         return warning("write_speed_slow", rate + save, fix)
@@ -117,12 +118,6 @@ def judged(folder: Path, speed: float, planned: Needs | None, nodes: int) -> Fin
         fix = "choose an --output on a faster disk; lfs setstripe -c -1 spreads large files on Lustre"
         return warning("write_speed_slow", rate + save, fix)
     return fine("write_speed", rate + save)
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{max(1, round(seconds))} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def _inodes(machine: Machine, target: Target) -> Iterator[Finding]:

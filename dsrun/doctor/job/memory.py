@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from dsrun.doctor.check import Check, failure, fine, warning
-from dsrun.doctor.job.plan_request import request_of
+from dsrun.doctor.job.plan import request_of
 from dsrun.doctor.machine import Machine, Target
 from dsrun.errors import DsrunError, UsageError
 from dsrun.findings import Finding
 from dsrun.recipe.batch import batch_of
 from dsrun.recipe.preflight.files import DEMO_MODELS
 from dsrun.recipe.recipe import Recipe
+from dsrun.system.display import counted
 from dsrun.system.gpus import Gpu
 from dsrun.zero.generate.presets import GIB
 from dsrun.zero.memory.plan import plan
@@ -60,7 +61,7 @@ def _unused(machine: Machine, gpus: list[Gpu]) -> Iterator[Finding]:
         yield warning("gpu_memory_taken", _state(machine, gpu), _way_out(machine, gpu, gpus))
     if not busy:
         total = sum(_free(machine, gpu) for gpu in gpus)
-        yield fine("gpu_memory", f"{total / GIB:.0f} GiB free on {len(gpus)} GPU{'' if len(gpus) == 1 else 's'}")
+        yield fine("gpu_memory", f"{total / GIB:.0f} GiB free on {counted(len(gpus), 'GPU')}")
 
 
 def _free(machine: Machine, gpu: Gpu) -> int:

@@ -6,8 +6,7 @@ import ipaddress
 from collections.abc import Iterator
 
 from dsrun.doctor.check import Check, failure, fine, warning
-from dsrun.doctor.machine import Machine, Target
-from dsrun.doctor.network import RESOLVE_S
+from dsrun.doctor.machine import RESOLVE_S, Machine, Target
 from dsrun.findings import Finding
 from dsrun.launch.context import DEFAULT_PORT, LAST_PORT
 

@@ -1,4 +1,4 @@
-"""Ranks against visible GPUs, and CUDA_VISIBLE_DEVICES."""
+"""Ranks against visible GPUs, CUDA_VISIBLE_DEVICES, and the GPUs that --min-gpus and --min-gpu-memory ask for."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from dsrun.doctor.machine import Machine, Target
 from dsrun.errors import DsrunError
 from dsrun.findings import Finding
 from dsrun.launch.job import decide
+from dsrun.system.display import counted
+from dsrun.system.gpus import Gpu
 from dsrun.system.host import cores
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
+GIB = 2**30
 
 
 def look(machine: Machine, target: Target) -> Iterator[Finding]:
@@ -34,7 +37,7 @@ def look(machine: Machine, target: Target) -> Iterator[Finding]:
         yield failure("ranks_hidden", f"none of the {len(every)} GPUs is visible", f"unset {VISIBLE}")
     elif not problem:
         where = f"of {len(seen)} visible GPUs" if topology.device == "cuda" else "on the CPU"
-        yield fine("ranks", f"{topology.workers} rank{'' if topology.workers == 1 else 's'} {where}")
+        yield fine("ranks", f"{counted(topology.workers, 'rank')} {where}")
 
 
 def _hidden(value: str | None, every: int, seen: int) -> Finding | None:
@@ -58,3 +61,25 @@ RANKS = Check(
     look,
     finds="more ranks than visible GPUs; CUDA_VISIBLE_DEVICES that is empty, or names GPUs that are not there",
 )
+
+
+def check_requirements(machine: Machine, min_gpus: int | None, min_gpu_memory_gib: float | None) -> list[Finding]:
+    """An error if fewer than `min_gpus` GPUs are visible here, and one for each GPU with less memory."""
+    gpus = machine.gpus
+    found = list(_too_few(gpus, min_gpus))
+    for gpu in gpus:
+        if min_gpu_memory_gib is not None and gpu.memory_total is not None:
+            gib = gpu.memory_total / GIB
+            if gib < min_gpu_memory_gib:
+                message = f"GPU {gpu.index} ({gpu.name}) has {gib:.1f} GiB of memory, {min_gpu_memory_gib:g} required"
+                found.append(Finding(level="error", code="requirements_memory", message=message))
+    if not found:
+        message = f"{counted(len(gpus), 'visible GPU')}, as required"
+        found.append(Finding(level="info", code="requirements", message=message))
+    return found
+
+
+def _too_few(gpus: list[Gpu], wanted: int | None) -> Iterator[Finding]:
+    if wanted is not None and len(gpus) < wanted:
+        message = f"{len(gpus)} GPU{' is' if len(gpus) == 1 else 's are'} visible, {wanted} required"
+        yield Finding(level="error", code="requirements_gpus", message=message, fix="run on another node")

@@ -10,8 +10,7 @@ from pathlib import Path
 from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.job.zero_config import ops_of
 from dsrun.doctor.machine import Machine, Target
-from dsrun.doctor.software.compiled_at_start import compiled_at_start, installed_ops
-from dsrun.doctor.software.compiled_code import compiled_ops
+from dsrun.doctor.software.compiled_code import compiled_at_start, compiled_ops, installed_ops
 from dsrun.findings import Finding
 from dsrun.system.host import cpu_flags
 from dsrun.wheel.target.cxx import way_to_install

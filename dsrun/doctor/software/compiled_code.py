@@ -1,4 +1,4 @@
-"""For which GPUs and processors the installed libraries of torch and DeepSpeed hold code, remembered between calls."""
+"""For which GPUs and processors the installed libraries hold code, and which operations a job compiles at its start."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ from typing import Any
 from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
 
+from dsrun.doctor.job.zero_config import ops_of
+from dsrun.doctor.machine import Machine, Target
 from dsrun.errors import UsageError
 from dsrun.runs.records import write_json_atomic
 from dsrun.system.variables import cache_root
-from dsrun.wheel.verify.contents import op_of, read_library
+from dsrun.wheel.target.ops import all_ops
+from dsrun.wheel.verify.contents import assignments, op_of, read_library
 from dsrun.wheel.verify.fatbin import FatbinError, Section, architectures, read_fatbin
 
 CACHE_NAME = "doctor-compiled-code.json"
@@ -88,3 +91,28 @@ def _read_cache() -> dict[str, Any]:
         found = json.loads((cache_root() / CACHE_NAME).read_text(encoding="utf-8"))
         return found if isinstance(found, dict) else {}
     return {}
+
+
+_RECORD = "git_version_info_installed.py"
+
+
+def installed_ops(machine: Machine) -> frozenset[str]:
+    """The operations that the installed DeepSpeed was compiled with, by the record of its build."""
+    folder = machine.packages.folder("deepspeed")
+    try:
+        record = assignments((folder / _RECORD).read_text(encoding="utf-8")) if folder else {}
+    except (OSError, UnicodeDecodeError):
+        return frozenset()
+    return frozenset(str(name) for name, there in record.get("installed_ops", {}).items() if there)
+
+
+def compiled_at_start(machine: Machine, target: Target, *, cuda: bool) -> list[str]:
+    """The operations that the job compiles at its start; with `cuda` those that nvcc or CUDA's headers are needed for.
+
+    Without a job, none: nothing is known to be needed.
+    """
+    missing = [name for name in ops_of(target) if name not in installed_ops(machine)]
+    if not cuda:
+        return missing
+    with_cuda = {op.name for op in all_ops() if op.code != "host" and op.until is None and "cuda" in op.accelerators}
+    return [name for name in missing if name in with_cuda]

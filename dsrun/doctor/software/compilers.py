@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.machine import Machine, Target
-from dsrun.doctor.software.compiled_at_start import compiled_at_start
+from dsrun.doctor.software.compiled_code import compiled_at_start
 from dsrun.errors import DsrunError, MissingError, UsageError
 from dsrun.findings import Finding
 from dsrun.wheel.target.arch import minor_release

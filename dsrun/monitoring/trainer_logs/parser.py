@@ -7,13 +7,11 @@ and nanoGPT's, JSON lines, and whatever else writes "step" and "loss" before num
 from __future__ import annotations
 
 import ast
-import math
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from dsrun.monitoring.history import Record
 from dsrun.monitoring.trainer_logs.formats import (
     BAR,
     BAR_RATE,
@@ -27,6 +25,7 @@ from dsrun.monitoring.trainer_logs.formats import (
     TIME,
     TOKENS_BEFORE,
 )  # fmt: skip
+from dsrun.runs.values import Record, finite
 from dsrun.system.files import parse_json
 
 _CONTROL = re.compile(r"\x1b\[[0-9;:]*[A-Za-z]")
@@ -194,9 +193,6 @@ def _first(values: Mapping[str, Any], names: tuple[str, ...]) -> float | None:
 
 def _number(value: Any) -> float | None:
     """A finite number, also one written as text ("1,234.5"); None for anything else."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
-        return None
     with suppress(ValueError):
-        number = float(value.replace(",", "") if isinstance(value, str) else value)
-        return number if math.isfinite(number) else None
+        return finite(float(value.replace(",", "")) if isinstance(value, str) else value)
     return None

@@ -71,7 +71,7 @@ def test_description_says_size_and_columns(folder):
     (folder / "b.csv").write_text("x,y\n" + "1,2\n" * 300)
     first, second = data_files(folder)
     assert first.description("seq2seq") == "21 B, document → summary"
-    assert second.description(None) == "1.2 kB, columns x, y"
+    assert second.description(None) == "1.2 KiB, columns x, y"
 
 
 def test_sample_has_the_first_value_of_each_column(folder):

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 from rich.console import Console
 
-from dsrun.cli.monitor.plain import ChangeLines
+from dsrun.cli.monitor.run import ChangeLines
 from dsrun.cli.monitor.section import Room
 from dsrun.cli.monitor.snapshot import Snapshot, as_json, of_history, of_job, waiting_for
 from dsrun.cli.monitor.view import render
@@ -85,7 +85,7 @@ def test_every_figure_is_shown(width: int) -> None:
             "ETA 2.2 h",
             "epoch 0.50",
         ),
-        *("0.05", "0.0001", "MFU          41.0%", "1.3%", "2.00 s", "93.1%, 1 restart", "step 900, 3 min ago"),
+        *("0.05", "0.0001", "MFU          41.0%", "1.3%", "2 s", "93.1%, 1 restart", "step 900, 3 min ago"),
         *("loss 0.5 at step 900", "61.0/80 GiB", "650/700 W", "62 °C", "200.0/1024 GiB", "CPU 20%", "0.4 s ago"),
         *("checkpoint of step 900 saved", "▁", "◀ slowest"),
     ):

@@ -109,6 +109,26 @@ def test_repeated_crash_shows_its_exception(run: Path) -> None:
     assert verdict.evidence == "KeyError: 'labels'"
 
 
+NAN = "the loss of step 7 is NaN (lower --learning_rate)"
+
+
+@pytest.mark.parametrize(
+    ("text", "others"),
+    [
+        (f'Traceback (most recent call last):\n  File "x.py", line 1\ndsrun.train.NanLossError: {NAN}\n', []),
+        ("rank 1 exited with code 1\n", []),
+        (CRASH, ["unknown"]),
+    ],
+)
+def test_unknown_line_that_repeats_recorded_cause_is_left_out(run: Path, text: str, others: list[str]) -> None:
+    """What no rule knows is news only where it tells more than the recorded failure."""
+    ledger(run, event("failure", cause="nan_loss", rank=1, message=NAN))
+    log(run, 1, 0, text)
+    verdict = of_run(run)
+    assert verdict.cause.code == "nan_loss"
+    assert [found.code for found in verdict.findings[1:]] == others
+
+
 def test_diagnose_restarted_and_finished_run_is_healthy(run: Path) -> None:
     """A run that was restarted and ended well is healthy."""
     ledger(run, event("failure", cause="rank_killed"), event("restart"), event("end", exit_code=0))

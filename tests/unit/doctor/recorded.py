@@ -1,16 +1,16 @@
-"""Machines that tests record: a root folder, an environment, a driver, packages and a network."""
+"""Machines that tests record: a root folder, an environment, GPUs, programs, packages and a network."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
 
 from dsrun.doctor.check import Check
 from dsrun.doctor.driver import Driver, Holder, Memory
-from dsrun.doctor.machine import Machine, Target
-from dsrun.doctor.network import Network
-from dsrun.doctor.packages import Packages
+from dsrun.doctor.gpu.nvml import GpuState, NvmlAnswer
+from dsrun.doctor.machine import Machine, Network, Packages, Target
 from dsrun.errors import MissingError
 from dsrun.findings import Finding
 from dsrun.recipe.resolve import resolve
@@ -85,42 +85,46 @@ def torch_at(folder: Path, version: str = "2.13.0+cu130", cuda: str | None = "13
     return package
 
 
-def programs(answers: Mapping[str, str]) -> Callable[[Sequence[str]], CompletedProcess[str]]:
-    """Programs by name, and what they print; there are no others."""
+def program_runs(programs: Mapping[str, str | tuple[int, str]]) -> Callable[[Sequence[str]], CompletedProcess[str]]:
+    """Programs, by command line or by name alone: their output, or exit code and output. There are no others."""
 
     def run(argv: Sequence[str]) -> CompletedProcess[str]:
-        if argv[0] not in answers:
+        said = programs.get(" ".join(argv), programs.get(argv[0]))
+        if said is None:
             raise MissingError(f"there is no program {argv[0]}")
-        return CompletedProcess(argv, 0, answers[argv[0]], "")
+        code, output = said if isinstance(said, tuple) else (0, said)
+        return CompletedProcess(argv, code, output, "")
 
     return run
 
 
-def machine(
+def recorded(
     root: Path,
+    files: Mapping[str, str | bytes] | None = None,
     *,
-    files: Mapping[str, str] | None = None,
     environ: Mapping[str, str] | None = None,
     found: Driver | None = None,
+    gpus: Iterable[GpuState] = (),
     packages: Mapping[str, Path] | None = None,
     versions: Mapping[str, str] | None = None,
     network: RecordedNetwork | None = None,
-    answers: Mapping[str, str] | None = None,
+    programs: Mapping[str, str | tuple[int, str]] | None = None,
     now: float = 0.0,
+    **more: Any,
 ) -> Machine:
-    """A machine with these files below `root`, and nothing else."""
-    for name, text in (files or {}).items():
+    """A machine with these files below `root`, this driver, whose NVML tells of `gpus`, and nothing else."""
+    for name, content in (files or {}).items():
         path = root / name.lstrip("/")
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    run, answer = program_runs(programs or {}), NvmlAnswer(gpus=tuple(gpus))
+    known = {"run": run, "run_long": run, "nvml": lambda: answer, "now": lambda: now, "ask_driver": lambda: found}
     return Machine(
         root=root,
         environ={"HOME": str(root / "home")} | dict(environ or {}),
-        run=programs(answers or {}),
-        now=lambda: now,
-        ask_driver=lambda: found,
         packages=Packages(dict(packages or {}), dict(versions or {})),
         network=network or RecordedNetwork(),
+        **{**known, **more},
     )
 
 
@@ -144,3 +148,8 @@ def levels(found: Sequence[Finding]) -> list[str]:
 def codes(found: Sequence[Finding]) -> list[str]:
     """The codes of errors and warnings."""
     return [each.code for each in found if each.level != "info"]
+
+
+def levels_by_code(check: Check, here: Machine, target: Target | None = None) -> dict[str, str]:
+    """The level of each finding by its code."""
+    return {each.code: each.level for each in found_by(check, here, target)}

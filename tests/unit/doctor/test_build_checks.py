@@ -11,7 +11,7 @@ from dsrun.doctor.software.build_tools import PROCESSOR, TOOLS
 from dsrun.doctor.software.compilers import HOST_COMPILER, TOOLKIT
 from dsrun.doctor.software.jit import JIT_CACHE
 from tests.tiny_wheels import built_note, compiled, needs_gcc
-from tests.unit.doctor.recorded import A100, FINE, codes, driver, found_by, job, levels, machine, torch_at
+from tests.unit.doctor.recorded import A100, FINE, codes, driver, found_by, job, levels, recorded, torch_at
 
 OFFLOADED = ("--model", "m", "--zero", "3", "--offload", "cpu")
 ON_NVME = ("--model", "m", "--zero", "3", "--offload", "nvme", "--nvme-path", "/scratch")
@@ -43,19 +43,19 @@ def gcc(folder: Path, version: int) -> Path:
 @pytest.mark.parametrize(("version", "found"), [("13.0", []), ("13.2", []), ("12.4", ["cuda_toolkit_version"])])
 def test_nvcc_of_another_major_version(tmp_path: Path, version, found) -> None:
     home = toolkit(tmp_path / "cuda", version)
-    here = machine(tmp_path, environ={"CUDA_HOME": str(home)}, packages={"torch": torch_at(tmp_path)})
+    here = recorded(tmp_path, environ={"CUDA_HOME": str(home)}, packages={"torch": torch_at(tmp_path)})
     result = found_by(TOOLKIT, here)
     assert codes(result) == found
     assert levels(result) == (["warning"] if found else FINE)  # no job that needs it is known
 
 
 def test_cuda_home_without_nvcc(tmp_path: Path) -> None:
-    here = machine(tmp_path, environ={"CUDA_HOME": "/opt/nothing"}, packages={"torch": torch_at(tmp_path)})
+    here = recorded(tmp_path, environ={"CUDA_HOME": "/opt/nothing"}, packages={"torch": torch_at(tmp_path)})
     assert codes(found_by(TOOLKIT, here)) == ["cuda_toolkit_home"]
 
 
 def test_missing_nvcc_matters_where_job_compiles_with_it(tmp_path: Path) -> None:
-    here = machine(tmp_path, environ={"PATH": ""}, packages={"torch": torch_at(tmp_path)})
+    here = recorded(tmp_path, environ={"PATH": ""}, packages={"torch": torch_at(tmp_path)})
     assert levels(found_by(TOOLKIT, here)) == FINE
     (tmp_path / "ds.json").write_text('{"optimizer": {"type": "Adam"}, "zero_optimization": {"stage": 2}}')
     fused = job(tmp_path, "--model", "m", "--deepspeed", "ds.json")
@@ -64,7 +64,7 @@ def test_missing_nvcc_matters_where_job_compiles_with_it(tmp_path: Path) -> None
     deepspeed = tmp_path / "deepspeed"
     deepspeed.mkdir()
     (deepspeed / "git_version_info_installed.py").write_text(built_note(["fused_adam"], "cuda"))
-    built = machine(tmp_path, environ={"PATH": ""}, packages={"torch": tmp_path / "torch", "deepspeed": deepspeed})
+    built = recorded(tmp_path, environ={"PATH": ""}, packages={"torch": tmp_path / "torch", "deepspeed": deepspeed})
     assert levels(found_by(TOOLKIT, built, fused)) == FINE
 
 
@@ -72,7 +72,7 @@ def test_host_compiler_newer_than_nvcc_accepts(tmp_path: Path) -> None:
     home = toolkit(tmp_path / "cuda", "13.0", newest_gcc=15)
     environ = {"CUDA_HOME": str(home), "PATH": str(tmp_path / "bin")}
     gcc(tmp_path / "bin", 16)
-    here = machine(tmp_path, environ=environ, packages={"torch": torch_at(tmp_path)})
+    here = recorded(tmp_path, environ=environ, packages={"torch": torch_at(tmp_path)})
     found = found_by(HOST_COMPILER, here)
     assert codes(found) == ["host_compiler_version"]
     assert "install gcc 15" in found[0].fix
@@ -85,7 +85,7 @@ def test_host_compiler_newer_than_nvcc_accepts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("argv", "level"), [(None, "warning"), (OFFLOADED, "error")])
 def test_missing_host_compiler(tmp_path: Path, argv, level) -> None:
     """A warning, unless the job compiles: CPU Adam needs it."""
-    here = machine(tmp_path, environ={"PATH": ""}, packages={"torch": torch_at(tmp_path)})
+    here = recorded(tmp_path, environ={"PATH": ""}, packages={"torch": torch_at(tmp_path)})
     found = found_by(HOST_COMPILER, here, job(tmp_path, *argv) if argv else None)
     assert (codes(found), levels(found)) == (["host_compiler_missing"], [level])
 
@@ -97,7 +97,7 @@ def mounts(folder: Path, kind: str, options: str = "rw") -> dict[str, str]:
 def with_cache(tmp_path: Path, kind: str = "ext4", options: str = "rw", now: float | None = None):
     cache = tmp_path / "ext"
     cache.mkdir(exist_ok=True)
-    return machine(
+    return recorded(
         tmp_path / "root",
         files=mounts(cache, kind, options),
         environ={"TORCH_EXTENSIONS_DIR": str(cache)},
@@ -125,9 +125,9 @@ def test_triton_cache_on_network_file_system(tmp_path: Path) -> None:
     cache.mkdir()
     environ = {"TORCH_EXTENSIONS_DIR": str(tmp_path), "TRITON_CACHE_DIR": str(cache)}
     common = {"files": mounts(cache, "nfs4"), "environ": environ, "packages": {"torch": torch_at(tmp_path)}}
-    found = found_by(JIT_CACHE, machine(tmp_path / "a", **common, found=driver(A100)))
+    found = found_by(JIT_CACHE, recorded(tmp_path / "a", **common, found=driver(A100)))
     assert codes(found) == ["jit_cache_triton"]
-    assert levels(found_by(JIT_CACHE, machine(tmp_path / "b", **common))) == FINE
+    assert levels(found_by(JIT_CACHE, recorded(tmp_path / "b", **common))) == FINE
 
 
 def test_jit_cache_mounted_noexec(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_stale_jit_lock(tmp_path: Path) -> None:
 
 
 def test_job_that_compiles_at_its_start(tmp_path: Path) -> None:
-    here = machine(tmp_path, environ={"PATH": os.environ["PATH"]}, packages={"torch": torch_at(tmp_path)})
+    here = recorded(tmp_path, environ={"PATH": os.environ["PATH"]}, packages={"torch": torch_at(tmp_path)})
     found = found_by(TOOLS, here, job(tmp_path, *OFFLOADED))
     assert codes(found) == ["build_tools_compiles"]
     assert "cpu_adam" in found[0].message
@@ -161,14 +161,14 @@ def test_job_that_compiles_at_its_start(tmp_path: Path) -> None:
 
 def test_missing_ninja(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", str(tmp_path / "bin/python"))
-    here = machine(tmp_path, environ={"PATH": ""}, packages={"torch": torch_at(tmp_path)})
+    here = recorded(tmp_path, environ={"PATH": ""}, packages={"torch": torch_at(tmp_path)})
     assert codes(found_by(TOOLS, here, job(tmp_path, *OFFLOADED))) == ["build_tools_ninja"]
 
 
 def test_missing_libaio(tmp_path: Path) -> None:
     (tmp_path / "usr/include").mkdir(parents=True)
     (tmp_path / "usr/lib/x86_64-linux-gnu").mkdir(parents=True)
-    here = machine(tmp_path, environ={"PATH": os.environ["PATH"]}, packages={"torch": torch_at(tmp_path)})
+    here = recorded(tmp_path, environ={"PATH": os.environ["PATH"]}, packages={"torch": torch_at(tmp_path)})
     assert "build_tools_libaio" in codes(found_by(TOOLS, here, job(tmp_path, *ON_NVME)))
     (tmp_path / "usr/include/libaio.h").touch()
     (tmp_path / "usr/lib/x86_64-linux-gnu/libaio.so.1t64").touch()
@@ -182,10 +182,10 @@ def test_wheel_for_a_newer_processor(tmp_path: Path, monkeypatch: pytest.MonkeyP
     code = "void add(float *a, float *b) { for (int i = 0; i < 4096; i++) a[i] += b[i]; }"
     compiled(deepspeed / "ops/adam", code, "-O3", "-g", "-mavx2", name="cpu_adam_op.so")
     (deepspeed / "git_version_info_installed.py").write_text(built_note(["cpu_adam"]))
-    old = machine(tmp_path, files={"/proc/cpuinfo": "flags : sse2 sse4_2 cx16\n"}, packages={"deepspeed": deepspeed})
+    old = recorded(tmp_path, files={"/proc/cpuinfo": "flags : sse2 sse4_2 cx16\n"}, packages={"deepspeed": deepspeed})
     found = found_by(PROCESSOR, old)
     assert codes(found) == ["cpu_level"]
     assert "avx2" in found[0].message
     flags = "sse2 cx16 lahf_lm popcnt pni sse4_1 sse4_2 ssse3 abm avx avx2 bmi1 bmi2 f16c fma movbe"
-    new = machine(tmp_path, files={"/proc/cpuinfo": f"flags : {flags}\n"}, packages={"deepspeed": deepspeed})
+    new = recorded(tmp_path, files={"/proc/cpuinfo": f"flags : {flags}\n"}, packages={"deepspeed": deepspeed})
     assert levels(found_by(PROCESSOR, new)) == FINE

@@ -6,7 +6,7 @@ from dsrun.doctor.gpu.gpu_settings import SETTINGS
 from dsrun.doctor.gpu.health import CLOCKS, ECC, PCIE
 from dsrun.doctor.gpu.nvml import GpuState
 from dsrun.doctor.machine import Target
-from tests.recorded_machine import codes, found, recorded
+from tests.unit.doctor.recorded import found_by, levels_by_code, recorded
 
 HEALTHY = {
     "name": "NVIDIA H100 80GB HBM3", "bus": "0000:3b:00.0", "persistence": True, "mig": False, "compute_mode": 0,
@@ -24,12 +24,12 @@ def machine(root, **changes):
 
 @pytest.mark.parametrize("check", CHECKS)
 def test_healthy_gpu_passes(tmp_path, check):
-    assert codes(CHECKS[check], machine(tmp_path)) == {check: "info"}
+    assert levels_by_code(CHECKS[check], machine(tmp_path)) == {check: "info"}
 
 
 @pytest.mark.parametrize("check", CHECKS)
 def test_no_gpu_is_skipped(tmp_path, check):
-    assert codes(CHECKS[check], recorded(tmp_path)) == {}
+    assert levels_by_code(CHECKS[check], recorded(tmp_path)) == {}
 
 
 @pytest.mark.parametrize(
@@ -54,32 +54,32 @@ def test_no_gpu_is_skipped(tmp_path, check):
 def test_ailing_gpu(tmp_path, changes, code, level):
     """The finding names the GPU, and what mends it."""
     check = next(each for name, each in CHECKS.items() if code.startswith(name))
-    finding = found(check, machine(tmp_path, **changes))[0]
+    finding = found_by(check, machine(tmp_path, **changes))[0]
     assert (finding.code, finding.level) == (code, level)
     assert "3" in finding.message
     assert finding.fix
 
 
 def test_several_reasons_for_low_clocks(tmp_path):
-    reasons = codes(CLOCKS, machine(tmp_path, throttle_reasons=0x48, temperature_c=91))
+    reasons = levels_by_code(CLOCKS, machine(tmp_path, throttle_reasons=0x48, temperature_c=91))
     assert set(reasons) == {"gpu_clocks_hw_slowdown", "gpu_clocks_hw_thermal"}
-    assert "91 °C" in found(CLOCKS, machine(tmp_path, throttle_reasons=0x48, temperature_c=91))[0].message
+    assert "91 °C" in found_by(CLOCKS, machine(tmp_path, throttle_reasons=0x48, temperature_c=91))[0].message
 
 
 def test_idle_gpu_lets_its_link_run_slowly(tmp_path):
     idle = machine(tmp_path, pcie_generation=1, performance_state=8, throttle_reasons=0x1)
-    assert codes(PCIE, idle) == {"pcie": "info"}
-    assert codes(CLOCKS, idle) == {"gpu_clocks": "info"}
+    assert levels_by_code(PCIE, idle) == {"pcie": "info"}
+    assert levels_by_code(CLOCKS, idle) == {"gpu_clocks": "info"}
 
 
 def test_exclusive_compute_mode(tmp_path):
     """It hurts only where ranks share a GPU."""
     exclusive = machine(tmp_path, compute_mode=3)
-    assert codes(SETTINGS, exclusive) == {"gpu_settings": "info"}
-    assert codes(SETTINGS, exclusive, Target(nproc=2)) == {"gpu_settings": "info"}
-    assert codes(SETTINGS, exclusive, Target(nproc=4)) == {"gpu_settings_exclusive": "error"}
+    assert levels_by_code(SETTINGS, exclusive) == {"gpu_settings": "info"}
+    assert levels_by_code(SETTINGS, exclusive, Target(nproc=2)) == {"gpu_settings": "info"}
+    assert levels_by_code(SETTINGS, exclusive, Target(nproc=4)) == {"gpu_settings_exclusive": "error"}
 
 
 def test_one_gpu_in_mig_mode_is_no_fault(tmp_path):
     alone = recorded(tmp_path, gpus=[GpuState(index=0, **HEALTHY | {"mig": True})])
-    assert codes(SETTINGS, alone) == {"gpu_settings_mig": "info"}
+    assert levels_by_code(SETTINGS, alone) == {"gpu_settings_mig": "info"}

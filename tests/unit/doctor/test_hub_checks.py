@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.doctor.job.hub import HUB
-from tests.unit.doctor.recorded import FINE, RecordedNetwork, codes, found_by, job, levels, machine
+from tests.unit.doctor.recorded import FINE, RecordedNetwork, codes, found_by, job, levels, recorded
 
 HUB_HOST = ("huggingface.co", 443)
 TOKEN = "hf_abcdefghijklmnopqrstuvwxyz"
@@ -13,7 +13,7 @@ PUSH = ("--model", "demo-llama", "--push_to_hub")
 
 
 def look(tmp_path: Path, *argv: str, environ: dict[str, str] | None = None, reachable=(HUB_HOST,)):
-    here = machine(tmp_path, environ=environ, network=RecordedNetwork(reachable=reachable))
+    here = recorded(tmp_path, environ=environ, network=RecordedNetwork(reachable=reachable))
     return found_by(HUB, here, job(tmp_path, *argv))
 
 

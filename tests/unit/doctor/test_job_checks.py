@@ -11,10 +11,10 @@ from dsrun.doctor.job.precision import PRECISION
 from dsrun.doctor.job.run_folder import RUN_FOLDER
 from dsrun.doctor.job.settings import DEEPSPEED_JSON, FILES, SETTINGS
 from dsrun.doctor.job.tokens import TOKENIZER
+from dsrun.doctor.launch.ranks import check_requirements
 from dsrun.doctor.machine import Target
-from dsrun.doctor.requirements import check_requirements
 from dsrun.findings import Finding
-from tests.unit.doctor.recorded import A100, FINE, GIB, V100, codes, driver, found_by, job, levels, machine
+from tests.unit.doctor.recorded import A100, FINE, GIB, V100, codes, driver, found_by, job, levels, recorded
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
@@ -36,17 +36,17 @@ def test_settings_that_are_refused(tmp_path: Path) -> None:
     refused = Finding(
         level="error", code="settings", message="run.yaml:3: unknown key train.modle", fix="did you mean model?"
     )
-    assert levels(found_by(SETTINGS, machine(tmp_path), Target(refused=refused))) == ["error"]
+    assert levels(found_by(SETTINGS, recorded(tmp_path), Target(refused=refused))) == ["error"]
 
 
 def test_settings_with_removed_arguments(tmp_path: Path) -> None:
-    found = found_by(SETTINGS, machine(tmp_path), job(tmp_path, "--model", "m", "--evaluation_strategy", "no"))
+    found = found_by(SETTINGS, recorded(tmp_path), job(tmp_path, "--model", "m", "--evaluation_strategy", "no"))
     assert codes(found) == ["settings_removed"]
     assert "--eval_strategy" in found[0].message
 
 
 def test_settings_whose_batch_does_not_divide(tmp_path: Path) -> None:
-    here = machine(tmp_path, found=driver(A100, A100, A100))
+    here = recorded(tmp_path, found=driver(A100, A100, A100))
     found = found_by(SETTINGS, here, job(tmp_path, "--model", "m", "--global-batch-size", "64"))
     assert codes(found) == ["settings_batch"]
     assert "--global-batch-size 63 or 66" in found[0].fix
@@ -57,7 +57,7 @@ def test_settings_whose_batch_does_not_divide(tmp_path: Path) -> None:
 
 def test_settings_of_slurm_job_without_known_ranks(tmp_path: Path) -> None:
     """How many GPUs its nodes have is not known here, so nothing is said about the batch."""
-    found = found_by(SETTINGS, machine(tmp_path), job(tmp_path, "--model", "m", "--global-batch-size", "7", nodes=2))
+    found = found_by(SETTINGS, recorded(tmp_path), job(tmp_path, "--model", "m", "--global-batch-size", "7", nodes=2))
     assert levels(found) == FINE
     assert "batch" not in found[0].message
 
@@ -73,18 +73,18 @@ def test_settings_of_slurm_job_without_known_ranks(tmp_path: Path) -> None:
 def test_deepspeed_json_against_flags(tmp_path: Path, config, flags, expected) -> None:
     (tmp_path / "ds.json").write_text(json.dumps(config))
     target = job(tmp_path, "--model", "m", "--deepspeed", "ds.json", *flags)
-    found = found_by(DEEPSPEED_JSON, machine(tmp_path), target)
+    found = found_by(DEEPSPEED_JSON, recorded(tmp_path), target)
     assert sorted({level for level in levels(found) if level == "error"}) == expected
     assert all("(ds.json:" in each.where for each in found if each.level == "error")
 
 
 def test_missing_deepspeed_json(tmp_path: Path) -> None:
-    found = list(DEEPSPEED_JSON.look(machine(tmp_path), job(tmp_path, "--model", "m", "--deepspeed", "no.json")))
+    found = list(DEEPSPEED_JSON.look(recorded(tmp_path), job(tmp_path, "--model", "m", "--deepspeed", "no.json")))
     assert codes(found) == ["deepspeed_json_unreadable"]
 
 
 def test_files_that_are_missing(tmp_path: Path) -> None:
-    here = machine(tmp_path)
+    here = recorded(tmp_path)
     target = job(tmp_path, "--model", model(tmp_path / "m"), "--train-file", str(tmp_path / "no.jsonl"))
     found = list(FILES.look(here, target))
     assert codes(found) == ["files"]
@@ -97,25 +97,25 @@ TRAINED = ("--zero", "3", "--max-length", "512", "--micro-batch-size", "1", "--g
 def test_gpu_memory_that_others_hold(tmp_path: Path) -> None:
     """Who holds it, and which GPUs are free."""
     holder = Holder(pid=4711, name="python", user="ana", used=60 * GIB)
-    here = machine(tmp_path, found=driver(A100, A100, free=19.5, holders=[holder]))
+    here = recorded(tmp_path, found=driver(A100, A100, free=19.5, holders=[holder]))
     (found,) = found_by(GPU_MEMORY, here)
     assert found.level == "warning"
     assert found.message == "GPU 0: 19.5 of 80.0 GiB free, held by python 4711 of ana (60.0 GiB)"
     assert "CUDA_VISIBLE_DEVICES=1" in found.fix
-    hidden = machine(tmp_path, environ={"CUDA_VISIBLE_DEVICES": "1"}, found=driver(A100, A100, free=19.5))
+    hidden = recorded(tmp_path, environ={"CUDA_VISIBLE_DEVICES": "1"}, found=driver(A100, A100, free=19.5))
     assert levels(found_by(GPU_MEMORY, hidden)) == FINE
 
 
 def test_gpu_memory_against_plan(tmp_path: Path) -> None:
     target = job(tmp_path, "--model", model(tmp_path / "m"), *TRAINED)
     eight = [A100] * 8
-    found = found_by(GPU_MEMORY, machine(tmp_path, found=driver(*eight)), target)
+    found = found_by(GPU_MEMORY, recorded(tmp_path, found=driver(*eight)), target)
     assert levels(found) == FINE
     assert "ZeRO-3, checkpointing, micro batch 1" in found[0].message
-    busy = found_by(GPU_MEMORY, machine(tmp_path, found=driver(*eight, free=5)), target)
+    busy = found_by(GPU_MEMORY, recorded(tmp_path, found=driver(*eight, free=5)), target)
     assert codes(busy) == ["gpu_memory_taken"]
     assert levels(busy) == ["error"]
-    small = found_by(GPU_MEMORY, machine(tmp_path, found=driver(V100)), target)
+    small = found_by(GPU_MEMORY, recorded(tmp_path, found=driver(V100)), target)
     assert codes(small) == ["gpu_memory_plan"]
     assert "does not fit" in small[0].message
 
@@ -143,14 +143,14 @@ def test_gpu_memory_against_plan(tmp_path: Path) -> None:
 )
 def test_micro_batch_of_the_job_against_gpu_memory(tmp_path: Path, gpus, flags, expected, fix) -> None:
     """The job's own micro batch counts, 8 by default, and what dsrun does when memory runs out."""
-    here = machine(tmp_path, found=driver(*[A100] * gpus))
+    here = recorded(tmp_path, found=driver(*[A100] * gpus))
     found = found_by(GPU_MEMORY, here, job(tmp_path, "--model", model(tmp_path / "m"), *flags))
     assert [(each.level, each.code) for each in found] == expected
     assert fix in found[0].fix
 
 
 def test_gpu_memory_of_unknown_model_is_not_planned(tmp_path: Path) -> None:
-    found = found_by(GPU_MEMORY, machine(tmp_path, found=driver(A100)), job(tmp_path, "--model", "org/not-here"))
+    found = found_by(GPU_MEMORY, recorded(tmp_path, found=driver(A100)), job(tmp_path, "--model", "org/not-here"))
     assert set(levels(found)) == {"info"}
 
 
@@ -170,7 +170,7 @@ def test_gpu_memory_of_unknown_model_is_not_planned(tmp_path: Path) -> None:
     ],
 )
 def test_precision_of_gpu_and_model(tmp_path: Path, gpu, kind, flags, expected) -> None:
-    here = machine(tmp_path, found=driver(gpu) if gpu else None)
+    here = recorded(tmp_path, found=driver(gpu) if gpu else None)
     found = found_by(PRECISION, here, job(tmp_path, "--model", model(tmp_path / "m", kind), *flags))
     assert codes(found) == expected
     assert expected or levels(found) == FINE
@@ -201,7 +201,7 @@ GOOD_TOKENS = {"tokenizer_config": {"eos_token": "</s>", "pad_token": {"content"
 )
 def test_tokenizer_against_model(tmp_path: Path, config, files, flags, expected) -> None:
     target = job(tmp_path, "--model", model(tmp_path / "m", config, **files), *flags)
-    found = found_by(TOKENIZER, machine(tmp_path), target)
+    found = found_by(TOKENIZER, recorded(tmp_path), target)
     assert codes(found) == expected
     assert expected or levels(found) == FINE
 
@@ -212,8 +212,8 @@ def test_run_folder_that_is_taken(tmp_path: Path) -> None:
     foreign.mkdir()
     (foreign / "holiday.jpg").touch()
     for folder in (tmp_path / "file", foreign):
-        assert codes(found_by(RUN_FOLDER, machine(tmp_path), Target(output=folder))) == ["run_folder"]
-    assert levels(found_by(RUN_FOLDER, machine(tmp_path), Target(output=tmp_path / "new"))) == FINE
+        assert codes(found_by(RUN_FOLDER, recorded(tmp_path), Target(output=folder))) == ["run_folder"]
+    assert levels(found_by(RUN_FOLDER, recorded(tmp_path), Target(output=tmp_path / "new"))) == FINE
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_run_folder_that_is_taken(tmp_path: Path) -> None:
     ],
 )
 def test_run_folder_seen_by_all_nodes(tmp_path: Path, kind, nodes, expected) -> None:
-    here = machine(
+    here = recorded(
         tmp_path, files={"/proc/self/mounts": f"x {str(tmp_path).replace(' ', chr(92) + '040')} {kind} rw 0 0\n"}
     )
     found = found_by(RUN_FOLDER, here, Target(output=tmp_path / "runs/a", nodes=nodes))
@@ -235,7 +235,7 @@ def test_run_folder_seen_by_all_nodes(tmp_path: Path, kind, nodes, expected) -> 
 
 
 def test_required_gpus_and_memory(tmp_path: Path) -> None:
-    here = machine(tmp_path, found=driver(A100, V100))
+    here = recorded(tmp_path, found=driver(A100, V100))
     assert levels(check_requirements(here, 2, 32)) == FINE
     assert codes(check_requirements(here, 4, None)) == ["requirements_gpus"]
     assert codes(check_requirements(here, None, 40)) == ["requirements_memory"]

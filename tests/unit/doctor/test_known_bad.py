@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.doctor.software.known_bad import VERSIONS, required, table
-from tests.unit.doctor.recorded import A100, FINE, codes, driver, found_by, job, levels, machine
+from tests.unit.doctor.recorded import A100, FINE, codes, driver, found_by, job, levels, recorded
 
 GOOD = {
     "torch": "2.13.0+cu130", "deepspeed": "0.19.8", "transformers": "5.23.0", "accelerate": "1.15.0",
@@ -33,21 +33,21 @@ ZERO3 = ("--model", "m", "--zero", "3")
     ],
 )
 def test_known_bad_versions(tmp_path: Path, versions, argv, expected) -> None:
-    found = found_by(VERSIONS, machine(tmp_path, versions=GOOD | versions), job(tmp_path, *argv) if argv else None)
+    found = found_by(VERSIONS, recorded(tmp_path, versions=GOOD | versions), job(tmp_path, *argv) if argv else None)
     assert [code for code in codes(found) if code != "versions_range"] == expected
 
 
 @pytest.mark.parametrize(("argv", "level"), [(None, "warning"), (ZERO2, "error")])
 def test_missing_training_packages(tmp_path: Path, argv, level) -> None:
     versions = {name: version for name, version in GOOD.items() if name not in ("peft", "datasets")}
-    found = found_by(VERSIONS, machine(tmp_path, versions=versions), job(tmp_path, *argv) if argv else None)
+    found = found_by(VERSIONS, recorded(tmp_path, versions=versions), job(tmp_path, *argv) if argv else None)
     (missing,) = [each for each in found if each.code == "versions_missing"]
     assert (missing.level, missing.message) == (level, "datasets, peft are not installed, and training needs them")
 
 
 def test_known_bad_is_an_error_for_a_job_that_it_hits(tmp_path: Path) -> None:
     """Without a job, nobody knows whether ZeRO-2 will be used."""
-    here = machine(tmp_path, versions=GOOD | {"deepspeed": "0.18.2"})
+    here = recorded(tmp_path, versions=GOOD | {"deepspeed": "0.18.2"})
     assert "error" not in levels(found_by(VERSIONS, here))
     assert "error" in levels(found_by(VERSIONS, here, job(tmp_path, *ZERO2)))
 
@@ -55,23 +55,23 @@ def test_known_bad_is_an_error_for_a_job_that_it_hits(tmp_path: Path) -> None:
 def test_known_bad_by_gpus_and_variable(tmp_path: Path) -> None:
     versions = GOOD | {"torch": "2.7.0"}
     several, name = driver(A100, A100), "versions_nccl_nonblocking_hang"
-    assert name in codes(found_by(VERSIONS, machine(tmp_path, versions=versions, found=several)))
-    assert name not in codes(found_by(VERSIONS, machine(tmp_path, versions=versions, found=driver(A100))))
-    mended = machine(tmp_path, versions=versions, found=several, environ={"TORCH_NCCL_USE_COMM_NONBLOCKING": "0"})
+    assert name in codes(found_by(VERSIONS, recorded(tmp_path, versions=versions, found=several)))
+    assert name not in codes(found_by(VERSIONS, recorded(tmp_path, versions=versions, found=driver(A100))))
+    mended = recorded(tmp_path, versions=versions, found=several, environ={"TORCH_NCCL_USE_COMM_NONBLOCKING": "0"})
     assert name not in codes(found_by(VERSIONS, mended))
 
 
 def test_known_bad_on_arm_only(tmp_path: Path) -> None:
     versions = GOOD | {"nvidia-nccl-cu13": "2.28.9"}
     arm = {"/proc/cpuinfo": "processor : 0\nCPU implementer\t: 0x41\n"}
-    here = machine(tmp_path / "arm", files=arm, versions=versions, found=driver(A100, A100))
+    here = recorded(tmp_path / "arm", files=arm, versions=versions, found=driver(A100, A100))
     assert codes(found_by(VERSIONS, here)) == ["versions_nccl_arm_hang"]
-    x86 = machine(tmp_path / "x86", versions=versions, found=driver(A100, A100))
+    x86 = recorded(tmp_path / "x86", versions=versions, found=driver(A100, A100))
     assert levels(found_by(VERSIONS, x86)) == FINE
 
 
 def test_every_known_bad_row_has_a_source_and_known_packages(tmp_path: Path) -> None:
-    from dsrun.doctor.packages import LOOKED_AT
+    from dsrun.doctor.machine import LOOKED_AT
 
     for row in table():
         assert row.source.startswith("https://")
@@ -88,7 +88,7 @@ def test_version_outside_of_what_dsrun_takes(tmp_path: Path, monkeypatch: pytest
         lambda _: ["click>=8", 'deepspeed<0.20,>=0.19.5; extra == "train"', 'ruff; extra == "lint"'],
     )
     assert [*required()] == ["deepspeed"]
-    found = found_by(VERSIONS, machine(tmp_path, versions=GOOD | {"deepspeed": "0.20.1"}))
+    found = found_by(VERSIONS, recorded(tmp_path, versions=GOOD | {"deepspeed": "0.20.1"}))
     assert codes(found) == ["versions_range"]
     assert found[0].fix == "pip install 'deepspeed<0.20,>=0.19.5'"
-    assert levels(found_by(VERSIONS, machine(tmp_path, versions=GOOD))) == FINE
+    assert levels(found_by(VERSIONS, recorded(tmp_path, versions=GOOD))) == FINE

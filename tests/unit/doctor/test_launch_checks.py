@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.doctor import network
+from dsrun.doctor import machine
 from dsrun.doctor.launch.interfaces import INTERFACES
 from dsrun.doctor.launch.ports import NAMES, PORT
 from dsrun.doctor.launch.ranks import RANKS
 from dsrun.doctor.launch.variables import VARIABLES
 from dsrun.doctor.machine import Target
-from tests.unit.doctor.recorded import A100, FINE, RecordedNetwork, codes, driver, found_by, levels, machine
+from tests.unit.doctor.recorded import A100, FINE, RecordedNetwork, codes, driver, found_by, levels, recorded
 
 SEVERAL = Target(nodes=2)
 IN_JOB = {"SLURM_JOB_ID": "7"}
@@ -33,13 +33,13 @@ IN_JOB = {"SLURM_JOB_ID": "7"}
     ],
 )
 def test_rendezvous_port(tmp_path: Path, taken, environ, target, expected) -> None:
-    found = found_by(PORT, machine(tmp_path, environ=environ, network=RecordedNetwork(taken=taken)), target)
+    found = found_by(PORT, recorded(tmp_path, environ=environ, network=RecordedNetwork(taken=taken)), target)
     assert codes(found) == expected
     assert expected or levels(found) == FINE
 
 
 def test_taken_port_names_holder_and_next_free_one(tmp_path: Path) -> None:
-    here = machine(tmp_path, network=RecordedNetwork(taken=[29700]))
+    here = recorded(tmp_path, network=RecordedNetwork(taken=[29700]))
     (found,) = found_by(PORT, here, Target(master_port=29700))
     assert found.message == "--master-port: port 29700 is taken by python (process 7); the next free one is 29701"
 
@@ -61,7 +61,7 @@ def test_taken_port_names_holder_and_next_free_one(tmp_path: Path) -> None:
     ],
 )
 def test_names_and_addresses(tmp_path: Path, names, environ, target, expected) -> None:
-    found = found_by(NAMES, machine(tmp_path, environ=environ, network=RecordedNetwork(names=names)), target)
+    found = found_by(NAMES, recorded(tmp_path, environ=environ, network=RecordedNetwork(names=names)), target)
     assert codes(found) == expected
     assert expected or levels(found) == FINE
 
@@ -69,16 +69,16 @@ def test_names_and_addresses(tmp_path: Path, names, environ, target, expected) -
 def test_network_that_does_not_answer_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A resolver without a network takes tens of seconds; the check must not."""
     for_ever = threading.Event()
-    monkeypatch.setattr(network, "RESOLVE_S", 0.01)
+    monkeypatch.setattr(machine, "RESOLVE_S", 0.01)
     monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: for_ever.wait() and [])
-    assert network.Network().resolve("node9") is None
-    assert not network.Network().reachable("node9", 443, 0.01)
+    assert machine.Network().resolve("node9") is None
+    assert not machine.Network().reachable("node9", 443, 0.01)
     for_ever.set()
 
 
 @pytest.mark.parametrize("host", ["", "..", "x" * 300])
 def test_name_that_cannot_be_one(host) -> None:
-    assert not network.Network().resolve(host)
+    assert not machine.Network().resolve(host)
 
 
 LO = {"lo": ["127.0.0.1"]}
@@ -110,7 +110,7 @@ ETH = LO | {"eth0": ["10.0.0.1"]}
     ],
 )
 def test_network_interfaces(tmp_path: Path, there, environ, target, expected) -> None:
-    found = found_by(INTERFACES, machine(tmp_path, environ=environ, network=RecordedNetwork(interfaces=there)), target)
+    found = found_by(INTERFACES, recorded(tmp_path, environ=environ, network=RecordedNetwork(interfaces=there)), target)
     assert codes(found) == expected
     assert expected or levels(found) == FINE
 
@@ -131,14 +131,14 @@ def test_network_interfaces(tmp_path: Path, there, environ, target, expected) ->
 )
 def test_ranks_against_visible_gpus(tmp_path: Path, gpus, visible, nproc, expected) -> None:
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    here = machine(tmp_path, environ=environ, found=driver(*[A100] * gpus) if gpus else None)
+    here = recorded(tmp_path, environ=environ, found=driver(*[A100] * gpus) if gpus else None)
     found = found_by(RANKS, here, Target(nproc=nproc))
     assert codes(found) == expected
     assert expected or levels(found) == FINE
 
 
 def test_ranks_of_a_job_for_slurm_are_not_those_of_the_login_node(tmp_path: Path) -> None:
-    assert found_by(RANKS, machine(tmp_path), Target(nproc=8, nodes=4)) == []
+    assert found_by(RANKS, recorded(tmp_path), Target(nproc=8, nodes=4)) == []
 
 
 WORKER = {
@@ -166,7 +166,7 @@ WORKER = {
     ],
 )
 def test_left_over_variables(tmp_path: Path, environ, expected) -> None:
-    found = found_by(VARIABLES, machine(tmp_path, environ=environ, found=driver(A100)))
+    found = found_by(VARIABLES, recorded(tmp_path, environ=environ, found=driver(A100)))
     assert codes(found) == expected
     assert expected or levels(found) == FINE
 
@@ -182,5 +182,5 @@ def test_left_over_variables(tmp_path: Path, environ, expected) -> None:
 )
 def test_slurm_variables_of_an_allocation_that_has_ended(tmp_path: Path, answers, expected) -> None:
     """Where SLURM's programs are missing or do not answer, nothing is known."""
-    found = found_by(VARIABLES, machine(tmp_path, environ={"SLURM_JOB_ID": "71233"}, answers=answers))
+    found = found_by(VARIABLES, recorded(tmp_path, environ={"SLURM_JOB_ID": "71233"}, programs=answers))
     assert codes(found) == expected

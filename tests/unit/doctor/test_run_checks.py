@@ -11,7 +11,7 @@ from dsrun.doctor.machine import Machine, Target
 from dsrun.doctor.mounts import mount_of
 from dsrun.doctor.registry import CHECKS
 from dsrun.findings import Finding
-from tests.unit.doctor.recorded import machine
+from tests.unit.doctor.recorded import recorded
 
 
 def passes(_: Machine, __: Target) -> Iterator[Finding]:
@@ -29,12 +29,12 @@ def applies_to_nothing(_: Machine, __: Target) -> Iterator[Finding]:
 
 def test_results_in_the_order_of_the_checks(tmp_path: Path) -> None:
     checks = [Check("a", "A", passes), Check("c", "C", applies_to_nothing), Check("b", "B", crashes)]
-    results = run_checks(checks, machine(tmp_path), Target())
+    results = run_checks(checks, recorded(tmp_path), Target())
     assert [(each.check.code, each.status) for each in results] == [("a", "pass"), ("c", "skip"), ("b", "warn")]
 
 
 def test_crashing_check_is_a_warning_with_its_error(tmp_path: Path) -> None:
-    (result,) = run_checks([Check("b", "B", crashes)], machine(tmp_path), Target())
+    (result,) = run_checks([Check("b", "B", crashes)], recorded(tmp_path), Target())
     (found,) = result.findings
     assert (found.code, found.message) == ("b_crashed", "the check failed with ValueError: two lines")
 
@@ -46,7 +46,7 @@ def test_hanging_check_is_a_warning_and_holds_up_no_other(tmp_path: Path) -> Non
         for_ever.wait()
         yield warning("h", "too late")
 
-    results = run_checks([Check("h", "H", hangs), Check("a", "A", passes)], machine(tmp_path), Target(), limit_s=0.05)
+    results = run_checks([Check("h", "H", hangs), Check("a", "A", passes)], recorded(tmp_path), Target(), limit_s=0.05)
     for_ever.set()
     assert [each.status for each in results] == ["warn", "pass"]
     assert results[0].findings[0].message == "the check did not end within 0.05 s"
@@ -62,7 +62,7 @@ def test_codes_of_checks_are_unique_and_none_begins_another() -> None:
 @pytest.mark.parametrize("check", CHECKS, ids=lambda each: each.code)
 def test_check_of_bare_machine_does_not_crash(tmp_path: Path, check: Check) -> None:
     """No /proc, no packages, no GPU, no job."""
-    found = list(check.look(machine(tmp_path), Target(cwd=tmp_path)))
+    found = list(check.look(recorded(tmp_path), Target(cwd=tmp_path)))
     assert all(each.code.startswith(check.code) for each in found)
 
 
@@ -74,8 +74,8 @@ def test_file_system_of_folder(tmp_path: Path) -> None:
         f"tmpfs {tmp_path}/a\\040b tmpfs rw 0 0",
         "short",
     ]
-    here = machine(tmp_path / "root", files={"/proc/self/mounts": "\n".join(lines)})
+    here = recorded(tmp_path / "root", files={"/proc/self/mounts": "\n".join(lines)})
     assert [(each.kind, each.shared) for path in ("/", tmp_path, inner) if (each := mount_of(here, Path(path)))] == [
         ("ext4", False), ("nfs4", True), ("tmpfs", False),
     ]  # fmt: skip
-    assert mount_of(machine(tmp_path / "bare"), tmp_path) is None
+    assert mount_of(recorded(tmp_path / "bare"), tmp_path) is None

@@ -40,6 +40,31 @@ def test_only_settings_that_differ(tmp_path: Path) -> None:
     assert "hf_secret" not in str(configuration(one))
 
 
+def test_given_settings_come_first_and_a_run_without_any_tells_nothing(tmp_path: Path) -> None:
+    token = "hf_" + "a1B2c3D4e5F6g7H8i9J0"
+    runs = [
+        history(
+            tmp_path / name,
+            train={"seed": n, "model": f"{token}{n}", "zero": str(n), "lr": n, "run_name": name},
+            zero_stage=n, host=name, sources={"seed": "default", "lr": "command line", "zero": "run.yaml"},
+        )
+        for n, name in enumerate("ab", 1)
+    ]  # fmt: skip
+    runs.append(RunHistory(path=tmp_path / "c"))
+    found = differences(runs)
+    assert [(row.name, row.kind) for row in found] == [
+        ("zero_stage", "setting"), ("lr", "setting"), ("seed", "setting"), ("host", "environment"),
+    ]  # fmt: skip
+    assert found[1].values == (1, 2, None)
+    assert token not in str(configuration(runs[0]))
+
+
+def test_settings_of_a_run_that_has_only_its_recipe(tmp_path: Path) -> None:
+    one = history(tmp_path / "a", train={"seed": 1})
+    other = RunHistory(path=tmp_path / "b", recipe={"values": {"seed": 2}, "sources": {"seed": "run.yaml"}})
+    assert [(row.name, row.values) for row in differences([one, other])] == [("seed", (1, 2))]
+
+
 def test_a_setting_and_what_it_resolves_to_are_one_row(tmp_path: Path) -> None:
     """Where both tell the same; `--zero auto` resolves to one stage or the other."""
     runs = [
@@ -65,7 +90,7 @@ def test_metrics_of_each_run(tmp_path: Path) -> None:
 
 def test_labels_are_as_short_as_they_differ() -> None:
     def named(*paths: str) -> list[str]:
-        return labels([RunHistory(path=Path(path)) for path in paths])
+        return labels([Path(path) for path in paths])
 
     assert named("/runs/a", "/runs/b") == ["a", "b"]
     assert named("/x/run", "/y/run") == ["x/run", "y/run"]
@@ -87,7 +112,7 @@ def test_curves_of_a_metric(tmp_path: Path) -> None:
         ({"kind": "training", "step": 40}, "training goes on after step 40"),
         (
             {"kind": "checkpoint_end", "step": 1000, "seconds": 2.41},
-            "checkpoint of step 1,000 saved, training waited 2.4 s",
+            "checkpoint of step 1,000 saved, training waited 2.41 s",
         ),
         (
             {"kind": "evaluate", "step": 5, "metrics": {"eval_loss": 1.23456, "eval_seconds": 9.0, "epoch": 1.0}},
@@ -103,6 +128,16 @@ def test_curves_of_a_metric(tmp_path: Path) -> None:
             {"kind": "restart", "attempt": 1, "message": "from checkpoint-40"},
             "restarts, attempt 1 (from checkpoint-40)",
         ),
+        (
+            {"kind": "start", "world_size": 8, "queued_s": 300.0, "starting_s": 12.0},
+            "started on 8 ranks, 5 min in the queue, 12 s starting",
+        ),
+        (
+            {"kind": "checkpoint_end", "step": 5, "bytes": 5 << 20, "seconds": 0.001},
+            "checkpoint of step 5 saved, 5.0 MiB",
+        ),
+        ({"kind": "failure", "cause": "unknown", "exit_code": 7}, "failed: unknown, exit code 7"),
+        ({"kind": "end", "exit_code": 3, "cause": "cuda_oom"}, "ended: cuda_oom, exit code 3"),
         ({"kind": "something_new"}, "something_new"),
     ],
 )  # fmt: skip

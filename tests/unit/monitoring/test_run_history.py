@@ -154,6 +154,15 @@ def test_figures_of_a_run_that_goes_on(tmp_path: Path) -> None:
     assert (status.world_size, status.model) == (4, "t5")
 
 
+def test_goodput_counts_what_was_trained_since_the_last_event(tmp_path: Path) -> None:
+    """In the first minute of training there is no event after its beginning."""
+    metrics = [{"step": n, "loss": 2.0, "time": at(10 + n)} for n in range(1, 31)]
+    run_folder(tmp_path, metrics=metrics, events=[event("start"), event("training", 10, step=0)])
+    with RunFolder(tmp_path).acquire():
+        assert status_of(read_history(tmp_path)).goodput == 0.75
+    assert status_of(read_history(tmp_path)).goodput == 0  # it was killed, and none of that is on the disk
+
+
 def test_the_best_evaluation_is_by_the_runs_own_metric(tmp_path: Path) -> None:
     metrics = [{"step": 1, "eval_bleu": 3.0, "eval_loss": 1.0}, {"step": 2, "eval_bleu": 9.0, "eval_loss": 2.0}]
     run_folder(tmp_path, metrics=metrics, events=[event("start")])

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from dsrun.monitoring.plots import bar, curve_marks, figure, line_plot, sparkline
+from dsrun.monitoring.plots import bar, curve_marks, line_plot, sparkline
 
 
 def test_sparkline_is_lowest_and_highest_at_the_extremes() -> None:
@@ -30,21 +30,6 @@ def test_bar_fills_by_eighths(share: float, drawn: str) -> None:
 
 def test_bar_in_ascii() -> None:
     assert bar(0.5, 4, ascii_only=True) == "##.."
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0.0, "0"),
-        (1.19123, "1.191"),
-        (24190.4, "24,190"),
-        (3.3e-5, "3.3e-05"),
-        (-0.0123456, "-0.01235"),
-        (1e9, "1e+09"),
-    ],
-)
-def test_figures_are_short(value: float, text: str) -> None:
-    assert figure(value) == text
 
 
 def rows(curves: dict[str, list[tuple[float, float]]], **options: bool) -> list[str]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsrun.report.axes import figure, linear_axis, log_axis, step_axis
+from dsrun.report.axes import linear_axis, log_axis, step_axis
 
 # What dsrun.report.series lets through.
 SIZES = st.floats(min_value=1e-300, max_value=1e300)
@@ -68,14 +68,3 @@ def test_logarithmic_axis_holds_its_values(one: float, other: float) -> None:
     assert len(axis.ticks) <= 20
     assert len(set(axis.labels())) == len(axis.ticks)
     assert 0 <= axis.place(low) <= axis.place(high) <= 1
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0, "0"), (0.0306736, "0.03067"), (43214.22, "43,214"), (1.2e-5, "1.2e-05"), (5.0, "5"), (99.537, "99.54"),
-        (1e9, "1,000,000,000"), (-3.25, "-3.25"), (math.nan, "NaN"), (math.inf, "∞"), (-math.inf, "−∞"),
-    ],
-)  # fmt: skip
-def test_figures_have_four_digits(value: float, text: str) -> None:
-    assert figure(value) == text

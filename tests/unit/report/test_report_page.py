@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -15,11 +16,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dsrun.errors import UsageError
-from dsrun.report.data import names_of, read_run
+from dsrun.monitoring.comparison import labels
+from dsrun.report.data import read_run
+from dsrun.report.nodes import node_tables
 from dsrun.report.page import MARKER, Report, render, report_of
 from dsrun.report.timeline import MOST_ROWS, clock, rows, strip, time_ticks
 from dsrun.runs.folder import RunFolder
-from tests.run_folders import RUN, event, finished_run, steps, write_run
+from dsrun.runs.node_status import NodeStatus, RankProgress, write_node_status
+from dsrun.system.gpu_samples import GpuSample
+from tests.run_folders import RUN, at, event, finished_run, steps, write_run
 
 VOID = {"meta", "input", "br", "link", "img", "hr"}
 SECRET = "hf_" + "a1B2c3D4e5F6g7H8i9J0"
@@ -66,7 +71,7 @@ class Page(HTMLParser):
 
 
 def report_on(*folders: Path) -> Report:
-    return report_of([read_run(path, name) for path, name in zip(folders, names_of(folders), strict=True)])
+    return report_of([read_run(path, name) for path, name in zip(folders, labels(folders), strict=True)])
 
 
 def page_of(*folders: Path) -> Page:
@@ -167,7 +172,42 @@ def test_evaluations_texts_and_checkpoints(tmp_path: Path) -> None:
     assert "Prompt one step 15 text 15 step 30 text 30" in page.text
     assert "source prediction reference two doi doi" in page.text
     assert "damaged" in page.text
-    assert "checkpoint 15 5.0 MiB · training waited 1.0 s" in page.text
+    assert "checkpoint of step 15 saved, 5.0 MiB, training waited 1 s" in page.text
+
+
+def node(number: int, *ranks: RankProgress, second: float = 25.0, **more: Any) -> NodeStatus:
+    return NodeStatus(
+        time=at(second), host=f"gpu{number}", node=number, attempt=0, world_size=4, ranks=tuple(ranks), **more
+    )
+
+
+def test_ranks_and_gpus_of_the_nodes(tmp_path: Path) -> None:
+    """Only those of this start, and no columns of which nothing is known."""
+    folder = finished_run(tmp_path / "run")
+    gpu = GpuSample(index=3, uuid="GPU-3", name="NVIDIA H100", utilization=0.99, power_w=250, power_limit_w=700)
+    fast, slow = (
+        RankProgress(rank=rank, pid=rank, phase="training", step=30, silent_s=0, step_s=2.0, data_s=0.1, compute_s=work)
+        for rank, work in ((0, 1.0), (1, 1.8))
+    )
+    for each in (node(0, fast, gpus=(gpu,)), node(1, slow), node(2, replace(slow, rank=9), second=-60)):
+        write_node_status(folder, each)
+    page = page_of(folder)
+    assert "rank host phase step step time for data own work 0 gpu0 training 30 2 s 0.1 s 1.1 s 1" in page.text
+    assert "1 gpu1 training 30 2 s 0.1 s 1.9 s slowest" in page.text
+    assert "GPU name use power gpu0, 3 H100 99% 250 of 700 W busy at low power" in page.text
+    assert "gpu2" not in page.text
+
+
+def test_of_many_ranks_the_slowest_are_shown() -> None:
+    ranks = [
+        RankProgress(
+            rank=n, pid=n, phase="training", step=5 - (n == 70), silent_s=0, step_s=1, data_s=0, compute_s=n / 100
+        )
+        for n in range(100)
+    ]
+    table = node_tables([node(0, *ranks)])[0]
+    assert [int(row[0]) for row in table.rows] == [70, *range(85, 100)]
+    assert table.caption.startswith("The 16 slowest of 100 ranks at 2026-11-25 10:00")
 
 
 def test_configuration_is_checked(tmp_path: Path) -> None:
@@ -278,8 +318,8 @@ def test_several_runs_and_what_differs(tmp_path: Path) -> None:
     folders = [finished_run(tmp_path / "a"), finished_run(tmp_path / "b", run=other)]
     folders.append(write_run(tmp_path / "c", run=None, events=[event("start")]))
     report = report_on(*folders)
-    assert [(each.name, each.values) for each in report.differences] == [
-        ("learning_rate", ("0.0001", "0.0002", "—")), ("host", ("node1", "node2", "—")),
+    assert [(each.name, each.kind, each.values) for each in report.differences] == [
+        ("learning_rate", "setting", (1e-4, 2e-4, None)), ("host", "environment", ("node1", "node2", None)),
     ]  # fmt: skip
     page = page_of(*folders)
     assert "3 runs" in page.text
@@ -287,17 +327,12 @@ def test_several_runs_and_what_differs(tmp_path: Path) -> None:
     assert {"run-0", "run-1", "run-2"} <= set(page.ids())
 
 
-def test_names_tell_runs_apart() -> None:
-    assert names_of([Path("x/runs/a"), Path("y/runs/b")]) == ["a", "b"]
-    assert names_of([Path("x/runs/a"), Path("y/runs/a")]) == ["x/runs/a", "y/runs/a"]
-
-
 def test_many_events_are_shortened_but_not_failures() -> None:
     events = [event("evaluate", second, step=second) for second in range(1000)]
     events[500] = event("failure", 500, cause="nan_loss")
     found = rows(events)
     assert len(found) <= MOST_ROWS + 2
-    assert [row.title for row in found if row.bad] == ["failure"]
+    assert [row.text for row in found if row.bad] == ["failed: nan_loss"]
     assert sum(row.skipped for row in found) + len(found) - 1 == 1000
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsrun.runs.goodput import Goodput, duration, goodput, goodput_line, uses
+from dsrun.runs.goodput import Goodput, goodput, goodput_line, uses
 
 START = datetime(2026, 11, 21, 4, 0, 0, tzinfo=UTC)
 
@@ -328,11 +328,3 @@ def test_goodput_summary_names_what_counts() -> None:
     """The summary names only parts that matter."""
     ledger = Goodput(productive=2460, restart=62, lost=95, saving=20, evaluating=0.4, idle=0)
     assert goodput_line(ledger) == "goodput 93.3%: 41 min training, 62 s starting, 95 s lost work, 20 s saving"
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0, "0 s"), (99, "99 s"), (100, "2 min"), (5900, "98 min"), (6000, "1.7 h"), (2e5, "2.3 days")],
-)
-def test_duration_format(value: float, text: str) -> None:
-    assert duration(value) == text

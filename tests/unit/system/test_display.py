@@ -1,12 +1,17 @@
-"""Foreign text reaches a terminal without control characters, commands without their access tokens."""
+"""Foreign text without control characters, commands without access tokens; figures and durations in words."""
+
+import math
 
 import pytest
 
 from dsrun.system.display import (
     counted,
+    duration,
+    figure,
     is_secret_flag,
     masked,
     masked_values,
+    precise_duration,
     printable,
     split_secrets,
     unmasked_values,
@@ -88,3 +93,39 @@ def test_split_secrets_of_command() -> None:
 
 def test_counted():
     assert [counted(number, "file") for number in (0, 1, 1000)] == ["0 files", "1 file", "1,000 files"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"), (0.0306736, "0.03067"), (43214.22, "43,214"), (1.2e-5, "1.2e-05"), (5.0, "5"), (99.537, "99.54"),
+        (1e9, "1,000,000,000"), (-3.25, "-3.25"), (24190.4, "24,190"), (3.3e-5, "3.3e-05"), (-0.0123456, "-0.01235"),
+        (1e16, "1e+16"), (10**400, "∞"), (-(10**400), "−∞"), (math.nan, "NaN"), (math.inf, "∞"), (-math.inf, "−∞"),
+    ],
+)  # fmt: skip
+def test_figures_have_four_digits(value: float, text: str) -> None:
+    assert figure(value) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "0 s"),
+        (0.0853, "85.3 ms"),
+        (0.0999, "0.0999 s"),
+        (2.456, "2.46 s"),
+        (12.44, "12.4 s"),
+        (99.6, "2 min"),
+        (7200.0, "2.0 h"),
+    ],
+)
+def test_short_times_have_three_digits(seconds: float, text: str) -> None:
+    assert precise_duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0, "0 s"), (99, "99 s"), (100, "2 min"), (5900, "98 min"), (6000, "1.7 h"), (2e5, "2.3 days")],
+)
+def test_duration_format(value: float, text: str) -> None:
+    assert duration(value) == text
