@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import dsrun
+from dsrun.doctor.collectives.ranks import PROGRAM
 from dsrun.launch.workers.agent import WORKER_IMPORTS
 from tests.forkserver.server import END, PID
 
@@ -167,12 +168,12 @@ class Process(subprocess.Popen):
 
 
 def _light_modules() -> list[str]:
-    """All of dsrun but the room that needs torch."""
+    """All of dsrun but the room, and the program, that need torch."""
     rooms = [each.name for each in pkgutil.iter_modules(dsrun.__path__) if each.ispkg and each.name != "train"]
     found = [
         each.name for room in rooms for each in pkgutil.walk_packages([f"{dsrun.__path__[0]}/{room}"], f"dsrun.{room}.")
     ]
-    return [name for name in found if not name.endswith(".__main__")]
+    return [name for name in found if not name.endswith(".__main__") and name != PROGRAM]
 
 
 # What a run, its ranks and an export import, and the models of the tests.
