@@ -10,7 +10,6 @@ import time
 import tty
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from types import FrameType
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
@@ -102,14 +101,13 @@ def _resizes() -> Iterator[int]:
     """A pipe that can be read from when the window has another size."""
     reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
-    def note(_signal: int, _frame: FrameType | None) -> None:
-        with suppress(BlockingIOError):
-            os.write(writer, b"\0")
-
-    before = signal.signal(signal.SIGWINCH, note)
+    before = signal.signal(signal.SIGWINCH, lambda _signal, _frame: None)
+    # The interpreter writes at once; a handler in Python would only run after a select that has just begun to wait.
+    wakes = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     try:
         yield reader
     finally:
+        signal.set_wakeup_fd(wakes)
         signal.signal(signal.SIGWINCH, before)
         os.close(reader)
         os.close(writer)
