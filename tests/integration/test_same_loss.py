@@ -26,8 +26,8 @@ def arguments(model, data, stage, micro, output):
     return [
         "--model", model, "--train-file", data["train"], "--zero", str(stage), "--bf16", "false",
         "--global-batch-size", str(GLOBAL_BATCH), "--micro-batch-size", str(micro), "--max-steps", str(STEPS),
-        "--learning-rate", "0.02", "--adam-epsilon", EPSILON, "--max-grad-norm", "0.5", "--logging-steps", "1", "--save-strategy", "no",
-        "--output", str(output),
+        "--learning-rate", "0.02", "--adam-epsilon", EPSILON, "--max-grad-norm", "0.5", "--logging-steps", "1",
+        "--save-strategy", "no", "--output", str(output),
     ]  # fmt: skip
 
 
