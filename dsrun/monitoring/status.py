@@ -33,7 +33,7 @@ _DOING: dict[str, State] = {
 }  # fmt: skip
 _PHASES: dict[str, State] = {"training": "training", "evaluating": "evaluating", "generating": "evaluating"}
 STALE_S = 30.0
-"""A node's status is written every five seconds."""
+"""A node's status is written every five seconds, every 15 on hundreds of nodes."""
 RECENT = 20
 """So many logged steps tell how fast a run is now."""
 

@@ -5,14 +5,15 @@ Heartbeats stay on the node; this is what a monitor on another machine can read.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
-from dsrun.runs.records import write_json_atomic
-from dsrun.system.files import parse_json
+from dsrun.runs.records import plain
+from dsrun.system.files import parse_json, replacing
 from dsrun.system.gpu_samples import GpuSample
 
 __all__ = ["GpuSample", "NodeStatus", "RankProgress", "read_node_status", "write_node_status"]
@@ -79,7 +80,9 @@ def write_node_status(run: Path, status: NodeStatus) -> None:
     """Write the status of one node into the run folder; a reader sees the old one or this one. Raises OSError."""
     folder = run / FOLDER
     folder.mkdir(exist_ok=True)
-    write_json_atomic(folder / f"node-{status.node}.json", {"version": 1, **asdict(status)})
+    # Not forced to the disk: the next one comes in seconds, and the file servers of large clusters have enough to do.
+    with replacing(folder / f"node-{status.node}.json") as partial:
+        partial.write_text(json.dumps(plain({"version": 1, **asdict(status)})) + "\n", encoding="utf-8")
 
 
 def read_node_status(run: Path) -> tuple[NodeStatus, ...]:

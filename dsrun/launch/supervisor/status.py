@@ -23,9 +23,15 @@ from dsrun.system.gpu_samples import GpuSample, gpu_samples
 from dsrun.system.host import hostname, memory_available, memory_total
 
 EVERY_S = 5.0
-"""Seconds between two samples."""
+"""Seconds between two samples, on a run of few nodes."""
 REQUEST_S = 1.0
 """Seconds between two looks for a request of stacks."""
+LONGEST_S = 15.0
+# Hundreds of nodes share one file server: together they write to it and ask it so often a second, as far as the longest
+# intervals allow.
+_WRITES_PER_S = 20
+_LOOKS_PER_S = 50
+_LONGEST_LOOK_S = 5.0
 _END_S = 1.0
 
 logger = logging.getLogger(__name__)
@@ -46,7 +52,8 @@ class StatusWriter:
     """Takes a sample every few seconds and writes it, as a context manager around the run.
 
     A sample is dropped while the one before is still being written: the file server or the GPU's driver may hang, the
-    disk may be full. On node 0 `on_straggler` is called, in the thread, for each rank that holds the others up.
+    disk may be full. `every_s` is by default what the number of nodes allows. On node 0 `on_straggler` is called, in
+    the thread, for each rank that holds the others up.
     """
 
     def __init__(
@@ -54,13 +61,14 @@ class StatusWriter:
         job: Job,
         *,
         on_straggler: Callable[[Straggler], None] = lambda _found: None,
-        every_s: float = EVERY_S,
+        every_s: float | None = None,
         gpus: Callable[[Mapping[str, str]], tuple[GpuSample, ...]] = gpu_samples,
     ) -> None:
         self._job = job
         self._on_straggler = on_straggler
         self._stragglers = StragglerDetector()
-        self._every_s = every_s
+        self.every_s = min(LONGEST_S, max(EVERY_S, job.nnodes / _WRITES_PER_S)) if every_s is None else every_s
+        self._look_s = min(_LONGEST_LOOK_S, max(REQUEST_S, job.nnodes / _LOOKS_PER_S))
         self._gpus = gpus
         self._last: float | None = None
         self._newest: Sample | None = None
@@ -81,7 +89,7 @@ class StatusWriter:
         """Called at every look of the supervisor; never blocks."""
         now = time.monotonic()
         self._newest = sample = Sample(attempt=attempt, beats=dict(beats), pids=dict(pids), now=now)
-        if pids and (self._last is None or now - self._last >= self._every_s):
+        if pids and (self._last is None or now - self._last >= self.every_s):
             self._last = now
             with suppress(Full):
                 self._samples.put_nowait(sample)
@@ -93,7 +101,7 @@ class StatusWriter:
         self._prepare()
         while True:
             try:
-                sample = self._samples.get(timeout=REQUEST_S)
+                sample = self._samples.get(timeout=self._look_s)
                 if sample is None:
                     return
                 self._try(self._write, sample)

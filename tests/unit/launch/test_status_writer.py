@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 
 from dsrun.launch.job import Job, Topology
 from dsrun.launch.supervisor.status import Sample, StatusWriter, node_status
+from dsrun.monitoring.status import STALE_S
 from dsrun.runs.heartbeat import Heart, read_beats
 from dsrun.runs.node_status import GpuSample, NodeStatus, read_node_status, write_node_status
 
@@ -107,3 +109,10 @@ def test_status_of_nodes_of_earlier_start_removed(job):
         while len(read_node_status(job.run)) > 2:
             time.sleep(0.01)
     assert [each.node for each in read_node_status(job.run)] == [0, 1]
+
+
+@pytest.mark.parametrize(("nodes", "every_s"), [(1, 5), (200, 10), (5000, 15)])
+def test_many_nodes_write_less_often(job, nodes, every_s):
+    """They share one file server; the longest interval is below the age at which a status counts as old."""
+    writer = StatusWriter(replace(job, nnodes=nodes))
+    assert writer.every_s == every_s < STALE_S
