@@ -51,24 +51,28 @@ class DeviceClock:
     """Seconds between two places in the device's queue of work, read when the device has passed them."""
 
     def __init__(self) -> None:
-        self._begin = self._end = self._new()
+        self._begin: Any = None
+        self._end: Any = None
         self._pending: deque[tuple[Any, Any]] = deque(maxlen=REMEMBERED)
 
     @staticmethod
-    def _new() -> Any:
-        return torch.cuda.Event(enable_timing=True)
+    def _recorded() -> Any:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
 
     def begin(self) -> None:
-        self._begin, self._end = self._new(), self._new()
-        self._begin.record()
+        self._begin, self._end = self._recorded(), None
 
     def end(self) -> None:
         """The last call of a step counts."""
-        self._end.record()
+        self._end = self._recorded()
 
     def finished(self) -> Iterator[float]:
-        """Seconds of this step, or of earlier ones that the device has done by now; nothing is waited for."""
-        self._pending.append((self._begin, self._end))
+        """Seconds of this step, or of earlier ones that the device has done by now; nothing is waited for. A step
+        without a beginning or an end, such as one that gave the first parameter no gradient, is left out."""
+        if self._begin is not None and self._end is not None:
+            self._pending.append((self._begin, self._end))
         while self._pending and self._pending[0][1].query():
             begin, end = self._pending.popleft()
             yield begin.elapsed_time(end) / 1000

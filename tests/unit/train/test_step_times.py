@@ -10,7 +10,7 @@ import torch
 from torch.distributed.distributed_c10d import Work
 
 from dsrun.runs.heartbeat import Beat, Heart, read_beats
-from dsrun.train.loop.step_times import REMEMBERED, WARM_UP, StepTimes
+from dsrun.train.loop.step_times import REMEMBERED, WARM_UP, DeviceClock, StepTimes
 
 
 @pytest.fixture
@@ -103,3 +103,39 @@ def test_whole_window_has_quartile_and_longest_step(clock, tmp_path):
     for _ in range(REMEMBERED):
         one_step(times, clock, data=0.5, compute=2.0, wait=0.0)
     assert times.recent()["own_max_s"] == 2.5
+
+
+class RecordedEvent:
+    """A CUDA event on a device that has always done its work; as the real one it wants both times to be recorded."""
+
+    clock = 0.0
+
+    def __init__(self, enable_timing):
+        assert enable_timing
+        self.time = None
+
+    def record(self):
+        self.time = RecordedEvent.clock
+
+    def query(self):
+        return True
+
+    def elapsed_time(self, end):
+        if self.time is None or end.time is None:
+            raise RuntimeError("Both events must be recorded before calculating elapsed time.")
+        return 1000 * (end.time - self.time)
+
+
+def test_step_whose_end_the_device_never_sees_is_left_out(monkeypatch):
+    """As where the first parameter gets no gradient: training must go on without that time."""
+    monkeypatch.setattr(torch.cuda, "Event", RecordedEvent)
+    monkeypatch.setattr(RecordedEvent, "clock", 0.0)
+    clock = DeviceClock()
+    assert list(clock.finished()) == []
+    clock.begin()
+    assert list(clock.finished()) == []
+    clock.begin()
+    clock.end()
+    RecordedEvent.clock = 2.0
+    clock.end()  # of the last micro batch
+    assert list(clock.finished()) == [2.0]
