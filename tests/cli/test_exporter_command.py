@@ -21,7 +21,7 @@ import pytest
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from dsrun.monitoring.grafana import alert_rules_yaml, dashboard
+from dsrun.monitoring.prometheus.grafana import alert_rules_yaml, dashboard
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.node_status import GpuSample, NodeStatus, RankProgress, write_node_status
 from dsrun.runs.records import utc_now

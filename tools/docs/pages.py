@@ -9,7 +9,7 @@ from dsrun.diagnosis.rules import causes
 from dsrun.doctor.registry import CHECKS, DEEP_CHECKS
 from dsrun.doctor.software.known_bad import KnownBad
 from dsrun.doctor.software.known_bad import table as known_bad
-from dsrun.monitoring.prometheus import metrics
+from dsrun.monitoring.prometheus.samples import metrics
 from dsrun.zero.generate.config import PURPOSES, SHIPPED, generate, render
 from dsrun.zero.lint.codes import CODES
 from tools.docs import options, table, wheels

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from dsrun.cli.output import print_note, write_output
 from dsrun.errors import EXIT_INTERRUPTED, MissingError, UsageError
-from dsrun.monitoring.prometheus import RunCollector, find_runs
+from dsrun.monitoring.prometheus.samples import RunCollector, find_runs
 from dsrun.system.display import counted
 from dsrun.system.net import claim_port
 from dsrun.system.proc import handling
@@ -36,7 +36,7 @@ def run(
 ) -> int:
     """The exit code: 0 after SIGTERM and for what ends by itself, 130 after Ctrl-C."""
     if dashboard or alert_rules:
-        from dsrun.monitoring.grafana import alert_rules_yaml, dashboard_json
+        from dsrun.monitoring.prometheus.grafana import alert_rules_yaml, dashboard_json
 
         if dashboard and alert_rules:
             raise UsageError("--dashboard and --alert-rules print two files", fix="give one of them")

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from dsrun.errors import UsageError
 from dsrun.monitoring.history import read_history
-from dsrun.monitoring.prometheus import MOST_RANKS, RunCollector, families, find_runs, metrics, samples
+from dsrun.monitoring.prometheus.samples import MOST_RANKS, RunCollector, families, find_runs, metrics, samples
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.node_status import GpuSample, NodeStatus, RankProgress, write_node_status
 
