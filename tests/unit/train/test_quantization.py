@@ -190,8 +190,13 @@ def test_evaluation_leaves_codes_as_they_are(tmp_path):
     for layer in layers:
         layer.support_avx512bf16_for_cpu = True
     keep_codes(model)
-    before = {name: value.clone() for name, value in model.state_dict().items()}
+    before = stored(model)
     with torch.no_grad():
         model.eval()(torch.arange(8)[None])
     assert len(layers) == 7
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert stored(model) == before
+
+
+def stored(model):
+    """The bytes of all tensors: codes read as bf16 may be NaN, which equals nothing."""
+    return {name: value.contiguous().view(torch.uint8).tolist() for name, value in model.state_dict().items()}
