@@ -15,7 +15,6 @@ from dsrun.wheel.target.gpus import serving
 from dsrun.wheel.target.toolchain import TorchFacts
 from dsrun.wheel.verify.fatbin import service, sm
 
-_INDEX = "PyTorch"
 # PyTorch's own package indexes, one for each CUDA, oldest first.
 _INDEXES = ("cu118", "cu121", "cu124", "cu126", "cu128", "cu129", "cu130")
 
@@ -34,7 +33,7 @@ def look_at_driver(machine: Machine, target: Target) -> Iterator[Finding]:
         yield failure(
             "torch_driver_cpu_build",
             f"torch {torch.version} was built {built}, and this machine has an NVIDIA GPU: it would train on the CPU",
-            f"pip install --force-reinstall torch --index-url {_index(driver.cuda)}",
+            _from_index(driver.cuda),
         )
     elif driver.cuda is not None:
         ours = minor_release(torch.cuda)
@@ -43,7 +42,7 @@ def look_at_driver(machine: Machine, target: Target) -> Iterator[Finding]:
                 "torch_driver_old",
                 f"torch {torch.version} needs a driver for CUDA {ours}, and driver {driver.version} is for CUDA"
                 f" {driver.cuda}: torch.cuda.is_available() is False",
-                f"update the driver, or pip install --force-reinstall torch --index-url {_index(driver.cuda)}",
+                f"update the driver, or {_from_index(driver.cuda)}",
             )
         elif capability(ours) > capability(driver.cuda):
             yield warning(
@@ -79,11 +78,12 @@ def _counted(gpus: list[Gpu]) -> str:
     return f"{len(gpus)} × {names[0]}" if len(names) == 1 else f"{len(gpus)} GPUs ({', '.join(names)})"
 
 
-def _index(cuda: str | None) -> str:
-    """The newest index whose CUDA has the major version that the driver knows, or one below."""
+def _from_index(cuda: str | None) -> str:
+    """Which torch to install: of the newest index whose CUDA has the major version that the driver knows, or below."""
     major = int((cuda or "13.0").split(".", maxsplit=1)[0])
     fitting = [name for name in _INDEXES if int(name[2:4]) <= major]
-    return f"{_INDEX}/{(fitting or _INDEXES[:1])[-1]}"
+    name = (fitting or _INDEXES[:1])[-1]
+    return f"install torch from PyTorch's index {name}: its Get Started page has the command"
 
 
 DRIVER = Check(

@@ -19,10 +19,10 @@ MODULE = {"/proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX x86_64 Kerne
 @pytest.mark.parametrize(
     ("cuda", "driver_cuda", "code", "said"),
     [
-        ("13.0", "12.4", "torch_driver_old", "whl/cu129"),
-        ("12.8", "11.8", "torch_driver_old", "whl/cu118"),
+        ("13.0", "12.4", "torch_driver_old", "index cu129"),
+        ("12.8", "11.8", "torch_driver_old", "index cu118"),
         ("12.8", "12.4", "torch_driver_minor", "update the driver"),
-        (None, "12.4", "torch_driver_cpu_build", "whl/cu129"),
+        (None, "12.4", "torch_driver_cpu_build", "index cu129"),
     ],
 )
 def test_torch_that_driver_does_not_suit(tmp_path: Path, cuda, driver_cuda, code, said) -> None:
