@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -57,6 +58,9 @@ def explain_hang_of_nodes(failure: Failure, folder: Path, workers: int) -> Failu
 
 
 PY_SPY_S = 7.0
+# It does not stop the process it reads, and finds no frame where that happens to run.
+_SPY_TRIES = 3
+_FRAME = re.compile(rb"^    \S", re.MULTILINE)
 STACKS_S = 1.0
 _FILES = ("status", "wchan", "syscall", "stack", "cmdline")
 # torch's own names and default (ProcessGroupNCCL, FlightRecorder).
@@ -157,19 +161,26 @@ def _read_text(file: Path) -> str:
 def _spy(folder: Path, pids: Mapping[int, int]) -> set[int]:
     """The ranks whose stacks py-spy has written. The kernel may forbid it to look (kernel.yama.ptrace_scope)."""
     spy = shutil.which("py-spy", path=os.pathsep.join([str(Path(sys.executable).parent), os.defpath]))
-    if spy is None:
-        return set()
+    seen: set[int] = set()
+    deadline = time.monotonic() + PY_SPY_S
+    for _ in range(_SPY_TRIES if spy else 0):
+        left = {rank: pid for rank, pid in pids.items() if rank not in seen}
+        seen |= _spy_once(str(spy), folder, left, deadline)
+    return seen
+
+
+def _spy_once(spy: str, folder: Path, pids: Mapping[int, int], deadline: float) -> set[int]:
     files = {rank: folder / f"rank-{rank}.stacks.txt" for rank in pids}
     running = {}
     for rank, pid in pids.items():
         with files[rank].open("wb") as out:
             argv = [spy, "dump", "--nonblocking", "--pid", str(pid)]
             running[rank] = subprocess.Popen(argv, stdout=out, stderr=out, stdin=subprocess.DEVNULL)
-    deadline = time.monotonic() + PY_SPY_S
     seen = set()
     for rank, process in running.items():
         with suppress(subprocess.TimeoutExpired):
-            if process.wait(max(0.0, deadline - time.monotonic())) == 0:
+            code = process.wait(max(0.0, deadline - time.monotonic()))
+            if code == 0 and _FRAME.search(files[rank].read_bytes()):
                 seen.add(rank)
                 continue
         process.kill()

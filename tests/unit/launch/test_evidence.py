@@ -102,6 +102,22 @@ def test_stack_dump_of_stopped_rank_by_py_spy(pids, tmp_path, monkeypatch):
     assert "T (stopped)" in (tmp_path / "evidence" / "rank-1.proc.txt").read_text()
 
 
+def test_rank_whose_stack_py_spy_missed_is_looked_at_again(ranks, tmp_path, monkeypatch):
+    """A rank that happens to run shows no frame to py-spy, which does not stop it."""
+    first = tmp_path / "first"
+    spy = tmp_path / "py-spy"
+    thread = 'Thread 1 (active+gil): \\"MainThread\\"'
+    spy.write_text(
+        f'#!/bin/sh\necho "{thread}"\nif mkdir {first} 2>/dev/null; then exit 0; fi\n'
+        "echo '    wait_for_the_others (train.py:7)'\n"
+    )
+    spy.chmod(0o755)
+    monkeypatch.setattr("dsrun.launch.supervisor.evidence.shutil.which", lambda name, path: str(spy))
+    collect(tmp_path / "evidence", {0: ranks(0)}, {}, {}, began=time.time())
+    assert "wait_for_the_others" in (tmp_path / "evidence" / "rank-0.stacks.txt").read_text()
+    assert first.is_dir()
+
+
 @pytest.mark.usefixtures("blind")
 def test_stack_dumps_of_responsive_ranks_and_state_of_all(pids, tmp_path, monkeypatch):
     """Ranks that answer dump their stacks; the process state of all is kept."""
