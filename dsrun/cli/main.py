@@ -65,12 +65,14 @@ def main() -> None:
     except OSError as error:
         from dsrun.system.files import DISK_FULL  # help is shown without it
 
-        # Mostly behind `>`.
-        if debug or error.errno not in DISK_FULL:
+        if debug or not (error.errno in DISK_FULL or (isinstance(error, PermissionError) and error.filename)):
             raise
-        _print_error(f"writing failed: {error.strerror} (make room there, or write elsewhere)")
-        # What is left in the buffer would fail again when Python ends, with a traceback.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if error.errno in DISK_FULL:  # mostly behind `>`
+            _print_error(f"writing failed: {error.strerror} (make room there, or write elsewhere)")
+            # What is left in the buffer would fail again when Python ends, with a traceback.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        else:
+            _print_error(f"{os.fsdecode(error.filename)}: permission denied (ask its owner for it)")
         code = EXIT_USAGE
     except (KeyboardInterrupt, click.Abort):
         _print_error("interrupted")

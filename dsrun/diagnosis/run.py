@@ -35,7 +35,9 @@ _MARKS = ("run.json", "events.jsonl", "recipe.json", ".lock", f"{STATUS}/node-0.
 
 def is_run(folder: Path) -> bool:
     """Whether `folder` is the run folder of a dsrun train or launch."""
-    return any((folder / name).is_file() for name in _MARKS)
+    with suppress(PermissionError):  # a colleague's own folder among those of a shared file system
+        return any((folder / name).is_file() for name in _MARKS)
+    return False
 
 
 def runs_below(folder: Path) -> list[Path]:

@@ -199,7 +199,7 @@ def _state(history: RunHistory, now: float, lock_tries: int) -> State:
             return "silent"
     if kind in ("remedy", "restart") and now - (seconds_of(last) or 0.0) < RESTART_S:
         return "restarting"
-    ended = {0: "finished", None: "finished", EXIT_RESUME: "stopped"}.get(last.get("exit_code"), "failed")
+    ended = {0: "finished", None: "finished", EXIT_RESUME: "stopped"}.get(whole(last.get("exit_code")), "failed")
     found = {"end": ended, "failure": "failed", "signal": "stopped", "None": "starting"}
     return cast(State, found.get(kind, "killed"))
 

@@ -191,12 +191,13 @@ def _before_start(gap: int | None, event: Mapping[str, Any]) -> list[_Span]:
 def _waits(events: Sequence[Mapping[str, Any]]) -> Mapping[int, int]:
     """How long training waited for each save that was completed, in milliseconds by the id of its beginning."""
     found: dict[int, int] = {}
-    ends: dict[Any, int] = {}
+    ends: dict[int | None, int] = {}
     for event in reversed(events):
+        step = whole(event.get("step"))
         if event.get("kind") == "checkpoint_end" and "seconds" in event:
-            ends[event.get("step")] = _milliseconds(event)
-        elif event.get("kind") == "checkpoint_begin" and event.get("step") in ends:
-            found[id(event)] = ends.pop(event.get("step"))
+            ends[step] = _milliseconds(event)
+        elif event.get("kind") == "checkpoint_begin" and step in ends:
+            found[id(event)] = ends.pop(step)
     return found
 
 

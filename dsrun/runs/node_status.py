@@ -70,7 +70,7 @@ class NodeStatus:
         values = _known(cls, found)
         ranks = tuple(RankProgress(**_known(RankProgress, each)) for each in found.get("ranks", ()))
         gpus = tuple(
-            GpuSample(**{**_known(GpuSample, each), "throttled": tuple(each.get("throttled", ()))})
+            GpuSample(**{**_known(GpuSample, each), "throttled": tuple(map(str, each.get("throttled", ())))})
             for each in found.get("gpus", ())
         )
         return cls(**{**values, "ranks": ranks, "gpus": gpus})
@@ -94,5 +94,17 @@ def read_node_status(run: Path) -> tuple[NodeStatus, ...]:
     return tuple(sorted(found, key=lambda each: each.node))
 
 
+_TYPES: Mapping[str, type | tuple[type, ...]] = {"int": int, "float": (int, float), "str": str}
+
+
 def _known(kind: type, found: Mapping[str, Any]) -> dict[str, Any]:
-    return {each.name: found[each.name] for each in fields(kind) if each.name in found}
+    """The numbers and texts of `found` that `kind` has. Raises TypeError for one of another type."""
+    known = {}
+    for each in fields(kind):
+        wanted, _, optional = str(each.type).partition(" | ")
+        if each.name in found and wanted in _TYPES:
+            value = known[each.name] = found[each.name]
+            fits = isinstance(value, _TYPES[wanted]) and not isinstance(value, bool)
+            if not fits and not (value is None and optional):
+                raise TypeError(f"{each.name} is {value!r}")
+    return known

@@ -131,6 +131,29 @@ def test_text_file_for_node_exporter(run: Path, tmp_path: Path) -> None:
         assert started.wait(timeout=WAIT_S) == 130
 
 
+def test_text_file_is_tried_again_after_a_failure(run: Path, tmp_path: Path) -> None:
+    """The folder is away for a while, as with a file server that is down: one note, and then the file is back."""
+    folder = tmp_path / "textfiles"
+    folder.mkdir()
+    file = folder / "dsrun.prom"
+    with process(*DSRUN, "exporter", str(run), "--textfile", str(file), "--interval", "1") as started:
+        wait_for(file.exists)
+        folder.rename(tmp_path / "away")
+        assert started.stderr is not None
+        assert "Ctrl-C ends it" in started.stderr.readline()
+        assert "cannot be written: No such file or directory; tried again every 1 s" in started.stderr.readline()
+        folder.mkdir()
+        wait_for(file.exists)
+
+
+def test_ipv6_address_is_served(run: Path) -> None:
+    with process(*DSRUN, "exporter", str(run), "--port", "0", "--address", "::1") as started:
+        assert started.stderr is not None
+        url = started.stderr.readline().split()[-4].rstrip(";")
+        assert url.startswith("http://[::1]:")
+        assert "dsrun_step" in get(url)
+
+
 def _umask() -> int:
     now = os.umask(0)
     os.umask(now)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import signal
 import socket
 import threading
@@ -94,7 +95,8 @@ def _serve(registry: CollectorRegistry, address: str, port: int, runs: str) -> i
         ) from error
     stop = _Stop()
     with handling(stop, (signal.SIGINT, signal.SIGTERM)):
-        print_note(f"{runs}: http://{address}:{server.server_port}/metrics; Ctrl-C ends it")
+        host = f"[{address}]" if ":" in address else address
+        print_note(f"{runs}: http://{host}:{server.server_port}/metrics; Ctrl-C ends it")
         stop.wait()
     server.shutdown()
     thread.join()
@@ -107,16 +109,22 @@ def _write(registry: CollectorRegistry, file: Path, interval: float, *, once: bo
     if file.suffix != ".prom":
         raise UsageError(f"--textfile {file}: node_exporter reads *.prom only", fix=f"--textfile {file}.prom")
     stop = _Stop()
-    if not once:
-        print_note(f"{runs}: {file}, every {interval:g} s; Ctrl-C ends it")
+    failed = ""
     with handling(stop, (signal.SIGINT, signal.SIGTERM)):
-        while True:
+        for count in itertools.count():
             try:
                 # Written beside it and renamed: node_exporter never reads half a file.
                 write_to_textfile(str(file), registry)
+                failed = ""
             except OSError as error:
-                raise UsageError(
-                    f"--textfile {file} cannot be written: {error.strerror}", fix="name another"
-                ) from error
+                message = f"--textfile {file} cannot be written: {error.strerror}"
+                if not count:
+                    raise UsageError(message, fix="name another") from error
+                if message != failed:  # a full disk may have room again
+                    print_note(f"{message}; tried again every {interval:g} s")
+                failed = message
+            if not count and not once:
+                print_note(f"{runs}: {file}, every {interval:g} s; Ctrl-C ends it")
             if once or stop.wait(interval):
-                return stop.code
+                break
+    return stop.code

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from dsrun.diagnosis.run import is_run
 from dsrun.errors import UsageError
 from dsrun.monitoring.history import read_history
 from dsrun.monitoring.status import RESTART_S, STALE_S, recent_step_s, status_of
@@ -191,3 +192,25 @@ def test_node_status_survives_a_round_trip(tmp_path: Path) -> None:
     write_node_status(tmp_path, status)
     (tmp_path / "status" / "node-1.json").write_text('{"time": "2026')
     assert read_node_status(tmp_path) == (status,)
+
+
+@pytest.mark.parametrize("odd", [[], {}, "7", None, True, 1e300])
+def test_values_of_another_type_are_no_error(tmp_path: Path, odd: Any) -> None:
+    """As another program, or a newer dsrun, may write them."""
+    run_folder(tmp_path, events=[event("checkpoint_begin", 1, step=odd), event("end", 2, exit_code=odd, step=odd)])
+    (tmp_path / "status").mkdir()
+    node = {"time": START, "host": "n", "node": 0, "attempt": 0, "world_size": 1}
+    (tmp_path / "status" / "node-0.json").write_text(json.dumps({**node, "cpu": odd}))
+    history = read_history(tmp_path)
+    assert status_of(history).is_over
+    assert len(history.nodes) == (odd is None or odd == 1e300)
+
+
+def test_folder_that_may_not_be_read_is_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may read everything, so the system's answer is played."""
+
+    def refuse(_path: Path) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    assert not is_run(tmp_path)
