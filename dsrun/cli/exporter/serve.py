@@ -80,6 +80,11 @@ class _Stop:
         return self._event.wait(seconds)
 
 
+def metrics_url(address: str, port: int) -> str:
+    """Where Prometheus finds the metrics; IPv6 addresses stand in brackets (RFC 3986, 3.2.2)."""
+    return f"http://{f'[{address}]' if ':' in address else address}:{port}/metrics"
+
+
 def _serve(registry: CollectorRegistry, address: str, port: int, runs: str) -> int:
     from prometheus_client import start_http_server
 
@@ -95,8 +100,7 @@ def _serve(registry: CollectorRegistry, address: str, port: int, runs: str) -> i
         ) from error
     stop = _Stop()
     with handling(stop, (signal.SIGINT, signal.SIGTERM)):
-        host = f"[{address}]" if ":" in address else address
-        print_note(f"{runs}: http://{host}:{server.server_port}/metrics; Ctrl-C ends it")
+        print_note(f"{runs}: {metrics_url(address, server.server_port)}; Ctrl-C ends it")
         stop.wait()
     server.shutdown()
     thread.join()
