@@ -186,7 +186,7 @@ def _container(spec: SlurmSpec) -> Iterator[Problem]:
 
 
 def run_file_value(key: str, values: Iterable[str], where: str) -> OptionValue:
-    """The value of a key in run.yaml's `slurm:` section. Raises UsageError, with the nearest key, for an unknown one."""
+    """The value of a key in run.yaml's `slurm:` section. Raises UsageError for an unknown one, with the nearest."""
     return section_value(SlurmSpec, "slurm", key, values, where, page="docs/slurm.md")
 
 
