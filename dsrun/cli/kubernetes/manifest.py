@@ -70,6 +70,7 @@ def _workload(job: RenderedProgram, words: Sequence[str], cwd: Path) -> Workload
         name=program.name,
         output=program.output,
         on_cpu=program.on_cpu,
+        notify=tuple(recipe.spec.notify),
     )
 
 
