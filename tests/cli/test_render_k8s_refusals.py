@@ -121,3 +121,6 @@ def test_render_k8s_leaves_token_of_environment_alone(dsrun, environ, here):
     done = dsrun("render-k8s")
     assert done.returncode == 0, done.stderr
     assert TOKEN not in done.stdout + done.stderr
+    noted = "note: the token of run.yaml is not written into the manifest (--secret HF_TOKEN=SECRET:KEY)\n"
+    assert noted in done.stderr
+    assert noted not in dsrun("render-k8s", "--secret", "HF_TOKEN=hub:token").stderr
