@@ -201,7 +201,9 @@ def _dumper() -> type[yaml.SafeDumper]:
         except UnicodeEncodeError:
             raise UsageError(f"{value[:40]!r} is not UTF-8, as the texts of a manifest are") from None
         plain = _PLAIN.fullmatch(value) and value.lower() not in _NO_TEXT
-        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if plain else '"')
+        # JSON is easier to read between single quotes; what these cannot hold PyYAML puts between double ones.
+        quotes = "'" if '"' in value else '"'
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if plain else quotes)
 
     Dumper.add_representer(str, text)
     return Dumper

@@ -141,8 +141,8 @@ def notices(given: KubernetesSpec, spec: KubernetesSpec) -> Iterator[str]:
     if given.image is None:
         yield f"the image is {spec.image}: build it, and push it to where the machines pull from (--image)"
     if given.claim_size is None:
-        kind = "" if spec.nodes == 1 else ", which several machines can mount (ReadWriteMany)"
-        yield f"the claim {claim(spec).claim}{kind}, must exist{where}; --claim-size SIZE renders it"
+        shared = "" if spec.nodes == 1 else ", and several machines be able to mount it (ReadWriteMany)"
+        yield f"the claim {claim(spec).claim} must exist{where}{shared}; --claim-size SIZE renders it"
     else:
         yield "kubectl delete -f deletes the claim and all runs on it, too; kubectl delete job NAME does not"
     if given.gpus_per_node is None and spec.gpus_per_node:

@@ -45,7 +45,7 @@ def test_render_k8s_four_nodes_train(dsrun, here):
     assert words(done) == ["dsrun", "train", "--model", "t5-large"]
     assert container["args"][:6] == ["--nodes", "4", "--master-addr", "t5-large-0.t5-large", "--nproc", "8"]
     assert re.match(r"# Rendered by dsrun \S+: dsrun render-k8s --nodes 4 ", done.stdout)
-    assert "note: the claim dsrun-runs, which several machines can mount" in done.stderr
+    assert "note: the claim dsrun-runs must exist, and several machines be able to mount it" in done.stderr
     assert list(here.iterdir()) == []
 
 

@@ -6,6 +6,7 @@ from dataclasses import fields
 
 import pytest
 
+from dsrun.cli.launch.command import command
 from dsrun.kubernetes.objects import manifest
 from dsrun.kubernetes.options import KubernetesSpec
 from dsrun.kubernetes.workload import Workload, completed, notices
@@ -24,6 +25,20 @@ def test_pod_runs_launch_with_its_program():
         *("--nodes", "4", "--master-addr", "t5-large-0.t5-large", "--nproc", "8", "--output", "/runs/ro", "--"),
         *("dsrun", "train", "--model", "t5-large"),
     ]
+
+
+def test_options_of_launch_are_those_that_it_takes(monkeypatch):
+    """The real command reads what is rendered from every option, and finds the program behind them."""
+    monkeypatch.setenv("SLACK_URL", "https://hooks.example.org/x")
+    args = [word.replace("$$", "$") for word in container_of(objects_of(SCRIPT, **EVERYTHING))["args"]]
+    found = command.make_context("launch", args).params
+    given = {name: found[name] for name in ("nodes", "master_addr", "nproc", "output", "max_restarts", "notify")}
+    assert given == {
+        **{"nodes": 4, "master_addr": "ro-0.ro", "nproc": 4, "output": "/shared/ro", "max_restarts": 5},
+        "notify": ("env:SLACK_URL",),
+    }
+    assert found["rendezvous_timeout"] == 900
+    assert found["program"] == SCRIPT.words
 
 
 def test_single_pod_needs_no_service_and_no_key():
@@ -197,7 +212,12 @@ def test_each_option_changes_the_objects(name):
 def test_notes_say_what_must_be_there():
     given = spec_of(nodes="2", rdma=["rdma/hca=1"], namespace="nlp")
     said = "\n".join(notices(given, completed(given, TRAINING)))
-    for words in ("push it", "claim dsrun-runs, which several machines", "in namespace nlp", "1 GPU a pod", "IPC_LOCK"):
+    for words in (
+        "push it",
+        "the claim dsrun-runs must exist in namespace nlp, and several",
+        "1 GPU a pod",
+        "IPC_LOCK",
+    ):
         assert words in said
     given = spec_of(**EVERYTHING, **{"run_as_root": "true"})
     assert list(notices(given, completed(given, TRAINING))) == [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 
 import pytest
 import yaml
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from dsrun.errors import UsageError
 from dsrun.kubernetes.notation import is_key, is_label_value, literal, mount, quantity, slug, toleration
 from dsrun.kubernetes.objects import manifest
+from dsrun.kubernetes.options import KubernetesSpec
 from dsrun.kubernetes.workload import Workload
 from tests.unit.kubernetes.jobs import container_of, objects_of
 
@@ -22,6 +24,8 @@ NASTY = [
     "`x`", "{x}", "[x]", "|", ">", "?", "--", "---", "...", "-", "--lr=1e-4", "a:", "\u2028", "\x85", "\x07", "ă",
     "🙂", "a\\n",
 ]  # fmt: skip
+# Not far from what some options take.
+ALMOST = ["\0", "x" * 300, "a=b", "A=b", "a=$(b)", "A=b:c", "a:/b", "a:/b:ro", "a/b=1", "1Gi", "-0", "9" * 30]
 TEXT = st.one_of(
     st.sampled_from(NASTY),
     st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",)), max_size=12),
@@ -67,6 +71,23 @@ def plain_scalars(node: yaml.Node) -> list[yaml.ScalarNode]:
         return [] if node.style else [node]
     below = [each for pair in node.value for each in pair] if isinstance(node, yaml.MappingNode) else node.value
     return [found for each in below for found in plain_scalars(each)]
+
+
+@pytest.mark.parametrize("name", [each.name for each in fields(KubernetesSpec)])
+def test_odd_values_are_refused_or_rendered(name):
+    """Whatever somebody writes: one line that names the option, or a manifest."""
+    others = {"nodes": "2"} if name != "nodes" else {}
+    others |= {"claim_size": "1Gi"} if name == "storage_class" else {}
+    refusals = []
+    for value in [*NASTY, *ALMOST]:
+        try:
+            text = manifest(objects_of(**{name: [value], **others}))
+        except UsageError as error:
+            refusals.append(str(error))
+        else:
+            assert list(yaml.safe_load_all(text))
+    where = (f"k8s.{name}: ", f"--{name.replace('_', '-')}")
+    assert [line for line in refusals if not line.startswith(where) or "\n" in line] == []
 
 
 def test_manifest_begins_with_its_command():
