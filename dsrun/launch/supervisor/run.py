@@ -42,7 +42,6 @@ from dsrun.system.gpus import memory_used
 from dsrun.system.host import hostname
 from dsrun.system.log_format import LineFormatter, is_json
 from dsrun.system.net import free_port
-from dsrun.system.process_end import adopt_orphans
 
 Notify = Callable[[str], None]
 """Shows the user one line while the run goes on."""
@@ -127,7 +126,6 @@ class _Supervision:
         if job.warm:
             module = None if job.external else job.program[1]
             imports = () if job.external else (*WORKER_IMPORTS, *job.imports)
-            adopt_orphans()  # such as the standby of a zygote that was killed
             self._starter = ZygoteStarter(module, imports, self._env, sink)
         self._gpu_memory = GpuMemory(partial(memory_used, context.job.env))
         self._history: list[Failure] = []
