@@ -32,6 +32,7 @@ COMMANDS = {
     "checkpoint": ("dsrun.cli.checkpoint:command", "list, verify and inspect a run's checkpoints"),
     "prepare": ("dsrun.cli.train:prepare_command", "tokenise a run's data ahead of the job"),
     "render-slurm": ("dsrun.cli.slurm.render:command", "write the sbatch script of a job, or submit it"),
+    "render-k8s": ("dsrun.cli.kubernetes.render:command", "write the Kubernetes objects of a job"),
     "check-slurm": ("dsrun.cli.slurm.check_slurm:command", "find errors in any sbatch script"),
     "jobs": ("dsrun.cli.slurm.jobs:command", "list your SLURM jobs, with the step and loss of each"),
     "cluster": ("dsrun.cli.slurm.cluster:command", "show nodes, GPUs and partitions of this SLURM cluster"),

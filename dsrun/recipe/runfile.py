@@ -23,6 +23,8 @@ from dsrun.recipe.mixture import NAME, TEMPERATURE, check_sets, check_value, set
 from dsrun.recipe.parsed_value import YAML_FLOAT, ParsedValue, from_data, from_words
 
 NULL_TAG = "tag:yaml.org,2002:null"
+OF_RENDERERS = ("slurm", "k8s")
+"""Sections that `dsrun render-slurm` and `render-k8s` read."""
 FLOAT_TAG = "tag:yaml.org,2002:float"
 
 
@@ -40,7 +42,7 @@ def sections() -> dict[str, Mapping[str, Flag]]:
     zero = {"stage": known["zero"], "offload": known["offload"], "nvme_path": known["nvme_path"]}
     names = ("nproc", "nproc_per_node", "master_port", "find_port", "max_restarts", "hang_timeout", "remedy", "warm")
     launch = {name: known[name] for name in names}
-    return {"train": known, "zero": zero, "data": {}, "launch": launch, "slurm": {}}
+    return {"train": known, "zero": zero, "data": {}, "launch": launch, **{name: {} for name in OF_RENDERERS}}
 
 
 def read_run_file(path: Path, shown: str) -> tuple[ParsedValue, ...]:
@@ -121,7 +123,7 @@ def _from_root(loader: _Loader, root: yaml.Node | None, shown: str) -> Iterable[
         section = key.value
         if section not in sections():
             _unknown_section(key, shown)
-        if section == "slurm" or node.tag == NULL_TAG:
+        if section in OF_RENDERERS or node.tag == NULL_TAG:
             continue
         if section == "data":
             source = f"{shown}:{_line(key)}"

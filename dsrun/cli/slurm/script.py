@@ -5,100 +5,34 @@ from __future__ import annotations
 import getpass
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from dsrun.cli.output import print_error, print_note, write_file
+from dsrun.cli.render.job import Rendering, find_job, from_flags, from_run_file
 from dsrun.errors import EXIT_FINDINGS, UsageError
 from dsrun.findings import Finding
-from dsrun.options import flag_of
-from dsrun.slurm.render.launchers import refuse_scripts
+from dsrun.slurm.render.environment import uses_own_python, workers
 from dsrun.slurm.render.login_node import missing_here
-from dsrun.slurm.render.options import options
-from dsrun.slurm.render.program import Program, any_program
+from dsrun.slurm.render.options import SlurmSpec
 from dsrun.slurm.render.script import completed, render, template_text
 from dsrun.slurm.render.site import find_site, notices
-from dsrun.slurm.render.spec import OptionValue, make_spec, run_file_value
-from dsrun.system.display import MASK, masked
+from dsrun.slurm.render.spec import make_spec, run_file_value
 
 if TYPE_CHECKING:
     from dsrun.recipe.recipe import Recipe
 
-RUN_FILE = "run.yaml"
-DEMO = ("--model", "demo-t5", "--zero", "2")
-
-
-class RenderedProgram(NamedTuple):
-    """What a script runs: the program, and the run.yaml whose `slurm:` section applies, as the user wrote its path.
-
-    `recipe` is that of dsrun's own training.
-    """
-
-    program: Program
-    config: str | None
-    recipe: Recipe | None = None
-
-
-def find_job(args: Sequence[str], config: str | None, cwd: Path) -> RenderedProgram:
-    """What runs: the arguments after `--`, else the run file, else the demo. Raises UsageError for wrong flags."""
-    here = RUN_FILE if (cwd / RUN_FILE).is_file() else None
-    if tuple(args[:2]) == ("dsrun", "train"):
-        args = args[1:]
-    if args and args[0] == "train":
-        return _train(args[1:], config or here, cwd)
-    if args:
-        _refuse_tokens(args)
-        refuse_scripts(args, cwd)
-        return RenderedProgram(program=any_program(args), config=config or here)
-    if config or here:
-        name = str(config or here)
-        from dsrun.cli.slurm.training import refuse_no_training
-
-        refuse_no_training(name, cwd)
-        print_note(f"no command after --: the job runs {name}")
-        return _train(["--config", str((cwd / name).absolute())], name, cwd)
-    print_note(f"no command after --, and no {RUN_FILE} here: the job trains the demo")
-    return _train(DEMO, None, cwd)
-
-
-def _train(args: Sequence[str], config: str | None, cwd: Path) -> RenderedProgram:
-    """dsrun's own training; `config` is the run file here or that of --config."""
-    from dsrun.cli.slurm.training import training_of  # the flags of training, which other programs do without
-
-    recipe, program = training_of(args, cwd)
-    return RenderedProgram(program=program, config=recipe.spec.config or config, recipe=recipe)
-
-
-def _refuse_tokens(args: Sequence[str]) -> None:
-    for before, arg, shown in zip(("", *args), args, masked(args), strict=False):
-        if arg != shown:
-            what = f"{before} has a value that" if shown == MASK and before.startswith("-") else f"{arg[:6]}…"
-            raise UsageError(
-                f"{what} looks like a token, and everybody can read a job's script",
-                fix="put it into a variable and name the variable with --env",
-            )
-
-
-def from_run_file(config: str | None, cwd: Path) -> tuple[OptionValue, ...]:
-    """The options of the run file's `slurm:` section, and max_restarts of its `launch:` section."""
-    if config is None:
-        return ()
-    from dsrun.recipe.runfile import read_section  # PyYAML, only where it is needed
-
-    path = cwd / config
-    given = [run_file_value(key, values, where) for key, values, where in read_section(path, config, "slurm")]
-    restarts = [
-        OptionValue(name="max_restarts", values=tuple(values), where=where)
-        for key, values, where in read_section(path, config, "launch")
-        if key.replace("-", "_") == "max_restarts" and all(each.name != "max_restarts" for each in given)
-    ]
-    if given:
-        print_note(f"options from the slurm section of {config}: {', '.join(each.name for each in given)}")
-    return (*given, *restarts)
+SLURM = Rendering(
+    noun="script",
+    section="slurm",
+    token_fix="put it into a variable and name the variable with --env",
+    training_token_fix="export HF_TOKEN=… where you call sbatch",
+    run_file_value=run_file_value,
+)
 
 
 def run(**values: Any) -> int:
@@ -124,17 +58,15 @@ def _check_flags(values: dict[str, Any]) -> None:
 
 def _script(values: dict[str, Any], cwd: Path) -> tuple[str, bool]:
     """The script, and whether the cluster, if there is one, could run it."""
-    job = find_job(click.get_current_context().obj, values["config"], cwd)
-    given = make_spec(_from_flags(values), from_run_file(job.config, cwd))
+    job = find_job(click.get_current_context().obj, values["config"], cwd, SLURM)
+    given = make_spec(from_flags(SlurmSpec, values), from_run_file(job.config, cwd, SLURM))
     site, facts = find_site(given, job.program, cwd, print_note)
     site = replace(site, user=getpass.getuser(), command=("dsrun", *sys.argv[1:]))
     template = _read(values["template"]) if values["template"] else None
     script = render(given, job.program, site, template)
     spec = completed(given, job.program, site)
     if job.recipe is not None:
-        from dsrun.cli.slurm.training import check_training
-
-        check_training(job.recipe, spec)
+        _check_training(job.recipe, spec)
     for line in notices(given, spec, job.program, site, cluster=facts is not None):
         print_note(line)
     findings = list(missing_here(spec, job.program, cwd, os.environ, on_cluster=facts is not None))
@@ -143,6 +75,21 @@ def _script(values: dict[str, Any], cwd: Path) -> tuple[str, bool]:
 
         findings += check(spec, facts)
     return script, _print_findings(findings)
+
+
+def _check_training(recipe: Recipe, spec: SlurmSpec) -> None:
+    """Raise now what `dsrun train` would raise on the nodes. `spec` is the completed one.
+
+    Checks files unless an image provides them, and packages if the workers use the Python that renders.
+    """
+    from dsrun.cli.render.training import check_training
+
+    check_training(
+        recipe,
+        spec.nodes * workers(spec),
+        files=not (spec.container_image or spec.apptainer),
+        packages=uses_own_python(spec),
+    )
 
 
 def _print_findings(findings: Iterable[Finding]) -> bool:
@@ -154,16 +101,6 @@ def _print_findings(findings: Iterable[Finding]) -> bool:
         (print_error if each.level == "error" else print_note)(line)
         sound = sound and each.level != "error"
     return sound
-
-
-def _from_flags(values: dict[str, Any]) -> Iterable[OptionValue]:
-    """The options of the command line, unconverted."""
-    ctx = click.get_current_context()
-    for name, each in options().items():
-        if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE:
-            value = values[name]
-            several = value if isinstance(value, tuple) else (str(value).lower() if isinstance(value, bool) else value,)
-            yield OptionValue(name=name, values=several, where=flag_of(each))
 
 
 def _read(name: str) -> str:

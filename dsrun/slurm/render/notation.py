@@ -125,8 +125,6 @@ _TIME = re.compile(
     r"|(?:(?P<h>\d+):)?(?P<m>\d+):(?P<s>\d+)|(?P<only>\d+))",
     re.ASCII,
 )
-# SLURM keeps numbers and seconds in 32 bits; longer ones come out as others, without a word.
-MAX_NUMBER = 2**31 - 1
 UNLIMITED = ("unlimited", "infinite", "-1")
 
 

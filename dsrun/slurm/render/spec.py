@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import Field
-from functools import cache
 from itertools import chain
-from typing import Any, NamedTuple
 
-from dsrun.errors import UsageError, did_you_mean
-from dsrun.options import flag_of, value_kind
-from dsrun.slurm.render.notation import MAX_NUMBER, check_notation, directive_value, parse_gpus, shell_quote, time_limit
+from dsrun.errors import UsageError
+from dsrun.options import MAX_NUMBER, OptionValue, filled, flag_of, section_value
+from dsrun.slurm.render.notation import check_notation, directive_value, parse_gpus, shell_quote, time_limit
 from dsrun.slurm.render.options import SlurmSpec, options
 from dsrun.system.display import SECRET_VARIABLE
 
@@ -188,32 +185,9 @@ def _container(spec: SlurmSpec) -> Iterator[Problem]:
             yield name, "the environment is that of the image", "remove it, or the container"
 
 
-YES = frozenset({"true", "yes", "on", "1"})
-NO = frozenset({"false", "no", "off", "0"})
-_WHOLE = re.compile(r"[+-]?[0-9]{1,30}")
-
-
-class OptionValue(NamedTuple):
-    """One option as somebody wrote it: its field, the values, and where they stand ("run.yaml:4: slurm.nodes")."""
-
-    name: str
-    values: tuple[str, ...]
-    where: str
-
-
-@cache
-def spellings() -> dict[str, str]:
-    """The field of every key that run.yaml's `slurm:` section takes, with underscores."""
-    return {key: name for name, each in options().items() for key in (name, *each.metadata["aliases"])}
-
-
 def run_file_value(key: str, values: Iterable[str], where: str) -> OptionValue:
-    """The value of `key` in run.yaml. Raises UsageError, with the nearest key, for an unknown one."""
-    name = spellings().get(key.replace("-", "_"))
-    if name is None:
-        fix = did_you_mean(key, spellings(), "docs/slurm.md lists them all")
-        raise UsageError(f"{where}: the slurm section has no such key", fix=fix)
-    return OptionValue(name=name, values=tuple(values), where=where)
+    """The value of a key in run.yaml's `slurm:` section. Raises UsageError for an unknown one, with the nearest."""
+    return section_value(SlurmSpec, "slurm", key, values, where, page="docs/slurm.md")
 
 
 def make_spec(*places: Iterable[OptionValue]) -> SlurmSpec:
@@ -221,42 +195,6 @@ def make_spec(*places: Iterable[OptionValue]) -> SlurmSpec:
 
     Raises UsageError for a value that its option does not take, and for options that contradict each other.
     """
-    given: dict[str, OptionValue] = {}
-    for each in chain(*places):
-        given.setdefault(each.name, each)
-    spec = SlurmSpec(**{name: _value_of(options()[name], each) for name, each in given.items()})
-    _check(spec, {name: given[name].where if name in given else flag_of(each) for name, each in options().items()})
+    spec, where = filled(SlurmSpec, places)
+    _check(spec, where)
     return spec
-
-
-def _value_of(each: Field[Any], given: OptionValue) -> Any:
-    """The typed value of an option's values."""
-    kind, values = value_kind(each), given.values
-    if "" in values:
-        raise UsageError(f"{given.where}: is empty", fix="give it a value, or remove it")
-    if kind == "tuple[str, ...]":
-        return values
-    if len(values) != 1:
-        raise UsageError(f"{given.where}: takes one value, not {len(values)}")
-    if kind == "bool":
-        if values[0].lower() not in YES | NO:
-            raise UsageError(f"{given.where}: {values[0]!r} is not true or false")
-        return values[0].lower() in YES
-    if kind == "int":
-        return _number(values[0], each.metadata, given.where)
-    choices = each.metadata["choices"]
-    if choices and values[0] not in choices:
-        raise UsageError(f"{given.where}: {values[0]!r} is not one of {', '.join(choices)}")
-    return values[0]
-
-
-def _number(word: str, meta: Mapping[str, Any], where: str) -> int:
-    # int() also takes 1_000, digits of other scripts, and blanks around them.
-    if not _WHOLE.fullmatch(word):
-        raise UsageError(f"{where}: {word!r} is not a whole number")
-    number = int(word)
-    if meta["least"] is not None and number < meta["least"]:
-        raise UsageError(f"{where}: {number} is less than {meta['least']}")
-    if number > MAX_NUMBER:
-        raise UsageError(f"{where}: {word} is more than SLURM can count")
-    return number

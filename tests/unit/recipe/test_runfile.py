@@ -113,7 +113,7 @@ def test_run_file_empty_values(read, text):
     [
         ("trian:\n  model: x\n", "run.yaml:1: unknown section trian (did you mean train?)"),
         ("model: x\n", "run.yaml:1: unknown section model (model belongs under train:)"),
-        ("qqq: x\n", "run.yaml:1: unknown section qqq (known: train, zero, data, launch, slurm)"),
+        ("qqq: x\n", "run.yaml:1: unknown section qqq (known: train, zero, data, launch, slurm, k8s)"),
         ("train:\n  modle: x\n", "run.yaml:2: unknown key train.modle (did you mean model?)"),
         ("zero:\n  stgae: 2\n", "run.yaml:2: unknown key zero.stgae (did you mean stage?)"),
         (

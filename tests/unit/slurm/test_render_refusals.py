@@ -8,14 +8,16 @@ import sys
 
 import pytest
 
+from dsrun.cli.render.job import find_job, from_run_file
 from dsrun.cli.slurm.render import command
-from dsrun.cli.slurm.script import find_job, from_run_file
+from dsrun.cli.slurm.script import SLURM
 from dsrun.errors import UsageError
+from dsrun.options import OptionValue
 from dsrun.slurm.render.login_node import missing_here
 from dsrun.slurm.render.notation import parse_gpus
 from dsrun.slurm.render.program import Site, any_program, functions_file, train_program
 from dsrun.slurm.render.script import _compiled, context, render, template_text
-from dsrun.slurm.render.spec import OptionValue, make_spec
+from dsrun.slurm.render.spec import make_spec
 from tests.unit.slurm.stand_ins import spec_of
 
 SITE = Site()
@@ -211,30 +213,30 @@ def test_clean_env_exports_home_and_user():
 def test_dsrun_train_after_dashes_is_training(tmp_path):
     """`dsrun train` after the dashes is recognized as a training."""
     words = ["train", "--model", "demo-t5"]
-    assert find_job(["dsrun", *words], None, tmp_path).program == find_job(words, None, tmp_path).program
+    assert find_job(["dsrun", *words], None, tmp_path, SLURM).program == find_job(words, None, tmp_path, SLURM).program
 
 
 def test_run_file_with_slurm_section_only_names_no_program(tmp_path):
     """A run file with nothing but a slurm section names nothing to run."""
     (tmp_path / "run.yaml").write_text("slurm: {partition: gpu}\n")
     with pytest.raises(UsageError, match=r"run\.yaml does not name a model to train"):
-        find_job((), None, tmp_path)
-    assert find_job(["true"], None, tmp_path).config == "run.yaml"
+        find_job((), None, tmp_path, SLURM)
+    assert find_job(["true"], None, tmp_path, SLURM).config == "run.yaml"
     (tmp_path / "run.yaml").write_text("train: {model_name_or_path: demo-t5}\n")
-    assert find_job((), None, tmp_path).program.trains
+    assert find_job((), None, tmp_path, SLURM).program.trains
 
 
 def test_run_file_nested_too_deeply_refused_in_one_line(tmp_path):
     """A run file that is nested too deeply is refused in one line."""
     (tmp_path / "run.yaml").write_text("slurm: " + "[" * 5000)
     with pytest.raises(UsageError, match="too deeply"):
-        from_run_file("run.yaml", tmp_path)
+        from_run_file("run.yaml", tmp_path, SLURM)
 
 
 def test_run_file_max_restarts_not_reported_as_ignored(tmp_path, capsys):
     """max_restarts of a run file is not reported as ignored."""
     (tmp_path / "run.yaml").write_text("train: {model: demo-t5}\nlaunch: {max_restarts: 2}\n")
-    find_job((), None, tmp_path)
+    find_job((), None, tmp_path, SLURM)
     assert "max_restarts" not in capsys.readouterr().err
 
 

@@ -1,9 +1,10 @@
-"""Jobs of `dsrun render-slurm` that are dsrun's own training."""
+"""Rendered jobs that are dsrun's own training."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dsrun.cli.launch.recipe import with_deepspeed_checked
 from dsrun.cli.output import print_note
@@ -15,9 +16,10 @@ from dsrun.recipe.preflight.files import check_files
 from dsrun.recipe.preflight.packages import check_packages
 from dsrun.recipe.recipe import DEFAULT, Recipe
 from dsrun.recipe.resolve import resolve
-from dsrun.slurm.render.environment import uses_own_python, workers
-from dsrun.slurm.render.options import SlurmSpec
 from dsrun.slurm.render.program import Program, train_program
+
+if TYPE_CHECKING:
+    from dsrun.cli.render.job import Rendering
 
 
 def refuse_no_training(name: str, cwd: Path) -> None:
@@ -31,14 +33,14 @@ def refuse_no_training(name: str, cwd: Path) -> None:
         )
 
 
-def training_of(args: Sequence[str], cwd: Path) -> tuple[Recipe, Program]:
+def training_of(args: Sequence[str], cwd: Path, rendering: Rendering) -> tuple[Recipe, Program]:
     """What `dsrun train ARGS` asks for, and the program of the job. Raises UsageError for what a job cannot be."""
     recipe = resolve(args, cwd)
     for name in ("token", "hub_token"):
         if recipe.given(name) and recipe.sources[name] == "command line":
             raise UsageError(
-                f"--{name.replace('_', '-')} would be written into the script, which everybody can read",
-                fix="export HF_TOKEN=… where you call sbatch",
+                f"--{name.replace('_', '-')} would be written into the {rendering.noun}, which everybody can read",
+                fix=rendering.training_token_fix,
             )
     if recipe.spec.explain or recipe.spec.dry_run:
         raise UsageError("--explain and --dry-run of dsrun train do not start a job", fix="remove them")
@@ -59,15 +61,12 @@ def training_of(args: Sequence[str], cwd: Path) -> tuple[Recipe, Program]:
     return recipe, program
 
 
-def check_training(recipe: Recipe, spec: SlurmSpec) -> None:
-    """Raise now what `dsrun train` would raise on the nodes. `spec` is the completed one.
-
-    Checks files unless an image provides them, and packages if the workers use the Python that renders.
-    """
-    world_size = spec.nodes * workers(spec)
-    if not (spec.container_image or spec.apptainer):
+def check_training(recipe: Recipe, world_size: int, *, files: bool, packages: bool) -> None:
+    """Raise now what `dsrun train` would raise on the nodes: of `files` and `packages` where they are those of this
+    machine, and of the batch."""
+    if files:
         check_files(recipe.spec, generation_config=recipe.hf.get("generation_config"))
         recipe = with_deepspeed_checked(recipe, world_size)
-    if uses_own_python(spec):
+    if packages:
         check_packages(recipe)
     batch_of(recipe, world_size)

@@ -1,0 +1,82 @@
+"""What `dsrun render-k8s` does: the objects of a job as YAML on stdout, advice on stderr."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dsrun.cli.output import print_note, write_file
+from dsrun.cli.render.job import RenderedProgram, Rendering, find_job, from_flags, from_run_file
+from dsrun.errors import UsageError
+from dsrun.kubernetes.objects import manifest, render
+from dsrun.kubernetes.options import KubernetesSpec
+from dsrun.kubernetes.spec import make_spec, run_file_value
+from dsrun.kubernetes.workload import Workload, completed, notices
+
+if TYPE_CHECKING:
+    from dsrun.recipe.recipe import Recipe
+
+KUBERNETES = Rendering(
+    noun="manifest",
+    section="k8s",
+    token_fix="put it into a secret, and write --secret NAME=SECRET:KEY",
+    training_token_fix="put it into a secret, and write --secret HF_TOKEN=SECRET:KEY",
+    run_file_value=run_file_value,
+)
+
+
+def run(**values: Any) -> int:
+    """Write the objects; the callback of `dsrun render-k8s`."""
+    for name in ("output", "config"):
+        if values[name] == "":
+            raise UsageError(f"--{name} is empty", fix="name a file, or remove it")
+    cwd = Path.cwd()
+    words = click.get_current_context().obj
+    job = find_job(words, values["config"], cwd, KUBERNETES)
+    given = make_spec(from_flags(KubernetesSpec, values), from_run_file(job.config, cwd, KUBERNETES))
+    workload = _workload(job, words, cwd)
+    spec = completed(given, workload)
+    if job.recipe is not None:
+        _check_training(job.recipe, spec)
+    content = manifest(render(spec, workload), ("dsrun", *sys.argv[1:])).encode()
+    for line in notices(given, spec):
+        print_note(line)
+    if values["output"] is not None:
+        write_file(Path(values["output"]), content, force=values["force"])
+    # None where stdout is closed: click.echo is silent then, too.
+    elif sys.stdout is not None:
+        sys.stdout.buffer.write(content)
+    return 0
+
+
+def _workload(job: RenderedProgram, words: Sequence[str], cwd: Path) -> Workload:
+    """What the pods run: the program as it was given, or the training by what all files here say now."""
+    program = job.program
+    if job.recipe is None:
+        return Workload(words=tuple(words), name=program.name)
+    from dsrun.recipe.deepspeed_file import with_deepspeed_read
+    from dsrun.recipe.resolved import frozen_argv
+
+    recipe = with_deepspeed_read(job.recipe, cwd)
+    sources = {name: source for name, source in recipe.sources.items() if name != "output"}
+    recipe = replace(recipe, sources=sources)  # the run folder is an option of `dsrun launch`
+    return Workload(
+        words=("dsrun", "train", *frozen_argv(recipe)),
+        name=program.name,
+        output=program.output,
+        on_cpu=program.on_cpu,
+    )
+
+
+def _check_training(recipe: Recipe, spec: KubernetesSpec) -> None:
+    """Raise now what `dsrun train` would raise in the pods; files and packages are those of the pods."""
+    from dsrun.cli.launch.recipe import with_deepspeed_checked
+    from dsrun.cli.render.training import check_training
+
+    world_size = spec.nodes * (spec.nproc or 1)
+    check_training(with_deepspeed_checked(recipe, world_size), world_size, files=False, packages=False)

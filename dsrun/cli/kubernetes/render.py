@@ -1,0 +1,27 @@
+"""`dsrun render-k8s`: its options, which are those of KubernetesSpec. What it does is in manifest.py."""
+
+from __future__ import annotations
+
+import click
+
+from dsrun.cli.render.command import RenderCommand
+from dsrun.kubernetes.options import KubernetesSpec
+
+HELP = """Write the Kubernetes objects of a job: `dsrun render-k8s --nodes 4 --gpus-per-node 8 | kubectl apply -f -`.
+
+The command after `--` runs on every GPU: `-- train --model …`, `-- python my_train.py …`, `-- ./program …`.
+The default is run.yaml of this folder, or else the demo.
+"""
+
+command = RenderCommand(
+    name="render-k8s",
+    help=HELP,
+    spec=KubernetesSpec,
+    callback="dsrun.cli.kubernetes.manifest:run",
+    params=[
+        click.Option(["-o", "--output"], metavar="FILE", help="write the YAML into this file instead of stdout"),
+        click.Option(["--force"], is_flag=True, help="replace the file"),
+        click.Option(["--config"], metavar="FILE", help="run.yaml to run, and whose k8s section applies"),
+    ],
+    epilog="docs/kubernetes.md explains every option.",
+)

@@ -1,0 +1,170 @@
+"""KubernetesSpec from what was given on the command line and in run.yaml, checked without a cluster."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from itertools import chain
+
+from dsrun.errors import UsageError
+from dsrun.kubernetes.notation import (
+    EFFECTS,
+    NAME,
+    is_key,
+    is_label_value,
+    is_subdomain,
+    mount,
+    quantity,
+    toleration,
+)
+from dsrun.kubernetes.options import KubernetesSpec
+from dsrun.kubernetes.workload import CLAIM_PATH, mounts
+from dsrun.options import OptionValue, filled, section_value
+from dsrun.system.display import SECRET_VARIABLE, without_tokens
+
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+OWN_LABELS = ("app.kubernetes.io/name", "app.kubernetes.io/instance", QUEUE_LABEL)
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_SECRET_KEY = re.compile(r"[-._A-Za-z0-9]+")
+# By these `dsrun launch` would take a pod for one of another launcher, or for a worker.
+_RESERVED_VARIABLES = re.compile(
+    r"JOB_COMPLETION_INDEX|RANK|LOCAL_RANK|WORLD_SIZE|NODE_RANK|MASTER_ADDR|MASTER_PORT|DSRUN_(OUTPUT|FAILURES|SAVE_ON)"
+)
+# Mounted by the pods themselves.
+SHM_PATH, SCRATCH_PATH = "/dev/shm", "/scratch"
+# Field, what is wrong with its value, what to write instead.
+Problem = tuple[str, str, str]
+
+
+def run_file_value(key: str, values: Iterable[str], where: str) -> OptionValue:
+    """The value of a key in run.yaml's `k8s:` section. Raises UsageError for an unknown one, with the nearest."""
+    return section_value(KubernetesSpec, "k8s", key, values, where, page="docs/kubernetes.md")
+
+
+def make_spec(*places: Iterable[OptionValue]) -> KubernetesSpec:
+    """The spec of what was given, the strongest place first; lists of one place replace those of a weaker one.
+
+    Raises UsageError for a value that its option does not take, and for options that contradict each other.
+    """
+    spec, where = filled(KubernetesSpec, places)
+    found = chain(_names(spec), _resources(spec), _labels(spec), _container(spec), _variables(spec), _storage(spec))
+    for name, message, fix in found:
+        raise UsageError(f"{where[name]}: {message}", fix=fix or None)
+    return spec
+
+
+def _names(spec: KubernetesSpec) -> Iterator[Problem]:
+    for name in ("name", "namespace"):
+        value = getattr(spec, name)
+        if value is not None and not NAME.fullmatch(value):
+            yield name, f"{value!r} is not a valid name", "lower-case letters, digits and -, a letter first"
+    for name in ("priority_class", "scheduler", "service_account", "storage_class"):
+        value = getattr(spec, name)
+        if value is not None and not is_subdomain(value):
+            yield name, f"{value!r} is not a valid name", "lower-case letters, digits, - and ."
+    for value in spec.image_pull_secret:
+        if not is_subdomain(value):
+            yield "image_pull_secret", f"{value!r} is not a secret's name", "lower-case letters, digits, - and ."
+    if spec.queue is not None and not (is_subdomain(spec.queue) and is_label_value(spec.queue)):
+        yield "queue", f"{spec.queue!r} is not a queue's name", "kubectl get localqueues lists them"
+    if spec.ttl is not None and spec.kind == "trainjob":
+        yield "ttl", "a TrainJob is never deleted by itself", "remove it, or --kind jobset"
+
+
+def _resources(spec: KubernetesSpec) -> Iterator[Problem]:
+    for name, example in (("cpus", "8 or 500m"), ("memory", "200Gi"), ("shm", "16Gi"), ("claim_size", "500Gi")):
+        value = getattr(spec, name)
+        number = quantity(value) if value is not None else 1
+        if not number:
+            yield name, f"{value!r} is not an amount", f"such as {example}"
+        elif name != "cpus" and value is not None and value.endswith("m"):
+            yield name, f"{value} is thousandths of a byte", f"such as {example}"
+    if spec.shm and spec.memory and (quantity(spec.shm) or 0) >= (quantity(spec.memory) or 0):
+        yield "shm", f"{spec.shm} does not leave anything of --memory {spec.memory}", "it counts against that limit"
+    if "/" not in spec.gpu_resource or not is_key(spec.gpu_resource):
+        yield "gpu_resource", f"{spec.gpu_resource!r} is not a resource", "such as nvidia.com/gpu"
+    for entry in spec.rdma:
+        resource, _, count = entry.partition("=")
+        if "/" not in resource or not is_key(resource) or not re.fullmatch("[1-9][0-9]{0,5}", count):
+            yield "rdma", f"{entry!r} is not RESOURCE=N", "such as rdma/hca_shared_devices_a=1"
+
+
+def _labels(spec: KubernetesSpec) -> Iterator[Problem]:
+    for name in ("label", "annotation", "node_selector"):
+        for entry in getattr(spec, name):
+            key, equals, value = entry.partition("=")
+            if not equals or not is_key(key):
+                yield name, f"{entry!r} is not KEY=VALUE", "such as example.org/team=nlp"
+            elif name != "annotation" and not is_label_value(value):
+                yield name, f"{value!r} is not a label's value", "63 letters, digits, -, _ and . at most"
+            elif name == "label" and key in OWN_LABELS:
+                yield name, f"{key} is set by dsrun", "write --queue" if key == QUEUE_LABEL else "remove it"
+    for entry in spec.toleration:
+        if toleration(entry) is None:
+            yield "toleration", f"{entry!r} is not KEY[=VALUE][:EFFECT]", f"effects are {', '.join(EFFECTS)}"
+
+
+def _container(spec: KubernetesSpec) -> Iterator[Problem]:
+    if spec.image is not None and (re.search(r"\s", spec.image) or spec.image.startswith("-")):
+        yield "image", f"{spec.image!r} is not an image", "such as registry.example.org/dsrun:1"
+    if spec.workdir is not None and not spec.workdir.startswith("/"):
+        yield "workdir", f"{spec.workdir!r} is not an absolute path", "such as /workspace"
+    if spec.notify:
+        from dsrun.notifications.target import parse_targets  # few jobs have any
+
+        set_here = {entry.partition("=")[0] for entry in (*spec.env, *spec.secret)}
+        for variable in (name for target in parse_targets(spec.notify) for name in target.variables):
+            if variable not in set_here:
+                yield "notify", f"the pods have no {variable}", f"add --secret {variable}=SECRET:KEY"
+
+
+def _variables(spec: KubernetesSpec) -> Iterator[Problem]:
+    for entry in spec.env:
+        name, equals, value = entry.partition("=")
+        yield from _variable("env", name)
+        if SECRET_VARIABLE.search(name) or without_tokens(value) != value:
+            fix = f"put it into a secret, and write --secret {name}=SECRET:KEY"
+            yield "env", f"{name} looks like a secret, and everybody can read a job's manifest", fix
+        if not equals:
+            yield "env", f"{name} has no value, and the pods do not get your environment", f"write {name}=VALUE"
+        if "\0" in value:
+            yield "env", f"{name} contains a NUL character, which no variable can", ""
+    for entry in spec.secret:
+        name, _, reference = entry.partition("=")
+        secret, _, key = reference.partition(":")
+        if not is_subdomain(secret) or not _SECRET_KEY.fullmatch(key):
+            # Not the entry: whoever writes the secret itself here must not find it in a log.
+            yield (
+                "secret",
+                "not NAME=SECRET:KEY, the name of a secret and one of its keys",
+                "such as HF_TOKEN=hub:token",
+            )
+        yield from _variable("secret", name)
+    names = [entry.partition("=")[0] for entry in (*spec.env, *spec.secret)]
+    if doubled := next((name for name in names if names.count(name) > 1), None):
+        yield "secret" if spec.secret else "env", f"{doubled} is given twice", "give it once"
+
+
+def _variable(field: str, name: str) -> Iterator[Problem]:
+    if not _VARIABLE.fullmatch(name):
+        yield field, f"{without_tokens(name)!r} is not a variable's name", ""
+    if _RESERVED_VARIABLES.fullmatch(name):
+        yield field, f"{name} is set by the Job or by dsrun launch", "remove it"
+
+
+def _storage(spec: KubernetesSpec) -> Iterator[Problem]:
+    own = mount(spec.claim, CLAIM_PATH)
+    if own is None or own.read_only:
+        yield (
+            "claim",
+            f"{spec.claim!r} is not a writable claim",
+            f"NAME, or NAME:/PATH for another path than {CLAIM_PATH}",
+        )
+    for entry in spec.mount:
+        if mount(entry) is None:
+            yield "mount", f"{entry!r} is not CLAIM:/PATH[:ro]", "such as datasets:/data:ro"
+    if spec.storage_class and not spec.claim_size:
+        yield "storage_class", "without --claim-size", "add --claim-size 500Gi, or remove it"
+    paths = [SHM_PATH, SCRATCH_PATH, *(each.path for each in mounts(spec))]
+    if doubled := next((path for path in paths if paths.count(path) > 1), None):
+        yield "mount" if spec.mount else "claim", f"{doubled} is used twice", "name another path"

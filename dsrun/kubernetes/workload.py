@@ -1,0 +1,141 @@
+"""What runs in the pods, and what follows from it and from the options: name, GPUs, workers, run folder."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from dsrun import __version__
+from dsrun.errors import UsageError
+from dsrun.kubernetes.notation import LONGEST_LABEL, Mount, mount, quantity, slug
+from dsrun.kubernetes.options import KubernetesSpec
+
+CLAIM_PATH = "/runs"
+# The replicated job of a JobSet; Kubeflow Trainer looks for this name, and for a container of it
+# (pkg/constants/constants.go of kubeflow/trainer).
+NODE = "node"
+_SHM = "16Gi"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """`words` are those of `dsrun launch` after `--`, `name` is that of the model or program.
+
+    `output` is the run folder of dsrun's own training if it was named, `on_cpu` whether it is to train without GPUs.
+    """
+
+    words: tuple[str, ...]
+    name: str
+    output: str | None = None
+    on_cpu: bool = False
+
+
+def completed(spec: KubernetesSpec, workload: Workload) -> KubernetesSpec:
+    """The spec with what follows from the program filled in. Raises UsageError for what cannot be together."""
+    longest = longest_name(spec)
+    name = spec.name or slug(workload.name, longest)
+    if len(name) > longest:
+        raise UsageError(
+            f"--name {name}: the names of {spec.nodes} pods would be longer than {LONGEST_LABEL} characters",
+            fix=f"at most {longest} characters",
+        )
+    gpus = spec.gpus_per_node
+    if gpus is None:
+        gpus = 0 if spec.nproc or workload.on_cpu else 1
+    if spec.nproc and 0 < gpus < spec.nproc:
+        raise UsageError(f"--nproc {spec.nproc}: each pod has {gpus} GPUs", fix=f"--nproc {gpus}")
+    return replace(
+        spec,
+        name=name,
+        gpus_per_node=gpus,
+        nproc=spec.nproc or gpus or 1,
+        image=spec.image or f"dsrun:{__version__}",
+        shm=spec.shm or _shm(spec.memory),
+    )
+
+
+def _shm(memory: str | None) -> str:
+    """The default size: what is used of it counts against the limit of the container's memory."""
+    limit = quantity(memory) if memory else None
+    if limit is None or limit / 2 >= (quantity(_SHM) or 0):
+        return _SHM
+    return str(int(limit / 2))
+
+
+def longest_name(spec: KubernetesSpec) -> int:
+    """Characters of the longest valid name.
+
+    A pod's host name is NAME-INDEX in an Indexed Job (validateJob in pkg/apis/batch/validation/validation.go of
+    kubernetes/kubernetes), and JobSet checks NAME-node-0-INDEX with five random characters after it
+    (pkg/webhooks/jobset_webhook.go of kubernetes-sigs/jobset).
+    """
+    index = f"-{spec.nodes - 1}"
+    return LONGEST_LABEL - len(index if spec.kind == "job" else f"-{NODE}-0{index}-abcde")
+
+
+def main_pod(spec: KubernetesSpec) -> str:
+    """The DNS name of the pod with index 0, which stays the same when the pod is replaced.
+
+    Pods of an Indexed Job have the host name JOB-INDEX, those of a JobSet JOBSET-REPLICATEDJOB-0-INDEX, and their
+    subdomain is the headless service of the job's name (GenPodName and GetSubdomain of kubernetes-sigs/jobset; a
+    TrainJob's JobSet has the TrainJob's name).
+    """
+    return f"{spec.name}-0.{spec.name}" if spec.kind == "job" else f"{spec.name}-{NODE}-0-0.{spec.name}"
+
+
+def claim(spec: KubernetesSpec) -> Mount:
+    """The claim for run folders."""
+    found = mount(spec.claim, CLAIM_PATH)
+    assert found is not None  # checked by make_spec
+    return found
+
+
+def mounts(spec: KubernetesSpec) -> list[Mount]:
+    """All claims: that for run folders first."""
+    return [claim(spec), *filter(None, map(mount, spec.mount))]
+
+
+def run_folder(spec: KubernetesSpec, workload: Workload) -> str:
+    """Where the run is written, the same after each restart; a relative name is below the claim's path.
+
+    Raises UsageError for a folder that would be lost with its pod.
+    """
+    folder = posixpath.normpath(posixpath.join(claim(spec).path, workload.output or str(spec.name)))
+    writable = [each.path for each in mounts(spec) if not each.read_only]
+    if not any(folder.startswith(f"{path}/") for path in writable):
+        raise UsageError(
+            f"--output {workload.output}: {folder} is on no claim, and would be lost with its pod",
+            fix=f"a relative name is below {claim(spec).path}; or add --mount CLAIM:{posixpath.dirname(folder)}",
+        )
+    return folder
+
+
+def launch_arguments(spec: KubernetesSpec, workload: Workload) -> list[str]:
+    """The words after `dsrun launch`. Each pod finds its own number in JOB_COMPLETION_INDEX, which the Job sets."""
+    words = ["--nodes", str(spec.nodes), "--master-addr", main_pod(spec)] if spec.nodes > 1 else []
+    words += ["--nproc", str(spec.nproc), "--output", run_folder(spec, workload)]
+    words += ["--max-restarts", str(spec.max_restarts)] if spec.max_restarts is not None else []
+    words += ["--rendezvous-timeout", str(spec.rendezvous_timeout)] if spec.rendezvous_timeout is not None else []
+    words += [word for target in spec.notify for word in ("--notify", target)]
+    return [*words, "--", *workload.words]
+
+
+def notices(given: KubernetesSpec, spec: KubernetesSpec) -> Iterator[str]:
+    """What was chosen for the user, and what has to be there first: `spec` is `given`, completed."""
+    where = f" in namespace {spec.namespace}" if spec.namespace else ""
+    if given.image is None:
+        yield f"the image is {spec.image}: build it, and push it to where the machines pull from (--image)"
+    if given.claim_size is None:
+        kind = "" if spec.nodes == 1 else ", which several machines can mount (ReadWriteMany)"
+        yield f"the claim {claim(spec).claim}{kind}, must exist{where}; --claim-size SIZE renders it"
+    else:
+        yield "kubectl delete -f deletes the claim and all runs on it, too; kubectl delete job NAME does not"
+    if given.gpus_per_node is None and spec.gpus_per_node:
+        yield "1 GPU a pod, as the number is not known (--gpus-per-node)"
+    if spec.gpus_per_node == 0:
+        yield f"no GPUs: {spec.nproc} worker{'s' * (spec.nproc != 1)} a pod, on CPUs"
+    if spec.memory is None:
+        yield "no --memory: a pod without it is among the first to be evicted when a machine runs out of memory"
+    if spec.rdma and not spec.run_as_root:
+        yield "IPC_LOCK has no effect for a user but root: the machines must not limit locked memory (--run-as-root)"
