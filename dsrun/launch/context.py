@@ -47,6 +47,8 @@ class LocalLauncher:
     """Whether somebody looks at this node's output apart from the others'."""
     returns: bool = True
     """Whether a node that is lost may come back; a task of SLURM or mpirun is never started again."""
+    recreated: bool = False
+    """Whether each node is created again, under its number, as long as it does not end with 0: a pod of Kubernetes."""
 
 
 @dataclass(frozen=True)
@@ -163,7 +165,7 @@ def _pod(request: LaunchRequest, environ: Mapping[str, str]) -> LocalLauncher:
     node = _integer(environ, "JOB_COMPLETION_INDEX")
     nodes = _integer(environ, "PET_NNODES", 1) if request.nodes is None else request.nodes
     if nodes == 1:
-        return LocalLauncher(how="one machine, a pod of Kubernetes", port=request.master_port)
+        return LocalLauncher(how="one machine, a pod of Kubernetes", port=request.master_port, recreated=True)
     if node >= nodes:
         raise UsageError(
             f"JOB_COMPLETION_INDEX={node}, but the {nodes} nodes are 0 to {nodes - 1}",
@@ -187,6 +189,7 @@ def _pod(request: LaunchRequest, environ: Mapping[str, str]) -> LocalLauncher:
         host=host,
         port=port,
         run=f"kubernetes {port}",
+        recreated=True,
     )
 
 

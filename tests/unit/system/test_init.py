@@ -95,4 +95,3 @@ while zombies() > 1:
 print(own.wait(), flush=True)
 """)
     assert process.communicate(timeout=PATIENCE_S)[0] == "3\n"
-
