@@ -111,8 +111,10 @@ def _run_supervised(
 
 
 def _wait_for_earlier_holder(run: Path, seconds: float) -> None:
-    """Wait, for `seconds` at most, while the run folder is in use: a file server keeps the locks of a lost machine for a
-    minute or two, and a pod that cannot be reached may still train."""
+    """Wait, for `seconds` at most, while the run folder is in use.
+
+    A file server keeps the locks of a lost machine for a minute or two, and a pod out of reach may still train.
+    """
     deadline = time.monotonic() + seconds
     holder = is_in_use(run)
     if holder:
