@@ -92,8 +92,9 @@ class Job:
         self._service = service["metadata"]["name"] if service else None
         self._succeeded: set[int] = set()
         self._failed: set[int] = set()
-        name, uid = {"batch.kubernetes.io/job-name": self.name}, {"batch.kubernetes.io/controller-uid": str(uuid.uuid4())}
-        self._labels = {**self._spec["template"]["metadata"].get("labels", {}), **name, **uid}
+        own = {"job-name": self.name, "controller-uid": str(uuid.uuid4())}
+        self._labels = dict(self._spec["template"]["metadata"].get("labels", {}))
+        self._labels |= {f"batch.kubernetes.io/{key}": value for key, value in own.items()}
         if service:
             assert service["spec"]["selector"].items() <= self._labels.items()
 
@@ -113,11 +114,9 @@ class Job:
     def create(self, index: int) -> Pod:
         """A new pod of that index: the controller's, or a test's that wants one more."""
         folder, wiring = self._cluster.wiring()
-        claims = {
-            volume["persistentVolumeClaim"]["claimName"]: self._cluster.claim(volume["persistentVolumeClaim"]["claimName"])
-            for volume in self._spec["template"]["spec"]["volumes"]
-            if "persistentVolumeClaim" in volume
-        }
+        volumes = self._spec["template"]["spec"]["volumes"]
+        sources = [volume["persistentVolumeClaim"] for volume in volumes if "persistentVolumeClaim" in volume]
+        claims = {source["claimName"]: self._cluster.claim(source["claimName"]) for source in sources}
         pod = Pod(
             self._spec["template"], index, self.name, self._labels, self._cluster.root / folder, wiring,
             self._cluster.image, claims,

@@ -67,6 +67,7 @@ class Pod:
     disrupted: bool = False
     """The condition DisruptionTarget."""
     deadline: float | None = None
+    killed: bool = False
     process: subprocess.Popen[bytes] = field(init=False)
 
     @property
@@ -92,7 +93,8 @@ class Pod:
     def exit_code(self) -> int | None:
         """The container's, as kubelet shows it; None while it runs."""
         code = self.process.poll()
-        return code if code is None or code >= 0 else 128 - code
+        # unshare cannot end by SIGKILL as its child has, and says 1.
+        return code if code is None else 128 + signal.SIGKILL if self.killed else code
 
     def start(self) -> None:
         (self.folder / "root").mkdir(parents=True)
@@ -147,6 +149,7 @@ class Pod:
 
     def kill(self) -> None:
         """All its processes die at once, as when the kernel ends its first one."""
+        self.killed = self.exit_code is None
         self._signal(signal.SIGKILL)
 
     def halt(self) -> None:

@@ -1,4 +1,4 @@
-"""What the tests on several machines, a SLURM cluster, two behind ssh or pods, need of the system, and what is missing."""
+"""What the tests on several machines (of SLURM, behind ssh, pods) need of the system, and what is missing."""
 
 from __future__ import annotations
 
