@@ -55,3 +55,13 @@ def left_of(processes: list[psutil.Process], seconds: float = 60) -> list[psutil
         with suppress(psutil.NoSuchProcess):
             each.kill()
     return left
+
+
+def of_run(folder: object) -> dict[str, psutil.Process]:
+    """What the supervisor of a run folder has started and still lives, by what `ps` calls it, whoever its parent is."""
+    found = {}
+    for each in psutil.process_iter():
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            if alive(each) and each.environ().get("DSRUN_OUTPUT") == str(folder):
+                found[each.name()] = each
+    return found

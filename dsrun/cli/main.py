@@ -52,6 +52,10 @@ def cli() -> None:
 
 def main() -> None:
     """The console script. Every error is one line on stderr and the exit code its kind has."""
+    if os.getpid() == 1:
+        from dsrun.system.init import leave_init_behind
+
+        leave_init_behind()
     debug = "--debug" in sys.argv
     try:
         code = cli.main(sys.argv[1:] or ["--help"], prog_name="dsrun", standalone_mode=False)

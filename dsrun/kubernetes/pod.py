@@ -12,7 +12,7 @@ from dsrun.kubernetes.notation import literal, toleration
 from dsrun.kubernetes.options import KubernetesSpec
 from dsrun.kubernetes.spec import SCRATCH_PATH, SHM_PATH
 from dsrun.kubernetes.workload import NODE, Workload, claim, launch_arguments, mounts
-from dsrun.system.variables import CACHE, SECRET
+from dsrun.system.variables import CACHE, JOB_UID, SECRET
 
 Object = dict[str, Any]
 INSTANCE = "app.kubernetes.io/instance"
@@ -89,9 +89,12 @@ def _environment(spec: KubernetesSpec) -> list[Object]:
         # Where the container runtime gives GPUs to all pods, one that asked for none would see them.
         own |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
     found = [{"name": name, "value": literal(value)} for name, value in (own | pairs(spec.env)).items()]
+    uid = {"fieldPath": f"metadata.labels['{_UID_LABEL}']"}
+    # By it a pod that is created again knows which run of its folder it belongs to.
+    found.append(_from(JOB_UID, "fieldRef", uid))
     by_reference = pairs(spec.secret)
     if spec.nodes > 1 and SECRET not in by_reference:
-        found.append(_from(SECRET, "fieldRef", {"fieldPath": f"metadata.labels['{_UID_LABEL}']"}))
+        found.append(_from(SECRET, "fieldRef", uid))
     for name, reference in by_reference.items():
         secret, _, key = reference.partition(":")
         found.append(_from(name, "secretKeyRef", {"name": secret, "key": key}))

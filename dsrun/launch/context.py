@@ -47,6 +47,8 @@ class LocalLauncher:
     """Whether somebody looks at this node's output apart from the others'."""
     returns: bool = True
     """Whether a node that is lost may come back; a task of SLURM or mpirun is never started again."""
+    recreated: bool = False
+    """Whether each node is created again, under its number, as long as it does not end with 0: a pod of Kubernetes."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,8 @@ def detect(request: LaunchRequest, environ: Mapping[str, str]) -> LocalLauncher 
     started = _started_by_others(request, environ)
     if started:
         return started
+    if _in_pod(environ):
+        return _pod(request, environ)
     if request.node_rank is not None or ((request.nodes or 1) > 1 and "NODE_RANK" in environ):
         return _by_hand(request, environ)
     if environ.get("SLURM_JOB_ID"):
@@ -148,6 +152,44 @@ def _by_hand(request: LaunchRequest, environ: Mapping[str, str]) -> LocalLaunche
         port=port,
         run=f"by hand {port}",
         own_terminal=True,
+    )
+
+
+def _in_pod(environ: Mapping[str, str]) -> bool:
+    """Whether this is a pod of an Indexed Job, as JobSet and Kubeflow's TrainJob make them too."""
+    return bool(environ.get("KUBERNETES_SERVICE_HOST") and environ.get("JOB_COMPLETION_INDEX"))
+
+
+def _pod(request: LaunchRequest, environ: Mapping[str, str]) -> LocalLauncher:
+    """One pod of as many as --nodes or torchrun's PET_NNODES says; without either its index counts other things."""
+    node = _integer(environ, "JOB_COMPLETION_INDEX")
+    nodes = _integer(environ, "PET_NNODES", 1) if request.nodes is None else request.nodes
+    if nodes == 1:
+        return LocalLauncher(how="one machine, a pod of Kubernetes", port=request.master_port, recreated=True)
+    if node >= nodes:
+        raise UsageError(
+            f"JOB_COMPLETION_INDEX={node}, but the {nodes} nodes are 0 to {nodes - 1}",
+            fix=f"set completions and parallelism of the Job to {nodes}, or give --nodes their number",
+        )
+    if request.node_rank not in (None, node):
+        raise UsageError(
+            f"--node-rank {request.node_rank}, but JOB_COMPLETION_INDEX says that this pod is node {node}",
+            fix="remove --node-rank; if the index counts something else, unset JOB_COMPLETION_INDEX",
+        )
+    petted = {name: environ[f"PET_{name}"] for name in ("MASTER_ADDR", "MASTER_PORT") if environ.get(f"PET_{name}")}
+    environ = {**petted, **environ}
+    host = _first_machine(
+        request, environ, f"pod {node} of {nodes} of a Kubernetes Job, but not where the first one is"
+    )
+    port = _port(request, environ, DEFAULT_PORT)
+    return LocalLauncher(
+        how=f"node {node} of {nodes}, a pod of Kubernetes",
+        nodes=nodes,
+        node=node,
+        host=host,
+        port=port,
+        run=f"kubernetes {port}",
+        recreated=True,
     )
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
 from dsrun.errors import UsageError
 from dsrun.runs.folder import RunFolder
@@ -30,7 +31,7 @@ def attempt(environ: Mapping[str, str]) -> dict[str, int]:
     any, the scheduler's."""
     counts = {
         "attempt": environ.get(variables.ATTEMPT) or environ.get("TORCHELASTIC_RESTART_COUNT", "0"),
-        "requeue": environ.get("SLURM_RESTART_COUNT", "0"),
+        "requeue": environ.get(variables.REQUEUE) or environ.get("SLURM_RESTART_COUNT", "0"),
     }
     numbers = {name: int(count) if count.isdigit() else 0 for name, count in counts.items()}
     return {name: number for name, number in numbers.items() if number or name == "attempt"}
@@ -58,7 +59,7 @@ def signatures(environ: Mapping[str, str]) -> dict[str, str]:
     run_id = environ.get("TORCHELASTIC_RUN_ID", "none")
     starter = f"torchrun {run_id}" if run_id != "none" else f"process {os.getppid()} on {hostname()}"
     signed = {"attempt": environ.get(variables.RUN_ID) or starter}
-    if job := environ.get("SLURM_JOB_ID"):
+    if job := environ.get(variables.JOB_UID) or environ.get("SLURM_JOB_ID"):
         signed["requeue"] = f"job {job}"
     return signed
 
@@ -72,6 +73,40 @@ def earlier_signatures(environ: Mapping[str, str]) -> frozenset[str]:
 def is_another(environ: Mapping[str, str]) -> bool:
     """Whether this attempt is a restart, or a job's that was put back into the queue."""
     return any(attempt(environ).values())
+
+
+class JobStarts:
+    """The starts of this run by a job of Kubernetes, which does not count them; node 0 records them in the run folder.
+
+    Pods that are created again find out there that the run began before them, or that it is over: those that have
+    finished do not come again, to meet them. Under other schedulers there is nothing to read, and nothing is written.
+    """
+
+    def __init__(self, run: Path, environ: Mapping[str, str]) -> None:
+        job = environ.get(variables.JOB_UID)
+        self._file = RunFolder(run).logs / f"kubernetes-{job}" if job else None
+
+    def _lines(self) -> list[str]:
+        with suppress(OSError):
+            return self._file.read_text().splitlines() if self._file else []
+        return []
+
+    @property
+    def count(self) -> int:
+        """How many there were."""
+        return self._lines().count("began")
+
+    @property
+    def finished(self) -> bool:
+        """Whether one of them has reached the end of the run."""
+        return "finished" in self._lines()
+
+    def record(self, what: Literal["began", "finished"]) -> None:
+        """Write down that all nodes begin, or that all have finished. Where the disk is full, nothing is."""
+        with suppress(OSError):
+            if self._file:
+                with self._file.open("a") as file:
+                    file.write(f"{what}\n")
 
 
 def bears(manifest: Manifest, signed: Collection[str]) -> bool:

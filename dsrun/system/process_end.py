@@ -20,7 +20,6 @@ from typing import NoReturn
 # <linux/prctl.h>, prctl(2)
 _PR_SET_PDEATHSIG = 1  # survives execve
 _PR_SET_NAME = 15
-_PR_SET_CHILD_SUBREAPER = 36
 
 
 def die_with_parent(parent: int, signum: int = signal.SIGTERM) -> None:
@@ -33,12 +32,6 @@ def die_with_parent(parent: int, signum: int = signal.SIGTERM) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signum), 0, 0, 0)
         if os.getppid() != parent:
             os.kill(os.getpid(), signum)
-
-
-def adopt_orphans() -> None:
-    """Have descendants whose parents die become children of this process and not of init; no effect outside Linux."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def name_thread(name: str) -> None:

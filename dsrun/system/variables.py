@@ -42,6 +42,10 @@ TERMINAL = "DSRUN_TERMINAL"
 """The width of that terminal in columns; not set where there is none."""
 RANKS = "DSRUN_RANKS"
 """The named pipe through which pre-forked ranks are handed out."""
+JOB_UID = "DSRUN_JOB_UID"
+"""The UID of the Kubernetes Job, which is the same in all its pods and in those that replace them."""
+REQUEUE = "DSRUN_REQUEUE"
+"""How many times that Job has begun the run before, from the supervisor to its ranks."""
 NOTIFY_TEXT = "DSRUN_NOTIFY_TEXT"
 """One line about a run, for a command of --notify."""
 LOG_FORMAT = "DSRUN_LOG_FORMAT"
@@ -63,6 +67,7 @@ OF_THIS_SUPERVISOR = frozenset(
         QUEUED,
         RANKS,
         RECIPE,
+        REQUEUE,
         RUN_ID,
         SAVED_BATCH,
         SAVE_ON,

@@ -17,7 +17,7 @@ from dsrun.runs.records import read_records
 from tests.faults.hold import Hold
 from tests.forkserver.client import HEAVY
 from tests.integration.conftest import SHORT, dsrun
-from tests.processes import GONE_S, below, by_name, left_of, noticed_after
+from tests.processes import GONE_S, below, left_of, noticed_after, of_run
 
 pytestmark = pytest.mark.train
 
@@ -38,7 +38,7 @@ class Training:
 
     def processes(self):
         """The family by what `ps` calls them: dsrun-warm, pt_elastic (torch's name for its agent), rank-0, rank-1."""
-        return by_name(self.process.pid)
+        return of_run(self.folder.path)
 
     def at_step(self, step, attempt):
         """Wait until an attempt has logged a step at or after this one."""

@@ -8,24 +8,25 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 
 import pytest
 
-from tests.slurm.packages import install, missing, missing_packages
+from tests.slurm.packages import PACKAGES, install, missing, missing_packages
 
 
-def main(arguments: list[str]) -> int:
-    """Run the tests; pytest's exit code, or 4."""
-    lacking = missing_packages()
+def main(arguments: list[str], *, suite: str = "tests/slurm", needed: Mapping[str, str] = PACKAGES) -> int:
+    """Run the tests of a folder; pytest's exit code, or 4."""
+    lacking = missing_packages(needed)
     if lacking and os.geteuid() == 0:
         try:
             install(lacking)
         except (OSError, subprocess.CalledProcessError) as error:
             print(f"error: apt-get: {error}", file=sys.stderr)
-    if reason := missing():
-        print(f"error: the tests on SLURM cannot run: {reason}", file=sys.stderr)
+    if reason := missing(needed):
+        print(f"error: the tests in {suite} cannot run: {reason}", file=sys.stderr)
         return 4
-    return int(pytest.main(["tests/slurm", *arguments]))
+    return int(pytest.main([suite, *arguments]))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
-"""What the tests on several machines, a SLURM cluster or two behind ssh, need of the system, and what is missing."""
+"""What the tests on several machines (of SLURM, behind ssh, pods) need of the system, and what is missing."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 # Debian package -> a program or, with a slash, a file that comes with it.
@@ -22,20 +23,21 @@ PACKAGES = {
     "openssh-server": "sshd",
     "openssh-client": "ssh",
 }
+FOR_PODS = {package: PACKAGES[package] for package in ("iproute2", "util-linux", "procps")}
 SEARCHED = "/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-def missing_packages() -> list[str]:
+def missing_packages(needed: Mapping[str, str] = PACKAGES) -> list[str]:
     """The Debian packages that are not installed."""
-    return [package for package, proof in PACKAGES.items() if not _there(proof)]
+    return [package for package, proof in needed.items() if not _there(proof)]
 
 
-def missing() -> str | None:
+def missing(needed: Mapping[str, str] = PACKAGES) -> str | None:
     """One line on what keeps a cluster from being brought up here; None when nothing does."""
-    if lacking := missing_packages():
+    if lacking := missing_packages(needed):
         return f"not installed: {', '.join(lacking)} (apt-get install --no-install-recommends {' '.join(lacking)})"
     if os.geteuid() != 0:
-        return "a SLURM cluster of namespaces needs root (sudo make test-slurm)"
+        return "a cluster of namespaces needs root (sudo make test-slurm test-kubernetes)"
     allowed = subprocess.run(
         ["unshare", "--net", "--mount", "--pid", "--fork", "true"], capture_output=True, check=False
     )

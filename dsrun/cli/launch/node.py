@@ -7,6 +7,7 @@ import os
 import secrets
 import shutil
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -29,8 +30,8 @@ from dsrun.launch.signals import StartupSignals
 from dsrun.launch.supervisor.events import RunEventWriter
 from dsrun.launch.supervisor.run import supervise
 from dsrun.recipe.resolved import differences, from_json, recipe_in_force, to_json, with_secrets_of, without_secrets
-from dsrun.runs.attempts import earlier_signatures, saved_global_batch
-from dsrun.runs.folder import RunFolder, refuse_unfit
+from dsrun.runs.attempts import JobStarts, earlier_signatures, saved_global_batch
+from dsrun.runs.folder import RunFolder, is_in_use, refuse_unfit
 from dsrun.runs.goodput import goodput, goodput_line
 from dsrun.runs.records import iter_records
 from dsrun.system import variables
@@ -38,10 +39,20 @@ from dsrun.system.display import printable, without_tokens
 from dsrun.system.host import hostname
 from dsrun.system.net import address_towards, addresses, claim_port, free_port, own_name_addresses
 
+_HOLDER_POLL_S = 1.0
+
 
 def run_node(work: Work, place: LocalLauncher, signals: StartupSignals, *, rendezvous_timeout_s: float) -> int:
     """Run this machine's part of the run to its end; the exit code. Raises Stopped if a signal came before."""
+    starts = JobStarts(Path(work.output), os.environ)
+    if starts.finished and not work.dry_run:
+        print_note(f"the run in {work.output} has finished: nothing is left to do for this job")
+        return 0
     if place.node == 0:
+        if starts.count:
+            os.environ[variables.REQUEUE] = str(starts.count)
+        if place.recreated:
+            _wait_for_earlier_holder(Path(work.output), rendezvous_timeout_s)
         refuse_unfit(Path(work.output), force=work.force)
         work = _with_recipe_in_force(work)
     if work.dry_run:
@@ -77,14 +88,19 @@ def _run_supervised(
         with joining as coordinator:
             run_info = coordinator.run_info
             folder = RunFolder(Path(run_info["output"]))
+            os.environ |= {name: value for name, value in run_info.items() if name == variables.REQUEUE}
             if place.node != 0:
                 work = _with_recipe_of_node_0(work, run_info, place)
             job, _ = _job(work, place, folder.path, coordinator.local_address, saved_batch=run_info.get("saved_batch"))
             if place.node == 0:
                 RunFolder.create(folder.path, force=work.force)
+                JobStarts(folder.path, os.environ).record("began")
             outcome = supervise(job, coordinator, notifier(folder) if place.node == 0 else lambda _line: None)
             signals.is_over = True
     except RendezvousError as error:
+        if place.recreated and RunFolder(Path(work.output)).run_json.is_file():
+            # It has trained before: a pod may wait for a machine for longer than the others wait for it.
+            error.exit_code = EXIT_RESUME
         if place.node == 0:
             folder = RunFolder.create(Path(work.output), force=work.force)
             RunEventWriter(folder, print_note).never_began(
@@ -92,6 +108,20 @@ def _run_supervised(
             )
         raise
     return outcome, folder
+
+
+def _wait_for_earlier_holder(run: Path, seconds: float) -> None:
+    """Wait, for `seconds` at most, while the run folder is in use.
+
+    A file server keeps the locks of a lost machine for a minute or two, and a pod out of reach may still train.
+    """
+    deadline = time.monotonic() + seconds
+    holder = is_in_use(run)
+    if holder:
+        print_note(f"output folder {run} is in use by {holder}: waiting until it is free")
+    while holder and time.monotonic() < deadline:
+        time.sleep(_HOLDER_POLL_S)
+        holder = is_in_use(run)
 
 
 def _with_recipe_in_force(work: Work) -> Work:
@@ -107,6 +137,7 @@ def _with_recipe_in_force(work: Work) -> Work:
 def _run_info(work: Work, place: LocalLauncher) -> dict[str, str]:
     """What node 0 sends to all nodes, whose working directories may differ."""
     found = {"output": str(Path(work.output).absolute()) if place.nodes > 1 else work.output}
+    found |= {name: value for name, value in os.environ.items() if name == variables.REQUEUE}
     if work.recipe is None:
         return found
     if place.nodes > 1:
@@ -199,7 +230,7 @@ def _report(outcome: Outcome, folder: RunFolder, work: Work, place: LocalLaunche
         if work.recipe is not None:
             _print_goodput(folder)
         return report(outcome, folder, external=work.recipe is None)
-    if outcome.message and place.own_terminal:
+    if outcome.message and (place.own_terminal or place.recreated):
         (print_note if outcome.exit_code == EXIT_RESUME else print_error)(outcome.message)
     return outcome.exit_code
 

@@ -19,6 +19,9 @@ from dsrun.launch.coordinator.transport import Connection, Message, digests_matc
 from dsrun.launch.supervisor.policy import Decision, Failure, MemoryFallback
 from dsrun.runs.stop_request import StopRequest
 
+NODE_LOST = "node_lost"
+"""The cause (docs/diagnose.md) that is the nodes' own, and no failure of the run."""
+
 RunInfo = Mapping[str, str]
 
 RENDEZVOUS_TIMEOUT_S = 600.0
@@ -112,19 +115,23 @@ def unless_stopped(decision: Decision, request: StopRequest | None) -> Decision:
     return replace(decision, action="stop", exit_code=EXIT_RESUME, wait_s=0.0, why=why)
 
 
-def lost_node(node: int, host: str, how: str, *, cause: str = "node_lost") -> NodeResult:
+def lost_node(node: int, host: str, how: str, *, cause: str = NODE_LOST) -> NodeResult:
     """The result of a node that is lost."""
     failure = Failure(cause=cause, node=node, host=host, message=f"node {node} ({host}) {how}")
     return NodeResult(node=node, ok=False, failure=failure)
 
 
-def decide_without_server(host: str, *, ended_by_signal: bool) -> Decision:
-    """The decision of a node that lost its connection to node 0, or that node 0 closed."""
+def decide_without_server(host: str, *, ended_by_signal: bool, recreated: bool = False) -> Decision:
+    """The decision of a node that lost its connection to node 0, or that node 0 closed; `recreated` if all of them are
+    created again where they end to be resumed."""
     why = f"the first node ({host}) is lost, and with it the run"
     if ended_by_signal:
         why = f"the first node ({host}) was ended by a signal"
-    code = EXIT_RESUME if ended_by_signal else EXIT_TOOL_FAILED
-    return Decision(action="stop", exit_code=code, wait_s=0.0, why=why, remedy=MemoryFallback())
+    elif recreated:
+        why = f"the first node ({host}) is lost; the run resumes from its last checkpoint when all nodes are back"
+    code = EXIT_RESUME if ended_by_signal or recreated else EXIT_TOOL_FAILED
+    cause = "" if ended_by_signal else NODE_LOST
+    return Decision(action="stop", exit_code=code, wait_s=0.0, why=why, remedy=MemoryFallback(), cause=cause)
 
 
 def format_nodes(nodes: list[int], hosts: Mapping[int, str]) -> str:
@@ -165,7 +172,15 @@ class Peer:
     waiting: bool = True
 
 
-def reject_reason(challenge: str, message: Message, *, key: bytes, nodes: int, peers: Mapping[int, Peer]) -> str | None:
+def still_taken(message: Message, peers: Mapping[int, Peer]) -> str | None:
+    """Which supervisor already is the node that the sender wants to be; None if it may be it."""
+    current = peers.get(int(message["node"]))
+    if current and time.monotonic() - current.connection.last_received < _REPLACE_AFTER_S:
+        return f"{current.host} is node {current.node} already"
+    return None
+
+
+def reject_reason(challenge: str, message: Message, *, key: bytes, nodes: int) -> str | None:
     """Why the supervisor that sent `message` cannot join a run on `nodes` machines; None if it can.
 
     A sender without the key learns only that it does not have it.
@@ -180,7 +195,4 @@ def reject_reason(challenge: str, message: Message, *, key: bytes, nodes: int, p
         return f"node {node} is out of range"
     if version != __version__:
         return f"it has dsrun {version}, the first node {__version__}"
-    current = peers.get(node)
-    if current and time.monotonic() - current.connection.last_received < _REPLACE_AFTER_S:
-        return f"{current.host} is node {node} already"
     return None

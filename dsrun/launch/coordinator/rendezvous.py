@@ -44,15 +44,20 @@ _CONNECT_S = 5.0
 _RETRY_S = 0.3
 
 
-class CoordinatorClient(Coordinator, EventLoop):
-    """The coordinator of node `node`, over a connection that node 0 has accepted."""
+class FirstNodeLeft(RendezvousError):
+    """Node 0 has gone before all nodes had joined."""
 
-    def __init__(self, connection: Connection, node: int, *, host: str, run_info: RunInfo) -> None:
+
+class CoordinatorClient(Coordinator, EventLoop):
+    """The coordinator of the node at `place`, over a connection that node 0 has accepted."""
+
+    def __init__(self, connection: Connection, place: LocalLauncher, *, run_info: RunInfo) -> None:
         Coordinator.__init__(self, run_info)
         EventLoop.__init__(self)
-        self.node = node
+        self.node = place.node
         self._connection = connection
-        self._host = host
+        self._host = place.host
+        self._recreated = place.recreated
         self._began = False
         self._abort = False
         self._left = False
@@ -71,7 +76,7 @@ class CoordinatorClient(Coordinator, EventLoop):
                 if request := self.stop_requested():
                     raise Stopped(request)
                 if self._left:
-                    raise RendezvousError(
+                    raise FirstNodeLeft(
                         f"rendezvous: the first node ({self._host}) disconnected before all nodes had joined",
                         fix="see its log",
                     )
@@ -91,7 +96,7 @@ class CoordinatorClient(Coordinator, EventLoop):
             while self._decision is None and not self._left:
                 self.changed.wait(0.2)
             decision, self._decision = self._decision, None
-        return decision or decide_without_server(self._host, ended_by_signal=self._departed)
+        return decision or decide_without_server(self._host, ended_by_signal=self._departed, recreated=self._recreated)
 
     def close(self) -> None:
         self.post(self._connection, {"bye": True})
@@ -164,6 +169,8 @@ def _joined(place: LocalLauncher, port: int, name: str, key: bytes) -> Coordinat
         connection.send({**own, "challenge": own_challenge, "proof": proof})
         answer = _first(connection, rest)
         if "refused" in answer:
+            if place.recreated and answer.get("for_now"):
+                raise ConnectionError(str(answer["refused"]))
             raise UsageError(
                 f"{place.host}:{port} refuses node {place.node} of {place.nodes}: {answer['refused']}",
                 fix="all nodes need the same --nodes, --master-addr, --master-port and DSRUN_SECRET",
@@ -173,7 +180,7 @@ def _joined(place: LocalLauncher, port: int, name: str, key: bytes) -> Coordinat
     except BaseException:
         connection.close()
         raise
-    client = CoordinatorClient(connection, place.node, host=place.host, run_info=dict(answer.get("welcome") or {}))
+    client = CoordinatorClient(connection, place, run_info=dict(answer.get("welcome") or {}))
     for message in rest:
         client.on_message(connection, message)
     return client
@@ -188,6 +195,27 @@ def _first(connection: Connection, rest: list[Message]) -> Message:
             rest += messages[1:]
             return messages[0]
     raise TimeoutError("no answer from a supervisor")
+
+
+def _joined_and_gathered(
+    place: LocalLauncher, early: StartupSignals, *, name: str, key: bytes, timeout_s: float
+) -> CoordinatorClient:
+    """The coordinator of another node than 0, once all have joined."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        client = join(place, name=name, key=key, timeout_s=max(0.0, deadline - time.monotonic()))
+        early.forward_to(client)
+        try:
+            client.gather()
+            return client
+        except FirstNodeLeft:
+            client.close()
+            # Created again before all nodes of the last start were gone, this one has met the first of those.
+            if not place.recreated or time.monotonic() >= deadline:
+                raise
+        except BaseException:
+            client.close()
+            raise
 
 
 @contextmanager
@@ -211,16 +239,18 @@ def rendezvous(
         key = shared_key(run=place.run, secret=secret)
         if place.nodes == 1:
             coordinator = Coordinator(run_info)
+            early.forward_to(coordinator)
         elif place.node == 0:
             allow_open_files(place.nodes)
             listener = listen(place.host, claim_port(place.port or 0, find=None) + 1)
             coordinator = CoordinatorServer(
-                listener, place.nodes, key, run_info=run_info, timeout_s=timeout_s, returns=place.returns
-            )
+                listener, place.nodes, key,
+                run_info=run_info, timeout_s=timeout_s, returns=place.returns, recreated=place.recreated,
+            )  # fmt: skip
+            early.forward_to(coordinator)
+            coordinator.gather()
         else:
-            coordinator = join(place, name=name, key=key, timeout_s=timeout_s)
-        early.forward_to(coordinator)
-        coordinator.gather()
+            coordinator = _joined_and_gathered(place, early, name=name, key=key, timeout_s=timeout_s)
         yield coordinator
     finally:
         if coordinator is not None:

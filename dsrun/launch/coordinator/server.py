@@ -9,8 +9,10 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 
 from dsrun import __version__
+from dsrun.errors import EXIT_RESUME, EXIT_TOOL_FAILED
 from dsrun.launch.coordinator.messages import (
     HANDSHAKE_TIMEOUT_S,
+    NODE_LOST,
     RENDEZVOUS_TIMEOUT_S,
     Coordinator,
     Decide,
@@ -22,6 +24,7 @@ from dsrun.launch.coordinator.messages import (
     format_nodes,
     lost_node,
     reject_reason,
+    still_taken,
     unless_stopped,
 )
 from dsrun.launch.coordinator.transport import PEER_TIMEOUT_S, Connection, EventLoop, Message, hmac_digest
@@ -41,7 +44,7 @@ class CoordinatorServer(Coordinator, EventLoop):
     """The coordinator of node 0.
 
     `run_info` is sent to every node that joins. Waits `timeout_s` seconds for all nodes at the start and, with
-    `returns`, for lost nodes to come back.
+    `returns`, for lost nodes to come back; when these do not, `recreated` ones end to be resumed.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class CoordinatorServer(Coordinator, EventLoop):
         run_info: RunInfo,
         timeout_s: float = RENDEZVOUS_TIMEOUT_S,
         returns: bool = True,
+        recreated: bool = False,
     ) -> None:
         Coordinator.__init__(self, run_info)
         EventLoop.__init__(self, listener)
@@ -60,6 +64,7 @@ class CoordinatorServer(Coordinator, EventLoop):
         self._key = key
         self._timeout_s = timeout_s
         self._returns = returns
+        self._recreated = recreated
         self._now = 0
         self._challenges: dict[Connection, str] = {}
         self._peers: dict[int, Peer] = {}
@@ -146,7 +151,8 @@ class CoordinatorServer(Coordinator, EventLoop):
         why = f"{who} did not come back within {self._timeout_s:.0f} s"
         if not self._returns:
             why = f"{who} {'is' if len(missing) == 1 else 'are'} lost"
-        stop = replace(decision, action="stop", exit_code=decision.exit_code or 1, wait_s=0.0, why=why)
+        code = EXIT_RESUME if self._recreated else decision.exit_code or EXIT_TOOL_FAILED
+        stop = replace(decision, action="stop", exit_code=code, wait_s=0.0, why=why, cause=NODE_LOST)
         return stop if not self.stop_requested() else unless_stopped(decision, self.stop_requested())
 
     def _send_begin(self) -> None:
@@ -242,9 +248,10 @@ class CoordinatorServer(Coordinator, EventLoop):
             self._forwarded = stop
 
     def _handshake(self, connection: Connection, challenge: str, message: Message) -> None:
-        why = reject_reason(challenge, message, key=self._key, nodes=self.nodes, peers=self._peers)
-        if why:
-            self.post(connection, {"refused": why})
+        why = reject_reason(challenge, message, key=self._key, nodes=self.nodes)
+        taken = None if why else still_taken(message, self._peers)
+        if why or taken:
+            self.post(connection, {"refused": why} if why else {"refused": taken, "for_now": True})
             self.dismiss(connection)
             return
         node, host = int(message["node"]), printable(str(message.get("host")))[:_LONGEST_NAME]

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from dsrun.errors import EXIT_INTERRUPTED, EXIT_RESUME
-from dsrun.launch.coordinator.messages import Coordinator, NodeResult
+from dsrun.launch.coordinator.messages import NODE_LOST, Coordinator, NodeResult
 from dsrun.launch.job import Job, Outcome
 from dsrun.launch.signals import StopRequests
 from dsrun.launch.supervisor import reaper
@@ -35,6 +35,7 @@ from dsrun.launch.supervisor.policy import CONFIGURATION, Decision, Failure, dec
 from dsrun.launch.supervisor.status import StatusWriter
 from dsrun.launch.workers.agent import WORKER_IMPORTS, SpawnStarter, Starter, ZygoteStarter
 from dsrun.launch.workers.zygote import TORCH_SIGNALS
+from dsrun.runs.attempts import JobStarts
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.stop_request import StopRequest
 from dsrun.system import variables
@@ -42,7 +43,6 @@ from dsrun.system.gpus import memory_used
 from dsrun.system.host import hostname
 from dsrun.system.log_format import LineFormatter, is_json
 from dsrun.system.net import free_port
-from dsrun.system.process_end import adopt_orphans
 
 Notify = Callable[[str], None]
 """Shows the user one line while the run goes on."""
@@ -127,9 +127,9 @@ class _Supervision:
         if job.warm:
             module = None if job.external else job.program[1]
             imports = () if job.external else (*WORKER_IMPORTS, *job.imports)
-            adopt_orphans()  # such as the standby of a zygote that was killed
             self._starter = ZygoteStarter(module, imports, self._env, sink)
         self._gpu_memory = GpuMemory(partial(memory_used, context.job.env))
+        self._job_starts = JobStarts(job.run, job.env)
         self._history: list[Failure] = []
         self._progress: list[int | None] = []
         # A node that joins a run later does not know its checkpoints.
@@ -215,6 +215,9 @@ class _Supervision:
             failure = explain_hang_of_nodes(failure, folder, self._job.topology.workers)
         if failure is None:
             stop_requested = any(each.interrupted for each in ended)
+            if not stop_requested:
+                # Before any node hears of it and may end.
+                self._job_starts.record("finished")
             code = EXIT_RESUME if stop_requested else 0
             return Decision(action="stop", exit_code=code, wait_s=0.0, why="", remedy=remedy)
         if self._stop_requests.program_asked():
@@ -266,7 +269,7 @@ class _Supervision:
     def _outcome(self, end: AttemptResult, decision: Decision) -> Outcome:
         if decision.exit_code == 0:
             return Outcome(0)
-        if decision.exit_code == EXIT_RESUME:
+        if decision.exit_code == EXIT_RESUME and decision.cause != NODE_LOST:
             return Outcome(EXIT_RESUME, self._stopped(end.saved) if self._job.signals else decision.why)
         failure = self._history[-1] if self._history else None
         log = (failure and failure.log) or str(self._log)

@@ -130,6 +130,27 @@ def test_mpirun_with_one_process_per_node():
     assert place({**STEP, "PMI_RANK": "1", "PMI_SIZE": "2"}) == place(STEP)
 
 
+POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "JOB_COMPLETION_INDEX": "2"}
+
+
+def test_pod_of_indexed_job_is_node_of_its_index():
+    """The completion index is the node's number; --nodes or PET_NNODES says of how many, and a lost pod comes back."""
+    assert at(POD, nodes=4, master_addr="run-0.run") == (2, 4, "run-0.run", 29500)
+    assert at({**POD, "MASTER_ADDR": "run-0.run", "MASTER_PORT": "1234"}, nodes=4) == (2, 4, "run-0.run", 1234)
+    petted = {**POD, "PET_NNODES": "4", "PET_MASTER_ADDR": "run-0.run", "PET_MASTER_PORT": "1234"}
+    assert at(petted) == at(petted, nodes=4, node_rank=2) == (2, 4, "run-0.run", 1234)
+    found = place(petted)
+    assert (found.how, found.returns, found.own_terminal) == ("node 2 of 4, a pod of Kubernetes", True, False)
+    assert found.run == place({**petted, "JOB_COMPLETION_INDEX": "0"}).run
+
+
+def test_pod_alone_is_one_machine():
+    """Without a number of nodes the index counts something else, such as the runs of a sweep."""
+    assert at(POD) == at(POD, nodes=1) == (0, 1, "127.0.0.1", None)
+    assert place(POD).how == "one machine, a pod of Kubernetes"
+    assert place({"JOB_COMPLETION_INDEX": "2"}).how == "one machine"
+
+
 REFUSED = {
     "nodes without a rank": ({}, {"nodes": 2}, "--nodes 2, but not which of them this is"),
     "rank without nodes": ({}, {"node_rank": 1}, "--node-rank 1, but not of how many"),
@@ -166,6 +187,10 @@ REFUSED = {
         "mpirun has started 8 processes on this machine",
     ),
     "other nodes than mpirun's": (OPEN_MPI, {"nodes": 3}, "--nodes 3, but mpirun has started 2"),
+    "a pod too many": (POD, {"nodes": 2, "master_addr": "a"}, "JOB_COMPLETION_INDEX=2, but the 2 nodes are 0 to 1"),
+    "another pod": (POD, {"nodes": 4, "node_rank": 1, "master_addr": "a"}, "--node-rank 1, but JOB_COMPLETION_INDEX"),
+    "an odd index": ({**POD, "JOB_COMPLETION_INDEX": "-1"}, {"nodes": 4}, "JOB_COMPLETION_INDEX='-1' is not a number"),
+    "a pod without an address": (POD, {"nodes": 4}, "pod 2 of 4 of a Kubernetes Job, but not where the first"),
     "mpirun without an address": ({"PMI_RANK": "1", "PMI_SIZE": "2"}, {}, "does not say where the first"),
 }
 
