@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 from click.shell_completion import BashComplete, CompletionItem, ShellComplete, get_completion_class
@@ -30,7 +32,8 @@ TRAINING = ("train", "prepare")
 # What bash would split or expand once more, and fish cut off.
 PLAIN = re.compile(r"[\w./+-]+")
 
-Item = CompletionItem[str]
+if TYPE_CHECKING:
+    Item = CompletionItem[str]  # generic since click 8.4
 
 
 def complete(cli: click.Command, instruction: str) -> int:
@@ -47,10 +50,9 @@ def complete(cli: click.Command, instruction: str) -> int:
     if task == "source":
         click.echo(asked.source(), nl=False)
         return 0
-    try:
+    # An unknown command, a folder that may not be read: nothing fits.
+    with suppress(Exception):
         click.echo("\n".join(asked.format_completion(each) for each in _answers(asked)))
-    except Exception:
-        return 1
     return 0
 
 
@@ -88,13 +90,15 @@ def _program(asked: ShellComplete, args: list[str], incomplete: str) -> list[Ite
 
 
 def offered(command: click.Command, ctx: click.Context, incomplete: str) -> list[Item]:
-    """The commands of a group and the flags of a command that begin so."""
+    """The commands of a group, or else the flags of a command, that begin so."""
     lines: Mapping[str, str] = {}
     if isinstance(command, LazyGroup):
         lines = {name: line for name, (_, line) in command.lazy.items()}
     elif isinstance(command, click.Group):
         lines = {name: each.get_short_help_str() for name, each in command.commands.items() if not each.hidden}
     found = [CompletionItem(name, help=line) for name, line in lines.items() if name.startswith(incomplete)]
+    if not incomplete.startswith("-") and (incomplete or lines):
+        return found
     either = ctx.token_normalize_func is not None or command.name in TRAINING
     for each in command.get_params(ctx):
         if isinstance(each, click.Option) and not each.hidden and not _is_given(each, ctx):
