@@ -91,10 +91,12 @@ def main() -> int:
     own = _minor(platform.python_version())
     minors = {_minor(version): path for version, path in others().items() if _minor(version) != own}
     for missing in sorted({*supported_minors()} - {own, *minors}, key=Version):
-        # Debian has one version of Python each; pyenv, which is looked into, has all.
-        print(f"warning: Python {missing} is not on this machine, and dsrun was not tried on it", file=sys.stderr)
-    code = _pytest(minors.values(), "tests/package", "-m", "exhaustive")
-    if code or not minors:
+        # A release of Debian has one version; pyenv has all.
+        print(f"warning: Python {missing} is not on this machine: dsrun was not tried on it", file=sys.stderr)
+    if not minors:
+        return 0
+    # The tests of the installed wheel.
+    if code := _pytest(minors.values(), "tests/package", "-k", "installed or without_torch"):
         return code
     with ThreadPoolExecutor() as pool:
         installed = [python for python in pool.map(_install, minors.values(), minors) if python]

@@ -7,6 +7,7 @@ dsrun supports.
 from __future__ import annotations
 
 import json
+import os
 import platform
 import re
 import sys
@@ -22,7 +23,8 @@ from tests.package.conftest import Built, build, copy_checkout, run
 
 pytestmark = pytest.mark.package
 
-PYTHONS = {platform.python_version(): Path(sys.executable)} | {v: path for v, (path, _) in with_packages().items()}
+OWN = {} if os.environ.get("DSRUN_TEST_PYTHONS") else {platform.python_version(): Path(sys.executable)}
+PYTHONS = OWN | {version: python for version, (python, _) in with_packages().items()}
 PIP = ("-m", "pip", "--quiet", "--disable-pip-version-check", "--no-input", "install")
 DATA_FOLDERS = ("ds_configs", "slurm", "build")
 
@@ -81,6 +83,7 @@ def test_sdist_contents(built):
     wanted = files_below(built.checkout, "dsrun", "tests", "bench", "tools", "docs", *DATA_FOLDERS)
     assert wanted <= built.sdist_files
     assert {"pyproject.toml", "README.md", "Makefile", "constraints.txt", "PKG-INFO"} <= built.sdist_files
+    assert {"CHANGELOG.md", "SECURITY.md", "CITATION.cff"} <= built.sdist_files
 
 
 def test_wheel_from_sdist_equals_wheel_from_checkout(built):
