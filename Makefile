@@ -38,8 +38,8 @@ test-repeat: $(VENV)/.test fast-lint
 test-slurm: $(VENV)/.test
 	$(BIN)/python -m tests.slurm -n $(SLURM_WORKERS) --dist worksteal
 
-# A run that goes on under other versions of Python and is exported there: those of python3.12, 3.13 … that are on this
-# machine, each installed with 5 GB of packages. Debian's own python3 is a part of `make test`.
+# The wheel, and a run that goes on under other versions of Python and is exported there: those of python3.12, 3.13 … that
+# are on this machine, each installed with 5 GB of packages. Debian's own python3 is a part of `make test`.
 test-pythons: $(VENV)/.test
 	$(BIN)/python -m tests.interpreters
 

@@ -9,7 +9,7 @@ import click
 
 from dsrun import __version__
 from dsrun.cli.options import LazyGroup
-from dsrun.errors import EXIT_INTERRUPTED, EXIT_USAGE, DsrunError
+from dsrun.errors import EXIT_INTERRUPTED, EXIT_USAGE, DsrunError, UsageError
 
 # name -> ("module:attribute", one line for --help)
 COMMANDS = {
@@ -44,8 +44,37 @@ COMMANDS = {
 }
 
 
+def _keep(ctx: click.Context, _param: click.Parameter, form: str | None) -> None:
+    ctx.meta["format"] = form
+
+
+def _show_version(ctx: click.Context, _param: click.Parameter, shown: bool) -> None:
+    """Called after --format wherever that stands, which is eager."""
+    form = ctx.meta["format"]
+    if ctx.resilient_parsing or not (shown or form):
+        return
+    if not shown:
+        raise UsageError(f"--format {form} without --version", fix="a command's own --format follows its name")
+    if form == "json":
+        from dsrun.cli.output import print_json
+        from dsrun.system.host import VERSIONED, versions
+
+        installed = versions()
+        own = {"dsrun": __version__, "python": installed["python"]}
+        system = os.uname()
+        packages = {name: installed.get(name) for name in VERSIONED if name != "dsrun"}
+        print_json({**own, "platform": f"{system.sysname} {system.release} {system.machine}", "packages": packages})
+    else:
+        click.echo(f"dsrun, version {__version__}")
+    ctx.exit()
+
+
 @click.group(cls=LazyGroup, lazy=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="dsrun", help="show the version and exit")
+@click.option(
+    "--format", "form", type=click.Choice(["text", "json"]), is_eager=True, expose_value=False,
+    callback=_keep, help="format of --version",
+)  # fmt: skip
+@click.option("--version", is_flag=True, expose_value=False, callback=_show_version, help="show the version and exit")
 def cli() -> None:
     """From a bare GPU node to a finished Hugging Face model under DeepSpeed."""
 
@@ -58,6 +87,10 @@ def main() -> None:
         leave_init_behind()
     debug = "--debug" in sys.argv
     try:
+        if asked := os.environ.get("_DSRUN_COMPLETE"):
+            from dsrun.cli.completion import complete  # a shell asks at each press of the Tab key
+
+            sys.exit(complete(cli, asked))
         code = cli.main(sys.argv[1:] or ["--help"], prog_name="dsrun", standalone_mode=False)
     except DsrunError as error:
         if debug:

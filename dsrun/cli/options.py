@@ -16,6 +16,8 @@ from dsrun.errors import UsageError, nearest
 if TYPE_CHECKING:
     from dataclasses import Field
 
+    from click.shell_completion import CompletionItem
+
 # Shown by no command: main() reads it from argv.
 DEBUG = click.option("--debug", is_flag=True, hidden=True, expose_value=False)
 # For options that may be written with underscores too.
@@ -115,6 +117,15 @@ class Command(click.Command):
         if option:
             option.help = "show this message and exit"
         return option
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if ctx.resilient_parsing:  # for completion alone
+            imported("dsrun.cli.completion:set_types")(self)
+        return super().parse_args(ctx, args)
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+        found: list[CompletionItem[str]] = imported("dsrun.cli.completion:offered")(self, ctx, incomplete)
+        return found
 
 
 class Group(Command, click.Group):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dsrun.cli.options import Command
+from dsrun.cli.options import Command, imported
 from dsrun.cli.output import command_line, print_note, print_table
 
 if TYPE_CHECKING:
@@ -29,7 +29,15 @@ HELP_COLUMN = 30
 class TrainCommand(Command):
     """Leaves all flags to the recipe's parser, which knows those of Transformers too."""
 
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        params = super().get_params(ctx)
+        if ctx.resilient_parsing:  # completion
+            params = [*imported("dsrun.cli.completion:training_flags")(), *params]
+        return params
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if ctx.resilient_parsing:
+            return []
         if any(arg in ("-h", "--help") for arg in args):
             click.echo(f"Usage: {ctx.command_path} [FLAGS]\n\n  {self.get_short_help_str(200)}\n")
             click.echo(help_text(shutil.get_terminal_size().columns))

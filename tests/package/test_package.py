@@ -1,114 +1,32 @@
-"""The sdist and the wheel, built for real, and the wheel at work where there is no checkout and no torch."""
+"""The sdist and the wheel, built for real, and the wheel at work where there is no checkout and no torch.
+
+It is installed on the Python of the tests and on others of this machine; `make test-pythons` tries every version that
+dsrun supports.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import platform
 import re
-import shutil
-import subprocess
 import sys
-import tarfile
-import zipfile
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import cached_property
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from dsrun import __version__
+from tests.interpreters import supported_minors, with_packages
+from tests.package.conftest import Built, build, copy_checkout, run
 
 pytestmark = pytest.mark.package
 
-ROOT = Path(__file__).resolve().parents[2]
+OWN = {} if os.environ.get("DSRUN_TEST_PYTHONS") else {platform.python_version(): Path(sys.executable)}
+PYTHONS = OWN | {version: python for version, (python, _) in with_packages().items()}
+PIP = ("-m", "pip", "--quiet", "--disable-pip-version-check", "--no-input", "install")
 DATA_FOLDERS = ("ds_configs", "slurm", "build")
-# Variables that would show the checkout, or another environment, to the programs started here.
-LEAKS = (
-    "PYTHON",
-    "VIRTUAL_ENV",
-    "PIP_REQUIRE_VIRTUALENV",
-    "RANK",
-    "WORLD_SIZE",
-    "SLURM_",
-    "NO_COLOR",
-    "DSRUN_",
-)
-
-
-def shell_environment() -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(LEAKS)}
-    return kept | {"CUDA_VISIBLE_DEVICES": "", "COLUMNS": "100"}
-
-
-def run(
-    *argv: str | Path, cwd: Path, code: int = 0, variables: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(
-        [str(arg) for arg in argv],
-        cwd=cwd,
-        env=shell_environment() | dict(variables or {}),
-        text=True,
-        capture_output=True,
-        stdin=subprocess.DEVNULL,
-        check=False,
-    )
-    assert done.returncode == code, f"{argv} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
-    return done
-
-
-def copy_checkout(target: Path) -> None:
-    """The files that a commit of everything would hold; without git, what is left after the known debris."""
-    if (ROOT / ".git").exists():
-        listed = run("git", "ls-files", "-co", "--exclude-standard", "-z", cwd=ROOT).stdout
-        for name in filter(None, listed.split("\0")):
-            if (ROOT / name).is_file():
-                (target / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / name, target / name)
-    else:
-        debris = shutil.ignore_patterns(".venv", ".*_cache", ".hypothesis", "__pycache__", "*.egg-info", "dist")
-        shutil.copytree(ROOT, target, ignore=debris, dirs_exist_ok=True)
-
-
-@dataclass(frozen=True)
-class Built:
-    """A clean checkout, the archives made from it, and the file lists: paths inside the package's root."""
-
-    checkout: Path
-    wheel: Path
-    out: Path
-    sdist_files: frozenset[str]
-    wheel_files: frozenset[str]
-
-    @cached_property
-    def direct_wheel_files(self) -> frozenset[str]:
-        """Those of a wheel that is built straight from the checkout, when a test first asks for them."""
-        direct = self.out / "direct"
-        run(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", direct, cwd=self.checkout)
-        (wheel,) = direct.glob("*.whl")
-        return frozenset(zipfile.ZipFile(wheel).namelist())
-
-
-def build(checkout: Path, out: Path) -> Built:
-    """Build sdist and from it the wheel."""
-    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", out, cwd=checkout)
-    (sdist,), (wheel,) = out.glob("*.tar.gz"), out.glob("*.whl")
-    with tarfile.open(sdist) as archive:
-        names = [member.name for member in archive.getmembers() if member.isfile()]
-    return Built(
-        checkout=checkout,
-        wheel=wheel,
-        out=out,
-        sdist_files=frozenset(name.partition("/")[2] for name in names),
-        wheel_files=frozenset(zipfile.ZipFile(wheel).namelist()),
-    )
-
-
-@pytest.fixture(scope="session")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """Built from the checkout as it is."""
-    base = tmp_path_factory.mktemp("plain")
-    copy_checkout(base / "checkout")
-    return build(base / "checkout", base / "out")
 
 
 @pytest.fixture(scope="session")
@@ -165,22 +83,47 @@ def test_sdist_contents(built):
     wanted = files_below(built.checkout, "dsrun", "tests", "bench", "tools", "docs", *DATA_FOLDERS)
     assert wanted <= built.sdist_files
     assert {"pyproject.toml", "README.md", "Makefile", "constraints.txt", "PKG-INFO"} <= built.sdist_files
+    assert {"CHANGELOG.md", "SECURITY.md", "CITATION.cff"} <= built.sdist_files
 
 
 def test_wheel_from_sdist_equals_wheel_from_checkout(built):
     assert built.wheel_files == built.direct_wheel_files
 
 
-@pytest.fixture(scope="session")
-def installed(plain: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def environment(python: Path, base: Path, *packages: str | Path) -> Path:
+    """The bin folder of a new environment of this Python that holds these packages."""
+    run(python, "-m", "venv", base / "venv", cwd=base)
+    run(base / "venv/bin/python", *PIP, *packages, cwd=base)
+    return base / "venv/bin"
+
+
+@pytest.fixture(scope="session", params=PYTHONS)
+def installed(request: pytest.FixtureRequest, plain: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bin folder of an environment that holds the wheel and what it depends on."""
     base = tmp_path_factory.mktemp("environment")
-    run(sys.executable, "-m", "venv", base / "venv", cwd=base)
-    python = base / "venv" / "bin" / "python"
-    quiet = ("--quiet", "--disable-pip-version-check", "--no-input")
+    return environment(PYTHONS[request.param], base, "--constraint", plain.checkout / "constraints.txt", plain.wheel)
+
+
+@pytest.fixture(scope="session")
+def lowest(plain: Built, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same with the oldest versions of its dependencies that pyproject.toml allows."""
+    base = tmp_path_factory.mktemp("lowest")
+    project = tomllib.loads((plain.checkout / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    ranges = map(Requirement, project["dependencies"])
+    pins = [f"{each.name}=={spec.version}" for each in ranges for spec in each.specifier if spec.operator == ">="]
+    assert len(pins) == len(project["dependencies"])
+    return environment(Path(sys.executable), base, plain.wheel, *pins)
+
+
+@pytest.mark.parametrize("minor", supported_minors())
+def test_dependencies_resolve_for_every_python(plain, tmp_path, minor):
+    """There are wheels of all pinned dependencies, also for a Python that is not on this machine."""
+    only = ("--only-binary=:all:", "--python-version", minor, "--target", tmp_path / "nothing", "--ignore-installed")
     constraints = ("--constraint", plain.checkout / "constraints.txt")
-    run(python, "-m", "pip", "install", *quiet, *constraints, plain.wheel, cwd=base)
-    return python.parent
+    report = ("--dry-run", "--report", tmp_path / "report.json")
+    run(sys.executable, *PIP, *only, *constraints, *report, plain.wheel, cwd=tmp_path)
+    chosen = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))["install"]
+    assert {"dsrun", "click", "psutil"} <= {each["metadata"]["name"] for each in chosen}
 
 
 def test_pip_check_of_installed_wheel(installed, tmp_path):
@@ -208,24 +151,56 @@ def test_installed_data_folders_complete(installed, plain, tmp_path, folder):
     assert {f"{folder}/{name}" for name in files} == files_below(plain.checkout, folder)
 
 
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [
-        (["--help"], "Usage: dsrun "),
-        (["--version"], f"dsrun, version {__version__}"),
-        (["train", "--help"], "--global-batch-size"),
-        (["prepare", "--help"], "--global-batch-size"),
-        (["train", "--explain", "--model", "x"], "per_device_train_batch_size"),
-        (["train", "--dry-run", "--model", "demo-t5", "--nproc", "2"], "--nproc-per-node=2"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
-)
-def test_commands_without_torch(installed, tmp_path, args, said):
-    """Commands that need no torch work without it."""
-    done = run(installed / "dsrun", *args, cwd=tmp_path)
+# What a login node is for, and what each writes.
+LIGHT = {
+    "--help": "Usage: dsrun ",
+    "--version": f"dsrun, version {__version__}",
+    "--version --format json": '"torch": null',
+    "train --help": "--global-batch-size",
+    "prepare --help": "--global-batch-size",
+    "train --explain --model x": "per_device_train_batch_size",
+    "train --dry-run --model demo-t5 --nproc 2": "--nproc-per-node=2",
+    "config --zero 3": '"stage": 3',
+    "plan --model {model} --count shapes --gpus a100-80:8": "ZeRO",
+    "render-slurm --nodes 2 -- train --model demo-t5": "#SBATCH --nodes=2",
+    "gpus h100": "9.0",
+    "wheel list": "",
+}
+MODEL = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "vocab_size": 1000, "max_position_embeddings": 2048,
+}  # fmt: skip
+
+
+def works(bin_folder: Path, command: str, said: str, tmp_path: Path) -> None:
+    model, cwd = tmp_path / "model", tmp_path / "cwd"
+    model.mkdir()
+    (model / "config.json").write_text(json.dumps(MODEL))
+    cwd.mkdir()
+    done = run(bin_folder / "dsrun", *command.format(model=model).split(), cwd=cwd)
     assert said in done.stdout
-    assert done.stderr == ""
-    assert list(tmp_path.iterdir()) == []
+    assert "Warning" not in done.stderr
+    assert list(cwd.iterdir()) == []
+
+
+@pytest.mark.parametrize(("command", "said"), LIGHT.items(), ids=LIGHT)
+def test_commands_without_torch(installed, tmp_path, command, said):
+    """Commands that need no torch work without it."""
+    works(installed, command, said, tmp_path)
+
+
+@pytest.mark.parametrize(("command", "said"), LIGHT.items(), ids=LIGHT)
+def test_commands_with_lowest_versions(lowest, tmp_path, command, said):
+    """pyproject.toml allows no version of a dependency that is too old."""
+    works(lowest, command, said, tmp_path)
+
+
+def test_findings_of_installed_wheel(installed, tmp_path):
+    """The linter of configurations and the diagnosis of logs find what they are for."""
+    (tmp_path / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": 3, "cpu_offload": True}}))
+    assert "cpu_offload" in run(installed / "dsrun", "config", "check", "ds.json", cwd=tmp_path, code=3).stdout
+    (tmp_path / "job.log").write_text("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n")
+    assert "memory" in run(installed / "dsrun", "diagnose", "job.log", cwd=tmp_path, code=3).stdout
 
 
 WORKER = {
