@@ -10,6 +10,8 @@ from dsrun.launch.job import LOOPBACK
 
 DEFAULT_PORT = 29500  # torch.distributed.run's own
 LAST_PORT = 65534  # the next one is the coordinator's
+_MOST_DIGITS = 9
+_MOST_SHOWN = 80
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +76,11 @@ def integer(environ: Mapping[str, str], name: str, default: int | None = None) -
     text = environ.get(name, "").strip()
     if not text and default is not None:
         return default
-    if not (text.isascii() and text.isdigit()):
-        raise UsageError(f"{name}={text!r} is not a number", fix=f"unset {name}, or give it one")
+    if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS):
+        raise UsageError(f"{name}={shortened(text)!r} is not a number", fix=f"unset {name}, or give it one")
     return int(text)
+
+
+def shortened(text: str) -> str:
+    """The value of a variable, for a message of one line."""
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"

@@ -17,7 +17,7 @@ from dsrun.launch.context import (
 )
 from dsrun.launch.detection.hosts import Read, machines, read
 from dsrun.launch.detection.slurm import in_allocation, in_slurm_step, in_step
-from dsrun.launch.detection.started import job_port, launcher_of, place_by, processes
+from dsrun.launch.detection.started import job_port, launcher_of, place_by, processes, refuse_unflagged
 from dsrun.launch.detection.table import Launcher, Scheduler, scheduler_of
 
 
@@ -63,6 +63,7 @@ def _not_started(
 ) -> LocalLauncher | SrunLauncher | SshLauncher:
     """Where a user or a job's script has started this, and no launcher."""
     _refuse_rank(request, environ)
+    refuse_unflagged(request, environ)
     if request.node_rank is not None or ((request.nodes or 1) > 1 and "NODE_RANK" in environ):
         return _by_hand(request, environ)
     if environ.get("SLURM_JOB_ID"):

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import UsageError
+from dsrun.launch.context import shortened
 from dsrun.launch.detection.table import HostSource
 
 _NAME = re.compile(r"[A-Za-z0-9_.:%][A-Za-z0-9_.:%-]*")
@@ -54,9 +55,8 @@ def machines(source: HostSource, environ: Mapping[str, str], text_of: Read = rea
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         names = ()
     if not names or not all(isinstance(name, str) and _NAME.fullmatch(name) for name in names):
-        shown = text.strip() if len(text) <= 80 else f"{text[:80].strip()} …"
         raise UsageError(
-            f"{source.of}: {shown!r} is not a list of machines",
+            f"{source.of}: {shortened(text.strip())!r} is not a list of machines",
             fix="give --nodes, --node-rank and --master-addr, on each machine",
         )
     return names

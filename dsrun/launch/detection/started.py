@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Mapping
 
 from dsrun.errors import UsageError
-from dsrun.launch.context import DEFAULT_PORT, LaunchRequest, LocalLauncher, integer, port_of
+from dsrun.launch.context import DEFAULT_PORT, LaunchRequest, LocalLauncher, integer, port_of, shortened
 from dsrun.launch.detection.hosts import Read, cluster_rank, machines
 from dsrun.launch.detection.table import Launcher, launchers, scheduler_of
 from dsrun.system.env import FIRST_PORT, PORTS, first_host
@@ -26,6 +26,17 @@ def _counts(launcher: Launcher, request: LaunchRequest, environ: Mapping[str, st
         address = request.master_addr or environ.get("MASTER_ADDR")
         return bool(request.nodes and request.node_rank is None and address)
     return True
+
+
+def refuse_unflagged(request: LaunchRequest, environ: Mapping[str, str]) -> None:
+    """Raises UsageError on a machine that only flags could make a part of the run."""
+    for each in launchers():
+        alone = each.flags_only and each.matches(environ) and request.nodes != 1 and request.node_rank is None
+        if alone and (node := integer(environ, each.rank)) > 0:
+            raise UsageError(
+                f"{each.called} has started this on machine {node} of its job, where there is no list of the others",
+                fix="dsrun launch --nodes N --master-addr FIRST_MACHINE, or once in the job's script",
+            )
 
 
 def place_by(launcher: Launcher, request: LaunchRequest, environ: Mapping[str, str], text_of: Read) -> LocalLauncher:
@@ -86,7 +97,9 @@ def _nodes(launcher: Launcher, request: LaunchRequest, environ: Mapping[str, str
     if request.nodes in (None, size) or (request.nodes == 1 and not launcher.tool):
         return request.nodes or size
     says = (
-        f"{launcher.called} has started {size} processes" if launcher.tool else f"this is {launcher.called} of {size}"
+        f"{launcher.called} has started {size} processes"
+        if launcher.tool
+        else f"this is {launcher.called}, one of {size}"
     )
     raise UsageError(f"--nodes {request.nodes}, but {says}", fix="remove it")
 
@@ -108,7 +121,7 @@ def _node(launcher: Launcher, environ: Mapping[str, str], hosts: tuple[str, ...]
         name = environ[launcher.own]
         if name not in hosts:
             raise UsageError(
-                f"{launcher.own}={name}, but the machines are {', '.join(hosts[:5])}",
+                f"{launcher.own}={shortened(name)!r}, but the machines are {', '.join(hosts[:5])}",
                 fix="give --nodes, --node-rank and --master-addr, and unset it",
             )
         return hosts.index(name), launcher.own
