@@ -1,4 +1,4 @@
-"""`dsrun launch` by the mpirun of Open MPI and of MPICH, on two machines that both are this one."""
+"""`dsrun launch` in jobs of schedulers, by mpirun and in their scripts, on two machines that both are this one."""
 
 from __future__ import annotations
 
@@ -28,9 +28,12 @@ Path(f"rank-{dist.get_rank()}").write_text(f"node {os.environ['NODE_RANK']} sum 
 dist.destroy_process_group()
 os._exit(0)
 """
-# Stands for ssh: both mpirun start their daemons by it, with the machine's name and a command for its shell.
+# Stands for ssh, which tests/slurm has: it gets options, the machine's name and a command for its shell.
 AGENT = """#!/bin/sh
-while [ "${1#-}" != "$1" ]; do shift; done
+while [ "${1#-}" != "$1" ]; do
+    [ "$1" != -o ] || shift
+    shift
+done
 shift
 exec sh -c "$*"
 """
@@ -44,22 +47,30 @@ MPIRUN = {
 }
 
 
+@pytest.fixture
+def agent(tmp_path):
+    """ssh, in a folder with the program."""
+    (tmp_path / "my_train.py").write_text(PROGRAM)
+    agent = tmp_path / "bin" / "ssh"
+    agent.parent.mkdir()
+    agent.write_text(AGENT)
+    agent.chmod(0o755)
+    return agent
+
+
 @pytest.fixture(params=MPIRUN)
-def mpirun(request, tmp_path):
-    """The words of mpirun with one process per machine, in a folder with the program."""
+def mpirun(request, agent):
+    """The words of mpirun with one process per machine."""
     words = MPIRUN[request.param].split()
     if shutil.which(words[0]) is None:
         pytest.skip(f"needs {words[0]}")
-    agent = tmp_path / "agent"
-    agent.write_text(AGENT)
-    agent.chmod(0o755)
-    (tmp_path / "my_train.py").write_text(PROGRAM)
     return [*words, str(agent)]
 
 
-def run(folder, words, **environ):
+def run(folder, words, *flags, **environ):
+    launch = ["-m", "dsrun", "launch", "--nproc", "1", "--output", "run", *flags, "--", "my_train.py"]
     return subprocess.run(
-        [*words, sys.executable, "-m", "dsrun", "launch", "--nproc", "1", "--output", "run", "--", "my_train.py"],
+        [*words, sys.executable, *launch],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT), **environ},
         stdin=subprocess.DEVNULL,
@@ -70,14 +81,22 @@ def run(folder, words, **environ):
     )
 
 
+def job_with_free_ports():
+    """The number of a job whose two ports are free."""
+    jobs = (f"{os.getpid()}-{number}.server" for number in count())
+    return next(each for each in jobs if port_is_free(job_port(each)) and port_is_free(job_port(each) + 1))
+
+
+def sums(folder):
+    return [(folder / f"rank-{rank}").read_text() for rank in (0, 1)]
+
+
 def test_mpirun_in_pbs_job_trains_on_its_machines(mpirun, tmp_path):
     """mpirun says which node each is, and the job's list where the first one is."""
     (tmp_path / "nodes").write_text("127.0.0.1\n127.0.0.2\n")
-    jobs = (f"{os.getpid()}-{number}.server" for number in count())
-    job = next(each for each in jobs if port_is_free(job_port(each)) and port_is_free(job_port(each) + 1))
-    done = run(tmp_path, mpirun, PBS_JOBID=job, PBS_NODEFILE=str(tmp_path / "nodes"))
+    done = run(tmp_path, mpirun, PBS_JOBID=job_with_free_ports(), PBS_NODEFILE=str(tmp_path / "nodes"))
     assert done.returncode == 0, done.stderr
-    assert [(tmp_path / f"rank-{rank}").read_text() for rank in (0, 1)] == ["node 0 sum 11", "node 1 sum 11"]
+    assert sums(tmp_path) == ["node 0 sum 11", "node 1 sum 11"]
     assert str(tmp_path / "run") in done.stdout
 
 
@@ -87,3 +106,13 @@ def test_mpirun_without_list_asks_for_address(mpirun, tmp_path):
     assert done.returncode != 0
     assert "under mpirun on 2 machines, which does not say where the first one is (--master-addr" in done.stderr
     assert not (tmp_path / "run").exists()
+
+
+def test_script_of_lsf_job_trains_on_its_machines(agent, tmp_path):
+    """Called once, dsrun starts itself on both; the one here, which sees the list as well, starts no others."""
+    path = f"{agent.parent}:{os.environ['PATH']}"
+    hosts = "127.0.0.1 4 two.invalid 4"
+    flags = ("--master-addr", "127.0.0.1")
+    done = run(tmp_path, [], *flags, PATH=path, LSB_JOBID=job_with_free_ports(), LSB_MCPU_HOSTS=hosts)
+    assert done.returncode == 0, done.stderr
+    assert sums(tmp_path) == ["node 0 sum 11", "node 1 sum 11"]
