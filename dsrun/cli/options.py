@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.errors import nearest
+from dsrun.errors import UsageError, nearest
 
 if TYPE_CHECKING:
     from dataclasses import Field
@@ -188,3 +188,34 @@ def write_grouped_options(
     for title, records in groups.items():
         with formatter.section(title):
             formatter.write_dl(records)
+
+
+class RenderCommand(Command):
+    """A command with the options of one dataclass, and after `--` the program of a job: its words become `ctx.obj`, as
+    click would drop the `--`."""
+
+    def __init__(self, *, spec: type, callback: str, params: list[click.Parameter], **attributes: Any) -> None:
+        from dsrun.options import by_group
+
+        own = [field_option(each, {}) for found in by_group(spec).values() for each in found]
+        super().__init__(
+            params=[*own, *params], callback=lazy_callback(callback), context_settings=HYPHENS, **attributes
+        )
+        self.titles = {each.name: title for title, found in by_group(spec).items() for each in found}
+
+    def translated(self, own: list[str]) -> list[str]:
+        """The words before `--` in this command's own options."""
+        return list(own)  # click empties it
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        own, program = (args[: args.index("--")], args[args.index("--") + 1 :]) if "--" in args else (args, [])
+        ctx.obj = program
+        try:
+            return super().parse_args(ctx, self.translated(own))
+        except click.UsageError as error:
+            if "unexpected extra argument" not in error.message and "train" not in own:
+                raise
+            raise UsageError("write the program after --", fix=f"dsrun {self.name} --nodes 4 -- train …") from None
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        write_grouped_options(self, ctx, formatter, self.titles)

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     import yaml
 
 TRAINER = "trainer.kubeflow.org"
+VOLCANO = "volcano"
 # By it Kubeflow Trainer finds the Job that trains (LabelTrainJobAncestor in pkg/constants/constants.go).
 _ANCESTOR = f"{TRAINER}/trainjob-ancestor-step"
 
@@ -51,9 +52,16 @@ def _object(spec: KubernetesSpec, api: str, kind: str, content: Object, *, queue
         "name": spec.name,
         "namespace": spec.namespace,
         "labels": {**labels(spec), **queue},
-        "annotations": pairs(spec.annotation) if queued else None,
+        "annotations": {**gang(spec), **pairs(spec.annotation)} if queued else None,
     }
     return {"apiVersion": api, "kind": kind, "metadata": present(metadata), "spec": content}
+
+
+def gang(spec: KubernetesSpec) -> dict[str, str]:
+    """The annotation of a Job by which Volcano starts all of its pods or none (getMinMemberFromUpperRes in
+    pkg/controllers/podgroup/pg_controller_handler.go of volcano-sh/volcano)."""
+    wanted = spec.scheduler == VOLCANO and spec.nodes > 1 and spec.kind != "trainjob"
+    return {"scheduling.volcano.sh/group-min-member": str(spec.nodes)} if wanted else {}
 
 
 def _claim(spec: KubernetesSpec) -> Object:
@@ -119,21 +127,24 @@ def _exit_codes(codes: list[int]) -> Object:
 
 
 def _jobset_spec(spec: KubernetesSpec, job: Object) -> Object:
-    metadata = {"metadata": {"labels": {_ANCESTOR: "trainer"}}} if spec.kind == "trainjob" else {}
+    # The owner of the pods is this Job.
+    metadata = {"annotations": gang(spec)} if spec.kind == "jobset" else {"labels": {_ANCESTOR: "trainer"}}
     network = {"enableDNSHostnames": True, "subdomain": spec.name, "publishNotReadyAddresses": True}
     return present(
         {
             "network": network,
-            "replicatedJobs": [{"name": NODE, "replicas": 1, "template": {**metadata, "spec": job}}],
+            "replicatedJobs": [
+                {"name": NODE, "replicas": 1, "template": present({"metadata": present(metadata), "spec": job})}
+            ],
             "ttlSecondsAfterFinished": spec.ttl if spec.kind == "jobset" else None,
         }
     )
 
 
 def _train_job(spec: KubernetesSpec, jobs: Object) -> list[Object]:
-    # PodGroups for Volcano are the runtime's matter (pkg/runtime/framework/plugins/volcano).
-    gang: Object = {"podGroupPolicy": {"volcano": {}}} if spec.scheduler == "volcano" else {}
-    runtime = {"mlPolicy": {"numNodes": spec.nodes}, **gang, "template": {"spec": jobs}}
+    # Kubeflow Trainer makes the PodGroup for Volcano itself (pkg/runtime/framework/plugins/volcano).
+    group: Object = {"podGroupPolicy": {"volcano": {}}} if spec.scheduler == VOLCANO else {}
+    runtime = {"mlPolicy": {"numNodes": spec.nodes}, **group, "template": {"spec": jobs}}
     train = {
         "runtimeRef": {"apiGroup": TRAINER, "kind": "TrainingRuntime", "name": spec.name},
         "trainer": {"numNodes": spec.nodes},
@@ -156,13 +167,9 @@ def manifest(objects: Sequence[Object], command: Sequence[str] = ()) -> str:
     import yaml
 
     origin = f": {printable(shlex.join(_masked(command)))}" if command else ""
-    try:
-        text = yaml.dump_all(
-            objects, Dumper=_dumper(), sort_keys=False, allow_unicode=True, width=10**9, explicit_start=True
-        )
-        text.encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise UsageError(f"{error.object[:40]!r} is not UTF-8, as the texts of a manifest are") from None
+    text = yaml.dump_all(
+        objects, Dumper=_dumper(), sort_keys=False, allow_unicode=True, width=10**9, explicit_start=True
+    )
     return f"# Rendered by dsrun {__version__}{origin}\n{text}"
 
 
@@ -189,8 +196,14 @@ def _dumper() -> type[yaml.SafeDumper]:
             super().increase_indent(flow, False)
 
     def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError:
+            raise UsageError(f"{value[:40]!r} is not UTF-8, as the texts of a manifest are") from None
         plain = _PLAIN.fullmatch(value) and value.lower() not in _NO_TEXT
-        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if plain else '"')
+        # JSON is easier to read between single quotes; what these cannot hold PyYAML puts between double ones.
+        quotes = "'" if '"' in value else '"'
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style=None if plain else quotes)
 
     Dumper.add_representer(str, text)
     return Dumper

@@ -12,7 +12,7 @@ from dsrun.kubernetes.notation import literal, toleration
 from dsrun.kubernetes.options import KubernetesSpec
 from dsrun.kubernetes.spec import SCRATCH_PATH, SHM_PATH
 from dsrun.kubernetes.workload import NODE, Workload, claim, launch_arguments, mounts
-from dsrun.system.variables import JOB_UID, SECRET
+from dsrun.system.variables import CACHE, JOB_UID, SECRET
 
 Object = dict[str, Any]
 INSTANCE = "app.kubernetes.io/instance"
@@ -79,7 +79,9 @@ def _container(spec: KubernetesSpec, workload: Workload, volume_mounts: list[Obj
 
 def _environment(spec: KubernetesSpec) -> list[Object]:
     """The variables: dsrun's own, which the user's replace, then the references to secrets."""
-    own = {"HF_HOME": f"{claim(spec).path}/.cache/huggingface"}
+    # One download and one tokenisation for all pods, and for those that replace them; both are behind locks.
+    cache = f"{claim(spec).path}/.cache"
+    own = {"HF_HOME": f"{cache}/huggingface", CACHE: f"{cache}/dsrun"}
     if not spec.run_as_root:
         # The user ID need not be in the image's /etc/passwd, where Python would look for both.
         own |= {"HOME": SCRATCH_PATH, "USER": "dsrun"}

@@ -18,7 +18,7 @@ from dsrun.kubernetes.notation import (
     toleration,
 )
 from dsrun.kubernetes.options import KubernetesSpec
-from dsrun.kubernetes.workload import CLAIM_PATH, mounts
+from dsrun.kubernetes.workload import CLAIM_PATH, missing_variables, mounts
 from dsrun.options import OptionValue, filled, section_value
 from dsrun.system.display import SECRET_VARIABLE, without_tokens
 
@@ -109,13 +109,10 @@ def _container(spec: KubernetesSpec) -> Iterator[Problem]:
         yield "image", f"{spec.image!r} is not an image", "such as registry.example.org/dsrun:1"
     if spec.workdir is not None and not spec.workdir.startswith("/"):
         yield "workdir", f"{spec.workdir!r} is not an absolute path", "such as /workspace"
-    if spec.notify:
-        from dsrun.notifications.target import parse_targets  # few jobs have any
-
-        set_here = {entry.partition("=")[0] for entry in (*spec.env, *spec.secret)}
-        for variable in (name for target in parse_targets(spec.notify) for name in target.variables):
-            if variable not in set_here:
-                yield "notify", f"the pods have no {variable}", f"add --secret {variable}=SECRET:KEY"
+    for variable in missing_variables(spec, spec.notify):
+        yield "notify", f"the pods have no {variable}", f"add --secret {variable}=SECRET:KEY"
+    if spec.user == 0:
+        yield "user", "0 is root", "write --run-as-root"
 
 
 def _variables(spec: KubernetesSpec) -> Iterator[Problem]:
@@ -136,7 +133,7 @@ def _variables(spec: KubernetesSpec) -> Iterator[Problem]:
             # Not the entry: whoever writes the secret itself here must not find it in a log.
             yield (
                 "secret",
-                "not NAME=SECRET:KEY, the name of a secret and one of its keys",
+                "not NAME=SECRET:KEY, a secret's name and one of its keys",
                 "such as HF_TOKEN=hub:token",
             )
         yield from _variable("secret", name)
@@ -157,8 +154,8 @@ def _storage(spec: KubernetesSpec) -> Iterator[Problem]:
     if own is None or own.read_only:
         yield (
             "claim",
-            f"{spec.claim!r} is not a writable claim",
-            f"NAME, or NAME:/PATH for another path than {CLAIM_PATH}",
+            f"{spec.claim!r} is not NAME or NAME:/PATH",
+            f"the path is {CLAIM_PATH} by default",
         )
     for entry in spec.mount:
         if mount(entry) is None:

@@ -22,13 +22,15 @@ _SHM = "16Gi"
 class Workload:
     """`words` are those of `dsrun launch` after `--`, `name` is that of the model or program.
 
-    `output` is the run folder of dsrun's own training if it was named, `on_cpu` whether it is to train without GPUs.
+    Of dsrun's own training: `output` is the run folder if it was named, `on_cpu` whether it is to do without GPUs, and
+    `notify` are the targets of messages among its flags.
     """
 
     words: tuple[str, ...]
     name: str
     output: str | None = None
     on_cpu: bool = False
+    notify: tuple[str, ...] = ()
 
 
 def completed(spec: KubernetesSpec, workload: Workload) -> KubernetesSpec:
@@ -37,9 +39,11 @@ def completed(spec: KubernetesSpec, workload: Workload) -> KubernetesSpec:
     name = spec.name or slug(workload.name, longest)
     if len(name) > longest:
         raise UsageError(
-            f"--name {name}: the names of {spec.nodes} pods would be longer than {LONGEST_LABEL} characters",
+            f"--name {name}: the pods' names would be longer than {LONGEST_LABEL} characters",
             fix=f"at most {longest} characters",
         )
+    for variable in missing_variables(spec, workload.notify):
+        raise UsageError(f"--notify: the pods have no {variable}", fix=f"add --secret {variable}=SECRET:KEY")
     gpus = spec.gpus_per_node
     if gpus is None:
         gpus = 0 if spec.nproc or workload.on_cpu else 1
@@ -53,6 +57,16 @@ def completed(spec: KubernetesSpec, workload: Workload) -> KubernetesSpec:
         image=spec.image or f"dsrun:{__version__}",
         shm=spec.shm or _shm(spec.memory),
     )
+
+
+def missing_variables(spec: KubernetesSpec, targets: tuple[str, ...]) -> list[str]:
+    """Variables that the targets of messages are in, and that the pods do not have."""
+    if not targets:
+        return []
+    from dsrun.notifications.target import parse_targets  # few jobs have any
+
+    given = {entry.partition("=")[0] for entry in (*spec.env, *spec.secret)}
+    return [name for target in parse_targets(targets) for name in target.variables if name not in given]
 
 
 def _shm(memory: str | None) -> str:
@@ -106,7 +120,7 @@ def run_folder(spec: KubernetesSpec, workload: Workload) -> str:
     if not any(folder.startswith(f"{path}/") for path in writable):
         raise UsageError(
             f"--output {workload.output}: {folder} is on no claim, and would be lost with its pod",
-            fix=f"a relative name is below {claim(spec).path}; or add --mount CLAIM:{posixpath.dirname(folder)}",
+            fix=f"a relative name is below {claim(spec).path}; --mount CLAIM:/PATH mounts another claim",
         )
     return folder
 
@@ -127,8 +141,8 @@ def notices(given: KubernetesSpec, spec: KubernetesSpec) -> Iterator[str]:
     if given.image is None:
         yield f"the image is {spec.image}: build it, and push it to where the machines pull from (--image)"
     if given.claim_size is None:
-        kind = "" if spec.nodes == 1 else ", which several machines can mount (ReadWriteMany)"
-        yield f"the claim {claim(spec).claim}{kind}, must exist{where}; --claim-size SIZE renders it"
+        shared = "" if spec.nodes == 1 else ", and several machines be able to mount it (ReadWriteMany)"
+        yield f"the claim {claim(spec).claim} must exist{where}{shared}; --claim-size SIZE renders it"
     else:
         yield "kubectl delete -f deletes the claim and all runs on it, too; kubectl delete job NAME does not"
     if given.gpus_per_node is None and spec.gpus_per_node:

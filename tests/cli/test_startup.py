@@ -47,6 +47,7 @@ MODULES = {
     "config --help": 120,
     "plan --help": 120,
     "render-slurm --help": 120,
+    "render-k8s --help": 120,
     "config --zero 3": 156,
     "plan --model {model} --count shapes --gpus a100-80:8": 170,
     "render-slurm --nodes 4 -- python train.py": 195,

@@ -1,4 +1,4 @@
-"""The generated parts of docs/train.md, data.md, config.md and slurm.md: every option, and what its values mean."""
+"""The generated parts of pages about options: every option of a command, and what its values mean."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import Field
 from operator import attrgetter
 from typing import Any
 
+from dsrun.kubernetes.options import KubernetesSpec
 from dsrun.options import by_group, flag_of, value_kind
 from dsrun.recipe.compat.removed import SAME, Case, Removed
 from dsrun.recipe.compat.removed import table as removed_flags
@@ -174,17 +175,30 @@ def slurm() -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def kubernetes() -> str:
+    """The generated part of docs/kubernetes.md."""
+    parts = ["## Every option"]
+    for title, found in by_group(KubernetesSpec).items():
+        rows = [(*_job_row(each), f"`{each.metadata['field']}`") for each in found]
+        parts += [f"### {title}", table(("flag", "value", "default", "meaning", "field"), rows)]
+    return "\n\n".join(parts) + "\n"
+
+
 def _slurm_row(each: Field[Any]) -> tuple[str, str, str, str, str]:
+    meta = each.metadata
+    return (*_job_row(each), f"`--{meta['sbatch']}`" if "sbatch" in meta else "")
+
+
+def _job_row(each: Field[Any]) -> tuple[str, str, str, str]:
+    """An option of a renderer: flag, value, default, meaning."""
     meta, kind = each.metadata, value_kind(each)
     names = [flag_of(each), *("--" + alias.replace("_", "-") for alias in meta["aliases"])]
     names += [f"-{meta['short']}"] if "short" in meta else []
     value = "switch, `--no-`" if kind == "bool" else f"`{'|'.join(meta['choices'] or ()) or meta['metavar']}`"
     default = "" if each.default in (None, (), False) else "on" if each.default is True else f"`{each.default}`"
-    sbatch = f"`--{meta['sbatch']}`" if "sbatch" in meta else ""
     return (
         " ".join(f"`{name}`" for name in names),
         value + (" …" if kind == "tuple[str, ...]" else ""),
         default,
         meta["help"],
-        sbatch,
     )

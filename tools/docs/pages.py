@@ -108,6 +108,7 @@ PAGES = {
     "config.md": options.config,
     "config-check.md": config_check,
     "slurm.md": options.slurm,
+    "kubernetes.md": options.kubernetes,
     "wheels.md": wheels.markdown,
     "diagnose.md": diagnose,
     "exporter.md": exporter,

@@ -44,6 +44,8 @@ def run(**values: Any) -> int:
     if job.recipe is not None:
         _check_training(job.recipe, spec)
     content = manifest(render(spec, workload), ("dsrun", *sys.argv[1:])).encode()
+    if job.recipe is not None and _leaves_token_out(job.recipe, spec):
+        print_note("the token of run.yaml is not written into the manifest (--secret HF_TOKEN=SECRET:KEY)")
     for line in notices(given, spec):
         print_note(line)
     if values["output"] is not None:
@@ -70,7 +72,13 @@ def _workload(job: RenderedProgram, words: Sequence[str], cwd: Path) -> Workload
         name=program.name,
         output=program.output,
         on_cpu=program.on_cpu,
+        notify=tuple(recipe.spec.notify),
     )
+
+
+def _leaves_token_out(recipe: Recipe, spec: KubernetesSpec) -> bool:
+    given = any(recipe.given(name) for name in ("token", "hub_token"))
+    return given and not any(entry.startswith("HF_TOKEN=") for entry in spec.secret)
 
 
 def _check_training(recipe: Recipe, spec: KubernetesSpec) -> None:

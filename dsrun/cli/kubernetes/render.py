@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from dsrun.cli.render.command import RenderCommand
+from dsrun.cli.options import RenderCommand
 from dsrun.kubernetes.options import KubernetesSpec
 
 HELP = """Write the Kubernetes objects of a job: `dsrun render-k8s --nodes 4 --gpus-per-node 8 | kubectl apply -f -`.

@@ -61,7 +61,7 @@ def find_job(args: Sequence[str], config: str | None, cwd: Path, rendering: Rend
 
         refuse_no_training(name, cwd)
         print_note(f"no command after --: the job runs {name}")
-        return _train(["--config", str((cwd / name).absolute())], name, cwd, rendering)
+        return _train(["--config", name], name, cwd, rendering)
     print_note(f"no command after --, and no {RUN_FILE} here: the job trains the demo")
     return _train(DEMO, None, cwd, rendering)
 

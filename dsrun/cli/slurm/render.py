@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from dsrun.cli.render.command import RenderCommand
+from dsrun.cli.options import RenderCommand
 from dsrun.errors import UsageError
 from dsrun.slurm.render.options import SlurmSpec
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 
 import pytest
 
 from dsrun.diagnosis.rules import causes
 from dsrun.hardware.gpus import gpu_table
+from dsrun.kubernetes.options import KubernetesSpec
 from dsrun.options import flag_of
 from dsrun.recipe.compat.removed import table as removed_flags
 from dsrun.recipe.flags import hf_flags, own_flags
@@ -93,6 +95,11 @@ def test_diagnose_page_lists_every_cause():
 def test_slurm_page_lists_every_option():
     text = options.slurm()
     assert [name for name, each in slurm_options().items() if f"| `{flag_of(each)}`" not in text] == []
+
+
+def test_kubernetes_page_lists_every_option():
+    text = options.kubernetes()
+    assert [each.name for each in fields(KubernetesSpec) if f"| `{flag_of(each)}`" not in text] == []
 
 
 def test_wheels_page_lists_every_gpu_by_capability():
