@@ -142,6 +142,7 @@ def test_pod_of_indexed_job_is_node_of_its_index():
     assert at(petted) == at(petted, nodes=4, node_rank=2) == (2, 4, "run-0.run", 1234)
     found = place(petted)
     assert (found.how, found.returns, found.own_terminal) == ("node 2 of 4, a pod of Kubernetes", True, False)
+    assert found.recreated
     assert found.run == place({**petted, "JOB_COMPLETION_INDEX": "0"}).run
 
 
