@@ -23,6 +23,7 @@ Dsrun = Callable[..., Finished]
 # A worker's variables would make `dsrun train` join a run, and GPUs would change how many workers there are.
 MEDDLING = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "MASTER_", "SLURM_", "ACCELERATE_", "DSRUN_"),
+    *("OMPI_", "PMI_", "PBS_", "LSB_", "FLUX_", "PET_", "JOB_COMPLETION_INDEX"),
     *("OMP_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NO_COLOR", "FORCE_COLOR"),
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import socket
 import sys
 
 import pytest
@@ -215,6 +216,39 @@ def test_launch_over_ssh_with_hostfile_include(dsrun, here, environ):
     named = set(done.stderr.replace(",", " ").split())
     assert {"CUDA_VISIBLE_DEVICES", "DSRUN_SECRET", "HF_TOKEN", "MINE"} <= named
     assert "very-secret" not in done.stdout + done.stderr
+
+
+def test_launch_in_pbs_job_starts_itself_over_ssh(dsrun, here, environ):
+    """Here directly and elsewhere over ssh, with all GPUs of each."""
+    (here / "nodes").write_text(f"{socket.gethostname()}\ngpu2\n")
+    (here / "my_train.py").touch()
+    environ |= {"PBS_JOBID": "7.server", "PBS_NODEFILE": str(here / "nodes")}
+    done = dsrun("launch", "--dry-run", "--master-addr", "ib1", "--master-port", "1234", "my_train.py")
+    assert "over ssh from this machine, 2 of PBS job 7.server" in done.stderr
+    first, second = (shlex.split(line) for line in done.stdout.splitlines())
+    flags = "--tied --nodes 2 --node-rank {} --master-addr ib1 --master-port 1234 --rendezvous-timeout"
+    assert flags.format(0) in shlex.join(first)
+    assert (second[0], second[-2]) == ("ssh", "gpu2")
+    assert flags.format(1) in second[-1]
+
+
+def test_launch_on_other_machine_of_job_is_refused(dsrun, here, environ):
+    """As by the scheduler's own tool for starting a command on each machine: each would start all."""
+    (here / "my_train.py").touch()
+    environ |= {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": f"gpu1 8 {socket.gethostname()} 8"}
+    done = dsrun("launch", "--dry-run", "my_train.py")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "LSF job 7 begins on gpu1, and this is another of its 2 machines" in done.stderr
+
+
+def test_launch_node_0_of_mpirun_must_be_first_of_list(dsrun, here, environ):
+    """The others would wait for it on another machine."""
+    (here / "my_train.py").touch()
+    mpi = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
+    environ |= {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "gpu1 8 gpu2 8", **mpi}
+    done = dsrun("launch", "--dry-run", "my_train.py")
+    assert done.returncode == 2
+    assert "the list of the job begins with gpu1, which is another machine (--master-addr " in done.stderr
 
 
 def test_launch_invalid_hostfile_names_line(dsrun, here):

@@ -64,8 +64,8 @@ def place(tmp_path):
         log.close()
 
 
-def launch(place, *args):
-    flags = ["--hostfile", "hosts", "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
+def launch(place, *args, hosts=("--hostfile", "hosts"), **environ):
+    flags = [*hosts, "--master-addr", "127.0.0.1", "--master-port", str(free_port())]
     command = [
         sys.executable,
         "-m",
@@ -79,7 +79,7 @@ def launch(place, *args):
         *args,
     ]
     root = str(Path(__file__).parents[2])
-    env = {**os.environ, "PATH": f"{place}/bin:{os.environ['PATH']}", "PYTHONPATH": root}
+    env = {**os.environ, "PATH": f"{place}/bin:{os.environ['PATH']}", "PYTHONPATH": root, **environ}
     return subprocess.Popen(
         command, cwd=place, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )  # fmt: skip
@@ -109,6 +109,19 @@ def test_ssh_launch_runs_every_node_and_returns_exit_code(place):
     assert done.returncode == 7
     assert lines[-1].startswith("error: the workers failed: rank 1 ended with exit code 7")
     assert "Traceback" not in said
+    assert left(place) == []
+
+
+def test_script_of_pbs_job_runs_on_its_machines(place):
+    """The first one is here; PBS has told of the others."""
+    (place / "nodes").write_text("127.0.0.1\n127.0.0.1\ntwo\n")
+    done = launch(place, "here", hosts=("--nproc", "1"), PBS_JOBID="7.server", PBS_NODEFILE=str(place / "nodes"))
+    _, said = done.communicate(timeout=300)
+    assert sorted(line for line in said.splitlines() if line.startswith("node")) == [
+        "node 0 rank 0 here",
+        "node 1 rank 1 here",
+    ]
+    assert done.returncode == 7
     assert left(place) == []
 
 

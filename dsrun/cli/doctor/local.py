@@ -22,7 +22,7 @@ from dsrun.doctor.check import Check, run_checks
 from dsrun.doctor.machine import Machine
 from dsrun.errors import EXIT_FINDINGS, UsageError, did_you_mean
 from dsrun.findings import Finding
-from dsrun.launch.context import in_slurm_step
+from dsrun.launch.detection.slurm import in_slurm_step
 
 COLLECTIVES = "dsrun.cli.doctor.collectives:run_collectives"
 

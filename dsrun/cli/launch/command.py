@@ -91,7 +91,8 @@ def command(program: tuple[str, ...], **given: Any) -> int:
 
     PROGRAM is `my_train.py --flag`, `python my_train.py`, `-m my.module`, any executable, or `dsrun train --flag`. It
     runs once per GPU with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT set, and restarts from its last
-    checkpoint when a rank or a machine is lost. Under SLURM and mpirun the machines are detected.
+    checkpoint when a rank or a machine is lost. Under SLURM, PBS, LSF, Flux and mpirun, and in pods of Kubernetes, the
+    machines are detected.
     """
     from dsrun.launch.coordinator.messages import Stopped
     from dsrun.launch.signals import startup_signals
@@ -114,7 +115,10 @@ def _launch(given: dict[str, Any], program: tuple[str, ...], signals: StartupSig
     from dsrun.cli.launch.job import LaunchOptions, merge_torchrun, parse_program, work_of
     from dsrun.cli.launch.node import run_node
     from dsrun.cli.launch.remote import over_ssh, through_srun
-    from dsrun.launch.context import LaunchRequest, SrunLauncher, SshLauncher, detect
+    from dsrun.launch.context import LaunchRequest, SrunLauncher, SshLauncher
+    from dsrun.launch.detection.detect import detect
+    from dsrun.system.host import hostname
+    from dsrun.system.net import is_this_machine
 
     options = LaunchOptions(**given)
     _check(options)
@@ -127,15 +131,21 @@ def _launch(given: dict[str, Any], program: tuple[str, ...], signals: StartupSig
             master_port=options.master_port,
             hostfile=options.hostfile is not None,
         ),
-        os.environ,
+        # What is here was looked at where this was started from; the flags say the rest.
+        {} if options.tied else os.environ,
     )
     parsed = parse_program(argv)
     if parsed.trains and not options.signals:
         raise UsageError("--no-signals: dsrun train saves on signals, and could not", fix="remove it")
     if isinstance(place, SshLauncher):
-        return over_ssh(options, program, signals)
+        return over_ssh(options, place, program, signals)
     if isinstance(place, SrunLauncher):
         return through_srun(options, place.nodes, program)
+    if place.listed and place.node == 0 and not is_this_machine(place.host):
+        raise UsageError(
+            f"{place.how}, but the list of the job begins with {place.host}, which is another machine",
+            fix=f"--master-addr {hostname()}",
+        )
     place = replace(place, run=f"{place.run} {name}")
     if options.tied:
         place = replace(place, how=f"node {place.node} of {place.nodes}, over ssh", own_terminal=False)

@@ -17,7 +17,7 @@ from dsrun.cli.launch.job import LaunchOptions, parse_program
 from dsrun.cli.output import command_line, print_error, print_note
 from dsrun.errors import MissingError, UsageError
 from dsrun.launch.compat import Host, excluded, included, parse_hostfile
-from dsrun.launch.context import DEFAULT_PORT
+from dsrun.launch.context import SshLauncher
 from dsrun.launch.environment import ENVIRONMENT_FILE, forwarded_variables, parse_environment_file
 from dsrun.launch.signals import StartupSignals
 from dsrun.launch.ssh import FLAG, RemoteSupervisor, first_line, remote_argv, run_on_hosts
@@ -31,12 +31,12 @@ from dsrun.system.net import behind_alias, is_this_machine
 SELF = (sys.executable, "-m", "dsrun", "launch")
 
 
-def over_ssh(options: LaunchOptions, program: tuple[str, ...], signals: StartupSignals) -> int:
-    """Run one supervisor on each machine of the hostfile; the exit code of node 0."""
-    hosts = _hosts(options)
-    remotes = _remote_supervisors(options, hosts, program)
+def over_ssh(options: LaunchOptions, place: SshLauncher, program: tuple[str, ...], signals: StartupSignals) -> int:
+    """Run one supervisor on each machine of the hostfile or of the job; the exit code of node 0."""
+    hosts = _hosts_of_job(place) if place.hosts else _hosts(options)
+    remotes = _remote_supervisors(options, hosts, program, place)
     if options.dry_run:
-        return _dry_run(options, hosts, remotes)
+        return _dry_run(place.job or str(options.hostfile), remotes)
     if any(remote.argv[0] == "ssh" for remote in remotes) and shutil.which("ssh") is None:
         raise MissingError("ssh is not installed", fix="install it, or start each node by hand with --nodes")
     restarts = 3 if options.max_restarts is None else options.max_restarts
@@ -58,8 +58,19 @@ def _hosts(options: LaunchOptions) -> tuple[Host, ...]:
     return excluded(hosts, options.exclude) if options.exclude else hosts
 
 
+def _hosts_of_job(place: SshLauncher) -> tuple[Host, ...]:
+    """The machines of a scheduler's job, each with all of its GPUs."""
+    first = place.hosts[0]
+    if not is_this_machine(first):
+        raise UsageError(
+            f"{place.job} begins on {first}, and this is another of its {len(place.hosts)} machines",
+            fix="start dsrun launch once, in the job's script; or on each machine by mpirun",
+        )
+    return tuple(Host(name=name, slots=()) for name in place.hosts)
+
+
 def _remote_supervisors(
-    options: LaunchOptions, hosts: tuple[Host, ...], program: tuple[str, ...]
+    options: LaunchOptions, hosts: tuple[Host, ...], program: tuple[str, ...], place: SshLauncher
 ) -> list[RemoteSupervisor]:
     """The command of each machine's supervisor, and what it reads from stdin: the environment and the run's secret."""
     # ssh's own aliases mean nothing to the ranks, nor on the other machines.
@@ -67,7 +78,7 @@ def _remote_supervisors(
     here = [is_this_machine(host.address) for host in hosts]
     if len(hosts) > 1 and not options.master_addr and _is_loopback(address) and not all(here):
         raise UsageError(
-            f"{options.hostfile}: {hosts[0].name} is a different machine for each of them",
+            f"{place.job or options.hostfile}: {hosts[0].name} is a different machine for each of them",
             fix="write the name by which the others reach it, or add --master-addr",
         )
     program, tokens = _without_tokens(program)
@@ -75,11 +86,11 @@ def _remote_supervisors(
     environ = forwarded_variables(os.environ, _environment_files()) | secret
     named = variable_names([*options.argv(), *program])
     environ |= {name: os.environ[name] for name in named if name in os.environ}
-    port = options.master_port or DEFAULT_PORT
+    port = options.master_port or place.port
     names = ("nodes", "node_rank", "master_addr", "master_port", "nproc") if len(hosts) > 1 else ("nproc",)
     remotes = []
     for node, host in enumerate(hosts):
-        nproc = len(host.slots) if options.nproc is None else min(options.nproc, len(host.slots))
+        nproc = min(options.nproc or len(host.slots), len(host.slots)) if host.slots else options.nproc
         own = replace(options, nodes=len(hosts), node_rank=node, master_addr=address, master_port=port, nproc=nproc)
         command = [*SELF, FLAG, *own.argv(*names), "--", *program]
         gpus = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, host.slots))} if host.chosen else {}
@@ -112,9 +123,9 @@ def _environment_files() -> dict[str, str]:
     return found
 
 
-def _dry_run(options: LaunchOptions, hosts: tuple[Host, ...], remotes: list[RemoteSupervisor]) -> int:
+def _dry_run(where: str, remotes: list[RemoteSupervisor]) -> int:
     """Print each machine's command, and the names of the variables that it gets over stdin."""
-    print_note(f"over ssh from this machine, {len(hosts)} of {options.hostfile}")
+    print_note(f"over ssh from this machine, {len(remotes)} of {where}")
     names: set[str] = set()
     for remote in remotes:
         names |= set(json.loads(remote.first_line)["env"])

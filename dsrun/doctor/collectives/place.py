@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from dsrun.launch.context import LaunchRequest, LocalLauncher, SrunLauncher, detect
+from dsrun.errors import UsageError
+from dsrun.launch.context import LaunchRequest, LocalLauncher, SrunLauncher, SshLauncher
+from dsrun.launch.detection.detect import detect
 from dsrun.launch.job import LOOPBACK
 from dsrun.system.hostlist import expand_hosts
 
@@ -49,6 +51,13 @@ def place_of(
     found = detect(request, environ)
     if isinstance(found, SrunLauncher):
         return found
+    if isinstance(found, SshLauncher):
+        if nodes is not None:
+            raise UsageError(
+                f"--nodes {nodes} in {found.job}, and this test starts itself on other machines under SLURM only",
+                fix="start it on each of them: mpirun, with one process per machine",
+            )
+        found = detect(replace(request, nodes=1), environ)
     assert isinstance(found, LocalLauncher)
     listed = environ.get("SLURM_STEP_NODELIST", "") if found.nodes > 1 and not found.own_terminal else ""
     names = expand_hosts(listed) if listed else ()

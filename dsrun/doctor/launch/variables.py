@@ -8,7 +8,9 @@ from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.machine import Machine, Target
 from dsrun.errors import DsrunError
 from dsrun.findings import Finding
-from dsrun.launch.context import in_slurm_step
+from dsrun.launch.context import LaunchRequest
+from dsrun.launch.detection.slurm import in_slurm_step
+from dsrun.launch.detection.started import launcher_of
 from dsrun.system.env import worker_from_env
 from dsrun.system.variables import MISLEADING
 
@@ -34,6 +36,8 @@ def look(machine: Machine, _: Target) -> Iterator[Finding]:
 
 def _worker(machine: Machine) -> Iterator[Finding]:
     environ = machine.environ
+    if launcher_of(LaunchRequest(), environ):  # A pod's own, which `dsrun launch` reads.
+        return
     left = [name for name in _WORKER if environ.get(name, "").strip()]
     unset = f"unset {' '.join(left)}"
     try:

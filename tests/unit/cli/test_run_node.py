@@ -11,10 +11,12 @@ import psutil
 import pytest
 
 from dsrun.cli.launch import node as run_node
+from dsrun.errors import UsageError
 from dsrun.launch.context import LocalLauncher
 from dsrun.launch.job import Outcome, Topology
 from dsrun.launch.signals import StartupSignals
 from dsrun.recipe.resolve import resolve
+from dsrun.runs.attempts import JobStarts
 from dsrun.runs.folder import RunFolder
 
 ROOT = Path(__file__).parents[3]
@@ -23,6 +25,50 @@ EVENTS = """\
 {"time": "2026-11-21T04:00:10.000+00:00", "kind": "training", "step": 0}
 {"time": "2026-11-21T04:01:40.000+00:00", "kind": "end", "step": 100}
 """
+
+
+def work_in(folder, **fields):
+    """Of a program that must not begin, unless `fields` say how."""
+    given = {"require": pytest.fail, "job": pytest.fail, "dry_run": False, **fields}
+    return run_node.Work(topology=Topology(1, "cpu", 1), output=str(folder), debug=False, force=False, **given)
+
+
+class BeginsError(Exception):
+    """Everything before the first process was fine."""
+
+
+def begin():
+    raise BeginsError
+
+
+@pytest.mark.parametrize("node", [0, 1])
+def test_node_of_finished_job_ends_with_0(tmp_path, capsys, monkeypatch, node):
+    """A pod that is created after the run has finished waits for no other; a new job begins."""
+    monkeypatch.setenv("DSRUN_JOB_UID", "one")
+    folder = RunFolder.create(tmp_path / "run")
+    place = LocalLauncher(how="here", nodes=2, node=node, port=1, recreated=True)
+    for what in ("began", "finished"):
+        JobStarts(folder.path, os.environ).record(what)
+    assert run_node.run_node(work_in(folder.path), place, StartupSignals(), rendezvous_timeout_s=0) == 0
+    assert f"the run in {folder.path} has finished" in capsys.readouterr().err
+
+    monkeypatch.setenv("DSRUN_JOB_UID", "two")
+    with pytest.raises(BeginsError):
+        run_node.run_node(work_in(folder.path, require=begin), place, StartupSignals(), rendezvous_timeout_s=0)
+
+
+def test_recreated_node_waits_for_folder_in_use(tmp_path, capsys, monkeypatch):
+    """A lost pod may hold the lock for a while; one that holds it for good is named."""
+    folder = RunFolder.create(tmp_path / "run")
+    place = LocalLauncher(how="here", recreated=True)
+    work = work_in(folder.path, require=begin)
+    lock = folder.acquire()
+    with pytest.raises(UsageError, match="is in use by process"):
+        run_node.run_node(work, place, StartupSignals(), rendezvous_timeout_s=0)
+    monkeypatch.setattr(run_node.time, "sleep", lambda _: lock.release())
+    with pytest.raises(BeginsError):
+        run_node.run_node(work, place, StartupSignals(), rendezvous_timeout_s=60)
+    assert "waiting until it is free" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("node", "external", "printed"), [(0, False, True), (1, False, False), (0, True, False)])
@@ -71,6 +117,7 @@ import os, sys
 from pathlib import Path
 from dsrun.cli.launch.node import notifier, report
 from dsrun.launch.job import Outcome
+from dsrun.runs.attempts import JobStarts
 from dsrun.runs.folder import RunFolder
 read, write = os.pipe()
 os.close(read)

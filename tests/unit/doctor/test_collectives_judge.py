@@ -240,6 +240,18 @@ def test_allocation_outside_of_steps_needs_srun_except_for_ranks_here() -> None:
     assert isinstance(found_place(environ, ranks=2), Place)
 
 
+def test_job_without_srun_is_tested_here_or_by_mpirun() -> None:
+    job = {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "n1 8 n2 8"}
+    place = found_place(job)
+    assert isinstance(place, Place)
+    assert place.count == 1
+    with pytest.raises(UsageError, match=r"--nodes 2 in LSF job 7.*mpirun"):
+        found_place(job, nodes=2)
+    place = found_place({**job, "PMI_RANK": "1", "PMI_SIZE": "2"})
+    assert isinstance(place, Place)
+    assert (place.index, place.count, place.host) == (1, 2, "n1")
+
+
 def test_nodes_by_hand_need_the_first_ones_name() -> None:
     place = found_place({}, nodes=3, node_rank=2, master_addr="n1")
     assert isinstance(place, Place)

@@ -159,6 +159,8 @@ WORKER = {
         ({"RANK": "0"}, ["variables_worker"]),
         ({"LOCAL_RANK": "0"}, ["variables_worker"]),
         ({"WORLD_SIZE": "8", "MASTER_ADDR": "n"}, []),
+        # A pod of a PyTorchJob, which `dsrun launch` recognises.
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "n", "KUBERNETES_SERVICE_HOST": "10.96.0.1"}, []),
         ({"ACCELERATE_USE_CPU": "true"}, ["variables_accelerate"]),
         ({"CUDA_LAUNCH_BLOCKING": "1", "NCCL_DEBUG": "trace"}, ["variables_slow", "variables_slow"]),
         ({"CUDA_LAUNCH_BLOCKING": "0", "NCCL_DEBUG": "INFO"}, []),

@@ -57,6 +57,13 @@ def test_supervisors_key_is_known_to_the_job_only():
     assert found == {"secretKeyRef": {"name": "key", "key": "own"}}
 
 
+def test_pods_know_the_uid_of_their_job():
+    """Also a single one, and where the supervisors have another key."""
+    for options in ({}, {"nodes": "2", "secret": ["DSRUN_SECRET=key:own"]}):
+        found = variables(container_of(objects_of(**options)))["DSRUN_JOB_UID"]
+        assert found == {"fieldRef": {"fieldPath": "metadata.labels['batch.kubernetes.io/controller-uid']"}}
+
+
 def test_index_is_left_to_the_job_controller():
     """Kubernetes adds JOB_COMPLETION_INDEX to pods of an Indexed Job; one of the manifest would be the same for all."""
     assert "JOB_COMPLETION_INDEX" not in manifest(objects_of(nodes="4", **{"kind": "jobset"}))

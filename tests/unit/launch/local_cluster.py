@@ -71,13 +71,17 @@ class LocalCluster:
         options = {"run_info": {"output": "runs/x"}, "timeout_s": HANDSHAKE_TIMEOUT_S, **options}
         return self._kept(CoordinatorServer(listen(self.host, self.port), nodes, KEY, **options))
 
-    def follower(self, node, nodes, *, key=KEY, timeout_s=HANDSHAKE_TIMEOUT_S):
-        place = LocalLauncher(how="a test", node=node, nodes=nodes, host=self.host, port=self.port - 1)
+    def place(self, node, nodes, **options):
+        return LocalLauncher(how="a test", node=node, nodes=nodes, host=self.host, port=self.port - 1, **options)
+
+    def follower(self, node, nodes, *, key=KEY, timeout_s=HANDSHAKE_TIMEOUT_S, recreated=False):
+        place = self.place(node, nodes, recreated=recreated)
         return self._kept(join(place, name=f"machine-{node}", key=key, timeout_s=timeout_s))
 
     def open(self, nodes, **options):
         leader = self.leader(nodes, **options)
-        followers = [self.follower(node, nodes) for node in range(1, nodes)]
+        recreated = options.get("recreated", False)
+        followers = [self.follower(node, nodes, recreated=recreated) for node in range(1, nodes)]
         for coordinator in (leader, *followers):
             coordinator.gather()
         return leader, *followers

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.launch.context import LaunchRequest, LocalLauncher, SrunLauncher, SshLauncher, detect
+from dsrun.launch.context import LaunchRequest, LocalLauncher, SrunLauncher, SshLauncher
+from dsrun.launch.detection.detect import detect
 
 BATCH = {
     "SLURM_JOB_ID": "4711",
@@ -141,6 +142,7 @@ def test_pod_of_indexed_job_is_node_of_its_index():
     assert at(petted) == at(petted, nodes=4, node_rank=2) == (2, 4, "run-0.run", 1234)
     found = place(petted)
     assert (found.how, found.returns, found.own_terminal) == ("node 2 of 4, a pod of Kubernetes", True, False)
+    assert found.recreated
     assert found.run == place({**petted, "JOB_COMPLETION_INDEX": "0"}).run
 
 
@@ -190,7 +192,7 @@ REFUSED = {
     "a pod too many": (POD, {"nodes": 2, "master_addr": "a"}, "JOB_COMPLETION_INDEX=2, but the 2 nodes are 0 to 1"),
     "another pod": (POD, {"nodes": 4, "node_rank": 1, "master_addr": "a"}, "--node-rank 1, but JOB_COMPLETION_INDEX"),
     "an odd index": ({**POD, "JOB_COMPLETION_INDEX": "-1"}, {"nodes": 4}, "JOB_COMPLETION_INDEX='-1' is not a number"),
-    "a pod without an address": (POD, {"nodes": 4}, "pod 2 of 4 of a Kubernetes Job, but not where the first"),
+    "a pod without an address": (POD, {"nodes": 4}, "a pod of Kubernetes, one of 4, but not where the first"),
     "mpirun without an address": ({"PMI_RANK": "1", "PMI_SIZE": "2"}, {}, "does not say where the first"),
 }
 

@@ -1,0 +1,102 @@
+"""Lists of machines in the forms of schedulers and platforms, the first machine first.
+
+Pure, but for `read`, which reads the file and runs the command that launchers.toml names.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from dsrun.errors import UsageError
+from dsrun.launch.context import shortened
+from dsrun.launch.detection.table import HostSource
+
+_NAME = re.compile(r"[A-Za-z0-9_.:%][A-Za-z0-9_.:%-]*")
+_COMMAND_S = 20.0
+# Vertex AI's worker pools that train; the other two are of TensorFlow's parameter servers and evaluators.
+_POOLS = ("workerpool0", "workerpool1")
+
+Read = Callable[[HostSource, Mapping[str, str]], str]
+
+
+def read(source: HostSource, environ: Mapping[str, str]) -> str:
+    """The text of the list. Raises UsageError for a file that cannot be read, and a command that fails."""
+    if source.form == "file":
+        try:
+            return Path(environ[source.of]).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError, ValueError) as error:
+            why = (error.strerror if isinstance(error, OSError) else None) or error
+            raise UsageError(
+                f"{source.of}: {environ[source.of]} cannot be read: {why}",
+                fix="start dsrun launch on the first machine of the job, or give --nodes, --node-rank, --master-addr",
+            ) from None
+    if source.form == "command":
+        try:
+            done = subprocess.run(source.of.split(), capture_output=True, text=True, timeout=_COMMAND_S, check=True)
+        except (OSError, subprocess.SubprocessError, UnicodeDecodeError) as error:
+            raise UsageError(
+                f"`{source.of}` does not say where node 0 is: {error}",
+                fix="--master-addr NAME_OF_NODE_0, the same on all nodes",
+            ) from None
+        return done.stdout
+    return environ[source.of]
+
+
+def machines(source: HostSource, environ: Mapping[str, str], text_of: Read = read) -> tuple[str, ...]:
+    """The machines of a list, each once. Raises UsageError for what is no such list."""
+    text = text_of(source, environ)
+    try:
+        names = tuple(dict.fromkeys(_FORMS[source.form](text)))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        names = ()
+    if not names or not all(isinstance(name, str) and _NAME.fullmatch(name) for name in names):
+        raise UsageError(
+            f"{source.of}: {shortened(text.strip())!r} is not a list of machines",
+            fix="give --nodes, --node-rank and --master-addr, on each machine",
+        )
+    return names
+
+
+def cluster_rank(text: str) -> int:
+    """This machine's number by Vertex AI's CLUSTER_SPEC: in its own pool, after those of the pools before it."""
+    spec = json.loads(text)
+    pool, index = spec["task"]["type"], int(spec["task"].get("index", 0))
+    if pool not in _POOLS:
+        raise ValueError(pool)
+    before = _POOLS[: _POOLS.index(pool)]
+    return index + sum(len(spec["cluster"].get(each, ())) for each in before)
+
+
+def _counted(text: str) -> list[str]:
+    """LSF's "gpu1 8 gpu2 8"."""
+    words = text.split()
+    if len(words) % 2 or not all(count.isdigit() for count in words[1::2]):
+        raise ValueError(text)
+    return words[::2]
+
+
+def _json(text: str) -> list[str]:
+    names = json.loads(text)
+    if not isinstance(names, list):
+        raise ValueError(text)
+    return names
+
+
+def _cluster_spec(text: str) -> list[str]:
+    cluster: dict[str, Any] = json.loads(text)["cluster"]
+    return [address.rpartition(":")[0] or address for pool in _POOLS for address in cluster.get(pool, ())]
+
+
+_FORMS: Mapping[str, Callable[[str], list[str]]] = {
+    "file": lambda text: [line.split()[0] for line in text.splitlines() if line.strip()],
+    "command": str.split,
+    "comma": lambda text: [name.strip() for name in text.split(",")],
+    "json": _json,
+    "counted": _counted,
+    "cluster_spec": _cluster_spec,
+}

@@ -1,0 +1,69 @@
+"""Which node this is in a SLURM job: a task of a step, or the shell of sbatch and salloc. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from dsrun.errors import UsageError
+from dsrun.launch.context import LaunchRequest, LocalLauncher, SrunLauncher, integer, port_of
+from dsrun.system.env import FIRST_PORT, PORTS, first_host, slurm_port
+
+# Job steps above this number are SLURM's own: the batch script's shell, and the interactive one of salloc (slurm.h).
+_OWN_STEPS = 0xFFFFFFF0
+
+
+def in_slurm_step(environ: Mapping[str, str]) -> bool:
+    """Whether srun has started this process; the shells of sbatch and salloc are not meant."""
+    step = environ.get("SLURM_STEP_ID", "")
+    return bool(environ.get("SLURM_JOB_ID")) and step.isdigit() and int(step) < _OWN_STEPS
+
+
+def in_step(request: LaunchRequest, environ: Mapping[str, str]) -> LocalLauncher:
+    nodes = integer(environ, "SLURM_STEP_NUM_NODES", 1)
+    tasks = integer(environ, "SLURM_STEP_NUM_TASKS", 1)
+    node = integer(environ, "SLURM_NODEID", 0)
+    if tasks != nodes:
+        raise UsageError(
+            f"srun started {tasks} tasks on {nodes} node{'s' if nodes > 1 else ''}; "
+            "dsrun launch starts the workers itself",
+            fix="srun --ntasks-per-node=1",
+        )
+    for flag, value, real in (("--nodes", request.nodes, nodes), ("--node-rank", request.node_rank, node)):
+        if value is not None and value != real:
+            raise UsageError(
+                f"{flag} {value}, but this is node {node} of the {nodes} of its step of SLURM",
+                fix="remove --nodes, --node-rank and --master-addr: SLURM sets them",
+            )
+    if nodes == 1:
+        return LocalLauncher(how="one machine, under SLURM", port=request.master_port)
+    nodelist = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
+    host = request.master_addr or environ.get("MASTER_ADDR") or first_host(nodelist)
+    if not host:
+        raise UsageError("SLURM_STEP_NODELIST is not set in this step of SLURM", fix="--master-addr FIRST_NODE")
+    # Every second one: the next one is the coordinator's.
+    port = port_of(request, environ, FIRST_PORT + (slurm_port(environ) - FIRST_PORT) * 2 % PORTS)
+    job, step = environ["SLURM_JOB_ID"], environ["SLURM_STEP_ID"]
+    return LocalLauncher(
+        how=f"node {node} of {nodes} of SLURM job {job}",
+        nodes=nodes,
+        node=node,
+        host=host,
+        port=port,
+        run=f"slurm {job}.{step} {environ.get('SLURM_RESTART_COUNT', '0')}",
+        returns=False,
+    )
+
+
+def in_allocation(request: LaunchRequest, environ: Mapping[str, str]) -> LocalLauncher | SrunLauncher:
+    """The shell of sbatch or salloc, which is on the first node, or with salloc on the login node."""
+    there = integer(environ, "SLURM_JOB_NUM_NODES", integer(environ, "SLURM_NNODES", 1))
+    nodes = there if request.nodes is None else request.nodes
+    if nodes > there:
+        raise UsageError(
+            f"--nodes {nodes}, but SLURM job {environ['SLURM_JOB_ID']} has {there}",
+            fix=f"--nodes {there}, or sbatch --nodes={nodes}",
+        )
+    on_a_node = bool(environ.get("SLURMD_NODENAME"))
+    if nodes == 1 and on_a_node:
+        return LocalLauncher(how="one machine, under SLURM", port=request.master_port)
+    return SrunLauncher(nodes)

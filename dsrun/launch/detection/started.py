@@ -1,0 +1,178 @@
+"""Which node this is, where a launcher or a platform has started the command on each machine. Pure."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Mapping
+
+from dsrun.errors import UsageError
+from dsrun.launch.context import DEFAULT_PORT, LaunchRequest, LocalLauncher, integer, port_of, shortened
+from dsrun.launch.detection.hosts import Read, cluster_rank, machines
+from dsrun.launch.detection.table import Launcher, launchers, scheduler_of
+from dsrun.system.env import FIRST_PORT, PORTS, first_host
+
+
+def launcher_of(request: LaunchRequest, environ: Mapping[str, str]) -> Launcher | None:
+    """The launcher that the environment shows."""
+    return next((each for each in launchers() if each.matches(environ) and _counts(each, request, environ)), None)
+
+
+def _counts(launcher: Launcher, request: LaunchRequest, environ: Mapping[str, str]) -> bool:
+    """Whether the command line agrees that its variables are about this run."""
+    if launcher.yields:
+        return request.node_rank is None
+    if launcher.flags_only:
+        address = request.master_addr or environ.get("MASTER_ADDR")
+        return bool(request.nodes and request.node_rank is None and address)
+    return True
+
+
+def refuse_unflagged(request: LaunchRequest, environ: Mapping[str, str]) -> None:
+    """Raises UsageError on a machine that only flags could make a part of the run."""
+    for each in launchers():
+        alone = each.flags_only and each.matches(environ) and request.nodes != 1 and request.node_rank is None
+        if alone and (node := integer(environ, each.rank)) > 0:
+            raise UsageError(
+                f"{each.called} has started this on machine {node} of its job, where there is no list of the others",
+                fix="dsrun launch --nodes N --master-addr FIRST_MACHINE, or once in the job's script",
+            )
+
+
+def place_by(launcher: Launcher, request: LaunchRequest, environ: Mapping[str, str], text_of: Read) -> LocalLauncher:
+    """The node that `launcher` has started here. Raises UsageError for what contradicts itself or the flags."""
+    hosts = _listed(launcher, environ, text_of)
+    nodes = _nodes(launcher, request, environ, hosts)
+    if nodes == 1:
+        how = f"one machine, {launcher.where_it_is}"
+        return LocalLauncher(how=how, port=request.master_port, recreated=launcher.recreated)
+    node, said_by = _node(launcher, environ, hosts)
+    if node >= nodes:
+        raise UsageError(
+            f"{said_by}={node}, but the {nodes} nodes are 0 to {nodes - 1}",
+            fix=f"set completions and parallelism of the Job to {nodes}, or give --nodes their number"
+            if launcher.sweeps
+            else "start as many as there are nodes, and count from 0",
+        )
+    if request.node_rank not in (None, node):
+        raise UsageError(
+            f"--node-rank {request.node_rank}, but {said_by} says that this is node {node}",
+            fix=f"remove --node-rank; if {said_by} counts something else, unset it",
+        )
+    host, listed = _address(launcher, request, environ, text_of, nodes)
+    port = port_of(request, environ, _default_port(launcher, environ, listed=listed))
+    return LocalLauncher(
+        how=f"node {node} of {nodes}, {launcher.where_it_is}",
+        nodes=nodes,
+        node=node,
+        host=host,
+        port=port,
+        run=f"{launcher.called} {port}",
+        returns=launcher.returns,
+        recreated=launcher.recreated,
+        listed=listed,
+    )
+
+
+def _listed(launcher: Launcher, environ: Mapping[str, str], text_of: Read) -> tuple[str, ...]:
+    """The machines, where no variable counts them."""
+    return machines(launcher.hosts, environ, text_of) if launcher.hosts and not launcher.size else ()
+
+
+def processes(launcher: Launcher, environ: Mapping[str, str], text_of: Read) -> int:
+    """How many processes it has started, as far as it says so."""
+    if launcher.size:
+        return integer(environ, launcher.size, 1)
+    return len(_listed(launcher, environ, text_of)) or 1
+
+
+def _nodes(launcher: Launcher, request: LaunchRequest, environ: Mapping[str, str], hosts: tuple[str, ...]) -> int:
+    """How many machines there are."""
+    if launcher.flags_only or (launcher.sweeps and request.nodes is not None):
+        return request.nodes or 1
+    if launcher.sweeps and not environ.get(launcher.size):
+        return 1
+    size = integer(environ, launcher.size) if launcher.size else len(hosts)
+    _check_processes(launcher, environ, size)
+    if size < 1:
+        raise UsageError(f"{launcher.size}={size} is not a number of nodes", fix=f"unset {launcher.size}")
+    if request.nodes in (None, size) or (request.nodes == 1 and not launcher.tool):
+        return request.nodes or size
+    says = (
+        f"{launcher.called} has started {size} processes"
+        if launcher.tool
+        else f"this is {launcher.called}, one of {size}"
+    )
+    raise UsageError(f"--nodes {request.nodes}, but {says}", fix="remove it")
+
+
+def _check_processes(launcher: Launcher, environ: Mapping[str, str], size: int) -> None:
+    """One process per machine: dsrun launch starts the workers."""
+    beside = integer(environ, launcher.local_size, 1) if launcher.local_size else 1
+    there = integer(environ, launcher.nodes, size) if launcher.nodes else size
+    if beside > 1 or there != size:
+        where = f"{beside} processes on this machine" if beside > 1 else f"{size} processes on {there} machines"
+        raise UsageError(
+            f"{launcher.called} has started {where}; dsrun launch starts its workers itself", fix=launcher.tool
+        )
+
+
+def _node(launcher: Launcher, environ: Mapping[str, str], hosts: tuple[str, ...]) -> tuple[int, str]:
+    """This machine's number, and the variable that says it."""
+    if launcher.own:
+        name = environ[launcher.own]
+        if name not in hosts:
+            raise UsageError(
+                f"{launcher.own}={shortened(name)!r}, but the machines are {', '.join(hosts[:5])}",
+                fix="give --nodes, --node-rank and --master-addr, and unset it",
+            )
+        return hosts.index(name), launcher.own
+    if launcher.rank:
+        return integer(environ, launcher.rank), launcher.rank
+    assert launcher.hosts is not None
+    try:
+        return cluster_rank(environ[launcher.hosts.of]), launcher.hosts.of
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise UsageError(
+            f"{launcher.hosts.of} does not say which of the {len(hosts)} machines this is",
+            fix="give --nodes, --node-rank and --master-addr, and unset it",
+        ) from None
+
+
+def _address(
+    launcher: Launcher, request: LaunchRequest, environ: Mapping[str, str], text_of: Read, nodes: int
+) -> tuple[str, bool]:
+    """Where node 0 is, and whether only a scheduler's list says so, in which mpirun may have left out the first."""
+    given = request.master_addr or environ.get("MASTER_ADDR") or environ.get(launcher.address)
+    if given:
+        with_port = re.fullmatch(r"([^:]+):\d+", given)
+        return (with_port[1] if with_port else given), False
+    if launcher.hosts:
+        return machines(launcher.hosts, environ, text_of)[0], False
+    if launcher.tool:
+        scheduler = scheduler_of(environ)
+        if scheduler:
+            return machines(scheduler.hosts, environ, text_of)[0], True
+        if first := first_host(environ.get("SLURM_JOB_NODELIST", "")):
+            return first, True
+    raise UsageError(
+        f"{launcher.where_it_is} on {nodes} machines, which does not say where the first one is"
+        if launcher.tool
+        else f"{launcher.called}, one of {nodes}, but not where the first one is",
+        fix="--master-addr NAME_OF_NODE_0, the same on all nodes",
+    )
+
+
+def _default_port(launcher: Launcher, environ: Mapping[str, str], *, listed: bool) -> int:
+    """The port where none is given: one that the job has for itself, if all nodes know the job."""
+    if environ.get(launcher.port):
+        return integer(environ, launcher.port)
+    if launcher.job:
+        return job_port(environ.get(launcher.job, ""))
+    scheduler = scheduler_of(environ) if listed else None
+    return job_port(environ[scheduler.job]) if scheduler else DEFAULT_PORT
+
+
+def job_port(job: str) -> int:
+    """A port that differs between jobs, which may share a machine; the one after it is the coordinator's."""
+    return FIRST_PORT + zlib.crc32(job.encode()) % (PORTS // 2) * 2
