@@ -232,6 +232,20 @@ def test_launch_in_pbs_job_starts_itself_over_ssh(dsrun, here, environ):
     assert flags.format(1) in second[-1]
 
 
+def test_train_in_only_pod_of_job_starts_ranks(dsrun, environ):
+    """RANK and WORLD_SIZE count pods there; of several, each would train alone."""
+    pod = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "job-master-0", "KUBERNETES_SERVICE_HOST": "10.96.0.1"}
+    environ |= pod
+    args = ("train", "--model", "demo-t5", "--dry-run")
+    done = dsrun(*args)
+    assert (done.returncode, "torch.distributed.run" in done.stdout) == (0, True), done.stderr
+    environ["WORLD_SIZE"] = "2"
+    done = dsrun(*args)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "a pod of Kubernetes, one of 2" in done.stderr
+    assert "dsrun launch -- dsrun train" in done.stderr
+
+
 def test_launch_on_other_machine_of_job_is_refused(dsrun, here, environ):
     """As by the scheduler's own tool for starting a command on each machine: each would start all."""
     (here / "my_train.py").touch()

@@ -202,6 +202,7 @@ REFUSED = {
     "no address": (JSRUN, {}, "under jsrun on 2 machines, which does not say where the first"),
     "rank too large": ({**TRAINJOB, "PET_NODE_RANK": "2"}, {}, "PET_NODE_RANK=2, but the 2 nodes are 0 to 1"),
     "elastic": ({**TRAINJOB, "PET_NNODES": "1:4"}, {}, "PET_NNODES='1:4' is not a number"),
+    "odd port": ({**MLP, "MLP_WORKER_0_PORT": "70000"}, {}, "MLP_WORKER_0_PORT=70000 is not a valid port"),
     "no node": ({**TRAINJOB, "PET_NNODES": "0"}, {}, "PET_NNODES=0 is not a number of nodes"),
     "stranger": ({**SAGEMAKER, "SM_CURRENT_HOST": "algo-9"}, {}, "SM_CURRENT_HOST='algo-9', but the machines"),
     "pbsdsh": (PBSDSH, {}, r"pbsdsh has started this on machine 1 of its job.*--nodes N --master-addr"),
