@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import socket
+import subprocess
 import sys
 
 import pytest
@@ -244,6 +245,17 @@ def test_train_in_only_pod_of_job_starts_ranks(dsrun, environ):
     assert (done.returncode, done.stdout) == (2, "")
     assert "a pod of Kubernetes, one of 2" in done.stderr
     assert "dsrun launch -- dsrun train" in done.stderr
+
+
+def test_supervisor_over_ssh_does_not_look_for_jobs(here, environ):
+    """The one machine of a hostfile was chosen, whatever the job has."""
+    (here / "my_train.py").touch()
+    environ |= {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": f"{socket.gethostname()} 8 gpu2 8"}
+    words = [sys.executable, "-m", "dsrun", "launch", "--tied", "--dry-run", "--nproc", "1", "--", "my_train.py"]
+    done = subprocess.run(
+        words, cwd=here, env=environ, input='{"env": {}}\n', text=True, capture_output=True, check=False
+    )
+    assert (done.returncode, "--nnodes=1 " in done.stdout) == (0, True), done.stderr
 
 
 def test_launch_on_other_machine_of_job_is_refused(dsrun, here, environ):
