@@ -252,10 +252,14 @@ def test_supervisor_over_ssh_does_not_look_for_jobs(here, environ):
     (here / "my_train.py").touch()
     environ |= {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": f"{socket.gethostname()} 8 gpu2 8"}
     words = [sys.executable, "-m", "dsrun", "launch", "--tied", "--dry-run", "--nproc", "1", "--", "my_train.py"]
-    done = subprocess.run(
-        words, cwd=here, env=environ, input='{"env": {}}\n', text=True, capture_output=True, check=False
+    child = subprocess.Popen(
+        words, cwd=here, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    assert (done.returncode, "--nnodes=1 " in done.stdout) == (0, True), done.stderr
+    child.stdin.write('{"env": {}}\n')
+    child.stdin.flush()  # and held open: its end means that the machine it was started from is lost
+    code = child.wait(timeout=300)
+    printed, said = child.communicate()
+    assert (code, "--nnodes=1 " in printed) == (0, True), said
 
 
 def test_launch_on_other_machine_of_job_is_refused(dsrun, here, environ):
