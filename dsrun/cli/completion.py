@@ -160,8 +160,8 @@ def gpu_names() -> list[str]:
 
     names: dict[str, None] = {}
     for row in gpu_table():
-        name = re.sub(r"^(tesla|geforce|quadro) | \(.*", "", row.name.lower()).replace(" ", "-")
-        if family := re.match(r"[a-z]{1,2}\d+[a-z]?(?=-)", name):
+        name = re.sub(r"^(tesla|geforce|quadro) |[()]", "", row.name.lower()).replace(" ", "-")
+        if family := re.match(r"[a-z]{1,2}\d+[a-z]?(?=-(?:[a-z]|\d+gb))", name):
             names[family[0]] = None
         names[name] = None
     return list(names)
