@@ -67,6 +67,28 @@ def test_packed_or_utf16_log_read_from_file_and_bytes(tmp_path: Path, pack: Call
         assert {hit.line for hit in scan_log(log, "a log").scan.hits} == {60_001}
 
 
+KILLED = "train.sh: 第 5 行：21130 已杀死               python train.py"
+
+
+@pytest.mark.parametrize("encoding", ["gbk", "gb18030"])
+def test_log_in_gbk_beside_utf8_is_read(encoding: str) -> None:
+    """What a shell writes in a locale with GBK, between lines of programs that write UTF-8, in several pieces."""
+    log = "开始训练 █▌\n".encode() + b"quiet\n" * 800_000 + KILLED.encode(encoding) + "\r保存\n".encode()
+    text = b"".join(data[:limit] for data, limit in reading.read_log(log, "a log")).decode()
+    assert text.startswith("开始训练 █▌\nquiet\n")
+    assert text.endswith(f"quiet\n{KILLED}\r保存\n")
+    assert {hit.line for hit in scan_log(log, "a log").scan.hits} == {800_002}
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["训练在写下一个字时断".encode()[:-1], "déjà vu, naïve, Größe".encode("latin-1"), b"\xd6\xd0\xb9\xfa \xff"],
+)
+def test_bytes_that_are_not_gbk_stay_as_they_are(line: bytes) -> None:
+    """UTF-8 that ends within a character, Western letters of one byte, and bytes that are no text at all."""
+    assert b"".join(data[:limit] for data, limit in reading.read_log(b"x\n" + line, "a log")) == b"x\n" + line
+
+
 def test_zstd_log_read_or_package_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """zstd is read where its package is installed; else the message names the package."""
     zstandard = pytest.importorskip("zstandard")
