@@ -26,6 +26,9 @@ AHEAD = 1 << 17
 _ZIP = b"PK\x03\x04"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _UTF16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
+# How a line of Windows ends in UTF-16: wsl.exe writes no mark of its order in front.
+_UTF16_END = "\r\n".encode("utf-16-le")
+_SAMPLE = 1 << 16
 # Colours, cursor movements, titles.
 _ESCAPES = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)|[@-Z\\^_])")
 # A log has tabs, bells, carriage returns and escapes, and where a truncated file was written on, zeros.
@@ -78,10 +81,15 @@ def is_binary(begin: bytes) -> bool:
     """Whether something that begins so is a program or other binary content, compressed texts aside."""
     if begin.startswith(b"\x7fELF"):
         return True
-    if begin[:2] in _UTF16:
+    if _utf16(begin):
         return False
-    sample = begin[: 1 << 16]
+    sample = begin[:_SAMPLE]
     return len(sample) - len(sample.translate(None, _CONTROL)) > _BINARY * len(sample)
+
+
+def _utf16(begin: bytes) -> str | None:
+    """Which UTF-16 a text that begins so is in, if it is."""
+    return _UTF16.get(begin[:2]) or ("utf-16-le" if _UTF16_END in begin[:_SAMPLE] else None)
 
 
 def _unpacked(stream: IO[bytes] | io.BufferedIOBase, name: str, stack: ExitStack) -> Iterator[bytes]:
@@ -137,7 +145,7 @@ def _checked(chunks: Iterator[bytes], name: str) -> Iterator[bytes]:
 
 def _decoded(chunks: Iterator[bytes]) -> Iterator[bytes]:
     first = next(chunks, b"")
-    encoding = _UTF16.get(first[:2])
+    encoding = _utf16(first)
     rest = chain([first], chunks)
     if encoding is None:
         return rest

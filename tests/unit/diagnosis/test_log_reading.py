@@ -80,6 +80,13 @@ def test_log_in_gbk_beside_utf8_is_read(encoding: str) -> None:
     assert {hit.line for hit in scan_log(log, "a log").scan.hits} == {800_002}
 
 
+def test_utf16_log_of_wsl_without_mark_is_read() -> None:
+    """wsl.exe writes UTF-16 into a pipe or file, without a byte order mark."""
+    log = "参考的对象类型不支持尝试的操作。\r\n错误代码: Wsl/Service/0x8007273d\r\n".encode("utf-16-le")
+    (hit,) = scan_log(log, "a log").scan.hits
+    assert (hit.line, hit.text) == (2, "错误代码: Wsl/Service/0x8007273d")
+
+
 @pytest.mark.parametrize(
     "line",
     ["训练在写下一个字时断".encode()[:-1], "déjà vu, naïve, Größe".encode("latin-1"), b"\xd6\xd0\xb9\xfa \xff"],
