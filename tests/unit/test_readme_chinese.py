@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from difflib import SequenceMatcher
 from pathlib import Path
 
 import pytest
@@ -60,14 +61,19 @@ def differences(english: Section, chinese: Section) -> list[str]:
     """What one section has and the other lacks, each in a line."""
     place = f'README.zh.md, section "{chinese.title}" ({english.title})'
     found = []
-    for number, (ours, theirs) in enumerate(zip(english.blocks, chinese.blocks, strict=False), 1):
-        lines, others = (Counter(block.splitlines()) for block in (ours, theirs))
-        found += [f"{place}, block {number} lacks the line: {line}" for line in lines - others]
-        found += [f"{place}, block {number} has another line: {line}" for line in others - lines]
-        if lines == others and ours != theirs:
-            found.append(f"{place}, block {number} has its lines in another order")
-    found += [f"{place} lacks the block:\n{block}" for block in english.blocks[len(chinese.blocks) :]]
-    found += [f"{place} has another block:\n{block}" for block in chinese.blocks[len(english.blocks) :]]
+    matcher = SequenceMatcher(None, english.blocks, chinese.blocks, autojunk=False)
+    for _, begin, end, start, stop in (each for each in matcher.get_opcodes() if each[0] != "equal"):
+        # A block of a gap that is as long on both sides is another text of the same block.
+        same = end - begin == stop - start
+        for ours, theirs in zip(english.blocks[begin:end], chinese.blocks[start:stop], strict=False) if same else ():
+            lines, others = (Counter(block.splitlines()) for block in (ours, theirs))
+            found += [f"{place} lacks the line: {line}" for line in lines - others]
+            found += [f"{place} has another line: {line}" for line in others - lines]
+            if lines == others:
+                found.append(f"{place} has the lines of a block in another order:\n{theirs}")
+        if not same:
+            found += [f"{place} lacks the block:\n{block}" for block in english.blocks[begin:end]]
+            found += [f"{place} has another block:\n{block}" for block in chinese.blocks[start:stop]]
     for what in ("rows", "links", "code"):
         ours, theirs = Counter(getattr(english, what)), Counter(getattr(chinese, what))
         found += [f"{place} lacks of its {what}: {each}" for each in ours - theirs]
@@ -96,7 +102,7 @@ def test_what_chinese_readme_lacks_is_named():
     chinese = Section(2, "SLURM", ["console\n$ a\n"])
     place = 'README.zh.md, section "SLURM" (On SLURM)'
     assert differences(english, chinese) == [
-        f"{place}, block 1 lacks the line: $ b",
+        f"{place} lacks the line: $ b",
         f"{place} lacks of its rows: [x](docs/x.md)",
         f"{place} lacks of its links: docs/x.md",
         f"{place} lacks of its code: --x",
