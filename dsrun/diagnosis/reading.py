@@ -1,4 +1,4 @@
-"""The bytes of logs: plain or compressed, from a file or a pipe, in UTF-8 or UTF-16; and what is not a log."""
+"""The bytes of logs: plain or compressed, from a file or a pipe, in UTF-8, UTF-16 or GBK; and what is not a log."""
 
 from __future__ import annotations
 
@@ -26,11 +26,16 @@ AHEAD = 1 << 17
 _ZIP = b"PK\x03\x04"
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _UTF16 = {codecs.BOM_UTF16_LE: "utf-16-le", codecs.BOM_UTF16_BE: "utf-16-be"}
+# How a line of Windows ends in UTF-16: wsl.exe writes no mark of its order in front.
+_UTF16_END = "\r\n".encode("utf-16-le")
+_SAMPLE = 1 << 16
 # Colours, cursor movements, titles.
 _ESCAPES = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)|[@-Z\\^_])")
 # A log has tabs, bells, carriage returns and escapes, and where a truncated file was written on, zeros.
 _CONTROL = bytes({*range(1, 32), 127} - {7, 8, 9, 10, 12, 13, 27})
 _BINARY = 0.02
+# Two Chinese characters of GB2312 in a row: all longer messages have them, Western text of one byte a letter hardly.
+_CHINESE = re.compile(rb"(?:[\xb0-\xf7][\xa1-\xfe]){2}")
 _DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, NotImplementedError, RuntimeError)
 
 
@@ -42,7 +47,7 @@ def read_log(log: Path | bytes, name: str) -> Iterator[tuple[bytes, int]]:
     """The content of `log`, a file, a pipe or the bytes themselves, in pieces.
 
     A piece ends with a line at the length given with it; what follows there comes again in the next one. A line of
-    megabytes is cut anywhere. Escape sequences are left out, UTF-16 becomes UTF-8.
+    megabytes is cut anywhere. Escape sequences are left out, UTF-16 and lines in GBK or GB18030 become UTF-8.
 
     Raises UsageError, with `name`, where it cannot be read; NotText where it is not a text; MissingError for zstd
     without the package zstandard.
@@ -51,7 +56,7 @@ def read_log(log: Path | bytes, name: str) -> Iterator[tuple[bytes, int]]:
         try:
             stream = stack.enter_context(log.open("rb") if isinstance(log, Path) else io.BytesIO(log))
             chunks = _decoded(_checked(_unpacked(stream, name, stack), name))
-            yield from _with_lookahead(_whole_lines(chunks))
+            yield from _with_lookahead(map(_from_gbk, _whole_lines(chunks)))
         except _DAMAGE as error:
             raise UsageError(f"{name} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
@@ -76,10 +81,15 @@ def is_binary(begin: bytes) -> bool:
     """Whether something that begins so is a program or other binary content, compressed texts aside."""
     if begin.startswith(b"\x7fELF"):
         return True
-    if begin[:2] in _UTF16:
+    if _utf16(begin):
         return False
-    sample = begin[: 1 << 16]
+    sample = begin[:_SAMPLE]
     return len(sample) - len(sample.translate(None, _CONTROL)) > _BINARY * len(sample)
+
+
+def _utf16(begin: bytes) -> str | None:
+    """Which UTF-16 a text that begins so is in, if it is."""
+    return _UTF16.get(begin[:2]) or ("utf-16-le" if _UTF16_END in begin[:_SAMPLE] else None)
 
 
 def _unpacked(stream: IO[bytes] | io.BufferedIOBase, name: str, stack: ExitStack) -> Iterator[bytes]:
@@ -135,7 +145,7 @@ def _checked(chunks: Iterator[bytes], name: str) -> Iterator[bytes]:
 
 def _decoded(chunks: Iterator[bytes]) -> Iterator[bytes]:
     first = next(chunks, b"")
-    encoding = _UTF16.get(first[:2])
+    encoding = _utf16(first)
     rest = chain([first], chunks)
     if encoding is None:
         return rest
@@ -153,6 +163,34 @@ def _whole_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
             rest = b""
     if rest:
         yield rest
+
+
+def _from_gbk(piece: bytes) -> bytes:
+    """`piece` with its lines of GBK as UTF-8: one log holds both where a shell or Windows speaks GBK to programs that
+    write UTF-8."""
+    return piece if _is_utf8(piece) else b"\n".join(map(_line_from_gbk, piece.split(b"\n")))
+
+
+def _line_from_gbk(line: bytes) -> bytes:
+    if _is_utf8(line):
+        return line
+    if b"\r" in line:
+        return b"\r".join(map(_line_from_gbk, line.split(b"\r")))
+    try:
+        return line.decode("gb18030").encode() if _CHINESE.search(line) else line
+    except UnicodeDecodeError:
+        return line
+
+
+def _is_utf8(text: bytes) -> bool:
+    """Whether it is valid; its end may be cut within a character, as that of a log is whose writer was killed."""
+    if text.isascii():
+        return True
+    try:
+        codecs.utf_8_decode(text, "strict", False)
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _with_lookahead(pieces: Iterator[bytes]) -> Iterator[tuple[bytes, int]]:

@@ -84,7 +84,7 @@ def test_sdist_contents(built):
     wanted = files_below(built.checkout, "dsrun", "tests", "bench", "tools", "docs", *DATA_FOLDERS)
     assert wanted <= built.sdist_files
     assert {"pyproject.toml", "README.md", "Makefile", "constraints.txt", "PKG-INFO"} <= built.sdist_files
-    assert {"CHANGELOG.md", "SECURITY.md", "CITATION.cff"} <= built.sdist_files
+    assert {"README.zh.md", "CHANGELOG.md", "SECURITY.md", "CITATION.cff"} <= built.sdist_files
 
 
 def test_wheel_from_sdist_equals_wheel_from_checkout(built):

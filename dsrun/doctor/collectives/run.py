@@ -41,14 +41,16 @@ def run_test(
     """Take part in the test, and lead it as member 0; `findings` are those of this node's own checks."""
     limits = limits or Limits(join_s=BY_HAND_S if place.by_hand else Limits.join_s)
     key = shared_key(run=place.run, secret=secret)
-    if place.index == 0:
-        return _lead(place, key, limits, notify, findings)
     port = place.port or 0
     try:
+        if place.index == 0:
+            return _lead(place, key, limits, notify, findings)
         end = take_part(place, port, key, timeout_s=limits.join_s, notify=notify, findings=findings)
     except LeaderUnreachable as error:
         message = f"node {place.index} cannot reach the first node at {place.host}:{port + 1}: {error.why}"
         fix = "is dsrun doctor running there, and does a firewall let the port through?"
+        if place.index == 0:
+            fix = "that is this node: give --master-addr the name or address by which all nodes reach it"
         finding = Finding(level="error", code="tcp_unreachable", message=message, fix=fix, where=place.host)
         return Outcome(EXIT_FINDINGS, finding=finding)
     return Outcome(int(end["end"]))

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.diagnosis.classify import Diagnosis, classify, diagnoses, root, scan_log
+from dsrun.diagnosis.reading import read_log
 from dsrun.diagnosis.rules import causes
 
 CORPUS = Path(__file__).parents[2] / "data" / "causes"
@@ -22,7 +23,8 @@ MESSAGES = [
 
 
 def read(name: str) -> str:
-    return (CORPUS / name).read_text(encoding="utf-8")
+    """A log of the corpus as `dsrun diagnose` reads it, whatever its encoding."""
+    return "".join(data[:limit].decode() for data, limit in read_log(CORPUS / name, name))
 
 
 @pytest.mark.parametrize("path", [path for path in LOGS if path.parts[0] not in ("none", "unknown")], ids=str)

@@ -67,6 +67,35 @@ def test_packed_or_utf16_log_read_from_file_and_bytes(tmp_path: Path, pack: Call
         assert {hit.line for hit in scan_log(log, "a log").scan.hits} == {60_001}
 
 
+KILLED = "train.sh: 第 5 行：21130 已杀死               python train.py"
+
+
+@pytest.mark.parametrize("encoding", ["gbk", "gb18030"])
+def test_log_in_gbk_beside_utf8_is_read(encoding: str) -> None:
+    """What a shell writes in a locale with GBK, between lines of programs that write UTF-8, in several pieces."""
+    log = "开始训练 █▌\n".encode() + b"quiet\n" * 800_000 + KILLED.encode(encoding) + "\r保存\n".encode()
+    text = b"".join(data[:limit] for data, limit in reading.read_log(log, "a log")).decode()
+    assert text.startswith("开始训练 █▌\nquiet\n")
+    assert text.endswith(f"quiet\n{KILLED}\r保存\n")
+    assert {hit.line for hit in scan_log(log, "a log").scan.hits} == {800_002}
+
+
+def test_utf16_log_of_wsl_without_mark_is_read() -> None:
+    """wsl.exe writes UTF-16 into a pipe or file, without a byte order mark."""
+    log = "参考的对象类型不支持尝试的操作。\r\n错误代码: Wsl/Service/0x8007273d\r\n".encode("utf-16-le")
+    (hit,) = scan_log(log, "a log").scan.hits
+    assert (hit.line, hit.text) == (2, "错误代码: Wsl/Service/0x8007273d")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["训练在写下一个字时断".encode()[:-1], "déjà vu, naïve, Größe".encode("latin-1"), b"\xd6\xd0\xb9\xfa \xff"],
+)
+def test_bytes_that_are_not_gbk_stay_as_they_are(line: bytes) -> None:
+    """UTF-8 that ends within a character, Western letters of one byte, and bytes that are no text at all."""
+    assert b"".join(data[:limit] for data, limit in reading.read_log(b"x\n" + line, "a log")) == b"x\n" + line
+
+
 def test_zstd_log_read_or_package_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """zstd is read where its package is installed; else the message names the package."""
     zstandard = pytest.importorskip("zstandard")

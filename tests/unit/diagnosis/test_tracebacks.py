@@ -123,7 +123,7 @@ def test_retried_exception_is_over_when_training_goes_on() -> None:
         "srun: error: node01: task 4: Exited with exit code 1",
         "[2026-11-21 10:00:00,123] [ERROR] [launch.py:322:sigkill_handler] ['python'] exits with return code = 1",
         "slurmstepd: error: execve(): train.py: No such file or directory",
-        "/var/spool/slurmd/job123/slurm_script: line 12: torchrun: command not found",
+        "/var/spool/slurmd/job123/slurm_script: line 12: my-trainer: command not found",
         "python: can't open file '/x/train.py': [Errno 2] No such file or directory",
         "Aborted (core dumped)",
         "Fatal Python error: Aborted",

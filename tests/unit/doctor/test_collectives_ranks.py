@@ -168,6 +168,16 @@ def test_leader_that_cannot_be_reached_is_a_finding() -> None:
     assert outcome.finding.message.startswith(f"node 1 cannot reach the first node at 127.0.0.1:{place.port + 1}:")
 
 
+def test_leader_with_an_unknown_name_is_a_finding() -> None:
+    """Its own --master-addr is one that this machine cannot resolve."""
+    place = Place(count=2, host="node1.invalid", port=free_port(), ranks=1, by_hand=True)
+    outcome = run_test(place, secret=None, limits=Limits(join_s=0.5), notify=print)
+    assert outcome.exit_code == 3
+    assert outcome.finding is not None
+    assert outcome.finding.message.startswith(f"node 0 cannot reach the first node at node1.invalid:{place.port + 1}:")
+    assert "--master-addr" in outcome.finding.fix
+
+
 def test_pair_that_cannot_connect_is_named_before_torch() -> None:
     """Node 1 listens where nobody can reach it: node 0 says so without starting a rank."""
     port, closed = free_port(), free_port()
