@@ -44,7 +44,7 @@ PARSED = (
 # A page shows how it is refused.
 REFUSED = "--notify https:"
 # Built at the same time as the page, elsewhere: they go from here when they are there.
-PENDING = ("render-k8s", "--hub modelscope")
+PENDING = ("--hub modelscope",)
 SUBMITTING = {"--follow", "--submit", "--test-only"}
 # Where one command ends and another one or a file begins.
 BETWEEN = {"|", "||", "&&", ";", "&", ">", ">>", "2>", "2>>", "2>&1"}
