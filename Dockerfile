@@ -1,5 +1,5 @@
 # dsrun with its libraries, and DeepSpeed's operations compiled for the GPUs of `--build-arg ARCH=…`: docs/image.md.
-# A Debian (or Ubuntu) whose python3 is 3.11 to 3.13.
+# A Debian whose python3 is 3.11 to 3.13.
 ARG BASE=debian:bookworm-slim
 
 # What training needs at run time, except for dsrun and DeepSpeed themselves, which change more often.
@@ -54,7 +54,7 @@ LABEL org.opencontainers.image.title="dsrun" \
 COPY --from=wheels /opt/dsrun/wheels /opt/dsrun/wheels
 RUN pip install --constraint constraints.txt /opt/dsrun/wheels/*.whl
 # Caches are below HOME: of user 1000, and of any other that a cluster prefers.
-RUN useradd --uid 1000 --create-home dsrun \
+RUN useradd --non-unique --uid 1000 --create-home dsrun \
  && chmod 1777 /home/dsrun
 ENV HOME=/home/dsrun
 USER 1000:1000

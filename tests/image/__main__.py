@@ -21,7 +21,9 @@ def missing() -> str | None:
         return "the steps of a Dockerfile need root (sudo make test-image)"
     if shutil.which("debootstrap") is None:
         return "not installed: debootstrap (apt-get install --no-install-recommends debootstrap)"
-    overlay = "d=$(mktemp -d -p /var/tmp) && mkdir $d/l $d/u $d/w && mount -t overlay overlay -o lowerdir=$d/l,upperdir="
+    overlay = (
+        "d=$(mktemp -d -p /var/tmp) && mkdir $d/l $d/u $d/w && mount -t overlay overlay -o lowerdir=$d/l,upperdir="
+    )
     overlay += "$d/u,workdir=$d/w $d/l; code=$?; umount $d/l; rm -r $d; exit $code"
     argv = ["unshare", "--mount", "--pid", "--uts", "--ipc", "--fork", "sh", "-c", overlay]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)

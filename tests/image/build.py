@@ -13,10 +13,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-from tests.integration.kept import kept, user_cache
 from tests.image.dockerfile import Stage, context_files, declared, expand, pairs, read_stages, words_of
 from tests.image.host import Host
 from tests.image.root import Root
+from tests.integration.kept import kept, user_cache
 
 _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -72,7 +72,9 @@ class Builder:
         suite = re.fullmatch(r"debian:([a-z]+)-slim", base)
         if not suite:
             raise ValueError(f"{base} cannot be made by debootstrap")
-        folder = kept(user_cache() / "image/systems", [suite[1], time.strftime("%G-%V")], [], partial(_debootstrap, suite[1]))
+        folder = kept(
+            user_cache() / "image/systems", [suite[1], time.strftime("%G-%V")], [], partial(_debootstrap, suite[1])
+        )
         return folder / "root"
 
     def _step(self, image: Image, word: str, value: str) -> None:

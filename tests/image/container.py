@@ -1,4 +1,4 @@
-"""A process in an image as Kubernetes starts it: without privileges, its volumes writable by group, itself process 1."""
+"""A process in an image as Kubernetes starts it: without privileges, its volumes writable by its group, no init."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 
 from tests.image.build import Image
-from tests.image.root import HOSTNAME
+from tests.image.root import HOSTNAME, Root
 
 FS_GROUP = 2000
 
@@ -31,22 +31,31 @@ class Container:
         self._tmp.mkdir()
         self._tmp.chmod(0o1777)
         self._hosts.write_text(f"127.0.0.1 localhost\n127.0.1.1 {HOSTNAME}\n")
+        self._root = Root.above(folder / "root", image.root)
+        # An engine makes what it mounts on, also where the root is read-only.
         for name in ("runs", "etc"):
-            (image.root.layer / name).mkdir(exist_ok=True)
+            (self._root.layer / name).mkdir()
+        (self._root.layer / "etc/hosts").touch()
 
     def start(
-        self, *args: str, user: int = 1000, program: str | None = None, env: Mapping[str, str] | None = None, **popen: Any
+        self,
+        *args: str,
+        user: int = 1000,
+        program: str | None = None,
+        env: Mapping[str, str] | None = None,
+        read_only: bool = False,
+        **popen: Any,
     ) -> subprocess.Popen[str]:
-        """Start the entry point, or `program` in its place, with `args`. The root is read-only."""
+        """Start the entry point, or `program` in its place, with `args`; `read_only`: it can write to volumes alone."""
         become = [f"--reuid={user}", f"--regid={user}", f"--groups={FS_GROUP}", "--no-new-privs"]
         become += ["--bounding-set=-all", "--inh-caps=-all"]
-        argv = self._image.root.command(
+        argv = self._root.command(
             [*([program] if program else self._image.entrypoint), *args],
             env={**self._image.env, **(env or {})},
             cwd=self._image.workdir,
             become=become,
             mounts=[(self.runs, "/runs"), (self._tmp, "/tmp"), (self._hosts, "/etc/hosts")],
-            read_only=True,
+            read_only=read_only,
         )
         streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, **popen}
         return subprocess.Popen(argv, stdin=subprocess.DEVNULL, text=True, **streams)

@@ -1,4 +1,4 @@
-"""How this machine reaches its packages, for processes in another root: settings of pip and apt, proxies, certificates."""
+"""How this machine reaches its packages, for processes in another root: pip, apt, proxies, certificates."""
 
 from __future__ import annotations
 
