@@ -58,8 +58,8 @@ class Root:
     ) -> list[str]:
         """The command line that runs `words` in this root with no environment but `env`.
 
-        Their process is number 1. `become` are flags of setpriv: user, groups, capabilities. `mounts` are folders and files
-        of this machine, each with the place in the root where it appears; a place below /run leaves nothing behind.
+        Their process is number 1. `become` are flags of setpriv: user, groups, capabilities. `mounts` are folders and
+        files of this machine, each with its place in the root; a place below /run leaves nothing behind.
         """
         mounted = self.folder / "mounted"
         if read_only:
