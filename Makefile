@@ -13,7 +13,7 @@ TEST_WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 SLURM_WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --budget
 
-.PHONY: demo test test-all test-slurm test-pythons test-faults test-kills test-cuda-wheel test-repeat test-gpu fast-lint lint bench bench-gpu docs clean
+.PHONY: demo test test-all test-slurm test-pythons test-image test-faults test-kills test-cuda-wheel test-repeat test-gpu fast-lint lint bench bench-gpu docs clean
 
 demo: $(VENV)/.train
 	$(BIN)/dsrun train --zero 2 --model demo-t5 --output $(DEMO_OUTPUT) --resume never --force \
@@ -42,6 +42,11 @@ test-slurm: $(VENV)/.test
 # are on this machine, each installed with 5 GB of packages. Debian's own python3 is a part of `make test`.
 test-pythons: $(VENV)/.test
 	$(BIN)/python -m tests.interpreters
+
+# The steps of the Dockerfile in fresh roots of Debian, and trainings in what they make. As root: it installs debootstrap,
+# and mounts overlays; exit code 4 where it may not.
+test-image: $(VENV)/.test
+	$(BIN)/python -m tests.image
 
 # Every fault at every phase of a run: half an hour. As root also the faults of disks. `make test-all` has nine of them.
 test-faults: $(VENV)/.test

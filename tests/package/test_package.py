@@ -83,7 +83,8 @@ def test_sdist_contents(built):
     """The sdist holds everything that building and testing need."""
     wanted = files_below(built.checkout, "dsrun", "tests", "bench", "tools", "docs", *DATA_FOLDERS)
     assert wanted <= built.sdist_files
-    assert {"pyproject.toml", "README.md", "Makefile", "constraints.txt", "PKG-INFO"} <= built.sdist_files
+    files = {"pyproject.toml", "README.md", "Makefile", "constraints.txt", "Dockerfile", ".dockerignore", "PKG-INFO"}
+    assert files <= built.sdist_files
     assert {"README.zh.md", "CHANGELOG.md", "SECURITY.md", "CITATION.cff"} <= built.sdist_files
 
 
