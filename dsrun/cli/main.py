@@ -52,6 +52,7 @@ def cli() -> None:
 def main() -> None:
     """The console script. Every error is one line on stderr and the exit code its kind has."""
     debug = "--debug" in sys.argv
+    _check_language(os.environ.get("DSRUN_LANG"))
     try:
         code = cli.main(sys.argv[1:] or ["--help"], prog_name="dsrun", standalone_mode=False)
     except DsrunError as error:
@@ -78,6 +79,16 @@ def main() -> None:
         _print_error("interrupted")
         code = EXIT_INTERRUPTED
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _check_language(name: str | None) -> None:
+    if not name:
+        return
+    from dsrun.cli.output import print_note
+    from dsrun.system.translation import LANGUAGES, language_named
+
+    if language_named(name) is None:
+        print_note(f"DSRUN_LANG={name} is not a language of dsrun: English is used ({' or '.join(LANGUAGES)})")
 
 
 def _print_error(message: str) -> None:

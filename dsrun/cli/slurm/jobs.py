@@ -23,6 +23,7 @@ from dsrun.slurm.jobs.status import explain_reason, read_jobs
 from dsrun.slurm.jobs.submit import follow
 from dsrun.system import slurm
 from dsrun.system.display import printable
+from dsrun.system.translation import translated
 
 # A century; dates further back end somewhere before the calendar does.
 MOST_HOURS = 1_000_000
@@ -155,7 +156,9 @@ def _print_one(job: SlurmJob) -> None:
         "folder": job.work_dir,
         "log": view.log or "" if view else "",
         "run": job.run or "",
-        "cause": f"{job.cause}: {cause_named(job.cause).title}; dsrun diagnose tells more" if job.cause else "",
+        "cause": f"{job.cause}: {translated(cause_named(job.cause).title)}; dsrun diagnose tells more"
+        if job.cause
+        else "",
         "step": _step(job),
         "loss": _loss(job),
     }
