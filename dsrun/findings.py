@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self
 
+from dsrun.errors import nearest
+
 Level = Literal["error", "warning", "info"]
 # {name}, {name!r}, {name:.1f}, and the keys of DeepSpeed's JSON, {zero_optimization.stage}.
 PLACEHOLDER = re.compile(r"\{([A-Za-z_][\w.]*)(!r)?(?::([^{}]*))?\}")
@@ -61,6 +63,17 @@ def joined(separator: str, parts: Iterable[str]) -> Message:
     """`separator.join(parts)` whose parts, and the separator itself, are still translated."""
     kept = tuple(parts)
     return Message.reads(separator.join(kept), separator, kept)
+
+
+def suggestion(name: str, known: Iterable[str], otherwise: Message | None = None, *, cutoff: float = 0.6) -> Message:
+    """As `errors.did_you_mean`, for a finding's fix."""
+    known = sorted(set(known))
+    match = nearest(name, known, cutoff=cutoff)
+    if match:
+        return Message("did you mean {match}?", match=match)
+    if otherwise is not None:
+        return otherwise
+    return Message("known: {names}", names=", ".join(known)) if known else Message("remove it")
 
 
 def fill(template: str, values: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message
 from dsrun.monitoring.status import STALE_S, RunStatus
 from dsrun.monitoring.straggler import SLOWER_BY
 from dsrun.runs.node_status import NodeStatus, RankProgress
@@ -98,8 +98,8 @@ def _silent_nodes(nodes: Sequence[NodeStatus], now: float) -> Iterator[Finding]:
     yield Finding(
         level="warning",
         code="silent_node",
-        message=f"no status from {names}",
-        fix="is the node up, and its clock right?",
+        message=Message("no status from {names}", names=names),
+        fix=Message("is the node up, and its clock right?"),
     )
 
 
@@ -115,8 +115,14 @@ def _silent_ranks(nodes: Sequence[NodeStatus], now: float) -> Iterator[Finding]:
             yield Finding(
                 level="warning",
                 code="silent_rank",
-                message=f"no heartbeat from {who} of {node.host} for {duration(longest.silent_s)}, in {longest.phase}",
-                fix="dsrun diagnose tells more once the watchdog has seen a hang",
+                message=Message(
+                    "no heartbeat from {who} of {host} for {silent_s}, in {phase}",
+                    who=who,
+                    host=node.host,
+                    silent_s=duration(longest.silent_s),
+                    phase=longest.phase,
+                ),
+                fix=Message("dsrun diagnose tells more once the watchdog has seen a hang"),
                 where=f"rank {longest.rank}",
             )
 
@@ -135,17 +141,27 @@ def _waiting_gpus(status: RunStatus, nodes: Sequence[NodeStatus], now: float) ->
     busy = f"{who} {'is' if len(waiting) == 1 else 'are'} busy at low power ({power})"
     if not is_stuck:
         yield Finding(
-            level="warning", code="waiting_gpu", where=f"{node.host}, GPU {gpu.index}",
-            message=f"{busy}: waiting for other ranks or for memory rather than computing",
-            fix="see which rank waits least",
-        )  # fmt: skip
+            level="warning",
+            code="waiting_gpu",
+            where=f"{node.host}, GPU {gpu.index}",
+            message=Message("{busy}: waiting for other ranks or for memory rather than computing", busy=busy),
+            fix=Message("see which rank waits least"),
+        )
         return
     others = [(node, gpu) for node in nodes for gpu in node.gpus if not is_waiting_while_busy(gpu)]
     yield Finding(
-        level="error", code="stuck_collective", where=f"{node.host}, GPU {gpu.index}",
-        message=f"probably a stuck collective: no rank has made a step for {duration(longest)}, and {busy}",
-        fix=f"look at the rank on {_gpus(others)}, which does not wait" if others else "look for a rank that has left",
-    )  # fmt: skip
+        level="error",
+        code="stuck_collective",
+        where=f"{node.host}, GPU {gpu.index}",
+        message=Message(
+            "probably a stuck collective: no rank has made a step for {longest}, and {busy}",
+            longest=duration(longest),
+            busy=busy,
+        ),
+        fix=Message("look at the rank on {others}, which does not wait", others=_gpus(others))
+        if others
+        else Message("look for a rank that has left"),
+    )
 
 
 def _throttled_gpus(nodes: Sequence[NodeStatus]) -> Iterator[Finding]:
@@ -155,8 +171,14 @@ def _throttled_gpus(nodes: Sequence[NodeStatus]) -> Iterator[Finding]:
         yield Finding(
             level="warning",
             code="throttled_gpu",
-            message=f"GPU {gpu.index} of {node.host} is slowed down{heat}: {', '.join(reasons)}",
-            fix="check its cooling and power; every rank waits for it",
+            message=Message(
+                "GPU {index} of {host} is slowed down{heat}: {reasons}",
+                index=gpu.index,
+                host=node.host,
+                heat=heat,
+                reasons=", ".join(reasons),
+            ),
+            fix=Message("check its cooling and power; every rank waits for it"),
             where=f"{node.host}, GPU {gpu.index}",
         )
 
@@ -169,14 +191,18 @@ def _stragglers(nodes: Sequence[NodeStatus]) -> Iterator[Finding]:
     host = next(node.host for node, rank in ranks if rank is slow)
     works = [work for _, rank in ranks if (work := rank.own_s) is not None]
     own = slow.own_s
-    how = f"it is at step {slow.step}"
+    how = Message("it is at step {step}", step=slow.step)
     if own and works:
-        how = f"its work takes {precise_duration(own)} a step, {precise_duration(statistics.median(works))} elsewhere"
+        how = Message(
+            "its work takes {own} a step, {works} elsewhere",
+            own=precise_duration(own),
+            works=precise_duration(statistics.median(works)),
+        )
     yield Finding(
         level="warning",
         code="slow_rank",
-        message=f"rank {slow.rank} on {host} is slower than the others: {how}",
-        fix="compare its GPU's clocks and its data with the others'",
+        message=Message("rank {rank} on {host} is slower than the others: {how}", rank=slow.rank, host=host, how=how),
+        fix=Message("compare its GPU's clocks and its data with the others'"),
         where=f"rank {slow.rank}",
     )
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from dsrun.errors import UsageError, did_you_mean
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message
 from dsrun.hardware.gres import Gres, parse_gres
 from dsrun.slurm.cluster.facts import ClusterFacts, Node, Partition
 from dsrun.slurm.render import notation
@@ -72,9 +72,17 @@ def check_resources(wanted: Request, partition: Partition, facts: ClusterFacts) 
     if len(pool) < wanted.spec.nodes:
         picked = " of those asked for" if wanted.spec.constraint or wanted.spec.exclude or wanted.spec.nodelist else ""
         yield error(
-            "nodes", f"{where} has {len(pool)} nodes{picked}, and the job wants {wanted.spec.nodes}",
-            f"--nodes {len(pool)}" if pool else "take another --partition, or ask for less", "--nodes",
-        )  # fmt: skip
+            "nodes",
+            Message(
+                "{where} has {count} nodes{picked}, and the job wants {nodes}",
+                where=where,
+                count=len(pool),
+                picked=picked,
+                nodes=wanted.spec.nodes,
+            ),
+            f"--nodes {len(pool)}" if pool else Message("take another --partition, or ask for less"),
+            "--nodes",
+        )
         return
     lacks = list(_lacks(wanted, partition, pool))
     yield from lacks
@@ -82,9 +90,16 @@ def check_resources(wanted: Request, partition: Partition, facts: ClusterFacts) 
     if not lacks and len(fitting) < wanted.spec.nodes:
         yield error(
             "no_such_nodes",
-            f"{len(fitting)} of the {len(pool)} nodes of {where} have all of it: {_requirements(wanted)}",
-            f"--nodes {len(fitting)}" if fitting else "ask for less per node", "--nodes",
-        )  # fmt: skip
+            Message(
+                "{count} of the {count_2} nodes of {where} have all of it: {wanted}",
+                count=len(fitting),
+                count_2=len(pool),
+                where=where,
+                wanted=_requirements(wanted),
+            ),
+            f"--nodes {len(fitting)}" if fitting else Message("ask for less per node"),
+            "--nodes",
+        )
     elif not lacks:
         yield from _asleep(wanted, partition, fitting)
         yield from _kinds(wanted, partition, fitting)
@@ -144,23 +159,41 @@ def _unknown(wanted: Request, partition: Partition, facts: ClusterFacts) -> Iter
     known = {name for node in facts.nodes for name in node.resources}
     for name in wanted.resources:
         if name != "gpu" and name not in known:
-            yield error("gres_unknown", f"no node has the resource {name!r}", did_you_mean(name, known), "--gres")
+            yield error(
+                "gres_unknown",
+                Message("no node has the resource {name!r}", name=name),
+                did_you_mean(name, known),
+                "--gres",
+            )
     if wanted.gpus and "gpu" not in known:
-        yield error("no_gpus", "no node of this cluster has GPUs", "--gpus-per-node 0 trains on CPUs", wanted.gpu_flag)
+        yield error(
+            "no_gpus",
+            Message("no node of this cluster has GPUs"),
+            Message("--gpus-per-node 0 trains on CPUs"),
+            wanted.gpu_flag,
+        )
         return
     types = {group.type for node in facts.nodes for group in node.gpus}
     here = {group.type for node in facts.nodes_of(partition) for group in node.gpus}
     for each in wanted.gpus:
         if each.type is not None and each.type not in types:
             named = {kind for kind in types if kind}
-            fix = did_you_mean(each.type, named) if named else f"GPUs have no types here: {each.count} alone"
-            yield error("gpu_type", f"no node has GPUs of the type {each.type!r}", fix, wanted.gpu_flag)
+            fix = (
+                did_you_mean(each.type, named)
+                if named
+                else Message("GPUs have no types here: {count} alone", count=each.count)
+            )
+            yield error(
+                "gpu_type", Message("no node has GPUs of the type {type!r}", type=each.type), fix, wanted.gpu_flag
+            )
         elif each.type is not None and each.type not in here:
             others = [one.name for one in facts.partitions if any(_has(node, each) for node in facts.nodes_of(one))]
             yield error(
-                "gpu_type", f"partition {partition.name} has no GPUs of the type {each.type}",
-                f"--partition {others[0]}" if others else "ask for fewer", wanted.gpu_flag,
-            )  # fmt: skip
+                "gpu_type",
+                Message("partition {name} has no GPUs of the type {type}", name=partition.name, type=each.type),
+                f"--partition {others[0]}" if others else Message("ask for fewer"),
+                wanted.gpu_flag,
+            )
 
 
 def _has(node: Node, gpus: Gres) -> bool:
@@ -217,11 +250,22 @@ def _lacks(wanted: Request, partition: Partition, pool: Sequence[Node]) -> Itera
         flag, what = requested[code]
         if count:
             nodes = f"{count} of the {len(pool)} nodes of partition {partition.name}"
-            message = f"{nodes} {'has' if count == 1 else 'have'} {what}, and the job wants {wanted.spec.nodes}"
-            fix = f"--nodes {count}, or less per node"
+            message = Message(
+                "{nodes} {value} {what}, and the job wants {nodes_2}",
+                nodes=nodes,
+                value="has" if count == 1 else "have",
+                what=what,
+                nodes_2=wanted.spec.nodes,
+            )
+            fix = Message("--nodes {count}, or less per node", count=count)
         else:
-            message = f"no node of partition {partition.name} has {what}: at most {best[code]()}"
-            fix = "ask for less per node, and for more nodes if that is too little"
+            message = Message(
+                "no node of partition {name} has {what}: at most {value}",
+                name=partition.name,
+                what=what,
+                value=best[code](),
+            )
+            fix = Message("ask for less per node, and for more nodes if that is too little")
         yield error(code, message, fix, flag)
 
 
@@ -231,10 +275,16 @@ def _kinds(wanted: Request, partition: Partition, fitting: Sequence[Node]) -> It
     if len(kinds) > 1 and any(each.type is None for each in wanted.gpus):
         names = [kind or "untyped ones" for kind in kinds]
         yield Finding(
-            level="warning", code="slurm_gpu_kinds", where=wanted.gpu_flag,
-            message=f"the job may get any GPUs of partition {partition.name}, also several kinds: {', '.join(names)}",
-            fix=f"name one: --gpus-per-node {next(kind for kind in kinds if kind)}:N",
-        )  # fmt: skip
+            level="warning",
+            code="slurm_gpu_kinds",
+            where=wanted.gpu_flag,
+            message=Message(
+                "the job may get any GPUs of partition {name}, also several kinds: {names}",
+                name=partition.name,
+                names=", ".join(names),
+            ),
+            fix=Message("name one: --gpus-per-node {kinds}:N", kinds=next(kind for kind in kinds if kind)),
+        )
 
 
 def _asleep(wanted: Request, partition: Partition, fitting: Sequence[Node]) -> Iterator[Finding]:
@@ -246,9 +296,18 @@ def _asleep(wanted: Request, partition: Partition, fitting: Sequence[Node]) -> I
             level="warning",
             code="slurm_nodes_down",
             where="--nodes",
-            message=f"{len(awake)} of the {len(fitting)} fitting nodes of partition {partition.name} are up, "
-            f"and the job wants {wanted.spec.nodes}: it will wait{why}",
-            fix=f"--nodes {len(awake)} starts sooner" if awake else "sinfo -R says why they are down",
+            message=Message(
+                "{count} of the {count_2} fitting nodes of partition {name} are up, and the job wants "
+                "{nodes}: it will wait{why}",
+                count=len(awake),
+                count_2=len(fitting),
+                name=partition.name,
+                nodes=wanted.spec.nodes,
+                why=why,
+            ),
+            fix=Message("--nodes {count} starts sooner", count=len(awake))
+            if awake
+            else Message("sinfo -R says why they are down"),
         )
 
 
@@ -259,10 +318,13 @@ def _little_memory(wanted: Request, partition: Partition, facts: ClusterFacts) -
     default = _default_memory(wanted, partition, facts)
     count = workers(wanted.spec)
     if default is not None and default < _LITTLE_MIB * count:
-        message = (
-            f"without --mem the job gets {notation.gib(default)} of each node for {count} worker{'s' * (count > 1)}"
+        message = Message(
+            "without --mem the job gets {default} of each node for {count} worker{s}",
+            default=notation.gib(default),
+            count=count,
+            s="s" * (count > 1),
         )
-        fix = "give --mem; --mem 0 is the whole node's"
+        fix = Message("give --mem; --mem 0 is the whole node's")
         yield Finding(level="info", code="slurm_memory_default", where="--mem", fix=fix, message=message)
 
 

@@ -6,12 +6,13 @@ import re
 from dataclasses import replace
 from typing import Any
 
+from dsrun.findings import Message
 from dsrun.zero.lint.codes import Findings
 from dsrun.zero.lint.source import dotted
 from dsrun.zero.lint.structure import leaves
 from dsrun.zero.schema import shown
 
-REPLACE = "replace it with a value"
+REPLACE = Message("replace it with a value")
 TEXT = re.compile(
     r"<[^<>]+>|\{\{.*\}\}|\$\{?\w+\}?|%\(?\w+\)?[sd]?|\.\.\.|…|__[A-Za-z]\w*__"
     r"|(TODO|FIXME|TBD|XXX+|CHANGE_?ME|REPLACE_?ME)\b.*|(?i:your)[_ -].*|MY_[A-Z_]+|.*\bpath/to/.*",
@@ -30,7 +31,7 @@ def name_placeholders(config: dict[str, Any], report: Findings) -> None:
         if not is_placeholder(value):
             continue
         place, wrong = f"{dotted(path)} (", False
-        message = f"{path[-1]} is {shown(value)}, a placeholder"
+        message = Message("{key} is {value}, a placeholder", key=path[-1], value=shown(value))
         for index, (position, finding) in enumerate(report.rows):
             if finding.level == "error" and finding.where.startswith(place):
                 report.rows[index] = (position, replace(finding, message=message, fix=REPLACE))
