@@ -14,6 +14,7 @@ TABLES = {
     "diagnosis/rules.toml": ("title", "means", "fix", "other_fix"),
     "slurm/lint/rules.toml": ("message", "fix"),
     "zero/rules.toml": ("message", "fix"),
+    "zero/lint/codes.toml": ("meaning",),
     "zero/legacy.toml": ("removed_from_compile", "removed", "forgotten", "deprecated", "optimizers"),
 }
 """The fields that are translated, or the tables whose texts are, by file below dsrun."""
