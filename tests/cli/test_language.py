@@ -8,14 +8,22 @@ from pathlib import Path
 
 import pytest
 
+from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import MANIFEST
-from tests.run_folders import event, write_run
+from dsrun.runs.node_status import NodeStatus, write_node_status
+from tests.run_folders import at, event, write_run
 
 CORPUS = Path(__file__).parents[1] / "data"
 OOM = str(CORPUS / "causes" / "cuda_oom" / "tr-oom.txt")
 CHINESE = re.compile("[\u4e00-\u9fff]")
 CONFIG = {"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}, "optimzer": {}, "train_batch_size": 8}
 SCRIPT = "#!/bin/bash\n#SBATCH --nodes=2 --gpus-per-node=4\n#SBATCH --outpt=log\ntorchrun --nnodes=1 train.py\n"
+
+
+LLAMA = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+    "num_attention_heads": 4, "vocab_size": 1000,
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -64,6 +72,23 @@ def test_findings_about_a_job_are_printed_in_chinese(dsrun, environ, here):
     environ["DSRUN_LANG"] = "zh"
     done = dsrun("render-slurm", "--nodes", "1", "--setup-file", "gone.sh", "--", "python", "gone.py")
     assert "gone.py 不在这台机器上" in done.stderr
+
+
+def test_findings_of_a_running_run_are_printed_in_chinese(dsrun, environ, here):
+    """`dsrun monitor`, of a run that is held, and a node of it that has been silent for years."""
+    environ["DSRUN_LANG"] = "zh"
+    folder = write_run(here / "run", events=[event("start", 0.0), event("training", 1.0, step=0, max_steps=9)])
+    write_node_status(folder, NodeStatus(time=at(0), host="gpu07", node=0, attempt=0, world_size=1))
+    with RunFolder(folder).acquire():
+        done = dsrun("monitor", "run", "--once")
+    assert "以下节点没有状态更新：gpu07" in done.stdout
+
+
+def test_notes_of_a_plan_are_printed_in_chinese(dsrun, environ, here):
+    environ["DSRUN_LANG"] = "zh"
+    (here / "config.json").write_text(json.dumps(LLAMA | {"quantization_config": {"quant_method": "fp8"}}))
+    done = dsrun("plan", "--model", ".", "--count", "shapes", "--gpus", "a100-80:1")
+    assert done.stderr.startswith("note: config.json 表明权重已量化 (fp8)：")
 
 
 def test_report_has_findings_in_chinese(dsrun, environ, inputs):
