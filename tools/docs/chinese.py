@@ -26,7 +26,7 @@ def markdown() -> str:
     )
     return (
         "## `dsrun diagnose` 的原因\n\n"
-        + table(("原因", "含义", "建议", "监管进程"), found)
+        + table(("原因", "含义", "建议", "监控进程"), found)
         + "\n\n## `dsrun config check` 的代码\n\n"
         + table(("代码", "级别", "含义"), codes)
         + "\n"
