@@ -13,7 +13,7 @@ TEST_WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 SLURM_WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --budget
 
-.PHONY: demo test test-all test-slurm test-pythons test-image test-faults test-kills test-cuda-wheel test-repeat test-gpu fast-lint lint bench bench-gpu docs clean
+.PHONY: demo test test-all test-slurm test-pythons test-image test-faults test-kills test-cuda-wheel test-repeat test-gpu fast-lint lint bench bench-gpu docs catalogue clean
 
 demo: $(VENV)/.train
 	$(BIN)/dsrun train --zero 2 --model demo-t5 --output $(DEMO_OUTPUT) --resume never --force \
@@ -82,6 +82,10 @@ bench-gpu: $(VENV)/.test
 
 docs: $(VENV)/.train
 	$(BIN)/python -m tools.docs
+
+# Brings dsrun/locale up to date with the texts of the code, and compiles it.
+catalogue: $(VENV)/.test
+	$(BIN)/python -m tools.catalogue
 
 # `==` would also take 2.13.0+cpu where an index has one; `===` compares the whole version.
 $(CUDA_VENV)/.ready:

@@ -1,11 +1,21 @@
-"""Finding: the one shape of advice that every judging command yields."""
+"""Finding: the one shape of advice that every judging command yields; and Message, its text.
+
+A `Message` is an English string that remembers its template and values. Stored, compared, pickled or written as JSON it
+is its English text. Where it is printed for a person, `dsrun.system.translation` looks its template up.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
+
+from dsrun.errors import nearest
 
 Level = Literal["error", "warning", "info"]
+# {name}, {name!r}, {name:.1f}, and the keys of DeepSpeed's JSON, {zero_optimization.stage}.
+PLACEHOLDER = re.compile(r"\{([A-Za-z_][\w.]*)(!r)?(?::([^{}]*))?\}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,3 +31,58 @@ class Finding:
     def as_dict(self) -> dict[str, Any]:
         """The finding as plain JSON values."""
         return asdict(self)
+
+
+class Message(str):
+    """`template` with its {placeholders} filled; braces around anything else, as bash writes them, stay.
+
+    `tools.catalogue` finds literal templates in the code: choose among whole sentences rather than among words, since
+    other languages put them elsewhere. A value that is a Message itself is translated too.
+    """
+
+    template: str
+    values: Mapping[str, Any] | tuple[str, ...]
+
+    def __new__(cls, template: str, /, **values: Any) -> Self:
+        return cls.reads(fill(template, values), template, values)
+
+    @classmethod
+    def reads(cls, text: str, template: str, values: Mapping[str, Any] | tuple[str, ...]) -> Self:
+        """A message that is `text` in English. Where `values` is a tuple, they are what the template separates."""
+        made = super().__new__(cls, text)
+        made.template = template
+        made.values = values
+        return made
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        """Copied, pickled and in `asdict`, it is the English text alone."""
+        return str, (str(self),)
+
+
+def joined(separator: str, parts: Iterable[str]) -> Message:
+    """`separator.join(parts)` whose parts, and the separator itself, are still translated."""
+    kept = tuple(parts)
+    return Message.reads(separator.join(kept), separator, kept)
+
+
+def suggestion(name: str, known: Iterable[str], otherwise: Message | None = None, *, cutoff: float = 0.6) -> Message:
+    """As `errors.did_you_mean`, for a finding's fix."""
+    known = sorted(set(known))
+    match = nearest(name, known, cutoff=cutoff)
+    if match:
+        return Message("did you mean {match}?", match=match)
+    if otherwise is not None:
+        return otherwise
+    return Message("known: {names}", names=", ".join(known)) if known else Message("remove it")
+
+
+def fill(template: str, values: Mapping[str, Any]) -> str:
+    """`template` with the values of its placeholders; those without a value stay."""
+    return PLACEHOLDER.sub(lambda found: _shown(found, values), template)
+
+
+def _shown(found: re.Match[str], values: Mapping[str, Any]) -> str:
+    name, as_repr, form = found.groups()
+    if name not in values:
+        return found[0]
+    return format(repr(values[name]) if as_repr else values[name], form or "")

@@ -18,6 +18,7 @@ from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import complete_checkpoints
 from dsrun.runs.manifest import verify as read_through
 from dsrun.system.display import duration, size_text
+from dsrun.system.translation import translated
 
 _WHERE = click.argument("where", metavar="RUN|CHECKPOINT", type=click.Path(path_type=Path))
 _HEAD = ("STEP", "SIZE", "AGE", "ZERO", "RANKS", "STATE")
@@ -110,9 +111,9 @@ def _row(entry: Entry) -> tuple[str, ...]:
 
 def _print_findings(path: Path, findings: Sequence[Finding]) -> None:
     if not findings:
-        print_line(f"{path}: intact")
+        print_line(f"{path}: {translated('intact')}")
     for finding in findings:
-        print_line(f"{finding.where}: {finding.message.partition(': ')[2]}")
+        print_line(f"{finding.where}: {translated(finding.message).partition(': ')[2]}")
 
 
 def _lines(found: Contents) -> list[tuple[str, str]]:

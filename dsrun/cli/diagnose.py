@@ -10,13 +10,14 @@ import click
 
 from dsrun.cli.options import Command, format_option
 from dsrun.cli.output import print_json, print_line
-from dsrun.diagnosis.diagnose import Verdict, of_logs
+from dsrun.diagnosis.diagnose import Verdict, likely, of_logs
 from dsrun.diagnosis.jobs import by_job, job_of, logs_below
 from dsrun.diagnosis.reading import members
 from dsrun.diagnosis.run import is_run, of_run, runs_below
 from dsrun.errors import EXIT_FINDINGS, UsageError
-from dsrun.findings import Finding
-from dsrun.system.display import counted
+from dsrun.findings import Finding, Message, joined
+from dsrun.system.display import counted, padded
+from dsrun.system.translation import translated
 
 STDIN = "-"
 
@@ -89,23 +90,27 @@ def _print_all(verdicts: Mapping[str, Verdict]) -> None:
 def _print(verdict: Verdict) -> None:
     cause = verdict.cause
     if verdict.where:
-        likely = " (likely)" if verdict.likely else ""
         rows = [
-            ("cause", f"{cause.code}: {cause.title}{likely}"),
+            (translated("cause"), f"{cause.code}: {translated(likely(cause.title, verdict.likely))}"),
             ("rank", "" if verdict.rank is None else str(verdict.rank)),
-            ("where", verdict.where),
-            ("line", verdict.evidence),
-            ("meaning", verdict.means),
-            ("fix", verdict.fix),
+            (translated("where"), verdict.where),
+            (translated("line"), translated(verdict.evidence)),
+            (translated("meaning"), translated(verdict.means)),
+            (translated("fix"), translated(verdict.fix)),
         ]
         others: Sequence[Finding] = verdict.findings[1:]
     else:
-        logs = f" of {len(verdict.logs)} logs" if len(verdict.logs) > 1 else ""
-        lines = counted(verdict.lines, "line")
-        training = "" if verdict.trained else "; none of training, either"
-        click.echo(f"{cause.code}: no known sign of failure in {lines}{logs}{training}")
+        print_line(f"{cause.code}: {translated(_none_found(verdict))}")
         rows, others = [], verdict.findings
-    rows += [("also", f"{found.code}, {found.where}: {found.message}") for found in others]
+    rows += [(translated("also"), f"{found.code}, {found.where}: {translated(found.message)}") for found in others]
     for name, value in rows:
         if value:
-            print_line(f"{name:<8} {value}")
+            print_line(f"{padded(name, 8)} {value}")
+
+
+def _none_found(verdict: Verdict) -> Message:
+    lines = counted(verdict.lines, "line")
+    several = len(verdict.logs) > 1
+    where = Message("{lines} of {logs}", lines=lines, logs=counted(len(verdict.logs), "log")) if several else lines
+    parts = [Message("no known sign of failure in {lines}", lines=where)]
+    return joined("; ", parts if verdict.trained else [*parts, Message("none of training, either")])

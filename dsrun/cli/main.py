@@ -86,6 +86,7 @@ def main() -> None:
 
         leave_init_behind()
     debug = "--debug" in sys.argv
+    _check_language(os.environ.get("DSRUN_LANG"))
     try:
         if asked := os.environ.get("_DSRUN_COMPLETE"):
             from dsrun.cli.completion import complete  # a shell asks at each press of the Tab key
@@ -116,6 +117,16 @@ def main() -> None:
         _print_error("interrupted")
         code = EXIT_INTERRUPTED
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _check_language(name: str | None) -> None:
+    if not name:
+        return
+    from dsrun.cli.output import print_note
+    from dsrun.system.translation import LANGUAGES, language_named
+
+    if language_named(name) is None:
+        print_note(f"DSRUN_LANG={name} is not a language of dsrun: English is used ({' or '.join(LANGUAGES)})")
 
 
 def _print_error(message: str) -> None:

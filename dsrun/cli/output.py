@@ -19,7 +19,7 @@ import click
 
 from dsrun.errors import UsageError
 from dsrun.system import variables
-from dsrun.system.display import masked, printable, without_tokens
+from dsrun.system.display import cells, masked, padded, printable, without_tokens
 from dsrun.system.files import replacing
 
 FORMAT_VERSION = 1
@@ -64,9 +64,9 @@ def write_output(text: str, name: str | None, *, force: bool) -> None:
 def print_table(rows: Iterable[Sequence[str]]) -> None:
     """Print rows of cells with aligned columns."""
     rows = [[printable(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    widths = [max(map(cells, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        click.echo("  ".join(padded(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def print_fields(fields: Iterable[tuple[str, str]], *, width: int) -> None:

@@ -12,7 +12,7 @@ from dsrun.diagnosis.classify import Diagnosis, ScannedLog, diagnoses, recovered
 from dsrun.diagnosis.collectives import rank_behind
 from dsrun.diagnosis.reading import NotText
 from dsrun.diagnosis.rules import Cause, causes
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message
 from dsrun.runs.folder import RANK_LOG
 
 NONE = "none"
@@ -117,20 +117,27 @@ def _over(scanned: Mapping[str, ScannedLog], own: bool) -> tuple[Finding, ...]:
     """What a run without a failure got over, but its owner should know."""
     found = ((name, why) for name, log in scanned.items() for why in recovered(log))
     return tuple(
-        replace(_finding(why, name, own=own, level="warning"), message=f"{why.evidence} (finite again afterwards)")
+        replace(
+            _finding(why, name, own=own, level="warning"),
+            message=Message("{line} (finite again afterwards)", line=why.evidence),
+        )
         for name, why in found
     )[:1]
 
 
 def _finding(why: Diagnosis, name: str, *, own: bool, level: str = "") -> Finding:
-    likely = " (likely)" if why.weight == "guess" else ""
     return Finding(
         level=level or why.cause.level,  # type: ignore[arg-type]
         code=why.cause.code,
-        message=f"{why.cause.title}{likely}: {why.evidence}",
+        message=Message("{title}: {line}", title=likely(why.cause.title, why.weight == "guess"), line=why.evidence),
         fix=_fix(why, own=own),
         where=_where(name, why),
     )
+
+
+def likely(title: str, is_guess: bool) -> str:
+    """The title of a cause, which says so where it is a guess."""
+    return Message("{title} (likely)", title=title) if is_guess else title
 
 
 def _fix(why: Diagnosis, *, own: bool) -> str:
@@ -139,7 +146,7 @@ def _fix(why: Diagnosis, *, own: bool) -> str:
     if own or not other:
         return why.fix
     flags = ", ".join(_FLAG.findall(why.fix))
-    return f"{other} (with dsrun train: {flags})" if flags else other
+    return Message("{advice} (with dsrun train: {flags})", advice=other, flags=flags) if flags else other
 
 
 def _where(name: str, why: Diagnosis) -> str:

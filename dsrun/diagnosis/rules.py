@@ -9,7 +9,7 @@ from functools import cache, cached_property
 from typing import Any, Literal
 
 from dsrun.datafiles import toml_beside
-from dsrun.findings import Level
+from dsrun.findings import Level, Message
 
 Then = Literal["restart", "shrink", "resume", "stop"]
 """What the supervisor does: start again, start again with less memory, leave to be resumed, or stop."""
@@ -85,19 +85,27 @@ class Cause:
         return self.then == "restart"
 
 
-UNKNOWN = Cause(code="", then="restart", title="the workers failed", means="no rule matches the log", fix="")
+UNKNOWN = Cause(
+    code="", then="restart", title=Message("the workers failed"), means=Message("no rule matches the log"), fix=""
+)
+_TEXTS = frozenset({"title", "means", "fix", "other_fix"})
 
 
 @cache
 def causes() -> Mapping[str, Cause]:
     """Every cause by its code, in the file's order. The tests check the file: here a wrong key is a TypeError."""
     entries = toml_beside(__file__)["cause"]
-    found = (Cause(signs=tuple(_sign(**sign) for sign in entry.pop("sign", ())), **entry) for entry in entries)
+    found = (Cause(signs=tuple(_sign(**sign) for sign in entry.pop("sign", ())), **_worded(entry)) for entry in entries)
     return {cause.code: cause for cause in found}
 
 
 def _sign(*, has: str | list[str], **others: Any) -> Sign:
-    return Sign(has=(has,) if isinstance(has, str) else tuple(has), **others)
+    return Sign(has=(has,) if isinstance(has, str) else tuple(has), **_worded(others))
+
+
+def _worded(entry: dict[str, Any]) -> dict[str, Any]:
+    """An entry whose texts can be translated."""
+    return {name: Message(value) if name in _TEXTS else value for name, value in entry.items()}
 
 
 def cause_named(code: str) -> Cause:

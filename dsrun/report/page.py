@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsrun import __version__
+from dsrun.diagnosis.diagnose import likely
 from dsrun.findings import Finding
 from dsrun.monitoring.comparison import Difference, differences
 from dsrun.monitoring.history import DEFAULT
@@ -23,6 +24,7 @@ from dsrun.runs.goodput import LABELS
 from dsrun.runs.records import plain, utc_now
 from dsrun.runs.values import finite
 from dsrun.system.display import counted, duration, figure, precise_duration, size_text
+from dsrun.system.translation import translated
 
 if TYPE_CHECKING:
     import jinja2
@@ -212,7 +214,7 @@ def _state(status: RunStatus) -> str:
 
 def _finalized(value: Any) -> Any:
     """Foreign text without control characters and access tokens; what is HTML already stays as it is."""
-    return shown_text(value) if type(value) is str else value
+    return shown_text(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
 
 
 @cache
@@ -231,7 +233,18 @@ def _template() -> jinja2.Template:
     folder = Path(__file__).parent
     for name in ("page.css", "page.js"):
         environment.globals[name.replace(".", "_")] = Markup((folder / name).read_text(encoding="utf-8"))
-    for function in (subtitle, tiles, goodput_rows, evaluation_rows, all_findings, duration, deepspeed_json, figure):
+    environment.filters["translated"] = translated
+    for function in (
+        subtitle,
+        tiles,
+        goodput_rows,
+        evaluation_rows,
+        all_findings,
+        duration,
+        deepspeed_json,
+        figure,
+        likely,
+    ):
         environment.globals[function.__name__] = function
     environment.globals.update(
         state_class=_state, symbols=_SYMBOLS, default_source=DEFAULT, event_rows=timeline.rows, strip=timeline.strip,

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message
 from dsrun.runs.checksum import ChecksumPool, sum_of, threads
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.records import fsync_folder, plain, utc_now, write_json_atomic
@@ -140,18 +140,20 @@ def missing_or_wrong_size(checkpoint: Path, manifest: Manifest | None = None) ->
     """
     manifest = manifest or read_manifest(checkpoint)
     if manifest is None:
-        why = "it has no manifest: its save never finished, or dsrun did not write it"
+        why = Message("it has no manifest: its save never finished, or dsrun did not write it")
         if (checkpoint / MANIFEST).exists():
-            why = "its manifest cannot be read, so its files cannot be checked"
+            why = Message("its manifest cannot be read, so its files cannot be checked")
         return [_finding(INCOMPLETE, why, checkpoint)]
     findings = []
     for name, entry in manifest["files"].items():
         path = checkpoint / name
         size = _size(path)
         if size is None:
-            findings.append(_finding(INCOMPLETE, "the file is missing", path))
+            findings.append(_finding(INCOMPLETE, Message("the file is missing"), path))
         elif size != entry["size"]:
-            findings.append(_finding(CORRUPT, f"{size} bytes instead of {entry['size']}", path))
+            findings.append(
+                _finding(CORRUPT, Message("{size} bytes instead of {saved}", size=size, saved=entry["size"]), path)
+            )
     return findings
 
 
@@ -172,8 +174,14 @@ def within(checkpoint: Path, finding: Finding) -> str:
 
 
 def _finding(code: str, why: str, path: Path) -> Finding:
-    fix = "resume from an older checkpoint; --resume auto does so by itself"
-    return Finding(level="error", code=code, message=f"{path.name}: {why}", fix=fix, where=str(path))
+    fix = Message("resume from an older checkpoint; --resume auto does so by itself")
+    return Finding(
+        level="error",
+        code=code,
+        message=Message("{name}: {problem}", name=path.name, problem=why),
+        fix=fix,
+        where=str(path),
+    )
 
 
 def _files(checkpoint: Path) -> Iterator[str]:

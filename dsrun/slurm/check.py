@@ -10,140 +10,14 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dsrun.errors import did_you_mean
-from dsrun.findings import Finding, Level
+from dsrun.findings import Finding, Level, Message, suggestion
 from dsrun.slurm import resources
-from dsrun.slurm.cluster.facts import NO_LIMIT, Accounting, ClusterFacts, Partition, Qos
+from dsrun.slurm.cluster.facts import NO_LIMIT, ClusterFacts, Partition
 from dsrun.slurm.licenses import check_licenses
+from dsrun.slurm.permissions import check_partition_list, check_permissions
 from dsrun.slurm.render import notation
-from dsrun.slurm.render.environment import gpus_of
 from dsrun.slurm.render.options import SlurmSpec
-from dsrun.slurm.resources import Request, error, request
-
-
-def _permissions(wanted: Request, partition: Partition, facts: ClusterFacts) -> Iterator[Finding]:
-    """What the partition and the accounting database do not let this user do."""
-    if partition.groups and facts.user != "root" and not set(partition.groups) & set(facts.groups):
-        yield error(
-            "group", f"partition {partition.name} is for the groups {', '.join(partition.groups)}, and you are in none",
-            "take another --partition, or ask for access", "--partition",
-        )  # fmt: skip
-    known = facts.accounting
-    if known is None:
-        return
-    account = wanted.spec.account or known.default_account
-    yield from _account(wanted, known, partition, account)
-    yield from _qos(wanted, known, partition, account)
-
-
-def _partition_list(wanted: Request, facts: ClusterFacts) -> Iterator[Finding]:
-    """SLURM takes no list of partitions from an account that is bound to one of them."""
-    known = facts.accounting
-    account = wanted.spec.account or (known.default_account if known else None)
-    if known is None or account is None or len(wanted.partitions) < 2:
-        return
-    bound = [each.partition for each in known.associations if each.partition and _same(account, (each.account,))]
-    if "associations" in known.enforced and set(bound) & set(wanted.partitions):
-        yield error(
-            "partitions",
-            f"SLURM takes no list of partitions from account {account}: it is bound to {', '.join(map(str, bound))}",
-            f"--partition {wanted.partitions[0]}",
-            "--partition",
-        )
-
-
-def _same(name: str, others: tuple[str, ...]) -> bool:
-    """SLURM takes accounts and QOS in any case."""
-    return name.lower() in {each.lower() for each in others}
-
-
-def _account(wanted: Request, known: Accounting, partition: Partition, account: str | None) -> Iterator[Finding]:
-    mine = tuple(dict.fromkeys(each.account for each in known.associations))
-    if "associations" in known.enforced and not mine:
-        yield error(
-            "account_missing", "you have no account on this cluster, and it takes jobs on accounts only",
-            "ask its administrators for one", "--account",
-        )  # fmt: skip
-        return
-    if account is None:
-        return
-    if not _same(account, mine):
-        if "associations" in known.enforced or wanted.spec.account:
-            found = error(
-                "account_unknown", f"{account!r} is not your account", did_you_mean(account, mine), "--account"
-            )
-            yield found if "associations" in known.enforced else replace(found, level="warning")
-        return
-    usable = [name for name in mine if _may(name, partition)]
-    if not _may(account, partition):
-        named = f"account {account}" + ("" if wanted.spec.account else " (your default)")
-        yield error(
-            "account_partition", f"{named} may not use partition {partition.name}: its jobs would never start",
-            f"--account {usable[0]}" if usable else "take another --partition", "--account",
-        )  # fmt: skip
-    elif not _association(known, account, partition):
-        places = [each.partition for each in known.associations if _same(account, (each.account,)) and each.partition]
-        yield error(
-            "account_partition", f"you may use account {account} in {', '.join(places)} only",
-            f"--partition {places[0]}", "--account",
-        )  # fmt: skip
-
-
-def _may(account: str, partition: Partition) -> bool:
-    if partition.accounts:
-        return _same(account, partition.accounts)
-    return not _same(account, partition.denied_accounts)
-
-
-def _association(known: Accounting, account: str, partition: Partition) -> tuple[str, ...] | None:
-    """The QOS of the association that counts: that for the partition, else that for all; None for none."""
-    fitting = [each for each in known.associations if _same(account, (each.account,))]
-    for place in (partition.name, None):
-        for each in fitting:
-            if each.partition == place:
-                return (*each.qos, *((each.default_qos,) if each.default_qos else ())) or ("",)
-    return None
-
-
-def _qos(wanted: Request, known: Accounting, partition: Partition, account: str | None) -> Iterator[Finding]:
-    if wanted.spec.qos is None:
-        return
-    quality = next((each for each in known.qualities if _same(wanted.spec.qos, (each.name,))), None)
-    if quality is None:
-        names = (each.name for each in known.qualities)
-        found = error(
-            "qos_unknown", f"there is no QOS {wanted.spec.qos!r}", did_you_mean(wanted.spec.qos, names), "--qos"
-        )
-        # SLURM takes any name where it enforces none.
-        yield found if known.enforced else replace(found, level="warning")
-        return
-    mine = _association(known, account, partition) if account else None
-    if mine and "qos" in known.enforced and not _same(quality.name, mine):
-        yield error(
-            "qos_account", f"account {account} may not use QOS {quality.name} in partition {partition.name}",
-            f"--qos {next(iter(mine))}", "--qos",
-        )  # fmt: skip
-    elif (partition.qos and not _same(quality.name, partition.qos)) or _same(quality.name, partition.denied_qos):
-        yield error(
-            "qos_partition", f"partition {partition.name} does not take QOS {quality.name}",
-            f"--qos {partition.qos[0]}" if partition.qos else "take another --qos", "--qos",
-        )  # fmt: skip
-    if "limits" in known.enforced:
-        yield from _limits(wanted, quality)
-
-
-def _limits(wanted: Request, quality: Qos) -> Iterator[Finding]:
-    if wanted.time is not None and wanted.time > quality.time_limit:
-        yield error(
-            "qos_time", f"{notation.clock(wanted.time)} is above the limit of QOS {quality.name}",
-            f"--time {notation.clock(quality.time_limit)}", "--time",
-        )  # fmt: skip
-    gpus = gpus_of(wanted.spec) * wanted.spec.nodes
-    if gpus > quality.max_gpus:
-        yield error(
-            "qos_gpus", f"{gpus} GPUs are more than a job of QOS {quality.name} may have, {quality.max_gpus:.0f}",
-            "ask for fewer, or take another --qos", "--qos",
-        )  # fmt: skip
+from dsrun.slurm.request import Request, error, feature_names, hosts, request
 
 
 def check(spec: SlurmSpec, facts: ClusterFacts) -> list[Finding]:
@@ -152,7 +26,7 @@ def check(spec: SlurmSpec, facts: ClusterFacts) -> list[Finding]:
     Of several partitions one that fits is enough: what the others lack are warnings then.
     """
     wanted = request(spec)
-    found = [*_names(wanted, facts), *_array(wanted, facts), *_partition_list(wanted, facts)]
+    found = [*_names(wanted, facts), *_array(wanted, facts), *check_partition_list(wanted, facts)]
     each = {name: _in_partition(wanted, facts, name) for name in wanted.partitions or (None,)}
     some_fit = any(all(one.level != "error" for one in findings) for findings in each.values())
     for findings in each.values():
@@ -164,21 +38,28 @@ def check(spec: SlurmSpec, facts: ClusterFacts) -> list[Finding]:
 def _names(wanted: Request, facts: ClusterFacts) -> Iterator[Finding]:
     """Names that the cluster does not have."""
     for flag, text in (("--nodelist", wanted.spec.nodelist), ("--exclude", wanted.spec.exclude)):
-        unknown = [name for name in resources.hosts(text) if name not in facts.by_name]
+        unknown = [name for name in hosts(text) if name not in facts.by_name]
         if unknown:
-            fix = did_you_mean(unknown[0], facts.by_name) if len(facts.nodes) <= 1000 else "sinfo -N lists them"
-            yield error("node_unknown", f"there is no node {', '.join(unknown[:5])}", fix, flag)
+            fix = suggestion(unknown[0], facts.by_name) if len(facts.nodes) <= 1000 else Message("sinfo -N lists them")
+            yield error(
+                "node_unknown", Message("there is no node {unknown}", unknown=", ".join(unknown[:5])), fix, flag
+            )
     features = {feature for node in facts.nodes for feature in node.features}
-    for name in resources.feature_names(wanted.spec.constraint or ""):
+    for name in feature_names(wanted.spec.constraint or ""):
         if name not in features:
             yield error(
-                "feature_unknown", f"no node has the feature {name!r}", did_you_mean(name, features), "--constraint"
+                "feature_unknown",
+                Message("no node has the feature {name!r}", name=name),
+                suggestion(name, features),
+                "--constraint",
             )
     if wanted.spec.reservation and not set(wanted.spec.reservation.split(",")) <= set(facts.reservations):
         yield error(
-            "reservation_unknown", f"there is no reservation {wanted.spec.reservation!r}",
-            did_you_mean(wanted.spec.reservation, facts.reservations), "--reservation",
-        )  # fmt: skip
+            "reservation_unknown",
+            Message("there is no reservation {reservation!r}", reservation=wanted.spec.reservation),
+            suggestion(wanted.spec.reservation, facts.reservations),
+            "--reservation",
+        )
     if wanted.spec.licenses and facts.licenses is not None:
         yield from check_licenses(wanted.spec.licenses, facts.licenses)
 
@@ -189,9 +70,15 @@ def _array(wanted: Request, facts: ClusterFacts) -> Iterator[Finding]:
     highest = max(map(int, numbers), default=-1)
     if highest >= facts.max_array_size:
         yield error(
-            "array_size", f"task {highest} of the array: this cluster takes numbers below {facts.max_array_size}",
-            "submit several smaller arrays", "--array",
-        )  # fmt: skip
+            "array_size",
+            Message(
+                "task {highest} of the array: this cluster takes numbers below {max_array_size}",
+                highest=highest,
+                max_array_size=facts.max_array_size,
+            ),
+            Message("submit several smaller arrays"),
+            "--array",
+        )
 
 
 def _in_partition(wanted: Request, facts: ClusterFacts, name: str | None) -> list[Finding]:
@@ -199,32 +86,44 @@ def _in_partition(wanted: Request, facts: ClusterFacts, name: str | None) -> lis
     if partition is None:
         return [_no_partition(facts, name)]
     found = [*_state(partition, facts), *_time(wanted, partition), *_node_count(wanted, partition, facts)]
-    if all(name in facts.by_name for name in resources.hosts(wanted.spec.nodelist)):
+    if all(name in facts.by_name for name in hosts(wanted.spec.nodelist)):
         found += resources.check_resources(wanted, partition, facts)
-    return [*found, *_permissions(wanted, partition, facts)]
+    return [*found, *check_permissions(wanted, partition, facts)]
 
 
 def _no_partition(facts: ClusterFacts, name: str | None) -> Finding:
     known = [each.name for each in facts.partitions if not each.hidden]
     if name is None:
         return error(
-            "partition_missing", "this cluster has no default partition", f"name one: {', '.join(known)}", "--partition"
+            "partition_missing",
+            Message("this cluster has no default partition"),
+            Message("name one: {known}", known=", ".join(known)),
+            "--partition",
         )
-    return error("partition_unknown", f"there is no partition {name!r}", did_you_mean(name, known), "--partition")
+    return error(
+        "partition_unknown",
+        Message("there is no partition {name!r}", name=name),
+        suggestion(name, known),
+        "--partition",
+    )
 
 
 def _state(partition: Partition, facts: ClusterFacts) -> Iterator[Finding]:
     others = ", ".join(each.name for each in facts.partitions if each.is_up and not each.hidden and each.nodes)
     if partition.state in ("DRAIN", "INACTIVE"):
         yield error(
-            "partition_closed", f"partition {partition.name} takes no new jobs ({partition.state})",
-            f"take another: {others}", "--partition",
-        )  # fmt: skip
+            "partition_closed",
+            Message("partition {name} takes no new jobs ({state})", name=partition.name, state=partition.state),
+            Message("take another: {others}", others=others),
+            "--partition",
+        )
     elif not partition.is_up:
         yield error(
-            "partition_down", f"partition {partition.name} is {partition.state}: its jobs wait",
-            f"take another: {others}", "--partition",
-        )  # fmt: skip
+            "partition_down",
+            Message("partition {name} is {state}: its jobs wait", name=partition.name, state=partition.state),
+            Message("take another: {others}", others=others),
+            "--partition",
+        )
 
 
 def _time(wanted: Request, partition: Partition) -> Iterator[Finding]:
@@ -232,42 +131,78 @@ def _time(wanted: Request, partition: Partition) -> Iterator[Finding]:
     if limit is not None and limit > partition.time_limit:
         yield error(
             "time_limit",
-            f"{notation.clock(limit)} is above the limit of partition {partition.name}, "
-            f"{notation.clock(partition.time_limit)}: the job would never start",
-            f"--time {notation.clock(partition.time_limit)}; the requeued job goes on from its checkpoint",
+            Message(
+                "{limit} is above the limit of partition {name}, {time_limit}: the job would never start",
+                limit=notation.clock(limit),
+                name=partition.name,
+                time_limit=notation.clock(partition.time_limit),
+            ),
+            Message(
+                "--time {time_limit}; the requeued job goes on from its checkpoint",
+                time_limit=notation.clock(partition.time_limit),
+            ),
             "--time",
         )
     real = limit if limit is not None else (partition.time_default or partition.time_limit)
     if (lead := wanted.spec.signal_lead) is not None and lead >= real:
         yield error(
             "signal_lead",
-            f"a signal {lead} s before the time limit comes before the start: that is {notation.clock(real)}",
-            "raise --time, or lower --signal-lead", "--signal-lead",
-        )  # fmt: skip
+            Message(
+                "a signal {lead} s before the time limit comes before the start: that is {real}",
+                lead=lead,
+                real=notation.clock(real),
+            ),
+            Message("raise --time, or lower --signal-lead"),
+            "--signal-lead",
+        )
     if limit is None and real != NO_LIMIT:
         yield Finding(
-            level="info", code="slurm_time_default", where="--time", fix="give --time",
-            message=f"without --time, partition {partition.name} ends the job after {notation.clock(real)}",
-        )  # fmt: skip
+            level="info",
+            code="slurm_time_default",
+            where="--time",
+            fix=Message("give --time"),
+            message=Message(
+                "without --time, partition {name} ends the job after {real}",
+                name=partition.name,
+                real=notation.clock(real),
+            ),
+        )
 
 
 def _node_count(wanted: Request, partition: Partition, facts: ClusterFacts) -> Iterator[Finding]:
     least, most = partition.min_nodes, partition.max_nodes
     if not least <= wanted.spec.nodes <= most:
-        bound = f"at most {most:.0f}" if wanted.spec.nodes > most else f"at least {least}"
+        bound = (
+            Message("at most {limit:g}", limit=most)
+            if wanted.spec.nodes > most
+            else Message("at least {limit:g}", limit=least)
+        )
         yield error(
-            "node_limit", f"a job of partition {partition.name} has {bound} nodes, not {wanted.spec.nodes}",
-            f"--nodes {most if wanted.spec.nodes > most else least:.0f}, or another --partition", "--nodes",
-        )  # fmt: skip
-    named = resources.hosts(wanted.spec.nodelist)
+            "node_limit",
+            Message(
+                "a job of partition {name} has {bound} nodes, not {nodes}",
+                name=partition.name,
+                bound=bound,
+                nodes=wanted.spec.nodes,
+            ),
+            Message("--nodes {nodes:.0f}, or another --partition", nodes=most if wanted.spec.nodes > most else least),
+            "--nodes",
+        )
+    named = hosts(wanted.spec.nodelist)
     if len(named) > wanted.spec.nodes:
         yield error(
-            "nodelist_size", f"--nodelist names {len(named)} nodes, and the job has {wanted.spec.nodes}",
-            f"--nodes {len(named)}", "--nodelist",
-        )  # fmt: skip
+            "nodelist_size",
+            Message(
+                "--nodelist names {count} nodes, and the job has {nodes}", count=len(named), nodes=wanted.spec.nodes
+            ),
+            f"--nodes {len(named)}",
+            "--nodelist",
+        )
     strangers = [name for name in named if name in facts.by_name and name not in partition.nodes]
     if strangers:
         yield error(
-            "node_elsewhere", f"{', '.join(strangers[:5])} is not in partition {partition.name}",
-            "name nodes of that partition, or another --partition", "--nodelist",
-        )  # fmt: skip
+            "node_elsewhere",
+            Message("{strangers} is not in partition {name}", strangers=", ".join(strangers[:5]), name=partition.name),
+            Message("name nodes of that partition, or another --partition"),
+            "--nodelist",
+        )

@@ -6,9 +6,8 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from dsrun.errors import did_you_mean
-from dsrun.findings import Finding
-from dsrun.slurm.resources import error
+from dsrun.findings import Finding, Message, suggestion
+from dsrun.slurm.request import error
 
 
 def check_licenses(text: str, known: Mapping[str, int]) -> Iterator[Finding]:
@@ -28,15 +27,30 @@ def _of_list(text: str, known: Mapping[str, int]) -> Iterator[Finding]:
         name, colon, count = entry.strip().partition(":")
         if not name or (colon and not re.fullmatch(r"[0-9]{1,9}", count)):
             yield error(
-                "license_form", f"{entry.strip()!r} is not a licence", "NAME or NAME:COUNT, with commas", "--licenses"
+                "license_form",
+                Message("{entry!r} is not a licence", entry=entry.strip()),
+                Message("NAME or NAME:COUNT, with commas"),
+                "--licenses",
             )
             return
         wanted[name] += int(count or 1)
     for name, count in wanted.items():
         if name not in known:
-            yield error("license_unknown", f"there is no licence {name!r}", did_you_mean(name, known), "--licenses")
+            yield error(
+                "license_unknown",
+                Message("there is no licence {name!r}", name=name),
+                suggestion(name, known),
+                "--licenses",
+            )
         elif count > known[name]:
             yield error(
-                "license_count", f"the job wants {count} licences of {name}, and the cluster has {known[name]}",
-                f"--licenses {name}:{known[name]}", "--licenses",
-            )  # fmt: skip
+                "license_count",
+                Message(
+                    "the job wants {count} licences of {name}, and the cluster has {total}",
+                    count=count,
+                    name=name,
+                    total=known[name],
+                ),
+                f"--licenses {name}:{known[name]}",
+                "--licenses",
+            )

@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from dsrun.findings import Message
 from dsrun.system.files import parse_json
 
 MASK = "***"
@@ -29,6 +30,13 @@ _SECRET_FLAG = re.compile(
 # Tokens of the Hugging Face Hub, GitHub, GitLab, OpenAI and others, wherever they stand; the password of a URL.
 _TOKENS = re.compile(
     r"\b(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-|xox[abp]-)[A-Za-z0-9_-]{16,}|(?<=://)[^\s/@]*:[^\s/@]+(?=@)"
+)
+# Where a line may end: after a space, and beside a Chinese character, but not before a mark that closes or after one
+# that opens.
+_WIDE, _OPENING, _CLOSING = "⺀-鿿豈-\ufaff！-～", "（「《", "、。，：；！？）」》"
+_BREAK = re.compile(
+    rf"(?<=\s)(?=\S)|(?<=[{_WIDE}])(?<![{_OPENING}])(?=[^\s{_CLOSING}])"
+    rf"|(?<=[^\s{_OPENING}])(?=[{_WIDE}])(?![{_CLOSING}])"
 )
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.+)", re.DOTALL)
 
@@ -138,9 +146,35 @@ def is_secret_flag(word: str) -> bool:
     return word.startswith("-") and bool(_SECRET_FLAG.fullmatch(word.replace("-", "_").strip("_")))
 
 
-def counted(number: int, noun: str) -> str:
-    """`1 GPU`, `2 GPUs`, `1,000 files`; the noun's plural ends in s."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def counted(number: int, noun: str) -> Message:
+    """`1 GPU`, `2 GPUs`, `1,000 files`; the noun's plural ends in s. Its template is the plural."""
+    return Message.reads(f"{number:,} {noun}{'' if number == 1 else 's'}", f"{{number:,}} {noun}s", {"number": number})
+
+
+def cells(text: str) -> int:
+    """The columns that `text` takes on a terminal, where a Chinese character takes two."""
+    if text.isascii():
+        return len(text)
+    import unicodedata
+
+    return len(text) + sum(unicodedata.east_asian_width(character) in "WF" for character in text)
+
+
+def padded(text: str, width: int) -> str:
+    """`text` with the spaces that make it as wide as so many columns."""
+    return text + " " * (width - cells(text))
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """The lines of `text` in so many columns. A command, a path or an address stays whole; Chinese breaks anywhere, but
+    before a punctuation mark."""
+    lines, line = [], ""
+    for piece in _BREAK.split(text):
+        if line and cells(line + piece.rstrip()) > width:
+            lines.append(line.rstrip())
+            line = ""
+        line += piece
+    return [*lines, line.rstrip()]
 
 
 def figure(value: float, digits: int = 4) -> str:

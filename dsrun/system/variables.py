@@ -50,6 +50,8 @@ NOTIFY_TEXT = "DSRUN_NOTIFY_TEXT"
 """One line about a run, for a command of --notify."""
 LOG_FORMAT = "DSRUN_LOG_FORMAT"
 """How notes, progress and events appear on stderr: text, or json. Set by --log-format, or by users."""
+LANGUAGE = "DSRUN_LANG"
+"""The language of findings and causes on the terminal: en or zh. Set by users, where the locale's is not to be used."""
 LOCAL = "DSRUN_LOCAL"
 """Folder on the node's own disk, in SLURM job scripts with --stage."""
 

@@ -6,13 +6,12 @@ that DeepSpeed will read. What each rule says is in rules.toml, when it holds in
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, NamedTuple
 
 from dsrun.datafiles import toml_beside
-from dsrun.findings import Level
+from dsrun.findings import PLACEHOLDER, Level, Message
 from dsrun.zero.schema import shown
 from dsrun.zero.view import ZERO, ConfigView
 
@@ -42,9 +41,9 @@ class Rule(NamedTuple):
     level: Level = "error"
     code: str = "conflict"
 
-    def formatted(self, text: str, view: ConfigView) -> str:
+    def formatted(self, text: str, view: ConfigView) -> Message:
         """`text` with the values of the keys in braces."""
-        return re.sub(r"\{([\w.]+)\}", lambda match: shown(view.value(match[1])), text)
+        return Message(text, **{found[1]: shown(view.value(found[1])) for found in PLACEHOLDER.finditer(text)})
 
 
 @cache

@@ -15,8 +15,9 @@ from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import Any, Literal, NamedTuple
 
-from dsrun import errors
+from dsrun import errors, findings
 from dsrun.datafiles import toml_beside
+from dsrun.findings import Message, joined
 
 Entry = dict[str, Any]
 Path = tuple[str | int, ...]
@@ -24,7 +25,7 @@ Path = tuple[str | int, ...]
 
 # DeepSpeed's keys are long and resemble one another.
 nearest = partial(errors.nearest, cutoff=0.75)
-did_you_mean = partial(errors.did_you_mean, cutoff=0.75)
+suggestion = partial(findings.suggestion, cutoff=0.75)
 
 
 class Block(NamedTuple):
@@ -113,22 +114,22 @@ Fit = Literal["exact", "converted", "refused"]
 TRUE_WORDS = frozenset({"1", "on", "t", "true", "y", "yes"})
 FALSE_WORDS = frozenset({"0", "off", "f", "false", "n", "no"})
 INT_TEXT = re.compile(r"\s*[-+]?\d+(_\d+)*(\.0+)?\s*", re.ASCII)
-BOUNDS: tuple[tuple[str, str, Callable[[Any, Any], bool]], ...] = (
-    ("gt", "above", lambda value, limit: value > limit),
-    ("ge", "at least", lambda value, limit: value >= limit),
-    ("lt", "below", lambda value, limit: value < limit),
-    ("le", "at most", lambda value, limit: value <= limit),
+BOUNDS: tuple[tuple[str, Message, Callable[[Any, Any], bool]], ...] = (
+    ("gt", Message("above {limit:g}"), lambda value, limit: value > limit),
+    ("ge", Message("at least {limit:g}"), lambda value, limit: value >= limit),
+    ("lt", Message("below {limit:g}"), lambda value, limit: value < limit),
+    ("le", Message("at most {limit:g}"), lambda value, limit: value <= limit),
 )
 NOUNS = {
-    "bool": "true or false",
-    "int": "a whole number",
-    "float": "a number",
-    "str": "a text",
-    "path": "a path",
-    "list": "a list",
-    "dict": "an object {…}",
-    "never": "nothing that JSON can hold",
-    "any": "anything",
+    "bool": Message("true or false"),
+    "int": Message("a whole number"),
+    "float": Message("a number"),
+    "str": Message("a text"),
+    "path": Message("a path"),
+    "list": Message("a list"),
+    "dict": Message("an object {…}"),
+    "never": Message("nothing that JSON can hold"),
+    "any": Message("anything"),
 }
 
 
@@ -171,18 +172,19 @@ def outside(value: Any, entry: Mapping[str, Any]) -> str:
     limits = [(label, entry[name], holds) for name, label, holds in BOUNDS if name in entry]
     if value is None or all(holds(value, limit) for _, limit, holds in limits):
         return ""
-    return " and ".join(f"{label} {limit:g}" for label, limit, _ in limits)
+    return joined(" and ", (Message(label.template, limit=limit) for label, limit, _ in limits))
 
 
-def expected(entry: Mapping[str, Any]) -> str:
+def expected(entry: Mapping[str, Any]) -> Message:
     """What a key takes, in words."""
     if "choices" in entry:
-        return "one of " + ", ".join(shown(each) for each in entry["choices"])
+        return Message("one of {values}", values=", ".join(shown(each) for each in entry["choices"]))
     types = entry["types"] if "types" in entry else [entry["type"]]
-    nouns = [NOUNS[word] for word in types]
+    nouns = joined(" or ", (NOUNS[word] for word in types))
     if "items" in entry:
-        nouns = [f"a list of {expected(entry['items']).removeprefix('a ')}s"]
-    return " or ".join(nouns) + (", or null" if entry.get("null") and "any" not in types else "")
+        texts = entry["items"]["types"] == ["str"]
+        nouns = Message("a list of texts") if texts else Message("a list of {values}", values=expected(entry["items"]))
+    return Message("{values}, or null", values=nouns) if entry.get("null") and "any" not in types else nouns
 
 
 def shown(value: Any) -> str:

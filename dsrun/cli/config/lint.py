@@ -15,12 +15,14 @@ import click
 from dsrun.cli.options import Command, format_option
 from dsrun.cli.output import print_error, print_json, print_line, print_note, write_output
 from dsrun.errors import EXIT_FINDINGS, UsageError
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message, joined
 from dsrun.hardware.gpus import require_gpu
 from dsrun.model_families import model_type_of
 from dsrun.recipe.batch import trainer_values
 from dsrun.recipe.compat.upgrade import upgrade_run_file
 from dsrun.recipe.resolve import given_values
+from dsrun.system.display import counted
+from dsrun.system.translation import translated, translated_level
 from dsrun.zero.lint.accelerate import KEYS, AccelerateFile, read_accelerate
 from dsrun.zero.lint.check import check
 from dsrun.zero.lint.codes import printable
@@ -31,7 +33,6 @@ STDIN = "-"
 YAML = (".yaml", ".yml")
 LARGEST_FILE = 8 * 2**20
 COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
-NOUNS = {"error": "error", "warning": "warning", "info": "remark"}
 
 
 @click.command(cls=Command, name="check")
@@ -127,13 +128,15 @@ def print_findings(file: str, findings: list[Finding]) -> None:
     """Print findings about a file, and how many there are of each level."""
     colour = False if os.environ.get("NO_COLOR") else None
     for each in findings:
-        click.secho(each.level, fg=COLOURS[each.level], nl=False, color=colour)
-        print_line(f" {each.where}: {each.message} [{each.code}]")
+        click.secho(translated_level(each.level), fg=COLOURS[each.level], nl=False, color=colour)
+        print_line(f" {each.where}: {translated(each.message)} [{each.code}]")
         if each.fix:
-            print_line(f"    {each.fix}")
+            print_line(f"    {translated(each.fix)}")
     counts = Counter[str](each.level for each in findings)
-    parts = [f"{counts[level]} {noun}{'s' * (counts[level] > 1)}" for level, noun in NOUNS.items() if counts[level]]
-    print_line(f"{file}: {', '.join(parts) or 'no findings'}")
+    numbers = {"error": counted(counts["error"], "error"), "warning": counted(counts["warning"], "warning")}
+    numbers["info"] = counted(counts["info"], "remark")
+    parts = [number for level, number in numbers.items() if counts[level]]
+    print_line(f"{file}: {translated(joined(', ', parts) if parts else Message('no findings'))}")
 
 
 @click.command(cls=Command, name="upgrade")

@@ -22,6 +22,7 @@ from dsrun.errors import MissingError
 from dsrun.findings import Finding
 from dsrun.launch.context import SrunLauncher
 from dsrun.system import variables
+from dsrun.system.translation import translated, translated_level
 
 EXCLUDE_FILE = "doctor-exclude"
 """In the folder of DSRUN_FAILURES: the hosts that the test speaks against, one a line, for the job's script."""
@@ -62,8 +63,8 @@ def run_collectives(
         _print(outcome.seen, outcome.verdict, form)
     elif outcome.finding is not None:
         # stdout has the leader's table.
-        print_note(f"{outcome.finding.message} [{outcome.finding.code}]")
-        print_detail(f"      {outcome.finding.fix}")
+        print_note(f"{translated(outcome.finding.message)} [{outcome.finding.code}]")
+        print_detail(f"      {translated(outcome.finding.fix)}")
     return outcome.exit_code
 
 
@@ -96,7 +97,7 @@ def _print(seen: Observations, verdict: Verdict, form: str) -> None:
 def _print_findings(findings: Iterable[Finding]) -> None:
     colour = False if os.environ.get("NO_COLOR") else None
     for each in findings:
-        click.secho(each.level, fg=_COLOURS[each.level], nl=False, color=colour)
-        print_line(f": {each.message} [{each.code}]")
+        click.secho(translated_level(each.level), fg=_COLOURS[each.level], nl=False, color=colour)
+        print_line(f": {translated(each.message)} [{each.code}]")
         if each.fix:
-            print_line(f"    {each.fix}")
+            print_line(f"    {translated(each.fix)}")

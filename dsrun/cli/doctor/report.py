@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from dsrun.doctor.check import Result, Status
-from dsrun.findings import Finding, Level
-from dsrun.system.display import counted, printable
+from dsrun.findings import Finding, Level, Message, joined
+from dsrun.system.display import cells, counted, padded, printable, wrapped
+from dsrun.system.translation import translated
 
 COLOURS: dict[str, str] = {"PASS": "green", "WARN": "yellow", "FAIL": "red", "SKIP": "bright_black"}
 _WORDS: dict[Level, str] = {"error": "FAIL", "warning": "WARN", "info": "PASS"}
@@ -37,29 +37,31 @@ def table(results: Sequence[Result], *, every: bool, columns: int | None = None)
     """A line for each finding, below a problem what mends it, and the totals; with `every`, checks that do not apply,
     too. Texts are wrapped to a terminal of so many columns."""
     shown = [each for each in results if every or each.status != "skip"]
-    width = max((len(each.check.title) for each in shown), default=0)
+    titles = {each.check.code: translated(each.check.title) for each in shown}
+    width = max(map(cells, titles.values()), default=0)
     indent = " " * (len("PASS  ") + width + 2)
     for result in shown:
         for place, found in enumerate(_problems(result) or result.findings):
-            title = result.check.title if place == 0 else ""
-            where = f"{found.where}: " if found.where else ""
-            first, *others = _wrapped(printable(where + found.message), columns, len(indent))
-            yield Line(_WORDS[found.level], f"{title:<{width}}  {first}")
+            title = titles[result.check.code] if place == 0 else ""
+            where = f"{translated(found.where)}: " if found.where else ""
+            first, *others = _wrapped(printable(where + translated(found.message)), columns, len(indent))
+            yield Line(_WORDS[found.level], f"{padded(title, width)}  {first}")
             if found.fix and found.level != "info":
-                fix, *more = _wrapped(printable(found.fix), columns, len(indent) + len(_ARROW))
+                fix, *more = _wrapped(printable(translated(found.fix)), columns, len(indent) + len(_ARROW))
                 others += [f"{_ARROW}{fix}", *(" " * len(_ARROW) + each for each in more)]
             yield from (Line("", indent + each) for each in others)
         if result.status == "skip":
-            yield Line("SKIP", f"{result.check.title:<{width}}  {result.check.needs or 'nothing to check here'}")
+            needs = translated(result.check.needs or Message("nothing to check here"))
+            yield Line("SKIP", f"{padded(titles[result.check.code], width)}  {needs}")
     yield Line("", "")
-    yield Line("", summary(results, every=every))
+    yield Line("", translated(summary(results, every=every)))
 
 
 def _wrapped(text: str, columns: int | None, indent: int) -> list[str]:
     """The lines of a text in what is left of a terminal; a command, a path or an address stays whole."""
     if columns is None or columns - indent < _NARROWEST:
         return [text]
-    return textwrap.wrap(text, columns - indent, break_long_words=False, break_on_hyphens=False) or [text]
+    return wrapped(text, columns - indent)
 
 
 def _problems(result: Result) -> tuple[Finding, ...]:
@@ -68,13 +70,16 @@ def _problems(result: Result) -> tuple[Finding, ...]:
     return tuple(each for level in order for each in result.findings if each.level == level)
 
 
-def summary(results: Sequence[Result], *, every: bool) -> str:
+def summary(results: Sequence[Result], *, every: bool) -> Message:
     """The totals in words."""
     counts = Counter(each.status for each in results)
-    failed, warned = counts["fail"], counts["warn"]
-    text = f"{counts['pass']} passed"
-    text += f", {counted(warned, 'warning')}" if warned else ""
-    text += f", {counted(failed, 'failure')}" if failed else ""
+    parts = [
+        Message("{number} passed", number=counts["pass"]),
+        *([counted(counts["warn"], "warning")] if counts["warn"] else []),
+        *([counted(counts["fail"], "failure")] if counts["fail"] else []),
+    ]
+    text = joined(", ", parts)
     if counts["skip"]:
-        text += f"; {counted(counts['skip'], 'check')} not needed here" + ("" if every else " (--all lists them)")
+        skipped = Message("{checks} not needed here", checks=counted(counts["skip"], "check"))
+        text = joined("; ", [text, skipped if every else Message("{skipped} (--all lists them)", skipped=skipped)])
     return text

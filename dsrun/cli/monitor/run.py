@@ -16,6 +16,7 @@ from dsrun.monitoring.event_text import QUIET, describe
 from dsrun.runs.values import Record, seconds_of
 from dsrun.slurm.jobs.status import explain_reason
 from dsrun.system.display import duration, figure, printable
+from dsrun.system.translation import translated, translated_level
 
 _NARROWEST = 40
 _GONE_S = 3600.0
@@ -83,7 +84,7 @@ class ChangeLines:
         codes = {f"{finding.code} {finding.where}" for finding in snapshot.findings}
         for finding in snapshot.findings:
             if f"{finding.code} {finding.where}" not in self._findings:
-                found.append(f"{clock}  {finding.level}: {printable(finding.message)}")
+                found.append(f"{clock}  {translated_level(finding.level)}: {printable(translated(finding.message))}")
         self._findings = codes
         line = state_line(snapshot)
         if line != self._last:

@@ -20,6 +20,7 @@ from dsrun.monitoring.status import State
 from dsrun.runs.values import seconds_of
 from dsrun.slurm.jobs.status import explain_reason
 from dsrun.system.display import counted, duration, printable
+from dsrun.system.translation import translated
 
 STATE_STYLES: dict[State, str] = {
     "starting": "bold yellow", "training": "bold green", "evaluating": "bold cyan", "saving": "bold cyan",
@@ -169,9 +170,9 @@ def _findings(findings: Sequence[Finding], room: Room) -> Section:
     height = 0
     for finding in findings[: 2 if room.is_low else _FINDINGS]:
         style = "bold red" if finding.level == "error" else "yellow"
-        line = Text(printable(finding.message), style=style)
+        line = Text(printable(translated(finding.message)), style=style)
         if finding.fix:
-            line.append(f" ({printable(finding.fix)})", style="dim")
+            line.append(f" ({printable(translated(finding.fix))})", style="dim")
         rows = list(line.wrap(_PLAIN, room.width - 2))[:2]
         table.add_row(Text("!", style=style), Text("\n").join(rows))
         height += len(rows)

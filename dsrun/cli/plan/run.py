@@ -11,6 +11,7 @@ from dsrun.demo.models import TASKS
 from dsrun.errors import EXIT_FINDINGS, UsageError
 from dsrun.recipe.preflight.model_folder import has_weights
 from dsrun.system.gpus import visible_gpus
+from dsrun.system.translation import translated
 from dsrun.system.variables import cache_root
 from dsrun.zero.generate.presets import GIB
 from dsrun.zero.memory import report
@@ -52,7 +53,7 @@ def run(**given: Any) -> int:
     request = replace(request, factor=remembered(found.config, request))
     made = plan(request)
     for finding in counted.findings:
-        print_note(f"{finding.message}{f' ({finding.fix})' if finding.fix else ''}")
+        print_note(f"{translated(finding.message)}{f' ({translated(finding.fix)})' if finding.fix else ''}")
     if request.cluster.note:
         print_note(request.cluster.note)
     if given["form"] == "json":

@@ -22,6 +22,7 @@ from dsrun.slurm.render.options import SlurmSpec
 from dsrun.slurm.render.script import completed, render, template_text
 from dsrun.slurm.render.site import find_site, notices
 from dsrun.slurm.render.spec import make_spec, run_file_value
+from dsrun.system.translation import translated
 
 if TYPE_CHECKING:
     from dsrun.recipe.recipe import Recipe
@@ -96,8 +97,9 @@ def _print_findings(findings: Iterable[Finding]) -> bool:
     """Print what is wrong with a job; returns whether none of it is an error."""
     sound = True
     for each in findings:
-        line = f"{each.where}: {each.message}" if each.where else each.message
-        line += f" ({each.fix})" if each.fix else ""
+        message, fix = translated(each.message), translated(each.fix)
+        line = f"{each.where}: {message}" if each.where else message
+        line += f" ({fix})" if fix else ""
         (print_error if each.level == "error" else print_note)(line)
         sound = sound and each.level != "error"
     return sound

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any
 
-from dsrun.errors import did_you_mean
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message, suggestion
 from dsrun.slurm.lint.environment import check_environment
 from dsrun.slurm.lint.job import JobScript, read_script, rules
 from dsrun.slurm.lint.launches import check_launches
@@ -37,21 +36,10 @@ def _finding(file: str, line: int, code: str, words: dict[str, Any]) -> Finding:
     return Finding(
         level=rule.get("level", "error"),
         code=f"script_{code}",
-        message=_fill(rule["message"], words),
-        fix=words.get("fix") or _fill(rule.get("fix", ""), words),
+        message=Message(rule["message"], **words),
+        fix=words.get("fix") or Message(rule.get("fix", ""), **words),
         where=f"{file}:{line}",
     )
-
-
-def _fill(text: str, words: dict[str, Any]) -> str:
-    """`text` with its {names} filled in; other braces, as bash writes them, stay."""
-    return re.sub(r"\{(\w+)(!r)?\}", lambda found: _shown(words, found), text)
-
-
-def _shown(words: dict[str, Any], found: re.Match[str]) -> str:
-    if found[1] not in words:
-        return found[0]
-    return repr(words[found[1]]) if found[2] else str(words[found[1]])
 
 
 def _text(script: JobScript) -> Iterator[Problem]:
@@ -68,7 +56,7 @@ def _directives(script: JobScript) -> Iterator[Problem]:
     for each in script.directives:
         option = f"--{each.option.lstrip('-')}"
         if not each.known:
-            fix = did_you_mean(each.option, rules()["options"]["long"])
+            fix = suggestion(each.option, rules()["options"]["long"])
             yield each.line, "option_unknown", {"option": option, "fix": fix}
         elif each.value and _SHELL.search(each.value):
             yield each.line, "directive_variable", {"option": option, "value": each.value}

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from dsrun.findings import Message
 from dsrun.slurm.lint.job import DECLARATIONS, JobScript
 from dsrun.slurm.lint.shell import commands, live
 from dsrun.system.display import SECRET_VARIABLE, is_secret_flag
@@ -61,9 +62,13 @@ def _secret_flags(line: int, words: tuple[str, ...]) -> Iterator[Problem]:
         if (is_secret_flag(name) and len(told) >= 8 and not told.startswith(("$", "-", "/"))) or (
             _TOKEN.search(word) and not _ASSIGNMENT.fullmatch(word)
         ):
-            yield line, "secret", {"name": name if is_secret_flag(name) else f"a token behind {words[0]}"}
+            yield (
+                line,
+                "secret",
+                {"name": name if is_secret_flag(name) else Message("a token behind {command}", command=words[0])},
+            )
     if words[:2] == ("wandb", "login") and re.fullmatch(r"\w{30,}", words[-1]):
-        yield line, "secret", {"name": "the key of wandb login"}
+        yield line, "secret", {"name": Message("the key of wandb login")}
 
 
 def _on_tasks(script: JobScript) -> Iterator[Problem]:
@@ -74,10 +79,10 @@ def _on_tasks(script: JobScript) -> Iterator[Problem]:
         if several and launch.srun is not None:
             if _LOCAL.fullmatch(endpoint):
                 yield launch.line, "master_is_local", {
-                    "name": "the rendezvous", "value": endpoint, "nodes": script.nodes,
+                    "name": Message("the rendezvous"), "value": endpoint, "nodes": script.nodes,
                 }  # fmt: skip
             elif launch.on_task and _OWN_HOST.match(endpoint):
-                yield launch.line, "master_per_task", {"name": "the rendezvous"}
+                yield launch.line, "master_per_task", {"name": Message("the rendezvous")}
         port = launch.option("--master-port", "--main-process-port") or endpoint.partition(":")[2]
         # A variable has a finding of its own where it is set.
         written = any(port in word for each in script.commands if each.line == launch.line for word in each.words)

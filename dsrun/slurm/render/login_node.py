@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsrun.findings import Finding, Level
+from dsrun.findings import Finding, Level, Message
 
 if TYPE_CHECKING:
     from dsrun.slurm.render.options import SlurmSpec
@@ -53,14 +53,16 @@ def _files(spec: SlurmSpec, program: Program, cwd: Path, *, on_cluster: bool) ->
             yield _missing_file(flag, name, certain=on_cluster and not name.startswith("/"))
     folder = (cwd / spec.log).parent if spec.log else cwd
     if "%" not in str(folder) and not folder.is_dir():
-        message = f"SLURM does not create {folder}, and without it the job has no log"
+        message = Message("SLURM does not create {folder}, and without it the job has no log", folder=folder)
         yield missing("info", "folder", "--log", message, f"mkdir -p {folder}")
 
 
 def _missing_file(where: str, name: str, *, certain: bool) -> Finding:
     shown = name if name.isprintable() else repr(name)
     if certain:
-        fix = "write its path from this folder, or in full"
-        return missing("error", "file", where.removeprefix("program"), f"there is no file {shown}", fix)
-    message = f"{shown} is not on this machine; the job needs it on the compute nodes"
+        fix = Message("write its path from this folder, or in full")
+        return missing(
+            "error", "file", where.removeprefix("program"), Message("there is no file {file}", file=shown), fix
+        )
+    message = Message("{file} is not on this machine; the job needs it on the compute nodes", file=shown)
     return missing("info", "file", where, message)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
+from dsrun.findings import Message
 from dsrun.zero.generate.presets import GIB
 
 FROM_STEPS = 8
@@ -29,17 +30,20 @@ def takes_fp32_sum(stage: int, offload_optimizer: str) -> bool:
     return (stage == 2 and offload_optimizer == "none") or (stage == 3 and offload_optimizer in ("none", "cpu"))
 
 
-def error_after(steps: int) -> str:
+def error_after(steps: int) -> Message:
     """The error of a bf16 sum at the largest measured number of steps up to `steps`: "0.36% after 8 steps"."""
     known = list(MEASURED)
     number = known[max(0, bisect_right(known, steps) - 1)]
-    return f"{MEASURED[number]} after {number} steps"
+    return Message("{error} after {steps} steps", error=MEASURED[number], steps=number)
 
 
-def memory_of_sum(parameters: int | None, ranks: int | None, offload_optimizer: str) -> str:
+def memory_of_sum(parameters: int | None, ranks: int | None, offload_optimizer: str) -> Message:
     """What a fp32 sum takes beyond a bf16 one, for so many trained parameters and ranks where they are known."""
-    place = "host memory" if offload_optimizer == "cpu" else "GPU memory"
+    place = Message("host memory" if offload_optimizer == "cpu" else "GPU memory")
     if parameters is None or ranks is None:
-        return f"{EXTRA_BYTES} more bytes of {place} per trained parameter, divided by the ranks"
+        return Message(
+            "{bytes} more bytes of {place} per trained parameter, divided by the ranks", bytes=EXTRA_BYTES, place=place
+        )
     gib = EXTRA_BYTES * parameters / ranks / GIB
-    return f"{f'{gib:.1f} GiB' if gib >= 1 else f'{1024 * gib:.1f} MiB'} more {place} per rank"
+    size = f"{gib:.1f} GiB" if gib >= 1 else f"{1024 * gib:.1f} MiB"
+    return Message("{size} more {place} per rank", size=size, place=place)

@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
-from dsrun.errors import UsageError, did_you_mean
-from dsrun.findings import Finding
+from dsrun.errors import UsageError
+from dsrun.findings import Finding, Message, suggestion
 from dsrun.zero.view import AUTO, ZERO
 
 FILE = "deepspeed_config_file"
@@ -129,8 +129,8 @@ def _unknown(made: AccelerateFile, block: dict[str, Any]) -> list[Finding]:
         Finding(
             level="warning",
             code="unknown_key",
-            message=f"accelerate has no key {name} in {BLOCK}, and silently ignores it",
-            fix=did_you_mean(str(name), known, "remove it"),
+            message=Message("accelerate has no key {name} in {block}, and silently ignores it", name=name, block=BLOCK),
+            fix=suggestion(str(name), known, Message("remove it")),
             where=made.place(str(name)),
         )
         for name in block
@@ -143,8 +143,8 @@ def _beside_file(made: AccelerateFile, content: dict[str, Any]) -> list[Finding]
         Finding(
             level="error",
             code="trainer_stops",
-            message=f"accelerate refuses {name} beside {FILE}",
-            fix=f"remove it, and set it in {made.named}",
+            message=Message("accelerate refuses {name} beside {file}", name=name, file=FILE),
+            fix=Message("remove it, and set it in {named}", named=made.named),
             where=made.place(name),
         )
         for name in NOT_BESIDE_FILE

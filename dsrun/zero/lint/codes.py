@@ -24,7 +24,11 @@ CODES = {name: Code(**row) for name, row in toml_beside(__file__).items()}
 
 def printable(text: str) -> str:
     """The text with halves of surrogate pairs, which JSON can hold and no terminal takes, written as escapes."""
-    return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return text
 
 
 @dataclass

@@ -5,14 +5,14 @@ Each of these was seen on a real engine (tests/integration/test_lint_engines.py)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
+from dsrun.findings import Message
 from dsrun.zero.lint.codes import Findings
 from dsrun.zero.schema import blocks, nearest, shown
 from dsrun.zero.view import AUTO, MISSING, ZERO, ConfigView
 
-LATE = "DeepSpeed stops when it builds the engine"
+LATE = Message("DeepSpeed stops when it builds the engine")
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
@@ -31,21 +31,25 @@ def _numbers(view: ConfigView, report: Findings) -> None:
     clipping = view.raw("gradient_clipping")
     filled = view.for_trainer and clipping == AUTO
     if clipping is not MISSING and not _is_number(clipping) and not filled:
-        message = f"gradient_clipping is {shown(clipping)}, not a number: the first step fails"
-        report.error("breaks_later", ("gradient_clipping",), message, 'write "gradient_clipping": 1.0')
+        message = Message(
+            "gradient_clipping is {clipping}, not a number: the first step fails", clipping=shown(clipping)
+        )
+        report.error("breaks_later", ("gradient_clipping",), message, Message('write "gradient_clipping": 1.0'))
     # Under the Trainer accelerate sets steps_per_print to infinity.
     steps = view.raw("steps_per_print")
     odd = steps not in (MISSING, None) and (not _is_number(steps) or not steps)
     if odd and not view.for_trainer:
-        message = f"steps_per_print is {shown(steps)}, not a number above 0: the first step fails"
-        report.error("breaks_later", ("steps_per_print",), message, "write null to print nothing")
+        message = Message("steps_per_print is {steps}, not a number above 0: the first step fails", steps=shown(steps))
+        report.error("breaks_later", ("steps_per_print",), message, Message("write null to print nothing"))
     shared = view.raw("sequence_parallel_size")
     if shared is not MISSING and (not _is_number(shared) or shared <= 0):
-        message = f"sequence_parallel_size is {shown(shared)}, and DeepSpeed divides the number of ranks by it"
+        message = Message(
+            "sequence_parallel_size is {shared}, and DeepSpeed divides the number of ranks by it", shared=shown(shared)
+        )
         report.error("breaks_later", ("sequence_parallel_size",), message)
     step = view.raw("flops_profiler", "profile_step")
     if view.raw("flops_profiler", "enabled") is True and step is not MISSING and not _is_number(step):
-        message = f"profile_step is {shown(step)}, not a number: the first step fails"
+        message = Message("profile_step is {step}, not a number: the first step fails", step=shown(step))
         report.error("breaks_later", ("flops_profiler", "profile_step"), message)
 
 
@@ -56,8 +60,15 @@ def _log_level(view: ConfigView, report: Findings) -> None:
         return
     if not isinstance(level, str) or level.lower() not in LOG_LEVELS:
         match = nearest(str(level), LOG_LEVELS)
-        message = f"log_level is {shown(level)}, not one of {', '.join(LOG_LEVELS)}: {LATE}"
-        report.error("breaks_later", ("log_level",), message, f'did you mean "{match}"?' if match else "")
+        message = Message(
+            "log_level is {level}, not one of {log_levels}: {late}",
+            level=shown(level),
+            log_levels=", ".join(LOG_LEVELS),
+            late=LATE,
+        )
+        report.error(
+            "breaks_later", ("log_level",), message, Message('did you mean "{match}"?', match=match) if match else ""
+        )
 
 
 def _dtypes(view: ConfigView, report: Findings) -> None:
@@ -68,15 +79,25 @@ def _dtypes(view: ConfigView, report: Findings) -> None:
         if value in (MISSING, None) or (view.for_trainer and value == AUTO):
             continue
         if not isinstance(value, str) or value not in known:
-            fix = "write fp32, bf16 or fp16, or leave it out"
-            report.error("breaks_later", path, f"{name} is {shown(value)}, which is not a dtype: {LATE}", fix)
+            fix = Message("write fp32, bf16 or fp16, or leave it out")
+            report.error(
+                "breaks_later",
+                path,
+                Message("{name} is {value}, which is not a dtype: {late}", name=name, value=shown(value), late=LATE),
+                fix,
+            )
     _param_dtype(view, report)
     accumulated = _family(view.raw("data_types", "grad_accum_dtype"))
     model = "bf16" if view.precision("bf16") else "fp16" if view.precision("fp16") else None
     if view.stage == 0 and accumulated and model and accumulated != model and not view.has("torch_autocast"):
         path = ("data_types", "grad_accum_dtype")
-        message = f"without ZeRO a {model} model cannot add up its gradients in {accumulated}: {LATE}"
-        report.error("breaks_later", path, message, 'use "zero_optimization": {"stage": 1}')
+        message = Message(
+            "without ZeRO a {model} model cannot add up its gradients in {accumulated}: {late}",
+            model=model,
+            accumulated=accumulated,
+            late=LATE,
+        )
+        report.error("breaks_later", path, message, Message('use "zero_optimization": {"stage": 1}'))
 
 
 def _param_dtype(view: ConfigView, report: Findings) -> None:
@@ -88,8 +109,13 @@ def _param_dtype(view: ConfigView, report: Findings) -> None:
     model = "fp16" if fp16 else "bf16" if bf16 else "fp32"
     if requested != model:
         path = ("data_types", "param_dtype")
-        message = f"param_dtype is {requested}, but the model trains in {model}: {LATE}"
-        report.error("breaks_later", path, message, f'leave it out, or write "{model}"')
+        message = Message(
+            "param_dtype is {requested}, but the model trains in {model}: {late}",
+            requested=requested,
+            model=model,
+            late=LATE,
+        )
+        report.error("breaks_later", path, message, Message('leave it out, or write "{model}"', model=model))
 
 
 def _family(dtype: Any) -> str | None:
@@ -105,20 +131,29 @@ def _clipping(view: ConfigView, report: Findings) -> None:
     known = 1.0 if clipping is MISSING else clipping
     if view.stage in (1, 2) and view.taken(ZERO, "compute_grad_norm") is False and _is_number(known) and known > 0:
         path = view.spelled(ZERO, "compute_grad_norm")
-        message = f"compute_grad_norm: false goes with gradient_clipping 0 only, not {shown(known)}: {LATE}"
-        report.error("breaks_later", path, message, 'write "gradient_clipping": 0')
+        message = Message(
+            "compute_grad_norm: false goes with gradient_clipping 0 only, not {known}: {late}",
+            known=shown(known),
+            late=LATE,
+        )
+        report.error("breaks_later", path, message, Message('write "gradient_clipping": 0'))
 
 
 def _stages(view: ConfigView, report: Findings) -> None:
     """Switches that the engine refuses at some stages."""
     stage = view.stage
     if isinstance(view.raw(ZERO), dict) and stage and view.taken(ZERO, "legacy_stage1") is True:
-        report.error("breaks_later", (ZERO, "legacy_stage1"), f"legacy_stage1 was removed: {LATE}", "leave it out")
+        report.error(
+            "breaks_later",
+            (ZERO, "legacy_stage1"),
+            Message("legacy_stage1 was removed: {late}", late=LATE),
+            Message("leave it out"),
+        )
     managed = view.raw("managed_gradient_accumulation")
     overlap = isinstance(view.raw(ZERO), dict) and view.taken(ZERO, "overlap_comm") is True
     if managed is False and stage in (0, 1) and overlap:
         path = ("managed_gradient_accumulation",)
-        report.error("breaks_later", path, f"false goes with overlap_comm at stage 2 only: {LATE}")
+        report.error("breaks_later", path, Message("false goes with overlap_comm at stage 2 only: {late}", late=LATE))
 
 
 def _nvme(view: ConfigView, report: Findings) -> None:
@@ -127,129 +162,13 @@ def _nvme(view: ConfigView, report: Findings) -> None:
         if view.stage != 3 or view.offload(what) != "nvme":
             continue
         if view.taken(f"{ZERO}.{what}", "nvme_path") in (None, "none"):
-            message = f"{what} goes to NVMe, but has no folder there: {LATE}"
-            report.error("nvme_path_missing", (ZERO, what), message, 'add "nvme_path": "/local_nvme"')
+            message = Message("{what} goes to NVMe, but has no folder there: {late}", what=what, late=LATE)
+            report.error("nvme_path_missing", (ZERO, what), message, Message('add "nvme_path": "/local_nvme"'))
 
 
 def _zenflow(view: ConfigView, report: Findings) -> None:
     """ZenFlow lives in the optimizer that runs on the host."""
     zenflow = view.raw(ZERO, "zenflow")
     if isinstance(zenflow, dict) and view.stage in (1, 2) and view.offload("offload_optimizer") == "none":
-        message = f"zenflow needs an offloaded optimizer: {LATE}"
-        report.error("breaks_later", (ZERO, "zenflow"), message, 'add "offload_optimizer": {"device": "cpu"}')
-
-
-TRAIN, MICRO, STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
-NAMES = (TRAIN, MICRO, STEPS)
-FORMULA = f"{TRAIN} = {MICRO} × {STEPS} × GPUs"
-
-
-def check_batch(view: ConfigView, report: Findings) -> None:
-    """Check the three batch sizes as DeepSpeedConfig._batch_assertion does, as far as they are known."""
-    sizes = {name: _size(view, name) for name in NAMES}
-    if view.for_trainer and not view.has(STEPS):
-        sizes[STEPS] = 1  # DeepSpeedPlugin puts it in
-    if sizes[TRAIN] is None and sizes[MICRO] is None:
-        report.error(
-            "batch_missing",
-            (),
-            f"neither {TRAIN} nor {MICRO} is given: DeepSpeed stops when it reads the file",
-            f'add "{MICRO}": "auto", "{STEPS}": "auto" and "{TRAIN}": "auto", or numbers',
-        )
-        return
-    known = {name: size for name, size in sizes.items() if isinstance(size, int | float)}
-    for name, size in known.items():
-        if not size > 0:
-            report.error("batch_mismatch", (name,), f"{name} is {shown(size)}; it has to be positive")
-            return
-    if len(known) < sum(size is not None for size in sizes.values()):
-        return  # the Trainer fills the rest from its flags, or a wrong type is reported already
-    ranks = _data_parallel(view)
-    try:
-        if ranks is None:
-            _for_some_world_size(sizes, report)
-        else:
-            _for_world_size(sizes, ranks, report)
-    except ArithmeticError:
-        # Fractions beside whole numbers that no float holds, on which DeepSpeed fails as well.
-        place = next(name for name in NAMES if sizes[name] is not None)
-        report.error("batch_mismatch", (place,), f"the batch sizes cannot be computed with: {FORMULA}")
-
-
-def _size(view: ConfigView, name: str) -> Any:
-    """A number, None when not given, MISSING when it cannot be known."""
-    value = view.raw(name)
-    if value is MISSING or value is None:
-        return None
-    if value == AUTO and view.flags is not None:
-        return _filled(view.flags.values, name, view.world_size)
-    return value if isinstance(value, int | float) else MISSING
-
-
-def _filled(flags: Mapping[str, Any], name: str, world_size: int | None) -> Any:
-    """What HfTrainerDeepSpeedConfig.trainer_config_process puts for an "auto"."""
-    micro, steps = (flags.get(flag, MISSING) for flag in ("per_device_train_batch_size", STEPS))
-    if name != TRAIN:
-        return micro if name == MICRO else steps
-    if "train_batch_size" in flags:
-        return flags["train_batch_size"]
-    return MISSING if MISSING in (micro, steps) or world_size is None else micro * steps * world_size
-
-
-def _data_parallel(view: ConfigView) -> float | None:
-    """Ranks that read different data: all of them over those that share a sequence."""
-    if view.world_size is None:
-        return None
-    shared = view.raw("sequence_parallel_size")
-    return view.world_size / shared if isinstance(shared, int | float) and shared > 0 else view.world_size
-
-
-def completed(sizes: dict[str, Any], ranks: float) -> tuple[Any, Any, Any]:
-    """The three sizes after DeepSpeed has derived those that are not given (_set_batch_related_parameters)."""
-    train, micro, steps = (sizes[name] for name in NAMES)
-    if train is not None and micro is not None and steps is not None:
-        return train, micro, steps
-    if train is None:
-        steps = 1 if steps is None else steps
-        return micro * steps * ranks, micro, steps
-    if micro is not None:
-        return train, micro, train // micro // ranks
-    steps = 1 if steps is None else steps
-    return train, train // ranks // steps, steps
-
-
-def _for_world_size(sizes: dict[str, Any], ranks: float, report: Findings) -> None:
-    train, micro, steps = completed(sizes, ranks)
-    if micro > 0 and steps > 0 and train == micro * steps * ranks:
-        return
-    place = next(name for name in NAMES if sizes[name] is not None)
-    whole = int(ranks) if float(ranks).is_integer() else ranks
-    report.error(
-        "batch_mismatch",
-        (place,),
-        f"{shown(train)} is not {shown(micro)} × {shown(steps)} × {whole} GPUs: {FORMULA}",
-        f'leave out "{TRAIN}", or write {shown(micro * steps * whole)}'
-        if micro > 0 and steps > 0
-        else f"{TRAIN} has to be a multiple of the number of GPUs",
-    )
-
-
-def _for_some_world_size(sizes: dict[str, Any], report: Findings) -> None:
-    """Without a world size: wrong for every one of them, or right for one or a few."""
-    train, micro, steps = (sizes[name] for name in NAMES)
-    if train is None:
-        return
-    unit = (micro or 1) * (steps or 1)
-    if train % unit:
-        product = " × ".join(shown(size) for size in (micro, steps) if size is not None)
-        report.error(
-            "batch_mismatch",
-            (TRAIN,),
-            f"{shown(train)} is not a multiple of {product or 1} on any number of GPUs: {FORMULA}",
-        )
-        return
-    ranks = train // unit
-    if micro is not None and steps is not None:
-        report.info("batch_world_size", (TRAIN,), f"the batch sizes fit {shown(ranks)} GPUs and no other number")
-    elif ranks != 1:
-        report.info("batch_world_size", (TRAIN,), f"the number of GPUs has to divide {shown(ranks)}")
+        message = Message("zenflow needs an offloaded optimizer: {late}", late=LATE)
+        report.error("breaks_later", (ZERO, "zenflow"), message, Message('add "offload_optimizer": {"device": "cpu"}'))

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from dsrun.findings import Level
+from dsrun.findings import Level, Message, joined
 from dsrun.zero.lint.codes import Findings
 from dsrun.zero.lint.engine import LATE
 from dsrun.zero.schema import (
-    did_you_mean,
     legacy,
     optimizer_params,
     own_schedulers,
     schedulers,
     shown,
+    suggestion,
     torch_optimizers,
 )
 from dsrun.zero.view import AUTO, MISSING, ConfigView
@@ -36,8 +36,8 @@ def check_optimizer(view: ConfigView, report: Findings) -> None:
     name = block.get("type")
     if name is None:
         level: Level = "error" if view.for_trainer else "warning"
-        message = "the optimizer block has no type: DeepSpeed builds no optimizer"
-        report.add(level, "optimizer_needs", ("optimizer",), message, 'add "type": "AdamW"')
+        message = Message("the optimizer block has no type: DeepSpeed builds no optimizer")
+        report.add(level, "optimizer_needs", ("optimizer",), message, Message('add "type": "AdamW"'))
     elif isinstance(name, str) and not (view.for_trainer and name == AUTO):
         _name(name, view, report)
         params = block.get("params")
@@ -49,18 +49,29 @@ def _name(name: str, view: ConfigView, report: Findings) -> None:
     path, own = ("optimizer", "type"), name.lower() in optimizer_params()
     if not own and name not in torch_optimizers():
         gone = legacy()["optimizers"].get(name.lower())
-        reason = f": {gone[0]}" if gone else ""
         known = ["Adam", "AdamW", "Adagrad", "Lamb", "Lion", "Muon", *torch_optimizers()]
-        fix = f"use {gone[1]}" if gone else did_you_mean(name, known, "use AdamW")
-        report.error("unknown_optimizer", path, f"DeepSpeed has no optimizer {name}{reason}; {LATE}", fix)
+        fix = Message("use {name}", name=gone[1]) if gone else suggestion(name, known, Message("use AdamW"))
+        problem = Message("DeepSpeed has no optimizer {name}", name=name)
+        if gone:
+            problem = Message("{problem}: {reason}", problem=problem, reason=Message(gone[0]))
+        report.error(
+            "unknown_optimizer",
+            path,
+            joined("; ", [problem, LATE]),
+            fix,
+        )
         return
     tested = name.lower() in TESTED if own else name in TESTED_OF_TORCH
     # DeepSpeed takes the value as it is: every text is true.
     if not tested and view.stage and not view.value("zero_allow_untested_optimizer"):
-        message = f"ZeRO does not take {name} without being told to: {LATE}"
-        report.error("untested_optimizer", path, message, 'add "zero_allow_untested_optimizer": true, or use AdamW')
+        message = Message("ZeRO does not take {name} without being told to: {late}", name=name, late=LATE)
+        report.error(
+            "untested_optimizer", path, message, Message('add "zero_allow_untested_optimizer": true, or use AdamW')
+        )
     if name.lower() in NEEDS_MUP:
-        report.warning("optimizer_needs", path, f"{name} needs the package mup", "pip install mup")
+        report.warning(
+            "optimizer_needs", path, Message("{name} needs the package mup", name=name), Message("pip install mup")
+        )
 
 
 def _params(name: str, params: dict[str, Any], view: ConfigView, report: Findings) -> None:
@@ -68,26 +79,36 @@ def _params(name: str, params: dict[str, Any], view: ConfigView, report: Finding
     known = optimizer_params()[name.lower()] if own else list(torch_optimizers().get(name, ())) or None
     for key in params:
         if known is not None and key not in known and key != "max_grad_norm":
-            fix = did_you_mean(key, known, f"it takes {', '.join(known)}")
+            fix: str = suggestion(key, known, Message("it takes {names}", names=", ".join(known)))
             # _muon_param_groups looks up what it knows, where the other optimizers are handed everything.
             level: Level = "warning" if name.lower() == "muon" else "error"
-            then = ", and DeepSpeed silently ignores it" if level == "warning" else f": {LATE}"
-            message = f"{name} has no parameter {key}{then}"
+            message = (
+                Message("{name} has no parameter {key}, and DeepSpeed silently ignores it", name=name, key=key)
+                if level == "warning"
+                else Message("{name} has no parameter {key}: {late}", name=name, key=key, late=LATE)
+            )
             report.add(level, "optimizer_param", (*PARAMS, key), message, fix)
     if "max_grad_norm" in params:
-        message = f"max_grad_norm is not a parameter of an optimizer: {LATE}"
-        report.error("optimizer_param", (*PARAMS, "max_grad_norm"), message, 'use "gradient_clipping" at the top level')
+        message = Message("max_grad_norm is not a parameter of an optimizer: {late}", late=LATE)
+        report.error(
+            "optimizer_param", (*PARAMS, "max_grad_norm"), message, Message('use "gradient_clipping" at the top level')
+        )
     for key in RATES:
         value = params.get(key, MISSING)
         if value is not MISSING and not _filled(value, view) and not isinstance(value, int | float):
             if key == "eps" and isinstance(value, list):  # Adafactor takes a pair
                 continue
-            fix = f"write {float(value)!r} without quotes" if _is_finite(value) else ""
-            report.error("optimizer_param", (*PARAMS, key), f"{key} is {shown(value)}, not a number: {LATE}", fix)
+            fix = Message("write {value!r} without quotes", value=float(value)) if _is_finite(value) else ""
+            report.error(
+                "optimizer_param",
+                (*PARAMS, key),
+                Message("{key} is {value}, not a number: {late}", key=key, value=shown(value), late=LATE),
+                fix,
+            )
     betas = params.get("betas", MISSING)
     if betas is not MISSING and not _filled(betas, view) and not _two_betas(betas):
-        message = f"betas is {shown(betas)}, not two numbers from 0 to below 1: {LATE}"
-        report.error("optimizer_param", (*PARAMS, "betas"), message, "write [0.9, 0.999]")
+        message = Message("betas is {betas}, not two numbers from 0 to below 1: {late}", betas=shown(betas), late=LATE)
+        report.error("optimizer_param", (*PARAMS, "betas"), message, Message("write [0.9, 0.999]"))
 
 
 def _filled(value: Any, view: ConfigView) -> bool:
@@ -116,17 +137,27 @@ def check_scheduler(view: ConfigView, report: Findings) -> None:
         return
     known = schedulers().get(name) if isinstance(name, str) else None
     if known is None:
-        fix = did_you_mean(str(name), schedulers(), f"DeepSpeed has {', '.join(own_schedulers())}")
-        message = f"DeepSpeed has no scheduler {shown(name)}: {LATE}"
+        have = Message("DeepSpeed has {names}", names=", ".join(own_schedulers()))
+        fix = suggestion(str(name), schedulers(), have)
+        message = Message("DeepSpeed has no scheduler {name}: {late}", name=shown(name), late=LATE)
         report.error("unknown_scheduler", ("scheduler", "type"), message, fix)
         return
     if name not in own_schedulers() and view.stage:
         # torch's classes test isinstance(optimizer, Optimizer), which ZeRO's are not.
-        message = f"torch's schedulers do not take ZeRO's optimizer, so {name} fails: {LATE}"
-        report.error("unknown_scheduler", ("scheduler", "type"), message, "use WarmupDecayLR or WarmupCosineLR")
+        message = Message(
+            "torch's schedulers do not take ZeRO's optimizer, so {name} fails: {late}", name=name, late=LATE
+        )
+        report.error(
+            "unknown_scheduler", ("scheduler", "type"), message, Message("use WarmupDecayLR or WarmupCosineLR")
+        )
         return
     if not isinstance(params, dict):
-        report.error("scheduler_param", ("scheduler",), f"{name} has no params: {LATE}", 'add "params": {…}')
+        report.error(
+            "scheduler_param",
+            ("scheduler",),
+            Message("{name} has no params: {late}", name=name, late=LATE),
+            Message('add "params": {…}'),
+        )
         return
     _scheduler_params(str(name), known, params, report)
     if str(name).startswith("Warmup"):
@@ -136,34 +167,53 @@ def check_scheduler(view: ConfigView, report: Findings) -> None:
 def _scheduler_params(name: str, known: dict[str, bool], params: dict[str, Any], report: Findings) -> None:
     for key in params:
         if key not in known:
-            fix = did_you_mean(key, known, f"it takes {', '.join(known)}")
-            report.error("scheduler_param", (*AT, key), f"{name} has no parameter {key}: {LATE}", fix)
+            fix = suggestion(key, known, Message("it takes {names}", names=", ".join(known)))
+            report.error(
+                "scheduler_param",
+                (*AT, key),
+                Message("{name} has no parameter {key}: {late}", name=name, key=key, late=LATE),
+                fix,
+            )
     for key, required in known.items():
         if required and key not in params:
-            report.error("scheduler_param", AT, f"{name} needs {key}: {LATE}", f'add "{key}": …')
+            report.error(
+                "scheduler_param",
+                AT,
+                Message("{name} needs {key}: {late}", name=name, key=key, late=LATE),
+                Message('add "{key}": …', key=key),
+            )
 
 
 def _warmup(name: str, params: dict[str, Any], view: ConfigView, report: Findings) -> None:
     """Where a warm-up fails, and where it quietly trains at another rate (deepspeed.runtime.lr_schedules)."""
     steps, total = params.get("warmup_num_steps", 1000), params.get("total_num_steps", MISSING)
     if not _filled(steps, view) and (not isinstance(steps, int) or steps <= 0):
-        message = f"warmup_num_steps is {shown(steps)}, not a whole number above 0: {LATE}"
-        report.error("scheduler_warmup", (*AT, "warmup_num_steps"), message, "write 1 for no warm-up")
+        message = Message(
+            "warmup_num_steps is {steps}, not a whole number above 0: {late}", steps=shown(steps), late=LATE
+        )
+        report.error("scheduler_warmup", (*AT, "warmup_num_steps"), message, Message("write 1 for no warm-up"))
     for key in ("warmup_min_lr", "warmup_max_lr", "total_num_steps"):
         value = params.get(key, 0)
         allowed = (
             isinstance(value, int | float | list) or _filled(value, view) or (key == "warmup_max_lr" and value is None)
         )
         if not allowed:
-            message = f"{key} is {shown(value)}, not a number: {LATE}"
+            message = Message("{key} is {value}, not a number: {late}", key=key, value=shown(value), late=LATE)
             report.error("scheduler_warmup", (*AT, key), message)
     if isinstance(total, int | float) and isinstance(steps, int | float) and total < steps:
-        message = f"the warm-up takes {shown(steps)} of {shown(total)} steps: training ends before its peak rate"
+        message = Message(
+            "the warm-up takes {steps} of {total} steps: training ends before its peak rate",
+            steps=shown(steps),
+            total=shown(total),
+        )
         path = (*AT, "warmup_num_steps") if "warmup_num_steps" in params else (*AT, "total_num_steps")
-        report.warning("scheduler_warmup", path, message, "write a smaller warmup_num_steps")
+        report.warning("scheduler_warmup", path, message, Message("write a smaller warmup_num_steps"))
     if params.get("warmup_type", "log") not in ("log", "linear"):
-        message = f"warmup_type is {shown(params['warmup_type'])}; DeepSpeed knows log and linear, and takes log"
-        report.warning("scheduler_warmup", (*AT, "warmup_type"), message, 'write "linear"')
+        message = Message(
+            "warmup_type is {warmup_type}; DeepSpeed knows log and linear, and takes log",
+            warmup_type=shown(params["warmup_type"]),
+        )
+        report.warning("scheduler_warmup", (*AT, "warmup_type"), message, Message('write "linear"'))
     _peak(name, params, view, report)
 
 
@@ -173,16 +223,27 @@ def _peak(name: str, params: dict[str, Any], view: ConfigView, report: Findings)
         return
     peak, lr = params.get("warmup_max_lr", MISSING), view.raw("optimizer", "params", "lr")
     if peak is MISSING and name == "WarmupDecayLR":
-        message = "without warmup_max_lr WarmupDecayLR trains at its own default of 0.001, whatever the optimizer's lr"
+        message = Message(
+            "without warmup_max_lr WarmupDecayLR trains at its own default of 0.001, whatever the optimizer's lr"
+        )
         rate = '"auto"' if view.for_trainer else shown(lr) if isinstance(lr, int | float) else "…"
-        report.warning("scheduler_warmup", AT, message, f'add "warmup_max_lr": {rate}')
+        report.warning("scheduler_warmup", AT, message, Message('add "warmup_max_lr": {rate}', rate=rate))
     if isinstance(peak, int | float) and isinstance(lr, int | float) and peak != lr:
-        message = f"warmup_max_lr is {shown(peak)} and the optimizer's lr {shown(lr)}; the scheduler's holds"
-        report.warning("scheduler_warmup", (*AT, "warmup_max_lr"), message, f'write "warmup_max_lr": {shown(lr)}')
+        message = Message(
+            "warmup_max_lr is {peak} and the optimizer's lr {lr}; the scheduler's holds", peak=shown(peak), lr=shown(lr)
+        )
+        report.warning(
+            "scheduler_warmup", (*AT, "warmup_max_lr"), message, Message('write "warmup_max_lr": {lr}', lr=shown(lr))
+        )
     if isinstance(peak, int | float) and lr == AUTO:
-        message = f"warmup_max_lr is {shown(peak)} while the optimizer's lr follows --learning_rate; the two must agree"
-        report.warning("scheduler_warmup", (*AT, "warmup_max_lr"), message, 'write "warmup_max_lr": "auto"')
+        message = Message(
+            "warmup_max_lr is {peak} while the optimizer's lr follows --learning_rate; the two must agree",
+            peak=shown(peak),
+        )
+        report.warning("scheduler_warmup", (*AT, "warmup_max_lr"), message, Message('write "warmup_max_lr": "auto"'))
     low = params.get("warmup_min_lr", 0)
     if isinstance(peak, int | float) and isinstance(low, int | float) and low > peak:
-        message = f"warmup_min_lr {shown(low)} is above warmup_max_lr {shown(peak)}: the rate goes down"
+        message = Message(
+            "warmup_min_lr {low} is above warmup_max_lr {peak}: the rate goes down", low=shown(low), peak=shown(peak)
+        )
         report.warning("scheduler_warmup", (*AT, "warmup_min_lr"), message)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from dsrun.findings import Level
+from dsrun.findings import Level, Message
 from dsrun.zero.lint.codes import Findings
 from dsrun.zero.lint.structure import EAGER, check_model_value
 from dsrun.zero.schema import blocks, shown
@@ -36,12 +36,20 @@ def _zero(view: ConfigView, report: Findings) -> None:
         return
     if view.taken(ZERO, "compute_grad_norm") is False and view.stage not in (1, 2):
         path = view.spelled(ZERO, "compute_grad_norm")
-        report.error("needs_stage", path, f"compute_grad_norm: false needs stage 1 or 2, not {view.stage}: {EAGER}")
+        report.error(
+            "needs_stage",
+            path,
+            Message("compute_grad_norm: false needs stage 1 or 2, not {stage}: {eager}", stage=view.stage, eager=EAGER),
+        )
     if isinstance(view.raw(ZERO, "offload_optimizer"), dict):
         ratio = view.taken(f"{ZERO}.offload_optimizer", "ratio")
         if isinstance(ratio, float) and ratio < 1 and view.stage != 3:
             path = (ZERO, "offload_optimizer", "ratio")
-            report.error("needs_stage", path, f"a ratio below 1 needs stage 3, not {view.stage}: {EAGER}")
+            report.error(
+                "needs_stage",
+                path,
+                Message("a ratio below 1 needs stage 3, not {stage}: {eager}", stage=view.stage, eager=EAGER),
+            )
 
 
 def _both_names(view: ConfigView, report: Findings) -> None:
@@ -54,7 +62,12 @@ def _both_names(view: ConfigView, report: Findings) -> None:
         path = view.spelled(ZERO, new)
         filled = view.for_trainer and path in CONSTANTS
         if view.raw(*path) is not MISSING and (view.raw(*path) != AUTO or filled):
-            report.error("given_twice", (ZERO, old), f"{old} and {path[-1]} are both given: {EAGER}", f"remove {old}")
+            report.error(
+                "given_twice",
+                (ZERO, old),
+                Message("{old} and {new} are both given: {eager}", old=old, new=path[-1], eager=EAGER),
+                Message("remove {old}", old=old),
+            )
 
 
 def _zenflow(view: ConfigView, report: Findings) -> None:
@@ -65,13 +78,32 @@ def _zenflow(view: ConfigView, report: Findings) -> None:
     strategy = view.taken(block, "select_strategy")
     if isinstance(strategy, str) and strategy not in ("auto", "step", "epoch"):
         path = (ZERO, "zenflow", "select_strategy")
-        report.error("not_a_choice", path, f"select_strategy is {shown(strategy)}, not auto, step or epoch: {EAGER}")
+        report.error(
+            "not_a_choice",
+            path,
+            Message(
+                "select_strategy is {strategy}, not auto, step or epoch: {eager}", strategy=shown(strategy), eager=EAGER
+            ),
+        )
     for name in ("select_interval", "update_interval"):
         value, path = view.taken(block, name), (ZERO, "zenflow", name)
         if isinstance(value, str) and value != AUTO:
-            report.error("wrong_type", path, f'{name} is {shown(value)}, not a whole number or "auto": {EAGER}')
+            report.error(
+                "wrong_type",
+                path,
+                Message(
+                    '{name} is {value}, not a whole number or "auto": {eager}',
+                    name=name,
+                    value=shown(value),
+                    eager=EAGER,
+                ),
+            )
         elif name == "update_interval" and isinstance(value, int) and value < 1:
-            report.error("out_of_range", path, f"{name} is {value}, not at least 1: {EAGER}")
+            report.error(
+                "out_of_range",
+                path,
+                Message("{name} is {value}, not at least 1: {eager}", name=name, value=value, eager=EAGER),
+            )
 
 
 def _loss_scale(view: ConfigView, report: Findings) -> None:
@@ -82,17 +114,25 @@ def _loss_scale(view: ConfigView, report: Findings) -> None:
         raw = view.raw("fp16", name)
         odd_text = isinstance(raw, str) and name != "loss_scale" and raw != AUTO and not _is_int_to_python(raw)
         if isinstance(raw, bool) or odd_text:
-            report.error("wrong_type", ("fp16", name), f"{name} is {shown(raw)}, not a number: {EAGER}")
+            report.error(
+                "wrong_type",
+                ("fp16", name),
+                Message("{name} is {raw}, not a number: {eager}", name=name, raw=shown(raw), eager=EAGER),
+            )
     scale = view.taken("fp16", "loss_scale")
     if isinstance(scale, float) and not (math.isfinite(scale) and scale >= 0):
-        report.error("out_of_range", ("fp16", "loss_scale"), f"loss_scale is {scale:g}, not at least 0: {EAGER}")
+        report.error(
+            "out_of_range",
+            ("fp16", "loss_scale"),
+            Message("loss_scale is {scale:g}, not at least 0: {eager}", scale=scale, eager=EAGER),
+        )
     # Under "auto" the Trainer may turn fp16 on, and a wrong window would then stop it.
     may_be_on = view.precision("fp16") is not False
     if may_be_on and scale == 0:
         for name in ("loss_scale_window", "min_loss_scale"):
             value = view.taken("fp16", name)
             if isinstance(value, int) and value <= 0:
-                message = f"{name} is {value}; the dynamic loss scale needs it above 0"
+                message = Message("{name} is {value}; the dynamic loss scale needs it above 0", name=name, value=value)
                 level: Level = "error" if view.precision("fp16") else "warning"
                 report.add(level, "out_of_range", ("fp16", name), message)
 
@@ -101,7 +141,10 @@ def _precision(view: ConfigView, report: Findings) -> None:
     """DeepSpeedConfig._initialize_params and _do_error_check."""
     if view.precision("fp16") and view.precision("bf16"):
         report.error(
-            "fp16_and_bf16", ("bf16",), f"fp16 and bf16 are both on: {EAGER}", 'write "fp16": {"enabled": false}'
+            "fp16_and_bf16",
+            ("bf16",),
+            Message("fp16 and bf16 are both on: {eager}", eager=EAGER),
+            Message('write "fp16": {"enabled": false}'),
         )
     bf16 = "bf16" if isinstance(view.raw("bf16"), dict) or view.for_trainer else "bfloat16"
     for family, name in MASTER_KEYS:
@@ -109,10 +152,14 @@ def _precision(view: ConfigView, report: Findings) -> None:
         if not isinstance(view.raw(block), dict) or view.taken(block, name) is not True:
             continue
         if view.stage == 0:
-            report.error("needs_stage", (block, name), f"{name} needs ZeRO stage 1, 2 or 3: {EAGER}")
+            report.error(
+                "needs_stage",
+                (block, name),
+                Message("{name} needs ZeRO stage 1, 2 or 3: {eager}", name=name, eager=EAGER),
+            )
         if name == "bf16_optimizer_states" and view.taken(block, "bf16_master_weights_and_grads") is False:
-            message = f"{name} needs bf16_master_weights_and_grads: {EAGER}"
-            report.error("needs_key", (block, name), message, 'add "bf16_master_weights_and_grads": true')
+            message = Message("{name} needs bf16_master_weights_and_grads: {eager}", name=name, eager=EAGER)
+            report.error("needs_key", (block, name), message, Message('add "bf16_master_weights_and_grads": true'))
 
 
 def _allreduce(view: ConfigView, report: Findings) -> None:
@@ -122,12 +169,27 @@ def _allreduce(view: ConfigView, report: Findings) -> None:
         return
     path = ("gradient_allreduce_op",)
     if view.stage == 3:
-        report.error("needs_stage", path, f'"sum" does not work with stage 3: {EAGER}', 'write "mean"')
+        report.error(
+            "needs_stage",
+            path,
+            Message('"sum" does not work with stage 3: {eager}', eager=EAGER),
+            Message('write "mean"'),
+        )
     zenflow = view.raw(ZERO, "zenflow")
     if zenflow is not MISSING and zenflow is not None and zenflow != AUTO:
-        report.error("needs_key", path, f'"sum" does not work with zenflow: {EAGER}', 'write "mean"')
+        report.error(
+            "needs_key",
+            path,
+            Message('"sum" does not work with zenflow: {eager}', eager=EAGER),
+            Message('write "mean"'),
+        )
     if isinstance(view.raw("compile"), dict) and view.taken("compile", "deepcompile") is True:
-        report.error("needs_key", path, f'"sum" does not work with DeepCompile: {EAGER}', 'write "mean"')
+        report.error(
+            "needs_key",
+            path,
+            Message('"sum" does not work with DeepCompile: {eager}', eager=EAGER),
+            Message('write "mean"'),
+        )
 
 
 def _optimizer(view: ConfigView, report: Findings) -> None:
@@ -137,10 +199,14 @@ def _optimizer(view: ConfigView, report: Findings) -> None:
         return
     params = block.get("params")
     if params is not None and not isinstance(params, dict):
-        message = f"params is {shown(params)}, not an object {{…}}: {EAGER}"
+        message = Message("params is {params}, not an object {…}: {eager}", params=shown(params), eager=EAGER)
         report.error("not_an_object", ("optimizer", "params"), message)
     elif params and not isinstance(params.get("max_grad_norm", 0), int | float):
-        message = f"max_grad_norm is {shown(params['max_grad_norm'])}, not a number: {EAGER}"
+        message = Message(
+            "max_grad_norm is {max_grad_norm}, not a number: {eager}",
+            max_grad_norm=shown(params["max_grad_norm"]),
+            eager=EAGER,
+        )
         report.error("wrong_type", ("optimizer", "params", "max_grad_norm"), message)
 
 
@@ -149,17 +215,32 @@ def _data(view: ConfigView, report: Findings) -> None:
     at = ("data_efficiency", "data_sampling")
     curriculum = view.raw(*at, "curriculum_learning")
     if isinstance(curriculum, dict) and curriculum.get("enabled") and "curriculum_metrics" not in curriculum:
-        report.error("needs_key", (*at, "curriculum_learning"), f"an enabled block needs curriculum_metrics: {EAGER}")
+        report.error(
+            "needs_key",
+            (*at, "curriculum_learning"),
+            Message("an enabled block needs curriculum_metrics: {eager}", eager=EAGER),
+        )
     batching = view.raw(*at, "dynamic_batching")
     if not isinstance(batching, dict):
         return
     if batching.get("enabled") and "max_tokens" not in batching:
-        report.error("needs_key", (*at, "dynamic_batching"), f"an enabled block needs max_tokens: {EAGER}")
+        report.error(
+            "needs_key", (*at, "dynamic_batching"), Message("an enabled block needs max_tokens: {eager}", eager=EAGER)
+        )
     names = ["min_batch_size", "max_batch_size", *(["max_tokens"] if batching.get("enabled") else [])]
     for name in names:
         if name in batching and not _is_int_to_python(batching[name]):
             path = (*at, "dynamic_batching", name)
-            report.error("wrong_type", path, f"{name} is {shown(batching[name])}, not a whole number: {EAGER}")
+            report.error(
+                "wrong_type",
+                path,
+                Message(
+                    "{name} is {value}, not a whole number: {eager}",
+                    name=name,
+                    value=shown(batching[name]),
+                    eager=EAGER,
+                ),
+            )
 
 
 def _is_int_to_python(value: Any) -> bool:
@@ -175,13 +256,19 @@ def _rest(view: ConfigView, report: Findings) -> None:
     autotuning = view.raw("autotuning")
     for name in ("results_dir", "exps_dir"):
         if isinstance(autotuning, dict) and name in autotuning and not autotuning[name]:
-            report.error("wrong_type", ("autotuning", name), f"{name} is empty: {EAGER}")
+            report.error(
+                "wrong_type", ("autotuning", name), Message("{name} is empty: {eager}", name=name, eager=EAGER)
+            )
     keep = view.raw("data_types", "keep_in_fp32_modules")
     listed = isinstance(keep, list) and all(isinstance(each, str) for each in keep)
     if keep is not MISSING and not listed and keep != AUTO:
         path = ("data_types", "keep_in_fp32_modules")
-        report.error("wrong_type", path, f"keep_in_fp32_modules is {shown(keep)}, not a list of names: {EAGER}")
+        report.error(
+            "wrong_type",
+            path,
+            Message("keep_in_fp32_modules is {keep}, not a list of names: {eager}", keep=shown(keep), eager=EAGER),
+        )
     modules = view.raw("torch_autocast", "lower_precision_safe_modules")
     if isinstance(modules, list) and not all(isinstance(each, str) for each in modules):
         path = ("torch_autocast", "lower_precision_safe_modules")
-        report.error("wrong_type", path, f"the list holds something that is not a name: {EAGER}")
+        report.error("wrong_type", path, Message("the list holds something that is not a name: {eager}", eager=EAGER))

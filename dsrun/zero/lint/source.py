@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from json import JSONDecodeError, JSONDecoder
 from typing import Any, Literal, NamedTuple
 
+from dsrun.findings import Message
 from dsrun.zero.schema import Path
 
 IssueKind = Literal["comment", "trailing_comma", "python_word", "number_word", "single_quotes", "mark"]
@@ -115,7 +116,7 @@ class _Reader:
         self.source.value = self._value((), 0)
         self._skip()
         if self.at < len(self.text):
-            raise self._error("more text after the end of the JSON", "one file holds one object")
+            raise self._error(Message("more text after the end of the JSON"), Message("one file holds one object"))
         return self.source
 
     def _position(self, at: int | None = None) -> Position:
@@ -136,14 +137,17 @@ class _Reader:
                 self.source.issues.append(SyntaxIssue("comment", self._position(), match[1].strip()))
             self.at = match.end()
         if self.text.startswith("/*", self.at):
-            raise self._error("a comment without its end */")
+            raise self._error(Message("a comment without its end */"))
 
     def _value(self, path: Path, depth: int) -> Any:
         if depth > DEEPEST:
-            raise self._error(f"more than {DEEPEST} levels deep")
+            raise self._error(Message("more than {deepest} levels deep", deepest=DEEPEST))
         head = self._peek()
         if template := TEMPLATE.match(self.text, self.at):
-            raise self._error(f"{template.group()} is a placeholder, not a value", "replace it with a value")
+            raise self._error(
+                Message("{word} is a placeholder, not a value", word=template.group()),
+                Message("replace it with a value"),
+            )
         if head in ("{", "["):
             return self._object(path, depth) if head == "{" else self._list(path, depth)
         if head in ('"', "'"):
@@ -154,7 +158,7 @@ class _Reader:
             try:
                 value = float(number[0]) if number[1] or number[2] else int(number[0])
             except ValueError:  # Python reads at most 4300 digits
-                raise self._error("a number with too many digits") from None
+                raise self._error(Message("a number with too many digits")) from None
             self.at = number.end()
             return value
         return self._word(word)
@@ -168,24 +172,31 @@ class _Reader:
             self.at += len(word)
             return value
         if not word:
-            raise self._error("a value is missing" if self.at < len(self.text) else "the text ends too early")
+            raise self._error(
+                Message("a value is missing") if self.at < len(self.text) else Message("the text ends too early")
+            )
         if UNFILLED.match(word):
-            raise self._error(f"{word} is a placeholder, not a value", "replace it with a value")
-        raise self._error(f"{word} is not a JSON value", _number_hint(word) or f'text needs quotes: "{word}"')
+            raise self._error(
+                Message("{word} is a placeholder, not a value", word=word), Message("replace it with a value")
+            )
+        raise self._error(
+            Message("{word} is not a JSON value", word=word),
+            _number_hint(word) or Message('text needs quotes: "{word}"', word=word),
+        )
 
     def _string(self) -> str:
         start = self.at
         if self._peek() == "'":
             match = SINGLE_QUOTED.match(self.text, start)
             if match is None:
-                raise self._error("a text without its closing '", at=start)
+                raise self._error(Message("a text without its closing '"), at=start)
             self.source.issues.append(SyntaxIssue("single_quotes", self._position(), match.group()))
             self.at = match.end()
             return self._single_quoted(match)
         try:
             value, self.at = DECODER.raw_decode(self.text, start)
         except JSONDecodeError as error:
-            fix = 'close it with "' if error.msg.startswith(("Unterminated", "Invalid control")) else ""
+            fix = Message('close it with "') if error.msg.startswith(("Unterminated", "Invalid control")) else ""
             raise self._error(error.msg[0].lower() + error.msg[1:].removesuffix(" at"), fix, at=error.pos) from None
         return str(value)
 
@@ -194,7 +205,7 @@ class _Reader:
         try:
             return str(DECODER.decode(f'"{inside}"'))
         except JSONDecodeError:
-            raise self._error("an escape that JSON has not", at=match.start()) from None
+            raise self._error(Message("an escape that JSON has not"), at=match.start()) from None
 
     def _members(self, closing: str) -> Iterator[None]:
         """Stop once at each member of an object or list; the caller reads it."""
@@ -218,17 +229,20 @@ class _Reader:
 
     def _no_comma(self, opening: int, closing: str) -> None:
         if self.at >= len(self.text):
-            raise self._error(f"the text ends before the closing {closing}", at=opening)
+            raise self._error(Message("the text ends before the closing {closing}", closing=closing), at=opening)
         before = len(self.text[: self.at].rstrip())
         line = self._position(before - 1).line
-        raise self._error(f"expected , or {closing}", f"a comma is missing at the end of line {line}")
+        raise self._error(
+            Message("expected , or {closing}", closing=closing),
+            Message("a comma is missing at the end of line {line}", line=line),
+        )
 
     def _object(self, path: Path, depth: int) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for _ in self._members("}"):
             position = self._position()
             if self._peek() not in ("'", '"') or not self._peek():
-                raise self._error("expected a key", 'keys need double quotes: "key": value')
+                raise self._error(Message("expected a key"), Message('keys need double quotes: "key": value'))
             key = self._string()
             here = (*path, key)
             if key in found:
@@ -239,7 +253,7 @@ class _Reader:
             self.source.positions[here] = position
             self._skip()
             if self._peek() != ":":
-                raise self._error(f"expected : after the key {key}")
+                raise self._error(Message("expected : after the key {key}", key=key))
             self.at += 1
             self._skip()
             found[key] = self._value(here, depth + 1)
@@ -260,7 +274,7 @@ def _number_hint(word: str) -> str:
         value = float(word)
     except ValueError:
         return ""
-    return f"write {value:g}" if math.isfinite(value) else ""
+    return Message("write {value:g}", value=value) if math.isfinite(value) else ""
 
 
 def dotted(path: Sequence[str | int]) -> str:

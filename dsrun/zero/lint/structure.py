@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
+from dsrun.findings import Message, joined
 from dsrun.zero.lint.codes import Findings
 from dsrun.zero.lint.source import dotted
 from dsrun.zero.schema import (
@@ -29,7 +30,9 @@ from dsrun.zero.view import AUTO, ConfigView
 
 # get_monitor_config hands these to one model, which drops "auto" (deepspeed.monitor.config).
 MONITORS = ("tensorboard", "wandb", "csv_monitor", "comet")
-EAGER = "DeepSpeed stops when it reads the file"
+FEATURE_REMOVED, LEAVE_OUT = Message("its feature was removed"), Message("leave it out")
+TOP_LEVEL = Message("the top level")
+EAGER = Message("DeepSpeed stops when it reads the file")
 # Blocks whose other keys mean something to code that only their feature runs.
 OPEN = ("data_efficiency.data_sampling", "data_efficiency.data_routing")
 # DeepSpeedConfigModel.__init__(self, strict=False, **data) swallows this key (deepspeed.runtime.config_utils).
@@ -47,8 +50,8 @@ def _check_block(block: Block, path: Path, content: dict[str, Any], view: Config
         here = (*path, name)
         key = spellings.get(name)
         if name in removed(block.path):
-            reason, instead = legacy()["removed"].get(name, ("its feature was removed", "leave it out"))
-            report.error("removed_key", here, f"{name}: {reason}", instead)
+            reason, instead = legacy()["removed"].get(name, (FEATURE_REMOVED, LEAVE_OUT))
+            report.error("removed_key", here, Message("{key}: {reason}", key=name, reason=Message(reason)), instead)
         elif key is None or name == "self":
             _unknown(block, here, name, content, report)
         else:
@@ -56,7 +59,12 @@ def _check_block(block: Block, path: Path, content: dict[str, Any], view: Config
     for key, entry in block.keys.items():
         other = entry.get("name")
         if other and key in content and other in content:
-            report.error("given_twice", (*path, other), f"{other} and {key} are one setting", f"remove {other}")
+            report.error(
+                "given_twice",
+                (*path, other),
+                Message("{other} and {key} are one setting", other=other, key=key),
+                Message("remove {other}", other=other),
+            )
 
 
 def _unknown(block: Block, path: Path, name: str, content: dict[str, Any], report: Findings) -> None:
@@ -67,25 +75,27 @@ def _unknown(block: Block, path: Path, name: str, content: dict[str, Any], repor
     gone = legacy()["forgotten"].get(name)
     if block.path == "compile" and name in legacy()["old_compile"]:
         gone = legacy()["removed_from_compile"]
-    where = dotted(path[:-1]) or "the top level"
-    message = f"DeepSpeed has no key {name} {'at' if len(path) == 1 else 'in'} {where}"
-    message += "" if refused else ", and silently ignores it"
+    hint: str = gone[1] if gone is not None else _suggestion(block, name, content)
     if gone is not None:
-        message, hint = f"{name}: {gone[0]}", gone[1]
+        message = Message("{key}: {reason}", key=name, reason=Message(gone[0]))
+    elif len(path) == 1:
+        message = Message("DeepSpeed has no key {key} at the top level", key=name)
     else:
-        hint = _suggestion(block, name, content)
+        message = Message("DeepSpeed has no key {key} in {block}", key=name, block=dotted(path[:-1]))
+    if gone is None and not refused:
+        message = Message("{problem}, and silently ignores it", problem=message)
     report.add("error" if refused else "warning", "unknown_key", path, message, hint)
 
 
-def _suggestion(block: Block, name: str, content: dict[str, Any]) -> str:
+def _suggestion(block: Block, name: str, content: dict[str, Any]) -> Message:
     """The key of this block that was meant, else the block that the key belongs to."""
     match = legacy()["renamed"].get(f"{block.path}.{name}") or nearest(name, block.spellings)
     elsewhere = [each for each in homes().get(name, ()) if each != block.path]
     if elsewhere and len(elsewhere) <= 2:
-        return "it belongs in " + " or ".join(each or "the top level" for each in elsewhere)
+        return Message("it belongs in {places}", places=joined(" or ", (each or TOP_LEVEL for each in elsewhere)))
     if match in content:
-        return f"remove it: {match} is there already"
-    return f"did you mean {match}?" if match else "remove it"
+        return Message("remove it: {match} is there already", match=match)
+    return Message("did you mean {match}?", match=match) if match else Message("remove it")
 
 
 def _check_key(block: Block, path: Path, key: str, *, view: ConfigView, report: Findings) -> None:
@@ -106,10 +116,18 @@ def _check_key(block: Block, path: Path, key: str, *, view: ConfigView, report: 
 def _legacy(block: Block, path: Path, entry: Entry, report: Findings) -> None:
     advice = legacy()["deprecated"].get(dotted((*filter(None, block.path.split(".")), path[-1])))
     if advice is not None:
-        report.warning("legacy_key", path, f"{path[-1]} is the old name of {advice[0]}", advice[1])
+        report.warning(
+            "legacy_key",
+            path,
+            Message("{key} is the old name of {name}", key=path[-1], name=Message(advice[0])),
+            advice[1],
+        )
     elif "deprecated" in entry:
         report.warning(
-            "legacy_key", path, f"{path[-1]} is the old name of {entry['deprecated']}", f"use {entry['deprecated']}"
+            "legacy_key",
+            path,
+            Message("{key} is the old name of {name}", key=path[-1], name=entry["deprecated"]),
+            Message("use {name}", name=entry["deprecated"]),
         )
 
 
@@ -127,13 +145,25 @@ def _check_value_of_block(block: Block, path: Path, entry: Entry, *, view: Confi
         report.warning(
             "legacy_key",
             path,
-            f"a bare {shown(value)} is an old way to ask for stage {stage}; the HF Trainer fails on it",
-            f'write "zero_optimization": {{"stage": {stage}}}',
+            Message(
+                "a bare {value} is an old way to ask for stage {stage}; the HF Trainer fails on it",
+                value=shown(value),
+                stage=stage,
+            ),
+            Message('write "zero_optimization": {"stage": {stage}}', stage=stage),
         )
     elif not _tolerated(block, entry, value):
-        report.error("not_an_object", path, f"{path[-1]} is {shown(value)}, not an object {{…}}: {EAGER}")
+        report.error(
+            "not_an_object",
+            path,
+            Message("{key} is {value}, not an object {…}: {eager}", key=path[-1], value=shown(value), eager=EAGER),
+        )
     elif value is not None:
-        report.warning("wrong_type", path, f"{path[-1]} is {shown(value)}, not an object {{…}}, and is ignored")
+        report.warning(
+            "wrong_type",
+            path,
+            Message("{key} is {value}, not an object {…}, and is ignored", key=path[-1], value=shown(value)),
+        )
 
 
 def _tolerated(block: Block, entry: Entry, value: Any) -> bool:
@@ -159,17 +189,39 @@ def check_model_value(path: Path, entry: Entry, value: Any, report: Findings) ->
         found = python_float(value)
     if found.coerce == "refused":
         code = "not_a_choice" if "choices" in entry and json_type(value) not in ("list", "dict") else "wrong_type"
-        report.error(code, path, f"{name} is {shown(value)}, not {expected(entry)}: {EAGER}", _repair(value, entry))
+        report.error(
+            code,
+            path,
+            Message(
+                "{name} is {value}, not {expected}: {eager}",
+                name=name,
+                value=shown(value),
+                expected=expected(entry),
+                eager=EAGER,
+            ),
+            _repair(value, entry),
+        )
         return
     limits = outside(found.value, entry)
     if limits:
-        report.error("out_of_range", path, f"{name} is {shown(value)}, not {limits}: {EAGER}")
+        report.error(
+            "out_of_range",
+            path,
+            Message(
+                "{name} is {value}, not {limits}: {eager}", name=name, value=shown(value), limits=limits, eager=EAGER
+            ),
+        )
     elif found.coerce == "converted":
         report.warning(
             "wrong_type",
             path,
-            f"{name} is {shown(value)}, not {expected(entry)}; DeepSpeed converts it, the Trainer does not",
-            f'write "{name}": {shown(found.value)}',
+            Message(
+                "{name} is {value}, not {expected}; DeepSpeed converts it, the Trainer does not",
+                name=name,
+                value=shown(value),
+                expected=expected(entry),
+            ),
+            Message('write "{name}": {value}', name=name, value=shown(found.value)),
         )
 
 
@@ -178,13 +230,13 @@ def _repair(value: Any, entry: Entry) -> str:
     if isinstance(value, str):
         match = nearest(value.strip(), [each for each in entry.get("choices", ()) if isinstance(each, str)])
         if match:
-            return f'did you mean "{match}"?'
+            return Message('did you mean "{match}"?', match=match)
         try:
             number = float(value)
         except ValueError:
             return ""
         if {"int", "float"} & set(entry["types"]) and math.isfinite(number):
-            return f"write {int(number) if number.is_integer() else number} without quotes"
+            return Message("write {value} without quotes", value=int(number) if number.is_integer() else number)
     return ""
 
 
@@ -197,21 +249,47 @@ def _check_read_value(path: Path, entry: Entry, value: Any, report: Findings) ->
         report.error(
             "wrong_type",
             path,
-            f"{name} is {shown(value)}, not {expected(entry)}: {EAGER}",
+            Message(
+                "{name} is {value}, not {expected}: {eager}",
+                name=name,
+                value=shown(value),
+                expected=expected(entry),
+                eager=EAGER,
+            ),
             _repair(value, _typed(entry)),
         )
         return
     if "choices" in entry and not _is_choice(value, entry):
         typed = _typed(entry)
         report.error(
-            "not_a_choice", path, f"{name} is {shown(value)}, not {expected(entry)}: {EAGER}", _repair(value, typed)
+            "not_a_choice",
+            path,
+            Message(
+                "{name} is {value}, not {expected}: {eager}",
+                name=name,
+                value=shown(value),
+                expected=expected(entry),
+                eager=EAGER,
+            ),
+            _repair(value, typed),
         )
         return
     if coerce(value, _typed(entry) | {"choices": []}).coerce != "exact":
         is_word = entry["type"] == "bool" and isinstance(value, str) and value and len(path) == 1
-        taken = "to DeepSpeed every text is true" if is_word else "DeepSpeed takes it as it is"
-        fix = f'write "{name}": {shown(value.lower() in TRUE_WORDS)}' if is_word else ""
-        report.warning("wrong_type", path, f"{name} is {shown(value)}, not {expected(entry)}; {taken}", fix)
+        taken = Message("to DeepSpeed every text is true" if is_word else "DeepSpeed takes it as it is")
+        fix = Message('write "{name}": {value}', name=name, value=shown(value.lower() in TRUE_WORDS)) if is_word else ""
+        report.warning(
+            "wrong_type",
+            path,
+            Message(
+                "{name} is {value}, not {expected}; {taken}",
+                name=name,
+                value=shown(value),
+                expected=expected(entry),
+                taken=taken,
+            ),
+            fix,
+        )
 
 
 def _typed(entry: Entry) -> Entry:

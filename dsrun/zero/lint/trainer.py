@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from dsrun.findings import Level
+from dsrun.findings import Level, Message
 from dsrun.zero.lint.codes import Findings
 from dsrun.zero.lint.source import dotted
 from dsrun.zero.lint.structure import MONITORS, leaves
@@ -29,33 +29,39 @@ def check_trainer(view: ConfigView, report: Findings) -> None:
     """Errors when the file is for the Trainer, warnings where it stops a file that DeepSpeed alone would run."""
     level: Level = "error" if view.for_trainer else "warning"
     if not view.has(ZERO) and not (view.is_target_given and not view.for_trainer):
-        message = "accelerate refuses a file without zero_optimization"
-        report.add(level, "trainer_stops", (), message, 'add "zero_optimization": {"stage": 0}, or another stage')
+        message = Message("accelerate refuses a file without zero_optimization")
+        report.add(
+            level, "trainer_stops", (), message, Message('add "zero_optimization": {"stage": 0}, or another stage')
+        )
     if view.is_block("checkpoint.writer"):
         # create_universal_parallel_info reads CROSS_SIZE, which torchrun and accelerate do not set.
-        message = "checkpoint writers work only under DeepSpeed's own launcher: under others the engine stops"
-        report.warning("trainer_stops", ("checkpoint", "writer"), message, "leave it out")
+        message = Message("checkpoint writers work only under DeepSpeed's own launcher: under others the engine stops")
+        report.warning("trainer_stops", ("checkpoint", "writer"), message, Message("leave it out"))
     if not view.for_trainer:
         return
     if isinstance(view.raw(ZERO), bool):
-        message = f"the Trainer looks for a stage in zero_optimization, which is {shown(view.raw(ZERO))}, and fails"
-        report.error("trainer_stops", (ZERO,), message, 'write {"stage": 1}')
+        message = Message(
+            "the Trainer looks for a stage in zero_optimization, which is {zero}, and fails", zero=shown(view.raw(ZERO))
+        )
+        report.error("trainer_stops", (ZERO,), message, Message('write {"stage": 1}'))
     if not view.has("optimizer") and view.raw(ZERO, "offload_optimizer") is None:
-        message = "accelerate looks for a device in offload_optimizer, which is null, and fails"
-        report.error("trainer_stops", (ZERO, "offload_optimizer"), message, "leave the key out")
+        message = Message("accelerate looks for a device in offload_optimizer, which is null, and fails")
+        report.error("trainer_stops", (ZERO, "offload_optimizer"), message, Message("leave the key out"))
     for path in LOOKED_INTO:
         value = view.raw(*path)
         if value is not MISSING and value is not None and not isinstance(value, dict):
-            message = f"the Trainer looks into {path[-1]}, which is {shown(value)}, and fails"
-            report.error("trainer_stops", path, message, f'write "{path[-1]}": {{…}}')
+            message = Message(
+                "the Trainer looks into {key}, which is {value}, and fails", key=path[-1], value=shown(value)
+            )
+            report.error("trainer_stops", path, message, Message('write "{key}": {…}', key=path[-1]))
     micro = view.raw("train_micro_batch_size_per_gpu")
     if view.raw("gradient_accumulation_steps") is None and micro not in (MISSING, None):
-        message = "accelerate multiplies by gradient_accumulation_steps, which is null, and fails"
-        report.error("trainer_stops", ("gradient_accumulation_steps",), message, 'write "auto"')
+        message = Message("accelerate multiplies by gradient_accumulation_steps, which is null, and fails")
+        report.error("trainer_stops", ("gradient_accumulation_steps",), message, Message('write "auto"'))
     size, path = view.raw("tensor_parallel", "autotp_size"), ("tensor_parallel", "autotp_size")
     if size is not MISSING and not isinstance(size, int | float):
-        message = f"accelerate compares autotp_size with 1 and fails on {shown(size)}"
-        report.error("trainer_stops", path, message, "write a number without quotes")
+        message = Message("accelerate compares autotp_size with 1 and fails on {size}", size=shown(size))
+        report.error("trainer_stops", path, message, Message("write a number without quotes"))
     _texts(view, report)
     _ignored(view, report)
 
@@ -65,25 +71,32 @@ def _texts(view: ConfigView, report: Findings) -> None:
     for name in ("fp16", "bf16"):
         value, path = view.raw(name, "enabled"), (name, "enabled")
         if isinstance(value, str) and value != AUTO:
-            message = f"enabled is {shown(value)}, a text, which --{name} never equals: the Trainer stops"
-            report.error("trainer_stops", path, message, 'write "auto", or true or false without quotes')
+            message = Message(
+                "enabled is {value}, a text, which --{name} never equals: the Trainer stops",
+                value=shown(value),
+                name=name,
+            )
+            report.error("trainer_stops", path, message, Message('write "auto", or true or false without quotes'))
     stage = view.raw(ZERO, "stage")
     if isinstance(stage, str) and stage != AUTO and view.stage == 3:
-        message = f"the Trainer does not take {shown(stage)}, a text, for ZeRO-3: it saves weights without content"
-        report.warning("trainer_stops", (ZERO, "stage"), message, 'write "stage": 3')
+        message = Message(
+            "the Trainer does not take {stage}, a text, for ZeRO-3: it saves weights without content",
+            stage=shown(stage),
+        )
+        report.warning("trainer_stops", (ZERO, "stage"), message, Message('write "stage": 3'))
 
 
 def _ignored(view: ConfigView, report: Findings) -> None:
     """Keys that the Trainer makes useless."""
     if view.has(*LEGACY_BF16):
-        message = "accelerate adds a bf16 block that is off, so DeepSpeed ignores bfloat16 and trains in fp32"
-        report.warning("ignored_key", LEGACY_BF16, message, "rename it to bf16")
+        message = Message("accelerate adds a bf16 block that is off, so DeepSpeed ignores bfloat16 and trains in fp32")
+        report.warning("ignored_key", LEGACY_BF16, message, Message("rename it to bf16"))
     if view.has("steps_per_print"):
-        message = "accelerate sets steps_per_print to infinity; the Trainer logs every --logging_steps"
-        report.info("no_effect", ("steps_per_print",), message, "leave it out")
+        message = Message("accelerate sets steps_per_print to infinity; the Trainer logs every --logging_steps")
+        report.info("no_effect", ("steps_per_print",), message, Message("leave it out"))
     if isinstance(view.raw("activation_checkpointing"), dict):
-        message = "models of transformers do not use DeepSpeed's activation checkpointing"
-        report.info("no_effect", ("activation_checkpointing",), message, "use --activation_checkpointing")
+        message = Message("models of transformers do not use DeepSpeed's activation checkpointing")
+        report.info("no_effect", ("activation_checkpointing",), message, Message("use --activation_checkpointing"))
 
 
 # DeepSpeedPlugin.__post_init__ sets it to infinity.
@@ -111,24 +124,26 @@ def _under_the_trainer(path: Path, view: ConfigView, report: Findings) -> None:
         report.warning(
             "auto_is_a_constant",
             path,
-            f'accelerate fills this "auto" with {constant}, whatever the training flags say',
-            f'write "{path[-1]}": {constant}, or the value you mean',
+            Message('accelerate fills this "auto" with {constant}, whatever the training flags say', constant=constant),
+            Message('write "{key}": {constant}, or the value you mean', key=path[-1], constant=constant),
         )
         return
     report.error(
         "auto_nobody_fills",
         path,
-        f'{path[-1]} is "auto", which neither the Trainer nor accelerate fills: accelerate stops with it',
+        Message(
+            '{key} is "auto", which neither the Trainer nor accelerate fills: accelerate stops with it', key=path[-1]
+        ),
         _instead(path),
     )
 
 
 def _instead(path: Path) -> str:
     default = default_of(path)
-    return (
-        f'write "{path[-1]}": {shown(default)} (DeepSpeed\'s default) or leave it out'
-        if default is not None
-        else ("write a value, or leave the key out")
+    if default is None:
+        return Message("write a value, or leave the key out")
+    return Message(
+        """write "{key}": {value} (DeepSpeed's default) or leave it out""", key=path[-1], value=shown(default)
     )
 
 
@@ -140,18 +155,27 @@ def _under_deepspeed(path: Path, view: ConfigView, report: Findings) -> None:
         report.warning(
             "auto_nobody_fills",
             path,
-            f'nothing fills this "auto": DeepSpeed takes its default'
-            f" ({shown(default_of(path))}); under the Trainer accelerate refuses it"
+            Message(
+                'nothing fills this "auto": DeepSpeed takes its default ({value}); under the Trainer '
+                "accelerate refuses it",
+                value=shown(default_of(path)),
+            )
             if path not in TRAINER_FILLS | CONSTANTS.keys()
-            else f'only the HF Trainer fills this "auto": without it DeepSpeed takes {shown(default_of(path))}',
+            else Message(
+                'only the HF Trainer fills this "auto": without it DeepSpeed takes {value}',
+                value=shown(default_of(path)),
+            ),
             _instead(path),
         )
     elif own:
         report.warning(
-            "auto_nobody_fills", path, 'the HF Trainer refuses this "auto"', "leave the key out: it is the default"
+            "auto_nobody_fills",
+            path,
+            Message('the HF Trainer refuses this "auto"'),
+            Message("leave the key out: it is the default"),
         )
     elif block is not None and path[-1] in block.keys and path not in BATCH:
-        report.warning("auto_nobody_fills", path, 'DeepSpeed takes this "auto" for a text', _instead(path))
+        report.warning("auto_nobody_fills", path, Message('DeepSpeed takes this "auto" for a text'), _instead(path))
 
 
 BATCH = (("train_batch_size",), ("train_micro_batch_size_per_gpu",), ("gradient_accumulation_steps",))
@@ -185,17 +209,28 @@ def check_against(view: ConfigView, report: Findings) -> None:
             continue
         if path[-1] == "enabled" and isinstance(ours, str):
             continue  # `_texts` reports it
-        default = "" if name in flags.given else " (not given, so its default)"
+        flag: str = flags.where(name)
+        if name not in flags.given:
+            flag = Message("{flag} (not given, so its default)", flag=flag)
         report.error(
             "conflicts_with_flag",
             path,
-            f"{path[-1]} is {shown(ours)}, but {flags.where(name)}{default} asks for {shown(value)}: the Trainer stops",
-            f'write "{path[-1]}": "auto", or {_fix(name, ours)}',
+            Message(
+                "{key} is {ours}, but {flag} asks for {value}: the Trainer stops",
+                key=path[-1],
+                ours=shown(ours),
+                flag=flag,
+                value=shown(value),
+            ),
+            Message('write "{key}": "auto", or {flag}', key=path[-1], flag=_fix(name, ours)),
         )
     _unanswered(view, flags, report)
     if view.stage == 3 and flags.values.get("auto_find_batch_size"):
-        message = f"{flags.where('auto_find_batch_size')} does not work with ZeRO-3: the Trainer stops"
-        report.error("conflicts_with_flag", (ZERO, "stage"), message, "set --per_device_train_batch_size")
+        message = Message(
+            "{flag} does not work with ZeRO-3: the Trainer stops",
+            flag=flags.where("auto_find_batch_size"),
+        )
+        report.error("conflicts_with_flag", (ZERO, "stage"), message, Message("set --per_device_train_batch_size"))
 
 
 def _fix(name: str, ours: Any) -> str:
@@ -204,7 +239,7 @@ def _fix(name: str, ours: Any) -> str:
     if name in ("fp16", "bf16"):
         return f"--{name} {shown(bool(ours))}"
     if name == "adam_betas":
-        return "--adam_beta1 and --adam_beta2"
+        return Message("--adam_beta1 and --adam_beta2")
     return f"--{name} {shown(ours)}"
 
 
@@ -253,18 +288,26 @@ def _switch(flags: Flags, name: str) -> Any:
 def _unanswered(view: ConfigView, flags: Flags, report: Findings) -> None:
     """Flags that a block of the file, or a key that it lacks, leaves without effect."""
     silent = (
-        ("max_grad_norm", not view.has("gradient_clipping"), ("gradient_clipping",), "DeepSpeed clips at 1.0"),
-        ("optim", view.has("optimizer"), ("optimizer",), "the optimizer of the file is used"),
-        ("lr_scheduler_type", view.has("scheduler"), ("scheduler",), "the scheduler of the file is used"),
+        ("max_grad_norm", not view.has("gradient_clipping"), ("gradient_clipping",), Message("DeepSpeed clips at 1.0")),
+        ("optim", view.has("optimizer"), ("optimizer",), Message("the optimizer of the file is used")),
+        ("lr_scheduler_type", view.has("scheduler"), ("scheduler",), Message("the scheduler of the file is used")),
     )
     for name, is_silent, path, instead in silent:
         if name in flags.given and is_silent:
             key = path[0]
-            fix = f'add "{key}": "auto"' if not view.has(key) else f"remove the block {key}, or the flag"
-            message = f"{flags.where(name)} has no effect: {instead}"
+            fix = (
+                Message('add "{key}": "auto"', key=key)
+                if not view.has(key)
+                else Message("remove the block {key}, or the flag", key=key)
+            )
+            message = Message("{flag} has no effect: {instead}", flag=flags.where(name), instead=instead)
             report.warning("flag_has_no_effect", path, message, fix)
     steps = flags.values.get("gradient_accumulation_steps", 1)
     if not view.has("gradient_accumulation_steps") and steps not in (1, UNKNOWN):
-        message = f"{flags.where('gradient_accumulation_steps')} {steps} has no effect: accelerate takes 1"
+        message = Message(
+            "{flag} {steps} has no effect: accelerate takes 1",
+            flag=flags.where("gradient_accumulation_steps"),
+            steps=steps,
+        )
         path = ("gradient_accumulation_steps",)
-        report.warning("flag_has_no_effect", path, message, 'add "gradient_accumulation_steps": "auto"')
+        report.warning("flag_has_no_effect", path, message, Message('add "gradient_accumulation_steps": "auto"'))

@@ -20,6 +20,6 @@ def test_every_dsrun_variable_is_declared():
 
 def test_variables_of_one_supervisor_are_not_forwarded():
     assert forwarded_variables(dict.fromkeys(DECLARED, "x"), {}).keys() == {
-        "DSRUN_CACHE", "DSRUN_FIND_LINKS", "DSRUN_JOB_UID", "DSRUN_LOCAL", "DSRUN_LOG_FORMAT", "DSRUN_OUTPUT",
-        "DSRUN_SECRET", "DSRUN_TOKENS",
+        "DSRUN_CACHE", "DSRUN_FIND_LINKS", "DSRUN_JOB_UID", "DSRUN_LANG", "DSRUN_LOCAL", "DSRUN_LOG_FORMAT",
+        "DSRUN_OUTPUT", "DSRUN_SECRET", "DSRUN_TOKENS",
     }  # fmt: skip

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from dsrun.errors import MissingError, ToolError, UsageError, nearest
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message
 from dsrun.model_families import family_of
 from dsrun.zero.memory.model import causal, causal_layernorm, seq2seq, vision
 from dsrun.zero.memory.model.architecture import Architecture, Weight
@@ -126,8 +126,11 @@ def _not_trained(found: Found) -> Finding:
     return Finding(
         level="warning",
         code="plan.not-trained",
-        message=f"dsrun train does not train {found.config['model_type']} models: the plan is for a program of your"
-        " own, and counts the activations of the part that reads or writes text",
+        message=Message(
+            "dsrun train does not train {model_type} models: the plan is for a program of your own, and "
+            "counts the activations of the part that reads or writes text",
+            model_type=found.config["model_type"],
+        ),
         where=str(found.folder),
     )
 
@@ -137,8 +140,11 @@ def _differs(found: Found, shapes: Architecture, tensors: tuple[Weight, ...]) ->
     return Finding(
         level="warning",
         code="plan.count-differs",
-        message=f"transformers builds {counted:,} parameters, dsrun's shapes give {shapes.parameters:,};"
-        " taking the former",
+        message=Message(
+            "transformers builds {counted:,} parameters, dsrun's shapes give {parameters:,}; taking the former",
+            counted=counted,
+            parameters=shapes.parameters,
+        ),
         where=str(found.folder),
     )
 
@@ -151,9 +157,12 @@ def _against_files(found: Found, architecture: Architecture) -> list[Finding]:
             Finding(
                 level="warning",
                 code="plan.quantized",
-                message=f"config.json says that the weights are quantised ({found.quantised}): the plan is for training"
-                " them in the precision asked for",
-                fix="plan for, and train, the model that they were made from",
+                message=Message(
+                    "config.json says that the weights are quantised ({quantised}): the plan is for training "
+                    "them in the precision asked for",
+                    quantised=found.quantised,
+                ),
+                fix=Message("plan for, and train, the model that they were made from"),
                 where=str(found.folder),
             )
         ]
@@ -167,8 +176,12 @@ def _against_files(found: Found, architecture: Architecture) -> list[Finding]:
         Finding(
             level="warning",
             code="plan.files-differ",
-            message=f"the safetensors files hold {total:,} elements, the config describes {counted:,}",
-            fix="check that config.json belongs to these weights",
+            message=Message(
+                "the safetensors files hold {total:,} elements, the config describes {counted:,}",
+                total=total,
+                counted=counted,
+            ),
+            fix=Message("check that config.json belongs to these weights"),
             where=str(found.folder),
         )
     ]
