@@ -88,11 +88,12 @@ def _environment(spec: KubernetesSpec) -> list[Object]:
     if spec.gpus_per_node == 0:
         # Where the container runtime gives GPUs to all pods, one that asked for none would see them.
         own |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-    found = [{"name": name, "value": literal(value)} for name, value in (own | pairs(spec.env)).items()]
+    by_reference = pairs(spec.secret)
+    values = {name: value for name, value in (own | pairs(spec.env)).items() if name not in by_reference}
+    found = [{"name": name, "value": literal(value)} for name, value in values.items()]
     uid = {"fieldPath": f"metadata.labels['{_UID_LABEL}']"}
     # By it a pod that is created again knows which run of its folder it belongs to.
     found.append(_from(JOB_UID, "fieldRef", uid))
-    by_reference = pairs(spec.secret)
     if spec.nodes > 1 and SECRET not in by_reference:
         found.append(_from(SECRET, "fieldRef", uid))
     for name, reference in by_reference.items():

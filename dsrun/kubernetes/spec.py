@@ -28,7 +28,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET_KEY = re.compile(r"[-._A-Za-z0-9]+")
 # By these `dsrun launch` would take a pod for one of another launcher, or for a worker.
 _RESERVED_VARIABLES = re.compile(
-    r"JOB_COMPLETION_INDEX|RANK|LOCAL_RANK|WORLD_SIZE|NODE_RANK|MASTER_ADDR|MASTER_PORT|DSRUN_(OUTPUT|FAILURES|SAVE_ON)"
+    r"JOB_COMPLETION_INDEX|RANK|LOCAL_RANK|WORLD_SIZE|NODE_RANK|MASTER_ADDR|MASTER_PORT|DSRUN_(OUTPUT|FAILURES|SAVE_ON|JOB_UID)"
 )
 # Mounted by the pods themselves.
 SHM_PATH, SCRATCH_PATH = "/dev/shm", "/scratch"

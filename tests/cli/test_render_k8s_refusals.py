@@ -40,6 +40,7 @@ TOKEN = "hf_" + "a1B2" * 9
         (["--workdir", "src"], "is not an absolute path"),
         (["--env", "HOME"], "the pods do not get your environment (write HOME=VALUE)"),
         (["--env", "A-B=1"], "is not a variable's name"),
+        (["--env", "DSRUN_JOB_UID=1"], "is set by the Job or by dsrun launch"),
         (["--env", "RANK=0"], "is set by the Job or by dsrun launch"),
         (["--env", "A=1", "--env", "A=2"], "A is given twice"),
         (["--env", "A=1", "--secret", "A=b:c"], "A is given twice"),

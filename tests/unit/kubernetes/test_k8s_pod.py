@@ -109,6 +109,13 @@ def test_home_of_the_user_is_writable():
     assert variables(container_of(objects_of(env=["HF_HOME=/models/hub"])))["HF_HOME"] == "/models/hub"
 
 
+def test_variable_is_given_once():
+    """The user's value or reference replaces dsrun's own, and does not stand beside it."""
+    options = {"env": ["HF_HOME=/x"], "secret": ["USER=a:b", "DSRUN_SECRET=c:d"], "nodes": "2"}
+    names = [each["name"] for each in container_of(objects_of(**options))["env"]]
+    assert len(names) == len(set(names))
+
+
 def test_root_of_the_image_keeps_its_home():
     container = container_of(objects_of(run_as_root="true"))
     assert "HOME" not in variables(container)
