@@ -83,13 +83,12 @@ def _help_entry(flag: Flag, width: int) -> str:
 def command(args: list[str]) -> int:
     """Train a seq2seq or causal LM under DeepSpeed ZeRO."""
     from dsrun.launch.coordinator.messages import Stopped
-    from dsrun.launch.detection.detect import refuse_part
+    from dsrun.launch.detection.detect import started_alone
     from dsrun.launch.signals import startup_signals
     from dsrun.system.env import worker_from_env
     from dsrun.system.host import require_training_packages
 
-    refuse_part(os.environ)
-    if worker_from_env(os.environ) is not None:
+    if not started_alone(os.environ) and worker_from_env(os.environ) is not None:
         from dsrun.slurm.render.program import WORKER
 
         require_training_packages()

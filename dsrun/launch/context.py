@@ -45,6 +45,8 @@ class LocalLauncher:
     """Whether a node that is lost may come back; a task of SLURM or mpirun is never started again."""
     recreated: bool = False
     """Whether each node is created again, with its number, as long as it does not end with 0: pods of Kubernetes."""
+    tool: str = ""
+    """How to start one process per machine with what has started this one, where a user has chosen it."""
     listed: bool = False
     """Whether `host` is only the first of a scheduler's list, and mpirun may have put node 0 elsewhere."""
 
@@ -67,9 +69,14 @@ class SshLauncher:
 
 def port_of(request: LaunchRequest, environ: Mapping[str, str], default: int) -> int:
     """The port on node 0, by the flag, by MASTER_PORT, or `default`. Raises UsageError for what is none."""
-    port = request.master_port or integer(environ, "MASTER_PORT", default)
+    return request.master_port or port_in(environ, "MASTER_PORT", default)
+
+
+def port_in(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
+    """The port in a variable. Raises UsageError for what is none."""
+    port = integer(environ, name, default)
     if not 1 <= port <= LAST_PORT:
-        raise UsageError(f"MASTER_PORT={port} is not a valid port", fix=f"give a number from 1 to {LAST_PORT}")
+        raise UsageError(f"{name}={port} is not a valid port", fix=f"give a number from 1 to {LAST_PORT}")
     return port
 
 

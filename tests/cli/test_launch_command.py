@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import socket
+import subprocess
 import sys
 
 import pytest
@@ -230,6 +231,35 @@ def test_launch_in_pbs_job_starts_itself_over_ssh(dsrun, here, environ):
     assert flags.format(0) in shlex.join(first)
     assert (second[0], second[-2]) == ("ssh", "gpu2")
     assert flags.format(1) in second[-1]
+
+
+def test_train_in_only_pod_of_job_starts_ranks(dsrun, environ):
+    """RANK and WORLD_SIZE count pods there; of several, each would train alone."""
+    pod = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "job-master-0", "KUBERNETES_SERVICE_HOST": "10.96.0.1"}
+    environ |= pod
+    args = ("train", "--model", "demo-t5", "--dry-run")
+    done = dsrun(*args)
+    assert (done.returncode, "torch.distributed.run" in done.stdout) == (0, True), done.stderr
+    environ["WORLD_SIZE"] = "2"
+    done = dsrun(*args)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "a pod of Kubernetes, one of 2" in done.stderr
+    assert "dsrun launch -- dsrun train" in done.stderr
+
+
+def test_supervisor_over_ssh_does_not_look_for_jobs(here, environ):
+    """The one machine of a hostfile was chosen, whatever the job has."""
+    (here / "my_train.py").touch()
+    environ |= {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": f"{socket.gethostname()} 8 gpu2 8"}
+    words = [sys.executable, "-m", "dsrun", "launch", "--tied", "--dry-run", "--nproc", "1", "--", "my_train.py"]
+    child = subprocess.Popen(
+        words, cwd=here, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    child.stdin.write('{"env": {}}\n')
+    child.stdin.flush()  # and held open: its end means that the machine it was started from is lost
+    code = child.wait(timeout=300)
+    printed, said = child.communicate()
+    assert (code, "--nnodes=1 " in printed) == (0, True), said
 
 
 def test_launch_on_other_machine_of_job_is_refused(dsrun, here, environ):

@@ -98,6 +98,9 @@ def test_mpirun_in_pbs_job_trains_on_its_machines(mpirun, tmp_path):
     assert done.returncode == 0, done.stderr
     assert sums(tmp_path) == ["node 0 sum 11", "node 1 sum 11"]
     assert str(tmp_path / "run") in done.stdout
+    # Open MPI binds each process to a core, and all ranks with it.
+    if len(os.sched_getaffinity(0)) > 1:
+        assert ("1 workers here may use 1 of" in done.stderr) == ("openmpi" in mpirun[0])
 
 
 def test_mpirun_without_list_asks_for_address(mpirun, tmp_path):

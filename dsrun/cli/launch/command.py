@@ -17,6 +17,7 @@ from dsrun.errors import UsageError
 
 if TYPE_CHECKING:
     from dsrun.cli.launch.job import LaunchOptions
+    from dsrun.launch.job import Topology
     from dsrun.launch.signals import StartupSignals
 
 
@@ -150,7 +151,16 @@ def _launch(given: dict[str, Any], program: tuple[str, ...], signals: StartupSig
     if options.tied:
         place = replace(place, how=f"node {place.node} of {place.nodes}, over ssh", own_terminal=False)
     work = work_of(options, parsed, nodes=place.nodes)
+    if place.tool and place.node == 0:
+        _note_binding(work.topology, place.tool)
     return run_node(work, place, signals, rendezvous_timeout_s=options.rendezvous_timeout)
+
+
+def _note_binding(topology: Topology, tool: str) -> None:
+    """mpirun and others bind what they start to one core by default, and so all that this starts."""
+    there = os.cpu_count() or 1
+    if topology.cores < min(there, max(2, topology.workers)):
+        print_note(f"the {topology.workers} workers here may use {topology.cores} of {there} cores: start it by {tool}")
 
 
 def _set_signals(*, handled: bool) -> None:

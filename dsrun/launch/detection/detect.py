@@ -45,11 +45,17 @@ def _launcher(request: LaunchRequest, environ: Mapping[str, str]) -> Launcher | 
     return None if in_slurm_step(environ) and not (launcher and launcher.starts_by_srun) else launcher
 
 
-def refuse_part(environ: Mapping[str, str], text_of: Read = read) -> None:
-    """Raises UsageError where a launcher has started several processes, of which each would be a run of its own."""
+def started_alone(environ: Mapping[str, str], text_of: Read = read) -> bool:
+    """Whether a launcher or a platform has started this process, as the only one of its run; a worker is none.
+
+    Raises UsageError for one of several, of which each would be a run of its own without `dsrun launch`.
+    """
     launcher = None if environ.get("LOCAL_RANK") else _launcher(LaunchRequest(), environ)
-    if launcher is None or (size := processes(launcher, environ, text_of)) == 1:
-        return
+    if launcher is None:
+        return False
+    size = processes(launcher, environ, text_of)
+    if size == 1:
+        return True
     raise UsageError(
         f"{launcher.called} has started {size} of these, and each would be a run of its own"
         if launcher.tool

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Mapping
 
 from dsrun.errors import UsageError
-from dsrun.launch.context import DEFAULT_PORT, LaunchRequest, LocalLauncher, integer, port_of, shortened
+from dsrun.launch.context import DEFAULT_PORT, LaunchRequest, LocalLauncher, integer, port_in, port_of, shortened
 from dsrun.launch.detection.hosts import Read, cluster_rank, machines
 from dsrun.launch.detection.table import Launcher, launchers, scheduler_of
 from dsrun.system.env import FIRST_PORT, PORTS, first_host
@@ -70,6 +70,7 @@ def place_by(launcher: Launcher, request: LaunchRequest, environ: Mapping[str, s
         run=f"{launcher.called} {port}",
         returns=launcher.returns,
         recreated=launcher.recreated,
+        tool=launcher.tool,
         listed=listed,
     )
 
@@ -166,7 +167,7 @@ def _address(
 def _default_port(launcher: Launcher, environ: Mapping[str, str], *, listed: bool) -> int:
     """The port where none is given: one that the job has for itself, if all nodes know the job."""
     if environ.get(launcher.port):
-        return integer(environ, launcher.port)
+        return port_in(environ, launcher.port)
     if launcher.job:
         return job_port(environ.get(launcher.job, ""))
     scheduler = scheduler_of(environ) if listed else None

@@ -8,7 +8,7 @@ import pytest
 
 from dsrun.errors import UsageError
 from dsrun.launch.context import LaunchRequest, LocalLauncher
-from dsrun.launch.detection.detect import detect, refuse_part
+from dsrun.launch.detection.detect import detect, started_alone
 from dsrun.launch.detection.started import job_port
 from dsrun.launch.detection.table import launchers, schedulers
 
@@ -202,6 +202,7 @@ REFUSED = {
     "no address": (JSRUN, {}, "under jsrun on 2 machines, which does not say where the first"),
     "rank too large": ({**TRAINJOB, "PET_NODE_RANK": "2"}, {}, "PET_NODE_RANK=2, but the 2 nodes are 0 to 1"),
     "elastic": ({**TRAINJOB, "PET_NNODES": "1:4"}, {}, "PET_NNODES='1:4' is not a number"),
+    "odd port": ({**MLP, "MLP_WORKER_0_PORT": "70000"}, {}, "MLP_WORKER_0_PORT=70000 is not a valid port"),
     "no node": ({**TRAINJOB, "PET_NNODES": "0"}, {}, "PET_NNODES=0 is not a number of nodes"),
     "stranger": ({**SAGEMAKER, "SM_CURRENT_HOST": "algo-9"}, {}, "SM_CURRENT_HOST='algo-9', but the machines"),
     "pbsdsh": (PBSDSH, {}, r"pbsdsh has started this on machine 1 of its job.*--nodes N --master-addr"),
@@ -269,14 +270,16 @@ def test_train_refused_as_one_of_several(case):
     if case == "Azure ML":  # where LOCAL_RANK makes it a worker
         return
     with pytest.raises(UsageError, match="dsrun launch -- dsrun train"):
-        refuse_part(RECOGNISED[case][0])
+        started_alone(RECOGNISED[case][0])
 
 
-def test_train_not_refused_alone_or_as_worker():
-    """Alone, as a worker, or in a step of SLURM, whose variables for MPI are for all programs."""
+def test_train_runs_alone_and_as_worker():
+    """In the only pod of a job RANK makes no worker of it; the variables that srun sets for MPI do not matter."""
+    alone = {**PAI_DLC, **KUBERNETES, "RANK": "0", "WORLD_SIZE": "1"}
+    assert [started_alone(each) for each in (alone, {**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "1"})] == [True, True]
     step = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
-    for environ in ({}, {**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "1"}, {**TRAINJOB, "LOCAL_RANK": "0"}, {**HYDRA, **step}):
-        refuse_part(environ)
+    workers = ({}, {**TRAINJOB, "LOCAL_RANK": "0"}, {**AZURE, "LOCAL_RANK": "3"}, {**HYDRA, **step})
+    assert not any(started_alone(each) for each in workers)
 
 
 def test_documentation_names_all_variables():
