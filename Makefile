@@ -13,7 +13,7 @@ TEST_WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 SLURM_WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --budget
 
-.PHONY: demo test test-all test-slurm test-pythons test-image test-faults test-kills test-cuda-wheel test-repeat test-gpu fast-lint lint bench bench-gpu docs catalogue clean
+.PHONY: demo test test-all test-slurm test-kubernetes test-pythons test-image test-faults test-kills test-cuda-wheel test-repeat test-gpu fast-lint lint bench bench-gpu docs catalogue clean
 
 demo: $(VENV)/.train
 	$(BIN)/dsrun train --zero 2 --model demo-t5 --output $(DEMO_OUTPUT) --resume never --force \
@@ -27,6 +27,7 @@ test: $(VENV)/.test fast-lint
 test-all: $(VENV)/.test
 	$(PYTEST) -n $(TEST_WORKERS)
 	$(MAKE) test-slurm
+	$(MAKE) test-kubernetes
 
 # `make test` so many times, every second time on a busy machine whose processes are stopped at random.
 N ?= 20
@@ -37,6 +38,10 @@ test-repeat: $(VENV)/.test fast-lint
 # it may not, or where no namespaces can be made.
 test-slurm: $(VENV)/.test
 	$(BIN)/python -m tests.slurm -n $(SLURM_WORKERS) --dist worksteal
+
+# Pods as `dsrun render-k8s` writes them, in namespaces of this machine; packages and exit code 4 as above.
+test-kubernetes: $(VENV)/.test
+	$(BIN)/python -m tests.kubernetes
 
 # The wheel, and a run that goes on under other versions of Python and is exported there: those of python3.12, 3.13 … that
 # are on this machine, each installed with 5 GB of packages. Debian's own python3 is a part of `make test`.

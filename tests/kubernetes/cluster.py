@@ -144,7 +144,8 @@ class Job:
             pod.kill_when_late()
             if pod.exit_code is not None and pod not in self.ended:
                 self.ended.append(pod)
-                self._account(pod)
+                if self.condition is None:
+                    self._account(pod)
         if self.condition is None:
             # Those that are there have names; those created now get theirs a moment later, as from a real DNS.
             self._write_hosts()
@@ -164,7 +165,7 @@ class Job:
             self.failures[pod.index] += 1
         if action == "FailIndex" or self.failures[pod.index] > self._spec["backoffLimitPerIndex"]:
             self._failed.add(pod.index)
-        if (action == "FailJob" or len(self._failed) > self._spec["maxFailedIndexes"]) and self.condition is None:
+        if action == "FailJob" or len(self._failed) > self._spec["maxFailedIndexes"]:
             self.condition = "Failed"
             for each in self.pods.values():
                 each.end()

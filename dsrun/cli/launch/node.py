@@ -98,8 +98,8 @@ def _run_supervised(
             outcome = supervise(job, coordinator, notifier(folder) if place.node == 0 else lambda _line: None)
             signals.is_over = True
     except RendezvousError as error:
-        if place.recreated and RunFolder(Path(work.output)).run_json.is_file():
-            # It has trained before: a pod may wait for a machine for longer than the others wait for it.
+        if place.recreated and JobStarts(Path(work.output), os.environ).count:
+            # All have met before: a pod may wait for a machine for longer than the others wait for it.
             error.exit_code = EXIT_RESUME
         if place.node == 0:
             folder = RunFolder.create(Path(work.output), force=work.force)

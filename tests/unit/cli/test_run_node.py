@@ -13,11 +13,13 @@ import pytest
 from dsrun.cli.launch import node as run_node
 from dsrun.errors import UsageError
 from dsrun.launch.context import LocalLauncher
+from dsrun.launch.coordinator.messages import RendezvousError
 from dsrun.launch.job import Outcome, Topology
 from dsrun.launch.signals import StartupSignals
 from dsrun.recipe.resolve import resolve
 from dsrun.runs.attempts import JobStarts
 from dsrun.runs.folder import RunFolder
+from tests.ports import free_ports
 
 ROOT = Path(__file__).parents[3]
 EVENTS = """\
@@ -55,6 +57,19 @@ def test_node_of_finished_job_ends_with_0(tmp_path, capsys, monkeypatch, node):
     monkeypatch.setenv("DSRUN_JOB_UID", "two")
     with pytest.raises(BeginsError):
         run_node.run_node(work_in(folder.path, require=begin), place, StartupSignals(), rendezvous_timeout_s=0)
+
+
+@pytest.mark.parametrize(("before", "code"), [(True, 75), (False, 1)])
+def test_missing_pod_is_no_failure_of_a_job_that_has_begun(tmp_path, monkeypatch, before, code):
+    """It may wait for a machine; at the first start the name or the port may be wrong, which somebody has to see."""
+    monkeypatch.setenv("DSRUN_JOB_UID", "one")
+    folder = RunFolder.create(tmp_path / "run")
+    if before:
+        JobStarts(folder.path, os.environ).record("began")
+    place = LocalLauncher(how="here", nodes=2, node=1, port=free_ports() - 1, recreated=True)
+    with pytest.raises(RendezvousError) as missing:
+        run_node.run_node(work_in(folder.path, require=int), place, StartupSignals(), rendezvous_timeout_s=0)
+    assert missing.value.exit_code == code
 
 
 def test_recreated_node_waits_for_folder_in_use(tmp_path, capsys, monkeypatch):
@@ -116,6 +131,7 @@ CLOSED_OUTPUT = """
 import os, sys
 from pathlib import Path
 from dsrun.cli.launch.node import notifier, report
+from dsrun.launch.coordinator.messages import RendezvousError
 from dsrun.launch.job import Outcome
 from dsrun.runs.attempts import JobStarts
 from dsrun.runs.folder import RunFolder
