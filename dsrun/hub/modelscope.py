@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import re
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -50,16 +51,22 @@ _LARGE = re.compile(
 """Weights in whatever format, pictures and archives: of a model the weights named above alone are read."""
 _SAVED_DATASET = (".arrow",)
 _WAIT_S = 1.0
+_HEAD_START_S = 2.0
 
 
-def fetch(spec: TrainSpec, *, notify: Notify, beat: Beat = lambda: None) -> None:
+def fetch(spec: TrainSpec, *, notify: Notify, beat: Beat = lambda: None, local_rank: int = 0) -> None:
     """Have all that the run takes from ModelScope on this machine; without requests where it is there already.
 
-    Of several processes that ask at once one downloads. `beat` is called while that goes on. Raises MissingError where
-    ModelScope or access to it is missing, UsageError for a name or revision that it does not have.
+    Of several processes that ask at once one downloads: as a rule local rank 0, whose notices are printed. `beat` is
+    called while that goes on. Raises MissingError where ModelScope or access to it is missing, UsageError for a name or
+    revision that it does not have.
     """
-    for asset in assets_of(spec):
-        obtain(asset, cache_of(os.environ, spec.cache_dir), token=spec.token, notify=notify, beat=beat)
+    cache = cache_of(os.environ, spec.cache_dir)
+    assets = [each for each in assets_of(spec) if complete(each, cache) is None]
+    if assets and local_rank:
+        time.sleep(_HEAD_START_S)
+    for asset in assets:
+        obtain(asset, cache, token=spec.token, notify=notify, beat=beat)
 
 
 def obtain(asset: Asset, cache: Path, *, token: str | None, notify: Notify, beat: Beat = lambda: None) -> Path:

@@ -106,7 +106,8 @@ class Trainer:
             if self._rank == 0:
                 open_records(recipe, self._folder, self._console)
             title = recipe.spec.model or given.config.model_type
-            fetch(recipe.spec, notify=self._console.notice, beat=self._context.heart.beat)
+            local_rank = int(os.environ["LOCAL_RANK"])
+            fetch(recipe.spec, notify=self._console.notice, beat=self._context.heart.beat, local_rank=local_rank)
             if title in DEMO_NAMES or not given.rows:
                 recipe, title = with_demo(recipe, notify=self._console.notice)
             atexit.register(destroy_process_group)

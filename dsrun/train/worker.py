@@ -163,7 +163,7 @@ def _run(recipe: Recipe, folder: RunFolder, console: Console, rank: int, context
     if rank == 0 and not is_supervised(os.environ):
         check_push(recipe, folder.path, os.environ)
     context.heart.enter("loading")
-    fetch(recipe.spec, notify=console.notice, beat=context.heart.beat)
+    fetch(recipe.spec, notify=console.notice, beat=context.heart.beat, local_rank=int(os.environ["LOCAL_RANK"]))
     recipe, title = with_demo(recipe, notify=console.notice)
     run(recipe, title, world_from_env(use_cpu=bool(recipe.hf.get("use_cpu"))), folder, console, context=context)
     destroy_process_group()
