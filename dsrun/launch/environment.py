@@ -192,7 +192,7 @@ _NAMES = frozenset(
 _PREFIXES = (
     "NCCL_", "GLOO_", "TORCH", "PYTORCH_", "TRITON_", "UCX_", "FI_", "OMP_", "MKL_", "KMP_", "CUBLAS_", "DEEPSPEED_",
     "DS_", "DSRUN_", "HF_", "HUGGING", "TRANSFORMERS_", "TOKENIZERS_", "ACCELERATE_", "WANDB_", "MLFLOW_", "COMET_",
-    "DATASETS_",
+    "DATASETS_", "MODELSCOPE_",
 )  # fmt: skip
 _LINE = re.compile(r"(?:export\s+)?([A-Za-z_][A-Za-z0-9_]*)=(.*)")
 

@@ -239,6 +239,7 @@ WHEN: dict[str, Callable[[Recipe, str], bool]] = {
     "jit_checkpoint": _truthy("enable_jit_checkpoint"),
     "callback_states": _truthy("restore_callback_states_from_checkpoint"),
     "push_without_training": lambda r, _: bool(r.value("push_to_hub")) and "train" not in phases(r),
+    "push_from_modelscope": lambda r, _: bool(r.value("push_to_hub")) and r.spec.hub == "modelscope",
     "push_while_training": lambda r, name: bool(r.value("push_to_hub")) and r.given(name) and r.value(name) != "end",
     "hub_setting_unused": lambda r, name: not r.value("push_to_hub") and r.given(name),
     "sortish_sampler": _truthy("sortish_sampler"),

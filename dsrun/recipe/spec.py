@@ -27,6 +27,7 @@ class TrainSpec:
 
     # model
     model: str | None = None
+    hub: str = "huggingface"
     task: str = "auto"
     from_scratch: bool = False
     model_config: list[str] = field(default_factory=list)

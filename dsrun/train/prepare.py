@@ -7,7 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dsrun.hub.modelscope import fetch
 from dsrun.recipe.preflight.files import check_files
+from dsrun.recipe.preflight.packages import check_packages
 from dsrun.recipe.recipe import Recipe, evaluation_is_requested, phases
 from dsrun.recipe.resolve import resolve
 from dsrun.system.log_format import is_json
@@ -46,6 +48,7 @@ def _prepare(argv: Sequence[str], console: Console) -> None:
     for notice in recipe.notices:
         console.notice(notice)
     check_files(recipe.spec, generation_config=recipe.hf.get("generation_config"))
+    check_packages(recipe)
     # Quiet before the imports, or transformers advertises its frameworks.
     from transformers.utils import logging as transformers_logging
 
@@ -55,6 +58,7 @@ def _prepare(argv: Sequence[str], console: Console) -> None:
 
     transformers_logging.set_verbosity_error()
     plugin = load_plugin(recipe.spec)
+    fetch(recipe.spec, notify=console.notice)
     recipe, _ = with_demo(recipe, notify=console.notice)
     config = models.load_config(recipe.spec)
     tokenizer = models.load_tokenizer(recipe.spec)

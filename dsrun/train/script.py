@@ -17,6 +17,7 @@ from transformers.utils import logging as transformers_logging
 
 from dsrun.demo.build import DEMO_NAMES
 from dsrun.errors import EXIT_RESUME, DsrunError, UsageError
+from dsrun.hub.modelscope import fetch
 from dsrun.launch.environment import worker_environment
 from dsrun.launch.job import decide
 from dsrun.recipe.preflight.files import check_files
@@ -105,6 +106,8 @@ class Trainer:
             if self._rank == 0:
                 open_records(recipe, self._folder, self._console)
             title = recipe.spec.model or given.config.model_type
+            local_rank = int(os.environ["LOCAL_RANK"])
+            fetch(recipe.spec, notify=self._console.notice, beat=self._context.heart.beat, local_rank=local_rank)
             if title in DEMO_NAMES or not given.rows:
                 recipe, title = with_demo(recipe, notify=self._console.notice)
             atexit.register(destroy_process_group)

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import DsrunError, UsageError
-from dsrun.hub import Repository, check_push, final_folder
+from dsrun.hub.modelscope import fetch
+from dsrun.hub.push import Repository, check_push, final_folder
 from dsrun.recipe.recipe import Recipe, phases
 from dsrun.recipe.resolved import recipe_in_force, worker_recipe, write_stored
 from dsrun.recipe.trackers import environment
@@ -161,6 +162,8 @@ def _run(recipe: Recipe, folder: RunFolder, console: Console, rank: int, context
 
     if rank == 0 and not is_supervised(os.environ):
         check_push(recipe, folder.path, os.environ)
+    context.heart.enter("loading")
+    fetch(recipe.spec, notify=console.notice, beat=context.heart.beat, local_rank=int(os.environ["LOCAL_RANK"]))
     recipe, title = with_demo(recipe, notify=console.notice)
     run(recipe, title, world_from_env(use_cpu=bool(recipe.hf.get("use_cpu"))), folder, console, context=context)
     destroy_process_group()

@@ -20,7 +20,7 @@ from dsrun.cli.launch.job import Work
 from dsrun.cli.launch.notify import notifications, print_preview
 from dsrun.cli.output import command_lines, ignore_closed_stream, print_detail, print_error, print_note
 from dsrun.errors import EXIT_RESUME, EXIT_TOOL_FAILED
-from dsrun.hub import check_push
+from dsrun.hub.push import check_push
 from dsrun.launch.context import LocalLauncher
 from dsrun.launch.coordinator.messages import RendezvousError
 from dsrun.launch.coordinator.rendezvous import rendezvous

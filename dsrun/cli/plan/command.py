@@ -13,6 +13,10 @@ from dsrun.zero.offload import OPTIMIZER_ONLY
 
 @click.command(cls=Command, name="plan")
 @click.option("--model", required=True, metavar="NAME|DIR", help="model folder, config.json, or cached Hub name")
+@click.option(
+    "--hub", type=click.Choice(["huggingface", "modelscope"]), default="huggingface", show_default=True,
+    help="what --model is a name on; of ModelScope, config and tokenizer are downloaded",
+)  # fmt: skip
 @click.option("--gpus", metavar="NAME[:N]", help="GPUs of one node, such as a100-80:8  [default: those here]")
 @click.option("--cluster", is_flag=True, help="take the GPUs from this SLURM cluster's nodes")
 @click.option("--partition", metavar="NAME", help="take the GPUs from this partition's nodes")

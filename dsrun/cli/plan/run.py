@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,8 @@ def run(**given: Any) -> int:
         from dsrun.slurm.cluster.plan_gpus import with_cluster
 
         given = with_cluster(given, notify=print_note)
-    found = find(_model_folder(given["model"]))
+    folder = _model_folder(given["model"], given["hub"])
+    found = find(folder)
     counted = count(
         found, meta={"auto": None, "meta": True, "shapes": False}[given["counting"]], from_scratch=given["from_scratch"]
     )
@@ -42,6 +44,8 @@ def run(**given: Any) -> int:
     request = _request(counted, given)
     _note_unused_lengths(counted.architecture.seq2seq, given)
     options = replace(_command_options(given), trained=counted.trained)
+    if given["hub"] == "modelscope":
+        options = replace(options, hub=given["hub"], config=folder)
     if request.sequence_parallel > 1 and (given["deepspeed"] or given["calibrate"] or counted.architecture.seq2seq):
         raise UsageError(
             "--sequence-parallel is for causal LM, without --deepspeed and --calibrate", fix="leave it out"
@@ -68,8 +72,19 @@ def run(**given: Any) -> int:
     return 0 if made.choice is not None else EXIT_FINDINGS
 
 
-def _model_folder(name: str) -> str:
-    """A demo's folder, made where `dsrun train` makes it too; everything else is a path or a Hub name."""
+def _model_folder(name: str, hub: str) -> str:
+    """A demo's folder, made where `dsrun train` makes it too, and that of a model of ModelScope, whose config is
+    downloaded; everything else is a path or a Hub name."""
+    if hub == "modelscope" and name not in TASKS:
+        from dsrun.hub.modelscope import fetch
+        from dsrun.hub.modelscope_cache import local_name
+        from dsrun.recipe.preflight.files import check_owners
+        from dsrun.recipe.spec import TrainSpec
+
+        spec = TrainSpec(model=name, hub=hub, from_scratch=True)
+        check_owners(spec)
+        fetch(spec, notify=print_note)
+        return local_name(name, "model", spec, os.environ)
     if name not in TASKS:
         return name
     from dsrun.demo.build import materialise

@@ -9,6 +9,8 @@ from urllib.parse import urlsplit
 from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.machine import Machine, Target
 from dsrun.findings import Finding
+from dsrun.hub import modelscope_cache
+from dsrun.hub.unreachable import ENDPOINT, OTHER_SOURCES
 from dsrun.recipe.mixture import specs_of
 from dsrun.recipe.preflight.files import DEMO_MODELS, is_path
 from dsrun.recipe.recipe import Recipe
@@ -25,6 +27,8 @@ GATED = (
     "bigcode/starcoder",
 )
 """Beginnings of models' names on the Hub whose licence must be accepted there first, by their model cards."""
+HUB_ADDRESS = "https://huggingface.co"
+MODELSCOPE_ADDRESS = "https://modelscope.cn"  # modelscope_hub/constants.py, DEFAULT_ENDPOINT
 TIMEOUT_S = 1.0
 _DATA_SET = "data set "
 _TRUE = {"1", "ON", "YES", "TRUE"}  # huggingface_hub/constants.py, ENV_VARS_TRUE_VALUES
@@ -34,6 +38,9 @@ def look(machine: Machine, target: Target) -> Iterator[Finding]:
     """Only what the job needs is asked for, and only whether the Hub can be reached, nothing else."""
     recipe = target.recipe
     if recipe is None:
+        return
+    if recipe.spec.hub == modelscope_cache.NAME:
+        yield from _modelscope(machine, recipe)
         return
     missing = list(_downloads(machine, recipe))
     pushes = bool(recipe.hf.get("push_to_hub"))
@@ -52,10 +59,33 @@ def look(machine: Machine, target: Target) -> Iterator[Finding]:
         )
         yield failure("hub_offline", f"{offline} is set, and the job has to {what}", fix)
         return
-    found = [*_token(machine, recipe, missing), *_reach(machine, what, missing)]
+    address = machine.environ.get(ENDPOINT) or HUB_ADDRESS
+    fix = _elsewhere(missing) if missing else "push the model later: hf upload"
+    found = [*_token(machine, recipe, missing), *_reach(machine, ENDPOINT, address, what=what, fix=fix)]
     yield from found
     if not found:
-        yield fine("hub", f"{_endpoint(machine)[1]} can be reached, to {what}")
+        yield fine("hub", f"{urlsplit(address).hostname} can be reached, to {what}")
+
+
+def _modelscope(machine: Machine, recipe: Recipe) -> Iterator[Finding]:
+    """The same for a job that takes its models and data from ModelScope."""
+    assets = modelscope_cache.assets_of(recipe.spec)
+    cache = modelscope_cache.cache_of(machine.environ, recipe.spec.cache_dir)
+    missing = [each.name for each in assets if modelscope_cache.complete(each, cache) is None]
+    if not missing:
+        if assets:
+            yield fine("hub", "all that the job takes from ModelScope is in its cache")
+        return
+    what = f"download {', '.join(missing)}"
+    environ = machine.environ
+    address = environ.get("MODELSCOPE_ENDPOINT") or environ.get("MODELSCOPE_DOMAIN") or MODELSCOPE_ADDRESS
+    if "://" not in address:
+        address = f"https://{address}"
+    fix = "where there is a network, with the same MODELSCOPE_CACHE: dsrun prepare"
+    found = [*_reach(machine, "MODELSCOPE_ENDPOINT", address, what=what, fix=fix)]
+    yield from found
+    if not found:
+        yield fine("hub", f"{urlsplit(address).hostname} can be reached, to {what}")
 
 
 def _on(value: str | None) -> bool:
@@ -124,18 +154,12 @@ def _token(machine: Machine, recipe: Recipe, missing: list[str]) -> Iterator[Fin
             yield failure("hub_token_missing", "--push_to_hub needs an access token that may write", log_in)
 
 
-def _endpoint(machine: Machine) -> tuple[str, str]:
-    """The address of the Hub and its host's name."""
-    address = machine.environ.get("HF_ENDPOINT") or "https://huggingface.co"
-    return address, urlsplit(address).hostname or ""
-
-
-def _reach(machine: Machine, what: str, missing: list[str]) -> Iterator[Finding]:
-    address, host = _endpoint(machine)
-    scheme = urlsplit(address).scheme
+def _reach(machine: Machine, variable: str, address: str, *, what: str, fix: str) -> Iterator[Finding]:
+    """Whether `address`, which `variable` sets, can be reached; `fix` is what else helps."""
+    scheme, host = urlsplit(address).scheme, urlsplit(address).hostname or ""
     if scheme not in ("http", "https") or not host:
-        message = f"HF_ENDPOINT={without_tokens(address)} is not an address"
-        yield failure("hub_endpoint", message, "export HF_ENDPOINT=https://huggingface.co, or unset it")
+        message = f"{variable}={without_tokens(address)} is not an address"
+        yield failure("hub_endpoint", message, f"unset it, or export {variable}=https://HOST")
         return
     proxy = _proxy(machine.environ, scheme, host)
     name, port = host, _port(address, 443 if scheme == "https" else 80)
@@ -144,7 +168,6 @@ def _reach(machine: Machine, what: str, missing: list[str]) -> Iterator[Finding]
         name, port = found.hostname or "", _port(found.geturl(), 443 if found.scheme == "https" else 80)
     through = f" through the proxy {name}:{port}" if proxy else ""
     if not name or not machine.network.reachable(name, port, TIMEOUT_S):
-        fix = _elsewhere(missing) if missing else "push the model later: hf upload"
         if proxy:
             fix = f"check {scheme}_proxy; {fix}"
         yield failure("hub_unreachable", f"{host} cannot be reached{through}, and the job has to {what}", fix)
@@ -154,7 +177,8 @@ def _elsewhere(missing: list[str]) -> str:
     """How to get the first that is missing where this machine's network does not reach."""
     name = missing[0].removeprefix(_DATA_SET)
     kind = " --repo-type dataset" if missing[0].startswith(_DATA_SET) else ""
-    return f"where there is a network, into the same HF_HOME: hf download {name}{kind}; then export HF_HUB_OFFLINE=1"
+    fetch = f"where there is a network, into the same HF_HOME: hf download {name}{kind}; then export HF_HUB_OFFLINE=1"
+    return f"{OTHER_SOURCES}; or {fetch}"
 
 
 def _port(address: str, default: int) -> int:

@@ -10,6 +10,7 @@ from dsrun.doctor.host.limits import ranks_of
 from dsrun.doctor.job.zero_config import config_of
 from dsrun.doctor.machine import Machine, Target
 from dsrun.errors import DsrunError
+from dsrun.hub.modelscope_cache import stored_name
 from dsrun.recipe.batch import batch_of
 from dsrun.recipe.flags import ZERO_STAGE
 from dsrun.recipe.recipe import Recipe
@@ -44,7 +45,8 @@ def request_of(machine: Machine, target: Target, recipe: Recipe, here: Cluster) 
     do not go together.
     """
     spec, hf = recipe.spec, recipe.hf
-    model = count(find(spec.model or "", machine.environ), meta=False, from_scratch=spec.from_scratch).architecture
+    name = stored_name(spec.model or "", spec, machine.environ)
+    model = count(find(name, machine.environ), meta=False, from_scratch=spec.from_scratch).architecture
     usual = min(USUAL_LENGTH, model.positions or USUAL_LENGTH)
     asked = "bf16" if hf.get("bf16") else "fp16" if hf.get("fp16") else "auto"
     micro = spec.micro_batch_size or hf.get("per_device_train_batch_size")

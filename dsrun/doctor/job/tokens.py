@@ -10,6 +10,7 @@ from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.machine import Machine, Target
 from dsrun.errors import DsrunError
 from dsrun.findings import Finding
+from dsrun.hub.modelscope_cache import stored_name
 from dsrun.recipe.preflight.model_folder import read_object
 from dsrun.zero.memory.model.configs import cached_snapshot, find, hub_cache
 
@@ -22,9 +23,9 @@ def look(machine: Machine, target: Target) -> Iterator[Finding]:
     spec = target.recipe.spec if target.recipe else None
     if spec is None or not spec.model:
         return
-    folder = _folder(spec.tokenizer or spec.model, machine)
+    folder = _folder(stored_name(spec.tokenizer or spec.model, spec, machine.environ), machine)
     try:
-        config = find(spec.model, machine.environ).config
+        config = find(stored_name(spec.model, spec, machine.environ), machine.environ).config
     except DsrunError:
         return
     if folder is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Final
 
@@ -15,6 +16,7 @@ from dsrun.system.files import nearest_existing
 
 CHAT_TEMPLATES: Final = ("chatml",)
 """The chat templates that dsrun has itself."""
+OWNED: Final = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 DEMO_MODELS: Final = ("demo-t5", "demo-llama")
 
 
@@ -24,6 +26,8 @@ def check_files(spec: TrainSpec, *, generation_config: str | None = None) -> Non
     Raises:
         UsageError: the first that is missing, empty, of no known kind, or not what its suffix says.
     """
+    if spec.hub == "modelscope":
+        check_owners(spec)
     model = _check_model(spec)
     for name, flag in (
         (spec.tokenizer, "--tokenizer"),
@@ -49,6 +53,21 @@ def check_files(spec: TrainSpec, *, generation_config: str | None = None) -> Non
         find_plugin(spec.plugin)
     if spec.offload == "nvme" and spec.nvme_path:
         _check_nvme(spec.nvme_path)
+
+
+def check_owners(spec: TrainSpec) -> None:
+    """Raise UsageError for a name that ModelScope cannot have: all there have an owner, on the Hub some have none."""
+    for flag, name in (
+        ("--model", spec.model),
+        ("--tokenizer", spec.tokenizer),
+        ("--config-name", spec.config_name),
+        *(("--dataset", each.dataset) for each in specs_of(spec).values()),
+    ):
+        if name and name not in DEMO_MODELS and not is_path(name) and not OWNED.fullmatch(name):
+            raise UsageError(
+                f"{flag} {name}: a name on ModelScope is OWNER/NAME",
+                fix=f"AI-ModelScope/{name} may be a copy of the Hub's" if "/" not in name else None,
+            )
 
 
 def _check_data(spec: TrainSpec) -> None:

@@ -10,6 +10,8 @@ from dsrun.recipe.trackers import KNOWN, PACKAGES, trackers
 
 OF_FLAGS = {"quantization": "bitsandbytes", "fp8": "torchao"}
 """By flag; those that the training libraries bring along are not here."""
+MODELSCOPE = ("modelscope_hub", "pip install 'dsrun[modelscope]'")
+"""The module for --hub modelscope, and how it is installed."""
 
 
 def check_packages(recipe: Recipe) -> None:
@@ -24,8 +26,10 @@ def check_packages(recipe: Recipe) -> None:
     for flag, package in OF_FLAGS.items():
         if recipe.value(flag):
             _require(recipe.where(flag), package)
+    if recipe.spec.hub == "modelscope":
+        _require(f"{recipe.where('hub')} modelscope", *MODELSCOPE)
 
 
-def _require(flag: str, package: str | None) -> None:
+def _require(flag: str, package: str | None, fix: str | None = None) -> None:
     if package and find_spec(package) is None:
-        raise MissingError(f"{flag} needs the package {package}", fix=f"pip install {package}")
+        raise MissingError(f"{flag} needs the package {package}", fix=fix or f"pip install {package}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from huggingface_hub import EvalResult, ModelCard, ModelCardData, try_to_load_fr
 from huggingface_hub.repocard_data import CardData
 from yaml import YAMLError
 
+from dsrun.hub.modelscope_cache import local_name
 from dsrun.train.card.facts import CardFacts, hub_dataset, name_of
 
 FILE = "README.md"
@@ -42,7 +44,9 @@ def metadata(facts: CardFacts, *, adapter: bool) -> ModelCardData:
 def _license(facts: CardFacts) -> dict[str, str]:
     """The licence of the base model, where its card is on this machine."""
     spec = facts.spec
-    if facts.base:
+    if facts.base and spec.hub == "modelscope":
+        card: str | None = str(Path(local_name(facts.base, "model", spec, os.environ)) / FILE)
+    elif facts.base:
         card = try_to_load_from_cache(facts.base, FILE, cache_dir=spec.cache_dir, revision=spec.model_revision)
     else:
         card = str(Path(spec.model).expanduser() / FILE) if spec.model and not spec.from_scratch else None

@@ -80,7 +80,7 @@ def _summary(facts: CardFacts, adapter: bool) -> str:
     spec = facts.spec
     if facts.base:
         revision = f" at revision `{spec.model_revision}`" if spec.model_revision != "main" else ""
-        origin = f"[{facts.base}](https://huggingface.co/{facts.base}){revision}"
+        origin = f"[{facts.base}]({facts.page}/{facts.base}){revision}"
     elif facts.plan.given.model is not None:
         origin = f"the {facts.plan.config.model_type} model of a script"
     elif spec.model and not spec.from_scratch:
@@ -137,7 +137,7 @@ def _data(facts: CardFacts) -> str:
         of_set = f"{name}, " if name else ""
         if spec.dataset:
             known = hub_dataset(spec)
-            link = f"[{known}](https://huggingface.co/datasets/{known})" if known else _code(name_of(spec.dataset))
+            link = f"[{known}]({facts.data_page}/{known})" if known else _code(name_of(spec.dataset))
             parts.append(f"{of_set}dataset: {link} {spec.dataset_config or ''}".rstrip())
         for split in ("train", "validation", "test"):
             if split in facts.plan.phases and (files := getattr(spec, f"{split}_file")):

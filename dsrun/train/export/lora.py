@@ -13,7 +13,7 @@ from dsrun.errors import UsageError
 from dsrun.system.files import parse_json
 from dsrun.train.export.weights import ADAPTER_CONFIG, stored_weights
 from dsrun.train.export.write import Weight
-from dsrun.train.model.load import is_unreachable, unreachable
+from dsrun.train.model.load import not_fetched
 
 PREFIX = "base_model.model."
 _PART = re.compile(r"(?P<module>.+)\.lora_(?:(?P<half>[AB])\.weight|(?P<magnitude>magnitude_vector)(?:\.weight)?)")
@@ -63,8 +63,8 @@ def base_folder(adapter: Adapter) -> Path:
             allow_patterns=["*.safetensors", "*.json", "*.model", "*.txt"],
         )
     except (OSError, ValueError, HfHubHTTPError, HFValidationError) as error:
-        if is_unreachable(error):
-            raise unreachable(f"base model {adapter.base}", str(error), instead="a folder") from error
+        if absent := not_fetched(f"base model {adapter.base}", error, instead="a folder"):
+            raise absent from error
         raise UsageError(
             f"the adapter's base model {adapter.base!r} is neither a folder nor on the Hub",
             fix="put it where base_model_name_or_path in adapter_config.json says",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 from transformers import AutoTokenizer
 
 from dsrun.errors import UsageError, nearest
+from dsrun.hub.modelscope_cache import local_name
 from dsrun.recipe.preflight.files import is_path
 from dsrun.recipe.spec import TrainSpec
 from dsrun.train.model.load import Task
@@ -65,9 +67,10 @@ def add_lora(model: Any, spec: TrainSpec, task: Task, *, new_tokens: range = ran
     )
     _check_modules(model, spec)
     adapted = get_peft_model(model, config, revision=spec.model_revision)
-    if spec.model and is_path(spec.model):
+    base = local_name(spec.model, "model", spec, os.environ) if spec.model else ""
+    if base and is_path(base):
         # Whoever loads the adapter from another folder finds it by this.
-        adapted.peft_config["default"].base_model_name_or_path = str(Path(spec.model).expanduser().absolute())
+        adapted.peft_config["default"].base_model_name_or_path = str(Path(base).expanduser().absolute())
     # With frozen embeddings, checkpointed blocks would otherwise see inputs that need no gradient and give none.
     adapted.enable_input_require_grads()
     return adapted
@@ -100,7 +103,8 @@ def new_tokens(model_rows: int, tokenizer: Any, spec: TrainSpec) -> range:
     known = model_rows
     if spec.lora and spec.tokenizer and spec.model and spec.tokenizer != spec.model:
         try:
-            own = AutoTokenizer.from_pretrained(spec.model, revision=spec.model_revision, token=spec.token)
+            folder = local_name(spec.model, "model", spec, os.environ)
+            own = AutoTokenizer.from_pretrained(folder, revision=spec.model_revision, token=spec.token)
         except (OSError, ValueError, KeyError):
             return range(known, len(tokenizer))
         vocabulary = tokenizer.get_vocab()

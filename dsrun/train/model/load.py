@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -25,6 +26,8 @@ from transformers import (
 )
 
 from dsrun.errors import MissingError, UsageError, one_line
+from dsrun.hub.modelscope_cache import local_name
+from dsrun.hub.unreachable import chain, refused, unreachable
 from dsrun.model_families import family_of
 from dsrun.recipe.mixture import specs_of
 from dsrun.recipe.preflight.files import is_path
@@ -55,26 +58,20 @@ KNOWN = {"seq2seq": MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, "causal-lm": MODEL_F
 
 
 def is_unreachable(error: BaseException) -> bool:
-    """Whether `error` comes of a missing network, or of HF_HUB_OFFLINE with nothing in the cache. The libraries wrap it
-    once or twice, each release in other types."""
-    seen: BaseException | None = error
-    while seen is not None:
-        if isinstance(seen, NO_NETWORK):
-            return True
-        # Also behind `raise … from None`, by which httpx2 hides the socket's own error.
-        seen = seen.__cause__ or seen.__context__
+    """Whether `error` comes of a missing network, or of HF_HUB_OFFLINE with nothing in the cache."""
+    if any(isinstance(each, NO_NETWORK) for each in chain(error)):
+        return True
     # Offline, transformers finds no weights in the cache and says that the repository has none.
     return constants.HF_HUB_OFFLINE and isinstance(error, OSError) and ABSENT_FILE in str(error)
 
 
-def unreachable(what: str, reason: str, *, instead: str) -> MissingError:
-    """The error for `what` ("model x"); `instead` names the flag that takes local files."""
-    offline = ", unset HF_HUB_OFFLINE" if constants.HF_HUB_OFFLINE else ""
-    return MissingError(
-        f"{what} cannot be fetched from the Hub: {reason}",
-        fix=f"check the network{offline}, or give local files: {instead}",
-        cause="hf_gated_or_offline",
-    )
+def not_fetched(what: str, error: BaseException, *, instead: str) -> MissingError | None:
+    """The error for `what` ("model x") where the Hub refuses it or cannot be reached, which `error` tells; `instead`
+    names the flag that takes local files. None for other errors."""
+    answered = refused(what, error, os.environ, instead=instead)
+    if answered or not is_unreachable(error):
+        return answered
+    return unreachable(what, one_line(error), instead=instead, offline=constants.HF_HUB_OFFLINE)
 
 
 @contextmanager
@@ -253,16 +250,18 @@ def _override(config: Any, item: str) -> None:
 def _from_hub(loader: Any, name: str, what: str, spec: TrainSpec, **options: Any) -> Any:
     """`loader.from_pretrained(name)`, with its many ways to fail as one line."""
     common = {"cache_dir": spec.cache_dir, "revision": spec.model_revision, "token": spec.token}
+    folder = local_name(name, "model", spec, os.environ)
     try:
-        return loader.from_pretrained(name, **common, **options)
+        return loader.from_pretrained(folder, **common, **options)
     except (OSError, ValueError, KeyError) as error:
         logger.exception("loading %s %s failed", what, name)
         first = one_line(error)
         refused = _refused_attention(options.get("attn_implementation"), name, first)
         if refused:
             raise refused from error
-        if not is_path(name) and is_unreachable(error):
-            raise unreachable(f"{what} {name}", first, instead=f"--{what} DIR") from error
+        absent = None if is_path(folder) else not_fetched(f"{what} {name}", error, instead=f"--{what} DIR")
+        if absent:
+            raise absent from error
         raise UsageError(
             f"{what} {name!r} could not be loaded: {first}", fix="give a local folder or the name of a Hub repository"
         ) from error

@@ -8,6 +8,7 @@ shape, kind] in the order of the model, tied tensors once, with the kinds of `ds
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import replace
 from typing import Any
@@ -25,6 +26,7 @@ from transformers import (
 from transformers.pytorch_utils import Conv1D
 
 from dsrun.errors import MissingError
+from dsrun.hub.modelscope_cache import local_name
 from dsrun.recipe.flags import ZERO_STAGE
 from dsrun.recipe.precision import Precision
 from dsrun.recipe.recipe import Recipe
@@ -114,7 +116,7 @@ def _as_stored(spec: TrainSpec, config: Any) -> dict[str, Any]:
     changed = spec.model_config or spec.config_overrides or spec.config_name
     if spec.model and not changed:
         try:
-            return find(spec.model).config
+            return find(local_name(spec.model, "model", spec, os.environ)).config
         except MissingError:  # downloaded to a cache that only transformers knows
             pass
     return dict(config.to_dict())

@@ -25,7 +25,8 @@ PARAM_BUFFER = "zero_optimization.offload_param.buffer_size"
 class CommandOptions:
     """Words of the commands that the plan itself does not depend on, as the user gave them.
 
-    Without `data` the run takes the built-in demo data.
+    Without `data` the run takes the built-in demo data. `hub` is what `model` is a name on where that is not the usual
+    one; `dsrun config` then reads the folder `config`.
     """
 
     model: str
@@ -34,6 +35,8 @@ class CommandOptions:
     deepspeed: str | None = None
     trained: bool = True
     from_scratch: bool = False
+    hub: str | None = None
+    config: str | None = None
 
 
 def config_argv(request: PlanRequest, row: Candidate, options: CommandOptions) -> list[str]:
@@ -49,7 +52,8 @@ def config_argv(request: PlanRequest, row: Candidate, options: CommandOptions) -
                 argv += ["--set", f"{PARAM_BUFFER}={size}"]
     if strategy.bf16_master:
         argv.append("--bf16-master-weights")
-    return [*argv, "--precision", request.precision, "--preset", request.preset, "--model", options.model]
+    return [*argv, "--precision", request.precision, "--preset", request.preset,
+            "--model", options.config or options.model]  # fmt: skip
 
 
 def train_argv(request: PlanRequest, row: Candidate, options: CommandOptions) -> list[str]:
@@ -59,7 +63,7 @@ def train_argv(request: PlanRequest, row: Candidate, options: CommandOptions) ->
     shared = request.sequence_parallel > 1
     argv = ["dsrun", "train"]
     argv += _stage_argv(strategy, options, shared=shared)
-    argv += ["--model", options.model, *options.data]
+    argv += ["--model", options.model, *(["--hub", options.hub] if options.hub else []), *options.data]
     argv += ["--global-batch-size", str(batch), "--micro-batch-size", str(row.micro_batch)]
     if request.model.seq2seq:
         argv += ["--max-source-length", str(request.source_length), "--max-target-length", str(request.length)]

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from huggingface_hub import constants
+
 from dsrun.errors import DsrunError, UsageError, one_line
+from dsrun.hub.modelscope_cache import local_name
+from dsrun.hub.unreachable import refused, unreachable
 from dsrun.recipe.preflight.data_files import FORMATS, data_format, expanded, natural_order
 from dsrun.recipe.preflight.files import is_path
 from dsrun.recipe.spec import TrainSpec
 from dsrun.train.data.reading.readers import START, Mark, Row, Rows, read_marked, sample_of
-from dsrun.train.model.load import HTTP_ERROR, unreachable
+from dsrun.train.model.load import HTTP_ERROR
 
 SPLITS = ("train", "validation", "test")
 
@@ -159,7 +164,7 @@ def split_of(name: str) -> str | None:
 
 
 def _dataset(spec: TrainSpec, notices: list[str]) -> dict[str, Source]:
-    name = str(spec.dataset)
+    name = local_name(str(spec.dataset), "dataset", spec, os.environ)
     if not is_path(name):
         return _hub(spec)
     path = Path(name).expanduser()
@@ -230,6 +235,9 @@ def _hub_error(name: str, error: Exception) -> DsrunError:
     from datasets.exceptions import DatasetNotFoundError
 
     reason = one_line(error)
+    answered = refused(f"dataset {name}", error, os.environ, instead="--train-file FILE")
+    if answered:
+        return answered
     if isinstance(error, DatasetNotFoundError):
         if "gated" in reason:
             return UsageError(f"dataset {name} is gated", fix="accept its terms on the Hub, then `hf auth login`")
@@ -239,7 +247,7 @@ def _hub_error(name: str, error: Exception) -> DsrunError:
         )
     if isinstance(error, ValueError | RuntimeError):
         return UsageError(f"dataset {name}: {reason}", fix="--dataset-config" if "onfig" in reason else None)
-    return unreachable(f"dataset {name}", reason, instead="--train-file FILE")
+    return unreachable(f"dataset {name}", reason, instead="--train-file FILE", offline=constants.HF_HUB_OFFLINE)
 
 
 def _tables(loaded: Any, name: str) -> dict[str, Source]:

@@ -68,7 +68,7 @@ def find(name: str, environ: Mapping[str, str] = os.environ) -> Found:
         raise MissingError(
             f"model {name!r} is not on this machine: only a local folder or a Hub model already in the cache can be"
             " read without downloading",
-            fix=f"run `hf download {name} config.json`, or give the folder",
+            fix=f"run `hf download {name} config.json`, give the folder, or take it from --hub modelscope",
         )
     return _found(name, snapshot, snapshot / "config.json")
 

@@ -6,7 +6,7 @@ import pytest
 from huggingface_hub import constants
 
 from dsrun.errors import MissingError, UsageError
-from dsrun.hub import Repository, check_push, final_folder
+from dsrun.hub.push import Repository, check_push, final_folder
 from dsrun.recipe.resolve import resolve
 from dsrun.runs.folder import RunFolder
 from dsrun.system import variables

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from dsrun.errors import MissingError, UsageError, one_line
+from dsrun.hub.unreachable import CAUSE
 from dsrun.recipe.recipe import Recipe
 from dsrun.runs.attempts import is_another
 from dsrun.runs.folder import RunFolder
@@ -17,7 +18,6 @@ from dsrun.system.display import without_tokens
 
 FLAG = "--push_to_hub"
 AFTERWARDS = "leave it out and upload the model afterwards: hf upload NAME RUN/model"
-CAUSE = "hf_gated_or_offline"
 _BEAT_S = 5.0
 
 

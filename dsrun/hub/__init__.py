@@ -1,0 +1,1 @@
+"""Hubs of models and data: the Hugging Face Hub and ModelScope."""
