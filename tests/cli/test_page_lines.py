@@ -43,7 +43,6 @@ PARSED = (
 )
 # A page shows how it is refused.
 REFUSED = "--notify https:"
-# Built at the same time as the page, elsewhere: they go from here when they are there.
 SUBMITTING = {"--follow", "--submit", "--test-only"}
 # Where one command ends and another one or a file begins.
 BETWEEN = {"|", "||", "&&", ";", "&", ">", ">>", "2>", "2>>", "2>&1"}
@@ -85,7 +84,6 @@ def cases(*, parsed: bool) -> list[Any]:
     found = []
     for words, page in COMMANDS.items():
         line = " ".join(words)
-
         if line.startswith(PARSED) == parsed:
             found.append(pytest.param(page, words, id=line[:60]))
     return found
