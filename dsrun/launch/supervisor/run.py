@@ -216,8 +216,7 @@ class _Supervision:
         if failure is None:
             stop_requested = any(each.interrupted for each in ended)
             if not stop_requested:
-                # Before any node hears of it and may end.
-                self._job_starts.record("finished")
+                self._job_starts.record("finished")  # before any node hears of it and may end
             code = EXIT_RESUME if stop_requested else 0
             return Decision(action="stop", exit_code=code, wait_s=0.0, why="", remedy=remedy)
         if self._stop_requests.program_asked():
