@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from dsrun.doctor.machine import Machine, Target
 from dsrun.errors import one_line
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message
 
 Status = Literal["fail", "warn", "pass", "skip"]
 LIMIT_S = 8.0
@@ -85,7 +85,9 @@ class _Running:
         try:
             findings = tuple(self._check.look(machine, target))
         except Exception as error:  # whatever a strange machine makes of a check, the others are shown
-            what = f"the check failed with {type(error).__name__}: {one_line(error)}"
+            what = Message(
+                "the check failed with {name__}: {error}", name__=type(error).__name__, error=one_line(error)
+            )
             findings = (self._broken("crashed", what),)
         self._result = self._with(findings)
 
@@ -102,9 +104,9 @@ class _Running:
             level="warning",
             code=f"{self._check.code}_{how}",
             message=message,
-            fix="report it with the output of --debug"
+            fix=Message("report it with the output of --debug")
             if how == "crashed"
-            else "look at what it reads: disks, driver, network",
+            else Message("look at what it reads: disks, driver, network"),
         )
 
 

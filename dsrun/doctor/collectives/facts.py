@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, Self
 
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message
 from dsrun.system.gpus import visible_gpus
 from dsrun.system.host import hostname, versions
 
@@ -132,8 +132,10 @@ def differences(nodes: Mapping[str, NodeFacts], skew_s: Mapping[str, float]) -> 
             Finding(
                 level=_COMPARED[name],
                 code="nodes_differ",
-                message=f"{title} differs between the nodes: {'; '.join(parts)}",
-                fix=f"install the same {title} on all nodes" if name != "gpus" else "ask for one kind of node",
+                message=Message("{title} differs between the nodes: {parts}", title=title, parts="; ".join(parts)),
+                fix=Message("install the same {title} on all nodes", title=title)
+                if name != "gpus"
+                else Message("ask for one kind of node"),
                 where=", ".join(others),
             ),
             others if _COMPARED[name] == "error" else [],
@@ -145,8 +147,13 @@ def differences(nodes: Mapping[str, NodeFacts], skew_s: Mapping[str, float]) -> 
                 Finding(
                     level="warning",
                     code="clock_skew",
-                    message=f"the clock of {node} is {abs(ahead):.1f} s {way} the first node's",
-                    fix="start chrony or ntpd there",
+                    message=Message(
+                        "the clock of {node} is {ahead:.1f} s {way} the first node's",
+                        node=node,
+                        ahead=abs(ahead),
+                        way=way,
+                    ),
+                    fix=Message("start chrony or ntpd there"),
                     where=node,
                 ),
                 [],

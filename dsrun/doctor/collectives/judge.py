@@ -11,7 +11,7 @@ from typing import TypeVar
 from dsrun.doctor.collectives.facts import differences
 from dsrun.doctor.collectives.observations import GroupResult, Observations
 from dsrun.doctor.collectives.schedule import cover
-from dsrun.findings import Finding, Level
+from dsrun.findings import Finding, Level, Message
 
 Key = TypeVar("Key")
 
@@ -61,24 +61,45 @@ def _error(code: str, message: str, fix: str, where: str = "") -> Finding:
 def _members(seen: Observations) -> Iterator[Judged]:
     for index in seen.missing:
         name, host = seen.name(index), seen.host(index)
-        fix = "is dsrun doctor running there, with the same --master-addr and --master-port, and no firewall between?"
-        yield _error("node_missing", f"{name} did not join at {seen.address}", fix, host), [host]
-    for index, how in seen.lost.items():
-        yield _error("node_lost", f"{seen.name(index)} {how}", "see its log", seen.host(index)), [seen.host(index)]
-    for index, why in seen.unready.items():
-        message = f"the ranks of {seen.name(index)} did not run: {why}"
+        fix = Message(
+            "is dsrun doctor running there, with the same --master-addr and --master-port, and no firewall between?"
+        )
         yield (
-            _error("ranks_not_started", message, 'python -c "import torch" there', seen.host(index)),
+            _error(
+                "node_missing", Message("{name} did not join at {address}", name=name, address=seen.address), fix, host
+            ),
+            [host],
+        )
+    for index, how in seen.lost.items():
+        yield (
+            _error("node_lost", f"{seen.name(index)} {how}", Message("see its log"), seen.host(index)),
+            [seen.host(index)],
+        )
+    for index, why in seen.unready.items():
+        message = Message("the ranks of {index} did not run: {why}", index=seen.name(index), why=why)
+        yield (
+            _error("ranks_not_started", message, Message('python -c "import torch" there'), seen.host(index)),
             [seen.host(index)],
         )
     devices = {member.device for member in seen.members.values()}
     for member in seen.members.values():
         host = member.facts.host
         if not member.facts.torch:
-            yield _error("no_torch", f"{member.name} has no torch", "install dsrun[train] there", host), [host]
+            yield (
+                _error(
+                    "no_torch",
+                    Message("{name} has no torch", name=member.name),
+                    Message("install dsrun[train] there"),
+                    host,
+                ),
+                [host],
+            )
         elif len(devices) > 1 and member.device == "cpu":
-            fix = "nvidia-smi there; is CUDA_VISIBLE_DEVICES set?"
-            yield _error("no_gpu", f"{member.name} sees no GPU, and other nodes do", fix, host), [host]
+            fix = Message("nvidia-smi there; is CUDA_VISIBLE_DEVICES set?")
+            yield (
+                _error("no_gpu", Message("{name} sees no GPU, and other nodes do", name=member.name), fix, host),
+                [host],
+            )
 
 
 def _own_checks(seen: Observations) -> Iterator[Judged]:
@@ -106,8 +127,14 @@ def _connections(seen: Observations) -> Iterator[Judged]:
     accused = {seen.host(index) for index in cover(frozenset(pair) for pair in found)}
     for (index, peer), endpoints in found.items():
         ports = " and ".join(endpoints)
-        message = f"{seen.name(index)} cannot reach {seen.name(peer)} at {ports}: {next(iter(endpoints.values()))}"
-        fix = "let all TCP ports through between the nodes: NCCL and gloo take any"
+        message = Message(
+            "{index} cannot reach {peer} at {ports}: {values}",
+            index=seen.name(index),
+            peer=seen.name(peer),
+            ports=ports,
+            values=next(iter(endpoints.values())),
+        )
+        fix = Message("let all TCP ports through between the nodes: NCCL and gloo take any")
         where = f"{seen.host(index)}, {seen.host(peer)}"
         yield _error("tcp_unreachable", message, fix, where), sorted(accused & {seen.host(index), seen.host(peer)})
 
@@ -128,7 +155,12 @@ def _ranks(seen: Observations) -> Iterator[Judged]:
                 host = seen.host_of_rank(rank)
                 message = f"{seen.rank_name(rank)} {what} {_during(group)}"
                 yield (
-                    _error(code, message, "look at that machine's kernel log and GPUs (nvidia-smi -q, dmesg)", host),
+                    _error(
+                        code,
+                        message,
+                        Message("look at that machine's kernel log and GPUs (nvidia-smi -q, dmesg)"),
+                        host,
+                    ),
                     [host],
                 )
     numbers = {unit.name: number for number, unit in enumerate(seen.units)}
@@ -141,7 +173,9 @@ def _ranks(seen: Observations) -> Iterator[Judged]:
         code = "cannot_connect" if connecting else "collective_failed"
         who = " and ".join(names) if len(names) < 5 else f"all {len(names)}"
         message = f"{who} {'cannot connect' if connecting else 'failed'} {_during(group)}: {why}"
-        fix = "NCCL_DEBUG=INFO shows the addresses that they take; NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME name others"
+        fix = Message(
+            "NCCL_DEBUG=INFO shows the addresses that they take; NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME name others"
+        )
         yield _error(code, message, fix, ", ".join(names)), hosts
 
 
@@ -196,11 +230,16 @@ def _values(seen: Observations) -> Iterator[Judged]:
                 ranks = list(group.ranks)
                 sources = [ranks[number] for number in wrong["from"] if number < len(ranks)]
                 of = f", those from rank {', '.join(map(str, sources))}" if sources else ""
-                message = (
-                    f"{operation} gave {seen.rank_name(rank)} {wrong['count']} wrong values of {wrong['of']}{of} "
-                    f"{_during(group)}"
+                message = Message(
+                    "{operation} gave {rank} {count} wrong values of {of}{of_2} {group}",
+                    operation=operation,
+                    rank=seen.rank_name(rank),
+                    count=wrong["count"],
+                    of=wrong["of"],
+                    of_2=of,
+                    group=_during(group),
                 )
-                fix = (
+                fix = Message(
                     "a defective GPU, NIC or cable: nvidia-smi -q -d ECC; NCCL_P2P_DISABLE=1 shows whether it is NVLink"
                 )
                 hosts = {seen.host_of_rank(each) for each in (sources or [rank])}
@@ -215,8 +254,12 @@ def _speed(seen: Observations) -> Iterator[Judged]:
         if result.compute_s is not None
     }
     for rank, factor in slower(compute).items():
-        message = f"{seen.rank_name(rank)} is slow: it computes {_percent(factor)} slower than the median of the others"
-        fix = "nvidia-smi -q -d CLOCK,PERFORMANCE there; who else computes on it?"
+        message = Message(
+            "{rank} is slow: it computes {factor} slower than the median of the others",
+            rank=seen.rank_name(rank),
+            factor=_percent(factor),
+        )
+        fix = Message("nvidia-smi -q -d CLOCK,PERFORMANCE there; who else computes on it?")
         yield Finding(level="warning", code="slow_rank", message=message, fix=fix, where=seen.host_of_rank(rank)), []
     times = {
         (group.units[0].name, group.units[1].name): seconds
@@ -225,15 +268,21 @@ def _speed(seen: Observations) -> Iterator[Judged]:
     }
     slow = slower_in_pairs(times)
     for name, factor in slow.items():
-        message = (
-            f"{name} is slow: its pairs take {_percent(factor)} longer for all_reduce than the median of the others"
+        message = Message(
+            "{name} is slow: its pairs take {factor} longer for all_reduce than the median of the others",
+            name=name,
+            factor=_percent(factor),
         )
-        fix = "compare its links and interfaces: ethtool, ibstat, nvidia-smi topo -m"
+        fix = Message("compare its links and interfaces: ethtool, ibstat, nvidia-smi topo -m")
         yield Finding(level="warning", code="slow_rank", message=message, fix=fix, where=name), []
     rest = {pair: seconds for pair, seconds in times.items() if not slow.keys() & set(pair)}
     for pair, factor in slower(rest, SLOW_PAIR).items():
-        message = f"{' and '.join(pair)} take {_percent(factor)} longer for all_reduce than the median of other pairs"
-        fix = "look at the cable and the switch between them"
+        message = Message(
+            "{pair} take {factor} longer for all_reduce than the median of other pairs",
+            pair=" and ".join(pair),
+            factor=_percent(factor),
+        )
+        fix = Message("look at the cable and the switch between them")
         yield Finding(level="warning", code="slow_pair", message=message, fix=fix, where=", ".join(pair)), []
 
 

@@ -11,7 +11,7 @@ from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.gpu.nvml import GpuState, of_gpus
 from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.machine import Machine, Target
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message
 from dsrun.system.display import counted
 
 RESET = "end its processes and reset it (sudo nvidia-smi --gpu-reset -i {index}), or reboot"
@@ -27,7 +27,7 @@ def _ecc(machine: Machine, target: Target) -> Iterator[Finding]:
             found = True
             yield finding
     if not found and any(each.ecc_uncorrected is not None for each in gpus):
-        yield fine("ecc", f"no uncorrected memory error on {of_gpus(gpus)}")
+        yield fine("ecc", Message("no uncorrected memory error on {gpus}", gpus=of_gpus(gpus)))
 
 
 def _memory_errors(gpu: GpuState) -> Iterator[Finding]:
@@ -37,19 +37,26 @@ def _memory_errors(gpu: GpuState) -> Iterator[Finding]:
     if gpu.remap_failed:
         yield failure(
             "ecc_remap_failed",
-            f"{gpu}: faulty memory rows could not be replaced",
-            "drain the node and have the GPU replaced (nvidia-smi -q -d ROW_REMAPPER)",
+            Message("{gpu}: faulty memory rows could not be replaced", gpu=gpu),
+            Message("drain the node and have the GPU replaced (nvidia-smi -q -d ROW_REMAPPER)"),
         )
     if gpu.ecc_uncorrected:
         yield failure(
             "ecc_uncorrected",
-            f"{gpu}: {counted(gpu.ecc_uncorrected, 'uncorrected ECC error')} since the driver was loaded",
-            f"{RESET.format(index=gpu.index)}; if they come back, have the GPU replaced (nvidia-smi -q -d ECC)",
+            Message(
+                "{gpu}: {errors} since the driver was loaded",
+                gpu=gpu,
+                errors=counted(gpu.ecc_uncorrected, "uncorrected ECC error"),
+            ),
+            Message(
+                "{format}; if they come back, have the GPU replaced (nvidia-smi -q -d ECC)",
+                format=RESET.format(index=gpu.index),
+            ),
         )
     if gpu.remap_pending or gpu.retirement_pending:
         yield warning(
             "ecc_remap_pending",
-            f"{gpu}: faulty memory is to be replaced with the next reset",
+            Message("{gpu}: faulty memory is to be replaced with the next reset", gpu=gpu),
             RESET.format(index=gpu.index),
         )
 
@@ -76,11 +83,13 @@ def _clocks(machine: Machine, target: Target) -> Iterator[Finding]:
         watts = f"{limited[0].power_limit_w} W of {limited[0].power_limit_default_w} W"
         yield warning(
             "gpu_clocks_power_limit",
-            f"{of_gpus(limited)}: the power limit is {watts}",
-            f"sudo nvidia-smi -pl {limited[0].power_limit_default_w}",
+            Message("{limited}: the power limit is {watts}", limited=of_gpus(limited), watts=watts),
+            Message(
+                "sudo nvidia-smi -pl {power_limit_default_w}", power_limit_default_w=limited[0].power_limit_default_w
+            ),
         )
     if gpus and not found:
-        yield fine("gpu_clocks", f"{of_gpus(gpus)}: nothing slows the clocks down")
+        yield fine("gpu_clocks", Message("{gpus}: nothing slows the clocks down", gpus=of_gpus(gpus)))
 
 
 def _pcie(machine: Machine, target: Target) -> Iterator[Finding]:
@@ -93,19 +102,29 @@ def _pcie(machine: Machine, target: Target) -> Iterator[Finding]:
             found = True
             yield warning(
                 "pcie_width",
-                f"{gpu}: PCIe runs with {lanes} of {most} lanes, and copies are slower by as much",
-                "have the GPU reseated, or its riser or slot changed (lspci -vv shows LnkSta and LnkCap)",
+                Message(
+                    "{gpu}: PCIe runs with {lanes} of {most} lanes, and copies are slower by as much",
+                    gpu=gpu,
+                    lanes=lanes,
+                    most=most,
+                ),
+                Message("have the GPU reseated, or its riser or slot changed (lspci -vv shows LnkSta and LnkCap)"),
             )
         slow = (gpu.pcie_generation or 0) < (gpu.pcie_generation_max or 0)
         if slow and gpu.performance_state is not None and gpu.performance_state <= BUSY:
             found = True
             yield warning(
                 "pcie_generation",
-                f"{gpu}: PCIe runs as generation {gpu.pcie_generation} of {gpu.pcie_generation_max} under load",
-                "set the slot's link speed to auto in the firmware set-up, or have riser and slot changed",
+                Message(
+                    "{gpu}: PCIe runs as generation {pcie_generation} of {pcie_generation_max} under load",
+                    gpu=gpu,
+                    pcie_generation=gpu.pcie_generation,
+                    pcie_generation_max=gpu.pcie_generation_max,
+                ),
+                Message("set the slot's link speed to auto in the firmware set-up, or have riser and slot changed"),
             )
     if known and not found:
-        yield fine("pcie", f"{of_gpus(known)}: all PCIe lanes are in use")
+        yield fine("pcie", Message("{known}: all PCIe lanes are in use", known=of_gpus(known)))
 
 
 ECC = Check(

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from dsrun.datafiles import toml_beside
 from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.machine import Machine, Target
-from dsrun.findings import Finding, Level
+from dsrun.findings import Finding, Level, Message
 from dsrun.system.display import printable
 
 RECENT_S = 24 * 3600.0
@@ -60,7 +60,7 @@ def meaning(number: int) -> Meaning:
     facts = _facts()
     row = facts["xid"].get(str(number))
     if row is None:
-        fix = "look it up: https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"
+        fix = Message("look it up: https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html")
         return Meaning("warning", "an error of the GPU or its driver", fix)
     return Meaning(row["level"], row["means"], facts["fix"][row["fix"]])
 
@@ -133,17 +133,24 @@ def _look(machine: Machine, target: Target) -> Iterator[Finding]:
     for (bus, number), last in fatal.items():
         age = max(0.0, now - last.seconds)
         tell = warning if age > RECENT_S else failure
-        message = f"NVSwitch at {bus}: fatal SXid {number}, {_ago(age)}"
+        message = Message("NVSwitch at {bus}: fatal SXid {number}, {age}", bus=bus, number=number, age=_ago(age))
         yield tell(f"xid_switch_{number}", message, _facts()["fix"]["link"])
     if not found and not fatal:
-        yield fine("xid", "no Xid error in the kernel log")
+        yield fine("xid", Message("no Xid error in the kernel log"))
 
 
 def _finding(last: Xid, gpu: str, count: int, age: float) -> Finding:
     known = meaning(last.number)
     level: Level = "warning" if known.level == "error" and age > RECENT_S else known.level
     times = f", {count} times" if count > 1 else ""
-    message = f"{gpu}: Xid {last.number}, {known.means}{times}, {_ago(age)}"
+    message = Message(
+        "{gpu}: Xid {number}, {means}{times}, {age}",
+        gpu=gpu,
+        number=last.number,
+        means=known.means,
+        times=times,
+        age=_ago(age),
+    )
     if last.number in _TOLD_BY_LINE or str(last.number) not in _facts()["xid"]:
         message += f': "{last.line}"'
     return Finding(level=level, code=f"xid_{last.number}", message=message, fix=known.fix)

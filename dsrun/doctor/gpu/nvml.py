@@ -99,7 +99,11 @@ def query_gpus() -> NvmlAnswer:
     with _starting:  # two threads may call a cached function at once
         thread = _asking()
     thread.join(ANSWER_S)
-    return _answers[0] if _answers else NvmlAnswer(error=NO_ANSWER, message=f"no answer within {ANSWER_S:g} s")
+    return (
+        _answers[0]
+        if _answers
+        else NvmlAnswer(error=NO_ANSWER, message=Message("no answer within {answer_s:g} s", answer_s=ANSWER_S))
+    )
 
 
 @cache

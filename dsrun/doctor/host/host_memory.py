@@ -9,7 +9,7 @@ from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.job.plan import Needs, needs
 from dsrun.doctor.machine import Machine, Target
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message
 from dsrun.system.files import nearest_existing
 from dsrun.system.host import memory_available, memory_total
 
@@ -28,23 +28,28 @@ def _memory(machine: Machine, target: Target) -> Iterator[Finding]:
     phase, wanted = "training", planned.host
     if planned.host_loading > planned.host:
         phase, wanted = "loading the model", planned.host_loading
-    what = f"{phase} needs {wanted / GIB:.0f} GiB of host memory per node"
+    what = Message("{phase} needs {wanted:.0f} GiB of host memory per node", phase=phase, wanted=wanted / GIB)
     what += f" (--offload {offload})" if offload != "none" and phase == "training" else ""
     less = "--offload none or more nodes need less" if phase == "training" else "--zero 3 loads it once a node"
     if wanted > total:
         yield failure(
             "host_memory_small",
-            f"{what}, {total / GIB:.0f} GiB is all there is{_limited(machine, total)}",
+            Message(
+                "{what}, {total:.0f} GiB is all there is{machine}",
+                what=what,
+                total=total / GIB,
+                machine=_limited(machine, total),
+            ),
             f"{MORE_MEMORY}; {less}",
         )
     elif wanted > free:
         yield warning(
             "host_memory_used",
-            f"{what}, {free / GIB:.0f} of {total / GIB:.0f} GiB are free",
-            "end what uses it: ps aux --sort=-rss | head",
+            Message("{what}, {free:.0f} of {total:.0f} GiB are free", what=what, free=free / GIB, total=total / GIB),
+            Message("end what uses it: ps aux --sort=-rss | head"),
         )
     else:
-        yield fine("host_memory", f"{what}, {free / GIB:.0f} GiB are free")
+        yield fine("host_memory", Message("{what}, {free:.0f} GiB are free", what=what, free=free / GIB))
     yield from _nvme(machine, target, planned)
 
 
@@ -66,8 +71,13 @@ def _nvme(machine: Machine, target: Target, planned: Needs) -> Iterator[Finding]
     if free < planned.nvme:
         yield failure(
             "host_memory_nvme",
-            f"--nvme-path {path}: {free / GIB:.0f} GiB are free, the job writes {planned.nvme / GIB:.0f} GiB",
-            "choose a larger drive, or more nodes",
+            Message(
+                "--nvme-path {path}: {free:.0f} GiB are free, the job writes {nvme:.0f} GiB",
+                path=path,
+                free=free / GIB,
+                nvme=planned.nvme / GIB,
+            ),
+            Message("choose a larger drive, or more nodes"),
         )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.job.plan import Needs, needs
 from dsrun.doctor.machine import Machine, Target
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message
 from dsrun.system.display import duration
 from dsrun.system.files import DISK_FULL, nearest_existing
 
@@ -73,10 +73,12 @@ def _space(machine: Machine, target: Target) -> Iterator[Finding]:
     more = "free some space, lower --keep, or choose another --output"
     if planned is None:
         if free < LITTLE:
-            message = f"{folder} has {free / GIB:.1f} GiB free, which few checkpoints fit into"
+            message = Message(
+                "{folder} has {free:.1f} GiB free, which few checkpoints fit into", folder=folder, free=free / GIB
+            )
             yield warning("disk_little", message, more)
         else:
-            yield fine("disk", f"{folder} has {free / GIB:,.0f} GiB free")
+            yield fine("disk", Message("{folder} has {free:,.0f} GiB free", folder=folder, free=free / GIB))
         return
     first, all_kept = _wanted(target, planned)
     room = f"{folder} has {free / GIB:,.0f} GiB free"
@@ -99,8 +101,8 @@ def _speed(machine: Machine, target: Target) -> Iterator[Finding]:
         full = error.errno in DISK_FULL
         yield failure(
             "write_speed_fails",
-            f"{folder} cannot be written: {error.strerror}",
-            "free some space, or have your quota raised" if full else "choose another --output",
+            Message("{folder} cannot be written: {strerror}", folder=folder, strerror=error.strerror),
+            Message("free some space, or have your quota raised") if full else Message("choose another --output"),
         )
         return
     yield judged(folder, speed, needs(machine, target), max(1, target.nodes))
@@ -112,10 +114,12 @@ def judged(folder: Path, speed: float, planned: Needs | None, nodes: int) -> Fin
     seconds = planned.checkpoint / nodes / speed if planned else None
     save = "" if seconds is None else f"; a checkpoint takes about {duration(seconds)} to save"
     if seconds is not None and seconds > SLOW_SAVE_S:
-        fix = "--async-save saves while training goes on, --save-every auto less often; or an --output on a faster disk"
+        fix = Message(
+            "--async-save saves while training goes on, --save-every auto less often; or an --output on a faster disk"
+        )
         return warning("write_speed_slow", rate + save, fix)
     if speed < SLOW:
-        fix = "choose an --output on a faster disk; lfs setstripe -c -1 spreads large files on Lustre"
+        fix = Message("choose an --output on a faster disk; lfs setstripe -c -1 spreads large files on Lustre")
         return warning("write_speed_slow", rate + save, fix)
     return fine("write_speed", rate + save)
 
@@ -128,12 +132,15 @@ def _inodes(machine: Machine, target: Target) -> Iterator[Finding]:
     left = state.f_favail
     if left < FEW_INODES:
         yield Finding(
-            level="error" if left < NO_INODES else "warning", code="inodes_few",
-            message=f"{folder}: {left:,} more files can be created, whatever space is free",
-            fix="delete folders of many small files: du --inodes -xd1 . | sort -n | tail",
-        )  # fmt: skip
+            level="error" if left < NO_INODES else "warning",
+            code="inodes_few",
+            message=Message(
+                "{folder}: {left:,} more files can be created, whatever space is free", folder=folder, left=left
+            ),
+            fix=Message("delete folders of many small files: du --inodes -xd1 . | sort -n | tail"),
+        )
     else:
-        yield fine("inodes", f"{left:,} more files can be created")
+        yield fine("inodes", Message("{left:,} more files can be created", left=left))
 
 
 DISK = Check(

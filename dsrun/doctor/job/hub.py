@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.machine import Machine, Target
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message
 from dsrun.recipe.mixture import specs_of
 from dsrun.recipe.preflight.files import DEMO_MODELS, is_path
 from dsrun.recipe.recipe import Recipe
@@ -40,22 +40,26 @@ def look(machine: Machine, target: Target) -> Iterator[Finding]:
     if not missing and not pushes:
         if not _on_hub(recipe):
             return
-        yield fine("hub", "all that the job takes from the Hub is in its cache")
+        yield fine("hub", Message("all that the job takes from the Hub is in its cache"))
         return
-    what = f"download {', '.join(missing)}" if missing else "push the model"
+    what = Message("download {missing}", missing=", ".join(missing)) if missing else Message("push the model")
     offline = next(
         (name for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if _on(machine.environ.get(name))), None
     )
     if offline:
         fix = (
-            f"unset {offline}, or {_elsewhere(missing)}" if missing else f"unset {offline}, or leave --push_to_hub out"
+            Message("unset {offline}, or {missing}", offline=offline, missing=_elsewhere(missing))
+            if missing
+            else Message("unset {offline}, or leave --push_to_hub out", offline=offline)
         )
-        yield failure("hub_offline", f"{offline} is set, and the job has to {what}", fix)
+        yield failure(
+            "hub_offline", Message("{offline} is set, and the job has to {what}", offline=offline, what=what), fix
+        )
         return
     found = [*_token(machine, recipe, missing), *_reach(machine, what, missing)]
     yield from found
     if not found:
-        yield fine("hub", f"{_endpoint(machine)[1]} can be reached, to {what}")
+        yield fine("hub", Message("{machine} can be reached, to {what}", machine=_endpoint(machine)[1], what=what))
 
 
 def _on(value: str | None) -> bool:
@@ -108,20 +112,22 @@ def _token(machine: Machine, recipe: Recipe, missing: list[str]) -> Iterator[Fin
     token = token_of(machine, recipe)
     log_in = "hf auth login, or export HF_TOKEN=…"
     if token is not None and (token != token.strip() or any(sign.isspace() for sign in token)):
-        yield failure("hub_token_blank", "the Hub token has a blank or a line break in it: the Hub refuses it", log_in)
+        yield failure(
+            "hub_token_blank", Message("the Hub token has a blank or a line break in it: the Hub refuses it"), log_in
+        )
     elif token is not None and not token.startswith(("hf_", "api_org_")):
-        yield warning("hub_token_form", "the Hub token does not begin with hf_, as the Hub's do", log_in)
+        yield warning("hub_token_form", Message("the Hub token does not begin with hf_, as the Hub's do"), log_in)
     if token is None:
         gated = [name for name in missing if name.startswith(GATED)]
         if gated:
             page = f"https://huggingface.co/{gated[0]}"
             yield failure(
                 "hub_gated",
-                f"{gated[0]} is gated, and there is no access token",
-                f"accept its licence at {page}, then {log_in}",
+                Message("{gated} is gated, and there is no access token", gated=gated[0]),
+                Message("accept its licence at {page}, then {log_in}", page=page, log_in=log_in),
             )
         elif recipe.hf.get("push_to_hub"):
-            yield failure("hub_token_missing", "--push_to_hub needs an access token that may write", log_in)
+            yield failure("hub_token_missing", Message("--push_to_hub needs an access token that may write"), log_in)
 
 
 def _endpoint(machine: Machine) -> tuple[str, str]:
@@ -134,8 +140,8 @@ def _reach(machine: Machine, what: str, missing: list[str]) -> Iterator[Finding]
     address, host = _endpoint(machine)
     scheme = urlsplit(address).scheme
     if scheme not in ("http", "https") or not host:
-        message = f"HF_ENDPOINT={without_tokens(address)} is not an address"
-        yield failure("hub_endpoint", message, "export HF_ENDPOINT=https://huggingface.co, or unset it")
+        message = Message("HF_ENDPOINT={address} is not an address", address=without_tokens(address))
+        yield failure("hub_endpoint", message, Message("export HF_ENDPOINT=https://huggingface.co, or unset it"))
         return
     proxy = _proxy(machine.environ, scheme, host)
     name, port = host, _port(address, 443 if scheme == "https" else 80)
@@ -144,10 +150,16 @@ def _reach(machine: Machine, what: str, missing: list[str]) -> Iterator[Finding]
         name, port = found.hostname or "", _port(found.geturl(), 443 if found.scheme == "https" else 80)
     through = f" through the proxy {name}:{port}" if proxy else ""
     if not name or not machine.network.reachable(name, port, TIMEOUT_S):
-        fix = _elsewhere(missing) if missing else "push the model later: hf upload"
+        fix = _elsewhere(missing) if missing else Message("push the model later: hf upload")
         if proxy:
-            fix = f"check {scheme}_proxy; {fix}"
-        yield failure("hub_unreachable", f"{host} cannot be reached{through}, and the job has to {what}", fix)
+            fix = Message("check {scheme}_proxy; {fix}", scheme=scheme, fix=fix)
+        yield failure(
+            "hub_unreachable",
+            Message(
+                "{host} cannot be reached{through}, and the job has to {what}", host=host, through=through, what=what
+            ),
+            fix,
+        )
 
 
 def _elsewhere(missing: list[str]) -> str:

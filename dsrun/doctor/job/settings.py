@@ -9,7 +9,7 @@ from typing import Any
 from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.machine import Machine, Target
 from dsrun.errors import DsrunError
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message
 from dsrun.recipe.batch import batch_of
 from dsrun.recipe.deepspeed_file import with_deepspeed_read
 from dsrun.recipe.preflight.files import check_files
@@ -50,7 +50,10 @@ def look_at_config(machine: Machine, target: Target) -> Iterator[Finding]:
         yield tell(f"deepspeed_json_{each.code}", each.message, each.fix, each.where)
     if not problems:
         name = recipe.hf["deepspeed"]
-        yield fine("deepspeed_json", f"{'the inline configuration' if isinstance(name, dict) else name}: no error")
+        yield fine(
+            "deepspeed_json",
+            Message("{name}: no error", name="the inline configuration" if isinstance(name, dict) else name),
+        )
 
 
 def _linted(target: Target, recipe: Recipe, world: int | None) -> list[Finding]:
@@ -102,7 +105,9 @@ def look_at_settings(machine: Machine, target: Target) -> Iterator[Finding]:
         return
     removed = [notice for notice in recipe.notices if "is no longer a flag" in notice]
     for notice in removed:
-        yield warning("settings_removed", notice, f"dsrun config upgrade {recipe.spec.config or 'run.yaml'}")
+        yield warning(
+            "settings_removed", notice, Message("dsrun config upgrade {value}", value=recipe.spec.config or "run.yaml")
+        )
     world = world_size(machine, target)
     batch = ""
     if world is not None:
@@ -113,7 +118,7 @@ def look_at_settings(machine: Machine, target: Target) -> Iterator[Finding]:
             yield failure("settings_batch", error.message, error.fix or "")
             return
     if not removed:
-        yield fine("settings", f"{recipe.spec.config or 'all flags'}: valid{batch}")
+        yield fine("settings", Message("{value}: valid{batch}", value=recipe.spec.config or "all flags", batch=batch))
 
 
 SETTINGS = Check(
@@ -141,7 +146,7 @@ def look_at_files(_: Machine, target: Target) -> Iterator[Finding]:
             found.append(failure("files", error.message, error.fix or ""))
     yield from found
     if not found:
-        yield fine("files", "model, data and packages that the job names are here, or on the Hub")
+        yield fine("files", Message("model, data and packages that the job names are here, or on the Hub"))
 
 
 FILES = Check(

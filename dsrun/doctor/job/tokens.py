@@ -9,7 +9,7 @@ from typing import Any
 from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.machine import Machine, Target
 from dsrun.errors import DsrunError
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message
 from dsrun.recipe.preflight.model_folder import read_object
 from dsrun.zero.memory.model.configs import cached_snapshot, find, hub_cache
 
@@ -65,11 +65,13 @@ def _padding(settings: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator
     if _text(settings.get("pad_token")):
         return
     if config.get("is_encoder_decoder"):
-        message = "the tokenizer has no padding token, without which an encoder-decoder model cannot batch"
-        yield failure("tokenizer_padding", message, "--tokenizer NAME of one with a pad_token")
+        message = Message("the tokenizer has no padding token, without which an encoder-decoder model cannot batch")
+        yield failure("tokenizer_padding", message, Message("--tokenizer NAME of one with a pad_token"))
     elif not _text(settings.get("eos_token")):
-        message = "the tokenizer has neither a padding token nor an end token: nothing marks where a document ends"
-        yield warning("tokenizer_end", message, "set eos_token in its tokenizer_config.json")
+        message = Message(
+            "the tokenizer has neither a padding token nor an end token: nothing marks where a document ends"
+        )
+        yield warning("tokenizer_end", message, Message("set eos_token in its tokenizer_config.json"))
 
 
 def _beyond(largest: int | None, rows: int | None, *, lora: bool) -> Iterator[Finding]:
@@ -78,9 +80,16 @@ def _beyond(largest: int | None, rows: int | None, *, lora: bool) -> Iterator[Fi
     grown = "dsrun train adds them" + (", and LoRA does not train them" if lora else "")
     yield warning(
         "tokenizer_vocabulary",
-        f"the tokenizer has token {largest:,}, and the embedding {rows:,} rows: {grown}; elsewhere that ends in an"
-        " index out of range",
-        "--lora-modules-to-save embed_tokens lm_head" if lora else "check that the tokenizer is this model's",
+        Message(
+            "the tokenizer has token {largest:,}, and the embedding {rows:,} rows: {grown}; elsewhere "
+            "that ends in an index out of range",
+            largest=largest,
+            rows=rows,
+            grown=grown,
+        ),
+        Message("--lora-modules-to-save embed_tokens lm_head")
+        if lora
+        else Message("check that the tokenizer is this model's"),
     )
 
 

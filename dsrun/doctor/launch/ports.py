@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.machine import RESOLVE_S, Machine, Target
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message
 from dsrun.launch.context import DEFAULT_PORT, LAST_PORT
 
 
@@ -15,28 +15,35 @@ def look_at_port(machine: Machine, target: Target) -> Iterator[Finding]:
     """The port that was named must be free; without one dsrun takes a free one on one machine, and 29500 on several."""
     named, by = _named_port(machine, target)
     if isinstance(named, str):
-        yield failure("port_invalid", f"{by}={named!r} is not a valid port", f"give a number from 1 to {LAST_PORT}")
+        yield failure(
+            "port_invalid",
+            Message("{by}={named!r} is not a valid port", by=by, named=named),
+            Message("give a number from 1 to {last_port}", last_port=LAST_PORT),
+        )
         return
     port = named or DEFAULT_PORT
     taken = machine.network.taken(port)
     if taken and named:
-        fix = "unset MASTER_PORT" if by == "MASTER_PORT" else "leave it out"
-        yield failure("port_taken", f"{by}: {taken}", f"{fix}, and a free one is taken")
+        fix = Message("unset MASTER_PORT") if by == "MASTER_PORT" else Message("leave it out")
+        yield failure("port_taken", f"{by}: {taken}", Message("{fix}, and a free one is taken", fix=fix))
     elif taken:
         yield warning(
             "port_default_taken",
-            f"{taken}; on one machine dsrun takes another by itself, but torchrun and jobs of several nodes want"
-            " this one",
-            "give another port: --master-port",
+            Message(
+                "{taken}; on one machine dsrun takes another by itself, but torchrun and jobs of several "
+                "nodes want this one",
+                taken=taken,
+            ),
+            Message("give another port: --master-port"),
         )
     elif named and target.nodes > 1 and (next_taken := machine.network.taken(port + 1)):
         yield failure(
             "port_next_taken",
-            f"{next_taken}, which dsrun's own protocol needs beside {port}",
-            "give another --master-port",
+            Message("{next_taken}, which dsrun's own protocol needs beside {port}", next_taken=next_taken, port=port),
+            Message("give another --master-port"),
         )
     else:
-        yield fine("port", f"{port} is free")
+        yield fine("port", Message("{port} is free", port=port))
 
 
 def _named_port(machine: Machine, target: Target) -> tuple[int | str | None, str]:
@@ -66,22 +73,28 @@ def look_at_names(machine: Machine, target: Target) -> Iterator[Finding]:
     several = (target.nodes > 1 and target.runs_on(machine)) or (bool(address) and not _is_local(machine, address))
     if not addresses:
         what = (
-            f"takes more than {RESOLVE_S:g} s" if addresses is None else "finds no address: gloo fails, or waits 10 s"
+            Message("takes more than {resolve_s:g} s", resolve_s=RESOLVE_S)
+            if addresses is None
+            else Message("finds no address: gloo fails, or waits 10 s")
         )
         found.append(
             warning(
                 "names_own_unknown",
-                f"looking up this machine's own name {own} {what}",
-                f"echo '127.0.1.1 {own}' | sudo tee -a /etc/hosts",
+                Message("looking up this machine's own name {own} {what}", own=own, what=what),
+                Message("echo '127.0.1.1 {own}' | sudo tee -a /etc/hosts", own=own),
             )
         )
     elif several and all(_is_loopback(each) for each in addresses):
         found.append(
             warning(
                 "names_own_loopback",
-                f"{own} resolves to {addresses[0]}, which gloo gives to other nodes: dsrun sets GLOO_SOCKET_IFNAME"
-                " against that, torchrun does not",
-                f"correct the line of {own} in /etc/hosts, or export GLOO_SOCKET_IFNAME=INTERFACE",
+                Message(
+                    "{own} resolves to {addresses}, which gloo gives to other nodes: dsrun sets "
+                    "GLOO_SOCKET_IFNAME against that, torchrun does not",
+                    own=own,
+                    addresses=addresses[0],
+                ),
+                Message("correct the line of {own} in /etc/hosts, or export GLOO_SOCKET_IFNAME=INTERFACE", own=own),
             )
         )
     yield from found
@@ -96,9 +109,11 @@ def _master(machine: Machine, target: Target, address: str) -> list[Finding]:
     if resolved:
         return []
     by = "--master-addr" if target.master_addr else "MASTER_ADDR"
-    what = "whose lookup does not end" if resolved is None else "which no name service knows"
+    what = Message("whose lookup does not end") if resolved is None else Message("which no name service knows")
     fix = "give the IP address of node 0" + ("" if target.master_addr else ", or unset MASTER_ADDR")
-    message = f"{by} is {address}, {what}: ranks would wait for it until they time out"
+    message = Message(
+        "{by} is {address}, {what}: ranks would wait for it until they time out", by=by, address=address, what=what
+    )
     return [failure("names_master_addr", message, fix)]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.machine import Machine, Target
 from dsrun.errors import DsrunError
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message
 from dsrun.launch.context import in_slurm_step
 from dsrun.system.env import worker_from_env
 from dsrun.system.variables import MISLEADING
@@ -29,7 +29,7 @@ def look(machine: Machine, _: Target) -> Iterator[Finding]:
     found = [*_worker(machine), *_job(machine), *_accelerate(machine), *_slow(machine)]
     yield from found
     if not found:
-        yield fine("variables", "none of an earlier launcher or debugging session")
+        yield fine("variables", Message("none of an earlier launcher or debugging session"))
 
 
 def _worker(machine: Machine) -> Iterator[Finding]:
@@ -44,9 +44,13 @@ def _worker(machine: Machine) -> Iterator[Finding]:
     if worker is not None and not in_slurm_step(environ):
         yield failure(
             "variables_worker",
-            f"RANK={worker.rank} and WORLD_SIZE={worker.world_size} are set: `dsrun train` would join that run as"
-            " one rank, and wait for the others",
-            f"{unset}, unless torchrun starts this",
+            Message(
+                "RANK={rank} and WORLD_SIZE={world_size} are set: `dsrun train` would join that run as one "
+                "rank, and wait for the others",
+                rank=worker.rank,
+                world_size=worker.world_size,
+            ),
+            Message("{unset}, unless torchrun starts this", unset=unset),
         )
 
 
@@ -60,8 +64,12 @@ def _job(machine: Machine) -> Iterator[Finding]:
         state = text.strip() or "not in the queue"
         yield failure(
             "variables_slurm",
-            f"SLURM_JOB_ID is {job}, and that job is {state}: srun and `dsrun launch` would use what has ended",
-            "log in again, or unset ${!SLURM_*}",
+            Message(
+                "SLURM_JOB_ID is {job}, and that job is {state}: srun and `dsrun launch` would use what has ended",
+                job=job,
+                state=state,
+            ),
+            Message("log in again, or unset ${!SLURM_*}"),
         )
 
 
@@ -70,15 +78,19 @@ def _accelerate(machine: Machine) -> Iterator[Finding]:
     if names:
         yield warning(
             "variables_accelerate",
-            f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} set: the Trainer of other scripts silently drops"
-            " DeepSpeed or changes the precision; `dsrun train` removes them",
-            f"unset {' '.join(names)}",
+            Message(
+                "{names} {value} set: the Trainer of other scripts silently drops DeepSpeed or changes the "
+                "precision; `dsrun train` removes them",
+                names=", ".join(names),
+                value="is" if len(names) == 1 else "are",
+            ),
+            Message("unset {names}", names=" ".join(names)),
         )
     if machine.environ.get("DS_ACCELERATOR") == "cpu" and machine.gpus:
         yield failure(
             "variables_ds_accelerator",
-            "DS_ACCELERATOR=cpu is set, and there are GPUs: DeepSpeed would not use them",
-            "unset DS_ACCELERATOR",
+            Message("DS_ACCELERATOR=cpu is set, and there are GPUs: DeepSpeed would not use them"),
+            Message("unset DS_ACCELERATOR"),
         )
 
 
@@ -86,7 +98,7 @@ def _slow(machine: Machine) -> Iterator[Finding]:
     for name, values, what in _SLOW:
         value = machine.environ.get(name, "")
         if value.upper() in values:
-            yield warning("variables_slow", f"{name}={value} {what}", f"unset {name}")
+            yield warning("variables_slow", f"{name}={value} {what}", Message("unset {name}", name=name))
 
 
 VARIABLES = Check(

@@ -9,7 +9,7 @@ from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.machine import Machine, Target
 from dsrun.doctor.software.compiled_code import compiled_at_start
 from dsrun.errors import DsrunError, MissingError, UsageError
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message
 from dsrun.wheel.target.arch import minor_release
 from dsrun.wheel.target.cxx import all_cxx, find_cxx
 from dsrun.wheel.target.nvcc import Nvcc, find_nvcc
@@ -39,18 +39,28 @@ def look_at_toolkit(machine: Machine, target: Target) -> Iterator[Finding]:
         if ops:
             yield failure(
                 "cuda_toolkit_missing",
-                f"there is no nvcc, and {_and(ops)} would be compiled at the start",
-                "load a CUDA toolkit and set CUDA_HOME, or install a wheel with them: dsrun build-wheel --arch auto",
+                Message("there is no nvcc, and {ops} would be compiled at the start", ops=_and(ops)),
+                Message(
+                    "load a CUDA toolkit and set CUDA_HOME, or install a wheel with them: dsrun build-wheel --arch auto"
+                ),
             )
         else:
-            yield fine("cuda_toolkit", "no nvcc here, and none is needed for this")
+            yield fine("cuda_toolkit", Message("no nvcc here, and none is needed for this"))
         return
     problems = [each for each in check_versions(torch.cuda, nvcc) if each.level == "error"]
     for each in problems:
         tell = failure if ops else warning
         yield tell("cuda_toolkit_version", each.message, each.fix)
     if not problems:
-        yield fine("cuda_toolkit", f"nvcc {nvcc.version} in {nvcc.home}, torch for CUDA {minor_release(torch.cuda)}")
+        yield fine(
+            "cuda_toolkit",
+            Message(
+                "nvcc {version} in {home}, torch for CUDA {cuda}",
+                version=nvcc.version,
+                home=nvcc.home,
+                cuda=minor_release(torch.cuda),
+            ),
+        )
 
 
 TOOLKIT = Check(
@@ -72,7 +82,7 @@ def look_at_host_compiler(machine: Machine, target: Target) -> Iterator[Finding]
     try:
         cxx = find_cxx(machine.environ)
     except MissingError as error:
-        what = f", and {_and(ops)} would be compiled at the start" if ops else ""
+        what = Message(", and {ops} would be compiled at the start", ops=_and(ops)) if ops else ""
         yield tell("host_compiler_missing", f"{error.message}{what}", error.fix or "")
         return
     except UsageError as error:

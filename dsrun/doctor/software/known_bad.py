@@ -16,7 +16,7 @@ from dsrun.datafiles import toml_beside
 from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.job.zero_config import config_of
 from dsrun.doctor.machine import Machine, Target
-from dsrun.findings import Finding, Level
+from dsrun.findings import Finding, Level, Message
 from dsrun.system.host import NEEDED
 from dsrun.zero.ops import stage_of
 
@@ -81,14 +81,21 @@ def look(machine: Machine, target: Target) -> Iterator[Finding]:
     yield from found
     if not found:
         shown = (name for name in ("torch", "deepspeed", "transformers", "accelerate") if name in versions)
-        yield fine("versions", f"{', '.join(f'{name} {versions[name]}' for name in shown)}: no known problem")
+        yield fine(
+            "versions",
+            Message("{shown}: no known problem", shown=", ".join(f"{name} {versions[name]}" for name in shown)),
+        )
 
 
 def _missing(machine: Machine, target: Target) -> Iterator[Finding]:
     """Training packages that are not there, beside others that are."""
     missing = [name for name in NEEDED if name not in machine.packages.versions]
     if missing:
-        message = f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed, and training needs"
+        message = Message(
+            "{missing} {value} not installed, and training needs",
+            missing=", ".join(missing),
+            value="is" if len(missing) == 1 else "are",
+        )
         tell = failure if target.recipe and target.runs_on(machine) else warning
         yield tell(
             "versions_missing", f"{message} {'it' if len(missing) == 1 else 'them'}", "pip install 'dsrun[train]'"
@@ -111,8 +118,13 @@ def _outside(versions: Mapping[str, str]) -> Iterator[Finding]:
         if installed and not _matches(installed, str(specifier)):
             yield warning(
                 "versions_range",
-                f"{name} {installed} is installed, and `dsrun train` is made for {name}{specifier}",
-                f"pip install '{name}{specifier}'",
+                Message(
+                    "{name} {installed} is installed, and `dsrun train` is made for {name}{specifier}",
+                    name=name,
+                    installed=installed,
+                    specifier=specifier,
+                ),
+                Message("pip install '{name}{specifier}'", name=name, specifier=specifier),
             )
 
 

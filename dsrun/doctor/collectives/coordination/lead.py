@@ -16,7 +16,7 @@ from dsrun.doctor.collectives.facts import NodeFacts
 from dsrun.doctor.collectives.observations import GroupResult, Member, Observations, RankResult
 from dsrun.doctor.collectives.place import Place
 from dsrun.doctor.collectives.schedule import Phase, Unit, apart, cover, rounds, units_of
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -261,7 +261,7 @@ class Lead:
         return [index for index in self.seen.members if index not in self.seen.lost]
 
     def _lose(self, index: int, when: str, *, left: bool = True) -> None:
-        how = f"disconnected {when}: its doctor or the machine died" if left else when
+        how = Message("disconnected {when}: its doctor or the machine died", when=when) if left else when
         self.seen.lost.setdefault(index, how)
 
 
