@@ -15,7 +15,7 @@ from dsrun.diagnosis.diagnose import NONE, Verdict, of_logs
 from dsrun.diagnosis.rules import Cause, causes
 from dsrun.diagnosis.tracebacks import is_exception
 from dsrun.errors import UsageError
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message, joined
 from dsrun.runs.folder import LOCK_TRIES, RunFolder, is_in_use, read_holder
 from dsrun.runs.node_status import FOLDER as STATUS
 from dsrun.runs.records import progress, read_records
@@ -87,11 +87,12 @@ def who_runs(folder: Path, *, tries: int = LOCK_TRIES) -> str:
     """Who runs there, in words; "" for no one. `tries` as in `is_in_use`."""
     holder = is_in_use(folder, tries=tries)
     if holder is not None:
-        return f"{holder} runs{_step(folder)}"
+        return joined(", ", [Message("{holder} runs", holder=str(holder)), _step(folder)])
     named = read_holder(folder / ".lock")
     silent = _silent_s(folder)
     if named.pid > 0 and named.host != host.hostname() and silent is not None and silent < _RECENTLY_S:
-        return f"{named} wrote to it {silent:.0f} s ago{_step(folder)}"
+        wrote = Message("{holder} wrote to it {seconds:.0f} s ago", holder=str(named), seconds=silent)
+        return joined(", ", [wrote, _step(folder)])
     return ""
 
 
@@ -117,15 +118,19 @@ def _silent_s(folder: Path) -> float | None:
     return max(time.time() - max(times), 0.0) if times else None
 
 
-def _killed(folder: Path) -> str:
+def _killed(folder: Path) -> Message:
     named = read_holder(folder / ".lock")
-    who = f" process {named.pid} on host {named.host} is gone;" if named.pid > 0 else ""
-    return f"no end is recorded{_step(folder)};{who} power, the cgroup's memory limit, or SIGKILL"
+    gone = Message("process {pid} on host {host} is gone", pid=named.pid, host=named.host)
+    ended = joined(", ", [Message("no end is recorded"), _step(folder)])
+    why = Message("power, the cgroup's memory limit, or SIGKILL")
+    return joined("; ", [ended, gone, why] if named.pid > 0 else [ended, why])
 
 
-def _step(folder: Path) -> str:
+def _step(folder: Path) -> Message:
     last = progress(folder / "metrics.jsonl")
-    return f", step {last.step} was logged at {last.time}" if last else ", no step was logged"
+    if last is None:
+        return Message("no step was logged")
+    return Message("step {step} was logged at {time}", step=last.step, time=last.time)
 
 
 def _beside(cause: Cause, message: str, verdict: Verdict, where: str) -> Verdict:
@@ -139,14 +144,15 @@ def _beside(cause: Cause, message: str, verdict: Verdict, where: str) -> Verdict
 
 
 def _finding(cause: Cause, message: str, where: str) -> Finding:
-    return Finding(level=cause.level, code=cause.code, message=f"{cause.title}: {message}", fix=cause.fix, where=where)
+    text = Message("{title}: {line}", title=cause.title, line=message)
+    return Finding(level=cause.level, code=cause.code, message=text, fix=cause.fix, where=where)
 
 
 def _recorded(cause: Cause, event: Mapping[str, Any], verdict: Verdict, events: str) -> Verdict:
     """What the supervisor saw itself, with the line of a log where one tells the same."""
     same = verdict.cause.code == cause.code or (cause.code == "deterministic_crash" and verdict.cause.code == UNKNOWN)
     rank = event.get("rank", verdict.rank)
-    message = str(event.get("message") or cause.title)
+    message: str = str(event["message"]) if event.get("message") else cause.title
     # A guess from the logs is no news beside what was seen.
     others = () if verdict.cause.code == NONE else verdict.findings[1:] if verdict.likely else verdict.findings
     return Verdict(

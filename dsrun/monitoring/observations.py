@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 
-from dsrun.findings import Finding, Message
+from dsrun.findings import Finding, Message, joined
 from dsrun.monitoring.status import STALE_S, RunStatus
 from dsrun.monitoring.straggler import SLOWER_BY
 from dsrun.runs.node_status import NodeStatus, RankProgress
@@ -23,11 +23,11 @@ _STEPS = 5
 _MOST = 4
 # What NVML's reasons mean to who pays for the GPUs.
 _REASONS = {
-    "sw_power_cap": "at its power limit",
-    "hw_slowdown": "slowed down by the hardware",
-    "sw_thermal_slowdown": "too hot",
-    "hw_thermal_slowdown": "much too hot",
-    "hw_power_brake": "power brake",
+    "sw_power_cap": Message("at its power limit"),
+    "hw_slowdown": Message("slowed down by the hardware"),
+    "sw_thermal_slowdown": Message("too hot"),
+    "hw_thermal_slowdown": Message("much too hot"),
+    "hw_power_brake": Message("power brake"),
 }
 
 
@@ -94,7 +94,7 @@ def _silent_nodes(nodes: Sequence[NodeStatus], now: float) -> Iterator[Finding]:
     silent = [(node, age) for node, age in ages if age]
     if not silent:
         return
-    names = _listed(f"{node.host} for {duration(age)}" for node, age in silent)
+    names = _listed(Message("{host} for {age}", host=node.host, age=duration(age)) for node, age in silent)
     yield Finding(
         level="warning",
         code="silent_node",
@@ -110,16 +110,19 @@ def _silent_ranks(nodes: Sequence[NodeStatus], now: float) -> Iterator[Finding]:
         silent = [rank for rank in node.ranks if rank.silent_s > max(SILENT_S, _STEPS * (rank.step_s or 0.0))]
         if silent:
             longest = max(silent, key=lambda rank: rank.silent_s)
-            who = f"ranks {_listed(str(rank.rank) for rank in silent)}" if len(silent) > 1 else f"rank {longest.rank}"
-            who = f"all {len(silent)} ranks" if len(silent) == len(node.ranks) > 1 else who
+            who = Message("rank {rank}", rank=longest.rank)
+            if len(silent) > 1:
+                who = Message("ranks {ranks}", ranks=_listed(str(rank.rank) for rank in silent))
+            if len(silent) == len(node.ranks) > 1:
+                who = Message("all {number} ranks", number=len(silent))
             yield Finding(
                 level="warning",
                 code="silent_rank",
                 message=Message(
-                    "no heartbeat from {who} of {host} for {silent_s}, in {phase}",
+                    "no heartbeat from {who} of {host} for {silence}, in {phase}",
                     who=who,
                     host=node.host,
-                    silent_s=duration(longest.silent_s),
+                    silence=duration(longest.silent_s),
                     phase=longest.phase,
                 ),
                 fix=Message("dsrun diagnose tells more once the watchdog has seen a hang"),
@@ -136,9 +139,14 @@ def _waiting_gpus(status: RunStatus, nodes: Sequence[NodeStatus], now: float) ->
     longest = max((rank.silent_s for node in nodes for rank in node.ranks), default=status.silent_s or 0.0)
     is_stuck = longest > max(10.0, 3 * (status.step_s or 0.0))
     node, gpu = waiting[0]
-    who = _gpus(waiting)
-    power = f"{gpu.power_w:.0f} of {gpu.power_limit_w:.0f} W"
-    busy = f"{who} {'is' if len(waiting) == 1 else 'are'} busy at low power ({power})"
+    busy = Message(
+        "{gpus} is busy at low power ({power:.0f} of {limit:.0f} W)"
+        if len(waiting) == 1
+        else "{gpus} are busy at low power ({power:.0f} of {limit:.0f} W)",
+        gpus=_gpus(waiting),
+        power=gpu.power_w,
+        limit=gpu.power_limit_w,
+    )
     if not is_stuck:
         yield Finding(
             level="warning",
@@ -154,11 +162,11 @@ def _waiting_gpus(status: RunStatus, nodes: Sequence[NodeStatus], now: float) ->
         code="stuck_collective",
         where=f"{node.host}, GPU {gpu.index}",
         message=Message(
-            "probably a stuck collective: no rank has made a step for {longest}, and {busy}",
-            longest=duration(longest),
+            "probably a stuck collective: no rank has made a step for {silence}, and {busy}",
+            silence=duration(longest),
             busy=busy,
         ),
-        fix=Message("look at the rank on {others}, which does not wait", others=_gpus(others))
+        fix=Message("look at the rank on {gpus}, which does not wait", gpus=_gpus(others))
         if others
         else Message("look for a rank that has left"),
     )
@@ -167,16 +175,17 @@ def _waiting_gpus(status: RunStatus, nodes: Sequence[NodeStatus], now: float) ->
 def _throttled_gpus(nodes: Sequence[NodeStatus]) -> Iterator[Finding]:
     found = [(node, gpu, reasons) for node in nodes for gpu in node.gpus if (reasons := throttle_reasons(gpu))]
     for node, gpu, reasons in found[:_MOST]:
-        heat = f" at {gpu.temperature_c} °C" if gpu.temperature_c is not None else ""
         yield Finding(
             level="warning",
             code="throttled_gpu",
             message=Message(
-                "GPU {index} of {host} is slowed down{heat}: {reasons}",
+                "GPU {index} of {host} is slowed down: {reasons}"
+                if gpu.temperature_c is None
+                else "GPU {index} of {host} is slowed down at {heat} °C: {reasons}",
                 index=gpu.index,
                 host=node.host,
-                heat=heat,
-                reasons=", ".join(reasons),
+                heat=gpu.temperature_c,
+                reasons=joined(", ", reasons),
             ),
             fix=Message("check its cooling and power; every rank waits for it"),
             where=f"{node.host}, GPU {gpu.index}",
@@ -207,15 +216,18 @@ def _stragglers(nodes: Sequence[NodeStatus]) -> Iterator[Finding]:
     )
 
 
-def _gpus(found: Sequence[tuple[NodeStatus, GpuSample]]) -> str:
+def _gpus(found: Sequence[tuple[NodeStatus, GpuSample]]) -> Message:
     """GPU 3 of gpu01; GPUs 0, 1 and 4 more of gpu01; GPU 0 of gpu01, GPU 7 of gpu02."""
     hosts = {node.host for node, _ in found}
     if len(hosts) > 1:
-        return _listed(f"GPU {gpu.index} of {node.host}" for node, gpu in found)
-    return f"GPU{'s' if len(found) > 1 else ''} {_listed(str(gpu.index) for _, gpu in found)} of {hosts.pop()}"
+        return _listed(Message("GPU {index} of {host}", index=gpu.index, host=node.host) for node, gpu in found)
+    indices = _listed(str(gpu.index) for _, gpu in found)
+    several = len(found) > 1
+    return Message("GPUs {index} of {host}" if several else "GPU {index} of {host}", index=indices, host=hosts.pop())
 
 
-def _listed(names: Iterable[str]) -> str:
+def _listed(names: Iterable[str]) -> Message:
     """The first few of many."""
     known = list(names)
-    return ", ".join(known[:_MOST]) + (f" and {len(known) - _MOST} more" if len(known) > _MOST else "")
+    shown = joined(", ", known[:_MOST])
+    return Message("{names} and {number} more", names=shown, number=len(known) - _MOST) if known[_MOST:] else shown

@@ -152,7 +152,7 @@ def missing_or_wrong_size(checkpoint: Path, manifest: Manifest | None = None) ->
             findings.append(_finding(INCOMPLETE, Message("the file is missing"), path))
         elif size != entry["size"]:
             findings.append(
-                _finding(CORRUPT, Message("{size} bytes instead of {size_2}", size=size, size_2=entry["size"]), path)
+                _finding(CORRUPT, Message("{size} bytes instead of {saved}", size=size, saved=entry["size"]), path)
             )
     return findings
 
@@ -175,7 +175,13 @@ def within(checkpoint: Path, finding: Finding) -> str:
 
 def _finding(code: str, why: str, path: Path) -> Finding:
     fix = Message("resume from an older checkpoint; --resume auto does so by itself")
-    return Finding(level="error", code=code, message=f"{path.name}: {why}", fix=fix, where=str(path))
+    return Finding(
+        level="error",
+        code=code,
+        message=Message("{name}: {problem}", name=path.name, problem=why),
+        fix=fix,
+        where=str(path),
+    )
 
 
 def _files(checkpoint: Path) -> Iterator[str]:

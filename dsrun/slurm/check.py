@@ -10,182 +10,14 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dsrun.errors import did_you_mean
-from dsrun.findings import Finding, Level, Message
+from dsrun.findings import Finding, Level, Message, suggestion
 from dsrun.slurm import resources
-from dsrun.slurm.cluster.facts import NO_LIMIT, Accounting, ClusterFacts, Partition, Qos
+from dsrun.slurm.cluster.facts import NO_LIMIT, ClusterFacts, Partition
 from dsrun.slurm.licenses import check_licenses
+from dsrun.slurm.permissions import check_partition_list, check_permissions
 from dsrun.slurm.render import notation
-from dsrun.slurm.render.environment import gpus_of
 from dsrun.slurm.render.options import SlurmSpec
-from dsrun.slurm.resources import Request, error, request
-
-
-def _permissions(wanted: Request, partition: Partition, facts: ClusterFacts) -> Iterator[Finding]:
-    """What the partition and the accounting database do not let this user do."""
-    if partition.groups and facts.user != "root" and not set(partition.groups) & set(facts.groups):
-        yield error(
-            "group",
-            Message(
-                "partition {name} is for the groups {groups}, and you are in none",
-                name=partition.name,
-                groups=", ".join(partition.groups),
-            ),
-            Message("take another --partition, or ask for access"),
-            "--partition",
-        )
-    known = facts.accounting
-    if known is None:
-        return
-    account = wanted.spec.account or known.default_account
-    yield from _account(wanted, known, partition, account)
-    yield from _qos(wanted, known, partition, account)
-
-
-def _partition_list(wanted: Request, facts: ClusterFacts) -> Iterator[Finding]:
-    """SLURM takes no list of partitions from an account that is bound to one of them."""
-    known = facts.accounting
-    account = wanted.spec.account or (known.default_account if known else None)
-    if known is None or account is None or len(wanted.partitions) < 2:
-        return
-    bound = [each.partition for each in known.associations if each.partition and _same(account, (each.account,))]
-    if "associations" in known.enforced and set(bound) & set(wanted.partitions):
-        yield error(
-            "partitions",
-            Message(
-                "SLURM takes no list of partitions from account {account}: it is bound to {str}",
-                account=account,
-                str=", ".join(map(str, bound)),
-            ),
-            f"--partition {wanted.partitions[0]}",
-            "--partition",
-        )
-
-
-def _same(name: str, others: tuple[str, ...]) -> bool:
-    """SLURM takes accounts and QOS in any case."""
-    return name.lower() in {each.lower() for each in others}
-
-
-def _account(wanted: Request, known: Accounting, partition: Partition, account: str | None) -> Iterator[Finding]:
-    mine = tuple(dict.fromkeys(each.account for each in known.associations))
-    if "associations" in known.enforced and not mine:
-        yield error(
-            "account_missing",
-            Message("you have no account on this cluster, and it takes jobs on accounts only"),
-            Message("ask its administrators for one"),
-            "--account",
-        )
-        return
-    if account is None:
-        return
-    if not _same(account, mine):
-        if "associations" in known.enforced or wanted.spec.account:
-            found = error(
-                "account_unknown",
-                Message("{account!r} is not your account", account=account),
-                did_you_mean(account, mine),
-                "--account",
-            )
-            yield found if "associations" in known.enforced else replace(found, level="warning")
-        return
-    usable = [name for name in mine if _may(name, partition)]
-    if not _may(account, partition):
-        named = f"account {account}" + ("" if wanted.spec.account else " (your default)")
-        yield error(
-            "account_partition",
-            Message(
-                "{named} may not use partition {name}: its jobs would never start", named=named, name=partition.name
-            ),
-            f"--account {usable[0]}" if usable else Message("take another --partition"),
-            "--account",
-        )
-    elif not _association(known, account, partition):
-        places = [each.partition for each in known.associations if _same(account, (each.account,)) and each.partition]
-        yield error(
-            "account_partition",
-            Message("you may use account {account} in {places} only", account=account, places=", ".join(places)),
-            f"--partition {places[0]}",
-            "--account",
-        )
-
-
-def _may(account: str, partition: Partition) -> bool:
-    if partition.accounts:
-        return _same(account, partition.accounts)
-    return not _same(account, partition.denied_accounts)
-
-
-def _association(known: Accounting, account: str, partition: Partition) -> tuple[str, ...] | None:
-    """The QOS of the association that counts: that for the partition, else that for all; None for none."""
-    fitting = [each for each in known.associations if _same(account, (each.account,))]
-    for place in (partition.name, None):
-        for each in fitting:
-            if each.partition == place:
-                return (*each.qos, *((each.default_qos,) if each.default_qos else ())) or ("",)
-    return None
-
-
-def _qos(wanted: Request, known: Accounting, partition: Partition, account: str | None) -> Iterator[Finding]:
-    if wanted.spec.qos is None:
-        return
-    quality = next((each for each in known.qualities if _same(wanted.spec.qos, (each.name,))), None)
-    if quality is None:
-        names = (each.name for each in known.qualities)
-        found = error(
-            "qos_unknown",
-            Message("there is no QOS {qos!r}", qos=wanted.spec.qos),
-            did_you_mean(wanted.spec.qos, names),
-            "--qos",
-        )
-        # SLURM takes any name where it enforces none.
-        yield found if known.enforced else replace(found, level="warning")
-        return
-    mine = _association(known, account, partition) if account else None
-    if mine and "qos" in known.enforced and not _same(quality.name, mine):
-        yield error(
-            "qos_account",
-            Message(
-                "account {account} may not use QOS {name} in partition {name_2}",
-                account=account,
-                name=quality.name,
-                name_2=partition.name,
-            ),
-            f"--qos {next(iter(mine))}",
-            "--qos",
-        )
-    elif (partition.qos and not _same(quality.name, partition.qos)) or _same(quality.name, partition.denied_qos):
-        yield error(
-            "qos_partition",
-            Message("partition {name} does not take QOS {name_2}", name=partition.name, name_2=quality.name),
-            f"--qos {partition.qos[0]}" if partition.qos else Message("take another --qos"),
-            "--qos",
-        )
-    if "limits" in known.enforced:
-        yield from _limits(wanted, quality)
-
-
-def _limits(wanted: Request, quality: Qos) -> Iterator[Finding]:
-    if wanted.time is not None and wanted.time > quality.time_limit:
-        yield error(
-            "qos_time",
-            Message("{time} is above the limit of QOS {name}", time=notation.clock(wanted.time), name=quality.name),
-            f"--time {notation.clock(quality.time_limit)}",
-            "--time",
-        )
-    gpus = gpus_of(wanted.spec) * wanted.spec.nodes
-    if gpus > quality.max_gpus:
-        yield error(
-            "qos_gpus",
-            Message(
-                "{gpus} GPUs are more than a job of QOS {name} may have, {max_gpus:.0f}",
-                gpus=gpus,
-                name=quality.name,
-                max_gpus=quality.max_gpus,
-            ),
-            Message("ask for fewer, or take another --qos"),
-            "--qos",
-        )
+from dsrun.slurm.request import Request, error, feature_names, hosts, request
 
 
 def check(spec: SlurmSpec, facts: ClusterFacts) -> list[Finding]:
@@ -194,7 +26,7 @@ def check(spec: SlurmSpec, facts: ClusterFacts) -> list[Finding]:
     Of several partitions one that fits is enough: what the others lack are warnings then.
     """
     wanted = request(spec)
-    found = [*_names(wanted, facts), *_array(wanted, facts), *_partition_list(wanted, facts)]
+    found = [*_names(wanted, facts), *_array(wanted, facts), *check_partition_list(wanted, facts)]
     each = {name: _in_partition(wanted, facts, name) for name in wanted.partitions or (None,)}
     some_fit = any(all(one.level != "error" for one in findings) for findings in each.values())
     for findings in each.values():
@@ -206,28 +38,26 @@ def check(spec: SlurmSpec, facts: ClusterFacts) -> list[Finding]:
 def _names(wanted: Request, facts: ClusterFacts) -> Iterator[Finding]:
     """Names that the cluster does not have."""
     for flag, text in (("--nodelist", wanted.spec.nodelist), ("--exclude", wanted.spec.exclude)):
-        unknown = [name for name in resources.hosts(text) if name not in facts.by_name]
+        unknown = [name for name in hosts(text) if name not in facts.by_name]
         if unknown:
-            fix = (
-                did_you_mean(unknown[0], facts.by_name) if len(facts.nodes) <= 1000 else Message("sinfo -N lists them")
-            )
+            fix = suggestion(unknown[0], facts.by_name) if len(facts.nodes) <= 1000 else Message("sinfo -N lists them")
             yield error(
                 "node_unknown", Message("there is no node {unknown}", unknown=", ".join(unknown[:5])), fix, flag
             )
     features = {feature for node in facts.nodes for feature in node.features}
-    for name in resources.feature_names(wanted.spec.constraint or ""):
+    for name in feature_names(wanted.spec.constraint or ""):
         if name not in features:
             yield error(
                 "feature_unknown",
                 Message("no node has the feature {name!r}", name=name),
-                did_you_mean(name, features),
+                suggestion(name, features),
                 "--constraint",
             )
     if wanted.spec.reservation and not set(wanted.spec.reservation.split(",")) <= set(facts.reservations):
         yield error(
             "reservation_unknown",
             Message("there is no reservation {reservation!r}", reservation=wanted.spec.reservation),
-            did_you_mean(wanted.spec.reservation, facts.reservations),
+            suggestion(wanted.spec.reservation, facts.reservations),
             "--reservation",
         )
     if wanted.spec.licenses and facts.licenses is not None:
@@ -256,9 +86,9 @@ def _in_partition(wanted: Request, facts: ClusterFacts, name: str | None) -> lis
     if partition is None:
         return [_no_partition(facts, name)]
     found = [*_state(partition, facts), *_time(wanted, partition), *_node_count(wanted, partition, facts)]
-    if all(name in facts.by_name for name in resources.hosts(wanted.spec.nodelist)):
+    if all(name in facts.by_name for name in hosts(wanted.spec.nodelist)):
         found += resources.check_resources(wanted, partition, facts)
-    return [*found, *_permissions(wanted, partition, facts)]
+    return [*found, *check_permissions(wanted, partition, facts)]
 
 
 def _no_partition(facts: ClusterFacts, name: str | None) -> Finding:
@@ -273,7 +103,7 @@ def _no_partition(facts: ClusterFacts, name: str | None) -> Finding:
     return error(
         "partition_unknown",
         Message("there is no partition {name!r}", name=name),
-        did_you_mean(name, known),
+        suggestion(name, known),
         "--partition",
     )
 
@@ -342,7 +172,11 @@ def _time(wanted: Request, partition: Partition) -> Iterator[Finding]:
 def _node_count(wanted: Request, partition: Partition, facts: ClusterFacts) -> Iterator[Finding]:
     least, most = partition.min_nodes, partition.max_nodes
     if not least <= wanted.spec.nodes <= most:
-        bound = f"at most {most:.0f}" if wanted.spec.nodes > most else f"at least {least}"
+        bound = (
+            Message("at most {limit:g}", limit=most)
+            if wanted.spec.nodes > most
+            else Message("at least {limit:g}", limit=least)
+        )
         yield error(
             "node_limit",
             Message(
@@ -351,10 +185,10 @@ def _node_count(wanted: Request, partition: Partition, facts: ClusterFacts) -> I
                 bound=bound,
                 nodes=wanted.spec.nodes,
             ),
-            Message("--nodes {most:.0f}, or another --partition", most=most if wanted.spec.nodes > most else least),
+            Message("--nodes {nodes:.0f}, or another --partition", nodes=most if wanted.spec.nodes > most else least),
             "--nodes",
         )
-    named = resources.hosts(wanted.spec.nodelist)
+    named = hosts(wanted.spec.nodelist)
     if len(named) > wanted.spec.nodes:
         yield error(
             "nodelist_size",

@@ -6,9 +6,8 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from dsrun.errors import did_you_mean
-from dsrun.findings import Finding, Message
-from dsrun.slurm.resources import error
+from dsrun.findings import Finding, Message, suggestion
+from dsrun.slurm.request import error
 
 
 def check_licenses(text: str, known: Mapping[str, int]) -> Iterator[Finding]:
@@ -29,7 +28,7 @@ def _of_list(text: str, known: Mapping[str, int]) -> Iterator[Finding]:
         if not name or (colon and not re.fullmatch(r"[0-9]{1,9}", count)):
             yield error(
                 "license_form",
-                Message("{strip!r} is not a licence", strip=entry.strip()),
+                Message("{entry!r} is not a licence", entry=entry.strip()),
                 Message("NAME or NAME:COUNT, with commas"),
                 "--licenses",
             )
@@ -40,17 +39,17 @@ def _of_list(text: str, known: Mapping[str, int]) -> Iterator[Finding]:
             yield error(
                 "license_unknown",
                 Message("there is no licence {name!r}", name=name),
-                did_you_mean(name, known),
+                suggestion(name, known),
                 "--licenses",
             )
         elif count > known[name]:
             yield error(
                 "license_count",
                 Message(
-                    "the job wants {count} licences of {name}, and the cluster has {known}",
+                    "the job wants {count} licences of {name}, and the cluster has {total}",
                     count=count,
                     name=name,
-                    known=known[name],
+                    total=known[name],
                 ),
                 f"--licenses {name}:{known[name]}",
                 "--licenses",

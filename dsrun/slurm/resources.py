@@ -1,62 +1,21 @@
-"""What a job asks of its nodes (GPUs, cores, memory and features of each), and whether a partition has such nodes."""
+"""Whether a partition has nodes with what a job asks of each: GPUs, cores, memory and features."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
-from dsrun.errors import UsageError, did_you_mean
-from dsrun.findings import Finding, Message
-from dsrun.hardware.gres import Gres, parse_gres
+from dsrun.findings import Finding, Message, joined, suggestion
+from dsrun.hardware.gres import Gres
 from dsrun.slurm.cluster.facts import ClusterFacts, Node, Partition
 from dsrun.slurm.render import notation
 from dsrun.slurm.render.environment import gpus_of, workers
-from dsrun.slurm.render.options import SlurmSpec
-from dsrun.system import hostlist
+from dsrun.slurm.request import Request, error, feature_names, hosts
+from dsrun.system.display import counted
 
 # A worker that imports torch and DeepSpeed and holds a small model needs about this much of the host (measured: 1.5 GiB
 # for the imports and pinned buffers of the demo); less ends in an OUT_OF_MEMORY job.
 _LITTLE_MIB = 4096
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """A completed spec in numbers: GPUs and memory (MiB) of each node, time in seconds; None where none is given.
-
-    `resources` are the names of the generic resources it asks for.
-    """
-
-    spec: SlurmSpec
-    partitions: tuple[str, ...]
-    gpus: tuple[Gres, ...]
-    resources: tuple[str, ...]
-    memory: float | None
-    time: float | None
-
-    @property
-    def gpu_flag(self) -> str:
-        """The option that asks for the GPUs."""
-        return "--gpus-per-node" if self.spec.gpus_per_node else "--gres"
-
-
-def request(spec: SlurmSpec) -> Request:
-    """`spec`, as it is rendered, in numbers."""
-    gpus = f"gpu:{spec.gpus_per_node}" if spec.gpus_per_node else spec.gres or ""
-    resources = (re.sub(r"^gres[/:]", "", word.strip()) for word in (spec.gres or "").split(","))
-    return Request(
-        spec=spec,
-        partitions=tuple(name for name in (spec.partition or "").split(",") if name),
-        gpus=tuple(each for each in parse_gres(gpus) if each.count),
-        resources=tuple(dict.fromkeys(re.split("[:=]", word)[0] for word in resources if word)),
-        memory=notation.mib(spec.mem) if spec.mem else None,
-        time=notation.seconds(spec.time) if spec.time else None,
-    )
-
-
-def error(code: str, message: str, fix: str, where: str) -> Finding:
-    """A finding that no job survives."""
-    return Finding(level="error", code=f"slurm_{code}", message=message, fix=fix, where=where)
 
 
 def check_resources(wanted: Request, partition: Partition, facts: ClusterFacts) -> Iterator[Finding]:
@@ -68,16 +27,16 @@ def check_resources(wanted: Request, partition: Partition, facts: ClusterFacts) 
     }:
         return  # no node has what does not exist
     pool = _pool(wanted, partition, facts)
-    where = f"partition {partition.name}"
     if len(pool) < wanted.spec.nodes:
-        picked = " of those asked for" if wanted.spec.constraint or wanted.spec.exclude or wanted.spec.nodelist else ""
+        picked = wanted.spec.constraint or wanted.spec.exclude or wanted.spec.nodelist
         yield error(
             "nodes",
             Message(
-                "{where} has {count} nodes{picked}, and the job wants {nodes}",
-                where=where,
+                "partition {name} has {count} nodes of those asked for, and the job wants {nodes}"
+                if picked
+                else "partition {name} has {count} nodes, and the job wants {nodes}",
+                name=partition.name,
                 count=len(pool),
-                picked=picked,
                 nodes=wanted.spec.nodes,
             ),
             f"--nodes {len(pool)}" if pool else Message("take another --partition, or ask for less"),
@@ -91,10 +50,10 @@ def check_resources(wanted: Request, partition: Partition, facts: ClusterFacts) 
         yield error(
             "no_such_nodes",
             Message(
-                "{count} of the {count_2} nodes of {where} have all of it: {wanted}",
+                "{count} of the {total} nodes of partition {name} have all of it: {wanted}",
                 count=len(fitting),
-                count_2=len(pool),
-                where=where,
+                total=len(pool),
+                name=partition.name,
                 wanted=_requirements(wanted),
             ),
             f"--nodes {len(fitting)}" if fitting else Message("ask for less per node"),
@@ -106,21 +65,24 @@ def check_resources(wanted: Request, partition: Partition, facts: ClusterFacts) 
     yield from _little_memory(wanted, partition, facts)
 
 
-def _gpus(wanted: Request) -> str:
-    return " and ".join(f"{each.count} {each.type + ' ' if each.type else ''}GPUs" for each in wanted.gpus)
+def _gpus(wanted: Request) -> Message:
+    return joined(" and ", (_gpu_group(each) for each in wanted.gpus))
 
 
-def _requirements(wanted: Request) -> str:
+def _gpu_group(group: Gres) -> Message:
+    return Message("{count} {type} GPUs" if group.type else "{count} GPUs", count=group.count, type=group.type)
+
+
+def _cpu_cores(wanted: Request) -> Message:
+    return Message("{count} cores", count=wanted.spec.cpus_per_task)
+
+
+def _requirements(wanted: Request) -> Message:
     others = [name for name in wanted.resources if name != "gpu"]
     parts = [*([_gpus(wanted)] if wanted.gpus else []), *others]
-    parts += [f"{wanted.spec.cpus_per_task} cores"] if wanted.spec.cpus_per_task else []
+    parts += [_cpu_cores(wanted)] if wanted.spec.cpus_per_task else []
     parts += [notation.gib(wanted.memory)] if wanted.memory else []
-    return ", ".join(parts)
-
-
-def feature_names(constraint: str) -> tuple[str, ...]:
-    """The features named in --constraint; counts (a*2) and operators left out."""
-    return tuple(dict.fromkeys(re.findall(r"[^&|,()\[\]*\s]+", re.sub(r"\*\d+", "", constraint))))
+    return joined(", ", parts)
 
 
 def _matches(node: Node, constraint: str) -> bool:
@@ -146,14 +108,6 @@ def _pool(wanted: Request, partition: Partition, facts: ClusterFacts) -> list[No
     ]
 
 
-def hosts(text: str | None) -> tuple[str, ...]:
-    """The hosts of --nodelist or --exclude."""
-    try:
-        return hostlist.expand_hosts(text) if text else ()
-    except UsageError:  # a file of names: sbatch takes one where there is a slash in it
-        return ()
-
-
 def _unknown(wanted: Request, partition: Partition, facts: ClusterFacts) -> Iterator[Finding]:
     """Generic resources and GPU types that do not exist; SLURM tells upper from lower case."""
     known = {name for node in facts.nodes for name in node.resources}
@@ -162,7 +116,7 @@ def _unknown(wanted: Request, partition: Partition, facts: ClusterFacts) -> Iter
             yield error(
                 "gres_unknown",
                 Message("no node has the resource {name!r}", name=name),
-                did_you_mean(name, known),
+                suggestion(name, known),
                 "--gres",
             )
     if wanted.gpus and "gpu" not in known:
@@ -179,7 +133,7 @@ def _unknown(wanted: Request, partition: Partition, facts: ClusterFacts) -> Iter
         if each.type is not None and each.type not in types:
             named = {kind for kind in types if kind}
             fix = (
-                did_you_mean(each.type, named)
+                suggestion(each.type, named)
                 if named
                 else Message("GPUs have no types here: {count} alone", count=each.count)
             )
@@ -233,14 +187,14 @@ def _lacks(wanted: Request, partition: Partition, pool: Sequence[Node]) -> Itera
     types = {each.type for each in wanted.gpus}
     best: dict[str, Callable[[], str]] = {
         "gpus": lambda: str(max(_count(node, types) for node in pool)),
-        "gres": lambda: "none",
+        "gres": lambda: Message("none"),
         "cores": lambda: str(max(_cores(node, partition) for node in pool)),
         "memory": lambda: notation.gib(max(_memory(node, partition) for node in pool)),
     }
     requested = {
         "gpus": (wanted.gpu_flag, _gpus(wanted)),
         "gres": ("--gres", ", ".join(wanted.resources)),
-        "cores": ("--cpus-per-task", f"{wanted.spec.cpus_per_task} cores"),
+        "cores": ("--cpus-per-task", _cpu_cores(wanted)),
         "memory": ("--mem", notation.gib(wanted.memory or 0)),
     }
     for code, test in _tests(wanted, partition).items():
@@ -249,21 +203,23 @@ def _lacks(wanted: Request, partition: Partition, pool: Sequence[Node]) -> Itera
             continue
         flag, what = requested[code]
         if count:
-            nodes = f"{count} of the {len(pool)} nodes of partition {partition.name}"
             message = Message(
-                "{nodes} {value} {what}, and the job wants {nodes_2}",
-                nodes=nodes,
-                value="has" if count == 1 else "have",
+                "{count} of the {total} nodes of partition {name} has {what}, and the job wants {nodes}"
+                if count == 1
+                else "{count} of the {total} nodes of partition {name} have {what}, and the job wants {nodes}",
+                count=count,
+                total=len(pool),
+                name=partition.name,
                 what=what,
-                nodes_2=wanted.spec.nodes,
+                nodes=wanted.spec.nodes,
             )
             fix = Message("--nodes {count}, or less per node", count=count)
         else:
             message = Message(
-                "no node of partition {name} has {what}: at most {value}",
+                "no node of partition {name} has {what}: at most {best}",
                 name=partition.name,
                 what=what,
-                value=best[code](),
+                best=best[code](),
             )
             fix = Message("ask for less per node, and for more nodes if that is too little")
         yield error(code, message, fix, flag)
@@ -273,7 +229,7 @@ def _kinds(wanted: Request, partition: Partition, fitting: Sequence[Node]) -> It
     """GPUs of no type may be of any kind, and the slowest and smallest of them decide."""
     kinds = {group.type: None for node in fitting for group in node.gpus}
     if len(kinds) > 1 and any(each.type is None for each in wanted.gpus):
-        names = [kind or "untyped ones" for kind in kinds]
+        names = [kind or Message("untyped ones") for kind in kinds]
         yield Finding(
             level="warning",
             code="slurm_gpu_kinds",
@@ -281,9 +237,9 @@ def _kinds(wanted: Request, partition: Partition, fitting: Sequence[Node]) -> It
             message=Message(
                 "the job may get any GPUs of partition {name}, also several kinds: {names}",
                 name=partition.name,
-                names=", ".join(names),
+                names=joined(", ", names),
             ),
-            fix=Message("name one: --gpus-per-node {kinds}:N", kinds=next(kind for kind in kinds if kind)),
+            fix=Message("name one: --gpus-per-node {kind}:N", kind=next(kind for kind in kinds if kind)),
         )
 
 
@@ -291,16 +247,16 @@ def _asleep(wanted: Request, partition: Partition, fitting: Sequence[Node]) -> I
     awake = [node for node in fitting if node.is_usable]
     if len(awake) < wanted.spec.nodes:
         down = next(node for node in fitting if not node.is_usable)
-        why = f" ({down.name}: {down.state.lower()}{', ' + down.reason if down.reason else ''})"
+        why = f"{down.name}: {down.state.lower()}{', ' + down.reason if down.reason else ''}"
         yield Finding(
             level="warning",
             code="slurm_nodes_down",
             where="--nodes",
             message=Message(
-                "{count} of the {count_2} fitting nodes of partition {name} are up, and the job wants "
-                "{nodes}: it will wait{why}",
+                "{count} of the {total} fitting nodes of partition {name} are up, and the job wants {nodes}: "
+                "it will wait ({why})",
                 count=len(awake),
-                count_2=len(fitting),
+                total=len(fitting),
                 name=partition.name,
                 nodes=wanted.spec.nodes,
                 why=why,
@@ -319,10 +275,9 @@ def _little_memory(wanted: Request, partition: Partition, facts: ClusterFacts) -
     count = workers(wanted.spec)
     if default is not None and default < _LITTLE_MIB * count:
         message = Message(
-            "without --mem the job gets {default} of each node for {count} worker{s}",
+            "without --mem the job gets {default} of each node for {workers}",
             default=notation.gib(default),
-            count=count,
-            s="s" * (count > 1),
+            workers=counted(count, "worker"),
         )
         fix = Message("give --mem; --mem 0 is the whole node's")
         yield Finding(level="info", code="slurm_memory_default", where="--mem", fix=fix, message=message)

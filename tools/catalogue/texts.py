@@ -14,8 +14,9 @@ TABLES = {
     "diagnosis/rules.toml": ("title", "means", "fix", "other_fix"),
     "slurm/lint/rules.toml": ("message", "fix"),
     "zero/rules.toml": ("message", "fix"),
+    "zero/legacy.toml": ("removed_from_compile", "removed", "forgotten", "deprecated", "optimizers"),
 }
-"""The fields that are translated, by file below dsrun."""
+"""The fields that are translated, or the tables whose texts are, by file below dsrun."""
 NOT_PRINTED = ("flags.",)
 """Rows that are errors, and so English: those of zero/rules.toml about flags."""
 
@@ -40,19 +41,20 @@ def _add(found: dict[str, list[str]], text: str, origin: str) -> None:
         origins.append(origin)
 
 
-def _fields(content: Any, fields: tuple[str, ...], origin: str = "") -> Iterator[tuple[str, str]]:
-    """Each such field's origin, `cuda_oom.title`, and its text, in whatever depth of tables it stands."""
+def _fields(
+    content: Any, fields: tuple[str, ...], origin: str = "", *, inside: bool = False
+) -> Iterator[tuple[str, str]]:
+    """The texts below such fields, each with its origin, `cuda_oom.title`. In lists, single words are names."""
     if isinstance(content, dict):
         for name, value in content.items():
-            here = f"{origin}.{name}".lstrip(".")
-            if name in fields and isinstance(value, str):
-                yield here, value
-            else:
-                yield from _fields(value, fields, here)
+            yield from _fields(value, fields, f"{origin}.{name}".lstrip("."), inside=inside or name in fields)
     elif isinstance(content, list):
         for each in content:
             code = each.get("code") if isinstance(each, dict) else None
-            yield from _fields(each, fields, code or origin)
+            if not isinstance(each, str) or " " in each:
+                yield from _fields(each, fields, code or origin, inside=inside)
+    elif inside and isinstance(content, str):
+        yield origin, content
 
 
 def literals(source: str) -> Iterator[str]:

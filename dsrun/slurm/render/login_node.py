@@ -61,6 +61,8 @@ def _missing_file(where: str, name: str, *, certain: bool) -> Finding:
     shown = name if name.isprintable() else repr(name)
     if certain:
         fix = Message("write its path from this folder, or in full")
-        return missing("error", "file", where.removeprefix("program"), f"there is no file {shown}", fix)
-    message = Message("{shown} is not on this machine; the job needs it on the compute nodes", shown=shown)
+        return missing(
+            "error", "file", where.removeprefix("program"), Message("there is no file {file}", file=shown), fix
+        )
+    message = Message("{file} is not on this machine; the job needs it on the compute nodes", file=shown)
     return missing("info", "file", where, message)

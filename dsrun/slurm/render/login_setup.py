@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsrun.errors import MissingError, ToolError, did_you_mean
-from dsrun.findings import Finding
+from dsrun.errors import MissingError, ToolError
+from dsrun.findings import Finding, Message, joined, suggestion
 from dsrun.slurm.render.login_node import missing
 from dsrun.system import slurm
 from dsrun.system.proc import capture
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 # conda needs seconds for its list, and a module may start programs.
 _TIMEOUT_S = 60
-_ANYWAY = "--force renders it anyway"
+_ANYWAY = Message("--force renders it anyway")
 # As the script loads them: one after the other, for a module may bring the folder of the next. One that is there may
 # refuse to be loaded on a login node.
 _MODULES = """\
@@ -46,7 +46,7 @@ def missing_setup(spec: SlurmSpec, cwd: Path, environ: Mapping[str, str]) -> Ite
     """What the job would certainly end for. `spec` is a completed one, `cwd` the folder in which the job starts."""
     for name in (entry for entry in spec.env if "=" not in entry):
         if not environ.get(name):
-            message = "the variable is not set here, and sbatch could not pass it on"
+            message = Message("the variable is not set here, and sbatch could not pass it on")
             yield missing("error", "variable", f"--env {name}", message, f"export {name}=…")
     yield from _modules(spec)
     yield from _tools(spec, environ)
@@ -61,7 +61,8 @@ def _tools(spec: SlurmSpec, environ: Mapping[str, str]) -> Iterator[Finding]:
     for flag, value, tool in (("--apptainer", spec.apptainer, "apptainer"), ("--conda", spec.conda, "conda")):
         own_setup = spec.module or spec.setup_file
         if value and not own_setup and shutil.which(tool, path=environ.get("PATH")) is None:
-            message, fix = f"there is no {tool} here", f"--module NAME, if a module brings {tool}"
+            message = Message("there is no {tool} here", tool=tool)
+            fix = Message("--module NAME, if a module brings {tool}", tool=tool)
             yield missing("error", "tool", f"{flag} {value}", message, fix)
 
 
@@ -77,20 +78,22 @@ def _bash(text: str, *words: str) -> str | None:
 def _modules(spec: SlurmSpec) -> Iterator[Finding]:
     answer = (_bash(_MODULES, *spec.module) if spec.module else None) or ""
     if answer.strip() == "none":
-        message = "there is no module command here; the compute nodes need one"
+        message = Message("there is no module command here; the compute nodes need one")
         yield missing("info", "module", f"--module {spec.module[0]}", message)
         return
     for line in answer.splitlines():
         if line.startswith("missing "):
             where = f"--module {line.removeprefix('missing ')}"
-            yield missing("error", "module", where, "there is no such module here", f"module avail; {_ANYWAY}")
+            message, fix = Message("there is no such module here"), joined("; ", ["module avail", _ANYWAY])
+            yield missing("error", "module", where, message, fix)
 
 
 def _conda(spec: SlurmSpec, name: str, cwd: Path) -> Iterator[Finding]:
     """Whether the environment is there; nothing where conda does not tell."""
     if "/" in name:
         if not (cwd / name / "conda-meta").is_dir():
-            yield missing("error", "conda", f"--conda {name}", "the folder is not a conda environment", _ANYWAY)
+            message = Message("the folder is not a conda environment")
+            yield missing("error", "conda", f"--conda {name}", message, _ANYWAY)
         return
     # A sourced file may do anything, and may be what makes conda known.
     answer = None if spec.setup_file else _bash(_CONDA, *spec.module)
@@ -99,8 +102,8 @@ def _conda(spec: SlurmSpec, name: str, cwd: Path) -> Iterator[Finding]:
     except (ValueError, KeyError, TypeError):
         return
     if name not in (*known, "base", "root"):
-        message = "conda knows no such environment here"
-        yield missing("error", "conda", f"--conda {name}", message, did_you_mean(name, known, "conda env list"))
+        message = Message("conda knows no such environment here")
+        yield missing("error", "conda", f"--conda {name}", message, suggestion(name, known, Message("conda env list")))
 
 
 def _pyxis(image: str) -> Iterator[Finding]:
@@ -110,6 +113,6 @@ def _pyxis(image: str) -> Iterator[Finding]:
     except (MissingError, ToolError):
         return
     if answer.returncode == 0 and "--container-image" not in answer.stdout:
-        message = "srun here does not have pyxis, which runs images of enroot"
-        fix = f"--apptainer IMAGE; {_ANYWAY}, if the compute nodes have it"
+        message = Message("srun here does not have pyxis, which runs images of enroot")
+        fix = Message("--apptainer IMAGE; {anyway}, if the compute nodes have it", anyway=_ANYWAY)
         yield missing("error", "pyxis", f"--container-image {image}", message, fix)

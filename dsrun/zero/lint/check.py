@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from dsrun.findings import Finding, Level, Message
 from dsrun.zero.lint.advice import check_advice
+from dsrun.zero.lint.batch import check_batch
 from dsrun.zero.lint.codes import Findings
-from dsrun.zero.lint.engine import check_batch, check_engine
+from dsrun.zero.lint.engine import check_engine
 from dsrun.zero.lint.optimizer import check_optimizer, check_scheduler
 from dsrun.zero.lint.placeholders import name_placeholders
 from dsrun.zero.lint.reading import check_reading
@@ -129,7 +130,8 @@ def _check_text(source: Source, target: Target | None, report: Findings) -> None
             "error",
             "duplicate_key",
             Message(
-                "{key} is given twice, first in line {line}: DeepSpeed rejects the file, and the Trainer takes the last",
+                "{key} is given twice, first in line {line}: DeepSpeed rejects the file, and the Trainer takes "
+                "the last",
                 key=duplicate.path[-1],
                 line=duplicate.first.line,
             ),

@@ -1,0 +1,65 @@
+"""What a job asks of each node and of the cluster, in numbers and names; and the finding that refuses it."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from dsrun.errors import UsageError
+from dsrun.findings import Finding
+from dsrun.hardware.gres import Gres, parse_gres
+from dsrun.slurm.render import notation
+from dsrun.slurm.render.options import SlurmSpec
+from dsrun.system import hostlist
+
+
+@dataclass(frozen=True, kw_only=True)
+class Request:
+    """A completed spec in numbers: GPUs and memory (MiB) of each node, time in seconds; None where none is given.
+
+    `resources` are the names of the generic resources it asks for.
+    """
+
+    spec: SlurmSpec
+    partitions: tuple[str, ...]
+    gpus: tuple[Gres, ...]
+    resources: tuple[str, ...]
+    memory: float | None
+    time: float | None
+
+    @property
+    def gpu_flag(self) -> str:
+        """The option that asks for the GPUs."""
+        return "--gpus-per-node" if self.spec.gpus_per_node else "--gres"
+
+
+def request(spec: SlurmSpec) -> Request:
+    """`spec`, as it is rendered, in numbers."""
+    gpus = f"gpu:{spec.gpus_per_node}" if spec.gpus_per_node else spec.gres or ""
+    resources = (re.sub(r"^gres[/:]", "", word.strip()) for word in (spec.gres or "").split(","))
+    return Request(
+        spec=spec,
+        partitions=tuple(name for name in (spec.partition or "").split(",") if name),
+        gpus=tuple(each for each in parse_gres(gpus) if each.count),
+        resources=tuple(dict.fromkeys(re.split("[:=]", word)[0] for word in resources if word)),
+        memory=notation.mib(spec.mem) if spec.mem else None,
+        time=notation.seconds(spec.time) if spec.time else None,
+    )
+
+
+def error(code: str, message: str, fix: str, where: str) -> Finding:
+    """A finding that no job survives."""
+    return Finding(level="error", code=f"slurm_{code}", message=message, fix=fix, where=where)
+
+
+def feature_names(constraint: str) -> tuple[str, ...]:
+    """The features named in --constraint; counts (a*2) and operators left out."""
+    return tuple(dict.fromkeys(re.findall(r"[^&|,()\[\]*\s]+", re.sub(r"\*\d+", "", constraint))))
+
+
+def hosts(text: str | None) -> tuple[str, ...]:
+    """The hosts of --nodelist or --exclude."""
+    try:
+        return hostlist.expand_hosts(text) if text else ()
+    except UsageError:  # a file of names: sbatch takes one where there is a slash in it
+        return ()
