@@ -85,15 +85,13 @@ class _Running:
         try:
             findings = tuple(self._check.look(machine, target))
         except Exception as error:  # whatever a strange machine makes of a check, the others are shown
-            what = Message(
-                "the check failed with {name__}: {error}", name__=type(error).__name__, error=one_line(error)
-            )
+            what = Message("the check failed with {kind}: {error}", kind=type(error).__name__, error=one_line(error))
             findings = (self._broken("crashed", what),)
         self._result = self._with(findings)
 
     def result(self, deadline: float, limit_s: float) -> Result:
         self._thread.join(max(0.0, deadline - time.monotonic()))
-        hung = self._broken("hangs", f"the check did not end within {limit_s:g} s")
+        hung = self._broken("hangs", Message("the check did not end within {seconds:g} s", seconds=limit_s))
         return self._result or self._with((hung,))
 
     def _with(self, findings: tuple[Finding, ...]) -> Result:

@@ -11,7 +11,7 @@ from typing import TypeVar
 from dsrun.doctor.collectives.facts import differences
 from dsrun.doctor.collectives.observations import GroupResult, Observations
 from dsrun.doctor.collectives.schedule import cover
-from dsrun.findings import Finding, Level, Message
+from dsrun.findings import Finding, Level, Message, joined
 
 Key = TypeVar("Key")
 
@@ -72,11 +72,16 @@ def _members(seen: Observations) -> Iterator[Judged]:
         )
     for index, how in seen.lost.items():
         yield (
-            _error("node_lost", f"{seen.name(index)} {how}", Message("see its log"), seen.host(index)),
+            _error(
+                "node_lost",
+                Message("{name} {how}", name=seen.name(index), how=how),
+                Message("see its log"),
+                seen.host(index),
+            ),
             [seen.host(index)],
         )
     for index, why in seen.unready.items():
-        message = Message("the ranks of {index} did not run: {why}", index=seen.name(index), why=why)
+        message = Message("the ranks of {name} did not run: {why}", name=seen.name(index), why=why)
         yield (
             _error("ranks_not_started", message, Message('python -c "import torch" there'), seen.host(index)),
             [seen.host(index)],
@@ -115,8 +120,10 @@ def _own_checks(seen: Observations) -> Iterator[Judged]:
     for finding, hosts in hosts_of.items():
         everywhere = len(seen.hosts) > 1 and failing[finding.code] == set(seen.hosts)
         own = list(dict.fromkeys(hosts))
-        who = "all nodes" if len(own) == len(seen.hosts) > 1 else ", ".join(own)
-        yield replace(finding, message=f"{who}: {finding.message}", where=", ".join(own)), [] if everywhere else own
+        who = Message("all nodes") if len(own) == len(seen.hosts) > 1 else ", ".join(own)
+        # Text that came from another process has lost its template: only one without values is still translated.
+        message = Message("{who}: {message}", who=who, message=Message(finding.message))
+        yield replace(finding, message=message, where=", ".join(own)), [] if everywhere else own
 
 
 def _connections(seen: Observations) -> Iterator[Judged]:
@@ -126,13 +133,12 @@ def _connections(seen: Observations) -> Iterator[Judged]:
         found.setdefault((index, peer), {})[endpoint] = why
     accused = {seen.host(index) for index in cover(frozenset(pair) for pair in found)}
     for (index, peer), endpoints in found.items():
-        ports = " and ".join(endpoints)
         message = Message(
-            "{index} cannot reach {peer} at {ports}: {values}",
-            index=seen.name(index),
+            "{name} cannot reach {peer} at {ports}: {why}",
+            name=seen.name(index),
             peer=seen.name(peer),
-            ports=ports,
-            values=next(iter(endpoints.values())),
+            ports=joined(" and ", endpoints),
+            why=next(iter(endpoints.values())),
         )
         fix = Message("let all TCP ports through between the nodes: NCCL and gloo take any")
         where = f"{seen.host(index)}, {seen.host(peer)}"
@@ -153,7 +159,7 @@ def _ranks(seen: Observations) -> Iterator[Judged]:
             if (code, rank) not in named:
                 named.add((code, rank))
                 host = seen.host_of_rank(rank)
-                message = f"{seen.rank_name(rank)} {what} {_during(group)}"
+                message = Message("{rank} {what} {during}", rank=seen.rank_name(rank), what=what, during=_during(group))
                 yield (
                     _error(
                         code,
@@ -171,8 +177,12 @@ def _ranks(seen: Observations) -> Iterator[Judged]:
         hosts = sorted({seen.host(unit.members[0]) for unit in group.units if len(names) == 1 or unit.name in accused})
         connecting = all(result.at in ("start", "connect") for result in group.ranks.values())
         code = "cannot_connect" if connecting else "collective_failed"
-        who = " and ".join(names) if len(names) < 5 else f"all {len(names)}"
-        message = f"{who} {'cannot connect' if connecting else 'failed'} {_during(group)}: {why}"
+        message = Message(
+            "{who} cannot connect {during}: {why}" if connecting else "{who} failed {during}: {why}",
+            who=joined(" and ", names) if len(names) < 5 else Message("all {count}", count=len(names)),
+            during=_during(group),
+            why=why,
+        )
         fix = Message(
             "NCCL_DEBUG=INFO shows the addresses that they take; NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME name others"
         )
@@ -183,7 +193,7 @@ def _culprits(group: GroupResult) -> Iterator[tuple[int, str, str]]:
     """(rank, code, what) of those that caused the failure: who died; else who hung where the others did not."""
     died = {rank: result for rank, result in group.ranks.items() if result.state == "died"}
     for rank, result in died.items():
-        yield rank, "rank_died", f"died ({_how(result.signal, result.error)})"
+        yield rank, "rank_died", Message("died ({how})", how=_how(result.signal, result.error))
     if died:
         return
     stuck = {rank: r for rank, r in group.ranks.items() if r.state in ("hung", "failed")}
@@ -194,7 +204,7 @@ def _culprits(group: GroupResult) -> Iterator[tuple[int, str, str]]:
     # One that is as far as all the others may wait for them as they do for it.
     if alone or (len(hung) < len(group.ranks) and all(group.ranks[rank].at == "start" for rank in hung)):
         for rank in hung:
-            yield rank, "rank_hung", f"hung ({_stage(group.ranks[rank].at)})"
+            yield rank, "rank_hung", Message("hung ({stage})", stage=_stage(group.ranks[rank].at))
 
 
 def _how(signum: int | None, error: str) -> str:
@@ -202,25 +212,31 @@ def _how(signum: int | None, error: str) -> str:
         try:
             return signal.Signals(signum).name
         except ValueError:
-            return f"signal {signum}"
-    return error or "without a signal"
+            return Message("signal {number}", number=signum)
+    return error or Message("without a signal")
 
 
 def _stage(at: str) -> str:
-    return {"start": "before it did anything", "connect": "connecting", "end": "at the end"}.get(at, f"in {at}")
+    known = {
+        "start": Message("before it did anything"),
+        "connect": Message("connecting"),
+        "end": Message("at the end"),
+    }
+    return known.get(at) or Message("in {stage}", stage=at)
 
 
 def _reason(group: GroupResult) -> str:
     errors = [result.error for result in group.ranks.values() if result.error]
     at = {result.at for result in group.ranks.values()}
-    return errors[0] if errors else f"no end within its time, {_stage(at.pop())}"
+    return errors[0] if errors else Message("no end within its time, {stage}", stage=_stage(at.pop()))
 
 
 def _during(group: GroupResult) -> str:
     if group.phase.kind == "alone":
-        return "alone" if len(group.ranks) == 1 else "within its node"
-    names = [unit.name for unit in group.units]
-    return f"in the pair {' and '.join(names)}" if group.phase.kind == "pairs" else "with all together"
+        return Message("alone") if len(group.ranks) == 1 else Message("within its node")
+    if group.phase.kind == "pairs":
+        return Message("in the pair {names}", names=joined(" and ", [unit.name for unit in group.units]))
+    return Message("with all together")
 
 
 def _values(seen: Observations) -> Iterator[Judged]:
@@ -229,15 +245,16 @@ def _values(seen: Observations) -> Iterator[Judged]:
             for operation, wrong in result.wrong.items():
                 ranks = list(group.ranks)
                 sources = [ranks[number] for number in wrong["from"] if number < len(ranks)]
-                of = f", those from rank {', '.join(map(str, sources))}" if sources else ""
                 message = Message(
-                    "{operation} gave {rank} {count} wrong values of {of}{of_2} {group}",
+                    "{operation} gave {rank} {count} wrong values of {total}, those from rank {sources} {during}"
+                    if sources
+                    else "{operation} gave {rank} {count} wrong values of {total} {during}",
                     operation=operation,
                     rank=seen.rank_name(rank),
                     count=wrong["count"],
-                    of=wrong["of"],
-                    of_2=of,
-                    group=_during(group),
+                    total=wrong["of"],
+                    sources=", ".join(map(str, sources)),
+                    during=_during(group),
                 )
                 fix = Message(
                     "a defective GPU, NIC or cable: nvidia-smi -q -d ECC; NCCL_P2P_DISABLE=1 shows whether it is NVLink"
@@ -279,7 +296,7 @@ def _speed(seen: Observations) -> Iterator[Judged]:
     for pair, factor in slower(rest, SLOW_PAIR).items():
         message = Message(
             "{pair} take {factor} longer for all_reduce than the median of other pairs",
-            pair=" and ".join(pair),
+            pair=joined(" and ", pair),
             factor=_percent(factor),
         )
         fix = Message("look at the cable and the switch between them")

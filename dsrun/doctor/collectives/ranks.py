@@ -14,7 +14,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dsrun.findings import Message
 from dsrun.errors import one_line
 from dsrun.launch.environment import has_libuv, network_variables, worker_environment
 from dsrun.launch.job import Topology, decide
@@ -118,9 +117,5 @@ class RankPrograms:
         text = os.pread(log, _LOG_TAIL, max(0, os.fstat(log).st_size - _LOG_TAIL)).decode(errors="replace")
         lines: Sequence[str] = [line for line in text.splitlines() if line.strip()]
         last = one_line(Exception(lines[-1])) if lines else ""
-        how = (
-            Message("was killed by signal {value}", value=-code)
-            if code < 0
-            else Message("ended with exit code {code}", code=code)
-        )
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
         return f"{how}: {last}" if last else how

@@ -34,15 +34,17 @@ def _program(machine: Machine, *names: str) -> str | None:
 def _ran(machine: Machine, argv: Sequence[str], code: str) -> tuple[str, Finding | None]:
     """The program's output, and a finding where it failed or took too long."""
     shown = " ".join(argv)
+    alone = Message("run {command} by itself", command=shown)
     try:
         done = machine.run_long(argv)
     except DsrunError as error:
-        return "", warning(f"{code}_fails", error.message, Message("run {shown} by itself", shown=shown))
+        return "", warning(f"{code}_fails", error.message, alone)
     if done.returncode == 0:
         return done.stdout, None
-    last = (done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}").splitlines()[-1]
-    message = Message("{shown} fails: {last}", shown=shown, last=last)
-    return done.stdout, warning(f"{code}_fails", message, Message("run {shown} by itself", shown=shown))
+    text = done.stderr.strip() or done.stdout.strip()
+    last = text.splitlines()[-1] if text else Message("exit code {code}", code=done.returncode)
+    message = Message("{command} fails: {last}", command=shown, last=last)
+    return done.stdout, warning(f"{code}_fails", message, alone)
 
 
 def _dcgm(machine: Machine, target: Target) -> Iterator[Finding]:
@@ -59,7 +61,7 @@ def _dcgm(machine: Machine, target: Target) -> Iterator[Finding]:
     for name, why in failed.items():
         yield failure(
             "dcgm_failed",
-            Message("dcgmi diag: {name} failed{value}", name=name, value=f": {why}" if why else ""),
+            Message("dcgmi diag: {name} failed: {why}" if why else "dcgmi diag: {name} failed", name=name, why=why),
             Message("dcgmi diag -r 3 says more; drain the node"),
         )
     if not failed:
@@ -93,7 +95,7 @@ def _all_reduce(machine: Machine, target: Target) -> Iterator[Finding]:
     if wrong and wrong[2] != "OK":
         yield failure(
             "nccl_tests_wrong",
-            Message("all_reduce gives {wrong} wrong values on these GPUs", wrong=wrong[1]),
+            Message("all_reduce gives {count} wrong values on these GPUs", count=wrong[1]),
             Message("NCCL_P2P_DISABLE=1 tells whether PCIe is to blame (ACS, IOMMU); drain the node"),
         )
     elif broken:

@@ -30,8 +30,8 @@ def _unfit(gpus: Sequence[GpuState], ranks: int | None) -> Iterator[Finding]:
         yield warning(
             "gpu_settings_persistence",
             Message(
-                "{sleeping}: persistence mode is off, so the driver starts anew with every job",
-                sleeping=of_gpus(sleeping),
+                "{gpus}: persistence mode is off, so the driver starts anew with every job",
+                gpus=of_gpus(sleeping),
             ),
             Message("sudo nvidia-smi -pm 1, or enable the service nvidia-persistenced"),
         )
@@ -40,30 +40,30 @@ def _unfit(gpus: Sequence[GpuState], ranks: int | None) -> Iterator[Finding]:
         yield warning(
             "gpu_settings_mig",
             Message(
-                "{parts}: MIG is on; a process sees one instance only, and NCCL joins none of them",
-                parts=of_gpus(parts),
+                "{gpus}: MIG is on; a process sees one instance only, and NCCL joins none of them",
+                gpus=of_gpus(parts),
             ),
             Message("sudo nvidia-smi -mig 0 -i N on GPUs that train together, or train on one instance"),
         )
     elif parts:
-        message = Message("{parts}: MIG is on; a run here has one instance", parts=of_gpus(parts))
+        message = Message("{gpus}: MIG is on; a run here has one instance", gpus=of_gpus(parts))
         yield fine("gpu_settings_mig", message)
     closed = [each for each in gpus if each.compute_mode == PROHIBITED]
     if closed:
         yield failure(
             "gpu_settings_prohibited",
-            Message("{closed}: the compute mode is Prohibited, so no program may use it", closed=of_gpus(closed)),
-            Message("sudo nvidia-smi -c DEFAULT"),
+            Message("{gpus}: the compute mode is Prohibited, so no program may use it", gpus=of_gpus(closed)),
+            "sudo nvidia-smi -c DEFAULT",
         )
     exclusive = [each for each in gpus if each.compute_mode in EXCLUSIVE]
     if exclusive and ranks is not None and ranks > len(gpus):
         yield failure(
             "gpu_settings_exclusive",
             Message(
-                "{exclusive}: the compute mode is Exclusive, but {ranks} ranks share {gpus}",
+                "{exclusive}: the compute mode is Exclusive, but {ranks} ranks share {shared}",
                 exclusive=of_gpus(exclusive),
                 ranks=ranks,
-                gpus=counted(len(gpus), "GPU"),
+                shared=counted(len(gpus), "GPU"),
             ),
             Message("--nproc {count}, or sudo nvidia-smi -c DEFAULT", count=len(gpus)),
         )

@@ -14,7 +14,6 @@ from dsrun.doctor.machine import Machine, Target
 from dsrun.findings import Finding, Message
 from dsrun.system.display import counted
 
-RESET = "end its processes and reset it (sudo nvidia-smi --gpu-reset -i {index}), or reboot"
 BUSY = 2
 """The highest performance state under load: P0 to P2. An idle GPU (P8) lets its PCIe link run slowly."""
 
@@ -49,16 +48,22 @@ def _memory_errors(gpu: GpuState) -> Iterator[Finding]:
                 errors=counted(gpu.ecc_uncorrected, "uncorrected ECC error"),
             ),
             Message(
-                "{format}; if they come back, have the GPU replaced (nvidia-smi -q -d ECC)",
-                format=RESET.format(index=gpu.index),
+                "{reset}; if they come back, have the GPU replaced (nvidia-smi -q -d ECC)",
+                reset=_reset(gpu),
             ),
         )
     if gpu.remap_pending or gpu.retirement_pending:
         yield warning(
             "ecc_remap_pending",
             Message("{gpu}: faulty memory is to be replaced with the next reset", gpu=gpu),
-            RESET.format(index=gpu.index),
+            _reset(gpu),
         )
+
+
+def _reset(gpu: GpuState) -> Message:
+    return Message(
+        "end its processes and reset it (sudo nvidia-smi --gpu-reset -i {index}), or reboot", index=gpu.index
+    )
 
 
 @cache
@@ -75,18 +80,21 @@ def _clocks(machine: Machine, target: Target) -> Iterator[Finding]:
             found = True
             heat = [f"{each.temperature_c} °C" for each in slowed if each.temperature_c is not None]
             at = f" ({', '.join(heat)})" if heat else ""
-            message = f"{of_gpus(slowed)}{at}: {reason['means']}"
-            yield warning(f"gpu_clocks_{code}", message, reason["fix"])
+            message = Message("{gpus}{at}: {means}", gpus=of_gpus(slowed), at=at, means=Message(reason["means"]))
+            yield warning(f"gpu_clocks_{code}", message, Message(reason["fix"]))
     limited = [each for each in gpus if each.is_power_limited]
     if limited:
         found = True
-        watts = f"{limited[0].power_limit_w} W of {limited[0].power_limit_default_w} W"
+        first = limited[0]
         yield warning(
             "gpu_clocks_power_limit",
-            Message("{limited}: the power limit is {watts}", limited=of_gpus(limited), watts=watts),
             Message(
-                "sudo nvidia-smi -pl {power_limit_default_w}", power_limit_default_w=limited[0].power_limit_default_w
+                "{gpus}: the power limit is {limit} W of {default} W",
+                gpus=of_gpus(limited),
+                limit=first.power_limit_w,
+                default=first.power_limit_default_w,
             ),
+            f"sudo nvidia-smi -pl {first.power_limit_default_w}",
         )
     if gpus and not found:
         yield fine("gpu_clocks", Message("{gpus}: nothing slows the clocks down", gpus=of_gpus(gpus)))
@@ -116,15 +124,15 @@ def _pcie(machine: Machine, target: Target) -> Iterator[Finding]:
             yield warning(
                 "pcie_generation",
                 Message(
-                    "{gpu}: PCIe runs as generation {pcie_generation} of {pcie_generation_max} under load",
+                    "{gpu}: PCIe runs as generation {generation} of {newest} under load",
                     gpu=gpu,
-                    pcie_generation=gpu.pcie_generation,
-                    pcie_generation_max=gpu.pcie_generation_max,
+                    generation=gpu.pcie_generation,
+                    newest=gpu.pcie_generation_max,
                 ),
                 Message("set the slot's link speed to auto in the firmware set-up, or have riser and slot changed"),
             )
     if known and not found:
-        yield fine("pcie", Message("{known}: all PCIe lanes are in use", known=of_gpus(known)))
+        yield fine("pcie", Message("{gpus}: all PCIe lanes are in use", gpus=of_gpus(known)))
 
 
 ECC = Check(

@@ -18,7 +18,7 @@ from dsrun.system.display import counted
 TRANSLATES = ("DMA", "DMA-FQ")
 """Types of an IOMMU group whose devices' addresses are translated (the kernel's sysfs-kernel-iommu_groups)."""
 PEER_MODULES = ("nvidia_peermem", "nv_peer_mem")
-NO_PEER_MEMORY = "GPUs are read and written by way of host memory, at about half the speed"
+NO_PEER_MEMORY = Message("GPUs are read and written by way of host memory, at about half the speed")
 
 
 def _nvlink(machine: Machine, target: Target) -> Iterator[Finding]:
@@ -35,7 +35,7 @@ def _nvlink(machine: Machine, target: Target) -> Iterator[Finding]:
         yield fine(
             "nvlink",
             Message(
-                "{values} NVLinks are up on each of {gpus}", values=max(most.values()), gpus=counted(len(joined), "GPU")
+                "{links} NVLinks are up on each of {gpus}", links=max(most.values()), gpus=counted(len(joined), "GPU")
             ),
         )
 
@@ -45,9 +45,9 @@ def _fewer(gpu: GpuState, most: int) -> Finding:
     return warning(
         "nvlink_down",
         Message(
-            "{gpu}: {nvlinks} NVLinks are up, {most} of others; down: {down}",
+            "{gpu}: {links} NVLinks are up, {most} of others; down: {down}",
             gpu=gpu,
-            nvlinks=sum(gpu.nvlinks),
+            links=sum(gpu.nvlinks),
             most=most,
             down=down,
         ),
@@ -79,19 +79,21 @@ def _peers(machine: Machine, target: Target) -> Iterator[Finding]:
 
 
 def _blocked(state: int, pairs: Sequence[tuple[GpuState, GpuState]]) -> Finding:
-    row = _peer_states().get(state, {"means": f"state {state}", "fix": "nvidia-smi topo -p2p r shows all pairs"})
-    first = f"GPU {pairs[0][0].index} and {pairs[0][1].index}"
-    more = f" and {len(pairs) - 1} other pairs" if len(pairs) > 1 else ""
+    row = _peer_states().get(state, {"fix": "nvidia-smi topo -p2p r shows all pairs"})
+    one, other = pairs[0]
     return Finding(
         level=row.get("level", "warning"),
         code="peer_access_blocked",
         message=Message(
-            "no direct access between {first}{more}: {means}; NCCL goes through host memory",
-            first=first,
-            more=more,
-            means=row["means"],
+            "no direct access between GPU {one} and {other} and {more} other pairs: {means}; NCCL goes through host memory"
+            if len(pairs) > 1
+            else "no direct access between GPU {one} and {other}: {means}; NCCL goes through host memory",
+            one=one.index,
+            other=other.index,
+            more=len(pairs) - 1,
+            means=Message(row["means"]) if "means" in row else Message("state {state}", state=state),
         ),
-        fix=row["fix"],
+        fix=Message(row["fix"]),
     )
 
 
@@ -130,14 +132,14 @@ def _rdma(machine: Machine, target: Target) -> Iterator[Finding]:
     modules = {line.split()[0] for line in (machine.text("/proc/modules") or "").splitlines() if line}
     loaded = [each for each in PEER_MODULES if each in modules]
     if loaded:
-        yield fine("gpudirect", Message("{loaded} is loaded: GPUDirect RDMA", loaded=loaded[0]))
+        yield fine("gpudirect", Message("{module} is loaded: GPUDirect RDMA", module=loaded[0]))
     elif _open_driver(machine) and _kernel(machine) >= (5, 12):
         # DMA-BUF, which NCCL 2.12 and later take where there is no peer memory module.
         yield fine("gpudirect", Message("GPUDirect RDMA through DMA-BUF (open kernel modules)"))
     else:
         yield warning(
             "gpudirect_no_peermem",
-            Message("nvidia_peermem is not loaded: over InfiniBand {no_peer_memory}", no_peer_memory=NO_PEER_MEMORY),
+            Message("nvidia_peermem is not loaded: over InfiniBand {outcome}", outcome=NO_PEER_MEMORY),
             Message("sudo modprobe nvidia_peermem; the same word in /etc/modules-load.d/nvidia.conf loads it at boot"),
         )
 

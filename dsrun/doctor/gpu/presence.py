@@ -13,7 +13,7 @@ from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.gpu import nvml
 from dsrun.doctor.gpu.nvml import FABRIC_COMPLETED, GpuState, NvmlAnswer, of_gpus
 from dsrun.doctor.machine import Machine, Target
-from dsrun.findings import Finding, Message
+from dsrun.findings import Finding, Message, joined
 from dsrun.system.display import counted
 from dsrun.system.gpus import Gpu, select_visible
 
@@ -72,8 +72,8 @@ def _driver(machine: Machine, target: Target) -> Iterator[Finding]:
         yield warning(
             "gpu_driver_slow",
             Message(
-                "the NVIDIA driver did not answer within {answer_s:g} s: a GPU hangs, or persistence mode is off",
-                answer_s=nvml.ANSWER_S,
+                "the NVIDIA driver did not answer within {seconds:g} s: a GPU hangs, or persistence mode is off",
+                seconds=nvml.ANSWER_S,
             ),
             Message(
                 "sudo nvidia-smi -pm 1, or enable the service nvidia-persistenced; dmesg | grep NVRM shows what hangs"
@@ -91,8 +91,11 @@ def _driver(machine: Machine, target: Target) -> Iterator[Finding]:
         release = re.search(
             r"Kernel Module(?: for \S+)?\s+(\d[\d.]*)", machine.text("/proc/driver/nvidia/version") or ""
         )
-        version = f" {release[1]}" if release else ""
-        message = Message("driver{version} answers for {gpus}", version=version, gpus=counted(len(told.gpus), "GPU"))
+        message = Message(
+            "driver {version} answers for {gpus}" if release else "driver answers for {gpus}",
+            version=release[1] if release else "",
+            gpus=counted(len(told.gpus), "GPU"),
+        )
         yield fine("gpu_driver", message)
 
 
@@ -122,7 +125,7 @@ def _unusable(told: NvmlAnswer, *, loaded: bool, count: int) -> Finding:
         code, message = "permission", Message("you may not use the NVIDIA driver's device files")
         fix = Message("ls -l /dev/nvidia*; request GPUs from the batch system, or join the group that owns them")
     else:
-        code, message = "fails", Message("the NVIDIA driver fails: {message}", message=told.message)
+        code, message = "fails", Message("the NVIDIA driver fails: {why}", why=told.message)
         fix = Message("nvidia-smi and dmesg | grep NVRM show more; reboot")
     return failure(f"gpu_driver_{code}", message, fix)
 
@@ -135,10 +138,11 @@ def _bus(machine: Machine, target: Target) -> Iterator[Finding]:
         seen = {each.bus for each in told.gpus}
         gone |= {address for address, minor in _minors(machine) if address not in seen and _is_ours(machine, minor)}
     if gone or told.lost:
-        names = [f"the GPU at {each}" for each in sorted(gone)] or [f"GPU {index}" for index in told.lost]
+        names = [Message("the GPU at {bus}", bus=each) for each in sorted(gone)]
+        names = names or [Message("GPU {index}", index=index) for index in told.lost]
         yield failure(
             "gpu_bus_lost",
-            Message("{names} cannot be reached: fallen off the bus", names=", ".join(names)),
+            Message("{names} cannot be reached: fallen off the bus", names=joined(", ", names)),
             Message(
                 "drain the node and reboot it; if it comes back, have the GPU, its slot and its power cables looked at"
             ),
@@ -168,13 +172,18 @@ def _fabric(machine: Machine, target: Target) -> Iterator[Finding]:
     gpus = machine.nvml().gpus
     waiting = [each for each in gpus if each.fabric is not None and each.fabric != FABRIC_COMPLETED]
     if waiting:
-        yield _no_fabric(f"{of_gpus(waiting)} wait{'s' * (len(waiting) == 1)} for the fabric manager")
+        yield _no_fabric(
+            Message(
+                "{gpus} waits for the fabric manager" if len(waiting) == 1 else "{gpus} wait for the fabric manager",
+                gpus=of_gpus(waiting),
+            )
+        )
     elif any(each.fabric for each in gpus):
         yield fine("fabric_manager", Message("all GPUs are registered with their NVSwitches"))
     elif gpus and any(each.kind.startswith(NVSWITCH) for each in devices(machine)):
         running = _runs(machine, FABRIC_MANAGER)
         if running is False:
-            yield _no_fabric("this machine has NVSwitches, and nvidia-fabricmanager does not run")
+            yield _no_fabric(Message("this machine has NVSwitches, and nvidia-fabricmanager does not run"))
         elif running:
             yield fine("fabric_manager", Message("nvidia-fabricmanager runs"))
 

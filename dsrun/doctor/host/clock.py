@@ -27,9 +27,10 @@ def _look(machine: Machine, target: Target) -> Iterator[Finding]:
         yield warning(
             "clock_differs",
             Message(
-                "this clock is {away:.1f} s {value} the run folder's server",
-                away=abs(away),
-                value="behind" if away > 0 else "ahead of",
+                "this clock is {seconds:.1f} s behind the run folder's server"
+                if away > 0
+                else "this clock is {seconds:.1f} s ahead of the run folder's server",
+                seconds=abs(away),
             ),
             Message("sudo chronyc makestep, or sudo systemctl restart systemd-timesyncd"),
         )
@@ -65,13 +66,16 @@ def _chrony(machine: Machine) -> Finding | None:
     seconds = float(offset[1]) if offset else 0.0
     if leap[1] == "Not synchronised":
         return _unsynchronised()
+    slow = offset is not None and offset[2] == "slow"
     if seconds > MOST_S:
         return warning(
             "clock_differs",
-            Message("this clock is {seconds:.1f} s {offset}", seconds=seconds, offset=offset[2] if offset else "off"),
-            Message("sudo chronyc makestep"),
+            Message(
+                "this clock is {seconds:.1f} s slow" if slow else "this clock is {seconds:.1f} s fast", seconds=seconds
+            ),
+            "sudo chronyc makestep",
         )
-    return fine("clock", Message("the clock is synchronised, {seconds:.1f} ms off", seconds=seconds * 1000))
+    return fine("clock", Message("the clock is synchronised, {milliseconds:.1f} ms off", milliseconds=seconds * 1000))
 
 
 def _timedatectl(machine: Machine) -> Finding | None:

@@ -78,13 +78,13 @@ def _threads(machine: Machine, cpus: int, ranks: int) -> Iterator[Finding]:
         yield warning(
             "cores_threads",
             Message("OMP_NUM_THREADS={text} is not a number of threads", text=text),
-            Message("unset OMP_NUM_THREADS"),
+            "unset OMP_NUM_THREADS",
         )
     elif int(text) * ranks > cpus:
         message = Message(
-            "OMP_NUM_THREADS={text} makes {text_2} threads, and there are {cores}",
+            "OMP_NUM_THREADS={text} makes {threads} threads, and there are {cores}",
             text=text,
-            text_2=int(text) * ranks,
+            threads=int(text) * ranks,
             cores=counted(cpus, "core"),
         )
         yield warning(
@@ -113,10 +113,10 @@ def _numa(machine: Machine, target: Target) -> Iterator[Finding]:
         yield warning(
             "numa_far",
             Message(
-                "NUMA node {node} has GPU {names}, and none of the cores that this process may use: copies "
+                "NUMA node {node} has GPU {indices}, and none of the cores that this process may use: copies "
                 "cross sockets",
                 node=node,
-                names=names,
+                indices=names,
             ),
             Message(
                 "srun --gpu-bind=closest, or cores of that node: numactl --cpunodebind={node} (nvidia-smi "

@@ -11,7 +11,7 @@ from typing import Any
 from dsrun.datafiles import toml_beside
 from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.machine import Machine, Target
-from dsrun.findings import Finding, Message
+from dsrun.findings import Finding, Message, joined
 
 FOLDER = "/sys/class/infiniband"
 IB = "InfiniBand"
@@ -95,8 +95,8 @@ def _look(machine: Machine, target: Target) -> Iterator[Finding]:
             yield failure(
                 "infiniband_none_chosen",
                 Message(
-                    "NCCL_IB_HCA={nccl_ib_hca} names none of the ports here: {names}",
-                    nccl_ib_hca=machine.environ["NCCL_IB_HCA"],
+                    "NCCL_IB_HCA={chosen} names none of the ports here: {names}",
+                    chosen=machine.environ["NCCL_IB_HCA"],
                     names=names,
                 ),
                 Message("unset NCCL_IB_HCA, or name one of them"),
@@ -119,8 +119,8 @@ def _states(found: Sequence[Port]) -> Iterator[Finding]:
                 Message("{name} is {state}: no subnet manager has set it up", name=port.name, state=port.state),
                 Message(
                     "start opensm on one node, or the switch's subnet manager (sminfo shows it); until then "
-                    "NCCL_IB_HCA=^{value}",
-                    value=port.name.partition(":")[0],
+                    "NCCL_IB_HCA=^{device}",
+                    device=port.name.partition(":")[0],
                 ),
             )
         # One of two ports of a card is often without a cable: only where all others of its kind are up is it a fault.
@@ -139,8 +139,8 @@ def _states(found: Sequence[Port]) -> Iterator[Finding]:
         yield warning(
             "infiniband_down",
             Message(
-                "no InfiniBand or RoCE port is active ({found}): NCCL uses TCP",
-                found=", ".join(each.name for each in found),
+                "no InfiniBand or RoCE port is active ({names}): NCCL uses TCP",
+                names=", ".join(each.name for each in found),
             ),
             Message(
                 "have cables and switch looked at (ibstat), or NCCL_IB_DISABLE=1 if they are not meant for training"
@@ -161,9 +161,9 @@ def _rates(found: Sequence[Port]) -> Iterator[Finding]:
                 yield warning(
                     "infiniband_rate",
                     Message(
-                        "{name} runs at {rate_gbps:g} Gb/s, most others at {usual:g} Gb/s",
+                        "{name} runs at {rate:g} Gb/s, most others at {usual:g} Gb/s",
                         name=port.name,
-                        rate_gbps=port.rate_gbps,
+                        rate=port.rate_gbps,
                         usual=usual,
                     ),
                     Message(
@@ -179,14 +179,17 @@ def _errors(found: Sequence[Port]) -> Iterator[Finding]:
             continue
         high = {name: count for name, count in port.counters.items() if count > _limits()[name]["most"]}
         if high:
-            counts = "; ".join(f"{count:,} {_limits()[name]['means']}" for name, count in high.items())
+            counts = [
+                Message("{count:,} {means}", count=count, means=Message(_limits()[name]["means"]))
+                for name, count in high.items()
+            ]
             yield warning(
                 "infiniband_errors",
-                f"{port.name}: {counts}",
+                Message("{port}: {counts}", port=port.name, counts=joined("; ", counts)),
                 Message(
                     "perfquery -R clears them; if they rise again, have the cable changed (ibqueryerrors, "
-                    "mlxlink -d {value})",
-                    value=port.name.partition(":")[0],
+                    "mlxlink -d {device})",
+                    device=port.name.partition(":")[0],
                 ),
             )
 

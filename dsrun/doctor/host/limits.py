@@ -10,7 +10,7 @@ from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.host.infiniband import active_ports
 from dsrun.doctor.machine import Machine, Target
-from dsrun.findings import Finding, Message
+from dsrun.findings import Finding, Message, joined
 from dsrun.system.display import counted
 from dsrun.system.host import cgroups
 
@@ -57,7 +57,6 @@ def _shm(machine: Machine, target: Target) -> Iterator[Finding]:
     total, free = state.f_frsize * state.f_blocks, state.f_frsize * state.f_bavail
     ranks = ranks_of(machine, target)
     wanted = SHM_OF_RANK * ranks
-    size = f"{free / GIB:.1f} of {total / GIB:.1f} GiB"
     if free < LEAST_SHM:
         yield Finding(
             level="error" if ranks > 1 and usable(machine) else "warning",
@@ -69,21 +68,26 @@ def _shm(machine: Machine, target: Target) -> Iterator[Finding]:
         )
     elif free < wanted:
         message = Message(
-            "/dev/shm has {size} free, {wanted:.0f} GiB would be safe for {ranks}",
-            size=size,
+            "/dev/shm has {free:.1f} of {total:.1f} GiB free, {wanted:.0f} GiB would be safe for {ranks}",
+            free=free / GIB,
+            total=total / GIB,
             wanted=wanted / GIB,
             ranks=counted(ranks, "rank"),
         )
         yield warning("shm_small", message, _more_shm(total, free, wanted))
     else:
-        yield fine("shm", Message("/dev/shm has {size} free", size=size))
+        yield fine(
+            "shm", Message("/dev/shm has {free:.1f} of {total:.1f} GiB free", free=free / GIB, total=total / GIB)
+        )
 
 
 def _more_shm(total: int, free: int, wanted: int) -> str:
     if total >= 2 * max(free, wanted):
-        return "remove what ended jobs left: ls -lS /dev/shm"
+        return Message("remove what ended jobs left: ls -lS /dev/shm")
     size = f"{max(8, round(wanted / GIB))}g"
-    return f"docker run --shm-size={size}, or --ipc=host; elsewhere sudo mount -o remount,size={size} /dev/shm"
+    return Message(
+        "docker run --shm-size={size}, or --ipc=host; elsewhere sudo mount -o remount,size={size} /dev/shm", size=size
+    )
 
 
 def _memlock(machine: Machine, target: Target) -> Iterator[Finding]:
@@ -103,9 +107,9 @@ def _memlock(machine: Machine, target: Target) -> Iterator[Finding]:
         message=Message(
             "locked memory is limited to {soft:.3g} MiB, and {needs} locks its buffers",
             soft=soft / MIB,
-            needs=" and ".join(needs),
+            needs=joined(" and ", needs),
         ),
-        fix=Message("ulimit -l unlimited")
+        fix="ulimit -l unlimited"
         if hard == inf
         else Message(
             "two lines in /etc/security/limits.conf, * soft memlock unlimited and * hard memlock "
@@ -121,7 +125,7 @@ def _files(machine: Machine, target: Target) -> Iterator[Finding]:
         return
     soft, hard = found
     if soft < FILES:
-        fix = Message("ulimit -n {hard}", hard=int(min(hard, 65536)))
+        fix = f"ulimit -n {int(min(hard, 65536))}"
         if hard < FILES:
             fix = Message("a line * hard nofile 65536 in /etc/security/limits.conf; docker run --ulimit nofile=65536")
         message = Message(

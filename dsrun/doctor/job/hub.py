@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.machine import Machine, Target
-from dsrun.findings import Finding, Message
+from dsrun.findings import Finding, Message, joined
 from dsrun.recipe.mixture import specs_of
 from dsrun.recipe.preflight.files import DEMO_MODELS, is_path
 from dsrun.recipe.recipe import Recipe
@@ -27,6 +27,7 @@ GATED = (
 """Beginnings of models' names on the Hub whose licence must be accepted there first, by their model cards."""
 TIMEOUT_S = 1.0
 _DATA_SET = "data set "
+_PUSH = Message("push the model")
 _TRUE = {"1", "ON", "YES", "TRUE"}  # huggingface_hub/constants.py, ENV_VARS_TRUE_VALUES
 
 
@@ -42,13 +43,13 @@ def look(machine: Machine, target: Target) -> Iterator[Finding]:
             return
         yield fine("hub", Message("all that the job takes from the Hub is in its cache"))
         return
-    what = Message("download {missing}", missing=", ".join(missing)) if missing else Message("push the model")
+    what = Message("download {names}", names=joined(", ", map(_named, missing))) if missing else _PUSH
     offline = next(
         (name for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if _on(machine.environ.get(name))), None
     )
     if offline:
         fix = (
-            Message("unset {offline}, or {missing}", offline=offline, missing=_elsewhere(missing))
+            Message("unset {offline}, or {otherwise}", offline=offline, otherwise=_elsewhere(missing))
             if missing
             else Message("unset {offline}, or leave --push_to_hub out", offline=offline)
         )
@@ -59,7 +60,7 @@ def look(machine: Machine, target: Target) -> Iterator[Finding]:
     found = [*_token(machine, recipe, missing), *_reach(machine, what, missing)]
     yield from found
     if not found:
-        yield fine("hub", Message("{machine} can be reached, to {what}", machine=_endpoint(machine)[1], what=what))
+        yield fine("hub", Message("{host} can be reached, to {what}", host=_endpoint(machine)[1], what=what))
 
 
 def _on(value: str | None) -> bool:
@@ -86,6 +87,12 @@ def _downloads(machine: Machine, recipe: Recipe) -> Iterator[str]:
             yield f"{_DATA_SET}{dataset}"
 
 
+def _named(download: str) -> str:
+    if download.startswith(_DATA_SET):
+        return Message("data set {name}", name=download.removeprefix(_DATA_SET))
+    return download
+
+
 def _folder_of(dataset: str) -> str:
     return f"datasets--{dataset.replace('/', '--')}"
 
@@ -110,7 +117,7 @@ def _cache_home(environ: Mapping[str, str]) -> str:
 
 def _token(machine: Machine, recipe: Recipe, missing: list[str]) -> Iterator[Finding]:
     token = token_of(machine, recipe)
-    log_in = "hf auth login, or export HF_TOKEN=…"
+    log_in = Message("hf auth login, or export HF_TOKEN=…")
     if token is not None and (token != token.strip() or any(sign.isspace() for sign in token)):
         yield failure(
             "hub_token_blank", Message("the Hub token has a blank or a line break in it: the Hub refuses it"), log_in
@@ -123,7 +130,7 @@ def _token(machine: Machine, recipe: Recipe, missing: list[str]) -> Iterator[Fin
             page = f"https://huggingface.co/{gated[0]}"
             yield failure(
                 "hub_gated",
-                Message("{gated} is gated, and there is no access token", gated=gated[0]),
+                Message("{model} is gated, and there is no access token", model=gated[0]),
                 Message("accept its licence at {page}, then {log_in}", page=page, log_in=log_in),
             )
         elif recipe.hf.get("push_to_hub"):
@@ -148,7 +155,6 @@ def _reach(machine: Machine, what: str, missing: list[str]) -> Iterator[Finding]
     if proxy:
         found = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
         name, port = found.hostname or "", _port(found.geturl(), 443 if found.scheme == "https" else 80)
-    through = f" through the proxy {name}:{port}" if proxy else ""
     if not name or not machine.network.reachable(name, port, TIMEOUT_S):
         fix = _elsewhere(missing) if missing else Message("push the model later: hf upload")
         if proxy:
@@ -156,7 +162,12 @@ def _reach(machine: Machine, what: str, missing: list[str]) -> Iterator[Finding]
         yield failure(
             "hub_unreachable",
             Message(
-                "{host} cannot be reached{through}, and the job has to {what}", host=host, through=through, what=what
+                "{host} cannot be reached through the proxy {proxy}, and the job has to {what}"
+                if proxy
+                else "{host} cannot be reached, and the job has to {what}",
+                host=host,
+                proxy=f"{name}:{port}",
+                what=what,
             ),
             fix,
         )
@@ -166,7 +177,10 @@ def _elsewhere(missing: list[str]) -> str:
     """How to get the first that is missing where this machine's network does not reach."""
     name = missing[0].removeprefix(_DATA_SET)
     kind = " --repo-type dataset" if missing[0].startswith(_DATA_SET) else ""
-    return f"where there is a network, into the same HF_HOME: hf download {name}{kind}; then export HF_HUB_OFFLINE=1"
+    return Message(
+        "where there is a network, into the same HF_HOME: {command}; then export HF_HUB_OFFLINE=1",
+        command=f"hf download {name}{kind}",
+    )
 
 
 def _port(address: str, default: int) -> int:

@@ -60,7 +60,10 @@ def look(machine: Machine, target: Target) -> Iterator[Finding]:
         )
         return
     yield fine(
-        "precision", Message("trains in {chosen} on {name}", chosen=chosen, name=gpus[0].name if on_gpu else "the CPU")
+        "precision",
+        Message("trains in {precision} on {device}", precision=chosen, device=gpus[0].name)
+        if on_gpu
+        else Message("trains in {precision} on the CPU", precision=chosen),
     )
 
 

@@ -50,12 +50,18 @@ def look(machine: Machine, target: Target) -> Iterator[Finding]:
             fix=Message("--output on a disk"),
         )
         return
-    kind = f", on {place.kind}" if place else ""
-    shared = ", which other nodes may see" if place and place.shared else ""
     yield Finding(
         level="info",
         code="run_folder",
-        message=Message("{path} can be written{kind}{shared}", path=path, kind=kind, shared=shared),
+        message=Message(
+            "{path} can be written"
+            if place is None
+            else "{path} can be written, on {kind}, which other nodes may see"
+            if place.shared
+            else "{path} can be written, on {kind}",
+            path=path,
+            kind=place.kind if place else "",
+        ),
     )
 
 

@@ -18,7 +18,7 @@ from dsrun.recipe.recipe import Recipe
 from dsrun.zero.lint.check import check
 from dsrun.zero.view import Flags
 
-NEEDS_JOB = "needs a job: --for run.yaml, or -- train FLAGS"
+NEEDS_JOB = Message("needs a job: --for run.yaml, or -- train FLAGS")
 
 
 def ranks_here(machine: Machine, target: Target) -> int | None:
@@ -52,7 +52,7 @@ def look_at_config(machine: Machine, target: Target) -> Iterator[Finding]:
         name = recipe.hf["deepspeed"]
         yield fine(
             "deepspeed_json",
-            Message("{name}: no error", name="the inline configuration" if isinstance(name, dict) else name),
+            Message("{name}: no error", name=Message("the inline configuration") if isinstance(name, dict) else name),
         )
 
 
@@ -105,20 +105,23 @@ def look_at_settings(machine: Machine, target: Target) -> Iterator[Finding]:
         return
     removed = [notice for notice in recipe.notices if "is no longer a flag" in notice]
     for notice in removed:
-        yield warning(
-            "settings_removed", notice, Message("dsrun config upgrade {value}", value=recipe.spec.config or "run.yaml")
-        )
+        yield warning("settings_removed", notice, f"dsrun config upgrade {recipe.spec.config or 'run.yaml'}")
     world = world_size(machine, target)
     batch = ""
     if world is not None:
         try:
             plan = batch_of(recipe, world)
-            batch = f"; batch {plan.sentence('GPU' if machine.gpus else 'rank')}"
+            batch = plan.sentence("GPU" if machine.gpus else "rank")
         except DsrunError as error:
             yield failure("settings_batch", error.message, error.fix or "")
             return
     if not removed:
-        yield fine("settings", Message("{value}: valid{batch}", value=recipe.spec.config or "all flags", batch=batch))
+        message = Message(
+            "{settings}: valid; batch {batch}" if batch else "{settings}: valid",
+            settings=recipe.spec.config or Message("all flags"),
+            batch=batch,
+        )
+        yield fine("settings", message)
 
 
 SETTINGS = Check(

@@ -9,7 +9,7 @@ from typing import Any
 from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.machine import Machine, Target
 from dsrun.errors import DsrunError
-from dsrun.findings import Finding, Message
+from dsrun.findings import Finding, Message, joined
 from dsrun.recipe.preflight.model_folder import read_object
 from dsrun.zero.memory.model.configs import cached_snapshot, find, hub_cache
 
@@ -42,13 +42,13 @@ def look(machine: Machine, target: Target) -> Iterator[Finding]:
 
 
 def _summary(largest: int | None, rows: int | None, settings: Mapping[str, Any]) -> str:
-    pad = _text(settings.get("pad_token"))
+    pad, end = (_text(settings.get(name)) for name in ("pad_token", "eos_token"))
     parts = [
-        f"{largest + 1:,} tokens" if largest is not None else "",
-        f"{rows:,} rows in the embedding" if rows else "",
-        f"{pad} pads" if pad else f"{_text(settings.get('eos_token'))} pads, outside the loss",
+        *([Message("{tokens:,} tokens", tokens=largest + 1)] if largest is not None else []),
+        *([Message("{rows:,} rows in the embedding", rows=rows)] if rows else []),
+        Message("{token} pads" if pad else "{token} pads, outside the loss", token=pad or end),
     ]
-    return ", ".join(part for part in parts if part)
+    return joined(", ", parts)
 
 
 def _folder(name: str, machine: Machine) -> Path | None:
@@ -77,19 +77,18 @@ def _padding(settings: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator
 def _beyond(largest: int | None, rows: int | None, *, lora: bool) -> Iterator[Finding]:
     if largest is None or rows is None or largest < rows:
         return
-    grown = "dsrun train adds them" + (", and LoRA does not train them" if lora else "")
     yield warning(
         "tokenizer_vocabulary",
         Message(
-            "the tokenizer has token {largest:,}, and the embedding {rows:,} rows: {grown}; elsewhere "
-            "that ends in an index out of range",
+            "the tokenizer has token {largest:,}, and the embedding {rows:,} rows: dsrun train adds them, and LoRA "
+            "does not train them; elsewhere that ends in an index out of range"
+            if lora
+            else "the tokenizer has token {largest:,}, and the embedding {rows:,} rows: dsrun train adds them; "
+            "elsewhere that ends in an index out of range",
             largest=largest,
             rows=rows,
-            grown=grown,
         ),
-        Message("--lora-modules-to-save embed_tokens lm_head")
-        if lora
-        else Message("check that the tokenizer is this model's"),
+        "--lora-modules-to-save embed_tokens lm_head" if lora else Message("check that the tokenizer is this model's"),
     )
 
 

@@ -11,6 +11,7 @@ from dsrun.findings import Finding, Message
 
 # Made by container and virtual machine software; nothing outside of this machine is reached over them.
 VIRTUAL = ("docker", "br-", "virbr", "veth", "vnet", "cni", "flannel", "cali", "tunl", "podman", "lxc", "lxdbr", "tap")
+_LOOPBACK = Message("the loopback alone")
 
 
 def look(machine: Machine, target: Target) -> Iterator[Finding]:
@@ -45,7 +46,8 @@ def look(machine: Machine, target: Target) -> Iterator[Finding]:
     yield from found
     if not found:
         shown = ", ".join(f"{name} ({networks[name][0]})" for name in outward[:4])
-        yield fine("interfaces", f"{shown or 'the loopback alone'}{' and more' if len(outward) > 4 else ''}")
+        message = Message("{names} and more", names=shown) if len(outward) > 4 else shown or _LOOPBACK
+        yield fine("interfaces", message)
 
 
 def _beyond_link(addresses: Sequence[str]) -> list[str]:
@@ -70,7 +72,7 @@ def _named(environ: Mapping[str, str], there: Mapping[str, Sequence[str]]) -> It
 
 
 def _missing(variable: str, value: str, there: Mapping[str, Sequence[str]]) -> Finding:
-    others = ", ".join(name for name in there if not name.startswith("lo")) or "the loopback alone"
+    others = ", ".join(name for name in there if not name.startswith("lo")) or _LOOPBACK
     return failure(
         "interfaces_named",
         Message(

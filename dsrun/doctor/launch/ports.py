@@ -18,14 +18,18 @@ def look_at_port(machine: Machine, target: Target) -> Iterator[Finding]:
         yield failure(
             "port_invalid",
             Message("{by}={named!r} is not a valid port", by=by, named=named),
-            Message("give a number from 1 to {last_port}", last_port=LAST_PORT),
+            Message("give a number from 1 to {last}", last=LAST_PORT),
         )
         return
     port = named or DEFAULT_PORT
     taken = machine.network.taken(port)
     if taken and named:
-        fix = Message("unset MASTER_PORT") if by == "MASTER_PORT" else Message("leave it out")
-        yield failure("port_taken", f"{by}: {taken}", Message("{fix}, and a free one is taken", fix=fix))
+        fix = Message(
+            "unset MASTER_PORT, and a free one is taken"
+            if by == "MASTER_PORT"
+            else "leave it out, and a free one is taken"
+        )
+        yield failure("port_taken", Message("{by}: {taken}", by=by, taken=taken), fix)
     elif taken:
         yield warning(
             "port_default_taken",
@@ -73,15 +77,19 @@ def look_at_names(machine: Machine, target: Target) -> Iterator[Finding]:
     several = (target.nodes > 1 and target.runs_on(machine)) or (bool(address) and not _is_local(machine, address))
     if not addresses:
         what = (
-            Message("takes more than {resolve_s:g} s", resolve_s=RESOLVE_S)
+            Message(
+                "looking up this machine's own name {own} takes more than {seconds:g} s", own=own, seconds=RESOLVE_S
+            )
             if addresses is None
-            else Message("finds no address: gloo fails, or waits 10 s")
+            else Message(
+                "looking up this machine's own name {own} finds no address: gloo fails, or waits 10 s", own=own
+            )
         )
         found.append(
             warning(
                 "names_own_unknown",
-                Message("looking up this machine's own name {own} {what}", own=own, what=what),
-                Message("echo '127.0.1.1 {own}' | sudo tee -a /etc/hosts", own=own),
+                what,
+                f"echo '127.0.1.1 {own}' | sudo tee -a /etc/hosts",
             )
         )
     elif several and all(_is_loopback(each) for each in addresses):
@@ -89,10 +97,10 @@ def look_at_names(machine: Machine, target: Target) -> Iterator[Finding]:
             warning(
                 "names_own_loopback",
                 Message(
-                    "{own} resolves to {addresses}, which gloo gives to other nodes: dsrun sets "
+                    "{own} resolves to {address}, which gloo gives to other nodes: dsrun sets "
                     "GLOO_SOCKET_IFNAME against that, torchrun does not",
                     own=own,
-                    addresses=addresses[0],
+                    address=addresses[0],
                 ),
                 Message("correct the line of {own} in /etc/hosts, or export GLOO_SOCKET_IFNAME=INTERFACE", own=own),
             )
@@ -100,7 +108,14 @@ def look_at_names(machine: Machine, target: Target) -> Iterator[Finding]:
     yield from found
     if not found and addresses:
         there = machine.network.resolve(address) if address else None
-        yield fine("names", f"{own} is {addresses[0]}" + (f"; MASTER_ADDR {address} is {there[0]}" if there else ""))
+        message = Message(
+            "{own} is {address}; MASTER_ADDR {master} is {there}" if there else "{own} is {address}",
+            own=own,
+            address=addresses[0],
+            master=address,
+            there=there[0] if there else "",
+        )
+        yield fine("names", message)
 
 
 def _master(machine: Machine, target: Target, address: str) -> list[Finding]:
@@ -109,10 +124,15 @@ def _master(machine: Machine, target: Target, address: str) -> list[Finding]:
     if resolved:
         return []
     by = "--master-addr" if target.master_addr else "MASTER_ADDR"
-    what = Message("whose lookup does not end") if resolved is None else Message("which no name service knows")
-    fix = "give the IP address of node 0" + ("" if target.master_addr else ", or unset MASTER_ADDR")
+    fix = Message(
+        "give the IP address of node 0" if target.master_addr else "give the IP address of node 0, or unset MASTER_ADDR"
+    )
     message = Message(
-        "{by} is {address}, {what}: ranks would wait for it until they time out", by=by, address=address, what=what
+        "{by} is {address}, whose lookup does not end: ranks would wait for it until they time out"
+        if resolved is None
+        else "{by} is {address}, which no name service knows: ranks would wait for it until they time out",
+        by=by,
+        address=address,
     )
     return [failure("names_master_addr", message, fix)]
 

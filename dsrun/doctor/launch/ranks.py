@@ -37,35 +37,45 @@ def look(machine: Machine, target: Target) -> Iterator[Finding]:
         yield failure(
             "ranks_hidden",
             Message("none of the {count} GPUs is visible", count=len(every)),
-            Message("unset {visible}", visible=VISIBLE),
+            f"unset {VISIBLE}",
         )
     elif not problem:
-        where = f"of {len(seen)} visible GPUs" if topology.device == "cuda" else "on the CPU"
-        yield fine("ranks", f"{counted(topology.workers, 'rank')} {where}")
+        message = Message(
+            "{ranks} of {count} visible GPUs" if topology.device == "cuda" else "{ranks} on the CPU",
+            ranks=counted(topology.workers, "rank"),
+            count=len(seen),
+        )
+        yield fine("ranks", message)
 
 
 def _hidden(value: str | None, every: int, seen: int) -> Finding | None:
     if not value or not value.strip() or value.strip() in ("-1", "NoDevFiles"):
-        shown = f"{VISIBLE} is empty" if not (value or "").strip() else f"{VISIBLE}={value}"
         return failure(
             "ranks_hidden",
-            Message("{shown}: none of the {every} GPUs is visible", shown=shown, every=every),
-            Message("unset {visible}", visible=VISIBLE),
+            Message(
+                "{variable}={value}: none of the {count} GPUs is visible"
+                if (value or "").strip()
+                else "{variable} is empty: none of the {count} GPUs is visible",
+                variable=VISIBLE,
+                value=value,
+                count=every,
+            ),
+            f"unset {VISIBLE}",
         )
     named = [entry for entry in value.split(",") if entry.strip()]
     if seen < len(named):
         return warning(
             "ranks_visible",
             Message(
-                "{visible}={value} names {count} GPUs, and {seen} of {every} are visible: one that is not "
+                "{variable}={value} names {count} GPUs, and {seen} of {every} are visible: one that is not "
                 "there hides those after it, and one named twice hides all",
-                visible=VISIBLE,
+                variable=VISIBLE,
                 value=value,
                 count=len(named),
                 seen=seen,
                 every=every,
             ),
-            Message("GPUs are numbered 0 to {every} here", every=every - 1),
+            Message("GPUs are numbered 0 to {last} here", last=every - 1),
         )
     return None
 
@@ -87,11 +97,11 @@ def check_requirements(machine: Machine, min_gpus: int | None, min_gpu_memory_gi
             gib = gpu.memory_total / GIB
             if gib < min_gpu_memory_gib:
                 message = Message(
-                    "GPU {index} ({name}) has {gib:.1f} GiB of memory, {min_gpu_memory_gib:g} required",
+                    "GPU {index} ({name}) has {gib:.1f} GiB of memory, {wanted:g} required",
                     index=gpu.index,
                     name=gpu.name,
                     gib=gib,
-                    min_gpu_memory_gib=min_gpu_memory_gib,
+                    wanted=min_gpu_memory_gib,
                 )
                 found.append(Finding(level="error", code="requirements_memory", message=message))
     if not found:
@@ -103,9 +113,10 @@ def check_requirements(machine: Machine, min_gpus: int | None, min_gpu_memory_gi
 def _too_few(gpus: list[Gpu], wanted: int | None) -> Iterator[Finding]:
     if wanted is not None and len(gpus) < wanted:
         message = Message(
-            "{count} GPU{value} visible, {wanted} required",
+            "{count} GPU is visible, {wanted} required"
+            if len(gpus) == 1
+            else "{count} GPUs are visible, {wanted} required",
             count=len(gpus),
-            value=" is" if len(gpus) == 1 else "s are",
             wanted=wanted,
         )
         yield Finding(level="error", code="requirements_gpus", message=message, fix=Message("run on another node"))

@@ -15,12 +15,12 @@ from dsrun.system.variables import MISLEADING
 _WORKER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 # What is good for finding an error, and slows down whatever runs with it: (variable, values, what it does).
 _SLOW = (
-    ("CUDA_LAUNCH_BLOCKING", ("1",), "waits for each kernel: training is several times slower"),
-    ("NCCL_P2P_DISABLE", ("1",), "sends everything between GPUs through the host"),
-    ("NCCL_IB_DISABLE", ("1",), "keeps NCCL off InfiniBand: TCP instead"),
-    ("NCCL_SHM_DISABLE", ("1",), "keeps NCCL off shared memory: the network instead"),
-    ("NCCL_DEBUG", ("TRACE",), "writes a line for each call of NCCL"),
-    ("TORCH_DISTRIBUTED_DEBUG", ("DETAIL",), "compares every collective between all ranks first"),
+    ("CUDA_LAUNCH_BLOCKING", ("1",), Message("waits for each kernel: training is several times slower")),
+    ("NCCL_P2P_DISABLE", ("1",), Message("sends everything between GPUs through the host")),
+    ("NCCL_IB_DISABLE", ("1",), Message("keeps NCCL off InfiniBand: TCP instead")),
+    ("NCCL_SHM_DISABLE", ("1",), Message("keeps NCCL off shared memory: the network instead")),
+    ("NCCL_DEBUG", ("TRACE",), Message("writes a line for each call of NCCL")),
+    ("TORCH_DISTRIBUTED_DEBUG", ("DETAIL",), Message("compares every collective between all ranks first")),
 )
 
 
@@ -61,7 +61,7 @@ def _job(machine: Machine) -> Iterator[Finding]:
         return
     text = machine.answer("squeue", "--noheader", "--format=%T", f"--jobs={job}")
     if text is not None and text.strip() not in ("RUNNING", "COMPLETING", "SUSPENDED", "CONFIGURING"):
-        state = text.strip() or "not in the queue"
+        state = text.strip() or Message("not in the queue")
         yield failure(
             "variables_slurm",
             Message(
@@ -79,18 +79,20 @@ def _accelerate(machine: Machine) -> Iterator[Finding]:
         yield warning(
             "variables_accelerate",
             Message(
-                "{names} {value} set: the Trainer of other scripts silently drops DeepSpeed or changes the "
+                "{names} is set: the Trainer of other scripts silently drops DeepSpeed or changes the "
+                "precision; `dsrun train` removes them"
+                if len(names) == 1
+                else "{names} are set: the Trainer of other scripts silently drops DeepSpeed or changes the "
                 "precision; `dsrun train` removes them",
                 names=", ".join(names),
-                value="is" if len(names) == 1 else "are",
             ),
-            Message("unset {names}", names=" ".join(names)),
+            f"unset {' '.join(names)}",
         )
     if machine.environ.get("DS_ACCELERATOR") == "cpu" and machine.gpus:
         yield failure(
             "variables_ds_accelerator",
             Message("DS_ACCELERATOR=cpu is set, and there are GPUs: DeepSpeed would not use them"),
-            Message("unset DS_ACCELERATOR"),
+            "unset DS_ACCELERATOR",
         )
 
 
@@ -98,7 +100,8 @@ def _slow(machine: Machine) -> Iterator[Finding]:
     for name, values, what in _SLOW:
         value = machine.environ.get(name, "")
         if value.upper() in values:
-            yield warning("variables_slow", f"{name}={value} {what}", Message("unset {name}", name=name))
+            message = Message("{name}={value} {what}", name=name, value=value, what=what)
+            yield warning("variables_slow", message, f"unset {name}")
 
 
 VARIABLES = Check(

@@ -29,10 +29,13 @@ def look_at_tools(machine: Machine, target: Target) -> Iterator[Finding]:
     found = []
     if ops and not _ninja(machine):
         message = Message("ninja is not installed, and {ops} would be compiled at the start", ops=", ".join(ops))
-        found.append(failure("build_tools_ninja", message, Message("pip install ninja")))
+        found.append(failure("build_tools_ninja", message, "pip install ninja"))
     if aio and not _has_aio(machine, header="async_io" in ops):
-        what = Message("libaio's header and library are") if "async_io" in ops else Message("libaio is")
-        message = Message("offloading to NVMe needs libaio, and {what} not installed", what=what)
+        message = Message(
+            "offloading to NVMe needs libaio, and libaio's header and library are not installed"
+            if "async_io" in ops
+            else "offloading to NVMe needs libaio, and libaio is not installed"
+        )
         found.append(failure("build_tools_libaio", message, way_to_install("libaio", environ=machine.environ)))
     yield from found
     if ops and not found:
@@ -89,7 +92,7 @@ def look_at_processor(machine: Machine, _: Target) -> Iterator[Finding]:
                         cpu_level=code.cpu_level,
                         lacked=", ".join(lacked),
                     ),
-                    Message('pip install --force-reinstall "$(dsrun build-wheel --cpu x86-64-v3)"'),
+                    'pip install --force-reinstall "$(dsrun build-wheel --cpu x86-64-v3)"',
                 )
             )
     yield from found

@@ -9,7 +9,7 @@ from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.machine import Machine, Target
 from dsrun.doctor.software.compiled_code import compiled_at_start
 from dsrun.errors import DsrunError, MissingError, UsageError
-from dsrun.findings import Finding, Message
+from dsrun.findings import Finding, Message, joined
 from dsrun.wheel.target.arch import minor_release
 from dsrun.wheel.target.cxx import all_cxx, find_cxx
 from dsrun.wheel.target.nvcc import Nvcc, find_nvcc
@@ -82,8 +82,10 @@ def look_at_host_compiler(machine: Machine, target: Target) -> Iterator[Finding]
     try:
         cxx = find_cxx(machine.environ)
     except MissingError as error:
-        what = Message(", and {ops} would be compiled at the start", ops=_and(ops)) if ops else ""
-        yield tell("host_compiler_missing", f"{error.message}{what}", error.fix or "")
+        message = error.message
+        if ops:
+            message = Message("{error}, and {ops} would be compiled at the start", error=message, ops=_and(ops))
+        yield tell("host_compiler_missing", message, error.fix or "")
         return
     except UsageError as error:
         yield failure("host_compiler_cxx", error.message, error.fix or "")
@@ -98,8 +100,10 @@ def look_at_host_compiler(machine: Machine, target: Target) -> Iterator[Finding]
     for each in problems:
         yield tell("host_compiler_version", each.message, _without_flag(each.fix))
     if not problems:
-        suits = f", which nvcc {nvcc.version} accepts" if nvcc else ""
-        yield fine("host_compiler", f"{cxx}{suits}")
+        message = str(cxx)
+        if nvcc:
+            message = Message("{compiler}, which nvcc {version} accepts", compiler=message, version=nvcc.version)
+        yield fine("host_compiler", message)
 
 
 def _without_flag(fix: str) -> str:
@@ -123,4 +127,4 @@ HOST_COMPILER = Check(
 
 
 def _and(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    return names[0] if len(names) == 1 else joined(" and ", [", ".join(names[:-1]), names[-1]])

@@ -29,9 +29,9 @@ def look(machine: Machine, target: Target) -> Iterator[Finding]:
         yield fine(
             "jit_cache",
             Message(
-                "{machine}: no stale lock, on {machine_2}",
-                machine=_shown(_own(machine)),
-                machine_2=_kind(machine, _own(machine)),
+                "{folder}: no stale lock, on {kind}",
+                folder=_shown(_own(machine)),
+                kind=_kind(machine, _own(machine)),
             ),
         )
 
@@ -46,27 +46,36 @@ def _problems(machine: Machine, target: Target) -> Iterator[Finding]:
                 tell = warning if folder == own else failure
                 yield tell(
                     "jit_cache_lock",
-                    f"{lock} was left {age} ago by a process that is gone: whoever loads this operation waits for ever",
+                    Message(
+                        "{lock} was left {age} ago by a process that is gone: whoever loads this operation waits for "
+                        "ever",
+                        lock=lock,
+                        age=age,
+                    ),
                     f"rm {lock}",
                 )
     base = nearest_existing(own)
     if not os.access(base, os.W_OK | os.X_OK):
         yield failure(
-            "jit_cache_unwritable", Message("{own}: {base} cannot be written", own=_shown(own), base=base), _elsewhere()
+            "jit_cache_unwritable",
+            Message("{folder}: {base} cannot be written", folder=_shown(own), base=base),
+            _elsewhere(),
         )
     mount = mount_of(machine, base)
     if mount and mount.shared:
-        at_start = f": {', '.join(ops)} would be compiled there" if ops else ""
         yield warning(
             "jit_cache_network",
             Message(
-                "operations are compiled into {own}, on a network file system ({kind}){at_start}: nodes wait "
+                "operations are compiled into {folder}, on a network file system ({kind}): {ops} would be compiled "
+                "there: nodes wait for each other's locks, and load code for another's processor"
+                if ops
+                else "operations are compiled into {folder}, on a network file system ({kind}): nodes wait "
                 "for each other's locks, and load code for another's processor",
-                own=_shown(own),
+                folder=_shown(own),
                 kind=mount.kind,
-                at_start=at_start,
+                ops=", ".join(ops),
             ),
-            Message("{elsewhere}, or install a wheel with the operations: dsrun build-wheel", elsewhere=_elsewhere()),
+            Message("{export}, or install a wheel with the operations: dsrun build-wheel", export=_elsewhere()),
         )
     triton = _of_triton(machine)
     triton_mount = mount_of(machine, nearest_existing(triton)) if machine.gpus else None
@@ -74,9 +83,9 @@ def _problems(machine: Machine, target: Target) -> Iterator[Finding]:
         yield warning(
             "jit_cache_triton",
             Message(
-                "Triton compiles into {triton}, on a network file system ({kind}): ranks wait for each "
+                "Triton compiles into {folder}, on a network file system ({kind}): ranks wait for each "
                 "other, and may hang at their end",
-                triton=_shown(triton),
+                folder=_shown(triton),
                 kind=triton_mount.kind,
             ),
             Message("export TRITON_CACHE_DIR=/tmp/triton_$USER (each node's own disk)"),
@@ -84,7 +93,7 @@ def _problems(machine: Machine, target: Target) -> Iterator[Finding]:
     if mount and not mount.shared and "noexec" in mount.options:
         yield failure(
             "jit_cache_noexec",
-            Message("{own} is mounted noexec: compiled operations cannot be loaded", own=_shown(own)),
+            Message("{folder} is mounted noexec: compiled operations cannot be loaded", folder=_shown(own)),
             _elsewhere(),
         )
 
@@ -136,11 +145,11 @@ def _is_open(path: Path) -> bool:
 
 def _kind(machine: Machine, folder: Path) -> str:
     mount = mount_of(machine, nearest_existing(folder))
-    return mount.kind if mount else "a local disk"
+    return mount.kind if mount else Message("a local disk")
 
 
 def _elsewhere() -> str:
-    return "export TORCH_EXTENSIONS_DIR=/tmp/torch_extensions_$USER (each node's own disk)"
+    return Message("export TORCH_EXTENSIONS_DIR=/tmp/torch_extensions_$USER (each node's own disk)")
 
 
 def _shown(folder: Path) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -71,8 +70,8 @@ def look(machine: Machine, target: Target) -> Iterator[Finding]:
         Finding(
             level=row.level if stage is not None or row.stage is None else "warning",
             code=f"versions_{row.code}",
-            message=re.sub(r"\{([\w-]+)\}", lambda name: versions.get(name[1], ""), row.message),
-            fix=f"{row.fix}  [{row.source}]",
+            message=Message(row.message, **{name.replace("-", "_"): versions[name] for name in row.packages}),
+            fix=Message("{fix}  [{source}]", fix=Message(row.fix), source=row.source),
         )
         for row in table()
         if row.holds(machine, stage)
@@ -92,14 +91,13 @@ def _missing(machine: Machine, target: Target) -> Iterator[Finding]:
     missing = [name for name in NEEDED if name not in machine.packages.versions]
     if missing:
         message = Message(
-            "{missing} {value} not installed, and training needs",
-            missing=", ".join(missing),
-            value="is" if len(missing) == 1 else "are",
+            "{names} is not installed, and training needs it"
+            if len(missing) == 1
+            else "{names} are not installed, and training needs them",
+            names=", ".join(missing),
         )
         tell = failure if target.recipe and target.runs_on(machine) else warning
-        yield tell(
-            "versions_missing", f"{message} {'it' if len(missing) == 1 else 'them'}", "pip install 'dsrun[train]'"
-        )
+        yield tell("versions_missing", message, "pip install 'dsrun[train]'")
 
 
 def required() -> dict[str, SpecifierSet]:
@@ -124,7 +122,7 @@ def _outside(versions: Mapping[str, str]) -> Iterator[Finding]:
                     installed=installed,
                     specifier=specifier,
                 ),
-                Message("pip install '{name}{specifier}'", name=name, specifier=specifier),
+                f"pip install '{name}{specifier}'",
             )
 
 
