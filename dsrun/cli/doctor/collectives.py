@@ -64,7 +64,7 @@ def run_collectives(
     elif outcome.finding is not None:
         # stdout has the leader's table.
         print_note(f"{translated(outcome.finding.message)} [{outcome.finding.code}]")
-        print_detail(f"      {outcome.finding.fix}")
+        print_detail(f"      {translated(outcome.finding.fix)}")
     return outcome.exit_code
 
 

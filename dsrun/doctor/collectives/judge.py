@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import TypeVar
 
 from dsrun.doctor.collectives.facts import differences
+from dsrun.doctor.collectives.failures import culprits, during, reason
 from dsrun.doctor.collectives.observations import GroupResult, Observations
 from dsrun.doctor.collectives.schedule import cover
 from dsrun.findings import Finding, Level, Message, joined
@@ -150,16 +150,16 @@ def _ranks(seen: Observations) -> Iterator[Judged]:
     named: set[tuple[str, int]] = set()
     pairs: list[tuple[GroupResult, str]] = []
     for group in (group for group in seen.groups if not group.ok):
-        culprits = list(_culprits(group))
-        if not culprits and all(result.state == "lost" or result.cancelled for result in group.ranks.values()):
+        blamed = list(culprits(group))
+        if not blamed and all(result.state == "lost" or result.cancelled for result in group.ranks.values()):
             continue
-        if not culprits:
-            pairs.append((group, _reason(group)))
-        for rank, code, what in culprits:
+        if not blamed:
+            pairs.append((group, reason(group)))
+        for rank, code, what in blamed:
             if (code, rank) not in named:
                 named.add((code, rank))
                 host = seen.host_of_rank(rank)
-                message = Message("{rank} {what} {during}", rank=seen.rank_name(rank), what=what, during=_during(group))
+                message = Message("{rank} {what} {during}", rank=seen.rank_name(rank), what=what, during=during(group))
                 yield (
                     _error(
                         code,
@@ -180,63 +180,13 @@ def _ranks(seen: Observations) -> Iterator[Judged]:
         message = Message(
             "{who} cannot connect {during}: {why}" if connecting else "{who} failed {during}: {why}",
             who=joined(" and ", names) if len(names) < 5 else Message("all {count}", count=len(names)),
-            during=_during(group),
+            during=during(group),
             why=why,
         )
         fix = Message(
             "NCCL_DEBUG=INFO shows the addresses that they take; NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME name others"
         )
         yield _error(code, message, fix, ", ".join(names)), hosts
-
-
-def _culprits(group: GroupResult) -> Iterator[tuple[int, str, str]]:
-    """(rank, code, what) of those that caused the failure: who died; else who hung where the others did not."""
-    died = {rank: result for rank, result in group.ranks.items() if result.state == "died"}
-    for rank, result in died.items():
-        yield rank, "rank_died", Message("died ({how})", how=_how(result.signal, result.error))
-    if died:
-        return
-    stuck = {rank: r for rank, r in group.ranks.items() if r.state in ("hung", "failed")}
-    stages = {result.stage for result in stuck.values()}
-    first = min(stages, default=0)
-    hung = [rank for rank, result in stuck.items() if result.stage == first and result.state == "hung"]
-    alone = len(group.ranks) == 1 or len(stages) > 1
-    # One that is as far as all the others may wait for them as they do for it.
-    if alone or (len(hung) < len(group.ranks) and all(group.ranks[rank].at == "start" for rank in hung)):
-        for rank in hung:
-            yield rank, "rank_hung", Message("hung ({stage})", stage=_stage(group.ranks[rank].at))
-
-
-def _how(signum: int | None, error: str) -> str:
-    if signum is not None:
-        try:
-            return signal.Signals(signum).name
-        except ValueError:
-            return Message("signal {number}", number=signum)
-    return error or Message("without a signal")
-
-
-def _stage(at: str) -> str:
-    known = {
-        "start": Message("before it did anything"),
-        "connect": Message("connecting"),
-        "end": Message("at the end"),
-    }
-    return known.get(at) or Message("in {stage}", stage=at)
-
-
-def _reason(group: GroupResult) -> str:
-    errors = [result.error for result in group.ranks.values() if result.error]
-    at = {result.at for result in group.ranks.values()}
-    return errors[0] if errors else Message("no end within its time, {stage}", stage=_stage(at.pop()))
-
-
-def _during(group: GroupResult) -> str:
-    if group.phase.kind == "alone":
-        return Message("alone") if len(group.ranks) == 1 else Message("within its node")
-    if group.phase.kind == "pairs":
-        return Message("in the pair {names}", names=joined(" and ", [unit.name for unit in group.units]))
-    return Message("with all together")
 
 
 def _values(seen: Observations) -> Iterator[Judged]:
@@ -254,7 +204,7 @@ def _values(seen: Observations) -> Iterator[Judged]:
                     count=wrong["count"],
                     total=wrong["of"],
                     sources=", ".join(map(str, sources)),
-                    during=_during(group),
+                    during=during(group),
                 )
                 fix = Message(
                     "a defective GPU, NIC or cable: nvidia-smi -q -d ECC; NCCL_P2P_DISABLE=1 shows whether it is NVLink"

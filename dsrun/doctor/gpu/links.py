@@ -85,7 +85,8 @@ def _blocked(state: int, pairs: Sequence[tuple[GpuState, GpuState]]) -> Finding:
         level=row.get("level", "warning"),
         code="peer_access_blocked",
         message=Message(
-            "no direct access between GPU {one} and {other} and {more} other pairs: {means}; NCCL goes through host memory"
+            "no direct access between GPU {one} and {other} and {more} other pairs: {means}; NCCL goes through host "
+            "memory"
             if len(pairs) > 1
             else "no direct access between GPU {one} and {other}: {means}; NCCL goes through host memory",
             one=one.index,

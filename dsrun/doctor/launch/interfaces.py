@@ -46,8 +46,10 @@ def look(machine: Machine, target: Target) -> Iterator[Finding]:
     yield from found
     if not found:
         shown = ", ".join(f"{name} ({networks[name][0]})" for name in outward[:4])
-        message = Message("{names} and more", names=shown) if len(outward) > 4 else shown or _LOOPBACK
-        yield fine("interfaces", message)
+        yield fine(
+            "interfaces",
+            Message("{names} and more", names=shown) if len(outward) > 4 else shown or _LOOPBACK,
+        )
 
 
 def _beyond_link(addresses: Sequence[str]) -> list[str]:

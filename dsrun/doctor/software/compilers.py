@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from dsrun.doctor.check import Check, failure, fine, warning
@@ -114,7 +114,9 @@ def _without_flag(fix: str) -> str:
         return (
             f"export CXX={folder} CC={folder.with_name(folder.name.replace('g++', 'gcc').replace('clang++', 'clang'))}"
         )
-    return fix.replace("name it with --cxx", "name it with the variable CXX")
+    if isinstance(fix, Message) and isinstance(fix.values, Mapping) and "wanted" in fix.values:
+        return Message("install {wanted} and name it with the variable CXX", wanted=fix.values["wanted"])
+    return fix
 
 
 HOST_COMPILER = Check(

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from dsrun.datafiles import data_folder, read_toml
 from dsrun.errors import UsageError, did_you_mean
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message, joined
 from dsrun.wheel.target.cxx import needs, way_to_install
 
 Code = Literal["host", "cuda-host", "cuda"]
@@ -108,7 +108,7 @@ def choose_ops(
         else:
             op = _find(word, table, kind)
             if op.broken and not patched:
-                fix = "leave it out of --ops, or build a tree where it is repaired: --deepspeed PATH"
+                fix = Message("leave it out of --ops, or build a tree where it is repaired: --deepspeed PATH")
                 raise UsageError(f"{op.name} cannot be built: {op.broken}", fix=fix)
             chosen[op.name] = op
     notices = _left_out([op for name, op in lacking.items() if name not in chosen], available, cuda)
@@ -188,7 +188,9 @@ def missing(
         Finding(
             level="error",
             code="need_missing",
-            message=f"{_and(users)} cannot be built without {needs()[name].what}",
+            message=Message(
+                "{users} cannot be built without {what}", users=_and(users), what=Message(needs()[name].what)
+            ),
             fix=way_to_install(name, cuda=cuda, environ=environ),
             where=f"--ops {','.join(users)}",
         )
@@ -198,7 +200,7 @@ def missing(
 
 
 def _and(names: Sequence[str]) -> str:
-    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
+    return joined(" and ", [", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
 
 
 def links(
