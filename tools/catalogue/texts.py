@@ -11,7 +11,7 @@ from dsrun.datafiles import read_toml
 
 CHECKOUT = Path(__file__).parents[2]
 TABLES = {
-    "../build/ops.toml": ("what",),
+    "../build/ops.toml": ("what", "broken", "note"),
     "diagnosis/rules.toml": ("title", "means", "fix", "other_fix"),
     "doctor/gpu/peer_states.toml": ("means", "fix"),
     "doctor/gpu/throttle_reasons.toml": ("means", "fix"),

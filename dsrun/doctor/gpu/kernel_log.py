@@ -62,7 +62,7 @@ def meaning(number: int) -> Meaning:
     if row is None:
         fix = Message("look it up: https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html")
         return Meaning("warning", Message("an error of the GPU or its driver"), fix)
-    return Meaning(row["level"], Message(row["means"]), Message(facts["fix"][row["fix"]]))
+    return Meaning(row["level"], Message(row["means"]), Message(facts["fix"][row["remedy"]]))
 
 
 def kernel_lines(machine: Machine) -> list[str]:

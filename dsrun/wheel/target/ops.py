@@ -108,7 +108,7 @@ def choose_ops(
         else:
             op = _find(word, table, kind)
             if op.broken and not patched:
-                fix = Message("leave it out of --ops, or build a tree where it is repaired: --deepspeed PATH")
+                fix = "leave it out of --ops, or build a tree where it is repaired: --deepspeed PATH"
                 raise UsageError(f"{op.name} cannot be built: {op.broken}", fix=fix)
             chosen[op.name] = op
     notices = _left_out([op for name, op in lacking.items() if name not in chosen], available, cuda)
@@ -145,10 +145,21 @@ def _left_out(ops: Sequence[Op], available: Callable[[str], bool], cuda: str | N
     users: dict[str, list[str]] = {}
     for op in ops:
         lacking = [name for name in op.needs if not (op.broken or available(name))]
-        found = [f"{needs()[name].what} cannot be found: {way_to_install(name, cuda=cuda)}" for name in lacking]
-        for reason in [op.broken] if op.broken else found:
-            users.setdefault(reason, []).append(f"{op.name} ({op.note})" if op.default else op.name)
-    return [f"left out: {_and(names)}, because {reason}" for reason, names in users.items()]
+        found = [
+            Message(
+                "{what} cannot be found: {install}",
+                what=Message(needs()[name].what),
+                install=way_to_install(name, cuda=cuda),
+            )
+            for name in lacking
+        ]
+        for reason in [Message(op.broken)] if op.broken else found:
+            users.setdefault(reason, []).append(
+                Message("{op} ({note})", op=op.name, note=Message(op.note or "")) if op.default else op.name
+            )
+    return [
+        Message("left out: {ops}, because {reason}", ops=_and(names), reason=reason) for reason, names in users.items()
+    ]
 
 
 def _find(word: str, table: Mapping[str, Op], kind: str) -> Op:
@@ -200,7 +211,7 @@ def missing(
 
 
 def _and(names: Sequence[str]) -> str:
-    return joined(" and ", [", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
+    return joined(" and ", [joined(", ", names[:-1]), names[-1]]) if len(names) > 1 else names[0]
 
 
 def links(
