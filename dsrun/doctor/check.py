@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from dsrun.doctor.machine import Machine, Target
 from dsrun.errors import one_line
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message
 
 Status = Literal["fail", "warn", "pass", "skip"]
 LIMIT_S = 8.0
@@ -85,13 +85,13 @@ class _Running:
         try:
             findings = tuple(self._check.look(machine, target))
         except Exception as error:  # whatever a strange machine makes of a check, the others are shown
-            what = f"the check failed with {type(error).__name__}: {one_line(error)}"
+            what = Message("the check failed with {kind}: {error}", kind=type(error).__name__, error=one_line(error))
             findings = (self._broken("crashed", what),)
         self._result = self._with(findings)
 
     def result(self, deadline: float, limit_s: float) -> Result:
         self._thread.join(max(0.0, deadline - time.monotonic()))
-        hung = self._broken("hangs", f"the check did not end within {limit_s:g} s")
+        hung = self._broken("hangs", Message("the check did not end within {seconds:g} s", seconds=limit_s))
         return self._result or self._with((hung,))
 
     def _with(self, findings: tuple[Finding, ...]) -> Result:
@@ -102,9 +102,9 @@ class _Running:
             level="warning",
             code=f"{self._check.code}_{how}",
             message=message,
-            fix="report it with the output of --debug"
+            fix=Message("report it with the output of --debug")
             if how == "crashed"
-            else "look at what it reads: disks, driver, network",
+            else Message("look at what it reads: disks, driver, network"),
         )
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from dsrun.errors import MissingError
+from dsrun.findings import Message
 from dsrun.system.display import without_tokens
 
 CAUSE = "hf_gated_or_offline"
 ENDPOINT = "HF_ENDPOINT"
-OTHER_SOURCES = f"{ENDPOINT}=URL of a mirror, or --hub modelscope"
+OTHER_SOURCES = Message("{variable}=URL of a mirror, or --hub modelscope", variable=ENDPOINT)
 """Beside local files; of the cause in dsrun/diagnosis/rules.toml, too."""
 LOG_IN = "`hf auth login`, and accept its licence on its page"
 

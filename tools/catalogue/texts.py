@@ -11,7 +11,13 @@ from dsrun.datafiles import read_toml
 
 CHECKOUT = Path(__file__).parents[2]
 TABLES = {
+    "../build/ops.toml": ("what", "broken", "note"),
     "diagnosis/rules.toml": ("title", "means", "fix", "other_fix"),
+    "doctor/gpu/peer_states.toml": ("means", "fix"),
+    "doctor/gpu/throttle_reasons.toml": ("means", "fix"),
+    "doctor/gpu/xids.toml": ("means", "fix"),
+    "doctor/host/infiniband.toml": ("means",),
+    "doctor/software/known_bad.toml": ("message", "fix"),
     "slurm/lint/rules.toml": ("message", "fix"),
     "zero/rules.toml": ("message", "fix"),
     "zero/lint/codes.toml": ("meaning",),
@@ -59,12 +65,15 @@ def _fields(
 
 
 def literals(source: str) -> Iterator[str]:
-    """The templates that a module gives to Message, joined, counted and translated."""
+    """The templates that a module gives to Message, joined, counted and translated, and the titles of Checks."""
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
             continue
         if node.func.id in ("Message", "joined", "translated") and node.args:
             yield from _constants(node.args[0])
+        elif node.func.id == "Check" and len(node.args) > 1:
+            yield from _constants(node.args[1])
+            yield from (text for each in node.keywords if each.arg == "needs" for text in _constants(each.value))
         elif node.func.id == "counted" and len(node.args) == 2:
             yield from (f"{{number:,}} {noun}s" for noun in _constants(node.args[1]))
 

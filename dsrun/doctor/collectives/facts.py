@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, Self
 
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message, joined
 from dsrun.system.gpus import visible_gpus
 from dsrun.system.host import hostname, versions
 
@@ -101,7 +101,13 @@ _COMPARED: dict[str, Literal["error", "warning"]] = {
     "driver": "warning",
     "gpus": "warning",
 }
-TITLES = {"nccl": "NCCL", "gpus": "GPUs", "python": "Python", "deepspeed": "DeepSpeed", "wheel": "DeepSpeed's wheel"}
+TITLES = {
+    "nccl": "NCCL",
+    "gpus": "GPUs",
+    "python": "Python",
+    "deepspeed": "DeepSpeed",
+    "wheel": Message("DeepSpeed's wheel"),
+}
 
 
 def shown(facts: NodeFacts, name: str) -> str:
@@ -127,26 +133,36 @@ def differences(nodes: Mapping[str, NodeFacts], skew_s: Mapping[str, float]) -> 
         (usual, count), *_ = Counter(values.values()).most_common()
         others = [node for node, value in values.items() if value != usual] if 2 * count > len(values) else []
         title = TITLES.get(name, name)
-        parts = [f"{value} on {_listed(values, value)}" for value in dict.fromkeys(values.values())]
+        parts = [
+            Message("{value} on {nodes}", value=value, nodes=_listed(values, value))
+            for value in dict.fromkeys(values.values())
+        ]
         yield (
             Finding(
                 level=_COMPARED[name],
                 code="nodes_differ",
-                message=f"{title} differs between the nodes: {'; '.join(parts)}",
-                fix=f"install the same {title} on all nodes" if name != "gpus" else "ask for one kind of node",
+                message=Message("{title} differs between the nodes: {parts}", title=title, parts=joined("; ", parts)),
+                fix=Message("install the same {title} on all nodes", title=title)
+                if name != "gpus"
+                else Message("ask for one kind of node"),
                 where=", ".join(others),
             ),
             others if _COMPARED[name] == "error" else [],
         )
     for node, ahead in skew_s.items():
         if abs(ahead) > MAX_SKEW_S:
-            way = "ahead of" if ahead > 0 else "behind"
             yield (
                 Finding(
                     level="warning",
                     code="clock_skew",
-                    message=f"the clock of {node} is {abs(ahead):.1f} s {way} the first node's",
-                    fix="start chrony or ntpd there",
+                    message=Message(
+                        "the clock of {node} is {seconds:.1f} s ahead of the first node's"
+                        if ahead > 0
+                        else "the clock of {node} is {seconds:.1f} s behind the first node's",
+                        node=node,
+                        seconds=abs(ahead),
+                    ),
+                    fix=Message("start chrony or ntpd there"),
                     where=node,
                 ),
                 [],
@@ -155,4 +171,4 @@ def differences(nodes: Mapping[str, NodeFacts], skew_s: Mapping[str, float]) -> 
 
 def _listed(values: Mapping[str, str], value: str) -> str:
     found = [node for node, own in values.items() if own == value]
-    return ", ".join(found) if len(found) <= 4 else f"{len(found)} nodes"
+    return ", ".join(found) if len(found) <= 4 else Message("{count} nodes", count=len(found))

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import TypeVar
 
 from dsrun.doctor.collectives.facts import differences
+from dsrun.doctor.collectives.failures import culprits, during, reason
 from dsrun.doctor.collectives.observations import GroupResult, Observations
 from dsrun.doctor.collectives.schedule import cover
-from dsrun.findings import Finding, Level
+from dsrun.findings import Finding, Level, Message, joined
 
 Key = TypeVar("Key")
 
@@ -61,24 +61,50 @@ def _error(code: str, message: str, fix: str, where: str = "") -> Finding:
 def _members(seen: Observations) -> Iterator[Judged]:
     for index in seen.missing:
         name, host = seen.name(index), seen.host(index)
-        fix = "is dsrun doctor running there, with the same --master-addr and --master-port, and no firewall between?"
-        yield _error("node_missing", f"{name} did not join at {seen.address}", fix, host), [host]
-    for index, how in seen.lost.items():
-        yield _error("node_lost", f"{seen.name(index)} {how}", "see its log", seen.host(index)), [seen.host(index)]
-    for index, why in seen.unready.items():
-        message = f"the ranks of {seen.name(index)} did not run: {why}"
+        fix = Message(
+            "is dsrun doctor running there, with the same --master-addr and --master-port, and no firewall between?"
+        )
         yield (
-            _error("ranks_not_started", message, 'python -c "import torch" there', seen.host(index)),
+            _error(
+                "node_missing", Message("{name} did not join at {address}", name=name, address=seen.address), fix, host
+            ),
+            [host],
+        )
+    for index, how in seen.lost.items():
+        yield (
+            _error(
+                "node_lost",
+                Message("{name} {how}", name=seen.name(index), how=how),
+                Message("see its log"),
+                seen.host(index),
+            ),
+            [seen.host(index)],
+        )
+    for index, why in seen.unready.items():
+        message = Message("the ranks of {name} did not run: {why}", name=seen.name(index), why=why)
+        yield (
+            _error("ranks_not_started", message, Message('python -c "import torch" there'), seen.host(index)),
             [seen.host(index)],
         )
     devices = {member.device for member in seen.members.values()}
     for member in seen.members.values():
         host = member.facts.host
         if not member.facts.torch:
-            yield _error("no_torch", f"{member.name} has no torch", "install dsrun[train] there", host), [host]
+            yield (
+                _error(
+                    "no_torch",
+                    Message("{name} has no torch", name=member.name),
+                    Message("install dsrun[train] there"),
+                    host,
+                ),
+                [host],
+            )
         elif len(devices) > 1 and member.device == "cpu":
-            fix = "nvidia-smi there; is CUDA_VISIBLE_DEVICES set?"
-            yield _error("no_gpu", f"{member.name} sees no GPU, and other nodes do", fix, host), [host]
+            fix = Message("nvidia-smi there; is CUDA_VISIBLE_DEVICES set?")
+            yield (
+                _error("no_gpu", Message("{name} sees no GPU, and other nodes do", name=member.name), fix, host),
+                [host],
+            )
 
 
 def _own_checks(seen: Observations) -> Iterator[Judged]:
@@ -94,8 +120,10 @@ def _own_checks(seen: Observations) -> Iterator[Judged]:
     for finding, hosts in hosts_of.items():
         everywhere = len(seen.hosts) > 1 and failing[finding.code] == set(seen.hosts)
         own = list(dict.fromkeys(hosts))
-        who = "all nodes" if len(own) == len(seen.hosts) > 1 else ", ".join(own)
-        yield replace(finding, message=f"{who}: {finding.message}", where=", ".join(own)), [] if everywhere else own
+        who = Message("all nodes") if len(own) == len(seen.hosts) > 1 else ", ".join(own)
+        # Text that came from another process has lost its template: only one without values is still translated.
+        message = Message("{who}: {message}", who=who, message=Message(finding.message))
+        yield replace(finding, message=message, where=", ".join(own)), [] if everywhere else own
 
 
 def _connections(seen: Observations) -> Iterator[Judged]:
@@ -105,9 +133,14 @@ def _connections(seen: Observations) -> Iterator[Judged]:
         found.setdefault((index, peer), {})[endpoint] = why
     accused = {seen.host(index) for index in cover(frozenset(pair) for pair in found)}
     for (index, peer), endpoints in found.items():
-        ports = " and ".join(endpoints)
-        message = f"{seen.name(index)} cannot reach {seen.name(peer)} at {ports}: {next(iter(endpoints.values()))}"
-        fix = "let all TCP ports through between the nodes: NCCL and gloo take any"
+        message = Message(
+            "{name} cannot reach {peer} at {ports}: {why}",
+            name=seen.name(index),
+            peer=seen.name(peer),
+            ports=joined(" and ", endpoints),
+            why=next(iter(endpoints.values())),
+        )
+        fix = Message("let all TCP ports through between the nodes: NCCL and gloo take any")
         where = f"{seen.host(index)}, {seen.host(peer)}"
         yield _error("tcp_unreachable", message, fix, where), sorted(accused & {seen.host(index), seen.host(peer)})
 
@@ -117,18 +150,23 @@ def _ranks(seen: Observations) -> Iterator[Judged]:
     named: set[tuple[str, int]] = set()
     pairs: list[tuple[GroupResult, str]] = []
     for group in (group for group in seen.groups if not group.ok):
-        culprits = list(_culprits(group))
-        if not culprits and all(result.state == "lost" or result.cancelled for result in group.ranks.values()):
+        blamed = list(culprits(group))
+        if not blamed and all(result.state == "lost" or result.cancelled for result in group.ranks.values()):
             continue
-        if not culprits:
-            pairs.append((group, _reason(group)))
-        for rank, code, what in culprits:
+        if not blamed:
+            pairs.append((group, reason(group)))
+        for rank, code, what in blamed:
             if (code, rank) not in named:
                 named.add((code, rank))
                 host = seen.host_of_rank(rank)
-                message = f"{seen.rank_name(rank)} {what} {_during(group)}"
+                message = Message("{rank} {what} {during}", rank=seen.rank_name(rank), what=what, during=during(group))
                 yield (
-                    _error(code, message, "look at that machine's kernel log and GPUs (nvidia-smi -q, dmesg)", host),
+                    _error(
+                        code,
+                        message,
+                        Message("look at that machine's kernel log and GPUs (nvidia-smi -q, dmesg)"),
+                        host,
+                    ),
                     [host],
                 )
     numbers = {unit.name: number for number, unit in enumerate(seen.units)}
@@ -139,54 +177,16 @@ def _ranks(seen: Observations) -> Iterator[Judged]:
         hosts = sorted({seen.host(unit.members[0]) for unit in group.units if len(names) == 1 or unit.name in accused})
         connecting = all(result.at in ("start", "connect") for result in group.ranks.values())
         code = "cannot_connect" if connecting else "collective_failed"
-        who = " and ".join(names) if len(names) < 5 else f"all {len(names)}"
-        message = f"{who} {'cannot connect' if connecting else 'failed'} {_during(group)}: {why}"
-        fix = "NCCL_DEBUG=INFO shows the addresses that they take; NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME name others"
+        message = Message(
+            "{who} cannot connect {during}: {why}" if connecting else "{who} failed {during}: {why}",
+            who=joined(" and ", names) if len(names) < 5 else Message("all {count}", count=len(names)),
+            during=during(group),
+            why=why,
+        )
+        fix = Message(
+            "NCCL_DEBUG=INFO shows the addresses that they take; NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME name others"
+        )
         yield _error(code, message, fix, ", ".join(names)), hosts
-
-
-def _culprits(group: GroupResult) -> Iterator[tuple[int, str, str]]:
-    """(rank, code, what) of those that caused the failure: who died; else who hung where the others did not."""
-    died = {rank: result for rank, result in group.ranks.items() if result.state == "died"}
-    for rank, result in died.items():
-        yield rank, "rank_died", f"died ({_how(result.signal, result.error)})"
-    if died:
-        return
-    stuck = {rank: r for rank, r in group.ranks.items() if r.state in ("hung", "failed")}
-    stages = {result.stage for result in stuck.values()}
-    first = min(stages, default=0)
-    hung = [rank for rank, result in stuck.items() if result.stage == first and result.state == "hung"]
-    alone = len(group.ranks) == 1 or len(stages) > 1
-    # One that is as far as all the others may wait for them as they do for it.
-    if alone or (len(hung) < len(group.ranks) and all(group.ranks[rank].at == "start" for rank in hung)):
-        for rank in hung:
-            yield rank, "rank_hung", f"hung ({_stage(group.ranks[rank].at)})"
-
-
-def _how(signum: int | None, error: str) -> str:
-    if signum is not None:
-        try:
-            return signal.Signals(signum).name
-        except ValueError:
-            return f"signal {signum}"
-    return error or "without a signal"
-
-
-def _stage(at: str) -> str:
-    return {"start": "before it did anything", "connect": "connecting", "end": "at the end"}.get(at, f"in {at}")
-
-
-def _reason(group: GroupResult) -> str:
-    errors = [result.error for result in group.ranks.values() if result.error]
-    at = {result.at for result in group.ranks.values()}
-    return errors[0] if errors else f"no end within its time, {_stage(at.pop())}"
-
-
-def _during(group: GroupResult) -> str:
-    if group.phase.kind == "alone":
-        return "alone" if len(group.ranks) == 1 else "within its node"
-    names = [unit.name for unit in group.units]
-    return f"in the pair {' and '.join(names)}" if group.phase.kind == "pairs" else "with all together"
 
 
 def _values(seen: Observations) -> Iterator[Judged]:
@@ -195,12 +195,18 @@ def _values(seen: Observations) -> Iterator[Judged]:
             for operation, wrong in result.wrong.items():
                 ranks = list(group.ranks)
                 sources = [ranks[number] for number in wrong["from"] if number < len(ranks)]
-                of = f", those from rank {', '.join(map(str, sources))}" if sources else ""
-                message = (
-                    f"{operation} gave {seen.rank_name(rank)} {wrong['count']} wrong values of {wrong['of']}{of} "
-                    f"{_during(group)}"
+                message = Message(
+                    "{operation} gave {rank} {count} wrong values of {total}, those from rank {sources} {during}"
+                    if sources
+                    else "{operation} gave {rank} {count} wrong values of {total} {during}",
+                    operation=operation,
+                    rank=seen.rank_name(rank),
+                    count=wrong["count"],
+                    total=wrong["of"],
+                    sources=", ".join(map(str, sources)),
+                    during=during(group),
                 )
-                fix = (
+                fix = Message(
                     "a defective GPU, NIC or cable: nvidia-smi -q -d ECC; NCCL_P2P_DISABLE=1 shows whether it is NVLink"
                 )
                 hosts = {seen.host_of_rank(each) for each in (sources or [rank])}
@@ -215,8 +221,12 @@ def _speed(seen: Observations) -> Iterator[Judged]:
         if result.compute_s is not None
     }
     for rank, factor in slower(compute).items():
-        message = f"{seen.rank_name(rank)} is slow: it computes {_percent(factor)} slower than the median of the others"
-        fix = "nvidia-smi -q -d CLOCK,PERFORMANCE there; who else computes on it?"
+        message = Message(
+            "{rank} is slow: it computes {factor} slower than the median of the others",
+            rank=seen.rank_name(rank),
+            factor=_percent(factor),
+        )
+        fix = Message("nvidia-smi -q -d CLOCK,PERFORMANCE there; who else computes on it?")
         yield Finding(level="warning", code="slow_rank", message=message, fix=fix, where=seen.host_of_rank(rank)), []
     times = {
         (group.units[0].name, group.units[1].name): seconds
@@ -225,15 +235,21 @@ def _speed(seen: Observations) -> Iterator[Judged]:
     }
     slow = slower_in_pairs(times)
     for name, factor in slow.items():
-        message = (
-            f"{name} is slow: its pairs take {_percent(factor)} longer for all_reduce than the median of the others"
+        message = Message(
+            "{name} is slow: its pairs take {factor} longer for all_reduce than the median of the others",
+            name=name,
+            factor=_percent(factor),
         )
-        fix = "compare its links and interfaces: ethtool, ibstat, nvidia-smi topo -m"
+        fix = Message("compare its links and interfaces: ethtool, ibstat, nvidia-smi topo -m")
         yield Finding(level="warning", code="slow_rank", message=message, fix=fix, where=name), []
     rest = {pair: seconds for pair, seconds in times.items() if not slow.keys() & set(pair)}
     for pair, factor in slower(rest, SLOW_PAIR).items():
-        message = f"{' and '.join(pair)} take {_percent(factor)} longer for all_reduce than the median of other pairs"
-        fix = "look at the cable and the switch between them"
+        message = Message(
+            "{pair} take {factor} longer for all_reduce than the median of other pairs",
+            pair=joined(" and ", pair),
+            factor=_percent(factor),
+        )
+        fix = Message("look at the cable and the switch between them")
         yield Finding(level="warning", code="slow_pair", message=message, fix=fix, where=", ".join(pair)), []
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from dsrun.doctor.collectives.facts import NodeFacts
 from dsrun.doctor.collectives.operations import average_bandwidths
 from dsrun.doctor.collectives.schedule import Phase, Unit
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message
 
 State = Literal["ok", "failed", "died", "hung", "lost"]
 STAGES = ("start", "connect", "compute", "broadcast", "all_reduce", "all_gather", "reduce_scatter", "end")
@@ -33,7 +33,7 @@ class Member:
     @property
     def name(self) -> str:
         """ "node 2 (gpu03)"."""
-        return f"node {self.index} ({self.facts.host})"
+        return Message("node {index} ({host})", index=self.index, host=self.facts.host)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +106,9 @@ class Observations:
         """What a member is called, whether it has joined or not."""
         if index in self.members:
             return self.members[index].name
-        return f"node {index} ({self.names[index]})" if index < len(self.names) else f"node {index}"
+        if index < len(self.names):
+            return Message("node {index} ({host})", index=index, host=self.names[index])
+        return Message("node {index}", index=index)
 
     def host(self, index: int) -> str:
         """The host of a member, "" where it is not known."""
@@ -120,7 +122,9 @@ class Observations:
 
     def rank_name(self, rank: int) -> str:
         """ "rank 5 on gpu03"."""
-        return f"rank {rank} on {self.host_of_rank(rank)}" if len(self.hosts) > 1 else f"rank {rank}"
+        if len(self.hosts) > 1:
+            return Message("rank {rank} on {host}", rank=rank, host=self.host_of_rank(rank))
+        return f"rank {rank}"
 
     @property
     def hosts(self) -> list[str]:

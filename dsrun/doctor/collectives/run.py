@@ -13,7 +13,7 @@ from dsrun.doctor.collectives.judge import Verdict, judge
 from dsrun.doctor.collectives.observations import Observations
 from dsrun.doctor.collectives.place import Place
 from dsrun.errors import EXIT_FINDINGS, EXIT_TOOL_FAILED
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message
 from dsrun.launch.coordinator.messages import shared_key
 from dsrun.launch.coordinator.transport import allow_open_files, listen
 from dsrun.system.net import claim_port, free_port
@@ -47,10 +47,16 @@ def run_test(
             return _lead(place, key, limits, notify, findings)
         end = take_part(place, port, key, timeout_s=limits.join_s, notify=notify, findings=findings)
     except LeaderUnreachable as error:
-        message = f"node {place.index} cannot reach the first node at {place.host}:{port + 1}: {error.why}"
-        fix = "is dsrun doctor running there, and does a firewall let the port through?"
+        message = Message(
+            "node {index} cannot reach the first node at {host}:{port}: {why}",
+            index=place.index,
+            host=place.host,
+            port=port + 1,
+            why=error.why,
+        )
+        fix = Message("is dsrun doctor running there, and does a firewall let the port through?")
         if place.index == 0:
-            fix = "that is this node: give --master-addr the name or address by which all nodes reach it"
+            fix = Message("that is this node: give --master-addr the name or address by which all nodes reach it")
         finding = Finding(level="error", code="tcp_unreachable", message=message, fix=fix, where=place.host)
         return Outcome(EXIT_FINDINGS, finding=finding)
     return Outcome(int(end["end"]))

@@ -12,7 +12,7 @@ from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.machine import DEEP_PROGRAM_S, Machine, Target
 from dsrun.errors import DsrunError
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message
 
 DEEP_LIMIT_S = DEEP_PROGRAM_S + 10
 """Seconds that such a check may take."""
@@ -34,15 +34,17 @@ def _program(machine: Machine, *names: str) -> str | None:
 def _ran(machine: Machine, argv: Sequence[str], code: str) -> tuple[str, Finding | None]:
     """The program's output, and a finding where it failed or took too long."""
     shown = " ".join(argv)
+    alone = Message("run {command} by itself", command=shown)
     try:
         done = machine.run_long(argv)
     except DsrunError as error:
-        return "", warning(f"{code}_fails", error.message, f"run {shown} by itself")
+        return "", warning(f"{code}_fails", error.message, alone)
     if done.returncode == 0:
         return done.stdout, None
-    last = (done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}").splitlines()[-1]
-    message = f"{shown} fails: {last}"
-    return done.stdout, warning(f"{code}_fails", message, f"run {shown} by itself")
+    text = done.stderr.strip() or done.stdout.strip()
+    last = text.splitlines()[-1] if text else Message("exit code {code}", code=done.returncode)
+    message = Message("{command} fails: {last}", command=shown, last=last)
+    return done.stdout, warning(f"{code}_fails", message, alone)
 
 
 def _dcgm(machine: Machine, target: Target) -> Iterator[Finding]:
@@ -59,11 +61,11 @@ def _dcgm(machine: Machine, target: Target) -> Iterator[Finding]:
     for name, why in failed.items():
         yield failure(
             "dcgm_failed",
-            f"dcgmi diag: {name} failed{f': {why}' if why else ''}",
-            "dcgmi diag -r 3 says more; drain the node",
+            Message("dcgmi diag: {name} failed: {why}" if why else "dcgmi diag: {name} failed", name=name, why=why),
+            Message("dcgmi diag -r 3 says more; drain the node"),
         )
     if not failed:
-        yield fine("dcgm", "dcgmi diag -r 1 found nothing")
+        yield fine("dcgm", Message("dcgmi diag -r 1 found nothing"))
 
 
 def _failed_tests(report: Any, name: str = "") -> Iterator[tuple[str, str]]:
@@ -93,13 +95,17 @@ def _all_reduce(machine: Machine, target: Target) -> Iterator[Finding]:
     if wrong and wrong[2] != "OK":
         yield failure(
             "nccl_tests_wrong",
-            f"all_reduce gives {wrong[1]} wrong values on these GPUs",
-            "NCCL_P2P_DISABLE=1 tells whether PCIe is to blame (ACS, IOMMU); drain the node",
+            Message("all_reduce gives {count} wrong values on these GPUs", count=wrong[1]),
+            Message("NCCL_P2P_DISABLE=1 tells whether PCIe is to blame (ACS, IOMMU); drain the node"),
         )
     elif broken:
         yield broken
     elif bandwidth:
-        message = f"all_reduce over {len(gpus)} GPUs: bus bandwidth {float(bandwidth[1]):.0f} GB/s"
+        message = Message(
+            "all_reduce over {count} GPUs: bus bandwidth {bandwidth:.0f} GB/s",
+            count=len(gpus),
+            bandwidth=float(bandwidth[1]),
+        )
         yield fine("nccl_tests", message)
 
 
@@ -114,14 +120,14 @@ def _bandwidth(machine: Machine, target: Target) -> Iterator[Finding]:
     for name, rate in slow.items():
         yield warning(
             "nvbandwidth_slow",
-            f"{name}: {rate:.1f} GB/s for each GPU",
-            "lspci -vv shows lanes and generation of the link (LnkSta); nvidia-smi topo -m the NUMA nodes",
+            Message("{name}: {rate:.1f} GB/s for each GPU", name=name, rate=rate),
+            Message("lspci -vv shows lanes and generation of the link (LnkSta); nvidia-smi topo -m the NUMA nodes"),
         )
     if broken and not sums:
         yield broken
     elif sums and not slow:
         rates = ", ".join(f"{name} {rate:.0f} GB/s" for name, rate in sums.items())
-        yield fine("nvbandwidth", f"for each GPU {rates}")
+        yield fine("nvbandwidth", Message("for each GPU {rates}", rates=rates))
 
 
 DCGM = Check(

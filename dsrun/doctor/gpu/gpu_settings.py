@@ -8,7 +8,7 @@ from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.gpu.nvml import GpuState, of_gpus
 from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.machine import Machine, Target
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message
 from dsrun.system.display import counted
 
 EXCLUSIVE = (1, 3)
@@ -21,7 +21,7 @@ def _settings(machine: Machine, target: Target) -> Iterator[Finding]:
     found = list(_unfit(gpus, target.nproc))
     yield from found
     if gpus and not found:
-        yield fine("gpu_settings", f"{of_gpus(gpus)}: set up for training")
+        yield fine("gpu_settings", Message("{gpus}: set up for training", gpus=of_gpus(gpus)))
 
 
 def _unfit(gpus: Sequence[GpuState], ranks: int | None) -> Iterator[Finding]:
@@ -29,32 +29,43 @@ def _unfit(gpus: Sequence[GpuState], ranks: int | None) -> Iterator[Finding]:
     if sleeping:
         yield warning(
             "gpu_settings_persistence",
-            f"{of_gpus(sleeping)}: persistence mode is off, so the driver starts anew with every job",
-            "sudo nvidia-smi -pm 1, or enable the service nvidia-persistenced",
+            Message(
+                "{gpus}: persistence mode is off, so the driver starts anew with every job",
+                gpus=of_gpus(sleeping),
+            ),
+            Message("sudo nvidia-smi -pm 1, or enable the service nvidia-persistenced"),
         )
     parts = [each for each in gpus if each.mig]
     if parts and len(gpus) > 1:
         yield warning(
             "gpu_settings_mig",
-            f"{of_gpus(parts)}: MIG is on; a process sees one instance only, and NCCL joins none of them",
-            "sudo nvidia-smi -mig 0 -i N on GPUs that train together, or train on one instance",
+            Message(
+                "{gpus}: MIG is on; a process sees one instance only, and NCCL joins none of them",
+                gpus=of_gpus(parts),
+            ),
+            Message("sudo nvidia-smi -mig 0 -i N on GPUs that train together, or train on one instance"),
         )
     elif parts:
-        message = f"{of_gpus(parts)}: MIG is on; a run here has one instance"
+        message = Message("{gpus}: MIG is on; a run here has one instance", gpus=of_gpus(parts))
         yield fine("gpu_settings_mig", message)
     closed = [each for each in gpus if each.compute_mode == PROHIBITED]
     if closed:
         yield failure(
             "gpu_settings_prohibited",
-            f"{of_gpus(closed)}: the compute mode is Prohibited, so no program may use it",
+            Message("{gpus}: the compute mode is Prohibited, so no program may use it", gpus=of_gpus(closed)),
             "sudo nvidia-smi -c DEFAULT",
         )
     exclusive = [each for each in gpus if each.compute_mode in EXCLUSIVE]
     if exclusive and ranks is not None and ranks > len(gpus):
         yield failure(
             "gpu_settings_exclusive",
-            f"{of_gpus(exclusive)}: the compute mode is Exclusive, but {ranks} ranks share {counted(len(gpus), 'GPU')}",
-            f"--nproc {len(gpus)}, or sudo nvidia-smi -c DEFAULT",
+            Message(
+                "{exclusive}: the compute mode is Exclusive, but {ranks} ranks share {shared}",
+                exclusive=of_gpus(exclusive),
+                ranks=ranks,
+                shared=counted(len(gpus), "GPU"),
+            ),
+            Message("--nproc {count}, or sudo nvidia-smi -c DEFAULT", count=len(gpus)),
         )
 
 

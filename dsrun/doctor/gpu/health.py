@@ -11,10 +11,9 @@ from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.gpu.nvml import GpuState, of_gpus
 from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.machine import Machine, Target
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message
 from dsrun.system.display import counted
 
-RESET = "end its processes and reset it (sudo nvidia-smi --gpu-reset -i {index}), or reboot"
 BUSY = 2
 """The highest performance state under load: P0 to P2. An idle GPU (P8) lets its PCIe link run slowly."""
 
@@ -27,7 +26,7 @@ def _ecc(machine: Machine, target: Target) -> Iterator[Finding]:
             found = True
             yield finding
     if not found and any(each.ecc_uncorrected is not None for each in gpus):
-        yield fine("ecc", f"no uncorrected memory error on {of_gpus(gpus)}")
+        yield fine("ecc", Message("no uncorrected memory error on {gpus}", gpus=of_gpus(gpus)))
 
 
 def _memory_errors(gpu: GpuState) -> Iterator[Finding]:
@@ -37,21 +36,34 @@ def _memory_errors(gpu: GpuState) -> Iterator[Finding]:
     if gpu.remap_failed:
         yield failure(
             "ecc_remap_failed",
-            f"{gpu}: faulty memory rows could not be replaced",
-            "drain the node and have the GPU replaced (nvidia-smi -q -d ROW_REMAPPER)",
+            Message("{gpu}: faulty memory rows could not be replaced", gpu=gpu),
+            Message("drain the node and have the GPU replaced (nvidia-smi -q -d ROW_REMAPPER)"),
         )
     if gpu.ecc_uncorrected:
         yield failure(
             "ecc_uncorrected",
-            f"{gpu}: {counted(gpu.ecc_uncorrected, 'uncorrected ECC error')} since the driver was loaded",
-            f"{RESET.format(index=gpu.index)}; if they come back, have the GPU replaced (nvidia-smi -q -d ECC)",
+            Message(
+                "{gpu}: {errors} since the driver was loaded",
+                gpu=gpu,
+                errors=counted(gpu.ecc_uncorrected, "uncorrected ECC error"),
+            ),
+            Message(
+                "{reset}; if they come back, have the GPU replaced (nvidia-smi -q -d ECC)",
+                reset=_reset(gpu),
+            ),
         )
     if gpu.remap_pending or gpu.retirement_pending:
         yield warning(
             "ecc_remap_pending",
-            f"{gpu}: faulty memory is to be replaced with the next reset",
-            RESET.format(index=gpu.index),
+            Message("{gpu}: faulty memory is to be replaced with the next reset", gpu=gpu),
+            _reset(gpu),
         )
+
+
+def _reset(gpu: GpuState) -> Message:
+    return Message(
+        "end its processes and reset it (sudo nvidia-smi --gpu-reset -i {index}), or reboot", index=gpu.index
+    )
 
 
 @cache
@@ -68,19 +80,24 @@ def _clocks(machine: Machine, target: Target) -> Iterator[Finding]:
             found = True
             heat = [f"{each.temperature_c} °C" for each in slowed if each.temperature_c is not None]
             at = f" ({', '.join(heat)})" if heat else ""
-            message = f"{of_gpus(slowed)}{at}: {reason['means']}"
-            yield warning(f"gpu_clocks_{code}", message, reason["fix"])
+            message = Message("{gpus}{at}: {means}", gpus=of_gpus(slowed), at=at, means=Message(reason["means"]))
+            yield warning(f"gpu_clocks_{code}", message, Message(reason["fix"]))
     limited = [each for each in gpus if each.is_power_limited]
     if limited:
         found = True
-        watts = f"{limited[0].power_limit_w} W of {limited[0].power_limit_default_w} W"
+        first = limited[0]
         yield warning(
             "gpu_clocks_power_limit",
-            f"{of_gpus(limited)}: the power limit is {watts}",
-            f"sudo nvidia-smi -pl {limited[0].power_limit_default_w}",
+            Message(
+                "{gpus}: the power limit is {limit} W of {default} W",
+                gpus=of_gpus(limited),
+                limit=first.power_limit_w,
+                default=first.power_limit_default_w,
+            ),
+            f"sudo nvidia-smi -pl {first.power_limit_default_w}",
         )
     if gpus and not found:
-        yield fine("gpu_clocks", f"{of_gpus(gpus)}: nothing slows the clocks down")
+        yield fine("gpu_clocks", Message("{gpus}: nothing slows the clocks down", gpus=of_gpus(gpus)))
 
 
 def _pcie(machine: Machine, target: Target) -> Iterator[Finding]:
@@ -93,19 +110,29 @@ def _pcie(machine: Machine, target: Target) -> Iterator[Finding]:
             found = True
             yield warning(
                 "pcie_width",
-                f"{gpu}: PCIe runs with {lanes} of {most} lanes, and copies are slower by as much",
-                "have the GPU reseated, or its riser or slot changed (lspci -vv shows LnkSta and LnkCap)",
+                Message(
+                    "{gpu}: PCIe runs with {lanes} of {most} lanes, and copies are slower by as much",
+                    gpu=gpu,
+                    lanes=lanes,
+                    most=most,
+                ),
+                Message("have the GPU reseated, or its riser or slot changed (lspci -vv shows LnkSta and LnkCap)"),
             )
         slow = (gpu.pcie_generation or 0) < (gpu.pcie_generation_max or 0)
         if slow and gpu.performance_state is not None and gpu.performance_state <= BUSY:
             found = True
             yield warning(
                 "pcie_generation",
-                f"{gpu}: PCIe runs as generation {gpu.pcie_generation} of {gpu.pcie_generation_max} under load",
-                "set the slot's link speed to auto in the firmware set-up, or have riser and slot changed",
+                Message(
+                    "{gpu}: PCIe runs as generation {generation} of {newest} under load",
+                    gpu=gpu,
+                    generation=gpu.pcie_generation,
+                    newest=gpu.pcie_generation_max,
+                ),
+                Message("set the slot's link speed to auto in the firmware set-up, or have riser and slot changed"),
             )
     if known and not found:
-        yield fine("pcie", f"{of_gpus(known)}: all PCIe lanes are in use")
+        yield fine("pcie", Message("{gpus}: all PCIe lanes are in use", gpus=of_gpus(known)))
 
 
 ECC = Check(

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from dsrun.datafiles import toml_beside
 from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.machine import Machine, Target
-from dsrun.findings import Finding, Level
+from dsrun.findings import Finding, Level, Message
 from dsrun.system.display import printable
 
 RECENT_S = 24 * 3600.0
@@ -60,9 +60,9 @@ def meaning(number: int) -> Meaning:
     facts = _facts()
     row = facts["xid"].get(str(number))
     if row is None:
-        fix = "look it up: https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html"
-        return Meaning("warning", "an error of the GPU or its driver", fix)
-    return Meaning(row["level"], row["means"], facts["fix"][row["fix"]])
+        fix = Message("look it up: https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html")
+        return Meaning("warning", Message("an error of the GPU or its driver"), fix)
+    return Meaning(row["level"], Message(row["means"]), Message(facts["fix"][row["remedy"]]))
 
 
 def kernel_lines(machine: Machine) -> list[str]:
@@ -128,32 +128,41 @@ def _look(machine: Machine, target: Target) -> Iterator[Finding]:
     for (bus, number), count in Counter((each.bus, each.number) for each in found).items():
         last = [each for each in found if (each.bus, each.number) == (bus, number)][-1]
         age = max(0.0, now - last.seconds)
-        yield _finding(last, names.get(bus, f"GPU at {bus}"), count, age)
+        yield _finding(last, names.get(bus) or Message("GPU at {bus}", bus=bus), count, age)
     fatal = {(each.bus, each.number): each for each in xids(lines, _SXID)}
     for (bus, number), last in fatal.items():
         age = max(0.0, now - last.seconds)
         tell = warning if age > RECENT_S else failure
-        message = f"NVSwitch at {bus}: fatal SXid {number}, {_ago(age)}"
-        yield tell(f"xid_switch_{number}", message, _facts()["fix"]["link"])
+        message = Message("NVSwitch at {bus}: fatal SXid {number}, {age}", bus=bus, number=number, age=_ago(age))
+        yield tell(f"xid_switch_{number}", message, Message(_facts()["fix"]["link"]))
     if not found and not fatal:
-        yield fine("xid", "no Xid error in the kernel log")
+        yield fine("xid", Message("no Xid error in the kernel log"))
 
 
 def _finding(last: Xid, gpu: str, count: int, age: float) -> Finding:
     known = meaning(last.number)
     level: Level = "warning" if known.level == "error" and age > RECENT_S else known.level
-    times = f", {count} times" if count > 1 else ""
-    message = f"{gpu}: Xid {last.number}, {known.means}{times}, {_ago(age)}"
+    message = Message(
+        "{gpu}: Xid {number}, {means}, {count} times, {age}" if count > 1 else "{gpu}: Xid {number}, {means}, {age}",
+        gpu=gpu,
+        number=last.number,
+        means=known.means,
+        count=count,
+        age=_ago(age),
+    )
     if last.number in _TOLD_BY_LINE or str(last.number) not in _facts()["xid"]:
-        message += f': "{last.line}"'
+        message = Message('{what}: "{line}"', what=message, line=last.line)
     return Finding(level=level, code=f"xid_{last.number}", message=message, fix=known.fix)
 
 
-def _ago(seconds: float) -> str:
-    for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit} ago"
-    return f"{seconds:.0f} s ago"
+def _ago(seconds: float) -> Message:
+    if seconds >= 2 * 86400:
+        return Message("{days:.0f} days ago", days=seconds / 86400)
+    if seconds >= 2 * 3600:
+        return Message("{hours:.0f} hours ago", hours=seconds / 3600)
+    if seconds >= 2 * 60:
+        return Message("{minutes:.0f} minutes ago", minutes=seconds / 60)
+    return Message("{seconds:.0f} s ago", seconds=seconds)
 
 
 XID = Check(

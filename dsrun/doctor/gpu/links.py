@@ -12,13 +12,13 @@ from dsrun.doctor.check import Check, fine, warning
 from dsrun.doctor.gpu.nvml import P2P_OK, GpuState, of_gpus
 from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.machine import Machine, Target
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message
 from dsrun.system.display import counted
 
 TRANSLATES = ("DMA", "DMA-FQ")
 """Types of an IOMMU group whose devices' addresses are translated (the kernel's sysfs-kernel-iommu_groups)."""
 PEER_MODULES = ("nvidia_peermem", "nv_peer_mem")
-NO_PEER_MEMORY = "GPUs are read and written by way of host memory, at about half the speed"
+NO_PEER_MEMORY = Message("GPUs are read and written by way of host memory, at about half the speed")
 
 
 def _nvlink(machine: Machine, target: Target) -> Iterator[Finding]:
@@ -28,19 +28,30 @@ def _nvlink(machine: Machine, target: Target) -> Iterator[Finding]:
     most = {gpu.name: max(sum(each.nvlinks) for each in gpus if each.name == gpu.name) for gpu in joined}
     problems = [_fewer(gpu, most[gpu.name]) for gpu in gpus if sum(gpu.nvlinks) < most.get(gpu.name, 0)]
     if not joined and len(gpus) > 1 and all("SXM" in each.name for each in gpus):
-        fix = "nvidia-smi nvlink -s; start nvidia-fabricmanager on machines with NVSwitches, or reset all GPUs"
-        problems.append(warning("nvlink_down", f"no NVLink of {of_gpus(gpus)} is up", fix))
+        fix = Message("nvidia-smi nvlink -s; start nvidia-fabricmanager on machines with NVSwitches, or reset all GPUs")
+        problems.append(warning("nvlink_down", Message("no NVLink of {gpus} is up", gpus=of_gpus(gpus)), fix))
     yield from problems
     if joined and not problems:
-        yield fine("nvlink", f"{max(most.values())} NVLinks are up on each of {counted(len(joined), 'GPU')}")
+        yield fine(
+            "nvlink",
+            Message(
+                "{links} NVLinks are up on each of {gpus}", links=max(most.values()), gpus=counted(len(joined), "GPU")
+            ),
+        )
 
 
 def _fewer(gpu: GpuState, most: int) -> Finding:
     down = ", ".join(str(link) for link, up in enumerate(gpu.nvlinks) if not up)
     return warning(
         "nvlink_down",
-        f"{gpu}: {sum(gpu.nvlinks)} NVLinks are up, {most} of others; down: {down}",
-        "nvidia-smi nvlink -s and -e; reset all GPUs or reboot; if it stays, have GPU and baseboard looked at",
+        Message(
+            "{gpu}: {links} NVLinks are up, {most} of others; down: {down}",
+            gpu=gpu,
+            links=sum(gpu.nvlinks),
+            most=most,
+            down=down,
+        ),
+        Message("nvidia-smi nvlink -s and -e; reset all GPUs or reboot; if it stays, have GPU and baseboard looked at"),
     )
 
 
@@ -64,18 +75,27 @@ def _peers(machine: Machine, target: Target) -> Iterator[Finding]:
     if bounced:
         yield bounced
     if not blocked and not bounced and any(each.peers for each in gpus):
-        yield fine("peer_access", f"{of_gpus(gpus)} reach one another directly")
+        yield fine("peer_access", Message("{gpus} reach one another directly", gpus=of_gpus(gpus)))
 
 
 def _blocked(state: int, pairs: Sequence[tuple[GpuState, GpuState]]) -> Finding:
-    row = _peer_states().get(state, {"means": f"state {state}", "fix": "nvidia-smi topo -p2p r shows all pairs"})
-    first = f"GPU {pairs[0][0].index} and {pairs[0][1].index}"
-    more = f" and {len(pairs) - 1} other pairs" if len(pairs) > 1 else ""
+    row = _peer_states().get(state, {"fix": "nvidia-smi topo -p2p r shows all pairs"})
+    one, other = pairs[0]
     return Finding(
-        level=row.get("level", "warning"), code="peer_access_blocked",
-        message=f"no direct access between {first}{more}: {row['means']}; NCCL goes through host memory",
-        fix=row["fix"],
-    )  # fmt: skip
+        level=row.get("level", "warning"),
+        code="peer_access_blocked",
+        message=Message(
+            "no direct access between GPU {one} and {other} and {more} other pairs: {means}; NCCL goes through host "
+            "memory"
+            if len(pairs) > 1
+            else "no direct access between GPU {one} and {other}: {means}; NCCL goes through host memory",
+            one=one.index,
+            other=other.index,
+            more=len(pairs) - 1,
+            means=Message(row["means"]) if "means" in row else Message("state {state}", state=state),
+        ),
+        fix=Message(row["fix"]),
+    )
 
 
 def _bounced(machine: Machine, gpus: Sequence[GpuState]) -> Finding | None:
@@ -91,14 +111,18 @@ def _bounced(machine: Machine, gpus: Sequence[GpuState]) -> Finding | None:
     if any(kind in TRANSLATES for kind in groups):
         return warning(
             "peer_access_iommu",
-            "the IOMMU translates the GPUs' PCIe traffic: direct access between them is slow, and may hang",
-            "boot with iommu=pt, or turn VT-d / AMD-Vi off in the firmware set-up; until then NCCL_P2P_DISABLE=1",
+            Message("the IOMMU translates the GPUs' PCIe traffic: direct access between them is slow, and may hang"),
+            Message(
+                "boot with iommu=pt, or turn VT-d / AMD-Vi off in the firmware set-up; until then NCCL_P2P_DISABLE=1"
+            ),
         )
     if "ACSCtl:\tSrcValid+" in (machine.answer("lspci", "-vvv") or ""):
         return warning(
             "peer_access_acs",
-            "PCIe access control (ACS) is on: traffic between GPUs takes the way through the CPU",
-            "turn ACS off in the firmware set-up, or with setpci on each bridge (see NCCL's troubleshooting page)",
+            Message("PCIe access control (ACS) is on: traffic between GPUs takes the way through the CPU"),
+            Message(
+                "turn ACS off in the firmware set-up, or with setpci on each bridge (see NCCL's troubleshooting page)"
+            ),
         )
     return None
 
@@ -109,15 +133,15 @@ def _rdma(machine: Machine, target: Target) -> Iterator[Finding]:
     modules = {line.split()[0] for line in (machine.text("/proc/modules") or "").splitlines() if line}
     loaded = [each for each in PEER_MODULES if each in modules]
     if loaded:
-        yield fine("gpudirect", f"{loaded[0]} is loaded: GPUDirect RDMA")
+        yield fine("gpudirect", Message("{module} is loaded: GPUDirect RDMA", module=loaded[0]))
     elif _open_driver(machine) and _kernel(machine) >= (5, 12):
         # DMA-BUF, which NCCL 2.12 and later take where there is no peer memory module.
-        yield fine("gpudirect", "GPUDirect RDMA through DMA-BUF (open kernel modules)")
+        yield fine("gpudirect", Message("GPUDirect RDMA through DMA-BUF (open kernel modules)"))
     else:
         yield warning(
             "gpudirect_no_peermem",
-            f"nvidia_peermem is not loaded: over InfiniBand {NO_PEER_MEMORY}",
-            "sudo modprobe nvidia_peermem; the same word in /etc/modules-load.d/nvidia.conf loads it at boot",
+            Message("nvidia_peermem is not loaded: over InfiniBand {outcome}", outcome=NO_PEER_MEMORY),
+            Message("sudo modprobe nvidia_peermem; the same word in /etc/modules-load.d/nvidia.conf loads it at boot"),
         )
 
 

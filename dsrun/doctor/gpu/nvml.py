@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, TypeVar
 
+from dsrun.findings import Message
+
 T = TypeVar("T")
 
 LIBRARY_NOT_FOUND = 12
@@ -85,9 +87,10 @@ class NvmlAnswer:
     lost: tuple[int, ...] = ()
 
 
-def of_gpus(gpus: Sequence[GpuState]) -> str:
+def of_gpus(gpus: Sequence[GpuState]) -> Message:
     """`GPU 3` or `GPUs 0, 3`, for a message."""
-    return f"GPU{'s' * (len(gpus) > 1)} {', '.join(str(each.index) for each in gpus)}"
+    indices = ", ".join(str(each.index) for each in gpus)
+    return Message("GPUs {indices}" if len(gpus) > 1 else "GPU {indices}", indices=indices)
 
 
 _starting = threading.Lock()

@@ -13,7 +13,7 @@ from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.gpu import nvml
 from dsrun.doctor.gpu.nvml import FABRIC_COMPLETED, GpuState, NvmlAnswer, of_gpus
 from dsrun.doctor.machine import Machine, Target
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message, joined
 from dsrun.system.display import counted
 from dsrun.system.gpus import Gpu, select_visible
 
@@ -71,46 +71,62 @@ def _driver(machine: Machine, target: Target) -> Iterator[Finding]:
     if told.error == nvml.NO_ANSWER:
         yield warning(
             "gpu_driver_slow",
-            f"the NVIDIA driver did not answer within {nvml.ANSWER_S:g} s: a GPU hangs, or persistence mode is off",
-            "sudo nvidia-smi -pm 1, or enable the service nvidia-persistenced; dmesg | grep NVRM shows what hangs",
+            Message(
+                "the NVIDIA driver did not answer within {seconds:g} s: a GPU hangs, or persistence mode is off",
+                seconds=nvml.ANSWER_S,
+            ),
+            Message(
+                "sudo nvidia-smi -pm 1, or enable the service nvidia-persistenced; dmesg | grep NVRM shows what hangs"
+            ),
         )
     elif told.error is not None:
         yield _unusable(told, loaded=loaded, count=len(on_bus))
     elif not told.gpus and not told.lost:
         yield warning(
             "gpu_driver_none",
-            f"the driver works, but none of the machine's {len(on_bus)} GPUs may be used here",
-            "request GPUs: srun --gpus N, docker run --gpus all",
+            Message("the driver works, but none of the machine's {count} GPUs may be used here", count=len(on_bus)),
+            Message("request GPUs: srun --gpus N, docker run --gpus all"),
         )
     else:
         release = re.search(
             r"Kernel Module(?: for \S+)?\s+(\d[\d.]*)", machine.text("/proc/driver/nvidia/version") or ""
         )
-        version = f" {release[1]}" if release else ""
-        message = f"driver{version} answers for {counted(len(told.gpus), 'GPU')}"
+        message = Message(
+            "driver {version} answers for {gpus}" if release else "driver answers for {gpus}",
+            version=release[1] if release else "",
+            gpus=counted(len(told.gpus), "GPU"),
+        )
         yield fine("gpu_driver", message)
 
 
 def _unusable(told: NvmlAnswer, *, loaded: bool, count: int) -> Finding:
     """Why NVML does not answer, and what mends it."""
     if told.error == nvml.VERSION_MISMATCH:
-        code, message = "mismatch", "the driver was updated while it was loaded: its library and kernel module differ"
-        fix = "reboot, or unload the modules: rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia && modprobe nvidia"
+        code, message = (
+            "mismatch",
+            Message("the driver was updated while it was loaded: its library and kernel module differ"),
+        )
+        fix = Message(
+            "reboot, or unload the modules: rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia && modprobe nvidia"
+        )
     elif told.error == nvml.LIBRARY_NOT_FOUND and loaded:
         code, message = (
             "library",
-            "the driver is loaded, but its library libnvidia-ml.so.1 is not here, as in a container",
+            Message("the driver is loaded, but its library libnvidia-ml.so.1 is not here, as in a container"),
         )
-        fix = "start the container with its GPUs: docker run --gpus all, apptainer --nv, srun --gpus N"
+        fix = Message("start the container with its GPUs: docker run --gpus all, apptainer --nv, srun --gpus N")
     elif told.error in (nvml.LIBRARY_NOT_FOUND, nvml.DRIVER_NOT_LOADED) and not loaded:
-        code, message = "not_loaded", f"{counted(count, 'NVIDIA GPU')}, but the NVIDIA driver is not loaded"
-        fix = "sudo modprobe nvidia; if that fails, install the driver (dmesg | grep -i nvrm shows why)"
+        code, message = (
+            "not_loaded",
+            Message("{gpus}, but the NVIDIA driver is not loaded", gpus=counted(count, "NVIDIA GPU")),
+        )
+        fix = Message("sudo modprobe nvidia; if that fails, install the driver (dmesg | grep -i nvrm shows why)")
     elif told.error == nvml.NO_PERMISSION:
-        code, message = "permission", "you may not use the NVIDIA driver's device files"
-        fix = "ls -l /dev/nvidia*; request GPUs from the batch system, or join the group that owns them"
+        code, message = "permission", Message("you may not use the NVIDIA driver's device files")
+        fix = Message("ls -l /dev/nvidia*; request GPUs from the batch system, or join the group that owns them")
     else:
-        code, message = "fails", f"the NVIDIA driver fails: {told.message}"
-        fix = "nvidia-smi and dmesg | grep NVRM show more; reboot"
+        code, message = "fails", Message("the NVIDIA driver fails: {why}", why=told.message)
+        fix = Message("nvidia-smi and dmesg | grep NVRM show more; reboot")
     return failure(f"gpu_driver_{code}", message, fix)
 
 
@@ -122,14 +138,17 @@ def _bus(machine: Machine, target: Target) -> Iterator[Finding]:
         seen = {each.bus for each in told.gpus}
         gone |= {address for address, minor in _minors(machine) if address not in seen and _is_ours(machine, minor)}
     if gone or told.lost:
-        names = [f"the GPU at {each}" for each in sorted(gone)] or [f"GPU {index}" for index in told.lost]
+        names = [Message("the GPU at {bus}", bus=each) for each in sorted(gone)]
+        names = names or [Message("GPU {index}", index=index) for index in told.lost]
         yield failure(
             "gpu_bus_lost",
-            f"{', '.join(names)} cannot be reached: fallen off the bus",
-            "drain the node and reboot it; if it comes back, have the GPU, its slot and its power cables looked at",
+            Message("{names} cannot be reached: fallen off the bus", names=joined(", ", names)),
+            Message(
+                "drain the node and reboot it; if it comes back, have the GPU, its slot and its power cables looked at"
+            ),
         )
     elif told.gpus:
-        yield fine("gpu_bus", f"{counted(len(told.gpus), 'GPU')} of this job, none is lost")
+        yield fine("gpu_bus", Message("{gpus} of this job, none is lost", gpus=counted(len(told.gpus), "GPU")))
 
 
 def _minors(machine: Machine) -> Iterator[tuple[str, int]]:
@@ -153,22 +172,27 @@ def _fabric(machine: Machine, target: Target) -> Iterator[Finding]:
     gpus = machine.nvml().gpus
     waiting = [each for each in gpus if each.fabric is not None and each.fabric != FABRIC_COMPLETED]
     if waiting:
-        yield _no_fabric(f"{of_gpus(waiting)} wait{'s' * (len(waiting) == 1)} for the fabric manager")
+        yield _no_fabric(
+            Message(
+                "{gpus} waits for the fabric manager" if len(waiting) == 1 else "{gpus} wait for the fabric manager",
+                gpus=of_gpus(waiting),
+            )
+        )
     elif any(each.fabric for each in gpus):
-        yield fine("fabric_manager", "all GPUs are registered with their NVSwitches")
+        yield fine("fabric_manager", Message("all GPUs are registered with their NVSwitches"))
     elif gpus and any(each.kind.startswith(NVSWITCH) for each in devices(machine)):
         running = _runs(machine, FABRIC_MANAGER)
         if running is False:
-            yield _no_fabric("this machine has NVSwitches, and nvidia-fabricmanager does not run")
+            yield _no_fabric(Message("this machine has NVSwitches, and nvidia-fabricmanager does not run"))
         elif running:
-            yield fine("fabric_manager", "nvidia-fabricmanager runs")
+            yield fine("fabric_manager", Message("nvidia-fabricmanager runs"))
 
 
 def _no_fabric(what: str) -> Finding:
     return failure(
         "fabric_manager_down",
-        f"{what}: CUDA fails with error 802, system not yet initialized",
-        "sudo systemctl start nvidia-fabricmanager (journalctl -u nvidia-fabricmanager shows why not)",
+        Message("{what}: CUDA fails with error 802, system not yet initialized", what=what),
+        Message("sudo systemctl start nvidia-fabricmanager (journalctl -u nvidia-fabricmanager shows why not)"),
     )
 
 

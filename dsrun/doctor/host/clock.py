@@ -13,7 +13,7 @@ from dsrun.doctor.check import Check, fine, warning
 from dsrun.doctor.host.storage import run_folder
 from dsrun.doctor.machine import Machine, Target
 from dsrun.doctor.mounts import mount_of
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message
 
 MOST_S = 2.0
 """Seconds by which clocks may differ: make and ninja compare times of files in whole seconds."""
@@ -26,15 +26,20 @@ def _look(machine: Machine, target: Target) -> Iterator[Finding]:
     if away is not None and abs(away) > MOST_S:
         yield warning(
             "clock_differs",
-            f"this clock is {abs(away):.1f} s {'behind' if away > 0 else 'ahead of'} the run folder's server",
-            "sudo chronyc makestep, or sudo systemctl restart systemd-timesyncd",
+            Message(
+                "this clock is {seconds:.1f} s behind the run folder's server"
+                if away > 0
+                else "this clock is {seconds:.1f} s ahead of the run folder's server",
+                seconds=abs(away),
+            ),
+            Message("sudo chronyc makestep, or sudo systemctl restart systemd-timesyncd"),
         )
         return
     told = _chrony(machine) or _timedatectl(machine)
     if told:
         yield told
     elif away is not None:
-        yield fine("clock", "the clock agrees with that of the run folder's server")
+        yield fine("clock", Message("the clock agrees with that of the run folder's server"))
 
 
 def _behind_server(machine: Machine, folder: Path) -> float | None:
@@ -61,11 +66,16 @@ def _chrony(machine: Machine) -> Finding | None:
     seconds = float(offset[1]) if offset else 0.0
     if leap[1] == "Not synchronised":
         return _unsynchronised()
+    slow = offset is not None and offset[2] == "slow"
     if seconds > MOST_S:
         return warning(
-            "clock_differs", f"this clock is {seconds:.1f} s {offset[2] if offset else 'off'}", "sudo chronyc makestep"
+            "clock_differs",
+            Message(
+                "this clock is {seconds:.1f} s slow" if slow else "this clock is {seconds:.1f} s fast", seconds=seconds
+            ),
+            "sudo chronyc makestep",
         )
-    return fine("clock", f"the clock is synchronised, {seconds * 1000:.1f} ms off")
+    return fine("clock", Message("the clock is synchronised, {milliseconds:.1f} ms off", milliseconds=seconds * 1000))
 
 
 def _timedatectl(machine: Machine) -> Finding | None:
@@ -74,14 +84,14 @@ def _timedatectl(machine: Machine) -> Finding | None:
         return None
     if text.strip() == "no":
         return _unsynchronised()
-    return fine("clock", "the clock is synchronised")
+    return fine("clock", Message("the clock is synchronised"))
 
 
 def _unsynchronised() -> Finding:
     return warning(
         "clock_unsynchronised",
-        "the clock is not synchronised: times of nodes and files will differ",
-        "sudo timedatectl set-ntp true, or start chronyd",
+        Message("the clock is not synchronised: times of nodes and files will differ"),
+        Message("sudo timedatectl set-ntp true, or start chronyd"),
     )
 
 

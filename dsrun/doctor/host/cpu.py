@@ -8,7 +8,7 @@ from dsrun.doctor.check import Check, fine, warning
 from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.host.limits import ranks_of
 from dsrun.doctor.machine import Machine, Target
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message
 from dsrun.system.display import counted
 from dsrun.system.host import cpu_quota
 
@@ -49,17 +49,23 @@ def _cores(machine: Machine, target: Target) -> Iterator[Finding]:
     wanted = CORES_TO_OFFLOAD if spec and spec.offload in ("cpu", "optimizer") else CORES_OF_RANK
     problems = list(_threads(machine, cpus, ranks))
     if usable(machine) and share < wanted:
-        why = "Adam on the CPU needs more" if wanted == CORES_TO_OFFLOAD else "data loaders will hold the GPUs up"
+        why = (
+            Message("Adam on the CPU needs more")
+            if wanted == CORES_TO_OFFLOAD
+            else Message("data loaders will hold the GPUs up")
+        )
         problems.append(
             warning(
                 "cores_few",
-                f"{counted(cpus, 'core')} for {counted(ranks, 'rank')}: {why}",
-                f"request more: srun --cpus-per-gpu={wanted}, docker run without --cpus",
+                Message(
+                    "{cores} for {ranks}: {why}", cores=counted(cpus, "core"), ranks=counted(ranks, "rank"), why=why
+                ),
+                Message("request more: srun --cpus-per-gpu={wanted}, docker run without --cpus", wanted=wanted),
             )
         )
     yield from problems
     if not problems:
-        yield fine("cores", f"{counted(cpus, 'core')} for {counted(ranks, 'rank')}")
+        yield fine("cores", Message("{cores} for {ranks}", cores=counted(cpus, "core"), ranks=counted(ranks, "rank")))
 
 
 def _threads(machine: Machine, cpus: int, ranks: int) -> Iterator[Finding]:
@@ -69,10 +75,21 @@ def _threads(machine: Machine, cpus: int, ranks: int) -> Iterator[Finding]:
         return
     share = max(1, cpus // ranks)
     if not text.isdigit() or int(text) < 1:
-        yield warning("cores_threads", f"OMP_NUM_THREADS={text} is not a number of threads", "unset OMP_NUM_THREADS")
+        yield warning(
+            "cores_threads",
+            Message("OMP_NUM_THREADS={text} is not a number of threads", text=text),
+            "unset OMP_NUM_THREADS",
+        )
     elif int(text) * ranks > cpus:
-        message = f"OMP_NUM_THREADS={text} makes {int(text) * ranks} threads, and there are {counted(cpus, 'core')}"
-        yield warning("cores_threads", message, f"unset OMP_NUM_THREADS, or export OMP_NUM_THREADS={share}")
+        message = Message(
+            "OMP_NUM_THREADS={text} makes {threads} threads, and there are {cores}",
+            text=text,
+            threads=int(text) * ranks,
+            cores=counted(cpus, "core"),
+        )
+        yield warning(
+            "cores_threads", message, Message("unset OMP_NUM_THREADS, or export OMP_NUM_THREADS={share}", share=share)
+        )
 
 
 def _numa(machine: Machine, target: Target) -> Iterator[Finding]:
@@ -95,12 +112,20 @@ def _numa(machine: Machine, target: Target) -> Iterator[Finding]:
         names = ", ".join(str(index) for index in indices)
         yield warning(
             "numa_far",
-            f"NUMA node {node} has GPU {names}, and none of the cores that this process may use: copies cross sockets",
-            "srun --gpu-bind=closest, or cores of that node: numactl --cpunodebind="
-            f"{node} (nvidia-smi topo -m shows which); docker run without --cpuset-cpus",
+            Message(
+                "NUMA node {node} has GPU {indices}, and none of the cores that this process may use: copies "
+                "cross sockets",
+                node=node,
+                indices=names,
+            ),
+            Message(
+                "srun --gpu-bind=closest, or cores of that node: numactl --cpunodebind={node} (nvidia-smi "
+                "topo -m shows which); docker run without --cpuset-cpus",
+                node=node,
+            ),
         )
     if homes and not far:
-        yield fine("numa", "each GPU has cores of its own NUMA node")
+        yield fine("numa", Message("each GPU has cores of its own NUMA node"))
 
 
 CORES = Check(

@@ -9,12 +9,12 @@ from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.job.plan import Needs, needs
 from dsrun.doctor.machine import Machine, Target
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message, joined
 from dsrun.system.files import nearest_existing
 from dsrun.system.host import memory_available, memory_total
 
 GIB = 2**30
-MORE_MEMORY = "request more: srun --mem=0 takes all of a node's, docker run without --memory"
+MORE_MEMORY = Message("request more: srun --mem=0 takes all of a node's, docker run without --memory")
 
 
 def _memory(machine: Machine, target: Target) -> Iterator[Finding]:
@@ -25,35 +25,51 @@ def _memory(machine: Machine, target: Target) -> Iterator[Finding]:
         return
     total, free = memory_total(machine.root), memory_available(machine.root)
     offload = target.recipe.spec.offload
-    phase, wanted = "training", planned.host
+    wanted = max(planned.host, planned.host_loading)
     if planned.host_loading > planned.host:
-        phase, wanted = "loading the model", planned.host_loading
-    what = f"{phase} needs {wanted / GIB:.0f} GiB of host memory per node"
-    what += f" (--offload {offload})" if offload != "none" and phase == "training" else ""
-    less = "--offload none or more nodes need less" if phase == "training" else "--zero 3 loads it once a node"
+        what = Message("loading the model needs {wanted:.0f} GiB of host memory per node", wanted=wanted / GIB)
+        less = Message("--zero 3 loads it once a node")
+    else:
+        what = Message(
+            "training needs {wanted:.0f} GiB of host memory per node"
+            if offload == "none"
+            else "training needs {wanted:.0f} GiB of host memory per node (--offload {offload})",
+            wanted=wanted / GIB,
+            offload=offload,
+        )
+        less = Message("--offload none or more nodes need less")
     if wanted > total:
+        machines = _machines(machine)
         yield failure(
             "host_memory_small",
-            f"{what}, {total / GIB:.0f} GiB is all there is{_limited(machine, total)}",
-            f"{MORE_MEMORY}; {less}",
+            Message(
+                "{what}, {total:.0f} GiB is all there is: the limit of the container or job, the machine has "
+                "{machine:.0f} GiB"
+                if machines > total
+                else "{what}, {total:.0f} GiB is all there is",
+                what=what,
+                total=total / GIB,
+                machine=machines / GIB,
+            ),
+            joined("; ", [MORE_MEMORY, less]),
         )
     elif wanted > free:
         yield warning(
             "host_memory_used",
-            f"{what}, {free / GIB:.0f} of {total / GIB:.0f} GiB are free",
-            "end what uses it: ps aux --sort=-rss | head",
+            Message("{what}, {free:.0f} of {total:.0f} GiB are free", what=what, free=free / GIB, total=total / GIB),
+            Message("end what uses it: ps aux --sort=-rss | head"),
         )
     else:
-        yield fine("host_memory", f"{what}, {free / GIB:.0f} GiB are free")
+        yield fine("host_memory", Message("{what}, {free:.0f} GiB are free", what=what, free=free / GIB))
     yield from _nvme(machine, target, planned)
 
 
-def _limited(machine: Machine, total: int) -> str:
-    """Says so where a cgroup, not the machine, sets the limit."""
+def _machines(machine: Machine) -> int:
+    """The bytes of the machine, of which a cgroup may leave less; 0 where the kernel does not say."""
     for line in (machine.text("/proc/meminfo") or "").splitlines():
-        if line.startswith("MemTotal:") and (all_of_it := int(line.split()[1]) * 1024) > total:
-            return f": the limit of the container or job, the machine has {all_of_it / GIB:.0f} GiB"
-    return ""
+        if line.startswith("MemTotal:"):
+            return int(line.split()[1]) * 1024
+    return 0
 
 
 def _nvme(machine: Machine, target: Target, planned: Needs) -> Iterator[Finding]:
@@ -66,8 +82,13 @@ def _nvme(machine: Machine, target: Target, planned: Needs) -> Iterator[Finding]
     if free < planned.nvme:
         yield failure(
             "host_memory_nvme",
-            f"--nvme-path {path}: {free / GIB:.0f} GiB are free, the job writes {planned.nvme / GIB:.0f} GiB",
-            "choose a larger drive, or more nodes",
+            Message(
+                "--nvme-path {path}: {free:.0f} GiB are free, the job writes {nvme:.0f} GiB",
+                path=path,
+                free=free / GIB,
+                nvme=planned.nvme / GIB,
+            ),
+            Message("choose a larger drive, or more nodes"),
         )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from dsrun.datafiles import toml_beside
 from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.machine import Machine, Target
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message, joined
 
 FOLDER = "/sys/class/infiniband"
 IB = "InfiniBand"
@@ -94,8 +94,12 @@ def _look(machine: Machine, target: Target) -> Iterator[Finding]:
             names = ", ".join(each.name for each in ports(machine))
             yield failure(
                 "infiniband_none_chosen",
-                f"NCCL_IB_HCA={machine.environ['NCCL_IB_HCA']} names none of the ports here: {names}",
-                "unset NCCL_IB_HCA, or name one of them",
+                Message(
+                    "NCCL_IB_HCA={chosen} names none of the ports here: {names}",
+                    chosen=machine.environ["NCCL_IB_HCA"],
+                    names=names,
+                ),
+                Message("unset NCCL_IB_HCA, or name one of them"),
             )
         return
     problems = [*_states(found), *_rates(found), *_errors(found)]
@@ -103,7 +107,7 @@ def _look(machine: Machine, target: Target) -> Iterator[Finding]:
     active = [each for each in found if each.state == "ACTIVE"]
     if active and not problems:
         rates = ", ".join(f"{each.name} {each.rate_gbps:g} Gb/s" for each in active)
-        yield fine("infiniband", f"active: {rates}")
+        yield fine("infiniband", Message("active: {rates}", rates=rates))
 
 
 def _states(found: Sequence[Port]) -> Iterator[Finding]:
@@ -112,22 +116,35 @@ def _states(found: Sequence[Port]) -> Iterator[Finding]:
         if port.state in ("INIT", "ARMED"):
             yield failure(
                 "infiniband_no_subnet_manager",
-                f"{port.name} is {port.state}: no subnet manager has set it up",
-                "start opensm on one node, or the switch's subnet manager (sminfo shows it); until then"
-                f" NCCL_IB_HCA=^{port.name.partition(':')[0]}",
+                Message("{name} is {state}: no subnet manager has set it up", name=port.name, state=port.state),
+                Message(
+                    "start opensm on one node, or the switch's subnet manager (sminfo shows it); until then "
+                    "NCCL_IB_HCA=^{device}",
+                    device=port.name.partition(":")[0],
+                ),
             )
         # One of two ports of a card is often without a cable: only where all others of its kind are up is it a fault.
         elif port.state == "DOWN" and port.physical != "Disabled" and len(active) >= max(2, len(found) - 1):
             yield warning(
                 "infiniband_down",
-                f"{port.name} is down ({port.physical}), {len(active)} other ports are active",
-                "have cable and switch port looked at (ibstat, iblinkinfo)",
+                Message(
+                    "{name} is down ({physical}), {count} other ports are active",
+                    name=port.name,
+                    physical=port.physical,
+                    count=len(active),
+                ),
+                Message("have cable and switch port looked at (ibstat, iblinkinfo)"),
             )
     if found and not active and not any(each.state in ("INIT", "ARMED") for each in found):
         yield warning(
             "infiniband_down",
-            f"no InfiniBand or RoCE port is active ({', '.join(each.name for each in found)}): NCCL uses TCP",
-            "have cables and switch looked at (ibstat), or NCCL_IB_DISABLE=1 if they are not meant for training",
+            Message(
+                "no InfiniBand or RoCE port is active ({names}): NCCL uses TCP",
+                names=", ".join(each.name for each in found),
+            ),
+            Message(
+                "have cables and switch looked at (ibstat), or NCCL_IB_DISABLE=1 if they are not meant for training"
+            ),
         )
 
 
@@ -143,9 +160,16 @@ def _rates(found: Sequence[Port]) -> Iterator[Finding]:
             if port.rate_gbps < usual:
                 yield warning(
                     "infiniband_rate",
-                    f"{port.name} runs at {port.rate_gbps:g} Gb/s, most others at {usual:g} Gb/s",
-                    "have cable and transceiver looked at (mlxlink); if it is for storage, name the others"
-                    " in NCCL_IB_HCA",
+                    Message(
+                        "{name} runs at {rate:g} Gb/s, most others at {usual:g} Gb/s",
+                        name=port.name,
+                        rate=port.rate_gbps,
+                        usual=usual,
+                    ),
+                    Message(
+                        "have cable and transceiver looked at (mlxlink); if it is for storage, name the others in "
+                        "NCCL_IB_HCA"
+                    ),
                 )
 
 
@@ -155,12 +179,18 @@ def _errors(found: Sequence[Port]) -> Iterator[Finding]:
             continue
         high = {name: count for name, count in port.counters.items() if count > _limits()[name]["most"]}
         if high:
-            counts = "; ".join(f"{count:,} {_limits()[name]['means']}" for name, count in high.items())
+            counts = [
+                Message("{count:,} {means}", count=count, means=Message(_limits()[name]["means"]))
+                for name, count in high.items()
+            ]
             yield warning(
                 "infiniband_errors",
-                f"{port.name}: {counts}",
-                f"perfquery -R clears them; if they rise again, have the cable changed (ibqueryerrors, mlxlink -d"
-                f" {port.name.partition(':')[0]})",
+                Message("{port}: {counts}", port=port.name, counts=joined("; ", counts)),
+                Message(
+                    "perfquery -R clears them; if they rise again, have the cable changed (ibqueryerrors, "
+                    "mlxlink -d {device})",
+                    device=port.name.partition(":")[0],
+                ),
             )
 
 

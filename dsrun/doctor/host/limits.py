@@ -10,7 +10,7 @@ from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.host.infiniband import active_ports
 from dsrun.doctor.machine import Machine, Target
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message, joined
 from dsrun.system.display import counted
 from dsrun.system.host import cgroups
 
@@ -49,33 +49,45 @@ def _shm(machine: Machine, target: Target) -> Iterator[Finding]:
     if not folder.is_dir():
         yield failure(
             "shm_missing",
-            "/dev/shm is missing: data loaders and NCCL cannot share memory",
-            "sudo mount -t tmpfs tmpfs /dev/shm; in a container docker run --shm-size=8g, or --ipc=host",
+            Message("/dev/shm is missing: data loaders and NCCL cannot share memory"),
+            Message("sudo mount -t tmpfs tmpfs /dev/shm; in a container docker run --shm-size=8g, or --ipc=host"),
         )
         return
     state = machine.statvfs(folder)
     total, free = state.f_frsize * state.f_blocks, state.f_frsize * state.f_bavail
     ranks = ranks_of(machine, target)
     wanted = SHM_OF_RANK * ranks
-    size = f"{free / GIB:.1f} of {total / GIB:.1f} GiB"
     if free < LEAST_SHM:
         yield Finding(
-            level="error" if ranks > 1 and usable(machine) else "warning", code="shm_small",
-            message=f"/dev/shm has {free / MIB:.0f} MiB free: data loaders end with a bus error, and NCCL fails",
+            level="error" if ranks > 1 and usable(machine) else "warning",
+            code="shm_small",
+            message=Message(
+                "/dev/shm has {free:.0f} MiB free: data loaders end with a bus error, and NCCL fails", free=free / MIB
+            ),
             fix=_more_shm(total, free, wanted),
-        )  # fmt: skip
+        )
     elif free < wanted:
-        message = f"/dev/shm has {size} free, {wanted / GIB:.0f} GiB would be safe for {counted(ranks, 'rank')}"
+        message = Message(
+            "/dev/shm has {free:.1f} of {total:.1f} GiB free, {wanted:.0f} GiB would be safe for {ranks}",
+            free=free / GIB,
+            total=total / GIB,
+            wanted=wanted / GIB,
+            ranks=counted(ranks, "rank"),
+        )
         yield warning("shm_small", message, _more_shm(total, free, wanted))
     else:
-        yield fine("shm", f"/dev/shm has {size} free")
+        yield fine(
+            "shm", Message("/dev/shm has {free:.1f} of {total:.1f} GiB free", free=free / GIB, total=total / GIB)
+        )
 
 
 def _more_shm(total: int, free: int, wanted: int) -> str:
     if total >= 2 * max(free, wanted):
-        return "remove what ended jobs left: ls -lS /dev/shm"
+        return Message("remove what ended jobs left: ls -lS /dev/shm")
     size = f"{max(8, round(wanted / GIB))}g"
-    return f"docker run --shm-size={size}, or --ipc=host; elsewhere sudo mount -o remount,size={size} /dev/shm"
+    return Message(
+        "docker run --shm-size={size}, or --ipc=host; elsewhere sudo mount -o remount,size={size} /dev/shm", size=size
+    )
 
 
 def _memlock(machine: Machine, target: Target) -> Iterator[Finding]:
@@ -87,15 +99,24 @@ def _memlock(machine: Machine, target: Target) -> Iterator[Finding]:
         return
     soft, hard = found
     if soft == inf:
-        yield fine("memlock", "locked memory is not limited")
+        yield fine("memlock", Message("locked memory is not limited"))
         return
     yield Finding(
-        level="error" if soft < GIB else "warning", code="memlock_limited",
-        message=f"locked memory is limited to {soft / MIB:.3g} MiB, and {' and '.join(needs)} locks its buffers",
-        fix="ulimit -l unlimited" if hard == inf else
-        "two lines in /etc/security/limits.conf, * soft memlock unlimited and * hard memlock unlimited; SLURM:"
-        " LimitMEMLOCK=infinity for slurmd and PropagateResourceLimitsExcept=MEMLOCK; docker run --ulimit memlock=-1",
-    )  # fmt: skip
+        level="error" if soft < GIB else "warning",
+        code="memlock_limited",
+        message=Message(
+            "locked memory is limited to {soft:.3g} MiB, and {needs} locks its buffers",
+            soft=soft / MIB,
+            needs=joined(" and ", needs),
+        ),
+        fix="ulimit -l unlimited"
+        if hard == inf
+        else Message(
+            "two lines in /etc/security/limits.conf, * soft memlock unlimited and * hard memlock "
+            "unlimited; SLURM: LimitMEMLOCK=infinity for slurmd and "
+            "PropagateResourceLimitsExcept=MEMLOCK; docker run --ulimit memlock=-1"
+        ),
+    )
 
 
 def _files(machine: Machine, target: Target) -> Iterator[Finding]:
@@ -106,11 +127,13 @@ def _files(machine: Machine, target: Target) -> Iterator[Finding]:
     if soft < FILES:
         fix = f"ulimit -n {int(min(hard, 65536))}"
         if hard < FILES:
-            fix = "a line * hard nofile 65536 in /etc/security/limits.conf; docker run --ulimit nofile=65536"
-        message = f"{int(soft)} open files are allowed: data loaders and many peers need more (too many open files)"
+            fix = Message("a line * hard nofile 65536 in /etc/security/limits.conf; docker run --ulimit nofile=65536")
+        message = Message(
+            "{soft} open files are allowed: data loaders and many peers need more (too many open files)", soft=int(soft)
+        )
         yield warning("nofile_small", message, fix)
     else:
-        yield fine("nofile", f"{soft:.10g} open files are allowed")
+        yield fine("nofile", Message("{soft:.10g} open files are allowed", soft=soft))
 
 
 def _tasks(machine: Machine, target: Target) -> Iterator[Finding]:
@@ -118,16 +141,27 @@ def _tasks(machine: Machine, target: Target) -> Iterator[Finding]:
     wanted = TASKS_OF_RANK * ranks_of(machine, target)
     found = limit(machine, "Max processes")
     allowed = found[0] if found else inf
-    place, fix = "this user", "ulimit -u unlimited, or a line * - nproc unlimited in /etc/security/limits.conf"
+    place, fix = (
+        Message("this user"),
+        Message("ulimit -u unlimited, or a line * - nproc unlimited in /etc/security/limits.conf"),
+    )
     left, name = _pids_left(machine)
     if left < allowed:
         allowed = left
-        place, fix = f"the cgroup {name}", "docker run --pids-limit=-1; systemd: TasksMax=infinity"
+        place, fix = (
+            Message("the cgroup {name}", name=name),
+            Message("docker run --pids-limit=-1; systemd: TasksMax=infinity"),
+        )
     if allowed < wanted:
-        message = f"{place} may have {allowed:.10g} more processes and threads; {wanted} would be safe"
+        message = Message(
+            "{place} may have {allowed:.10g} more processes and threads; {wanted} would be safe",
+            place=place,
+            allowed=allowed,
+            wanted=wanted,
+        )
         yield warning("nproc_small", message, fix)
     elif found:
-        yield fine("nproc", "enough processes and threads are allowed")
+        yield fine("nproc", Message("enough processes and threads are allowed"))
 
 
 def _pids_left(machine: Machine) -> tuple[float, str]:

@@ -12,7 +12,7 @@ from dsrun.doctor.job.plan import needs
 from dsrun.doctor.machine import Machine, Target
 from dsrun.doctor.mounts import mount_of
 from dsrun.errors import DsrunError
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message
 
 GIB = 2**30
 KIB = 1024
@@ -65,8 +65,16 @@ def _look(machine: Machine, target: Target) -> Iterator[Finding]:
     yield from problems
     if found and not problems:
         left = min((each.limit - each.used for each in found if each.limit), default=None)
-        room = "" if left is None else f": {left / GIB:,.0f} GiB are left"
-        yield fine("quota", f"within the quota of {mount.point}{room}")
+        yield fine(
+            "quota",
+            Message(
+                "within the quota of {point}"
+                if left is None
+                else "within the quota of {point}: {left:,.0f} GiB are left",
+                point=mount.point,
+                left=(left or 0) / GIB,
+            ),
+        )
 
 
 def _commands(kind: str, point: str) -> list[list[str]]:
@@ -88,17 +96,36 @@ def _output(machine: Machine, command: Sequence[str]) -> str:
 
 
 def _judged(quota: Quota, point: str, wanted: int) -> Iterator[Finding]:
-    fix = "delete what you no longer need, have the quota raised, or choose another --output"
-    used = f"{quota.used / GIB:.1f} of {quota.limit / GIB:.1f} GiB"
+    fix = Message("delete what you no longer need, have the quota raised, or choose another --output")
+    used, limit = quota.used / GIB, quota.limit / GIB
     if quota.limit and quota.used + wanted > quota.limit:
-        needs_more = f"; one checkpoint and the final model take {wanted / GIB:.1f} GiB" if wanted else ""
-        message = f"quota of {point}: {used} used{needs_more}"
+        message = Message(
+            "quota of {point}: {used:.1f} of {limit:.1f} GiB used; one checkpoint and the final model take "
+            "{wanted:.1f} GiB"
+            if wanted
+            else "quota of {point}: {used:.1f} of {limit:.1f} GiB used",
+            point=point,
+            used=used,
+            limit=limit,
+            wanted=wanted / GIB,
+        )
         yield failure("quota_full", message, fix)
     elif quota.soft and quota.used + wanted > quota.soft:
-        message = f"quota of {point}: {used} used, above the soft limit of {quota.soft / GIB:.1f} GiB, or soon so"
+        message = Message(
+            "quota of {point}: {used:.1f} of {limit:.1f} GiB used, above the soft limit of {soft:.1f} GiB, or soon so",
+            point=point,
+            used=used,
+            limit=limit,
+            soft=quota.soft / GIB,
+        )
         yield warning("quota_soft", message, fix)
     if quota.files_limit and quota.files + NO_INODES > quota.files_limit:
-        message = f"quota of {point}: {quota.files:,} of {quota.files_limit:,} files"
+        message = Message(
+            "quota of {point}: {files:,} of {limit:,} files",
+            point=point,
+            files=quota.files,
+            limit=quota.files_limit,
+        )
         yield failure("quota_files", message, fix)
 
 

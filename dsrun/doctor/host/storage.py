@@ -11,7 +11,7 @@ from pathlib import Path
 from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.job.plan import Needs, needs
 from dsrun.doctor.machine import Machine, Target
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message
 from dsrun.system.display import duration
 from dsrun.system.files import DISK_FULL, nearest_existing
 
@@ -70,23 +70,30 @@ def _space(machine: Machine, target: Target) -> Iterator[Finding]:
     state = machine.statvfs(folder)
     free = state.f_frsize * state.f_bavail
     planned = needs(machine, target)
-    more = "free some space, lower --keep, or choose another --output"
+    more = Message("free some space, lower --keep, or choose another --output")
     if planned is None:
         if free < LITTLE:
-            message = f"{folder} has {free / GIB:.1f} GiB free, which few checkpoints fit into"
+            message = Message(
+                "{folder} has {free:.1f} GiB free, which few checkpoints fit into", folder=folder, free=free / GIB
+            )
             yield warning("disk_little", message, more)
         else:
-            yield fine("disk", f"{folder} has {free / GIB:,.0f} GiB free")
+            yield fine("disk", Message("{folder} has {free:,.0f} GiB free", folder=folder, free=free / GIB))
         return
     first, all_kept = _wanted(target, planned)
-    room = f"{folder} has {free / GIB:,.0f} GiB free"
-    size = (
-        f"a checkpoint takes {planned.checkpoint / GIB:.1f} GiB, all that are kept and the model {all_kept / GIB:.1f}"
+    message = Message(
+        "{folder} has {free:,.0f} GiB free, not enough for one checkpoint; {size}"
+        if free < min(first, all_kept)
+        else "{folder} has {free:,.0f} GiB free; {size}",
+        folder=folder,
+        free=free / GIB,
+        size=Message(
+            "a checkpoint takes {checkpoint:.1f} GiB, all that are kept and the model {kept:.1f}",
+            checkpoint=planned.checkpoint / GIB,
+            kept=all_kept / GIB,
+        ),
     )
-    if free < all_kept:
-        yield failure("disk_full", f"{room}{', not enough for one checkpoint' if free < first else ''}; {size}", more)
-    else:
-        yield fine("disk", f"{room}; {size}")
+    yield failure("disk_full", message, more) if free < all_kept else fine("disk", message)
 
 
 def _speed(machine: Machine, target: Target) -> Iterator[Finding]:
@@ -99,8 +106,8 @@ def _speed(machine: Machine, target: Target) -> Iterator[Finding]:
         full = error.errno in DISK_FULL
         yield failure(
             "write_speed_fails",
-            f"{folder} cannot be written: {error.strerror}",
-            "free some space, or have your quota raised" if full else "choose another --output",
+            Message("{folder} cannot be written: {why}", folder=folder, why=error.strerror),
+            Message("free some space, or have your quota raised") if full else Message("choose another --output"),
         )
         return
     yield judged(folder, speed, needs(machine, target), max(1, target.nodes))
@@ -108,16 +115,24 @@ def _speed(machine: Machine, target: Target) -> Iterator[Finding]:
 
 def judged(folder: Path, speed: float, planned: Needs | None, nodes: int) -> Finding:
     """What a speed in bytes per second and node means for the job's checkpoints, which all nodes write together."""
-    rate = f"{folder} takes {speed / 1e6:,.0f} MB/s"
     seconds = planned.checkpoint / nodes / speed if planned else None
-    save = "" if seconds is None else f"; a checkpoint takes about {duration(seconds)} to save"
+    message = Message(
+        "{folder} takes {rate:,.0f} MB/s"
+        if seconds is None
+        else "{folder} takes {rate:,.0f} MB/s; a checkpoint takes about {duration} to save",
+        folder=folder,
+        rate=speed / 1e6,
+        duration=duration(seconds or 0),
+    )
     if seconds is not None and seconds > SLOW_SAVE_S:
-        fix = "--async-save saves while training goes on, --save-every auto less often; or an --output on a faster disk"
-        return warning("write_speed_slow", rate + save, fix)
+        fix = Message(
+            "--async-save saves while training goes on, --save-every auto less often; or an --output on a faster disk"
+        )
+        return warning("write_speed_slow", message, fix)
     if speed < SLOW:
-        fix = "choose an --output on a faster disk; lfs setstripe -c -1 spreads large files on Lustre"
-        return warning("write_speed_slow", rate + save, fix)
-    return fine("write_speed", rate + save)
+        fix = Message("choose an --output on a faster disk; lfs setstripe -c -1 spreads large files on Lustre")
+        return warning("write_speed_slow", message, fix)
+    return fine("write_speed", message)
 
 
 def _inodes(machine: Machine, target: Target) -> Iterator[Finding]:
@@ -128,12 +143,15 @@ def _inodes(machine: Machine, target: Target) -> Iterator[Finding]:
     left = state.f_favail
     if left < FEW_INODES:
         yield Finding(
-            level="error" if left < NO_INODES else "warning", code="inodes_few",
-            message=f"{folder}: {left:,} more files can be created, whatever space is free",
-            fix="delete folders of many small files: du --inodes -xd1 . | sort -n | tail",
-        )  # fmt: skip
+            level="error" if left < NO_INODES else "warning",
+            code="inodes_few",
+            message=Message(
+                "{folder}: {left:,} more files can be created, whatever space is free", folder=folder, left=left
+            ),
+            fix=Message("delete folders of many small files: du --inodes -xd1 . | sort -n | tail"),
+        )
     else:
-        yield fine("inodes", f"{left:,} more files can be created")
+        yield fine("inodes", Message("{left:,} more files can be created", left=left))
 
 
 DISK = Check(

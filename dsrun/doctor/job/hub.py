@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.machine import Machine, Target
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message, joined
 from dsrun.hub import modelscope_cache
 from dsrun.hub.unreachable import ENDPOINT, OTHER_SOURCES
 from dsrun.recipe.mixture import specs_of
@@ -31,6 +31,7 @@ HUB_ADDRESS = "https://huggingface.co"
 MODELSCOPE_ADDRESS = "https://modelscope.cn"  # modelscope_hub/constants.py, DEFAULT_ENDPOINT
 TIMEOUT_S = 1.0
 _DATA_SET = "data set "
+_PUSH = Message("push the model")
 _TRUE = {"1", "ON", "YES", "TRUE"}  # huggingface_hub/constants.py, ENV_VARS_TRUE_VALUES
 
 
@@ -47,24 +48,28 @@ def look(machine: Machine, target: Target) -> Iterator[Finding]:
     if not missing and not pushes:
         if not _on_hub(recipe):
             return
-        yield fine("hub", "all that the job takes from the Hub is in its cache")
+        yield fine("hub", Message("all that the job takes from the Hub is in its cache"))
         return
-    what = f"download {', '.join(missing)}" if missing else "push the model"
+    what = Message("download {names}", names=joined(", ", map(_named, missing))) if missing else _PUSH
     offline = next(
         (name for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE") if _on(machine.environ.get(name))), None
     )
     if offline:
-        fix = (
-            f"unset {offline}, or {_elsewhere(missing)}" if missing else f"unset {offline}, or leave --push_to_hub out"
+        fix: str = (
+            Message("unset {offline}, or {otherwise}", offline=offline, otherwise=_elsewhere(missing))
+            if missing
+            else Message("unset {offline}, or leave --push_to_hub out", offline=offline)
         )
-        yield failure("hub_offline", f"{offline} is set, and the job has to {what}", fix)
+        yield failure(
+            "hub_offline", Message("{offline} is set, and the job has to {what}", offline=offline, what=what), fix
+        )
         return
     address = machine.environ.get(ENDPOINT) or HUB_ADDRESS
-    fix = _elsewhere(missing) if missing else "push the model later: hf upload"
+    fix = _elsewhere(missing) if missing else Message("push the model later: hf upload")
     found = [*_token(machine, recipe, missing), *_reach(machine, ENDPOINT, address, what=what, fix=fix)]
     yield from found
     if not found:
-        yield fine("hub", f"{urlsplit(address).hostname} can be reached, to {what}")
+        yield fine("hub", Message("{host} can be reached, to {what}", host=urlsplit(address).hostname, what=what))
 
 
 def _modelscope(machine: Machine, recipe: Recipe) -> Iterator[Finding]:
@@ -74,18 +79,18 @@ def _modelscope(machine: Machine, recipe: Recipe) -> Iterator[Finding]:
     missing = [each.name for each in assets if modelscope_cache.complete(each, cache) is None]
     if not missing:
         if assets:
-            yield fine("hub", "all that the job takes from ModelScope is in its cache")
+            yield fine("hub", Message("all that the job takes from ModelScope is in its cache"))
         return
-    what = f"download {', '.join(missing)}"
+    what = Message("download {names}", names=", ".join(missing))
     environ = machine.environ
     address = environ.get("MODELSCOPE_ENDPOINT") or environ.get("MODELSCOPE_DOMAIN") or MODELSCOPE_ADDRESS
     if "://" not in address:
         address = f"https://{address}"
-    fix = "where there is a network, with the same MODELSCOPE_CACHE: dsrun prepare"
+    fix = Message("where there is a network, with the same MODELSCOPE_CACHE: dsrun prepare")
     found = [*_reach(machine, "MODELSCOPE_ENDPOINT", address, what=what, fix=fix)]
     yield from found
     if not found:
-        yield fine("hub", f"{urlsplit(address).hostname} can be reached, to {what}")
+        yield fine("hub", Message("{host} can be reached, to {what}", host=urlsplit(address).hostname, what=what))
 
 
 def _on(value: str | None) -> bool:
@@ -112,6 +117,12 @@ def _downloads(machine: Machine, recipe: Recipe) -> Iterator[str]:
             yield f"{_DATA_SET}{dataset}"
 
 
+def _named(download: str) -> str:
+    if download.startswith(_DATA_SET):
+        return Message("data set {name}", name=download.removeprefix(_DATA_SET))
+    return download
+
+
 def _folder_of(dataset: str) -> str:
     return f"datasets--{dataset.replace('/', '--')}"
 
@@ -136,49 +147,67 @@ def _cache_home(environ: Mapping[str, str]) -> str:
 
 def _token(machine: Machine, recipe: Recipe, missing: list[str]) -> Iterator[Finding]:
     token = token_of(machine, recipe)
-    log_in = "hf auth login, or export HF_TOKEN=…"
+    log_in = Message("hf auth login, or export HF_TOKEN=…")
     if token is not None and (token != token.strip() or any(sign.isspace() for sign in token)):
-        yield failure("hub_token_blank", "the Hub token has a blank or a line break in it: the Hub refuses it", log_in)
+        yield failure(
+            "hub_token_blank", Message("the Hub token has a blank or a line break in it: the Hub refuses it"), log_in
+        )
     elif token is not None and not token.startswith(("hf_", "api_org_")):
-        yield warning("hub_token_form", "the Hub token does not begin with hf_, as the Hub's do", log_in)
+        yield warning("hub_token_form", Message("the Hub token does not begin with hf_, as the Hub's do"), log_in)
     if token is None:
         gated = [name for name in missing if name.startswith(GATED)]
         if gated:
             page = f"https://huggingface.co/{gated[0]}"
             yield failure(
                 "hub_gated",
-                f"{gated[0]} is gated, and there is no access token",
-                f"accept its licence at {page}, then {log_in}",
+                Message("{model} is gated, and there is no access token", model=gated[0]),
+                Message("accept its licence at {page}, then {log_in}", page=page, log_in=log_in),
             )
         elif recipe.hf.get("push_to_hub"):
-            yield failure("hub_token_missing", "--push_to_hub needs an access token that may write", log_in)
+            yield failure("hub_token_missing", Message("--push_to_hub needs an access token that may write"), log_in)
 
 
 def _reach(machine: Machine, variable: str, address: str, *, what: str, fix: str) -> Iterator[Finding]:
     """Whether `address`, which `variable` sets, can be reached; `fix` is what else helps."""
     scheme, host = urlsplit(address).scheme, urlsplit(address).hostname or ""
     if scheme not in ("http", "https") or not host:
-        message = f"{variable}={without_tokens(address)} is not an address"
-        yield failure("hub_endpoint", message, f"unset it, or export {variable}=https://HOST")
+        yield failure(
+            "hub_endpoint",
+            Message("{variable}={address} is not an address", variable=variable, address=without_tokens(address)),
+            Message("unset it, or export {variable}=https://HOST", variable=variable),
+        )
         return
     proxy = _proxy(machine.environ, scheme, host)
     name, port = host, _port(address, 443 if scheme == "https" else 80)
     if proxy:
         found = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
         name, port = found.hostname or "", _port(found.geturl(), 443 if found.scheme == "https" else 80)
-    through = f" through the proxy {name}:{port}" if proxy else ""
     if not name or not machine.network.reachable(name, port, TIMEOUT_S):
         if proxy:
-            fix = f"check {scheme}_proxy; {fix}"
-        yield failure("hub_unreachable", f"{host} cannot be reached{through}, and the job has to {what}", fix)
+            fix = Message("check {scheme}_proxy; {fix}", scheme=scheme, fix=fix)
+        yield failure(
+            "hub_unreachable",
+            Message(
+                "{host} cannot be reached through the proxy {proxy}, and the job has to {what}"
+                if proxy
+                else "{host} cannot be reached, and the job has to {what}",
+                host=host,
+                proxy=f"{name}:{port}",
+                what=what,
+            ),
+            fix,
+        )
 
 
 def _elsewhere(missing: list[str]) -> str:
     """How to get the first that is missing where this machine's network does not reach."""
     name = missing[0].removeprefix(_DATA_SET)
     kind = " --repo-type dataset" if missing[0].startswith(_DATA_SET) else ""
-    fetch = f"where there is a network, into the same HF_HOME: hf download {name}{kind}; then export HF_HUB_OFFLINE=1"
-    return f"{OTHER_SOURCES}; or {fetch}"
+    return Message(
+        "{others}; or where there is a network, into the same HF_HOME: {command}; then export HF_HUB_OFFLINE=1",
+        others=OTHER_SOURCES,
+        command=f"hf download {name}{kind}",
+    )
 
 
 def _port(address: str, default: int) -> int:

@@ -10,7 +10,7 @@ from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.job.plan import request_of
 from dsrun.doctor.machine import Machine, Target
 from dsrun.errors import DsrunError, UsageError
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message, joined
 from dsrun.recipe.batch import batch_of
 from dsrun.recipe.preflight.files import DEMO_MODELS
 from dsrun.recipe.recipe import Recipe
@@ -42,16 +42,26 @@ def look(machine: Machine, target: Target) -> Iterator[Finding]:
             return
     except DsrunError as error:
         yield from _unused(machine, gpus)
-        yield fine("gpu_memory_unknown", f"the job's memory cannot be planned: {error.message}")
+        yield fine("gpu_memory_unknown", Message("the job's memory cannot be planned: {why}", why=error.message))
         return
     short = [gpu for gpu in gpus if _free(machine, gpu) < chosen.gpu.total]
-    needed = f"{chosen.gpu.total / GIB:.1f} GiB per GPU ({chosen.strategy}, micro batch {chosen.micro_batch})"
+    needed = Message(
+        "{size:.1f} GiB per GPU ({strategy}, micro batch {micro_batch})",
+        size=chosen.gpu.total / GIB,
+        strategy=str(chosen.strategy),
+        micro_batch=chosen.micro_batch,
+    )
     if not short:
         least = min(_free(machine, gpu) for gpu in gpus)
-        yield fine("gpu_memory", f"the job takes {needed}, and {least / GIB:.1f} GiB are free")
+        yield fine(
+            "gpu_memory",
+            Message("the job takes {needed}, and {least:.1f} GiB are free", needed=needed, least=least / GIB),
+        )
     for gpu in short:
         yield failure(
-            "gpu_memory_taken", f"{_state(machine, gpu)}; the job takes {needed}", _way_out(machine, gpu, gpus)
+            "gpu_memory_taken",
+            Message("{state}; the job takes {needed}", state=_state(machine, gpu), needed=needed),
+            _way_out(machine, gpu, gpus),
         )
 
 
@@ -61,7 +71,9 @@ def _unused(machine: Machine, gpus: list[Gpu]) -> Iterator[Finding]:
         yield warning("gpu_memory_taken", _state(machine, gpu), _way_out(machine, gpu, gpus))
     if not busy:
         total = sum(_free(machine, gpu) for gpu in gpus)
-        yield fine("gpu_memory", f"{total / GIB:.0f} GiB free on {counted(len(gpus), 'GPU')}")
+        yield fine(
+            "gpu_memory", Message("{total:.0f} GiB free on {gpus}", total=total / GIB, gpus=counted(len(gpus), "GPU"))
+        )
 
 
 def _free(machine: Machine, gpu: Gpu) -> int:
@@ -73,21 +85,35 @@ def _free(machine: Machine, gpu: Gpu) -> int:
 def _state(machine: Machine, gpu: Gpu) -> str:
     memory = machine.driver.memory.get(gpu.uuid) if machine.driver else None
     holders = sorted(memory.holders if memory else (), key=lambda each: -(each.used or 0))
-    text = f"GPU {gpu.index}: {_free(machine, gpu) / GIB:.1f} of {(gpu.memory_total or 0) / GIB:.1f} GiB free"
+    text = Message(
+        "GPU {index}: {free:.1f} of {total:.1f} GiB free",
+        index=gpu.index,
+        free=_free(machine, gpu) / GIB,
+        total=(gpu.memory_total or 0) / GIB,
+    )
     if not holders:
-        return f"{text}, the rest is held by processes that are not shown here (another container or user)"
+        return Message(
+            "{free}, the rest is held by processes that are not shown here (another container or user)", free=text
+        )
     shown = [f"{each}{f' ({each.used / GIB:.1f} GiB)' if each.used else ''}" for each in holders[:3]]
-    more = f" and {len(holders) - 3} more" if len(holders) > 3 else ""
-    return f"{text}, held by {', '.join(shown)}{more}"
+    return Message(
+        "{free}, held by {holders} and {more} more" if len(holders) > 3 else "{free}, held by {holders}",
+        free=text,
+        holders=", ".join(shown),
+        more=len(holders) - 3,
+    )
 
 
 def _way_out(machine: Machine, gpu: Gpu, gpus: list[Gpu]) -> str:
     memory = machine.driver.memory.get(gpu.uuid) if machine.driver else None
     named = [str(each.pid) for each in (memory.holders if memory else ()) if each.name]
-    end = f"end it if it is yours: kill {' '.join(named)}" if named else "wait until it ends"
+    end = Message("wait until it ends")
+    if named:
+        end = Message("end it if it is yours: kill {pids}", pids=" ".join(named))
     free = [each for each in gpus if each.memory_total and _free(machine, each) >= _USUALLY_FREE * each.memory_total]
     if free and len(free) < len(gpus):
-        return f"{end}; or use the free ones: CUDA_VISIBLE_DEVICES={','.join(str(each.index) for each in free)}"
+        indices = ",".join(str(each.index) for each in free)
+        return Message("{end}; or use the free ones: CUDA_VISIBLE_DEVICES={indices}", end=end, indices=indices)
     return end
 
 
@@ -115,19 +141,32 @@ def _too_large(request: PlanRequest, recipe: Recipe) -> Finding:
     """A job that does not fit: a memory fallback halves the micro batch, where that helps."""
     smaller = _chosen(replace(request, micro_batch=None), recipe)
     peak = evaluate(request, next(iter(strategies(request)))).gpu.total / GIB
-    what = f"micro batch {request.micro_batch or 1} takes {peak:.1f} of {request.cluster.memory:.1f} GiB per GPU"
+    what = Message(
+        "micro batch {micro_batch} takes {peak:.1f} of {memory:.1f} GiB per GPU",
+        micro_batch=request.micro_batch or 1,
+        peak=peak,
+        memory=request.cluster.memory,
+    )
     if smaller is not None:
         # A power of two divides most global batches, which stay as they are.
         fitting = 2 ** int(math.log2(smaller.micro_batch))
         whole = batch_of(recipe, request.cluster.world).global_batch
         fix = f"--micro-batch-size {fitting} --global-batch-size {whole}"
-        outcome = "memory is likely to run out in the first step"
         if recipe.spec.remedy:
-            message = f"{what}: {outcome}, and dsrun then starts again with half of it"
+            message = Message(
+                "{what}: memory is likely to run out in the first step, and dsrun then starts again with half of it",
+                what=what,
+            )
             return warning("gpu_memory_fallback", message, fix)
-        return failure("gpu_memory_plan", f"{what}: {outcome}", fix)
+        return failure(
+            "gpu_memory_plan", Message("{what}: memory is likely to run out in the first step", what=what), fix
+        )
     remedies = plan(replace(request, micro_batch=None)).remedies
-    return failure("gpu_memory_plan", f"the job does not fit: {what}", "; ".join(remedies[:2]) or "use larger GPUs")
+    return failure(
+        "gpu_memory_plan",
+        Message("the job does not fit: {what}", what=what),
+        joined("; ", remedies[:2]) or Message("use larger GPUs"),
+    )
 
 
 GPU_MEMORY = Check(

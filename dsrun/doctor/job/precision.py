@@ -9,7 +9,7 @@ from dsrun.doctor.job.settings import NEEDS_JOB
 from dsrun.doctor.job.zero_config import config_of
 from dsrun.doctor.machine import Machine, Target
 from dsrun.errors import DsrunError
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message
 from dsrun.model_families import family_of, model_type_of
 from dsrun.recipe.precision import decide_precision
 from dsrun.system.host import cpu_bf16
@@ -41,18 +41,30 @@ def look(machine: Machine, target: Target) -> Iterator[Finding]:
         return
     if chosen == "fp32" and on_gpu and slow:
         if family_of(kind).overflows_in_fp16:
-            fix = f"use a GPU of compute capability 8.0 or above (A100, L4, RTX 30 and later): {kind} overflows in fp16"
+            fix = Message(
+                "use a GPU of compute capability 8.0 or above (A100, L4, RTX 30 and later): {kind} overflows in fp16",
+                kind=kind,
+            )
         else:
-            fix = "--fp16 is twice as fast on this GPU"
-        message = f"{slow[0].name} does not compute in bf16, so the job trains in fp32, with twice the memory"
+            fix = Message("--fp16 is twice as fast on this GPU")
+        message = Message(
+            "{name} does not compute in bf16, so the job trains in fp32, with twice the memory", name=slow[0].name
+        )
         yield warning("precision_fp32", message, fix)
         return
     if family_of(kind).overflows_in_fp16 and chosen == "fp16":
         yield warning(
-            "precision_overflow", f"{kind} models overflow in fp16: the loss becomes NaN", "--bf16, or --bf16 false"
+            "precision_overflow",
+            Message("{kind} models overflow in fp16: the loss becomes NaN", kind=kind),
+            Message("--bf16, or --bf16 false"),
         )
         return
-    yield fine("precision", f"trains in {chosen} on {gpus[0].name if on_gpu else 'the CPU'}")
+    yield fine(
+        "precision",
+        Message("trains in {precision} on {device}", precision=chosen, device=gpus[0].name)
+        if on_gpu
+        else Message("trains in {precision} on the CPU", precision=chosen),
+    )
 
 
 PRECISION = Check(

@@ -8,7 +8,7 @@ from dsrun.doctor.check import Check
 from dsrun.doctor.machine import Machine, Target
 from dsrun.doctor.mounts import mount_of
 from dsrun.errors import UsageError
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message
 from dsrun.runs.folder import refuse_unfit
 from dsrun.system.files import nearest_existing
 
@@ -28,22 +28,41 @@ def look(machine: Machine, target: Target) -> Iterator[Finding]:
         yield Finding(
             level="error",
             code="run_folder_local",
-            message=f"{path} is on this node's own {place.kind}, and the job has {target.nodes} nodes: the others would"
-            " not find its checkpoints",
-            fix="--output on a file system that all nodes share",
+            message=Message(
+                "{path} is on this node's own {kind}, and the job has {nodes} nodes: the others would not "
+                "find its checkpoints",
+                path=path,
+                kind=place.kind,
+                nodes=target.nodes,
+            ),
+            fix=Message("--output on a file system that all nodes share"),
         )
         return
     if place and place.kind in ("tmpfs", "ramfs"):
         yield Finding(
             level="warning",
             code="run_folder_memory",
-            message=f"{path} is in memory ({place.kind}): checkpoints are lost with a restart of the machine",
-            fix="--output on a disk",
+            message=Message(
+                "{path} is in memory ({kind}): checkpoints are lost with a restart of the machine",
+                path=path,
+                kind=place.kind,
+            ),
+            fix=Message("--output on a disk"),
         )
         return
-    kind = f", on {place.kind}" if place else ""
-    shared = ", which other nodes may see" if place and place.shared else ""
-    yield Finding(level="info", code="run_folder", message=f"{path} can be written{kind}{shared}")
+    yield Finding(
+        level="info",
+        code="run_folder",
+        message=Message(
+            "{path} can be written"
+            if place is None
+            else "{path} can be written, on {kind}, which other nodes may see"
+            if place.shared
+            else "{path} can be written, on {kind}",
+            path=path,
+            kind=place.kind if place else "",
+        ),
+    )
 
 
 RUN_FOLDER = Check(

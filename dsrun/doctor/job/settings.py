@@ -9,7 +9,7 @@ from typing import Any
 from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.machine import Machine, Target
 from dsrun.errors import DsrunError
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message
 from dsrun.recipe.batch import batch_of
 from dsrun.recipe.deepspeed_file import with_deepspeed_read
 from dsrun.recipe.preflight.files import check_files
@@ -18,7 +18,7 @@ from dsrun.recipe.recipe import Recipe
 from dsrun.zero.lint.check import check
 from dsrun.zero.view import Flags
 
-NEEDS_JOB = "needs a job: --for run.yaml, or -- train FLAGS"
+NEEDS_JOB = Message("needs a job: --for run.yaml, or -- train FLAGS")
 
 
 def ranks_here(machine: Machine, target: Target) -> int | None:
@@ -50,7 +50,10 @@ def look_at_config(machine: Machine, target: Target) -> Iterator[Finding]:
         yield tell(f"deepspeed_json_{each.code}", each.message, each.fix, each.where)
     if not problems:
         name = recipe.hf["deepspeed"]
-        yield fine("deepspeed_json", f"{'the inline configuration' if isinstance(name, dict) else name}: no error")
+        yield fine(
+            "deepspeed_json",
+            Message("{name}: no error", name=Message("the inline configuration") if isinstance(name, dict) else name),
+        )
 
 
 def _linted(target: Target, recipe: Recipe, world: int | None) -> list[Finding]:
@@ -108,12 +111,17 @@ def look_at_settings(machine: Machine, target: Target) -> Iterator[Finding]:
     if world is not None:
         try:
             plan = batch_of(recipe, world)
-            batch = f"; batch {plan.sentence('GPU' if machine.gpus else 'rank')}"
+            batch = plan.sentence("GPU" if machine.gpus else "rank")
         except DsrunError as error:
             yield failure("settings_batch", error.message, error.fix or "")
             return
     if not removed:
-        yield fine("settings", f"{recipe.spec.config or 'all flags'}: valid{batch}")
+        message = Message(
+            "{settings}: valid; batch {batch}" if batch else "{settings}: valid",
+            settings=recipe.spec.config or Message("all flags"),
+            batch=batch,
+        )
+        yield fine("settings", message)
 
 
 SETTINGS = Check(
@@ -141,7 +149,7 @@ def look_at_files(_: Machine, target: Target) -> Iterator[Finding]:
             found.append(failure("files", error.message, error.fix or ""))
     yield from found
     if not found:
-        yield fine("files", "model, data and packages that the job names are here, or on the Hub")
+        yield fine("files", Message("model, data and packages that the job names are here, or on the Hub"))
 
 
 FILES = Check(

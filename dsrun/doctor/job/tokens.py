@@ -9,7 +9,7 @@ from typing import Any
 from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.machine import Machine, Target
 from dsrun.errors import DsrunError
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message, joined
 from dsrun.hub.modelscope_cache import stored_name
 from dsrun.recipe.preflight.model_folder import read_object
 from dsrun.zero.memory.model.configs import cached_snapshot, find, hub_cache
@@ -43,13 +43,13 @@ def look(machine: Machine, target: Target) -> Iterator[Finding]:
 
 
 def _summary(largest: int | None, rows: int | None, settings: Mapping[str, Any]) -> str:
-    pad = _text(settings.get("pad_token"))
+    pad, end = (_text(settings.get(name)) for name in ("pad_token", "eos_token"))
     parts = [
-        f"{largest + 1:,} tokens" if largest is not None else "",
-        f"{rows:,} rows in the embedding" if rows else "",
-        f"{pad} pads" if pad else f"{_text(settings.get('eos_token'))} pads, outside the loss",
+        *([Message("{tokens:,} tokens", tokens=largest + 1)] if largest is not None else []),
+        *([Message("{rows:,} rows in the embedding", rows=rows)] if rows else []),
+        Message("{token} pads" if pad else "{token} pads, outside the loss", token=pad or end),
     ]
-    return ", ".join(part for part in parts if part)
+    return joined(", ", parts)
 
 
 def _folder(name: str, machine: Machine) -> Path | None:
@@ -66,22 +66,30 @@ def _padding(settings: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator
     if _text(settings.get("pad_token")):
         return
     if config.get("is_encoder_decoder"):
-        message = "the tokenizer has no padding token, without which an encoder-decoder model cannot batch"
-        yield failure("tokenizer_padding", message, "--tokenizer NAME of one with a pad_token")
+        message = Message("the tokenizer has no padding token, without which an encoder-decoder model cannot batch")
+        yield failure("tokenizer_padding", message, Message("--tokenizer NAME of one with a pad_token"))
     elif not _text(settings.get("eos_token")):
-        message = "the tokenizer has neither a padding token nor an end token: nothing marks where a document ends"
-        yield warning("tokenizer_end", message, "set eos_token in its tokenizer_config.json")
+        message = Message(
+            "the tokenizer has neither a padding token nor an end token: nothing marks where a document ends"
+        )
+        yield warning("tokenizer_end", message, Message("set eos_token in its tokenizer_config.json"))
 
 
 def _beyond(largest: int | None, rows: int | None, *, lora: bool) -> Iterator[Finding]:
     if largest is None or rows is None or largest < rows:
         return
-    grown = "dsrun train adds them" + (", and LoRA does not train them" if lora else "")
     yield warning(
         "tokenizer_vocabulary",
-        f"the tokenizer has token {largest:,}, and the embedding {rows:,} rows: {grown}; elsewhere that ends in an"
-        " index out of range",
-        "--lora-modules-to-save embed_tokens lm_head" if lora else "check that the tokenizer is this model's",
+        Message(
+            "the tokenizer has token {largest:,}, and the embedding {rows:,} rows: dsrun train adds them, and LoRA "
+            "does not train them; elsewhere that ends in an index out of range"
+            if lora
+            else "the tokenizer has token {largest:,}, and the embedding {rows:,} rows: dsrun train adds them; "
+            "elsewhere that ends in an index out of range",
+            largest=largest,
+            rows=rows,
+        ),
+        "--lora-modules-to-save embed_tokens lm_head" if lora else Message("check that the tokenizer is this model's"),
     )
 
 

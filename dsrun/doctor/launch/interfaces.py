@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.machine import Machine, Target
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message
 
 # Made by container and virtual machine software; nothing outside of this machine is reached over them.
 VIRTUAL = ("docker", "br-", "virbr", "veth", "vnet", "cni", "flannel", "cali", "tunl", "podman", "lxc", "lxdbr", "tap")
+_LOOPBACK = Message("the loopback alone")
 
 
 def look(machine: Machine, target: Target) -> Iterator[Finding]:
@@ -27,22 +28,28 @@ def look(machine: Machine, target: Target) -> Iterator[Finding]:
     if several and not set_by_user and not found:
         ib = [name for name in outward if name.startswith("ib")]
         if not outward:
-            message = "no network interface but the loopback is up: other nodes cannot be reached"
-            found.append(failure("interfaces_none", message, "ip addr shows the interfaces"))
+            message = Message("no network interface but the loopback is up: other nodes cannot be reached")
+            found.append(failure("interfaces_none", message, Message("ip addr shows the interfaces")))
         elif not ib and (len(outward) > 1 or virtual):
             names = ", ".join((*outward, *virtual))
             found.append(
                 warning(
                     "interfaces_several",
-                    f"NCCL may take any of {names}: dsrun chooses the one on which the nodes meet, other"
-                    " launchers none",
+                    Message(
+                        "NCCL may take any of {names}: dsrun chooses the one on which the nodes meet, other "
+                        "launchers none",
+                        names=names,
+                    ),
                     f"export NCCL_SOCKET_IFNAME={outward[0]} GLOO_SOCKET_IFNAME={outward[0]}",
                 )
             )
     yield from found
     if not found:
         shown = ", ".join(f"{name} ({networks[name][0]})" for name in outward[:4])
-        yield fine("interfaces", f"{shown or 'the loopback alone'}{' and more' if len(outward) > 4 else ''}")
+        yield fine(
+            "interfaces",
+            Message("{names} and more", names=shown) if len(outward) > 4 else shown or _LOOPBACK,
+        )
 
 
 def _beyond_link(addresses: Sequence[str]) -> list[str]:
@@ -67,11 +74,16 @@ def _named(environ: Mapping[str, str], there: Mapping[str, Sequence[str]]) -> It
 
 
 def _missing(variable: str, value: str, there: Mapping[str, Sequence[str]]) -> Finding:
-    others = ", ".join(name for name in there if not name.startswith("lo")) or "the loopback alone"
+    others = ", ".join(name for name in there if not name.startswith("lo")) or _LOOPBACK
     return failure(
         "interfaces_named",
-        f"{variable}={value} names no interface that is up here ({others})",
-        f"unset {variable}, or correct it: `ip -brief addr` lists them",
+        Message(
+            "{variable}={value} names no interface that is up here ({others})",
+            variable=variable,
+            value=value,
+            others=others,
+        ),
+        Message("unset {variable}, or correct it: `ip -brief addr` lists them", variable=variable),
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.machine import RESOLVE_S, Machine, Target
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message
 from dsrun.launch.context import DEFAULT_PORT, LAST_PORT
 
 
@@ -15,28 +15,39 @@ def look_at_port(machine: Machine, target: Target) -> Iterator[Finding]:
     """The port that was named must be free; without one dsrun takes a free one on one machine, and 29500 on several."""
     named, by = _named_port(machine, target)
     if isinstance(named, str):
-        yield failure("port_invalid", f"{by}={named!r} is not a valid port", f"give a number from 1 to {LAST_PORT}")
+        yield failure(
+            "port_invalid",
+            Message("{by}={named!r} is not a valid port", by=by, named=named),
+            Message("give a number from 1 to {last}", last=LAST_PORT),
+        )
         return
     port = named or DEFAULT_PORT
     taken = machine.network.taken(port)
     if taken and named:
-        fix = "unset MASTER_PORT" if by == "MASTER_PORT" else "leave it out"
-        yield failure("port_taken", f"{by}: {taken}", f"{fix}, and a free one is taken")
+        fix = Message(
+            "unset MASTER_PORT, and a free one is taken"
+            if by == "MASTER_PORT"
+            else "leave it out, and a free one is taken"
+        )
+        yield failure("port_taken", Message("{by}: {taken}", by=by, taken=taken), fix)
     elif taken:
         yield warning(
             "port_default_taken",
-            f"{taken}; on one machine dsrun takes another by itself, but torchrun and jobs of several nodes want"
-            " this one",
-            "give another port: --master-port",
+            Message(
+                "{taken}; on one machine dsrun takes another by itself, but torchrun and jobs of several "
+                "nodes want this one",
+                taken=taken,
+            ),
+            Message("give another port: --master-port"),
         )
     elif named and target.nodes > 1 and (next_taken := machine.network.taken(port + 1)):
         yield failure(
             "port_next_taken",
-            f"{next_taken}, which dsrun's own protocol needs beside {port}",
-            "give another --master-port",
+            Message("{next_taken}, which dsrun's own protocol needs beside {port}", next_taken=next_taken, port=port),
+            Message("give another --master-port"),
         )
     else:
-        yield fine("port", f"{port} is free")
+        yield fine("port", Message("{port} is free", port=port))
 
 
 def _named_port(machine: Machine, target: Target) -> tuple[int | str | None, str]:
@@ -66,12 +77,18 @@ def look_at_names(machine: Machine, target: Target) -> Iterator[Finding]:
     several = (target.nodes > 1 and target.runs_on(machine)) or (bool(address) and not _is_local(machine, address))
     if not addresses:
         what = (
-            f"takes more than {RESOLVE_S:g} s" if addresses is None else "finds no address: gloo fails, or waits 10 s"
+            Message(
+                "looking up this machine's own name {own} takes more than {seconds:g} s", own=own, seconds=RESOLVE_S
+            )
+            if addresses is None
+            else Message(
+                "looking up this machine's own name {own} finds no address: gloo fails, or waits 10 s", own=own
+            )
         )
         found.append(
             warning(
                 "names_own_unknown",
-                f"looking up this machine's own name {own} {what}",
+                what,
                 f"echo '127.0.1.1 {own}' | sudo tee -a /etc/hosts",
             )
         )
@@ -79,15 +96,26 @@ def look_at_names(machine: Machine, target: Target) -> Iterator[Finding]:
         found.append(
             warning(
                 "names_own_loopback",
-                f"{own} resolves to {addresses[0]}, which gloo gives to other nodes: dsrun sets GLOO_SOCKET_IFNAME"
-                " against that, torchrun does not",
-                f"correct the line of {own} in /etc/hosts, or export GLOO_SOCKET_IFNAME=INTERFACE",
+                Message(
+                    "{own} resolves to {address}, which gloo gives to other nodes: dsrun sets "
+                    "GLOO_SOCKET_IFNAME against that, torchrun does not",
+                    own=own,
+                    address=addresses[0],
+                ),
+                Message("correct the line of {own} in /etc/hosts, or export GLOO_SOCKET_IFNAME=INTERFACE", own=own),
             )
         )
     yield from found
     if not found and addresses:
         there = machine.network.resolve(address) if address else None
-        yield fine("names", f"{own} is {addresses[0]}" + (f"; MASTER_ADDR {address} is {there[0]}" if there else ""))
+        message = Message(
+            "{own} is {address}; MASTER_ADDR {master} is {there}" if there else "{own} is {address}",
+            own=own,
+            address=addresses[0],
+            master=address,
+            there=there[0] if there else "",
+        )
+        yield fine("names", message)
 
 
 def _master(machine: Machine, target: Target, address: str) -> list[Finding]:
@@ -96,9 +124,16 @@ def _master(machine: Machine, target: Target, address: str) -> list[Finding]:
     if resolved:
         return []
     by = "--master-addr" if target.master_addr else "MASTER_ADDR"
-    what = "whose lookup does not end" if resolved is None else "which no name service knows"
-    fix = "give the IP address of node 0" + ("" if target.master_addr else ", or unset MASTER_ADDR")
-    message = f"{by} is {address}, {what}: ranks would wait for it until they time out"
+    fix = Message(
+        "give the IP address of node 0" if target.master_addr else "give the IP address of node 0, or unset MASTER_ADDR"
+    )
+    message = Message(
+        "{by} is {address}, whose lookup does not end: ranks would wait for it until they time out"
+        if resolved is None
+        else "{by} is {address}, which no name service knows: ranks would wait for it until they time out",
+        by=by,
+        address=address,
+    )
     return [failure("names_master_addr", message, fix)]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.machine import Machine, Target
 from dsrun.errors import DsrunError
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message
 from dsrun.launch.job import decide
 from dsrun.system.display import counted
 from dsrun.system.gpus import Gpu
@@ -34,23 +34,48 @@ def look(machine: Machine, target: Target) -> Iterator[Finding]:
         yield failure("ranks", error.message, error.fix or "")
         return
     if every and not seen and not problem:
-        yield failure("ranks_hidden", f"none of the {len(every)} GPUs is visible", f"unset {VISIBLE}")
+        yield failure(
+            "ranks_hidden",
+            Message("none of the {count} GPUs is visible", count=len(every)),
+            f"unset {VISIBLE}",
+        )
     elif not problem:
-        where = f"of {len(seen)} visible GPUs" if topology.device == "cuda" else "on the CPU"
-        yield fine("ranks", f"{counted(topology.workers, 'rank')} {where}")
+        message = Message(
+            "{ranks} of {count} visible GPUs" if topology.device == "cuda" else "{ranks} on the CPU",
+            ranks=counted(topology.workers, "rank"),
+            count=len(seen),
+        )
+        yield fine("ranks", message)
 
 
 def _hidden(value: str | None, every: int, seen: int) -> Finding | None:
     if not value or not value.strip() or value.strip() in ("-1", "NoDevFiles"):
-        shown = f"{VISIBLE} is empty" if not (value or "").strip() else f"{VISIBLE}={value}"
-        return failure("ranks_hidden", f"{shown}: none of the {every} GPUs is visible", f"unset {VISIBLE}")
+        return failure(
+            "ranks_hidden",
+            Message(
+                "{variable}={value}: none of the {count} GPUs is visible"
+                if (value or "").strip()
+                else "{variable} is empty: none of the {count} GPUs is visible",
+                variable=VISIBLE,
+                value=value,
+                count=every,
+            ),
+            f"unset {VISIBLE}",
+        )
     named = [entry for entry in value.split(",") if entry.strip()]
     if seen < len(named):
         return warning(
             "ranks_visible",
-            f"{VISIBLE}={value} names {len(named)} GPUs, and {seen} of {every} are visible: one that is not there"
-            " hides those after it, and one named twice hides all",
-            f"GPUs are numbered 0 to {every - 1} here",
+            Message(
+                "{variable}={value} names {count} GPUs, and {seen} of {every} are visible: one that is not "
+                "there hides those after it, and one named twice hides all",
+                variable=VISIBLE,
+                value=value,
+                count=len(named),
+                seen=seen,
+                every=every,
+            ),
+            Message("GPUs are numbered 0 to {last} here", last=every - 1),
         )
     return None
 
@@ -71,15 +96,27 @@ def check_requirements(machine: Machine, min_gpus: int | None, min_gpu_memory_gi
         if min_gpu_memory_gib is not None and gpu.memory_total is not None:
             gib = gpu.memory_total / GIB
             if gib < min_gpu_memory_gib:
-                message = f"GPU {gpu.index} ({gpu.name}) has {gib:.1f} GiB of memory, {min_gpu_memory_gib:g} required"
+                message = Message(
+                    "GPU {index} ({name}) has {gib:.1f} GiB of memory, {wanted:g} required",
+                    index=gpu.index,
+                    name=gpu.name,
+                    gib=gib,
+                    wanted=min_gpu_memory_gib,
+                )
                 found.append(Finding(level="error", code="requirements_memory", message=message))
     if not found:
-        message = f"{counted(len(gpus), 'visible GPU')}, as required"
+        message = Message("{gpus}, as required", gpus=counted(len(gpus), "visible GPU"))
         found.append(Finding(level="info", code="requirements", message=message))
     return found
 
 
 def _too_few(gpus: list[Gpu], wanted: int | None) -> Iterator[Finding]:
     if wanted is not None and len(gpus) < wanted:
-        message = f"{len(gpus)} GPU{' is' if len(gpus) == 1 else 's are'} visible, {wanted} required"
-        yield Finding(level="error", code="requirements_gpus", message=message, fix="run on another node")
+        message = Message(
+            "{count} GPU is visible, {wanted} required"
+            if len(gpus) == 1
+            else "{count} GPUs are visible, {wanted} required",
+            count=len(gpus),
+            wanted=wanted,
+        )
+        yield Finding(level="error", code="requirements_gpus", message=message, fix=Message("run on another node"))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.machine import Machine, Target
 from dsrun.errors import DsrunError
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message
 from dsrun.launch.context import LaunchRequest
 from dsrun.launch.detection.slurm import in_slurm_step
 from dsrun.launch.detection.started import launcher_of
@@ -17,12 +17,12 @@ from dsrun.system.variables import MISLEADING
 _WORKER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
 # What is good for finding an error, and slows down whatever runs with it: (variable, values, what it does).
 _SLOW = (
-    ("CUDA_LAUNCH_BLOCKING", ("1",), "waits for each kernel: training is several times slower"),
-    ("NCCL_P2P_DISABLE", ("1",), "sends everything between GPUs through the host"),
-    ("NCCL_IB_DISABLE", ("1",), "keeps NCCL off InfiniBand: TCP instead"),
-    ("NCCL_SHM_DISABLE", ("1",), "keeps NCCL off shared memory: the network instead"),
-    ("NCCL_DEBUG", ("TRACE",), "writes a line for each call of NCCL"),
-    ("TORCH_DISTRIBUTED_DEBUG", ("DETAIL",), "compares every collective between all ranks first"),
+    ("CUDA_LAUNCH_BLOCKING", ("1",), Message("waits for each kernel: training is several times slower")),
+    ("NCCL_P2P_DISABLE", ("1",), Message("sends everything between GPUs through the host")),
+    ("NCCL_IB_DISABLE", ("1",), Message("keeps NCCL off InfiniBand: TCP instead")),
+    ("NCCL_SHM_DISABLE", ("1",), Message("keeps NCCL off shared memory: the network instead")),
+    ("NCCL_DEBUG", ("TRACE",), Message("writes a line for each call of NCCL")),
+    ("TORCH_DISTRIBUTED_DEBUG", ("DETAIL",), Message("compares every collective between all ranks first")),
 )
 
 
@@ -31,7 +31,7 @@ def look(machine: Machine, _: Target) -> Iterator[Finding]:
     found = [*_worker(machine), *_job(machine), *_accelerate(machine), *_slow(machine)]
     yield from found
     if not found:
-        yield fine("variables", "none of an earlier launcher or debugging session")
+        yield fine("variables", Message("none of an earlier launcher or debugging session"))
 
 
 def _worker(machine: Machine) -> Iterator[Finding]:
@@ -48,9 +48,13 @@ def _worker(machine: Machine) -> Iterator[Finding]:
     if worker is not None and not in_slurm_step(environ):
         yield failure(
             "variables_worker",
-            f"RANK={worker.rank} and WORLD_SIZE={worker.world_size} are set: `dsrun train` would join that run as"
-            " one rank, and wait for the others",
-            f"{unset}, unless torchrun starts this",
+            Message(
+                "RANK={rank} and WORLD_SIZE={world_size} are set: `dsrun train` would join that run as one "
+                "rank, and wait for the others",
+                rank=worker.rank,
+                world_size=worker.world_size,
+            ),
+            Message("{unset}, unless torchrun starts this", unset=unset),
         )
 
 
@@ -61,11 +65,15 @@ def _job(machine: Machine) -> Iterator[Finding]:
         return
     text = machine.answer("squeue", "--noheader", "--format=%T", f"--jobs={job}")
     if text is not None and text.strip() not in ("RUNNING", "COMPLETING", "SUSPENDED", "CONFIGURING"):
-        state = text.strip() or "not in the queue"
+        state = text.strip() or Message("not in the queue")
         yield failure(
             "variables_slurm",
-            f"SLURM_JOB_ID is {job}, and that job is {state}: srun and `dsrun launch` would use what has ended",
-            "log in again, or unset ${!SLURM_*}",
+            Message(
+                "SLURM_JOB_ID is {job}, and that job is {state}: srun and `dsrun launch` would use what has ended",
+                job=job,
+                state=state,
+            ),
+            Message("log in again, or unset ${!SLURM_*}"),
         )
 
 
@@ -74,14 +82,20 @@ def _accelerate(machine: Machine) -> Iterator[Finding]:
     if names:
         yield warning(
             "variables_accelerate",
-            f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} set: the Trainer of other scripts silently drops"
-            " DeepSpeed or changes the precision; `dsrun train` removes them",
+            Message(
+                "{names} is set: the Trainer of other scripts silently drops DeepSpeed or changes the "
+                "precision; `dsrun train` removes them"
+                if len(names) == 1
+                else "{names} are set: the Trainer of other scripts silently drops DeepSpeed or changes the "
+                "precision; `dsrun train` removes them",
+                names=", ".join(names),
+            ),
             f"unset {' '.join(names)}",
         )
     if machine.environ.get("DS_ACCELERATOR") == "cpu" and machine.gpus:
         yield failure(
             "variables_ds_accelerator",
-            "DS_ACCELERATOR=cpu is set, and there are GPUs: DeepSpeed would not use them",
+            Message("DS_ACCELERATOR=cpu is set, and there are GPUs: DeepSpeed would not use them"),
             "unset DS_ACCELERATOR",
         )
 
@@ -90,7 +104,8 @@ def _slow(machine: Machine) -> Iterator[Finding]:
     for name, values, what in _SLOW:
         value = machine.environ.get(name, "")
         if value.upper() in values:
-            yield warning("variables_slow", f"{name}={value} {what}", f"unset {name}")
+            message = Message("{name}={value} {what}", name=name, value=value, what=what)
+            yield warning("variables_slow", message, f"unset {name}")
 
 
 VARIABLES = Check(

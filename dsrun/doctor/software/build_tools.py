@@ -11,7 +11,7 @@ from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.job.zero_config import ops_of
 from dsrun.doctor.machine import Machine, Target
 from dsrun.doctor.software.compiled_code import compiled_at_start, compiled_ops, installed_ops
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message
 from dsrun.system.host import cpu_flags
 from dsrun.wheel.target.cxx import way_to_install
 from dsrun.wheel.verify.isa_level import lacking
@@ -28,21 +28,26 @@ def look_at_tools(machine: Machine, target: Target) -> Iterator[Finding]:
         return
     found = []
     if ops and not _ninja(machine):
-        message = f"ninja is not installed, and {', '.join(ops)} would be compiled at the start"
+        message = Message("ninja is not installed, and {ops} would be compiled at the start", ops=", ".join(ops))
         found.append(failure("build_tools_ninja", message, "pip install ninja"))
     if aio and not _has_aio(machine, header="async_io" in ops):
-        what = "libaio's header and library are" if "async_io" in ops else "libaio is"
-        message = f"offloading to NVMe needs libaio, and {what} not installed"
+        message = Message(
+            "offloading to NVMe needs libaio, and libaio's header and library are not installed"
+            if "async_io" in ops
+            else "offloading to NVMe needs libaio, and libaio is not installed"
+        )
         found.append(failure("build_tools_libaio", message, way_to_install("libaio", environ=machine.environ)))
     yield from found
     if ops and not found:
         yield warning(
             "build_tools_compiles",
-            f"DeepSpeed compiles {', '.join(ops)} at the first start here: minutes in which the GPUs wait",
-            'compile them once: pip install "$(dsrun build-wheel --arch auto)"',
+            Message(
+                "DeepSpeed compiles {ops} at the first start here: minutes in which the GPUs wait", ops=", ".join(ops)
+            ),
+            Message('compile them once: pip install "$(dsrun build-wheel --arch auto)"'),
         )
     elif not found:
-        yield fine("build_tools", "all operations of this job are compiled already")
+        yield fine("build_tools", Message("all operations of this job are compiled already"))
 
 
 def _ninja(machine: Machine) -> bool:
@@ -80,14 +85,19 @@ def look_at_processor(machine: Machine, _: Target) -> Iterator[Finding]:
             found.append(
                 failure(
                     "cpu_level",
-                    f"DeepSpeed's compiled {op} is for {code.cpu_level}, and this processor lacks {', '.join(lacked)}:"
-                    " a process that uses it dies with SIGILL (illegal instruction)",
+                    Message(
+                        "DeepSpeed's compiled {op} is for {cpu_level}, and this processor lacks {lacked}: a process "
+                        "that uses it dies with SIGILL (illegal instruction)",
+                        op=op,
+                        cpu_level=code.cpu_level,
+                        lacked=", ".join(lacked),
+                    ),
                     'pip install --force-reinstall "$(dsrun build-wheel --cpu x86-64-v3)"',
                 )
             )
     yield from found
     if not found:
-        yield fine("cpu_level", f"this processor runs DeepSpeed's {len(ops)} compiled operations")
+        yield fine("cpu_level", Message("this processor runs DeepSpeed's {count} compiled operations", count=len(ops)))
 
 
 PROCESSOR = Check(

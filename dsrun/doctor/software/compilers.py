@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.machine import Machine, Target
 from dsrun.doctor.software.compiled_code import compiled_at_start
 from dsrun.errors import DsrunError, MissingError, UsageError
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message, joined
 from dsrun.wheel.target.arch import minor_release
 from dsrun.wheel.target.cxx import all_cxx, find_cxx
 from dsrun.wheel.target.nvcc import Nvcc, find_nvcc
@@ -39,18 +39,28 @@ def look_at_toolkit(machine: Machine, target: Target) -> Iterator[Finding]:
         if ops:
             yield failure(
                 "cuda_toolkit_missing",
-                f"there is no nvcc, and {_and(ops)} would be compiled at the start",
-                "load a CUDA toolkit and set CUDA_HOME, or install a wheel with them: dsrun build-wheel --arch auto",
+                Message("there is no nvcc, and {ops} would be compiled at the start", ops=_and(ops)),
+                Message(
+                    "load a CUDA toolkit and set CUDA_HOME, or install a wheel with them: dsrun build-wheel --arch auto"
+                ),
             )
         else:
-            yield fine("cuda_toolkit", "no nvcc here, and none is needed for this")
+            yield fine("cuda_toolkit", Message("no nvcc here, and none is needed for this"))
         return
     problems = [each for each in check_versions(torch.cuda, nvcc) if each.level == "error"]
     for each in problems:
         tell = failure if ops else warning
         yield tell("cuda_toolkit_version", each.message, each.fix)
     if not problems:
-        yield fine("cuda_toolkit", f"nvcc {nvcc.version} in {nvcc.home}, torch for CUDA {minor_release(torch.cuda)}")
+        yield fine(
+            "cuda_toolkit",
+            Message(
+                "nvcc {version} in {home}, torch for CUDA {cuda}",
+                version=nvcc.version,
+                home=nvcc.home,
+                cuda=minor_release(torch.cuda),
+            ),
+        )
 
 
 TOOLKIT = Check(
@@ -72,8 +82,10 @@ def look_at_host_compiler(machine: Machine, target: Target) -> Iterator[Finding]
     try:
         cxx = find_cxx(machine.environ)
     except MissingError as error:
-        what = f", and {_and(ops)} would be compiled at the start" if ops else ""
-        yield tell("host_compiler_missing", f"{error.message}{what}", error.fix or "")
+        message = error.message
+        if ops:
+            message = Message("{error}, and {ops} would be compiled at the start", error=message, ops=_and(ops))
+        yield tell("host_compiler_missing", message, error.fix or "")
         return
     except UsageError as error:
         yield failure("host_compiler_cxx", error.message, error.fix or "")
@@ -88,8 +100,10 @@ def look_at_host_compiler(machine: Machine, target: Target) -> Iterator[Finding]
     for each in problems:
         yield tell("host_compiler_version", each.message, _without_flag(each.fix))
     if not problems:
-        suits = f", which nvcc {nvcc.version} accepts" if nvcc else ""
-        yield fine("host_compiler", f"{cxx}{suits}")
+        message = str(cxx)
+        if nvcc:
+            message = Message("{compiler}, which nvcc {version} accepts", compiler=message, version=nvcc.version)
+        yield fine("host_compiler", message)
 
 
 def _without_flag(fix: str) -> str:
@@ -100,7 +114,9 @@ def _without_flag(fix: str) -> str:
         return (
             f"export CXX={folder} CC={folder.with_name(folder.name.replace('g++', 'gcc').replace('clang++', 'clang'))}"
         )
-    return fix.replace("name it with --cxx", "name it with the variable CXX")
+    if isinstance(fix, Message) and isinstance(fix.values, Mapping) and "wanted" in fix.values:
+        return Message("install {wanted} and name it with the variable CXX", wanted=fix.values["wanted"])
+    return fix
 
 
 HOST_COMPILER = Check(
@@ -113,4 +129,4 @@ HOST_COMPILER = Check(
 
 
 def _and(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    return names[0] if len(names) == 1 else joined(" and ", [", ".join(names[:-1]), names[-1]])

@@ -8,7 +8,7 @@ from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.gpu.presence import DISPLAY, devices
 from dsrun.doctor.machine import Machine, Target
 from dsrun.doctor.software.compiled_code import compiled_ops, torch_code
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message
 from dsrun.system.gpus import Gpu
 from dsrun.wheel.target.arch import Capability, capability, minor_release
 from dsrun.wheel.target.gpus import serving
@@ -26,13 +26,27 @@ def look_at_driver(machine: Machine, target: Target) -> Iterator[Finding]:
         yield _no_torch(machine, needed=target.recipe is not None and target.runs_on(machine))
     elif driver is None:
         if not _has_nvidia_gpu(machine):
-            outcome = "training would run on the CPU" if target.runs_on(machine) else "the job's nodes may have some"
-            yield fine("torch_driver", f"torch {torch.version}, no NVIDIA GPU here: {outcome}")
+            yield fine(
+                "torch_driver",
+                Message(
+                    "torch {version}, no NVIDIA GPU here: training would run on the CPU"
+                    if target.runs_on(machine)
+                    else "torch {version}, no NVIDIA GPU here: the job's nodes may have some",
+                    version=torch.version,
+                ),
+            )
     elif torch.cuda is None:
-        built = f"for ROCm {torch.hip}" if torch.hip else "for CPUs only"
         yield failure(
             "torch_driver_cpu_build",
-            f"torch {torch.version} was built {built}, and this machine has an NVIDIA GPU: it would train on the CPU",
+            Message(
+                "torch {version} was built for ROCm {rocm}, and this machine has an NVIDIA GPU: it would train on the "
+                "CPU"
+                if torch.hip
+                else "torch {version} was built for CPUs only, and this machine has an NVIDIA GPU: it would train on "
+                "the CPU",
+                version=torch.version,
+                rocm=torch.hip,
+            ),
             _from_index(driver.cuda),
         )
     elif driver.cuda is not None:
@@ -40,29 +54,52 @@ def look_at_driver(machine: Machine, target: Target) -> Iterator[Finding]:
         if capability(ours)[0] > capability(driver.cuda)[0]:
             yield failure(
                 "torch_driver_old",
-                f"torch {torch.version} needs a driver for CUDA {ours}, and driver {driver.version} is for CUDA"
-                f" {driver.cuda}: torch.cuda.is_available() is False",
-                f"update the driver, or {_from_index(driver.cuda)}",
+                Message(
+                    "torch {version} needs a driver for CUDA {needed}, and driver {driver} is for CUDA {cuda}: "
+                    "torch.cuda.is_available() is False",
+                    version=torch.version,
+                    needed=ours,
+                    driver=driver.version,
+                    cuda=driver.cuda,
+                ),
+                Message("update the driver, or {install}", install=_from_index(driver.cuda)),
             )
         elif capability(ours) > capability(driver.cuda):
             yield warning(
                 "torch_driver_minor",
-                f"torch {torch.version} (CUDA {ours}) runs with driver {driver.version} (CUDA {driver.cuda}), but"
-                " kernels that it must compile fail, as those of torch.compile and Triton",
-                "update the driver",
+                Message(
+                    "torch {version} (CUDA {built}) runs with driver {driver} (CUDA {cuda}), but kernels that "
+                    "it must compile fail, as those of torch.compile and Triton",
+                    version=torch.version,
+                    built=ours,
+                    driver=driver.version,
+                    cuda=driver.cuda,
+                ),
+                Message("update the driver"),
             )
         else:
             seen = _counted(machine.gpus)
-            yield fine("torch_driver", f"torch {torch.version}, driver {driver.version} (CUDA {driver.cuda}), {seen}")
+            yield fine(
+                "torch_driver",
+                Message(
+                    "torch {version}, driver {driver} (CUDA {cuda}), {seen}",
+                    version=torch.version,
+                    driver=driver.version,
+                    cuda=driver.cuda,
+                    seen=seen,
+                ),
+            )
 
 
 def _no_torch(machine: Machine, *, needed: bool) -> Finding:
     if machine.packages.folder("torch"):
-        message = "torch is installed, but its version.py says no version"
+        message = Message("torch is installed, but its version.py says no version")
         return failure("torch_driver_broken", message, "pip install --force-reinstall torch")
-    message = "torch is not installed for this Python: nothing can train here"
+    message = Message("torch is not installed for this Python: nothing can train here")
     tell = failure if needed else warning
-    return tell("torch_driver_missing", message, "pip install 'dsrun[train]', or call dsrun of the right environment")
+    return tell(
+        "torch_driver_missing", message, Message("pip install 'dsrun[train]', or call dsrun of the right environment")
+    )
 
 
 def _has_nvidia_gpu(machine: Machine) -> bool:
@@ -73,9 +110,11 @@ def _has_nvidia_gpu(machine: Machine) -> bool:
 
 def _counted(gpus: list[Gpu]) -> str:
     if not gpus:
-        return "no GPU visible"
+        return Message("no GPU visible")
     names = sorted({gpu.name for gpu in gpus})
-    return f"{len(gpus)} × {names[0]}" if len(names) == 1 else f"{len(gpus)} GPUs ({', '.join(names)})"
+    if len(names) == 1:
+        return f"{len(gpus)} × {names[0]}"
+    return Message("{count} GPUs ({names})", count=len(gpus), names=", ".join(names))
 
 
 def _from_index(cuda: str | None) -> str:
@@ -83,7 +122,7 @@ def _from_index(cuda: str | None) -> str:
     major = int((cuda or "13.0").split(".", maxsplit=1)[0])
     fitting = [name for name in _INDEXES if int(name[2:4]) <= major]
     name = (fitting or _INDEXES[:1])[-1]
-    return f"install torch from PyTorch's index {name}: its Get Started page has the command"
+    return Message("install torch from PyTorch's index {name}: its Get Started page has the command", name=name)
 
 
 DRIVER = Check(
@@ -103,7 +142,10 @@ def look_at_gpu_code(machine: Machine, _: Target) -> Iterator[Finding]:
     found = [*_torch_code(torch, gpus), *_op_code(machine, gpus)]
     yield from found
     if not found:
-        yield fine("gpu_code", f"torch has code for {', '.join(sm(each) for each in sorted(gpus))}")
+        yield fine(
+            "gpu_code",
+            Message("torch has code for {architectures}", architectures=", ".join(sm(each) for each in sorted(gpus))),
+        )
 
 
 def _torch_code(torch: TorchFacts, gpus: Mapping[Capability, Gpu]) -> Iterator[Finding]:
@@ -113,15 +155,25 @@ def _torch_code(torch: TorchFacts, gpus: Mapping[Capability, Gpu]) -> Iterator[F
         if how == "ptx":
             yield warning(
                 "gpu_code_ptx",
-                f"torch {torch.version} has no code for {gpu.name} ({sm(wanted)}), only PTX, which the driver"
-                " compiles at the first use, for minutes",
+                Message(
+                    "torch {version} has no code for {name} ({wanted}), only PTX, which the driver compiles at "
+                    "the first use, for minutes",
+                    version=torch.version,
+                    name=gpu.name,
+                    wanted=sm(wanted),
+                ),
                 _suiting_torch(wanted),
             )
         if how == "none":
             yield failure(
                 "gpu_code_torch",
-                f"torch {torch.version} has no code for {gpu.name} ({sm(wanted)}): 'no kernel image is available for"
-                " execution on the device'",
+                Message(
+                    "torch {version} has no code for {name} ({wanted}): 'no kernel image is available for "
+                    "execution on the device'",
+                    version=torch.version,
+                    name=gpu.name,
+                    wanted=sm(wanted),
+                ),
                 _suiting_torch(wanted),
             )
 
@@ -129,10 +181,11 @@ def _torch_code(torch: TorchFacts, gpus: Mapping[Capability, Gpu]) -> Iterator[F
 def _suiting_torch(wanted: Capability) -> str:
     rows = serving(wanted)
     if not rows:
-        return "no torch on PyPI has code for it: use another GPU, or NVIDIA's own build of torch"
+        return Message("no torch on PyPI has code for it: use another GPU, or NVIDIA's own build of torch")
     first, last = rows[0].release, rows[-1].release
-    every = "" if first == last else f"; {first} to {last} have code for it"
-    return f"pip install 'torch=={last}.*'{every}"
+    if first == last:
+        return f"pip install 'torch=={last}.*'"
+    return Message("pip install 'torch=={last}.*'; {first} to {last} have code for it", first=first, last=last)
 
 
 def _op_code(machine: Machine, gpus: Mapping[Capability, Gpu]) -> Iterator[Finding]:
@@ -142,8 +195,13 @@ def _op_code(machine: Machine, gpus: Mapping[Capability, Gpu]) -> Iterator[Findi
             if (code.sass or code.ptx) and service(code.sass, code.ptx, wanted) == "none":
                 yield failure(
                     "gpu_code_op",
-                    f"DeepSpeed's compiled {op} has code for {', '.join(code.sass or code.ptx)}, none for {gpu.name}"
-                    f" ({sm(wanted)})",
+                    Message(
+                        "DeepSpeed's compiled {op} has code for {architectures}, none for {name} ({wanted})",
+                        op=op,
+                        architectures=", ".join(code.sass or code.ptx),
+                        name=gpu.name,
+                        wanted=sm(wanted),
+                    ),
                     'pip install --force-reinstall "$(dsrun build-wheel --arch auto)"',
                 )
 

@@ -11,7 +11,7 @@ from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.machine import Machine, Target
 from dsrun.doctor.mounts import mount_of
 from dsrun.doctor.software.compiled_code import compiled_at_start
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message
 from dsrun.system.files import nearest_existing
 from dsrun.zero.ops import extension_cache
 
@@ -26,7 +26,14 @@ def look(machine: Machine, target: Target) -> Iterator[Finding]:
     found = list(_problems(machine, target))
     yield from found
     if not found:
-        yield fine("jit_cache", f"{_shown(_own(machine))}: no stale lock, on {_kind(machine, _own(machine))}")
+        yield fine(
+            "jit_cache",
+            Message(
+                "{folder}: no stale lock, on {kind}",
+                folder=_shown(_own(machine)),
+                kind=_kind(machine, _own(machine)),
+            ),
+        )
 
 
 def _problems(machine: Machine, target: Target) -> Iterator[Finding]:
@@ -39,33 +46,55 @@ def _problems(machine: Machine, target: Target) -> Iterator[Finding]:
                 tell = warning if folder == own else failure
                 yield tell(
                     "jit_cache_lock",
-                    f"{lock} was left {age} ago by a process that is gone: whoever loads this operation waits for ever",
+                    Message(
+                        "{lock} was left {age} ago by a process that is gone: whoever loads this operation waits for "
+                        "ever",
+                        lock=lock,
+                        age=age,
+                    ),
                     f"rm {lock}",
                 )
     base = nearest_existing(own)
     if not os.access(base, os.W_OK | os.X_OK):
-        yield failure("jit_cache_unwritable", f"{_shown(own)}: {base} cannot be written", _elsewhere())
+        yield failure(
+            "jit_cache_unwritable",
+            Message("{folder}: {base} cannot be written", folder=_shown(own), base=base),
+            _elsewhere(),
+        )
     mount = mount_of(machine, base)
     if mount and mount.shared:
-        at_start = f": {', '.join(ops)} would be compiled there" if ops else ""
         yield warning(
             "jit_cache_network",
-            f"operations are compiled into {_shown(own)}, on a network file system ({mount.kind}){at_start}: nodes wait"
-            " for each other's locks, and load code for another's processor",
-            f"{_elsewhere()}, or install a wheel with the operations: dsrun build-wheel",
+            Message(
+                "operations are compiled into {folder}, on a network file system ({kind}): {ops} would be compiled "
+                "there: nodes wait for each other's locks, and load code for another's processor"
+                if ops
+                else "operations are compiled into {folder}, on a network file system ({kind}): nodes wait "
+                "for each other's locks, and load code for another's processor",
+                folder=_shown(own),
+                kind=mount.kind,
+                ops=", ".join(ops),
+            ),
+            Message("{export}, or install a wheel with the operations: dsrun build-wheel", export=_elsewhere()),
         )
     triton = _of_triton(machine)
     triton_mount = mount_of(machine, nearest_existing(triton)) if machine.gpus else None
     if triton_mount and triton_mount.shared:
         yield warning(
             "jit_cache_triton",
-            f"Triton compiles into {_shown(triton)}, on a network file system ({triton_mount.kind}): ranks wait for"
-            " each other, and may hang at their end",
-            "export TRITON_CACHE_DIR=/tmp/triton_$USER (each node's own disk)",
+            Message(
+                "Triton compiles into {folder}, on a network file system ({kind}): ranks wait for each "
+                "other, and may hang at their end",
+                folder=_shown(triton),
+                kind=triton_mount.kind,
+            ),
+            Message("export TRITON_CACHE_DIR=/tmp/triton_$USER (each node's own disk)"),
         )
     if mount and not mount.shared and "noexec" in mount.options:
         yield failure(
-            "jit_cache_noexec", f"{_shown(own)} is mounted noexec: compiled operations cannot be loaded", _elsewhere()
+            "jit_cache_noexec",
+            Message("{folder} is mounted noexec: compiled operations cannot be loaded", folder=_shown(own)),
+            _elsewhere(),
         )
 
 
@@ -116,11 +145,11 @@ def _is_open(path: Path) -> bool:
 
 def _kind(machine: Machine, folder: Path) -> str:
     mount = mount_of(machine, nearest_existing(folder))
-    return mount.kind if mount else "a local disk"
+    return mount.kind if mount else Message("a local disk")
 
 
 def _elsewhere() -> str:
-    return "export TORCH_EXTENSIONS_DIR=/tmp/torch_extensions_$USER (each node's own disk)"
+    return Message("export TORCH_EXTENSIONS_DIR=/tmp/torch_extensions_$USER (each node's own disk)")
 
 
 def _shown(folder: Path) -> str:

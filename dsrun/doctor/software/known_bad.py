@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -16,7 +15,7 @@ from dsrun.datafiles import toml_beside
 from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.job.zero_config import config_of
 from dsrun.doctor.machine import Machine, Target
-from dsrun.findings import Finding, Level
+from dsrun.findings import Finding, Level, Message
 from dsrun.system.host import NEEDED
 from dsrun.zero.ops import stage_of
 
@@ -71,8 +70,8 @@ def look(machine: Machine, target: Target) -> Iterator[Finding]:
         Finding(
             level=row.level if stage is not None or row.stage is None else "warning",
             code=f"versions_{row.code}",
-            message=re.sub(r"\{([\w-]+)\}", lambda name: versions.get(name[1], ""), row.message),
-            fix=f"{row.fix}  [{row.source}]",
+            message=Message(row.message, **{name.replace("-", "_"): versions[name] for name in row.packages}),
+            fix=Message("{fix}  [{source}]", fix=Message(row.fix), source=row.source),
         )
         for row in table()
         if row.holds(machine, stage)
@@ -81,18 +80,24 @@ def look(machine: Machine, target: Target) -> Iterator[Finding]:
     yield from found
     if not found:
         shown = (name for name in ("torch", "deepspeed", "transformers", "accelerate") if name in versions)
-        yield fine("versions", f"{', '.join(f'{name} {versions[name]}' for name in shown)}: no known problem")
+        yield fine(
+            "versions",
+            Message("{shown}: no known problem", shown=", ".join(f"{name} {versions[name]}" for name in shown)),
+        )
 
 
 def _missing(machine: Machine, target: Target) -> Iterator[Finding]:
     """Training packages that are not there, beside others that are."""
     missing = [name for name in NEEDED if name not in machine.packages.versions]
     if missing:
-        message = f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed, and training needs"
-        tell = failure if target.recipe and target.runs_on(machine) else warning
-        yield tell(
-            "versions_missing", f"{message} {'it' if len(missing) == 1 else 'them'}", "pip install 'dsrun[train]'"
+        message = Message(
+            "{names} is not installed, and training needs it"
+            if len(missing) == 1
+            else "{names} are not installed, and training needs them",
+            names=", ".join(missing),
         )
+        tell = failure if target.recipe and target.runs_on(machine) else warning
+        yield tell("versions_missing", message, "pip install 'dsrun[train]'")
 
 
 def required() -> dict[str, SpecifierSet]:
@@ -111,7 +116,12 @@ def _outside(versions: Mapping[str, str]) -> Iterator[Finding]:
         if installed and not _matches(installed, str(specifier)):
             yield warning(
                 "versions_range",
-                f"{name} {installed} is installed, and `dsrun train` is made for {name}{specifier}",
+                Message(
+                    "{name} {installed} is installed, and `dsrun train` is made for {name}{specifier}",
+                    name=name,
+                    installed=installed,
+                    specifier=specifier,
+                ),
                 f"pip install '{name}{specifier}'",
             )
 

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING
 
 from dsrun.datafiles import data_folder, read_toml
 from dsrun.errors import DsrunError, MissingError, ToolError, UsageError
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message
 from dsrun.hardware.cluster_gpus import cluster_gpus, cluster_nodes
 from dsrun.system.gpus import visible_gpus
 from dsrun.system.proc import capture
+from dsrun.system.translation import translated
 from dsrun.wheel.compile.environment import without_flags
 from dsrun.wheel.target.cpu import CPUINFO, common_level, default_level, host_level, resolve_level
 from dsrun.wheel.target.cxx import all_cxx, find_cxx
@@ -183,7 +184,10 @@ def _default_level(partition: str | None, diagnostics: Diagnostics) -> str:
     try:
         nodes = cluster_nodes(partition) or ()
     except ToolError as error:
-        diagnostics.note("slurm_unreachable", f"could not query SLURM for the CPUs of its nodes: {error.message}")
+        diagnostics.note(
+            "slurm_unreachable",
+            Message("could not query SLURM for the CPUs of its nodes: {error}", error=error.message),
+        )
         nodes = ()
     known = cluster_level([node.features for node in nodes])
     cpuinfo = CPUINFO.read_text(encoding="utf-8", errors="replace") if CPUINFO.exists() else ""
@@ -191,13 +195,17 @@ def _default_level(partition: str | None, diagnostics: Diagnostics) -> str:
 
 
 def text_of(finding: Finding) -> str:
-    """A finding in one line, with its code and what repairs it."""
-    return f"{finding.message} [{finding.code}]" + (f": {finding.fix}" if finding.fix else "")
+    """A finding in one line, in the language of this process, with its code and what repairs it."""
+    return _line(translated(finding.message), finding.code, translated(finding.fix))
+
+
+def _line(message: str, code: str, fix: str) -> str:
+    return f"{message} [{code}]" + (f": {fix}" if fix else "")
 
 
 def _error(errors: Sequence[Finding]) -> DsrunError:
     """One error for several findings."""
     first = errors[0]
     kind = MissingError if first.code in _MISSING else UsageError
-    also = "".join(f"; also: {text_of(finding)}" for finding in errors[1:])
+    also = "".join(f"; also: {_line(each.message, each.code, each.fix)}" for each in errors[1:])
     return kind(f"{first.message} [{first.code}]{also}", fix=first.fix or None)

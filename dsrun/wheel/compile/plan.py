@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsrun.errors import UsageError
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message
 from dsrun.system import host
 from dsrun.system.variables import cache_root
 from dsrun.wheel.compile.assemble import expected_code
@@ -136,7 +136,11 @@ def _without_too_new(
                 f"{op.name} is for GPUs of compute capability {op.lowest} and above, and --arch is {env_value(archs)}",
                 fix=f"--ops …,-{op.name} leaves it out",
             )
-        message = f"left out: {op.name}, because it is for GPUs of compute capability {op.lowest} and above"
+        message = Message(
+            "left out: {op}, because it is for GPUs of compute capability {lowest} and above",
+            op=op.name,
+            lowest=op.lowest,
+        )
         diagnostics.note("op_left_out", message)
     return tuple(op for op in ops if _with_code(op, archs))
 
@@ -146,19 +150,26 @@ def _remarks(
 ) -> Iterator[Finding]:
     unused = unused_flags(environ)
     if unused:
-        yield _info("flags_unused", f"{', '.join(unused)} in the environment: not used for this build")
+        yield _info(
+            "flags_unused", Message("{names} in the environment: not used for this build", names=", ".join(unused))
+        )
     if context.level == NATIVE and options.cpu is None:
-        message = "the CPU operations are compiled for this machine's own processor: no level is known for it"
+        message = Message("the CPU operations are compiled for this machine's own processor: no level is known for it")
         yield _info("cpu_native", message)
     archs = context.target.archs
     for op in ops if archs else ():
         if op.lowest and expected_code(env_value(archs), op.lowest) != expected_code(env_value(archs), None):
-            yield _info("arch_left_out", f"{op.name} gets no code below {op.lowest}: DeepSpeed's builder leaves it out")
+            yield _info(
+                "arch_left_out",
+                Message(
+                    "{op} gets no code below {lowest}: DeepSpeed's builder leaves it out", op=op.name, lowest=op.lowest
+                ),
+            )
     affected = [op.name for op in ops if op.name in _USE_BF16]
     old, new = tuple(a for a in archs if a.major < 8), tuple(a for a in archs if a.major >= 8)
     if affected and old and new:
-        message = f"an architecture below 8.0 switches bf16 off in {', '.join(affected)} for all GPUs"
-        fix = f'build two wheels: --arch "{env_value(old)}" and --arch "{env_value(new)}"'
+        message = Message("an architecture below 8.0 switches bf16 off in {ops} for all GPUs", ops=", ".join(affected))
+        fix = Message('build two wheels: --arch "{old}" and --arch "{new}"', old=env_value(old), new=env_value(new))
         yield Finding(level="warning", code="bf16_switched_off", message=message, fix=fix)
 
 

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from dsrun.datafiles import data_folder, read_toml
 from dsrun.errors import MissingError, ToolError, UsageError
+from dsrun.findings import Message
 from dsrun.system.proc import capture
 
 _TIMEOUT_S = 60.0
@@ -236,7 +237,11 @@ def way_to_install(name: str, *, cuda: str | None = None, environ: Mapping[str, 
         package = wanted.packages.get(candidate or "")
         if candidate and package:
             return install_command(candidate, _filled(package, cuda))
-    return f"install {wanted.what}, and set {wanted.variable}" if wanted.variable else f"install {wanted.what}"
+    return Message(
+        "install {what}, and set {variable}" if wanted.variable else "install {what}",
+        what=Message(wanted.what),
+        variable=wanted.variable,
+    )
 
 
 def _filled(package: str, cuda: str | None) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from dsrun.errors import ToolError, UsageError
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message, joined
 from dsrun.hardware.gpus import gpu_table
 from dsrun.hardware.gres import Gres
 from dsrun.hardware.site import site_files
@@ -153,7 +153,7 @@ def check_archs(
             working.append(arch)
     errors = [finding for finding in findings if finding.level == "error"]
     if errors and working:
-        fix = f'{errors[0].fix}; for the others: --arch "{env_value(working)}"'
+        fix = Message('{fix}; for the others: --arch "{archs}"', fix=errors[0].fix, archs=env_value(working))
         findings[findings.index(errors[0])] = replace(errors[0], fix=fix)
     if release is None:
         findings.append(_unknown_torch(torch_version, torch_cuda))
@@ -193,7 +193,7 @@ def _nvcc_finding(arch: Arch, nvcc: str | None, compiled: Collection[Capability]
     return Finding(
         level="error",
         code="nvcc_cannot_compile",
-        message=f"nvcc {version} does not compile for {_named(arch)}",
+        message=Message("nvcc {version} does not compile for {arch}", version=version, arch=_named(arch)),
         fix=_for_new(arch) if later else _for_old(arch),
     )
 
@@ -205,7 +205,12 @@ def _torch_finding(arch: Arch, release: TorchRelease | None) -> Finding | None:
     return Finding(
         level="error",
         code="torch_has_no_code",
-        message=f"torch {release.release} with CUDA {release.cuda} contains no code for {_named(arch)}",
+        message=Message(
+            "torch {release} with CUDA {cuda} contains no code for {arch}",
+            release=release.release,
+            cuda=release.cuda,
+            arch=_named(arch),
+        ),
         fix=_for_new(arch) if later else _for_old(arch),
     )
 
@@ -218,22 +223,32 @@ def _for_old(arch: Arch) -> str:
     """The last pair of torch and CUDA that serves a GPU which newer ones have dropped."""
     rows = serving(arch.capability)
     if rows:
-        return (
-            f"torch {rows[-1].release} with CUDA {rows[-1].cuda} is the last on PyPI that serves it, nvcc "
-            f"{_compilers(arch)[-1]} the last that compiles for it"
+        return Message(
+            "torch {release} with CUDA {cuda} is the last on PyPI that serves it, nvcc {nvcc} the last that compiles "
+            "for it",
+            release=rows[-1].release,
+            cuda=rows[-1].cuda,
+            nvcc=_compilers(arch)[-1],
         )
     if arch.capability in tegra():
-        return "build on the board itself, with the torch that NVIDIA makes for it"
-    return f"leave it out: no torch on PyPI since {torch_releases()[0].release} holds code for it"
+        return Message("build on the board itself, with the torch that NVIDIA makes for it")
+    first = torch_releases()[0].release
+    return Message("leave it out: no torch on PyPI since {first} holds code for it", first=first)
 
 
 def _for_new(arch: Arch) -> str:
     """The first pair of torch and CUDA that serves a GPU which older ones do not know yet."""
     rows, compilers = serving(arch.capability), _compilers(arch)
-    options = [f"nvcc {compilers[0]} is the first that compiles for it"] if compilers else []
+    options = [Message("nvcc {nvcc} is the first that compiles for it", nvcc=compilers[0])] if compilers else []
     if rows:
-        options.append(f"torch {rows[0].release} with CUDA {rows[0].cuda} the first on PyPI that serves it")
-    return ", ".join(options)
+        options.append(
+            Message(
+                "torch {release} with CUDA {cuda} the first on PyPI that serves it",
+                release=rows[0].release,
+                cuda=rows[0].cuda,
+            )
+        )
+    return joined(", ", options)
 
 
 def _named(arch: Arch) -> str:
@@ -247,5 +262,9 @@ def _unknown_torch(version: str, cuda: str) -> Finding:
     return Finding(
         level="info",
         code="torch_unknown",
-        message=f"which GPUs torch {version} with CUDA {cuda} holds code for is not known and was not checked",
+        message=Message(
+            "which GPUs torch {version} with CUDA {cuda} holds code for is not known and was not checked",
+            version=version,
+            cuda=cuda,
+        ),
     )

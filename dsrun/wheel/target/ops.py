@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from dsrun.datafiles import data_folder, read_toml
 from dsrun.errors import UsageError, did_you_mean
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message, joined
 from dsrun.wheel.target.cxx import needs, way_to_install
 
 Code = Literal["host", "cuda-host", "cuda"]
@@ -145,10 +145,21 @@ def _left_out(ops: Sequence[Op], available: Callable[[str], bool], cuda: str | N
     users: dict[str, list[str]] = {}
     for op in ops:
         lacking = [name for name in op.needs if not (op.broken or available(name))]
-        found = [f"{needs()[name].what} cannot be found: {way_to_install(name, cuda=cuda)}" for name in lacking]
-        for reason in [op.broken] if op.broken else found:
-            users.setdefault(reason, []).append(f"{op.name} ({op.note})" if op.default else op.name)
-    return [f"left out: {_and(names)}, because {reason}" for reason, names in users.items()]
+        found = [
+            Message(
+                "{what} cannot be found: {install}",
+                what=Message(needs()[name].what),
+                install=way_to_install(name, cuda=cuda),
+            )
+            for name in lacking
+        ]
+        for reason in [Message(op.broken)] if op.broken else found:
+            users.setdefault(reason, []).append(
+                Message("{op} ({note})", op=op.name, note=Message(op.note or "")) if op.default else op.name
+            )
+    return [
+        Message("left out: {ops}, because {reason}", ops=_and(names), reason=reason) for reason, names in users.items()
+    ]
 
 
 def _find(word: str, table: Mapping[str, Op], kind: str) -> Op:
@@ -188,7 +199,9 @@ def missing(
         Finding(
             level="error",
             code="need_missing",
-            message=f"{_and(users)} cannot be built without {needs()[name].what}",
+            message=Message(
+                "{users} cannot be built without {what}", users=_and(users), what=Message(needs()[name].what)
+            ),
             fix=way_to_install(name, cuda=cuda, environ=environ),
             where=f"--ops {','.join(users)}",
         )
@@ -198,7 +211,7 @@ def missing(
 
 
 def _and(names: Sequence[str]) -> str:
-    return " and ".join([", ".join(names[:-1]), names[-1]]) if len(names) > 1 else names[0]
+    return joined(" and ", [joined(", ", names[:-1]), names[-1]]) if len(names) > 1 else names[0]
 
 
 def links(

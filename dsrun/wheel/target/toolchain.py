@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsrun.errors import ToolError
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message
 from dsrun.system.proc import capture
 from dsrun.wheel.target.arch import minor_release
 from dsrun.wheel.target.cxx import Cxx
@@ -120,22 +120,40 @@ def check_tools(
     difference of CUDA is an info.
     """
     if torch is None:
-        return [_error("no_torch", "torch is not installed, and DeepSpeed compiles against it", "pip install torch")]
+        return [
+            _error(
+                "no_torch",
+                Message("torch is not installed, and DeepSpeed compiles against it"),
+                "pip install torch",
+            )
+        ]
     findings = check_standard(torch, cxx, others)
     if kind != "cuda":
         return findings
     if torch.cuda is None:
-        made_for = f"for ROCm {torch.hip}" if torch.hip else "without CUDA"
-        message = f"torch {torch.version} was built {made_for}, so nothing can be compiled for GPUs against it"
-        fix = "install a CUDA build of torch, or build the operations for the CPU: --arch cpu"
+        message = Message(
+            "torch {version} was built for ROCm {rocm}, so nothing can be compiled for GPUs against it"
+            if torch.hip
+            else "torch {version} was built without CUDA, so nothing can be compiled for GPUs against it",
+            version=torch.version,
+            rocm=torch.hip,
+        )
+        fix = Message("install a CUDA build of torch, or build the operations for the CPU: --arch cpu")
         return [*findings, _error("torch_without_cuda", message, fix)]
     if nvcc is None:
-        fix = f"{_pip_nvcc(torch.cuda)}, or load a CUDA {minor_release(torch.cuda)} toolkit and set CUDA_HOME"
-        return [*findings, _error("no_nvcc", f"there is no nvcc, and torch wants one of CUDA {torch.cuda}", fix)]
+        fix = Message(
+            "{command}, or load a CUDA {version} toolkit and set CUDA_HOME",
+            command=_pip_nvcc(torch.cuda),
+            version=minor_release(torch.cuda),
+        )
+        return [
+            *findings,
+            _error("no_nvcc", Message("there is no nvcc, and torch wants one of CUDA {cuda}", cuda=torch.cuda), fix),
+        ]
     findings += check_versions(torch.cuda, nvcc)
     if not has_runtime(nvcc.home):
-        message = f"{nvcc.home} has nvcc but not the runtime's header cuda_runtime.h"
-        fix = f"install the whole toolkit, or {_pip_nvcc(nvcc.version)}"
+        message = Message("{home} has nvcc but not the runtime's header cuda_runtime.h", home=nvcc.home)
+        fix = Message("install the whole toolkit, or {command}", command=_pip_nvcc(nvcc.version))
         findings.append(_error("no_cuda_runtime", message, fix))
     return [*findings, *check_host(nvcc, cxx, others)]
 
@@ -158,16 +176,26 @@ def check_versions(cuda: str, nvcc: Nvcc) -> list[Finding]:
     if nvcc.version == wanted:
         return []
     if nvcc.version.split(".")[0] == wanted.split(".")[0]:
-        message = (
-            f"nvcc is {nvcc.version} and torch was built with CUDA {wanted}: within one major version they work "
-            "together (CUDA minor version compatibility)"
+        message = Message(
+            "nvcc is {version} and torch was built with CUDA {wanted}: within one major version they "
+            "work together (CUDA minor version compatibility)",
+            version=nvcc.version,
+            wanted=wanted,
         )
         return [Finding(level="info", code="cuda_minor_differs", message=message, where=str(nvcc.path))]
-    message = (
-        f"nvcc is {nvcc.version} ({nvcc.path}) and torch was built with CUDA {wanted}: "
-        "code of another major version does not load"
+    message = Message(
+        "nvcc is {version} ({path}) and torch was built with CUDA {wanted}: code of another major "
+        "version does not load",
+        version=nvcc.version,
+        path=nvcc.path,
+        wanted=wanted,
     )
-    fix = f"use nvcc {wanted} ({_pip_nvcc(cuda)}, or set CUDA_HOME), or install a torch for CUDA {nvcc.major}.x"
+    fix = Message(
+        "use nvcc {wanted} ({command}, or set CUDA_HOME), or install a torch for CUDA {major}.x",
+        wanted=wanted,
+        command=_pip_nvcc(cuda),
+        major=nvcc.major,
+    )
     return [_error("cuda_major_differs", message, fix)]
 
 
@@ -178,8 +206,13 @@ def check_standard(torch: TorchFacts, cxx: Cxx, others: Sequence[Cxx]) -> list[F
     if cxx.major >= oldest[cxx.kind]:
         return []
     fitting = [other for other in others if other.major >= oldest[other.kind]]
-    fix = _use(fitting, f"{cxx.kind} {oldest[cxx.kind]} or newer")
-    message = f"{cxx} is too old for torch {torch.version}, whose headers are {standard.upper()}"
+    fix = _use(fitting, Message("{compiler} or newer", compiler=f"{cxx.kind} {oldest[cxx.kind]}"))
+    message = Message(
+        "{cxx} is too old for torch {version}, whose headers are {standard}",
+        cxx=cxx,
+        version=torch.version,
+        standard=standard.upper(),
+    )
     return [_error("compiler_too_old", message, fix)]
 
 
@@ -190,12 +223,18 @@ def check_host(nvcc: Nvcc, cxx: Cxx, others: Sequence[Cxx]) -> list[Finding]:
     if newest is None or cxx.major <= newest:
         return []
     fix = _use([other for other in others if other.major <= limits.get(other.kind, 0)], f"{cxx.kind} {newest}")
-    message = f"{cxx} is newer than nvcc {nvcc.version} accepts (up to {cxx.kind} {newest})"
+    message = Message(
+        "{cxx} is newer than nvcc {version} accepts (up to {kind} {newest})",
+        cxx=cxx,
+        version=nvcc.version,
+        kind=cxx.kind,
+        newest=newest,
+    )
     return [_error("compiler_too_new", message, fix)]
 
 
 def _use(fitting: Sequence[Cxx], wanted: str) -> str:
     if not fitting:
-        return f"install {wanted} and name it with --cxx"
+        return Message("install {wanted} and name it with --cxx", wanted=wanted)
     best = max(fitting, key=lambda cxx: (cxx.kind == "gcc", cxx.major))
     return f"--cxx {best.path}"

@@ -19,7 +19,7 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from packaging.version import InvalidVersion, Version
 
 from dsrun.errors import UsageError
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message
 
 PROVENANCE = "dsrun.json"
 """In .dist-info of a wheel that dsrun built: what it was built from."""
@@ -136,14 +136,19 @@ def _check_metadata(archive: Archive) -> list[Finding]:
     where = archive.path.name
     member = archive.info_file("METADATA")
     if member is None:
-        return [_error("wheel_metadata", "has no .dist-info/METADATA: pip will not install it", where)]
+        return [_error("wheel_metadata", Message("has no .dist-info/METADATA: pip will not install it"), where)]
     headers = HeaderParser().parsestr(archive.read_text(member))
     name, version = str(headers.get("Name", "")), str(headers.get("Version", ""))
     with suppress(InvalidVersion):
         if (canonicalize_name(name), str(Version(version))) == (archive.name.name, archive.name.version):
             return []
     named = f"{archive.name.name} {archive.name.version}"
-    message = f"is named {named} but its METADATA says {name} {version}: pip will refuse it"
+    message = Message(
+        "is named {named} but its METADATA says {name} {version}: pip will refuse it",
+        named=named,
+        name=name,
+        version=version,
+    )
     return [_error("wheel_metadata", message, where)]
 
 
@@ -151,19 +156,19 @@ def _check_record(archive: Archive) -> list[Finding]:
     where = archive.path.name
     member = archive.info_file("RECORD")
     if member is None:
-        return [_error("wheel_record", "has no .dist-info/RECORD: its contents cannot be checked", where)]
+        return [_error("wheel_record", Message("has no .dist-info/RECORD: its contents cannot be checked"), where)]
     rows = {row[0]: row[1] for row in csv.reader(StringIO(archive.read_text(member))) if len(row) == 3}
     present = {name for name in archive.names if not name.endswith(_UNSIGNED)}
     found = [
-        *((name, "is named in RECORD but missing") for name in rows if name not in archive.names),
-        *((name, "is not named in RECORD") for name in sorted(present - set(rows))),
+        *(Message("{file} is named in RECORD but missing", file=name) for name in rows if name not in archive.names),
+        *(Message("{file} is not named in RECORD", file=name) for name in sorted(present - set(rows))),
         *(
-            (name, "differs from its hash in RECORD")
+            Message("{file} differs from its hash in RECORD", file=name)
             for name in sorted(present & set(rows))
             if not _same(archive, name, rows[name])
         ),
     ]
-    return [_error("wheel_record", f"{name} {problem}", where) for name, problem in found]
+    return [_error("wheel_record", problem, where) for problem in found]
 
 
 def record_hash(chunks: Iterable[bytes], kind: str = "sha256") -> str:

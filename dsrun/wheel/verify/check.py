@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dsrun.errors import ToolError
-from dsrun.findings import Finding, Level
+from dsrun.findings import Finding, Level, Message, joined
+from dsrun.system.display import cells, counted, padded
 from dsrun.system.hostlist import compressed
 from dsrun.system.proc import capture
+from dsrun.system.translation import translated, translated_level
 from dsrun.wheel.verify.archive import check_archive, open_wheel
 from dsrun.wheel.verify.compatibility import compare, compare_with_gpus
 from dsrun.wheel.verify.contents import Library, WheelReport, read_archive
@@ -128,7 +130,11 @@ def _smoke_test(report: WheelReport, python: str, where: str) -> tuple[tuple[OpR
 
 _NONE = "-"
 _HEAD = ("operation", "SASS", "PTX", "processor", "glibc", "MiB")
-_COUNTED: dict[Level, str] = {"error": "error", "warning": "warning", "info": "remark"}
+_COUNTED: dict[Level, Callable[[int], Message]] = {
+    "error": lambda number: counted(number, "error"),
+    "warning": lambda number: counted(number, "warning"),
+    "info": lambda number: counted(number, "remark"),
+}
 
 
 def report_lines(done: Verification, reports: Sequence[NodeReport]) -> Iterator[str]:
@@ -171,22 +177,23 @@ def _library_row(library: Library) -> tuple[str, ...]:
 
 def table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
     """Rows with their columns aligned, the last one free."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    widths = [max(cells(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        yield "  ".join(padded(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
 def finding_lines(findings: Iterable[Finding], name: str) -> Iterator[str]:
     """A line for each finding, its fix below, and the totals."""
     every = list(findings)
     for each in every:
-        place = f"{each.where}: " if each.where else ""
-        yield f"{each.level} {place}{each.message} [{each.code}]"
+        place = f"{translated(each.where)}: " if each.where else ""
+        yield f"{translated_level(each.level)} {place}{translated(each.message)} [{each.code}]"
         if each.fix:
-            yield f"    {each.fix}"
+            yield f"    {translated(each.fix)}"
     counts = Counter(each.level for each in every)
-    parts = [f"{counts[level]} {word}{'s' * (counts[level] > 1)}" for level, word in _COUNTED.items() if counts[level]]
-    yield f"{name}: {', '.join(parts) or 'no findings'}"
+    parts = [words(counts[level]) for level, words in _COUNTED.items() if counts[level]]
+    total = joined(", ", parts) if parts else Message("no findings")
+    yield translated(Message("{name}: {total}", name=name, total=total))
 
 
 def gpu_text(machine: Machine) -> str:
@@ -212,7 +219,13 @@ def _row(done: NodeReport) -> tuple[str, ...]:
 def _result(done: NodeReport) -> str:
     errors = [each for each in done.findings if each.level == "error"]
     if errors:
-        return f"failed: {errors[0].message}" + (f" (and {len(errors) - 1} more)" if errors[1:] else "")
+        return translated(
+            Message(
+                "failed: {message} (and {more} more)" if errors[1:] else "failed: {message}",
+                message=errors[0].message,
+                more=len(errors) - 1,
+            )
+        )
     ran = sum(op_result.result == "ran" for op_result in done.op_results)
     loaded = sum(op_result.result == "loaded" for op_result in done.op_results)
     counts = [f"{ran} ran" if ran else "", f"{loaded} loaded" if loaded else ""]
@@ -229,9 +242,12 @@ def differences(reports: Sequence[NodeReport]) -> list[Finding]:
         for machine in machines:
             groups[of(machine)].append(machine.node)
         if len(groups) > 1:
-            sides = "; ".join(f"{value or 'none'} on {compressed(names)}" for value, names in groups.items())
-            fix = "make them alike, or exclude those that differ"
-            message = f"{what} differs: {sides}"
+            sides = [
+                Message("{value} on {nodes}", value=value or Message("none"), nodes=compressed(names))
+                for value, names in groups.items()
+            ]
+            fix = Message("make them alike, or exclude those that differ")
+            message = Message("{what} differs: {sides}", what=what, sides=joined("; ", sides))
             found.append(Finding(level="error", code="nodes_differ", message=message, fix=fix))
     return found
 
@@ -239,6 +255,6 @@ def differences(reports: Sequence[NodeReport]) -> list[Finding]:
 _COMPARED: dict[str, Callable[[Machine], str | None]] = {
     "Python": lambda machine: machine.python_version,
     "torch": lambda machine: machine.torch,
-    "driver": lambda machine: machine.driver,
+    Message("driver"): lambda machine: machine.driver,
     "GPU": gpu_text,
 }

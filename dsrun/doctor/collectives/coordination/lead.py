@@ -16,7 +16,7 @@ from dsrun.doctor.collectives.facts import NodeFacts
 from dsrun.doctor.collectives.observations import GroupResult, Member, Observations, RankResult
 from dsrun.doctor.collectives.place import Place
 from dsrun.doctor.collectives.schedule import Phase, Unit, apart, cover, rounds, units_of
-from dsrun.findings import Finding
+from dsrun.findings import Finding, Message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Limits:
 _FAILED_PAIRS = 2
 """A unit that has failed with so many others is not tried with the rest."""
 
-Message = dict[str, Any]
+Received = dict[str, Any]
 
 
 class Lead:
@@ -80,7 +80,7 @@ class Lead:
                 break
             index, message = event
             if message is None:
-                self._lose(index, "before the test began")
+                self._lose(index, Message("before the test began"))
             elif "facts" in message:
                 seen.members[index] = Member(
                     index=index,
@@ -103,7 +103,7 @@ class Lead:
             self._meeting.send(index, {"peers": peers})
         rounds_of_threads = 1 + len(members) * 3 // 64
         deadline = time.monotonic() + CONNECT_S * rounds_of_threads + self._limits.answer_s
-        for index, message in self._collect(members, "unreachable", deadline, "while connections were tried"):
+        for index, message in self._collect(members, "unreachable", deadline, Message("while connections were tried")):
             for peer, endpoint, why in message["unreachable"]:
                 self.seen.unreachable.append((index, int(peer), str(endpoint), str(why)))
 
@@ -126,7 +126,7 @@ class Lead:
         while any(waiting.values()) and (event := self._meeting.next(deadline)) is not None:
             index, message = event
             if message is None:
-                self._lose(index, "while torch was loaded")
+                self._lose(index, Message("while torch was loaded"))
                 waiting.pop(index, None)
             elif "ready" in message:
                 waiting.get(index, set()).discard(int(message["local"]))
@@ -139,7 +139,9 @@ class Lead:
                 waiting.pop(index, None)
         for index, ranks in waiting.items():
             if ranks:
-                self.seen.unready[index] = f"has not loaded torch within {self._limits.import_s:.0f} s"
+                self.seen.unready[index] = Message(
+                    "has not loaded torch within {seconds:.0f} s", seconds=self._limits.import_s
+                )
         return [index for index in members if index in waiting and index not in self.seen.unready]
 
     def _run_phases(self) -> None:
@@ -168,7 +170,7 @@ class Lead:
         number = len({group.phase.number for group in self.seen.groups})
         phase = Phase(kind, number, tuple(groups))
         self._notify(_title(phase))
-        tasks: dict[int, dict[str, Message]] = {}
+        tasks: dict[int, dict[str, Received]] = {}
         group_of: dict[int, int] = {}
         for place, group in enumerate(phase.groups):
             ranks = [rank for unit in group for rank in unit.ranks]
@@ -220,11 +222,11 @@ class Lead:
         return {rank: found.get(rank, RankResult(state="hung")) for rank in group_of}
 
     def _results_of(
-        self, event: tuple[int, Message | None], number: int, group_of: dict[int, int]
+        self, event: tuple[int, Received | None], number: int, group_of: dict[int, int]
     ) -> list[tuple[int, RankResult]]:
         index, message = event
         if message is None:
-            self._lose(index, "during the test")
+            self._lose(index, Message("during the test"))
             return [(rank, RankResult(state="lost")) for rank in group_of if self._local[rank][0] == index]
         if message.get("phase") == number:
             return [(int(message["rank"]), RankResult.from_message(message))]
@@ -243,7 +245,7 @@ class Lead:
         for member, locals_ in locals_of.items():
             self._meeting.send(member, {"cancel": locals_})
 
-    def _collect(self, members: Iterable[int], name: str, deadline: float, when: str) -> Iterable[tuple[int, Message]]:
+    def _collect(self, members: Iterable[int], name: str, deadline: float, when: str) -> Iterable[tuple[int, Received]]:
         """The message with `name` of each of the members, as far as they come before the deadline."""
         waiting = set(members)
         while waiting and (event := self._meeting.next(deadline)) is not None:
@@ -255,13 +257,13 @@ class Lead:
                 waiting.discard(index)
                 yield index, message
         for index in waiting:
-            self._lose(index, f"did not answer {when}", left=False)
+            self._lose(index, Message("did not answer {when}", when=when), left=False)
 
     def _present(self) -> list[int]:
         return [index for index in self.seen.members if index not in self.seen.lost]
 
     def _lose(self, index: int, when: str, *, left: bool = True) -> None:
-        how = f"disconnected {when}: its doctor or the machine died" if left else when
+        how = Message("disconnected {when}: its doctor or the machine died", when=when) if left else when
         self.seen.lost.setdefault(index, how)
 
 
