@@ -36,7 +36,7 @@ def nobody():
 @pytest.mark.parametrize("flags", [("--model", "org/m"), ("--model", "org/m", *MODELSCOPE)])
 def test_hub_without_answer_is_told_before_the_start(job, nobody, flags):
     variable = "MODELSCOPE_ENDPOINT" if MODELSCOPE[0] in flags else "HF_ENDPOINT"
-    with pytest.raises(MissingError, match="127.0.0.1 cannot be reached, to download org/m") as caught:
+    with pytest.raises(MissingError, match=r"127.0.0.1 cannot be reached, to download org/m") as caught:
         check_hub(*job(*flags, **{variable: nobody}))
     assert f"{variable}" in caught.value.fix
     assert caught.value.cause == CAUSE
