@@ -30,7 +30,7 @@ from dsrun.hub.modelscope_cache import (
     record,
     unfinished,
 )
-from dsrun.hub.unreachable import CAUSE
+from dsrun.hub.unreachable import CAUSE, chain
 from dsrun.recipe.preflight.data_files import FORMATS, suffix_of
 from dsrun.recipe.preflight.model_folder import has_weights
 from dsrun.recipe.preflight.packages import MODELSCOPE
@@ -216,7 +216,8 @@ def explained(asset: Asset, error: Exception) -> DsrunError:
     if failed:
         file, error = next(iter(failed.items()))
     what = f"{asset.kind} {asset.name}{f': {file}' if file else ''}"
-    reason = without_tokens(one_line(error))
+    *_, root = chain(error)  # the socket's own error, not four libraries' around it
+    reason = without_tokens(one_line(root))
     number = getattr(error, "errno", None)
     status = getattr(error, "status_code", None)
     if isinstance(error, errors.NotExistError):

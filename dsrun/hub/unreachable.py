@@ -10,7 +10,7 @@ from dsrun.system.display import without_tokens
 
 CAUSE = "hf_gated_or_offline"
 ENDPOINT = "HF_ENDPOINT"
-OTHER_SOURCES = Message("{variable}=URL of a mirror, or --hub modelscope", variable=ENDPOINT)
+OTHER_SOURCES = Message("a mirror by {variable}=URL, --hub modelscope", variable=ENDPOINT)
 """Beside local files; of the cause in dsrun/diagnosis/rules.toml, too."""
 LOG_IN = "`hf auth login`, and accept its licence on its page"
 
@@ -20,7 +20,7 @@ def unreachable(what: str, reason: str, *, instead: str, offline: bool) -> Missi
     first = "unset HF_HUB_OFFLINE" if offline else "check the network"
     return MissingError(
         f"{what} cannot be fetched from the Hub: {reason}",
-        fix=f"{first}, {OTHER_SOURCES}, or give local files: {instead}",
+        fix=f"{first}, or use {OTHER_SOURCES}, or local files: {instead}",
         cause=CAUSE,
     )
 
@@ -36,9 +36,9 @@ def refused(what: str, error: BaseException, environ: Mapping[str, str], *, inst
     # A code in this header is the Hub's explanation, "RepoNotFound" for example.
     if not gated and status in (401, 404) and response.headers.get("X-Error-Code"):
         return None
-    fix = LOG_IN if status in (401, 403) else f"try again later, {OTHER_SOURCES}, or give local files: {instead}"
+    fix = LOG_IN if status in (401, 403) else f"try again later, or use {OTHER_SOURCES}, or local files: {instead}"
     if status == 404:
-        fix = f"check {ENDPOINT}, {OTHER_SOURCES.partition(', or ')[2]}, or give local files: {instead}"
+        fix = f"check the name and {ENDPOINT}, or use --hub modelscope, or local files: {instead}"
     message = f"{what}: {_source(environ)} answered {status} for {without_tokens(str(response.url))}"
     return MissingError(message, fix=fix, cause=CAUSE)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsrun.hub.modelscope import fetch
+from dsrun.hub.reach import check_hub
 from dsrun.recipe.preflight.files import check_files
 from dsrun.recipe.preflight.packages import check_packages
 from dsrun.recipe.recipe import Recipe, evaluation_is_requested, phases
@@ -49,6 +51,7 @@ def _prepare(argv: Sequence[str], console: Console) -> None:
         console.notice(notice)
     check_files(recipe.spec, generation_config=recipe.hf.get("generation_config"))
     check_packages(recipe)
+    check_hub(recipe, os.environ)
     # Quiet before the imports, or transformers advertises its frameworks.
     from transformers.utils import logging as transformers_logging
 

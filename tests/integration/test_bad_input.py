@@ -70,7 +70,7 @@ def test_hub_offline_error_for_model_tokenizer_and_dataset(tiny, pairs, tmp_path
     ):
         given = [word for pair in (flags | changes).items() if pair[1] for word in pair]
         done = dsrun(*given, output=tmp_path / what.split()[0])
-        fix = f"check the network, unset HF_HUB_OFFLINE, or give local files: {instead}"
+        fix = f"unset HF_HUB_OFFLINE, or use a mirror by HF_ENDPOINT=URL, --hub modelscope, or local files: {instead}"
         refused(done, f"{what} cannot be fetched from the Hub", fix, code=4)
 
 

@@ -59,7 +59,10 @@ def run_node(work: Work, place: LocalLauncher, signals: StartupSignals, *, rende
         return _dry_run(work, place)
     work.require()
     if place.node == 0 and work.recipe is not None:
+        from dsrun.hub.reach import check_hub
+
         check_push(work.recipe, Path(work.output), os.environ)
+        check_hub(work.recipe, os.environ)
     with notifications(work, place, signals) as ended:
         with printed_events(work, place):
             outcome, folder = _run_supervised(work, place, signals, rendezvous_timeout_s=rendezvous_timeout_s)

@@ -71,7 +71,8 @@ def not_fetched(what: str, error: BaseException, *, instead: str) -> MissingErro
     answered = refused(what, error, os.environ, instead=instead)
     if answered or not is_unreachable(error):
         return answered
-    return unreachable(what, one_line(error), instead=instead, offline=constants.HF_HUB_OFFLINE)
+    reason = one_line(error).partition(" Check your internet connection")[0]
+    return unreachable(what, reason, instead=instead, offline=constants.HF_HUB_OFFLINE)
 
 
 @contextmanager

@@ -59,10 +59,13 @@ def test_uncached_weights_unreachable_only_when_offline(monkeypatch):
 
 def test_hub_unreachable_message(monkeypatch):
     """The line names what is missing, and the flag for local files."""
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
-    error = model.unreachable("model x", "Connection refused", instead="--model DIR")
-    assert isinstance(error, MissingError)
-    assert str(error) == (
-        "model x cannot be fetched from the Hub: Connection refused"
-        " (check the network, or give local files: --model DIR)"
-    )
+    refused = ConnectionError("Connection refused. Check your internet connection or see …")
+    for offline, first in ((False, "check the network"), (True, "unset HF_HUB_OFFLINE")):
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", offline)
+        error = model.not_fetched("model x", refused, instead="--model DIR")
+        assert isinstance(error, MissingError)
+        assert str(error) == (
+            "model x cannot be fetched from the Hub: Connection refused."
+            f" ({first}, or use a mirror by HF_ENDPOINT=URL, --hub modelscope, or local files: --model DIR)"
+        )
+    assert model.not_fetched("model x", ValueError("not a valid JSON file"), instead="--model DIR") is None

@@ -1,0 +1,149 @@
+"""What a job downloads from its hub, and whether that hub can be reached: asked before ranks wait minutes for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from dsrun.errors import MissingError, UsageError
+from dsrun.findings import Message
+from dsrun.hub import modelscope_cache
+from dsrun.hub.unreachable import CAUSE, ENDPOINT, OTHER_SOURCES
+from dsrun.recipe.mixture import specs_of
+from dsrun.recipe.preflight.files import DEMO_MODELS, is_path
+from dsrun.recipe.recipe import Recipe
+from dsrun.runs.attempts import is_another
+from dsrun.system.display import without_tokens
+from dsrun.system.net import reachable
+from dsrun.zero.memory.model.configs import cached_snapshot, hub_cache
+
+DATA_SET = "data set "
+OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+CONNECT_S = 5.0
+_TRUE = {"1", "ON", "YES", "TRUE"}  # huggingface_hub/constants.py, ENV_VARS_TRUE_VALUES
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hub:
+    """A hub by its address, which `variable` sets."""
+
+    variable: str
+    address: str
+
+    @classmethod
+    def of(cls, recipe: Recipe, environ: Mapping[str, str]) -> Hub:
+        """The one that the job's models and data come from."""
+        if recipe.spec.hub != modelscope_cache.NAME:
+            return cls(variable=ENDPOINT, address=environ.get(ENDPOINT) or "https://huggingface.co")
+        name = next((name for name in ("MODELSCOPE_ENDPOINT", "MODELSCOPE_DOMAIN") if environ.get(name)), "")
+        # modelscope_hub/constants.py, DEFAULT_ENDPOINT; its variables may leave the scheme out.
+        address = environ.get(name) or "https://modelscope.cn"
+        return cls(
+            variable=name or "MODELSCOPE_ENDPOINT", address=address if "://" in address else f"https://{address}"
+        )
+
+    @property
+    def host(self) -> str:
+        return urlsplit(self.address).hostname or ""
+
+    @property
+    def invalid(self) -> str | None:
+        """What is wrong with the address itself."""
+        if urlsplit(self.address).scheme in ("http", "https") and self.host:
+            return None
+        return Message(
+            "{variable}={address} is not an address", variable=self.variable, address=without_tokens(self.address)
+        )
+
+    def unreached(self, environ: Mapping[str, str], connects: Callable[[str, int], bool]) -> str | None:
+        """ "HOST cannot be reached", where neither it nor the proxy before it takes a connection."""
+        scheme = urlsplit(self.address).scheme
+        proxy = _proxy(environ, scheme, self.host)
+        place = urlsplit(self.address if not proxy else proxy if "://" in proxy else f"http://{proxy}")
+        name, port = place.hostname or "", _port(place.geturl(), 443 if place.scheme == "https" else 80)
+        if name and connects(name, port):
+            return None
+        if not proxy:
+            return Message("{host} cannot be reached", host=self.host)
+        return Message(
+            "{host} cannot be reached through the proxy {proxy} of {scheme}_proxy",
+            host=self.host,
+            proxy=f"{name}:{port}",
+            scheme=scheme,
+        )
+
+
+def check_hub(recipe: Recipe, environ: Mapping[str, str]) -> None:
+    """Raise MissingError where something has to be downloaded and the hub takes no connection, UsageError for an
+    address that is none. A requeued job goes on trying."""
+    missing = downloads(recipe, environ)
+    from_modelscope = recipe.spec.hub == modelscope_cache.NAME
+    if not missing or is_another(environ) or (not from_modelscope and offline_by(environ)):
+        return
+    hub = Hub.of(recipe, environ)
+    if hub.invalid:
+        raise UsageError(hub.invalid, fix=f"unset it, or export {hub.variable}=https://HOST")
+    problem = hub.unreached(environ, lambda host, port: reachable(host, port, CONNECT_S))
+    if problem:
+        local = "--train-file FILE" if missing[0].startswith(DATA_SET) else "--model DIR"
+        other = f"set {hub.variable}" if from_modelscope else f"use {OTHER_SOURCES}"
+        raise MissingError(
+            f"{problem}, to download {', '.join(missing)}",
+            fix=f"check the network, or {other}, or local files: {local}",
+            cause=CAUSE,
+        )
+
+
+def downloads(recipe: Recipe, environ: Mapping[str, str]) -> list[str]:
+    """What the job needs by name that is not in the cache, each dataset as "data set NAME"."""
+    if recipe.spec.hub != modelscope_cache.NAME:
+        return [*_from_hub(recipe, environ)]
+    cache = modelscope_cache.cache_of(environ, recipe.spec.cache_dir)
+    absent = (each for each in modelscope_cache.assets_of(recipe.spec) if not modelscope_cache.complete(each, cache))
+    return [f"{DATA_SET if each.kind == 'dataset' else ''}{each.name}" for each in absent]
+
+
+def _from_hub(recipe: Recipe, environ: Mapping[str, str]) -> Iterator[str]:
+    cache = Path(recipe.spec.cache_dir).expanduser() if recipe.spec.cache_dir else hub_cache(environ)
+    for name in hub_models(recipe):
+        if cached_snapshot(name, cache) is None:
+            yield name
+    for each in specs_of(recipe.spec).values():
+        dataset = each.dataset
+        folder = f"datasets--{(dataset or '').replace('/', '--')}"
+        if dataset and not is_path(dataset) and not any(cache.glob(f"{folder}/snapshots/*")):
+            yield f"{DATA_SET}{dataset}"
+
+
+def hub_models(recipe: Recipe) -> list[str]:
+    """The models that the job takes from its hub by name."""
+    spec = recipe.spec
+    names = [spec.model, spec.tokenizer, spec.config_name]
+    models = [name for name in names if name and name not in DEMO_MODELS and not is_path(name)]
+    return list(dict.fromkeys(models))
+
+
+def offline_by(environ: Mapping[str, str]) -> str | None:
+    """The variable that forbids requests to the Hub."""
+    return next((name for name in OFFLINE if (environ.get(name) or "").upper() in _TRUE), None)
+
+
+def _port(address: str, default: int) -> int:
+    try:
+        return urlsplit(address).port or default
+    except ValueError:
+        return default
+
+
+def _proxy(environ: Mapping[str, str], scheme: str, host: str) -> str | None:
+    """The proxy that requests to `host` go through, by the variables that all programs read."""
+    for excepted in (environ.get("no_proxy") or environ.get("NO_PROXY") or "").split(","):
+        name = excepted.strip().lstrip(".")
+        if name == "*" or (name and (host == name or host.endswith(f".{name}"))):
+            return None
+    for name in (f"{scheme}_proxy", f"{scheme.upper()}_PROXY", "all_proxy", "ALL_PROXY"):
+        if environ.get(name):
+            return environ[name]
+    return None
