@@ -71,6 +71,14 @@ def test_unreadable_node_file_is_one_line(tmp_path):
         place({"PBS_JOBID": "1", "PBS_NODEFILE": str(tmp_path / "nodes")})
 
 
+def test_one_machine_needs_no_node_file(tmp_path):
+    """As in a terminal that has outlived its job; the error says what to unset."""
+    stale = {"PBS_JOBID": "1", "PBS_NODEFILE": str(tmp_path / "nodes")}
+    with pytest.raises(UsageError, match=r"outside of one, unset PBS_NODEFILE"):
+        place(stale)
+    assert place(stale, nodes=1) == LocalLauncher(how="one machine, PBS job 1")
+
+
 def test_command_is_asked_for_list(tmp_path, monkeypatch):
     """Its words are the machines; where it fails or is not there, --master-addr is the way."""
     source = HostSource("command", "flux hostlist --expand local")
@@ -82,3 +90,5 @@ def test_command_is_asked_for_list(tmp_path, monkeypatch):
     flux.write_text("#!/bin/sh\nexit 3\n")
     with pytest.raises(UsageError, match=r"flux hostlist --expand local.*exit status 3.*--master-addr"):
         machines(source, {})
+    with pytest.raises(UsageError, match=r"no-such-flux.*: not found \(--master-addr"):
+        machines(HostSource("command", "no-such-flux hostlist"), {})
