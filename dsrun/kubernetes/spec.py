@@ -25,7 +25,8 @@ from dsrun.options import OptionValue, filled, section_value
 from dsrun.system.display import SECRET_VARIABLE, without_tokens
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-OWN_LABELS = ("app.kubernetes.io/name", "app.kubernetes.io/instance", QUEUE_LABEL)
+APP_LABEL, INSTANCE_LABEL = "app.kubernetes.io/name", "app.kubernetes.io/instance"
+OWN_LABELS = (APP_LABEL, INSTANCE_LABEL, QUEUE_LABEL)
 # Of these the controllers give pods their own, and the API takes no others.
 _CONTROLLERS_LABELS = re.compile(
     r"(batch\.kubernetes\.io|jobset\.sigs\.k8s\.io|trainer\.kubeflow\.org)/.+|job-name|controller-uid"
