@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -179,32 +178,6 @@ def test_one_machine_where_platform_has_one():
     ):
         assert at(environ) == (0, 1, "127.0.0.1", None)
     assert at(SAGEMAKER, nodes=1) == at(TRAINJOB, nodes=1) == (0, 1, "127.0.0.1", None)
-
-
-@pytest.mark.parametrize(
-    "odd",
-    [
-        {"CLUSTER_SPEC": "x"},
-        {"SM_HOSTS": "[]", "SM_CURRENT_HOST": "a"},
-        {"VC_WORKER_HOSTS": ",", "VC_TASK_INDEX": "0"},
-        {**TRAINJOB, "PET_NNODES": "1:4"},
-    ],
-    ids=str,
-)
-def test_nodes_1_reads_no_list_of_platform(odd):
-    """The list matters to several machines only; what the error says to unset makes it go away."""
-    assert at(odd, nodes=1) == (0, 1, "127.0.0.1", None)
-    with pytest.raises(UsageError) as refused:
-        place(odd)
-    named = re.search(r"unset (\w+)", refused.value.fix)
-    assert named
-    rest = {name: value for name, value in odd.items() if name != named[1] and name != "JOB_COMPLETION_INDEX"}
-    assert at(rest) == (0, 1, "127.0.0.1", None)
-
-
-def test_pbsdsh_only_in_a_job_of_pbs():
-    """The number of a machine without a job is a variable that somebody has kept."""
-    assert at({"PBS_NODENUM": "1"}) == (0, 1, "127.0.0.1", None)
 
 
 def test_ranks_variables_of_several_volcano_tasks_not_guessed():
