@@ -205,10 +205,17 @@ class RenderCommand(Command):
     """A command with the options of one dataclass, and after `--` the program of a job: its words become `ctx.obj`, as
     click would drop the `--`."""
 
-    def __init__(self, *, spec: type, callback: str, params: list[click.Parameter], **attributes: Any) -> None:
+    def __init__(
+        self, *, spec: type, noun: str, section: str, callback: str, params: list[click.Parameter], **attributes: Any
+    ) -> None:
+        """`noun` is what it writes, and `section` the part of run.yaml that holds these options."""
         from dsrun.options import by_group
 
-        own = [field_option(each, {}) for found in by_group(spec).values() for each in found]
+        own = [
+            *(field_option(each, {}) for found in by_group(spec).values() for each in found),
+            click.Option(["-o", "--output"], metavar="FILE", help=f"write the {noun} into this file instead of stdout"),
+            click.Option(["--config"], metavar="FILE", help=f"run.yaml to run, and whose {section} section applies"),
+        ]
         super().__init__(
             params=[*own, *params], callback=lazy_callback(callback), context_settings=HYPHENS, **attributes
         )

@@ -54,11 +54,12 @@ def write_file(path: Path, content: bytes, *, force: bool, executable: bool = Fa
 
 
 def write_output(text: str, name: str | None, *, force: bool) -> None:
-    """Write `text` to stdout, or into the file that --output names, as `write_file` does."""
+    """Write `text` to stdout, or into the file that --output names, as `write_file` does; in UTF-8 either way."""
+    content = text.encode("utf-8")
     if name is None:
-        click.echo(text, nl=False)
+        click.echo(content, nl=False)
     else:
-        write_file(Path(name), text.encode("utf-8"), force=force)
+        write_file(Path(name), content, force=force)
 
 
 def print_table(rows: Iterable[Sequence[str]]) -> None:

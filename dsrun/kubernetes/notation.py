@@ -5,6 +5,7 @@ The forms are those of k8s.io/apimachinery: pkg/util/validation/validation.go, a
 
 from __future__ import annotations
 
+import posixpath
 import re
 from decimal import Decimal
 from typing import NamedTuple
@@ -23,6 +24,11 @@ EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 def is_subdomain(text: str) -> bool:
     """Whether `text` can name an object: a claim, a secret, a class."""
     return len(text) <= 253 and bool(_SUBDOMAIN.fullmatch(text))
+
+
+def is_namespace(text: str) -> bool:
+    """Whether `text` can name a namespace, which may begin with a digit."""
+    return len(text) <= LONGEST_LABEL and "." not in text and is_subdomain(text)
 
 
 def is_key(text: str) -> bool:
@@ -91,7 +97,7 @@ def mount(text: str, default_path: str | None = None) -> Mount | None:
     """CLAIM:/PATH[:ro], or CLAIM alone where there is a default path; None for what is none."""
     claim, colon, path = text.partition(":")
     path, _, mode = path.partition(":") if colon else (default_path or "", "", "")
-    clean = path.rstrip("/")
-    if not is_subdomain(claim) or not clean.startswith("/") or ".." in clean.split("/") or mode not in ("", "ro"):
+    if not is_subdomain(claim) or not path.startswith("/") or ".." in path.split("/") or mode not in ("", "ro"):
         return None
-    return Mount(claim=claim, path=clean, read_only=mode == "ro")
+    clean = posixpath.normpath("/" + path.lstrip("/"))
+    return None if clean == "/" else Mount(claim=claim, path=clean, read_only=mode == "ro")

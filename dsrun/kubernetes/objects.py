@@ -19,7 +19,7 @@ from dsrun import __version__
 from dsrun.errors import EXIT_FINDINGS, EXIT_MISSING, EXIT_RESUME, EXIT_USAGE, UsageError
 from dsrun.kubernetes.options import KubernetesSpec
 from dsrun.kubernetes.pod import Object, labels, pairs, pod_template, present
-from dsrun.kubernetes.spec import QUEUE_LABEL
+from dsrun.kubernetes.spec import APP_LABEL, QUEUE_LABEL
 from dsrun.kubernetes.workload import NODE, Workload, claim
 from dsrun.system.display import masked, printable
 
@@ -74,7 +74,7 @@ def _claim(spec: KubernetesSpec) -> Object:
         {"accessModes": [access], "storageClassName": spec.storage_class, "resources": size},
     )
     # It outlives the job, and other jobs use it.
-    found["metadata"]["labels"] = {"app.kubernetes.io/name": "dsrun", **pairs(spec.label)}
+    found["metadata"]["labels"] = {APP_LABEL: "dsrun", **pairs(spec.label)}
     return found
 
 

@@ -10,19 +10,18 @@ from typing import Any
 
 from dsrun.kubernetes.notation import literal, toleration
 from dsrun.kubernetes.options import KubernetesSpec
-from dsrun.kubernetes.spec import SCRATCH_PATH, SHM_PATH
+from dsrun.kubernetes.spec import APP_LABEL, INSTANCE_LABEL, SCRATCH_PATH, SHM_PATH
 from dsrun.kubernetes.workload import NODE, Workload, claim, launch_arguments, mounts
 from dsrun.system.variables import CACHE, JOB_UID, SECRET
 
 Object = dict[str, Any]
-INSTANCE = "app.kubernetes.io/instance"
 # The Job controller gives it to all pods of a Job; nobody can know it before the Job is there.
 _UID_LABEL = "batch.kubernetes.io/controller-uid"
 
 
 def labels(spec: KubernetesSpec) -> dict[str, str]:
     """The labels of the objects and of the pods."""
-    return {"app.kubernetes.io/name": "dsrun", INSTANCE: str(spec.name), **pairs(spec.label)}
+    return {APP_LABEL: "dsrun", INSTANCE_LABEL: str(spec.name), **pairs(spec.label)}
 
 
 def pairs(entries: tuple[str, ...]) -> dict[str, str]:
@@ -162,5 +161,5 @@ def _toleration(entry: str) -> Object:
 
 
 def _apart(spec: KubernetesSpec) -> Object:
-    term = {"labelSelector": {"matchLabels": {INSTANCE: spec.name}}, "topologyKey": "kubernetes.io/hostname"}
+    term = {"labelSelector": {"matchLabels": {INSTANCE_LABEL: spec.name}}, "topologyKey": "kubernetes.io/hostname"}
     return {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}

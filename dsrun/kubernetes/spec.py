@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import fields
 from itertools import chain
 
 from dsrun.errors import UsageError
@@ -12,6 +13,7 @@ from dsrun.kubernetes.notation import (
     NAME,
     is_key,
     is_label_value,
+    is_namespace,
     is_subdomain,
     mount,
     quantity,
@@ -23,12 +25,19 @@ from dsrun.options import OptionValue, filled, section_value
 from dsrun.system.display import SECRET_VARIABLE, without_tokens
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-OWN_LABELS = ("app.kubernetes.io/name", "app.kubernetes.io/instance", QUEUE_LABEL)
+APP_LABEL, INSTANCE_LABEL = "app.kubernetes.io/name", "app.kubernetes.io/instance"
+OWN_LABELS = (APP_LABEL, INSTANCE_LABEL, QUEUE_LABEL)
+# Of these the controllers give pods their own, and the API takes no others.
+_CONTROLLERS_LABELS = re.compile(
+    r"(batch\.kubernetes\.io|jobset\.sigs\.k8s\.io|trainer\.kubeflow\.org)/.+|job-name|controller-uid"
+)
+# TotalAnnotationSizeLimitB of k8s.io/apimachinery.
+_ANNOTATION_BYTES = 256 * 1024
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _SECRET_KEY = re.compile(r"[-._A-Za-z0-9]+")
 # By these `dsrun launch` would take a pod for one of another launcher, or for a worker.
 _RESERVED_VARIABLES = re.compile(
-    r"JOB_COMPLETION_INDEX|RANK|LOCAL_RANK|WORLD_SIZE|NODE_RANK|MASTER_ADDR|MASTER_PORT|DSRUN_(OUTPUT|FAILURES|SAVE_ON|JOB_UID)"
+    r"JOB_COMPLETION_INDEX|KUBERNETES_SERVICE_HOST|PET_\w+|RANK|LOCAL_RANK|WORLD_SIZE|NODE_RANK|MASTER_ADDR|MASTER_PORT|DSRUN_(OUTPUT|FAILURES|SAVE_ON|JOB_UID)"
 )
 # Mounted by the pods themselves.
 SHM_PATH, SCRATCH_PATH = "/dev/shm", "/scratch"
@@ -47,17 +56,27 @@ def make_spec(*places: Iterable[OptionValue]) -> KubernetesSpec:
     Raises UsageError for a value that its option does not take, and for options that contradict each other.
     """
     spec, where = filled(KubernetesSpec, places)
-    found = chain(_names(spec), _resources(spec), _labels(spec), _container(spec), _variables(spec), _storage(spec))
+    checks = (_tokens, _names, _resources, _labels, _container, _variables, _storage)
+    found = chain.from_iterable(check(spec) for check in checks)
     for name, message, fix in found:
         raise UsageError(f"{where[name]}: {message}", fix=fix or None)
     return spec
 
 
+def _tokens(spec: KubernetesSpec) -> Iterator[Problem]:
+    """First of all, as what is wrong with a value names the value. Those left out are never named."""
+    for each in fields(spec):
+        value = getattr(spec, each.name)
+        words = (value,) if isinstance(value, str) else value if isinstance(value, tuple) else ()
+        if each.name not in ("env", "secret", "notify") and any(without_tokens(word) != word for word in words):
+            yield each.name, "a token or password is in it, and everybody can read a job's manifest", "remove it"
+
+
 def _names(spec: KubernetesSpec) -> Iterator[Problem]:
-    for name in ("name", "namespace"):
-        value = getattr(spec, name)
-        if value is not None and not NAME.fullmatch(value):
-            yield name, f"{value!r} is not a valid name", "lower-case letters, digits and -, a letter first"
+    if spec.name is not None and not NAME.fullmatch(spec.name):
+        yield "name", f"{spec.name!r} is not a valid name", "lower-case letters, digits and -, a letter first"
+    if spec.namespace is not None and not is_namespace(spec.namespace):
+        yield "namespace", f"{spec.namespace!r} is not a valid name", "at most 63 lower-case letters, digits and -"
     for name in ("priority_class", "scheduler", "service_account", "storage_class"):
         value = getattr(spec, name)
         if value is not None and not is_subdomain(value):
@@ -77,16 +96,21 @@ def _resources(spec: KubernetesSpec) -> Iterator[Problem]:
         number = quantity(value) if value is not None else 1
         if not number:
             yield name, f"{value!r} is not an amount", f"such as {example}"
-        elif name != "cpus" and value is not None and value.endswith("m"):
-            yield name, f"{value} is thousandths of a byte", f"such as {example}"
+        elif name != "cpus" and number != int(number):
+            yield name, f"{value} is not a whole number of bytes", f"such as {example}"
     if spec.shm and spec.memory and (quantity(spec.shm) or 0) >= (quantity(spec.memory) or 0):
         yield "shm", f"{spec.shm} does not leave anything of --memory {spec.memory}", "it counts against that limit"
     if "/" not in spec.gpu_resource or not is_key(spec.gpu_resource):
         yield "gpu_resource", f"{spec.gpu_resource!r} is not a resource", "such as nvidia.com/gpu"
+    seen = {spec.gpu_resource}
     for entry in spec.rdma:
         resource, _, count = entry.partition("=")
         if "/" not in resource or not is_key(resource) or not re.fullmatch("[1-9][0-9]{0,5}", count):
             yield "rdma", f"{entry!r} is not RESOURCE=N", "such as rdma/hca_shared_devices_a=1"
+        if resource in seen:
+            fix = "the number of GPUs is --gpus-per-node" if resource == spec.gpu_resource else "give it once"
+            yield "rdma", f"{resource} is given twice", fix
+        seen.add(resource)
 
 
 def _labels(spec: KubernetesSpec) -> Iterator[Problem]:
@@ -99,6 +123,10 @@ def _labels(spec: KubernetesSpec) -> Iterator[Problem]:
                 yield name, f"{value!r} is not a label's value", "63 letters, digits, -, _ and . at most"
             elif name == "label" and key in OWN_LABELS:
                 yield name, f"{key} is set by dsrun", "write --queue" if key == QUEUE_LABEL else "remove it"
+            elif name == "label" and _CONTROLLERS_LABELS.fullmatch(key):
+                yield name, f"{key} is set by Kubernetes", "remove it"
+    if sum(len(entry.encode(errors="replace")) for entry in spec.annotation) > _ANNOTATION_BYTES:
+        yield "annotation", f"more than the {_ANNOTATION_BYTES // 1024} KiB that Kubernetes keeps", "shorten them"
     for entry in spec.toleration:
         if toleration(entry) is None:
             yield "toleration", f"{entry!r} is not KEY[=VALUE][:EFFECT]", f"effects are {', '.join(EFFECTS)}"

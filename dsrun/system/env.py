@@ -53,13 +53,22 @@ def worker_from_env(environ: Mapping[str, str]) -> Worker | None:
     every process has another one; WORLD_SIZE and MASTER_ADDR alone also stand in job scripts, for what these start,
     and in profiles. Raises UsageError when the variables are incomplete, not integers, or contradict one another.
     """
-    if _is_set(environ, "RANK"):
+    if _is_set(environ, "RANK") and not is_only_process(environ):
         return _from_torchrun(environ)
     if _integer(environ, "SLURM_STEP_NUM_TASKS", 0) > 1 and "SLURM_STEP_ID" in environ:
         return _from_slurm(environ)
     if _is_set(environ, "LOCAL_RANK"):
         raise _incomplete(environ, "LOCAL_RANK")
     return None
+
+
+def is_only_process(environ: Mapping[str, str]) -> bool:
+    """Whether RANK and WORLD_SIZE say that there is one process, and none of several on this machine.
+
+    Images of containers and scripts set them so, without the variables that launchers give to workers.
+    """
+    alone = (environ.get("RANK", "").strip(), environ.get("WORLD_SIZE", "").strip()) == ("0", "1")
+    return alone and not _is_set(environ, "LOCAL_RANK")
 
 
 def _is_set(environ: Mapping[str, str], name: str) -> bool:

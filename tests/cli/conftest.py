@@ -74,6 +74,21 @@ def dsrun(here: Path, environ: dict[str, str]) -> Dsrun:
 
 
 @pytest.fixture
+def refused(dsrun: Dsrun, here: Path) -> Callable[..., str]:
+    """Call it with what it does not take, before anything is written: the error, of one line beside notes."""
+
+    def call(*args: str) -> str:
+        done = dsrun(*args)
+        assert (done.returncode, done.stdout) == (2, ""), done.stderr
+        (error,) = [line for line in done.stderr.splitlines() if not line.startswith("note: ")]
+        assert error.startswith("error: ")
+        assert list(here.iterdir()) == []
+        return error
+
+    return call
+
+
+@pytest.fixture
 def on_terminal(here: Path, environ: dict[str, str]) -> Callable[..., str]:
     """Call it with a terminal for stdin, stdout and stderr: what appears there."""
 

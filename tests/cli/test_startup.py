@@ -40,6 +40,16 @@ def test_help_and_version_import_no_heavy_library(dsrun, args):
     assert done.returncode == 0
 
 
+@pytest.mark.parametrize(
+    ("command", "also"), [("render-slurm --gpus-per-node 2 -- ./x", set()), ("render-k8s -- ./x", {"jinja2"})]
+)
+def test_rendering_imports_no_heavy_library(dsrun, command, also):
+    done = dsrun(*command.split(), python=("-X", "importtime"))
+    assert done.returncode == 0, done.stderr
+    imported = {name.partition(".")[0] for name in IMPORTED.findall(done.stderr)}
+    assert imported & (HEAVY | also) == set()
+
+
 # Modules in a command's process at its end, Python's own 30 and click's 60 included. The goal is 120 for each: help is
 # within it; what does the work has 20 to 60 of dsrun, and jinja2 brings 50 to a script. Python 3.11 has the most.
 MODULES = {

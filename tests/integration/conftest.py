@@ -81,6 +81,17 @@ def phrase(seed: int, words: int) -> str:
     return " ".join(f"w{(seed * 7 + i * i * 3) % 61}" for i in range(words))
 
 
+def make_training(folder: Path) -> Path:
+    """A folder with a tiny model, t5, and data for it, train.jsonl, that every user may read."""
+    make_model(folder / "t5", "t5")
+    rows = [(phrase(i, 2 + i % 9), phrase(3 * i, 2 + i % 7)) for i in range(600)]
+    lines = (json.dumps({"source": source, "target": target}) + "\n" for source, target in rows)
+    (folder / "train.jsonl").write_text("".join(lines))
+    for path in folder.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    return folder
+
+
 @pytest.fixture(scope="session")
 def pairs(tmp_path_factory):
     """Files of source/target pairs of very different lengths: the target is the source backwards."""

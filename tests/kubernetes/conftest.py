@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import tempfile
@@ -10,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.conftest import make_model, phrase
+from tests.integration.conftest import make_training
 from tests.kubernetes.cluster import Cluster
 from tests.slurm.packages import FOR_PODS, missing
 
@@ -35,13 +34,7 @@ def cluster():
 @pytest.fixture(scope="session")
 def tiny(cluster):
     """The flags of `dsrun train`, as the pods see the files, for a tiny model."""
-    folder = cluster.claim(CLAIM) / "tiny"
-    make_model(folder / "t5", "t5")
-    rows = [(phrase(i, 2 + i % 9), phrase(3 * i, 2 + i % 7)) for i in range(600)]
-    lines = (json.dumps({"source": source, "target": target}) + "\n" for source, target in rows)
-    (folder / "train.jsonl").write_text("".join(lines))
-    for path in folder.rglob("*"):
-        path.chmod(0o755 if path.is_dir() else 0o644)
+    make_training(cluster.claim(CLAIM) / "tiny")
     return [
         "--model", "/runs/tiny/t5", "--train-file", "/runs/tiny/train.jsonl", "--validation-split-percentage", "0",
         "--bf16", "false", "--learning-rate", "0.01", "--global-batch-size", "8", "--micro-batch-size", "2",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
@@ -11,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.runs.folder import RunFolder
-from tests.integration.conftest import make_model, phrase
+from tests.integration.conftest import make_training
 from tests.slurm.cluster import Cluster
 from tests.slurm.configuration import Options
 from tests.slurm.jobs import Person, Training
@@ -92,13 +91,7 @@ def place(ada, request):
 @pytest.fixture(scope="session")
 def tiny(ada):
     """The flags of `dsrun train` that name a tiny model and its data, to be trained in fp32."""
-    folder = ada.folder("tiny")
-    make_model(folder / "t5", "t5")
-    rows = [(phrase(i, 2 + i % 9), phrase(3 * i, 2 + i % 7)) for i in range(600)]
-    lines = (json.dumps({"source": source, "target": target}) + "\n" for source, target in rows)
-    (folder / "train.jsonl").write_text("".join(lines))
-    for path in folder.rglob("*"):
-        path.chmod(0o755 if path.is_dir() else 0o644)
+    folder = make_training(ada.folder("tiny"))
     return [
         "--model", folder / "t5", "--train-file", folder / "train.jsonl", "--bf16", "false", "--learning-rate", "0.01",
         "--global-batch-size", "32", "--micro-batch-size", "2", "--logging-steps", "1",

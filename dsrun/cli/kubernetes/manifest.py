@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli.output import print_note, write_file
-from dsrun.cli.render.job import RenderedProgram, Rendering, find_job, from_flags, from_run_file
-from dsrun.errors import UsageError
+from dsrun.cli.output import print_note, write_output
+from dsrun.cli.render.job import RenderedProgram, Rendering, find_job, from_flags, from_run_file, refuse_empty
 from dsrun.kubernetes.objects import manifest, render
 from dsrun.kubernetes.options import KubernetesSpec
 from dsrun.kubernetes.spec import make_spec, run_file_value
@@ -32,9 +31,7 @@ KUBERNETES = Rendering(
 
 def run(**values: Any) -> int:
     """Write the objects; the callback of `dsrun render-k8s`."""
-    for name in ("output", "config"):
-        if values[name] == "":
-            raise UsageError(f"--{name} is empty", fix="name a file, or remove it")
+    refuse_empty(values)
     cwd = Path.cwd()
     words = click.get_current_context().obj
     job = find_job(words, values["config"], cwd, KUBERNETES)
@@ -43,16 +40,12 @@ def run(**values: Any) -> int:
     spec = completed(given, workload)
     if job.recipe is not None:
         _check_training(job.recipe, spec)
-    content = manifest(render(spec, workload), ("dsrun", *sys.argv[1:])).encode()
+    text = manifest(render(spec, workload), ("dsrun", *sys.argv[1:]))
     if job.recipe is not None and _leaves_token_out(job.recipe, spec):
         print_note("the token of run.yaml is not written into the manifest (--secret HF_TOKEN=SECRET:KEY)")
     for line in notices(given, spec):
         print_note(line)
-    if values["output"] is not None:
-        write_file(Path(values["output"]), content, force=values["force"])
-    # None where stdout is closed: click.echo is silent then, too.
-    elif sys.stdout is not None:
-        sys.stdout.buffer.write(content)
+    write_output(text, values["output"], force=values["force"])
     return 0
 
 

@@ -17,11 +17,9 @@ command = RenderCommand(
     name="render-k8s",
     help=HELP,
     spec=KubernetesSpec,
+    noun="YAML",
+    section="k8s",
     callback="dsrun.cli.kubernetes.manifest:run",
-    params=[
-        click.Option(["-o", "--output"], metavar="FILE", help="write the YAML into this file instead of stdout"),
-        click.Option(["--force"], is_flag=True, help="replace the file"),
-        click.Option(["--config"], metavar="FILE", help="run.yaml to run, and whose k8s section applies"),
-    ],
+    params=[click.Option(["--force"], is_flag=True, help="replace the file")],
     epilog="docs/kubernetes.md explains every option.",
 )

@@ -44,6 +44,13 @@ class RenderedProgram(NamedTuple):
     recipe: Recipe | None = None
 
 
+def refuse_empty(values: dict[str, Any]) -> None:
+    """Raise UsageError for a flag that names a file, and does not."""
+    for name in ("output", "config", "template"):
+        if values.get(name) == "":
+            raise UsageError(f"--{name} is empty", fix="name a file, or remove it")
+
+
 def find_job(args: Sequence[str], config: str | None, cwd: Path, rendering: Rendering) -> RenderedProgram:
     """What runs: the arguments after `--`, else the run file, else the demo. Raises UsageError for wrong flags."""
     here = RUN_FILE if (cwd / RUN_FILE).is_file() else None

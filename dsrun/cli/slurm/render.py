@@ -37,11 +37,11 @@ command = SlurmCommand(
     name="render-slurm",
     help=HELP,
     spec=SlurmSpec,
+    noun="script",
+    section="slurm",
     callback="dsrun.cli.slurm.script:run",
     params=[
-        click.Option(["-o", "--output"], metavar="FILE", help="write the script into this file instead of stdout"),
         click.Option(["--force"], is_flag=True, help="replace the file; render despite errors"),
-        click.Option(["--config"], metavar="FILE", help="run.yaml to run, and whose slurm section applies"),
         click.Option(["--template"], metavar="FILE", help="your own Jinja2 template"),
         click.Option(["--show-template"], is_flag=True, help="print the shipped template"),
         click.Option(["--submit"], is_flag=True, help="submit the job and print its ID"),

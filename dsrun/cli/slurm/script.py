@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dsrun.cli.output import print_error, print_note, write_file
-from dsrun.cli.render.job import Rendering, find_job, from_flags, from_run_file
+from dsrun.cli.render.job import Rendering, find_job, from_flags, from_run_file, refuse_empty
 from dsrun.errors import EXIT_FINDINGS, UsageError
 from dsrun.findings import Finding
 from dsrun.slurm.render.environment import uses_own_python, workers
@@ -50,9 +50,7 @@ def run(**values: Any) -> int:
 
 
 def _check_flags(values: dict[str, Any]) -> None:
-    for name in ("output", "config", "template"):
-        if values[name] == "":
-            raise UsageError(f"--{name} is empty", fix="name a file, or remove it")
+    refuse_empty(values)
     if values["test_only"] and (values["submit"] or values["follow"]):
         raise UsageError("--test-only does not go with --submit or --follow", fix="remove one of them")
 
@@ -135,7 +133,6 @@ def _deliver(script: str, values: dict[str, Any]) -> int:
 
             return follow_job(number, log_to_stderr=True)
         return 0
-    # None where stdout is closed: click.echo is silent then, too.
-    if values["output"] is None and sys.stdout is not None:
-        sys.stdout.buffer.write(content)
+    if values["output"] is None:
+        click.echo(content, nl=False)
     return 0

@@ -19,6 +19,7 @@ from dsrun.launch.detection.hosts import Read, machines, read
 from dsrun.launch.detection.slurm import in_allocation, in_slurm_step, in_step
 from dsrun.launch.detection.started import job_port, launcher_of, place_by, processes, refuse_unflagged
 from dsrun.launch.detection.table import Launcher, Scheduler, scheduler_of
+from dsrun.system.env import is_only_process
 
 
 def detect(
@@ -75,7 +76,7 @@ def _not_started(
     if environ.get("SLURM_JOB_ID"):
         return in_allocation(request, environ)
     if scheduler := scheduler_of(environ):
-        return _in_job(scheduler, request, environ, machines(scheduler.hosts, environ, text_of))
+        return _in_job(scheduler, request, environ, text_of)
     if request.nodes and request.nodes > 1:
         raise UsageError(
             f"--nodes {request.nodes}, but not which of them this is",
@@ -106,7 +107,7 @@ def _refuse_worker(environ: Mapping[str, str]) -> None:
 
 
 def _refuse_rank(request: LaunchRequest, environ: Mapping[str, str]) -> None:
-    if environ.get("RANK") and request.node_rank is None:
+    if environ.get("RANK") and request.node_rank is None and not is_only_process(environ):
         raise UsageError(
             "RANK is set, without LOCAL_RANK: dsrun launch sets it for the workers itself",
             fix="unset RANK; if it counts machines: --nodes $WORLD_SIZE --node-rank $RANK --master-addr $MASTER_ADDR",
@@ -155,13 +156,15 @@ def _first_machine(request: LaunchRequest, environ: Mapping[str, str], missing: 
 
 
 def _in_job(
-    scheduler: Scheduler, request: LaunchRequest, environ: Mapping[str, str], hosts: tuple[str, ...]
+    scheduler: Scheduler, request: LaunchRequest, environ: Mapping[str, str], text_of: Read
 ) -> LocalLauncher | SshLauncher:
     """The script of a job, on the first of its machines."""
     job = f"{scheduler.called} job {environ[scheduler.job]}"
+    # With --nodes 1 the list is not needed: a terminal may have kept the variables of a job that is over.
+    hosts = () if request.nodes == 1 else machines(scheduler.hosts, environ, text_of)
     nodes = len(hosts) if request.nodes is None else request.nodes
-    if nodes > len(hosts):
-        raise UsageError(f"--nodes {nodes}, but {job} has {len(hosts)}", fix=f"--nodes {len(hosts)}, or a larger job")
     if nodes == 1:
         return LocalLauncher(how=f"one machine, {job}", port=request.master_port)
+    if nodes > len(hosts):
+        raise UsageError(f"--nodes {nodes}, but {job} has {len(hosts)}", fix=f"--nodes {len(hosts)}, or a larger job")
     return SshLauncher(job, hosts[:nodes], port_of(request, environ, job_port(environ[scheduler.job])))

@@ -33,14 +33,15 @@ def read(source: HostSource, environ: Mapping[str, str]) -> str:
             why = (error.strerror if isinstance(error, OSError) else None) or error
             raise UsageError(
                 f"{source.of}: {environ[source.of]} cannot be read: {why}",
-                fix="start dsrun launch on the first machine of the job, or give --nodes, --node-rank, --master-addr",
+                fix=f"start dsrun launch on the first machine of the job; outside of one, unset {source.of}",
             ) from None
     if source.form == "command":
         try:
             done = subprocess.run(source.of.split(), capture_output=True, text=True, timeout=_COMMAND_S, check=True)
         except (OSError, subprocess.SubprocessError, UnicodeDecodeError) as error:
+            reason = "not found" if isinstance(error, FileNotFoundError) else error
             raise UsageError(
-                f"`{source.of}` does not say where node 0 is: {error}",
+                f"`{source.of}` does not say where node 0 is: {reason}",
                 fix="--master-addr NAME_OF_NODE_0, the same on all nodes",
             ) from None
         return done.stdout
@@ -57,7 +58,9 @@ def machines(source: HostSource, environ: Mapping[str, str], text_of: Read = rea
     if not names or not all(isinstance(name, str) and _NAME.fullmatch(name) for name in names):
         raise UsageError(
             f"{source.of}: {shortened(text.strip())!r} is not a list of machines",
-            fix="give --nodes, --node-rank and --master-addr, on each machine",
+            fix="--master-addr NAME_OF_NODE_0, the same on all nodes"
+            if source.form == "command"
+            else f"unset {source.of}; on several machines, also give --nodes, --node-rank and --master-addr",
         )
     return names
 

@@ -41,23 +41,23 @@ def refuse_unflagged(request: LaunchRequest, environ: Mapping[str, str]) -> None
 
 def place_by(launcher: Launcher, request: LaunchRequest, environ: Mapping[str, str], text_of: Read) -> LocalLauncher:
     """The node that `launcher` has started here. Raises UsageError for what contradicts itself or the flags."""
-    hosts = _listed(launcher, environ, text_of)
+    hosts = () if _is_alone(launcher, request) else _listed(launcher, environ, text_of)
     nodes = _nodes(launcher, request, environ, hosts)
     if nodes == 1:
         how = f"one machine, {launcher.where_it_is}"
         return LocalLauncher(how=how, port=request.master_port, recreated=launcher.recreated)
     node, said_by = _node(launcher, environ, hosts)
+    if request.node_rank not in (None, node):
+        raise UsageError(
+            f"--node-rank {request.node_rank}, but {said_by} says that this is node {node}",
+            fix=f"remove --node-rank; if {said_by} counts something else, unset it",
+        )
     if node >= nodes:
         raise UsageError(
             f"{said_by}={node}, but the {nodes} nodes are 0 to {nodes - 1}",
             fix=f"set completions and parallelism of the Job to {nodes}, or give --nodes their number"
             if launcher.sweeps
             else "start as many as there are nodes, and count from 0",
-        )
-    if request.node_rank not in (None, node):
-        raise UsageError(
-            f"--node-rank {request.node_rank}, but {said_by} says that this is node {node}",
-            fix=f"remove --node-rank; if {said_by} counts something else, unset it",
         )
     host, listed = _address(launcher, request, environ, text_of, nodes)
     port = port_of(request, environ, _default_port(launcher, environ, listed=listed))
@@ -87,18 +87,23 @@ def processes(launcher: Launcher, environ: Mapping[str, str], text_of: Read) -> 
     return len(_listed(launcher, environ, text_of)) or 1
 
 
+def _is_alone(launcher: Launcher, request: LaunchRequest) -> bool:
+    """Whether --nodes 1 says so. On a platform each machine may have a run of its own; mpirun starts parts of one."""
+    return request.nodes == 1 and not launcher.tool
+
+
 def _nodes(launcher: Launcher, request: LaunchRequest, environ: Mapping[str, str], hosts: tuple[str, ...]) -> int:
     """How many machines there are."""
     if launcher.flags_only or (launcher.sweeps and request.nodes is not None):
         return request.nodes or 1
-    if launcher.sweeps and not environ.get(launcher.size):
+    if _is_alone(launcher, request) or (launcher.sweeps and not environ.get(launcher.size)):
         return 1
     size = integer(environ, launcher.size) if launcher.size else len(hosts)
     _check_processes(launcher, environ, size)
     if size < 1:
         raise UsageError(f"{launcher.size}={size} is not a number of nodes", fix=f"unset {launcher.size}")
-    if request.nodes in (None, size) or (request.nodes == 1 and not launcher.tool):
-        return request.nodes or size
+    if request.nodes in (None, size):
+        return size
     says = (
         f"{launcher.called} has started {size} processes"
         if launcher.tool

@@ -138,11 +138,10 @@ class _Supervision:
 
     def _environment(self) -> dict[str, str]:
         """What agent and ranks of all attempts have in common."""
-        run_id = self._context.run_id
         outer = self._job.env.get(variables.RUN_ID)
         own = {
             variables.BEGAN: self._job.env.get(variables.BEGAN) or f"{time.time():.3f}",
-            variables.RUN_ID: f"{outer}/{run_id}" if outer else run_id,
+            variables.RUN_ID: f"{outer}/{self._run_id}" if outer else self._run_id,
             variables.CONSOLE: str(self._context.scratch / "console"),
             "PET_SIGNALS_TO_HANDLE": TORCH_SIGNALS,
         }

@@ -11,7 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsrun.errors import UsageError
-from dsrun.kubernetes.notation import is_key, is_label_value, literal, mount, quantity, slug, toleration
+from dsrun.kubernetes.notation import (
+    is_key,
+    is_label_value,
+    is_namespace,
+    literal,
+    mount,
+    quantity,
+    slug,
+    toleration,
+)
 from dsrun.kubernetes.objects import manifest
 from dsrun.kubernetes.options import KubernetesSpec
 from dsrun.kubernetes.workload import Workload
@@ -145,6 +154,11 @@ def test_keys_and_values_of_labels():
     assert not any(map(is_key, ("", "/a", "a/", "A.b/c", "a/b/c", "-a", "a b", "x" * 64)))
     assert all(map(is_label_value, ("", "a", "A_b.c-9", "x" * 63)))
     assert not any(map(is_label_value, ("-a", "a b", "ü", "x" * 64)))
+
+
+def test_names_of_namespaces():
+    assert all(map(is_namespace, ("a", "2024-team", "x" * 63)))
+    assert not any(map(is_namespace, ("", "a.b", "A", "a-", "x" * 64)))
 
 
 @pytest.mark.parametrize("text", ["", "=a", ":NoSchedule", "a:noschedule", "a=b c", "a=b:", "a:NoExecute:60"])

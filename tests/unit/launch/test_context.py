@@ -170,6 +170,7 @@ REFUSED = {
     ),
     "hostfile in a step": (STEP, {"hostfile": True}, "--hostfile in a step of SLURM"),
     "a worker": ({"RANK": "3", "LOCAL_RANK": "1"}, {}, "this process is worker 3 of a run already"),
+    "a worker alone": ({"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}, {}, "worker 0 of a run already"),
     "counted machines": ({"RANK": "1", "WORLD_SIZE": "2"}, {}, "RANK is set, without LOCAL_RANK"),
     "a task per GPU": (
         {**STEP, "SLURM_STEP_NUM_TASKS": "16"},
@@ -191,6 +192,11 @@ REFUSED = {
     "other nodes than mpirun's": (OPEN_MPI, {"nodes": 3}, "--nodes 3, but mpirun has started 2"),
     "a pod too many": (POD, {"nodes": 2, "master_addr": "a"}, "JOB_COMPLETION_INDEX=2, but the 2 nodes are 0 to 1"),
     "another pod": (POD, {"nodes": 4, "node_rank": 1, "master_addr": "a"}, "--node-rank 1, but JOB_COMPLETION_INDEX"),
+    "an index of a sweep": (
+        POD,
+        {"nodes": 2, "node_rank": 1, "master_addr": "a"},
+        "JOB_COMPLETION_INDEX says that this is node 2.*if JOB_COMPLETION_INDEX counts something else, unset it",
+    ),
     "an odd index": ({**POD, "JOB_COMPLETION_INDEX": "-1"}, {"nodes": 4}, "JOB_COMPLETION_INDEX='-1' is not a number"),
     "a pod without an address": (POD, {"nodes": 4}, "a pod of Kubernetes, one of 4, but not where the first"),
     "mpirun without an address": ({"PMI_RANK": "1", "PMI_SIZE": "2"}, {}, "does not say where the first"),
@@ -205,6 +211,12 @@ def test_contradictory_topology_refused_in_one_line(case):
         place(environ, **request)
     assert "\n" not in str(refused.value)
     assert refused.value.fix
+
+
+def test_rank_of_only_process_is_no_rank():
+    """As images of containers set it, in a pod of Kubernetes or elsewhere."""
+    alone = {"RANK": "0", "WORLD_SIZE": "1"}
+    assert at(alone) == at({**alone, "KUBERNETES_SERVICE_HOST": "10.96.0.1"}) == (0, 1, "127.0.0.1", None)
 
 
 def test_rank_variable_counting_nodes_needs_node_flags():

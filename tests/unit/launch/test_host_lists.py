@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from dsrun.errors import UsageError
@@ -71,6 +73,40 @@ def test_unreadable_node_file_is_one_line(tmp_path):
         place({"PBS_JOBID": "1", "PBS_NODEFILE": str(tmp_path / "nodes")})
 
 
+def test_one_machine_needs_no_node_file(tmp_path):
+    """As in a terminal that has outlived its job; the error says what to unset."""
+    stale = {"PBS_JOBID": "1", "PBS_NODEFILE": str(tmp_path / "nodes")}
+    with pytest.raises(UsageError, match=r"outside of one, unset PBS_NODEFILE"):
+        place(stale)
+    assert place(stale, nodes=1) == LocalLauncher(how="one machine, PBS job 1")
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"CLUSTER_SPEC": "x"},
+        {"SM_HOSTS": "[]", "SM_CURRENT_HOST": "a"},
+        {"VC_WORKER_HOSTS": ",", "VC_TASK_INDEX": "0"},
+        {"PET_NODE_RANK": "1", "PET_NNODES": "1:4", "KUBERNETES_SERVICE_HOST": "10.96.0.1"},
+    ],
+    ids=str,
+)
+def test_nodes_1_reads_no_list_of_platform(odd):
+    """The list matters to several machines only; what the error says to unset makes it go away."""
+    assert place(odd, nodes=1).nodes == 1
+    with pytest.raises(UsageError) as refused:
+        place(odd)
+    named = re.search(r"unset (\w+)", refused.value.fix)
+    assert named
+    rest = {name: value for name, value in odd.items() if name != named[1]}
+    assert place(rest) == LocalLauncher(how="one machine")
+
+
+def test_pbsdsh_only_in_a_job_of_pbs():
+    """The number of a machine without a job is a variable that somebody has kept."""
+    assert place({"PBS_NODENUM": "1"}) == LocalLauncher(how="one machine")
+
+
 def test_command_is_asked_for_list(tmp_path, monkeypatch):
     """Its words are the machines; where it fails or is not there, --master-addr is the way."""
     source = HostSource("command", "flux hostlist --expand local")
@@ -82,3 +118,5 @@ def test_command_is_asked_for_list(tmp_path, monkeypatch):
     flux.write_text("#!/bin/sh\nexit 3\n")
     with pytest.raises(UsageError, match=r"flux hostlist --expand local.*exit status 3.*--master-addr"):
         machines(source, {})
+    with pytest.raises(UsageError, match=r"no-such-flux.*: not found \(--master-addr"):
+        machines(HostSource("command", "no-such-flux hostlist"), {})

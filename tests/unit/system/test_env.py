@@ -97,6 +97,8 @@ def test_srun_local_world_size_on_one_node():
     [
         {},
         {"RANK": ""},
+        # an image of a container
+        {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost"},
         # a profile, and a job script before its srun or torchrun
         {"WORLD_SIZE": "1"},
         {"WORLD_SIZE": "8", "MASTER_ADDR": "node1", "MASTER_PORT": "29500"},
