@@ -14,6 +14,10 @@ pytest_plugins = ["tests.budget"]
 
 # Two ranks on two cores compute on a thread each, and so does what they are compared with.
 os.environ["OMP_NUM_THREADS"] = "1"
+# The tests compare English sentences, also on the machine of somebody who reads Chinese ones.
+for variable in ("DSRUN_LANG", "LC_ALL", "LC_MESSAGES", "LANG"):
+    if os.environ.get(variable, "").startswith("zh"):
+        os.environ[variable] = "C.UTF-8"
 
 # A machine that is busy for a moment must not fail a property: neither by the 200 ms that an example may take, nor by
 # the second in which the first ten are to be made. The examples follow from the test, so that whoever breaks a property

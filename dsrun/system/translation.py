@@ -41,12 +41,24 @@ def translated(text: str) -> str:
     chosen = language()
     if chosen == ENGLISH or not _can_be_written(chosen):
         return str(text)
-    return _in_language(text, _catalogue(chosen))
+    return _in_language(text, catalogue(chosen))
 
 
 def translated_level(level: Level) -> str:
     """The word for a level."""
     return translated({"error": Message("error"), "warning": Message("warning"), "info": Message("info")}[level])
+
+
+@cache
+def catalogue(chosen: str) -> Callable[[str], str]:
+    """What looks a text up in the catalogue of a language; in English none is loaded."""
+    import gettext
+
+    import dsrun
+
+    folder = Path(dsrun.__file__).parent / "locale" / chosen
+    with (folder / "LC_MESSAGES" / "dsrun.mo").open("rb") as opened:
+        return gettext.GNUTranslations(opened).gettext
 
 
 def _in_language(text: str, look_up: Callable[[str], str]) -> str:
@@ -59,18 +71,6 @@ def _in_language(text: str, look_up: Callable[[str], str]) -> str:
         for name, value in text.values.items()
     }
     return fill(look_up(text.template), values) if text.template else text
-
-
-@cache
-def _catalogue(chosen: str) -> Callable[[str], str]:
-    """What looks a text up; only another language than English loads it."""
-    import gettext
-
-    import dsrun
-
-    folder = Path(dsrun.__file__).parent / "locale" / chosen
-    with (folder / "LC_MESSAGES" / "dsrun.mo").open("rb") as opened:
-        return gettext.GNUTranslations(opened).gettext
 
 
 def _can_be_written(chosen: str) -> bool:

@@ -150,6 +150,7 @@ def test_wheel_includes_data_files(built):
     """What the programs read at run time is in the wheel."""
     assert {
         "dsrun/recipe/hf_flags.json",
+        "dsrun/locale/zh/LC_MESSAGES/dsrun.mo",
         "dsrun/report/page.html.j2",
         "dsrun/report/page.css",
         "dsrun/report/page.js",

@@ -20,6 +20,7 @@ TABLES = {
     "doctor/software/known_bad.toml": ("message", "fix"),
     "slurm/lint/rules.toml": ("message", "fix"),
     "zero/rules.toml": ("message", "fix"),
+    "zero/lint/codes.toml": ("meaning",),
     "zero/legacy.toml": ("removed_from_compile", "removed", "forgotten", "deprecated", "optimizers"),
 }
 """The fields that are translated, or the tables whose texts are, by file below dsrun."""

@@ -15,6 +15,7 @@ from dsrun.slurm.cluster.facts import NO_LIMIT, ClusterFacts, Partition
 from dsrun.slurm.render.notation import clock, parse_gpus
 from dsrun.slurm.render.options import SlurmSpec
 from dsrun.slurm.render.spec import OptionValue, make_spec
+from dsrun.system.translation import translated
 
 ACCOUNT = "--account"
 LONGEST_DEFAULT_S = 24 * 3600
@@ -91,7 +92,7 @@ class Job:
         """What the cluster would refuse or remark on all the same."""
         for finding in check(self.spec, self.facts) if self.facts else ():
             if finding.level != "info":
-                yield f"{finding.message} ({finding.fix})"
+                yield f"{translated(finding.message)} ({translated(finding.fix)})"
 
 
 def _default_partition(facts: ClusterFacts) -> str | None:

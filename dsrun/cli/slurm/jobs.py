@@ -17,6 +17,7 @@ from dsrun.cli.options import Command, format_option
 from dsrun.cli.output import print_detail, print_fields, print_json, print_note, print_table
 from dsrun.diagnosis.rules import cause_named
 from dsrun.errors import EXIT_INTERRUPTED, UsageError
+from dsrun.findings import Message
 from dsrun.runs.records import plain
 from dsrun.slurm.jobs.queue import SlurmJob, my_jobs
 from dsrun.slurm.jobs.status import explain_reason, read_jobs
@@ -156,13 +157,15 @@ def _print_one(job: SlurmJob) -> None:
         "folder": job.work_dir,
         "log": view.log or "" if view else "",
         "run": job.run or "",
-        "cause": f"{job.cause}: {translated(cause_named(job.cause).title)}; dsrun diagnose tells more"
-        if job.cause
-        else "",
+        "cause": f"{job.cause}: {translated(_cause(job.cause))}" if job.cause else "",
         "step": _step(job),
         "loss": _loss(job),
     }
     print_fields(lines.items(), width=11)
+
+
+def _cause(code: str) -> Message:
+    return Message("{title}; dsrun diagnose tells more", title=cause_named(code).title)
 
 
 def _step(job: SlurmJob) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from dsrun.slurm.lint.job import JobScript
 from dsrun.slurm.lint.launch import Launch
+from dsrun.system.display import counted
 
 Problem = tuple[int, str, dict[str, Any]]
 _RANK = re.compile(r"\$\{?(SLURM_(?:NODEID|PROCID|LOCALID))\b")
@@ -61,8 +62,7 @@ def _tasks(script: JobScript, launch: Launch, nodes: int | None) -> Iterator[Pro
             if not launch.background:
                 yield launch.line, "program_without_launcher", {"program": launch.name, "gpus": gpus}
         elif tasks and tasks < gpus and launch.srun_number("--gpus-per-task", "--gpus") is None:
-            words = {"tasks": tasks, "gpus": gpus, "plural": "task" if tasks == 1 else "tasks"}
-            yield launch.line, "tasks_below_gpus", words
+            yield launch.line, "tasks_below_gpus", {"tasks": counted(tasks, "task"), "gpus": gpus}
     if launch.kind == "program" and launch.srun is not None and gpus and tasks and tasks > gpus:
         yield launch.line, "tasks_exceed_gpus", {"tasks": tasks, "gpus": gpus}
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dsrun.findings import Finding, Level, Message
@@ -11,10 +13,9 @@ from dsrun.zero.lint.batch import check_batch
 from dsrun.zero.lint.codes import Findings
 from dsrun.zero.lint.engine import check_engine
 from dsrun.zero.lint.optimizer import check_optimizer, check_scheduler
-from dsrun.zero.lint.placeholders import name_placeholders
 from dsrun.zero.lint.reading import check_reading
 from dsrun.zero.lint.source import NotJsonError, Source, SyntaxIssue, dotted, read
-from dsrun.zero.lint.structure import check_structure
+from dsrun.zero.lint.structure import check_structure, leaves
 from dsrun.zero.lint.trainer import check_against, check_auto, check_trainer
 from dsrun.zero.rules import broken
 from dsrun.zero.schema import shown
@@ -49,6 +50,13 @@ ISSUES = {
     ),
     "single_quotes": (Message("single quotes are not JSON"), Message('write {text} with double quotes, "…"')),
 }
+# Of a template that nobody has filled in: "<batch size>", {{ lr }}, ${MICRO}, YOUR_TEAM, /path/to/nvme.
+REPLACE = Message("replace it with a value")
+PLACEHOLDER_TEXT = re.compile(
+    r"<[^<>]+>|\{\{.*\}\}|\$\{?\w+\}?|%\(?\w+\)?[sd]?|\.\.\.|…|__[A-Za-z]\w*__"
+    r"|(TODO|FIXME|TBD|XXX+|CHANGE_?ME|REPLACE_?ME)\b.*|(?i:your)[_ -].*|MY_[A-Z_]+|.*\bpath/to/.*",
+    re.DOTALL,
+)
 WORDS = {"True": "true", "False": "false", "None": "null"}
 HJSON = ("comment", "trailing_comma", "mark")
 
@@ -94,7 +102,7 @@ def check(
         each(view, report)
     for rule, message, fix in broken(view):
         report.add(rule.level, rule.code, tuple(rule.key.split(".")), message, fix)
-    name_placeholders(source.value, report)
+    _name_placeholders(source.value, report)
     return report.findings()
 
 
@@ -146,3 +154,23 @@ def _cut(message: Message, fields: Mapping[str, str], issue: SyntaxIssue) -> Mes
         return Message(message.template, **fields)
     first = issue.text.splitlines()[0]
     return Message("{problem}: {text}", problem=message, text=first if len(first) <= 40 else first[:37] + "…")
+
+
+def _is_placeholder(value: Any) -> bool:
+    """Whether a value stands for one that is still to be written."""
+    return isinstance(value, str) and PLACEHOLDER_TEXT.fullmatch(value.strip()) is not None
+
+
+def _name_placeholders(config: dict[str, Any], report: Findings) -> None:
+    """Call the placeholders of a config what they are, where an error complains about one; warn of the others."""
+    for path, value in leaves(config):
+        if not _is_placeholder(value):
+            continue
+        place, wrong = f"{dotted(path)} (", False
+        message = Message("{key} is {value}, a placeholder", key=path[-1], value=shown(value))
+        for index, (position, finding) in enumerate(report.rows):
+            if finding.level == "error" and finding.where.startswith(place):
+                report.rows[index] = (position, replace(finding, message=message, fix=REPLACE))
+                wrong = True
+        if not wrong:
+            report.warning("placeholder", path, message, REPLACE)

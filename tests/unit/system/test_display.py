@@ -5,16 +5,19 @@ import math
 import pytest
 
 from dsrun.system.display import (
+    cells,
     counted,
     duration,
     figure,
     is_secret_flag,
     masked,
     masked_values,
+    padded,
     precise_duration,
     printable,
     split_secrets,
     unmasked_values,
+    wrapped,
 )
 
 TOKEN = "hf_canaryCANARY0123456789"
@@ -129,3 +132,26 @@ def test_short_times_have_three_digits(seconds: float, text: str) -> None:
 )
 def test_duration_format(value: float, text: str) -> None:
     assert duration(value) == text
+
+
+def test_columns_of_wide_characters():
+    assert (cells("loss"), cells("显存 ok"), cells("é")) == (4, 7, 1)
+    assert (padded("显存", 6), padded("loss", 6), padded("loss", 2)) == ("显存  ", "loss  ", "loss")
+
+
+@pytest.mark.parametrize(
+    ("text", "width", "lines"),
+    [
+        ("a bb  ccc", 4, ["a bb", "ccc"]),
+        ("to /a/long/path/stays whole", 8, ["to", "/a/long/path/stays", "whole"]),
+        ("显存不足：权重放不下", 10, ["显存不足：", "权重放不下"]),
+        ("显存不足：权重", 8, ["显存不", "足：权重"]),
+        ("请看（日志）", 6, ["请看", "（日", "志）"]),
+        ("用 --zero 3，再试", 8, ["用", "--zero", "3，再试"]),
+        ("", 8, [""]),
+    ],
+)
+def test_text_wrapped_to_columns(text, width, lines):
+    """Words stay whole; Chinese breaks between characters, but a line neither begins with a mark that closes nor ends
+    with one that opens."""
+    assert wrapped(text, width) == lines

@@ -34,7 +34,7 @@ def test_ds_configs_are_up_to_date():
 
 
 def test_make_docs_writes_every_page(tmp_path):
-    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "zh").mkdir(parents=True)
     (tmp_path / "ds_configs").mkdir()
     for name in PAGES:
         (tmp_path / "docs" / name).write_text(f"Before ă.\n{BEGIN}\nold\n{END}\nAfter.\n", encoding="utf-8")
