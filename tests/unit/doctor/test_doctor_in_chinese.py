@@ -24,7 +24,7 @@ def _chinese(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_error_counts_and_advice_inside_a_fix(tmp_path: Path) -> None:
     (found,) = found_by(ECC, recorded(tmp_path, gpus=[GpuState(index=3, name="H100", ecc_uncorrected=2)]))
-    assert translated(found.message) == "GPU 3 (H100)：驱动加载以来有 2 个未纠正的 ECC 错误"
+    assert translated(found.message) == "GPU 3 (H100)：驱动加载以来有 2 个不可纠正的 ECC 错误"
     assert translated(found.fix).startswith("结束其上的进程并重置（sudo nvidia-smi --gpu-reset -i 3），或重启机器；")
 
 
