@@ -22,7 +22,6 @@ from dsrun.slurm.render.options import SlurmSpec
 from dsrun.slurm.render.script import completed, render, template_text
 from dsrun.slurm.render.site import find_site, notices
 from dsrun.slurm.render.spec import make_spec, run_file_value
-from dsrun.system.translation import translated
 
 if TYPE_CHECKING:
     from dsrun.recipe.recipe import Recipe
@@ -95,6 +94,8 @@ def _print_findings(findings: Iterable[Finding]) -> bool:
     """Print what is wrong with a job; returns whether none of it is an error."""
     sound = True
     for each in findings:
+        from dsrun.system.translation import translated  # most scripts have none
+
         message, fix = translated(each.message), translated(each.fix)
         line = f"{each.where}: {message}" if each.where else message
         line += f" ({fix})" if fix else ""
