@@ -34,7 +34,7 @@ _CONTROLLERS_LABELS = re.compile(
 # TotalAnnotationSizeLimitB of k8s.io/apimachinery.
 _ANNOTATION_BYTES = 256 * 1024
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_SECRET_KEY = re.compile(r"[-._A-Za-z0-9]+")
+_SECRET_KEY = re.compile(r"(?!\.$|\.\.)[-._A-Za-z0-9]{1,253}")
 # By these `dsrun launch` would take a pod for one of another launcher, or for a worker.
 _RESERVED_VARIABLES = re.compile(
     r"JOB_COMPLETION_INDEX|KUBERNETES_SERVICE_HOST|PET_\w+|RANK|LOCAL_RANK|WORLD_SIZE|NODE_RANK|MASTER_ADDR|MASTER_PORT|DSRUN_(OUTPUT|FAILURES|SAVE_ON|JOB_UID)"

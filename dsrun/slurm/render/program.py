@@ -77,7 +77,7 @@ def any_program(argv: Sequence[str]) -> Program:
     if launcher := launcher_in(argv):
         shown = first if launcher == base else f"{first} … {launcher}"
         raise UsageError(
-            f"-- {shown}: the script starts one worker per GPU itself, and each would start all of them again",
+            f"-- {shown}: the job starts one worker per GPU itself, and each would start all of them again",
             fix="-- python my_train.py …; variables with --env NAME=VALUE",
         )
     if not PYTHON.fullmatch(base):
