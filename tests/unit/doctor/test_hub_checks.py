@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.doctor.job.hub import HUB
+from dsrun.hub.modelscope_cache import Asset, record
 from tests.unit.doctor.recorded import FINE, RecordedNetwork, codes, found_by, job, levels, recorded
 
 HUB_HOST = ("huggingface.co", 443)
@@ -73,3 +74,32 @@ def test_token_of_hf_auth_login(tmp_path: Path) -> None:
     assert codes(look(tmp_path, "--model", "google/gemma-3-1b-pt", environ={"HF_TOKEN_PATH": "/nowhere"})) == [
         "hub_gated"
     ]
+
+
+MS_HOST = ("modelscope.cn", 443)
+
+
+@pytest.mark.parametrize(
+    ("environ", "reachable", "expected"),
+    [
+        ({}, [MS_HOST], []),
+        ({}, [HUB_HOST], ["hub_unreachable"]),
+        ({"HF_HUB_OFFLINE": "1", "HF_TOKEN": "secret"}, [MS_HOST], []),
+        ({"MODELSCOPE_DOMAIN": "ms.test"}, [("ms.test", 443)], []),
+    ],
+)
+def test_job_that_takes_from_modelscope(tmp_path: Path, environ, reachable, expected) -> None:
+    """Its own address is what has to be reached; offline mode and token of the Hub say nothing about it."""
+    found = look(tmp_path, "--hub", "modelscope", "--model", "org/m", environ=environ, reachable=reachable)
+    assert codes(found) == expected
+
+
+def test_model_in_the_cache_of_modelscope(tmp_path: Path) -> None:
+    folder = tmp_path / "home/.cache/modelscope/models/org--m/snapshots/master"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    asset = Asset(kind="model", name="org/m")
+    record(asset, folder, {"config.json": 2})
+    assert levels(look(tmp_path, "--hub", "modelscope", "--model", "org/m", reachable=())) == FINE
+    record(asset, folder, {"config.json": 2, "model.safetensors": 9})
+    assert codes(look(tmp_path, "--hub", "modelscope", "--model", "org/m", reachable=())) == ["hub_unreachable"]

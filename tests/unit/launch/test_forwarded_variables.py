@@ -11,6 +11,7 @@ from dsrun.launch.environment import forwarded_variables, parse_environment_file
 def test_environment_forwarding_takes_training_variables_only():
     """What matters to training is forwarded, and nothing else."""
     goes = {"NCCL_DEBUG": "INFO", "HF_TOKEN": "x", "PATH": "/bin", "OMP_NUM_THREADS": "2", "DSRUN_CACHE": "c"}
+    goes |= {"HF_ENDPOINT": "u", "MODELSCOPE_API_TOKEN": "t"}
     stays = {
         "HOME": "/home/me",
         "SSH_AUTH_SOCK": "s",

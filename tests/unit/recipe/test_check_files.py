@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.recipe.preflight.files import check_files
+from dsrun.recipe.preflight.files import check_files, check_owners
 from dsrun.recipe.spec import TrainSpec
 
 
@@ -105,3 +105,16 @@ def test_nvme_offload_path_must_be_writable(tmp_path):
             check_files(TrainSpec(model="demo-t5", zero="3", offload="nvme", nvme_path=str(path)))
     check_files(TrainSpec(model="demo-t5", zero="3", offload="nvme", nvme_path=str(tmp_path / "new" / "swap")))
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+def test_names_on_modelscope_have_an_owner(tmp_path):
+    """Told before the start; folders and demos are no names."""
+    for given in ({"model": "org/m"}, {"model": str(tmp_path)}, {"model": "demo-t5"}):
+        check_owners(TrainSpec(hub="modelscope", **given))
+    for given, flag in (
+        ({"model": "t5-large"}, "--model"),
+        ({"tokenizer": "t5"}, "--tokenizer"),
+        ({"dataset": "x/y/z"}, "--dataset"),
+    ):
+        with pytest.raises(UsageError, match=f"{flag} .*: a name on ModelScope is OWNER/NAME"):
+            check_files(TrainSpec(hub="modelscope", **given))

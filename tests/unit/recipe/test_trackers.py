@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.errors import MissingError, UsageError
+from dsrun.recipe.preflight import packages
 from dsrun.recipe.preflight.packages import check_packages
 from dsrun.recipe.resolve import resolve
 from dsrun.recipe.trackers import KNOWN, environment, trackers
@@ -64,6 +65,14 @@ def test_tracker_not_installed_error(tmp_path):
     recipe = resolve(["--model", "m", "--report-to", "clearml"], tmp_path)
     with pytest.raises(MissingError, match=r"clearml.*pip install clearml"):
         check_packages(recipe)
+
+
+def test_missing_package_of_modelscope_is_named(tmp_path, monkeypatch):
+    recipe = resolve(["--model", "org/m", "--hub", "modelscope"], tmp_path)
+    packages.check_packages(recipe)
+    monkeypatch.setattr(packages, "MODELSCOPE", ("no_such_package", packages.MODELSCOPE[1]))
+    with pytest.raises(MissingError, match=r"--hub modelscope needs the package no_such_package .*dsrun\[modelscope\]"):
+        packages.check_packages(recipe)
 
 
 def test_misspelt_tracker_suggestion(tmp_path):
