@@ -201,6 +201,11 @@ def write_grouped_options(
             formatter.write_dl(records)
 
 
+def _stdout_for_hyphen(_ctx: click.Context, _param: click.Parameter, name: str | None) -> str | None:
+    """As kubectl and others write it: a file of that name would leave the other end of a pipe empty."""
+    return None if name == "-" else name
+
+
 class RenderCommand(Command):
     """A command with the options of one dataclass, and after `--` the program of a job: its words become `ctx.obj`, as
     click would drop the `--`."""
@@ -213,7 +218,12 @@ class RenderCommand(Command):
 
         own = [
             *(field_option(each, {}) for found in by_group(spec).values() for each in found),
-            click.Option(["-o", "--output"], metavar="FILE", help=f"write the {noun} into this file instead of stdout"),
+            click.Option(
+                ["-o", "--output"],
+                metavar="FILE",
+                callback=_stdout_for_hyphen,
+                help=f"write the {noun} into this file instead of stdout",
+            ),
             click.Option(["--config"], metavar="FILE", help=f"run.yaml to run, and whose {section} section applies"),
         ]
         super().__init__(

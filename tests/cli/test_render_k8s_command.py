@@ -53,6 +53,21 @@ def test_render_k8s_default_trains_demo(dsrun):
     assert "note: no command after --, and no run.yaml here: the job trains the demo\n" in done.stderr
 
 
+@pytest.mark.parametrize("command", ["render-k8s", "render-slurm"])
+def test_rendering_into_hyphen_is_stdout(dsrun, here, command):
+    done = dsrun(command, "-o", "-", "--", "./x")
+    assert done.returncode == 0, done.stderr
+    assert "./x" in done.stdout
+    assert list(here.iterdir()) == []
+
+
+def test_render_k8s_writes_utf8_in_any_locale(dsrun, environ):
+    """YAML is UTF-8, whatever the terminal takes."""
+    environ |= {"PYTHONIOENCODING": "latin-1:strict"}
+    done = dsrun("render-k8s", "--annotation", "example.org/note=ăé", "--", "./x")
+    assert objects(done)[0]["metadata"]["annotations"] == {"example.org/note": "ăé"}
+
+
 def test_render_k8s_freezes_run_yaml(dsrun, here):
     """run.yaml and the DeepSpeed JSON are not in the pods, which get what both say now."""
     (here / "ds.json").write_text('{"zero_optimization": {"stage": 2}, "bf16": {"enabled": true}}')

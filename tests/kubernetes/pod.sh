@@ -1,6 +1,7 @@
 #!/bin/bash
 # Makes the namespaces it was started in those of a pod (see pod.py), and becomes the container's first process.
 set -eu
+. "${BASH_SOURCE[0]%/*}/../slurm/network.sh"
 : "$FOLDER" "$HOST_NAME" "$ADDRESS" "$GATEWAY" "$SWITCH" "$CABLE" "$HIDDEN" "$KEPT" "$MOUNTS"
 
 # The container's root: what an image would hold is this machine's, but for folders that no other user may pass.
@@ -36,15 +37,7 @@ while read -r source path; do
     esac
 done <<<"$MOUNTS"
 
-# File handle 3 is the machine's network namespace: the cable's other end goes there, into the switch.
-printf '%s\n' "$HOST_NAME" >/proc/sys/kernel/hostname
-ip link set lo up
-ip link add eth0 type veth peer name "$CABLE" netns /proc/self/fd/3
-nsenter --net=/proc/self/fd/3 ip link set "$CABLE" master "$SWITCH" up
-exec 3<&-
-ip addr add "$ADDRESS/24" dev eth0
-ip link set eth0 up
-ip route add default via "$GATEWAY"
+join_network "$HOST_NAME"
 
 # Words that follow: how to become the user, and the command with its environment.
 exec chroot "$root" "$@"

@@ -1,6 +1,7 @@
 #!/bin/bash
 # Process 1 of a machine of the test cluster (see machine.py); its end is the end of all that runs on the machine.
 set -eu
+. "${BASH_SOURCE[0]%/*}/network.sh"
 : "$ROOT" "$NAME" "$ROLE" "$ADDRESS" "$GATEWAY" "$SWITCH" "$CABLE" "$OWN_FOLDERS" "$KEPT_FOLDERS"
 exec 2>>"$ROOT/log/$NAME.boot"
 
@@ -28,15 +29,7 @@ done
 mount -t tmpfs -o mode=1777 shm /dev/shm
 for file in hosts nsswitch.conf passwd group; do mount --bind "$ROOT/etc/$file" "/etc/$file"; done
 
-# File handle 3 is the host's network namespace: the cable's other end goes there, into the cluster's switch.
-printf '%s\n' "$NAME" >/proc/sys/kernel/hostname
-ip link set lo up
-ip link add eth0 type veth peer name "$CABLE" netns /proc/self/fd/3
-nsenter --net=/proc/self/fd/3 ip link set "$CABLE" master "$SWITCH" up
-exec 3<&-
-ip addr add "$ADDRESS/24" dev eth0
-ip link set eth0 up
-ip route add default via "$GATEWAY"
+join_network "$NAME"
 
 answers() { until (: <"/dev/tcp/$ADDRESS/$1") 2>/dev/null; do sleep 0.02; done; }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from dsrun.errors import UsageError
@@ -14,12 +15,15 @@ from dsrun.launch.context import (
     SshLauncher,
     integer,
     port_of,
+    shortened,
 )
 from dsrun.launch.detection.hosts import Read, machines, read
 from dsrun.launch.detection.slurm import in_allocation, in_slurm_step, in_step
 from dsrun.launch.detection.started import job_port, launcher_of, place_by, processes, refuse_unflagged
 from dsrun.launch.detection.table import Launcher, Scheduler, scheduler_of
 from dsrun.system.env import is_only_process
+
+_ADDRESS = re.compile(r"[^\s-]\S*")
 
 
 def detect(
@@ -36,8 +40,13 @@ def detect(
         _check_hostfile(request, "in a step of SLURM" if step else tool)
         return SshLauncher()
     if step:
-        return in_step(request, environ)
-    return place_by(launcher, request, environ, text_of) if launcher else _not_started(request, environ, text_of)
+        place: LocalLauncher | SrunLauncher | SshLauncher = in_step(request, environ)
+    elif launcher:
+        place = place_by(launcher, request, environ, text_of)
+    else:
+        place = _not_started(request, environ, text_of)
+    _check_address(place)
+    return place
 
 
 def _launcher(request: LaunchRequest, environ: Mapping[str, str]) -> Launcher | None:
@@ -95,6 +104,15 @@ def _check_numbers(request: LaunchRequest) -> None:
         raise UsageError(f"--node-rank {node}, but the {nodes} nodes are 0 to {(nodes or 1) - 1}", fix="count from 0")
     if port is not None and not 1 <= port <= LAST_PORT:
         raise UsageError(f"--master-port {port} is not a valid port", fix=f"give a number from 1 to {LAST_PORT}")
+
+
+def _check_address(place: LocalLauncher | SrunLauncher | SshLauncher) -> None:
+    """What ssh and torchrun would take for an option, and what no machine is called."""
+    if isinstance(place, LocalLauncher) and not _ADDRESS.fullmatch(place.host):
+        raise UsageError(
+            f"{shortened(place.host)!r} is not a valid name of node 0",
+            fix="correct --master-addr or MASTER_ADDR, the same on all nodes",
+        )
 
 
 def _refuse_worker(environ: Mapping[str, str]) -> None:

@@ -33,7 +33,8 @@ def read(source: HostSource, environ: Mapping[str, str]) -> str:
             why = (error.strerror if isinstance(error, OSError) else None) or error
             raise UsageError(
                 f"{source.of}: {environ[source.of]} cannot be read: {why}",
-                fix=f"start dsrun launch on the first machine of the job; outside of one, unset {source.of}",
+                fix="start dsrun launch on the first machine of the job, or give --nodes, --node-rank, --master-addr; "
+                f"if the job is over, unset {source.of}",
             ) from None
     if source.form == "command":
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 from dsrun.errors import UsageError
@@ -10,12 +11,13 @@ from dsrun.system.env import FIRST_PORT, PORTS, first_host, slurm_port
 
 # Job steps above this number are SLURM's own: the batch script's shell, and the interactive one of salloc (slurm.h).
 _OWN_STEPS = 0xFFFFFFF0
+_STEP = re.compile("[0-9]{1,10}")
 
 
 def in_slurm_step(environ: Mapping[str, str]) -> bool:
     """Whether srun has started this process; the shells of sbatch and salloc are not meant."""
-    step = environ.get("SLURM_STEP_ID", "")
-    return bool(environ.get("SLURM_JOB_ID")) and step.isdigit() and int(step) < _OWN_STEPS
+    step = _STEP.fullmatch(environ.get("SLURM_STEP_ID", ""))
+    return bool(environ.get("SLURM_JOB_ID")) and step is not None and int(step[0]) < _OWN_STEPS
 
 
 def in_step(request: LaunchRequest, environ: Mapping[str, str]) -> LocalLauncher:

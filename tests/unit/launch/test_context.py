@@ -103,7 +103,11 @@ def test_single_node_slurm_step_in_multi_node_job():
     assert at(one) == (0, 1, "127.0.0.1", None)
 
 
-@pytest.mark.parametrize("step", [{}, {"SLURM_STEP_ID": "4294967291"}, {"SLURM_STEP_ID": "4294967290"}])
+@pytest.mark.parametrize(
+    "step",
+    [{}, *({"SLURM_STEP_ID": text} for text in ("4294967291", "4294967290", "²", "x", "9" * 5000))],
+    ids=range(6),
+)
 def test_slurm_batch_shell_launches_through_srun(step):
     """The batch shell of a job starts the run on all nodes through srun."""
     assert place({**BATCH, **step, "SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1"}) == SrunLauncher(2)
@@ -159,6 +163,12 @@ REFUSED = {
     "rank too large": ({}, {"nodes": 2, "node_rank": 2, "master_addr": "a"}, "the 2 nodes are 0 to 1"),
     "negative rank": ({}, {"nodes": 2, "node_rank": -1, "master_addr": "a"}, "--node-rank -1"),
     "no address": ({}, {"nodes": 2, "node_rank": 1}, "not where the first one is"),
+    "a flag's value left out": (
+        {},
+        {"nodes": 2, "node_rank": 0, "master_addr": "--dry-run"},
+        "'--dry-run' is not a valid name of node 0",
+    ),
+    "two addresses": ({"MASTER_ADDR": "a b"}, {"nodes": 2, "node_rank": 0}, "'a b' is not a valid name of node 0"),
     "port": ({}, {"master_port": 65535}, "--master-port 65535"),
     "odd port": ({"MASTER_PORT": "x"}, {"nodes": 2, "node_rank": 1, "master_addr": "a"}, "MASTER_PORT='x'"),
     "NODE_RANK": ({"NODE_RANK": "2"}, {"nodes": 2, "master_addr": "a"}, "NODE_RANK=2, but --nodes 2"),

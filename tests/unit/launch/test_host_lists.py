@@ -76,7 +76,7 @@ def test_unreadable_node_file_is_one_line(tmp_path):
 def test_one_machine_needs_no_node_file(tmp_path):
     """As in a terminal that has outlived its job; the error says what to unset."""
     stale = {"PBS_JOBID": "1", "PBS_NODEFILE": str(tmp_path / "nodes")}
-    with pytest.raises(UsageError, match=r"outside of one, unset PBS_NODEFILE"):
+    with pytest.raises(UsageError, match=r"if the job is over, unset PBS_NODEFILE"):
         place(stale)
     assert place(stale, nodes=1) == LocalLauncher(how="one machine, PBS job 1")
 
