@@ -39,7 +39,7 @@ ENDING = {
 # These would need a cluster, other machines, a compiler, a running job, weights or a checkpoint: they are parsed.
 PARSED = (
     *("jobs", "cluster", "stacks", "export ", "wheel", "build-wheel", "verify-wheel"),
-    *("checkpoint verify", "doctor --nodes", "init --slurm"),
+    *("checkpoint verify", "doctor --nodes", "doctor --ranks", "init --slurm"),
 )
 # A page shows how it is refused.
 REFUSED = "--notify https:"
