@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath
 
 from dsrun.errors import UsageError
-from dsrun.slurm.lint.shell import commands, live
 
 PYTHON = re.compile(r"python(?:3(?:\.\d+)?)?")
 _SCHEDULERS = frozenset({"srun", "mpirun", "mpiexec", "sbatch"})
@@ -108,6 +107,8 @@ def _in_commands(text: str) -> tuple[int, str] | None:
 
     A worker may well submit the next job; srun and mpirun are left out likewise.
     """
+    from dsrun.slurm.lint.shell import commands, live  # few programs are shell scripts
+
     for each in commands(text):
         name = launcher_in([live(word) for word in each.words])
         if name and name not in _SCHEDULERS:
