@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+
+from tests.hub_server import serving
 
 COMMIT = "1" * 40
 
@@ -71,14 +71,6 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
 
-@contextmanager
-def hub_mirror() -> Iterator[Mirror]:
+def hub_mirror() -> AbstractContextManager[Mirror]:
     """A mirror that serves until the end of the block."""
-    with Mirror() as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+    return serving(Mirror())

@@ -6,10 +6,12 @@ import base64
 import json
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TypeVar
 
 USER = "somebody"
+Server = TypeVar("Server", bound=ThreadingHTTPServer)
 
 
 class Hub(ThreadingHTTPServer):
@@ -110,9 +112,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def hub_server() -> Iterator[Hub]:
-    """A Hub that serves until the end of the block."""
-    with Hub() as server:
+def serving(server: Server) -> Iterator[Server]:
+    """`server`, which serves until the end of the block."""
+    with server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         try:
@@ -120,3 +122,8 @@ def hub_server() -> Iterator[Hub]:
         finally:
             server.shutdown()
             thread.join()
+
+
+def hub_server() -> AbstractContextManager[Hub]:
+    """A Hub that serves until the end of the block."""
+    return serving(Hub())

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
+
+from tests.hub_server import serving
 
 
 class ModelScope(ThreadingHTTPServer):
@@ -108,14 +108,6 @@ def _entry(path: str, content: bytes) -> dict:
     }  # fmt: skip
 
 
-@contextmanager
-def modelscope_server() -> Iterator[ModelScope]:
+def modelscope_server() -> AbstractContextManager[ModelScope]:
     """A ModelScope that serves until the end of the block."""
-    with ModelScope() as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        try:
-            yield server
-        finally:
-            server.shutdown()
-            thread.join()
+    return serving(ModelScope())
