@@ -51,7 +51,7 @@ class StragglerDetector:
     """Names each rank once until it has recovered; `update` takes the newest status of all nodes again and again."""
 
     def __init__(self) -> None:
-        self._named: dict[tuple[int, str], int] = {}
+        self._named: set[tuple[int, str]] = set()
         self._attempt = -1
 
     def update(self, nodes: Sequence[NodeStatus]) -> list[Straggler]:
@@ -62,26 +62,29 @@ class StragglerDetector:
         """
         attempt = max((node.attempt for node in nodes), default=0)
         if attempt != self._attempt:
-            self._attempt, self._named = attempt, {}
+            self._attempt, self._named = attempt, set()
         ranks = list(_placed([node for node in nodes if node.attempt == attempt]))
         found = []
         for each in ranks:
             others = [other for other in ranks if other is not each]
             if others:
-                found += [straggler for straggler in _judge(each, others) if self._is_new(straggler)]
+                found += [straggler for straggler in _judge(each, others) if self._is_unnamed(straggler)]
                 self._forget_recovered(each, others)
         return found
 
-    def _is_new(self, straggler: Straggler) -> bool:
+    def _is_unnamed(self, straggler: Straggler) -> bool:
+        """Whether this is the first look that finds it; from then on it counts as named."""
         key = (straggler.rank, straggler.kind)
-        return self._named.setdefault(key, id(straggler)) == id(straggler)
+        unnamed = key not in self._named
+        self._named.add(key)
+        return unnamed
 
     def _forget_recovered(self, each: _Placed, others: Sequence[_Placed]) -> None:
         usual = statistics.median(other.own_s for other in others)
         if each.own_s < usual * (1 + RECOVERED_BELOW):
-            self._named.pop((each.progress.rank, "slow"), None)
+            self._named.discard((each.progress.rank, "slow"))
         if not _stalled(each, others):
-            self._named.pop((each.progress.rank, "stall"), None)
+            self._named.discard((each.progress.rank, "stall"))
 
 
 def _placed(nodes: Sequence[NodeStatus]) -> Iterator[_Placed]:

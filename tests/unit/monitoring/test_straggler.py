@@ -97,6 +97,19 @@ def test_straggler_named_once_until_it_recovers():
     assert [len(detector.update(each)) for each in (slow, slow, well, slow, slow)] == [1, 0, 0, 1, 0]
 
 
+def test_slow_ranks_are_named_once_in_a_long_run():
+    """Also where they are left out of a look, since they save, and judged again in the next."""
+    rng = random.Random(0)
+    detector = StragglerDetector()
+    named = []
+    for step in range(300):
+        slow = [progress(rank, [0.6] * 30, step=step, phase=rng.choice(["training", "saving"])) for rank in (5, 6, 7)]
+        ranks = [progress(rank, [0.5] * 30, step=step) for rank in range(5)] + slow
+        # None of the stragglers is kept: another may stand where it stood in memory.
+        named += [each.rank for each in detector.update(nodes(ranks))]
+    assert sorted(named) == [5, 6, 7]
+
+
 def test_stragglers_of_new_attempt_are_named_again():
     """The status of an earlier attempt, or of a node that has not caught up, does not count."""
     ranks = [progress(rank, [0.6 if rank == 5 else 0.5] * 30) for rank in range(8)]
