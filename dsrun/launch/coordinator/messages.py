@@ -27,6 +27,9 @@ RunInfo = Mapping[str, str]
 RENDEZVOUS_TIMEOUT_S = 600.0
 """Seconds to wait for all nodes at the start, and for a lost node to come back."""
 
+EVIDENCE_TIMEOUT_S = 15.0
+"""Seconds that a node which has collected evidence of a hang waits for the others: what collecting takes at most."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class NodeResult:
@@ -84,8 +87,19 @@ class Coordinator:
         """
 
     def check(self) -> bool:
-        """Whether this node must end its attempt because another node failed or is lost."""
+        """Whether this node must end its attempt because another node failed or is lost, or its ranks hang."""
         return False
+
+    def hang_elsewhere(self) -> bool:
+        """Whether `check` is due to ranks that hang: this node must find out where its own are before it ends them."""
+        return False
+
+    def share_evidence(self, give_up: Callable[[], bool]) -> None:
+        """After a hang: tell all nodes that this one has collected evidence, and wait until they have, too.
+
+        Ranks that are ended earlier make those of other nodes fail, which no longer stand where they hung. Returns
+        after EVIDENCE_TIMEOUT_S at the latest, or on `give_up`.
+        """
 
     def announce_stop(self, request: StopRequest) -> None:
         """Ask all nodes to save and exit. Safe in a signal handler."""

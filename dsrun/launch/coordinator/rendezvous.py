@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 
@@ -13,6 +13,7 @@ from dsrun import __version__
 from dsrun.errors import UsageError
 from dsrun.launch.context import LocalLauncher
 from dsrun.launch.coordinator.messages import (
+    EVIDENCE_TIMEOUT_S,
     RENDEZVOUS_TIMEOUT_S,
     Coordinator,
     Decide,
@@ -60,6 +61,8 @@ class CoordinatorClient(Coordinator, EventLoop):
         self._recreated = place.recreated
         self._began = False
         self._abort = False
+        self._hang_elsewhere = False
+        self._evidence_complete = False
         self._left = False
         self._departed = False
         self._decision: Decision | None = None
@@ -83,7 +86,14 @@ class CoordinatorClient(Coordinator, EventLoop):
                 self.changed.wait(0.2)
 
     def check(self) -> bool:
-        return self._abort or self._left
+        return self._abort or self._hang_elsewhere or self._left
+
+    def hang_elsewhere(self) -> bool:
+        return self._hang_elsewhere
+
+    def share_evidence(self, give_up: Callable[[], bool]) -> None:
+        self.post(self._connection, {"evidence": True})
+        self.wait_until(lambda: self._evidence_complete or self._left or give_up(), EVIDENCE_TIMEOUT_S)
 
     def announce_stop(self, request: StopRequest) -> None:
         if self._announced is None:
@@ -111,6 +121,10 @@ class CoordinatorClient(Coordinator, EventLoop):
                 self._began = True
             elif "abort" in message:
                 self._abort = True
+            elif "hang" in message:
+                self._hang_elsewhere = True
+            elif "evidence" in message:
+                self._evidence_complete = True
             elif "stop" in message:
                 self._received = StopRequest.from_dict(message["stop"])
             elif "decision" in message:
@@ -119,7 +133,7 @@ class CoordinatorClient(Coordinator, EventLoop):
                 except (TypeError, KeyError, ValueError) as error:
                     raise ConnectionError(str(error)) from None
                 # Reset here: the next message may already be the next attempt's failure.
-                self._abort = False
+                self._abort = self._hang_elsewhere = self._evidence_complete = False
             elif "bye" in message:
                 self._left = self._departed = True
             self.changed.notify_all()

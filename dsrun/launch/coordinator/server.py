@@ -5,12 +5,14 @@ from __future__ import annotations
 import secrets
 import socket
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
 
 from dsrun import __version__
 from dsrun.errors import EXIT_RESUME, EXIT_TOOL_FAILED
 from dsrun.launch.coordinator.messages import (
+    EVIDENCE_TIMEOUT_S,
     HANDSHAKE_TIMEOUT_S,
     NODE_LOST,
     RENDEZVOUS_TIMEOUT_S,
@@ -72,6 +74,7 @@ class CoordinatorServer(Coordinator, EventLoop):
         self._hosts: dict[int, str] = {}
         self._ends: dict[int, NodeResult] = {}
         self._failed_at: float | None = None
+        self._with_evidence: set[int] = set()
         self._forwarded: StopRequest | None = None
         self._done = False
         self.begin()
@@ -97,7 +100,14 @@ class CoordinatorServer(Coordinator, EventLoop):
 
     def check(self) -> bool:
         with self.changed:
-            return any(not ended.ok for ended in self._ends.values())
+            return bool(self._with_evidence) or any(not ended.ok for ended in self._ends.values())
+
+    def hang_elsewhere(self) -> bool:
+        return bool(self._with_evidence)
+
+    def share_evidence(self, give_up: Callable[[], bool]) -> None:
+        self._add_evidence(self.node)
+        self.wait_until(lambda: len(self._with_evidence) == self.nodes or give_up(), EVIDENCE_TIMEOUT_S)
 
     def announce_stop(self, request: StopRequest) -> None:
         super().announce_stop(request)
@@ -115,12 +125,11 @@ class CoordinatorServer(Coordinator, EventLoop):
             decision = self._with_all(decision)
         with self.changed:
             self._ends.clear()
+            self._with_evidence.clear()
             self._failed_at = None
             self._now += 1
             self._done = decision.action == "stop"
-            for peer in self._peers.values():
-                if not peer.waiting:
-                    self.post(peer.connection, {"decision": asdict(decision)})
+            self._post_to_nodes({"decision": asdict(decision)})
         if decision.action == "restart":
             self._send_begin()
         return decision
@@ -166,9 +175,30 @@ class CoordinatorServer(Coordinator, EventLoop):
                 if node not in self._peers:
                     self._record(lost_node(node, self._hosts[node], _DISCONNECTED))
 
+    def _add_evidence(self, node: int) -> None:
+        """The first node with evidence of a hang makes the others collect theirs; the last one, or its end, releases
+        all."""
+        with self.changed:
+            if node in self._with_evidence:
+                return
+            if not self._with_evidence:
+                self._post_to_nodes({"hang": True})
+                self._with_evidence.update(self._ends)
+            self._with_evidence.add(node)
+            if len(self._with_evidence) == self.nodes:
+                self._post_to_nodes({"evidence": True})
+            self.changed.notify_all()
+
+    def _post_to_nodes(self, message: Message) -> None:
+        for peer in self._peers.values():
+            if not peer.waiting:
+                self.post(peer.connection, message)
+
     def _record(self, ended: NodeResult) -> None:
         with self.changed:
             self._ends.setdefault(ended.node, ended)
+            if self._with_evidence:
+                self._add_evidence(ended.node)
             if not ended.ok and self._failed_at is None:
                 self._failed_at = time.monotonic()
                 for peer in self._peers.values():
@@ -216,6 +246,8 @@ class CoordinatorServer(Coordinator, EventLoop):
             except (TypeError, KeyError, ValueError) as error:
                 raise ConnectionError(str(error)) from None
             self._record(ended)
+        elif "evidence" in message:
+            self._add_evidence(peer.node)
         elif "stop" in message:
             self._received = self._received or StopRequest.from_dict(message["stop"])
         elif "bye" in message:

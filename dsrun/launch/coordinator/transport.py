@@ -12,6 +12,7 @@ import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -157,6 +158,13 @@ class EventLoop:
 
     def on_timer(self) -> None:
         """Called once every HEARTBEAT_INTERVAL_S."""
+
+    def wait_until(self, condition: Callable[[], bool], timeout_s: float) -> None:
+        """Wait for what a message may change, at most `timeout_s` seconds."""
+        deadline = time.monotonic() + timeout_s
+        with self.changed:
+            while not condition() and time.monotonic() < deadline:
+                self.changed.wait(0.2)
 
     def _run(self) -> None:
         last = 0.0

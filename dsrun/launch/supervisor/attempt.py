@@ -83,8 +83,8 @@ class Attempt:
         try:
             code = self._watch_until_end(agent)
             noticed = time.monotonic() - self._last_well
-            if code is None and (self._is_failure() or self._wait_for_others()):
-                self._collect()
+            if code is None:
+                self._collect_evidence()
         finally:
             self._context.observe(self.number, {}, {})  # these process ids may be another program's from now on
             self._finish(agent, starter)
@@ -220,6 +220,15 @@ class Attempt:
         return self._hang is not None or (
             self._signalled_at is None and bool(self._missing or any(self._ended.values()))
         )
+
+    def _collect_evidence(self) -> None:
+        """Of a failure or a hang, here or elsewhere."""
+        others, stops = self._context.others, self._stop_requests
+        hang = self._hang is not None or (self._by_others and others.hang_elsewhere())
+        if hang or self._is_failure() or self._wait_for_others():
+            self._collect()
+        if hang:
+            others.share_evidence(lambda: stops.force_quit is not None or stops.interrupted)
 
     def _collect(self) -> None:
         living = {rank: pid for rank, pid in self._alive().items() if rank not in self._missing}
