@@ -81,8 +81,7 @@ OF_THIS_SUPERVISOR = frozenset(
 
 
 def cache_root(environ: Mapping[str, str] = os.environ) -> Path:
-    """DSRUN_CACHE, else `dsrun` in the user's cache folder (XDG base directory specification)."""
-    own = environ.get(CACHE)
-    if own:
-        return Path(own).expanduser()
-    return Path(environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "dsrun"
+    """DSRUN_CACHE, else `dsrun` in the user's cache folder (XDG base directory specification). Absolute, a relative one
+    being below the current folder: programs that are started in others use it."""
+    own = environ.get(CACHE) or Path(environ.get("XDG_CACHE_HOME") or "~/.cache") / "dsrun"
+    return Path(own).expanduser().absolute()

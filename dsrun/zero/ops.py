@@ -44,5 +44,5 @@ def extension_cache(environ: Mapping[str, str], prefix: str = sys.prefix) -> Pat
         return Path(given)
     facts = f"{prefix} {sys.implementation.cache_tag} torch {version('torch')}"
     key = hashlib.sha256(facts.encode()).hexdigest()[:12]
-    root = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    root = Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").absolute()
     return root / "dsrun" / "torch_extensions" / key

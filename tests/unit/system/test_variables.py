@@ -23,3 +23,13 @@ def test_variables_of_one_supervisor_are_not_forwarded():
         "DSRUN_CACHE", "DSRUN_FIND_LINKS", "DSRUN_JOB_UID", "DSRUN_LANG", "DSRUN_LOCAL", "DSRUN_LOG_FORMAT",
         "DSRUN_OUTPUT", "DSRUN_SECRET", "DSRUN_TOKENS",
     }  # fmt: skip
+
+
+def test_cache_is_absolute(tmp_path, monkeypatch):
+    """pip and compilers run in folders of their own, where a relative path means another place."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert variables.cache_root({"DSRUN_CACHE": "kept"}) == tmp_path / "kept"
+    assert variables.cache_root({"DSRUN_CACHE": "~/kept"}) == tmp_path / "home" / "kept"
+    assert variables.cache_root({"XDG_CACHE_HOME": "cache"}) == tmp_path / "cache" / "dsrun"
+    assert variables.cache_root({}) == tmp_path / "home" / ".cache" / "dsrun"

@@ -30,10 +30,16 @@ class ChatSample:
 
 def set_template(tokenizer: Any, requested: str | None) -> None:
     """Give the tokenizer the template that --chat-template names: one of dsrun's own, or a file."""
-    if requested is not None:
-        own = Path(__file__).with_name(f"{requested}.jinja")
-        path = own if requested in CHAT_TEMPLATES else Path(requested).expanduser()
+    if requested is None:
+        return
+    path = Path(requested).expanduser()
+    if requested in CHAT_TEMPLATES:
+        path = Path(__file__).with_name(f"{requested}.jinja")
+    try:
         tokenizer.chat_template = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = "is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error.strerror or error
+        raise UsageError(f"--chat-template {requested}: {reason}", fix="give the path of a Jinja template") from error
 
 
 def check_template(tokenizer: Any, where: str) -> None:

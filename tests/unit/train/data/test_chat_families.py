@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dsrun.errors import UsageError
 from dsrun.train.data.encoding.chat import encode_chat, set_template
 from tests.unit.train.data.conftest import characters
 
@@ -123,6 +124,28 @@ def test_weight_0_in_a_template_with_marks():
     found, _ = learned(tokenizer, [TALK[0], TALK[1], {**TALK[2], "unlearned": True}, *TALK[3:]])
     assert [text for _, text in found] == ["ok<|im_end|>"]
     assert [text for _, text in learned(tokenizer, TALK)[0]] == ["yo<|im_end|>", "ok<|im_end|>"]
+
+
+def test_template_of_a_file_in_another_folder(tmp_path, monkeypatch):
+    """By an absolute path, a relative one, and one from the home folder."""
+    file = tmp_path / "templates" / "own.jinja"
+    file.parent.mkdir()
+    file.write_text("{{ messages[0].content }}ß", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for requested in (str(file), "templates/own.jinja", "./templates/own.jinja", "~/templates/own.jinja"):
+        tokenizer = characters()
+        set_template(tokenizer, requested)
+        assert tokenizer.chat_template == "{{ messages[0].content }}ß"
+
+
+@pytest.mark.parametrize("content", [None, b"\xff\xfe"])
+def test_template_that_cannot_be_read_is_refused(tmp_path, content):
+    """A folder, and a file that is not text."""
+    path = tmp_path / "own.jinja"
+    path.mkdir() if content is None else path.write_bytes(content)
+    with pytest.raises(UsageError, match=r"--chat-template .*own\.jinja"):
+        set_template(characters(), str(path))
 
 
 def test_chatml_template_is_the_usual_one(causal):
