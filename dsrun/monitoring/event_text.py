@@ -33,7 +33,8 @@ def _start(event: Record) -> str:
     ranks, attempt, requeue = (whole(event.get(name)) for name in ("world_size", "attempt", "requeue"))
     again = f", attempt {attempt}" if attempt else f", requeue {requeue}" if requeue else ""
     parts = [*_took("in the queue", event.get("queued_s")), *_took("starting", event.get("starting_s"))]
-    return ", ".join([f"started{f' on {ranks} ranks' if ranks else ''}{again}", *parts])
+    where = f" on {ranks} rank{'' if ranks == 1 else 's'}" if ranks else ""
+    return ", ".join([f"started{where}{again}", *parts])
 
 
 def _evaluate(event: Record) -> str:
