@@ -39,7 +39,11 @@ class _Late(ModuleType):
     def __getattr__(self, name: str) -> Callable[..., Any]:
         if name.startswith("__"):
             raise AttributeError(name)
-        return lambda *args, **kwargs: getattr(import_module(self.__name__), name)(*args, **kwargs)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return getattr(import_module(self.__name__), name)(*args, **kwargs)
+
+        return call
 
 
 @contextmanager

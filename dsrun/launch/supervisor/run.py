@@ -31,6 +31,7 @@ from dsrun.launch.supervisor.events import STUCK_S, AsyncLineWriter, RunEventWri
 from dsrun.launch.supervisor.evidence import evidence_folder, explain_hang_of_nodes
 from dsrun.launch.supervisor.failures import explain, first_of_nodes
 from dsrun.launch.supervisor.gpu_memory import GpuMemory
+from dsrun.launch.supervisor.phase_limits import PhaseLimits
 from dsrun.launch.supervisor.policy import CONFIGURATION, Decision, Failure, decide, exit_code, shrink
 from dsrun.launch.supervisor.status import StatusWriter
 from dsrun.launch.workers.agent import WORKER_IMPORTS, SpawnStarter, Starter, ZygoteStarter
@@ -86,6 +87,9 @@ def supervise(job: Job, coordinator: Coordinator, notify: Notify = lambda line: 
             log=log,
             poll=reaper_process.keep,
             observe=status_writer.offer,
+            limits=PhaseLimits(job.hang_timeout, others=job.nnodes > 1),
+            waiting=event_writer.waiting if job.node_rank == 0 else lambda line, _seconds: line_writer(line),
+            record_failing=_recorder(job, event_writer),
         )
         # Without a buffer: what a full disk does not take would be tried, and fail, once more at the end.
         formatters = (LineFormatter(), LineFormatter()) if is_json(job.env) else (None, None)
@@ -96,6 +100,16 @@ def supervise(job: Job, coordinator: Coordinator, notify: Notify = lambda line: 
             os.mkfifo(scratch / "console")
             stack.enter_context(Tee(scratch / "console", formatter=formatters[1]))
             return _Supervision(context, coordinator, event_writer, sink).run_attempts()
+
+
+def _recorder(job: Job, event_writer: RunEventWriter) -> Callable[[int, AttemptResult], None]:
+    """Records a failure on the first node while it is fresh, and its ranks are there."""
+
+    def record(attempt: int, end: AttemptResult) -> None:
+        if job.node_rank == 0 and not (end.ok or end.by_others or end.stop_requested):
+            event_writer.failing(explain(end.failure_inputs, _classify), attempt=attempt)
+
+    return record
 
 
 @contextmanager
@@ -200,9 +214,13 @@ class _Supervision:
 
     def _node_result(self, end: AttemptResult) -> NodeResult:
         failure = None
+        host = os.environ.get("SLURMD_NODENAME") or hostname()
         if not end.ok and not end.by_others:
-            host = os.environ.get("SLURMD_NODENAME") or hostname()
             failure = replace(explain(end.failure_inputs, _classify), host=host)
+        if end.unkillable and not end.ok:
+            why = end.unkillable if failure is None else f"{failure.message}; {end.unkillable}"
+            failure = failure or Failure(cause="", node=self._job.node_rank, host=host)
+            failure = replace(failure, cause="process_unkillable", message=why)
         return NodeResult(node=self._job.node_rank, ok=end.ok, interrupted=end.stop_requested, failure=failure)
 
     def _decide(self, ended: list[NodeResult]) -> Decision:

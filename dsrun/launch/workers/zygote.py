@@ -161,7 +161,7 @@ def cuda_is_initialized(files: Path = Path("/proc/self/fd")) -> bool:
 
 def _target(link: Path) -> str:
     try:
-        return os.readlink(link)
+        return str(link.readlink())
     except OSError:  # the folder that is being read, closed by now
         return ""
 
