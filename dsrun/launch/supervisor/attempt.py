@@ -11,7 +11,7 @@ from dsrun.launch.environment import run_arguments
 from dsrun.launch.supervisor import reaper
 from dsrun.launch.supervisor.activity import Activity
 from dsrun.launch.supervisor.attempt_context import AttemptContext, AttemptResult
-from dsrun.launch.supervisor.ending import end_processes
+from dsrun.launch.supervisor.ending import AGENT_TIMEOUT_S, UnreportedEnd, end_attempt
 from dsrun.launch.supervisor.evidence import PIPE_VARIABLE, collect, evidence_folder, explain_hang
 from dsrun.launch.supervisor.failures import FailureInputs, exit_code_of, interruption
 from dsrun.launch.supervisor.phase_limits import BEFORE_TRAINING, UNKNOWN_S
@@ -31,7 +31,6 @@ STRAGGLER_TIMEOUT_S = 10.0
 NO_HEARTBEAT_PATIENCE_S = 600.0
 """Programs without heartbeats have so long to save when they are asked to stop."""
 INTERRUPT_TIMEOUT_S = 2.0
-AGENT_TIMEOUT_S = 5.0
 # The agent looks at its ranks every 0.1 s; a rank that failed longer ago and is not reported is a failure of its own.
 _AGENT_REPORT_S = 0.5
 # One that has ended well is no failure while its agent waits for a busy machine to let it look.
@@ -51,6 +50,7 @@ class Attempt:
         self._context = context
         self._watch = Watchdog(context.limits, beat_expected=not job.external)
         self._activity = Activity()
+        self._unreported_end = UnreportedEnd(context.waiting)
         self._pids: dict[int, int] = {}
         self._ended: dict[int, int] = {}
         self._missing: dict[int, float] = {}
@@ -63,7 +63,6 @@ class Attempt:
         self._env: dict[str, str] = {}
         self._by_others = False
         self._unkillable: str | None = None
-        self._agent_ended: float | None = None
         self._evidence: Path | None = None
         self._last_well = self._began = time.monotonic()
         self._stalled = 0.0
@@ -96,7 +95,14 @@ class Attempt:
                 self._context.record_failing(self.number, self._result(code, noticed))
         finally:
             self._context.observe(self.number, {}, {})  # these process ids may be another program's from now on
-            self._finish(agent, starter)
+            self._unkillable = end_attempt(
+                self._context.run_id,
+                agent,
+                starter,
+                ranks=self._pids,
+                waiting=self._context.waiting,
+                give_up=lambda: self._stop_requests.force_quit is not None,
+            )
         return self._result(code, noticed)
 
     def _watch_until_end(self, agent: Agent) -> int | None:
@@ -104,7 +110,7 @@ class Attempt:
         while True:
             code = agent.poll()
             self._poll()
-            code = self._unreported_code(agent) if code is None else code
+            code = self._unreported_end.code(agent) if code is None else code
             self._context.poll()
             if code is not None:
                 self._request_stop_if_signalled(code)
@@ -114,20 +120,6 @@ class Attempt:
             self._last_well = time.monotonic()
             time.sleep(POLL_S)
             self._stalled = max(0.0, time.monotonic() - self._last_well - POLL_S)
-
-    def _unreported_code(self, agent: Agent) -> int | None:
-        """How the agent has ended of which the process that forked it, itself stopped, does not say so; else None."""
-        pid, now = agent.pid, time.monotonic()
-        code = None if pid is None else reaper.exit_code(pid)
-        if code is None:
-            self._agent_ended = None
-            return None
-        self._agent_ended = self._agent_ended or now
-        if now - self._agent_ended <= AGENT_TIMEOUT_S:
-            return None
-        line = f"the agent of the ranks has ended, and what started it (process {reaper.state_and_parent(pid or 0)[1]})"
-        self._context.waiting(f"{line} does not answer: it is stopped, and is ended now", 0.0)
-        return code
 
     def _poll(self) -> None:
         """Take in what has happened since the last look."""
@@ -273,25 +265,6 @@ class Attempt:
         beats = [self._beats[rank] for rank in self._alive() if rank in self._beats]
         long = [now - beat.time > self._context.limits.limit(beat) / 2 for beat in beats]
         return self._by_others and bool(long) and all(long)
-
-    def _finish(self, agent: Agent, starter: Starter) -> None:
-        """End the process tree, and wait until the agent's exit is reported."""
-        # Without an agent the zygote still has the request, which it must not follow any more.
-        kept_processes = starter.kept_processes() if agent.pid is not None else set()
-        # Beside one in uninterruptible sleep there is no new attempt: both could write to the same files.
-        self._unkillable = end_processes(
-            self._context.run_id,
-            spare=kept_processes,
-            ranks=self._pids,
-            waiting=self._context.waiting,
-            give_up=lambda: self._stop_requests.force_quit is not None,
-        )
-        deadline = time.monotonic() + AGENT_TIMEOUT_S
-        while kept_processes and agent.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.01)
-        if kept_processes and agent.poll() is None:
-            # The zygote does not answer: it is stopped. The next attempt would wait for it for ever.
-            reaper.end(self._context.run_id)
 
     def _result(self, code: int | None, noticed: float) -> AttemptResult:
         saved = interruption(self._folder / "failures")

@@ -9,7 +9,13 @@ from contextlib import suppress
 from pathlib import Path
 
 from dsrun.launch.supervisor import reaper
+from dsrun.launch.workers.agent import Agent, Starter
 
+Waiting = Callable[[str, float], None]
+"""Takes a line about what is waited for, and the seconds that are left to it."""
+
+AGENT_TIMEOUT_S = 5.0
+"""Seconds in which an agent's end must be reported by what has started it."""
 END_S = 40.0
 """Seconds in which all processes of an attempt must have ended; below what other nodes wait for this one (60 s)."""
 # Of system calls whose first argument is an open file, by asm/unistd.h.
@@ -25,12 +31,58 @@ _CALLS: Mapping[str, Mapping[int, str]] = {
 }  # fmt: skip
 
 
+def end_attempt(
+    run_id: str,
+    agent: Agent,
+    starter: Starter,
+    *,
+    ranks: Mapping[int, int],
+    waiting: Waiting,
+    give_up: Callable[[], bool],
+) -> str | None:
+    """End the processes of an attempt but those that `starter` keeps, and wait until its agent's exit is reported. As
+    `end_processes`: beside one that cannot be killed there must be no new attempt, as both could write to the same
+    files."""
+    # Without an agent the zygote still has the request, which it must not follow any more.
+    kept = starter.kept_processes() if agent.pid is not None else set()
+    unkillable = end_processes(run_id, spare=kept, ranks=ranks, waiting=waiting, give_up=give_up)
+    deadline = time.monotonic() + AGENT_TIMEOUT_S
+    while kept and agent.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    if kept and agent.poll() is None:
+        # The zygote does not answer: it is stopped. The next attempt would wait for it for ever.
+        reaper.end(run_id)
+    return unkillable
+
+
+class UnreportedEnd:
+    """The end of an agent of which the process that has forked it, itself stopped, does not tell."""
+
+    def __init__(self, waiting: Waiting) -> None:
+        self._waiting = waiting
+        self._since: float | None = None
+
+    def code(self, agent: Agent) -> int | None:
+        """Its return code, once it has ended AGENT_TIMEOUT_S seconds ago; None before."""
+        pid, now = agent.pid, time.monotonic()
+        code = None if pid is None else reaper.exit_code(pid)
+        if pid is None or code is None:
+            self._since = None
+            return None
+        self._since = self._since or now
+        if now - self._since <= AGENT_TIMEOUT_S:
+            return None
+        parent = reaper.state_and_parent(pid)[1]
+        self._waiting(f"the agent of the ranks has ended, and process {parent}, which started it, is stopped", 0.0)
+        return code
+
+
 def end_processes(
     run_id: str,
     *,
     spare: set[int],
     ranks: Mapping[int, int],
-    waiting: Callable[[str, float], None],
+    waiting: Waiting,
     give_up: Callable[[], bool],
     limit_s: float = END_S,
 ) -> str | None:

@@ -13,6 +13,8 @@ from typing import IO, Any
 
 from dsrun.diagnosis.rules import cause_named
 from dsrun.errors import UsageError
+from dsrun.launch.supervisor.attempt_context import AttemptResult
+from dsrun.launch.supervisor.failures import classify_log, explain
 from dsrun.launch.supervisor.node_evidence import evidence_against
 from dsrun.launch.supervisor.policy import CONFIGURATION, Decision, Failure, MemoryFallback
 from dsrun.monitoring.straggler import Straggler
@@ -68,18 +70,17 @@ class RunEventWriter:
             self._notify(f"{self._folder.path / REMEDY_FILE} is damaged; the run begins with its own memory settings")
         return found or MemoryFallback()
 
-    def failing(self, failure: Failure, *, attempt: int) -> None:
-        """On the first node: record what has failed while its ranks are still there, of which one holds the folder."""
+    def failing(self, attempt: int, end: AttemptResult, *, first: bool) -> None:
+        """On the `first` node: record what has failed while its ranks are still there, of which one holds the folder.
+        Not an error in the configuration: perhaps another run has the folder."""
+        if not first or end.ok or end.by_others or end.stop_requested:
+            return
+        failure = explain(end.failure_inputs, classify_log)
         if failure.exit_code in CONFIGURATION:
-            return  # perhaps because another run has the folder
-        known = {"rank": failure.rank, "step": failure.step, "seconds": failure.detected_s}
-        self._write(
-            "failing",
-            cause=failure.cause or "unknown",
-            message=failure.message,
-            attempt=attempt,
-            **{name: value for name, value in known.items() if value is not None},
-        )
+            return
+        known = {"rank": failure.rank, "step": failure.step, "seconds": failure.detected_s, "message": failure.message}
+        known = {name: value for name, value in known.items() if value is not None}
+        self._write("failing", cause=failure.cause or "unknown", attempt=attempt, **known)
 
     def waiting(self, message: str, limit_s: float) -> None:
         """On the first node: print and record what the supervisor waits for, for so many seconds at most."""
@@ -136,10 +137,6 @@ class RunEventWriter:
     def never_began(self, message: str, *, cause: str, exit_code: int) -> None:
         """On the first node: why there was not even a first attempt."""
         self._event("failure", cause=cause, message=message, exit_code=exit_code)
-
-    def note(self, line: str) -> None:
-        """Print a line for the user."""
-        self._notify(line)
 
     def apply(self, decision: Decision) -> None:
         """On every node: put the remedy where the ranks find it."""

@@ -236,3 +236,16 @@ def _read_json(file: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def classify_log(text: str, exit_code: int | None) -> str:
+    """The code of the cause that a log shows; "" where it shows none, or only what a failed peer does to a rank.
+
+    What is merely likely may be a reason to start again, but none to give up.
+    """
+    from dsrun.diagnosis.classify import classify
+
+    found = classify(text, exit_code=exit_code)
+    if found is None or found.weight == "consequence" or (found.weight == "guess" and not found.cause.transient):
+        return ""
+    return found.cause.code
