@@ -18,6 +18,7 @@ from dsrun.errors import UsageError
 from dsrun.findings import Finding, Message, joined
 from dsrun.runs.folder import LOCK_TRIES, RunFolder, is_in_use, read_holder
 from dsrun.runs.node_status import FOLDER as STATUS
+from dsrun.runs.node_status import read_node_status
 from dsrun.runs.records import progress, read_records
 from dsrun.system import host
 
@@ -26,7 +27,8 @@ _LOG = re.compile(r".*\.(log|out|err|txt)(\.gz)?")
 _RECENTLY_S = 300.0
 _JUST_NOW_S = 10.0
 # Kinds of events after which a run may stand still.
-_TELLING = ("failure", "training", "end", "signal")
+_TELLING = ("failure", "failing", "training", "end", "signal")
+_FAILED = ("failure", "failing")
 
 
 # The last one is all that a dsrun launch of a program of its own leaves beside logs.
@@ -61,10 +63,11 @@ def of_run(folder: Path) -> Verdict:
     ended_well = ending.get("kind") == "end" and not ending.get("exit_code")
     verdict = _of_logs(logs, exit_code=0 if ended_well or RunFolder(folder).finished.exists() else None)
     where = str(folder / "events.jsonl")
-    if not ended_well and (running := who_runs(folder)):
-        return _beside(causes()["running"], running, verdict, where)
-    recorded = causes().get(str(ending.get("cause"))) if ending.get("kind") == "failure" else None
-    if ending.get("kind") == "failure" and verdict.cause.code == NONE:
+    # While its supervisor ends the ranks of an attempt that has failed, one of them still holds the folder.
+    if not ended_well and ending.get("kind") != "failing" and (running := who_runs(folder)):
+        return _running(folder, running, verdict, where)
+    recorded = causes().get(str(ending.get("cause"))) if ending.get("kind") in _FAILED else None
+    if ending.get("kind") in _FAILED and verdict.cause.code == NONE:
         recorded = recorded or causes()[UNKNOWN]
     if ending.get("kind") == "signal" and verdict.cause.code in (NONE, UNKNOWN):
         recorded = causes()["interrupted"]
@@ -116,6 +119,22 @@ def _silent_s(folder: Path) -> float | None:
     """Seconds since the run or the supervisor of one of its nodes wrote anything; None where nothing is there."""
     times = [at for at in (last_write(folder), _changed((folder / STATUS).glob("node-*.json"))) if at is not None]
     return max(time.time() - max(times), 0.0) if times else None
+
+
+def _running(folder: Path, who: str, verdict: Verdict, where: str) -> Verdict:
+    silent = [
+        (rank.silent_s, rank.rank, rank.phase)
+        for node in read_node_status(folder)
+        for rank in node.ranks
+        if rank.is_silent
+    ]
+    if not silent:
+        return _beside(causes()["running"], who, verdict, where)
+    seconds, rank, phase = max(silent)
+    text = Message(
+        "no heartbeat from rank {rank} for {seconds:.0f} s, in {phase}", rank=rank, seconds=seconds, phase=phase
+    )
+    return _beside(causes()["running_silent"], joined(", ", [text, who]), verdict, where)
 
 
 def _killed(folder: Path) -> Message:

@@ -213,7 +213,8 @@ def _end(running: Sequence[_Running]) -> None:
     for each in running:
         if each.process.poll() is None:
             each.process.kill()
-        each.process.wait()
+        with suppress(subprocess.TimeoutExpired):
+            each.process.wait(_ENDING_S)
 
 
 def _write(each: _Running, line: bytes) -> None:

@@ -11,7 +11,7 @@ from dsrun.system.display import duration, figure, precise_duration, size_text
 QUIET = frozenset({"progress", "checkpoint_begin"})
 """Events that tell nothing a person wants to read."""
 BAD = frozenset({"failure", "checkpoint_failed", "nan"})
-WORTH_A_LOOK = frozenset({"spike", "signal", "remedy", "restart"})
+WORTH_A_LOOK = frozenset({"spike", "signal", "remedy", "restart", "failing", "waiting"})
 _METRICS = 4
 _LEAST_S = 0.05
 
@@ -33,7 +33,8 @@ def _start(event: Record) -> str:
     ranks, attempt, requeue = (whole(event.get(name)) for name in ("world_size", "attempt", "requeue"))
     again = f", attempt {attempt}" if attempt else f", requeue {requeue}" if requeue else ""
     parts = [*_took("in the queue", event.get("queued_s")), *_took("starting", event.get("starting_s"))]
-    return ", ".join([f"started{f' on {ranks} ranks' if ranks else ''}{again}", *parts])
+    where = f" on {ranks} rank{'' if ranks == 1 else 's'}" if ranks else ""
+    return ", ".join([f"started{where}{again}", *parts])
 
 
 def _evaluate(event: Record) -> str:
@@ -99,6 +100,8 @@ _TEXTS: Mapping[str, Callable[[Record], str]] = {
     "interval": lambda event: f"saves every {event.get('steps')} steps",
     "signal": lambda event: f"asked to stop by {event.get('signal')} at step {_step(event)}",
     "failure": _failure,
+    "failing": lambda event: f"has failed, and is being ended: {event.get('cause')}",
+    "waiting": lambda event: "waits",
     "remedy": lambda event: f"goes on with other settings after {event.get('cause')}",
     "restart": lambda event: f"restarts, attempt {event.get('attempt')}",
     "end": _end,

@@ -17,9 +17,6 @@ BUSY = 0.95
 LOW_POWER = 0.4
 """A GPU that computes draws most of its power limit; a collective that waits for another rank keeps it busy at a third
 of that, as its kernel spins."""
-SILENT_S = 60.0
-"""Least seconds without a heartbeat that are worth a line; a slow step may take that long."""
-_STEPS = 5
 _MOST = 4
 # What NVML's reasons mean to who pays for the GPUs.
 _REASONS = {
@@ -107,7 +104,7 @@ def _silent_ranks(nodes: Sequence[NodeStatus], now: float) -> Iterator[Finding]:
     for node in nodes:
         if node_age_s(node, now):
             continue
-        silent = [rank for rank in node.ranks if rank.silent_s > max(SILENT_S, _STEPS * (rank.step_s or 0.0))]
+        silent = [rank for rank in node.ranks if rank.is_silent]
         if silent:
             longest = max(silent, key=lambda rank: rank.silent_s)
             who = Message("rank {rank}", rank=longest.rank)

@@ -29,7 +29,8 @@ RESTART_S = 900.0
 _DOING: dict[str, State] = {
     "training": "training", "progress": "training", "checkpoint_end": "training", "checkpoint_failed": "training",
     "evaluate": "training", "nan": "training", "spike": "training", "interval": "training", "straggler": "training",
-    "checkpoint_begin": "saving", "failure": "restarting", "remedy": "restarting", "restart": "restarting",
+    "checkpoint_begin": "saving", "failing": "restarting", "waiting": "restarting",
+    "failure": "restarting", "remedy": "restarting", "restart": "restarting",
 }  # fmt: skip
 _PHASES: dict[str, State] = {"training": "training", "evaluating": "evaluating", "generating": "evaluating"}
 STALE_S = 30.0
@@ -197,10 +198,10 @@ def _state(history: RunHistory, now: float, lock_tries: int) -> State:
             return "training"
         if kind == "None" and not history.run:
             return "silent"
-    if kind in ("remedy", "restart") and now - (seconds_of(last) or 0.0) < RESTART_S:
+    if kind in ("failing", "waiting", "remedy", "restart") and now - (seconds_of(last) or 0.0) < RESTART_S:
         return "restarting"
     ended = {0: "finished", None: "finished", EXIT_RESUME: "stopped"}.get(whole(last.get("exit_code")), "failed")
-    found = {"end": ended, "failure": "failed", "signal": "stopped", "None": "starting"}
+    found = {"end": ended, "failure": "failed", "failing": "failed", "signal": "stopped", "None": "starting"}
     return cast(State, found.get(kind, "killed"))
 
 
@@ -221,7 +222,7 @@ def _has_fresh_nodes(history: RunHistory, now: float, *, since_event: bool = Tru
 
 
 def _ending(events: Sequence[Record]) -> Record:
-    return next((each for each in reversed(events) if each.get("kind") in ("failure", "signal")), {})
+    return next((each for each in reversed(events) if each.get("kind") in ("failure", "failing", "signal")), {})
 
 
 def _text(value: object) -> str | None:

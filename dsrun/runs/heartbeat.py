@@ -30,7 +30,8 @@ class Beat:
     """A rank's last heartbeat.
 
     `beats` counts up with every sign of life; `time` is CLOCK_MONOTONIC in seconds, the same for all processes of one
-    machine; `slowest_step` is the longest time between two steps so far in seconds, 0 before the second step.
+    machine; `slowest_step` is the longest time between two steps so far in seconds, 0 before the second step;
+    `group_timeout_s` the time-out of the process group, 0 where there is none yet.
     `answers` tells whether SIGUSR2 makes the process write its stacks (faulthandler) to its log. Of its recent steps,
     the median seconds of a step and of its parts: waiting for data, computing, and waiting for other ranks; `own_low_s`
     is what three quarters of 30 steps exceeded in data and computing together, `own_max_s` the longest.
@@ -44,6 +45,7 @@ class Beat:
     step: int
     slowest_step: float
     answers: bool
+    group_timeout_s: float = 0.0
     step_s: float | None = None
     data_s: float | None = None
     compute_s: float | None = None
@@ -82,8 +84,12 @@ class Heart:
         self._stepped = None
         self._write({"phase": phase})
 
+    def join(self, group_timeout_s: float) -> None:
+        """From here on this rank waits for others, for so many seconds."""
+        self._write({"group_timeout_s": group_timeout_s})
+
     def beat(self) -> None:
-        """Still alive, in the same phase: a batch evaluated, a shard written, rows tokenised."""
+        """Still alive, in the same phase: a micro batch done, a batch evaluated, a shard written, rows tokenised."""
         self._write({})
 
     def step(self, step: int, times: Mapping[str, float] | None = None) -> None:

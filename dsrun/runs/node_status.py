@@ -19,6 +19,9 @@ from dsrun.system.gpu_samples import GpuSample
 __all__ = ["GpuSample", "NodeStatus", "RankProgress", "read_node_status", "write_node_status"]
 
 FOLDER = "status"
+SILENT_S = 60.0
+"""Least seconds without a heartbeat that are worth a line; a slow step may take that long."""
+_STEPS = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +45,11 @@ class RankProgress:
     wait_s: float | None = None
     own_low_s: float | None = None
     own_max_s: float | None = None
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether it has given no heartbeat for long, by its own steps."""
+        return self.silent_s > max(SILENT_S, _STEPS * (self.step_s or 0.0))
 
     @property
     def own_s(self) -> float | None:

@@ -8,7 +8,8 @@ MANIFEST_VERSION = 1
 
 EventKind = Literal[
     "start", "resume", "training", "progress", "checkpoint_begin", "checkpoint_end", "checkpoint_failed",
-    "evaluate", "nan", "spike", "interval", "signal", "failure", "remedy", "restart", "straggler", "end",
+    "evaluate", "nan", "spike", "interval", "signal", "failing", "waiting", "failure", "remedy", "restart",
+    "straggler", "end",
 ]  # fmt: skip
 
 

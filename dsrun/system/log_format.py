@@ -127,7 +127,7 @@ def event_line(record: Mapping[str, Any]) -> str:
     )
 
 
-_WARNINGS = ("nan", "spike", "restart", "remedy", "signal", "checkpoint_failed")
+_WARNINGS = ("nan", "spike", "restart", "remedy", "signal", "checkpoint_failed", "failing", "waiting")
 _OUTCOMES: Mapping[str, Outcome] = {
     "failure": "failure",
     "checkpoint_failed": "failure",

@@ -16,14 +16,13 @@ from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
+import torch.distributed.distributed_c10d as c10d
 from filelock import FileLock, Timeout
 
-from dsrun.errors import DsrunError, ToolError
+from dsrun.errors import DsrunError, ToolError, UsageError
+from dsrun.recipe.group_timeout import DEFAULT_S, group_timeout_s
 
 Device = Literal["cuda", "cpu"]
-
-# DeepSpeed lowered torch's 30 minutes to 10; a rank that saves a large checkpoint can need longer than that.
-DEFAULT_TIMEOUT_MINUTES = 30
 
 T = TypeVar("T")
 
@@ -35,6 +34,9 @@ class World:
     local_rank: int
     local_size: int
     device: Device
+    gpu: int = 0
+    """The number of this rank's GPU among those that it sees."""
+    group_timeout_s: float = DEFAULT_S
 
     @property
     def is_main(self) -> bool:
@@ -46,30 +48,45 @@ class World:
         return f"{kind}s" if self.size > 1 else kind
 
 
-def world_from_env(*, use_cpu: bool) -> World:
-    size = int(os.environ["WORLD_SIZE"])
-    return World(
-        rank=int(os.environ["RANK"]),
-        size=size,
-        local_rank=int(os.environ["LOCAL_RANK"]),
-        local_size=int(os.environ.get("LOCAL_WORLD_SIZE", size)),
-        device="cuda" if torch.cuda.is_available() and not use_cpu else "cpu",
+def world_from_env(*, use_cpu: bool, ddp_timeout: int | None = None) -> World:
+    size, local_rank = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
+    local_size = int(os.environ.get("LOCAL_WORLD_SIZE", size))
+    device: Device = "cuda" if torch.cuda.is_available() and not use_cpu else "cpu"
+    gpu = gpu_of(local_rank, local_size, torch.cuda.device_count()) if device == "cuda" else 0
+    timeout_s = group_timeout_s(ddp_timeout, os.environ)
+    return World(int(os.environ["RANK"]), size, local_rank, local_size, device, gpu, timeout_s)
+
+
+def gpu_of(local_rank: int, local_size: int, visible: int) -> int:
+    """The number of a rank's GPU among the `visible` ones: all ranks of a machine see all, or each its own alone, as
+    under `srun --gpus-per-task=1`. Raises UsageError for anything in between."""
+    if visible >= local_size:
+        return local_rank
+    if visible == 1:
+        return 0
+    raise UsageError(
+        f"this machine has {local_size} ranks, and rank {local_rank} of them sees {visible} GPUs",
+        fix="one GPU for each rank: srun --gpus-per-task=1, or all of them to all",
     )
 
 
 def init_process_group(world: World, *, deepspeed: bool) -> None:
     """Set up the process group: NCCL on GPUs, gloo on CPUs; again is harmless. Under DeepSpeed this must come before
     the model is built, or zero.Init sees a world of one process and the engine's batch assertion fails."""
-    timeout = datetime.timedelta(minutes=float(os.environ.get("DEEPSPEED_TIMEOUT", DEFAULT_TIMEOUT_MINUTES)))
+    timeout = datetime.timedelta(seconds=world.group_timeout_s)
+    # Of groups that are made without one, as DeepSpeed does; of NCCL's it would be ten minutes.
+    c10d.default_pg_timeout = c10d.default_pg_nccl_timeout = timeout
     backend = "nccl" if world.device == "cuda" else "gloo"
     if world.device == "cuda":
-        torch.cuda.set_device(world.local_rank)
+        # DeepSpeed and accelerate take the GPU of that number.
+        os.environ["LOCAL_RANK"] = str(world.gpu)
+        torch.cuda.set_device(world.gpu)
     if deepspeed:
         import deepspeed as ds
 
         ds.init_distributed(dist_backend=backend, timeout=timeout, verbose=False)
     elif not dist.is_initialized():
-        device = torch.device("cuda", world.local_rank) if world.device == "cuda" else None
+        device = torch.device("cuda", world.gpu) if world.device == "cuda" else None
         dist.init_process_group(backend, timeout=timeout, device_id=device)
 
 

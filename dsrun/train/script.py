@@ -111,7 +111,8 @@ class Trainer:
             if title in DEMO_NAMES or not given.rows:
                 recipe, title = with_demo(recipe, notify=self._console.notice)
             atexit.register(destroy_process_group)
-            world = world_from_env(use_cpu=bool(recipe.hf.get("use_cpu")))
+            hf = recipe.hf
+            world = world_from_env(use_cpu=bool(hf.get("use_cpu")), ddp_timeout=hf.get("ddp_timeout"))
             run = prepare_run(recipe, title, world, self._folder, self._console, context=self._context, given=given)
             with run.recorded():
                 self._begun = run.begin()

@@ -165,7 +165,9 @@ def _run(recipe: Recipe, folder: RunFolder, console: Console, rank: int, context
     context.heart.enter("loading")
     fetch(recipe.spec, notify=console.notice, beat=context.heart.beat, local_rank=int(os.environ["LOCAL_RANK"]))
     recipe, title = with_demo(recipe, notify=console.notice)
-    run(recipe, title, world_from_env(use_cpu=bool(recipe.hf.get("use_cpu"))), folder, console, context=context)
+    hf = recipe.hf
+    world = world_from_env(use_cpu=bool(hf.get("use_cpu")), ddp_timeout=hf.get("ddp_timeout"))
+    run(recipe, title, world, folder, console, context=context)
     destroy_process_group()
     # Not before the other ranks are free to leave: an upload may take longer than a collective may wait.
     repository = Repository.wanted(recipe, folder.path)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dsrun.launch.supervisor.evidence import collect, explain_hang
+from dsrun.launch.supervisor.phase_limits import PhaseLimits
 from dsrun.launch.supervisor.reaper import state_and_parent
 from dsrun.launch.supervisor.watchdog import Hang, Watchdog
 from dsrun.runs.heartbeat import read_beats
@@ -60,7 +61,7 @@ def inject(kind: str, rank: int, variant: int, folder: Path, *, ranks: int = RAN
 
 
 def _detect(folder: Path, pids: dict[int, int]) -> Hang:
-    watchdog = Watchdog(TIMEOUT_S)
+    watchdog = Watchdog(PhaseLimits(TIMEOUT_S))
     while True:
         beats = read_beats(folder) if folder.is_dir() else {}
         states = {rank: state_and_parent(pid)[0] for rank, pid in pids.items()}

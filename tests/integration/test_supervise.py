@@ -17,6 +17,7 @@ import pytest
 from dsrun.launch.supervisor.reaper import members
 from dsrun.runs.records import read_records
 from tests.forkserver.client import HEAVY
+from tests.frozen import frozen
 from tests.processes import GONE_S, below, left_of, noticed_after
 
 pytestmark = pytest.mark.train
@@ -162,6 +163,37 @@ def test_stopped_zygote_is_replaced(supervised):
     run.wait_for("step", 3, rank=1, attempt=1)
     code, _, _ = run.end(signal.SIGTERM)
     assert code == 75
+
+
+def test_stopped_zygote_does_not_keep_finished_run(supervised):
+    """The ranks end well, their agent too, and what has forked it cannot say so."""
+    run = supervised("300")
+    (first,) = run.wait_for("begin", rank=0)
+    os.kill(psutil.Process(first["parent"]).ppid(), signal.SIGSTOP)
+    code, outcome, said = run.end()
+    assert code == outcome["exit_code"] == 0
+    assert run.events("waiting")
+    assert "stopped" in said
+    assert not run.events("failure")
+
+
+@pytest.mark.exhaustive
+def test_rank_that_cannot_be_killed_ends_run(supervised):
+    """It is named with what it waits for, after the failure is on record, and no attempt starts beside it."""
+    run = supervised(FOR_EVER, hang_timeout=10)
+    run.wait_for("step", 3, rank=0)
+    (frozen_rank,) = run.wait_for("begin", rank=1)
+    with frozen(frozen_rank["pid"]):
+        code, outcome, said = run.end()
+    assert code == outcome["exit_code"] == 1
+    (failing,), (waiting,), (failure,) = (run.events(kind) for kind in ("failing", "waiting", "failure"))
+    assert (failing["cause"], failing["rank"]) == ("rank_hung", 1)
+    assert failure["cause"] == "process_unkillable"
+    named = f"rank 1 (process {frozen_rank['pid']})"
+    assert named in waiting["message"]
+    assert named in failure["message"]
+    assert named in said
+    assert not run.events("restart")
 
 
 def test_stop_signal_does_not_wait_for_stopped_agent(supervised):

@@ -22,6 +22,7 @@ from dsrun.launch.job import Job, Topology, decide
 from dsrun.launch.supervisor.policy import Limits
 from dsrun.model_families import model_type_of
 from dsrun.recipe.batch import batch_of
+from dsrun.recipe.group_timeout import group_timeout_s
 from dsrun.recipe.recipe import Recipe
 from dsrun.recipe.resolved import to_json
 from dsrun.runs.folder import default_name
@@ -103,6 +104,7 @@ def training_work(recipe: Recipe, options: LaunchOptions, *, nodes: int = 1) -> 
     """dsrun's own training on `nodes` machines like this one. `options` take precedence over the recipe; their `output`
     is the run folder, if named. Raises UsageError for a --deepspeed file that does not work."""
     spec = recipe.spec
+    group_timeout_s(recipe.hf.get("ddp_timeout"), os.environ)
     topology = local_topology(options.nproc or spec.nproc, use_cpu=bool(recipe.hf.get("use_cpu")))
     recipe = with_deepspeed_checked(recipe, nodes * topology.workers)
     return Work(

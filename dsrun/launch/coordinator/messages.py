@@ -27,6 +27,12 @@ RunInfo = Mapping[str, str]
 RENDEZVOUS_TIMEOUT_S = 600.0
 """Seconds to wait for all nodes at the start, and for a lost node to come back."""
 
+STRAGGLER_TIMEOUT_S = 60.0
+"""Seconds in which a node must end its attempt after another node failed."""
+
+DECISION_S = 60.0
+"""Seconds that node 0 may take to decide when all it waits for is there: it looks at checkpoints on a file server."""
+
 EVIDENCE_TIMEOUT_S = 15.0
 """Seconds that a node which has collected evidence of a hang waits for the others: what collecting takes at most."""
 

@@ -13,8 +13,10 @@ from dsrun import __version__
 from dsrun.errors import UsageError
 from dsrun.launch.context import LocalLauncher
 from dsrun.launch.coordinator.messages import (
+    DECISION_S,
     EVIDENCE_TIMEOUT_S,
     RENDEZVOUS_TIMEOUT_S,
+    STRAGGLER_TIMEOUT_S,
     Coordinator,
     Decide,
     NodeResult,
@@ -66,6 +68,8 @@ class CoordinatorClient(Coordinator, EventLoop):
         self._left = False
         self._departed = False
         self._decision: Decision | None = None
+        self.return_timeout_s = RENDEZVOUS_TIMEOUT_S
+        """Seconds that node 0 waits for a lost node."""
         self.watch(connection)
         self.begin()
 
@@ -102,9 +106,16 @@ class CoordinatorClient(Coordinator, EventLoop):
 
     def report_and_wait(self, ended: NodeResult, decide: Decide) -> Decision:
         self.post(self._connection, {"ended": asdict(ended)})
+        limit_s = STRAGGLER_TIMEOUT_S + self.return_timeout_s + DECISION_S
+        failed_at: float | None = None
         with self.changed:
             while self._decision is None and not self._left:
                 self.changed.wait(0.2)
+                # Until a node has failed the others train, under the watchdogs of their supervisors.
+                if failed_at is None and (self._abort or not ended.ok):
+                    failed_at = time.monotonic()
+                if failed_at is not None and time.monotonic() - failed_at > limit_s:
+                    break  # the process there lives, and what decides in it waits for a file server
             decision, self._decision = self._decision, None
         return decision or decide_without_server(self._host, ended_by_signal=self._departed, recreated=self._recreated)
 
@@ -265,6 +276,7 @@ def rendezvous(
             coordinator.gather()
         else:
             coordinator = _joined_and_gathered(place, early, name=name, key=key, timeout_s=timeout_s)
+            coordinator.return_timeout_s = timeout_s
         yield coordinator
     finally:
         if coordinator is not None:

@@ -16,6 +16,7 @@ from dsrun.launch.coordinator.messages import (
     HANDSHAKE_TIMEOUT_S,
     NODE_LOST,
     RENDEZVOUS_TIMEOUT_S,
+    STRAGGLER_TIMEOUT_S,
     Coordinator,
     Decide,
     NodeResult,
@@ -34,8 +35,6 @@ from dsrun.launch.supervisor.policy import Decision
 from dsrun.runs.stop_request import StopRequest
 from dsrun.system.display import printable
 
-STRAGGLER_TIMEOUT_S = 60.0
-"""Seconds in which a node must end its attempt after another node failed."""
 # A host name of the DNS is no longer (RFC 1035).
 _LONGEST_NAME = 253
 _SILENT = "stopped answering"

@@ -9,10 +9,13 @@ from pathlib import Path
 
 from dsrun.launch.environment import run_arguments
 from dsrun.launch.supervisor import reaper
+from dsrun.launch.supervisor.activity import Activity
 from dsrun.launch.supervisor.attempt_context import AttemptContext, AttemptResult
+from dsrun.launch.supervisor.ending import AGENT_TIMEOUT_S, UnreportedEnd, end_attempt
 from dsrun.launch.supervisor.evidence import PIPE_VARIABLE, collect, evidence_folder, explain_hang
 from dsrun.launch.supervisor.failures import FailureInputs, exit_code_of, interruption
-from dsrun.launch.supervisor.watchdog import BEFORE_TRAINING, Hang, Watchdog, limit_of
+from dsrun.launch.supervisor.phase_limits import BEFORE_TRAINING, UNKNOWN_S
+from dsrun.launch.supervisor.watchdog import Hang, Watchdog
 from dsrun.launch.workers.agent import Agent, Starter
 from dsrun.launch.workers.spawn import read_rank_statuses
 from dsrun.runs.heartbeat import Beat, read_beats
@@ -28,7 +31,6 @@ STRAGGLER_TIMEOUT_S = 10.0
 NO_HEARTBEAT_PATIENCE_S = 600.0
 """Programs without heartbeats have so long to save when they are asked to stop."""
 INTERRUPT_TIMEOUT_S = 2.0
-AGENT_TIMEOUT_S = 5.0
 # The agent looks at its ranks every 0.1 s; a rank that failed longer ago and is not reported is a failure of its own.
 _AGENT_REPORT_S = 0.5
 # One that has ended well is no failure while its agent waits for a busy machine to let it look.
@@ -46,7 +48,9 @@ class Attempt:
         self._stop_requests = context.stop_requests
         self._log_begins = context.log.stat().st_size if context.log.exists() else 0
         self._context = context
-        self._watch = Watchdog(job.hang_timeout)
+        self._watch = Watchdog(context.limits, beat_expected=not job.external)
+        self._activity = Activity()
+        self._unreported_end = UnreportedEnd(context.waiting)
         self._pids: dict[int, int] = {}
         self._ended: dict[int, int] = {}
         self._missing: dict[int, float] = {}
@@ -58,6 +62,7 @@ class Attempt:
         self._hang: Hang | None = None
         self._env: dict[str, str] = {}
         self._by_others = False
+        self._unkillable: str | None = None
         self._evidence: Path | None = None
         self._last_well = self._began = time.monotonic()
         self._stalled = 0.0
@@ -85,16 +90,27 @@ class Attempt:
             noticed = time.monotonic() - self._last_well
             if code is None:
                 self._collect_evidence()
+            if self._stop_requests.force_quit is None and not self._stop_requests.interrupted:
+                # Before anything is ended, which may take long, or for ever.
+                self._context.record_failing(self.number, self._result(code, noticed))
         finally:
             self._context.observe(self.number, {}, {})  # these process ids may be another program's from now on
-            self._finish(agent, starter)
-        return self._end(code, noticed)
+            self._unkillable = end_attempt(
+                self._context.run_id,
+                agent,
+                starter,
+                ranks=self._pids,
+                waiting=self._context.waiting,
+                give_up=lambda: self._stop_requests.force_quit is not None,
+            )
+        return self._result(code, noticed)
 
     def _watch_until_end(self, agent: Agent) -> int | None:
         """The agent's return code; None when the attempt must be ended."""
         while True:
             code = agent.poll()
             self._poll()
+            code = self._unreported_end.code(agent) if code is None else code
             self._context.poll()
             if code is not None:
                 self._request_stop_if_signalled(code)
@@ -125,7 +141,8 @@ class Attempt:
         self._codes |= {rank: code for rank, code in codes.items() if code is not None}
         living = {rank: state for rank, state in states.items() if rank not in gone}
         beats = {rank: beat for rank, beat in self._beats.items() if rank in living}
-        self._hang = self._watch.poll(beats, living, now)
+        computed = self._activity.update({rank: self._pids[rank] for rank in living}, now)
+        self._hang = self._watch.poll(beats, living, now, computed)
         self._context.observe(self.number, self._beats, {rank: self._pids[rank] for rank in living})
 
     def _alive(self) -> dict[int, int]:
@@ -139,12 +156,17 @@ class Attempt:
 
     def _failed(self, agent: Agent) -> bool:
         """Whether a rank died or hangs. What happens to ranks that were asked to stop is no failure."""
-        if self._hang is not None:
+        if self._hang is not None or self._never_started():
             return True
         if self._signalled_at is not None or self._stop_requests.stop():
             return False
         ended = self._unreported(agent) or any(self._ended.values())
         return ended and not self._stop_requests.program_asked()
+
+    def _never_started(self) -> bool:
+        """Whether the agent, or what should have forked it, has long started no rank."""
+        limit = float("inf") if self.job.hang_timeout == 0 else max(UNKNOWN_S, self.job.hang_timeout or 0.0)
+        return not self._pids and time.monotonic() - self._began > limit
 
     def _unreported(self, agent: Agent) -> bool:
         """Whether a rank is gone whose end the agent should have reported by now."""
@@ -217,9 +239,8 @@ class Attempt:
         return self.job.patience or float("inf")
 
     def _is_failure(self) -> bool:
-        return self._hang is not None or (
-            self._signalled_at is None and bool(self._missing or any(self._ended.values()))
-        )
+        failed = self._missing or any(self._ended.values()) or self._never_started()
+        return self._hang is not None or (self._signalled_at is None and bool(failed))
 
     def _collect_evidence(self) -> None:
         """Of a failure or a hang, here or elsewhere."""
@@ -242,38 +263,25 @@ class Attempt:
         """Whether this node's ranks have long waited, perhaps for one of the node whose part has failed."""
         now = time.monotonic()
         beats = [self._beats[rank] for rank in self._alive() if rank in self._beats]
-        long = [now - beat.time > limit_of(beat, self.job.hang_timeout) / 2 for beat in beats]
+        long = [now - beat.time > self._context.limits.limit(beat) / 2 for beat in beats]
         return self._by_others and bool(long) and all(long)
 
-    def _finish(self, agent: Agent, starter: Starter) -> None:
-        """End the process tree, and wait until the agent's exit is reported."""
-        # Without an agent the zygote still has the request, which it must not follow any more.
-        kept_processes = starter.kept_processes() if agent.pid is not None else set()
-        # A process in uninterruptible sleep: a new attempt beside it could write to the same files.
-        while not reaper.end(self._context.run_id, spare=kept_processes) and self._stop_requests.force_quit is None:
-            pass
-        deadline = time.monotonic() + AGENT_TIMEOUT_S
-        while kept_processes and agent.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.01)
-        if kept_processes and agent.poll() is None:
-            # The zygote does not answer: it is stopped. The next attempt would wait for it for ever.
-            reaper.end(self._context.run_id)
-
-    def _end(self, code: int | None, noticed: float) -> AttemptResult:
+    def _result(self, code: int | None, noticed: float) -> AttemptResult:
         saved = interruption(self._folder / "failures")
         stop_requested = self._signalled_at is not None or saved is not None or self._stop_requests.stop() is not None
         left = stop_requested and (self.job.external or code != 0 or saved is not None)
+        ended = dict(self._ended)
         if code is None:
             for rank in self._missing:
                 # Gone, and the agent has not reported how (yet; or it is itself stopped). Unknown counts as SIGKILL.
                 recorded = exit_code_of(self._folder / "failures", rank)
                 found = self._codes.get(rank) if recorded is None else recorded
-                self._ended.setdefault(rank, found or -signal.SIGKILL)
+                ended.setdefault(rank, found or -signal.SIGKILL)
         failure_inputs = FailureInputs(
             failures=self._folder / "failures",
             log=self._context.log,
             log_begins=self._log_begins,
-            ended=self._ended,
+            ended=ended,
             agent=code,
             hang=self._hang,
             detected_s=round(noticed, 3),
@@ -282,6 +290,7 @@ class Attempt:
             out_of_memory=oom_kills() > self._ooms,
             evidence=self._evidence,
             node=self.job.node_rank,
+            unstarted_s=round(time.monotonic() - self._began) if self._never_started() else None,
         )
         return AttemptResult(
             ok=code == 0 or stop_requested,
@@ -289,4 +298,5 @@ class Attempt:
             by_others=self._by_others,
             saved=saved.get("path") if saved else None,
             failure_inputs=failure_inputs,
+            unkillable=self._unkillable,
         )

@@ -10,6 +10,7 @@ from dsrun.launch.coordinator.messages import Coordinator
 from dsrun.launch.job import Job
 from dsrun.launch.signals import StopRequests
 from dsrun.launch.supervisor.failures import FailureInputs
+from dsrun.launch.supervisor.phase_limits import PhaseLimits
 from dsrun.runs.heartbeat import Beat
 
 
@@ -18,7 +19,8 @@ class AttemptResult:
     """How the attempt ended here.
 
     `ok`: all ranks exited with 0, or were ended after a stop request with nothing to save; `stop_requested`: they were
-    asked to stop; `by_others`: ended because another node's part has failed; `saved` is the checkpoint that they left.
+    asked to stop; `by_others`: ended because another node's part has failed; `saved` is the checkpoint that they left;
+    `unkillable` the line about processes that no signal ends, None where there are none.
     """
 
     ok: bool
@@ -26,6 +28,7 @@ class AttemptResult:
     by_others: bool
     saved: str | None
     failure_inputs: FailureInputs
+    unkillable: str | None = None
 
 
 Observer = Callable[[int, Mapping[int, Beat], Mapping[int, int]], None]
@@ -35,8 +38,9 @@ Observer = Callable[[int, Mapping[int, Beat], Mapping[int, int]], None]
 @dataclass(frozen=True, kw_only=True)
 class AttemptContext:
     """What all attempts of a run share. `scratch` is a folder of this machine's own, `run_id` what all processes of the
-    family carry in their environment, `log` where agent and ranks write, `poll` what else to do at every look, and
-    `observe` what is to be shown of it."""
+    family carry in their environment, `log` where agent and ranks write, `poll` what else to do at every look,
+    `observe` what is to be shown of it, `record_failing` is called when an attempt has failed and nothing is ended yet,
+    and `waiting` with a line about what is waited for and the seconds that are left to it."""
 
     job: Job
     scratch: Path
@@ -45,4 +49,7 @@ class AttemptContext:
     others: Coordinator
     log: Path
     poll: Callable[[], None]
+    limits: PhaseLimits
+    record_failing: Callable[[int, AttemptResult], None] = lambda _attempt, _result: None
+    waiting: Callable[[str, float], None] = lambda _line, _seconds: None
     observe: Observer = lambda _attempt, _beats, _pids: None

@@ -13,8 +13,10 @@ from typing import IO, Any
 
 from dsrun.diagnosis.rules import cause_named
 from dsrun.errors import UsageError
+from dsrun.launch.supervisor.attempt_context import AttemptResult
+from dsrun.launch.supervisor.failures import classify_log, explain
 from dsrun.launch.supervisor.node_evidence import evidence_against
-from dsrun.launch.supervisor.policy import Decision, Failure, MemoryFallback
+from dsrun.launch.supervisor.policy import CONFIGURATION, Decision, Failure, MemoryFallback
 from dsrun.monitoring.straggler import Straggler
 from dsrun.runs.attempts import RESUME_AUTO, RESUME_NEVER, earlier_signatures, saved_global_batch
 from dsrun.runs.commit import tidy
@@ -68,6 +70,23 @@ class RunEventWriter:
             self._notify(f"{self._folder.path / REMEDY_FILE} is damaged; the run begins with its own memory settings")
         return found or MemoryFallback()
 
+    def failing(self, attempt: int, end: AttemptResult, *, first: bool) -> None:
+        """On the `first` node: record what has failed while its ranks are still there, of which one holds the folder.
+        Not an error in the configuration: perhaps another run has the folder."""
+        if not first or end.ok or end.by_others or end.stop_requested:
+            return
+        failure = explain(end.failure_inputs, classify_log)
+        if failure.exit_code in CONFIGURATION:
+            return
+        known = {"rank": failure.rank, "step": failure.step, "seconds": failure.detected_s, "message": failure.message}
+        known = {name: value for name, value in known.items() if value is not None}
+        self._write("failing", cause=failure.cause or "unknown", attempt=attempt, **known)
+
+    def waiting(self, message: str, limit_s: float) -> None:
+        """On the first node: print and record what the supervisor waits for, for so many seconds at most."""
+        self._notify(f"{message}; waiting for {limit_s:.0f} s more" if limit_s else message)
+        self._write("waiting", message=message, seconds=limit_s)
+
     def failed(self, failure: Failure, decision: Decision, *, attempt: int) -> None:
         """On the first node: print and record what failed and what is done about it."""
         remedy = decision.remedy if decision.remedy != self.remedy() else None
@@ -104,25 +123,20 @@ class RunEventWriter:
     def straggles(self, found: Straggler) -> None:
         """On the first node, while ranks run: print and record which rank holds the others up."""
         self._notify(f"step {found.step}: {found.message}")
-        with suppress(OSError), EventLog(self._folder.events) as log:
-            log.write(
-                "straggler",
-                rank=found.rank,
-                host=found.host,
-                **({"gpu": found.gpu} if found.gpu else {}),
-                step=found.step,
-                slowdown=found.slowdown,
-                chronic=found.kind == "slow",
-                message=found.message,
-            )
+        self._write(
+            "straggler",
+            rank=found.rank,
+            host=found.host,
+            **({"gpu": found.gpu} if found.gpu else {}),
+            step=found.step,
+            slowdown=found.slowdown,
+            chronic=found.kind == "slow",
+            message=found.message,
+        )
 
     def never_began(self, message: str, *, cause: str, exit_code: int) -> None:
         """On the first node: why there was not even a first attempt."""
         self._event("failure", cause=cause, message=message, exit_code=exit_code)
-
-    def note(self, line: str) -> None:
-        """Print a line for the user."""
-        self._notify(line)
 
     def apply(self, decision: Decision) -> None:
         """On every node: put the remedy where the ranks find it."""
@@ -140,9 +154,12 @@ class RunEventWriter:
         # Our ranks have ended, so it is another run that has the folder and refused ours. These are its events then.
         if is_in_use(self._folder.path):
             return
+        self._write(kind, **{name: value for name, value in details.items() if value is not None})
+
+    def _write(self, kind: EventKind, **details: Any) -> None:
         # A full disk is a reason to write less, not to end without a message.
         with suppress(OSError), EventLog(self._folder.events) as log:
-            log.write(kind, **{name: value for name, value in details.items() if value is not None})
+            log.write(kind, **details)
 
 
 def _line(failure: Failure, decision: Decision) -> str:

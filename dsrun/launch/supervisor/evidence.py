@@ -184,7 +184,8 @@ def _spy_once(spy: str, folder: Path, pids: Mapping[int, int], deadline: float) 
                 seen.add(rank)
                 continue
         process.kill()
-        process.wait()
+        with suppress(subprocess.TimeoutExpired):  # it may wait for what the rank waits for
+            process.wait(STACKS_S)
         files[rank].unlink()
     return seen
 

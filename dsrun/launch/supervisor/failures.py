@@ -91,7 +91,8 @@ class FailureInputs:
     wait between the two took longer than it should, because this process was stopped or kept from the processor;
     `steps` the optimizer steps that each rank had done; `out_of_memory`: the kernel killed a process of this job for
     memory; `evidence` is the folder with what was learned of the ranks before they were ended
-    (`dsrun.launch.supervisor.evidence`). `log` is the launcher's, of which this attempt wrote what follows the first
+    (`dsrun.launch.supervisor.evidence`); `unstarted_s` the seconds in which the agent started no rank, None where it
+    did. `log` is the launcher's, of which this attempt wrote what follows the first
     `log_begins` bytes.
     """
 
@@ -107,6 +108,7 @@ class FailureInputs:
     out_of_memory: bool = False
     evidence: Path | None = None
     node: int = 0
+    unstarted_s: float | None = None
 
     def output(self) -> str:
         """The end of what this attempt wrote to the launcher's log."""
@@ -141,6 +143,8 @@ def explain(failure_inputs: FailureInputs, classify: Classify) -> Failure:
         message = f"the agent of the ranks was killed ({_signal_name(-failure_inputs.agent)})"
         return _failure(failure_inputs, "agent_killed", None, failure_inputs.agent, message)
     message = _exception_line(text) or "the ranks could not be started"
+    if failure_inputs.unstarted_s is not None:
+        message = f"no rank was started within {failure_inputs.unstarted_s:.0f} s"
     return _failure(
         failure_inputs, classify(text, failure_inputs.agent), None, failure_inputs.agent or EXIT_TOOL_FAILED, message
     )
@@ -232,3 +236,16 @@ def _read_json(file: Path) -> dict[str, Any] | None:
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def classify_log(text: str, exit_code: int | None) -> str:
+    """The code of the cause that a log shows; "" where it shows none, or only what a failed peer does to a rank.
+
+    What is merely likely may be a reason to start again, but none to give up.
+    """
+    from dsrun.diagnosis.classify import classify
+
+    found = classify(text, exit_code=exit_code)
+    if found is None or found.weight == "consequence" or (found.weight == "guess" and not found.cause.transient):
+        return ""
+    return found.cause.code

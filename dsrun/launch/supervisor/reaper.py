@@ -25,6 +25,8 @@ _EXIT_CODE = 49
 _POLL_S = 0.02
 # A member that forks between the look and the shot is met in a later round.
 _QUIET_ROUNDS = 3
+# Longer than `end` takes by default.
+_END_S = 20.0
 
 
 def members(run_id: str, *, spare: Iterable[int] = ()) -> set[int]:
@@ -161,8 +163,11 @@ class Reaper:
         return self
 
     def __exit__(self, *_: object) -> None:
+        from subprocess import TimeoutExpired
+
         os.close(self._write)
-        self._process.wait()
+        with suppress(TimeoutExpired):  # it goes on without this process
+            self._process.wait(_END_S)
 
 
 def main(arguments: list[str]) -> int:

@@ -29,8 +29,9 @@ from dsrun.launch.supervisor.attempt import NO_HEARTBEAT_PATIENCE_S, Attempt
 from dsrun.launch.supervisor.attempt_context import AttemptContext, AttemptResult
 from dsrun.launch.supervisor.events import STUCK_S, AsyncLineWriter, RunEventWriter, Tee, tee_output
 from dsrun.launch.supervisor.evidence import evidence_folder, explain_hang_of_nodes
-from dsrun.launch.supervisor.failures import explain, first_of_nodes
+from dsrun.launch.supervisor.failures import classify_log, explain, first_of_nodes
 from dsrun.launch.supervisor.gpu_memory import GpuMemory
+from dsrun.launch.supervisor.phase_limits import PhaseLimits
 from dsrun.launch.supervisor.policy import CONFIGURATION, Decision, Failure, decide, exit_code, shrink
 from dsrun.launch.supervisor.status import StatusWriter
 from dsrun.launch.workers.agent import WORKER_IMPORTS, SpawnStarter, Starter, ZygoteStarter
@@ -86,6 +87,9 @@ def supervise(job: Job, coordinator: Coordinator, notify: Notify = lambda line: 
             log=log,
             poll=reaper_process.keep,
             observe=status_writer.offer,
+            limits=PhaseLimits(job.hang_timeout, others=job.nnodes > 1),
+            waiting=event_writer.waiting if job.node_rank == 0 else lambda line, _seconds: line_writer(line),
+            record_failing=partial(event_writer.failing, first=job.node_rank == 0),
         )
         # Without a buffer: what a full disk does not take would be tried, and fail, once more at the end.
         formatters = (LineFormatter(), LineFormatter()) if is_json(job.env) else (None, None)
@@ -200,9 +204,13 @@ class _Supervision:
 
     def _node_result(self, end: AttemptResult) -> NodeResult:
         failure = None
+        host = os.environ.get("SLURMD_NODENAME") or hostname()
         if not end.ok and not end.by_others:
-            host = os.environ.get("SLURMD_NODENAME") or hostname()
-            failure = replace(explain(end.failure_inputs, _classify), host=host)
+            failure = replace(explain(end.failure_inputs, classify_log), host=host)
+        if end.unkillable and not end.ok:
+            why = end.unkillable if failure is None else f"{failure.message}; {end.unkillable}"
+            failure = failure or Failure(cause="", node=self._job.node_rank, host=host)
+            failure = replace(failure, cause="process_unkillable", message=why)
         return NodeResult(node=self._job.node_rank, ok=end.ok, interrupted=end.stop_requested, failure=failure)
 
     def _decide(self, ended: list[NodeResult]) -> Decision:
@@ -250,7 +258,7 @@ class _Supervision:
         """Wait for the GPU memory of the last attempt, in vain for a while at most; False when a signal came."""
         if held := self._gpu_memory.wait_until_free(self._stop_wanted):
             sizes = ", ".join(f"{size / 2**30:.1f} GiB on {uuid}" for uuid, size in held.items())
-            self._event_writer.note(f"GPU memory is still in use: {sizes}; the ranks start all the same")
+            self._context.waiting(f"GPU memory is still in use: {sizes}; the ranks start all the same", 0.0)
         return not self._stop_wanted()
 
     def _stop_wanted(self) -> bool:
@@ -284,16 +292,3 @@ class _Supervision:
         if not self._job.resumes and (saved or self._newest() not in (None, 0, *self._progress[:1])):
             again += f"{' and' if ' with ' in again else ' with'} --resume auto"
         return f"stopped by {request}: {what}; {again} resumes from there"
-
-
-def _classify(text: str, exit_code: int | None) -> str:
-    """The code of the cause that a log shows; "" where it shows none, or only what a failed peer does to a rank.
-
-    What is merely likely may be a reason to start again, but none to give up.
-    """
-    from dsrun.diagnosis.classify import classify
-
-    found = classify(text, exit_code=exit_code)
-    if found is None or found.weight == "consequence" or (found.weight == "guess" and not found.cause.transient):
-        return ""
-    return found.cause.code

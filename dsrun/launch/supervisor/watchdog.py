@@ -6,15 +6,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from dsrun.launch.supervisor.phase_limits import (
+    BUSY_S,
+    SHORTEST_S,
+    UNKNOWN_S,
+    PhaseLimits,
+    busy_limit,
+    computing_counts,
+)
 from dsrun.runs.heartbeat import Beat
-
-BEFORE_TRAINING = ("starting", "loading", "tokenising")
-
-SHORTEST_S = 10.0
-"""The least time without a step that counts as hanging, and how long a rank may stand stopped."""
-TIMES_SLOWEST = 3.0
-OTHER_PHASES_S = 1800.0
-"""The limit outside the loop of steps, and before the second step: loading, saving and compiling have no beat."""
 
 # A supervisor that did not look for so long was itself stopped, or the machine asleep: no rank's silence counts.
 _ABSENT_S = 2.0
@@ -40,53 +40,64 @@ class Hang:
         return f"rank {self.rank} hangs: no sign of life for {self.silent_s:.0f} s (limit {self.limit_s:.0f} s){where}"
 
 
-def limit_of(beat: Beat, hang_timeout: float | None) -> float:
-    """Seconds this rank may be silent.
-
-    In the loop of steps `hang_timeout`, by default three times the slowest step and at least ten seconds. Elsewhere
-    half an hour, or `hang_timeout` where that is longer. `hang_timeout` 0 is for ever.
-    """
-    if hang_timeout == 0:
-        return math.inf
-    if beat.phase == "training" and beat.slowest_step > 0:
-        return hang_timeout or max(SHORTEST_S, TIMES_SLOWEST * beat.slowest_step)
-    return max(OTHER_PHASES_S, hang_timeout or 0)
-
-
 class Watchdog:
-    """Looks at all ranks of this machine again and again.
+    """Looks at all ranks of this machine again and again. `limits` says how long each may be silent; `beat_expected`:
+    a rank that gives no first beat hangs too."""
 
-    `hang_timeout` is in seconds, 0 for never, None for the default.
-    """
-
-    def __init__(self, hang_timeout: float | None) -> None:
-        self._timeout = hang_timeout
+    def __init__(self, limits: PhaseLimits, *, beat_expected: bool = False) -> None:
+        self._limits = limits
+        self._timeout = limits.hang_timeout
+        self._beat_expected = beat_expected
         self._stopped: dict[int, float] = {}
+        self._seen: dict[int, float] = {}
         self._looked: float | None = None
         self._since = -math.inf
 
-    def poll(self, beats: Mapping[int, Beat], states: Mapping[int, str], now: float) -> Hang | None:
+    def poll(
+        self, beats: Mapping[int, Beat], states: Mapping[int, str], now: float, computed: Mapping[int, float] = {}
+    ) -> Hang | None:
         """The rank that hangs, None where none does.
 
-        `beats` are those of the ranks that live, `states` their letters of proc(5), `now` is by the clock of the
-        beats, in seconds. One rank that hangs stops all others in their next collective operation, so the one to blame
-        is one that is stopped, else the one that got least far.
+        `beats` are those of the ranks that live, `states` their letters of proc(5), `computed` when they last did;
+        `now` is by the clock of the beats, in seconds. One rank that hangs stops all others in their next collective
+        operation, so the one to blame is one that is stopped, else the one that got least far.
         """
         if self._looked is not None and now - self._looked > _ABSENT_S:
             self._since = now
         self._looked = now
+        self._limits.update(beats)
+        self._seen = {rank: self._seen.get(rank, now) for rank in states}
         self._stopped = {rank: self._stopped.get(rank, now) for rank in states if states[rank] == "T"}
-        stopped = self._long_stopped(beats, now)
-        if stopped:
-            return stopped
-        silent = {rank: now - max(beat.time, self._since) for rank, beat in beats.items()}
-        limits = {rank: limit_of(beat, self._timeout) for rank, beat in beats.items()}
+        found = self._long_stopped(beats, now) or self._never_began(beats, now, computed)
+        if found:
+            return found
+        silent = {rank: self._silent(beat, now, computed) for rank, beat in beats.items()}
+        limits = {rank: self._limits.limit(beat) for rank, beat in beats.items()}
         late = [rank for rank in beats if silent[rank] > limits[rank]]
         busy = any(beats[rank].phase != "training" and rank not in late for rank in beats)
         if not late or busy:  # the others wait for the one that saves
             return None
         first = min(late, key=lambda rank: (states.get(rank) != "T", beats[rank].step, beats[rank].time))
         return Hang(rank=first, silent_s=silent[first], limit_s=limits[first], stopped=states.get(first) == "T")
+
+    def _silent(self, beat: Beat, now: float, computed: Mapping[int, float]) -> float:
+        """Seconds without a sign of life."""
+        last = max(beat.time, self._since)
+        if computing_counts(beat) and now - last <= busy_limit(beat, self._timeout):
+            last = max(last, computed.get(beat.rank, last))
+        return now - last
+
+    def _never_began(self, beats: Mapping[int, Beat], now: float, computed: Mapping[int, float]) -> Hang | None:
+        """A rank that should have given its first beat long ago."""
+        if not self._beat_expected or self._timeout == 0:
+            return None
+        for rank, since in self._seen.items():
+            last = max(since, self._since)
+            if now - last <= BUSY_S:
+                last = max(last, computed.get(rank, last))
+            if rank not in beats and now - last > UNKNOWN_S:
+                return Hang(rank=rank, silent_s=now - last, limit_s=UNKNOWN_S, stopped=False)
+        return None
 
     def _long_stopped(self, beats: Mapping[int, Beat], now: float) -> Hang | None:
         """A rank that has been stopped for long, in whatever phase."""

@@ -14,6 +14,9 @@ from typing import IO
 
 from dsrun.system.process_end import with_pdeathsig
 
+SEND_S = 5.0
+"""Seconds in which a zygote must take a request."""
+
 AGENT_IMPORTS = ("torch.distributed.run",)
 
 # What every worker of dsrun.train imports sooner or later.
@@ -67,6 +70,8 @@ class ZygoteStarter:
         self._output = output
         self._pid: int | None = None
         self._code: int | None = None
+        # Where the imports fail: the logs of spawned ranks show how.
+        self._spawner: SpawnStarter | None = None
         self._begin()
 
     def _begin(self) -> None:
@@ -99,21 +104,25 @@ class ZygoteStarter:
 
     def start(self, argv: Sequence[str], env: Mapping[str, str], *, ranks: int) -> Agent:
         code = self.process.poll()
+        if self._spawner is None and code is not None and code > 0:
+            self._socket.close()
+            self._spawner = SpawnStarter(self._output)
+        if self._spawner is not None:
+            return self._spawner.start(argv, env, ranks=ranks)
         if code is not None:
-            if code > 0:
-                # The imports themselves fail: the logs of spawned ranks show how.
-                self._socket.close()
-                return SpawnStarter(self._output).start(argv, env, ranks=ranks)
             self._replace()
         self._pid = self._code = None
         request = {"argv": list(argv), "env": dict(env), "ranks": ranks}
-        with suppress(ConnectionError):  # it has just died, which `poll` returns
-            self._socket.setblocking(True)
+        # One that has just died `poll` returns; one that is stopped, and whose socket is full, starts no rank in time.
+        with suppress(ConnectionError, TimeoutError):
+            self._socket.settimeout(SEND_S)
             self._socket.sendall(json.dumps(request).encode() + b"\n")
-            self._socket.setblocking(False)
+        self._socket.setblocking(False)
         return self
 
     def kept_processes(self) -> set[int]:
+        if self._spawner is not None:
+            return set()
         # The number of one that has ended may belong to anybody by now.
         self._read_answers()
         kept = (self.process, self._standby)

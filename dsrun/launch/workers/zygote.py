@@ -4,7 +4,7 @@
 
 Starting a rank is nine tenths importing, so a fork of this process makes the next step in a fraction of the time. It
 must stay forkable: it runs no operation of torch (whose threads a fork would lose) and never initialises CUDA (which
-works in no fork); where a driver was loaded nevertheless, ranks are started cold.
+works in no fork); where an import has done so nevertheless, ranks are started cold.
 
 Requests come as JSON lines on the socket FD: {"argv": […], "env": {…}, "ranks": N}. Answers: {"forks": bool} when the
 imports are done, {"standby": PID} with a socket, {"agent": PID} when an attempt began, {"ended": STATUS} when its agent
@@ -37,10 +37,11 @@ from typing import Any, NoReturn
 from dsrun.launch.workers.spawn import Recorder, prefork, replace_environment, start_with
 from dsrun.runs.stop_request import StopRequest, write_stop_file
 from dsrun.system import variables
-from dsrun.system.imports import without_collections
+from dsrun.system.imports import without_collections, without_torchao
 from dsrun.system.process_end import die_with_parent, end, name_thread
 
-DRIVER = "libcuda.so"
+DEVICE = "/dev/nvidia-uvm"
+"""What the driver opens when CUDA is initialised. libcuda.so tells nothing: cuBLASLt maps it with `import torch`."""
 # For torch versions whose agent lets one choose. SIGTERM is missing: torch would end the ranks thirty seconds later, in
 # the middle of a save.
 TORCH_SIGNALS = "SIGINT,SIGHUP,SIGQUIT"
@@ -116,13 +117,13 @@ def _prepare(modules: Sequence[str]) -> bool:
     """
     # A count through NVML leaves CUDA alone (torch.cuda.is_available); the ranks get their own environment.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-    with without_collections():
+    with without_collections(), without_torchao():
         for name in modules:
             with suppress(ModuleNotFoundError):
                 import_module(name)
     # Python counts the background thread of an allocator, which knows how to fork.
     warnings.filterwarnings("ignore", message=".*multi-threaded, use of fork", category=DeprecationWarning)
-    return not driver_is_loaded()
+    return not cuda_is_initialized()
 
 
 def _with_standby(channel: socket.socket) -> socket.socket:
@@ -146,12 +147,23 @@ def _with_standby(channel: socket.socket) -> socket.socket:
         name_thread("dsrun-warm")
 
 
-def driver_is_loaded(maps: Path = Path("/proc/self/maps")) -> bool:
-    """Whether this process has mapped CUDA's driver; True where that cannot be found out."""
+def cuda_is_initialized(files: Path = Path("/proc/self/fd")) -> bool:
+    """Whether this process has initialised CUDA, by torch or by the driver alone; True where that cannot be found
+    out."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        return True
     try:
-        return DRIVER in maps.read_text(errors="replace")
+        return any(_target(file) == DEVICE for file in files.iterdir())
     except OSError:
         return True
+
+
+def _target(link: Path) -> str:
+    try:
+        return str(link.readlink())
+    except OSError:  # the folder that is being read, closed by now
+        return ""
 
 
 def _attempt(request: dict[str, Any], module: str | None, parent: int) -> NoReturn:

@@ -22,6 +22,7 @@ from dsrun.train.distributed import all_gather_object, rank0_first
 from dsrun.train.loop.batches import BatchLoader, GlobalBatchSampler, Split, WithFiller
 from dsrun.train.loop.generation import Generator, has_prompts
 
+_BEAT_EVERY = 100  # texts, which take a second at most
 ROUGE_TYPES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
 
 
@@ -71,30 +72,37 @@ class LossState(TrainerCallback, ExportableState):
             window.copy_(windows[trainer.split.rank] if same else windows.sum(0) / trainer.split.world_size)
 
 
-def text_scores(predictions: Sequence[str], references: Sequence[str]) -> dict[str, float]:
+def text_scores(
+    predictions: Sequence[str], references: Sequence[str], *, beat: Callable[[], None] = lambda: None
+) -> dict[str, float]:
     """BLEU, chrF (sacreBLEU's default signature), ROUGE F-measures (rouge-score's with stemming) and exact match, all
-    from 0 to 100; none for empty input."""
+    from 0 to 100; none for empty input. `beat` is called again and again."""
     if not references:
         return {}
     import sacrebleu
 
     hypotheses = [text.strip() for text in predictions]
     targets = [text.strip() for text in references]
+    beat()
     exact = sum(h == t for h, t in zip(hypotheses, targets, strict=True)) / len(targets)
     return {
         "bleu": sacrebleu.corpus_bleu(hypotheses, [targets]).score,
         "chrf": sacrebleu.corpus_chrf(hypotheses, [targets]).score,
-        **_rouge(hypotheses, targets),
+        **_rouge(hypotheses, targets, beat),
         "exact_match": 100 * exact,
     }
 
 
-def _rouge(hypotheses: list[str], targets: list[str]) -> dict[str, float]:
+def _rouge(hypotheses: list[str], targets: list[str], beat: Callable[[], None]) -> dict[str, float]:
     from rouge_score.rouge_scorer import RougeScorer
 
     scorer = RougeScorer(list(ROUGE_TYPES), use_stemmer=True)
     # rougeLsum wants one sentence a line; text without line breaks is one sentence.
-    scores = [scorer.score(target, hypothesis) for target, hypothesis in zip(targets, hypotheses, strict=True)]
+    scores = []
+    for number, (target, hypothesis) in enumerate(zip(targets, hypotheses, strict=True)):
+        scores.append(scorer.score(target, hypothesis))
+        if number % _BEAT_EVERY == 0:
+            beat()
     return {kind: 100 * sum(score[kind].fmeasure for score in scores) / len(scores) for kind in ROUGE_TYPES}
 
 
@@ -167,7 +175,8 @@ class Evaluator:
     def _scored(self, examples: list[Example]) -> dict[str, float]:
         plugin = self.trainer.plugin
         own = plugin.metrics(examples) if plugin and plugin.has("metrics") and examples else {}
-        return text_scores([e.prediction for e in examples], [e.reference for e in examples]) | own
+        beat = self.trainer.context.heart.beat
+        return text_scores([e.prediction for e in examples], [e.reference for e in examples], beat=beat) | own
 
 
 def _progress_from(before: int, total: int, progress: Progress, more: int) -> None:

@@ -194,7 +194,9 @@ class RunTrainer(Checkpointing):
         if isinstance(self.loss_of_model, LossBySet):
             # compute_loss gets a plain copy of the micro batch.
             self.loss_of_model.ids, self.loss_of_model.spans = inputs.ids, inputs.spans
-        return super().training_step(model, inputs, num_items_in_batch)
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        self.context.heart.beat()
+        return loss
 
     def compute_loss(
         self,

@@ -125,7 +125,7 @@ def _as_stored(spec: TrainSpec, config: Any) -> dict[str, Any]:
 def _cluster(world: World) -> Cluster:
     """This run's GPUs, all with the memory of the smallest: every rank has to choose alike."""
     worlds.init_process_group(world, deepspeed=True)
-    properties = torch.cuda.get_device_properties(world.local_rank)
+    properties = torch.cuda.get_device_properties(world.gpu)
     memory = min(worlds.all_gather_object(properties.total_memory)) / GIB
     return cluster(f"{properties.name}:{world.local_size}", nodes=max(1, world.size // world.local_size), memory=memory)
 

@@ -152,6 +152,22 @@ def test_pid_of_dead_zygote_is_not_spared(tmp_path, monkeypatch):
     assert warm.kept_processes() == set()
 
 
+def test_ranks_start_where_imports_of_zygote_fail(tmp_path, monkeypatch):
+    """Attempt after attempt, each in new interpreters, and nothing is asked of the zygote any more."""
+    monkeypatch.setattr("dsrun.launch.workers.agent.AGENT_IMPORTS", ())
+    (tmp_path / "broken.py").write_text("raise ValueError")
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    with (tmp_path / "log").open("wb") as log:
+        warm = ZygoteStarter(None, ["broken"], env, log)
+        assert warm.process.wait(60) == 1
+        for _ in range(2):
+            agent = warm.start(["--help"], env, ranks=1)
+            assert isinstance(agent, subprocess.Popen)
+            assert warm.kept_processes() == set()
+            agent.kill()
+            agent.wait(60)
+
+
 def job(*program: str, **more: Any) -> Job:
     return Job(topology=Topology(2, "cpu", 2), run=Path("run"), program=program, env={}, **more)
 

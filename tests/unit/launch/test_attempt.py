@@ -19,6 +19,7 @@ from dsrun.launch.supervisor import attempt, reaper
 from dsrun.launch.supervisor.attempt import Attempt
 from dsrun.launch.supervisor.attempt_context import AttemptContext
 from dsrun.launch.supervisor.failures import explain
+from dsrun.launch.supervisor.phase_limits import PhaseLimits
 from dsrun.runs.heartbeat import Beat
 from dsrun.runs.stop_request import StopRequest
 from dsrun.system import variables
@@ -42,14 +43,11 @@ class Starter:
 
 
 def test_second_signal_ends_wait_for_unkillable_process(tmp_path, monkeypatch):
-    """A second signal ends the wait for a process that cannot be killed.
-
-    As one that waits for a file server; no test can make one.
-    """
+    """A second signal ends the wait for a process that cannot be killed."""
     stop_requests = StopRequests(tmp_path / "stop", lambda name: None)
     waits = []
 
-    def end(mark, *, spare):
+    def end(mark, *, spare, within_s):
         waits.append(mark)
         assert len(waits) < 10, "for ever"
         if len(waits) > 1:
@@ -184,6 +182,7 @@ def surroundings(folder, stop_requests):
         others=Coordinator(),
         log=folder / "log",
         poll=lambda: None,
+        limits=PhaseLimits(None),
     )
 
 

@@ -6,17 +6,28 @@ import math
 
 import pytest
 
-from dsrun.launch.supervisor.watchdog import OTHER_PHASES_S, SHORTEST_S, Watchdog, limit_of
+from dsrun.launch.supervisor.phase_limits import (
+    BUSY_S,
+    SHORTEST_ELSEWHERE_S,
+    SHORTEST_S,
+    UNKNOWN_S,
+    PhaseLimits,
+    busy_limit,
+)
+from dsrun.launch.supervisor.watchdog import Watchdog
 from dsrun.runs.heartbeat import Beat
 
 
-def beat(rank: int, *, phase="training", step=10, slowest=1.0, at=0.0) -> Beat:
-    return Beat(rank=rank, pid=rank, beats=1, time=at, phase=phase, step=step, slowest_step=slowest, answers=True)
+def beat(rank: int, *, phase="training", step=10, slowest=1.0, at=0.0, group=0.0) -> Beat:
+    return Beat(
+        rank=rank, pid=rank, beats=1, time=at, phase=phase, step=step, slowest_step=slowest, answers=True,
+        group_timeout_s=group,
+    )  # fmt: skip
 
 
 def watched(*beats: Beat, timeout=None, states=None, until: float, every: float = 0.5):
     """What a watch says that looks from 0 s `until` then; the first hang and when."""
-    watch = Watchdog(timeout)
+    watch = Watchdog(PhaseLimits(timeout))
     found = {each.rank: each for each in beats}
     letters = {each.rank: "S" for each in beats} | (states or {})
     now = 0.0
@@ -35,16 +46,87 @@ def watched(*beats: Beat, timeout=None, states=None, until: float, every: float 
         (beat(0, slowest=20.0), None, 60.0),
         (beat(0, slowest=20.0), 5.0, 5.0),
         (beat(0, slowest=20.0), 0, math.inf),
-        (beat(0, slowest=0.0), None, OTHER_PHASES_S),
-        (beat(0, slowest=0.0), 5.0, OTHER_PHASES_S),
-        (beat(0, phase="saving"), None, OTHER_PHASES_S),
-        (beat(0, phase="loading"), 2 * OTHER_PHASES_S, 2 * OTHER_PHASES_S),
+        (beat(0, slowest=0.0), None, UNKNOWN_S),
+        (beat(0, slowest=0.0), 5.0, 5.0),
+        (beat(0, phase="saving"), None, UNKNOWN_S),
+        (beat(0, phase="ending"), 5.0, 5.0),
+        (beat(0, phase="loading"), 7200.0, 7200.0),
         (beat(0, phase="loading"), 0, math.inf),
+        (beat(0, phase="evaluating", group=30.0), None, 27.0),
+        (beat(0, slowest=20.0, group=30.0), None, 30.0),
+        (beat(0, slowest=900.0, group=1800.0), None, 1620.0),
     ],
 )
 def test_watchdog_silence_limit_by_phase_and_timeout(said, timeout, limit):
-    """How long a rank may be silent depends on its phase and the timeout."""
-    assert limit_of(said, timeout) == limit
+    """A given timeout holds in every phase; without one the limit is below the time-out of the process group, but above
+    what a step has taken."""
+    assert PhaseLimits(timeout).limit(said) == limit
+
+
+def test_phases_are_limited_by_their_own_silences():
+    """The second evaluation by the longest silence of the first, a saving that takes long by itself."""
+    limits = PhaseLimits(None)
+    for at, phase in [
+        (0.0, "evaluating"),
+        (1.0, "evaluating"),
+        (90.0, "training"),
+        (91.0, "saving"),
+        (93.0, "training"),
+    ]:
+        limits.update({0: beat(0, phase=phase, at=at)})
+    assert limits.limit(beat(0, phase="evaluating")) == 3 * 89.0
+    assert limits.limit(beat(0, phase="saving")) == SHORTEST_ELSEWHERE_S
+    assert limits.limit(beat(0, phase="generating")) == UNKNOWN_S
+
+
+def test_later_attempts_know_times_of_earlier_ones():
+    """How long a first step and a usual step take; another process, with another rank's number or not, starts anew."""
+    limits = PhaseLimits(None)
+    limits.update({0: beat(0, slowest=0.0, at=0.0)})
+    limits.update({0: beat(0, slowest=0.0, at=50.0)})
+    limits.update({0: beat(0, slowest=20.0, at=70.0)})
+    restarted = Beat(rank=0, pid=99, beats=1, time=500.0, phase="training", step=0, slowest_step=0.0, answers=True)
+    limits.update({0: restarted})
+    assert limits.limit(restarted) == 3 * 50.0
+    assert limits.limit(beat(0, slowest=1.0)) == 3 * 20.0
+
+
+@pytest.mark.parametrize(("phase", "expected"), [("loading", BUSY_S), ("evaluating", UNKNOWN_S)])
+def test_other_nodes_may_load_for_longer(phase, expected):
+    """Ranks wait for those of other nodes, which this watchdog does not see."""
+    limit = PhaseLimits(None, others=True).limit(beat(0, phase=phase))
+    assert 0.9 * expected <= limit < 1.01 * expected
+    assert PhaseLimits(8.0, others=True).limit(beat(0, phase="loading")) == UNKNOWN_S
+    assert PhaseLimits(8.0, others=True).limit(beat(0, phase="saving")) == 8.0
+
+
+@pytest.mark.parametrize(("phase", "hangs"), [("exporting", False), ("evaluating", True)])
+def test_rank_that_computes_lives_without_beat(phase, hangs):
+    """Writing the model has no beat; in the loop of batches a rank that waits on a GPU computes too."""
+    watch = Watchdog(PhaseLimits(20.0))
+    said = {0: beat(0, phase=phase)}
+    found = [watch.poll(said, {0: "S"}, float(now), {0: float(now)}) for now in range(0, 60)]
+    assert any(found) is hangs
+
+
+def test_rank_that_computes_for_ever_hangs():
+    watch = Watchdog(PhaseLimits(None))
+    said = {0: beat(0, phase="loading")}
+    end = int(busy_limit(said[0], None))
+    assert end < BUSY_S
+    found = [watch.poll(said, {0: "S"}, float(now), {0: 10.0}) for now in range(end - 2, end + 2)]
+    assert [bool(each) for each in found] == [True] * 4
+    watch = Watchdog(PhaseLimits(None))
+    found = [watch.poll(said, {0: "S"}, float(now), {0: float(now)}) for now in range(end - 2, end + 2)]
+    assert [bool(each) for each in found] == [False, False, False, True]
+
+
+@pytest.mark.parametrize(("expected", "timeout", "hangs"), [(True, None, True), (False, None, False), (True, 0, False)])
+def test_rank_without_first_beat_hangs(expected, timeout, hangs):
+    """As one that hangs in an import; a program of the user's own may have no beats at all."""
+    watch = Watchdog(PhaseLimits(timeout), beat_expected=expected)
+    found = [watch.poll({}, {0: "S"}, float(now)) for now in range(int(UNKNOWN_S) + 5)]
+    assert any(found) is hangs
 
 
 def test_watchdog_reports_silent_rank_after_limit():
@@ -78,7 +160,7 @@ def test_watchdog_finds_stopped_rank_outside_training():
 
 def test_watchdog_ignores_ranks_waiting_for_checkpoint_save():
     """Ranks that wait for one that saves do not hang."""
-    hang, _ = watched(beat(0, phase="saving"), beat(1), until=600, every=1)
+    hang, _ = watched(beat(0, phase="saving"), beat(1), until=UNKNOWN_S - 1, every=1)
     assert hang is None
 
 
@@ -89,7 +171,7 @@ def test_watchdog_disabled_by_zero_timeout():
 
 def test_watchdog_ignores_suspended_time():
     """The machine slept, or the scheduler suspended the whole job."""
-    watch = Watchdog(None)
+    watch = Watchdog(PhaseLimits(None))
     said = {0: beat(0, at=0.0)}
     assert watch.poll(said, {0: "S"}, 1.0) is None
     assert watch.poll(said, {0: "S"}, 1000.0) is None
@@ -100,7 +182,7 @@ def test_watchdog_ignores_suspended_time():
 
 def test_watchdog_forgives_resumed_rank():
     """A rank that goes on again is forgiven."""
-    watch = Watchdog(None)
+    watch = Watchdog(PhaseLimits(None))
     for second in range(9):
         assert watch.poll({0: beat(0)}, {0: "T"}, second) is None
     for second in range(9, 30):

@@ -1,0 +1,46 @@
+"""When each rank last computed, by the CPU time that the kernel counts: a sign of life where heartbeats are rare."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+_EVERY_S = 1.0
+_TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
+# Threads that look at something now and then take less, one that is kept from the processor gets more.
+_LEAST_S = 0.05
+_SHARE = 0.01
+# The first of the fields of proc(5) behind the name is the third: utime is the 14th, stime the 15th.
+_UTIME, _STIME = 11, 12
+
+
+class Activity:
+    """Looks at the ranks about once a second."""
+
+    def __init__(self) -> None:
+        self._looked = -_EVERY_S
+        self._seen: dict[int, tuple[int, float, float]] = {}
+
+    def update(self, pids: Mapping[int, int], now: float) -> dict[int, float]:
+        """When each rank of `pids` (rank → process id) was last seen to have computed, by the clock of `now`."""
+        if now - self._looked >= _EVERY_S:
+            self._looked = now
+            for rank, pid in pids.items():
+                self._look(rank, pid, now)
+        return {rank: at for rank, (_, at, _) in self._seen.items() if rank in pids}
+
+    def _look(self, rank: int, pid: int, now: float) -> None:
+        used = cpu_seconds(pid)
+        before, at, then = self._seen.get(rank, (0, now, used))
+        if before != pid or used - then >= max(_LEAST_S, _SHARE * (now - at)):
+            self._seen[rank] = (pid, now, used)
+
+
+def cpu_seconds(pid: int) -> float:
+    """The CPU seconds of all threads of a process; 0 where there is none."""
+    with suppress(OSError, IndexError, ValueError):
+        fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return (int(fields[_UTIME]) + int(fields[_STIME])) * _TICK_S
+    return 0.0

@@ -1,0 +1,150 @@
+"""Ends the processes of an attempt, and names one that no signal can end, and what it waits for."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from dsrun.launch.supervisor import reaper
+from dsrun.launch.workers.agent import Agent, Starter
+
+Waiting = Callable[[str, float], None]
+"""Takes a line about what is waited for, and the seconds that are left to it."""
+
+AGENT_TIMEOUT_S = 5.0
+"""Seconds in which an agent's end must be reported by what has started it."""
+END_S = 40.0
+"""Seconds in which all processes of an attempt must have ended; below what other nodes wait for this one (60 s)."""
+# Of system calls whose first argument is an open file, by asm/unistd.h.
+_CALLS: Mapping[str, Mapping[int, str]] = {
+    "x86_64": {
+        0: "read", 1: "write", 5: "fstat", 16: "ioctl", 17: "pread64", 18: "pwrite64", 19: "readv", 20: "writev",
+        73: "flock", 74: "fsync", 75: "fdatasync", 285: "fallocate",
+    },
+    "aarch64": {
+        29: "ioctl", 32: "flock", 47: "fallocate", 63: "read", 64: "write", 65: "readv", 66: "writev", 67: "pread64",
+        68: "pwrite64", 80: "fstat", 82: "fsync", 83: "fdatasync",
+    },
+}  # fmt: skip
+
+
+def end_attempt(
+    run_id: str,
+    agent: Agent,
+    starter: Starter,
+    *,
+    ranks: Mapping[int, int],
+    waiting: Waiting,
+    give_up: Callable[[], bool],
+) -> str | None:
+    """End the processes of an attempt but those that `starter` keeps, and wait until its agent's exit is reported. As
+    `end_processes`: beside one that cannot be killed there must be no new attempt, as both could write to the same
+    files."""
+    # Without an agent the zygote still has the request, which it must not follow any more.
+    kept = starter.kept_processes() if agent.pid is not None else set()
+    unkillable = end_processes(run_id, spare=kept, ranks=ranks, waiting=waiting, give_up=give_up)
+    deadline = time.monotonic() + AGENT_TIMEOUT_S
+    while kept and agent.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    if kept and agent.poll() is None:
+        # The zygote does not answer: it is stopped. The next attempt would wait for it for ever.
+        reaper.end(run_id)
+    return unkillable
+
+
+class UnreportedEnd:
+    """The end of an agent of which the process that has forked it, itself stopped, does not tell."""
+
+    def __init__(self, waiting: Waiting) -> None:
+        self._waiting = waiting
+        self._since: float | None = None
+
+    def code(self, agent: Agent) -> int | None:
+        """Its return code, once it has ended AGENT_TIMEOUT_S seconds ago; None before."""
+        pid, now = agent.pid, time.monotonic()
+        code = None if pid is None else reaper.exit_code(pid)
+        if pid is None or code is None:
+            self._since = None
+            return None
+        self._since = self._since or now
+        if now - self._since <= AGENT_TIMEOUT_S:
+            return None
+        parent = reaper.state_and_parent(pid)[1]
+        self._waiting(f"the agent of the ranks has ended, and process {parent}, which started it, is stopped", 0.0)
+        return code
+
+
+def end_processes(
+    run_id: str,
+    *,
+    spare: set[int],
+    ranks: Mapping[int, int],
+    waiting: Waiting,
+    give_up: Callable[[], bool],
+    limit_s: float = END_S,
+) -> str | None:
+    """Kill all processes of `run_id` but `spare`; None once they have ended.
+
+    Where some cannot be killed, `waiting` is told of them (line, seconds that are left), and after `limit_s`, or on
+    `give_up`, this returns the line. `ranks` are their process ids, by rank.
+    """
+    deadline = time.monotonic() + limit_s
+    told = False
+    while not reaper.end(run_id, spare=spare, within_s=limit_s / 4):
+        line = describe(reaper.members(run_id, spare=spare), ranks)
+        if give_up() or time.monotonic() >= deadline:
+            return line
+        if not told:
+            told = True
+            waiting(line, deadline - time.monotonic())
+    return None
+
+
+def describe(pids: Iterable[int], ranks: Mapping[int, int]) -> str:
+    """What the processes that cannot be killed wait for: "rank 1 (process 4711) cannot be killed: uninterruptible sleep
+    in nfs_wait_bit, in write to /mnt/data/x"."""
+    by_pid = {pid: rank for rank, pid in ranks.items()}
+    found = [f"{_name(pid, by_pid)} cannot be killed: {_wait(pid)}" for pid in sorted(pids)]
+    return "; ".join(found) or "a process of this run cannot be killed, and is seen no more"
+
+
+def _name(pid: int, ranks: Mapping[int, int]) -> str:
+    if pid in ranks:
+        return f"rank {ranks[pid]} (process {pid})"
+    return f"process {pid} ({_text(pid, 'comm') or '?'})"
+
+
+_STATES = {"D": "uninterruptible sleep", "T": "stopped", "t": "traced", "Z": "ended but for some of its threads"}
+
+
+def _wait(pid: int) -> str:
+    state = reaper.state_and_parent(pid)[0]
+    place = _text(pid, "wchan")
+    parts = [_STATES.get(state, f"state {state or 'unknown'}")]
+    if place not in ("", "0"):
+        parts[0] += f" in {place}"
+    return ", ".join(parts + _call(pid))
+
+
+def _call(pid: int) -> list[str]:
+    """The system call that a process is in, and the file that it is about, as far as the kernel shows them. Nothing
+    here touches the file itself, or the memory of the process: who does might wait for the same."""
+    words = _text(pid, "syscall").split()
+    if len(words) < 2 or not words[0].isdecimal():
+        return []
+    number, first = int(words[0]), int(words[1], 16)
+    name = _CALLS.get(platform.machine(), {}).get(number)
+    if name is None:
+        return [f"in system call {number}"]
+    with suppress(OSError):
+        return [f"in {name} on {Path(f'/proc/{pid}/fd/{first}').readlink()}"]
+    return [f"in {name}"]
+
+
+def _text(pid: int, name: str) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/{name}").read_text(errors="replace").strip()
+    return ""
