@@ -27,7 +27,7 @@ def refuse_errors(
     force: bool = False,
 ) -> None:
     """Check the DeepSpeed JSON `text` of `file` for a run with these training arguments (`dsrun.recipe.deepspeed_file`
-    says what the parameters are); `notify` gets the warnings, with `force` the errors that it waives. Raises UsageError.
+    says what the parameters are); `notify` gets the warnings and the errors that `force` waives. Raises UsageError.
     """
     flags = Flags(dict(values), frozenset(places), dict(places))
     found = check(text, file=file, world_size=world_size, against=flags, model_type=model_type, added=added)
