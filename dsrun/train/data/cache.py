@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import shutil
 import signal
@@ -81,6 +80,7 @@ def obtain(
     root = cache_root() / "prepared"
     folder = root / key
     since = _fresh_since(key) if overwrite else 0.0
+    seen = read_manifest(folder)
     found, damage = _read(folder, since, beat)
     _report(folder, damage or _mended(found), notify)
     if found is not None:
@@ -91,8 +91,8 @@ def obtain(
     except OSError as error:
         raise _unwritable(root, error, damage) from error
     with lock:
-        # What was made since this process began need not be read, one rank after another.
-        found, damage = _read(folder, since, beat, trusted_from=psutil.Process().create_time())
+        # One that was made since then need not be read, one rank after another.
+        found, damage = _read(folder, since, beat, contents=read_manifest(folder) == seen)
         meta = _build(folder, build, damage) if found is None else found
     _report(folder, _mended(meta), notify)
     return folder, meta
@@ -149,10 +149,9 @@ def _build(folder: Path, build: Callable[[Path], Meta], damage: str) -> Meta:
     return meta
 
 
-def _read(
-    folder: Path, since: float, beat: Callable[[], None], *, trusted_from: float = math.inf
-) -> tuple[Meta | None, str]:
-    """What the entry says of itself, None where there is none that counts; and what is damaged in it."""
+def _read(folder: Path, since: float, beat: Callable[[], None], *, contents: bool = True) -> tuple[Meta | None, str]:
+    """What the entry says of itself, None where there is none that counts; and what is damaged in it, which takes
+    `contents` to be read."""
     manifest = read_manifest(folder)
     if manifest is None:
         # One that is being replaced on a file system that cannot swap names is missing for an instant.
@@ -160,7 +159,7 @@ def _read(
     meta = manifest["extra"]
     if meta.get("finished", 0.0) < since:
         return None, ""
-    damage = verify(folder, beat=beat) if meta["finished"] < trusted_from else []
+    damage = verify(folder, beat=beat) if contents else []
     return (None, within(folder, damage[0])) if damage else (meta, "")
 
 
