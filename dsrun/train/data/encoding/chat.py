@@ -31,8 +31,8 @@ class ChatSample:
 def set_template(tokenizer: Any, requested: str | None) -> None:
     """Give the tokenizer the template that --chat-template names: one of dsrun's own, or a file."""
     if requested is not None:
-        own = Path(__file__).with_name(f"{requested}.jinja")
-        path = own if requested in CHAT_TEMPLATES else Path(requested).expanduser()
+        is_own = requested in CHAT_TEMPLATES
+        path = Path(__file__).with_name(f"{requested}.jinja") if is_own else Path(requested).expanduser()
         tokenizer.chat_template = path.read_text(encoding="utf-8")
 
 

@@ -129,3 +129,15 @@ def test_chatml_template_is_the_usual_one(causal):
     expected = causal.apply_chat_template(TALK[:4], add_generation_prompt=True, tokenize=False)
     set_template(causal, "chatml")
     assert causal.apply_chat_template(TALK[:4], add_generation_prompt=True, tokenize=False) == expected
+
+
+def test_template_file_in_another_folder(causal, tmp_path, monkeypatch):
+    """By its path from here, from the root and from the home folder."""
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "own.jinja").write_text("{{ messages }}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("deep/own.jinja", str(tmp_path / "deep" / "own.jinja"), "~/deep/own.jinja"):
+        causal.chat_template = None
+        set_template(causal, name)
+        assert causal.chat_template == "{{ messages }}"
