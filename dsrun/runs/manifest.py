@@ -6,12 +6,12 @@ import json
 import stat
 import zlib
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
 from dsrun.findings import Finding, Message
-from dsrun.runs.checksum import ChecksumPool, sum_of, threads
+from dsrun.runs.checksum import PATIENCE_S, ChecksumPool, sum_of, threads
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.records import fsync_folder, plain, utc_now, write_json_atomic
 from dsrun.runs.schema import MANIFEST_VERSION, Manifest, ManifestFile
@@ -84,7 +84,7 @@ def is_complete(checkpoint: Path) -> bool:
 def verify(checkpoint: Path, *, beat: Callable[[], None] = lambda: None) -> list[Finding]:
     """All that is wrong with `checkpoint`, its files read and their checksums compared; [] when sound.
 
-    `beat` is called after every file.
+    `beat` is called every few seconds.
     """
     manifest = read_manifest(checkpoint)
     findings = missing_or_wrong_size(checkpoint, manifest)
@@ -103,13 +103,14 @@ def shared_out(files: Mapping[str, ManifestFile], parts: int) -> list[dict[str, 
 def damaged(
     checkpoint: Path, files: Mapping[str, ManifestFile], *, beat: Callable[[], None] = lambda: None
 ) -> list[Finding]:
-    """Those of the files whose contents are not what was saved. `beat` is called after every file."""
+    """Those of the files whose contents are not what was saved. `beat` is called every few seconds."""
     findings = []
     with ThreadPoolExecutor(threads(len(files))) as pool:
-        found = pool.map(lambda name: _damage(checkpoint / name, files[name]), files)
-        for name, why in zip(files, found, strict=True):
+        found = {name: pool.submit(_damage, checkpoint / name, entry) for name, entry in files.items()}
+        while wait(found.values(), timeout=PATIENCE_S).not_done:
             beat()
-            if why:
+        for name, task in found.items():
+            if why := task.result():
                 findings.append(_finding(CORRUPT, why, checkpoint / name))
     return findings
 

@@ -31,7 +31,11 @@ When = Callable[[ConfigView], bool]
 
 
 class Rule(NamedTuple):
-    """`when` the settings meet, a finding at `key`: an error where DeepSpeed stops, a warning where it ignores one."""
+    """`when` the settings meet, a finding at `key`: an error where DeepSpeed stops, a warning where it ignores one.
+
+    With `in_train` it is `dsrun train` that cannot do it: an error in a file for the Trainer, nothing in one for
+    DeepSpeed alone, and a warning where it is not known whose it is.
+    """
 
     when: When
     key: str
@@ -40,6 +44,13 @@ class Rule(NamedTuple):
     source: str
     level: Level = "error"
     code: str = "conflict"
+    in_train: bool = False
+
+    def level_in(self, view: ConfigView) -> Level | None:
+        """How serious it is in this configuration; None where the rule does not hold for its reader."""
+        if not self.in_train or view.for_trainer:
+            return self.level
+        return None if view.is_target_given else "warning"
 
     def formatted(self, text: str, view: ConfigView) -> Message:
         """`text` with the values of the keys in braces."""
@@ -62,8 +73,9 @@ def rules() -> tuple[Rule, ...]:
 def broken(view: ConfigView) -> Iterator[tuple[Rule, str, str]]:
     """The rules that the configuration breaks, each with its message and fix."""
     for rule in rules():
-        if rule.when(view):
-            yield rule, rule.formatted(rule.message, view), rule.formatted(rule.fix, view)
+        level = rule.level_in(view) if rule.when(view) else None
+        if level:
+            yield rule._replace(level=level), rule.formatted(rule.message, view), rule.formatted(rule.fix, view)
 
 
 def _is_on(view: ConfigView, key: str) -> bool:
@@ -263,12 +275,17 @@ WHEN: dict[str, When] = {
     "fp32_sum_and_offload": lambda v: v.stage == 2 and _sums_half_in_fp32(v) and _offloads_optimizer(v),
     "negative_clipping": lambda v: _number(v, "gradient_clipping") < 0,
     "odd_allgather_bucket": lambda v: v.stage in (1, 2) and _number(v, f"{ZERO}.allgather_bucket_size") % 2 == 1,
+    "autotp_in_train": lambda v: _number(v, TENSOR, 1) > 1,
+    "autoep_in_train": lambda v: _is_true(v, "expert_parallel.enabled"),
+    "sequence_parallel_in_train": lambda v: _number(v, SEQUENCE, 1) > 1,
+    "pipeline_without_engine": lambda v: v.for_trainer and bool(v.value("pipeline")),
     "autotp_and_sequence_parallel": lambda v: _number(v, TENSOR, 1) > 1 and _number(v, SEQUENCE, 1) > 1,
     "autotp_does_not_divide": lambda v: _does_not_divide(v, max(1, _number(v, TENSOR, 1))),
     "sequence_parallel_does_not_divide": lambda v: _does_not_divide(v, max(1, _number(v, SEQUENCE, 1))),
     "tp_size_differs": lambda v: (
         _number(v, TENSOR, 1) > 1 and _number(v, "tensor_parallel.tp.tp_size", 1) not in (1, _number(v, TENSOR, 1))
     ),
+    "tp_size_alone": lambda v: _number(v, TENSOR, 1) <= 1 and _number(v, "tensor_parallel.tp.tp_size", 1) > 1,
     "autoep_does_not_divide": lambda v: _has_experts(v) and _does_not_divide(v, _number(v, EXPERT, 1)),
     "autoep_and_zeropp": lambda v: _has_experts(v) and v.stage == 3 and (_is_on(v, QGZ) or _number(v, HPZ, 1) > 1),
     "autoep_and_sequence_parallel": lambda v: _has_experts(v) and v.stage == 3 and _number(v, SEQUENCE, 1) > 1,

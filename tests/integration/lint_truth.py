@@ -155,7 +155,8 @@ def linter_says(text: str, target: str | None, *, bf16: bool = False, knowing: b
     if knowing:
         known = {"world_size": 1, "against": flags(bf16) if target == "trainer" else None}
     found = check(text, target=target, **known)
-    early = [each for each in found if each.level == "error" and CODES[each.code].stops != "DeepSpeed, in its engine"]
+    later = ("DeepSpeed, in its engine", "`dsrun train`")
+    early = [each for each in found if each.level == "error" and CODES[each.code].stops not in later]
     return [f"{each.code} {each.where}: {each.message}" for each in early]
 
 

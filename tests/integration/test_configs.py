@@ -86,7 +86,6 @@ RUNS = {
 # Other groups of ranks than the plain ones, each in a launch of its own.
 GROUPS = {
     "tensor parallel": f"--autotp 2 --micro-batch-size 2 --gpus 2 --lr 1 {ALONE}",
-    "tensor parallel, Trainer": "--autotp 2 --precision bf16",
     "sequence parallel": f"--sequence-parallel 2 --gpus 2 {ALONE}",
 }
 PARSED = {

@@ -33,11 +33,11 @@ def check_files(spec: TrainSpec, *, generation_config: str | None = None) -> Non
         (spec.tokenizer, "--tokenizer"),
         (spec.config_name, "--config-name"),
         (generation_config, "--generation-config"),
-        (spec.chat_template if spec.chat_template not in CHAT_TEMPLATES else None, "--chat-template"),
     ):
-        is_file = flag == "--chat-template"
-        if name and (is_file or is_path(name)) and not _is_there(Path(name).expanduser()):
+        if name and is_path(name) and not _is_there(Path(name).expanduser()):
             raise UsageError(f"{flag} {name} does not exist")
+    if spec.chat_template and spec.chat_template not in CHAT_TEMPLATES:
+        _check_template(spec.chat_template)
     for name, each in specs_of(spec).items():
         with naming(name):
             _check_data(each)
@@ -117,6 +117,17 @@ def _check_named_file(path: Path, what: str) -> None:
     if path.is_dir():
         raise UsageError(f"{what} is a folder", fix=f"--dataset {path}")
     check_data_file(path)
+
+
+def _check_template(name: str) -> None:
+    try:
+        Path(name).expanduser().read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UsageError(f"--chat-template {name} does not exist") from None
+    except OSError as error:
+        raise UsageError(f"--chat-template {name}: {error.strerror}", fix="name a jinja file, or chatml") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"--chat-template {name}: not text in UTF-8", fix="name a jinja file, or chatml") from None
 
 
 def _check_nvme(name: str) -> None:

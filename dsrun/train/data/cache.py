@@ -1,8 +1,9 @@
 """Prepared data on disk, found by what it was made from.
 
-An entry is a folder `prepared/<key>/` that holds `meta.json`. It is made under another name and renamed when whole, so
-a process killed in between leaves nothing that counts. A file lock lets exactly one of many processes (the ranks of a
-node start at the same moment, before any collective exists) do the work while the others wait.
+An entry is a folder `prepared/<key>/` with a manifest, as checkpoints have one. It is made under another name and
+renamed when whole, so a process killed in between leaves nothing that counts. Its files are read for their checksums
+whenever it is opened, and it is made again where they differ. A file lock lets exactly one of many processes (the ranks
+of a node start at the same moment, before any collective exists) do the work while the others wait.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import pyarrow as pa
 from datasets import Dataset, Features
 
 from dsrun.errors import MissingError
-from dsrun.runs.records import sync_file
+from dsrun.runs.manifest import read_manifest, verify, within, write_manifest
 from dsrun.system.files import DISK_FULL, parse_json, replace_folder
 from dsrun.system.process_end import die_with_parent
 from dsrun.system.variables import cache_root
@@ -37,13 +38,15 @@ from dsrun.train.data.encoding.tokenizer import plain_backend
 from dsrun.train.data.request import Counts
 from dsrun.train.distributed import acquire_lock
 
-VERSION = 4
-"""Part of every key: raise it when the same input gives other rows, or other values in meta.json."""
+VERSION = 5
+"""Part of every key: raise it when the same input gives other rows, or other values in the manifest."""
 
 Meta = dict[str, Any]
 
 # The keys whose entries this process has rebuilt; see `_fresh_since`.
 _rebuilt: set[str] = set()
+# Those whose damage this process has reported.
+_reported: set[str] = set()
 
 BATCH = 1000
 SMALL = 5000
@@ -64,45 +67,74 @@ def obtain(
     *,
     overwrite: bool = False,
     waiting: Callable[[], None] = lambda: None,
+    notify: Callable[[str], None] = lambda _: None,
+    beat: Callable[[], None] = lambda: None,
 ) -> tuple[Path, Meta]:
     """The entry's folder and what `build` returned, from the cache or built now.
 
     `build` gets an empty folder to fill and returns plain JSON values. With `overwrite` an older entry is built again,
-    but once: ranks that come later take what the first has made. `waiting` is called now and then while another process
-    works.
+    but once: ranks that come later take what the first has made. So it is with a damaged one, and `notify` gets a line
+    about that. `waiting` is called now and then while another process works, `beat` while the files are read. Raises
+    MissingError where an entry is to be made and cannot be.
     """
     root = cache_root() / "prepared"
     folder = root / key
     since = _fresh_since(key) if overwrite else 0.0
-    found = _read(folder, since)
+    seen = read_manifest(folder)
+    found, damage = _read(folder, since, beat)
+    _report(folder, damage or _mended(found), notify)
     if found is not None:
         return folder, found
     try:
         root.mkdir(parents=True, exist_ok=True)
         lock = acquire_lock(root / f"{key}.lock", waiting)
     except OSError as error:
-        raise MissingError(
-            f"the cache {root} cannot be written: {error.strerror or error}", fix="set DSRUN_CACHE to a writable folder"
-        ) from error
+        raise _unwritable(root, error, damage) from error
     with lock:
-        found = _read(folder, since)
-        return folder, _build(folder, build) if found is None else found
+        # One that was made since then need not be read, one rank after another.
+        found, damage = _read(folder, since, beat, contents=read_manifest(folder) == seen)
+        meta = _build(folder, build, damage) if found is None else found
+    _report(folder, _mended(meta), notify)
+    return folder, meta
 
 
-def _build(folder: Path, build: Callable[[Path], Meta]) -> Meta:
+def _mended(meta: Meta | None) -> str:
+    """What was damaged in an entry that a process of this job has made again: another one than that which prints."""
+    if not meta or meta["finished"] < psutil.Process().create_time():
+        return ""
+    return str(meta.get("mended", ""))
+
+
+def _report(folder: Path, damage: str, notify: Callable[[str], None]) -> None:
+    if damage and folder.name not in _reported:
+        _reported.add(folder.name)
+        notify(f"the prepared data in {folder} is damaged ({damage}): it is prepared again")
+
+
+def _unwritable(root: Path, error: OSError, damage: str) -> MissingError:
+    why = f"the cache {root} cannot be written: {error.strerror or error}"
+    if not damage:
+        return MissingError(why, fix="set DSRUN_CACHE to a writable folder")
+    return MissingError(
+        f"{why}, and the prepared data in it is damaged ({damage})",
+        fix="set DSRUN_CACHE to a writable folder, or have the owner of the cache run `dsrun prepare` with these flags",
+    )
+
+
+def _build(folder: Path, build: Callable[[Path], Meta], damage: str) -> Meta:
     """Make the entry; the lock is held, so every other unfinished folder of this key belongs to a dead process."""
     for left_over in folder.parent.glob(f"{folder.name}.tmp-*"):
         shutil.rmtree(left_over, ignore_errors=True)
     work = folder.with_name(f"{folder.name}.tmp-{uuid.uuid4().hex[:8]}")
-    work.mkdir()
+    try:
+        work.mkdir()
+    except OSError as error:
+        raise _unwritable(folder.parent, error, damage) from error
     try:
         meta = build(work)
-        meta["finished"] = time.time()
-        (work / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
-        # Before the name that says it is whole, so that a power cut leaves both or none.
-        for path in sorted(work.rglob("*")):
-            if path.is_file():
-                sync_file(path)
+        meta |= {"finished": time.time(), "mended": damage}
+        # It brings all files to the disk before the name says that they are whole: a power cut leaves both or none.
+        write_manifest(work, meta)
         # Processes that mapped the old files keep them until they end.
         replace_folder(work, folder, aside=folder.with_name(f"{folder.name}.tmp-old"))
     except OSError as error:
@@ -117,12 +149,18 @@ def _build(folder: Path, build: Callable[[Path], Meta]) -> Meta:
     return meta
 
 
-def _read(folder: Path, since: float) -> Meta | None:
-    try:
-        meta = parse_json((folder / "meta.json").read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError):
-        return None
-    return meta if meta["finished"] >= since else None
+def _read(folder: Path, since: float, beat: Callable[[], None], *, contents: bool = True) -> tuple[Meta | None, str]:
+    """What the entry says of itself, None where there is none that counts; and what is damaged in it, which takes
+    `contents` to be read."""
+    manifest = read_manifest(folder)
+    if manifest is None:
+        # One that is being replaced on a file system that cannot swap names is missing for an instant.
+        return None, "no sound manifest" if folder.exists() else ""
+    meta = manifest["extra"]
+    if meta.get("finished", 0.0) < since:
+        return None, ""
+    damage = verify(folder, beat=beat) if contents else []
+    return (None, within(folder, damage[0])) if damage else (meta, "")
 
 
 def _fresh_since(key: str) -> float:

@@ -181,10 +181,20 @@ class _Preparation:
         def make(work: Path) -> Meta:
             return build(job, source, self.tokenizer, work, num_proc=self.spec.num_proc, progress=self.progress)
 
-        return obtain(key_of(parts), make, overwrite=self.spec.overwrite_cache, waiting=self._waiting)
+        return obtain(
+            key_of(parts),
+            make,
+            overwrite=self.spec.overwrite_cache,
+            waiting=self._waiting,
+            notify=self.notify,
+            beat=self._beat,
+        )
+
+    def _beat(self) -> None:
+        self.progress("", 0, 0)
 
     def _waiting(self) -> None:
-        self.progress("", 0, 0)
+        self._beat()
         self.notify("another process is preparing the same data; waiting for it")
 
     def _collect(self, folder: Path, meta: Meta, job: BuildSpec, source: AnySource) -> None:

@@ -15,9 +15,10 @@ from torch.utils.data import Dataset
 
 from dsrun.errors import UsageError
 from dsrun.recipe.preflight.layouts import known_layouts
+from dsrun.runs.checksum import sum_of
 from dsrun.train.data.cache import Meta, key_of, obtain
 from dsrun.train.data.encoding.tokenise import check_vocabulary
-from dsrun.train.data.reading.sources import FileSource, Source
+from dsrun.train.data.reading.sources import HASHED_WHOLE, FileSource, Source
 from dsrun.train.data.reading.token_format import DTYPE_HINT, DTYPES, TokenFormat, format_of, narrowest
 
 if TYPE_CHECKING:
@@ -236,6 +237,8 @@ def _open_one(
     count_tokens(path, found.dtype, found.offset)
     stat = path.stat()
     parts = {"bin": str(path.resolve()), "size": stat.st_size, "time": stat.st_mtime_ns}
+    if stat.st_size <= HASHED_WHOLE:
+        parts["crc32"] = sum_of(path)["crc32"]
 
     def scan(_: Path) -> Meta:
         return {"extremes": extreme_tokens(path, found), "sha256": file_digest(path)}

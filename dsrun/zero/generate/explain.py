@@ -14,6 +14,7 @@ from dsrun.zero.generate.blocks import ConfigContext, HardwareFacts, precision_o
 from dsrun.zero.generate.config import build, check_config, nested
 from dsrun.zero.generate.spec import ZeroSpec
 from dsrun.zero.generate.training_blocks import optimizer_of
+from dsrun.zero.rules import read_rules
 
 VERSION = 1
 
@@ -116,6 +117,7 @@ def _of_the_machine(case: ConfigContext, chosen: str) -> list[tuple[bool, str]]:
         (cpu_adam, "DeepSpeed compiles its CPU Adam at the first start, unless the wheel has it"),
         (spec.super_offload, "--super-offload runs on NVIDIA GPUs only, best with NUMA binding of each rank"),
         (spec.autotp > 1 and spec.global_batch_size is not None, _TP_BATCH),
+        (spec.autoep > 1, read_rules("config")["autoep_in_train"]["message"]),
     ]
 
 

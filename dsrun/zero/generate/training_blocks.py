@@ -34,7 +34,7 @@ def batch(case: ConfigContext) -> FlatConfig:
     total = spec.global_batch_size
     if case.trainer:
         sizes: dict[str, Any] = {
-            "train_batch_size": AUTO if total is None else total * spec.autotp,
+            "train_batch_size": AUTO if total is None else total,
             "train_micro_batch_size_per_gpu": micro or AUTO,
             "gradient_accumulation_steps": steps or AUTO,
         }

@@ -81,9 +81,9 @@ def _filled(flags: Mapping[str, Any], name: str, world_size: int | None) -> Any:
 
 
 def _data_parallel(view: ConfigView) -> float | None:
-    """Ranks that read different data: all of them over those that share a sequence."""
-    if view.world_size is None:
-        return None
+    """Ranks that read different data: all of them over those that share a sequence; the Trainer counts all."""
+    if view.world_size is None or view.for_trainer:
+        return view.world_size
     shared = view.raw("sequence_parallel_size")
     return view.world_size / shared if isinstance(shared, int | float) and shared > 0 else view.world_size
 

@@ -10,6 +10,9 @@ from dsrun.findings import Finding
 from dsrun.zero.lint.check import check
 from dsrun.zero.view import Flags
 
+# What trains on wrong rows without an error is not tried all the same.
+_NEVER_FORCED = ("parallelism",)
+
 
 def refuse_errors(
     text: str,
@@ -24,15 +27,15 @@ def refuse_errors(
     force: bool = False,
 ) -> None:
     """Check the DeepSpeed JSON `text` of `file` for a run with these training arguments (`dsrun.recipe.deepspeed_file`
-    says what the parameters are); `notify` gets the warnings, with `force` the errors too. Raises UsageError.
+    says what the parameters are); `notify` gets the warnings and the errors that `force` waives. Raises UsageError.
     """
     flags = Flags(dict(values), frozenset(places), dict(places))
     found = check(text, file=file, world_size=world_size, against=flags, model_type=model_type, added=added)
-    errors = [each for each in found if each.level == "error"]
+    errors = [each for each in found if each.level == "error" and (not force or each.code in _NEVER_FORCED)]
     for each in found:
-        if each.level == "warning" or (force and each.level == "error"):
+        if each.level in ("warning", "error") and each not in errors:
             notify(f"--deepspeed: {_line(each)}")
-    if force or not errors:
+    if not errors:
         return
     if len(errors) == 1:
         raise UsageError(f"--deepspeed: {errors[0].where}: {errors[0].message}", fix=errors[0].fix or None)

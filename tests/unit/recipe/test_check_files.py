@@ -118,3 +118,13 @@ def test_names_on_modelscope_have_an_owner(tmp_path):
     ):
         with pytest.raises(UsageError, match=f"{flag} .*: a name on ModelScope is OWNER/NAME"):
             check_files(TrainSpec(hub="modelscope", **given))
+
+
+def test_chat_template_must_be_a_text_file(tmp_path):
+    (tmp_path / "own.jinja").write_text("{{ messages }}")
+    (tmp_path / "odd.jinja").write_bytes(b"\xff\xfe")
+    check_files(TrainSpec(chat_template="chatml"))
+    check_files(TrainSpec(chat_template=str(tmp_path / "own.jinja")))
+    for name, why in (("nope.jinja", "does not exist"), ("", "directory"), ("odd.jinja", "UTF-8"), ("o" * 300, "long")):
+        with pytest.raises(UsageError, match=rf"^--chat-template .*{why}"):
+            check_files(TrainSpec(chat_template=str(tmp_path / name)))

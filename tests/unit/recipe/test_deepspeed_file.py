@@ -98,6 +98,21 @@ def test_force_makes_errors_notes(read):
     assert any("overlap_com" in note for note in read.notes)
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"tensor_parallel": {"autotp_size": 2}},
+        {"expert_parallel": {"enabled": True, "autoep_size": 2}},
+        {"sequence_parallel_size": 2},
+        {"sequence_parallel_size": 2, "data_parallel_size": 1},
+    ],
+)
+def test_parallelism_is_refused_also_with_force(read, keys):
+    """Its ranks would train on rows of their own, and nothing else would stop them."""
+    with pytest.raises(UsageError, match=rf"^--deepspeed: {next(iter(keys))}"):
+        read({**ZERO, **keys}, "--force", world_size=2)
+
+
 def test_batch_that_does_not_divide_names_the_file(read):
     with pytest.raises(UsageError, match=r"^ds\.json: global batch 64 does not divide by 3 ranks \(write \"auto\""):
         read({"train_batch_size": 64, **ZERO}, world_size=3)

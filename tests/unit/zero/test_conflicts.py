@@ -113,6 +113,7 @@ BROKEN = [
     (spec("sequence_parallel_size=3", gpus=8), "sequence_parallel_size"),
     (spec("tensor_parallel.autotp_size=3", gpus=8), "tensor_parallel.autotp_size"),
     (spec("tensor_parallel.tp.tp_size=4", autotp=2), "tensor_parallel.tp.tp_size"),
+    (spec("tensor_parallel.tp.tp_size=2", target="deepspeed"), "tensor_parallel.tp.tp_size"),
     (spec(autoep=4, gpus=6), "expert_parallel.autoep_size"),
     (spec(autoep=2, stage=3, qgz=True), "expert_parallel.autoep_size"),
     (spec("sequence_parallel_size=2", autoep=2, stage=3), "expert_parallel.autoep_size"),
@@ -137,6 +138,14 @@ USELESS = [
     (spec(f"{PARAM}.buffer_size=5", stage=3, offload_param="cpu"), f"{PARAM}.buffer_size"),
     (spec(f"{PARAM}.buffer_count=5", stage=3, offload_param="cpu"), f"{PARAM}.buffer_count"),
     (spec("aio.use_gds=true"), "aio"),
+    (spec('pipeline={"stages": 2}'), "pipeline"),
+]
+# What `dsrun train` cannot do and a program of one's own can: the flags, and the key in the file.
+PARALLEL = [
+    ({"autotp": 2}, "tensor_parallel.autotp_size"),
+    ({"autoep": 2}, "expert_parallel.enabled"),
+    ({"overrides": ("expert_parallel.enabled=true",)}, "expert_parallel.enabled"),
+    ({"overrides": ("sequence_parallel_size=2",)}, "sequence_parallel_size"),
 ]
 
 
@@ -170,12 +179,33 @@ def test_rule_refuses_flags_and_is_found_in_file(asked, key):
 def test_key_without_effect_is_noticed(asked, key):
     assert [each.code for each in found(asked) if each.where.partition(" ")[0] == key] == ["no_effect"]
     generate(asked)
-    if key != "aio":
+    if key not in ("aio", "pipeline"):
         assert any(line.startswith(f"{key}: ") for line in notices(asked, HardwareFacts()))
 
 
+@pytest.mark.parametrize(("flags", "key"), PARALLEL)
+def test_parallelism_is_refused_for_trainer_alone(flags, key):
+    """An error in a file for the Trainer, a warning where its reader is unknown, nothing in one for DeepSpeed alone."""
+    text = json.dumps(configured(ZeroSpec(target="deepspeed", **flags)))
+    levels = {}
+    for target in ("trainer", None, "deepspeed"):
+        found = lint(text, target=target)
+        levels[target] = {each.level for each in found if each.code == "parallelism"}
+        assert all(each.where.partition(" ")[0] == key for each in found if each.code == "parallelism")
+    assert levels == {"trainer": {"error"}, None: {"warning"}, "deepspeed": set()}
+    with pytest.raises(UsageError, match="--for deepspeed"):
+        generate(ZeroSpec(**flags))
+    generate(ZeroSpec(target="deepspeed", micro_batch_size=2, **flags))
+
+
+def test_autoep_for_deepspeed_is_noticed():
+    """The flag goes through for models of one's own, with what it does to those of Transformers."""
+    assert any("TypeError" in line for line in notices(ZeroSpec(target="deepspeed", autoep=2), HardwareFacts()))
+
+
 def test_every_rule_has_an_example():
-    met = {id(rule) for asked, _ in (*BROKEN, *USELESS) for rule in rules_of(asked)}
+    parallel = [(ZeroSpec(**flags), key) for flags, key in PARALLEL]
+    met = {id(rule) for asked, _ in (*BROKEN, *USELESS, *parallel) for rule in rules_of(asked)}
     assert [rule.message for rule in rules() if id(rule) not in met] == []
 
 

@@ -30,16 +30,10 @@ class ChatSample:
 
 def set_template(tokenizer: Any, requested: str | None) -> None:
     """Give the tokenizer the template that --chat-template names: one of dsrun's own, or a file."""
-    if requested is None:
-        return
-    path = Path(requested).expanduser()
-    if requested in CHAT_TEMPLATES:
-        path = Path(__file__).with_name(f"{requested}.jinja")
-    try:
+    if requested is not None:
+        is_own = requested in CHAT_TEMPLATES
+        path = Path(__file__).with_name(f"{requested}.jinja") if is_own else Path(requested).expanduser()
         tokenizer.chat_template = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = "is not UTF-8 text" if isinstance(error, UnicodeDecodeError) else error.strerror or error
-        raise UsageError(f"--chat-template {requested}: {reason}", fix="give the path of a Jinja template") from error
 
 
 def check_template(tokenizer: Any, where: str) -> None:

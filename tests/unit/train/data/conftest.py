@@ -76,7 +76,10 @@ def _named(name, value):
 
 @pytest.fixture
 def prepare():
-    """prepare(tokenizer, task, splits=…, required=…, model_type=…, vocab_size=…, max_positions=…, plugin=…, **spec)."""
+    """prepare(tokenizer, task, splits=…, required=…, model_type=…, vocab_size=…, max_positions=…, plugin=…, **spec).
+
+    `prepare.told` are the lines on the way.
+    """
 
     def call(tokenizer, task, *, splits=("train",), required=(), progress=lambda *_: None, **options):
         own = {
@@ -91,8 +94,9 @@ def prepare():
             required=frozenset(required),
             **{"model_type": "bart", "vocab_size": 1000, "max_positions": None, **own},
         )
-        return preparation_of(request)(request, tokenizer, notify=lambda _: None, progress=progress)
+        return preparation_of(request)(request, tokenizer, notify=call.told.append, progress=progress)
 
+    call.told = []
     return call
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from dsrun.errors import UsageError
 from dsrun.train.data.encoding.chat import encode_chat, set_template
 from tests.unit.train.data.conftest import characters
 
@@ -126,29 +125,19 @@ def test_weight_0_in_a_template_with_marks():
     assert [text for _, text in learned(tokenizer, TALK)[0]] == ["yo<|im_end|>", "ok<|im_end|>"]
 
 
-def test_template_of_a_file_in_another_folder(tmp_path, monkeypatch):
-    """By an absolute path, a relative one, and one from the home folder."""
-    file = tmp_path / "templates" / "own.jinja"
-    file.parent.mkdir()
-    file.write_text("{{ messages[0].content }}ß", encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    for requested in (str(file), "templates/own.jinja", "./templates/own.jinja", "~/templates/own.jinja"):
-        tokenizer = characters()
-        set_template(tokenizer, requested)
-        assert tokenizer.chat_template == "{{ messages[0].content }}ß"
-
-
-@pytest.mark.parametrize("content", [None, b"\xff\xfe"])
-def test_template_that_cannot_be_read_is_refused(tmp_path, content):
-    """A folder, and a file that is not text."""
-    path = tmp_path / "own.jinja"
-    path.mkdir() if content is None else path.write_bytes(content)
-    with pytest.raises(UsageError, match=r"--chat-template .*own\.jinja"):
-        set_template(characters(), str(path))
-
-
 def test_chatml_template_is_the_usual_one(causal):
     expected = causal.apply_chat_template(TALK[:4], add_generation_prompt=True, tokenize=False)
     set_template(causal, "chatml")
     assert causal.apply_chat_template(TALK[:4], add_generation_prompt=True, tokenize=False) == expected
+
+
+def test_template_file_in_another_folder(causal, tmp_path, monkeypatch):
+    """By its path from here, from the root and from the home folder."""
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "own.jinja").write_text("{{ messages }}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name in ("deep/own.jinja", str(tmp_path / "deep" / "own.jinja"), "~/deep/own.jinja"):
+        causal.chat_template = None
+        set_template(causal, name)
+        assert causal.chat_template == "{{ messages }}"

@@ -112,7 +112,7 @@ def test_nothing_left_beside_cache_entry(seq2seq, prepare, jsonl, cache, tmp_pat
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "hf"))
     prepare(seq2seq, "seq2seq", train_file=jsonl(ROWS))
     (entry,) = entries(cache)
-    assert sorted(path.name for path in (cache / "prepared" / entry).iterdir()) == ["meta.json", "train"]
+    assert sorted(path.name for path in (cache / "prepared" / entry).iterdir()) == ["manifest.json", "train"]
     assert not (tmp_path / "hf").exists()
 
 
@@ -171,7 +171,7 @@ def test_killed_cache_build_cleared_away(tmp_path, cache):
     path, _ = obtain("k", lambda work: (work / "data").write_text("whole") and {})
     assert (path / "data").read_text() == "whole"
     assert entries(cache) == ["k"]
-    assert json.loads((path / "meta.json").read_text())["finished"] > 0
+    assert json.loads((path / "manifest.json").read_text())["extra"]["finished"] > 0
 
 
 def build_slowly(work):
@@ -198,11 +198,11 @@ def test_kill_at_any_moment_leaves_no_torn_cache_entry(cache):
         time.sleep(chance.uniform(0, longest))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        if (folder / "meta.json").exists():
+        if (folder / "manifest.json").exists():
             found += 1
             parts = [path for path in folder.iterdir() if path.name.startswith("part-")]
             assert {path.stat().st_size for path in parts} == {100}
-            assert len(parts) == json.loads((folder / "meta.json").read_text())["parts"]
+            assert len(parts) == json.loads((folder / "manifest.json").read_text())["extra"]["parts"]
     assert found > 10, "an entry is hardly ever there"
     # The last one may have left a beginning beside a whole entry; it goes with the next build.
     shutil.rmtree(folder, ignore_errors=True)
