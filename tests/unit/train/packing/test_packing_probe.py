@@ -6,7 +6,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM, SwitchTransformersConfig
 
-from dsrun.train.packing.probe import TOLERANCE, block_causal_mask, packed_inputs, probe
+from dsrun.train.packing.measure import TOLERANCE
+from dsrun.train.packing.probe import block_causal_mask, packed_inputs, probe
 
 SMALL = {
     "vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
