@@ -8,6 +8,7 @@ shapes are rounded otherwise, so there the precision sets the bound.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -56,23 +57,23 @@ class Measured:
 
 @torch.no_grad()
 def measure(model: Any, trial: Trial, autocast: torch.dtype | None = None) -> Measured:
-    """Call the model, under autocast to a dtype of 16 bits where one is given."""
+    """Call the model, under autocast to a dtype of 16 bits where one is given; whatever it raises is raised."""
     device = next(model.parameters()).device
     with evaluating(model), torch.autocast(device.type, autocast, enabled=autocast is not None):
         alone = [_logits(model, inputs)[0] for inputs in trial.alone]
         packed, changed = (_logits(model, inputs).flatten(0, 1) for inputs in (trial.packed, trial.changed))
-        unit = torch.stack([logits.abs().max() for logits in alone]).max().clamp(min=1e-30)
-        difference = _largest([packed[start:stop] - alone[n] for n, start, stop in trial.spans]) / float(unit)
+        unit = max(_largest(alone), 1e-30)
+        difference = _largest([packed[start:stop] - alone[n] for n, start, stop in trial.spans]) / unit
         spans = [trial.spans[i] for i in trial.kept]
-        leak = _largest([packed[start:stop] - changed[start:stop] for _, start, stop in spans]) / float(unit)
+        leak = _largest([packed[start:stop] - changed[start:stop] for _, start, stop in spans]) / unit
         bound = TOLERANCE_ROUNDED if autocast else tolerance(model)
-        if not difference <= bound:
+        if difference > bound:
             return Measured(difference, f"logits differ by {100 * difference:.2g}%")
         if leak > LEAK:
             one, other = (_logits(model, inputs)[0] for inputs in trial.unpacked)
             again = _logits(model, trial.packed).flatten(0, 1)
-            noise = _largest([one - other, packed - again]) / float(unit)
-            if not leak <= min(TIMES_NOISE * noise, bound):
+            noise = _largest([one - other, packed - again]) / unit
+            if leak > min(TIMES_NOISE * noise, bound):
                 return Measured(difference, f"neighbours change logits by {100 * leak:.2g}%")
     return Measured(difference, None)
 
@@ -85,8 +86,11 @@ def _logits(model: Any, inputs: Inputs) -> torch.Tensor:
 
 
 def _largest(parts: Sequence[torch.Tensor]) -> float:
-    """NaN where there is one; Python's max would lose it."""
-    return float(torch.stack([part.abs().max() for part in parts]).max())
+    """Raises ValueError where one is infinite or no number, which compares with nothing."""
+    largest = float(torch.stack([part.abs().max() for part in parts]).max())
+    if not math.isfinite(largest):
+        raise ValueError("the logits are not finite")
+    return largest
 
 
 def tolerance(model: Any) -> float:

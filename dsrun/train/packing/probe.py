@@ -56,7 +56,7 @@ def probe(model: Any, *, pairs: bool = False, autocast: torch.dtype | None = Non
     """Try each method on three documents, on `pairs` of source and target for an encoder-decoder. `autocast` is the
     dtype of training where that has 16 bits: on GPUs, and under flash attention, the probe computes in it, too. On all
     ranks, which get one verdict."""
-    kind = type(model).__name__
+    kind = type(model.get_base_model() if hasattr(model, "get_base_model") else model).__name__
     methods, unused = _methods(model, pairs, autocast)
     mixed: list[str] = []
     raised: list[str] = []
