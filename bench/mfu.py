@@ -1,9 +1,6 @@
 """Model FLOPs utilisation: the FLOPs that a model's mathematics needs, over what the hardware could have done.
 
-Appendix B of the PaLM paper (Chowdhery et al. 2022, arXiv 2204.02311): a trained token costs 6·N + 12·L·H·Q·T FLOPs,
-for N parameters, L layers, H heads of dimension Q and T tokens that attend to each other. Recomputation and padding
-count for nothing, causal attention counts as if it computed the whole square. N leaves out the table of input
-embeddings, unless it is tied to the output layer: a look-up multiplies nothing.
+The matrices of two shapes of models, from their configs alone; what they cost is in dsrun/zero/memory/flops.py.
 """
 
 from __future__ import annotations
@@ -11,27 +8,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from dsrun.zero.memory.flops import Attention, Matrix, model_flops, work_of
+
 Config = Mapping[str, Any]
 
 
 def causal_flops(config: Config, lengths: Sequence[int]) -> float:
     """FLOPs, forward and backward, of documents of so many tokens each under a Llama-shaped config."""
-    attention = 12 * config["num_hidden_layers"] * config["hidden_size"]
-    weights = 6 * llama_parameters(config)
-    return float(sum(weights * length + attention * length * length for length in lengths))
+    attention = Attention(config["num_hidden_layers"], config["hidden_size"])
+    return model_flops([Matrix(llama_parameters(config))], attention).of(work_of((0, length) for length in lengths))
 
 
 def seq2seq_flops(config: Config, pairs: Sequence[tuple[int, int]]) -> float:
     """The same of pairs of source and target tokens under a T5-shaped config. The keys and values of cross attention
     are computed for each source token, everything else of the decoder for each target token."""
     encoder, decoder, cross = t5_parameters(config)
-    inner = 12 * config["num_heads"] * config["d_kv"]
-    layers, decoders = config["num_layers"], config.get("num_decoder_layers") or config["num_layers"]
-    total = 0.0
-    for source, target in pairs:
-        total += 6 * ((encoder + cross) * source + decoder * target)
-        total += inner * (layers * source * source + decoders * (target * target + source * target))
-    return total
+    layers, inner = config["num_layers"], config["num_heads"] * config["d_kv"]
+    matrices = [Matrix(encoder + cross, of_source=True), Matrix(decoder)]
+    decoders = config.get("num_decoder_layers") or layers
+    return model_flops(matrices, Attention(decoders, inner), Attention(layers, inner)).of(work_of(pairs))
 
 
 def llama_parameters(config: Config) -> int:

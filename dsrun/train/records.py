@@ -58,11 +58,12 @@ class RunRecords:
             self._metrics = Appender(folder.metrics)
             self._events = EventLog(folder.events)
 
-    def start(self, plan: Plan, *, parameters: int, packing: dict[str, Any], resumed_from: Path | None) -> None:
+    def start(self, plan: Plan, *, resumed_from: Path | None, **facts: Any) -> None:
+        """`facts` are those for run.json that do not follow from the plan."""
         if not self.main:
             return
         self.folder.finished.unlink(missing_ok=True)
-        write_json_atomic(self.folder.run_json, _description(plan, parameters, packing))
+        write_json_atomic(self.folder.run_json, _description(plan) | facts)
         counts = attempt(os.environ)
         self._events.write("start", world_size=plan.world.size, **counts, **start_times(os.environ))
         if resumed_from:
@@ -126,7 +127,7 @@ def step_of(checkpoint: Path) -> int:
     return int(json.loads((checkpoint / "trainer_state.json").read_text())["global_step"])
 
 
-def _description(plan: Plan, parameters: int, packing: dict[str, Any]) -> dict[str, Any]:
+def _description(plan: Plan) -> dict[str, Any]:
     recipe = plan.recipe
     values = dataclasses.asdict(recipe.spec) | recipe.hf
     return {
@@ -135,11 +136,9 @@ def _description(plan: Plan, parameters: int, packing: dict[str, Any]) -> dict[s
         "command": plan.given.command or ["dsrun", "train", *without_secrets(recipe).argv],
         "model": plan.title,
         "model_type": plan.config.model_type,
-        "parameters": parameters,
         "task": "dpo" if recipe.spec.task == "dpo" else plan.task,
         "precision": plan.precision,
         "batch": dataclasses.asdict(plan.batch),
-        "packing": packing,
         # Access tokens must not stand in a file that is passed around.
         "deepspeed": masked_values(plan.deepspeed),
         "specs": {"train": masked_values(values)},

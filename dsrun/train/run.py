@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
+import torch
+
 from dsrun.recipe.recipe import Recipe, phases
 from dsrun.runs.attempts import earlier_signatures, is_another, saved_global_batch
 from dsrun.runs.folder import RunFolder
@@ -240,8 +242,9 @@ class PreparedRun:
                 where=self.folder.path,
             )
         source = start.source if start else None
-        self.records.start(plan, parameters=parameters, packing=batching.facts, resumed_from=source)
-        build_callbacks(trainer, plan, self.folder, self.records, self.console, parameters=parameters)
+        gpus = all_gather_object(torch.cuda.get_device_name()) if plan.world.device == "cuda" else []
+        self.records.start(plan, parameters=parameters, packing=batching.facts, gpus=gpus, resumed_from=source)
+        build_callbacks(trainer, plan, self.folder, self.records, self.console)
 
 
 @dataclass

@@ -18,3 +18,17 @@ def test_packed_pairs_gradients_under_zero_3(tmp_path):
         found = json.loads((tmp_path / f"out-{rank}").read_text())
         assert set(found) == {"t5", "bart"}
         assert max(max(each) for each in found.values()) < 1e-5
+
+
+@pytest.mark.train
+def test_ranks_agree_on_a_probe_that_fails_on_one_of_them(tmp_path):
+    """None waits for another, all give the reason of the one that raised, and nothing stays gathered."""
+    Ranks(tmp_path / "logs", "tests.integration.probe_ranks", [tmp_path / "out"], count=2).wait()
+    one, other = (json.loads((tmp_path / f"out-{rank}").read_text()) for rank in range(2))
+    assert one == other
+    assert not any(each.pop("gathered") for each in one.values())
+    methods = {name: each["method"] for name, each in one.items()}
+    assert {name for name, method in methods.items() if method} == {"whole", "experts", "lora on experts"}
+    assert "LlamaForCausalLM takes no packed documents (attention within each: not here" in one["all raise"]["reason"]
+    assert "on one rank" in one["one raises"]["reason"]
+    assert "ran out of GPU memory (CUDA out of memory)" in one["one is full"]["reason"]

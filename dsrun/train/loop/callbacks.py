@@ -18,6 +18,7 @@ from transformers import EarlyStoppingCallback, TrainerCallback
 from dsrun.train.console import Console, TrainingBar, duration, number
 from dsrun.train.loop import engine
 from dsrun.train.loop.trainer import RunTrainer
+from dsrun.zero.memory.flops import ModelFlops
 
 SHOWN_METRICS = ("loss", "perplexity", "rewards/accuracies", "rewards/margins", "exact_match", "bleu", "chrf", "rougeL")
 
@@ -80,15 +81,22 @@ class LogLastStep(TrainerCallback):
 
 class Recorder(TrainerCallback):
     def __init__(
-        self, trainer: RunTrainer, console: Console, write: Any, *, parameters: int, peak_flops: float | None
+        self,
+        trainer: RunTrainer,
+        console: Console,
+        write: Any,
+        *,
+        flops: ModelFlops | None = None,
+        peak_flops: float | None = None,
     ) -> None:
         self.trainer = trainer
         self.console = console
         self.write = write
-        self.parameters = parameters
+        self.flops = flops
         self.peak_flops = peak_flops
         self.bar: TrainingBar | None = None
         self._mark = (0.0, 0, 0, 0.0)
+        self._work_before = [0] * 5
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.bar = TrainingBar(self.console, state.max_steps, state.global_step)
@@ -136,18 +144,21 @@ class Recorder(TrainerCallback):
             "grad_norm": logs.get("grad_norm"),
             "tokens": tokens_seen,
             "tokens_per_s": speed,
-            "mfu": self._mfu(speed),
+            "mfu": self._mfu(seconds),
             "padding": 1 - (tokens_seen - tokens) / max(cells_seen - cells, 1),
             # Those of the loss itself, such as rewards/margins and loss/SET.
             **{name: value for name, value in logs.items() if "/" in name},
             **memory(),
         }
 
-    def _mfu(self, tokens_per_s: float) -> float | None:
-        """Model FLOPs utilisation: 6 FLOPs per parameter and token (Kaplan et al. 2020), over the GPUs' dense peak."""
-        if not self.peak_flops:
+    def _mfu(self, seconds: float) -> float | None:
+        """Model FLOPs utilisation since it was last asked for: those that were needed, over the GPUs' dense peak."""
+        if not self.peak_flops or self.flops is None:
             return None
-        return 6 * self.parameters * tokens_per_s / (self.peak_flops * self.trainer.split.world_size)
+        work = self.trainer.work_done
+        needed = self.flops.of([now - before for now, before in zip(work, self._work_before, strict=True)])
+        self._work_before = work
+        return needed / (seconds * self.peak_flops * self.trainer.split.world_size)
 
 
 class Profiler(TrainerCallback):

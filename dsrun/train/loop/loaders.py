@@ -31,6 +31,7 @@ from dsrun.train.loop.batches import (
 from dsrun.train.packing.collate import PackedCollator
 from dsrun.train.packing.decide import Batching
 from dsrun.train.packing.sampler import PackedRows, WindowSampler
+from dsrun.zero.memory.flops import Work, work_of
 
 # A loader worker silent for this long is stuck, on a dead file system for example.
 LOADER_TIMEOUT_SECONDS = 600
@@ -41,8 +42,8 @@ DEATH_SECONDS = 5
 class MicroBatch(dict[str, Any]):
     """What the collator made, and beside it the ids of the samples, their epoch, and a stream's place after them (see
     `batches.Taken`); where the labels of each sample are: row, first position, and the one behind the last; the tokens
-    of the samples, and the cells of the tensors that could hold some. The Trainer hands the model a plain copy without
-    these."""
+    of the samples, the cells of the tensors that could hold some, and the sums that FLOPs follow from. The Trainer
+    hands the model a plain copy without these."""
 
     ids: tuple[int, ...] = ()
     epoch: int | None = None
@@ -50,6 +51,7 @@ class MicroBatch(dict[str, Any]):
     spans: tuple[tuple[int, int, int], ...] = ()
     tokens: int = 0
     cells: int = 0
+    work: Work = (0, 0, 0, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -73,13 +75,15 @@ class _Collate:
         else:
             width = batch["labels"].shape[1]
             batch.spans = tuple((row, 0, width) for row in range(len(batch.ids)))
-        batch.tokens = sum(self._tokens(sample) for sample in samples[: len(batch.ids)])
+        batch.work = work_of(pair for sample in samples[: len(batch.ids)] for pair in self._lengths(sample))
+        batch.tokens = sum(batch.work[:2])
         batch.cells = batch["input_ids"].numel() + (batch["labels"].numel() if self.both_sides else 0)
         return batch
 
-    def _tokens(self, sample: dict[str, Any]) -> int:
-        inputs = sum(len(values) for name, values in sample.items() if name.endswith("_ids"))
-        return inputs + (len(sample["labels"]) if self.both_sides else 0)
+    def _lengths(self, sample: dict[str, Any]) -> list[tuple[int, int]]:
+        """(source, target) tokens; a causal model reads each sequence by itself."""
+        inputs = [len(values) for name, values in sample.items() if name.endswith("_ids")]
+        return [(sum(inputs), len(sample["labels"]))] if self.both_sides else [(0, each) for each in inputs]
 
 
 class TrainingLoader(BatchLoader):

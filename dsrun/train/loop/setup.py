@@ -29,6 +29,7 @@ from dsrun.train.loop.sample_prompts import SamplePrompts
 from dsrun.train.loop.trainer import RunTrainer
 from dsrun.train.loss.plugin_loss import PluginLoss
 from dsrun.train.loss.probe import CausalityCheck, SumCheck
+from dsrun.train.model.flops import flops_of
 from dsrun.train.plan import Plan, rollback_recorder, steps_to_skip
 from dsrun.train.rank_context import RankContext
 from dsrun.train.records import RunRecords, peak_flops, step_of
@@ -88,9 +89,7 @@ class AdaptiveSaveInterval(TrainerCallback):
             self.on_change(step, self.seconds, steps, message + (f" (about {steps:,} steps)" if steps else ""))
 
 
-def build_callbacks(
-    trainer: RunTrainer, plan: Plan, folder: RunFolder, records: RunRecords, console: Console, *, parameters: int
-) -> None:
+def build_callbacks(trainer: RunTrainer, plan: Plan, folder: RunFolder, records: RunRecords, console: Console) -> None:
     spec, context = plan.recipe.spec, trainer.context
     if spec.early_stopping is not None:
         trainer.add_callback(StopEarly(early_stopping_patience=spec.early_stopping))
@@ -109,7 +108,8 @@ def build_callbacks(
     trainer.add_callback(LogLastStep())
     if plan.world.is_main:
         peak = peak_flops(plan.precision) if plan.world.device == "cuda" else None
-        trainer.add_callback(Recorder(trainer, console, records.metric, parameters=parameters, peak_flops=peak))
+        flops = flops_of(trainer.model) if peak else None
+        trainer.add_callback(Recorder(trainer, console, records.metric, flops=flops, peak_flops=peak))
         trainer.add_callback(EventCallback(records))
         trainer.add_callback(LossSpikeDetector(_reporter("spike", "", records, console)))
     if spec.sample_prompts:

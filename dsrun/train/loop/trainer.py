@@ -76,6 +76,7 @@ class RunTrainer(Checkpointing):
         self.plugin = plugin
         # Tokens of the samples, and the cells of the tensors that held them.
         self._seen = torch.zeros(2, dtype=torch.int64, device=self.args.device)
+        self._work = torch.zeros(5, dtype=torch.int64, device=self.args.device)
         self.seconds_not_training = 0.0
         self.already_finished = False
         self.last_evaluation: Evaluation | None = None
@@ -119,14 +120,16 @@ class RunTrainer(Checkpointing):
         loss = self.loss_of_model
         items = sum(loss.items(b["labels"]) for b in batches)
         read = sum(b.tokens for b in batches), sum(b.cells for b in batches)
+        work = (sum(each) for each in zip(*(b.work for b in batches), strict=True))
         requests = int(self.context.stopping.is_requested), int(self.wants_to_save)
-        counts = torch.stack([torch.as_tensor(n) for n in (items, *read, *requests)]).to(device)
+        counts = torch.stack([torch.as_tensor(n) for n in (items, *read, *work, *requests)]).to(device)
         if self.split.world_size > 1:
             dist.all_reduce(counts)
             # Each of the ranks that share rows has counted them.
-            counts[:3] //= self.split.sharing
+            counts[:-2] //= self.split.sharing
         self._seen += counts[1:3]
-        self._votes = counts[3:]
+        self._work += counts[3:-2]
+        self._votes = counts[-2:]
         # DeepSpeed moves its own scheduler on before the Trainer reads the rate to log.
         self._step_rate = float(self.optimizer.param_groups[0]["lr"])
         samples = [batch.ids for batch in batches]
@@ -157,6 +160,11 @@ class RunTrainer(Checkpointing):
     def cells_seen(self) -> int:
         """Tokens and padding of this attempt's micro batches on all ranks, tokens before it included."""
         return int(self._seen[1])
+
+    @property
+    def work_done(self) -> list[int]:
+        """What model FLOPs follow from (see dsrun/zero/memory/flops.py), of this attempt's samples on all ranks."""
+        return list(map(int, self._work.tolist()))
 
     def _finalize_training(self, *args: Any) -> Any:
         # Steps come no more, and the best model may take long to load.

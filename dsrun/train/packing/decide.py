@@ -6,10 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from dsrun.errors import UsageError
 from dsrun.recipe.batch import BatchPlan
 from dsrun.train.data.mixture import side_lengths
+from dsrun.train.distributed import all_ready
 from dsrun.train.loop.batches import Split
 from dsrun.train.model.quantization import DTYPES
 from dsrun.train.packing.probe import ONE_ROW, Method, Verdict, probe
@@ -113,11 +115,37 @@ def _joined(plan: Plan, plain: Batching, model: Any, loss: Any) -> Batching:
 def _probe(plan: Plan, model: Any) -> Verdict:
     spec = plan.recipe.spec
     is_whole = stage_of(plan.deepspeed) < 3 and not spec.quantization and not plan.recipe.hf.get("fsdp")
-    if plan.world.device == "cuda" and is_whole:
-        # Flash and flex attention have no kernels for CPUs; the Trainer would move it a little later.
-        model.to("cuda")
     dtype = None if plan.precision == "fp32" else DTYPES[plan.precision]
+    if plan.world.device == "cuda" and is_whole and not all_ready(_moved(model, _engine_dtype(plan))):
+        return Verdict(None, None, f"{type(model).__name__} was not probed: the GPU has no room for its weights")
     return probe(model, pairs=plan.task == "seq2seq", autocast=dtype)
+
+
+def _engine_dtype(plan: Plan) -> torch.dtype | None:
+    """The dtype to which DeepSpeed casts the weights, None where it does not."""
+    section = (plan.deepspeed or {}).get(plan.precision)
+    enabled = isinstance(section, dict) and section.get("enabled", "auto")
+    return DTYPES[plan.precision] if enabled else None
+
+
+def _moved(model: Any, dtype: torch.dtype | None) -> bool:
+    """Whether the GPU has room for the model. Flash and flex attention have no kernels for CPUs; the engine would cast
+    and move it a little later, in this order, so that the GPU never holds wider weights than in training."""
+    cast_parameters(model, dtype)
+    try:
+        model.to("cuda")
+    except torch.OutOfMemoryError:
+        model.to("cpu")
+        torch.cuda.empty_cache()
+        return False
+    return True
+
+
+def cast_parameters(model: Any, dtype: torch.dtype | None) -> None:
+    """As DeepSpeed's engine does: one parameter after another, and no buffers (`_cast_module_mixed_precision`)."""
+    for parameter in model.parameters() if dtype else ():
+        if parameter.dtype in (torch.float32, torch.float16, torch.bfloat16):
+            parameter.data = parameter.data.to(dtype)
 
 
 def _cannot_pack(plan: Plan, loss: Any) -> str | None:

@@ -3,13 +3,26 @@ of the documents' lengths, not of the row's. Flash attention does the same, wher
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-# Of torch's own flash kernel, see torch.nn.attention.varlen.
+try:
+    from torch.nn.attention.varlen import varlen_attn
+except ImportError:
+    varlen_attn = None
+
+
+def arguments_of(kernel: Callable[..., Any] | None) -> frozenset[str]:
+    return frozenset(inspect.signature(kernel).parameters) if kernel else frozenset()
+
+
+# Of torch's own flash kernel: torch 2.10 has it, 2.11 gave it `scale` and `window_size`, 2.12 `enable_gqa`.
+KERNEL_ARGUMENTS = arguments_of(varlen_attn)
 KERNEL_DTYPES = (torch.float16, torch.bfloat16)
 _DROPOUTS = ("attention_dropout", "attn_pdrop", "attention_probs_dropout_prob")
 
@@ -53,24 +66,26 @@ def _of_autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def _by_kernel(module: Any, query: Any, key: Any, value: Any, ends: Any, **given: Any) -> torch.Tensor:
-    from torch.nn.attention.varlen import varlen_attn
-
     causal = given.get("is_causal")
     causal = getattr(module, "is_causal", True) if causal is None else causal
-    window = given.get("sliding_window")
+    window, scale = given.get("sliding_window"), given.get("scaling")
+    query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     longest = given["max_length_q"]
-    found = varlen_attn(
-        *(tensor[0].transpose(0, 1) for tensor in (query, key, value)),
-        ends,
-        ends,
-        longest,
-        longest,
-        scale=given.get("scaling"),
+    options: dict[str, Any] = {}
+    if key.shape[1] != query.shape[1]:
+        if "enable_gqa" in KERNEL_ARGUMENTS:
+            options["enable_gqa"] = True
+        else:
+            key, value = (each.repeat_interleave(query.shape[1] // key.shape[1], dim=1) for each in (key, value))
+    if "window_size" in KERNEL_ARGUMENTS:
         # Tokens to the left and to the right; transformers counts the token itself, too.
-        window_size=(window - 1 if window else -1, 0 if causal else -1),
-        enable_gqa=query.shape[1] != key.shape[1],
-    )
-    return found[None]
+        options |= {"window_size": (window - 1 if window else -1, 0 if causal else -1), "scale": scale}
+    elif window:
+        raise ValueError(f"torch {torch.__version__} has no sliding window in its kernel (2.11 has)")
+    else:
+        options["is_causal"] = causal
+        query = query if scale is None else query * (scale * query.shape[-1] ** 0.5)
+    return varlen_attn(query, key, value, ends, ends, longest, longest, **options)[None]
 
 
 # Compiled, it would be traced again for each set of lengths.
@@ -95,24 +110,32 @@ def _window_mask(document: torch.Tensor, window: int | None) -> torch.Tensor | N
     return seen.tril().triu(1 - window)
 
 
-def use_document_attention(model: Any, autocast: torch.dtype | None) -> bool:
-    """Whether it is worth trying; it takes the place of transformers' own `sdpa` then. Models for flash attention tell
+def use_document_attention(model: Any, autocast: torch.dtype | None) -> str | None:
+    """Let it take the place of transformers' own `sdpa`, or why it is not worth trying. Models for flash attention tell
     their attention all that a mask would; on GPUs a call a document is slow where there is no kernel."""
     config = model.config.get_text_config()
-    if getattr(model.config, "_attn_implementation", None) != "sdpa" or not model._supports_flash_attn:
-        return False
+    attention = getattr(model.config, "_attn_implementation", None)
+    if attention != "sdpa":
+        return f"the attention is {attention}"
+    if not model._supports_flash_attn:
+        return "the model does not tell its attention the borders"
     if getattr(config, "attention_chunk_size", None):
-        return False  # it is nowhere but in the mask
-    if model.device.type == "cuda" and not has_kernel(config, autocast or model.dtype):
-        return False
+        return "chunks of attention are nowhere but in the mask"
+    if model.device.type == "cuda" and (why := lacks_kernel(config, autocast or model.dtype)):
+        return why
     ALL_ATTENTION_FUNCTIONS.register("sdpa", ATTENTION)
     ATTENTION.windowed = set()
-    return True
+    return None
 
 
-def has_kernel(config: Any, dtype: torch.dtype) -> bool:
-    """Whether torch's own takes the place of a call a document: it knows 16 bits alone, and no dropout."""
-    return dtype in KERNEL_DTYPES and not any(getattr(config, name, 0) for name in _DROPOUTS)
+def lacks_kernel(config: Any, dtype: torch.dtype) -> str | None:
+    """Why torch's own cannot take the place of a call a document."""
+    if not KERNEL_ARGUMENTS:
+        return f"torch {torch.__version__} has no kernel for documents (2.10 and later have)"
+    if dtype not in KERNEL_DTYPES:
+        return f"torch's kernel for documents takes bf16 and fp16, not {str(dtype).removeprefix('torch.')}"
+    dropout = next((name for name in _DROPOUTS if getattr(config, name, 0)), None)
+    return f"torch's kernel for documents knows no dropout ({dropout})" if dropout else None
 
 
 def refuse_lost_window(model: Any) -> None:

@@ -18,7 +18,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from dsrun.train.loop.batches import IGNORED
-from dsrun.train.loss.dpo import evaluating
+from dsrun.train.packing.measure import Trial
 
 Rows = Sequence[Sequence[Mapping[str, Any]]]
 
@@ -187,22 +187,20 @@ def document_positions(segments: torch.Tensor, counted: torch.Tensor) -> torch.T
     return (before - (before * begins).cummax(dim=1).values) * segments.ne(0)
 
 
-@torch.no_grad()
-def largest_difference_pairs(model: Any) -> float:
-    """The largest difference of a logit of packed documents from that of the same document alone, as a share of the
-    largest logit. The model is installed, and its parameters are gathered; whatever it raises is raised."""
-    device = next(model.parameters()).device
+def trial_of_pairs(model: Any) -> Trial:
+    """What shows whether an installed model keeps pairs apart (see measure.py)."""
     documents = _probed(model)
-    other = {name: ids.flip(0) for name, ids in documents[2].items()}
+    one, two, three = ({name: ids.flip(0) for name, ids in each.items()} for each in documents)
+    rolled = {name: ids.roll(1) for name, ids in three.items()}
     # The second row has another neighbour, and padding on both sides.
-    rows = [documents, [other, documents[1]]]
-    with evaluating(model):
-        alone = [_logits(model, pair_inputs([[each]], 0, torch.clone), device, packed=False) for each in documents]
-        packed = _logits(model, pair_inputs(rows, 0, lambda labels: labels.clamp(min=0)), device, packed=True)
-    first, second = packed
-    parts = [*first.split([target for _, target in PROBED]), second[PROBED[2][1] :][: PROBED[1][1]]]
-    differences = [float((part - same[0]).abs().max()) for part, same in zip(parts, [*alone, alone[1]], strict=True)]
-    return max(differences) / max(float(max(logits.abs().max() for logits in alone)), 1e-30)
+    packed = _inputs([documents, [three, documents[1]]], packed=True)
+    changed = _inputs([[one, documents[1], three], [rolled, documents[1]]], packed=True)
+    width = packed["decoder_input_ids"].shape[1]
+    starts = [0, PROBED[0][1], PROBED[0][1] + PROBED[1][1], width + PROBED[2][1]]
+    spans = [(n, start, start + PROBED[n][1]) for n, start in zip((0, 1, 2, 1), starts, strict=True)]
+    unpacked = [_inputs([[documents[1]], [each]], packed=False) for each in (documents[1], two)]
+    alone = [_inputs([[each]], packed=False) for each in documents]
+    return Trial(alone, packed, changed, spans, (1, 3), (unpacked[0], unpacked[1]))
 
 
 def _probed(model: Any) -> list[dict[str, torch.Tensor]]:
@@ -214,7 +212,7 @@ def _probed(model: Any) -> list[dict[str, torch.Tensor]]:
     return [{"input_ids": source, "labels": target} for source, target in zip(parts, parts, strict=True)]
 
 
-def _logits(model: Any, inputs: dict[str, torch.Tensor], device: torch.device, *, packed: bool) -> torch.Tensor:
+def _inputs(rows: Rows, *, packed: bool) -> dict[str, torch.Tensor]:
     names = ["input_ids", "decoder_input_ids"] + ["source_segments", "target_segments"] * packed
-    logits: torch.Tensor = model(**{name: inputs[name].to(device) for name in names}, use_cache=False)["logits"].float()
-    return logits
+    inputs = pair_inputs(rows, 0, lambda labels: labels.clamp(min=0))
+    return {name: inputs[name] for name in names}

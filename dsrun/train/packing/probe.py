@@ -7,22 +7,17 @@ recurrent layers, carry one document into the next; some of them take a block ma
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
 from dsrun.errors import one_line
-from dsrun.train.loss.dpo import evaluating
+from dsrun.train.distributed import all_gather_object
 from dsrun.train.packing.documents import refuse_lost_window, use_document_attention
-from dsrun.train.packing.encoder_decoder import install, largest_difference_pairs
-
-# Of the largest logit. In fp32 what rounding changes is below 1e-5; a token of another document changes far more.
-TOLERANCE = 1e-4
-# bf16 keeps 8 bits: an operation is off by up to 2^-8, and a model adds up many. fp16 keeps 11.
-TOLERANCE_16_BIT = 2e-2
+from dsrun.train.packing.encoder_decoder import install, trial_of_pairs
+from dsrun.train.packing.gather import OtherRankError, gathered
+from dsrun.train.packing.measure import Measured, Trial, has_16_bits, measure
 
 DOCUMENTS = (5, 8, 7)
 
@@ -47,35 +42,68 @@ class Verdict:
         return {"method": self.method, "difference": self.difference, "reason": self.reason}
 
 
+@dataclass(frozen=True)
+class _Tried:
+    """A method: what was measured, or what was raised."""
+
+    measured: Measured | None = None
+    error: str | None = None
+    out_of_memory: bool = False
+    elsewhere: bool = False  # another rank knows the error
+
+
 def probe(model: Any, *, pairs: bool = False, autocast: torch.dtype | None = None) -> Verdict:
     """Try each method on three documents, on `pairs` of source and target for an encoder-decoder. `autocast` is the
-    dtype for flash attention, which takes no fp32; others are measured in that of the weights. On all ranks, as ZeRO-3
-    gathers parameters."""
-    found: list[str] = []
-    for method in _methods(model, pairs, autocast):
-        try:
-            _refuse_replaced_window(model, method)
-            half = autocast if _is_half(model, method) else None
-            difference = _of_pairs(model) if pairs else largest_difference(model, method, half)
-            if method == "documents":
-                refuse_lost_window(model)
-        except Exception as error:  # whatever a model's own code raises for inputs that it does not know
-            found.append(f"{_NAMES[method]}: {one_line(error)[:120]}")
-            continue
-        if difference <= (TOLERANCE_16_BIT if half else tolerance(model)):
-            return Verdict(method, difference, f"documents are kept apart by {_NAMES[method]}")
-        found.append(f"{_NAMES[method]}: logits differ by {100 * difference:.2g}%")
-    return Verdict(None, None, f"{type(model).__name__} mixes packed documents ({'; '.join(found)})")
+    dtype of training where that has 16 bits: on GPUs, and under flash attention, the probe computes in it, too. On all
+    ranks, which get one verdict."""
+    kind = type(model.get_base_model() if hasattr(model, "get_base_model") else model).__name__
+    methods, unused = _methods(model, pairs, autocast)
+    mixed: list[str] = []
+    raised: list[str] = []
+    for method in methods:
+        tried = _of_all_ranks(_try(model, method, autocast))
+        if tried.out_of_memory:
+            return Verdict(None, None, f"the probe of {kind} ran out of GPU memory ({tried.error})")
+        measured = tried.measured
+        if measured and not measured.problem:
+            instead = f" (not by {_NAMES['documents']}: {unused})" if unused else ""
+            return Verdict(method, measured.difference, f"documents are kept apart by {_NAMES[method]}{instead}")
+        why = str(measured.problem if measured else tried.error)
+        (mixed if measured else raised).append(f"{_NAMES[method]}: {why}")
+        unused = why if method == "documents" else unused
+    what = "mixes" if mixed else "takes no"
+    return Verdict(None, None, f"{kind} {what} packed documents ({'; '.join(mixed + raised)})")
 
 
-def _methods(model: Any, pairs: bool, autocast: torch.dtype | None) -> tuple[Method, ...]:
-    """Those worth trying, the fastest first."""
+def _methods(model: Any, pairs: bool, autocast: torch.dtype | None) -> tuple[list[Method], str | None]:
+    """Those worth trying on all ranks, the fastest first, and why the fastest of all is not among them."""
     if pairs:
-        return ("pairs",)
+        return ["pairs"], None
     if "flash" in str(getattr(model.config, "_attn_implementation", "")):
-        return ("flat",)
-    masks: tuple[Method, ...] = ("position_ids", "mask", "additive_mask")
-    return ("documents", *masks) if use_document_attention(model, autocast) else masks
+        return ["flat"], None
+    masks: list[Method] = ["position_ids", "mask", "additive_mask"]
+    unused = next(filter(None, all_gather_object(use_document_attention(model, autocast))), None)
+    return (masks, unused) if unused else (["documents", *masks], None)
+
+
+def _try(model: Any, method: Method, autocast: torch.dtype | None) -> _Tried:
+    try:
+        return _Tried(_measured(model, method, autocast))
+    except torch.OutOfMemoryError as error:
+        return _Tried(error=one_line(error)[:120], out_of_memory=True)
+    except Exception as error:  # whatever a model's own code raises for inputs that it does not know
+        return _Tried(error=one_line(error)[:120], elsewhere=isinstance(error, OtherRankError))
+
+
+def _of_all_ranks(mine: _Tried) -> _Tried:
+    """The worst of them: with a method of its own, a rank would have batches of its own."""
+
+    def badness(tried: _Tried) -> tuple[bool, bool, bool, bool, float]:
+        problem, difference = (tried.measured.problem, tried.measured.difference) if tried.measured else (None, 0.0)
+        raised = tried.error is not None
+        return tried.out_of_memory, raised, not tried.elsewhere, problem is not None, difference
+
+    return max(all_gather_object(mine), key=badness)
 
 
 _NAMES: dict[Method, str] = {
@@ -88,6 +116,19 @@ _NAMES: dict[Method, str] = {
 }
 
 
+def _measured(model: Any, method: Method, autocast: torch.dtype | None) -> Measured:
+    _refuse_replaced_window(model, method)
+    if has_16_bits(model) or not (method == "flat" or model.device.type == "cuda"):
+        autocast = None
+    with gathered(model):
+        if method == "pairs":
+            install(model)
+        measured = measure(model, trial_of_pairs(model) if method == "pairs" else _trial(model, method), autocast)
+        if method == "documents":
+            refuse_lost_window(model)
+        return measured
+
+
 def _refuse_replaced_window(model: Any, method: Method) -> None:
     """A mask that is given takes the place of a sliding window (transformers' masking_utils.py), which only documents
     longer than the window would show."""
@@ -95,51 +136,26 @@ def _refuse_replaced_window(model: Any, method: Method) -> None:
         raise ValueError("it would replace the sliding window")
 
 
-def _of_pairs(model: Any) -> float:
-    install(model)
-    with gathered(model):
-        return largest_difference_pairs(model)
+def _trial(model: Any, method: Method) -> Trial:
+    """Rows of other layouts, so that none is read with the borders of another."""
+    ids = _documents(model)
+    others = [document.roll(1) for document in ids]
+    rows = [ids, ids[::-1]]
+    changed = [[others[0], ids[1], others[2]], [others[2], others[1], ids[0]]]
+    packed, beside_others = (packed_inputs(each, method, pad_id=0) for each in (rows, changed))
+    spans, start = [], 0
+    for number in (0, 1, 2, 2, 1, 0):
+        spans.append((number, start, start + DOCUMENTS[number]))
+        start += DOCUMENTS[number]
+    one, other = ({"input_ids": torch.stack([ids[1], each])} for each in (ids[1], others[1]))
+    return Trial([{"input_ids": each[None]} for each in ids], packed, beside_others, spans, (1, 5), (one, other))
 
 
-def _is_half(model: Any, method: Method) -> bool:
-    """Whether it is measured under autocast: the kernels take no fp32."""
-    return method == "flat" or (method == "documents" and model.device.type == "cuda")
-
-
-def tolerance(model: Any) -> float:
-    widths = {parameter.dtype.itemsize for parameter in model.parameters() if parameter.is_floating_point()}
-    return TOLERANCE if min(widths, default=4) >= 4 else TOLERANCE_16_BIT
-
-
-@torch.no_grad()
-def largest_difference(model: Any, method: Method, autocast: torch.dtype | None = None) -> float:
-    """The largest difference of a logit of packed documents from that of the same document alone, beside two different
-    neighbours, as a share of the largest logit."""
-    device = next(model.parameters()).device
-    documents = _documents(model, device)
-    others = [document.roll(1, -1) for document in documents]
-    with evaluating(model), gathered(model), torch.autocast(device.type, autocast, enabled=autocast is not None):
-        alone = [_logits(model, {"input_ids": document}) for document in documents]
-        # The second row has other neighbours, so what changes in a document comes from them.
-        rows = [documents, [others[2], documents[1], others[0]]]
-        packed = _logits(model, packed_inputs([[d[0] for d in row] for row in rows], method, pad_id=0))
-    ends = [sum(DOCUMENTS[:i]) for i in range(len(DOCUMENTS) + 1)]
-    parts = [packed.flatten(0, 1)[ends[i] : ends[i + 1]] - alone[i][0] for i in range(len(documents))]
-    start = ends[-1] + DOCUMENTS[2]
-    parts.append(packed.flatten(0, 1)[start : start + DOCUMENTS[1]] - alone[1][0])
-    largest = max(float(logits.abs().max()) for logits in alone)
-    return max(float(part.abs().max()) for part in parts) / max(largest, 1e-30)
-
-
-def _documents(model: Any, device: torch.device) -> list[torch.Tensor]:
-    """Token ids, int64 [1, length] each, spread over the vocabulary."""
+def _documents(model: Any) -> list[torch.Tensor]:
+    """Token ids, int64 [length] each, spread over the vocabulary."""
     vocabulary = model.config.get_text_config().vocab_size
-    ids = (torch.arange(sum(DOCUMENTS), device=device) * 7919 + 11) % max(1, vocabulary - 8) + min(8, vocabulary - 1)
-    return [part.unsqueeze(0) for part in ids.split(DOCUMENTS)]
-
-
-def _logits(model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-    return model(**inputs, use_cache=False)["logits"].float()
+    ids = (torch.arange(sum(DOCUMENTS)) * 7919 + 11) % max(1, vocabulary - 8) + min(8, vocabulary - 1)
+    return list(ids.split(DOCUMENTS))
 
 
 def packed_inputs(
@@ -186,29 +202,3 @@ def block_causal_mask(segments: torch.Tensor) -> torch.Tensor:
 def additive(mask: torch.Tensor) -> torch.Tensor:
     """0 where `mask` is True, else the least number of fp32, which a row without any True survives as inf does not."""
     return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, torch.finfo(torch.float32).min)
-
-
-@contextmanager
-def gathered(model: Any) -> Iterator[None]:
-    """Parameters that ZeRO-3 has sharded are gathered module by module, before there is an engine that does so."""
-    if not any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
-        yield
-        return
-    from deepspeed.runtime.zero import GatheredParameters
-
-    open_: dict[int, list[Any]] = {}
-
-    def before(module: Any, _: Any) -> None:
-        context = GatheredParameters(list(module.parameters(recurse=False)))
-        context.__enter__()
-        open_.setdefault(id(module), []).append(context)
-
-    def after(module: Any, _: Any, __: Any) -> None:
-        open_[id(module)].pop().__exit__(None, None, None)
-
-    with ExitStack() as hooks:
-        for module in model.modules():
-            if any(True for _ in module.parameters(recurse=False)):
-                for handle in (module.register_forward_pre_hook(before), module.register_forward_hook(after)):
-                    hooks.callback(handle.remove)
-        yield

@@ -61,6 +61,19 @@ def test_known_bad_by_gpus_and_variable(tmp_path: Path) -> None:
     assert name not in codes(found_by(VERSIONS, mended))
 
 
+@pytest.mark.parametrize(
+    ("torch", "expected"),
+    [("2.9.1", "no_document_attention"), ("2.10.0", "no_window_in_document_attention"), ("2.11.0", None)],
+)
+def test_torch_without_attention_for_packed_documents_on_gpus(tmp_path: Path, torch, expected) -> None:
+    """2.11 has all that packing needs: the heads of keys and values are repeated for it."""
+    versions = GOOD | {"torch": torch}
+    found = found_by(VERSIONS, recorded(tmp_path / "gpu", versions=versions, found=driver(A100)))
+    assert [code for code in codes(found) if "document" in code] == ([f"versions_{expected}"] if expected else [])
+    without = found_by(VERSIONS, recorded(tmp_path / "cpu", versions=versions))
+    assert not any("document" in code for code in codes(without))
+
+
 def test_known_bad_on_arm_only(tmp_path: Path) -> None:
     versions = GOOD | {"nvidia-nccl-cu13": "2.28.9"}
     arm = {"/proc/cpuinfo": "processor : 0\nCPU implementer\t: 0x41\n"}

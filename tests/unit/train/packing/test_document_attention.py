@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from dsrun.train.packing.documents import ATTENTION, has_kernel, refuse_lost_window, use_document_attention
+from dsrun.train.packing import documents as module
+from dsrun.train.packing.documents import ATTENTION, lacks_kernel, refuse_lost_window, use_document_attention
 from dsrun.train.packing.probe import packed_inputs
 
 WINDOW = 6
@@ -49,7 +52,7 @@ def test_packed_logits_and_gradients_are_those_of_documents_alone(kind, options)
     expected = gradients(alone, [each.square().mean(1).sum() for each in logits])
 
     model = small(kind, **options)
-    assert use_document_attention(model, None)
+    assert use_document_attention(model, None) is None
     inputs = packed_inputs([documents()[:2], documents()[2:]], "documents", pad_id=0)
     packed = model(**inputs, use_cache=False).logits[0]
     refuse_lost_window(model)
@@ -105,19 +108,95 @@ def test_cross_attention_with_borders_is_refused():
 def test_eager_models_keep_their_attention():
     model = small("llama")
     model.set_attn_implementation("eager")
-    assert not use_document_attention(model, None)
+    assert use_document_attention(model, None)
+
+
+def attended(query, key, value, ends, scale, window, enable_gqa):
+    """What torch's kernel computes, [tokens, heads, width], one document after another; it needs heads of one number
+    unless it is told otherwise."""
+    assert query.shape[1] == key.shape[1] or enable_gqa, "Expect query and key/value to have the same number of heads"
+    parts = []
+    for start, stop in itertools.pairwise(ends.tolist()):
+        length = stop - start
+        seen = torch.ones(length, length, dtype=torch.bool)
+        seen = seen.tril(window[1]) if window[1] >= 0 else seen
+        seen = seen.triu(-window[0]) if window[0] >= 0 else seen
+        document = (each[start:stop].transpose(0, 1) for each in (query, key, value))
+        found = torch.nn.functional.scaled_dot_product_attention(
+            *document, attn_mask=seen, scale=scale, enable_gqa=enable_gqa
+        )
+        parts.append(found.transpose(0, 1))
+    return torch.cat(parts)
+
+
+def of_torch_2_10(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, is_causal=False, return_aux=None):
+    return attended(query, key, value, cu_seq_q, None, (-1, 0 if is_causal else -1), False)
+
+
+def of_torch_2_11(
+    query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, return_aux=None, scale=None, window_size=(-1, -1)
+):
+    return attended(query, key, value, cu_seq_q, scale, window_size, False)
+
+
+def of_torch_2_12(
+    query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, return_aux=None, scale=None, window_size=(-1, -1),
+    enable_gqa=False,
+):  # fmt: skip
+    return attended(query, key, value, cu_seq_q, scale, window_size, enable_gqa)
+
+
+KERNELS = [of_torch_2_10, of_torch_2_11, of_torch_2_12]
+
+
+def use_kernel(monkeypatch, kernel):
+    monkeypatch.setattr(module, "varlen_attn", kernel)
+    monkeypatch.setattr(module, "KERNEL_ARGUMENTS", module.arguments_of(kernel))
+
+
+@pytest.mark.parametrize("window", [None, WINDOW])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_kernel_gets_what_its_version_of_torch_takes(monkeypatch, kernel, window):
+    """Grouped heads, a scale of the model's own and a document longer than the window, with their gradients."""
+    use_kernel(monkeypatch, kernel)
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(1, heads, sum(LENGTHS), 8, requires_grad=True) for heads in (4, 2, 2))
+    ends = torch.tensor([0, *LENGTHS]).cumsum(0, dtype=torch.int32)
+    layer = torch.nn.Module()
+    layer.num_key_value_groups = 2
+    given = {"max_length_q": max(LENGTHS), "sliding_window": window, "scaling": 0.2}
+    if window and kernel is of_torch_2_10:
+        with pytest.raises(ValueError, match=r"torch .* has no sliding window in its kernel \(2\.11 has\)"):
+            module._by_kernel(layer, query, key, value, ends, **given)
+        return
+    found = module._by_kernel(layer, query, key, value, ends, **given)
+    expected = module._one_by_one(layer, query, key, value, ends, **given)
+    assert torch.allclose(found, expected, atol=1e-6)
+    gradients = [torch.autograd.grad(each.square().sum(), (query, key, value)) for each in (found, expected)]
+    for one, other in zip(*gradients, strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+
+
+def test_newest_stand_in_has_the_arguments_of_the_real_kernel():
+    assert module.arguments_of(of_torch_2_12) <= module.KERNEL_ARGUMENTS
 
 
 @pytest.mark.parametrize(
-    ("config", "dtype", "found"),
+    ("config", "dtype", "why"),
     [
-        (AutoConfig.for_model("llama"), torch.bfloat16, True),
-        (AutoConfig.for_model("llama"), torch.float32, False),
-        (AutoConfig.for_model("llama", attention_dropout=0.1), torch.bfloat16, False),
-        (AutoConfig.for_model("gpt2"), torch.bfloat16, False),
+        (AutoConfig.for_model("llama"), torch.bfloat16, None),
+        (AutoConfig.for_model("llama"), torch.float32, "float32"),
+        (AutoConfig.for_model("llama", attention_dropout=0.1), torch.bfloat16, "attention_dropout"),
+        (AutoConfig.for_model("gpt2"), torch.bfloat16, "attn_pdrop"),
     ],
     ids=["16 bits", "32 bits", "dropout", "gpt2's default dropout"],
 )
-def test_kernel_takes_16_bits_without_dropout(config, dtype, found):
+def test_kernel_takes_16_bits_without_dropout(config, dtype, why):
     """On a GPU all else would be a call a document, which is slower than a mask."""
-    assert has_kernel(config, dtype) == found
+    found = lacks_kernel(config, dtype)
+    assert (found is None) if why is None else why in found
+
+
+def test_torch_without_the_kernel_is_named(monkeypatch):
+    monkeypatch.setattr(module, "KERNEL_ARGUMENTS", frozenset())
+    assert torch.__version__ in lacks_kernel(AutoConfig.for_model("llama"), torch.bfloat16)

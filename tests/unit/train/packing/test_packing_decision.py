@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from datasets import Dataset
 
 from dsrun.errors import UsageError
@@ -122,6 +123,41 @@ def test_stream_is_joined_in_its_own_order_where_one_row_holds_all(verdict, meth
     assert found.split.global_batch == 16
     assert found.method == (method if joined else None)
     assert bool(found.sentence("1 GPU")) == joined
+
+
+@pytest.mark.parametrize(
+    ("precision", "deepspeed", "dtype"),
+    [
+        ("bf16", {"bf16": {"enabled": "auto"}}, torch.bfloat16),
+        ("fp16", {"fp16": {"enabled": True}}, torch.float16),
+        ("bf16", {"bf16": {"enabled": False}}, None),
+        ("bf16", {}, None),
+        ("bf16", None, None),
+        ("fp32", {"bf16": {"enabled": "auto"}}, None),
+    ],
+)
+def test_probe_has_the_dtype_that_deepspeed_casts_to(precision, deepspeed, dtype):
+    made = plan()
+    made.precision, made.deepspeed = precision, deepspeed
+    assert module._engine_dtype(made) == dtype
+
+
+def test_weights_are_cast_as_the_engine_does():
+    """Not the buffers, whose bits it keeps (rotary frequencies)."""
+    model = torch.nn.BatchNorm1d(4)
+    module.cast_parameters(model, torch.bfloat16)
+    assert {each.dtype for each in model.parameters()} == {torch.bfloat16}
+    assert model.running_mean.dtype == torch.float32
+
+
+def test_model_that_the_gpu_has_no_room_for_is_not_probed(verdict, monkeypatch):
+    monkeypatch.setattr(module, "_moved", lambda model, dtype: False)
+    made = plan()
+    made.world.device = "cuda"
+    found = decided(made)
+    assert found.grouping.kind == "budget"
+    assert "the GPU has no room for its weights" in found.reason
+    assert not verdict.asked
 
 
 def test_samples_of_one_length_are_not_grouped(verdict):

@@ -1,0 +1,81 @@
+"""`probe_ranks OUT`, on two ranks: probes of models sharded by ZeRO-3, one of which raises on a single rank."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import torch
+from deepspeed.utils import logger
+from peft import LoraConfig, get_peft_model
+from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
+
+from dsrun.train.distributed import destroy_process_group, init_process_group, world_from_env
+from dsrun.train.loop.engine import prepare_ops
+from dsrun.train.packing.probe import probe
+from tests.integration.as_rank import run_to_the_end
+
+SIZES = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 64,
+}  # fmt: skip
+CONFIG: dict[str, Any] = {"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3}}
+
+
+def sharded(kind: Any, config: Any) -> Any:
+    with deepspeed.zero.Init(config_dict_or_path=CONFIG):
+        model = kind(config)
+    torch.manual_seed(0)
+    for each in model.parameters():
+        with deepspeed.zero.GatheredParameters([each], modifier_rank=0):
+            each.data.normal_(std=0.1)
+    return model
+
+
+def with_failure(model: Any, error: Exception) -> Any:
+    """Raises in the second of three layers, while what is around it is gathered."""
+
+    def fail(*_: Any) -> None:
+        raise error
+
+    model.model.layers[1].mlp.register_forward_pre_hook(fail)
+    return model
+
+
+def found(model: Any) -> dict[str, Any]:
+    verdict = probe(model)
+    gathered = [name for name, each in model.named_parameters() if hasattr(each, "ds_id") and each.numel()]
+    # What every save does, and raises while another context is open.
+    for each in model.parameters():
+        with deepspeed.zero.GatheredParameters([each], modifier_rank=0):
+            pass
+    return {**verdict.facts, "gathered": gathered}
+
+
+def main(out: str) -> None:
+    logger.setLevel("ERROR")
+    world = world_from_env(use_cpu=True)
+    prepare_ops(CONFIG, world, notify=lambda _: None)
+    init_process_group(world, deepspeed=True)
+    llama = LlamaConfig(**SIZES)
+    models = {
+        "whole": sharded(LlamaForCausalLM, llama),
+        "all raise": with_failure(sharded(LlamaForCausalLM, llama), RuntimeError("not here")),
+        "one raises": sharded(LlamaForCausalLM, llama),
+        "one is full": sharded(LlamaForCausalLM, llama),
+        "experts": sharded(MixtralForCausalLM, MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2)),
+    }
+    if world.rank == 1:
+        with_failure(models["one raises"], RuntimeError("on one rank"))
+        with_failure(models["one is full"], torch.OutOfMemoryError("CUDA out of memory"))
+    adapters = LoraConfig(r=2, target_modules=["q_proj"], target_parameters=["mlp.experts.gate_up_proj"])
+    models["lora on experts"] = get_peft_model(models["experts"], adapters)
+    Path(f"{out}-{world.rank}").write_text(json.dumps({name: found(model) for name, model in models.items()}))
+    destroy_process_group()
+
+
+if __name__ == "__main__":
+    run_to_the_end(main, *sys.argv[1:])
