@@ -65,7 +65,7 @@ def judge(model: Any, differences: Differences) -> Judgement:
     shapes = [f"{name} {found} and not {wanted}" for name, found, wanted in sorted(differences.mismatched)]
     wrong, notes = [], []
     if missing:
-        wrong.append(f"its files lack {_count(missing, 'weight')} of {len(model.state_dict())}: {_some(missing)}")
+        wrong.append(f"its files lack {_count(missing, 'weight')} of {len(dict(model.named_parameters()))}: {_some(missing)}")
     if shapes:
         wrong.append(f"its files hold {_count(shapes, 'weight')} of another shape: {_some(shapes)}")
     if unexpected:
@@ -74,9 +74,7 @@ def judge(model: Any, differences: Differences) -> Judgement:
         notes.append(f"the model's files have no head for this task: {_some(head)} begin with random numbers")
     if parts:
         tops = {".".join(name.split(".")[:2]) for name in parts}
-        notes.append(
-            f"{_count(parts, 'tensor')} of the model's files are left out ({_some(tops)}): this model has no such parts"
-        )
+        notes.append(f"this model has no {_some(tops)}: {_count(parts, 'tensor')} of its files are left out")
     return Judgement("; ".join(wrong), notes, bool(shapes))
 
 
