@@ -11,12 +11,16 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     FSMTConfig,
     FSMTForConditionalGeneration,
+    OpenAIGPTConfig,
+    OpenAIGPTLMHeadModel,
     PegasusConfig,
     PegasusForConditionalGeneration,
     RoFormerConfig,
     RoFormerForCausalLM,
     RwkvConfig,
     RwkvForCausalLM,
+    SwitchTransformersConfig,
+    SwitchTransformersForConditionalGeneration,
     xLSTMConfig,
     xLSTMForCausalLM,
 )
@@ -61,6 +65,20 @@ FAMILIES = {
     "xlstm": lambda: xLSTMForCausalLM(xLSTMConfig(**IDS, hidden_size=32, num_hidden_layers=2, num_heads=2)),
     "roformer": lambda: RoFormerForCausalLM(RoFormerConfig(**WHOLE, is_decoder=True, max_position_embeddings=64)),
 }
+# A layer whose constructor alone draws its weights, and one whose rule draws those of its children's children.
+SCRATCH = {
+    "gpt": lambda: OpenAIGPTLMHeadModel(
+        OpenAIGPTConfig(
+            **IDS, n_embd=16, n_layer=1, n_head=2, n_positions=64, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0
+        )
+    ),
+    "switch": lambda: SwitchTransformersForConditionalGeneration(
+        SwitchTransformersConfig(
+            **IDS, d_model=16, d_kv=8, d_ff=16, num_layers=2, num_heads=2, num_experts=2, dropout_rate=0.0,
+            decoder_start_token_id=0, router_jitter_noise=0.0,
+        )
+    ),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +90,7 @@ def models(tmp_path_factory) -> dict[str, str]:
         weights = load_file(file)
         del weights[GATE]
         save_file(weights | ({} if change is None else {GATE: change}), file, metadata={"format": "pt"})
-    for name, make in FAMILIES.items():
+    for name, make in {**FAMILIES, **SCRATCH}.items():
         make().save_pretrained(folder / name)
         make_tokenizer().save_pretrained(folder / name)
     return {each.name: str(each) for each in folder.iterdir()}
@@ -98,6 +116,9 @@ def ran(models, pairs, tmp_path_factory) -> Path:
     ]
     drawn = [run(name, "gone", *flags, ALLOWED) for name, flags in DRAWN.items()]
     families = [run(f"{name}-{stage}", name, "--zero", stage) for name in FAMILIES for stage in ("0", "3")]
+    families += [
+        run(f"{name}-{stage}", name, "--zero", stage, "--from-scratch") for name in SCRATCH for stage in ("0", "3")
+    ]
     many_runs([*refused, *drawn, *families], ranks=2, scratch=scratch)
     return scratch
 
@@ -126,4 +147,9 @@ def test_reference_of_dpo_has_the_same_drawn_weights(ran, case):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_family_whose_rules_unpack_shapes_trains_alike_under_zero_3(ran, family):
+    assert losses(ran / f"{family}-3") == pytest.approx(losses(ran / f"{family}-0"), rel=1e-4)
+
+
+@pytest.mark.parametrize("family", SCRATCH)
+def test_weights_from_scratch_are_drawn_alike_under_zero_3(ran, family):
     assert losses(ran / f"{family}-3") == pytest.approx(losses(ran / f"{family}-0"), rel=1e-4)

@@ -34,7 +34,7 @@ def undrawn() -> Iterator[None]:
     would have drawn it by, as the rules of some models leave weights out (the Conv1D of OpenAI GPT)."""
 
     originals = {name: getattr(nn.init, name) for name in RANDOM}
-    # What transformers does under ZeRO-3: it skips the draws of constructors, and then draws all weights once.
+    # Under ZeRO-3 transformers skips the draws of constructors, and draws all weights after them.
     skipping, drawing = initialization.no_init_weights, getattr(integration, "initialize_weights_zero3", None)
     rules = PreTrainedModel.init_weights
     for name, function in originals.items():
@@ -85,6 +85,8 @@ def _draw(model: Any, seed: int, device: str, is_wanted: Callable[[str], bool]) 
             wanted = [each for each in modules if is_wanted(each[0])]
             if wanted:
                 _draw_part(wanted, parameters, seed, place)
+    if device == "cuda":
+        torch.cuda.empty_cache()  # of which training has another use
 
 
 def _parts(module: nn.Module, name: str, owner: Any) -> Iterator[tuple[list[Named], list[nn.Parameter]]]:

@@ -65,7 +65,9 @@ def judge(model: Any, differences: Differences) -> Judgement:
     shapes = [f"{name} {found} and not {wanted}" for name, found, wanted in sorted(differences.mismatched)]
     wrong, notes = [], []
     if missing:
-        wrong.append(f"its files lack {_count(missing, 'weight')} of {len(dict(model.named_parameters()))}: {_some(missing)}")
+        wrong.append(
+            f"its files lack {_count(missing, 'weight')} of {len(dict(model.named_parameters()))}: {_some(missing)}"
+        )
     if shapes:
         wrong.append(f"its files hold {_count(shapes, 'weight')} of another shape: {_some(shapes)}")
     if unexpected:
