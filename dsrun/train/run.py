@@ -18,7 +18,8 @@ from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import read_manifest
 from dsrun.runs.stop_request import first_request
 from dsrun.system import variables
-from dsrun.system.host import disk_free
+from dsrun.system.host import disk_free, versions
+from dsrun.system.tested import TESTED, untested
 from dsrun.train import distributed as worlds
 from dsrun.train.card.facts import CardFacts
 from dsrun.train.card.write import write_cards
@@ -78,6 +79,9 @@ def prepare_run(
     """Decide everything, prepare the data, and join the process group. A script's own model and rows are `given`."""
     context = context or RankContext.unsupervised()
     context.heart.enter("loading")
+    strange = untested(versions(TESTED))
+    if strange and not is_another(os.environ):
+        console.notice(strange)
     if recipe.spec.auto_micro_batch and not is_supervised(os.environ):
         console.notice("--micro-batch-size auto needs `dsrun train`, which starts again with less when memory runs out")
     recipe = with_long_context(recipe)

@@ -94,6 +94,17 @@ def test_unknown_lora_targets_are_refused(tiny, pairs, tmp_path):
     refused(done, "nope", "q_proj")
 
 
+def test_untested_versions_are_told_at_the_start(tiny, pairs, tmp_path):
+    """As a later transformers would be found, by its metadata."""
+    metadata = tmp_path / "later" / "transformers-5.99.0.dist-info" / "METADATA"
+    metadata.parent.mkdir(parents=True)
+    metadata.write_text("Metadata-Version: 2.1\nName: transformers\nVersion: 5.99.0\n")
+    flags = ["--model", tiny["llama"], "--max-train-samples", "54", "--train-file", pairs["train"]]
+    done = dsrun(*flags, output=tmp_path / "run", env={"PYTHONPATH": str(tmp_path / "later")})
+    (note,) = [line for line in done.err.splitlines() if "5.99.0" in line]
+    assert "transformers 5.23.0" in note
+
+
 def test_disk_too_small_for_checkpoint_is_refused(tiny, pairs, tmp_path):
     """A file system of 2 MiB, smaller than one checkpoint of this model."""
     small = tmp_path / "small"

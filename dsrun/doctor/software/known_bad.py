@@ -17,6 +17,7 @@ from dsrun.doctor.job.zero_config import config_of
 from dsrun.doctor.machine import Machine, Target
 from dsrun.findings import Finding, Level, Message
 from dsrun.system.host import NEEDED
+from dsrun.system.tested import untested
 from dsrun.zero.ops import stage_of
 
 
@@ -78,7 +79,10 @@ def look(machine: Machine, target: Target) -> Iterator[Finding]:
     ]
     found += [*_missing(machine, target), *_outside(versions)]
     yield from found
-    if not found:
+    strange = untested(versions)
+    if strange:
+        yield fine("versions_untested", strange)
+    elif not found:
         shown = (name for name in ("torch", "deepspeed", "transformers", "accelerate") if name in versions)
         yield fine(
             "versions",

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,9 @@ from dsrun.train.card.metadata import FILE as CARD
 from dsrun.train.card.write import is_edited
 from dsrun.train.loop.trainer import RunTrainer
 from dsrun.train.model.adapters import saved_embeddings
+from dsrun.train.model.initial_weights import leave_undrawn, undrawn
 from dsrun.train.model.load import AUTO_CLASS, Task
+from dsrun.train.model.zero3 import outside_zero3
 
 # Bytes a checkpoint holds per trainable parameter beside its weights: fp32 master copy and AdamW's two moments.
 OPTIMIZER_BYTES = 12
@@ -72,9 +73,11 @@ def _save_merged(
     from peft import get_peft_model
 
     base = trainer.model.get_base_model()
-    with _outside_zero3():
+    with outside_zero3():
         if load_base is None:
-            fresh = AUTO_CLASS[task].from_config(base.config, dtype=next(iter(state.values())).dtype)
+            with undrawn():
+                fresh = AUTO_CLASS[task].from_config(base.config, dtype=next(iter(state.values())).dtype)
+            leave_undrawn(fresh)
         else:
             fresh = load_base()
         adapted = get_peft_model(fresh, trainer.model.peft_config["default"])
@@ -91,20 +94,6 @@ def _save_merged(
     merged.generation_config = base.generation_config
     merged.save_pretrained(folder)
     trainer.processing_class.save_pretrained(folder)
-
-
-@contextmanager
-def _outside_zero3() -> Iterator[None]:
-    """Build a model on this rank alone: with ZeRO-3 registered, transformers would shard it over all ranks."""
-    from transformers.integrations import deepspeed as integration
-
-    config = integration._hf_deepspeed_config_weak_ref() if integration._hf_deepspeed_config_weak_ref else None
-    integration.unset_hf_deepspeed_config()
-    try:
-        yield
-    finally:
-        if config is not None:
-            integration.set_hf_deepspeed_config(config)
 
 
 def _check_shapes(folder: Path) -> None:

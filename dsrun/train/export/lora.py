@@ -103,6 +103,11 @@ def merged(adapter: Adapter, base: Path) -> list[Weight]:
     if not stored:
         raise UsageError(f"the adapter's base model {base} has no safetensors files")
     parts = _parts(adapter)
+    halves = [
+        f"{module}.lora_{half}" for module, change in parts.changes.items() for half in "AB" if half not in change
+    ]
+    if halves:
+        raise UsageError(f"the adapter lacks {halves[0]}: its file is not complete")
     known = {weight.name for weight in stored}
     lost = [f"{module}.weight" for module in parts.changes if f"{module}.weight" not in known]
     if lost:

@@ -33,7 +33,7 @@ from dsrun.train.loss.plugin_loss import PluginLoss
 from dsrun.train.loss.probe import is_conditional, parameters_without_gradient
 from dsrun.train.model import load as models
 from dsrun.train.model.adapters import new_tokens, select_trained
-from dsrun.train.model.initial_weights import initialise
+from dsrun.train.model.build import build
 from dsrun.train.model.parameter_groups import LearningRates
 from dsrun.train.model.quantization import DTYPES, check_quantized, convert_to_fp8, quantization_config
 from dsrun.train.packing.decide import Batching, decide_batching
@@ -215,13 +215,25 @@ class TrainerBuilder:
         quantization = quantization_config(spec, self.plan.precision) if spec.quantization else None
         # A model changes its config where it is fitted to the tokenizer.
         given = self.plan.given.model
-        model = given() if given else models.build(spec, deepcopy(self.plan.config), self.plan.task, quantization)
-        if not given and (spec.from_scratch or not spec.model):
-            initialise(model, seed)
+        notices: list[str | None] = []
+        model = (
+            given()
+            if given
+            else build(
+                spec,
+                deepcopy(self.plan.config),
+                self.plan.task,
+                quantization,
+                seed=seed,
+                device=self.plan.world.device,
+                notify=notices.append,
+            )
+        )
         converted = convert_to_fp8(model) if spec.fp8 else None
         # What is drawn from here on, for adapters and new rows, does not depend on what loading has drawn.
         set_seed(seed)
-        notices = [check_quantized(model, spec) if quantization else converted, models.fit_embeddings(model, tokenizer)]
+        notices.append(check_quantized(model, spec) if quantization else converted)
+        notices.append(models.fit_embeddings(model, tokenizer))
         if spec.resize_position_embeddings:
             notices.append(models.stretch_positions(model, spec.max_source_length or spec.max_length))
         if self.plan.task == "seq2seq":
@@ -246,7 +258,8 @@ def unquantized_base(plan: Plan, tokenizer: Any) -> Any:
     without DeepSpeed, on the CPU."""
     dtype = str(DTYPES[plan.precision]).removeprefix("torch.")
     spec = replace(plan.recipe.spec, quantization=None, weights_dtype=dtype)
-    model = models.build(spec, deepcopy(plan.config), plan.task)
+    seed = plan.recipe.value("seed")
+    model = build(spec, deepcopy(plan.config), plan.task, seed=seed, device=plan.world.device, alone=True)
     models.fit_embeddings(model, tokenizer)
     if spec.resize_position_embeddings:
         models.stretch_positions(model, spec.max_source_length or spec.max_length)

@@ -10,7 +10,6 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from filelock import FileLock
 from huggingface_hub import constants
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
@@ -41,7 +40,7 @@ from dsrun.recipe.preflight.model_folder import (
 )
 from dsrun.recipe.spec import TrainSpec
 from dsrun.train.data.encoding.chat import set_template
-from dsrun.train.model.quantization import elements, keep_codes
+from dsrun.train.model.quantization import elements
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +110,7 @@ def load_config(spec: TrainSpec) -> Any:
         config = CONFIG_MAPPING[spec.model_type]()
     else:
         with one_at_a_time(spec.trust_remote_code):
-            config = _from_hub(AutoConfig, name, "model", spec, trust_remote_code=spec.trust_remote_code)
+            config = from_hub(AutoConfig, name, "model", spec, trust_remote_code=spec.trust_remote_code)
     for item in [*spec.model_config, *filter(None, (spec.config_overrides or "").split(","))]:
         _override(config, item)
     return config
@@ -144,42 +143,9 @@ def load_tokenizer(spec: TrainSpec) -> Any:
         raise UsageError("a model built from --model-type has no tokenizer", fix="add --tokenizer NAME")
     options = {"use_fast": spec.use_fast_tokenizer, "trust_remote_code": spec.trust_remote_code}
     with one_at_a_time(spec.trust_remote_code):
-        tokenizer = _from_hub(AutoTokenizer, name, "tokenizer", spec, **options)
+        tokenizer = from_hub(AutoTokenizer, name, "tokenizer", spec, **options)
     set_template(tokenizer, spec.chat_template)
     return tokenizer
-
-
-def build(spec: TrainSpec, config: Any, task: Task, quantization: Any = None) -> Any:
-    """The model with its weights: loaded, or initialised under --from-scratch; under ZeRO-3 shard by shard, provided
-    the DeepSpeed configuration is registered before. Weights are fp32 unless asked otherwise: in bf16 small updates are
-    rounded away. With `quantization`, transformers' settings of it, each rank loads the whole model."""
-    # Before the model, which under ZeRO-3 all ranks load together, so that none may wait for another then.
-    reference = (getattr(config, "auto_map", None) or {}).get(AUTO_CLASS[task].__name__)
-    if spec.trust_remote_code and reference:
-        name = (None if spec.from_scratch else spec.model) or config.name_or_path
-        with one_at_a_time(True):
-            _from_hub(OwnCode, name, "model", spec, reference=reference)
-    options: dict[str, Any] = {"trust_remote_code": spec.trust_remote_code}
-    if spec.attn_implementation:
-        options["attn_implementation"] = spec.attn_implementation
-    dtype = "auto" if spec.weights_dtype == "auto" else getattr(torch, spec.weights_dtype)
-    if spec.from_scratch or spec.model is None:
-        try:
-            model = AUTO_CLASS[task].from_config(config, dtype=torch.float32 if dtype == "auto" else dtype, **options)
-        except (ValueError, ImportError) as error:
-            name = spec.model or config.model_type
-            refused = _refused_attention(spec.attn_implementation, name, one_line(error))
-            if refused:
-                raise refused from error
-            raise
-    else:
-        if quantization is not None:
-            options["quantization_config"] = quantization
-        model = _from_hub(AUTO_CLASS[task], spec.model, "model", spec, config=config, dtype=dtype, **options)
-        if quantization is not None:
-            keep_codes(model)
-    model.config.use_cache = False
-    return model
 
 
 def fit_embeddings(model: Any, tokenizer: Any) -> str | None:
@@ -248,7 +214,7 @@ def _override(config: Any, item: str) -> None:
         raise UsageError(f"--model-config {item}: {error}") from error
 
 
-def _from_hub(loader: Any, name: str, what: str, spec: TrainSpec, **options: Any) -> Any:
+def from_hub(loader: Any, name: str, what: str, spec: TrainSpec, **options: Any) -> Any:
     """`loader.from_pretrained(name)`, with its many ways to fail as one line."""
     common = {"cache_dir": spec.cache_dir, "revision": spec.model_revision, "token": spec.token}
     folder = local_name(name, "model", spec, os.environ)
@@ -257,7 +223,7 @@ def _from_hub(loader: Any, name: str, what: str, spec: TrainSpec, **options: Any
     except (OSError, ValueError, KeyError) as error:
         logger.exception("loading %s %s failed", what, name)
         first = one_line(error)
-        refused = _refused_attention(options.get("attn_implementation"), name, first)
+        refused = refused_attention(options.get("attn_implementation"), name, first)
         if refused:
             raise refused from error
         absent = None if is_path(folder) else not_fetched(f"{what} {name}", error, instead=f"--{what} DIR")
@@ -270,7 +236,7 @@ def _from_hub(loader: Any, name: str, what: str, spec: TrainSpec, **options: Any
         raise MissingError(f"{what} {name!r} needs a package: {one_line(error)}") from error
 
 
-def _refused_attention(requested: str | None, name: str, first: str) -> UsageError | None:
+def refused_attention(requested: str | None, name: str, first: str) -> UsageError | None:
     """The error where `first`, transformers' message, is about the attention kernel that was asked for."""
     if not requested or not ("attn_implementation" in first or "Attention" in first):
         return None

@@ -7,6 +7,7 @@ import pytest
 from dsrun.doctor.software.known_bad import VERSIONS, required, table
 from tests.unit.doctor.recorded import A100, FINE, codes, driver, found_by, job, levels, recorded
 
+ROOT = Path(__file__).parents[3]
 GOOD = {
     "torch": "2.13.0+cu130", "deepspeed": "0.19.8", "transformers": "5.23.0", "accelerate": "1.15.0",
     "datasets": "5.2.0", "peft": "0.18.1", "numpy": "2.3.1",
@@ -24,6 +25,11 @@ ZERO3 = ("--model", "m", "--zero", "3")
         ({"deepspeed": "0.18.2"}, ZERO3, []),
         ({"deepspeed": "0.17.5"}, ZERO2, []),
         ({"deepspeed": "0.18.3"}, ZERO2, ["versions_zero2_reused_module"]),
+        ({"deepspeed": "0.19.6"}, ZERO3, ["versions_zero3_muon"]),
+        ({"deepspeed": "0.19.6"}, ZERO2, []),
+        ({"deepspeed": "0.19.6", "nvidia-nccl-cu13": "2.29.3"}, ZERO2, ["versions_nvcc_cpp17"]),
+        ({"deepspeed": "0.19.6", "nvidia-nccl-cu13": "2.29.3", "torch": "2.11.0"}, ZERO2, []),
+        ({"deepspeed": "0.19.7", "nvidia-nccl-cu13": "2.29.3"}, ZERO3, []),
         ({"deepspeed": "0.14.0", "torch": "2.10.0"}, None, ["versions_deepspeed_torch_elastic"]),
         ({"torch": "2.5.1+cu124"}, None, ["versions_cve_2025_32434"]),
         ({"torch": "2.9.1"}, None, ["versions_cve_2026_24747"]),
@@ -98,10 +104,31 @@ def test_version_outside_of_what_dsrun_takes(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(
         metadata,
         "requires",
-        lambda _: ["click>=8", 'deepspeed<0.20,>=0.19.5; extra == "train"', 'ruff; extra == "lint"'],
+        lambda _: ["click>=8", 'deepspeed<0.20,>=0.19.7; extra == "train"', 'ruff; extra == "lint"'],
     )
     assert [*required()] == ["deepspeed"]
     found = found_by(VERSIONS, recorded(tmp_path, versions=GOOD | {"deepspeed": "0.20.1"}))
     assert codes(found) == ["versions_range"]
-    assert found[0].fix == "pip install 'deepspeed<0.20,>=0.19.5'"
+    assert found[0].fix == "pip install 'deepspeed<0.20,>=0.19.7'"
     assert levels(found_by(VERSIONS, recorded(tmp_path, versions=GOOD))) == FINE
+
+
+@pytest.mark.parametrize(
+    ("versions", "named"),
+    [
+        ({"torch": "2.15.0+cu132"}, "torch 2.15.0+cu132:"),
+        ({"torch": "2.13.1", "transformers": "5.24.0"}, "transformers 5.24.0:"),
+    ],
+)
+def test_versions_that_are_not_tested_are_told(tmp_path: Path, versions, named) -> None:
+    (found,) = found_by(VERSIONS, recorded(tmp_path, versions=GOOD | versions))
+    assert (found.level, found.code) == ("info", "versions_untested")
+    assert found.message.startswith(named)
+
+
+def test_tested_versions_are_those_of_constraints_txt(tmp_path: Path) -> None:
+    from dsrun.system.tested import TESTED
+
+    pinned = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    assert {name: pinned[name] for name in TESTED} == TESTED
+    assert all(specifier.contains(pinned[name]) for name, specifier in required().items() if name in pinned)

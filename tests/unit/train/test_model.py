@@ -9,7 +9,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from dsrun.errors import UsageError
 from dsrun.recipe.spec import TrainSpec
-from dsrun.train.model.load import build, load_config, set_languages
+from dsrun.train.model.build import build
+from dsrun.train.model.load import load_config, set_languages
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from transformers import dynamic_module_utils
 
 from dsrun.recipe.spec import TrainSpec
 from dsrun.train.model import load as models
+from dsrun.train.model.build import build
 from dsrun.train.model.load import LOCK, one_at_a_time
 from tests.integration.poison import poisoned_model
 
@@ -32,7 +33,7 @@ def test_remote_code_copied_by_one_process_at_a_time(from_scratch, tmp_path, mon
     monkeypatch.setattr(dynamic_module_utils.shutil, "copyfile", copyfile)
     spec = TrainSpec(model=poisoned_model(tmp_path / "model"), trust_remote_code=True, from_scratch=from_scratch)
     config = models.load_config(spec)
-    assert type(models.build(spec, config, "causal-lm")).__name__ == "PoisonedLlama"
+    assert type(build(spec, config, "causal-lm")).__name__ == "PoisonedLlama"
     assert copied == ["poison.py"]
     with FileLock(folder / LOCK, timeout=0):
         pass

@@ -1,0 +1,176 @@
+"""Whether a model's files give all of its weights, and nothing else.
+
+transformers draws a weight that the files lack at random and leaves out what has no place, and both stand in its log
+alone. A checkpoint whose weights were renamed since would so be trained from noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel, modeling_utils
+
+from dsrun.errors import UsageError
+from dsrun.recipe.spec import TrainSpec
+from dsrun.train.distributed import all_gather_object
+
+FLAG = "--allow-missing-weights"
+CHECK_FILES = "compare config.json and the files with where they are from"
+SHOWN = 5
+# Buffers that older versions of transformers saved, and that each model computes by now.
+COMPUTED = ("inv_freq", "masked_bias", "position_ids")
+OTHER_TASKS = ("Classification", "QuestionAnswering")
+
+
+@dataclass(frozen=True)
+class Differences:
+    """Between a model and its files, by the names of weights; of those with another shape also the shapes, in the files
+    and in the model."""
+
+    missing: frozenset[str] = frozenset()
+    mismatched: frozenset[tuple[str, tuple[int, ...], tuple[int, ...]]] = frozenset()
+    unexpected: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, loading_info: Mapping[str, Iterable[Any]]) -> Differences:
+        """From what `from_pretrained(output_loading_info=True)` returns."""
+        shapes = {(name, tuple(found), tuple(wanted)) for name, found, wanted in loading_info["mismatched_keys"]}
+        missing, unexpected = loading_info["missing_keys"], loading_info["unexpected_keys"]
+        return cls(frozenset(missing), frozenset(shapes), frozenset(unexpected))
+
+    @property
+    def drawn(self) -> frozenset[str]:
+        """The weights that the files do not give."""
+        return self.missing | {name for name, _, _ in self.mismatched}
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """`refusal` says what is wrong ("" if nothing is), `notes` what differs and is right."""
+
+    refusal: str
+    notes: list[str]
+    has_other_shapes: bool
+
+
+def judge(model: Any, differences: Differences) -> Judgement:
+    head = _new_head(model, differences)
+    parts = {name for name in differences.unexpected if _is_part_left_out(model, name)}
+    computed = {name for name in differences.missing if _is_computed(model, name)}
+    missing, unexpected = differences.missing - head - computed, differences.unexpected - parts
+    shapes = [f"{name} {found} and not {wanted}" for name, found, wanted in sorted(differences.mismatched)]
+    wrong, notes = [], []
+    if missing:
+        wrong.append(
+            f"its files lack {_count(missing, 'weight')} of {len(dict(model.named_parameters()))}: {_some(missing)}"
+        )
+    if shapes:
+        wrong.append(f"its files hold {_count(shapes, 'weight')} of another shape: {_some(shapes)}")
+    if unexpected:
+        wrong.append(f"its files hold {_count(unexpected, 'tensor')} that it has no place for: {_some(unexpected)}")
+    if head:
+        notes.append(f"the model's files have no head for this task: {_some(head)} begin with random numbers")
+    if parts:
+        tops = {".".join(name.split(".")[:2]) for name in parts}
+        notes.append(f"this model has no {_some(tops)}: {_count(parts, 'tensor')} of its files are left out")
+    return Judgement("; ".join(wrong), notes, bool(shapes))
+
+
+def refuse_or_note(judgement: Judgement, spec: TrainSpec, *, sharded: bool, alone: bool) -> list[str]:
+    """What to print of a judgement. Raises UsageError on all ranks where one of them must refuse, as each node may have
+    other files; a rank that is `alone` asks no other."""
+    fix = CHECK_FILES
+    # Adapters are merged into weights that are loaded anew.
+    allowed = spec.allow_missing_weights and not spec.quantization
+    if not spec.quantization:
+        fix += f"; {FLAG} trains all the same, with random numbers for what they lack"
+    if sharded and judgement.has_other_shapes:
+        # transformers loads by `_load_from_state_dict` then, which refuses another shape, and only on rank 0.
+        fix, allowed = f"{CHECK_FILES}; --zero 2 {FLAG} draws them at random", False
+    mine = "" if allowed else judgement.refusal
+    refusals = [mine] if alone else all_gather_object(mine)
+    rank = next((rank for rank, each in enumerate(refusals) if each), None)
+    if rank is not None:
+        where = "" if refusals[0] else f" on rank {rank}"
+        raise UsageError(f"model {spec.model!r}{where}: {refusals[rank]}", fix=fix)
+    return [*judgement.notes, *([f"{FLAG}: {judgement.refusal}"] if judgement.refusal else [])]
+
+
+@contextmanager
+def incomplete_refused(spec: TrainSpec) -> Iterator[None]:
+    """Raise UsageError where the files lack a part of a weight that is put together as it is loaded, such as one expert
+    of a layer. transformers raises RuntimeError, and names the weights in its log alone."""
+    broken: list[str] = []
+    original = modeling_utils.log_state_dict_report
+
+    def report(*given: Any, **named: Any) -> None:
+        broken.extend(getattr(named.get("loading_info"), "conversion_errors", None) or ())
+        original(*given, **named)
+
+    modeling_utils.log_state_dict_report = report
+    try:
+        yield
+    except RuntimeError as error:
+        if not broken:
+            raise
+        what = f"its files lack parts of {_count(broken, 'weight')}: {_some(broken)}"
+        raise UsageError(f"model {spec.model!r}: {what}", fix=CHECK_FILES) from error
+    finally:
+        modeling_utils.log_state_dict_report = original
+
+
+def _new_head(model: Any, differences: Differences) -> set[str]:
+    """The weights of a head that the model was saved without, by what its config says of its making; only where that is
+    all that is missing."""
+    made_as = getattr(model.config, "architectures", None) or []
+    base = model.base_model
+    headless = {type(base).__name__} if base is not model else set()
+    if not any(each in headless or any(task in each for task in OTHER_TASKS) for each in made_as):
+        return set()
+    prefix = f"{model.base_model_prefix}."
+    if any(name.startswith(prefix) for name in differences.drawn):
+        return set()
+    return set(differences.missing)
+
+
+def _is_computed(model: Any, name: str) -> bool:
+    """Whether it is a table of sines, which a model computes and some versions of transformers save."""
+    return "Sinusoidal" in type(model.get_submodule(name.rpartition(".")[0])).__name__
+
+
+def _is_part_left_out(model: Any, name: str) -> bool:
+    """Whether a tensor belongs to a part that the model does not have at all (a vision tower, another head, layers that
+    predict tokens after the next), or was computed. Any other would change what the model computes."""
+    return name.rpartition(".")[2] in COMPUTED or all(_is_no_part(start, name) for start in (model, model.base_model))
+
+
+def _is_no_part(start: Any, name: str) -> bool:
+    module, owner = start, start
+    for part in name.split("."):
+        child = getattr(module, part, None)
+        if isinstance(child, nn.Module):
+            module = child
+            owner = child if isinstance(child, PreTrainedModel) else owner
+            continue
+        if isinstance(module, nn.ModuleList) and part.isdigit():
+            # Behind the last layer (DeepSeek-V3, GLM-4.5).
+            return int(part) < len(module) + (getattr(owner.config, "num_nextn_predict_layers", None) or 0)
+        # `bias` of an attention that consists of other modules was the causal mask (GPT-J, CodeGen).
+        holds_none = next(module.parameters(recurse=False), None) is None and next(module.children(), None) is not None
+        return isinstance(module, PreTrainedModel) or (holds_none and part in ("bias", "causal_mask"))
+    # A buffer that is not saved any more; weights are never unexpected.
+    return False
+
+
+def _count(names: Collection[str], what: str) -> str:
+    return f"{len(names):,} {what}{'' if len(names) == 1 else 's'}"
+
+
+def _some(names: Iterable[str]) -> str:
+    ordered = sorted(names)
+    more = f" and {len(ordered) - SHOWN:,} more" if len(ordered) > SHOWN else ""
+    return ", ".join(ordered[:SHOWN]) + more

@@ -1,0 +1,63 @@
+"""ZeRO-3 as transformers has it: while its configuration is registered, every model is sharded as it is built."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from transformers import PreTrainedModel
+from transformers.integrations import deepspeed as integration
+
+
+def is_sharding() -> bool:
+    """Whether a model that is built now is sharded."""
+    return bool(integration.is_deepspeed_zero3_enabled())
+
+
+@contextmanager
+def outside_zero3() -> Iterator[None]:
+    """Models built inside are whole, on this rank alone."""
+    reference = integration._hf_deepspeed_config_weak_ref
+    config = reference() if reference else None
+    integration.unset_hf_deepspeed_config()
+    try:
+        yield
+    finally:
+        if config is not None:
+            integration.set_hf_deepspeed_config(config)
+
+
+@contextmanager
+def whole_shapes(parameters: Iterable[Any]) -> Iterator[None]:
+    """Let those that are sharded show the shapes of the whole, without its numbers."""
+    shards = [(each, each.data) for each in parameters if hasattr(each, "ds_id") and each.data.shape != each.ds_shape]
+    for each, data in shards:
+        # One number, repeated: it takes no memory, and torch refuses to write to it.
+        each.data = data.new_zeros(1).expand(each.ds_shape)
+    try:
+        yield
+    finally:
+        for each, data in shards:
+            each.data = data
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """Let models be loaded inside whose rules unpack the shape of a weight (Pegasus, FSMT, RoFormer, RWKV, xLSTM).
+
+    After loading transformers applies the rules by which weights are drawn to every module, for the sake of computed
+    buffers, and keeps the weights that are loaded. Of those ZeRO-3 has left the shape `(0,)`.
+    """
+    original = PreTrainedModel._initialize_weights
+
+    def initialise(model: Any, module: Any, is_custom_code: bool = False) -> None:
+        # Code that comes with a model may write without looking at whether the weight is loaded.
+        with whole_shapes([] if is_custom_code else module.parameters()):
+            original(model, module, is_custom_code)
+
+    PreTrainedModel._initialize_weights = initialise
+    try:
+        yield
+    finally:
+        PreTrainedModel._initialize_weights = original
