@@ -44,7 +44,7 @@ def test_out_of_memory_halves_micro_batch(greedy, gpus, tmp_path):
 
 @pytest.mark.parametrize("case", PLANNED, ids=words)
 def test_peak_is_within_the_plan(case, gpus):
-    """What torch reserves for models of a billion parameters: at most 5% less than planned, and 3% more. What CUDA takes
+    """What torch reserves for models of a billion parameters: at most 5% below the plan, or 3% above. What CUDA takes
     beside it is left out, as other tests may run on this GPU."""
     planned = predict(case, 1, gpus[0].name) - CUDA_CONTEXT
     if (gpus[0].memory_total or 0) < 1.2 * planned:
