@@ -81,9 +81,10 @@ lint: fast-lint
 bench: $(VENV)/.test
 	$(BIN)/python -m bench
 
-# Builds and installs the wheel of DeepSpeed's operations, checks, then times; the table is in runs/bench-gpu.
+# Ten minutes: the wheel of DeepSpeed's operations is built and installed beside checks and timings; the table is in
+# runs/bench-gpu. `make bench-gpu FULL=--full` takes over an hour.
 bench-gpu: $(VENV)/.test
-	$(BIN)/python -m bench.gpu
+	$(BIN)/python -m bench.gpu $(FULL)
 
 docs: $(VENV)/.train
 	$(BIN)/python -m tools.docs

@@ -62,6 +62,14 @@ ON_CPU = (
 )
 
 
+PLANNED = (
+    Case(name="T5-large", config=T5_LARGE, stage=2, micro_batch=16, length=512),
+    Case(name="Llama 1B", config=LLAMA_1B, stage=2, micro_batch=4, length=2048),
+    Case(name="Llama 1B", config=LLAMA_1B, stage=2, micro_batch=4, length=2048, checkpointing=True),
+)
+"""Three that fit one GPU of 80 GiB: where activations fill it, where logits do, and where the step does."""
+
+
 def on_gpu(world: int) -> tuple[Case, ...]:
     """T5-large, 1B and 8B; the last with LoRA, as all of it with its optimizer outgrows one GPU."""
     cases = []

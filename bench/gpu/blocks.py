@@ -1,4 +1,4 @@
-"""The blocks of `make bench-gpu`: checks first, then timings; each is a process of its own with a time limit."""
+"""The blocks of `make bench-gpu` in order of value; each is a process of its own with a time limit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from bench.memory_cases import LLAMA_1B, LLAMA_8B, T5_LARGE
 
 LIMIT_S = 470
 """Below eight minutes: no block outlives the shortest limit of an interactive job."""
-CHECKS = "test_gpu_*.py"
 
 LLAMA_3B: dict[str, Any] = LLAMA_1B | {
     "hidden_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 24, "num_key_value_heads": 8,
@@ -50,37 +49,58 @@ TIMINGS = (
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """A row of the table. `argv` runs under this environment's Python; `result` is where it writes its figures."""
+    """A row of the table. `argv` runs under this environment's Python and is ended after `limit_s`; with less than
+    `least_s` left of all the time it is not begun. `result` is where it writes its figures. `full`: only when asked."""
 
     name: str
     argv: tuple[str, ...]
-    part: str
     limit_s: int = LIMIT_S
+    least_s: int = 0
     result: Path | None = None
+    full: bool = False
 
 
-def check_blocks(root: Path) -> list[Block]:
-    """The wheel, then each file of tests/gpu."""
-    files = sorted((root / "tests" / "gpu").glob(CHECKS))
-    pytest = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
-    checks = [Block(name=_name(file), argv=(*pytest, str(file)), part="check") for file in files]
-    return [Block(name="wheel", argv=("-m", "bench.gpu.wheel"), part="check"), *checks]
+def blocks(work: Path) -> list[Block]:
+    """All, in order of value; `work` keeps what one leaves to another."""
+    few = ("-m", "bench.gpu.few")
+    wheel = ("-m", "bench.gpu.wheel")
+    pytest = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "200", "-rfEs", "--tb=short")
+    # Five workers on one GPU, as the models are tiny; what fills it or compiles comes in blocks of its own.
+    alone = "not halves and not within_the_plan and not offload and not flex"
+    tests = (*pytest, "tests/gpu", "-n", "5", "--ignore", "tests/gpu/test_gpu_ops.py", "-k", alone)
+    found = [
+        Block(name="facts", argv=(*few, "facts"), limit_s=60, least_s=20),
+        Block(name="t5", argv=(*few, "demo", "t5"), limit_s=150, least_s=25),
+        Block(name="llama", argv=(*few, "demo", "llama"), limit_s=100, least_s=25),
+        Block(name="tests", argv=tests, limit_s=190, least_s=60),
+        Block(name="wheel", argv=(*wheel, "wait"), limit_s=330, least_s=20),
+        Block(name="verify", argv=(*wheel, "verify"), limit_s=110, least_s=30),
+        Block(name="offload", argv=(*few, "offload"), limit_s=130, least_s=40),
+        _timing("Llama 1B", work, limit_s=150, least_s=60),
+        Block(name="Trainer, Llama 1B", argv=("-m", "bench.gpu.peer", "Llama 1B", "ddp", "zero2"),
+              limit_s=130, least_s=50),
+        Block(name="memory", argv=(*few, "memory"), limit_s=130, least_s=45),
+        Block(name="kill", argv=(*few, "kill"), limit_s=90, least_s=45),
+        Block(name="packing", argv=(*few, "packing", "causal"), limit_s=170, least_s=90),
+        Block(name="doctor", argv=(*few, "doctor"), limit_s=60, least_s=20),
+        _timing("T5-large", work, limit_s=120, least_s=80),
+        Block(name="Trainer, T5-large", argv=("-m", "bench.gpu.peer", "T5-large", "ddp"), limit_s=70, least_s=40),
+        Block(name="oom", argv=(*pytest, "tests/gpu/test_gpu_memory.py", "-k", "halves"), limit_s=200, least_s=120),
+        _timing("Llama 3B", work, limit_s=170, least_s=110),
+        *(Block(name=name, argv=(*few, "demo", name), limit_s=90, least_s=25)
+          for name in ("zero3", "qlora", "fp8", "liger", "compile")),
+        Block(name="flex", argv=(*pytest, "tests/gpu/test_gpu_packing.py", "-k", "flex"), limit_s=160, least_s=60),
+    ]  # fmt: skip
+    return [
+        *found,
+        _timing("Llama 8B", work, full=True),
+        _timing("T5-3B", work, full=True),
+        Block(name="packing, T5", argv=(*few, "packing", "T5"), full=True),
+        *(Block(name=f"memory, {name}", argv=("-m", "bench.memory", name), full=True)
+          for name in ("T5-large", "Llama 1B", "Llama 8B")),
+    ]  # fmt: skip
 
 
-def timing_blocks(scratch: Path) -> list[Block]:
-    """The plan's memory against what is allocated, MFU by model, and packing beside its peers."""
-    plans = ("T5-large", "Llama 1B", "Llama 8B")
-    blocks = [Block(name=f"memory plan {name}", argv=("-m", "bench.memory", name), part="check") for name in plans]
-    for timing in TIMINGS:
-        result = scratch / f"{timing.name.replace(' ', '-')}.json"
-        argv = ("-m", "bench.gpu.timing", timing.name, str(result))
-        blocks.append(Block(name=timing.name, argv=argv, part="timing", result=result))
-    for kind in ("causal", "T5"):
-        folder = scratch / "ladder"
-        ladder = ("-m", "bench.ladder", "--gpu", "--rounds", "1", "--kinds", kind, "--output", str(folder))
-        blocks.append(Block(name=f"ladder {kind}", argv=ladder, part="timing", result=folder / kind / "costs.json"))
-    return blocks
-
-
-def _name(file: Path) -> str:
-    return file.stem.removeprefix("test_gpu_").replace("_", " ")
+def _timing(name: str, work: Path, **limits: Any) -> Block:
+    result = work / f"{name.replace(' ', '-')}.json"
+    return Block(name=name, argv=("-m", "bench.gpu.timing", name, str(result)), result=result, **limits)

@@ -1,4 +1,4 @@
-"""Runs blocks one after another: whatever becomes of one, the next is run, and each is a row of the table."""
+"""Runs blocks one after another within a time for all: whatever becomes of one, the next is run, and each is a row."""
 
 from __future__ import annotations
 
@@ -10,29 +10,38 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from bench.gpu.blocks import Block
 
-GRACE_S = 15.0
+GRACE_S = 6.0
 MISSED = ("MISSED", "NO")
 """How the last line of a benchmark ends that ran and exceeded a limit."""
 LAST_CHARACTERS = 300
+TOLD = "=> "
+"""How a line of a block's output begins that belongs into the table."""
+TOLD_CHARACTERS = 700
+MARK = "DSRUN_BENCH_BLOCK"
+"""The environment variable by which what a block has started is found after it."""
+MISSING = 4
+"""The exit code of a block that needs what is not installed here."""
+CLOSING_S = 4.0
+"""Left of the time for all, when the last block is ended."""
 
-Status = Literal["ok", "missed", "failed", "timeout"]
+Status = Literal["ok", "missed", "failed", "timeout", "skipped", "to come"]
+BAD = ("failed", "timeout", "missed")
 
 
 @dataclass(frozen=True)
 class Row:
-    """What became of a block: `missed` where all ran and a goal was not reached. `figures` is what it wrote,
-    `detail` the last line of its output where it is not ok."""
+    """What became of a block: `missed` where all ran and a goal was not reached, `skipped` where no time was left or
+    something is not installed. `figures` is what it wrote, `detail` what it told, or the last line of its output."""
 
     name: str
-    part: str
     status: Status
-    seconds: float
+    seconds: float = 0.0
     detail: str = ""
     figures: dict[str, Any] = field(default_factory=dict)
 
@@ -40,19 +49,27 @@ class Row:
         return asdict(self)
 
 
-def run_blocks(blocks: Sequence[Block], logs: Path, *, done: Callable[[Row], None]) -> list[Row]:
-    """Run them all; `done` gets each row as soon as there is one."""
-    rows = []
-    for block in blocks:
-        rows.append(run_block(block, logs / f"{block.part}-{block.name.replace(' ', '-')}.log"))
-        done(rows[-1])
+def run_blocks(
+    blocks: Sequence[Block], logs: Path, *, budget_s: float | None, done: Callable[[list[Row]], None]
+) -> list[Row]:
+    """Run them, within `budget_s` seconds if given; `done` gets all rows, those to come too, as soon as one is new."""
+    rows = [Row(block.name, "to come") for block in blocks]
+    began = time.monotonic()
+    for place, block in enumerate(blocks):
+        left = float("inf") if budget_s is None else budget_s - (time.monotonic() - began)
+        if left < max(block.least_s, CLOSING_S + 1):
+            rows[place] = Row(block.name, "skipped", detail=f"{left:.0f} s were left of {budget_s:.0f}")
+        else:
+            short = replace(block, limit_s=int(min(block.limit_s, left - CLOSING_S)))
+            rows[place] = run_block(short, logs / f"{block.name.replace(', ', '-').replace(' ', '-')}.log")
+        done(rows)
     return rows
 
 
 def run_block(block: Block, log: Path) -> Row:
-    """Run it in a process group of its own, which is killed whole at the time limit."""
-    root = str(Path(__file__).parents[2])
-    env = {**os.environ, "PYTHONPATH": root, "PYTHONUNBUFFERED": "1"}
+    """Run it in a process group of its own, which is killed at the time limit with all that it started."""
+    root, mark = str(Path(__file__).parents[2]), f"{os.getpid()}-{block.name}"
+    env = {**os.environ, "PYTHONPATH": root, "PYTHONUNBUFFERED": "1", MARK: mark}
     began = time.monotonic()
     with log.open("wb") as out:
         process = subprocess.Popen(
@@ -65,24 +82,32 @@ def run_block(block: Block, log: Path) -> Row:
         except subprocess.TimeoutExpired:
             status = "timeout"
         finally:
-            _end(process)
+            _end(process, mark)
     figures = _figures(block)
     if status == "ok" and figures.get("mfu") is not None and figures["mfu"] < figures.get("goal", 0):
         status = "missed"
-    last = _last_line(log)
+    last, told = _last_line(log), _told(log)
     if status == "failed" and process.returncode == 1 and last.endswith(MISSED):
         status = "missed"
-    detail = "" if status == "ok" else f"exit code {process.returncode}: {last}"
-    return Row(block.name, block.part, status, round(time.monotonic() - began, 1), detail, figures)
+    if status == "failed" and process.returncode == MISSING:
+        status = "skipped"
+    ended = f"after its limit of {block.limit_s} s" if status == "timeout" else f"exit code {process.returncode}"
+    detail = told if status in ("ok", "missed") else "; ".join(each for each in (told, f"{ended}: {last}") if each)
+    return Row(block.name, status, round(time.monotonic() - began, 1), detail, figures)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM to the group, whose supervisors then end their ranks; SIGKILL to what is left."""
+def _end(process: subprocess.Popen[bytes], mark: str) -> None:
+    """SIGTERM to the group, whose supervisors then end their ranks; SIGKILL to what is left, in other sessions too."""
     for signum in (signal.SIGTERM, signal.SIGKILL):
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signum)
         with suppress(subprocess.TimeoutExpired):
             process.wait(GRACE_S)
+    wanted = f"{MARK}={mark}".encode()
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if wanted in (folder / "environ").read_bytes().split(b"\0"):
+                os.kill(int(folder.name), signal.SIGKILL)
 
 
 def _figures(block: Block) -> dict[str, Any]:
@@ -92,6 +117,13 @@ def _figures(block: Block) -> dict[str, Any]:
     return found
 
 
+def _lines(log: Path) -> list[str]:
+    return [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+
+
 def _last_line(log: Path) -> str:
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1][-LAST_CHARACTERS:] if lines else ""
+    return "".join(_lines(log)[-1:])[-LAST_CHARACTERS:]
+
+
+def _told(log: Path) -> str:
+    return "; ".join(line[len(TOLD) :] for line in _lines(log) if line.startswith(TOLD))[:TOLD_CHARACTERS]

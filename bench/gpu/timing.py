@@ -12,11 +12,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from bench.gpu.blocks import TIMINGS, Timing
+from bench.gpu.few import dry, tell
 from bench.ladder.data import make_tokenizer
 from bench.mfu import causal_flops, seq2seq_flops
 from dsrun.hardware.gpus import peak_bf16_tflops
@@ -30,11 +32,15 @@ SAMPLES = 256
 
 
 def main(name: str, result: str) -> int:
-    """Run it and write its figures; the exit code of the training."""
+    """Run it and write its figures; the exit code of the training. Without a GPU the command line alone."""
     timing = next(each for each in TIMINGS if each.name == name)
-    gpus = visible_gpus()
+    gpus = [] if dry() else visible_gpus()
     with tempfile.TemporaryDirectory() as scratch:
         run = Path(scratch) / "run"
+        if not gpus:
+            h100 = Gpu(index=0, name="NVIDIA H100", uuid="", memory_total=80 * 2**30, capability=(9, 0))
+            tell(" ".join(command(replace(timing, length=32), Path(scratch), run, [h100])[2:]))
+            return 0
         done = subprocess.run(command(timing, Path(scratch), run, gpus), check=False)
         if done.returncode:
             return done.returncode

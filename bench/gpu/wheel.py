@@ -1,21 +1,86 @@
-"""Builds the wheel of DeepSpeed's operations for these GPUs, unless it is cached, and installs it here."""
+"""The wheel of DeepSpeed's operations for these GPUs: `python -m bench.gpu.wheel wait|verify`.
+
+It is compiled in the background, at low priority, beside the first blocks.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from bench.gpu.few import dry, tell, work
+
+NICE = 15
 
 
-def main() -> int:
-    """pip's or the build's exit code."""
-    build = [sys.executable, "-m", "dsrun", "build-wheel", "--arch", "auto"]
-    built = subprocess.run(build, stdout=subprocess.PIPE, text=True, check=False)
-    if built.returncode:
-        return built.returncode
-    wheel = built.stdout.strip().splitlines()[-1]
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    return subprocess.run([*pip, "--no-deps", "--force-reinstall", wheel], check=False).returncode
+@contextmanager
+def building(folder: Path) -> Iterator[None]:
+    """Compile meanwhile; what is not finished at the end is ended."""
+    argv = [sys.executable, "-m", "bench.gpu.wheel", "build", str(folder)]
+    process = subprocess.Popen(argv, cwd=Path(__file__).parents[2], start_new_session=True)
+    try:
+        yield
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
+        process.wait()
+
+
+def build(folder: Path) -> int:
+    """What a user would run; its path, exit code and seconds are kept in `folder`."""
+    os.nice(NICE)
+    began = time.monotonic()
+    with (folder / "build.log").open("wb") as log:
+        argv = [sys.executable, "-m", "dsrun", "build-wheel", "--arch", "auto"]
+        done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=log, text=True, check=False)
+    path = "".join(done.stdout.strip().splitlines()[-1:])
+    partial = folder / "wheel.json.part"
+    partial.write_text(json.dumps({"path": path, "code": done.returncode, "seconds": time.monotonic() - began}))
+    partial.rename(folder / "wheel.json")
+    return done.returncode
+
+
+def wait(folder: Path) -> int:
+    """Until it is there; the time limit is the block's."""
+    while not (folder / "wheel.json").exists():
+        time.sleep(0.5)
+    made = json.loads((folder / "wheel.json").read_text())
+    print((folder / "build.log").read_text(errors="replace")[-8000:])
+    tell(f"exit code {made['code']} after {made['seconds']:.0f} s: {Path(made['path']).name}")
+    return 1 if made["code"] else 0
+
+
+def verify(folder: Path) -> int:
+    """Verified and installed here, and the tests that need it."""
+    if not (folder / "wheel.json").exists() or json.loads((folder / "wheel.json").read_text())["code"]:
+        print("there is no wheel")
+        return 4
+    path = json.loads((folder / "wheel.json").read_text())["path"]
+    checked = subprocess.run([sys.executable, "-m", "dsrun", "verify-wheel", path], check=False).returncode
+    tell(f"verify-wheel: exit code {checked}")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index", "--no-deps"]
+    subprocess.run([*pip, "--force-reinstall", path], check=True)
+    files = ["tests/gpu/test_gpu_ops.py", "tests/gpu/test_gpu_training.py"]
+    pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "120", "--tb=short"]
+    tested = subprocess.run(
+        [*pytest, *files, "-k", "test_gpu_ops or offload"], stdout=subprocess.PIPE, text=True, check=False
+    )
+    print(tested.stdout)
+    tell("operations and offload: " + "".join(tested.stdout.strip().splitlines()[-1:]))
+    return 1 if checked or tested.returncode else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    if sys.argv[1] == "build":
+        sys.exit(build(Path(sys.argv[2])))
+    if dry():
+        tell("not compiled without a GPU")
+        sys.exit(0)
+    sys.exit({"wait": wait, "verify": verify}[sys.argv[1]](work()))

@@ -21,13 +21,17 @@ from pathlib import Path
 from statistics import median
 
 from bench.ladder.data import LLAMA, SAMPLES, T5, make_data, make_model
-from bench.ladder.rungs import PACKED, PADDED, RANKS, RUNGS, TRL, Cost, Ladder
+from bench.ladder.rungs import GPU_ACCUMULATION, GPU_MICRO_BATCH, PACKED, PADDED, RANKS, RUNGS, TRL, Cost, Ladder
 from bench.memory_cases import LLAMA_1B, T5_LARGE
 from bench.mfu import causal_flops, seq2seq_flops
 from dsrun.hardware.gpus import peak_bf16_tflops
 from dsrun.system.gpus import visible_gpus
 
 STEPS, WARM_UP, ROUNDS = 6, 2, 2
+GPU_STEPS = 40
+GPU_LLAMA = LLAMA_1B | {"num_hidden_layers": 8, "vocab_size": 32768}
+GPU_T5 = T5_LARGE | {"num_layers": 8}
+"""Half and a quarter of a billion parameters: the padded peers hold 64 rows of 512 tokens, with all their logits."""
 GOALS = {
     "causal": ((PADDED, 2.5), (TRL, 2.0)),
     "T5": ((PADDED, 2.5),),
@@ -65,10 +69,13 @@ def _climb(kind: str, folder: Path, options: argparse.Namespace, peak: float) ->
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     seq2seq, world = kind == "T5", len(visible_gpus()) if options.gpu else RANKS
-    config = (T5_LARGE if seq2seq else LLAMA_1B) if options.gpu else (T5 if seq2seq else LLAMA)
-    lengths = make_data(folder / "train.jsonl", seq2seq=seq2seq, samples=options.samples)
+    config = (GPU_T5 if seq2seq else GPU_LLAMA) if options.gpu else (T5 if seq2seq else LLAMA)
+    steps = options.steps or (GPU_STEPS if options.gpu else STEPS)
+    # No sample twice on a GPU.
+    samples = options.samples or (GPU_MICRO_BATCH * GPU_ACCUMULATION * world * steps if options.gpu else SAMPLES)
+    lengths = make_data(folder / "train.jsonl", seq2seq=seq2seq, samples=samples)
     model = make_model(folder / "model", {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": 1, **config})
-    ladder = Ladder(folder, model, folder / "train.jsonl", seq2seq, options.steps, WARM_UP, world, options.gpu)
+    ladder = Ladder(folder, model, folder / "train.jsonl", seq2seq, steps, WARM_UP, world, options.gpu)
     fitting = [rung for rung in RUNGS if not (seq2seq and rung.causal_only) and (options.gpu or not rung.gpu_only)]
     rungs = [rung for rung in fitting if rung.name in options.rungs]
     costs: dict[str, list[Cost]] = {rung.name: [] for rung in rungs}
@@ -144,11 +151,15 @@ def matmul_flops() -> float:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench.ladder", description=__doc__.splitlines()[0])
     parser.add_argument("--kinds", nargs="+", choices=list(GOALS), default=list(GOALS), help="default: both")
-    parser.add_argument("--steps", type=int, default=STEPS, help=f"optimizer steps, {WARM_UP} not measured")
+    parser.add_argument(
+        "--steps", type=int, help=f"optimizer steps, {WARM_UP} not measured (default {STEPS}, {GPU_STEPS} on GPUs)"
+    )
     parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"runs of every rung (default {ROUNDS})")
-    parser.add_argument("--samples", type=int, default=SAMPLES, help=f"of the data (default {SAMPLES})")
+    parser.add_argument(
+        "--samples", type=int, help=f"of the data (default {SAMPLES}; on GPUs as many as the steps take)"
+    )
     names = [rung.name for rung in RUNGS]
     parser.add_argument("--rungs", nargs="+", choices=names, default=names, metavar="NAME", help="default: all")
-    parser.add_argument("--gpu", action="store_true", help="T5-large and a Llama of 1B in bf16 on all GPUs")
+    parser.add_argument("--gpu", action="store_true", help="larger models and batches in bf16 on all GPUs")
     parser.add_argument("--output", type=Path, help="folder to keep all runs in (default: a temporary one)")
     return parser

@@ -7,9 +7,9 @@ import json
 import pytest
 
 from bench.ladder.data import LLAMA, make_tokenizer
-from dsrun.zero.memory.model.count import describe
-from dsrun.zero.memory.request import PlanRequest, cluster
-from dsrun.zero.memory.strategy import Strategy, gpu
+from bench.memory import GIB, GOAL_GPU, TOO_LOW, measure, predict, words
+from bench.memory_cases import PLANNED
+from dsrun.zero.memory.activations import CUDA_CONTEXT
 from tests.gpu.runs import train
 
 LONG = 8192
@@ -42,19 +42,28 @@ def test_out_of_memory_halves_micro_batch(greedy, gpus, tmp_path):
     assert done.facts["batch"]["micro_batch"] < 128
 
 
-def test_peak_is_within_the_plan(llama, gpus, tmp_path):
-    """The peak that torch reserved is below the plan's figure, which must not be too low. bench/memory.py has larger
-    models and the goal of 5%: of this one most is what CUDA itself takes."""
-    flags = ("--bf16", "true", "--zero", "2", "--train-sampling-strategy", "random")
-    measured = train(llama, tmp_path / "run", *flags).rows[-1]["gpu_memory_peak"]
-    request = PlanRequest(
-        model=describe(LLAMA, from_scratch=True),
-        cluster=cluster(f"{gpus[0].name}:{len(gpus)}", memory=80),
-        length=512,
-        source_length=512,
-        global_batch=32,
-        precision="bf16",
-        lora=None,
-    )
-    planned = gpu(request, Strategy(stage=2, offload="none", checkpointing=False), 4).total
-    assert measured <= 1.03 * planned
+@pytest.mark.parametrize("case", PLANNED, ids=words)
+def test_peak_is_within_the_plan(case, gpus):
+    """What torch reserves for models of a billion parameters: at most 5% below the plan, or 3% above. What CUDA takes
+    beside it is left out, as other tests may run on this GPU."""
+    planned = predict(case, 1, gpus[0].name) - CUDA_CONTEXT
+    if (gpus[0].memory_total or 0) < 1.2 * planned:
+        pytest.skip(f"needs a GPU with {1.2 * planned / GIB:.0f} GiB")
+    assert -TOO_LOW <= planned / measure(case, 1, "cuda")[0]["gpu"] - 1 <= GOAL_GPU
+
+
+def test_copies_from_pinned_memory_do_not_wait():
+    """They are queued behind what the GPU still has to do."""
+    import torch
+
+    from dsrun.train.loop.loaders import to_device
+
+    device, ids = torch.device("cuda", 0), torch.arange(1 << 20)
+    to_device(ids, device)
+    torch.cuda.synchronize()
+    torch.cuda._sleep(1_000_000_000)
+    busy = torch.cuda.Event()
+    busy.record()
+    there = to_device(ids, device)
+    assert not busy.query()
+    assert there.cpu().equal(ids)

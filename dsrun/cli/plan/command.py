@@ -54,9 +54,10 @@ from dsrun.zero.offload import OPTIMIZER_ONLY
     help="keep only each layer's input and compute the rest again",
 )  # fmt: skip
 @click.option(
-    "--attention", type=click.Choice(["fused", "eager"]), default="fused", show_default=True,
-    help="fused: sdpa or flash attention; eager keeps all scores",
+    "--attention", type=click.Choice(["sdpa", "flash", "eager"]), default="sdpa", show_default=True,
+    help="sdpa takes a mask where rows are padded, flash none; eager keeps all scores",
 )  # fmt: skip
+@click.option("--packed", is_flag=True, help="rows are packed or of one length: no padding mask")
 @click.option(
     "--sequence-parallel", type=click.IntRange(min=1), default=1, show_default=True, metavar="K",
     help="GPUs that share a sample, as with `dsrun train --long-context`",

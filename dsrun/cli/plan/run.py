@@ -108,6 +108,7 @@ def _request(counted: Counted, given: dict[str, Any]) -> PlanRequest:
         precision=default_precision(given["precision"], model, cluster),
         checkpointing=given["gradient_checkpointing"],
         attention=given["attention"],
+        packed=given["packed"],
         host_memory=given["host_memory"],
         stage=int(given["zero"]) if given["zero"] else None,
         offload=given["offload"],

@@ -26,6 +26,7 @@ from dsrun.zero.memory.request import (
     Cluster,
     PlanRequest,
     Switch,
+    attention_of,
     cluster,
     default_precision,
     is_place,
@@ -64,6 +65,7 @@ def request_of(machine: Machine, target: Target, recipe: Recipe, here: Cluster) 
         optimizer=str(hf.get("optim") or DEFAULT),
         weights=2 if spec.weights_dtype in ("bfloat16", "float16") else FP32,
         micro_batch=micro,
+        attention=attention_of(spec.attn_implementation),
         chunked_loss=bool(hf.get("use_liger_kernel")) and not model.seq2seq,
     )
     own = config_of(target) if hf.get("deepspeed") else None

@@ -174,6 +174,14 @@ def training_loader(args: Any, rows: Any, batching: Batching, collate: Collator)
     )
 
 
+def to_device(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A copy there. On a GPU the process does not wait until it has run all that was queued before, as it reads pinned
+    memory by itself; the block is not given out again before that (torch's CachingHostAllocator)."""
+    if device.type != "cuda" or tensor.device.type != "cpu":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
 def init_loader_worker(worker_id: int) -> None:
     """Set up loader process `worker_id`; for the DataLoader's `worker_init_fn`."""
     # Schedulers signal every process of a job. The request is for the rank, which still needs its batches then and ends

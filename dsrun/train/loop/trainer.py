@@ -17,7 +17,7 @@ from dsrun.train.checkpoint.checkpointing import Checkpointing
 from dsrun.train.checkpoint.verify import check_best
 from dsrun.train.loop import engine
 from dsrun.train.loop.evaluation import Evaluation, Evaluator, LossState
-from dsrun.train.loop.loaders import DataPlace, MicroBatch, TrainingLoader, start_at, training_loader
+from dsrun.train.loop.loaders import DataPlace, MicroBatch, TrainingLoader, start_at, to_device, training_loader
 from dsrun.train.loop.nan import NanGuard
 from dsrun.train.loop.preemption import EvaluationLeftError, StopVote, remember_evaluation
 from dsrun.train.loop.step_times import StepTimes
@@ -122,7 +122,7 @@ class RunTrainer(Checkpointing):
         read = sum(b.tokens for b in batches), sum(b.cells for b in batches)
         work = (sum(each) for each in zip(*(b.work for b in batches), strict=True))
         requests = int(self.context.stopping.is_requested), int(self.wants_to_save)
-        counts = torch.stack([torch.as_tensor(n) for n in (items, *read, *work, *requests)]).to(device)
+        counts = to_device(torch.stack([torch.as_tensor(n) for n in (items, *read, *work, *requests)]), device)
         if self.split.world_size > 1:
             dist.all_reduce(counts)
             # Each of the ranks that share rows has counted them.
@@ -195,6 +195,11 @@ class RunTrainer(Checkpointing):
             self.control.should_training_stop = True
             return
         super()._run_epoch(**kwargs)
+
+    def _prepare_input(self, data: Any) -> Any:
+        if isinstance(data, torch.Tensor) and not data.is_floating_point() and data.is_pinned():
+            return to_device(data, self.args.device)
+        return super()._prepare_input(data)
 
     # loss
 

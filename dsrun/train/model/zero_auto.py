@@ -41,7 +41,7 @@ from dsrun.zero.memory.model.architecture import Architecture, Weight
 from dsrun.zero.memory.model.configs import find
 from dsrun.zero.memory.model.count import describe
 from dsrun.zero.memory.model.meta import generic
-from dsrun.zero.memory.request import Cluster, cluster
+from dsrun.zero.memory.request import Cluster, attention_of, cluster
 
 SOURCE = "--zero auto"
 
@@ -86,6 +86,7 @@ def _choose(
         lora=spec.lora,
         checkpointing=recipe.hf.get("gradient_checkpointing"),
         offload=spec.offload if recipe.given("offload") else None,
+        attention=attention_of(spec.attn_implementation),
     )
     return memory_plan.settings(chosen), memory_plan.message(chosen)
 

@@ -17,8 +17,8 @@ from dsrun.zero.generate.presets import Sizes
 from dsrun.zero.memory.model.architecture import Architecture, NormKind, Stack, Training
 from dsrun.zero.memory.states import Sharding
 
-Attention = Literal["fused", "eager"]
-"""fused: sdpa, flash_attention_2 and the like; eager: scores and probabilities are kept."""
+Attention = Literal["sdpa", "flash", "eager"]
+"""torch's scaled_dot_product_attention; flash_attention_2 and the like; eager, which keeps scores and probabilities."""
 
 FP32 = 4
 INT64 = 8
@@ -33,8 +33,8 @@ class Work(NamedTuple):
     """One rank's micro batch: samples, and tokens per sample (of a seq2seq model: of sources and of targets).
 
     `width` is the bytes of one activation; `autocast` says that fp32 weights are cast as they are used (plain DDP).
-    `adapters` is the LoRA rank. `chunked_loss`: the logits come in chunks, as liger-kernel has it. `padded`:
-    batches carry a padding mask, as they do unless samples are packed.
+    `adapters` is the LoRA rank. `liger`: layers and loss are liger-kernel's. `padded`: the rows of a micro batch differ
+    in length, as they do unless samples are packed.
     """
 
     micro_batch: int
@@ -42,12 +42,18 @@ class Work(NamedTuple):
     source_length: int = 0
     width: int = 2
     checkpointing: bool = False
-    attention: Attention = "fused"
+    attention: Attention = "sdpa"
     autocast: bool = False
     adapters: int | None = None
-    chunked_loss: bool = False
+    liger: bool = False
     padded: bool = True
     dropout: bool = True
+
+    @property
+    def masked(self) -> bool:
+        """Whether attention is given a mask of tokens × tokens for padding. A single row has none, and transformers
+        drops a mask that masks nothing (masking_utils.py, _ignore_causal_mask_sdpa); flash attention takes lengths."""
+        return self.padded and self.micro_batch > 1 and self.attention != "flash"
 
 
 class Activations(NamedTuple):
@@ -72,7 +78,8 @@ def activations(model: Architecture, work: Work) -> Activations:
     kept = working = 0
     for stack, length, other in _sides(model, work):
         layer = layer_bytes(model, stack, work, length, other)
-        extra = samples * length * width * (3 * stack.ffn + 4 * d)
+        # Liger writes the gradients of both projections over them (ops/swiglu.py, swiglu_backward).
+        extra = samples * length * width * ((1 if _fuses(model, stack, work) else 3) * stack.ffn + 4 * d)
         if work.checkpointing:
             # Only the layer's input stays; the layer is run again right before its backward pass.
             kept += stack.layers * samples * length * width * d
@@ -84,7 +91,7 @@ def activations(model: Architecture, work: Work) -> Activations:
         if model.dropout and work.dropout:
             kept += 2 * samples * length * d * MASK_BYTES
     kept += shared_bytes(model, work)
-    logits = _chunked_logits(model, work) if work.chunked_loss else _whole_logits(model, work)
+    logits = _chunked_logits(model, work) if work.liger else _whole_logits(model, work)
     return Activations(kept=kept, working=working, logits=logits)
 
 
@@ -137,7 +144,7 @@ def shared_bytes(model: Architecture, work: Work) -> int:
     cells = sum(length * length for length in lengths)
     if model.relative_bias:
         return INT64 * cells
-    return work.micro_batch * cells if work.padded else 0
+    return work.micro_batch * cells if work.masked else 0
 
 
 def _norm(kind: NormKind, width: int, work: Work) -> int:
@@ -149,6 +156,8 @@ def _norm(kind: NormKind, width: int, work: Work) -> int:
     b = work.width
     if work.autocast:
         return {"rms": 2 * FP32 * width, "t5": 2 * FP32 * width, "layer": FP32 * width}[kind] + 3 * b * width
+    if kind == "rms" and work.liger:  # computed again from x (ops/rms_norm.py)
+        return 2 * b * width + FP32
     trained = 0 if work.adapters else b * width
     if kind == "layer":
         return 2 * b * width + 8
@@ -162,7 +171,7 @@ def _self_attention(model: Architecture, stack: Stack, work: Work, length: int) 
     A padding mask keeps sdpa from grouped keys, so they are repeated for every head (integrations/sdpa_attention.py).
     """
     b, tokens = work.width, work.micro_batch * length
-    keys = stack.queries if work.padded else stack.keys
+    keys = stack.queries if work.masked else stack.keys
     total = tokens * (b * (2 * stack.queries + 2 * keys) + FP32 * stack.heads)
     if stack.query_norms:
         total += tokens * (stack.queries + stack.keys) * (FP32 + b)
@@ -188,10 +197,10 @@ def _scores(model: Architecture, stack: Stack, work: Work, rows: int, columns: i
     probabilities in fp32 and in the activation's type, and dropout's mask.
     """
     cells = work.micro_batch * rows * columns
-    if work.attention == "fused":
+    if work.attention != "eager":
         if model.relative_bias:
             return cells * stack.heads * work.width
-        return cells * work.width if work.padded else 0
+        return cells * work.width if work.masked else 0
     probabilities = work.width + (FP32 if work.width < FP32 else 0)
     dropped = MASK_BYTES + work.width if model.dropout and work.dropout else 0
     return cells * stack.heads * (probabilities + dropped)
@@ -205,7 +214,7 @@ def _feed_forward(model: Architecture, stack: Stack, work: Work) -> int:
     """
     b = work.width
     if stack.gated:
-        tensors = 7 if model.norm == "t5" else 4
+        tensors = 7 if model.norm == "t5" else 3 if _fuses(model, stack, work) else 4
     else:
         tensors = 5 if model.family == "gpt2" else 1 if model.norm == "t5" else 2
     total = tensors * b * stack.ffn
@@ -214,14 +223,26 @@ def _feed_forward(model: Architecture, stack: Stack, work: Work) -> int:
     return total
 
 
+def _fuses(model: Architecture, stack: Stack, work: Work) -> bool:
+    """Whether a gated feed-forward part is Liger's, which computes the activation again from both projections."""
+    return work.liger and stack.gated and not stack.experts and model.norm == "rms"
+
+
 MIB = 2**20
 
-CUDA_CONTEXT = 600 * MIB
-"""Driver context, loaded kernels and cuBLAS workspaces of one process; 450 to 700 MiB on Ampere and Hopper."""
+CUDA_CONTEXT = 1330 * MIB
+"""What a process takes beside torch's allocator after two ZeRO-2 steps: context, kernels, a communicator of one rank.
+Measured on an H100 (driver 580, CUDA 13.0, torch 2.11; docs/benchmarks.md); the context alone is 0.6 GiB."""
 NCCL_BUFFERS = 400 * MIB
-"""Channels of the communicators of a world of more than one rank."""
+"""More channels, of the communicators of a world of more than one rank; not measured."""
 FRAGMENTATION = 0.05
 """Share of what is allocated and freed in every step that torch's caching allocator cannot use again."""
+GATHERING = 0.75
+"""The same of ZeRO-3's gathered weights and buckets, of many sizes. Fitted to published runs of 8B on H200s
+(docs/benchmarks.md), whose peak at 8k tokens it is most of."""
+STEPPING = 0.33
+"""The same of the flat gradients of the optimizer's step, which lie between activations and the moments that are made
+after them: 2.3 GiB of 6.9 on an H100."""
 
 
 class Buffers(NamedTuple):

@@ -9,6 +9,7 @@ from typing import Any
 
 from dsrun.errors import UsageError
 from dsrun.zero.generate.presets import GIB
+from dsrun.zero.memory.activations import Attention
 from dsrun.zero.memory.calibration import remembered
 from dsrun.zero.memory.model.architecture import Architecture
 from dsrun.zero.memory.remedies import remedies
@@ -141,6 +142,7 @@ def decide(
     lora: int | None = None,
     checkpointing: bool | None = None,
     offload: str | None = None,
+    attention: Attention = "sdpa",
 ) -> Chosen:
     """Stage, offload, micro batch and recomputation for a run on `cluster`, by the rules of `dsrun plan`.
 
@@ -165,6 +167,7 @@ def decide(
         lora=lora,
         precision="bf16" if precision == "bf16" else "fp16" if precision == "fp16" else "fp32",
         checkpointing=switch,
+        attention=attention,
     )
     return choose(replace(request, factor=remembered(config, request)), micro_batch=micro_batch, offload=offload)
 

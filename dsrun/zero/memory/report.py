@@ -81,8 +81,8 @@ def train_argv(request: PlanRequest, row: Candidate, options: CommandOptions) ->
         argv += ["--weights-dtype", "bfloat16"]
     if request.chunked_loss:
         argv += ["--use-liger-kernel", "true"]
-    if request.attention == "eager":
-        argv += ["--attn-implementation", "eager"]
+    if request.attention != "sdpa":
+        argv += ["--attn-implementation", {"eager": "eager", "flash": "flash_attention_2"}[request.attention]]
     if strategy.checkpointing:
         argv.append("--gradient-checkpointing")
     argv += {"bf16": ["--bf16"], "fp16": ["--fp16"], "fp32": ["--bf16", "false"]}[request.precision]
@@ -158,6 +158,8 @@ def as_json(plan: Plan, counted: Counted, options: CommandOptions) -> dict[str, 
             "optim": request.optimizer,
             "weight_bytes": request.weights,
             "chunked_loss": request.chunked_loss,
+            "attention": request.attention,
+            "packed": request.packed,
             "correction": request.factor,
         },
         "strategies": [row_as_json(row) for row in plan.rows],
@@ -227,6 +229,8 @@ def _fixed(request: PlanRequest) -> list[str]:
         ("{}", request.optimizer if request.optimizer != optimizers.DEFAULT else None),
         ("weights loaded in 16 bits", None if request.weights == FP32 else request.weights),
         ("logits in chunks", request.chunked_loss or None),
+        ("{} attention", None if request.attention == "sdpa" else request.attention),
+        ("packed rows", request.packed or None),
     ]
     return [text.format(value) for text, value in named if value is not None]
 
@@ -281,18 +285,21 @@ def exact_sums(request: PlanRequest, row: Candidate) -> str:
 def details(row: Candidate) -> list[tuple[str, int]]:
     """What fills a GPU under the chosen strategy: names and bytes."""
     gpu, held = row.gpu, row.gpu.states.gpu
-    parts = [
-        ("parameters", held.parameters),
-        ("gradients", held.gradients),
-        ("master weights", held.master),
-        ("optimizer states", held.optimizer),
-        ("staging buffers", held.staging),
+    passing = [
         ("activations", gpu.activations.kept),
         ("logits and loss" if gpu.activations.logits > gpu.activations.working else "one layer's backward pass",
          max(gpu.activations.logits, gpu.activations.working)),
         ("buckets", gpu.buffers.buckets),
         ("gathered parameters", gpu.buffers.gathered),
         ("autocast's copies", gpu.buffers.autocast),
+    ]  # fmt: skip
+    parts = [
+        ("parameters", held.parameters),
+        ("gradients", held.gradients),
+        ("master weights", held.master),
+        ("optimizer states", held.optimizer),
+        ("staging buffers", held.staging),
+        *([("flat gradients of the step", gpu.states.step)] if gpu.at_step else passing),
         ("CUDA and NCCL", gpu.buffers.context),
         ("fragmentation reserve", gpu.reserve),
     ]  # fmt: skip

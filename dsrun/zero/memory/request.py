@@ -154,7 +154,9 @@ class PlanRequest:
     preset: str = "balanced"
     precision: Precision = "bf16"
     checkpointing: Switch = "auto"
-    attention: Attention = "fused"
+    attention: Attention = "sdpa"
+    packed: bool = False
+    """Rows are packed, or all of one length: no micro batch has padding."""
     host_memory: float | None = None
     stage: int | None = None
     offload: Offload | None = None
@@ -166,7 +168,7 @@ class PlanRequest:
     sequence_parallel: int = 1
     """GPUs that share a sample (Ulysses); its activations are cut over them."""
     chunked_loss: bool = False
-    """The loss never has all logits at a time (liger-kernel)."""
+    """liger-kernel: the loss never has all logits at a time, and layers keep less."""
     own_sizes: Sizes | None = None
     """Those of the user's own DeepSpeed JSON instead of the preset's."""
     sums_in_fp32: bool | None = None
@@ -263,15 +265,21 @@ class PlanRequest:
             # Between its two all-to-alls Ulysses has whole samples of a share of the heads: as many elements
             # (Jacobs et al. 2023, https://arxiv.org/abs/2309.14509, section 3.2). It drops the padding mask.
             length=ceil(self.length / self.sequence_parallel),
-            padded=self.sequence_parallel == 1,
+            padded=self.sequence_parallel == 1 and not self.packed,
             source_length=self.source_length if self.model.seq2seq else 0,
             width=4 if self.precision == "fp32" else 2,
             checkpointing=checkpointing,
             attention=self.attention,
             autocast=stage == 0 and self.precision != "fp32",
             adapters=self.lora,
-            chunked_loss=self.chunked_loss,
+            liger=self.chunked_loss,
         )
+
+
+def attention_of(implementation: object) -> Attention:
+    """What an --attn-implementation is counted as; without one models take sdpa."""
+    name = str(implementation or "")
+    return "eager" if name == "eager" else "flash" if "flash" in name else "sdpa"
 
 
 def default_precision(requested: str, model: Architecture, cluster: Cluster) -> Precision:

@@ -67,6 +67,12 @@ class Sharding:
         """Bytes of one parameter as the forward pass uses it."""
         return FP32 if self.precision == "fp32" else 2
 
+    @property
+    def flat_gradient(self) -> int:
+        """Bytes per element that the step takes: gradients are copied into one flat tensor, and that is cast to the
+        master's dtype, beside it (stage_1_and_2.py, step; stage3.py, _prepare_fp32_grad_for_sub_group)."""
+        return self.width + (self.master if self.master != self.width else 0)
+
     def optimizer(self, elements: int) -> int:
         """Bytes of the optimizer's states for so many trained parameters."""
         return int(self.moments * elements)
@@ -191,10 +197,10 @@ def _partitioned(training: Training, sharding: Sharding, rank: int | None) -> St
     # The master copy exists in fp32 too: single_partition_of_fp32_groups is a clone.
     master, moments = sharding.master * share, sharding.optimizer(share)
     if sharding.offload == "none":
-        # step() turns the share of the gradients into one flat tensor of the master's dtype; a sum in fp32 is one.
+        # A sum in fp32 is flat already.
         return States(
             gpu=Place(parameters=parameters, gradients=gradients, master=master, optimizer=moments),
-            step=0 if sharding.sums_in_fp32 else sharding.master * max(shares),
+            step=0 if sharding.sums_in_fp32 else sharding.flat_gradient * max(shares),
         )
     largest = width * max(training.trained)
     kept = gradients if sharding.stage == 1 and sharding.accumulates else 0
@@ -236,7 +242,7 @@ def _sharded(training: Training, sharding: Sharding) -> States:
     if sharding.offload == "none":
         return States(
             gpu=Place(parameters=parameters + whole, gradients=gradients, master=master, optimizer=moments),
-            step=sharding.master * min(trained, sharding.sub_group),
+            step=(FP32 if sharding.sums_in_fp32 else sharding.flat_gradient) * min(trained, sharding.sub_group),
         )
     if sharding.offload in ("cpu", "optimizer"):
         kept = parameters if sharding.offload == "optimizer" else 0

@@ -9,7 +9,15 @@ from typing import Literal, NamedTuple
 
 from dsrun.zero.generate.accumulation import FROM_STEPS, takes_fp32_sum
 from dsrun.zero.generate.presets import GIB, nvme_buffer
-from dsrun.zero.memory.activations import FRAGMENTATION, Activations, Buffers, activations, buffers
+from dsrun.zero.memory.activations import (
+    FRAGMENTATION,
+    GATHERING,
+    STEPPING,
+    Activations,
+    Buffers,
+    activations,
+    buffers,
+)
 from dsrun.zero.memory.model.architecture import Architecture, Training, training
 from dsrun.zero.memory.optimizers import TORCH_ADAMW, state_bytes
 from dsrun.zero.memory.request import PlanRequest
@@ -51,16 +59,33 @@ class Gpu(NamedTuple):
     factor: float = 1.0
 
     @property
+    def at_step(self) -> bool:
+        """Whether the peak is in the optimizer's step, where activations and gathered weights are gone, and not in the
+        backward pass."""
+        return self._step[0] + self._step[1] > self._backward[0] + self._backward[1]
+
+    @property
     def reserve(self) -> int:
-        """What the allocator cannot use again."""
-        return int(FRAGMENTATION * (self.activations.peak + self.buffers.buckets + self.buffers.gathered))
+        """What the allocator cannot use again at the peak."""
+        return (self._step if self.at_step else self._backward)[1]
 
     @property
     def total(self) -> int:
-        """The peak: in the backward pass, or in the optimizer's step once activations and gathered weights are gone."""
-        backward = self.buffers.total + self.activations.peak
-        step = self.buffers.context + self.states.step
-        return int((self.states.gpu.total + max(backward, step) + self.reserve) * self.factor)
+        """The peak."""
+        most = max(sum(self._backward), sum(self._step))
+        return int((self.states.gpu.total + self.buffers.context + most) * self.factor)
+
+    @property
+    def _backward(self) -> tuple[int, int]:
+        """Bytes that are there only then, and the reserve for them."""
+        held = self.buffers
+        traffic = (GATHERING if held.gathered else FRAGMENTATION) * (held.buckets + held.gathered)
+        come = held.total - held.context + self.activations.peak
+        return come, int(FRAGMENTATION * self.activations.peak + traffic)
+
+    @property
+    def _step(self) -> tuple[int, int]:
+        return self.states.step, int(STEPPING * self.states.step)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -77,7 +77,7 @@ def test_zero_stage_follows_gpu_memory():
     """Plenty of memory needs no sharding, and little needs all of it."""
     small = describe(LLAMA | {"num_hidden_layers": 2, "vocab_size": 1000})
     assert choose(ask(model=small, length=128)).stage == 0
-    assert choose(ask("l4:2", host_memory=500.0, length=49152)).stage == 3
+    assert choose(ask("l4:2", host_memory=500.0, length=57344)).stage == 3
 
 
 def test_host_memory_rules_out_offload():
@@ -126,7 +126,7 @@ def test_nothing_fits_is_an_error_with_hint():
         (
             "l4",
             {"micro_batch": 2, "offload": "none"},
-            "with micro batch 2 and --offload none (without --offload none this fits: ZeRO-1 + cpu offload,",
+            "with micro batch 2 and --offload none (without --offload none this fits: ZeRO-2 + cpu offload,",
         ),
         # Without the offload there is a faster one, but that it was asked for is no reason to drop it.
         (
@@ -220,10 +220,7 @@ def test_sequence_parallel_cuts_activations_over_its_gpus():
     shared = gpu(ask(length=65536, sequence_parallel=4), kept, 1)
     whole = gpu(ask(length=16384), kept, 1)
     assert shared.states == whole.states
-    # The padding mask, which only the whole one has, aside.
-    padding = 16384 * 16384
-    assert whole.activations.kept - shared.activations.kept == padding
-    assert shared.activations.logits == whole.activations.logits
+    assert shared.activations == whole.activations
 
 
 def test_ranks_that_share_samples_take_one_micro_batch_together():

@@ -115,7 +115,7 @@ def test_pinned_memory_rounds_up_to_powers_of_two():
 def test_sub_groups_bound_optimizer_step_memory():
     assert sub_groups(10, 4) == [4, 4, 2]
     assert sub_groups(8, 4) == [4, 4]
-    assert states(SMALL, sharding(3, sub_group=30)).step == 4 * 30
+    assert states(SMALL, sharding(3, sub_group=30)).step == (2 + 4) * 30
 
 
 def test_lora_trains_adapters_and_freezes_the_rest():

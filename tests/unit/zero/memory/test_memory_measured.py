@@ -1,0 +1,86 @@
+"""The plan against GPU memory that was measured: on an H100, and by others on H200s."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench import memory_cases
+from dsrun.zero.memory.model.count import describe
+from dsrun.zero.memory.plan import plan
+from dsrun.zero.memory.request import PlanRequest, cluster
+from dsrun.zero.memory.strategy import Strategy, gpu
+
+GIB = 2**30
+KNOWN = tomllib.loads((Path(__file__).parents[3] / "data" / "memory" / "measured.toml").read_text(encoding="utf-8"))
+LLAMA_8B = describe(memory_cases.LLAMA_8B | {"max_position_embeddings": 262_144})
+
+
+def long_rows(tokens, **more):
+    """The published runs."""
+    fixed = {"stage": 3, "offload": "optimizer", "checkpointing": "on", "micro_batch": 1, "chunked_loss": True}
+    return PlanRequest(**({"model": LLAMA_8B, "cluster": cluster("h200:8"), "length": tokens} | fixed | more))
+
+
+def total(request):
+    recomputes = request.checkpointing == "on"
+    strategy = Strategy(stage=request.stage, offload=request.offload or "none", checkpointing=recomputes)
+    return gpu(request, strategy, request.micro_batch).total / GIB
+
+
+@pytest.mark.parametrize("run", KNOWN["h100"]["run"], ids=lambda run: f"{run['model']}-{run['length']}-{len(run)}")
+def test_plan_is_within_five_percent_of_measured(run):
+    """And never more than 3% too low: that is a run that dies."""
+    request = PlanRequest(
+        model=describe(getattr(memory_cases, run["model"]), from_scratch=True),
+        cluster=cluster("NVIDIA H100 80GB HBM3:1"),
+        length=run["length"],
+        source_length=run["length"],
+        global_batch=run["micro_batch"] * run.get("accumulation", 1),
+        micro_batch=run["micro_batch"],
+        stage=2,
+        checkpointing="on" if run.get("recompute") else "off",
+        packed=run.get("packed", False),
+    )
+    measured = run["reserved"] + KNOWN["h100"]["beside"]
+    assert -0.03 <= total(request) / measured - 1 <= 0.05
+
+
+@pytest.mark.parametrize(("thousands", "published"), KNOWN["published"].items(), ids=str)
+def test_plan_of_long_rows_is_near_published(thousands, published):
+    request = long_rows(int(thousands) * 1024)
+    assert total(request) == pytest.approx(published, rel=0.15)
+    assert plan(request).choice is not None
+
+
+def test_padding_mask_is_counted_where_there_is_one():
+    """Several padded rows under sdpa; a single row, packed rows and flash attention have none."""
+    request = replace(long_rows(32_768), micro_batch=2)
+    masked = total(request)
+    cells = 2 * 32_768**2
+    for other in ({"packed": True}, {"attention": "flash"}):
+        assert masked - total(replace(request, **other)) > cells * (1 + 2) / GIB
+    assert total(replace(request, micro_batch=1)) < 0.6 * masked
+    assert total(replace(request, micro_batch=1)) == total(replace(request, micro_batch=1, attention="flash"))
+
+
+def test_liger_layers_keep_less():
+    """Norms and gated parts that are computed again in the backward pass."""
+    plain, liger = (
+        total(long_rows(8192, stage=2, offload="none", checkpointing="off", chunked_loss=each))
+        for each in (False, True)
+    )
+    assert plain - liger > 32 * 8192 * (8 * 4096 + 14336 * 2) / GIB
+
+
+def test_peak_of_recomputation_is_in_the_step():
+    """What the H100 showed: a flat copy of the gradients, and beside it the one in fp32."""
+    request = replace(long_rows(1024), model=describe(memory_cases.LLAMA_1B), cluster=cluster("h100:1"))
+    found = gpu(request, Strategy(stage=2, offload="none", checkpointing=True), 1)
+    assert found.at_step
+    assert found.states.step == pytest.approx((2 + 4) * found.states.gpu.master / 4, rel=0.001)
+    long = gpu(replace(request, length=65_536), Strategy(stage=2, offload="none", checkpointing=False), 1)
+    assert not long.at_step
