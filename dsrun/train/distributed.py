@@ -19,6 +19,7 @@ import torch.distributed as dist
 from filelock import FileLock, Timeout
 
 from dsrun.errors import DsrunError, ToolError
+from dsrun.launch.expected_gpus import check_rank
 
 Device = Literal["cuda", "cpu"]
 
@@ -47,7 +48,10 @@ class World:
 
 
 def world_from_env(*, use_cpu: bool) -> World:
+    """Raises MissingError on a machine with GPUs that torch does not see, unless `use_cpu`."""
     size = int(os.environ["WORLD_SIZE"])
+    if not use_cpu:
+        check_rank(os.environ)
     return World(
         rank=int(os.environ["RANK"]),
         size=size,
