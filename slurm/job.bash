@@ -15,6 +15,7 @@
 #   join_timeout    seconds that agents without a supervisor wait for each other; unless set, torch's 600
 #   rdzv_backend    how agents without a supervisor meet: static, where ranks follow the order of the nodes, or c10d
 #   gpus_per_node   [TYPE:]N, as it is asked of SLURM; for programs that read SLURM_GPUS_PER_NODE
+#   gpu_check       Python's program that ends with 4 if torch sees fewer GPUs than DSRUN_GPUS; of jobs without a supervisor
 #   used_nodes      how many of the job's nodes the workers use, where it has spare ones
 #   saving_time     seconds from the time limit's signal until workers that have not exited are ended; empty for never
 
@@ -27,6 +28,7 @@ memory=
 join_timeout=
 rdzv_backend=
 gpus_per_node=
+gpu_check=
 used_nodes=
 left_out=()
 step_nodes=()
@@ -67,7 +69,8 @@ start_job() {
     cpus=(${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"})
     # Expanded by bash on each node: what `prepare_node` needs, and then the command.
     on_node="nproc=$nproc cpu_only=$cpu_only trains=$trains supervised=$supervised join_timeout=$join_timeout"
-    on_node+=" rdzv_backend=$rdzv_backend gpus_per_node=$gpus_per_node memory=$memory; $(declare -f prepare_node)"'; prepare_node "$1"; exec "$@"'
+    on_node+=" rdzv_backend=$rdzv_backend gpus_per_node=$gpus_per_node memory=$memory gpu_check=${gpu_check@Q};"
+    on_node+=" $(declare -f prepare_node check_gpus)"'; prepare_node "$1"; check_gpus "$@"; exec "$@"'
 }
 
 # choose_nodes: the workers use the first `used_nodes` of the job's nodes that are not in `left_out`; false if too few are
@@ -143,6 +146,18 @@ prepare_node() {
     threads=$((cores / nproc))
     [ -n "$cpu_only" ] || threads=$((threads / 2))
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((threads > 1 ? threads : 1))}
+}
+
+# check_gpus COMMAND…: ends the task if the Python that is to run torch.distributed.run sees fewer GPUs than the job has.
+check_gpus() {
+    [ -n "$gpu_check" ] && [[ " $* " == *" -m torch.distributed.run "* ]] || return 0
+    local word python=()
+    for word in "$@"; do
+        [ "$word" != -m ] || break
+        python+=("$word")
+    done
+    timeout --foreground 300 "${python[@]}" -c "$gpu_check" "$DSRUN_GPUS" </dev/null
+    [ "$?" -ne 4 ] || { touch "$DSRUN_FAILURES/no-gpus"; exit 4; }
 }
 
 # forward SIGNAL: tells the workers of all nodes to save and exit.
@@ -224,6 +239,10 @@ finish() {
 
 conclude() {
     clean_up
+    if [ -e "$DSRUN_FAILURES/no-gpus" ]; then
+        note "a node shows fewer GPUs than the job has: not requeued, another start would see no more"
+        exit 4
+    fi
     if [ -n "$trains" ]; then
         [ "$DSRUN_OUTPUT/FINISHED" -nt "$DSRUN_FAILURES/began" ] && exit 0
         # 75: the supervisors were stopped by a signal that this shell did not get, as those of a preemption may be.

@@ -12,11 +12,12 @@ from dsrun.kubernetes.notation import literal, toleration
 from dsrun.kubernetes.options import KubernetesSpec
 from dsrun.kubernetes.spec import APP_LABEL, INSTANCE_LABEL, SCRATCH_PATH, SHM_PATH
 from dsrun.kubernetes.workload import NODE, Workload, claim, launch_arguments, mounts
-from dsrun.system.variables import CACHE, JOB_UID, SECRET
+from dsrun.system.variables import CACHE, GPUS, JOB_UID, SECRET
 
 Object = dict[str, Any]
 # The Job controller gives it to all pods of a Job; nobody can know it before the Job is there.
 _UID_LABEL = "batch.kubernetes.io/controller-uid"
+_GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
 
 
 def labels(spec: KubernetesSpec) -> dict[str, str]:
@@ -84,6 +85,9 @@ def _environment(spec: KubernetesSpec) -> list[Object]:
     if not spec.run_as_root:
         # The user ID need not be in the image's /etc/passwd, where Python would look for both.
         own |= {"HOME": SCRATCH_PATH, "USER": "dsrun"}
+    # Of other vendors' devices torch may know nothing; a process sees one MIG instance at most.
+    if spec.gpu_resource in _GPU_RESOURCES:
+        own[GPUS] = str(spec.gpus_per_node)
     if spec.gpus_per_node == 0:
         # Where the container runtime gives GPUs to all pods, one that asked for none would see them.
         own |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}

@@ -20,6 +20,7 @@ import torch.distributed.distributed_c10d as c10d
 from filelock import FileLock, Timeout
 
 from dsrun.errors import DsrunError, ToolError, UsageError
+from dsrun.launch.expected_gpus import check_rank
 from dsrun.recipe.group_timeout import DEFAULT_S, group_timeout_s
 
 Device = Literal["cuda", "cpu"]
@@ -49,6 +50,9 @@ class World:
 
 
 def world_from_env(*, use_cpu: bool, ddp_timeout: int | None = None) -> World:
+    """Raises MissingError on a machine with GPUs that torch does not see, unless `use_cpu`."""
+    if not use_cpu:
+        check_rank(os.environ)
     size, local_rank = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", size))
     device: Device = "cuda" if torch.cuda.is_available() and not use_cpu else "cpu"

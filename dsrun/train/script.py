@@ -106,13 +106,13 @@ class Trainer:
             if self._rank == 0:
                 open_records(recipe, self._folder, self._console)
             title = recipe.spec.model or given.config.model_type
+            hf = recipe.hf
+            world = world_from_env(use_cpu=bool(hf.get("use_cpu")), ddp_timeout=hf.get("ddp_timeout"))
             local_rank = int(os.environ["LOCAL_RANK"])
             fetch(recipe.spec, notify=self._console.notice, beat=self._context.heart.beat, local_rank=local_rank)
             if title in DEMO_NAMES or not given.rows:
                 recipe, title = with_demo(recipe, notify=self._console.notice)
             atexit.register(destroy_process_group)
-            hf = recipe.hf
-            world = world_from_env(use_cpu=bool(hf.get("use_cpu")), ddp_timeout=hf.get("ddp_timeout"))
             run = prepare_run(recipe, title, world, self._folder, self._console, context=self._context, given=given)
             with run.recorded():
                 self._begun = run.begin()

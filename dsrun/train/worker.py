@@ -160,13 +160,13 @@ def _run(recipe: Recipe, folder: RunFolder, console: Console, rank: int, context
         from dsrun.train.plan import with_demo
         from dsrun.train.run import run
 
+    hf = recipe.hf
+    world = world_from_env(use_cpu=bool(hf.get("use_cpu")), ddp_timeout=hf.get("ddp_timeout"))
     if rank == 0 and not is_supervised(os.environ):
         check_push(recipe, folder.path, os.environ)
     context.heart.enter("loading")
     fetch(recipe.spec, notify=console.notice, beat=context.heart.beat, local_rank=int(os.environ["LOCAL_RANK"]))
     recipe, title = with_demo(recipe, notify=console.notice)
-    hf = recipe.hf
-    world = world_from_env(use_cpu=bool(hf.get("use_cpu")), ddp_timeout=hf.get("ddp_timeout"))
     run(recipe, title, world, folder, console, context=context)
     destroy_process_group()
     # Not before the other ranks are free to leave: an upload may take longer than a collective may wait.

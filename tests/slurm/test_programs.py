@@ -78,8 +78,14 @@ def odd(ada):
         "my log %j.txt",
     ]
     job = ada.submit(
-        *options, "--env", "MY_VALUE=a 'b' $c", program=["python", "my show.py", "--x", "1", *ODD], cwd=folder
-    )
+        *options,
+        "--env",
+        "MY_VALUE=a 'b' $c",
+        "--env",
+        "DSRUN_GPUS=0",
+        program=["python", "my show.py", "--x", "1", *ODD],
+        cwd=folder,
+    )  # fmt: skip
     job.wait_for("COMPLETED")
     return folder, job, results(folder)
 
@@ -287,3 +293,22 @@ def test_cancelled_job_leaves_no_process(ada, place, cluster):
     ada.run("scancel", job.id)
     job.wait_for("CANCELLED")
     job.until(lambda: not sleepers(), "without processes")
+
+
+@pytest.mark.parametrize(
+    ("options", "program"),
+    [
+        ([], ["train", "--model", "demo-t5", "--zero", "2", "--max-steps", "1"]),
+        ([], ["python", "begin.py"]),
+        (["--no-supervise"], ["python", "begin.py"]),
+    ],
+    ids=["train", "supervised", "agent"],
+)
+def test_job_ends_where_torch_sees_no_gpus(ada, place, options, program):
+    """The nodes have SLURM's GPUs, and a torch for CPUs: code 4, no restart, on both nodes at once."""
+    (place / "begin.py").write_text("import pathlib; pathlib.Path('began').touch()\n")
+    job = ada.submit("--nodes", 2, "--gpus-per-node", "a100:2", *options, program=program, cwd=place)
+    job.wait_for("FAILED")
+    assert (job.exit_code, job.restarts) == (4, 0)
+    assert any(f"{name}: torch sees 0 of the 2 GPUs" in job.log for name in job.machines()), job.log
+    assert not (place / "began").exists()

@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.cli.launch.recipe import checked_recipe, with_deepspeed_checked
+from dsrun.cli.output import print_note
 from dsrun.errors import MissingError, UsageError
 from dsrun.launch.compat import parse_torchrun, torchrun_arguments
+from dsrun.launch.expected_gpus import check_driver, check_program
 from dsrun.launch.job import Job, Topology, decide
 from dsrun.launch.supervisor.policy import Limits
 from dsrun.model_families import model_type_of
@@ -97,7 +99,10 @@ class Work:
 
 def local_topology(nproc: int | None, *, use_cpu: bool) -> Topology:
     """The workers of this machine: `nproc`, else one per visible GPU."""
-    return decide(nproc=nproc, visible_gpus=len(visible_gpus()), cores=cores(), use_cpu=use_cpu)
+    visible = len(visible_gpus())
+    if not use_cpu:
+        check_driver(visible, os.environ)
+    return decide(nproc=nproc, visible_gpus=visible, cores=cores(), use_cpu=use_cpu)
 
 
 def training_work(recipe: Recipe, options: LaunchOptions, *, nodes: int = 1) -> Work:
@@ -260,3 +265,6 @@ def _require(program: Program) -> None:
         raise MissingError(f"there is no torch in {sys.executable}, which starts the workers", fix="pip install torch")
     if "--no-python" in program.mode and shutil.which(program.entry) is None:
         raise MissingError(f"there is no program {program.entry}", fix="-- PROGRAM ARGS, with its path")
+    if program.uses_python:
+        named = program.interpreter or (program.entry if program.entry.startswith("/") else None)
+        check_program(named or sys.executable, os.environ, print_note)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any, Literal, NamedTuple
 
 from dsrun.datafiles import data_folder, read_toml
@@ -12,6 +12,8 @@ from dsrun.slurm.render.notation import parse_gpus, shell_quote
 from dsrun.slurm.render.options import SlurmSpec
 from dsrun.slurm.render.program import Program, Site
 from dsrun.slurm.render.spec import gres_gpus
+from dsrun.system import torch_gpus
+from dsrun.system.variables import GPUS
 
 
 @cache
@@ -71,7 +73,7 @@ def workers(spec: SlurmSpec) -> int:
 
 def variables(spec: SlurmSpec) -> dict[str, str]:
     """What the script exports: what the spec means for all libraries, then the user's NAME=VALUE."""
-    found: dict[str, str] = {}
+    found = {GPUS: str(gpus_of(spec))}
     if gpus_of(spec) == 0:
         # Where GPUs are not fenced off, a job that asked for none would see them all the same.
         found |= {"DS_ACCELERATOR": "cpu", "CUDA_VISIBLE_DEVICES": ""}
@@ -111,6 +113,13 @@ def supervised(spec: SlurmSpec, program: Program, site: Site) -> bool:
     in_image = spec.container_image or spec.apptainer
     is_python = "--no-python" not in program.mode
     return program.trains or bool(spec.supervise and is_python and site.has_dsrun and not in_image)
+
+
+def gpu_check(spec: SlurmSpec, program: Program, site: Site) -> str | None:
+    """The text of the program that compares the GPUs that torch sees with the job's, where no supervisor does it."""
+    if not gpus_of(spec) or supervised(spec, program, site) or not program.uses_python:
+        return None
+    return Path(torch_gpus.__file__).read_text(encoding="utf-8").rstrip()
 
 
 def has_own_programs(spec: SlurmSpec, python: str, staged: Stage | None) -> bool:

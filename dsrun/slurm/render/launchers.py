@@ -40,7 +40,7 @@ _RUNNERS = {
     " --no-extra --no-group --only-group --package --prerelease --project --python --refresh-package --resolution"
     " --upgrade-package --with --with-editable --with-requirements",
 }
-_SHELLS = frozenset({"bash", "sh", "dash", "zsh"})
+SHELLS = frozenset({"bash", "sh", "dash", "zsh"})
 _BEFORE_COMMANDS = frozenset({"if", "then", "do", "else", "elif", "while", "until", "!", "{", "command", "eval"})
 _ASSIGNMENT = re.compile(r"\w+=.*", re.DOTALL)
 _DIRECTIVE = re.compile(r"^#SBATCH\s", re.MULTILINE)
@@ -58,7 +58,7 @@ def launcher_in(argv: Sequence[str]) -> str | None:
             return next((name for name in _module(words[1:]) if name in LAUNCHERS), None)
         if base == "dsrun":
             return next((f"dsrun {name}" for name in words[1:2] if name in ("launch", "render-slurm")), None)
-        if base in _SHELLS:
+        if base in SHELLS:
             return _in_shell(words[1:])
         if base in _BEFORE_COMMANDS or _ASSIGNMENT.fullmatch(words[0]):
             words = words[1:]
@@ -118,7 +118,7 @@ def _in_commands(text: str) -> tuple[int, str] | None:
 
 def refuse_scripts(argv: Sequence[str], cwd: Path) -> None:
     """Raise UsageError for a program that is a shell script for sbatch, or that starts workers itself."""
-    words = argv[1:] if PurePosixPath(argv[0]).name in _SHELLS else argv
+    words = argv[1:] if PurePosixPath(argv[0]).name in SHELLS else argv
     text = _shell_script(cwd / words[0], is_one=words is not argv) if words else None
     if text is None:
         return

@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 from dsrun.datafiles import data_folder
 from dsrun.errors import UsageError
-from dsrun.slurm.render.launchers import PYTHON, launcher_in
+from dsrun.slurm.render.launchers import PYTHON, SHELLS, launcher_in
 
 WORKER = "dsrun.train"
 _SLUG = re.compile(r"[^A-Za-z0-9._-]+")
+_PYTHON_COMMAND = re.compile(rf"(^|[\s;&|]){PYTHON.pattern}\s")
 
 
 class Program(NamedTuple):
@@ -44,6 +45,13 @@ class Program(NamedTuple):
         """
         entry = self.entry if "--no-python" in self.mode else _through_macros(self.entry)
         return (*self.mode, "--", entry, *map(_through_macros, self.args))
+
+    @property
+    def uses_python(self) -> bool:
+        """Whether Python runs it, also at the end of a shell's command line."""
+        if "--no-python" not in self.mode or PYTHON.fullmatch(PurePosixPath(self.entry).name):
+            return True
+        return self.entry in SHELLS and any(_PYTHON_COMMAND.search(word) for word in self.args)
 
     @property
     def file(self) -> str | None:

@@ -15,6 +15,7 @@ from dsrun.errors import UsageError
 from dsrun.slurm.render.environment import (
     as_path,
     defaults,
+    gpu_check,
     gpus_of,
     has_own_programs,
     launcher,
@@ -187,6 +188,7 @@ def context(spec: SlurmSpec, program: Program, site: Site) -> dict[str, Any]:
         "cpu_only": gpus_of(spec) == 0,
         "stage": staged_values(staged, python),
         "launcher": launcher(spec, python, staged),
+        "gpu_check": gpu_check(spec, program, site),
         "own_python": site.own_python,
         "srun_options": pyxis_options(spec),
         "rdzv_backend": "c10d" if with_supervisor or spec.max_restarts else "static",

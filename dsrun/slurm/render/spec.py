@@ -34,7 +34,7 @@ _RESERVED_VARIABLES = re.compile(
 _SCRIPT_VARIABLES = frozenset(
     {"job", "restart", "hosts", "endpoint", "cpus", "on_node", "signalled", "interrupted", "watchdog", "code"}
     | {"nproc", "cpu_only", "trains", "requeue", "max_requeues", "saving_time", "join_timeout", "rdzv_backend"}
-    | {"gpus_per_node", "faulty", "supervised", "memory"}
+    | {"gpus_per_node", "faulty", "supervised", "memory", "gpu_check"}
     | {"all_hosts", "used_nodes", "left_out", "step_nodes"}
 )
 # Their programs would take a value that begins with a dash for an option; a folder or file is written ./-x.

@@ -11,10 +11,52 @@
 # shellcheck disable=SC1090,SC1091,SC2034,SC2154
 set -u -o pipefail
 source /opt/dsrun/share/job.bash || exit 4
+export DSRUN_GPUS=2
 
 nproc=2 cpu_only='' trains='' supervised=''
 requeue=yes max_requeues=20 saving_time=150
 rdzv_backend=static gpus_per_node=2 join_timeout=''
+# Run by the workers' Python on each node, before they start.
+gpu_check=$(cat <<'PYTHON'
+"""How many GPUs torch sees here. Also the text of a program for other Pythons, so that it imports nothing of dsrun."""
+
+import os
+import socket
+import sys
+
+
+def torch_gpus(*, other_kinds: bool = False) -> tuple[int, str]:
+    """GPUs that torch can use, with `other_kinds` any accelerators; its version, and what it says if there are none."""
+    import torch
+
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    accelerator = getattr(torch, "accelerator", None)
+    if not count and other_kinds and accelerator and accelerator.is_available():
+        count = accelerator.device_count()
+    reason = f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', '(not set)')}"
+    if not count:
+        try:
+            torch.cuda.init()
+        except Exception as error:
+            reason = str(error).strip().partition("\n")[0] or reason
+    return count, f"torch {torch.__version__}: {reason}"
+
+
+def too_few(count: int, expected: int, words: str) -> str:
+    """The sentence about a node that shows `count` GPUs of `expected`."""
+    node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    return f"{node}: torch sees {count} of the {expected} GPUs that this job has on each node ({words})"
+
+
+if __name__ == "__main__":
+    try:
+        found, said = torch_gpus(other_kinds=True)
+    except ImportError:
+        sys.exit()  # a program of another kind
+    if found < int(sys.argv[1]):
+        sys.exit(print(too_few(found, int(sys.argv[1]), said), file=sys.stderr) or 4)
+PYTHON
+)
 start_job --per-job "$PWD"/runs/my_train
 
 srun --export=ALL --kill-on-bad-exit=1 "${cpus[@]}" \

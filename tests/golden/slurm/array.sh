@@ -14,6 +14,7 @@
 # shellcheck disable=SC1090,SC1091,SC2034,SC2154
 set -u -o pipefail
 source /opt/dsrun/share/job.bash || exit 4
+export DSRUN_GPUS=1
 [ -v TOKENIZERS_PARALLELISM ] || export TOKENIZERS_PARALLELISM=false
 [ -v PYTORCH_CUDA_ALLOC_CONF ] || export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 export PATH=/opt/dsrun/bin:"$PATH"

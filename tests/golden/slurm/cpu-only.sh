@@ -11,6 +11,7 @@
 # shellcheck disable=SC1090,SC1091,SC2034,SC2154
 set -u -o pipefail
 source /opt/dsrun/share/job.bash || exit 4
+export DSRUN_GPUS=0
 export DS_ACCELERATOR=cpu
 export CUDA_VISIBLE_DEVICES=''
 [ -v TOKENIZERS_PARALLELISM ] || export TOKENIZERS_PARALLELISM=false

@@ -45,6 +45,7 @@ source '/shared/set up.sh' || exit 4
 eval "$(conda shell.bash hook)" && conda activate 'train env' || exit 4
 # With `set -e` left on by a sourced file, the script would exit before it can requeue the job.
 set +e -u -o pipefail
+export DSRUN_GPUS=4
 export NCCL_SOCKET_IFNAME='=eth0'
 export GLOO_SOCKET_IFNAME=eth0
 export GREETING=$'it\'s $5'

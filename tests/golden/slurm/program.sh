@@ -14,6 +14,7 @@
 # shellcheck disable=SC1090,SC1091,SC2034,SC2154
 set -u -o pipefail
 source /opt/dsrun/share/job.bash || exit 4
+export DSRUN_GPUS=4
 export PATH=/opt/dsrun/bin:"$PATH"
 
 nproc=4 cpu_only='' trains='' supervised=yes

@@ -9,6 +9,8 @@ import time
 import pytest
 
 from dsrun.runs.stop_request import read_stop_file
+from dsrun.slurm.render.program import Site, any_program
+from dsrun.slurm.render.script import render
 from tests.unit.slurm.stand_ins import (
     FINISHED,
     JOB,
@@ -19,6 +21,7 @@ from tests.unit.slurm.stand_ins import (
     other,
     requeued,
     signalled,
+    spec_of,
     training,
     until,
 )
@@ -255,3 +258,26 @@ def test_exit_0_without_signal_is_not_requeued(shell):
     shell.worker = "exit 0"
     done = shell.run(training(shell))
     assert (done.code, requeued(done)) == (0, False)
+
+
+@pytest.mark.parametrize(
+    ("program", "env", "runs"),
+    [
+        (["python", "x.py"], [], False),
+        (["bash", "-c", "exec python x.py --seed $SLURM_JOB_ID"], [], False),
+        (["python", "x.py"], ["DSRUN_GPUS=0"], True),
+        (["./x"], [], True),
+    ],
+)
+def test_node_without_its_gpus_ends_the_job(shell, program, env, runs):
+    """Without a supervisor the node asks the workers' Python. The stand-in is a torch that sees one GPU."""
+    shell.put(
+        "python",
+        'case $* in -c*) [ "${@: -1}" -le 1 ] || exit 4; exit 0 ;; esac\ntouch "$STAND_INS/began"\nkill -9 $$\n',
+    )
+    site = Site(python=shell.python, own_python=shell.python)
+    spec = spec_of(nodes="2", gpus_per_node="2", supervise="false", env=env)
+    done = shell.run(render(spec, any_program(program), site))
+    assert (shell.tools / "began").exists() == runs
+    assert requeued(done) is False
+    assert (done.code == 4) != runs

@@ -1,0 +1,94 @@
+"""The GPUs that a rendered job or pod has on each node, and a machine's own, against those that torch sees."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import subprocess
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from dsrun.errors import MissingError, UsageError
+from dsrun.system import torch_gpus, variables
+from dsrun.system.gpus import visible_gpus
+from dsrun.system.host import ROOT, hostname
+
+# Long enough for imports from a slow file system, beside those of all other nodes.
+_ANSWER_S = 300
+_FIX = (
+    "`dsrun doctor` there shows why; for a program that needs no GPU render with --gpus-per-node 0, "
+    f"or --env {variables.GPUS}=0"
+)
+_NO_DEVICES = ("", "-1", "NoDevFiles")
+
+
+def expected_gpus(environ: Mapping[str, str]) -> int:
+    """GPUs that each node of this job must show; 0 where nothing is known of it."""
+    text = environ.get(variables.GPUS, "0")
+    if not (text.isascii() and text.isdigit()):
+        raise UsageError(f"{variables.GPUS}={text} is not a number of GPUs", fix=f"unset {variables.GPUS}")
+    return int(text)
+
+
+def refuse(message: str) -> MissingError:
+    """The error of a node with too few GPUs. A SLURM job script learns of it too: no restart would help."""
+    if (folder := os.environ.get(variables.FAILURES)) and "SLURM_JOB_ID" in os.environ:
+        with suppress(OSError):
+            (Path(folder) / "no-gpus").touch()
+    return MissingError(message, fix=_FIX)
+
+
+def check_driver(shown: int, environ: Mapping[str, str]) -> None:
+    """Raise MissingError where the driver shows some GPUs, and fewer than expected. None may be another vendor's."""
+    expected = expected_gpus(environ)
+    if 0 < shown < expected:
+        raise refuse(torch_gpus.too_few(shown, expected, "as NVIDIA's driver says"))
+
+
+def check_rank(environ: Mapping[str, str], root: Path = ROOT) -> None:
+    """Raise MissingError where this rank's torch sees fewer GPUs than the job has, or none on a machine with GPUs."""
+    expected = expected_gpus(environ)
+    count, words = torch_gpus.torch_gpus()
+    if count < expected:
+        raise refuse(torch_gpus.too_few(count, expected, words))
+    if count or environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in _NO_DEVICES:
+        return
+    if shown := len(visible_gpus(environ)) or _device_files(root):
+        raise MissingError(
+            f"{hostname()}: torch sees none of this machine's GPUs, which are {shown} ({words})",
+            fix="`dsrun doctor` shows why; --use-cpu trains on the CPUs",
+        )
+
+
+def _device_files(root: Path) -> int:
+    """The driver's /dev/nvidiaN that this process may open: a batch system fences off those of other jobs."""
+    found = 0
+    for path in (root / "dev").glob("nvidia*"):
+        if re.fullmatch(r"nvidia\d+", path.name):
+            try:
+                os.close(os.open(path, os.O_RDWR | os.O_NONBLOCK))
+            except OSError as error:
+                if error.errno in (errno.EPERM, errno.EACCES):
+                    continue
+            found += 1
+    return found
+
+
+def check_program(python: str, environ: Mapping[str, str], notify: Callable[[str], None]) -> None:
+    """Raise MissingError where the torch of `python`, which runs a user's program, sees too few of the job's GPUs."""
+    expected = expected_gpus(environ)
+    if not expected:
+        return
+    program = Path(torch_gpus.__file__).read_text(encoding="utf-8")
+    try:
+        done = subprocess.run(
+            [python, "-c", program, str(expected)], env=dict(environ), stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE, text=True, errors="replace", timeout=_ANSWER_S, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        notify(f"whether torch sees the {expected} GPUs is not known: {error}")
+        return
+    if done.returncode == MissingError.exit_code:
+        raise refuse(done.stderr.strip().rpartition("\n")[2])
