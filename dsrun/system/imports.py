@@ -1,12 +1,15 @@
-"""Heavy imports, made cheaper."""
+"""Heavy imports, made cheaper, and some put off."""
 
 from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -26,35 +29,73 @@ def without_collections() -> Iterator[None]:
             gc.enable()
 
 
-# From these transformers imports functions as soon as it is imported, wherever torchao is installed.
-_OF_TORCHAO = (
-    "torchao.prototype.safetensors.safetensors_support",
-    "torchao.prototype.safetensors.safetensors_utils",
-)
-
-
-class _Late(ModuleType):
-    """Stands for a module whose functions import it when they are first called."""
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name.startswith("__"):
-            raise AttributeError(name)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return getattr(import_module(self.__name__), name)(*args, **kwargs)
-
-        return call
-
-
 @contextmanager
-def without_torchao() -> Iterator[None]:
-    """For imports of transformers in a process that is to be forked: torchao, whose own import initialises CUDA, is
-    imported by who uses it."""
-    stands = {name: _Late(name) for name in _OF_TORCHAO if name not in sys.modules}
-    sys.modules.update(stands)
+def deferred(*packages: str) -> Iterator[None]:
+    """Inside, these packages are not imported by those that import them: names taken from them are looked up when they
+    are first used, afterwards. Packages imported before are left as they are."""
+    finder = _DeferringFinder(tuple(name for name in packages if name not in sys.modules))
+    sys.meta_path.insert(0, finder)
     try:
         yield
     finally:
-        for name, stand in stands.items():
-            if sys.modules.get(name) is stand:
-                del sys.modules[name]
+        sys.meta_path.remove(finder)
+        for name in [name for name in sys.modules if finder.defers(name)]:
+            del sys.modules[name]
+
+
+class _DeferringFinder(MetaPathFinder, Loader):
+    """Finds and loads modules that stand for those of `packages`."""
+
+    def __init__(self, packages: Sequence[str]) -> None:
+        self._packages = packages
+
+    def defers(self, name: str) -> bool:
+        return name.partition(".")[0] in self._packages
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        if not self.defers(name) or not self._exists(name):
+            return None
+        return ModuleSpec(name, self, is_package=True)
+
+    def _exists(self, name: str) -> bool:
+        """Whether the package is installed; of its modules that is found out on use."""
+        if "." in name:
+            return True
+        others = (finder for finder in sys.meta_path if finder is not self)
+        return any(finder.find_spec(name, None) for finder in others)
+
+    def exec_module(self, module: ModuleType) -> None:
+        name = module.__name__
+
+        def look_up(attribute: str) -> Any:
+            if attribute.startswith("__"):
+                raise AttributeError(f"module {name!r} has not been imported")
+            later = _Deferred(name, (attribute,))
+            return later if sys.modules.get(name) is module else later._value()
+
+        module.__getattr__ = look_up  # type: ignore[method-assign]
+
+
+class _Deferred:
+    """What `attributes` of a module are, found out when it is called, or compared with a type."""
+
+    def __init__(self, module: str, attributes: tuple[str, ...]) -> None:
+        self._module = module
+        self._attributes = attributes
+
+    def _value(self) -> Any:
+        return reduce(getattr, self._attributes, import_module(self._module))
+
+    def __getattr__(self, name: str) -> _Deferred:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Deferred(self._module, (*self._attributes, name))
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return self._value()(*args, **options)
+
+    def __instancecheck__(self, instance: object) -> bool:
+        return isinstance(instance, self._value())
+
+    def __subclasscheck__(self, cls: type) -> bool:
+        return issubclass(cls, self._value())

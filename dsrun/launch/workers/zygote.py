@@ -37,9 +37,12 @@ from typing import Any, NoReturn
 from dsrun.launch.workers.spawn import Recorder, prefork, replace_environment, start_with
 from dsrun.runs.stop_request import StopRequest, write_stop_file
 from dsrun.system import variables
-from dsrun.system.imports import without_collections, without_torchao
+from dsrun.system.imports import deferred, without_collections
 from dsrun.system.process_end import die_with_parent, end, name_thread
 
+INITIALISING = ("torchao", "bitsandbytes")
+"""Packages that ask for the capability of the GPUs when they are imported, which initialises CUDA (torchao's
+prototype/mx_formats, bitsandbytes' cuda_specs.py); transformers and peft import them wherever they are installed."""
 DEVICE = "/dev/nvidia-uvm"
 """What the driver opens when CUDA is initialised. libcuda.so tells nothing: cuBLASLt maps it with `import torch`."""
 # For torch versions whose agent lets one choose. SIGTERM is missing: torch would end the ranks thirty seconds later, in
@@ -117,7 +120,7 @@ def _prepare(modules: Sequence[str]) -> bool:
     """
     # A count through NVML leaves CUDA alone (torch.cuda.is_available); the ranks get their own environment.
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-    with without_collections(), without_torchao():
+    with without_collections(), deferred(*INITIALISING):
         for name in modules:
             with suppress(ModuleNotFoundError):
                 import_module(name)

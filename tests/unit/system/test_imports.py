@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import gc
+import importlib
+import importlib.util
 import os
 import subprocess
 import sys
@@ -9,7 +11,7 @@ import pytest
 
 from dsrun.launch.workers import zygote
 from dsrun.launch.workers.agent import AGENT_IMPORTS, WORKER_IMPORTS
-from dsrun.system.imports import without_collections, without_torchao
+from dsrun.system.imports import deferred, without_collections
 
 
 @pytest.fixture
@@ -62,29 +64,67 @@ def test_cuda_that_torch_has_initialised_is_seen(tmp_path, monkeypatch):
     assert zygote.cuda_is_initialized(tmp_path)
 
 
-# What a zygote has imported, and whether a function of torchao that transformers imports is still the real one.
-_WITHOUT_TORCHAO = f"""
+# What a zygote has imported of `INITIALISING`, and whether what transformers and peft have taken from them is the real
+# thing afterwards.
+_PREPARED = f"""
 import sys
 from dsrun.launch.workers import zygote
-print(zygote._prepare({[*AGENT_IMPORTS, *WORKER_IMPORTS]}), "torchao" in sys.modules)
-from transformers.integrations import torchao
-print(torchao.is_metadata_torchao({{}}), "torchao" in sys.modules)
+print("forks", zygote._prepare({[*AGENT_IMPORTS, *WORKER_IMPORTS]}))
+print("imported", [name for name in zygote.INITIALISING if name in sys.modules])
+from peft.tuners.lora import bnb
+from transformers.quantizers import quantizer_torchao
+import bitsandbytes, torch
+print("linear", bnb.bnb.nn.Linear4bit is bitsandbytes.nn.Linear4bit, hasattr(bnb, "Linear4bit"))
+print("flat", quantizer_torchao.flatten_tensor_state_dict({{"a": torch.zeros(1)}})[1])
 """
 
 
 @pytest.mark.train
-def test_zygote_imports_no_torchao():
-    """Its import initialises CUDA, after which no rank could be forked; a rank imports it when it uses it."""
-    pytest.importorskip("torchao")
-    argv = [sys.executable, "-c", _WITHOUT_TORCHAO]
+def test_zygote_imports_nothing_that_initialises_cuda():
+    """No rank could be forked from it then; a rank imports such a package when it uses it."""
+    for package in zygote.INITIALISING:
+        pytest.importorskip(package)
+    argv = [sys.executable, "-c", _PREPARED]
     done = subprocess.run(argv, capture_output=True, text=True, env=dict(os.environ), check=True)
-    lines = done.stdout.splitlines()  # torchao prints lines of its own
-    assert [line for line in lines if line in ("True False", "False True")] == ["True False", "False True"]
+    told = dict(line.split(maxsplit=1) for line in done.stdout.splitlines() if " " in line)
+    assert {name: told.get(name) for name in ("forks", "imported", "linear")} == {
+        "forks": "True", "imported": "[]", "linear": "True True",
+    }  # fmt: skip
+    assert "flat" in told
 
 
-def test_late_module_is_removed_again():
-    """What is imported afterwards is the real thing."""
-    before = set(sys.modules)
-    with without_torchao():
-        pass
-    assert set(sys.modules) == before
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A package `put_off` with a module of its own."""
+    folder = tmp_path / "put_off"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("from put_off.kinds import Kind\n")
+    (folder / "kinds.py").write_text("class Kind:\n    pass\n\n\ndef double(value):\n    return 2 * value\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == "put_off"]:
+        del sys.modules[name]
+
+
+def test_names_of_deferred_packages_are_looked_up_on_use(package):
+    with deferred("put_off", "no_such_package"):
+        import put_off
+        from put_off.kinds import Kind, double
+
+        assert hasattr(put_off.kinds, "Kind")
+        assert importlib.util.find_spec("put_off") is not None
+        assert importlib.util.find_spec("no_such_package") is None
+    assert "put_off" not in sys.modules
+    assert double(21) == 42
+    real = sys.modules["put_off.kinds"].Kind
+    assert isinstance(Kind(), Kind)
+    assert issubclass(real, Kind)
+    assert not isinstance(21, Kind)
+    assert put_off.Kind is real
+
+
+def test_packages_imported_before_are_left(package):
+    put_off = importlib.import_module("put_off")
+    with deferred("put_off"):
+        assert importlib.import_module("put_off") is put_off
+    assert sys.modules["put_off"] is put_off
