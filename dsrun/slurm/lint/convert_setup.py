@@ -26,7 +26,7 @@ _LOADS = re.compile(
     r"|conda activate (?P<conda>[^\s-]\S*)|(?:module|ml) list"
 )
 # The rendered script does it where `module` is not defined.
-_DEFINES_MODULE = re.compile(r"/etc/profile|/etc/profile\.d/\w*(modules|lmod)\w*\.sh|/.*/init/(ba)?sh")
+_DEFINES_MODULE = re.compile(r"/etc/profile\.d/\w*(modules|lmod)\w*\.sh|/.*/init/(ba)?sh")
 # Variables of the rendezvous, which the launchers set.
 RENDEZVOUS = re.compile(r"MASTER_(ADDR|PORT)|WORLD_SIZE|(NODE_|LOCAL_)?RANK")
 _SETUP_FILE = "put the line into a file, remove it here, and add --setup-file FILE to the command that is printed"

@@ -78,7 +78,7 @@ SAME = {
     "threads-of-task": (
         "--gpus=1 --cpus-per-task=4", "export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK\nsrun python train.py",
     ),
-    "profile-and-modules": ("--gpus=1", "source /etc/profile\nmodule load cuda\npython train.py"),
+    "definition-of-module": ("--gpus=1", "source ENV/init/bash\nmodule load cuda\npython train.py"),
     "signal": ("--gpus=1 --time=1:00:00 --signal=B:USR1@120 --job-name='my job'", "python train.py $SLURM_JOB_NAME"),
 }  # fmt: skip
 
@@ -96,6 +96,8 @@ class Machine:
         self.put(root / "tools" / "conda", "echo 'conda() { export CONDA_DEFAULT_ENV=$2; }'")
         for name in ("module", "scancel", "nvidia-smi"):
             self.put(root / "tools" / name, ":")
+        (root / "env" / "init").mkdir()
+        (root / "env" / "init" / "bash").touch()
         (root / "setup.sh").write_text("export FROM_SETUP='a b'\n")
         (root / "env" / "bin" / "activate").write_text("export VIRTUAL_ENV=there\n")
 
