@@ -312,3 +312,34 @@ def test_job_ends_where_torch_sees_no_gpus(ada, place, options, program):
     assert (job.exit_code, job.restarts) == (4, 0)
     assert any(f"{name}: torch sees 0 of the 2 GPUs" in job.log for name in job.machines()), job.log
     assert not (place / "began").exists()
+
+
+ORIGINAL = """\
+#!/bin/bash
+#SBATCH --job-name=before --nodes=2 --ntasks-per-node=2 --gpus-per-node=a100:2 --cpus-per-task=1
+export DSRUN_GPUS=0 MY_VALUE='${a.b} "c"'
+export DSRUN_OUTPUT=x
+OUT="$SLURM_SUBMIT_DIR/out put"
+srun bash -c 'RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=$SLURM_NTASKS python show.py "$OUT" "\\$x" y\\ z'
+"""
+
+
+def test_converted_job_runs_the_same_program(ada, place):
+    """Of check-slurm --convert: ranks, places, arguments, variables and GPUs, on the cluster itself."""
+    facts = []
+    script = ORIGINAL.replace("OUT=", "export OUT=")
+    for name in ("before", "after"):
+        folder = ada.folder(f"{place.name}-{name}")
+        (folder / "show.py").write_text(SHOW)
+        (folder / "job.sh").write_text(script)
+        if name == "after":
+            (folder / "job.sh").write_text(script.replace("export DSRUN_OUTPUT=x\n", ""))
+            script = ada.dsrun("check-slurm", "--convert", "job.sh", cwd=folder).stdout
+        ada.sbatch(script, cwd=folder).wait_for("COMPLETED")
+        facts.append(results(folder))
+    before, after = facts
+    same = ("argv", "RANK", "LOCAL_RANK", "WORLD_SIZE", "MY_VALUE", "CUDA_VISIBLE_DEVICES", "uid")
+    assert sorted(before) == sorted(after) == [f"rank--{rank}" for rank in range(4)]
+    for rank, was in before.items():
+        argv = [word.replace("-before/", "-after/") for word in was["argv"]]
+        assert {key: after[rank][key] for key in same} == {key: was[key] for key in same} | {"argv": argv}

@@ -28,9 +28,7 @@ def command(*, file: str, converts: bool, form: str) -> int:
         raise UsageError("--convert does not go with --format json", fix="remove one of them")
     text, name = read_text(file, what="an sbatch script")
     if converts:
-        args, dropped = convert(read_script(text), name)
-        for each in dropped:
-            print_note(each)
+        args = convert(read_script(text), name)
         print_note(command_line(["dsrun", "render-slurm", *args]))
         return int(render_command.main(list(args), prog_name="dsrun render-slurm", standalone_mode=False) or 0)
     shown = printable(name)

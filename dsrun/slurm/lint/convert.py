@@ -1,144 +1,246 @@
-"""The arguments of `dsrun render-slurm` for the job of another script."""
+"""The arguments of `dsrun render-slurm` for the job of another script, where that is understood whole.
+
+The program gets the same arguments and variables. Everything else is refused with its line.
+"""
 
 from __future__ import annotations
 
 import re
-import shlex
 from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from dsrun.errors import UsageError
+from dsrun.hardware.gres import parse_gres
 from dsrun.options import flag_of
-from dsrun.slurm.lint.job import DECLARATIONS, JobScript
-from dsrun.slurm.lint.launch import MODULES, Launch
+from dsrun.slurm.lint.convert_launch import (
+    ON_COMMAND_LINE,
+    RANKS,
+    Program,
+    command_line,
+    quoted,
+    read_program,
+    refusal,
+)
+from dsrun.slurm.lint.convert_setup import RENDEZVOUS, Setup, needed_assignments, read_setup
+from dsrun.slurm.lint.job import Directive, JobScript, rules
+from dsrun.slurm.lint.launch import Launch, launches
+from dsrun.slurm.lint.words import literal, references, same_on_nodes
+from dsrun.slurm.render.notation import parse_gpus
 from dsrun.slurm.render.options import options
 from dsrun.slurm.render.spec import RESERVED_OPTIONS
 
-# What torch.distributed.run, Accelerate and DeepSpeed take without a value before the program.
-_SWITCHES = frozenset(
-    {"--standalone", "--no-python", "--multi-gpu", "--use-deepspeed", "--use-fsdp", "--cpu", "--no-local-rank"}
-    | {"--same-network", "--multi_gpu", "--use_deepspeed", "--use_fsdp", "--no_local_rank", "--no_python", "--no_ssh"}
+# What says how many tasks there are, or which GPUs: read together, below.
+_COUNTED = frozenset(
+    {"nodes", "gpus", "gpus-per-node", "gpus-per-task", "ntasks", "ntasks-per-node", "ntasks-per-gpu", "cpus-per-task"}
+    | {"cpus-per-gpu"}
 )
-# What the rendered script settles itself; GPUs are taken from JobScript.gpus.
-_SETTLED = frozenset({"gpus", "gpus-per-task", "ntasks", "ntasks-per-node", "ntasks-per-gpu", "requeue", "open-mode"})
-_EXPANDED = re.compile(r"[$`]")
-# Commands that only print or wait, and those of the shell's own control.
-_SILENT = frozenset(
-    {"echo", "printf", "date", "hostname", "pwd", "set", "ulimit", "wait", "exit", "true", "nvidia-smi"}
-    | {"if", "then", "else", "fi", "for", "do", "done"}
-)
-# Variables of the rendezvous, which the rendered script sets.
-_RENDEZVOUS = re.compile(
-    r"(MASTER|HEAD|RDZV|MAIN)_\w+|WORLD_SIZE|(NODE_|LOCAL_)?RANK|N?NODES\w*|NPROC\w*|GPUS_PER_NODE|PORT"
-)
+_GPUS = ("gpus-per-node", "gpus", "gpus-per-task", "gpus-per-socket", "tres-per-task")
+_SIGNAL = re.compile(r"(?:B:)?(?:SIG)?(?:USR1|10)@(\d+)")
+_PLACED = frozenset({"ntasks-per-core", "ntasks-per-socket", "overcommit", "export-file"})
+_CONTROL = re.compile(r"if|then|else|elif|fi|for|while|until|do|done|case|esac|function|[{}!\[]|\[\[|\(\(")
 
 
-def convert(script: JobScript, name: str) -> tuple[list[str], list[str]]:
-    """Arguments for render-slurm, and a line for each directive that has no place in them.
-
-    Raises UsageError for a script without exactly one launch; `name` is the script's in messages.
-    """
+def convert(script: JobScript, name: str) -> list[str]:
+    """Arguments for render-slurm; `name` is the script's in messages. Raises UsageError for what is not converted."""
     if len(script.launches) != 1:
         count = "nothing that trains was" if not script.launches else f"{len(script.launches)} launches were"
-        raise UsageError(f"{name}: {count} found, and a job has one", fix="dsrun render-slurm -- python my_train.py …")
-    launch = script.launches[0]
-    _refuse_containers(script, name)
-    args, dropped = [], []
-    own = {each.metadata["sbatch"]: flag_of(each) for each in options().values() if each.metadata.get("sbatch")}
-    for each in script.directives:
-        if each.option in own:
-            args += [own[each.option]] if each.value is None else [own[each.option], each.value]
-        elif each.option not in _SETTLED and each.option not in RESERVED_OPTIONS and each.known:
-            args += ["--sbatch", each.option if each.value is None else f"{each.option}={each.value}"]
-        elif each.option not in _SETTLED:
-            why = RESERVED_OPTIONS.get(each.option, "sbatch has no such option")
-            dropped.append(f"{name}:{each.line}: --{each.option.lstrip('-')} is left out: {why}")
-    if script.nodes and script.nodes > 1 and not script.get("nodes"):
-        args += ["--nodes", str(script.nodes)]
-    if script.gpus and not (script.get("gpus-per-node") or script.get("gres")):
-        args += ["--gpus-per-node", str(script.gpus)]
-    program = _program(launch, name)
-    _refuse_own_variables(script, launch, program, name)
-    dropped += [
-        f"{name}:{each.line}: {_shown(each.words)} is left out (--setup-file takes commands, --env variables)"
-        for each in script.commands
-        if each.line != launch.line and each.words[0] not in _SILENT and not _is_taken(each.words)
-    ]
-    return [*args, *_environment(script), "--", *program], dropped
+        raise UsageError(f"{name}: {count} found, and a job has one", fix=ON_COMMAND_LINE)
+    return _Conversion(script, name, script.launches[0]).arguments()
 
 
-def _shown(words: tuple[str, ...]) -> str:
-    """A command in short; what variables hold may be secret."""
-    return " ".join(word.partition("=")[0] if words[0] in DECLARATIONS else word for word in words[:4])
+@dataclass(frozen=True)
+class _Conversion:
+    script: JobScript
+    name: str
+    launch: Launch
 
-
-def _refuse_containers(script: JobScript, name: str) -> None:
-    for each in script.commands:
-        for word in each.words:
-            if word.startswith("--container-") or word in ("apptainer", "singularity"):
-                raise UsageError(
-                    f"{name}:{each.line}: {word}: containers are not converted",
-                    fix="dsrun render-slurm --apptainer IMAGE (or --container-image IMAGE) -- python my_train.py …",
-                )
-
-
-def _refuse_own_variables(script: JobScript, launch: Launch, program: list[str], name: str) -> None:
-    """The rendered script has none of the variables that this one computes, loops over or holds in arrays."""
-    for variable in re.findall(r"\$\{?[#!]?(\w+|[@*])", " ".join(program)):
-        if variable in "@*" or re.search(rf"(?m)(^|[\s;(]){variable}\+?=|\b(for|read) {variable}\b", script.text):
-            raise UsageError(
-                f"{name}:{launch.line}: ${variable} has its value from the script, which the rendered one does not run",
-                fix="write the value in the program's arguments, or compute it in the program",
-            )
-
-
-def _is_taken(words: tuple[str, ...]) -> bool:
-    """Whether a command needs no place in the rendered script: its effect is there, or it has none in the job."""
-    if words[0] in ("module", "conda", "source", "."):
-        return bool(tuple(_of_environment(words))) or words[1:2] in (("purge",), ("list",), ("deactivate",))
-    names = [word.partition("=")[0] for word in words if "=" in word]
-    declared = words[0] in DECLARATIONS and all(_RENDEZVOUS.fullmatch(each) for each in names)
-    return declared or all(re.fullmatch(r"\w+=.*", word, re.DOTALL) for word in words)
-
-
-def _environment(script: JobScript) -> Iterator[str]:
-    """Modules and environments that the script loads."""
-    for each in script.commands:
-        yield from _of_environment(each.words)
-
-
-def _of_environment(words: tuple[str, ...]) -> Iterator[str]:
-    if words[:2] in (("module", "load"), ("module", "add")) or words[:1] == ("ml",):
-        for module in words[2:] if words[0] == "module" else words[1:]:
-            yield from ("--module", module)
-    elif words[:2] == ("conda", "activate") and len(words) > 2:
-        yield from ("--conda", words[2])
-    elif words[0] in ("source", ".") and len(words) > 1 and (found := re.fullmatch(r"(.+)/bin/activate", words[1])):
-        yield from ("--venv", str(Path(found[1]).expanduser()))
-
-
-def _program(launch: Launch, name: str) -> list[str]:
-    """The program behind the launcher, as `python FILE ARGS`."""
-    words = list(launch.words)
-    if launch.kind != "program":
-        module = next((at + 1 for at, word in enumerate(words) if word in MODULES), 0)
-        skip = module or (2 if launch.kind == "accelerate" else 1)
-        words = words[skip:]
-        while words and words[0].startswith("-") and words[0] not in ("-m", "--module", "--"):
-            word = words.pop(0)
-            if "=" not in word and word not in _SWITCHES and words:
-                words.pop(0)
-        words = words[1:] if words[:1] == ["--"] else words
-        words = ["python", *(["-m", *words[1:]] if words[:1] in (["-m"], ["--module"]) else words)]
-    if len(words) < 2:
-        raise UsageError(f"{name}:{launch.line}: no program behind {launch.name}", fix="write it behind its options")
-    end = next((at for at, word in enumerate(words) if re.match(r"\d*[<>]", word)), len(words))
-    words = words[:end]
-    if any(_EXPANDED.search(word) for word in words):
-        # The rendered script expands nothing in arguments; a shell on the nodes does.
-        return [
-            "bash",
-            "-c",
-            "exec " + " ".join(word if _EXPANDED.search(word) else shlex.quote(word) for word in words),
+    def arguments(self) -> list[str]:
+        self._refuse_shell()
+        args = [word for each in self.script.directives for word in self._directive(each)]
+        if not self.script.get("job-name") and self.name != "-" and re.fullmatch(r"[\w.+-]+", self._file):
+            args = ["--job-name", self._file, *args]  # sbatch's own default
+        at = self._place()
+        command = self.script.commands[at]
+        if command.end == "&" and ("wait",) not in [each.words[:1] for each in self.script.commands[at + 1 :]]:
+            raise self._refuse(command.line, "a program in the background is not converted", "remove the &")
+        if command.end not in ("\n", ";", "&", "&&"):
+            raise self._refuse(command.line, f"a launch before {command.end} is not converted", "end the line there")
+        setup = read_setup(self.script.commands, at, self.name, moved=self.script.get("chdir") is not None)
+        program = read_program(command, self.launch, self.script.variables, self.name)
+        args += self._counts(program)
+        args += [] if program.max_restarts in (None, "0") else ["--max-restarts", str(program.max_restarts)]
+        args += [
+            *setup.args,
+            *(word for name, text in program.set_here.items() for word in ("--env", f"{name}={text}")),
         ]
-    return words
+        return [*args, "--", *self._words(program, setup)]
+
+    @property
+    def _file(self) -> str:
+        return PurePosixPath(self.name).name
+
+    def _refuse(self, line: int, what: str, fix: str) -> UsageError:
+        return refusal(self.name, line, what, fix)
+
+    def _refuse_shell(self) -> None:
+        """Containers, another shell, and whatever makes a command depend on others."""
+        first = self.script.text.partition("\n")[0]
+        if not re.fullmatch(r"#!\s*/(usr/)?bin/(env )?(ba)?sh\s*", first):
+            raise self._refuse(
+                1, f"{first} is not converted", "#!/bin/bash; what a login shell would read, with --setup-file"
+            )
+        for number, text in enumerate(self.script.text.splitlines(), 1):
+            if "<<" in text.partition("#")[0]:
+                raise self._refuse(number, "a here-document is not converted", "put the text into a file")
+        for each in self.script.commands:
+            for word in each.words:
+                if word.startswith("--container-") or PurePosixPath(word).name in ("apptainer", "singularity"):
+                    raise self._refuse(
+                        each.line, f"{word}: containers are not converted",
+                        "dsrun render-slurm --apptainer IMAGE (or --container-image IMAGE) -- python my_train.py …",
+                    )  # fmt: skip
+            if _CONTROL.fullmatch(each.words[0]):
+                raise self._refuse(each.line, f"{each.words[0]} … is not converted", "write the commands one by one")
+
+    def _place(self) -> int:
+        switches = frozenset(rules()["srun"]["switches"])
+        holds = (bool(list(launches([each], self.script.variables, switches))) for each in self.script.commands)
+        return next(at for at, found in enumerate(holds) if found)
+
+    def _directive(self, each: Directive) -> Iterator[str]:
+        """The options for a directive that stands for itself."""
+        flag = {each.metadata["sbatch"]: flag_of(each) for each in options().values() if each.metadata.get("sbatch")}
+        signal = _SIGNAL.fullmatch(each.value or "") if each.option == "signal" else None
+        if each.option in _COUNTED or (each.option, each.value) in (
+            ("requeue", None), ("open-mode", "append"), ("export", "ALL"),
+        ):  # fmt: skip
+            return
+        if signal:
+            yield from ("--signal-lead", signal[1])
+        elif each.option == "no-requeue":
+            yield "--no-requeue"
+        elif not each.known or each.option in RESERVED_OPTIONS or each.option in _PLACED:
+            why = RESERVED_OPTIONS.get(each.option) if each.known else "sbatch has no such option"
+            fix = f"remove the line: {why}" if why else "remove the line"
+            raise self._refuse(each.line, f"--{each.option.lstrip('-')} is not converted", fix)
+        elif each.option == "exclusive" and each.value is not None:
+            raise self._refuse(each.line, f"--exclusive={each.value} is not converted", "#SBATCH --exclusive")
+        elif each.option in flag:
+            yield from [flag[each.option]] if each.value is None else [flag[each.option], each.value]
+        else:
+            yield from ("--sbatch", each.option if each.value is None else f"{each.option}={each.value}")
+
+    def _counts(self, program: Program) -> Iterator[str]:
+        """Nodes, GPUs, workers and CPUs of each node."""
+        script, srun = self.script, dict(program.srun or {})
+        nodes, tasks = script.nodes, script.tasks_per_node
+        asked = script.get("nodes")
+        line = asked.line if asked else self.launch.line
+        if nodes is None or tasks is None or (asked and not (asked.value or "").isdigit()):
+            raise self._refuse(line, "the number of nodes, or of tasks on each, is not fixed", "#SBATCH --nodes=N")
+        if program.srun is not None:
+            tasks = int(srun["ntasks-per-node"]) if srun.get("ntasks-per-node", "").isdigit() else tasks
+            total = srun.get("ntasks", "")
+            tasks = int(total) // nodes if total.isdigit() else tasks
+            wanted = srun.get("nodes") or (str(nodes) if not total.isdigit() or int(total) >= nodes else total)
+            all_nodes = wanted in (str(nodes), "$SLURM_NNODES", "$SLURM_JOB_NUM_NODES")
+            if not all_nodes or total not in ("", str(tasks * nodes), "$SLURM_NTASKS"):
+                raise self._refuse(self.launch.line, "srun uses a part of the job", f"srun --nodes={nodes}")
+        yield from ("--nodes", str(nodes)) if asked or nodes > 1 else ()
+        gpus, spelled = self._gpus(tasks)
+        yield from spelled
+        workers = self._workers(program, nodes, gpus, tasks)
+        yield from () if workers in (gpus, gpus or 1) else ("--nproc", str(workers))
+        yield from self._cpus(tasks, gpus, srun.get("cpus-per-task"))
+
+    def _gpus(self, tasks: int) -> tuple[int, list[str]]:
+        """GPUs of each node, and the option for them, with their type."""
+        found = [each for option in _GPUS if (each := self.script.get(option))]
+        gres = self.script.get("gres")
+        in_gres = sum(each.count for each in parse_gres(gres.value or "")) if gres else 0
+        if in_gres and not found:
+            return in_gres, []
+        if not found:
+            if self.script.get("exclusive"):
+                fix = "#SBATCH --gpus-per-node=N, 0 for none"
+                raise self._refuse(self.launch.line, "whether the nodes have GPUs is not known", fix)
+            return 0, ["--gpus-per-node", "0"]
+        first, parsed = found[0], parse_gpus(found[0].value or "")
+        if len(found) > 1 or in_gres:
+            raise self._refuse(found[-1].line, "GPUs are asked for twice", "keep one of them")
+        count = self.script.gpus if parsed else None
+        if count is None or parsed is None or (first.option == "gpus-per-task" and tasks > 1):
+            raise self._refuse(first.line, f"--{first.option} is not converted", "#SBATCH --gpus-per-node=N")
+        return count, ["--gpus-per-node", f"{parsed[0]}:{count}" if parsed[0] else str(count)]
+
+    def _workers(self, program: Program, nodes: int, gpus: int, tasks: int) -> int:
+        """Processes of each node."""
+        line, given = self.launch.line, program.count
+        if program.srun is None and nodes > 1:
+            raise self._refuse(line, f"it starts on the first of {nodes} nodes alone", "write srun before it")
+        if program.kind == "program":
+            if tasks * nodes > 1 and not program.has_ranks and program.srun is not None:
+                fix = " ".join(f"{name}=${value}" for name, value in RANKS.items())
+                fix = f"srun bash -c '{fix} exec python …', if torch's variables are what it reads"
+                raise self._refuse(line, "a program that finds its rank by itself is not converted", fix)
+            return tasks if program.srun is not None else 1
+        if program.nodes.isdigit() and int(program.nodes) != nodes:
+            raise self._refuse(line, f"it is for {program.nodes} nodes, and the job has {nodes}", "make them the same")
+        if ":" in program.nodes:
+            raise self._refuse(line, f"nodes {program.nodes} are not converted", f"write {nodes}")
+        if not given:
+            return 1 if program.kind == "torchrun" else gpus or 1
+        if given.isdigit():
+            share, rest = divmod(int(given), nodes if program.kind == "accelerate" else 1)
+            if not rest and 0 < share <= (gpus or share):
+                return share
+        elif gpus and (given in ("gpu", "auto") or re.search(r"GPU|nvidia-smi -L", given)):
+            return gpus
+        raise self._refuse(line, f"{given} workers are not converted: each node has {gpus} GPUs", "write their number")
+
+    def _cpus(self, tasks: int, gpus: int, of_srun: str | None) -> Iterator[str]:
+        """CPUs of the one task of each node: those of all its tasks in the script."""
+        per_task, per_gpu = self.script.number("cpus-per-task"), self.script.number("cpus-per-gpu")
+        if of_srun and of_srun not in (str(per_task), "$SLURM_CPUS_PER_TASK"):
+            raise self._refuse(self.launch.line, "srun --cpus-per-task is not converted", "#SBATCH --cpus-per-task=N")
+        if per_task or tasks > 1:
+            yield from ("--cpus-per-task", str((per_task or 1) * tasks))
+        elif per_gpu and gpus:
+            yield from ("--cpus-per-task", str(per_gpu * gpus))
+
+    def _words(self, program: Program, setup: Setup) -> list[str]:
+        """The words of the program; a shell on the nodes where it has to expand something in them."""
+        line = self.launch.line
+        in_env = [f"export {each};" for each in program.env if not RENDEZVOUS.fullmatch(each.partition("=")[0])]
+        words = [*program.words, *in_env]
+        before = []
+        for command, unknown in needed_assignments(setup, words, self._may_read):
+            first = command.words[1].partition("=")[0] if command.words[0] == "export" else ""
+            if unknown or RENDEZVOUS.fullmatch(first):
+                raise self._unreadable(command.line, unknown or first)
+            before.append(f"{' '.join(command.raw)};")
+        own = {name for _, names, _ in setup.assigned for name in names} | setup.known
+        local = {'"--local_rank=$LOCAL_RANK"'}
+        for ref, usable in (ref for word in words if word not in local for ref in references(word)):
+            if not usable or ref in setup.arrays or (ref not in own and not self._may_read(ref)):
+                raise self._unreadable(line, ref)
+        plain = quoted(program.words)
+        if plain is not None and not before and not in_env:
+            return plain
+        text = " ".join([*before, *in_env, "exec", command_line(program.words)])
+        if literal(program.words[0]) is None:
+            raise self._refuse(line, f"{program.words[0]} is not converted", "write python before the script")
+        return ["bash", "-c", text]
+
+    def _may_read(self, name: str) -> bool:
+        if name == "SLURM_CPUS_PER_TASK":
+            return self.script.tasks_per_node == 1 and self.script.get("cpus-per-task") is not None
+        return same_on_nodes(name)
+
+    def _unreadable(self, line: int, ref: str) -> UsageError:
+        shown = f"${ref}" if re.fullmatch(r"\w+", ref) else ref
+        return self._refuse(
+            line, f"{shown} has its value from the script, which the rendered one does not run",
+            "write the value, or compute it in the program; without export where only the launcher reads it",
+        )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -137,7 +138,11 @@ def _assignments(found: list[ShellCommand]) -> Iterator[tuple[str, str]]:
 def _directives(number: int, line: str) -> Iterator[Directive]:
     if not line.startswith("#SBATCH"):
         return
-    words = [word.strip("\"'") for word in re.sub(r"\s#.*", "", line[len("#SBATCH") :]).split()]
+    text = re.sub(r"\s#.*", "", line[len("#SBATCH") :])
+    try:
+        words = shlex.split(text)
+    except ValueError:  # a quote that is not closed
+        words = text.split()
     while words:
         word = words.pop(0)
         if word.startswith("--"):

@@ -14,11 +14,13 @@ _HEREDOC = re.compile(r"<<(-?)\s*(['\"]?)(\w+)\2")
 
 
 class ShellCommand(NamedTuple):
-    """One simple command: its first line (from 1), its words without quotes, and the operator behind it."""
+    """One simple command: its first line (from 1), its words without quotes, the operator behind it, and its words as
+    they are written."""
 
     line: int
     words: tuple[str, ...]
     end: str = "\n"
+    raw: tuple[str, ...] = ()
 
 
 def commands(text: str, line: int = 1) -> list[ShellCommand]:
@@ -41,7 +43,8 @@ class _Scanner:
         self.text, self.line, self.at = text, line, 0
         self.word: str | None = None
         self.words: list[str] = []
-        self.start = line
+        self.raw: list[str] = []
+        self.start, self.began = line, 0
 
     def scan(self) -> Iterator[ShellCommand]:
         heredocs: list[str] = []
@@ -138,15 +141,16 @@ class _Scanner:
     def _start_word(self) -> None:
         if self.word is None:
             self.start = self.start if self.words else self.line
-            self.word = ""
+            self.word, self.began = "", self.at
 
     def _end_word(self) -> None:
         if self.word is not None:
             self.words.append(self.word)
+            self.raw.append(self.text[self.began : self.at])
         self.word = None
 
     def _end_command(self, end: str) -> Iterator[ShellCommand]:
         self._end_word()
         if self.words:
-            yield ShellCommand(self.start, tuple(self.words), end)
-        self.words = []
+            yield ShellCommand(self.start, tuple(self.words), end, tuple(self.raw))
+        self.words, self.raw = [], []

@@ -15,7 +15,7 @@ from dsrun.slurm.render.launchers import PYTHON, SHELLS, launcher_in
 
 WORKER = "dsrun.train"
 _SLUG = re.compile(r"[^A-Za-z0-9._-]+")
-_PYTHON_COMMAND = re.compile(rf"(^|[\s;&|]){PYTHON.pattern}\s")
+_PYTHON_COMMAND = re.compile(rf"(^|[\s;&|/]){PYTHON.pattern}\s")
 
 
 class Program(NamedTuple):

@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.errors import UsageError
 from dsrun.slurm.lint.check import check_script
-from dsrun.slurm.lint.convert import convert
 from dsrun.slurm.lint.job import read_script, rules
 from dsrun.slurm.lint.shell import commands
 
@@ -101,72 +99,11 @@ def test_odd_texts_are_read(text):
     check_script(text, "job.sh")
 
 
-def test_converted_arguments():
-    args, dropped = convert(read_script((SCRIPTS / "launcher-per-task.sh").read_text()), "job.sh")
-    assert args == [
-        "--job-name", "t", "--time", "10:00:00", "--nodes", "2", "--gres", "gpu:a100:4", "--", "python", "train.py",
-    ]  # fmt: skip
-    assert dropped == []
-
-
-def test_convert_keeps_variables_for_the_nodes():
-    args, _ = convert(
-        read_script(HEAD + '#SBATCH --gpus=1\npython x.py --seed "$SLURM_ARRAY_TASK_ID" a\\ b\n'), "job.sh"
-    )
-    assert args[-3:] == ["bash", "-c", "exec python x.py --seed $SLURM_ARRAY_TASK_ID 'a b'"]
-
-
-def test_convert_keeps_a_computed_value_whole():
-    """An unquoted variable with a command's output is one word of the launcher's options."""
-    text = (
-        HEAD + "#SBATCH --nodes=2 --gpus-per-node=4\nhead=$(scontrol show hostnames $SLURM_JOB_NODELIST | head -n 1)\n"
-        "srun torchrun --nnodes 2 --nproc_per_node 4 --master_addr $head --master_port 29500 train.py --lr 1\n"
-    )
-    args, _ = convert(read_script(text), "job.sh")
-    assert args[args.index("--") + 1 :] == ["python", "train.py", "--lr", "1"]
-
-
-def test_convert_launcher_in_a_variable():
-    text = HEAD + (
-        '#SBATCH --nodes=2 --gpus-per-node=4\nexport LAUNCH="python -u -m torch.distributed.run --nproc_per_node 4 '
-        '--nnodes $((1 + 1)) --rdzv_endpoint a:1"\nsrun $LAUNCH train.py --lr 1\n'
-    )
-    args, _ = convert(read_script(text), "job.sh")
-    assert args[args.index("--") + 1 :] == ["python", "train.py", "--lr", "1"]
-
-
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        ("srun apptainer exec --nv image.sif torchrun train.py", "job.sh:3: apptainer: containers are not converted"),
-        ("srun --container-image=img torchrun train.py", "job.sh:3: --container-image=img: containers are not"),
-        ("for lr in 1 2; do\nsrun python train.py --lr $lr\ndone", r"job.sh:4: \$lr has its value from the script"),
-        ("LRS=(1 2)\nsrun python train.py --lr ${LRS[$SLURM_ARRAY_TASK_ID]}", r"job.sh:4: \$LRS has its value from"),
-    ],
-)
-def test_convert_refuses_what_the_rendered_script_would_not_do(lines, message):
-    with pytest.raises(UsageError, match=message):
-        convert(read_script(HEAD + lines + "\n"), "job.sh")
-
-
-def test_convert_names_the_commands_that_it_leaves_out():
-    lines = "export NCCL_DEBUG=INFO\nexport MASTER_PORT=1\ncd /work\nmodule load cuda\necho a\nsrun python train.py\n"
-    _, dropped = convert(read_script(HEAD + lines), "job.sh")
-    assert [each.partition(" (")[0] for each in dropped] == [
-        "job.sh:3: export NCCL_DEBUG is left out", "job.sh:5: cd /work is left out",
-    ]  # fmt: skip
-
-
 def test_options_in_an_array_are_not_called_missing():
     lines = 'args=(--nnodes=2 --rdzv-endpoint=a:1)\nsrun torchrun "${args[@]}" train.py\n'
     text = HEAD.replace("\n", "\n#SBATCH --nodes=2 --gpus-per-node=4\n", 1) + lines
     codes = {each.code for each in check_script(text, "job.sh")}
     assert not codes & {"script_nodes_missing", "script_no_rendezvous", "script_ranks_default"}
-
-
-def test_convert_needs_one_launch():
-    with pytest.raises(UsageError, match="2 launches were found"):
-        convert(read_script(HEAD + "python a.py\npython b.py\n"), "job.sh")
 
 
 @pytest.mark.parametrize(

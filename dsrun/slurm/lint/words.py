@@ -1,0 +1,81 @@
+"""A word of a shell script as it is written: its text if no shell would change it, else the variables in it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+# Variables that are the same in the batch script and on every node, of those that SLURM sets.
+_OF_JOB = re.compile(
+    r"SLURM_(JOB_?ID|JOB_(NAME|NODELIST|NUM_NODES|PARTITION|ACCOUNT|USER|UID|QOS)|N?NODES|NNODES|NODELIST"
+    r"|SUBMIT_(DIR|HOST)|CLUSTER_NAME|ARRAY_(JOB_ID|TASK_\w+)|RESTART_COUNT)"
+)
+# Those that the launcher or the node sets anew, so that a program on the node would see another value.
+_OF_NODE = re.compile(
+    r"SLURM\w*|(LOCAL_|GROUP_|NODE_|ROLE_)?RANK|(LOCAL_|GROUP_|ROLE_)?WORLD_SIZE|MASTER_(ADDR|PORT)|OMP_NUM_THREADS|PATH"
+    r"|HOST(NAME|TYPE)?|RANDOM|SRANDOM|SECONDS|LINENO|EPOCH\w+|BASH\w*|PPID|DSRUN_\w+|FUNCNAME|OLDPWD|CUDA_VISIBLE_DEVICES"
+)
+_REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:[:%#/+=?^,@-][^}$`]*)?\}|\(\(([\w\s+*/%$-]*)\)\)|)|`|<\(|>\(")
+
+
+def literal(raw: str) -> str | None:
+    """What the shell makes of a word in which it expands nothing; None for one in which it does, or redirects."""
+    found = []
+    for quote, piece in _pieces(raw):
+        if quote == "'":
+            found.append(piece)
+        elif re.search(r"[$`]" if quote else r"[$`*?\[\]{}<>~&]", re.sub(r"\\.", "", piece, flags=re.DOTALL)):
+            return None
+        else:
+            kept = r'\\([$`"\\\n])' if quote else r"\\(.)"
+            found.append(re.sub(kept, lambda each: each[1].strip("\n"), piece, flags=re.DOTALL))
+    return "".join(found)
+
+
+def redirects(raw: str) -> bool:
+    """Whether a word is, or has in it, a redirection."""
+    return any(not quote and re.search(r"[<>]", re.sub(r"\\.", "", piece)) for quote, piece in _pieces(raw))
+
+
+def references(raw: str) -> Iterator[tuple[str, bool]]:
+    """The variables in a word, and whether each can be read on a node: not for what no name alone stands for."""
+    for quote, piece in _pieces(raw):
+        if quote == "'":
+            continue
+        for found in _REFERENCE.finditer(re.sub(r"\\.", "", piece, flags=re.DOTALL)):
+            name, arithmetic = found[1] or found[2], found[3]
+            if arithmetic is not None:
+                yield from ((each, True) for each in re.findall(r"[A-Za-z_]\w*", arithmetic))
+            elif name and not name[0].isdigit():
+                yield name, True
+            else:
+                following = piece[piece.find(found[0]) :]
+                yield following[:2] if found[0] == "$" else name or "`", False
+
+
+def same_on_nodes(name: str) -> bool:
+    """Whether a variable that the script does not set has one value in the batch script and in the workers."""
+    return bool(_OF_JOB.fullmatch(name)) or not _OF_NODE.fullmatch(name)
+
+
+def _pieces(raw: str) -> Iterator[tuple[str, str]]:
+    """The parts of a word with the quote around each, "" for none."""
+    at, plain = 0, ""
+    while at < len(raw):
+        char = raw[at]
+        if char == "\\":
+            plain += raw[at : at + 2]
+            at += 2
+        elif char in "'\"":
+            if plain:
+                yield "", plain
+            plain, end = "", at + 1
+            while end < len(raw) and raw[end] != char:
+                end += 2 if char == '"' and raw[end] == "\\" else 1
+            yield char, raw[at + 1 : end]
+            at = end + 1
+        else:
+            plain += char
+            at += 1
+    if plain:
+        yield "", plain
