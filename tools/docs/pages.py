@@ -97,7 +97,7 @@ def _condition(row: KnownBad) -> str:
     parts = [
         f"ZeRO-{row.stage}" if row.stage is not None else "",
         "Arm processors" if row.arm else "",
-        f"{row.gpus} GPUs or more" if row.gpus else "",
+        f"{row.gpus} GPUs or more" if row.gpus > 1 else "a GPU" if row.gpus else "",
     ]
     return ", ".join(filter(None, parts)) or "everywhere"
 

@@ -17,7 +17,7 @@ from dsrun.train.distributed import all_gather_object
 from dsrun.train.packing.documents import refuse_lost_window, use_document_attention
 from dsrun.train.packing.encoder_decoder import install, trial_of_pairs
 from dsrun.train.packing.gather import OtherRankError, gathered
-from dsrun.train.packing.measure import Measured, Trial, has_16_bits, measure
+from dsrun.train.packing.measure import Measured, Trial, measure, widths
 
 DOCUMENTS = (5, 8, 7)
 
@@ -118,7 +118,7 @@ _NAMES: dict[Method, str] = {
 
 def _measured(model: Any, method: Method, autocast: torch.dtype | None) -> Measured:
     _refuse_replaced_window(model, method)
-    if has_16_bits(model) or not (method == "flat" or model.device.type == "cuda"):
+    if max(widths(model), default=2) < 4 or not (method == "flat" or model.device.type == "cuda"):
         autocast = None
     with gathered(model):
         if method == "pairs":

@@ -22,8 +22,8 @@ from transformers import Trainer
 
 from dsrun.train.data.request import Collator
 from dsrun.train.data.token_files import TokenBin
-from dsrun.train.loop.batches import Split
-from dsrun.train.loop.loaders import MicroBatch, start_at, training_loader
+from dsrun.train.loop.batches import Split, Taken
+from dsrun.train.loop.loaders import MicroBatch, _Collate, start_at, training_loader
 from dsrun.train.packing.decide import Batching
 from dsrun.train.packing.sampler import Grouping
 from tests.forkserver.client import HEAVY
@@ -86,6 +86,23 @@ def test_micro_batches_know_sample_ids_and_epoch(workers):
         assert [len(batch.ids) for batch in batches] == [2, 2, 0], "filler has no id"
         assert {batch.epoch for batch in batches} == {epoch}
     assert set(batches[0]) == {"input_ids", "attention_mask", "labels"}
+
+
+@pytest.mark.parametrize(
+    ("both_sides", "sample", "work"),
+    [
+        (False, {"input_ids": [5, 6, 7]}, (0, 3, 0, 9, 0)),
+        (True, {"input_ids": [5, 6, 7]}, (3, 2, 9, 4, 6)),
+        # Each answer is a sequence of its own.
+        (False, {"chosen_ids": [5, 6, 7], "rejected_ids": [5]}, (0, 4, 0, 10, 0)),
+    ],
+)
+def test_micro_batch_counts_tokens_and_pairs_of_tokens(both_sides, sample, work):
+    rows = [{**sample, "labels": [1, 2]}, {**sample, "labels": [0, 0]}]
+    tensors = {name: torch.ones(2, 4) for name in ("input_ids", "labels")}
+    batch = _Collate(lambda _: tensors, both_sides=both_sides, joins=False)(Taken(rows, [0]))
+    assert batch.work == work, "without filler, which has no id"
+    assert batch.tokens == work[0] + work[1]
 
 
 def test_sample_order_from_data_seed_or_seed():
