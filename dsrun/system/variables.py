@@ -81,8 +81,11 @@ OF_THIS_SUPERVISOR = frozenset(
 
 
 def cache_root(environ: Mapping[str, str] = os.environ) -> Path:
-    """DSRUN_CACHE, else `dsrun` in the user's cache folder (XDG base directory specification)."""
+    """DSRUN_CACHE, else `dsrun` in the user's cache folder (XDG base directory specification).
+
+    It is absolute: pip and jobs, which are given paths below it, work in other folders.
+    """
     own = environ.get(CACHE)
     if own:
-        return Path(own).expanduser()
-    return Path(environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "dsrun"
+        return Path(own).expanduser().absolute()
+    return Path(environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser().absolute() / "dsrun"
