@@ -99,7 +99,7 @@ def main() -> None:
         _print_error(str(error))
         code = error.exit_code
     except click.ClickException as error:
-        _print_error(error.format_message())
+        _print_click_error(error)
         code = EXIT_USAGE
     except OSError as error:
         from dsrun.system.files import DISK_FULL  # help is shown without it
@@ -127,6 +127,19 @@ def _check_language(name: str | None) -> None:
 
     if language_named(name) is None:
         print_note(f"DSRUN_LANG={name} is not a language of dsrun: English is used ({' or '.join(LANGUAGES)})")
+
+
+def _print_click_error(error: click.ClickException) -> None:
+    """In one line what is wrong, and how the command is called where something is missing; help as it is."""
+    message, ctx = error.format_message(), getattr(error, "ctx", None)
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        click.echo(message, err=True)
+        return
+    if isinstance(error, click.MissingParameter) and ctx:
+        usage = " ".join(ctx.get_usage().split()[1:])
+        about = getattr(error.param, "help", None)
+        message = f"{message.rstrip('.')}{f', {about}' if about else ''} (usage: {usage}; {ctx.command_path} --help)"
+    _print_error(message)
 
 
 def _print_error(message: str) -> None:

@@ -10,12 +10,13 @@ from dataclasses import replace
 from itertools import groupby
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
 from dsrun.cli.options import Command, imported
-from dsrun.cli.output import command_line, print_note, print_table
+from dsrun.cli.output import command_line, print_error, print_note, print_table
+from dsrun.errors import EXIT_USAGE
 
 if TYPE_CHECKING:
     from dsrun.launch.signals import StartupSignals
@@ -42,14 +43,25 @@ class TrainCommand(Command):
             click.echo(f"Usage: {ctx.command_path} [FLAGS]\n\n  {self.get_short_help_str(200)}\n")
             click.echo(help_text(shutil.get_terminal_size().columns))
             ctx.exit()
+        if not args:
+            _explain_bare(ctx)
         choose_log_format(args)
         ctx.obj = list(args)
         return []
 
 
+def _explain_bare(ctx: click.Context) -> NoReturn:
+    """What is missing and two ways to go on, for somebody who tries the command first."""
+    print_error("no model to train: name one with --model NAME, or a file of flags with --config run.yaml")
+    demo = f"{ctx.command_path} --model demo-t5"
+    click.echo(f"  {demo:33}  the demo: a small model and its data, from nothing", err=True)
+    click.echo(f"  {'dsrun init':33}  writes a run.yaml from your answers", err=True)
+    ctx.exit(EXIT_USAGE)
+
+
 def choose_log_format(args: list[str]) -> None:
     """Have errors of the other flags written as --log-format says."""
-    for word, value in zip(args, [*args[1:], ""], strict=True):
+    for word, value in zip(args, [*args[1:], ""], strict=False):
         flag, equals, joined = word.partition("=")
         if flag.replace("_", "-") == "--log-format":
             from dsrun.system.log_format import FORMATS, choose

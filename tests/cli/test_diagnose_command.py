@@ -90,7 +90,11 @@ def test_diagnose_run_folder(dsrun: Dsrun, here: Path) -> None:
             [".", "a.log"],
             "error: . is a folder, and other logs are given (name one run, or only files)\n",
         ),
-        ([], "error: Missing argument 'LOG...|FOLDER|-'.\n"),
+        (
+            [],
+            "error: Missing argument 'LOG...|FOLDER|-' "
+            "(usage: dsrun diagnose [OPTIONS] LOG...|FOLDER|-; dsrun diagnose --help)\n",
+        ),
     ],
 )
 def test_diagnose_usage_errors_are_one_line(dsrun: Dsrun, args: list[str], message: str) -> None:
