@@ -270,13 +270,6 @@ def test_cache_root(monkeypatch, tmp_path):
     assert cache_root() == Path.home() / ".cache" / "dsrun"
 
 
-def test_cache_root_is_absolute(monkeypatch, tmp_path):
-    """pip downloads an sdist into it from a folder of its own."""
-    monkeypatch.chdir(tmp_path)
-    assert cache_root({"DSRUN_CACHE": "near"}) == tmp_path / "near"
-    assert cache_root({"XDG_CACHE_HOME": "near"}) == tmp_path / "near" / "dsrun"
-
-
 def test_unwritable_cache_rejected(monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("DSRUN_CACHE", str(tmp_path / "file"))
