@@ -7,6 +7,7 @@ import os
 import sys
 import tempfile
 from contextlib import nullcontext
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -18,6 +19,8 @@ from bench.gpu.table import markdown, write_table
 from dsrun.system.gpus import visible_gpus
 
 BUDGET_S = 600.0
+SLOW = 5
+"""How much longer a dry run's blocks may take on a CPU."""
 LIBRARIES = ("torch", "transformers", "accelerate", "deepspeed", "trl", "flash-attn")
 
 
@@ -52,6 +55,8 @@ def main() -> int:
         os.environ[few.WORK] = scratch
         os.environ[few.DRY] = "1" if options.dry else ""
         chosen = _chosen(blocks(Path(scratch)), options)
+        if options.dry:
+            chosen = [replace(block, limit_s=SLOW * block.limit_s, least_s=0) for block in chosen]
         budget = None if options.full else options.budget
         building = any(block.name == "wheel" for block in chosen) and not options.dry
         with wheel.building(Path(scratch)) if building else nullcontext():

@@ -257,3 +257,24 @@ def test_plan_prints_from_scratch_without_weights(plan, model, tmp_path):
     assert "--from-scratch" in plan("--model", folder, "--gpus", "a100-80:1").stdout
     (tmp_path / "model" / "model.safetensors").write_bytes(b"")
     assert "--from-scratch" not in plan("--model", folder, "--gpus", "a100-80:1").stdout
+
+
+def test_long_row_takes_no_padding_mask(plan, model):
+    """One row of 128k tokens fits, whatever the attention; flash attention is named in the command."""
+    flags = (
+        "--gpus",
+        "h200:8",
+        "--max-length",
+        "131072",
+        "--micro-batch-size",
+        "1",
+        "--zero",
+        "3",
+        "--use-liger-kernel",
+    )
+    folder = model(LLAMA_8B | {"max_position_embeddings": 131072})
+    sdpa, flash = (as_json(plan("--model", folder, *flags, "--attention", each, "--format", "json"))
+                   for each in ("sdpa", "flash"))  # fmt: skip
+    assert [row["gpu_total"] for row in sdpa["strategies"]] == [row["gpu_total"] for row in flash["strategies"]]
+    assert (flash["asked"]["attention"], flash["asked"]["packed"]) == ("flash", False)
+    assert "--attn-implementation flash_attention_2" in flash["commands"][-1]

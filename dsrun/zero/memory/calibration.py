@@ -108,5 +108,8 @@ def resident(request: PlanRequest, strategy: Strategy, micro_batch: int, *, base
     peak = gpu(replace(request, factor=1.0), strategy, micro_batch)
     states = peak.states
     backward = peak.buffers.total - peak.buffers.context + peak.activations.peak
-    held = states.gpu.total + states.host.total + max(backward, states.step)
+    # On the CPU torch's AdamW makes two tensors of the master's size for its denominator (optim/adam.py,
+    # _single_tensor_adam); the fused kernel of a GPU makes none. Where the optimizer is offloaded it is DeepSpeed's.
+    step = states.step + 2 * states.gpu.master
+    held = states.gpu.total + states.host.total + max(backward, step)
     return int(baseline + held * (1 + HEAP))

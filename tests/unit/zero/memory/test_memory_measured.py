@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from bench import memory_cases
+from bench.memory import predict
 from dsrun.zero.memory.model.count import describe
 from dsrun.zero.memory.plan import plan
 from dsrun.zero.memory.request import PlanRequest, cluster
@@ -84,3 +85,9 @@ def test_peak_of_recomputation_is_in_the_step():
     assert found.states.step == pytest.approx((2 + 4) * found.states.gpu.master / 4, rel=0.001)
     long = gpu(replace(request, length=65_536), Strategy(stage=2, offload="none", checkpointing=False), 1)
     assert not long.at_step
+
+
+def test_cpu_rank_holds_the_denominators_of_adam():
+    """Measured on 2026-11-26, two ranks, two steps (docs/benchmarks.md): the step is the peak there, too."""
+    recomputing = next(case for case in memory_cases.ON_CPU if case.checkpointing and case.precision == "bf16")
+    assert predict(recomputing, 2, None) / GIB == pytest.approx(1.92, rel=0.05)
