@@ -88,3 +88,11 @@ def test_mfu_is_tokens_by_flops_over_peak(llama, gpus, tmp_path):
     shortest, longest = 6 * llama_parameters(LLAMA), causal_flops(LLAMA, [512]) / 512
     assert shortest * 0.99 <= per_token <= longest * 1.01
     assert last["gpu_memory_peak"] >= last["gpu_memory"] > 0
+
+
+def test_weights_drawn_here_are_those_of_every_stage(llama, tmp_path):
+    """From scratch, each rank draws on its GPU, and under ZeRO-3 rank 0 for all."""
+    first, sharded = (
+        train(llama, tmp_path / stage, "--from-scratch", "--bf16", "false", "--zero", stage).losses for stage in "03"
+    )
+    assert sharded[0] == pytest.approx(first[0], rel=1e-4)
