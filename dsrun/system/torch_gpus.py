@@ -1,7 +1,6 @@
 """How many GPUs torch sees here. Also the text of a program for other Pythons, so that it imports nothing of dsrun."""
 
 import os
-import socket
 import sys
 
 
@@ -24,7 +23,7 @@ def torch_gpus(*, other_kinds: bool = False) -> tuple[int, str]:
 
 def too_few(count: int, expected: int, words: str) -> str:
     """The sentence about a node that shows `count` GPUs of `expected`."""
-    node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+    node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
     return f"{node}: torch sees {count} of the {expected} GPUs that this job has on each node ({words})"
 
 

@@ -66,6 +66,7 @@ OF_THIS_SUPERVISOR = frozenset(
         BEGAN,
         CONSOLE,
         FAILURES,
+        GPUS,
         HEARTBEAT,
         NOTIFY_TEXT,
         QUEUED,
@@ -79,7 +80,7 @@ OF_THIS_SUPERVISOR = frozenset(
         TERMINAL,
     }
 )
-"""Not forwarded to other machines, whose supervisors set their own."""
+"""Not forwarded to other machines, whose supervisors set their own and which have their own GPUs."""
 
 
 def cache_root(environ: Mapping[str, str] = os.environ) -> Path:

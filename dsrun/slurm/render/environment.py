@@ -12,7 +12,6 @@ from dsrun.slurm.render.notation import parse_gpus, shell_quote
 from dsrun.slurm.render.options import SlurmSpec
 from dsrun.slurm.render.program import Program, Site
 from dsrun.slurm.render.spec import gres_gpus
-from dsrun.system import torch_gpus
 from dsrun.system.variables import GPUS
 
 
@@ -119,6 +118,8 @@ def gpu_check(spec: SlurmSpec, program: Program, site: Site) -> str | None:
     """The text of the program that compares the GPUs that torch sees with the job's, where no supervisor does it."""
     if not gpus_of(spec) or supervised(spec, program, site) or not program.uses_python:
         return None
+    from dsrun.system import torch_gpus  # few jobs need it
+
     return Path(torch_gpus.__file__).read_text(encoding="utf-8").rstrip()
 
 
