@@ -199,8 +199,7 @@ def test_run_that_goes_on_in_silence(run: Path) -> None:
     rank = RankProgress(rank=1, pid=1, phase="saving", step=7, silent_s=200.0, step_s=1.0)
     node = NodeStatus(time="2026-11-26T00:00:00Z", host="a", node=0, attempt=0, world_size=2, ranks=(rank,))
     write_node_status(run, node)
-    with RunFolder(run) as folder:
-        folder.acquire()
+    with RunFolder(run).acquire():
         verdict = of_run(run)
         assert verdict.cause.code == "running_silent"
         write_node_status(run, replace(node, ranks=(replace(rank, silent_s=2.0),)))
@@ -210,8 +209,7 @@ def test_run_that_goes_on_in_silence(run: Path) -> None:
 def test_run_whose_ranks_are_being_ended_has_failed(run: Path) -> None:
     """One of them may hold the folder for ever; afterwards nobody does, and the supervisor still lives."""
     ledger(run, event("start"), event("training"), event("failing", cause="rank_hung", rank=1, message="rank 1 hangs"))
-    with RunFolder(run) as folder:
-        folder.acquire()
+    with RunFolder(run).acquire():
         assert (of_run(run).cause.code, of_run(run).rank) == ("rank_hung", 1)
     assert of_run(run).cause.code == "rank_hung"
 

@@ -45,8 +45,7 @@ def ended(**inputs) -> AttemptResult:
 
 def test_failure_is_recorded_before_anything_is_ended(ledger, said, tmp_path):
     """Also while a rank of this run holds the folder."""
-    with RunFolder(tmp_path) as folder:
-        folder.acquire()
+    with RunFolder(tmp_path).acquire():
         ledger.failing(2, ended(ended={1: -9}, steps={1: 7}, detected_s=0.2), first=True)
         ledger.waiting("process 4711 cannot be killed", 30.0)
     failing, waiting = read_records(tmp_path / "events.jsonl")
