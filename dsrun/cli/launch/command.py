@@ -61,7 +61,7 @@ def _workers(_ctx: click.Context, _param: click.Parameter, value: str) -> int | 
 )
 @click.option("--output", metavar="RUN", help="run folder, on a file system that all machines share")
 @click.option("--max-restarts", type=click.IntRange(min=0), help="restarts after transient failures [default: 3]")
-@click.option("--hang-timeout", type=_Seconds(min=0), metavar="S", help="seconds without a sign of life, in every phase; 0: never")
+@click.option("--hang-timeout", type=_Seconds(min=0), metavar="S", help="seconds without a sign of life; 0: never")
 @click.option("--no-remedy", "remedy", is_flag=True, default=True, flag_value=False, help="stop when memory runs out")
 @click.option("--no-warm", "warm", is_flag=True, default=True, flag_value=False, help="restart in a new interpreter")
 @click.option(

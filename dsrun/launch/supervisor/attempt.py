@@ -95,14 +95,7 @@ class Attempt:
                 self._context.record_failing(self.number, self._result(code, noticed))
         finally:
             self._context.observe(self.number, {}, {})  # these process ids may be another program's from now on
-            self._unkillable = end_attempt(
-                self._context.run_id,
-                agent,
-                starter,
-                ranks=self._pids,
-                waiting=self._context.waiting,
-                give_up=lambda: self._stop_requests.force_quit is not None,
-            )
+            self._unkillable = end_attempt(self._context, agent, starter, self._pids)
         return self._result(code, noticed)
 
     def _watch_until_end(self, agent: Agent) -> int | None:

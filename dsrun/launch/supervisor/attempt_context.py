@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from dsrun.launch.coordinator.messages import Coordinator
@@ -49,7 +49,7 @@ class AttemptContext:
     others: Coordinator
     log: Path
     poll: Callable[[], None]
-    limits: PhaseLimits
+    limits: PhaseLimits = field(default_factory=lambda: PhaseLimits(None))
     record_failing: Callable[[int, AttemptResult], None] = lambda _attempt, _result: None
     waiting: Callable[[str, float], None] = lambda _line, _seconds: None
     observe: Observer = lambda _attempt, _beats, _pids: None

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dsrun.launch.supervisor import reaper
+from dsrun.launch.supervisor.attempt_context import AttemptContext
 from dsrun.launch.workers.agent import Agent, Starter
 
 Waiting = Callable[[str, float], None]
@@ -31,27 +32,26 @@ _CALLS: Mapping[str, Mapping[int, str]] = {
 }  # fmt: skip
 
 
-def end_attempt(
-    run_id: str,
-    agent: Agent,
-    starter: Starter,
-    *,
-    ranks: Mapping[int, int],
-    waiting: Waiting,
-    give_up: Callable[[], bool],
-) -> str | None:
+def end_attempt(context: AttemptContext, agent: Agent, starter: Starter, ranks: Mapping[int, int]) -> str | None:
     """End the processes of an attempt but those that `starter` keeps, and wait until its agent's exit is reported. As
     `end_processes`: beside one that cannot be killed there must be no new attempt, as both could write to the same
     files."""
+    stops = context.stop_requests
     # Without an agent the zygote still has the request, which it must not follow any more.
     kept = starter.kept_processes() if agent.pid is not None else set()
-    unkillable = end_processes(run_id, spare=kept, ranks=ranks, waiting=waiting, give_up=give_up)
+    unkillable = end_processes(
+        context.run_id,
+        spare=kept,
+        ranks=ranks,
+        waiting=context.waiting,
+        give_up=lambda: stops.force_quit is not None,
+    )
     deadline = time.monotonic() + AGENT_TIMEOUT_S
     while kept and agent.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
     if kept and agent.poll() is None:
         # The zygote does not answer: it is stopped. The next attempt would wait for it for ever.
-        reaper.end(run_id)
+        reaper.end(context.run_id)
     return unkillable
 
 

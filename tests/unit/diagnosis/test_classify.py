@@ -14,6 +14,7 @@ LOGS = sorted(path.relative_to(CORPUS) for path in CORPUS.glob("*/*.txt"))
 # The supervisor sees these itself; no log tells of them.
 SEEN = {
     "none", "unknown", "rank_hung", "agent_killed", "node_lost", "deterministic_crash", "run_killed", "running",
+    "running_silent", "process_unkillable",
 }  # fmt: skip
 MESSAGES = [
     tuple(line.split(" | ", 1))

@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from dsrun.diagnosis.reading import NotText
 from dsrun.diagnosis.run import of_run
 from dsrun.errors import UsageError
 from dsrun.runs.folder import RunFolder
+from dsrun.runs.node_status import NodeStatus, RankProgress, write_node_status
 
 CORPUS = Path(__file__).parents[2] / "data" / "causes"
 LOST = CORPUS / "nccl_network" / "gloo-peer-lost.txt"
@@ -189,6 +191,27 @@ def test_run_whose_processes_were_killed_is_not_healthy(run: Path) -> None:
     verdict = of_run(run)
     assert (verdict.cause.code, verdict.failed) == ("run_killed", True)
     assert f"step 5 was logged at 2026-11-21T04:48:00.123Z; process {2**22 - 1}" in verdict.evidence
+
+
+def test_run_that_goes_on_in_silence(run: Path) -> None:
+    """ "Nothing to do" would be wrong: its watchdog has a limit that may be far away."""
+    ledger(run, event("start"), event("training"))
+    rank = RankProgress(rank=1, pid=1, phase="saving", step=7, silent_s=200.0, step_s=1.0)
+    node = NodeStatus(time="2026-11-26T00:00:00Z", host="a", node=0, attempt=0, world_size=2, ranks=(rank,))
+    write_node_status(run, node)
+    with RunFolder(run).acquire():
+        verdict = of_run(run)
+        assert verdict.cause.code == "running_silent"
+        write_node_status(run, replace(node, ranks=(replace(rank, silent_s=2.0),)))
+        assert of_run(run).cause.code == "running"
+
+
+def test_run_whose_ranks_are_being_ended_has_failed(run: Path) -> None:
+    """One of them may hold the folder for ever; afterwards nobody does, and the supervisor still lives."""
+    ledger(run, event("start"), event("training"), event("failing", cause="rank_hung", rank=1, message="rank 1 hangs"))
+    with RunFolder(run).acquire():
+        assert (of_run(run).cause.code, of_run(run).rank) == ("rank_hung", 1)
+    assert of_run(run).cause.code == "rank_hung"
 
 
 def test_run_that_goes_on_is_running(run: Path) -> None:

@@ -123,6 +123,16 @@ def test_run_ends_when_node_0_is_lost(cluster):
     assert "the first node (127.0.0.1) is lost" in decision.why
 
 
+def test_node_0_that_does_not_decide_is_lost(cluster, monkeypatch):
+    """Its connection lives, and what decides waits for a file server."""
+    _, one = cluster.open(2)
+    monkeypatch.setattr(follower_module, "STRAGGLER_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(follower_module, "DECISION_S", 0.1)
+    one.return_timeout_s = 0.1
+    decision = one.report_and_wait(NodeResult(node=1, ok=False), None)
+    assert (decision.action, decision.exit_code) == ("stop", 1)
+
+
 def test_interrupted_node_is_not_awaited(cluster):
     """A node that its user ended by a signal is not waited for."""
     leader, one = cluster.open(2)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from dsrun.launch.supervisor.attempt_context import AttemptResult
 from dsrun.launch.supervisor.events import REMEDY_FILE, RunEventWriter
+from dsrun.launch.supervisor.failures import FailureInputs, explain
 from dsrun.launch.supervisor.policy import Decision, Failure, Limits, MemoryFallback, decide
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import write_manifest
@@ -31,6 +34,45 @@ def restart(why: str, remedy: MemoryFallback | None = None) -> Decision:
 def test_unreadable_run_folder_has_no_newest_checkpoint(said):
     """A folder that cannot be read ends no run. As on a file server in trouble; here a name that is too long."""
     assert RunEventWriter(RunFolder(Path("x" * 300)), said.append).newest_checkpoint() is None
+
+
+def ended(**inputs) -> AttemptResult:
+    known = {"failures": Path("none"), "log": Path("none"), "ended": {}, "steps": {}, **inputs}
+    return AttemptResult(
+        ok=False, stop_requested=False, by_others=False, saved=None, failure_inputs=FailureInputs(**known)
+    )
+
+
+def test_failure_is_recorded_before_anything_is_ended(ledger, said, tmp_path):
+    """Also while a rank of this run holds the folder."""
+    with RunFolder(tmp_path).acquire():
+        ledger.failing(2, ended(ended={1: -9}, steps={1: 7}, detected_s=0.2), first=True)
+        ledger.waiting("process 4711 cannot be killed", 30.0)
+    failing, waiting = read_records(tmp_path / "events.jsonl")
+    assert (failing["kind"], failing["cause"], failing["rank"], failing["step"]) == ("failing", "rank_killed", 1, 7)
+    assert (failing["attempt"], failing["seconds"]) == (2, 0.2)
+    assert (waiting["kind"], waiting["seconds"]) == ("waiting", 30.0)
+    assert len(said) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "first"),
+    [({"ok": True}, True), ({"by_others": True}, True), ({"stop_requested": True}, True), ({}, False)],
+)
+def test_end_that_is_no_failure_is_not_recorded(change, first, ledger, tmp_path):
+    ledger.failing(0, replace(ended(ended={1: -9}), **change), first=first)
+    assert not (tmp_path / "events.jsonl").exists()
+
+
+def test_error_in_configuration_is_not_recorded_early(ledger, tmp_path):
+    """The rank may have been refused because another run has the folder."""
+    ledger.failing(0, ended(ended={0: 2}), first=True)
+    assert not (tmp_path / "events.jsonl").exists()
+
+
+def test_agent_that_starts_no_rank_is_named():
+    failure = explain(ended(unstarted_s=600.0).failure_inputs, lambda text, code: "")
+    assert "600 s" in failure.message
 
 
 def test_restart_event_recorded_and_reported_in_one_line(ledger, said, tmp_path):

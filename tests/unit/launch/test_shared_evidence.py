@@ -101,7 +101,7 @@ class HangOfAnotherNode(Coordinator):
 def test_hang_elsewhere_is_looked_into_before_ranks_end(tmp_path, monkeypatch):
     """Whatever its own ranks are doing: they are seen alive, and end afterwards."""
     around = surroundings(tmp_path, StopRequests(tmp_path / "stop", lambda request: None))
-    monkeypatch.setattr(reaper, "end", lambda run_id, *, spare=(): bool(rank.kill() or rank.wait()))
+    monkeypatch.setattr(reaper, "end", lambda run_id, **_more: bool(rank.kill() or rank.wait()))
     with subprocess.Popen(["sleep", "1000"]) as rank:
         others = HangOfAnotherNode(rank.pid, evidence_folder(around.job.run, 0))
         end = Attempt(replace(around, others=others), 0).run(OneRank(SlowAgent(os.getpid(), 0), rank.pid), {}, 29500)

@@ -31,9 +31,9 @@ def waits(tree: ast.AST) -> Iterator[tuple[str, str]]:
     for function in ast.walk(tree):
         if isinstance(function, ast.FunctionDef):
             for node in ast.walk(function):
-                if isinstance(node, ast.While) and all(isinstance(each, ast.Pass) for each in node.body):
-                    yield function.name, LOOPS
-                elif isinstance(node, ast.While) and isinstance(node.test, ast.Constant):
+                if (isinstance(node, ast.While) and all(isinstance(each, ast.Pass) for each in node.body)) or (
+                    isinstance(node, ast.While) and isinstance(node.test, ast.Constant)
+                ):
                     yield function.name, LOOPS
                 elif isinstance(node, ast.Call) and (name := endless(node)):
                     yield function.name, name

@@ -41,6 +41,15 @@ def test_stuck_rank_dumps_stacks_on_signal(tmp_path):
         process.kill()
 
 
+def test_group_timeout_in_heartbeat(tmp_path):
+    """By which the supervisor keeps its limits below it; it stays with later beats."""
+    heart = Heart(tmp_path, 1)
+    assert read_beats(tmp_path)[1].group_timeout_s == 0
+    heart.join(30.0)
+    heart.step(1)
+    assert read_beats(tmp_path)[1].group_timeout_s == 30.0
+
+
 def test_steps_update_heartbeat_and_progress(tmp_path):
     context = RankContext(Heart(tmp_path, 1, answers=True), handler_from_env({}))
     beats = HeartbeatCallback(context)

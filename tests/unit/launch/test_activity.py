@@ -1,0 +1,39 @@
+"""Which ranks compute, by the kernel's count of their CPU time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from dsrun.launch.supervisor import activity
+from dsrun.launch.supervisor.activity import Activity, cpu_seconds
+
+
+def test_rank_that_computes_and_one_that_sleeps(monkeypatch):
+    used = {1: 0.0, 2: 0.0}
+    monkeypatch.setattr(activity, "cpu_seconds", used.__getitem__)
+    watch = Activity()
+    for now in range(100):
+        used[1] += 0.5
+        used[2] += 0.002  # a thread that looks at something now and then
+        seen = watch.update({0: 1, 1: 2}, float(now))
+    assert seen == {0: 99.0, 1: 0.0}
+
+
+def test_another_process_of_the_same_rank_starts_anew(monkeypatch):
+    monkeypatch.setattr(activity, "cpu_seconds", lambda pid: 0.0)
+    watch = Activity()
+    watch.update({0: 1}, 0.0)
+    assert watch.update({0: 2}, 50.0) == {0: 50.0}
+    assert watch.update({}, 60.0) == {}
+
+
+def test_cpu_seconds_of_processes():
+    busy = "import time\nwhile time.process_time() < 0.3: pass\nprint(flush=True); time.sleep(60)"
+    with subprocess.Popen([sys.executable, "-c", busy], stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        assert 0.2 < cpu_seconds(process.pid) < 5
+        process.kill()
+    assert cpu_seconds(os.getpid()) > 0
+    assert cpu_seconds(2**22 - 1) == 0
