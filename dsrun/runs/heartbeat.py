@@ -31,7 +31,8 @@ class Beat:
 
     `beats` counts up with every sign of life; `time` is CLOCK_MONOTONIC in seconds, the same for all processes of one
     machine; `slowest_step` is the longest time between two steps so far in seconds, 0 before the second step;
-    `group_timeout_s` the time-out of the process group, 0 where there is none yet.
+    `group_timeout_s` the time-out of the process group, 0 where there is none yet; `compiles`: torch.compile may keep a
+    step waiting, the first and any that meets new shapes.
     `answers` tells whether SIGUSR2 makes the process write its stacks (faulthandler) to its log. Of its recent steps,
     the median seconds of a step and of its parts: waiting for data, computing, and waiting for other ranks; `own_low_s`
     is what three quarters of 30 steps exceeded in data and computing together, `own_max_s` the longest.
@@ -46,6 +47,7 @@ class Beat:
     slowest_step: float
     answers: bool
     group_timeout_s: float = 0.0
+    compiles: bool = False
     step_s: float | None = None
     data_s: float | None = None
     compute_s: float | None = None
@@ -84,9 +86,9 @@ class Heart:
         self._stepped = None
         self._write({"phase": phase})
 
-    def join(self, group_timeout_s: float) -> None:
-        """From here on this rank waits for others, for so many seconds."""
-        self._write({"group_timeout_s": group_timeout_s})
+    def join(self, group_timeout_s: float, *, compiles: bool = False) -> None:
+        """From here on this rank waits for others, for so many seconds, and may compile."""
+        self._write({"group_timeout_s": group_timeout_s, "compiles": compiles})
 
     def beat(self) -> None:
         """Still alive, in the same phase: a micro batch done, a batch evaluated, a shard written, rows tokenised."""

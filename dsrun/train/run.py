@@ -56,6 +56,7 @@ from dsrun.train.records import (
     summary,
 )
 from dsrun.train.sequence.degree import with_long_context
+from dsrun.train.speed import compiles
 
 
 def run(
@@ -118,7 +119,7 @@ def prepare_run(
         plan = replace(plan, batch=batch_of_tokens(plan.batch, recipe.spec.global_batch_tokens, data.train, both=both))
     if plan.deepspeed is not None:
         engine.prepare_ops(plan.deepspeed, world, notify=console.notice, training="train" in plan.phases)
-    context.heart.join(world.group_timeout_s)
+    context.heart.join(world.group_timeout_s, compiles=compiles(recipe.hf, plan.deepspeed))
     worlds.init_process_group(world, deepspeed=plan.deepspeed is not None)
     records = RunRecords(folder, main=world.is_main)
     return PreparedRun(plan, tokenizer, data, folder, console, records, context)

@@ -75,7 +75,7 @@ def values(facts: SpeedFacts) -> dict[str, Any]:
 
 def environment(facts: SpeedFacts) -> dict[str, str]:
     """What accelerate reads of a compilation: one by regions, except DeepCompile's, which is of the whole model."""
-    if not compiles(facts):
+    if not compiles(facts.given, facts.deepspeed):
         return {}
     return {REGIONAL: "false" if deep_compiles(facts.deepspeed) else "true"}
 
@@ -91,12 +91,12 @@ def record(made: tuple[Choice, ...], mode: str) -> dict[str, Any]:
     return {"mode": mode, "choices": [asdict(each) | {"values": dict(each.values)} for each in made]}
 
 
-def compiles(facts: SpeedFacts) -> bool:
+def compiles(given: Mapping[str, Any], deepspeed: Mapping[str, Any] | None) -> bool:
     """Whether the model is compiled: as asked, or because the JSON's DeepCompile begins at that call alone. A backend
     or a mode switches the Trainer's compilation on, whatever --torch_compile says."""
-    if any(facts.given.get(name) for name in COMPILE_FLAGS):
+    if any(given.get(name) for name in COMPILE_FLAGS):
         return True
-    return deep_compiles(facts.deepspeed) and facts.given.get("torch_compile") is None
+    return deep_compiles(deepspeed) and given.get("torch_compile") is None
 
 
 def deep_compiles(deepspeed: Mapping[str, Any] | None) -> bool:
@@ -145,7 +145,7 @@ def _fused_adamw(facts: SpeedFacts) -> Choice:
 
 def _compile(facts: SpeedFacts) -> Choice:
     name, refuse, deep = "torch.compile", "--torch_compile false", deep_compiles(facts.deepspeed)
-    if not compiles(facts):
+    if not compiles(facts.given, facts.deepspeed):
         why = "compiling takes minutes, again for other lengths; --torch_compile true asks for it"
         why = "as --torch_compile says" if facts.given.get("torch_compile") is False else why
         return Choice(name=name, applied=False, reason=why, refuse=refuse, values={})

@@ -16,12 +16,14 @@ BEFORE_TRAINING = ("starting", "loading", "tokenising")
 SHORTEST_S = 10.0
 """The least limit in the loop of steps, and how long a rank may stand stopped."""
 SHORTEST_ELSEWHERE_S = 120.0
-"""The least limit in other phases: scoring, or writing one file, has no beat, and texts grow longer."""
+"""The least limit in other phases, as scoring or writing one file has no beat, and texts grow longer; and of a step that
+may compile new shapes."""
 UNKNOWN_S = 600.0
 """The limit in a phase that no rank of this run has come through yet, such as the first step, and for the first sign of
 life of a rank."""
 BUSY_S = 1800.0
-"""The limit of a rank that gives no beat and computes: loading, writing and scoring can take long without one."""
+"""The limit of a rank that gives no beat and computes: loading, writing, scoring and compiling can take long without
+one."""
 TIMES_LONGEST = 3.0
 # Before the process group gives up, whose time-out ends ranks that only wait, and blames one of them.
 _OF_GROUP = 0.9
@@ -89,9 +91,11 @@ class PhaseLimits:
         if phase == "training":
             longest = max(longest or 0.0, beat.slowest_step)
         if longest is None:
-            limit, longest = (busy_limit(beat, None) if self._others and computing_counts(beat) else UNKNOWN_S), 0.0
+            long = beat.compiles or (self._others and computing_counts(beat))
+            limit, longest = busy_limit(beat, None) if long else UNKNOWN_S, 0.0
         else:
-            limit = max(SHORTEST_S if phase == "training" else SHORTEST_ELSEWHERE_S, TIMES_LONGEST * longest)
+            shortest = SHORTEST_S if phase == "training" and not beat.compiles else SHORTEST_ELSEWHERE_S
+            limit = max(shortest, TIMES_LONGEST * longest)
         if beat.group_timeout_s:
             limit = max(min(limit, _OF_GROUP * beat.group_timeout_s), _ABOVE_LONGEST * longest)
         return limit

@@ -18,10 +18,10 @@ from dsrun.launch.supervisor.watchdog import Watchdog
 from dsrun.runs.heartbeat import Beat
 
 
-def beat(rank: int, *, phase="training", step=10, slowest=1.0, at=0.0, group=0.0) -> Beat:
+def beat(rank: int, *, phase="training", step=10, slowest=1.0, at=0.0, group=0.0, compiles=False) -> Beat:
     return Beat(
         rank=rank, pid=rank, beats=1, time=at, phase=phase, step=step, slowest_step=slowest, answers=True,
-        group_timeout_s=group,
+        group_timeout_s=group, compiles=compiles,
     )  # fmt: skip
 
 
@@ -55,6 +55,9 @@ def watched(*beats: Beat, timeout=None, states=None, until: float, every: float 
         (beat(0, phase="evaluating", group=30.0), None, 27.0),
         (beat(0, slowest=20.0, group=30.0), None, 30.0),
         (beat(0, slowest=900.0, group=1800.0), None, 1620.0),
+        (beat(0, slowest=0.0, group=1800.0, compiles=True), None, 1620.0),
+        (beat(0, slowest=1.0, compiles=True), None, SHORTEST_ELSEWHERE_S),
+        (beat(0, slowest=0.0, compiles=True), 5.0, 5.0),
     ],
 )
 def test_watchdog_silence_limit_by_phase_and_timeout(said, timeout, limit):
