@@ -73,6 +73,7 @@ def leave_undrawn(model: Any) -> None:
     """Compute the buffers of a model that was built `undrawn` for weights that come from elsewhere."""
     for each in model.parameters():
         each._is_hf_initialized = True
+    _forget_draws(model)
     model.initialize_weights()
     model.tie_weights()
 
@@ -85,6 +86,7 @@ def _draw(model: Any, seed: int, device: str, is_wanted: Callable[[str], bool]) 
             wanted = [each for each in modules if is_wanted(each[0])]
             if wanted:
                 _draw_part(wanted, parameters, seed, place)
+    _forget_draws(model)
     if device == "cuda":
         torch.cuda.empty_cache()  # of which training has another use
 
@@ -158,6 +160,12 @@ def _apply_rules(owner: Any, module: nn.Module) -> None:
 def _defer(function: Callable[..., Any], tensor: torch.Tensor, *arguments: Any, **named: Any) -> torch.Tensor:
     tensor._deferred = lambda each: function(each, *arguments, **named)
     return tensor
+
+
+def _forget_draws(model: Any) -> None:
+    """A function on a parameter could not be pickled, as a model is that goes to another process."""
+    for each in model.parameters():
+        each.__dict__.pop("_deferred", None)
 
 
 def _draw_plainly(parameter: nn.Parameter, *, is_bias: bool) -> None:

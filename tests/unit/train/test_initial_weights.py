@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter
 
 import pytest
@@ -78,3 +79,8 @@ def test_buffers_of_a_model_for_other_weights_are_computed():
     leave_undrawn(model)
     whole = AutoModelForCausalLM.from_config(LLAMA)
     assert torch.equal(model.model.rotary_emb.inv_freq, whole.model.rotary_emb.inv_freq)
+
+
+def test_drawn_model_can_go_to_another_process():
+    model = build(SPEC, LLAMA, "causal-lm")
+    assert pickle.loads(pickle.dumps(model)).config.model_type == "llama"
