@@ -16,8 +16,8 @@ BEFORE_TRAINING = ("starting", "loading", "tokenising")
 SHORTEST_S = 10.0
 """The least limit in the loop of steps, and how long a rank may stand stopped."""
 SHORTEST_ELSEWHERE_S = 120.0
-"""The least limit in other phases, as scoring or writing one file has no beat, and texts grow longer; and of a step that
-may compile new shapes."""
+"""The least limit in other phases, as scoring or writing one file has no beat, and texts grow longer; and of a step
+that may compile new shapes."""
 UNKNOWN_S = 600.0
 """The limit in a phase that no rank of this run has come through yet, such as the first step, and for the first sign of
 life of a rank."""
