@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
+from transformers import StoppingCriteria, StoppingCriteriaList
 
 from dsrun.plugin import Example
 from dsrun.train.data.mixture import Mixture
@@ -45,6 +46,17 @@ def padded(rows: Sequence[list[int]], fill: int, *, left: bool) -> tuple[torch.T
     return ids, mask
 
 
+class _BeatEachToken(StoppingCriteria):
+    """Stops nothing: a long text of a large model may take longer than a rank may be silent."""
+
+    def __init__(self, beat: Callable[[], None]) -> None:
+        self._beat = beat
+
+    def __call__(self, input_ids: torch.Tensor, scores: Any, **kwargs: Any) -> torch.Tensor:
+        self._beat()
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+
+
 @torch.no_grad()
 def write_texts(trainer: Any, ids: torch.Tensor, mask: torch.Tensor, **options: Any) -> list[str]:
     """What the model writes to the rows of `ids`, on all ranks alike; of a causal model what comes after them."""
@@ -56,6 +68,7 @@ def write_texts(trainer: Any, ids: torch.Tensor, mask: torch.Tensor, **options: 
     options |= {"num_beams": arguments.generation_num_beams, "do_sample": False}
     # Ranks stop at different lengths; under ZeRO-3 each must go on taking part in the gathering.
     options["synced_gpus"] = trainer.is_zero3 and trainer.split.world_size > 1
+    options["stopping_criteria"] = StoppingCriteriaList([_BeatEachToken(trainer.context.heart.beat)])
     given = {name: value for name, value in options.items() if value is not None}
     with trainer.compute_loss_context_manager():
         tokens = trainer.model.generate(input_ids=ids, attention_mask=mask, use_cache=True, **given)

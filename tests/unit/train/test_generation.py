@@ -76,6 +76,7 @@ def generator(rows, **arguments):
         split=SimpleNamespace(world_size=1, rank=0),
         data_collator=SimpleNamespace(pad_id=0),
         compute_loss_context_manager=nullcontext,
+        context=SimpleNamespace(heart=SimpleNamespace(beat=lambda: None)),
     )
     return Generator(trainer, Dataset.from_list(rows))
 
@@ -109,3 +110,12 @@ def test_generation_stops_at_end_of_turn_that_answers_end_with():
 def test_generated_length_as_requested_within_the_positions():
     (example,) = taken(generator(ROWS, generation_max_length=100), [0], ROWS[:1])
     assert len(example.prediction.split()) <= 13, "16 positions, 3 of them the prompt's"
+
+
+def test_every_token_is_a_sign_of_life():
+    """One batch of long texts may take a large model longer than a rank may be silent."""
+    found, beats = generator(ROWS, generation_max_length=6), []
+    found.options["eos_token_id"] = []
+    found.trainer.context.heart.beat = lambda: beats.append(1)
+    taken(found, [0], ROWS[:1])
+    assert len(beats) == 6
