@@ -159,6 +159,8 @@ def _is_no_part(start: Any, name: str) -> bool:
         if isinstance(module, nn.ModuleList) and part.isdigit():
             # Behind the last layer (DeepSeek-V3, GLM-4.5).
             return int(part) < len(module) + (getattr(owner.config, "num_nextn_predict_layers", None) or 0)
+        if part in module._non_persistent_buffers_set:
+            return True  # saved once, and computed by now (the positions of M2M100 and XGLM)
         # `bias` of an attention that consists of other modules was the causal mask (GPT-J, CodeGen).
         holds_none = next(module.parameters(recurse=False), None) is None and next(module.children(), None) is not None
         return isinstance(module, PreTrainedModel) or (holds_none and part in ("bias", "causal_mask"))

@@ -16,6 +16,8 @@ from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
     LlamaModel,
+    M2M100Config,
+    M2M100ForConditionalGeneration,
     MarianConfig,
     MarianMTModel,
     MixtralConfig,
@@ -163,11 +165,11 @@ def test_parts_that_a_text_model_does_not_have_are_noted(tmp_path):
     assert re.search(r"no .*vision_tower.*: 4 tensors", notes[0])
 
 
-MARIAN = MarianConfig(
-    vocab_size=16, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2, decoder_attention_heads=2,
-    encoder_ffn_dim=16, decoder_ffn_dim=16, max_position_embeddings=8, pad_token_id=0, eos_token_id=1,
-    decoder_start_token_id=0,
-)  # fmt: skip
+PAIRS = {
+    "vocab_size": 16, "d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 2,
+    "decoder_attention_heads": 2, "encoder_ffn_dim": 16, "decoder_ffn_dim": 16, "max_position_embeddings": 8,
+    "pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0,
+}  # fmt: skip
 GPTJ = GPTJConfig(vocab_size=16, n_embd=16, n_layer=1, n_head=2, rotary_dim=4, n_positions=8)
 
 
@@ -177,9 +179,10 @@ GPTJ = GPTJConfig(vocab_size=16, n_embd=16, n_layer=1, n_head=2, rotary_dim=4, n
         (LlamaForCausalLM, LlamaConfig(**SHAPE, tie_word_embeddings=True), []),
         (LlamaForCausalLM, LLAMA, ["model.layers.0.self_attn.rotary_emb.inv_freq"]),
         (GPTJForCausalLM, GPTJ, ["transformer.h.0.attn.bias", "transformer.h.0.attn.masked_bias"]),
-        (MarianMTModel, MARIAN, []),
+        (MarianMTModel, MarianConfig(**PAIRS), []),
+        (M2M100ForConditionalGeneration, M2M100Config(**PAIRS), ["model.encoder.embed_positions.weights"]),
     ],
-    ids=["tied", "rotary", "masks", "sines"],
+    ids=["tied", "rotary", "masks", "sines", "saved sines"],
 )
 def test_what_a_model_computes_itself_may_be_there_or_not(tmp_path, model, config, add):
     built(saved(tmp_path, model(config), add=dict.fromkeys(add, torch.zeros(2))))
