@@ -80,8 +80,9 @@ class PhaseLimits:
     def _learn(self, phase: str, seconds: float) -> None:
         self._longest[phase] = max(self._longest.get(phase, 0.0), seconds)
 
-    def limit(self, beat: Beat) -> float:
-        """Seconds that the rank of `beat` may give no sign of life."""
+    def limit(self, beat: Beat, *, in_kernel: bool = False) -> float:
+        """Seconds that the rank of `beat` may give no sign of life; `in_kernel`: in uninterruptible sleep, as for a
+        file server that changes over, which takes minutes."""
         if self.hang_timeout is not None:
             # The others may have to load what is here already.
             least = UNKNOWN_S if self._others and beat.phase in BEFORE_TRAINING else 0.0
@@ -95,6 +96,8 @@ class PhaseLimits:
             limit, longest = busy_limit(beat, None) if long else UNKNOWN_S, 0.0
         else:
             shortest = SHORTEST_S if phase == "training" and not beat.compiles else SHORTEST_ELSEWHERE_S
+            if phase != "training" and (self._others or (in_kernel and computing_counts(beat))):
+                shortest = UNKNOWN_S
             limit = max(shortest, TIMES_LONGEST * longest)
         if beat.group_timeout_s:
             limit = max(min(limit, _OF_GROUP * beat.group_timeout_s), _ABOVE_LONGEST * longest)

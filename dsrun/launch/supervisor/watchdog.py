@@ -72,7 +72,7 @@ class Watchdog:
         if found:
             return found
         silent = {rank: self._silent(beat, now, computed) for rank, beat in beats.items()}
-        limits = {rank: self._limits.limit(beat) for rank, beat in beats.items()}
+        limits = {rank: self._limits.limit(beat, in_kernel=states.get(rank) == "D") for rank, beat in beats.items()}
         late = [rank for rank in beats if silent[rank] > limits[rank]]
         busy = any(beats[rank].phase != "training" and rank not in late for rank in beats)
         if not late or busy:  # the others wait for the one that saves

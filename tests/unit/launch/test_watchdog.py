@@ -99,6 +99,10 @@ def test_other_nodes_may_load_for_longer(phase, expected):
     """Ranks wait for those of other nodes, which this watchdog does not see."""
     limit = PhaseLimits(None, others=True).limit(beat(0, phase=phase))
     assert 0.9 * expected <= limit < 1.01 * expected
+    again = PhaseLimits(None, others=True)
+    for at, said in enumerate(("loading", phase, "training")):
+        again.update({0: beat(0, phase=said, at=float(at))})
+    assert again.limit(beat(0, phase=phase)) == UNKNOWN_S
     assert PhaseLimits(8.0, others=True).limit(beat(0, phase="loading")) == UNKNOWN_S
     assert PhaseLimits(8.0, others=True).limit(beat(0, phase="saving")) == 8.0
 
@@ -109,6 +113,20 @@ def test_rank_that_computes_lives_without_beat(phase, hangs):
     watch = Watchdog(PhaseLimits(20.0))
     said = {0: beat(0, phase=phase)}
     found = [watch.poll(said, {0: "S"}, float(now), {0: float(now)}) for now in range(0, 60)]
+    assert any(found) is hangs
+
+
+@pytest.mark.parametrize(
+    ("state", "phase", "hangs"), [("D", "saving", False), ("S", "saving", True), ("D", "evaluating", True)]
+)
+def test_rank_waits_for_a_file_server_that_changes_over(state, phase, hangs):
+    """Minutes, in uninterruptible sleep, in a save that took a second before."""
+    limits = PhaseLimits(None)
+    for at, said in enumerate((phase, "training", phase)):
+        limits.update({0: beat(0, phase=said, at=float(at))})
+    watch = Watchdog(limits)
+    said = {0: beat(0, phase=phase, at=2.0)}
+    found = [watch.poll(said, {0: state}, float(now)) for now in range(2, int(UNKNOWN_S))]
     assert any(found) is hangs
 
 
