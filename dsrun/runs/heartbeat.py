@@ -19,8 +19,10 @@ from dsrun.system import variables
 from dsrun.system.files import parse_json
 
 Phase = Literal[
-    "starting", "loading", "tokenising", "training", "evaluating", "generating", "saving", "exporting", "ending"
-]
+    "starting", "loading", "tokenising", "training", "evaluating", "generating", "saving", "exporting", "ending",
+    "running",
+]  # fmt: skip
+"""`running` is a program's own code, around dsrun's Trainer: it gives no signs of life."""
 
 _WIDTH = 512
 

@@ -49,7 +49,7 @@ class RankProgress:
     @property
     def is_silent(self) -> bool:
         """Whether it has given no heartbeat for long, by its own steps."""
-        return self.silent_s > max(SILENT_S, _STEPS * (self.step_s or 0.0))
+        return self.phase != "running" and self.silent_s > max(SILENT_S, _STEPS * (self.step_s or 0.0))
 
     @property
     def own_s(self) -> float | None:

@@ -97,6 +97,7 @@ class Trainer:
             for notice in requested.notices:
                 self._console.notice(notice)
             self._recipe, self._folder = take_folder(requested, worker.rank, self._console)
+            self._context.heart.enter("running")
 
     def train(self) -> None:
         """Train to the end, from the newest checkpoint of the run folder if there is one. A run that is asked to stop
@@ -108,6 +109,7 @@ class Trainer:
             title = recipe.spec.model or given.config.model_type
             hf = recipe.hf
             world = world_from_env(use_cpu=bool(hf.get("use_cpu")), ddp_timeout=hf.get("ddp_timeout"))
+            self._context.heart.enter("loading")
             local_rank = int(os.environ["LOCAL_RANK"])
             fetch(recipe.spec, notify=self._console.notice, beat=self._context.heart.beat, local_rank=local_rank)
             if title in DEMO_NAMES or not given.rows:
@@ -118,6 +120,7 @@ class Trainer:
                 self._begun = run.begin()
                 if not self._begun.train():
                     _leave()
+            self._context.heart.enter("running")
 
     def save(self) -> Path:
         """Write the trained model to RUN/model, evaluate it, and mark the run as finished. Returns RUN/model."""
@@ -127,6 +130,7 @@ class Trainer:
             with self._begun.run.recorded():
                 if not self._begun.finish():
                     _leave()
+            self._context.heart.enter("running")
         return self._folder.model
 
     @property

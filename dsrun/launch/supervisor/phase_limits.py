@@ -83,6 +83,8 @@ class PhaseLimits:
     def limit(self, beat: Beat, *, in_kernel: bool = False) -> float:
         """Seconds that the rank of `beat` may give no sign of life; `in_kernel`: in uninterruptible sleep, as for a
         file server that changes over, which takes minutes."""
+        if beat.phase == "running":
+            return math.inf  # as long as a program without heartbeats
         if self.hang_timeout is not None:
             # The others may have to load what is here already.
             least = UNKNOWN_S if self._others and beat.phase in BEFORE_TRAINING else 0.0

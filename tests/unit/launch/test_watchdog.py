@@ -52,6 +52,7 @@ def watched(*beats: Beat, timeout=None, states=None, until: float, every: float 
         (beat(0, phase="ending"), 5.0, 5.0),
         (beat(0, phase="loading"), 7200.0, 7200.0),
         (beat(0, phase="loading"), 0, math.inf),
+        (beat(0, phase="running", group=30.0), 5.0, math.inf),
         (beat(0, phase="evaluating", group=30.0), None, 27.0),
         (beat(0, slowest=20.0, group=30.0), None, 30.0),
         (beat(0, slowest=900.0, group=1800.0), None, 1620.0),
