@@ -22,7 +22,7 @@ Phase = Literal[
     "starting", "loading", "tokenising", "training", "evaluating", "generating", "saving", "exporting", "ending",
     "running",
 ]  # fmt: skip
-"""`running` is a program's own code, around dsrun's Trainer: it gives no signs of life."""
+"""`running` is code of the user's own, around dsrun's Trainer or in a plugin: it gives no signs of life."""
 
 _WIDTH = 512
 

@@ -14,8 +14,8 @@ from typing import IO
 
 from dsrun.system.process_end import with_pdeathsig
 
-SEND_S = 5.0
-"""Seconds in which a zygote must take a request."""
+SEND_S = 60.0
+"""Seconds in which a zygote must take a request: one with a large environment only when it has imported."""
 
 AGENT_IMPORTS = ("torch.distributed.run",)
 

@@ -173,10 +173,14 @@ class Evaluator:
         return rank0_first(lambda: self._scored(examples))
 
     def _scored(self, examples: list[Example]) -> dict[str, float]:
-        plugin = self.trainer.plugin
-        own = plugin.metrics(examples) if plugin and plugin.has("metrics") and examples else {}
-        beat = self.trainer.context.heart.beat
-        return text_scores([e.prediction for e in examples], [e.reference for e in examples], beat=beat) | own
+        plugin, heart = self.trainer.plugin, self.trainer.context.heart
+        own = {}
+        if plugin and plugin.has("metrics") and examples:
+            phase = heart.phase
+            heart.enter("running")  # code without beats, that may ask another model
+            own = plugin.metrics(examples)
+            heart.enter(phase)
+        return text_scores([e.prediction for e in examples], [e.reference for e in examples], beat=heart.beat) | own
 
 
 def _progress_from(before: int, total: int, progress: Progress, more: int) -> None:

@@ -18,7 +18,9 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, LlamaConfi
 from dsrun.errors import MissingError, UsageError
 from dsrun.plugin import Example
 from dsrun.recipe.spec import TrainSpec
+from dsrun.runs.heartbeat import Heart
 from dsrun.train.data.request import Collator
+from dsrun.train.loop.evaluation import Evaluator
 from dsrun.train.loss.model_loss import ModelLoss
 from dsrun.train.loss.plugin_loss import PluginLoss
 from dsrun.train.loss.probe import SumCheck
@@ -248,3 +250,20 @@ def test_loss_that_is_not_a_sum_is_refused(load, reduction, is_refused):
     )
     with pytest.raises(UsageError, match=r"for two equal rows, so it is not the sum") if is_refused else nullcontext():
         SumCheck(trainer).on_train_begin(None, None, None)
+
+
+def test_metrics_of_a_plugin_may_be_silent():
+    """They may ask a larger model or a service for longer than a rank may be silent in a phase of dsrun's."""
+    heart, seen = Heart(None, 0), []
+    heart.enter("generating")
+
+    def metrics(_):
+        seen.append(heart.phase)
+        return {"a": 1.0}
+
+    trainer = SimpleNamespace(
+        plugin=SimpleNamespace(has=lambda _: True, metrics=metrics), context=SimpleNamespace(heart=heart),
+        loss_of_model=None, split=SimpleNamespace(rank=0, world_size=1),
+    )  # fmt: skip
+    assert Evaluator(trainer)._scored([Example("s", "p", "r")])["a"] == 1.0
+    assert (seen, heart.phase) == (["running"], "generating")
