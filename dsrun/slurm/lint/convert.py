@@ -67,7 +67,7 @@ class _Conversion:
         if command.end not in ("\n", ";", "&", "&&"):
             raise self._refuse(command.line, f"a launch before {command.end} is not converted", "end the line there")
         setup = read_setup(self.script.commands, at, self.name, moved=self.script.get("chdir") is not None)
-        program = read_program(command, self.launch, self.script.variables, self.name)
+        program = read_program(command, self.launch, setup.settled(self.script.variables), self.name)
         args += self._counts(program)
         args += [] if program.max_restarts in (None, "0") else ["--max-restarts", str(program.max_restarts)]
         args += [
