@@ -22,6 +22,7 @@ gpu_check=$(cat <<'PYTHON'
 
 import os
 import sys
+from collections.abc import Mapping
 
 
 def torch_gpus(*, other_kinds: bool = False) -> tuple[int, str]:
@@ -41,6 +42,12 @@ def torch_gpus(*, other_kinds: bool = False) -> tuple[int, str]:
     return count, f"torch {torch.__version__}: {reason}"
 
 
+def wanted(expected: int, environ: Mapping[str, str]) -> int:
+    """`expected`, or as many as CUDA_VISIBLE_DEVICES names, if fewer: SLURM names all, so it is somebody's choice."""
+    named = [each for each in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if each.strip()]
+    return expected if not named or named[0].strip() in ("-1", "NoDevFiles") else min(expected, len(named))
+
+
 def too_few(count: int, expected: int, words: str) -> str:
     """The sentence about a node that shows `count` GPUs of `expected`."""
     node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
@@ -52,8 +59,8 @@ if __name__ == "__main__":
         found, said = torch_gpus(other_kinds=True)
     except ImportError:
         sys.exit()  # a program of another kind
-    if found < int(sys.argv[1]):
-        sys.exit(print(too_few(found, int(sys.argv[1]), said), file=sys.stderr) or 4)
+    if found < (least := wanted(int(sys.argv[1]), os.environ)):
+        sys.exit(print(too_few(found, least, said), file=sys.stderr) or 4)
 PYTHON
 )
 start_job --per-job "$PWD"/runs/my_train
