@@ -25,7 +25,7 @@ _NO_DEVICES = ("", "-1", "NoDevFiles")
 
 
 def expected_gpus(environ: Mapping[str, str]) -> int:
-    """GPUs that each node of this job must show, of those that CUDA_VISIBLE_DEVICES leaves; 0 where nothing is known."""
+    """GPUs that each node of this job must show, of those that CUDA_VISIBLE_DEVICES leaves; 0 for any number."""
     text = environ.get(variables.GPUS, "0")
     if not (text.isascii() and text.isdigit()):
         raise UsageError(f"{variables.GPUS}={text} is not a number of GPUs", fix=f"unset {variables.GPUS}")
