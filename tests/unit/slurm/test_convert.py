@@ -229,6 +229,8 @@ DIRECTIVES = [
     ("--gpus-per-node=4", "export H=$(hostname)\npython train.py", "job.sh:3: $( has"),
     ("--gpus-per-node=4", "export PORT=1\nml purge\npython train.py", "ml purge is not"),
     ("--gpus-per-node=4", "python train.py <<E\nx\nE", "a here-document"),
+    ("--gres=shard:4", "python train.py", "job.sh:2: a share of a GPU"),
+    ("--gpus=1\n#SBATCH hetjob\n#SBATCH --gpus=2", "python train.py", "job.sh:3: a heterogeneous job"),
     ("--gpus-per-node=4 --speed=9", "torchrun train.py", "job.sh:2: --speed is not"),
 ]
 
