@@ -47,9 +47,13 @@ def torch_gpus(*, other_kinds: bool = False) -> tuple[int, str]:
 
 
 def wanted(expected: int, environ: Mapping[str, str]) -> int:
-    """`expected`, or as many as CUDA_VISIBLE_DEVICES names, if fewer: SLURM names all, so it is somebody's choice."""
-    named = [each for each in environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if each.strip()]
-    return expected if not named or named[0].strip() in ("-1", "NoDevFiles") else min(expected, len(named))
+    """`expected`, or fewer where somebody chose so by naming fewer than SLURM and device plugins do, which name all; of
+    MIG instances a process sees one."""
+    for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+        named = [each.strip() for each in environ.get(variable, "").split(",") if each.strip()]
+        if named and named[0] not in ("-1", "NoDevFiles"):
+            expected = min(expected, 1 if named[0].startswith("MIG-") else len(named))
+    return expected
 
 
 def too_few(count: int, expected: int, words: str) -> str:

@@ -23,8 +23,9 @@ def test_number_of_gpus_is_read():
 
 def test_fewer_gpus_that_somebody_chose_are_enough():
     """CUDA_VISIBLE_DEVICES that names none is no choice: the job has asked for GPUs."""
-    for visible, count in (("0,1", 2), ("0,1,2,3", 4), ("", 4), ("-1", 4), ("NoDevFiles", 4), ("GPU-a,MIG-b", 2)):
+    for visible, count in (("0,1", 2), ("0,1,2,3", 4), ("", 4), ("-1", 4), ("NoDevFiles", 4), ("MIG-a,MIG-b", 1)):
         assert read({GPUS: "4", "CUDA_VISIBLE_DEVICES": visible}) == count
+    assert read({GPUS: "4", "CUDA_VISIBLE_DEVICES": "0,1,2", "HIP_VISIBLE_DEVICES": "0,1"}) == 2
 
 
 def test_driver_that_shows_too_few():
