@@ -15,9 +15,11 @@ PYTEST := $(BIN)/python -m pytest --dist loadfile --no-loadscope-reorder --budge
 
 .PHONY: demo test test-all test-slurm test-kubernetes test-pythons test-image test-faults test-kills test-cuda-wheel test-repeat test-gpu fast-lint lint bench bench-gpu docs catalogue clean
 
+# A driver may be too old for this torch, or have no GPU: then on the CPUs, which `dsrun train` alone would have to be told.
 demo: $(VENV)/.train
 	$(BIN)/dsrun train --zero 2 --model demo-t5 --output $(DEMO_OUTPUT) --resume never --force \
-		$$(nvidia-smi -L >/dev/null 2>&1 || echo --nproc 2)
+		$$(ls /dev/nvidia[0-9]* >/dev/null 2>&1 || nvidia-smi -L >/dev/null 2>&1 || { echo --nproc 2; exit; }; \
+		$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || echo --use-cpu --nproc 2)
 
 # What a change is tried with again and again: minutes.
 test: $(VENV)/.test fast-lint

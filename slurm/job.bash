@@ -215,7 +215,7 @@ swap_in_spares() {
     choose_nodes || return 1
     # SLURM counts a step's CPUs as taken as long as it has not heard from all its nodes.
     step_nodes+=(--overlap)
-    rm -f "$DSRUN_FAILURES/faulty-node"
+    rm -f "$DSRUN_FAILURES/faulty-node" "$DSRUN_FAILURES/no-gpus"
     # The program reads it, to go on from its own checkpoint as after a requeue.
     export SLURM_RESTART_COUNT=$((restart + ${#left_out[@]}))
     note "$reason of ${failed[*]}: again on ${hosts[*]}, with a spare node"
@@ -239,7 +239,8 @@ finish() {
 
 conclude() {
     clean_up
-    if [ -e "$DSRUN_FAILURES/no-gpus" ]; then
+    # Of a node whose GPU failed in this job another start does without that node.
+    if [ -e "$DSRUN_FAILURES/no-gpus" ] && [ ! -e "$DSRUN_FAILURES/faulty-node" ]; then
         note "a node shows fewer GPUs than the job has: not requeued, another start would see no more"
         exit 4
     fi

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 import tempfile
 from contextlib import nullcontext
@@ -27,6 +28,8 @@ LIBRARIES = ("torch", "transformers", "accelerate", "deepspeed", "trl", "flash-a
 def main() -> int:
     """Run the blocks; the table is written anew after each of them."""
     options = _parser().parse_args()
+    # So that a block and the build in the background are ended with this process.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     gpus = [] if options.dry else visible_gpus()
     if not gpus and not options.dry:
         print(

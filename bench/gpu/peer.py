@@ -29,6 +29,8 @@ ZERO_2: Mapping[str, Any] = {
 def main(name: str, *ways: str) -> int:
     """Each of `ways` after the other."""
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    # With several GPUs the Trainer of one process takes DataParallel, and the speed would be of all of them.
+    os.environ["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").partition(",")[0]
     timing = next(each for each in TIMINGS if each.name == name)
     if dry():
         config = T5_120M if timing.config["model_type"] == "t5" else LLAMA_120M

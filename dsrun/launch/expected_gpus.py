@@ -25,11 +25,11 @@ _NO_DEVICES = ("", "-1", "NoDevFiles")
 
 
 def expected_gpus(environ: Mapping[str, str]) -> int:
-    """GPUs that each node of this job must show; 0 where nothing is known of it."""
+    """GPUs that each node of this job must show, of those that CUDA_VISIBLE_DEVICES leaves; 0 for any number."""
     text = environ.get(variables.GPUS, "0")
     if not (text.isascii() and text.isdigit()):
         raise UsageError(f"{variables.GPUS}={text} is not a number of GPUs", fix=f"unset {variables.GPUS}")
-    return int(text)
+    return torch_gpus.wanted(int(text), environ)
 
 
 def refuse(message: str) -> MissingError:

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from collections.abc import Mapping
 
 
 def torch_gpus(*, other_kinds: bool = False) -> tuple[int, str]:
@@ -21,6 +22,16 @@ def torch_gpus(*, other_kinds: bool = False) -> tuple[int, str]:
     return count, f"torch {torch.__version__}: {reason}"
 
 
+def wanted(expected: int, environ: Mapping[str, str]) -> int:
+    """`expected`, or fewer where somebody chose so by naming fewer than SLURM and device plugins do, which name all; of
+    MIG instances a process sees one."""
+    for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+        named = [each.strip() for each in environ.get(variable, "").split(",") if each.strip()]
+        if named and named[0] not in ("-1", "NoDevFiles"):
+            expected = min(expected, 1 if named[0].startswith("MIG-") else len(named))
+    return expected
+
+
 def too_few(count: int, expected: int, words: str) -> str:
     """The sentence about a node that shows `count` GPUs of `expected`."""
     node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename
@@ -32,5 +43,5 @@ if __name__ == "__main__":
         found, said = torch_gpus(other_kinds=True)
     except ImportError:
         sys.exit()  # a program of another kind
-    if found < int(sys.argv[1]):
-        sys.exit(print(too_few(found, int(sys.argv[1]), said), file=sys.stderr) or 4)
+    if found < (least := wanted(int(sys.argv[1]), os.environ)):
+        sys.exit(print(too_few(found, least, said), file=sys.stderr) or 4)

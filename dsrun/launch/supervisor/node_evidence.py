@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from dsrun.diagnosis.rules import cause_named
+from dsrun.errors import EXIT_MISSING
 from dsrun.launch.supervisor.policy import Failure
 
 REPEATED = 2
@@ -20,8 +21,8 @@ def evidence_against(failure: Failure, events: Iterable[Mapping[str, Any]]) -> s
 
     `events` are those of the run folder, with this failure and those of earlier starts of the job.
     """
-    cause = cause_named(failure.cause)
-    if cause.faulty_node:
+    cause, events = cause_named(failure.cause), list(events)
+    if cause.faulty_node or (failure.exit_code == EXIT_MISSING and _has_failed(failure.host, events)):
         return "a hardware error"
     if not cause.suspect_node or not failure.host:
         return None
@@ -36,3 +37,9 @@ def evidence_against(failure: Failure, events: Iterable[Mapping[str, Any]]) -> s
     if failure.host not in suspects or len(suspects) > _MOST_SUSPECTS:
         return None
     return f"{counts[failure.host]} failures"
+
+
+def _has_failed(host: str, events: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether the hardware of `host` has failed before: the next attempt there may find no GPU any more."""
+    causes = (str(each.get("cause", "")) for each in events if host and each.get("failed_host") == host)
+    return any(cause_named(cause).faulty_node for cause in causes)

@@ -67,7 +67,7 @@ class _Conversion:
         if command.end not in ("\n", ";", "&", "&&"):
             raise self._refuse(command.line, f"a launch before {command.end} is not converted", "end the line there")
         setup = read_setup(self.script.commands, at, self.name, moved=self.script.get("chdir") is not None)
-        program = read_program(command, self.launch, self.script.variables, self.name)
+        program = read_program(command, self.launch, setup.settled(self.script.variables), self.name)
         args += self._counts(program)
         args += [] if program.max_restarts in (None, "0") else ["--max-restarts", str(program.max_restarts)]
         args += [
@@ -93,6 +93,8 @@ class _Conversion:
         for number, text in enumerate(self.script.text.splitlines(), 1):
             if "<<" in text.partition("#")[0]:
                 raise self._refuse(number, "a here-document is not converted", "put the text into a file")
+            if re.match(r"#SBATCH\s+(het|pack)job\b", text):
+                raise self._refuse(number, "a heterogeneous job is not converted", "one job for each part")
         for each in self.script.commands:
             for word in each.words:
                 if word.startswith("--container-") or PurePosixPath(word).name in ("apptainer", "singularity"):
@@ -158,6 +160,8 @@ class _Conversion:
         """GPUs of each node, and the option for them, with their type."""
         found = [each for option in _GPUS if (each := self.script.get(option))]
         gres = self.script.get("gres")
+        if gres and re.search(r"\b(shard|mps)\b", gres.value or ""):
+            raise self._refuse(gres.line, "a share of a GPU is not converted", "#SBATCH --gpus-per-node=1")
         in_gres = sum(each.count for each in parse_gres(gres.value or "")) if gres else 0
         if in_gres and not found:
             return in_gres, []

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,18 +37,32 @@ _MENDS = {
     "cd": "remove it; #SBATCH --chdir=DIR",
     "mkdir": "remove it, and make the folder before you submit",
 }
+# Of those, what does not fail, so that nothing depends on it.
+_UNCONDITIONAL = frozenset({"echo", "printf", "date", "hostname", "pwd", "true", ":", "nvidia-smi", "free", "df"})
+# Mostly exported already, so that a program sees them without another export.
+_INHERITED = frozenset({"PATH", "HOME", "LD_LIBRARY_PATH", "PYTHONPATH"})
 _ORDER = ("modules", "files that are sourced", "conda", "the virtual environment", "exports")
 
 
 @dataclass
 class Setup:
     """`args` are options of render-slurm; `assigned` holds the assignments, in order, that are none of them: the names,
-    the command as written, and whether it exports them; `known` are the names in `args`."""
+    the command as written, and whether the program may see them; `known` are the names in `args`."""
 
     args: list[str] = field(default_factory=list)
     assigned: list[tuple[ShellCommand, frozenset[str], bool]] = field(default_factory=list)
     known: set[str] = field(default_factory=set)
     arrays: set[str] = field(default_factory=set)
+
+    def settled(self, variables: Mapping[str, str]) -> dict[str, str]:
+        """Those of the script's variables that have one value all along, as do those that they are made of."""
+        found = Counter(name for _, names, _ in self.assigned for name in names)
+        again = {name for name, count in found.items() if count > 1 or name in self.known}
+        return {
+            name: value
+            for name, value in variables.items()
+            if name not in again and again.isdisjoint(re.findall(r"\w+", value))
+        }
 
 
 def read_setup(found: Sequence[ShellCommand], launch: int, name: str, *, moved: bool = False) -> Setup:
@@ -56,9 +71,16 @@ def read_setup(found: Sequence[ShellCommand], launch: int, name: str, *, moved: 
     Raises UsageError for what is not converted.
     """
     reader = _Reader(name, Setup(), any(each.words[:2] == ("conda", "activate") for each in found), moved)
-    at = 0
+    at, condition = 0, None
     while at < len(found):
         each = found[at]
+        silent = at != launch and _does_nothing(each)
+        if condition and not silent:
+            raise reader.refuse(condition, f"{each.words[0]} depends on it: write them as two lines, or remove it")
+        if each.end not in ("&&", "||", "|"):
+            condition = None
+        elif silent and (each.end != "&&" or each.words[0] not in _UNCONDITIONAL):
+            condition = condition or each
         if at != launch:
             if each.end == "(" and len(each.words) == 1 and each.words[0].endswith("="):
                 reader.setup.arrays.add(each.words[0].rstrip("+="))
@@ -145,7 +167,7 @@ class _Reader:
         raw = raw[1:] if command.words[:2] == ("declare", "-x") else raw
         pairs = [found for each in raw if (found := _ASSIGNMENT.fullmatch(each))]
         names = {found[1] for found in pairs} | {each for each in raw if re.fullmatch(r"[A-Za-z_]\w*", each)}
-        if len(names) < len(raw) or (command.words[0] in DECLARATIONS and not exports):
+        if len(names) < len(raw) or "IFS" in names or (command.words[0] in DECLARATIONS and not exports):
             raise self.refuse(command, "write NAME=VALUE or export NAME=VALUE")
         if any(not _is_pure(found[2]) for found in pairs):
             raise self.refuse(command)
@@ -161,7 +183,7 @@ class _Reader:
             self.setup.known |= names
             self._keep_order(command, 4, [word for pair in pairs for word in ("--env", f"{pair[1]}={values[pair[1]]}")])
             return
-        self.setup.assigned.append((command, frozenset(names), exports))
+        self.setup.assigned.append((command, frozenset(names), exports or not names.isdisjoint(_INHERITED)))
 
     def _assigned(self) -> set[str]:
         return {name for _, names, _ in self.setup.assigned for name in names}

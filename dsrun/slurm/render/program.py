@@ -15,7 +15,9 @@ from dsrun.slurm.render.launchers import PYTHON, SHELLS, launcher_in
 
 WORKER = "dsrun.train"
 _SLUG = re.compile(r"[^A-Za-z0-9._-]+")
-_PYTHON_COMMAND = re.compile(rf"(^|[\s;&|/]){PYTHON.pattern}\s")
+# Not one with a path, behind another command (apptainer, srun), or of an environment that the line enters.
+_PYTHON_COMMAND = re.compile(rf"(^|[;&|]|\bexec\s)\s*(\w+=\S*\s+)*({PYTHON.pattern})\s")
+_OTHER_PYTHON = re.compile(r"\bPATH=|\b(activate|module|ml|source)\b")
 
 
 class Program(NamedTuple):
@@ -48,10 +50,11 @@ class Program(NamedTuple):
 
     @property
     def uses_python(self) -> bool:
-        """Whether Python runs it, also at the end of a shell's command line."""
+        """Whether the Python that starts workers runs it, also at the end of a shell's command line."""
         if "--no-python" not in self.mode or PYTHON.fullmatch(PurePosixPath(self.entry).name):
             return True
-        return self.entry in SHELLS and any(_PYTHON_COMMAND.search(word) for word in self.args)
+        lines = self.args if self.entry in SHELLS else ()
+        return any(_PYTHON_COMMAND.search(line) and not _OTHER_PYTHON.search(line) for line in lines)
 
     @property
     def file(self) -> str | None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -161,3 +163,17 @@ def test_dry_run_tries_blocks_on_the_cpu(tmp_path):
     rows = {row["name"]: row for row in json.loads((tmp_path / "bench-gpu.json").read_text())["blocks"]}
     assert {row["status"] for row in rows.values()} == {"ok"}
     assert "--micro-batch-size 4" in rows["Llama 1B"]["detail"]
+
+
+@pytest.mark.train
+def test_end_of_the_command_ends_its_block(tmp_path):
+    """Also by SIGTERM, as of `timeout`: the block has a session of its own."""
+    argv = ["-m", "bench.gpu", "--dry", "--output", str(tmp_path), "--steps", "t5"]
+    process = subprocess.Popen([sys.executable, *argv], cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while not (blocks_of := psutil.Process(process.pid).children()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.terminate()
+    assert process.wait(60) == 128 + signal.SIGTERM
+    assert blocks_of
+    assert not left_of(blocks_of)

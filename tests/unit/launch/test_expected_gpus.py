@@ -21,6 +21,13 @@ def test_number_of_gpus_is_read():
         read({GPUS: "many"})
 
 
+def test_fewer_gpus_that_somebody_chose_are_enough():
+    """CUDA_VISIBLE_DEVICES that names none is no choice: the job has asked for GPUs."""
+    for visible, count in (("0,1", 2), ("0,1,2,3", 4), ("", 4), ("-1", 4), ("NoDevFiles", 4), ("MIG-a,MIG-b", 1)):
+        assert read({GPUS: "4", "CUDA_VISIBLE_DEVICES": visible}) == count
+    assert read({GPUS: "4", "CUDA_VISIBLE_DEVICES": "0,1,2", "HIP_VISIBLE_DEVICES": "0,1"}) == 2
+
+
 def test_driver_that_shows_too_few():
     """None at all may be another vendor's GPUs: then torch decides."""
     with pytest.raises(MissingError, match="sees 6 of the 8"):

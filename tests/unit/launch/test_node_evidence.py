@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from dsrun.errors import EXIT_MISSING
 from dsrun.launch.supervisor.node_evidence import evidence_against
 from dsrun.launch.supervisor.policy import Failure
 
@@ -19,6 +20,14 @@ def evidence(cause: str, host: str, *earlier: tuple[str, str]) -> str | None:
 
 def test_hardware_error_counts_at_once() -> None:
     assert evidence("ecc_or_xid_error", "n1") == "a hardware error"
+
+
+def test_gpu_that_has_failed_and_is_gone_counts() -> None:
+    """The attempt after a hardware error ends with code 4, as the rank sees fewer GPUs: another node has them."""
+    gone = Failure(cause="unknown", node=1, host="n1", exit_code=EXIT_MISSING)
+    assert evidence_against(gone, events(("ecc_or_xid_error", "n1"), ("unknown", "n1"))) == "a hardware error"
+    assert evidence_against(gone, events(("ecc_or_xid_error", "n2"), ("unknown", "n1"))) is None
+    assert evidence_against(gone, events(("unknown", "n1"))) is None
 
 
 @pytest.mark.parametrize("cause", ["rank_killed", "rank_hung", "agent_killed", "node_lost"])

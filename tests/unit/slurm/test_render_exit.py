@@ -267,6 +267,8 @@ def test_exit_0_without_signal_is_not_requeued(shell):
         (["bash", "-c", "exec python x.py --seed $SLURM_JOB_ID"], [], False),
         (["python", "x.py"], ["DSRUN_GPUS=0"], True),
         (["./x"], [], True),
+        (["bash", "-c", "source env/bin/activate; python x.py"], [], True),
+        (["bash", "-c", "apptainer exec --nv x.sif python x.py"], [], True),
     ],
 )
 def test_node_without_its_gpus_ends_the_job(shell, program, env, runs):

@@ -109,7 +109,7 @@ def test_job_name_does_not_fake_preemption(shell):
 def test_node_with_hardware_error_excluded_from_next_start(shell, before, excluded):
     """Node 0's supervisor has written the number of the node."""
     shell.put("scontrol", SCONTROL.replace('echo "first-node"', 'printf "first-node\\nsecond-node\\n"'))
-    shell.worker = 'echo 1 >"$DSRUN_FAILURES/faulty-node"; exit 1'
+    shell.worker = 'touch "$DSRUN_FAILURES/no-gpus"; echo 1 >"$DSRUN_FAILURES/faulty-node"; exit 4'
     shell.job = JOB + f"   ReqNodeList=(null) ExcNodeList={before}\n"
     done = shell.run(training(shell))
     assert done.code == 0

@@ -53,11 +53,11 @@ def test_spare_node_takes_the_place_of_a_lost_one(shell):
 
 
 def test_spare_node_takes_the_place_of_a_faulty_one(shell):
-    """Node 0's supervisor has written the number that the node has in the step."""
+    """Node 0's supervisor has written the number that the node has in the step; its GPU may be gone by then."""
     shell.worker = """\
         [ ! -e once ] || { touch "$DSRUN_OUTPUT/FINISHED"; exit; }
-        touch once
-        echo "0 a hardware error" >"$DSRUN_FAILURES/faulty-node"; exit 1
+        touch once "$DSRUN_FAILURES/no-gpus"
+        echo "0 a hardware error" >"$DSRUN_FAILURES/faulty-node"; exit 4
     """
     done = shell.run(three_of_four(shell))
     assert (done.code, requeued(done), steps(done)) == (0, False, ["n1,n2,n3", "n2,n3,n4"])
