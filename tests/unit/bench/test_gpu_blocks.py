@@ -19,6 +19,7 @@ from bench.gpu.few import COMMANDS, DEMOS, DRY, WORK, described
 from bench.gpu.run import BAD, Row, run_block, run_blocks
 from bench.gpu.table import write_table
 from bench.gpu.timing import command, figures
+from bench.gpu.wheel import wait
 from bench.mfu import causal_flops
 from dsrun.recipe.resolve import resolve
 from dsrun.system.gpus import Gpu
@@ -177,3 +178,11 @@ def test_end_of_the_command_ends_its_block(tmp_path):
     assert process.wait(60) == 128 + signal.SIGTERM
     assert blocks_of
     assert not left_of(blocks_of)
+
+
+@pytest.mark.parametrize("code", [0, 1, 4])
+def test_row_of_the_wheel_has_the_code_of_its_build(code, tmp_path):
+    """4, something missing, is a block left out."""
+    (tmp_path / "build.log").write_text("")
+    (tmp_path / "wheel.json").write_text(json.dumps({"path": "", "code": code, "seconds": 1.0}))
+    assert wait(tmp_path) == code
