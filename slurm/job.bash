@@ -157,7 +157,11 @@ check_gpus() {
         python+=("$word")
     done
     timeout --foreground 300 "${python[@]}" -c "$gpu_check" "$DSRUN_GPUS" </dev/null
-    [ "$?" -ne 4 ] || { touch "$DSRUN_FAILURES/no-gpus"; exit 4; }
+    case $? in
+        0) ;;
+        4) touch "$DSRUN_FAILURES/no-gpus"; exit 4 ;;
+        *) echo "note: whether torch sees the $DSRUN_GPUS GPUs of ${SLURMD_NODENAME:-this node} is not known" >&2 ;;
+    esac
 }
 
 # forward SIGNAL: tells the workers of all nodes to save and exit.

@@ -90,5 +90,8 @@ def check_program(python: str, environ: Mapping[str, str], notify: Callable[[str
     except (OSError, subprocess.TimeoutExpired) as error:
         notify(f"whether torch sees the {expected} GPUs is not known: {error}")
         return
+    last = done.stderr.strip().rpartition("\n")[2]
     if done.returncode == MissingError.exit_code:
-        raise refuse(done.stderr.strip().rpartition("\n")[2])
+        raise refuse(last)
+    if done.returncode:
+        notify(f"whether torch sees the {expected} GPUs is not known: {last or f'exit code {done.returncode}'}")

@@ -101,7 +101,6 @@ def _load(spec: TrainSpec, task: Task, options: dict[str, Any], *, notify: Notif
         check(empty, known)
         with loading():
             model, found = load()
-        more = found.missing - known.missing
-        if more:
-            check(model, replace(found, missing=more))
+        # On all ranks, whatever this one has found.
+        check(model, replace(found, missing=found.missing - known.missing))
     return model, found.drawn

@@ -1,7 +1,9 @@
 """Jobs and machines with GPUs that torch does not see. The torch of the tests is built for CPUs, as in the field."""
 
 import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,7 @@ from dsrun.launch.expected_gpus import expected_gpus as read
 from dsrun.system.variables import FAILURES, GPUS
 from tests.forkserver.client import HEAVY
 
+JOB_BASH = Path(__file__).parents[3] / "slurm" / "job.bash"
 NO_GPU_HERE = pytest.mark.skipif(bool(expected_gpus.visible_gpus()), reason="this machine has GPUs")
 
 
@@ -74,7 +77,21 @@ def test_python_of_a_program_is_asked(tmp_path):
     check_program(sys.executable, {**environ, "PYTHONPATH": str(tmp_path)}, print)
     notes = []
     check_program(str(tmp_path / "nothing"), environ, notes.append)
-    assert len(notes) == 1
+    (tmp_path / "torch.py").write_text("raise RuntimeError('a broken installation')\n")
+    check_program(sys.executable, {**environ, "PYTHONPATH": str(tmp_path)}, notes.append)
+    assert len(notes) == 2
+    assert "a broken installation" in notes[1]
+
+
+@pytest.mark.parametrize(("program", "code", "said"), [("", 0, False), ("exit(4)", 4, False), ("exit(1)", 0, True)])
+def test_node_of_a_job_without_supervisor(program, code, said, tmp_path):
+    """Its job script asks the workers' Python, and says so where that cannot tell."""
+    script = f'source "{JOB_BASH}"; gpu_check=$1; check_gpus "$2" -m torch.distributed.run x.py'
+    environ = {**os.environ, GPUS: "2", FAILURES: str(tmp_path)}
+    argv = ["bash", "-c", script, "job", program, sys.executable]
+    done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=False)
+    assert (done.returncode, "not known" in done.stderr) == (code, said)
+    assert (tmp_path / "no-gpus").exists() is (code == 4)
 
 
 @pytest.mark.train
