@@ -21,7 +21,6 @@ _FIX = (
     "`dsrun doctor` there shows why; for a program that needs no GPU render with --gpus-per-node 0, "
     f"or --env {variables.GPUS}=0"
 )
-_NO_DEVICES = ("", "-1", "NoDevFiles")
 
 
 def expected_gpus(environ: Mapping[str, str]) -> int:
@@ -53,7 +52,7 @@ def check_rank(environ: Mapping[str, str], root: Path = ROOT) -> None:
     count, words = torch_gpus.torch_gpus()
     if count < expected:
         raise refuse(torch_gpus.too_few(count, expected, words))
-    if count or environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in _NO_DEVICES:
+    if count or environ.get("CUDA_VISIBLE_DEVICES", "0").strip() in torch_gpus.NO_DEVICES:
         return
     if shown := len(visible_gpus(environ)) or _device_files(root):
         raise MissingError(

@@ -17,7 +17,7 @@ def group_timeout_s(ddp_timeout: int | None, environ: Mapping[str, str]) -> floa
     minutes = environ.get(_VARIABLE)
     if minutes is not None and not (minutes.strip().isdecimal() and int(minutes)):
         raise UsageError(
-            f"{_VARIABLE}={minutes}: DeepSpeed takes a whole number of minutes from 1 only",
+            f"{_VARIABLE}={minutes}: DeepSpeed takes whole minutes only, at least 1",
             fix=f"unset {_VARIABLE} and give --ddp_timeout in seconds",
         )
     if ddp_timeout is not None and ddp_timeout < 1:

@@ -28,6 +28,9 @@ import os
 import sys
 from collections.abc import Mapping
 
+NO_DEVICES = ("", "-1", "NoDevFiles")
+"""Values of CUDA_VISIBLE_DEVICES that show none."""
+
 
 def torch_gpus(*, other_kinds: bool = False) -> tuple[int, str]:
     """GPUs that torch can use, with `other_kinds` any accelerators; its version, and what it says if there are none."""
@@ -51,7 +54,7 @@ def wanted(expected: int, environ: Mapping[str, str]) -> int:
     MIG instances a process sees one."""
     for variable in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
         named = [each.strip() for each in environ.get(variable, "").split(",") if each.strip()]
-        if named and named[0] not in ("-1", "NoDevFiles"):
+        if named and named[0] not in NO_DEVICES:
             expected = min(expected, 1 if named[0].startswith("MIG-") else len(named))
     return expected
 
