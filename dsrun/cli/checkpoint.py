@@ -13,12 +13,12 @@ from dsrun.checkpoints import Contents, Entry, contents, entries, find
 from dsrun.cli.options import Group, format_option
 from dsrun.cli.output import print_fields, print_json, print_line, print_table
 from dsrun.errors import EXIT_FINDINGS, UsageError
-from dsrun.findings import Finding
+from dsrun.findings.finding import Finding
+from dsrun.findings.translation import translated
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import complete_checkpoints
 from dsrun.runs.manifest import verify as read_through
 from dsrun.system.display import duration, size_text
-from dsrun.system.translation import translated
 
 _WHERE = click.argument("where", metavar="RUN|CHECKPOINT", type=click.Path(path_type=Path))
 _HEAD = ("STEP", "SIZE", "AGE", "ZERO", "RANKS", "STATE")

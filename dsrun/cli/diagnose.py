@@ -15,9 +15,10 @@ from dsrun.diagnosis.jobs import by_job, job_of, logs_below
 from dsrun.diagnosis.reading import members
 from dsrun.diagnosis.run import is_run, of_run, runs_below
 from dsrun.errors import EXIT_FINDINGS, UsageError
-from dsrun.findings import Finding, Message, joined
+from dsrun.findings.finding import Finding
+from dsrun.findings.translation import translated
+from dsrun.messages import Message, joined
 from dsrun.system.display import counted, padded
-from dsrun.system.translation import translated
 
 STDIN = "-"
 

@@ -123,7 +123,7 @@ def _check_language(name: str | None) -> None:
     if not name:
         return
     from dsrun.cli.output import print_note
-    from dsrun.system.translation import LANGUAGES, language_named
+    from dsrun.findings.translation import LANGUAGES, language_named
 
     if language_named(name) is None:
         print_note(f"DSRUN_LANG={name} is not a language of dsrun: English is used ({' or '.join(LANGUAGES)})")

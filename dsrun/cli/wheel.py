@@ -14,7 +14,7 @@ from dsrun.cli.options import Command, Group, format_option
 from dsrun.cli.output import print_json, print_line, print_table
 from dsrun.cli.wheelhouse import gc_command, index_command, list_command
 from dsrun.errors import EXIT_FINDINGS, EXIT_INTERRUPTED, UsageError
-from dsrun.findings import Finding
+from dsrun.findings.finding import Finding
 from dsrun.hardware.cluster_gpus import cluster_gpus
 from dsrun.system.proc import interrupted_by_stop_signals
 from dsrun.wheel.target.arch import parse_archs

@@ -12,7 +12,8 @@ from dsrun.diagnosis.classify import Diagnosis, ScannedLog, diagnoses, recovered
 from dsrun.diagnosis.collectives import rank_behind
 from dsrun.diagnosis.reading import NotText
 from dsrun.diagnosis.rules import Cause, causes
-from dsrun.findings import Finding, Message
+from dsrun.findings.finding import Finding
+from dsrun.messages import Message
 from dsrun.runs.folder import RANK_LOG
 
 NONE = "none"

@@ -9,7 +9,8 @@ from functools import cache, cached_property
 from typing import Any, Literal
 
 from dsrun.datafiles import toml_beside
-from dsrun.findings import Level, Message
+from dsrun.findings.finding import Level
+from dsrun.messages import Message
 
 Then = Literal["restart", "shrink", "resume", "stop"]
 """What the supervisor does: start again, start again with less memory, leave to be resumed, or stop."""

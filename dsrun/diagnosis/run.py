@@ -15,7 +15,8 @@ from dsrun.diagnosis.diagnose import NONE, Verdict, of_logs
 from dsrun.diagnosis.rules import Cause, causes
 from dsrun.diagnosis.tracebacks import is_exception
 from dsrun.errors import UsageError
-from dsrun.findings import Finding, Message, joined
+from dsrun.findings.finding import Finding
+from dsrun.messages import Message, joined
 from dsrun.runs.folder import LOCK_TRIES, RunFolder, is_in_use, read_holder
 from dsrun.runs.node_status import FOLDER as STATUS
 from dsrun.runs.node_status import read_node_status

@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 from dsrun.doctor.machine import Machine, Target
 from dsrun.errors import one_line
-from dsrun.findings import Finding, Message
+from dsrun.findings.finding import Finding
+from dsrun.messages import Message
 
 Status = Literal["fail", "warn", "pass", "skip"]
 LIMIT_S = 8.0

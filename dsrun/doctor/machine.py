@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, TypeVar
 from dsrun.doctor.driver import Driver, query_driver
 from dsrun.doctor.gpu.nvml import NvmlAnswer, query_gpus
 from dsrun.errors import DsrunError, UsageError
-from dsrun.findings import Finding
+from dsrun.findings.finding import Finding
 from dsrun.system import net
 from dsrun.system.gpus import Gpu
 from dsrun.system.host import ROOT, VERSIONED, versions

@@ -8,9 +8,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from dsrun.errors import MissingError, UsageError
-from dsrun.findings import Message
 from dsrun.hub import modelscope_cache
 from dsrun.hub.unreachable import CAUSE, ENDPOINT, OTHER_SOURCES
+from dsrun.messages import Message
 from dsrun.recipe.mixture import specs_of
 from dsrun.recipe.preflight.files import DEMO_MODELS, is_path
 from dsrun.recipe.recipe import Recipe

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from dsrun.errors import MissingError
-from dsrun.findings import Message
+from dsrun.messages import Message
 from dsrun.system.display import without_tokens
 
 CAUSE = "hf_gated_or_offline"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 
-from dsrun.findings import Finding, Message, joined
+from dsrun.findings.finding import Finding
+from dsrun.messages import Message, joined
 from dsrun.monitoring.status import STALE_S, RunStatus
 from dsrun.monitoring.straggler import SLOWER_BY
 from dsrun.runs.node_status import NodeStatus, RankProgress

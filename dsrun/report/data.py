@@ -12,7 +12,7 @@ from dsrun.checkpoints import Entry, entries
 from dsrun.diagnosis.diagnose import NONE, Verdict
 from dsrun.diagnosis.run import of_run
 from dsrun.errors import UsageError
-from dsrun.findings import Finding
+from dsrun.findings.finding import Finding
 from dsrun.monitoring.history import DEFAULT, RunHistory, metric_keys, read_history
 from dsrun.monitoring.status import RunStatus, ledger_of, status_of
 from dsrun.report.panels import shown_text

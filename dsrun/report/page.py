@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from dsrun import __version__
 from dsrun.diagnosis.diagnose import likely
-from dsrun.findings import Finding
+from dsrun.findings.finding import Finding
+from dsrun.findings.translation import translated
 from dsrun.monitoring.comparison import Difference, differences
 from dsrun.monitoring.history import DEFAULT
 from dsrun.monitoring.status import RunStatus
@@ -24,7 +25,6 @@ from dsrun.runs.goodput import LABELS
 from dsrun.runs.records import plain, utc_now
 from dsrun.runs.values import finite
 from dsrun.system.display import counted, duration, figure, precise_duration, size_text
-from dsrun.system.translation import translated
 
 if TYPE_CHECKING:
     import jinja2

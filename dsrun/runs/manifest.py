@@ -10,7 +10,8 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
-from dsrun.findings import Finding, Message
+from dsrun.findings.finding import Finding
+from dsrun.messages import Message
 from dsrun.runs.checksum import PATIENCE_S, ChecksumPool, sum_of, threads
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.records import fsync_folder, plain, utc_now, write_json_atomic

@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dsrun.findings import Finding, Level, Message, suggestion
+from dsrun.findings.finding import Finding, Level
+from dsrun.messages import Message, suggestion
 from dsrun.slurm import resources
 from dsrun.slurm.cluster.facts import NO_LIMIT, ClusterFacts, Partition
 from dsrun.slurm.licenses import check_licenses

@@ -6,7 +6,8 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from dsrun.findings import Finding, Message, suggestion
+from dsrun.findings.finding import Finding
+from dsrun.messages import Message, suggestion
 from dsrun.slurm.request import error
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dsrun.findings import Finding, Message, suggestion
+from dsrun.findings.finding import Finding
+from dsrun.messages import Message, suggestion
 from dsrun.slurm.cluster.facts import Accounting, ClusterFacts, Partition, Qos
 from dsrun.slurm.render import notation
 from dsrun.slurm.render.environment import gpus_of

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from dsrun.errors import UsageError
-from dsrun.findings import Finding
+from dsrun.findings.finding import Finding
 from dsrun.hardware.gres import Gres, parse_gres
 from dsrun.slurm.render import notation
 from dsrun.slurm.render.options import SlurmSpec

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 
-from dsrun.findings import Finding, Message, joined, suggestion
+from dsrun.findings.finding import Finding
 from dsrun.hardware.gres import Gres
+from dsrun.messages import Message, joined, suggestion
 from dsrun.slurm.cluster.facts import ClusterFacts, Node, Partition
 from dsrun.slurm.render import notation
 from dsrun.slurm.render.environment import gpus_of, workers

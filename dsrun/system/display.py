@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from dsrun.findings import Message
+from dsrun.messages import Message
 from dsrun.system.files import parse_json
 
 MASK = "***"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from dsrun.findings import Message
+from dsrun.messages import Message
 
 TESTED: Mapping[str, str] = {"torch": "2.13.0", "transformers": "5.23.0"}
 

@@ -11,7 +11,8 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from dsrun.datafiles import toml_beside
-from dsrun.findings import PLACEHOLDER, Level, Message
+from dsrun.findings.finding import Level
+from dsrun.messages import PLACEHOLDER, Message
 from dsrun.zero.schema import shown
 from dsrun.zero.view import ZERO, ConfigView
 

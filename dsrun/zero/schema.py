@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping
 from functools import cache, partial
 from typing import Any, Literal, NamedTuple
 
-from dsrun import errors, findings
+from dsrun import errors, messages
 from dsrun.datafiles import toml_beside
-from dsrun.findings import Message, joined
+from dsrun.messages import Message, joined
 
 Entry = dict[str, Any]
 Path = tuple[str | int, ...]
@@ -25,7 +25,7 @@ Path = tuple[str | int, ...]
 
 # DeepSpeed's keys are long and resemble one another.
 nearest = partial(errors.nearest, cutoff=0.75)
-suggestion = partial(findings.suggestion, cutoff=0.75)
+suggestion = partial(messages.suggestion, cutoff=0.75)
 
 
 class Block(NamedTuple):

@@ -9,7 +9,8 @@ import pickle
 import pytest
 
 from dsrun.errors import did_you_mean
-from dsrun.findings import Finding, Message, fill, joined, suggestion
+from dsrun.findings.finding import Finding
+from dsrun.messages import Message, fill, joined, suggestion
 
 
 @pytest.mark.parametrize(

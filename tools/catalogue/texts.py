@@ -36,6 +36,9 @@ def texts() -> dict[str, list[str]]:
         for origin, text in _fields(read_toml(package / name), fields):
             if text and not origin.startswith(NOT_PRINTED):
                 _add(found, text, origin)
+    for file in sorted((package / "findings/text").glob("*.toml")):
+        for origin, text in _of_findings(read_toml(file)):
+            _add(found, text, origin)
     for module in sorted(package.rglob("*.py")):
         for text in literals(module.read_text(encoding="utf-8")):
             _add(found, text, module.relative_to(CHECKOUT).as_posix())
@@ -62,6 +65,16 @@ def _fields(
                 yield from _fields(each, fields, code or origin, inside=inside)
     elif inside and isinstance(content, str):
         yield origin, content
+
+
+def _of_findings(tables: dict[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+    """All texts of findings, each with the code that has it, as `dsrun.findings.texts` names it."""
+    for name, value in tables.items():
+        origin = f"{above}.{name}".lstrip(".")
+        if isinstance(value, dict):
+            yield from _of_findings(value, origin)
+        elif name != "level" and value:
+            yield origin, value
 
 
 def literals(source: str) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dsrun.diagnosis.rules import causes
-from dsrun.system.translation import catalogue
+from dsrun.findings.translation import catalogue
 from dsrun.zero.lint.codes import CODES
 from tools.docs import table
 

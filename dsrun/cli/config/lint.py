@@ -15,14 +15,15 @@ import click
 from dsrun.cli.options import Command, format_option
 from dsrun.cli.output import print_error, print_json, print_line, print_note, write_output
 from dsrun.errors import EXIT_FINDINGS, UsageError
-from dsrun.findings import Finding, Message, joined
+from dsrun.findings.finding import Finding
+from dsrun.findings.translation import translated, translated_level
 from dsrun.hardware.gpus import require_gpu
+from dsrun.messages import Message, joined
 from dsrun.model_families import model_type_of
 from dsrun.recipe.batch import trainer_values
 from dsrun.recipe.compat.upgrade import upgrade_run_file
 from dsrun.recipe.resolve import given_values
 from dsrun.system.display import counted
-from dsrun.system.translation import translated, translated_level
 from dsrun.zero.lint.accelerate import KEYS, AccelerateFile, read_accelerate
 from dsrun.zero.lint.check import check
 from dsrun.zero.lint.codes import printable

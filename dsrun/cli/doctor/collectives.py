@@ -19,10 +19,10 @@ from dsrun.doctor.collectives.place import place_of
 from dsrun.doctor.collectives.report import as_json, common_facts, table, together
 from dsrun.doctor.collectives.run import run_test
 from dsrun.errors import MissingError
-from dsrun.findings import Finding
+from dsrun.findings.finding import Finding
+from dsrun.findings.translation import translated, translated_level
 from dsrun.launch.context import SrunLauncher
 from dsrun.system import variables
-from dsrun.system.translation import translated, translated_level
 
 EXCLUDE_FILE = "doctor-exclude"
 """In the folder of DSRUN_FAILURES: the hosts that the test speaks against, one a line, for the job's script."""

@@ -21,7 +21,7 @@ from dsrun.doctor import registry
 from dsrun.doctor.check import Check, run_checks
 from dsrun.doctor.machine import Machine
 from dsrun.errors import EXIT_FINDINGS, UsageError, did_you_mean
-from dsrun.findings import Finding
+from dsrun.findings.finding import Finding
 from dsrun.launch.detection.slurm import in_slurm_step
 
 COLLECTIVES = "dsrun.cli.doctor.collectives:run_collectives"

@@ -7,9 +7,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from dsrun.doctor.check import Result, Status
-from dsrun.findings import Finding, Level, Message, joined
+from dsrun.findings.finding import Finding, Level
+from dsrun.findings.translation import translated
+from dsrun.messages import Message, joined
 from dsrun.system.display import cells, counted, padded, printable, wrapped
-from dsrun.system.translation import translated
 
 COLOURS: dict[str, str] = {"PASS": "green", "WARN": "yellow", "FAIL": "red", "SKIP": "bright_black"}
 _WORDS: dict[Level, str] = {"error": "FAIL", "warning": "WARN", "info": "PASS"}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dsrun.doctor.machine import Target
 from dsrun.errors import DsrunError, UsageError
-from dsrun.findings import Finding
+from dsrun.findings.finding import Finding
 from dsrun.recipe.resolve import resolve
 from dsrun.recipe.runfile import read_section
 from dsrun.slurm.render.spec import make_spec, run_file_value

@@ -9,14 +9,14 @@ from typing import Any
 from dsrun.cli.init.interview import Answer, Interview, Question
 from dsrun.cli.output import print_note
 from dsrun.errors import UsageError
-from dsrun.findings import Finding
+from dsrun.findings.finding import Finding
+from dsrun.findings.translation import translated
 from dsrun.options import OptionValue
 from dsrun.slurm.check import check
 from dsrun.slurm.cluster.facts import NO_LIMIT, ClusterFacts, Partition
 from dsrun.slurm.render.notation import clock, parse_gpus
 from dsrun.slurm.render.options import SlurmSpec
 from dsrun.slurm.render.spec import make_spec
-from dsrun.system.translation import translated
 
 ACCOUNT = "--account"
 LONGEST_DEFAULT_S = 24 * 3600

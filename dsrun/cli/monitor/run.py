@@ -12,11 +12,11 @@ from dsrun.cli.monitor.snapshot import Snapshot, as_json
 from dsrun.cli.monitor.sources import Source, StdinSource, find_source
 from dsrun.cli.monitor.view import render
 from dsrun.cli.output import print_json, print_line
+from dsrun.findings.translation import translated, translated_level
 from dsrun.monitoring.event_text import QUIET, describe
 from dsrun.runs.values import Record, seconds_of
 from dsrun.slurm.jobs.status import explain_reason
 from dsrun.system.display import duration, figure, printable
-from dsrun.system.translation import translated, translated_level
 
 _NARROWEST = 40
 _GONE_S = 3600.0

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from dsrun.findings import Finding
+from dsrun.findings.finding import Finding
 from dsrun.monitoring.history import RunHistory
 from dsrun.monitoring.observations import observe
 from dsrun.monitoring.status import RunStatus, State, status_json

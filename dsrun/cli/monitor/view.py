@@ -13,14 +13,14 @@ from dsrun.cli.monitor.figures import figures_section
 from dsrun.cli.monitor.nodes import gpu_section, host_section, rank_section
 from dsrun.cli.monitor.section import EMPTY, Room, Section, headed
 from dsrun.cli.monitor.snapshot import Snapshot, last_events
-from dsrun.findings import Finding
+from dsrun.findings.finding import Finding
+from dsrun.findings.translation import translated
 from dsrun.monitoring.event_text import QUIET, WORTH_A_LOOK, describe, is_bad
 from dsrun.monitoring.plots import bar
 from dsrun.monitoring.status import State
 from dsrun.runs.values import seconds_of
 from dsrun.slurm.jobs.status import explain_reason
 from dsrun.system.display import counted, duration, printable
-from dsrun.system.translation import translated
 
 STATE_STYLES: dict[State, str] = {
     "starting": "bold yellow", "training": "bold green", "evaluating": "bold cyan", "saving": "bold cyan",

@@ -10,9 +10,9 @@ from typing import Any
 from dsrun.cli.output import print_detail, print_json, print_line, print_note, print_table
 from dsrun.demo.models import TASKS
 from dsrun.errors import EXIT_FINDINGS, UsageError
+from dsrun.findings.translation import translated
 from dsrun.recipe.preflight.model_folder import has_weights
 from dsrun.system.gpus import visible_gpus
-from dsrun.system.translation import translated
 from dsrun.system.variables import cache_root
 from dsrun.zero.generate.presets import GIB
 from dsrun.zero.memory import report

@@ -17,14 +17,14 @@ from dsrun.cli.options import Command, format_option
 from dsrun.cli.output import print_detail, print_fields, print_json, print_note, print_table
 from dsrun.diagnosis.rules import cause_named
 from dsrun.errors import EXIT_INTERRUPTED, UsageError
-from dsrun.findings import Message
+from dsrun.findings.translation import translated
+from dsrun.messages import Message
 from dsrun.runs.records import plain
 from dsrun.slurm.jobs.queue import SlurmJob, my_jobs
 from dsrun.slurm.jobs.status import explain_reason, read_jobs
 from dsrun.slurm.jobs.submit import follow
 from dsrun.system import slurm
 from dsrun.system.display import printable
-from dsrun.system.translation import translated
 
 # A century; dates further back end somewhere before the calendar does.
 MOST_HOURS = 1_000_000

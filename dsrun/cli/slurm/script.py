@@ -15,7 +15,7 @@ import click
 from dsrun.cli.output import print_error, print_note, write_file
 from dsrun.cli.render.job import Rendering, find_job, from_flags, from_run_file, refuse_empty
 from dsrun.errors import EXIT_FINDINGS, UsageError
-from dsrun.findings import Finding
+from dsrun.findings.finding import Finding
 from dsrun.slurm.render.environment import uses_own_python, workers
 from dsrun.slurm.render.login_node import missing_here
 from dsrun.slurm.render.options import SlurmSpec
@@ -94,7 +94,7 @@ def _print_findings(findings: Iterable[Finding]) -> bool:
     """Print what is wrong with a job; returns whether none of it is an error."""
     sound = True
     for each in findings:
-        from dsrun.system.translation import translated  # most scripts have none
+        from dsrun.findings.translation import translated  # most scripts have none
 
         message, fix = translated(each.message), translated(each.fix)
         line = f"{each.where}: {message}" if each.where else message

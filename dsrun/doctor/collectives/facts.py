@@ -10,7 +10,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, Self
 
-from dsrun.findings import Finding, Message, joined
+from dsrun.findings.finding import Finding
+from dsrun.messages import Message, joined
 from dsrun.system.gpus import visible_gpus
 from dsrun.system.host import hostname, versions
 

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Iterator
 
 from dsrun.doctor.collectives.observations import GroupResult
-from dsrun.findings import Message, joined
+from dsrun.messages import Message, joined
 
 
 def culprits(group: GroupResult) -> Iterator[tuple[int, str, str]]:

@@ -11,7 +11,8 @@ from dsrun.doctor.collectives.facts import differences
 from dsrun.doctor.collectives.failures import culprits, during, reason
 from dsrun.doctor.collectives.observations import GroupResult, Observations
 from dsrun.doctor.collectives.schedule import cover
-from dsrun.findings import Finding, Level, Message, joined
+from dsrun.findings.finding import Finding, Level
+from dsrun.messages import Message, joined
 
 Key = TypeVar("Key")
 

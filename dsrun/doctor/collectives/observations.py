@@ -9,7 +9,8 @@ from typing import Any, Literal
 from dsrun.doctor.collectives.facts import NodeFacts
 from dsrun.doctor.collectives.operations import average_bandwidths
 from dsrun.doctor.collectives.schedule import Phase, Unit
-from dsrun.findings import Finding, Message
+from dsrun.findings.finding import Finding
+from dsrun.messages import Message
 
 State = Literal["ok", "failed", "died", "hung", "lost"]
 STAGES = ("start", "connect", "compute", "broadcast", "all_reduce", "all_gather", "reduce_scatter", "end")

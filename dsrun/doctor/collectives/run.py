@@ -13,9 +13,10 @@ from dsrun.doctor.collectives.judge import Verdict, judge
 from dsrun.doctor.collectives.observations import Observations
 from dsrun.doctor.collectives.place import Place
 from dsrun.errors import EXIT_FINDINGS, EXIT_TOOL_FAILED
-from dsrun.findings import Finding, Message
+from dsrun.findings.finding import Finding
 from dsrun.launch.coordinator.messages import shared_key
 from dsrun.launch.coordinator.transport import allow_open_files, listen
+from dsrun.messages import Message
 from dsrun.system.net import claim_port, free_port
 
 BY_HAND_S = 300.0

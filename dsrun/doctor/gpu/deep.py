@@ -12,7 +12,8 @@ from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.machine import DEEP_PROGRAM_S, Machine, Target
 from dsrun.errors import DsrunError
-from dsrun.findings import Finding, Message
+from dsrun.findings.finding import Finding
+from dsrun.messages import Message
 
 DEEP_LIMIT_S = DEEP_PROGRAM_S + 10
 """Seconds that such a check may take."""

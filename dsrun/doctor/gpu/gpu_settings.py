@@ -8,7 +8,8 @@ from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.gpu.nvml import GpuState, of_gpus
 from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.machine import Machine, Target
-from dsrun.findings import Finding, Message
+from dsrun.findings.finding import Finding
+from dsrun.messages import Message
 from dsrun.system.display import counted
 
 EXCLUSIVE = (1, 3)

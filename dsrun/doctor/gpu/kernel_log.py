@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 from dsrun.datafiles import toml_beside
 from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.machine import Machine, Target
-from dsrun.findings import Finding, Level, Message
+from dsrun.findings.finding import Finding, Level
+from dsrun.messages import Message
 from dsrun.system.display import printable
 
 RECENT_S = 24 * 3600.0

@@ -12,7 +12,8 @@ from dsrun.doctor.check import Check, fine, warning
 from dsrun.doctor.gpu.nvml import P2P_OK, GpuState, of_gpus
 from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.machine import Machine, Target
-from dsrun.findings import Finding, Message
+from dsrun.findings.finding import Finding
+from dsrun.messages import Message
 from dsrun.system.display import counted
 
 TRANSLATES = ("DMA", "DMA-FQ")

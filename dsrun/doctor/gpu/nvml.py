@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, TypeVar
 
-from dsrun.findings import Message
+from dsrun.messages import Message
 
 T = TypeVar("T")
 

@@ -13,7 +13,8 @@ from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.gpu import nvml
 from dsrun.doctor.gpu.nvml import FABRIC_COMPLETED, GpuState, NvmlAnswer, of_gpus
 from dsrun.doctor.machine import Machine, Target
-from dsrun.findings import Finding, Message, joined
+from dsrun.findings.finding import Finding
+from dsrun.messages import Message, joined
 from dsrun.system.display import counted
 from dsrun.system.gpus import Gpu, select_visible
 

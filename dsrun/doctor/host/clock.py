@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from dsrun.doctor.check import Check, fine, warning
+from dsrun.doctor.check import Check
 from dsrun.doctor.host.storage import run_folder
 from dsrun.doctor.machine import Machine, Target
 from dsrun.doctor.mounts import mount_of
-from dsrun.findings import Finding, Message
+from dsrun.findings.finding import Finding
+from dsrun.findings.texts import finding_of
 
 MOST_S = 2.0
 """Seconds by which clocks may differ: make and ninja compare times of files in whole seconds."""
@@ -24,22 +25,13 @@ _LEAP = re.compile(r"^Leap status\s*:\s*(.+?)\s*$", re.MULTILINE)
 def _look(machine: Machine, target: Target) -> Iterator[Finding]:
     away = _behind_server(machine, run_folder(target))
     if away is not None and abs(away) > MOST_S:
-        yield warning(
-            "clock_differs",
-            Message(
-                "this clock is {seconds:.1f} s behind the run folder's server"
-                if away > 0
-                else "this clock is {seconds:.1f} s ahead of the run folder's server",
-                seconds=abs(away),
-            ),
-            Message("sudo chronyc makestep, or sudo systemctl restart systemd-timesyncd"),
-        )
+        yield finding_of("clock_differs.behind" if away > 0 else "clock_differs.ahead", seconds=abs(away))
         return
     told = _chrony(machine) or _timedatectl(machine)
     if told:
         yield told
     elif away is not None:
-        yield fine("clock", Message("the clock agrees with that of the run folder's server"))
+        yield finding_of("clock.agrees")
 
 
 def _behind_server(machine: Machine, folder: Path) -> float | None:
@@ -65,17 +57,11 @@ def _chrony(machine: Machine) -> Finding | None:
     offset = _OFFSET.search(text)
     seconds = float(offset[1]) if offset else 0.0
     if leap[1] == "Not synchronised":
-        return _unsynchronised()
+        return finding_of("clock_unsynchronised")
     slow = offset is not None and offset[2] == "slow"
     if seconds > MOST_S:
-        return warning(
-            "clock_differs",
-            Message(
-                "this clock is {seconds:.1f} s slow" if slow else "this clock is {seconds:.1f} s fast", seconds=seconds
-            ),
-            "sudo chronyc makestep",
-        )
-    return fine("clock", Message("the clock is synchronised, {milliseconds:.1f} ms off", milliseconds=seconds * 1000))
+        return finding_of("clock_differs.slow" if slow else "clock_differs.fast", seconds=seconds)
+    return finding_of("clock.offset", milliseconds=seconds * 1000)
 
 
 def _timedatectl(machine: Machine) -> Finding | None:
@@ -83,16 +69,8 @@ def _timedatectl(machine: Machine) -> Finding | None:
     if text is None or text.strip() not in ("yes", "no"):
         return None
     if text.strip() == "no":
-        return _unsynchronised()
-    return fine("clock", Message("the clock is synchronised"))
-
-
-def _unsynchronised() -> Finding:
-    return warning(
-        "clock_unsynchronised",
-        Message("the clock is not synchronised: times of nodes and files will differ"),
-        Message("sudo timedatectl set-ntp true, or start chronyd"),
-    )
+        return finding_of("clock_unsynchronised")
+    return finding_of("clock")
 
 
 CLOCK = Check(

@@ -8,7 +8,8 @@ from dsrun.doctor.check import Check, fine, warning
 from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.host.limits import ranks_of
 from dsrun.doctor.machine import Machine, Target
-from dsrun.findings import Finding, Message
+from dsrun.findings.finding import Finding
+from dsrun.messages import Message
 from dsrun.system.display import counted
 from dsrun.system.host import cpu_quota
 

@@ -9,7 +9,8 @@ from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.job.plan import Needs, needs
 from dsrun.doctor.machine import Machine, Target
-from dsrun.findings import Finding, Message, joined
+from dsrun.findings.finding import Finding
+from dsrun.messages import Message, joined
 from dsrun.system.files import nearest_existing
 from dsrun.system.host import memory_available, memory_total
 

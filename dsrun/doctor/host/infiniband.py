@@ -11,7 +11,8 @@ from typing import Any
 from dsrun.datafiles import toml_beside
 from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.machine import Machine, Target
-from dsrun.findings import Finding, Message, joined
+from dsrun.findings.finding import Finding
+from dsrun.messages import Message, joined
 
 FOLDER = "/sys/class/infiniband"
 IB = "InfiniBand"

@@ -10,7 +10,8 @@ from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.host.infiniband import active_ports
 from dsrun.doctor.machine import Machine, Target
-from dsrun.findings import Finding, Message, joined
+from dsrun.findings.finding import Finding
+from dsrun.messages import Message, joined
 from dsrun.system.display import counted
 from dsrun.system.host import cgroups
 

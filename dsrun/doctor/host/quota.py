@@ -12,7 +12,8 @@ from dsrun.doctor.job.plan import needs
 from dsrun.doctor.machine import Machine, Target
 from dsrun.doctor.mounts import mount_of
 from dsrun.errors import DsrunError
-from dsrun.findings import Finding, Message
+from dsrun.findings.finding import Finding
+from dsrun.messages import Message
 
 GIB = 2**30
 KIB = 1024

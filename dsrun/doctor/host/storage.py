@@ -11,7 +11,8 @@ from pathlib import Path
 from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.job.plan import Needs, needs
 from dsrun.doctor.machine import Machine, Target
-from dsrun.findings import Finding, Message
+from dsrun.findings.finding import Finding
+from dsrun.messages import Message
 from dsrun.system.display import duration
 from dsrun.system.files import DISK_FULL, nearest_existing
 

@@ -7,10 +7,11 @@ from pathlib import Path
 
 from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.machine import Machine, Target
-from dsrun.findings import Finding, Message, joined
+from dsrun.findings.finding import Finding
 from dsrun.hub.modelscope_cache import NAME as MODELSCOPE
 from dsrun.hub.reach import DATA_SET, Hub, downloads, hub_models, offline_by
 from dsrun.hub.unreachable import OTHER_SOURCES
+from dsrun.messages import Message, joined
 from dsrun.recipe.recipe import Recipe
 
 GATED = (

@@ -10,7 +10,8 @@ from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.job.plan import request_of
 from dsrun.doctor.machine import Machine, Target
 from dsrun.errors import DsrunError, UsageError
-from dsrun.findings import Finding, Message, joined
+from dsrun.findings.finding import Finding
+from dsrun.messages import Message, joined
 from dsrun.recipe.batch import batch_of
 from dsrun.recipe.preflight.files import DEMO_MODELS
 from dsrun.recipe.recipe import Recipe

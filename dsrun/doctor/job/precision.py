@@ -9,7 +9,8 @@ from dsrun.doctor.job.settings import NEEDS_JOB
 from dsrun.doctor.job.zero_config import config_of
 from dsrun.doctor.machine import Machine, Target
 from dsrun.errors import DsrunError
-from dsrun.findings import Finding, Message
+from dsrun.findings.finding import Finding
+from dsrun.messages import Message
 from dsrun.model_families import family_of, model_type_of
 from dsrun.recipe.precision import decide_precision
 from dsrun.system.host import cpu_bf16

@@ -8,7 +8,8 @@ from dsrun.doctor.check import Check
 from dsrun.doctor.machine import Machine, Target
 from dsrun.doctor.mounts import mount_of
 from dsrun.errors import UsageError
-from dsrun.findings import Finding, Message
+from dsrun.findings.finding import Finding
+from dsrun.messages import Message
 from dsrun.runs.folder import refuse_unfit
 from dsrun.system.files import nearest_existing
 

@@ -9,8 +9,9 @@ from typing import Any
 from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.machine import Machine, Target
 from dsrun.errors import DsrunError
-from dsrun.findings import Finding, Message, joined
+from dsrun.findings.finding import Finding
 from dsrun.hub.modelscope_cache import stored_name
+from dsrun.messages import Message, joined
 from dsrun.recipe.preflight.model_folder import read_object
 from dsrun.zero.memory.model.configs import cached_snapshot, find, hub_cache
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.machine import Machine, Target
-from dsrun.findings import Finding, Message
+from dsrun.findings.finding import Finding
+from dsrun.messages import Message
 
 # Made by container and virtual machine software; nothing outside of this machine is reached over them.
 VIRTUAL = ("docker", "br-", "virbr", "veth", "vnet", "cni", "flannel", "cali", "tunl", "podman", "lxc", "lxdbr", "tap")

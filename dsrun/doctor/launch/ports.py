@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.machine import RESOLVE_S, Machine, Target
-from dsrun.findings import Finding, Message
+from dsrun.findings.finding import Finding
 from dsrun.launch.context import DEFAULT_PORT, LAST_PORT
+from dsrun.messages import Message
 
 
 def look_at_port(machine: Machine, target: Target) -> Iterator[Finding]:

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.machine import Machine, Target
 from dsrun.errors import DsrunError
-from dsrun.findings import Finding, Message
+from dsrun.findings.finding import Finding
 from dsrun.launch.job import decide
+from dsrun.messages import Message
 from dsrun.system.display import counted
 from dsrun.system.gpus import Gpu
 from dsrun.system.host import cores

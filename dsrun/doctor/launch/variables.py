@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.machine import Machine, Target
 from dsrun.errors import DsrunError
-from dsrun.findings import Finding, Message
+from dsrun.findings.finding import Finding
 from dsrun.launch.context import LaunchRequest
 from dsrun.launch.detection.slurm import in_slurm_step
 from dsrun.launch.detection.started import launcher_of
+from dsrun.messages import Message
 from dsrun.system.env import worker_from_env
 from dsrun.system.variables import MISLEADING
 

@@ -11,7 +11,8 @@ from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.job.zero_config import ops_of
 from dsrun.doctor.machine import Machine, Target
 from dsrun.doctor.software.compiled_code import compiled_at_start, compiled_ops, installed_ops
-from dsrun.findings import Finding, Message
+from dsrun.findings.finding import Finding
+from dsrun.messages import Message
 from dsrun.system.host import cpu_flags
 from dsrun.wheel.target.cxx import way_to_install
 from dsrun.wheel.verify.isa_level import lacking

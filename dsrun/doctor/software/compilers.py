@@ -9,7 +9,8 @@ from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.machine import Machine, Target
 from dsrun.doctor.software.compiled_code import compiled_at_start
 from dsrun.errors import DsrunError, MissingError, UsageError
-from dsrun.findings import Finding, Message, joined
+from dsrun.findings.finding import Finding
+from dsrun.messages import Message, joined
 from dsrun.wheel.target.arch import minor_release
 from dsrun.wheel.target.cxx import all_cxx, find_cxx
 from dsrun.wheel.target.nvcc import Nvcc, find_nvcc

@@ -8,7 +8,8 @@ from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.gpu.presence import DISPLAY, devices
 from dsrun.doctor.machine import Machine, Target
 from dsrun.doctor.software.compiled_code import compiled_ops, torch_code
-from dsrun.findings import Finding, Message
+from dsrun.findings.finding import Finding
+from dsrun.messages import Message
 from dsrun.system.gpus import Gpu
 from dsrun.wheel.target.arch import Capability, capability, minor_release
 from dsrun.wheel.target.gpus import serving

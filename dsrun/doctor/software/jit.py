@@ -11,7 +11,8 @@ from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.machine import Machine, Target
 from dsrun.doctor.mounts import mount_of
 from dsrun.doctor.software.compiled_code import compiled_at_start
-from dsrun.findings import Finding, Message
+from dsrun.findings.finding import Finding
+from dsrun.messages import Message
 from dsrun.system.files import nearest_existing
 from dsrun.zero.ops import extension_cache
 

@@ -15,7 +15,8 @@ from dsrun.datafiles import toml_beside
 from dsrun.doctor.check import Check, failure, fine, warning
 from dsrun.doctor.job.zero_config import config_of
 from dsrun.doctor.machine import Machine, Target
-from dsrun.findings import Finding, Level, Message
+from dsrun.findings.finding import Finding, Level
+from dsrun.messages import Message
 from dsrun.system.host import NEEDED
 from dsrun.system.tested import untested
 from dsrun.zero.ops import stage_of

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from typing import Any
 
-from dsrun.findings import Finding, Message, suggestion
+from dsrun.findings.finding import Finding
+from dsrun.messages import Message, suggestion
 from dsrun.slurm.lint.environment import check_environment
 from dsrun.slurm.lint.job import JobScript, read_script, rules
 from dsrun.slurm.lint.launches import check_launches

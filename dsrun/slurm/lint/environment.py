@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from dsrun.findings import Message
+from dsrun.messages import Message
 from dsrun.slurm.lint.job import DECLARATIONS, JobScript
 from dsrun.slurm.lint.shell import commands, live
 from dsrun.system.display import SECRET_VARIABLE, is_secret_flag

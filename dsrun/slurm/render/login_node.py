@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsrun.findings import Finding, Level, Message
+from dsrun.findings.finding import Finding, Level
+from dsrun.messages import Message
 
 if TYPE_CHECKING:
     from dsrun.slurm.render.options import SlurmSpec

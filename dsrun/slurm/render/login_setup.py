@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsrun.errors import MissingError, ToolError
-from dsrun.findings import Finding, Message, joined, suggestion
+from dsrun.findings.finding import Finding
+from dsrun.messages import Message, joined, suggestion
 from dsrun.slurm.render.login_node import missing
 from dsrun.system import slurm
 from dsrun.system.proc import capture

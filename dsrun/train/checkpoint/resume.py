@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import UsageError
-from dsrun.findings import Finding
+from dsrun.findings.finding import Finding
 from dsrun.runs.attempts import RESUME_AUTO, bears
 from dsrun.runs.commit import CONVERTED, HIDDEN, set_aside, tidy
 from dsrun.runs.folder import RunFolder

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsrun.errors import ToolError, UsageError
-from dsrun.findings import Finding
+from dsrun.findings.finding import Finding
 from dsrun.recipe.spec import TrainSpec
 from dsrun.runs.attempts import refuse_untrusted, signatures
 from dsrun.runs.manifest import MANIFEST, STATE_FILE, damaged, missing_or_wrong_size, read_manifest, shared_out, within

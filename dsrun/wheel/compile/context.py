@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 
 from dsrun.datafiles import data_folder, read_toml
 from dsrun.errors import DsrunError, MissingError, ToolError, UsageError
-from dsrun.findings import Finding, Message
+from dsrun.findings.finding import Finding
+from dsrun.findings.translation import translated
 from dsrun.hardware.cluster_gpus import cluster_gpus, cluster_nodes
+from dsrun.messages import Message
 from dsrun.system.gpus import visible_gpus
 from dsrun.system.proc import capture
-from dsrun.system.translation import translated
 from dsrun.wheel.compile.environment import without_flags
 from dsrun.wheel.target.cpu import CPUINFO, common_level, default_level, host_level, resolve_level
 from dsrun.wheel.target.cxx import all_cxx, find_cxx

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsrun.errors import UsageError
-from dsrun.findings import Finding, Message
+from dsrun.findings.finding import Finding
+from dsrun.messages import Message
 from dsrun.system import host
 from dsrun.system.variables import cache_root
 from dsrun.wheel.compile.assemble import expected_code

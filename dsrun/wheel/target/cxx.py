@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from dsrun.datafiles import data_folder, read_toml
 from dsrun.errors import MissingError, ToolError, UsageError
-from dsrun.findings import Message
+from dsrun.messages import Message
 from dsrun.system.proc import capture
 
 _TIMEOUT_S = 60.0

@@ -9,10 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from dsrun.errors import ToolError, UsageError
-from dsrun.findings import Finding, Message, joined
+from dsrun.findings.finding import Finding
 from dsrun.hardware.gpus import gpu_table
 from dsrun.hardware.gres import Gres
 from dsrun.hardware.site import site_files
+from dsrun.messages import Message, joined
 from dsrun.system.gpus import Gpu
 from dsrun.wheel.target.arch import (
     Arch,

@@ -11,7 +11,8 @@ from typing import Any, Literal
 
 from dsrun.datafiles import data_folder, read_toml
 from dsrun.errors import UsageError, did_you_mean
-from dsrun.findings import Finding, Message, joined
+from dsrun.findings.finding import Finding
+from dsrun.messages import Message, joined
 from dsrun.wheel.target.cxx import needs, way_to_install
 
 Code = Literal["host", "cuda-host", "cuda"]

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsrun.errors import ToolError
-from dsrun.findings import Finding, Message
+from dsrun.findings.finding import Finding
+from dsrun.messages import Message
 from dsrun.system.proc import capture
 from dsrun.wheel.target.arch import minor_release
 from dsrun.wheel.target.cxx import Cxx

@@ -19,7 +19,8 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from packaging.version import InvalidVersion, Version
 
 from dsrun.errors import UsageError
-from dsrun.findings import Finding, Message
+from dsrun.findings.finding import Finding
+from dsrun.messages import Message
 
 PROVENANCE = "dsrun.json"
 """In .dist-info of a wheel that dsrun built: what it was built from."""

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dsrun.errors import ToolError
-from dsrun.findings import Finding, Level, Message, joined
+from dsrun.findings.finding import Finding, Level
+from dsrun.findings.translation import translated, translated_level
+from dsrun.messages import Message, joined
 from dsrun.system.display import cells, counted, padded
 from dsrun.system.hostlist import compressed
 from dsrun.system.proc import capture
-from dsrun.system.translation import translated, translated_level
 from dsrun.wheel.verify.archive import check_archive, open_wheel
 from dsrun.wheel.verify.compatibility import compare, compare_with_gpus
 from dsrun.wheel.verify.contents import Library, WheelReport, read_archive

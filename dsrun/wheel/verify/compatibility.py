@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from packaging.tags import parse_tag
 
-from dsrun.findings import Finding, Level, Message
+from dsrun.findings.finding import Finding, Level
+from dsrun.messages import Message
 from dsrun.wheel.target.arch import minor_release
 from dsrun.wheel.target.ops import all_ops
 from dsrun.wheel.verify.contents import WheelReport, version_key

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import DsrunError, ToolError
-from dsrun.findings import Finding
+from dsrun.findings.finding import Finding
 from dsrun.wheel.verify import install_wheel
 from dsrun.wheel.verify.check import (
     RUN_OPS,

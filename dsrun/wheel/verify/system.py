@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from dsrun.findings import Finding, Message
+from dsrun.findings.finding import Finding
+from dsrun.messages import Message
 from dsrun.wheel.target.arch import minor_release
 from dsrun.wheel.verify.contents import Library, WheelReport, version_key
 from dsrun.wheel.verify.isa_level import highest, lacking

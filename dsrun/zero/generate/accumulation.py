@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
-from dsrun.findings import Message
+from dsrun.messages import Message
 from dsrun.zero.generate.presets import GIB
 
 FROM_STEPS = 8

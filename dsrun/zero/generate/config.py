@@ -13,7 +13,7 @@ from typing import Any
 
 from dsrun.datafiles import toml_beside
 from dsrun.errors import UsageError
-from dsrun.findings import Finding
+from dsrun.findings.finding import Finding
 from dsrun.zero.generate import training_blocks
 from dsrun.zero.generate.blocks import ConfigContext, FlatConfig, HardwareFacts, ReasonedValue, precision, zero
 from dsrun.zero.generate.flag_rules import check_flags

@@ -12,7 +12,8 @@ from typing import Any
 import yaml
 
 from dsrun.errors import UsageError
-from dsrun.findings import Finding, Message, suggestion
+from dsrun.findings.finding import Finding
+from dsrun.messages import Message, suggestion
 from dsrun.zero.view import AUTO, ZERO
 
 FILE = "deepspeed_config_file"

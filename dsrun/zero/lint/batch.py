@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dsrun.findings import Message
+from dsrun.messages import Message
 from dsrun.zero.lint.codes import Findings
 from dsrun.zero.schema import shown
 from dsrun.zero.view import AUTO, MISSING, ConfigView

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dsrun.findings import Finding, Level, Message
+from dsrun.findings.finding import Finding, Level
+from dsrun.messages import Message
 from dsrun.zero.lint.advice import check_advice
 from dsrun.zero.lint.batch import check_batch
 from dsrun.zero.lint.codes import Findings

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from dsrun.datafiles import toml_beside
-from dsrun.findings import Finding, Level
+from dsrun.findings.finding import Finding, Level
 from dsrun.zero import schema
 from dsrun.zero.lint.source import Position, Source, dotted
 

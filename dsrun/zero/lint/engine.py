@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dsrun.findings import Message
+from dsrun.messages import Message
 from dsrun.zero.lint.codes import Findings
 from dsrun.zero.schema import blocks, nearest, shown
 from dsrun.zero.view import AUTO, MISSING, ZERO, ConfigView

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from dsrun.findings import Level, Message, joined
+from dsrun.findings.finding import Level
+from dsrun.messages import Message, joined
 from dsrun.zero.lint.codes import Findings
 from dsrun.zero.lint.engine import LATE
 from dsrun.zero.schema import (

@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from dsrun.findings import Level, Message
+from dsrun.findings.finding import Level
+from dsrun.messages import Message
 from dsrun.zero.lint.codes import Findings
 from dsrun.zero.lint.structure import EAGER, check_model_value
 from dsrun.zero.schema import blocks, shown

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from json import JSONDecodeError, JSONDecoder
 from typing import Any, Literal, NamedTuple
 
-from dsrun.findings import Message
+from dsrun.messages import Message
 from dsrun.zero.schema import Path
 
 IssueKind = Literal["comment", "trailing_comma", "python_word", "number_word", "single_quotes", "mark"]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from dsrun.findings import Message, joined
+from dsrun.messages import Message, joined
 from dsrun.zero.lint.codes import Findings
 from dsrun.zero.lint.source import dotted
 from dsrun.zero.schema import (

@@ -13,7 +13,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from dsrun.findings import Level, Message
+from dsrun.findings.finding import Level
+from dsrun.messages import Message
 from dsrun.zero.lint.codes import Findings
 from dsrun.zero.lint.source import dotted
 from dsrun.zero.lint.structure import MONITORS, leaves

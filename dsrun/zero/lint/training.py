@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from dsrun.errors import UsageError
-from dsrun.findings import Finding
+from dsrun.findings.finding import Finding
 from dsrun.zero.lint.check import check
 from dsrun.zero.view import Flags
 

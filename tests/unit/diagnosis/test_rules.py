@@ -6,7 +6,7 @@ from importlib.resources import files
 from typing import get_args
 
 from dsrun.diagnosis.rules import UNKNOWN, Then, Weight, cause_named, causes
-from dsrun.findings import Level
+from dsrun.findings.finding import Level
 
 # The names that other programs rely on; more may be added, none may be renamed.
 NAMES = """

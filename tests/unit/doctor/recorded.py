@@ -12,7 +12,7 @@ from dsrun.doctor.driver import Driver, Holder, Memory
 from dsrun.doctor.gpu.nvml import GpuState, NvmlAnswer
 from dsrun.doctor.machine import Machine, Network, Packages, Target
 from dsrun.errors import MissingError
-from dsrun.findings import Finding
+from dsrun.findings.finding import Finding
 from dsrun.recipe.resolve import resolve
 from dsrun.system.gpus import Gpu
 

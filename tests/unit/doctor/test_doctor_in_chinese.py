@@ -11,8 +11,8 @@ from dsrun.doctor.gpu.nvml import GpuState
 from dsrun.doctor.registry import CHECKS
 from dsrun.doctor.software.compilers import HOST_COMPILER
 from dsrun.doctor.software.known_bad import VERSIONS, table
-from dsrun.findings import Message
-from dsrun.system.translation import translated
+from dsrun.findings.translation import translated
+from dsrun.messages import Message
 from tests.unit.doctor.recorded import found_by, recorded, torch_at
 from tests.unit.doctor.test_build_checks import gcc, toolkit
 

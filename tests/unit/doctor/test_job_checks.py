@@ -13,7 +13,7 @@ from dsrun.doctor.job.settings import DEEPSPEED_JSON, FILES, SETTINGS
 from dsrun.doctor.job.tokens import TOKENIZER
 from dsrun.doctor.launch.ranks import check_requirements
 from dsrun.doctor.machine import Target
-from dsrun.findings import Finding
+from dsrun.findings.finding import Finding
 from tests.unit.doctor.recorded import A100, FINE, GIB, V100, codes, driver, found_by, job, levels, recorded
 
 LLAMA = {

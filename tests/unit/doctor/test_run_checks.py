@@ -10,7 +10,7 @@ from dsrun.doctor.check import Check, fine, run_checks, warning
 from dsrun.doctor.machine import Machine, Target
 from dsrun.doctor.mounts import mount_of
 from dsrun.doctor.registry import CHECKS
-from dsrun.findings import Finding
+from dsrun.findings.finding import Finding
 from tests.unit.doctor.recorded import recorded
 
 

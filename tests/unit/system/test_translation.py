@@ -6,9 +6,9 @@ import io
 
 import pytest
 
-from dsrun.findings import Message, joined
+from dsrun.findings.translation import language, language_named, translated, translated_level
+from dsrun.messages import Message, joined
 from dsrun.system.display import counted
-from dsrun.system.translation import language, language_named, translated, translated_level
 
 OOM = Message("GPU memory exhausted")
 LOCALES = ("DSRUN_LANG", "LC_ALL", "LC_MESSAGES", "LANG")

@@ -10,7 +10,7 @@ import polib
 import pytest
 
 from dsrun.diagnosis.rules import causes
-from dsrun.findings import PLACEHOLDER
+from dsrun.messages import PLACEHOLDER
 from dsrun.slurm.lint.job import rules as script_rules
 from dsrun.zero.rules import rules as config_rules
 from tools.catalogue.texts import CHECKOUT, literals, texts

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.findings import Finding, Message
+from dsrun.findings.finding import Finding
+from dsrun.messages import Message
 from dsrun.system.display import cells
 from dsrun.wheel.compile.context import Diagnostics, text_of
 from dsrun.wheel.target.ops import missing, op_table

@@ -16,7 +16,8 @@ from dsrun.doctor.collectives.facts import NodeFacts
 from dsrun.doctor.collectives.observations import GroupResult, Member, Observations, RankResult
 from dsrun.doctor.collectives.place import Place
 from dsrun.doctor.collectives.schedule import Phase, Unit, apart, cover, rounds, units_of
-from dsrun.findings import Finding, Message
+from dsrun.findings.finding import Finding
+from dsrun.messages import Message
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from dsrun.doctor.collectives.facts import node_facts
 from dsrun.doctor.collectives.place import Place
 from dsrun.doctor.collectives.ranks import RankPrograms, rank_environment, topology_of
 from dsrun.errors import UsageError
-from dsrun.findings import Finding
+from dsrun.findings.finding import Finding
 from dsrun.launch.job import Topology
 from dsrun.system.gpus import visible_gpus
 

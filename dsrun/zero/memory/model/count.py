@@ -7,7 +7,8 @@ from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 from dsrun.errors import MissingError, ToolError, UsageError, nearest
-from dsrun.findings import Finding, Message
+from dsrun.findings.finding import Finding
+from dsrun.messages import Message
 from dsrun.model_families import family_of
 from dsrun.zero.memory.model import causal, causal_layernorm, seq2seq, vision
 from dsrun.zero.memory.model.architecture import Architecture, Weight

@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 
-from dsrun.findings import Level, Message, fill
+from dsrun.findings.finding import Level
+from dsrun.messages import Message, fill
 from dsrun.system import variables
 
 ENGLISH = "en"

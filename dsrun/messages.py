@@ -1,36 +1,19 @@
-"""Finding: the one shape of advice that every judging command yields; and Message, its text.
+"""Message: a text for people that remembers its template and values, so that it can be printed in another language.
 
-A `Message` is an English string that remembers its template and values. Stored, compared, pickled or written as JSON it
-is its English text. Where it is printed for a person, `dsrun.system.translation` looks its template up.
+Stored, compared, pickled or written as JSON it is its English text. Where it is printed for a person,
+`dsrun.findings.translation` looks its template up.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from dsrun.errors import nearest
 
-Level = Literal["error", "warning", "info"]
 # {name}, {name!r}, {name:.1f}, and the keys of DeepSpeed's JSON, {zero_optimization.stage}.
 PLACEHOLDER = re.compile(r"\{([A-Za-z_][\w.]*)(!r)?(?::([^{}]*))?\}")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """One result of a check: how bad, a stable code, what is wrong, what repairs it, and where it is."""
-
-    level: Level
-    code: str
-    message: str
-    fix: str = ""
-    where: str = ""
-
-    def as_dict(self) -> dict[str, Any]:
-        """The finding as plain JSON values."""
-        return asdict(self)
 
 
 class Message(str):
