@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, Self
 
 from dsrun.findings.finding import Finding
+from dsrun.findings.texts import finding_of, text_of
 from dsrun.messages import Message, joined
 from dsrun.system.gpus import visible_gpus
 from dsrun.system.host import hostname, versions
@@ -135,41 +136,24 @@ def differences(nodes: Mapping[str, NodeFacts], skew_s: Mapping[str, float]) -> 
         others = [node for node, value in values.items() if value != usual] if 2 * count > len(values) else []
         title = TITLES.get(name, name)
         parts = [
-            Message("{value} on {nodes}", value=value, nodes=_listed(values, value))
+            text_of("nodes_differ.part", value=value, nodes=_listed(values, value))
             for value in dict.fromkeys(values.values())
         ]
-        yield (
-            Finding(
-                level=_COMPARED[name],
-                code="nodes_differ",
-                message=Message("{title} differs between the nodes: {parts}", title=title, parts=joined("; ", parts)),
-                fix=Message("install the same {title} on all nodes", title=title)
-                if name != "gpus"
-                else Message("ask for one kind of node"),
-                where=", ".join(others),
-            ),
-            others if _COMPARED[name] == "error" else [],
+        found = finding_of(
+            "nodes_differ",
+            title=title,
+            parts=joined("; ", parts),
+            level=_COMPARED[name],
+            fix=text_of("nodes_differ.gpus") if name == "gpus" else None,
+            where=", ".join(others),
         )
+        yield found, others if found.level == "error" else []
     for node, ahead in skew_s.items():
         if abs(ahead) > MAX_SKEW_S:
-            yield (
-                Finding(
-                    level="warning",
-                    code="clock_skew",
-                    message=Message(
-                        "the clock of {node} is {seconds:.1f} s ahead of the first node's"
-                        if ahead > 0
-                        else "the clock of {node} is {seconds:.1f} s behind the first node's",
-                        node=node,
-                        seconds=abs(ahead),
-                    ),
-                    fix=Message("start chrony or ntpd there"),
-                    where=node,
-                ),
-                [],
-            )
+            key = "clock_skew.ahead" if ahead > 0 else "clock_skew.behind"
+            yield finding_of(key, node=node, seconds=abs(ahead), where=node), []
 
 
 def _listed(values: Mapping[str, str], value: str) -> str:
     found = [node for node, own in values.items() if own == value]
-    return ", ".join(found) if len(found) <= 4 else Message("{count} nodes", count=len(found))
+    return ", ".join(found) if len(found) <= 4 else text_of("nodes_differ.many", count=len(found))

@@ -12,6 +12,7 @@ from dsrun.doctor.collectives.failures import culprits, during, reason
 from dsrun.doctor.collectives.observations import GroupResult, Observations
 from dsrun.doctor.collectives.schedule import cover
 from dsrun.findings.finding import Finding, Level
+from dsrun.findings.texts import finding_of, text_of
 from dsrun.messages import Message, joined
 
 Key = TypeVar("Key")
@@ -55,57 +56,23 @@ def judge(seen: Observations) -> Verdict:
     return Verdict(tuple(findings), tuple(exclude))
 
 
-def _error(code: str, message: str, fix: str, where: str = "") -> Finding:
-    return Finding(level="error", code=code, message=message, fix=fix, where=where)
-
-
 def _members(seen: Observations) -> Iterator[Judged]:
     for index in seen.missing:
-        name, host = seen.name(index), seen.host(index)
-        fix = Message(
-            "is dsrun doctor running there, with the same --master-addr and --master-port, and no firewall between?"
-        )
-        yield (
-            _error(
-                "node_missing", Message("{name} did not join at {address}", name=name, address=seen.address), fix, host
-            ),
-            [host],
-        )
+        host = seen.host(index)
+        yield finding_of("node_missing", name=seen.name(index), address=seen.address, where=host), [host]
     for index, how in seen.lost.items():
-        yield (
-            _error(
-                "node_lost",
-                Message("{name} {how}", name=seen.name(index), how=how),
-                Message("see its log"),
-                seen.host(index),
-            ),
-            [seen.host(index)],
-        )
+        host = seen.host(index)
+        yield finding_of("node_lost", name=seen.name(index), how=how, where=host), [host]
     for index, why in seen.unready.items():
-        message = Message("the ranks of {name} did not run: {why}", name=seen.name(index), why=why)
-        yield (
-            _error("ranks_not_started", message, Message('python -c "import torch" there'), seen.host(index)),
-            [seen.host(index)],
-        )
+        host = seen.host(index)
+        yield finding_of("ranks_not_started", name=seen.name(index), why=why, where=host), [host]
     devices = {member.device for member in seen.members.values()}
-    for member in seen.members.values():
+    for index, member in seen.members.items():
         host = member.facts.host
         if not member.facts.torch:
-            yield (
-                _error(
-                    "no_torch",
-                    Message("{name} has no torch", name=member.name),
-                    Message("install dsrun[train] there"),
-                    host,
-                ),
-                [host],
-            )
+            yield finding_of("no_torch", name=seen.name(index), where=host), [host]
         elif len(devices) > 1 and member.device == "cpu":
-            fix = Message("nvidia-smi there; is CUDA_VISIBLE_DEVICES set?")
-            yield (
-                _error("no_gpu", Message("{name} sees no GPU, and other nodes do", name=member.name), fix, host),
-                [host],
-            )
+            yield finding_of("no_gpu", name=seen.name(index), where=host), [host]
 
 
 def _own_checks(seen: Observations) -> Iterator[Judged]:
@@ -121,9 +88,9 @@ def _own_checks(seen: Observations) -> Iterator[Judged]:
     for finding, hosts in hosts_of.items():
         everywhere = len(seen.hosts) > 1 and failing[finding.code] == set(seen.hosts)
         own = list(dict.fromkeys(hosts))
-        who = Message("all nodes") if len(own) == len(seen.hosts) > 1 else ", ".join(own)
+        who = text_of("own_checks.all") if len(own) == len(seen.hosts) > 1 else ", ".join(own)
         # Text that came from another process has lost its template: only one without values is still translated.
-        message = Message("{who}: {message}", who=who, message=Message(finding.message))
+        message = text_of("own_checks.found", who=who, message=Message(finding.message))
         yield replace(finding, message=message, where=", ".join(own)), [] if everywhere else own
 
 
@@ -134,16 +101,16 @@ def _connections(seen: Observations) -> Iterator[Judged]:
         found.setdefault((index, peer), {})[endpoint] = why
     accused = {seen.host(index) for index in cover(frozenset(pair) for pair in found)}
     for (index, peer), endpoints in found.items():
-        message = Message(
-            "{name} cannot reach {peer} at {ports}: {why}",
+        hosts = {seen.host(index), seen.host(peer)}
+        finding = finding_of(
+            "tcp_unreachable.pair",
             name=seen.name(index),
             peer=seen.name(peer),
             ports=joined(" and ", endpoints),
             why=next(iter(endpoints.values())),
+            where=f"{seen.host(index)}, {seen.host(peer)}",
         )
-        fix = Message("let all TCP ports through between the nodes: NCCL and gloo take any")
-        where = f"{seen.host(index)}, {seen.host(peer)}"
-        yield _error("tcp_unreachable", message, fix, where), sorted(accused & {seen.host(index), seen.host(peer)})
+        yield finding, sorted(accused & hosts)
 
 
 def _ranks(seen: Observations) -> Iterator[Judged]:
@@ -160,16 +127,8 @@ def _ranks(seen: Observations) -> Iterator[Judged]:
             if (code, rank) not in named:
                 named.add((code, rank))
                 host = seen.host_of_rank(rank)
-                message = Message("{rank} {what} {during}", rank=seen.rank_name(rank), what=what, during=during(group))
-                yield (
-                    _error(
-                        code,
-                        message,
-                        Message("look at that machine's kernel log and GPUs (nvidia-smi -q, dmesg)"),
-                        host,
-                    ),
-                    [host],
-                )
+                name = seen.rank_name(rank)
+                yield finding_of(code, rank=name, what=what, during=during(group), where=host), [host]
     numbers = {unit.name: number for number, unit in enumerate(seen.units)}
     edges = [frozenset(numbers[unit.name] for unit in group.units) for group, _ in pairs if len(group.units) == 2]
     accused = {seen.units[number].name for number in cover(edges)}
@@ -177,17 +136,14 @@ def _ranks(seen: Observations) -> Iterator[Judged]:
         names = [unit.name for unit in group.units]
         hosts = sorted({seen.host(unit.members[0]) for unit in group.units if len(names) == 1 or unit.name in accused})
         connecting = all(result.at in ("start", "connect") for result in group.ranks.values())
-        code = "cannot_connect" if connecting else "collective_failed"
-        message = Message(
-            "{who} cannot connect {during}: {why}" if connecting else "{who} failed {during}: {why}",
-            who=joined(" and ", names) if len(names) < 5 else Message("all {count}", count=len(names)),
+        finding = finding_of(
+            "cannot_connect" if connecting else "collective_failed",
+            who=joined(" and ", names) if len(names) < 5 else text_of("collective_failed.many", count=len(names)),
             during=during(group),
             why=why,
+            where=", ".join(names),
         )
-        fix = Message(
-            "NCCL_DEBUG=INFO shows the addresses that they take; NCCL_SOCKET_IFNAME, GLOO_SOCKET_IFNAME name others"
-        )
-        yield _error(code, message, fix, ", ".join(names)), hosts
+        yield finding, hosts
 
 
 def _values(seen: Observations) -> Iterator[Judged]:
@@ -196,22 +152,19 @@ def _values(seen: Observations) -> Iterator[Judged]:
             for operation, wrong in result.wrong.items():
                 ranks = list(group.ranks)
                 sources = [ranks[number] for number in wrong["from"] if number < len(ranks)]
-                message = Message(
-                    "{operation} gave {rank} {count} wrong values of {total}, those from rank {sources} {during}"
-                    if sources
-                    else "{operation} gave {rank} {count} wrong values of {total} {during}",
+                hosts = sorted({seen.host_of_rank(each) for each in (sources or [rank])})
+                key = "wrong_values.sources" if sources else "wrong_values.unknown"
+                finding = finding_of(
+                    key,
                     operation=operation,
                     rank=seen.rank_name(rank),
                     count=wrong["count"],
                     total=wrong["of"],
                     sources=", ".join(map(str, sources)),
                     during=during(group),
+                    where=", ".join(hosts),
                 )
-                fix = Message(
-                    "a defective GPU, NIC or cable: nvidia-smi -q -d ECC; NCCL_P2P_DISABLE=1 shows whether it is NVLink"
-                )
-                hosts = {seen.host_of_rank(each) for each in (sources or [rank])}
-                yield _error("wrong_values", message, fix, ", ".join(sorted(hosts))), sorted(hosts) if sources else []
+                yield finding, hosts if sources else []
 
 
 def _speed(seen: Observations) -> Iterator[Judged]:
@@ -222,13 +175,8 @@ def _speed(seen: Observations) -> Iterator[Judged]:
         if result.compute_s is not None
     }
     for rank, factor in slower(compute).items():
-        message = Message(
-            "{rank} is slow: it computes {factor} slower than the median of the others",
-            rank=seen.rank_name(rank),
-            factor=_percent(factor),
-        )
-        fix = Message("nvidia-smi -q -d CLOCK,PERFORMANCE there; who else computes on it?")
-        yield Finding(level="warning", code="slow_rank", message=message, fix=fix, where=seen.host_of_rank(rank)), []
+        name, host = seen.rank_name(rank), seen.host_of_rank(rank)
+        yield finding_of("slow_rank.computes", rank=name, factor=_percent(factor), where=host), []
     times = {
         (group.units[0].name, group.units[1].name): seconds
         for group in seen.of("pairs")
@@ -236,22 +184,10 @@ def _speed(seen: Observations) -> Iterator[Judged]:
     }
     slow = slower_in_pairs(times)
     for name, factor in slow.items():
-        message = Message(
-            "{name} is slow: its pairs take {factor} longer for all_reduce than the median of the others",
-            name=name,
-            factor=_percent(factor),
-        )
-        fix = Message("compare its links and interfaces: ethtool, ibstat, nvidia-smi topo -m")
-        yield Finding(level="warning", code="slow_rank", message=message, fix=fix, where=name), []
+        yield finding_of("slow_rank.pairs", name=name, factor=_percent(factor), where=name), []
     rest = {pair: seconds for pair, seconds in times.items() if not slow.keys() & set(pair)}
     for pair, factor in slower(rest, SLOW_PAIR).items():
-        message = Message(
-            "{pair} take {factor} longer for all_reduce than the median of other pairs",
-            pair=joined(" and ", pair),
-            factor=_percent(factor),
-        )
-        fix = Message("look at the cable and the switch between them")
-        yield Finding(level="warning", code="slow_pair", message=message, fix=fix, where=", ".join(pair)), []
+        yield finding_of("slow_pair", pair=joined(" and ", pair), factor=_percent(factor), where=", ".join(pair)), []
 
 
 def slower(times: Mapping[Key, float], limit: float = SLOW) -> dict[Key, float]:

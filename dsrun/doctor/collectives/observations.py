@@ -10,7 +10,7 @@ from dsrun.doctor.collectives.facts import NodeFacts
 from dsrun.doctor.collectives.operations import average_bandwidths
 from dsrun.doctor.collectives.schedule import Phase, Unit
 from dsrun.findings.finding import Finding
-from dsrun.messages import Message
+from dsrun.findings.texts import text_of
 
 State = Literal["ok", "failed", "died", "hung", "lost"]
 STAGES = ("start", "connect", "compute", "broadcast", "all_reduce", "all_gather", "reduce_scatter", "end")
@@ -30,11 +30,6 @@ class Member:
     address: str = ""
     endpoints: tuple[tuple[str, int], ...] = ()
     findings: tuple[Finding, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """ "node 2 (gpu03)"."""
-        return Message("node {index} ({host})", index=self.index, host=self.facts.host)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,12 +99,11 @@ class Observations:
     groups: list[GroupResult] = field(default_factory=list)
 
     def name(self, index: int) -> str:
-        """What a member is called, whether it has joined or not."""
-        if index in self.members:
-            return self.members[index].name
-        if index < len(self.names):
-            return Message("node {index} ({host})", index=index, host=self.names[index])
-        return Message("node {index}", index=index)
+        """What a member is called, whether it has joined or not: "node 2 (gpu03)"."""
+        host = self.host(index)
+        return (
+            text_of("node_missing.host", index=index, host=host) if host else text_of("node_missing.node", index=index)
+        )
 
     def host(self, index: int) -> str:
         """The host of a member, "" where it is not known."""
@@ -124,7 +118,7 @@ class Observations:
     def rank_name(self, rank: int) -> str:
         """ "rank 5 on gpu03"."""
         if len(self.hosts) > 1:
-            return Message("rank {rank} on {host}", rank=rank, host=self.host_of_rank(rank))
+            return text_of("rank_died.place", rank=rank, host=self.host_of_rank(rank))
         return f"rank {rank}"
 
     @property

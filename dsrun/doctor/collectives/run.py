@@ -14,9 +14,9 @@ from dsrun.doctor.collectives.observations import Observations
 from dsrun.doctor.collectives.place import Place
 from dsrun.errors import EXIT_FINDINGS, EXIT_TOOL_FAILED
 from dsrun.findings.finding import Finding
+from dsrun.findings.texts import finding_of, text_of
 from dsrun.launch.coordinator.messages import shared_key
 from dsrun.launch.coordinator.transport import allow_open_files, listen
-from dsrun.messages import Message
 from dsrun.system.net import claim_port, free_port
 
 BY_HAND_S = 300.0
@@ -48,18 +48,16 @@ def run_test(
             return _lead(place, key, limits, notify, findings)
         end = take_part(place, port, key, timeout_s=limits.join_s, notify=notify, findings=findings)
     except LeaderUnreachable as error:
-        message = Message(
-            "node {index} cannot reach the first node at {host}:{port}: {why}",
+        found = finding_of(
+            "tcp_unreachable.first",
             index=place.index,
             host=place.host,
             port=port + 1,
             why=error.why,
+            fix=text_of("tcp_unreachable.itself") if place.index == 0 else None,
+            where=place.host,
         )
-        fix = Message("is dsrun doctor running there, and does a firewall let the port through?")
-        if place.index == 0:
-            fix = Message("that is this node: give --master-addr the name or address by which all nodes reach it")
-        finding = Finding(level="error", code="tcp_unreachable", message=message, fix=fix, where=place.host)
-        return Outcome(EXIT_FINDINGS, finding=finding)
+        return Outcome(EXIT_FINDINGS, finding=found)
     return Outcome(int(end["end"]))
 
 

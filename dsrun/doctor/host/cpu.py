@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dsrun.doctor.check import Check, fine, warning
+from dsrun.doctor.check import Check
 from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.host.limits import ranks_of
 from dsrun.doctor.machine import Machine, Target
 from dsrun.findings.finding import Finding
-from dsrun.messages import Message
+from dsrun.findings.texts import finding_of, text_of
 from dsrun.system.display import counted
 from dsrun.system.host import cpu_quota
 
@@ -48,25 +48,14 @@ def _cores(machine: Machine, target: Target) -> Iterator[Finding]:
     share = cpus // ranks
     spec = target.recipe.spec if target.recipe else None
     wanted = CORES_TO_OFFLOAD if spec and spec.offload in ("cpu", "optimizer") else CORES_OF_RANK
+    held, shared = counted(cpus, "core"), counted(ranks, "rank")
     problems = list(_threads(machine, cpus, ranks))
     if usable(machine) and share < wanted:
-        why = (
-            Message("Adam on the CPU needs more")
-            if wanted == CORES_TO_OFFLOAD
-            else Message("data loaders will hold the GPUs up")
-        )
-        problems.append(
-            warning(
-                "cores_few",
-                Message(
-                    "{cores} for {ranks}: {why}", cores=counted(cpus, "core"), ranks=counted(ranks, "rank"), why=why
-                ),
-                Message("request more: srun --cpus-per-gpu={wanted}, docker run without --cpus", wanted=wanted),
-            )
-        )
+        why = text_of("cores_few.adam" if wanted == CORES_TO_OFFLOAD else "cores_few.loaders")
+        problems.append(finding_of("cores_few", cores=held, ranks=shared, why=why, wanted=wanted))
     yield from problems
     if not problems:
-        yield fine("cores", Message("{cores} for {ranks}", cores=counted(cpus, "core"), ranks=counted(ranks, "rank")))
+        yield finding_of("cores", cores=held, ranks=shared)
 
 
 def _threads(machine: Machine, cpus: int, ranks: int) -> Iterator[Finding]:
@@ -74,23 +63,11 @@ def _threads(machine: Machine, cpus: int, ranks: int) -> Iterator[Finding]:
     text = machine.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     if not text:
         return
-    share = max(1, cpus // ranks)
     if not text.isdigit() or int(text) < 1:
-        yield warning(
-            "cores_threads",
-            Message("OMP_NUM_THREADS={text} is not a number of threads", text=text),
-            "unset OMP_NUM_THREADS",
-        )
-    elif int(text) * ranks > cpus:
-        message = Message(
-            "OMP_NUM_THREADS={text} makes {threads} threads, and there are {cores}",
-            text=text,
-            threads=int(text) * ranks,
-            cores=counted(cpus, "core"),
-        )
-        yield warning(
-            "cores_threads", message, Message("unset OMP_NUM_THREADS, or export OMP_NUM_THREADS={share}", share=share)
-        )
+        yield finding_of("cores_threads.no_number", text=text)
+    elif (threads := int(text) * ranks) > cpus:
+        held, share = counted(cpus, "core"), max(1, cpus // ranks)
+        yield finding_of("cores_threads.many", text=text, threads=threads, cores=held, share=share)
 
 
 def _numa(machine: Machine, target: Target) -> Iterator[Finding]:
@@ -110,23 +87,9 @@ def _numa(machine: Machine, target: Target) -> Iterator[Finding]:
             homes.setdefault(int(text), []).append(gpu.index)
     far = {node: indices for node, indices in homes.items() if node in nodes and not nodes[node] & mine}
     for node, indices in sorted(far.items()):
-        names = ", ".join(str(index) for index in indices)
-        yield warning(
-            "numa_far",
-            Message(
-                "NUMA node {node} has GPU {indices}, and none of the cores that this process may use: copies "
-                "cross sockets",
-                node=node,
-                indices=names,
-            ),
-            Message(
-                "srun --gpu-bind=closest, or cores of that node: numactl --cpunodebind={node} (nvidia-smi "
-                "topo -m shows which); docker run without --cpuset-cpus",
-                node=node,
-            ),
-        )
+        yield finding_of("numa_far", node=node, indices=", ".join(map(str, indices)))
     if homes and not far:
-        yield fine("numa", Message("each GPU has cores of its own NUMA node"))
+        yield finding_of("numa")
 
 
 CORES = Check(

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from dsrun.doctor.check import Check, failure, fine, warning
+from dsrun.doctor.check import Check
 from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.job.plan import Needs, needs
 from dsrun.doctor.machine import Machine, Target
 from dsrun.findings.finding import Finding
-from dsrun.messages import Message, joined
+from dsrun.findings.texts import finding_of, text_of
+from dsrun.messages import joined
 from dsrun.system.files import nearest_existing
 from dsrun.system.host import memory_available, memory_total
 
 GIB = 2**30
-MORE_MEMORY = Message("request more: srun --mem=0 takes all of a node's, docker run without --memory")
 
 
 def _memory(machine: Machine, target: Target) -> Iterator[Finding]:
@@ -28,40 +28,19 @@ def _memory(machine: Machine, target: Target) -> Iterator[Finding]:
     offload = target.recipe.spec.offload
     wanted = max(planned.host, planned.host_loading)
     if planned.host_loading > planned.host:
-        what = Message("loading the model needs {wanted:.0f} GiB of host memory per node", wanted=wanted / GIB)
-        less = Message("--zero 3 loads it once a node")
+        what, less = text_of("host_memory.loading", wanted=wanted / GIB), text_of("host_memory.load_once")
     else:
-        what = Message(
-            "training needs {wanted:.0f} GiB of host memory per node"
-            if offload == "none"
-            else "training needs {wanted:.0f} GiB of host memory per node (--offload {offload})",
-            wanted=wanted / GIB,
-            offload=offload,
-        )
-        less = Message("--offload none or more nodes need less")
+        key = "host_memory.training" if offload == "none" else "host_memory.offloading"
+        what, less = text_of(key, wanted=wanted / GIB, offload=offload), text_of("host_memory.no_offload")
     if wanted > total:
         machines = _machines(machine)
-        yield failure(
-            "host_memory_small",
-            Message(
-                "{what}, {total:.0f} GiB is all there is: the limit of the container or job, the machine has "
-                "{machine:.0f} GiB"
-                if machines > total
-                else "{what}, {total:.0f} GiB is all there is",
-                what=what,
-                total=total / GIB,
-                machine=machines / GIB,
-            ),
-            joined("; ", [MORE_MEMORY, less]),
-        )
+        key = "host_memory_small.limited" if machines > total else "host_memory_small.all"
+        fix = joined("; ", [text_of("host_memory_small.more"), less])
+        yield finding_of(key, what=what, total=total / GIB, machine=machines / GIB, fix=fix)
     elif wanted > free:
-        yield warning(
-            "host_memory_used",
-            Message("{what}, {free:.0f} of {total:.0f} GiB are free", what=what, free=free / GIB, total=total / GIB),
-            Message("end what uses it: ps aux --sort=-rss | head"),
-        )
+        yield finding_of("host_memory_used", what=what, free=free / GIB, total=total / GIB)
     else:
-        yield fine("host_memory", Message("{what}, {free:.0f} GiB are free", what=what, free=free / GIB))
+        yield finding_of("host_memory", what=what, free=free / GIB)
     yield from _nvme(machine, target, planned)
 
 
@@ -81,16 +60,7 @@ def _nvme(machine: Machine, target: Target, planned: Needs) -> Iterator[Finding]
     state = machine.statvfs(nearest_existing(target.cwd / Path(path).expanduser()))
     free = state.f_frsize * state.f_bavail
     if free < planned.nvme:
-        yield failure(
-            "host_memory_nvme",
-            Message(
-                "--nvme-path {path}: {free:.0f} GiB are free, the job writes {nvme:.0f} GiB",
-                path=path,
-                free=free / GIB,
-                nvme=planned.nvme / GIB,
-            ),
-            Message("choose a larger drive, or more nodes"),
-        )
+        yield finding_of("host_memory_nvme", path=path, free=free / GIB, nvme=planned.nvme / GIB)
 
 
 HOST_MEMORY = Check(

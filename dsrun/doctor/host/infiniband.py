@@ -9,9 +9,10 @@ from functools import cache
 from typing import Any
 
 from dsrun.datafiles import toml_beside
-from dsrun.doctor.check import Check, failure, fine, warning
+from dsrun.doctor.check import Check
 from dsrun.doctor.machine import Machine, Target
 from dsrun.findings.finding import Finding
+from dsrun.findings.texts import finding_of, text_of
 from dsrun.messages import Message, joined
 
 FOLDER = "/sys/class/infiniband"
@@ -91,62 +92,29 @@ def _chosen(machine: Machine) -> list[Port]:
 def _look(machine: Machine, target: Target) -> Iterator[Finding]:
     found = _chosen(machine)
     if not found:
-        if ports(machine) and machine.environ.get("NCCL_IB_HCA"):
-            names = ", ".join(each.name for each in ports(machine))
-            yield failure(
-                "infiniband_none_chosen",
-                Message(
-                    "NCCL_IB_HCA={chosen} names none of the ports here: {names}",
-                    chosen=machine.environ["NCCL_IB_HCA"],
-                    names=names,
-                ),
-                Message("unset NCCL_IB_HCA, or name one of them"),
-            )
+        names = ", ".join(each.name for each in ports(machine))
+        if names and (chosen := machine.environ.get("NCCL_IB_HCA")):
+            yield finding_of("infiniband_none_chosen", chosen=chosen, names=names)
         return
     problems = [*_states(found), *_rates(found), *_errors(found)]
     yield from problems
     active = [each for each in found if each.state == "ACTIVE"]
     if active and not problems:
         rates = ", ".join(f"{each.name} {each.rate_gbps:g} Gb/s" for each in active)
-        yield fine("infiniband", Message("active: {rates}", rates=rates))
+        yield finding_of("infiniband", rates=rates)
 
 
 def _states(found: Sequence[Port]) -> Iterator[Finding]:
     active = [each for each in found if each.state == "ACTIVE"]
     for port in found:
         if port.state in ("INIT", "ARMED"):
-            yield failure(
-                "infiniband_no_subnet_manager",
-                Message("{name} is {state}: no subnet manager has set it up", name=port.name, state=port.state),
-                Message(
-                    "start opensm on one node, or the switch's subnet manager (sminfo shows it); until then "
-                    "NCCL_IB_HCA=^{device}",
-                    device=port.name.partition(":")[0],
-                ),
-            )
+            device = port.name.partition(":")[0]
+            yield finding_of("infiniband_no_subnet_manager", name=port.name, state=port.state, device=device)
         # One of two ports of a card is often without a cable: only where all others of its kind are up is it a fault.
         elif port.state == "DOWN" and port.physical != "Disabled" and len(active) >= max(2, len(found) - 1):
-            yield warning(
-                "infiniband_down",
-                Message(
-                    "{name} is down ({physical}), {count} other ports are active",
-                    name=port.name,
-                    physical=port.physical,
-                    count=len(active),
-                ),
-                Message("have cable and switch port looked at (ibstat, iblinkinfo)"),
-            )
+            yield finding_of("infiniband_down.one", name=port.name, physical=port.physical, count=len(active))
     if found and not active and not any(each.state in ("INIT", "ARMED") for each in found):
-        yield warning(
-            "infiniband_down",
-            Message(
-                "no InfiniBand or RoCE port is active ({names}): NCCL uses TCP",
-                names=", ".join(each.name for each in found),
-            ),
-            Message(
-                "have cables and switch looked at (ibstat), or NCCL_IB_DISABLE=1 if they are not meant for training"
-            ),
-        )
+        yield finding_of("infiniband_down.all", names=", ".join(each.name for each in found))
 
 
 def _rates(found: Sequence[Port]) -> Iterator[Finding]:
@@ -159,19 +127,7 @@ def _rates(found: Sequence[Port]) -> Iterator[Finding]:
         usual = sorted(each.rate_gbps for each in alike)[len(alike) // 2]
         for port in alike:
             if port.rate_gbps < usual:
-                yield warning(
-                    "infiniband_rate",
-                    Message(
-                        "{name} runs at {rate:g} Gb/s, most others at {usual:g} Gb/s",
-                        name=port.name,
-                        rate=port.rate_gbps,
-                        usual=usual,
-                    ),
-                    Message(
-                        "have cable and transceiver looked at (mlxlink); if it is for storage, name the others in "
-                        "NCCL_IB_HCA"
-                    ),
-                )
+                yield finding_of("infiniband_rate", name=port.name, rate=port.rate_gbps, usual=usual)
 
 
 def _errors(found: Sequence[Port]) -> Iterator[Finding]:
@@ -181,18 +137,11 @@ def _errors(found: Sequence[Port]) -> Iterator[Finding]:
         high = {name: count for name, count in port.counters.items() if count > _limits()[name]["most"]}
         if high:
             counts = [
-                Message("{count:,} {means}", count=count, means=Message(_limits()[name]["means"]))
+                text_of("infiniband_errors.count", count=count, means=Message(_limits()[name]["means"]))
                 for name, count in high.items()
             ]
-            yield warning(
-                "infiniband_errors",
-                Message("{port}: {counts}", port=port.name, counts=joined("; ", counts)),
-                Message(
-                    "perfquery -R clears them; if they rise again, have the cable changed (ibqueryerrors, "
-                    "mlxlink -d {device})",
-                    device=port.name.partition(":")[0],
-                ),
-            )
+            device = port.name.partition(":")[0]
+            yield finding_of("infiniband_errors", port=port.name, counts=joined("; ", counts), device=device)
 
 
 INFINIBAND = Check(

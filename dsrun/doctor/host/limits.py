@@ -6,11 +6,12 @@ import re
 from collections.abc import Iterator
 from math import inf
 
-from dsrun.doctor.check import Check, failure, fine, warning
+from dsrun.doctor.check import Check
 from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.host.infiniband import active_ports
 from dsrun.doctor.machine import Machine, Target
-from dsrun.findings.finding import Finding
+from dsrun.findings.finding import Finding, Level
+from dsrun.findings.texts import finding_of, text_of
 from dsrun.messages import Message, joined
 from dsrun.system.display import counted
 from dsrun.system.host import cgroups
@@ -48,47 +49,29 @@ def ranks_of(machine: Machine, target: Target) -> int:
 def _shm(machine: Machine, target: Target) -> Iterator[Finding]:
     folder = machine.path("/dev/shm")
     if not folder.is_dir():
-        yield failure(
-            "shm_missing",
-            Message("/dev/shm is missing: data loaders and NCCL cannot share memory"),
-            Message("sudo mount -t tmpfs tmpfs /dev/shm; in a container docker run --shm-size=8g, or --ipc=host"),
-        )
+        yield finding_of("shm_missing")
         return
     state = machine.statvfs(folder)
     total, free = state.f_frsize * state.f_blocks, state.f_frsize * state.f_bavail
     ranks = ranks_of(machine, target)
     wanted = SHM_OF_RANK * ranks
+    fix = _more_shm(total, free, wanted)
     if free < LEAST_SHM:
-        yield Finding(
-            level="error" if ranks > 1 and usable(machine) else "warning",
-            code="shm_small",
-            message=Message(
-                "/dev/shm has {free:.0f} MiB free: data loaders end with a bus error, and NCCL fails", free=free / MIB
-            ),
-            fix=_more_shm(total, free, wanted),
-        )
+        level: Level = "error" if ranks > 1 and usable(machine) else "warning"
+        yield finding_of("shm_small.fails", free=free / MIB, level=level, fix=fix)
     elif free < wanted:
-        message = Message(
-            "/dev/shm has {free:.1f} of {total:.1f} GiB free, {wanted:.0f} GiB would be safe for {ranks}",
-            free=free / GIB,
-            total=total / GIB,
-            wanted=wanted / GIB,
-            ranks=counted(ranks, "rank"),
+        shared = counted(ranks, "rank")
+        yield finding_of(
+            "shm_small.tight", free=free / GIB, total=total / GIB, wanted=wanted / GIB, ranks=shared, fix=fix
         )
-        yield warning("shm_small", message, _more_shm(total, free, wanted))
     else:
-        yield fine(
-            "shm", Message("/dev/shm has {free:.1f} of {total:.1f} GiB free", free=free / GIB, total=total / GIB)
-        )
+        yield finding_of("shm", free=free / GIB, total=total / GIB)
 
 
-def _more_shm(total: int, free: int, wanted: int) -> str:
+def _more_shm(total: int, free: int, wanted: int) -> Message:
     if total >= 2 * max(free, wanted):
-        return Message("remove what ended jobs left: ls -lS /dev/shm")
-    size = f"{max(8, round(wanted / GIB))}g"
-    return Message(
-        "docker run --shm-size={size}, or --ipc=host; elsewhere sudo mount -o remount,size={size} /dev/shm", size=size
-    )
+        return text_of("shm_small.remove")
+    return text_of("shm_small.enlarge", size=f"{max(8, round(wanted / GIB))}g")
 
 
 def _memlock(machine: Machine, target: Target) -> Iterator[Finding]:
@@ -100,23 +83,14 @@ def _memlock(machine: Machine, target: Target) -> Iterator[Finding]:
         return
     soft, hard = found
     if soft == inf:
-        yield fine("memlock", Message("locked memory is not limited"))
+        yield finding_of("memlock")
         return
-    yield Finding(
+    yield finding_of(
+        "memlock_limited",
+        soft=soft / MIB,
+        needs=joined(" and ", needs),
         level="error" if soft < GIB else "warning",
-        code="memlock_limited",
-        message=Message(
-            "locked memory is limited to {soft:.3g} MiB, and {needs} locks its buffers",
-            soft=soft / MIB,
-            needs=joined(" and ", needs),
-        ),
-        fix="ulimit -l unlimited"
-        if hard == inf
-        else Message(
-            "two lines in /etc/security/limits.conf, * soft memlock unlimited and * hard memlock "
-            "unlimited; SLURM: LimitMEMLOCK=infinity for slurmd and "
-            "PropagateResourceLimitsExcept=MEMLOCK; docker run --ulimit memlock=-1"
-        ),
+        fix=text_of("memlock_limited.by_user") if hard == inf else None,
     )
 
 
@@ -126,15 +100,10 @@ def _files(machine: Machine, target: Target) -> Iterator[Finding]:
         return
     soft, hard = found
     if soft < FILES:
-        fix = f"ulimit -n {int(min(hard, 65536))}"
-        if hard < FILES:
-            fix = Message("a line * hard nofile 65536 in /etc/security/limits.conf; docker run --ulimit nofile=65536")
-        message = Message(
-            "{soft} open files are allowed: data loaders and many peers need more (too many open files)", soft=int(soft)
-        )
-        yield warning("nofile_small", message, fix)
+        fix = None if hard < FILES else f"ulimit -n {int(min(hard, 65536))}"
+        yield finding_of("nofile_small", soft=int(soft), fix=fix)
     else:
-        yield fine("nofile", Message("{soft:.10g} open files are allowed", soft=soft))
+        yield finding_of("nofile", soft=soft)
 
 
 def _tasks(machine: Machine, target: Target) -> Iterator[Finding]:
@@ -142,27 +111,15 @@ def _tasks(machine: Machine, target: Target) -> Iterator[Finding]:
     wanted = TASKS_OF_RANK * ranks_of(machine, target)
     found = limit(machine, "Max processes")
     allowed = found[0] if found else inf
-    place, fix = (
-        Message("this user"),
-        Message("ulimit -u unlimited, or a line * - nproc unlimited in /etc/security/limits.conf"),
-    )
+    place, fix = text_of("nproc_small.user"), text_of("nproc_small.more_for_user")
     left, name = _pids_left(machine)
     if left < allowed:
         allowed = left
-        place, fix = (
-            Message("the cgroup {name}", name=name),
-            Message("docker run --pids-limit=-1; systemd: TasksMax=infinity"),
-        )
+        place, fix = text_of("nproc_small.cgroup", name=name), text_of("nproc_small.more_for_cgroup")
     if allowed < wanted:
-        message = Message(
-            "{place} may have {allowed:.10g} more processes and threads; {wanted} would be safe",
-            place=place,
-            allowed=allowed,
-            wanted=wanted,
-        )
-        yield warning("nproc_small", message, fix)
+        yield finding_of("nproc_small", place=place, allowed=allowed, wanted=wanted, fix=fix)
     elif found:
-        yield fine("nproc", Message("enough processes and threads are allowed"))
+        yield finding_of("nproc")
 
 
 def _pids_left(machine: Machine) -> tuple[float, str]:

@@ -6,14 +6,14 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from dsrun.doctor.check import Check, failure, fine, warning
+from dsrun.doctor.check import Check
 from dsrun.doctor.host.storage import NO_INODES, run_folder
 from dsrun.doctor.job.plan import needs
 from dsrun.doctor.machine import Machine, Target
 from dsrun.doctor.mounts import mount_of
 from dsrun.errors import DsrunError
 from dsrun.findings.finding import Finding
-from dsrun.messages import Message
+from dsrun.findings.texts import finding_of, text_of
 
 GIB = 2**30
 KIB = 1024
@@ -62,19 +62,13 @@ def _look(machine: Machine, target: Target) -> Iterator[Finding]:
     found = [quota for text in texts for quota in parse_quota(text)]
     planned = needs(machine, target)
     wanted = planned.checkpoint + planned.model if planned else 0
-    problems = [finding for quota in found for finding in _judged(quota, str(mount.point), wanted)]
+    point = str(mount.point)
+    problems = [finding for quota in found for finding in _judged(quota, point, wanted)]
     yield from problems
     if found and not problems:
         left = min((each.limit - each.used for each in found if each.limit), default=None)
-        yield fine(
-            "quota",
-            Message(
-                "within the quota of {point}"
-                if left is None
-                else "within the quota of {point}: {left:,.0f} GiB are left",
-                point=mount.point,
-                left=(left or 0) / GIB,
-            ),
+        yield (
+            finding_of("quota", point=point) if left is None else finding_of("quota.left", point=point, left=left / GIB)
         )
 
 
@@ -97,37 +91,15 @@ def _output(machine: Machine, command: Sequence[str]) -> str:
 
 
 def _judged(quota: Quota, point: str, wanted: int) -> Iterator[Finding]:
-    fix = Message("delete what you no longer need, have the quota raised, or choose another --output")
+    fix = text_of("quota.less")
     used, limit = quota.used / GIB, quota.limit / GIB
     if quota.limit and quota.used + wanted > quota.limit:
-        message = Message(
-            "quota of {point}: {used:.1f} of {limit:.1f} GiB used; one checkpoint and the final model take "
-            "{wanted:.1f} GiB"
-            if wanted
-            else "quota of {point}: {used:.1f} of {limit:.1f} GiB used",
-            point=point,
-            used=used,
-            limit=limit,
-            wanted=wanted / GIB,
-        )
-        yield failure("quota_full", message, fix)
+        key = "quota_full.soon" if wanted else "quota_full.now"
+        yield finding_of(key, point=point, used=used, limit=limit, wanted=wanted / GIB, fix=fix)
     elif quota.soft and quota.used + wanted > quota.soft:
-        message = Message(
-            "quota of {point}: {used:.1f} of {limit:.1f} GiB used, above the soft limit of {soft:.1f} GiB, or soon so",
-            point=point,
-            used=used,
-            limit=limit,
-            soft=quota.soft / GIB,
-        )
-        yield warning("quota_soft", message, fix)
+        yield finding_of("quota_soft", point=point, used=used, limit=limit, soft=quota.soft / GIB, fix=fix)
     if quota.files_limit and quota.files + NO_INODES > quota.files_limit:
-        message = Message(
-            "quota of {point}: {files:,} of {limit:,} files",
-            point=point,
-            files=quota.files,
-            limit=quota.files_limit,
-        )
-        yield failure("quota_files", message, fix)
+        yield finding_of("quota_files", point=point, files=quota.files, limit=quota.files_limit, fix=fix)
 
 
 QUOTA = Check(

@@ -6,13 +6,14 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
-from dsrun.doctor.check import Check, failure, fine, warning
+from dsrun.doctor.check import Check
 from dsrun.doctor.job.plan import Needs, needs
 from dsrun.doctor.machine import Machine, Target
 from dsrun.findings.finding import Finding
-from dsrun.messages import Message
+from dsrun.findings.texts import finding_of, text_of
 from dsrun.system.display import duration
 from dsrun.system.files import DISK_FULL, nearest_existing
 
@@ -71,30 +72,21 @@ def _space(machine: Machine, target: Target) -> Iterator[Finding]:
     state = machine.statvfs(folder)
     free = state.f_frsize * state.f_bavail
     planned = needs(machine, target)
-    more = Message("free some space, lower --keep, or choose another --output")
+    fix = text_of("disk.more")
     if planned is None:
         if free < LITTLE:
-            message = Message(
-                "{folder} has {free:.1f} GiB free, which few checkpoints fit into", folder=folder, free=free / GIB
-            )
-            yield warning("disk_little", message, more)
+            yield finding_of("disk_little", folder=folder, free=free / GIB, fix=fix)
         else:
-            yield fine("disk", Message("{folder} has {free:,.0f} GiB free", folder=folder, free=free / GIB))
+            yield finding_of("disk", folder=folder, free=free / GIB)
         return
     first, all_kept = _wanted(target, planned)
-    message = Message(
-        "{folder} has {free:,.0f} GiB free, not enough for one checkpoint; {size}"
-        if free < min(first, all_kept)
-        else "{folder} has {free:,.0f} GiB free; {size}",
-        folder=folder,
-        free=free / GIB,
-        size=Message(
-            "a checkpoint takes {checkpoint:.1f} GiB, all that are kept and the model {kept:.1f}",
-            checkpoint=planned.checkpoint / GIB,
-            kept=all_kept / GIB,
-        ),
-    )
-    yield failure("disk_full", message, more) if free < all_kept else fine("disk", message)
+    size = text_of("disk.kept", checkpoint=planned.checkpoint / GIB, kept=all_kept / GIB)
+    if free < all_kept:
+        none = free < min(first, all_kept)
+        key = "disk_full.none_fits" if none else "disk_full.some_fit"
+        yield finding_of(key, folder=folder, free=free / GIB, size=size, fix=fix)
+    else:
+        yield finding_of("disk.all_fit", folder=folder, free=free / GIB, size=size)
 
 
 def _speed(machine: Machine, target: Target) -> Iterator[Finding]:
@@ -104,12 +96,8 @@ def _speed(machine: Machine, target: Target) -> Iterator[Finding]:
     try:
         speed = write_speed(folder)
     except OSError as error:
-        full = error.errno in DISK_FULL
-        yield failure(
-            "write_speed_fails",
-            Message("{folder} cannot be written: {why}", folder=folder, why=error.strerror),
-            Message("free some space, or have your quota raised") if full else Message("choose another --output"),
-        )
+        fix = text_of("write_speed_fails.free") if error.errno in DISK_FULL else None
+        yield finding_of("write_speed_fails", folder=folder, why=error.strerror, fix=fix)
         return
     yield judged(folder, speed, needs(machine, target), max(1, target.nodes))
 
@@ -117,23 +105,16 @@ def _speed(machine: Machine, target: Target) -> Iterator[Finding]:
 def judged(folder: Path, speed: float, planned: Needs | None, nodes: int) -> Finding:
     """What a speed in bytes per second and node means for the job's checkpoints, which all nodes write together."""
     seconds = planned.checkpoint / nodes / speed if planned else None
-    message = Message(
-        "{folder} takes {rate:,.0f} MB/s"
-        if seconds is None
-        else "{folder} takes {rate:,.0f} MB/s; a checkpoint takes about {duration} to save",
-        folder=folder,
-        rate=speed / 1e6,
-        duration=duration(seconds or 0),
-    )
-    if seconds is not None and seconds > SLOW_SAVE_S:
-        fix = Message(
-            "--async-save saves while training goes on, --save-every auto less often; or an --output on a faster disk"
-        )
-        return warning("write_speed_slow", message, fix)
-    if speed < SLOW:
-        fix = Message("choose an --output on a faster disk; lfs setstripe -c -1 spreads large files on Lustre")
-        return warning("write_speed_slow", message, fix)
-    return fine("write_speed", message)
+    rate = speed / 1e6
+    if seconds is None:
+        found = finding_of("write_speed", folder=folder, rate=rate)
+    else:
+        found = finding_of("write_speed.checkpoint", folder=folder, rate=rate, duration=duration(seconds))
+    slow_save = seconds is not None and seconds > SLOW_SAVE_S
+    if not slow_save and speed >= SLOW:
+        return found
+    fix = text_of("write_speed_slow.less_often" if slow_save else "write_speed_slow.faster")
+    return replace(found, level="warning", code="write_speed_slow", fix=fix)
 
 
 def _inodes(machine: Machine, target: Target) -> Iterator[Finding]:
@@ -143,16 +124,9 @@ def _inodes(machine: Machine, target: Target) -> Iterator[Finding]:
         return
     left = state.f_favail
     if left < FEW_INODES:
-        yield Finding(
-            level="error" if left < NO_INODES else "warning",
-            code="inodes_few",
-            message=Message(
-                "{folder}: {left:,} more files can be created, whatever space is free", folder=folder, left=left
-            ),
-            fix=Message("delete folders of many small files: du --inodes -xd1 . | sort -n | tail"),
-        )
+        yield finding_of("inodes_few", folder=folder, left=left, level="error" if left < NO_INODES else "warning")
     else:
-        yield fine("inodes", Message("{left:,} more files can be created", left=left))
+        yield finding_of("inodes", left=left)
 
 
 DISK = Check(

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from dsrun.doctor.check import Check, failure, fine, warning
+from dsrun.doctor.check import Check
 from dsrun.doctor.machine import Machine, Target
 from dsrun.findings.finding import Finding
+from dsrun.findings.texts import finding_of, text_of
 from dsrun.hub.modelscope_cache import NAME as MODELSCOPE
 from dsrun.hub.reach import DATA_SET, Hub, downloads, hub_models, offline_by
 from dsrun.hub.unreachable import OTHER_SOURCES
@@ -25,7 +26,6 @@ GATED = (
 )
 """Beginnings of models' names on the Hub whose licence must be accepted there first, by their model cards."""
 TIMEOUT_S = 1.0
-_PUSH = Message("push the model")
 
 
 def look(machine: Machine, target: Target) -> Iterator[Finding]:
@@ -38,36 +38,31 @@ def look(machine: Machine, target: Target) -> Iterator[Finding]:
     from_modelscope = recipe.spec.hub == MODELSCOPE
     if not missing and not pushes:
         if hub_models(recipe):
-            place = "ModelScope" if from_modelscope else Message("the Hub")
-            yield fine("hub", Message("all that the job takes from {place} is in its cache", place=place))
+            yield finding_of("hub.cached", place="ModelScope" if from_modelscope else text_of("hub.itself"))
         return
-    what = Message("download {names}", names=joined(", ", map(_named, missing))) if missing else _PUSH
+    names = joined(", ", map(_named, missing))
+    what = text_of("hub.download", names=names) if missing else text_of("hub.push")
     offline = None if from_modelscope else offline_by(machine.environ)
     if offline:
-        fix: str = (
-            Message("unset {offline}, or {otherwise}", offline=offline, otherwise=_elsewhere(missing))
-            if missing
-            else Message("unset {offline}, or leave --push_to_hub out", offline=offline)
-        )
-        yield failure(
-            "hub_offline", Message("{offline} is set, and the job has to {what}", offline=offline, what=what), fix
-        )
+        fix = text_of("hub_offline.no_push", offline=offline)
+        if missing:
+            fix = text_of("hub_offline.otherwise", offline=offline, otherwise=_elsewhere(missing))
+        yield finding_of("hub_offline", offline=offline, what=what, fix=fix)
         return
     hub = Hub.of(recipe, machine.environ)
     if from_modelscope:
-        fix = Message("where there is a network, with the same MODELSCOPE_CACHE: dsrun prepare")
-        found = [*_reach(machine, hub, what=what, fix=fix)]
+        found = [*_reach(machine, hub, what=what, fix=text_of("hub.prepare"))]
     else:
-        fix = _elsewhere(missing) if missing else Message("push the model later: hf upload")
+        fix = _elsewhere(missing) if missing else text_of("hub.push_later")
         found = [*_token(machine, recipe, missing), *_reach(machine, hub, what=what, fix=fix)]
     yield from found
     if not found:
-        yield fine("hub", Message("{host} can be reached, to {what}", host=hub.host, what=what))
+        yield finding_of("hub", host=hub.host, what=what)
 
 
 def _named(download: str) -> str:
     if download.startswith(DATA_SET):
-        return Message("data set {name}", name=download.removeprefix(DATA_SET))
+        return text_of("hub.data_set", name=download.removeprefix(DATA_SET))
     return download
 
 
@@ -91,49 +86,36 @@ def _cache_home(environ: Mapping[str, str]) -> str:
 
 def _token(machine: Machine, recipe: Recipe, missing: list[str]) -> Iterator[Finding]:
     token = token_of(machine, recipe)
-    log_in = Message("hf auth login, or export HF_TOKEN=…")
+    log_in = text_of("hub.log_in")
     if token is not None and (token != token.strip() or any(sign.isspace() for sign in token)):
-        yield failure(
-            "hub_token_blank", Message("the Hub token has a blank or a line break in it: the Hub refuses it"), log_in
-        )
+        yield finding_of("hub_token_blank", fix=log_in)
     elif token is not None and not token.startswith(("hf_", "api_org_")):
-        yield warning("hub_token_form", Message("the Hub token does not begin with hf_, as the Hub's do"), log_in)
+        yield finding_of("hub_token_form", fix=log_in)
     if token is None:
         gated = [name for name in missing if name.startswith(GATED)]
         if gated:
             page = f"https://huggingface.co/{gated[0]}"
-            yield failure(
-                "hub_gated",
-                Message("{model} is gated, and there is no access token", model=gated[0]),
-                Message("accept its licence at {page}, then {log_in}", page=page, log_in=log_in),
-            )
+            yield finding_of("hub_gated", model=gated[0], page=page, log_in=log_in)
         elif recipe.hf.get("push_to_hub"):
-            yield failure("hub_token_missing", Message("--push_to_hub needs an access token that may write"), log_in)
+            yield finding_of("hub_token_missing", fix=log_in)
 
 
 def _reach(machine: Machine, hub: Hub, *, what: str, fix: str) -> Iterator[Finding]:
     """Whether the hub can be reached; `fix` is what else helps."""
     if hub.invalid:
-        yield failure(
-            "hub_endpoint", hub.invalid, Message("unset it, or export {variable}=https://HOST", variable=hub.variable)
-        )
+        fix = text_of("hub_endpoint.unset", variable=hub.variable)
+        yield Finding(level="error", code="hub_endpoint", message=hub.invalid, fix=fix)
         return
     problem = hub.unreached(machine.environ, lambda name, port: machine.network.reachable(name, port, TIMEOUT_S))
     if problem:
-        yield failure(
-            "hub_unreachable", Message("{problem}, and the job has to {what}", problem=problem, what=what), fix
-        )
+        yield finding_of("hub_unreachable", problem=problem, what=what, fix=fix)
 
 
-def _elsewhere(missing: list[str]) -> str:
+def _elsewhere(missing: list[str]) -> Message:
     """How to get the first that is missing where this machine's network does not reach."""
     name = missing[0].removeprefix(DATA_SET)
     kind = " --repo-type dataset" if missing[0].startswith(DATA_SET) else ""
-    return Message(
-        "use {others}, or where there is a network, into the same HF_HOME: {command}; then export HF_HUB_OFFLINE=1",
-        others=OTHER_SOURCES,
-        command=f"hf download {name}{kind}",
-    )
+    return text_of("hub.elsewhere", others=OTHER_SOURCES, command=f"hf download {name}{kind}")
 
 
 HUB = Check(

@@ -6,12 +6,13 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dsrun.doctor.check import Check, failure, fine, warning
+from dsrun.doctor.check import Check
 from dsrun.doctor.job.plan import request_of
 from dsrun.doctor.machine import Machine, Target
 from dsrun.errors import DsrunError, UsageError
 from dsrun.findings.finding import Finding
-from dsrun.messages import Message, joined
+from dsrun.findings.texts import finding_of, text_of
+from dsrun.messages import joined
 from dsrun.recipe.batch import batch_of
 from dsrun.recipe.preflight.files import DEMO_MODELS
 from dsrun.recipe.recipe import Recipe
@@ -43,38 +44,30 @@ def look(machine: Machine, target: Target) -> Iterator[Finding]:
             return
     except DsrunError as error:
         yield from _unused(machine, gpus)
-        yield fine("gpu_memory_unknown", Message("the job's memory cannot be planned: {why}", why=error.message))
+        yield finding_of("gpu_memory_unknown", why=error.message)
         return
     short = [gpu for gpu in gpus if _free(machine, gpu) < chosen.gpu.total]
-    needed = Message(
-        "{size:.1f} GiB per GPU ({strategy}, micro batch {micro_batch})",
+    needed = text_of(
+        "gpu_memory.needed",
         size=chosen.gpu.total / GIB,
         strategy=str(chosen.strategy),
         micro_batch=chosen.micro_batch,
     )
     if not short:
-        least = min(_free(machine, gpu) for gpu in gpus)
-        yield fine(
-            "gpu_memory",
-            Message("the job takes {needed}, and {least:.1f} GiB are free", needed=needed, least=least / GIB),
-        )
+        yield finding_of("gpu_memory", needed=needed, least=min(_free(machine, gpu) for gpu in gpus) / GIB)
     for gpu in short:
-        yield failure(
-            "gpu_memory_taken",
-            Message("{state}; the job takes {needed}", state=_state(machine, gpu), needed=needed),
-            _way_out(machine, gpu, gpus),
-        )
+        state, fix = _state(machine, gpu), _way_out(machine, gpu, gpus)
+        yield finding_of("gpu_memory_taken", state=state, needed=needed, fix=fix)
 
 
 def _unused(machine: Machine, gpus: list[Gpu]) -> Iterator[Finding]:
     busy = [gpu for gpu in gpus if gpu.memory_total and _free(machine, gpu) < _USUALLY_FREE * gpu.memory_total]
     for gpu in busy:
-        yield warning("gpu_memory_taken", _state(machine, gpu), _way_out(machine, gpu, gpus))
+        state, fix = _state(machine, gpu), _way_out(machine, gpu, gpus)
+        yield Finding(level="warning", code="gpu_memory_taken", message=state, fix=fix)
     if not busy:
         total = sum(_free(machine, gpu) for gpu in gpus)
-        yield fine(
-            "gpu_memory", Message("{total:.0f} GiB free on {gpus}", total=total / GIB, gpus=counted(len(gpus), "GPU"))
-        )
+        yield finding_of("gpu_memory.free", total=total / GIB, gpus=counted(len(gpus), "GPU"))
 
 
 def _free(machine: Machine, gpu: Gpu) -> int:
@@ -86,35 +79,28 @@ def _free(machine: Machine, gpu: Gpu) -> int:
 def _state(machine: Machine, gpu: Gpu) -> str:
     memory = machine.driver.memory.get(gpu.uuid) if machine.driver else None
     holders = sorted(memory.holders if memory else (), key=lambda each: -(each.used or 0))
-    text = Message(
-        "GPU {index}: {free:.1f} of {total:.1f} GiB free",
+    free = text_of(
+        "gpu_memory_taken.free",
         index=gpu.index,
         free=_free(machine, gpu) / GIB,
         total=(gpu.memory_total or 0) / GIB,
     )
     if not holders:
-        return Message(
-            "{free}, the rest is held by processes that are not shown here (another container or user)", free=text
-        )
-    shown = [f"{each}{f' ({each.used / GIB:.1f} GiB)' if each.used else ''}" for each in holders[:3]]
-    return Message(
-        "{free}, held by {holders} and {more} more" if len(holders) > 3 else "{free}, held by {holders}",
-        free=text,
-        holders=", ".join(shown),
-        more=len(holders) - 3,
-    )
+        return text_of("gpu_memory_taken.hidden", free=free)
+    shown = ", ".join(f"{each}{f' ({each.used / GIB:.1f} GiB)' if each.used else ''}" for each in holders[:3])
+    if len(holders) > 3:
+        return text_of("gpu_memory_taken.held_and_more", free=free, holders=shown, more=len(holders) - 3)
+    return text_of("gpu_memory_taken.held", free=free, holders=shown)
 
 
 def _way_out(machine: Machine, gpu: Gpu, gpus: list[Gpu]) -> str:
     memory = machine.driver.memory.get(gpu.uuid) if machine.driver else None
     named = [str(each.pid) for each in (memory.holders if memory else ()) if each.name]
-    end = Message("wait until it ends")
-    if named:
-        end = Message("end it if it is yours: kill {pids}", pids=" ".join(named))
+    end = text_of("gpu_memory_taken.kill", pids=" ".join(named)) if named else text_of("gpu_memory_taken.wait")
     free = [each for each in gpus if each.memory_total and _free(machine, each) >= _USUALLY_FREE * each.memory_total]
     if free and len(free) < len(gpus):
         indices = ",".join(str(each.index) for each in free)
-        return Message("{end}; or use the free ones: CUDA_VISIBLE_DEVICES={indices}", end=end, indices=indices)
+        return text_of("gpu_memory_taken.others", end=end, indices=indices)
     return end
 
 
@@ -142,32 +128,17 @@ def _too_large(request: PlanRequest, recipe: Recipe) -> Finding:
     """A job that does not fit: a memory fallback halves the micro batch, where that helps."""
     smaller = _chosen(replace(request, micro_batch=None), recipe)
     peak = evaluate(request, next(iter(strategies(request)))).gpu.total / GIB
-    what = Message(
-        "micro batch {micro_batch} takes {peak:.1f} of {memory:.1f} GiB per GPU",
-        micro_batch=request.micro_batch or 1,
-        peak=peak,
-        memory=request.cluster.memory,
+    what = text_of(
+        "gpu_memory_plan.takes", micro_batch=request.micro_batch or 1, peak=peak, memory=request.cluster.memory
     )
     if smaller is not None:
         # A power of two divides most global batches, which stay as they are.
         fitting = 2 ** int(math.log2(smaller.micro_batch))
         whole = batch_of(recipe, request.cluster.world).global_batch
         fix = f"--micro-batch-size {fitting} --global-batch-size {whole}"
-        if recipe.spec.remedy:
-            message = Message(
-                "{what}: memory is likely to run out in the first step, and dsrun then starts again with half of it",
-                what=what,
-            )
-            return warning("gpu_memory_fallback", message, fix)
-        return failure(
-            "gpu_memory_plan", Message("{what}: memory is likely to run out in the first step", what=what), fix
-        )
+        return finding_of("gpu_memory_fallback" if recipe.spec.remedy else "gpu_memory_plan.likely", what=what, fix=fix)
     remedies = plan(replace(request, micro_batch=None)).remedies
-    return failure(
-        "gpu_memory_plan",
-        Message("the job does not fit: {what}", what=what),
-        joined("; ", remedies[:2]) or Message("use larger GPUs"),
-    )
+    return finding_of("gpu_memory_plan.never", what=what, fix=joined("; ", remedies[:2]) or None)
 
 
 GPU_MEMORY = Check(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dsrun.doctor.check import Check, failure, fine, warning
+from dsrun.doctor.check import Check
 from dsrun.doctor.job.settings import NEEDS_JOB
 from dsrun.doctor.job.zero_config import config_of
 from dsrun.doctor.machine import Machine, Target
 from dsrun.errors import DsrunError
 from dsrun.findings.finding import Finding
-from dsrun.messages import Message
+from dsrun.findings.texts import finding_of, text_of
 from dsrun.model_families import family_of, model_type_of
 from dsrun.recipe.precision import decide_precision
 from dsrun.system.host import cpu_bf16
@@ -38,34 +38,18 @@ def look(machine: Machine, target: Target) -> Iterator[Finding]:
             force=recipe.spec.force,
         )
     except DsrunError as error:
-        yield failure("precision", error.message, error.fix or "")
+        yield Finding(level="error", code="precision", message=error.message, fix=error.fix or "")
         return
+    overflows = family_of(kind).overflows_in_fp16
     if chosen == "fp32" and on_gpu and slow:
-        if family_of(kind).overflows_in_fp16:
-            fix = Message(
-                "use a GPU of compute capability 8.0 or above (A100, L4, RTX 30 and later): {kind} overflows in fp16",
-                kind=kind,
-            )
-        else:
-            fix = Message("--fp16 is twice as fast on this GPU")
-        message = Message(
-            "{name} does not compute in bf16, so the job trains in fp32, with twice the memory", name=slow[0].name
-        )
-        yield warning("precision_fp32", message, fix)
-        return
-    if family_of(kind).overflows_in_fp16 and chosen == "fp16":
-        yield warning(
-            "precision_overflow",
-            Message("{kind} models overflow in fp16: the loss becomes NaN", kind=kind),
-            Message("--bf16, or --bf16 false"),
-        )
-        return
-    yield fine(
-        "precision",
-        Message("trains in {precision} on {device}", precision=chosen, device=gpus[0].name)
-        if on_gpu
-        else Message("trains in {precision} on the CPU", precision=chosen),
-    )
+        fix = text_of("precision_fp32.newer", kind=kind) if overflows else text_of("precision_fp32.faster")
+        yield finding_of("precision_fp32", name=slow[0].name, fix=fix)
+    elif overflows and chosen == "fp16":
+        yield finding_of("precision_overflow", kind=kind)
+    elif on_gpu:
+        yield finding_of("precision.gpu", precision=chosen, device=gpus[0].name)
+    else:
+        yield finding_of("precision.cpu", precision=chosen)
 
 
 PRECISION = Check(

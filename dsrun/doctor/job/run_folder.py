@@ -9,7 +9,7 @@ from dsrun.doctor.machine import Machine, Target
 from dsrun.doctor.mounts import mount_of
 from dsrun.errors import UsageError
 from dsrun.findings.finding import Finding
-from dsrun.messages import Message
+from dsrun.findings.texts import finding_of
 from dsrun.runs.folder import refuse_unfit
 from dsrun.system.files import nearest_existing
 
@@ -24,46 +24,14 @@ def look(machine: Machine, target: Target) -> Iterator[Finding]:
         yield Finding(level="error", code="run_folder", message=error.message, fix=error.fix or "")
         return
     place = mount_of(machine, nearest_existing(path))
-    several = target.nodes > 1
-    if place and several and not place.shared:
-        yield Finding(
-            level="error",
-            code="run_folder_local",
-            message=Message(
-                "{path} is on this node's own {kind}, and the job has {nodes} nodes: the others would not "
-                "find its checkpoints",
-                path=path,
-                kind=place.kind,
-                nodes=target.nodes,
-            ),
-            fix=Message("--output on a file system that all nodes share"),
-        )
-        return
-    if place and place.kind in ("tmpfs", "ramfs"):
-        yield Finding(
-            level="warning",
-            code="run_folder_memory",
-            message=Message(
-                "{path} is in memory ({kind}): checkpoints are lost with a restart of the machine",
-                path=path,
-                kind=place.kind,
-            ),
-            fix=Message("--output on a disk"),
-        )
-        return
-    yield Finding(
-        level="info",
-        code="run_folder",
-        message=Message(
-            "{path} can be written"
-            if place is None
-            else "{path} can be written, on {kind}, which other nodes may see"
-            if place.shared
-            else "{path} can be written, on {kind}",
-            path=path,
-            kind=place.kind if place else "",
-        ),
-    )
+    if place is None:
+        yield finding_of("run_folder.unknown", path=path)
+    elif target.nodes > 1 and not place.shared:
+        yield finding_of("run_folder_local", path=path, kind=place.kind, nodes=target.nodes)
+    elif place.kind in ("tmpfs", "ramfs"):
+        yield finding_of("run_folder_memory", path=path, kind=place.kind)
+    else:
+        yield finding_of("run_folder.shared" if place.shared else "run_folder.local", path=path, kind=place.kind)
 
 
 RUN_FOLDER = Check(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from dsrun.doctor.check import Check, failure, fine, warning
+from dsrun.doctor.check import Check
 from dsrun.doctor.machine import Machine, Target
 from dsrun.errors import DsrunError
 from dsrun.findings.finding import Finding
+from dsrun.findings.texts import finding_of, text_of
 from dsrun.messages import Message
 from dsrun.recipe.batch import batch_of
 from dsrun.recipe.deepspeed_file import with_deepspeed_read
@@ -43,18 +45,14 @@ def look_at_config(machine: Machine, target: Target) -> Iterator[Finding]:
     try:
         found = _linted(target, recipe, world_size(machine, target))
     except DsrunError as error:
-        yield failure("deepspeed_json_unreadable", error.message, error.fix or "")
+        yield Finding(level="error", code="deepspeed_json_unreadable", message=error.message, fix=error.fix or "")
         return
     problems = [each for each in found if each.level != "info"]
     for each in problems:
-        tell = failure if each.level == "error" else warning
-        yield tell(f"deepspeed_json_{each.code}", each.message, each.fix, each.where)
+        yield replace(each, code=f"deepspeed_json_{each.code}")
     if not problems:
         name = recipe.hf["deepspeed"]
-        yield fine(
-            "deepspeed_json",
-            Message("{name}: no error", name=Message("the inline configuration") if isinstance(name, dict) else name),
-        )
+        yield finding_of("deepspeed_json", name=text_of("deepspeed_json.inline") if isinstance(name, dict) else name)
 
 
 def _linted(target: Target, recipe: Recipe, world: int | None) -> list[Finding]:
@@ -106,23 +104,21 @@ def look_at_settings(machine: Machine, target: Target) -> Iterator[Finding]:
         return
     removed = [notice for notice in recipe.notices if "is no longer a flag" in notice]
     for notice in removed:
-        yield warning("settings_removed", notice, f"dsrun config upgrade {recipe.spec.config or 'run.yaml'}")
+        fix = f"dsrun config upgrade {recipe.spec.config or 'run.yaml'}"
+        yield Finding(level="warning", code="settings_removed", message=notice, fix=fix)
     world = world_size(machine, target)
-    batch = ""
-    if world is not None:
+    settings = recipe.spec.config or text_of("settings.flags")
+    if world is None:
+        found = finding_of("settings", settings=settings)
+    else:
         try:
-            plan = batch_of(recipe, world)
-            batch = plan.sentence("GPU" if machine.gpus else "rank")
+            batch = batch_of(recipe, world).sentence("GPU" if machine.gpus else "rank")
         except DsrunError as error:
-            yield failure("settings_batch", error.message, error.fix or "")
+            yield Finding(level="error", code="settings_batch", message=error.message, fix=error.fix or "")
             return
+        found = finding_of("settings.batch", settings=settings, batch=batch)
     if not removed:
-        message = Message(
-            "{settings}: valid; batch {batch}" if batch else "{settings}: valid",
-            settings=recipe.spec.config or Message("all flags"),
-            batch=batch,
-        )
-        yield fine("settings", message)
+        yield found
 
 
 SETTINGS = Check(
@@ -147,10 +143,10 @@ def look_at_files(_: Machine, target: Target) -> Iterator[Finding]:
         try:
             look()
         except DsrunError as error:
-            found.append(failure("files", error.message, error.fix or ""))
+            found.append(Finding(level="error", code="files", message=error.message, fix=error.fix or ""))
     yield from found
     if not found:
-        yield fine("files", Message("model, data and packages that the job names are here, or on the Hub"))
+        yield finding_of("files")
 
 
 FILES = Check(

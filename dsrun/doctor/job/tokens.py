@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dsrun.doctor.check import Check, failure, fine, warning
+from dsrun.doctor.check import Check
 from dsrun.doctor.machine import Machine, Target
 from dsrun.errors import DsrunError
 from dsrun.findings.finding import Finding
+from dsrun.findings.texts import finding_of, text_of
 from dsrun.hub.modelscope_cache import stored_name
-from dsrun.messages import Message, joined
+from dsrun.messages import joined
 from dsrun.recipe.preflight.model_folder import read_object
 from dsrun.zero.memory.model.configs import cached_snapshot, find, hub_cache
 
@@ -40,15 +41,15 @@ def look(machine: Machine, target: Target) -> Iterator[Finding]:
     found = [*_padding(settings, config), *_beyond(largest, rows, lora=spec.lora is not None)]
     yield from found
     if not found:
-        yield fine("tokenizer", _summary(largest, rows, settings))
+        yield Finding(level="info", code="tokenizer", message=_summary(largest, rows, settings))
 
 
 def _summary(largest: int | None, rows: int | None, settings: Mapping[str, Any]) -> str:
     pad, end = (_text(settings.get(name)) for name in ("pad_token", "eos_token"))
     parts = [
-        *([Message("{tokens:,} tokens", tokens=largest + 1)] if largest is not None else []),
-        *([Message("{rows:,} rows in the embedding", rows=rows)] if rows else []),
-        Message("{token} pads" if pad else "{token} pads, outside the loss", token=pad or end),
+        *([text_of("tokenizer.tokens", tokens=largest + 1)] if largest is not None else []),
+        *([text_of("tokenizer.rows", rows=rows)] if rows else []),
+        text_of("tokenizer.pads" if pad else "tokenizer.end_pads", token=pad or end),
     ]
     return joined(", ", parts)
 
@@ -67,31 +68,15 @@ def _padding(settings: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator
     if _text(settings.get("pad_token")):
         return
     if config.get("is_encoder_decoder"):
-        message = Message("the tokenizer has no padding token, without which an encoder-decoder model cannot batch")
-        yield failure("tokenizer_padding", message, Message("--tokenizer NAME of one with a pad_token"))
+        yield finding_of("tokenizer_padding")
     elif not _text(settings.get("eos_token")):
-        message = Message(
-            "the tokenizer has neither a padding token nor an end token: nothing marks where a document ends"
-        )
-        yield warning("tokenizer_end", message, Message("set eos_token in its tokenizer_config.json"))
+        yield finding_of("tokenizer_end")
 
 
 def _beyond(largest: int | None, rows: int | None, *, lora: bool) -> Iterator[Finding]:
-    if largest is None or rows is None or largest < rows:
-        return
-    yield warning(
-        "tokenizer_vocabulary",
-        Message(
-            "the tokenizer has token {largest:,}, and the embedding {rows:,} rows: dsrun train adds them, and LoRA "
-            "does not train them; elsewhere that ends in an index out of range"
-            if lora
-            else "the tokenizer has token {largest:,}, and the embedding {rows:,} rows: dsrun train adds them; "
-            "elsewhere that ends in an index out of range",
-            largest=largest,
-            rows=rows,
-        ),
-        "--lora-modules-to-save embed_tokens lm_head" if lora else Message("check that the tokenizer is this model's"),
-    )
+    if largest is not None and rows is not None and largest >= rows:
+        key = "tokenizer_vocabulary.lora" if lora else "tokenizer_vocabulary.full"
+        yield finding_of(key, largest=largest, rows=rows)
 
 
 def _rows(config: Mapping[str, Any]) -> int | None:

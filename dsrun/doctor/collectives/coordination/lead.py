@@ -17,7 +17,7 @@ from dsrun.doctor.collectives.observations import GroupResult, Member, Observati
 from dsrun.doctor.collectives.place import Place
 from dsrun.doctor.collectives.schedule import Phase, Unit, apart, cover, rounds, units_of
 from dsrun.findings.finding import Finding
-from dsrun.messages import Message
+from dsrun.findings.texts import text_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ class Lead:
                 break
             index, message = event
             if message is None:
-                self._lose(index, Message("before the test began"))
+                self._lose(index, text_of("node_lost.before"))
             elif "facts" in message:
                 seen.members[index] = Member(
                     index=index,
@@ -104,7 +104,7 @@ class Lead:
             self._meeting.send(index, {"peers": peers})
         rounds_of_threads = 1 + len(members) * 3 // 64
         deadline = time.monotonic() + CONNECT_S * rounds_of_threads + self._limits.answer_s
-        for index, message in self._collect(members, "unreachable", deadline, Message("while connections were tried")):
+        for index, message in self._collect(members, "unreachable", deadline, text_of("node_lost.connecting")):
             for peer, endpoint, why in message["unreachable"]:
                 self.seen.unreachable.append((index, int(peer), str(endpoint), str(why)))
 
@@ -127,7 +127,7 @@ class Lead:
         while any(waiting.values()) and (event := self._meeting.next(deadline)) is not None:
             index, message = event
             if message is None:
-                self._lose(index, Message("while torch was loaded"))
+                self._lose(index, text_of("node_lost.loading"))
                 waiting.pop(index, None)
             elif "ready" in message:
                 waiting.get(index, set()).discard(int(message["local"]))
@@ -140,9 +140,7 @@ class Lead:
                 waiting.pop(index, None)
         for index, ranks in waiting.items():
             if ranks:
-                self.seen.unready[index] = Message(
-                    "has not loaded torch within {seconds:.0f} s", seconds=self._limits.import_s
-                )
+                self.seen.unready[index] = text_of("ranks_not_started.slow", seconds=self._limits.import_s)
         return [index for index in members if index in waiting and index not in self.seen.unready]
 
     def _run_phases(self) -> None:
@@ -227,7 +225,7 @@ class Lead:
     ) -> list[tuple[int, RankResult]]:
         index, message = event
         if message is None:
-            self._lose(index, Message("during the test"))
+            self._lose(index, text_of("node_lost.testing"))
             return [(rank, RankResult(state="lost")) for rank in group_of if self._local[rank][0] == index]
         if message.get("phase") == number:
             return [(int(message["rank"]), RankResult.from_message(message))]
@@ -258,13 +256,13 @@ class Lead:
                 waiting.discard(index)
                 yield index, message
         for index in waiting:
-            self._lose(index, Message("did not answer {when}", when=when), left=False)
+            self._lose(index, text_of("node_lost.silent", when=when), left=False)
 
     def _present(self) -> list[int]:
         return [index for index in self.seen.members if index not in self.seen.lost]
 
     def _lose(self, index: int, when: str, *, left: bool = True) -> None:
-        how = Message("disconnected {when}: its doctor or the machine died", when=when) if left else when
+        how = text_of("node_lost.left", when=when) if left else when
         self.seen.lost.setdefault(index, how)
 
 
