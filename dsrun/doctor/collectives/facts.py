@@ -93,7 +93,7 @@ def _driver() -> str:
 
 # What must be the same on all nodes, and what should be. NCCL's versions do not talk to one another, torch's and
 # DeepSpeed's may call collectives in another order, and dsrun's supervisors refuse each other.
-_COMPARED: dict[str, Literal["error", "warning"]] = {
+COMPARED: dict[str, Literal["error", "warning"]] = {
     "torch": "error",
     "nccl": "error",
     "deepspeed": "error",
@@ -122,7 +122,7 @@ def shown(facts: NodeFacts, name: str) -> str:
 
 def differing(nodes: Sequence[NodeFacts]) -> list[str]:
     """The names of the facts in which the nodes differ."""
-    found = [name for name in _COMPARED if len({shown(each, name) for each in nodes}) > 1]
+    found = [name for name in COMPARED if len({shown(each, name) for each in nodes}) > 1]
     # Another version is always another wheel.
     return [name for name in found if name != "wheel" or "deepspeed" not in found]
 
@@ -143,7 +143,7 @@ def differences(nodes: Mapping[str, NodeFacts], skew_s: Mapping[str, float]) -> 
             "nodes_differ",
             title=title,
             parts=joined("; ", parts),
-            level=_COMPARED[name],
+            level=COMPARED[name],
             fix=text_of("nodes_differ.gpus") if name == "gpus" else None,
             where=", ".join(others),
         )

@@ -6,13 +6,11 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from dsrun.doctor.collectives.facts import TITLES, NodeFacts, differing, shown
+from dsrun.doctor.collectives.facts import COMPARED, TITLES, NodeFacts, differing, shown
 from dsrun.doctor.collectives.judge import Verdict, names
 from dsrun.doctor.collectives.observations import Observations
 from dsrun.doctor.collectives.operations import OPERATIONS
 from dsrun.doctor.collectives.schedule import Unit
-
-_SHOWN = ("torch", "nccl", "deepspeed", "dsrun", "python", "wheel", "driver", "gpus")
 
 
 def table(seen: Observations, verdict: Verdict) -> list[list[str]]:
@@ -73,7 +71,7 @@ def common_facts(nodes: Sequence[NodeFacts]) -> str:
     different = differing(nodes)
     parts = [
         f"{TITLES.get(name, name)} {value}" if name != "gpus" else value
-        for name in _SHOWN
+        for name in COMPARED
         if name not in different and (value := shown(nodes[0], name)) != "-"
     ]
     return ", ".join(parts)

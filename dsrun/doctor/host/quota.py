@@ -58,11 +58,11 @@ def _look(machine: Machine, target: Target) -> Iterator[Finding]:
     mount = mount_of(machine, folder)
     if mount is None:
         return
-    texts = [_output(machine, command) for command in _commands(mount.kind, str(mount.point))]
+    point = str(mount.point)
+    texts = [_output(machine, command) for command in _commands(machine, mount.kind, point)]
     found = [quota for text in texts for quota in parse_quota(text)]
     planned = needs(machine, target)
     wanted = planned.checkpoint + planned.model if planned else 0
-    point = str(mount.point)
     problems = [finding for quota in found for finding in _judged(quota, point, wanted)]
     yield from problems
     if found and not problems:
@@ -72,18 +72,15 @@ def _look(machine: Machine, target: Target) -> Iterator[Finding]:
         )
 
 
-def _commands(kind: str, point: str) -> list[list[str]]:
-    if kind == "lustre":
-        return [["lfs", "quota", "-q", option, point] for option in ("-u", "-g")]
-    return [["quota", "--no-wrap", "--raw-grace", "--filesystem-list", point]]
+def _commands(machine: Machine, kind: str, point: str) -> list[list[str]]:
+    if kind != "lustre":
+        return [["quota", "--no-wrap", "--raw-grace", "--filesystem-list", point]]
+    names = {option: (machine.answer("id", f"{option}n") or "").strip() for option in ("-u", "-g")}
+    return [["lfs", "quota", "-q", option, name, point] for option, name in names.items()]
 
 
 def _output(machine: Machine, command: Sequence[str]) -> str:
     """The output; quota(1) fails where a limit is exceeded, and prints it all the same."""
-    if command[0] == "lfs":
-        identity = {"-u": ("id", "-un"), "-g": ("id", "-gn")}[command[3]]
-        name = (machine.answer(*identity) or "").strip()
-        command = [*command[:4], name, *command[4:]]
     try:
         return machine.run(command).stdout
     except DsrunError:

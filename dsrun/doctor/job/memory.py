@@ -48,10 +48,7 @@ def look(machine: Machine, target: Target) -> Iterator[Finding]:
         return
     short = [gpu for gpu in gpus if _free(machine, gpu) < chosen.gpu.total]
     needed = text_of(
-        "gpu_memory.needed",
-        size=chosen.gpu.total / GIB,
-        strategy=str(chosen.strategy),
-        micro_batch=chosen.micro_batch,
+        "gpu_memory.needed", size=chosen.gpu.total / GIB, strategy=str(chosen.strategy), micro_batch=chosen.micro_batch
     )
     if not short:
         yield finding_of("gpu_memory", needed=needed, least=min(_free(machine, gpu) for gpu in gpus) / GIB)
@@ -80,10 +77,7 @@ def _state(machine: Machine, gpu: Gpu) -> str:
     memory = machine.driver.memory.get(gpu.uuid) if machine.driver else None
     holders = sorted(memory.holders if memory else (), key=lambda each: -(each.used or 0))
     free = text_of(
-        "gpu_memory_taken.free",
-        index=gpu.index,
-        free=_free(machine, gpu) / GIB,
-        total=(gpu.memory_total or 0) / GIB,
+        "gpu_memory_taken.free", index=gpu.index, free=_free(machine, gpu) / GIB, total=(gpu.memory_total or 0) / GIB
     )
     if not holders:
         return text_of("gpu_memory_taken.hidden", free=free)

@@ -108,9 +108,8 @@ def look_at_settings(machine: Machine, target: Target) -> Iterator[Finding]:
         yield Finding(level="warning", code="settings_removed", message=notice, fix=fix)
     world = world_size(machine, target)
     settings = recipe.spec.config or text_of("settings.flags")
-    if world is None:
-        found = finding_of("settings", settings=settings)
-    else:
+    found = finding_of("settings", settings=settings)
+    if world is not None:
         try:
             batch = batch_of(recipe, world).sentence("GPU" if machine.gpus else "rank")
         except DsrunError as error:
