@@ -13,11 +13,11 @@ import click
 
 from dsrun.cli.launch.remote import srun_argv
 from dsrun.cli.output import print_detail, print_json, print_line, print_note, print_table
-from dsrun.doctor.collectives.judge import Verdict
-from dsrun.doctor.collectives.observations import Observations
-from dsrun.doctor.collectives.place import place_of
-from dsrun.doctor.collectives.report import as_json, common_facts, table, together
-from dsrun.doctor.collectives.run import run_test
+from dsrun.collectives.judge import Verdict
+from dsrun.collectives.observations import Observations
+from dsrun.collectives.place import place_of
+from dsrun.collectives.report import as_json, common_facts, table, together
+from dsrun.collectives.run import run_test
 from dsrun.errors import MissingError
 from dsrun.findings.finding import Finding
 from dsrun.findings.translation import translated, translated_level

@@ -6,12 +6,12 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from dsrun.doctor.collectives.coordination.lead import Lead, Limits
-from dsrun.doctor.collectives.coordination.meeting import LeaderUnreachable, Meeting
-from dsrun.doctor.collectives.coordination.member import take_part
-from dsrun.doctor.collectives.judge import Verdict, judge
-from dsrun.doctor.collectives.observations import Observations
-from dsrun.doctor.collectives.place import Place
+from dsrun.collectives.coordination.lead import Lead, Limits
+from dsrun.collectives.coordination.meeting import LeaderUnreachable, Meeting
+from dsrun.collectives.coordination.member import take_part
+from dsrun.collectives.judge import Verdict, judge
+from dsrun.collectives.observations import Observations
+from dsrun.collectives.place import Place
 from dsrun.errors import EXIT_FINDINGS, EXIT_TOOL_FAILED
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of

@@ -6,13 +6,13 @@ from itertools import combinations
 
 import pytest
 
-from dsrun.doctor.collectives.facts import NodeFacts, differences, differing
-from dsrun.doctor.collectives.judge import judge, slower, slower_in_pairs
-from dsrun.doctor.collectives.observations import GroupResult, Member, Observations, RankResult
-from dsrun.doctor.collectives.operations import bus_bandwidth, bus_factor, rank_factor, summed_factor
-from dsrun.doctor.collectives.place import Place, place_of
-from dsrun.doctor.collectives.report import as_json, common_facts, table, together
-from dsrun.doctor.collectives.schedule import ALL_PAIRS_UP_TO, Phase, cover, rounds, units_of
+from dsrun.collectives.facts import NodeFacts, differences, differing
+from dsrun.collectives.judge import judge, slower, slower_in_pairs
+from dsrun.collectives.observations import GroupResult, Member, Observations, RankResult
+from dsrun.collectives.operations import bus_bandwidth, bus_factor, rank_factor, summed_factor
+from dsrun.collectives.place import Place, place_of
+from dsrun.collectives.report import as_json, common_facts, table, together
+from dsrun.collectives.schedule import ALL_PAIRS_UP_TO, Phase, cover, rounds, units_of
 from dsrun.errors import UsageError
 from dsrun.launch.context import SrunLauncher
 

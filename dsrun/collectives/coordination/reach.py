@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 
-from dsrun.doctor.collectives.coordination.meeting import CONNECT_S
+from dsrun.collectives.coordination.meeting import CONNECT_S
 
 Endpoint = tuple[str, int]
 _AT_ONCE = 64

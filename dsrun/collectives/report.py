@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from dsrun.doctor.collectives.facts import COMPARED, TITLES, NodeFacts, differing, shown
-from dsrun.doctor.collectives.judge import Verdict, names
-from dsrun.doctor.collectives.observations import Observations
-from dsrun.doctor.collectives.operations import OPERATIONS
-from dsrun.doctor.collectives.schedule import Unit
+from dsrun.collectives.facts import COMPARED, TITLES, NodeFacts, differing, shown
+from dsrun.collectives.judge import Verdict, names
+from dsrun.collectives.observations import Observations
+from dsrun.collectives.operations import OPERATIONS
+from dsrun.collectives.schedule import Unit
 
 
 def table(seen: Observations, verdict: Verdict) -> list[list[str]]:

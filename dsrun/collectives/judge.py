@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import TypeVar
 
-from dsrun.doctor.collectives.facts import differences
-from dsrun.doctor.collectives.failures import culprits, during, reason
-from dsrun.doctor.collectives.observations import GroupResult, Observations
-from dsrun.doctor.collectives.schedule import cover
+from dsrun.collectives.facts import differences
+from dsrun.collectives.failures import culprits, during, reason
+from dsrun.collectives.observations import GroupResult, Observations
+from dsrun.collectives.schedule import cover
 from dsrun.findings.finding import Finding, Level
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.messages import Message, joined

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-from dsrun.doctor.collectives.coordination.meeting import LeaderUnreachable, Membership, join
-from dsrun.doctor.collectives.coordination.reach import listening, unreachable
-from dsrun.doctor.collectives.facts import node_facts
-from dsrun.doctor.collectives.place import Place
-from dsrun.doctor.collectives.ranks import RankPrograms, rank_environment, topology_of
+from dsrun.collectives.coordination.meeting import LeaderUnreachable, Membership, join
+from dsrun.collectives.coordination.reach import listening, unreachable
+from dsrun.collectives.facts import node_facts
+from dsrun.collectives.place import Place
+from dsrun.collectives.ranks import RankPrograms, rank_environment, topology_of
 from dsrun.errors import UsageError
 from dsrun.findings.finding import Finding
 from dsrun.launch.job import Topology

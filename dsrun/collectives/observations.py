@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from dsrun.doctor.collectives.facts import NodeFacts
-from dsrun.doctor.collectives.operations import average_bandwidths
-from dsrun.doctor.collectives.schedule import Phase, Unit
+from dsrun.collectives.facts import NodeFacts
+from dsrun.collectives.operations import average_bandwidths
+from dsrun.collectives.schedule import Phase, Unit
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import text_of
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.doctor.collectives.coordination.lead import Limits
-from dsrun.doctor.collectives.coordination.meeting import join
-from dsrun.doctor.collectives.judge import Verdict
-from dsrun.doctor.collectives.observations import Observations
-from dsrun.doctor.collectives.operations import OPERATIONS
-from dsrun.doctor.collectives.place import Place
-from dsrun.doctor.collectives.run import run_test
+from dsrun.collectives.coordination.lead import Limits
+from dsrun.collectives.coordination.meeting import join
+from dsrun.collectives.judge import Verdict
+from dsrun.collectives.observations import Observations
+from dsrun.collectives.operations import OPERATIONS
+from dsrun.collectives.place import Place
+from dsrun.collectives.run import run_test
 from dsrun.launch.coordinator.messages import shared_key
 from dsrun.system.net import free_port
 from tests.forkserver.client import LIGHT, ROOT

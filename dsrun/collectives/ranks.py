@@ -22,7 +22,7 @@ from dsrun.system.host import cores
 from dsrun.system.net import addresses, own_name_addresses
 from dsrun.system.process_end import with_pdeathsig
 
-PROGRAM = "dsrun.doctor.collectives.program"
+PROGRAM = "dsrun.collectives.program"
 _LOG_TAIL = 4000
 
 Message = dict[str, Any]

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dsrun.doctor.collectives.coordination.meeting import CONNECT_S, Meeting
-from dsrun.doctor.collectives.facts import NodeFacts
-from dsrun.doctor.collectives.observations import GroupResult, Member, Observations, RankResult
-from dsrun.doctor.collectives.place import Place
-from dsrun.doctor.collectives.schedule import Phase, Unit, apart, cover, rounds, units_of
+from dsrun.collectives.coordination.meeting import CONNECT_S, Meeting
+from dsrun.collectives.facts import NodeFacts
+from dsrun.collectives.observations import GroupResult, Member, Observations, RankResult
+from dsrun.collectives.place import Place
+from dsrun.collectives.schedule import Phase, Unit, apart, cover, rounds, units_of
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import text_of
 

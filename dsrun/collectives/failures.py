@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 
-from dsrun.doctor.collectives.observations import GroupResult
+from dsrun.collectives.observations import GroupResult
 from dsrun.findings.texts import text_of
 from dsrun.messages import joined
 

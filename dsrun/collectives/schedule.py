@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from dsrun.doctor.collectives.operations import OPERATIONS
+from dsrun.collectives.operations import OPERATIONS
 
 ALL_PAIRS_UP_TO = 32
 """With more units each meets those at distances 1, 2, 4 …: all pairs of 1,000 nodes would take an hour."""

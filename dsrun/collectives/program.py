@@ -1,4 +1,4 @@
-"""What each rank of the test runs: `python -m dsrun.doctor.collectives.program`; nothing imports it.
+"""What each rank of the test runs: `python -m dsrun.collectives.program`; nothing imports it.
 
 One JSON object a line: on stdin what to test next (the phase, and this rank's place in its group), on stdout first what
 torch is here, then how each phase went. A phase runs in a fork, which is killed when its time is over: NCCL may hang or
@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dsrun.doctor.collectives.operations import PERIOD, rank_factor, root_of, summed_factor
+from dsrun.collectives.operations import PERIOD, rank_factor, root_of, summed_factor
 from dsrun.errors import one_line
 from dsrun.system.process_end import die_with_parent
 
