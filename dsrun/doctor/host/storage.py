@@ -82,8 +82,7 @@ def _space(machine: Machine, target: Target) -> Iterator[Finding]:
     first, all_kept = _wanted(target, planned)
     size = text_of("disk.kept", checkpoint=planned.checkpoint / GIB, kept=all_kept / GIB)
     if free < all_kept:
-        none = free < min(first, all_kept)
-        key = "disk_full.none_fits" if none else "disk_full.some_fit"
+        key = "disk_full.none_fits" if free < min(first, all_kept) else "disk_full.some_fit"
         yield finding_of(key, folder=folder, free=free / GIB, size=size, fix=fix)
     else:
         yield finding_of("disk.all_fit", folder=folder, free=free / GIB, size=size)

@@ -61,20 +61,12 @@ def _linted(target: Target, recipe: Recipe, world: int | None) -> list[Finding]:
     seen: list[str] = []
 
     def lint(
-        text: str,
-        file: str,
-        *,
-        added: Mapping[str, Any],
-        values: Mapping[str, Any],
-        places: Mapping[str, str],
-        world_size: int | None,
-        model_type: str | None,
-        force: bool,
+        text: str, file: str, *, values: Mapping[str, Any], places: Mapping[str, str], force: bool, **more: Any
     ) -> None:
         del force
         seen.append(file)
         flags = Flags(dict(values), frozenset(places), dict(places))
-        found.extend(check(text, file=file, world_size=world_size, against=flags, model_type=model_type, added=added))
+        found.extend(check(text, file=file, against=flags, **more))
 
     try:
         with_deepspeed_read(recipe, target.cwd, world_size=world, lint=lint)
