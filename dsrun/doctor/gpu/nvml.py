@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any, TypeVar
 
+from dsrun.findings.texts import text_of
 from dsrun.messages import Message
 
 T = TypeVar("T")
@@ -90,7 +91,7 @@ class NvmlAnswer:
 def of_gpus(gpus: Sequence[GpuState]) -> Message:
     """`GPU 3` or `GPUs 0, 3`, for a message."""
     indices = ", ".join(str(each.index) for each in gpus)
-    return Message("GPUs {indices}" if len(gpus) > 1 else "GPU {indices}", indices=indices)
+    return text_of("gpu_names.several" if len(gpus) > 1 else "gpu_names.one", indices=indices)
 
 
 _starting = threading.Lock()
