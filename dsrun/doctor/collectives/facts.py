@@ -14,6 +14,7 @@ from dsrun.findings.finding import Finding
 from dsrun.messages import Message, joined
 from dsrun.system.gpus import visible_gpus
 from dsrun.system.host import hostname, versions
+from dsrun.system.nvml import NvmlError, nvml_session
 
 MAX_SKEW_S = 2.0
 """Clocks further apart confuse whoever compares logs and files' times; file servers take newer files for older ones."""
@@ -75,19 +76,9 @@ def _wheel_hash() -> str:
 
 
 def _driver() -> str:
-    import pynvml as nvml
-
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError:
-        return ""
-    try:
-        return str(nvml.nvmlSystemGetDriverVersion())
-    except nvml.NVMLError:
-        return ""
-    finally:
-        with suppress(nvml.NVMLError):
-            nvml.nvmlShutdown()
+    with suppress(NvmlError), nvml_session() as nvml:
+        return str(nvml.call("nvmlSystemGetDriverVersion"))
+    return ""
 
 
 # What must be the same on all nodes, and what should be. NCCL's versions do not talk to one another, torch's and

@@ -12,6 +12,7 @@ from dsrun.findings.texts import finding_of
 from dsrun.launch.job import decide
 from dsrun.system.display import counted
 from dsrun.system.host import cores
+from dsrun.system.torch_gpus import NO_DEVICES
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 GIB = 2**30
@@ -47,7 +48,7 @@ def look(machine: Machine, target: Target) -> Iterator[Finding]:
 def _hidden(value: str, every: int, seen: int) -> Finding | None:
     if not value.strip():
         return finding_of("ranks_hidden.empty", variable=VISIBLE, count=every)
-    if value.strip() in ("-1", "NoDevFiles"):
+    if value.strip() in NO_DEVICES:
         return finding_of("ranks_hidden.value", variable=VISIBLE, value=value, count=every)
     named = len([entry for entry in value.split(",") if entry.strip()])
     if seen < named:
