@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, Self
 
 from dsrun.findings.finding import Finding
-from dsrun.messages import Message, joined
+from dsrun.hardware.node_comparison import NodeDifference, compared
+from dsrun.messages import Message
 from dsrun.system.gpus import visible_gpus
 from dsrun.system.host import hostname, versions
 from dsrun.system.nvml import NvmlError, nvml_session
@@ -93,13 +94,6 @@ _COMPARED: dict[str, Literal["error", "warning"]] = {
     "driver": "warning",
     "gpus": "warning",
 }
-TITLES = {
-    "nccl": "NCCL",
-    "gpus": "GPUs",
-    "python": "Python",
-    "deepspeed": "DeepSpeed",
-    "wheel": Message("DeepSpeed's wheel"),
-}
 
 
 def shown(facts: NodeFacts, name: str) -> str:
@@ -112,35 +106,21 @@ def shown(facts: NodeFacts, name: str) -> str:
 
 def differing(nodes: Sequence[NodeFacts]) -> list[str]:
     """The names of the facts in which the nodes differ."""
-    found = [name for name in _COMPARED if len({shown(each, name) for each in nodes}) > 1]
+    return [each.fact for each in _differing({str(index): facts for index, facts in enumerate(nodes)})]
+
+
+def _differing(nodes: Mapping[str, NodeFacts]) -> list[NodeDifference]:
+    found = compared({node: {name: shown(facts, name) for name in _COMPARED} for node, facts in nodes.items()})
     # Another version is always another wheel.
-    return [name for name in found if name != "wheel" or "deepspeed" not in found]
+    return [each for each in found if each.fact != "wheel" or "deepspeed" not in {other.fact for other in found}]
 
 
 def differences(nodes: Mapping[str, NodeFacts], skew_s: Mapping[str, float]) -> Iterator[tuple[Finding, list[str]]]:
     """What differs between nodes, by their names, and which of them are in the minority; `skew_s` is how far each
     clock is ahead of the first node's, in seconds."""
-    for name in differing(list(nodes.values())):
-        values = {node: shown(facts, name) for node, facts in nodes.items()}
-        (usual, count), *_ = Counter(values.values()).most_common()
-        others = [node for node, value in values.items() if value != usual] if 2 * count > len(values) else []
-        title = TITLES.get(name, name)
-        parts = [
-            Message("{value} on {nodes}", value=value, nodes=_listed(values, value))
-            for value in dict.fromkeys(values.values())
-        ]
-        yield (
-            Finding(
-                level=_COMPARED[name],
-                code="nodes_differ",
-                message=Message("{title} differs between the nodes: {parts}", title=title, parts=joined("; ", parts)),
-                fix=Message("install the same {title} on all nodes", title=title)
-                if name != "gpus"
-                else Message("ask for one kind of node"),
-                where=", ".join(others),
-            ),
-            others if _COMPARED[name] == "error" else [],
-        )
+    for each in _differing(nodes):
+        level, others = _COMPARED[each.fact], each.minority
+        yield each.finding(level, ", ".join(others)), others if level == "error" else []
     for node, ahead in skew_s.items():
         if abs(ahead) > MAX_SKEW_S:
             yield (
@@ -159,8 +139,3 @@ def differences(nodes: Mapping[str, NodeFacts], skew_s: Mapping[str, float]) -> 
                 ),
                 [],
             )
-
-
-def _listed(values: Mapping[str, str], value: str) -> str:
-    found = [node for node, own in values.items() if own == value]
-    return ", ".join(found) if len(found) <= 4 else Message("{count} nodes", count=len(found))

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from dsrun.doctor.collectives.facts import TITLES, NodeFacts, differing, shown
+from dsrun.doctor.collectives.facts import NodeFacts, differing, shown
 from dsrun.doctor.collectives.judge import Verdict, names
 from dsrun.doctor.collectives.observations import Observations
 from dsrun.doctor.collectives.operations import OPERATIONS
 from dsrun.doctor.collectives.schedule import Unit
+from dsrun.hardware.node_comparison import TITLES
 
 _SHOWN = ("torch", "nccl", "deepspeed", "dsrun", "python", "wheel", "driver", "gpus")
 
