@@ -11,10 +11,11 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, Self
 
 from dsrun.findings.finding import Finding
-from dsrun.findings.texts import finding_of, text_of
-from dsrun.messages import Message, joined
+from dsrun.findings.texts import finding_of
+from dsrun.hardware.node_comparison import NodeDifference, compared
 from dsrun.system.gpus import visible_gpus
 from dsrun.system.host import hostname, versions
+from dsrun.system.nvml import NvmlError, nvml_session
 
 MAX_SKEW_S = 2.0
 """Clocks further apart confuse whoever compares logs and files' times; file servers take newer files for older ones."""
@@ -76,19 +77,9 @@ def _wheel_hash() -> str:
 
 
 def _driver() -> str:
-    import pynvml as nvml
-
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError:
-        return ""
-    try:
-        return str(nvml.nvmlSystemGetDriverVersion())
-    except nvml.NVMLError:
-        return ""
-    finally:
-        with suppress(nvml.NVMLError):
-            nvml.nvmlShutdown()
+    with suppress(NvmlError), nvml_session() as nvml:
+        return str(nvml.call("nvmlSystemGetDriverVersion"))
+    return ""
 
 
 # What must be the same on all nodes, and what should be. NCCL's versions do not talk to one another, torch's and
@@ -103,13 +94,6 @@ COMPARED: dict[str, Literal["error", "warning"]] = {
     "driver": "warning",
     "gpus": "warning",
 }
-TITLES = {
-    "nccl": "NCCL",
-    "gpus": "GPUs",
-    "python": "Python",
-    "deepspeed": "DeepSpeed",
-    "wheel": Message("DeepSpeed's wheel"),
-}
 
 
 def shown(facts: NodeFacts, name: str) -> str:
@@ -122,38 +106,22 @@ def shown(facts: NodeFacts, name: str) -> str:
 
 def differing(nodes: Sequence[NodeFacts]) -> list[str]:
     """The names of the facts in which the nodes differ."""
-    found = [name for name in COMPARED if len({shown(each, name) for each in nodes}) > 1]
+    return [each.fact for each in _differing({str(index): facts for index, facts in enumerate(nodes)})]
+
+
+def _differing(nodes: Mapping[str, NodeFacts]) -> list[NodeDifference]:
+    found = compared({node: {name: shown(facts, name) for name in COMPARED} for node, facts in nodes.items()})
     # Another version is always another wheel.
-    return [name for name in found if name != "wheel" or "deepspeed" not in found]
+    return [each for each in found if each.fact != "wheel" or "deepspeed" not in {other.fact for other in found}]
 
 
 def differences(nodes: Mapping[str, NodeFacts], skew_s: Mapping[str, float]) -> Iterator[tuple[Finding, list[str]]]:
     """What differs between nodes, by their names, and which of them are in the minority; `skew_s` is how far each
     clock is ahead of the first node's, in seconds."""
-    for name in differing(list(nodes.values())):
-        values = {node: shown(facts, name) for node, facts in nodes.items()}
-        (usual, count), *_ = Counter(values.values()).most_common()
-        others = [node for node, value in values.items() if value != usual] if 2 * count > len(values) else []
-        title = TITLES.get(name, name)
-        parts = [
-            text_of("nodes_differ.part", value=value, nodes=_listed(values, value))
-            for value in dict.fromkeys(values.values())
-        ]
-        found = finding_of(
-            "nodes_differ",
-            title=title,
-            parts=joined("; ", parts),
-            level=COMPARED[name],
-            fix=text_of("nodes_differ.gpus") if name == "gpus" else None,
-            where=", ".join(others),
-        )
-        yield found, others if found.level == "error" else []
+    for each in _differing(nodes):
+        level, others = COMPARED[each.fact], each.minority
+        yield each.finding(level, ", ".join(others)), others if level == "error" else []
     for node, ahead in skew_s.items():
         if abs(ahead) > MAX_SKEW_S:
             key = "clock_skew.ahead" if ahead > 0 else "clock_skew.behind"
             yield finding_of(key, node=node, seconds=abs(ahead), where=node), []
-
-
-def _listed(values: Mapping[str, str], value: str) -> str:
-    found = [node for node, own in values.items() if own == value]
-    return ", ".join(found) if len(found) <= 4 else text_of("nodes_differ.many", count=len(found))

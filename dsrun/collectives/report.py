@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Any
 
-from dsrun.collectives.facts import COMPARED, TITLES, NodeFacts, differing, shown
+from dsrun.collectives.facts import COMPARED, NodeFacts, differing, shown
 from dsrun.collectives.judge import Verdict, names
 from dsrun.collectives.observations import Observations
 from dsrun.collectives.operations import OPERATIONS
 from dsrun.collectives.schedule import Unit
+from dsrun.hardware.node_comparison import TITLES
 
 
 def table(seen: Observations, verdict: Verdict) -> list[list[str]]:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from dsrun.doctor.machine import Machine, Target
 from dsrun.errors import one_line
 from dsrun.findings.finding import Finding
-from dsrun.messages import Message
+from dsrun.findings.texts import finding_of
 
 Status = Literal["fail", "warn", "pass", "skip"]
 LIMIT_S = 8.0
@@ -86,39 +86,15 @@ class _Running:
         try:
             findings = tuple(self._check.look(machine, target))
         except Exception as error:  # whatever a strange machine makes of a check, the others are shown
-            what = Message("the check failed with {kind}: {error}", kind=type(error).__name__, error=one_line(error))
-            findings = (self._broken("crashed", what),)
+            findings = (self._broken("crashed", kind=type(error).__name__, error=one_line(error)),)
         self._result = self._with(findings)
 
     def result(self, deadline: float, limit_s: float) -> Result:
         self._thread.join(max(0.0, deadline - time.monotonic()))
-        hung = self._broken("hangs", Message("the check did not end within {seconds:g} s", seconds=limit_s))
-        return self._result or self._with((hung,))
+        return self._result or self._with((self._broken("hangs", seconds=limit_s),))
 
     def _with(self, findings: tuple[Finding, ...]) -> Result:
         return Result(check=self._check, findings=findings, seconds=round(time.monotonic() - self._began, 3))
 
-    def _broken(self, how: str, message: str) -> Finding:
-        return Finding(
-            level="warning",
-            code=f"{self._check.code}_{how}",
-            message=message,
-            fix=Message("report it with the output of --debug")
-            if how == "crashed"
-            else Message("look at what it reads: disks, driver, network"),
-        )
-
-
-def fine(code: str, message: str) -> Finding:
-    """What a check found in order."""
-    return Finding(level="info", code=code, message=message)
-
-
-def warning(code: str, message: str, fix: str = "", where: str = "") -> Finding:
-    """What may go wrong, or slow a run down."""
-    return Finding(level="warning", code=code, message=message, fix=fix, where=where)
-
-
-def failure(code: str, message: str, fix: str = "", where: str = "") -> Finding:
-    """What will go wrong."""
-    return Finding(level="error", code=code, message=message, fix=fix, where=where)
+    def _broken(self, how: str, **values: Any) -> Finding:
+        return finding_of(how, prefix=f"{self._check.code}_", **values)

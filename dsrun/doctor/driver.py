@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from dsrun.system.gpus import Gpu, all_gpus, select_visible
+from dsrun.system.nvml import NvmlError, NvmlSession, nvml_session
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,40 +48,25 @@ class Driver:
 
 def query_driver() -> Driver | None:
     """What NVML says; None without a driver."""
-    import pynvml as nvml
-
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError:
-        return None
-    try:
-        version, cuda = "", None
-        with suppress(nvml.NVMLError):
-            version = str(nvml.nvmlSystemGetDriverVersion())
-        with suppress(nvml.NVMLError):
-            number = int(nvml.nvmlSystemGetCudaDriverVersion_v2())
-            cuda = f"{number // 1000}.{number % 1000 // 10}"
+    with suppress(NvmlError), nvml_session() as nvml:
+        version = str(nvml.ask("nvmlSystemGetDriverVersion") or "")
+        number = nvml.ask("nvmlSystemGetCudaDriverVersion_v2")
+        cuda = f"{number // 1000}.{number % 1000 // 10}" if number else None
         gpus = tuple(all_gpus())
         every = [each for gpu in gpus for each in (gpu, *gpu.mig)]
         memory = {each.uuid: _memory(nvml, each.uuid) for each in every}
         return Driver(version=version, cuda=cuda, gpus=gpus, memory=memory)
-    except nvml.NVMLError:
-        return None
-    finally:
-        with suppress(nvml.NVMLError):
-            nvml.nvmlShutdown()
+    return None
 
 
-def _memory(nvml: Any, uuid: str) -> Memory:
-    free = None
-    holders: tuple[Holder, ...] = ()
-    with suppress(nvml.NVMLError):
-        handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
-        with suppress(nvml.NVMLError):
-            free = int(nvml.nvmlDeviceGetMemoryInfo(handle).free)
-        running = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-        holders = tuple(_holder(int(each.pid), each.usedGpuMemory) for each in running)
-    return Memory(free=free, holders=holders)
+def _memory(nvml: NvmlSession, uuid: str) -> Memory:
+    handle = nvml.ask("nvmlDeviceGetHandleByUUID", uuid)
+    if handle is None:
+        return Memory(free=None)
+    memory = nvml.ask("nvmlDeviceGetMemoryInfo", handle)
+    running = nvml.ask("nvmlDeviceGetComputeRunningProcesses", handle) or ()
+    holders = tuple(_holder(int(each.pid), each.usedGpuMemory) for each in running)
+    return Memory(free=int(memory.free) if memory else None, holders=holders)
 
 
 def _holder(pid: int, used: int | None) -> Holder:

@@ -7,9 +7,9 @@ import subprocess
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from dsrun.system.gpus import Gpu, select_visible, visible_gpus
+from dsrun.system.nvml import NvmlError, NvmlSession, nvml_session
 
 NVIDIA_SMI_TIMEOUT_S = 10.0
 
@@ -59,35 +59,21 @@ def gpu_samples(environ: Mapping[str, str] | None = None) -> tuple[GpuSample, ..
     Empty without GPU or driver. May take seconds on a machine whose driver is in trouble.
     """
     environ = os.environ if environ is None else environ
-    import pynvml as nvml
-
     try:
-        nvml.nvmlInit()
-    except nvml.NVMLError:
+        with nvml_session() as nvml:
+            return tuple(_sample(nvml, gpu) for gpu in visible_gpus(environ))
+    except NvmlError:  # none is left to come from an open session
         return _from_nvidia_smi(environ.get("CUDA_VISIBLE_DEVICES"))
-    try:
-        return tuple(_sample(nvml, gpu) for gpu in visible_gpus(environ))
-    except nvml.NVMLError:
-        return ()
-    finally:
-        with suppress(nvml.NVMLError):
-            nvml.nvmlShutdown()
 
 
-def _sample(nvml: Any, gpu: Gpu) -> GpuSample:
+def _sample(nvml: NvmlSession, gpu: Gpu) -> GpuSample:
     """A MIG instance has memory of its own; power, temperature and clock are those of its GPU."""
     try:
-        handle = nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
-        whole = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle) if gpu.is_mig else handle
-    except nvml.NVMLError:  # it has fallen off the bus; the others are still worth a look
+        handle = nvml.call("nvmlDeviceGetHandleByUUID", gpu.uuid)
+        whole = nvml.call("nvmlDeviceGetDeviceHandleFromMigDeviceHandle", handle) if gpu.is_mig else handle
+    except NvmlError:  # it has fallen off the bus; the others are still worth a look
         return GpuSample(index=gpu.index, name=gpu.name, uuid=gpu.uuid)
-
-    def ask(name: str, *arguments: Any) -> Any:
-        try:
-            return getattr(nvml, name)(*arguments)
-        except nvml.NVMLError:  # each of them is "not supported" on some GPU
-            return None
-
+    ask = nvml.ask  # each of them is "not supported" on some GPU
     memory, rates = ask("nvmlDeviceGetMemoryInfo", handle), ask("nvmlDeviceGetUtilizationRates", handle)
     power, limit = ask("nvmlDeviceGetPowerUsage", whole), ask("nvmlDeviceGetEnforcedPowerLimit", whole)
     return GpuSample(
@@ -99,8 +85,8 @@ def _sample(nvml: Any, gpu: Gpu) -> GpuSample:
         memory_total=int(memory.total) if memory else None,
         power_w=None if power is None else power / 1000,
         power_limit_w=None if limit is None else limit / 1000,
-        temperature_c=ask("nvmlDeviceGetTemperature", whole, nvml.NVML_TEMPERATURE_GPU),
-        clock_mhz=ask("nvmlDeviceGetClockInfo", whole, nvml.NVML_CLOCK_SM),
+        temperature_c=ask("nvmlDeviceGetTemperature", whole, nvml.library.NVML_TEMPERATURE_GPU),
+        clock_mhz=ask("nvmlDeviceGetClockInfo", whole, nvml.library.NVML_CLOCK_SM),
         throttled=throttle_reasons(ask("nvmlDeviceGetCurrentClocksThrottleReasons", whole) or 0),
     )
 

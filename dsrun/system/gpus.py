@@ -9,6 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dsrun.system.nvml import NvmlError, NvmlSession, nvml_session
+
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
@@ -83,69 +85,47 @@ def _only(found: list[Gpu]) -> Gpu | None:
 
 def all_gpus() -> list[Gpu]:
     """All GPUs in PCI bus order; none when NVML cannot be queried."""
-    import pynvml as nvml
-
-    try:
-        nvml.nvmlInit()
-    except nvml.NVMLError:
-        return []
-    try:
+    with suppress(NvmlError), nvml_session() as nvml:
         found = []
-        for index in range(nvml.nvmlDeviceGetCount()):
-            handle = nvml.nvmlDeviceGetHandleByIndex(index)
-            gpu = _gpu(nvml, handle, index, tuple(nvml.nvmlDeviceGetCudaComputeCapability(handle)))
+        for index in range(nvml.call("nvmlDeviceGetCount")):
+            handle = nvml.call("nvmlDeviceGetHandleByIndex", index)
+            gpu = _gpu(nvml, handle, index, tuple(nvml.call("nvmlDeviceGetCudaComputeCapability", handle)))
             found.append(replace(gpu, mig=_mig_instances(nvml, handle, gpu)))
         return found
-    except nvml.NVMLError:
-        return []
-    finally:
-        with suppress(nvml.NVMLError):
-            nvml.nvmlShutdown()
+    return []
 
 
 def memory_used(environ: Mapping[str, str] | None = None) -> dict[str, int]:
     """The bytes in use on each GPU that a process with `environ` would see, by UUID; those without a memory of their
     own, or that cannot be asked, are left out."""
-    gpus = visible_gpus(environ)
-    if not gpus:
-        return {}
-    import pynvml as nvml
-
     found: dict[str, int] = {}
-    with suppress(nvml.NVMLError):
-        nvml.nvmlInit()
-        try:
-            for gpu in gpus:
-                with suppress(nvml.NVMLError):
-                    handle = nvml.nvmlDeviceGetHandleByUUID(gpu.uuid)
-                    found[gpu.uuid] = int(nvml.nvmlDeviceGetMemoryInfo(handle).used)
-        finally:
-            nvml.nvmlShutdown()
+    with suppress(NvmlError), nvml_session() as nvml:
+        for gpu in visible_gpus(environ):
+            with suppress(NvmlError):
+                handle = nvml.call("nvmlDeviceGetHandleByUUID", gpu.uuid)
+                found[gpu.uuid] = int(nvml.call("nvmlDeviceGetMemoryInfo", handle).used)
     return found
 
 
-def _gpu(nvml: Any, handle: Any, index: int, capability: tuple[int, int]) -> Gpu:
-    memory: int | None = None
-    with suppress(nvml.NVMLError):  # GB10 and Jetson share the host's memory and report "not supported"
-        memory = int(nvml.nvmlDeviceGetMemoryInfo(handle).total)
+def _gpu(nvml: NvmlSession, handle: Any, index: int, capability: tuple[int, int]) -> Gpu:
+    memory = nvml.ask("nvmlDeviceGetMemoryInfo", handle)  # GB10 and Jetson share the host's: "not supported"
     return Gpu(
         index=index,
-        name=nvml.nvmlDeviceGetName(handle),
-        uuid=nvml.nvmlDeviceGetUUID(handle),
-        memory_total=memory,
+        name=nvml.call("nvmlDeviceGetName", handle),
+        uuid=nvml.call("nvmlDeviceGetUUID", handle),
+        memory_total=int(memory.total) if memory else None,
         capability=capability,
     )
 
 
-def _mig_instances(nvml: Any, handle: Any, parent: Gpu) -> tuple[Gpu, ...]:
-    with suppress(nvml.NVMLError):  # not supported before A100
-        if nvml.nvmlDeviceGetMigMode(handle)[0] != nvml.NVML_DEVICE_MIG_ENABLE:
+def _mig_instances(nvml: NvmlSession, handle: Any, parent: Gpu) -> tuple[Gpu, ...]:
+    with suppress(NvmlError):  # not supported before A100
+        if nvml.call("nvmlDeviceGetMigMode", handle)[0] != nvml.library.NVML_DEVICE_MIG_ENABLE:
             return ()
         found = []
-        for slot in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
-            with suppress(nvml.NVMLError):  # an empty slot is "not found"
-                found.append(
-                    _gpu(nvml, nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, slot), slot, parent.capability)
-                )
+        for slot in range(nvml.call("nvmlDeviceGetMaxMigDeviceCount", handle)):
+            with suppress(NvmlError):  # an empty slot is "not found"
+                instance = nvml.call("nvmlDeviceGetMigDeviceHandleByIndex", handle, slot)
+                found.append(_gpu(nvml, instance, slot, parent.capability))
         return tuple(found)
     return ()

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from shutil import which
 from typing import Any
 
-from dsrun.doctor.check import Check, failure, fine, warning
+from dsrun.doctor.check import Check
 from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.machine import DEEP_PROGRAM_S, Machine, Target
 from dsrun.errors import DsrunError
 from dsrun.findings.finding import Finding
-from dsrun.messages import Message
+from dsrun.findings.texts import finding_of, text_of
 
 DEEP_LIMIT_S = DEEP_PROGRAM_S + 10
 """Seconds that such a check may take."""
@@ -35,17 +35,16 @@ def _program(machine: Machine, *names: str) -> str | None:
 def _ran(machine: Machine, argv: Sequence[str], code: str) -> tuple[str, Finding | None]:
     """The program's output, and a finding where it failed or took too long."""
     shown = " ".join(argv)
-    alone = Message("run {command} by itself", command=shown)
     try:
         done = machine.run_long(argv)
     except DsrunError as error:
-        return "", warning(f"{code}_fails", error.message, alone)
+        alone = text_of("fails.fix", command=shown)
+        return "", Finding(level="warning", code=f"{code}_fails", message=error.message, fix=alone)
     if done.returncode == 0:
         return done.stdout, None
     text = done.stderr.strip() or done.stdout.strip()
-    last = text.splitlines()[-1] if text else Message("exit code {code}", code=done.returncode)
-    message = Message("{command} fails: {last}", command=shown, last=last)
-    return done.stdout, warning(f"{code}_fails", message, alone)
+    last = text.splitlines()[-1] if text else text_of("fails.exit_code", code=done.returncode)
+    return done.stdout, finding_of("fails", prefix=f"{code}_", command=shown, last=last)
 
 
 def _dcgm(machine: Machine, target: Target) -> Iterator[Finding]:
@@ -60,13 +59,9 @@ def _dcgm(machine: Machine, target: Target) -> Iterator[Finding]:
             yield broken
         return
     for name, why in failed.items():
-        yield failure(
-            "dcgm_failed",
-            Message("dcgmi diag: {name} failed: {why}" if why else "dcgmi diag: {name} failed", name=name, why=why),
-            Message("dcgmi diag -r 3 says more; drain the node"),
-        )
+        yield finding_of("dcgm_failed.why", name=name, why=why) if why else finding_of("dcgm_failed", name=name)
     if not failed:
-        yield fine("dcgm", Message("dcgmi diag -r 1 found nothing"))
+        yield finding_of("dcgm")
 
 
 def _failed_tests(report: Any, name: str = "") -> Iterator[tuple[str, str]]:
@@ -94,20 +89,11 @@ def _all_reduce(machine: Machine, target: Target) -> Iterator[Finding]:
     output, broken = _ran(machine, [program, *ALL_REDUCE, "-g", str(len(gpus))], "nccl_tests")
     wrong, bandwidth = _WRONG.search(output), _BANDWIDTH.search(output)
     if wrong and wrong[2] != "OK":
-        yield failure(
-            "nccl_tests_wrong",
-            Message("all_reduce gives {count} wrong values on these GPUs", count=wrong[1]),
-            Message("NCCL_P2P_DISABLE=1 tells whether PCIe is to blame (ACS, IOMMU); drain the node"),
-        )
+        yield finding_of("nccl_tests_wrong", count=wrong[1])
     elif broken:
         yield broken
     elif bandwidth:
-        message = Message(
-            "all_reduce over {count} GPUs: bus bandwidth {bandwidth:.0f} GB/s",
-            count=len(gpus),
-            bandwidth=float(bandwidth[1]),
-        )
-        yield fine("nccl_tests", message)
+        yield finding_of("nccl_tests", count=len(gpus), bandwidth=float(bandwidth[1]))
 
 
 def _bandwidth(machine: Machine, target: Target) -> Iterator[Finding]:
@@ -119,16 +105,11 @@ def _bandwidth(machine: Machine, target: Target) -> Iterator[Finding]:
     sums = {name: float(total) / len(gpus) for name, total in _SUM.findall(output)}
     slow = {name: rate for name, rate in sums.items() if name in HOST_COPIES and rate < SLOW_COPY_GBPS}
     for name, rate in slow.items():
-        yield warning(
-            "nvbandwidth_slow",
-            Message("{name}: {rate:.1f} GB/s for each GPU", name=name, rate=rate),
-            Message("lspci -vv shows lanes and generation of the link (LnkSta); nvidia-smi topo -m the NUMA nodes"),
-        )
+        yield finding_of("nvbandwidth_slow", name=name, rate=rate)
     if broken and not sums:
         yield broken
     elif sums and not slow:
-        rates = ", ".join(f"{name} {rate:.0f} GB/s" for name, rate in sums.items())
-        yield fine("nvbandwidth", Message("for each GPU {rates}", rates=rates))
+        yield finding_of("nvbandwidth", rates=", ".join(f"{name} {rate:.0f} GB/s" for name, rate in sums.items()))
 
 
 DCGM = Check(

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from dsrun.doctor.check import Check, failure, fine, warning
+from dsrun.doctor.check import Check
 from dsrun.doctor.gpu.nvml import GpuState, of_gpus
 from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.machine import Machine, Target
 from dsrun.findings.finding import Finding
-from dsrun.messages import Message
+from dsrun.findings.texts import finding_of
 from dsrun.system.display import counted
 
 EXCLUSIVE = (1, 3)
@@ -22,51 +22,21 @@ def _settings(machine: Machine, target: Target) -> Iterator[Finding]:
     found = list(_unfit(gpus, target.nproc))
     yield from found
     if gpus and not found:
-        yield fine("gpu_settings", Message("{gpus}: set up for training", gpus=of_gpus(gpus)))
+        yield finding_of("gpu_settings", gpus=of_gpus(gpus))
 
 
 def _unfit(gpus: Sequence[GpuState], ranks: int | None) -> Iterator[Finding]:
-    sleeping = [each for each in gpus if each.persistence is False]
-    if sleeping:
-        yield warning(
-            "gpu_settings_persistence",
-            Message(
-                "{gpus}: persistence mode is off, so the driver starts anew with every job",
-                gpus=of_gpus(sleeping),
-            ),
-            Message("sudo nvidia-smi -pm 1, or enable the service nvidia-persistenced"),
-        )
-    parts = [each for each in gpus if each.mig]
-    if parts and len(gpus) > 1:
-        yield warning(
-            "gpu_settings_mig",
-            Message(
-                "{gpus}: MIG is on; a process sees one instance only, and NCCL joins none of them",
-                gpus=of_gpus(parts),
-            ),
-            Message("sudo nvidia-smi -mig 0 -i N on GPUs that train together, or train on one instance"),
-        )
-    elif parts:
-        message = Message("{gpus}: MIG is on; a run here has one instance", gpus=of_gpus(parts))
-        yield fine("gpu_settings_mig", message)
-    closed = [each for each in gpus if each.compute_mode == PROHIBITED]
-    if closed:
-        yield failure(
-            "gpu_settings_prohibited",
-            Message("{gpus}: the compute mode is Prohibited, so no program may use it", gpus=of_gpus(closed)),
-            "sudo nvidia-smi -c DEFAULT",
-        )
+    if sleeping := [each for each in gpus if each.persistence is False]:
+        yield finding_of("gpu_settings_persistence", gpus=of_gpus(sleeping))
+    if parts := [each for each in gpus if each.mig]:
+        yield finding_of("gpu_settings_mig" if len(gpus) > 1 else "gpu_settings_mig.one", gpus=of_gpus(parts))
+    if closed := [each for each in gpus if each.compute_mode == PROHIBITED]:
+        yield finding_of("gpu_settings_prohibited", gpus=of_gpus(closed))
     exclusive = [each for each in gpus if each.compute_mode in EXCLUSIVE]
     if exclusive and ranks is not None and ranks > len(gpus):
-        yield failure(
-            "gpu_settings_exclusive",
-            Message(
-                "{exclusive}: the compute mode is Exclusive, but {ranks} ranks share {shared}",
-                exclusive=of_gpus(exclusive),
-                ranks=ranks,
-                shared=counted(len(gpus), "GPU"),
-            ),
-            Message("--nproc {count}, or sudo nvidia-smi -c DEFAULT", count=len(gpus)),
+        shared = counted(len(gpus), "GPU")
+        yield finding_of(
+            "gpu_settings_exclusive", exclusive=of_gpus(exclusive), ranks=ranks, shared=shared, count=len(gpus)
         )
 
 

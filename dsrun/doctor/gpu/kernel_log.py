@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dsrun.datafiles import toml_beside
-from dsrun.doctor.check import Check, failure, fine, warning
+from dsrun.doctor.check import Check
 from dsrun.doctor.machine import Machine, Target
 from dsrun.findings.finding import Finding, Level
+from dsrun.findings.texts import finding_of, text_of
 from dsrun.messages import Message
 from dsrun.system.display import printable
 
@@ -61,8 +62,7 @@ def meaning(number: int) -> Meaning:
     facts = _facts()
     row = facts["xid"].get(str(number))
     if row is None:
-        fix = Message("look it up: https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html")
-        return Meaning("warning", Message("an error of the GPU or its driver"), fix)
+        return Meaning("warning", text_of("xid.unknown"), text_of("xid.look_up"))
     return Meaning(row["level"], Message(row["means"]), Message(facts["fix"][row["remedy"]]))
 
 
@@ -129,41 +129,32 @@ def _look(machine: Machine, target: Target) -> Iterator[Finding]:
     for (bus, number), count in Counter((each.bus, each.number) for each in found).items():
         last = [each for each in found if (each.bus, each.number) == (bus, number)][-1]
         age = max(0.0, now - last.seconds)
-        yield _finding(last, names.get(bus) or Message("GPU at {bus}", bus=bus), count, age)
+        yield _finding(last, names.get(bus) or text_of("xid.gpu", bus=bus), count, age)
     fatal = {(each.bus, each.number): each for each in xids(lines, _SXID)}
     for (bus, number), last in fatal.items():
         age = max(0.0, now - last.seconds)
-        tell = warning if age > RECENT_S else failure
-        message = Message("NVSwitch at {bus}: fatal SXid {number}, {age}", bus=bus, number=number, age=_ago(age))
-        yield tell(f"xid_switch_{number}", message, Message(_facts()["fix"]["link"]))
+        message = text_of("xid.switch", bus=bus, number=number, age=_ago(age))
+        level: Level = "warning" if age > RECENT_S else "error"
+        fix = Message(_facts()["fix"]["link"])
+        yield Finding(level=level, code=f"xid_switch_{number}", message=message, fix=fix)
     if not found and not fatal:
-        yield fine("xid", Message("no Xid error in the kernel log"))
+        yield finding_of("xid")
 
 
 def _finding(last: Xid, gpu: str, count: int, age: float) -> Finding:
     known = meaning(last.number)
     level: Level = "warning" if known.level == "error" and age > RECENT_S else known.level
-    message = Message(
-        "{gpu}: Xid {number}, {means}, {count} times, {age}" if count > 1 else "{gpu}: Xid {number}, {means}, {age}",
-        gpu=gpu,
-        number=last.number,
-        means=known.means,
-        count=count,
-        age=_ago(age),
-    )
+    values = {"gpu": gpu, "number": last.number, "means": known.means, "count": count, "age": _ago(age)}
+    message = text_of("xid.several" if count > 1 else "xid.once", **values)
     if last.number in _TOLD_BY_LINE or str(last.number) not in _facts()["xid"]:
-        message = Message('{what}: "{line}"', what=message, line=last.line)
+        message = text_of("xid.line", what=message, line=last.line)
     return Finding(level=level, code=f"xid_{last.number}", message=message, fix=known.fix)
 
 
 def _ago(seconds: float) -> Message:
-    if seconds >= 2 * 86400:
-        return Message("{days:.0f} days ago", days=seconds / 86400)
-    if seconds >= 2 * 3600:
-        return Message("{hours:.0f} hours ago", hours=seconds / 3600)
-    if seconds >= 2 * 60:
-        return Message("{minutes:.0f} minutes ago", minutes=seconds / 60)
-    return Message("{seconds:.0f} s ago", seconds=seconds)
+    lengths = {"days": 86400, "hours": 3600, "minutes": 60}
+    unit = next((name for name, length in lengths.items() if seconds >= 2 * length), "seconds")
+    return text_of(f"xid_ago.{unit}", **{unit: seconds / lengths.get(unit, 1)})
 
 
 XID = Check(

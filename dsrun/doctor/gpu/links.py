@@ -8,18 +8,18 @@ from itertools import combinations
 from typing import Any
 
 from dsrun.datafiles import toml_beside
-from dsrun.doctor.check import Check, fine, warning
+from dsrun.doctor.check import Check
 from dsrun.doctor.gpu.nvml import P2P_OK, GpuState, of_gpus
 from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.machine import Machine, Target
 from dsrun.findings.finding import Finding
+from dsrun.findings.texts import finding_of, text_of
 from dsrun.messages import Message
 from dsrun.system.display import counted
 
 TRANSLATES = ("DMA", "DMA-FQ")
 """Types of an IOMMU group whose devices' addresses are translated (the kernel's sysfs-kernel-iommu_groups)."""
 PEER_MODULES = ("nvidia_peermem", "nv_peer_mem")
-NO_PEER_MEMORY = Message("GPUs are read and written by way of host memory, at about half the speed")
 
 
 def _nvlink(machine: Machine, target: Target) -> Iterator[Finding]:
@@ -29,31 +29,15 @@ def _nvlink(machine: Machine, target: Target) -> Iterator[Finding]:
     most = {gpu.name: max(sum(each.nvlinks) for each in gpus if each.name == gpu.name) for gpu in joined}
     problems = [_fewer(gpu, most[gpu.name]) for gpu in gpus if sum(gpu.nvlinks) < most.get(gpu.name, 0)]
     if not joined and len(gpus) > 1 and all("SXM" in each.name for each in gpus):
-        fix = Message("nvidia-smi nvlink -s; start nvidia-fabricmanager on machines with NVSwitches, or reset all GPUs")
-        problems.append(warning("nvlink_down", Message("no NVLink of {gpus} is up", gpus=of_gpus(gpus)), fix))
+        problems.append(finding_of("nvlink_down", gpus=of_gpus(gpus)))
     yield from problems
     if joined and not problems:
-        yield fine(
-            "nvlink",
-            Message(
-                "{links} NVLinks are up on each of {gpus}", links=max(most.values()), gpus=counted(len(joined), "GPU")
-            ),
-        )
+        yield finding_of("nvlink", links=max(most.values()), gpus=counted(len(joined), "GPU"))
 
 
 def _fewer(gpu: GpuState, most: int) -> Finding:
     down = ", ".join(str(link) for link, up in enumerate(gpu.nvlinks) if not up)
-    return warning(
-        "nvlink_down",
-        Message(
-            "{gpu}: {links} NVLinks are up, {most} of others; down: {down}",
-            gpu=gpu,
-            links=sum(gpu.nvlinks),
-            most=most,
-            down=down,
-        ),
-        Message("nvidia-smi nvlink -s and -e; reset all GPUs or reboot; if it stays, have GPU and baseboard looked at"),
-    )
+    return finding_of("nvlink_down.fewer", gpu=gpu, links=sum(gpu.nvlinks), most=most, down=down)
 
 
 @cache
@@ -76,27 +60,21 @@ def _peers(machine: Machine, target: Target) -> Iterator[Finding]:
     if bounced:
         yield bounced
     if not blocked and not bounced and any(each.peers for each in gpus):
-        yield fine("peer_access", Message("{gpus} reach one another directly", gpus=of_gpus(gpus)))
+        yield finding_of("peer_access", gpus=of_gpus(gpus))
 
 
 def _blocked(state: int, pairs: Sequence[tuple[GpuState, GpuState]]) -> Finding:
-    row = _peer_states().get(state, {"fix": "nvidia-smi topo -p2p r shows all pairs"})
+    row = _peer_states().get(state, {})
     one, other = pairs[0]
-    return Finding(
-        level=row.get("level", "warning"),
-        code="peer_access_blocked",
-        message=Message(
-            "no direct access between GPU {one} and {other} and {more} other pairs: {means}; NCCL goes through host "
-            "memory"
-            if len(pairs) > 1
-            else "no direct access between GPU {one} and {other}: {means}; NCCL goes through host memory",
-            one=one.index,
-            other=other.index,
-            more=len(pairs) - 1,
-            means=Message(row["means"]) if "means" in row else Message("state {state}", state=state),
-        ),
-        fix=Message(row["fix"]),
-    )
+    values: dict[str, Any] = {
+        "one": one.index,
+        "other": other.index,
+        "more": len(pairs) - 1,
+        "means": Message(row["means"]) if row else text_of("peer_access_blocked.state", state=state),
+        "level": row.get("level"),
+        "fix": Message(row["fix"]) if row else None,
+    }
+    return finding_of("peer_access_blocked.several" if len(pairs) > 1 else "peer_access_blocked", **values)
 
 
 def _bounced(machine: Machine, gpus: Sequence[GpuState]) -> Finding | None:
@@ -110,21 +88,9 @@ def _bounced(machine: Machine, gpus: Sequence[GpuState]) -> Finding | None:
         return None
     groups = (machine.text(f"/sys/bus/pci/devices/{each.bus}/iommu_group/type") for each in gpus if each.bus)
     if any(kind in TRANSLATES for kind in groups):
-        return warning(
-            "peer_access_iommu",
-            Message("the IOMMU translates the GPUs' PCIe traffic: direct access between them is slow, and may hang"),
-            Message(
-                "boot with iommu=pt, or turn VT-d / AMD-Vi off in the firmware set-up; until then NCCL_P2P_DISABLE=1"
-            ),
-        )
+        return finding_of("peer_access_iommu")
     if "ACSCtl:\tSrcValid+" in (machine.answer("lspci", "-vvv") or ""):
-        return warning(
-            "peer_access_acs",
-            Message("PCIe access control (ACS) is on: traffic between GPUs takes the way through the CPU"),
-            Message(
-                "turn ACS off in the firmware set-up, or with setpci on each bridge (see NCCL's troubleshooting page)"
-            ),
-        )
+        return finding_of("peer_access_acs")
     return None
 
 
@@ -134,16 +100,12 @@ def _rdma(machine: Machine, target: Target) -> Iterator[Finding]:
     modules = {line.split()[0] for line in (machine.text("/proc/modules") or "").splitlines() if line}
     loaded = [each for each in PEER_MODULES if each in modules]
     if loaded:
-        yield fine("gpudirect", Message("{module} is loaded: GPUDirect RDMA", module=loaded[0]))
+        yield finding_of("gpudirect", module=loaded[0])
     elif _open_driver(machine) and _kernel(machine) >= (5, 12):
         # DMA-BUF, which NCCL 2.12 and later take where there is no peer memory module.
-        yield fine("gpudirect", Message("GPUDirect RDMA through DMA-BUF (open kernel modules)"))
+        yield finding_of("gpudirect.dma_buf")
     else:
-        yield warning(
-            "gpudirect_no_peermem",
-            Message("nvidia_peermem is not loaded: over InfiniBand {outcome}", outcome=NO_PEER_MEMORY),
-            Message("sudo modprobe nvidia_peermem; the same word in /etc/modules-load.d/nvidia.conf loads it at boot"),
-        )
+        yield finding_of("gpudirect_no_peermem", outcome=text_of("gpudirect_no_peermem.outcome"))
 
 
 def _has_rdma(machine: Machine) -> bool:

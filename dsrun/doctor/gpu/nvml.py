@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from ctypes import byref
 from dataclasses import dataclass
-from functools import cache, partial
-from typing import Any, TypeVar
+from functools import cache
+from typing import Any
 
+from dsrun.findings.texts import text_of
 from dsrun.messages import Message
-
-T = TypeVar("T")
+from dsrun.system.nvml import NvmlError, NvmlSession, nvml_session
 
 LIBRARY_NOT_FOUND = 12
 DRIVER_NOT_LOADED = 9
@@ -90,7 +91,7 @@ class NvmlAnswer:
 def of_gpus(gpus: Sequence[GpuState]) -> Message:
     """`GPU 3` or `GPUs 0, 3`, for a message."""
     indices = ", ".join(str(each.index) for each in gpus)
-    return Message("GPUs {indices}" if len(gpus) > 1 else "GPU {indices}", indices=indices)
+    return text_of("gpu_names.several" if len(gpus) > 1 else "gpu_names.one", indices=indices)
 
 
 _starting = threading.Lock()
@@ -113,39 +114,30 @@ def _asking() -> threading.Thread:
 
 
 def _read() -> NvmlAnswer:
-    import pynvml as nvml
-
     try:
-        nvml.nvmlInit()
-    except nvml.NVMLError as error:
-        return NvmlAnswer(error=int(error.value), message=str(error))
-    try:
-        return _driver(nvml)
-    except nvml.NVMLError as error:
-        return NvmlAnswer(error=int(error.value), message=str(error))
-    finally:
-        with suppress(nvml.NVMLError):
-            nvml.nvmlShutdown()
+        with nvml_session() as nvml:
+            return _driver(nvml)
+    except NvmlError as error:
+        return NvmlAnswer(error=error.code, message=str(error))
 
 
-def _driver(nvml: Any) -> NvmlAnswer:
+def _driver(nvml: NvmlSession) -> NvmlAnswer:
     handles: dict[int, Any] = {}
     lost: list[int] = []
-    for index in range(nvml.nvmlDeviceGetCount()):
+    for index in range(nvml.call("nvmlDeviceGetCount")):
         try:
-            handles[index] = nvml.nvmlDeviceGetHandleByIndex(index)
-        except nvml.NVMLError_NoPermission:
-            continue  # another user's, behind a cgroup
-        except nvml.NVMLError:
-            lost.append(index)
+            handles[index] = nvml.call("nvmlDeviceGetHandleByIndex", index)
+        except NvmlError as error:
+            if error.code != NO_PERMISSION:  # another user's, behind a cgroup
+                lost.append(index)
     everyone = [handles.get(index) for index in range(max(handles, default=-1) + 1)]
     gpus = tuple(_gpu(nvml, index, handle, everyone) for index, handle in handles.items())
     return NvmlAnswer(gpus=gpus, lost=tuple(lost))
 
 
-def _gpu(nvml: Any, index: int, handle: Any, everyone: Sequence[Any]) -> GpuState:
+def _gpu(nvml: NvmlSession, index: int, handle: Any, everyone: Sequence[Any]) -> GpuState:
     def ask(name: str, *arguments: Any) -> Any:
-        return _answer(nvml, lambda: getattr(nvml, name)(handle, *arguments))
+        return nvml.ask(name, handle, *arguments)
 
     rows = ask("nvmlDeviceGetRemappedRows")  # corrected, uncorrected, pending, failed
     mig = ask("nvmlDeviceGetMigMode")  # now, and after a reset
@@ -159,11 +151,13 @@ def _gpu(nvml: Any, index: int, handle: Any, everyone: Sequence[Any]) -> GpuStat
         compute_mode=ask("nvmlDeviceGetComputeMode"),
         performance_state=ask("nvmlDeviceGetPerformanceState"),
         throttle_reasons=ask("nvmlDeviceGetCurrentClocksThrottleReasons"),
-        temperature_c=ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
+        temperature_c=ask("nvmlDeviceGetTemperature", nvml.library.NVML_TEMPERATURE_GPU),
         power_limit_w=_watts(ask("nvmlDeviceGetPowerManagementLimit")),
         power_limit_default_w=_watts(ask("nvmlDeviceGetPowerManagementDefaultLimit")),
         ecc_uncorrected=ask(
-            "nvmlDeviceGetTotalEccErrors", nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC
+            "nvmlDeviceGetTotalEccErrors",
+            nvml.library.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+            nvml.library.NVML_VOLATILE_ECC,
         ),
         remap_pending=None if rows is None else bool(rows[2]),
         remap_failed=None if rows is None else bool(rows[3]),
@@ -179,14 +173,6 @@ def _gpu(nvml: Any, index: int, handle: Any, everyone: Sequence[Any]) -> GpuStat
             for other in everyone
         ),
     )
-
-
-def _answer(nvml: Any, ask: Callable[[], T]) -> T | None:
-    """The answer; None for what this GPU does not know, or an older driver has not."""
-    try:
-        return ask()
-    except (nvml.NVMLError, AttributeError):
-        return None
 
 
 def _true(value: Any) -> bool | None:
@@ -206,21 +192,19 @@ def _bus(info: Any) -> str:
     return f"{domain[-4:]}:{rest}"
 
 
-def _nvlinks(nvml: Any, handle: Any) -> Iterator[bool]:
+def _nvlinks(nvml: NvmlSession, handle: Any) -> Iterator[bool]:
     """Each link's state; GPUs without NVLink refuse the first question, and others those beyond their last link."""
     for link in range(LINKS_AT_MOST):
-        state = _answer(nvml, partial(nvml.nvmlDeviceGetNvLinkState, handle, link))
+        state = nvml.ask("nvmlDeviceGetNvLinkState", handle, link)
         if state is None:
             return
         yield bool(state)
 
 
-def _fabric(nvml: Any, handle: Any) -> int | None:
+def _fabric(nvml: NvmlSession, handle: Any) -> int | None:
     """The state of the registration with the fabric; None where the GPU needs none."""
-
-    def ask() -> int:
-        info = nvml.c_nvmlGpuFabricInfo_t()
-        nvml.nvmlDeviceGetGpuFabricInfo(handle, nvml.byref(info))
-        return int(info.state)
-
-    return _answer(nvml, ask) or None
+    with suppress(NvmlError, AttributeError):
+        info = nvml.library.c_nvmlGpuFabricInfo_t()
+        nvml.call("nvmlDeviceGetGpuFabricInfo", handle, byref(info))
+        return int(info.state) or None
+    return None

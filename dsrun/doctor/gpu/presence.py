@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from dsrun.doctor.check import Check, failure, fine, warning
+from dsrun.doctor.check import Check
 from dsrun.doctor.gpu import nvml
 from dsrun.doctor.gpu.nvml import FABRIC_COMPLETED, GpuState, NvmlAnswer, of_gpus
 from dsrun.doctor.machine import Machine, Target
 from dsrun.findings.finding import Finding
-from dsrun.messages import Message, joined
+from dsrun.findings.texts import finding_of, text_of
+from dsrun.messages import joined
 from dsrun.system.display import counted
 from dsrun.system.gpus import Gpu, select_visible
 
@@ -65,70 +66,37 @@ def _starts_with(file: Path, head: bytes) -> bool:
 
 def _driver(machine: Machine, target: Target) -> Iterator[Finding]:
     on_bus = [each for each in devices(machine) if each.kind.startswith(DISPLAY)]
-    loaded = machine.path("/proc/driver/nvidia/version").exists()
+    version = machine.text("/proc/driver/nvidia/version")
     told = machine.nvml()
-    if not on_bus and not loaded and not told.gpus:
+    if not on_bus and version is None and not told.gpus:
         return
-    if told.error == nvml.NO_ANSWER:
-        yield warning(
-            "gpu_driver_slow",
-            Message(
-                "the NVIDIA driver did not answer within {seconds:g} s: a GPU hangs, or persistence mode is off",
-                seconds=nvml.ANSWER_S,
-            ),
-            Message(
-                "sudo nvidia-smi -pm 1, or enable the service nvidia-persistenced; dmesg | grep NVRM shows what hangs"
-            ),
-        )
-    elif told.error is not None:
-        yield _unusable(told, loaded=loaded, count=len(on_bus))
+    if told.error is not None:
+        yield _unusable(told, loaded=version is not None, count=len(on_bus))
     elif not told.gpus and not told.lost:
-        yield warning(
-            "gpu_driver_none",
-            Message("the driver works, but none of the machine's {count} GPUs may be used here", count=len(on_bus)),
-            Message("request GPUs: srun --gpus N, docker run --gpus all"),
-        )
+        yield finding_of("gpu_driver_none", count=len(on_bus))
     else:
-        release = re.search(
-            r"Kernel Module(?: for \S+)?\s+(\d[\d.]*)", machine.text("/proc/driver/nvidia/version") or ""
+        gpus = counted(len(told.gpus), "GPU")
+        release = re.search(r"Kernel Module(?: for \S+)?\s+(\d[\d.]*)", version or "")
+        yield (
+            finding_of("gpu_driver", version=release[1], gpus=gpus)
+            if release
+            else finding_of("gpu_driver.unknown", gpus=gpus)
         )
-        message = Message(
-            "driver {version} answers for {gpus}" if release else "driver answers for {gpus}",
-            version=release[1] if release else "",
-            gpus=counted(len(told.gpus), "GPU"),
-        )
-        yield fine("gpu_driver", message)
 
 
 def _unusable(told: NvmlAnswer, *, loaded: bool, count: int) -> Finding:
     """Why NVML does not answer, and what mends it."""
+    if told.error == nvml.NO_ANSWER:
+        return finding_of("gpu_driver_slow", seconds=nvml.ANSWER_S)
     if told.error == nvml.VERSION_MISMATCH:
-        code, message = (
-            "mismatch",
-            Message("the driver was updated while it was loaded: its library and kernel module differ"),
-        )
-        fix = Message(
-            "reboot, or unload the modules: rmmod nvidia_uvm nvidia_drm nvidia_modeset nvidia && modprobe nvidia"
-        )
-    elif told.error == nvml.LIBRARY_NOT_FOUND and loaded:
-        code, message = (
-            "library",
-            Message("the driver is loaded, but its library libnvidia-ml.so.1 is not here, as in a container"),
-        )
-        fix = Message("start the container with its GPUs: docker run --gpus all, apptainer --nv, srun --gpus N")
-    elif told.error in (nvml.LIBRARY_NOT_FOUND, nvml.DRIVER_NOT_LOADED) and not loaded:
-        code, message = (
-            "not_loaded",
-            Message("{gpus}, but the NVIDIA driver is not loaded", gpus=counted(count, "NVIDIA GPU")),
-        )
-        fix = Message("sudo modprobe nvidia; if that fails, install the driver (dmesg | grep -i nvrm shows why)")
-    elif told.error == nvml.NO_PERMISSION:
-        code, message = "permission", Message("you may not use the NVIDIA driver's device files")
-        fix = Message("ls -l /dev/nvidia*; request GPUs from the batch system, or join the group that owns them")
-    else:
-        code, message = "fails", Message("the NVIDIA driver fails: {why}", why=told.message)
-        fix = Message("nvidia-smi and dmesg | grep NVRM show more; reboot")
-    return failure(f"gpu_driver_{code}", message, fix)
+        return finding_of("gpu_driver_mismatch")
+    if told.error == nvml.LIBRARY_NOT_FOUND and loaded:
+        return finding_of("gpu_driver_library")
+    if told.error in (nvml.LIBRARY_NOT_FOUND, nvml.DRIVER_NOT_LOADED) and not loaded:
+        return finding_of("gpu_driver_not_loaded", gpus=counted(count, "NVIDIA GPU"))
+    if told.error == nvml.NO_PERMISSION:
+        return finding_of("gpu_driver_permission")
+    return finding_of("gpu_driver_fails", why=told.message)
 
 
 def _bus(machine: Machine, target: Target) -> Iterator[Finding]:
@@ -139,17 +107,11 @@ def _bus(machine: Machine, target: Target) -> Iterator[Finding]:
         seen = {each.bus for each in told.gpus}
         gone |= {address for address, minor in _minors(machine) if address not in seen and _is_ours(machine, minor)}
     if gone or told.lost:
-        names = [Message("the GPU at {bus}", bus=each) for each in sorted(gone)]
-        names = names or [Message("GPU {index}", index=index) for index in told.lost]
-        yield failure(
-            "gpu_bus_lost",
-            Message("{names} cannot be reached: fallen off the bus", names=joined(", ", names)),
-            Message(
-                "drain the node and reboot it; if it comes back, have the GPU, its slot and its power cables looked at"
-            ),
-        )
+        names = [text_of("gpu_bus_lost.at", bus=each) for each in sorted(gone)]
+        names = names or [text_of("gpu_bus_lost.index", index=index) for index in told.lost]
+        yield finding_of("gpu_bus_lost", names=joined(", ", names))
     elif told.gpus:
-        yield fine("gpu_bus", Message("{gpus} of this job, none is lost", gpus=counted(len(told.gpus), "GPU")))
+        yield finding_of("gpu_bus", gpus=counted(len(told.gpus), "GPU"))
 
 
 def _minors(machine: Machine) -> Iterator[tuple[str, int]]:
@@ -173,28 +135,16 @@ def _fabric(machine: Machine, target: Target) -> Iterator[Finding]:
     gpus = machine.nvml().gpus
     waiting = [each for each in gpus if each.fabric is not None and each.fabric != FABRIC_COMPLETED]
     if waiting:
-        yield _no_fabric(
-            Message(
-                "{gpus} waits for the fabric manager" if len(waiting) == 1 else "{gpus} wait for the fabric manager",
-                gpus=of_gpus(waiting),
-            )
-        )
+        key = "fabric_manager_down.waits" if len(waiting) == 1 else "fabric_manager_down.wait"
+        yield finding_of("fabric_manager_down", what=text_of(key, gpus=of_gpus(waiting)))
     elif any(each.fabric for each in gpus):
-        yield fine("fabric_manager", Message("all GPUs are registered with their NVSwitches"))
+        yield finding_of("fabric_manager.registered")
     elif gpus and any(each.kind.startswith(NVSWITCH) for each in devices(machine)):
         running = _runs(machine, FABRIC_MANAGER)
         if running is False:
-            yield _no_fabric(Message("this machine has NVSwitches, and nvidia-fabricmanager does not run"))
+            yield finding_of("fabric_manager_down", what=text_of("fabric_manager_down.stopped"))
         elif running:
-            yield fine("fabric_manager", Message("nvidia-fabricmanager runs"))
-
-
-def _no_fabric(what: str) -> Finding:
-    return failure(
-        "fabric_manager_down",
-        Message("{what}: CUDA fails with error 802, system not yet initialized", what=what),
-        Message("sudo systemctl start nvidia-fabricmanager (journalctl -u nvidia-fabricmanager shows why not)"),
-    )
+            yield finding_of("fabric_manager")
 
 
 def _runs(machine: Machine, name: str) -> bool | None:

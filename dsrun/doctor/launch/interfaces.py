@@ -5,14 +5,13 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator, Mapping, Sequence
 
-from dsrun.doctor.check import Check, failure, fine, warning
+from dsrun.doctor.check import Check
 from dsrun.doctor.machine import Machine, Target
 from dsrun.findings.finding import Finding
-from dsrun.messages import Message
+from dsrun.findings.texts import finding_of, text_of
 
 # Made by container and virtual machine software; nothing outside of this machine is reached over them.
 VIRTUAL = ("docker", "br-", "virbr", "veth", "vnet", "cni", "flannel", "cali", "tunl", "podman", "lxc", "lxdbr", "tap")
-_LOOPBACK = Message("the loopback alone")
 
 
 def look(machine: Machine, target: Target) -> Iterator[Finding]:
@@ -29,28 +28,14 @@ def look(machine: Machine, target: Target) -> Iterator[Finding]:
     if several and not set_by_user and not found:
         ib = [name for name in outward if name.startswith("ib")]
         if not outward:
-            message = Message("no network interface but the loopback is up: other nodes cannot be reached")
-            found.append(failure("interfaces_none", message, Message("ip addr shows the interfaces")))
+            found.append(finding_of("interfaces_none"))
         elif not ib and (len(outward) > 1 or virtual):
-            names = ", ".join((*outward, *virtual))
-            found.append(
-                warning(
-                    "interfaces_several",
-                    Message(
-                        "NCCL may take any of {names}: dsrun chooses the one on which the nodes meet, other "
-                        "launchers none",
-                        names=names,
-                    ),
-                    f"export NCCL_SOCKET_IFNAME={outward[0]} GLOO_SOCKET_IFNAME={outward[0]}",
-                )
-            )
+            found.append(finding_of("interfaces_several", names=", ".join((*outward, *virtual)), first=outward[0]))
     yield from found
     if not found:
-        shown = ", ".join(f"{name} ({networks[name][0]})" for name in outward[:4])
-        yield fine(
-            "interfaces",
-            Message("{names} and more", names=shown) if len(outward) > 4 else shown or _LOOPBACK,
-        )
+        shown = ", ".join(f"{name} ({networks[name][0]})" for name in outward[:4]) or text_of("interfaces.loopback")
+        message = text_of("interfaces.more", names=shown) if len(outward) > 4 else shown
+        yield Finding(level="info", code="interfaces", message=message)
 
 
 def _beyond_link(addresses: Sequence[str]) -> list[str]:
@@ -75,17 +60,8 @@ def _named(environ: Mapping[str, str], there: Mapping[str, Sequence[str]]) -> It
 
 
 def _missing(variable: str, value: str, there: Mapping[str, Sequence[str]]) -> Finding:
-    others = ", ".join(name for name in there if not name.startswith("lo")) or _LOOPBACK
-    return failure(
-        "interfaces_named",
-        Message(
-            "{variable}={value} names no interface that is up here ({others})",
-            variable=variable,
-            value=value,
-            others=others,
-        ),
-        Message("unset {variable}, or correct it: `ip -brief addr` lists them", variable=variable),
-    )
+    others = ", ".join(name for name in there if not name.startswith("lo")) or text_of("interfaces.loopback")
+    return finding_of("interfaces_named", variable=variable, value=value, others=others)
 
 
 def _nccl_matches(value: str, there: Mapping[str, Sequence[str]]) -> list[str]:

@@ -5,50 +5,30 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator
 
-from dsrun.doctor.check import Check, failure, fine, warning
+from dsrun.doctor.check import Check
 from dsrun.doctor.machine import RESOLVE_S, Machine, Target
 from dsrun.findings.finding import Finding
+from dsrun.findings.texts import finding_of, text_of
 from dsrun.launch.context import DEFAULT_PORT, LAST_PORT
-from dsrun.messages import Message
 
 
 def look_at_port(machine: Machine, target: Target) -> Iterator[Finding]:
     """The port that was named must be free; without one dsrun takes a free one on one machine, and 29500 on several."""
     named, by = _named_port(machine, target)
     if isinstance(named, str):
-        yield failure(
-            "port_invalid",
-            Message("{by}={named!r} is not a valid port", by=by, named=named),
-            Message("give a number from 1 to {last}", last=LAST_PORT),
-        )
+        yield finding_of("port_invalid", by=by, named=named, last=LAST_PORT)
         return
     port = named or DEFAULT_PORT
     taken = machine.network.taken(port)
     if taken and named:
-        fix = Message(
-            "unset MASTER_PORT, and a free one is taken"
-            if by == "MASTER_PORT"
-            else "leave it out, and a free one is taken"
-        )
-        yield failure("port_taken", Message("{by}: {taken}", by=by, taken=taken), fix)
+        key = "port_taken.variable" if by == "MASTER_PORT" else "port_taken"
+        yield finding_of(key, by=by, taken=taken)
     elif taken:
-        yield warning(
-            "port_default_taken",
-            Message(
-                "{taken}; on one machine dsrun takes another by itself, but torchrun and jobs of several "
-                "nodes want this one",
-                taken=taken,
-            ),
-            Message("give another port: --master-port"),
-        )
+        yield finding_of("port_default_taken", taken=taken)
     elif named and target.nodes > 1 and (next_taken := machine.network.taken(port + 1)):
-        yield failure(
-            "port_next_taken",
-            Message("{next_taken}, which dsrun's own protocol needs beside {port}", next_taken=next_taken, port=port),
-            Message("give another --master-port"),
-        )
+        yield finding_of("port_next_taken", next_taken=next_taken, port=port)
     else:
-        yield fine("port", Message("{port} is free", port=port))
+        yield finding_of("port", port=port)
 
 
 def _named_port(machine: Machine, target: Target) -> tuple[int | str | None, str]:
@@ -76,47 +56,20 @@ def look_at_names(machine: Machine, target: Target) -> Iterator[Finding]:
     addresses = machine.network.resolve(own)
     found = _master(machine, target, address) if address else []
     several = (target.nodes > 1 and target.runs_on(machine)) or (bool(address) and not _is_local(machine, address))
-    if not addresses:
-        what = (
-            Message(
-                "looking up this machine's own name {own} takes more than {seconds:g} s", own=own, seconds=RESOLVE_S
-            )
-            if addresses is None
-            else Message(
-                "looking up this machine's own name {own} finds no address: gloo fails, or waits 10 s", own=own
-            )
-        )
-        found.append(
-            warning(
-                "names_own_unknown",
-                what,
-                f"echo '127.0.1.1 {own}' | sudo tee -a /etc/hosts",
-            )
-        )
+    if addresses is None:
+        found.append(finding_of("names_own_unknown.slow", own=own, seconds=RESOLVE_S))
+    elif not addresses:
+        found.append(finding_of("names_own_unknown", own=own))
     elif several and all(_is_loopback(each) for each in addresses):
-        found.append(
-            warning(
-                "names_own_loopback",
-                Message(
-                    "{own} resolves to {address}, which gloo gives to other nodes: dsrun sets "
-                    "GLOO_SOCKET_IFNAME against that, torchrun does not",
-                    own=own,
-                    address=addresses[0],
-                ),
-                Message("correct the line of {own} in /etc/hosts, or export GLOO_SOCKET_IFNAME=INTERFACE", own=own),
-            )
-        )
+        found.append(finding_of("names_own_loopback", own=own, address=addresses[0]))
     yield from found
     if not found and addresses:
         there = machine.network.resolve(address) if address else None
-        message = Message(
-            "{own} is {address}; MASTER_ADDR {master} is {there}" if there else "{own} is {address}",
-            own=own,
-            address=addresses[0],
-            master=address,
-            there=there[0] if there else "",
+        yield (
+            finding_of("names.master", own=own, address=addresses[0], master=address, there=there[0])
+            if there
+            else finding_of("names", own=own, address=addresses[0])
         )
-        yield fine("names", message)
 
 
 def _master(machine: Machine, target: Target, address: str) -> list[Finding]:
@@ -124,18 +77,10 @@ def _master(machine: Machine, target: Target, address: str) -> list[Finding]:
     resolved = machine.network.resolve(address)
     if resolved:
         return []
-    by = "--master-addr" if target.master_addr else "MASTER_ADDR"
-    fix = Message(
-        "give the IP address of node 0" if target.master_addr else "give the IP address of node 0, or unset MASTER_ADDR"
-    )
-    message = Message(
-        "{by} is {address}, whose lookup does not end: ranks would wait for it until they time out"
-        if resolved is None
-        else "{by} is {address}, which no name service knows: ranks would wait for it until they time out",
-        by=by,
-        address=address,
-    )
-    return [failure("names_master_addr", message, fix)]
+    key = "names_master_addr.hangs" if resolved is None else "names_master_addr"
+    if target.master_addr:
+        return [finding_of(key, by="--master-addr", address=address)]
+    return [finding_of(key, by="MASTER_ADDR", address=address, fix=text_of("names_master_addr.unset"))]
 
 
 def _is_loopback(address: str) -> bool:

@@ -7,12 +7,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from dsrun.doctor.check import Check, failure, fine, warning
+from dsrun.doctor.check import Check
 from dsrun.doctor.job.zero_config import ops_of
 from dsrun.doctor.machine import Machine, Target
 from dsrun.doctor.software.compiled_code import compiled_at_start, compiled_ops, installed_ops
 from dsrun.findings.finding import Finding
-from dsrun.messages import Message
+from dsrun.findings.texts import finding_of
 from dsrun.system.host import cpu_flags
 from dsrun.wheel.target.cxx import way_to_install
 from dsrun.wheel.verify.isa_level import lacking
@@ -29,26 +29,14 @@ def look_at_tools(machine: Machine, target: Target) -> Iterator[Finding]:
         return
     found = []
     if ops and not _ninja(machine):
-        message = Message("ninja is not installed, and {ops} would be compiled at the start", ops=", ".join(ops))
-        found.append(failure("build_tools_ninja", message, "pip install ninja"))
-    if aio and not _has_aio(machine, header="async_io" in ops):
-        message = Message(
-            "offloading to NVMe needs libaio, and libaio's header and library are not installed"
-            if "async_io" in ops
-            else "offloading to NVMe needs libaio, and libaio is not installed"
-        )
-        found.append(failure("build_tools_libaio", message, way_to_install("libaio", environ=machine.environ)))
+        found.append(finding_of("build_tools_ninja", ops=", ".join(ops)))
+    header = "async_io" in ops
+    if aio and not _has_aio(machine, header=header):
+        install = way_to_install("libaio", environ=machine.environ)
+        found.append(finding_of("build_tools_libaio.header" if header else "build_tools_libaio", fix=install))
     yield from found
-    if ops and not found:
-        yield warning(
-            "build_tools_compiles",
-            Message(
-                "DeepSpeed compiles {ops} at the first start here: minutes in which the GPUs wait", ops=", ".join(ops)
-            ),
-            Message('compile them once: pip install "$(dsrun build-wheel --arch auto)"'),
-        )
-    elif not found:
-        yield fine("build_tools", Message("all operations of this job are compiled already"))
+    if not found:
+        yield finding_of("build_tools_compiles", ops=", ".join(ops)) if ops else finding_of("build_tools")
 
 
 def _ninja(machine: Machine) -> bool:
@@ -79,26 +67,13 @@ def look_at_processor(machine: Machine, _: Target) -> Iterator[Finding]:
     flags = cpu_flags(machine.root)
     if folder is None or not ops or not flags:
         return
-    found = []
+    found = False
     for op, code in compiled_ops(folder):
-        lacked = lacking(code.cpu_level, flags) if code.cpu_level else ()
-        if lacked:
-            found.append(
-                failure(
-                    "cpu_level",
-                    Message(
-                        "DeepSpeed's compiled {op} is for {cpu_level}, and this processor lacks {lacked}: a process "
-                        "that uses it dies with SIGILL (illegal instruction)",
-                        op=op,
-                        cpu_level=code.cpu_level,
-                        lacked=", ".join(lacked),
-                    ),
-                    'pip install --force-reinstall "$(dsrun build-wheel --cpu x86-64-v3)"',
-                )
-            )
-    yield from found
+        if code.cpu_level and (lacked := lacking(code.cpu_level, flags)):
+            found = True
+            yield finding_of("cpu_level.lacks", op=op, cpu_level=code.cpu_level, lacked=", ".join(lacked))
     if not found:
-        yield fine("cpu_level", Message("this processor runs DeepSpeed's {count} compiled operations", count=len(ops)))
+        yield finding_of("cpu_level", count=len(ops))
 
 
 PROCESSOR = Check(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from dsrun.doctor.check import Check, failure, fine, warning
+from dsrun.doctor.check import Check
 from dsrun.doctor.machine import Machine, Target
 from dsrun.doctor.software.compiled_code import compiled_at_start
 from dsrun.errors import DsrunError, MissingError, UsageError
-from dsrun.findings.finding import Finding
+from dsrun.findings.finding import Finding, Level
+from dsrun.findings.texts import finding_of, text_of
 from dsrun.messages import Message, joined
 from dsrun.wheel.target.arch import minor_release
 from dsrun.wheel.target.cxx import all_cxx, find_cxx
@@ -34,34 +36,17 @@ def look_at_toolkit(machine: Machine, target: Target) -> Iterator[Finding]:
     try:
         nvcc = _nvcc(machine)
     except UsageError as error:
-        yield failure("cuda_toolkit_home", error.message, error.fix or "")
+        yield Finding(level="error", code="cuda_toolkit_home", message=error.message, fix=error.fix or "")
         return
     if nvcc is None:
-        if ops:
-            yield failure(
-                "cuda_toolkit_missing",
-                Message("there is no nvcc, and {ops} would be compiled at the start", ops=_and(ops)),
-                Message(
-                    "load a CUDA toolkit and set CUDA_HOME, or install a wheel with them: dsrun build-wheel --arch auto"
-                ),
-            )
-        else:
-            yield fine("cuda_toolkit", Message("no nvcc here, and none is needed for this"))
+        yield finding_of("cuda_toolkit_missing", ops=_and(ops)) if ops else finding_of("cuda_toolkit.none")
         return
     problems = [each for each in check_versions(torch.cuda, nvcc) if each.level == "error"]
     for each in problems:
-        tell = failure if ops else warning
-        yield tell("cuda_toolkit_version", each.message, each.fix)
+        yield replace(each, level="error" if ops else "warning", code="cuda_toolkit_version", where="")
     if not problems:
-        yield fine(
-            "cuda_toolkit",
-            Message(
-                "nvcc {version} in {home}, torch for CUDA {cuda}",
-                version=nvcc.version,
-                home=nvcc.home,
-                cuda=minor_release(torch.cuda),
-            ),
-        )
+        cuda = minor_release(torch.cuda)
+        yield finding_of("cuda_toolkit", version=nvcc.version, home=nvcc.home, cuda=cuda)
 
 
 TOOLKIT = Check(
@@ -79,17 +64,15 @@ def look_at_host_compiler(machine: Machine, target: Target) -> Iterator[Finding]
     if torch is None:
         return
     ops = compiled_at_start(machine, target, cuda=False)
-    tell = failure if ops else warning
+    level: Level = "error" if ops else "warning"
     try:
         cxx = find_cxx(machine.environ)
     except MissingError as error:
-        message = error.message
-        if ops:
-            message = Message("{error}, and {ops} would be compiled at the start", error=message, ops=_and(ops))
-        yield tell("host_compiler_missing", message, error.fix or "")
+        message = text_of("host_compiler_missing.needed", error=error.message, ops=_and(ops)) if ops else error.message
+        yield Finding(level=level, code="host_compiler_missing", message=message, fix=error.fix or "")
         return
     except UsageError as error:
-        yield failure("host_compiler_cxx", error.message, error.fix or "")
+        yield Finding(level="error", code="host_compiler_cxx", message=error.message, fix=error.fix or "")
         return
     others = all_cxx(machine.environ)
     problems = check_standard(torch, cxx, others)
@@ -99,24 +82,21 @@ def look_at_host_compiler(machine: Machine, target: Target) -> Iterator[Finding]
         nvcc = None
     problems += check_host(nvcc, cxx, others) if nvcc else []
     for each in problems:
-        yield tell("host_compiler_version", each.message, _without_flag(each.fix))
-    if not problems:
-        message = str(cxx)
-        if nvcc:
-            message = Message("{compiler}, which nvcc {version} accepts", compiler=message, version=nvcc.version)
-        yield fine("host_compiler", message)
+        yield replace(each, level=level, code="host_compiler_version", fix=_without_flag(each.fix), where="")
+    if not problems and nvcc:
+        yield finding_of("host_compiler", compiler=str(cxx), version=nvcc.version)
+    elif not problems:
+        yield Finding(level="info", code="host_compiler", message=str(cxx))
 
 
 def _without_flag(fix: str) -> str:
     """The advice for build-wheel, for compilation at first use: there is no --cxx, but the variable CXX."""
     flag, _, path = fix.partition(" ")
     if flag == "--cxx":
-        folder = Path(path)
-        return (
-            f"export CXX={folder} CC={folder.with_name(folder.name.replace('g++', 'gcc').replace('clang++', 'clang'))}"
-        )
+        cxx = Path(path)
+        return f"export CXX={cxx} CC={cxx.with_name(cxx.name.replace('g++', 'gcc').replace('clang++', 'clang'))}"
     if isinstance(fix, Message) and isinstance(fix.values, Mapping) and "wanted" in fix.values:
-        return Message("install {wanted} and name it with the variable CXX", wanted=fix.values["wanted"])
+        return text_of("host_compiler_missing.wanted", wanted=fix.values["wanted"])
     return fix
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from dsrun.doctor.check import Check, failure, fine, warning
+from dsrun.doctor.check import Check
 from dsrun.doctor.gpu.presence import DISPLAY, devices
 from dsrun.doctor.machine import Machine, Target
 from dsrun.doctor.software.compiled_code import compiled_ops, torch_code
 from dsrun.findings.finding import Finding
-from dsrun.messages import Message
+from dsrun.findings.texts import finding_of, text_of
 from dsrun.system.gpus import Gpu
 from dsrun.wheel.target.arch import Capability, capability, minor_release
 from dsrun.wheel.target.gpus import serving
@@ -23,84 +23,34 @@ _INDEXES = ("cu118", "cu121", "cu124", "cu126", "cu128", "cu129", "cu130")
 def look_at_driver(machine: Machine, target: Target) -> Iterator[Finding]:
     """torch can use a driver of its CUDA's major version, or above (NVIDIA, "Minor Version Compatibility")."""
     torch, driver = machine.packages.torch, machine.driver
+    here = target.runs_on(machine)
     if torch is None:
-        yield _no_torch(machine, needed=target.recipe is not None and target.runs_on(machine))
+        if machine.packages.folder("torch"):
+            yield finding_of("torch_driver_broken")
+        else:
+            yield finding_of("torch_driver_missing", level="error" if target.recipe and here else "warning")
     elif driver is None:
         if not _has_nvidia_gpu(machine):
-            yield fine(
-                "torch_driver",
-                Message(
-                    "torch {version}, no NVIDIA GPU here: training would run on the CPU"
-                    if target.runs_on(machine)
-                    else "torch {version}, no NVIDIA GPU here: the job's nodes may have some",
-                    version=torch.version,
-                ),
-            )
+            yield finding_of("torch_driver.cpu" if here else "torch_driver.elsewhere", version=torch.version)
     elif torch.cuda is None:
-        yield failure(
-            "torch_driver_cpu_build",
-            Message(
-                "torch {version} was built for ROCm {rocm}, and this machine has an NVIDIA GPU: it would train on the "
-                "CPU"
-                if torch.hip
-                else "torch {version} was built for CPUs only, and this machine has an NVIDIA GPU: it would train on "
-                "the CPU",
-                version=torch.version,
-                rocm=torch.hip,
-            ),
-            _from_index(driver.cuda),
+        install = _from_index(driver.cuda)
+        yield (
+            finding_of("torch_driver_cpu_build.rocm", version=torch.version, rocm=torch.hip, fix=install)
+            if torch.hip
+            else finding_of("torch_driver_cpu_build", version=torch.version, fix=install)
         )
     elif driver.cuda is not None:
-        ours = minor_release(torch.cuda)
-        if capability(ours)[0] > capability(driver.cuda)[0]:
-            yield failure(
-                "torch_driver_old",
-                Message(
-                    "torch {version} needs a driver for CUDA {needed}, and driver {driver} is for CUDA {cuda}: "
-                    "torch.cuda.is_available() is False",
-                    version=torch.version,
-                    needed=ours,
-                    driver=driver.version,
-                    cuda=driver.cuda,
-                ),
-                Message("update the driver, or {install}", install=_from_index(driver.cuda)),
-            )
-        elif capability(ours) > capability(driver.cuda):
-            yield warning(
-                "torch_driver_minor",
-                Message(
-                    "torch {version} (CUDA {built}) runs with driver {driver} (CUDA {cuda}), but kernels that "
-                    "it must compile fail, as those of torch.compile and Triton",
-                    version=torch.version,
-                    built=ours,
-                    driver=driver.version,
-                    cuda=driver.cuda,
-                ),
-                Message("update the driver"),
-            )
-        else:
-            seen = _counted(machine.gpus)
-            yield fine(
-                "torch_driver",
-                Message(
-                    "torch {version}, driver {driver} (CUDA {cuda}), {seen}",
-                    version=torch.version,
-                    driver=driver.version,
-                    cuda=driver.cuda,
-                    seen=seen,
-                ),
-            )
+        yield _against_driver(torch.version, minor_release(torch.cuda), driver.version, driver.cuda, machine.gpus)
 
 
-def _no_torch(machine: Machine, *, needed: bool) -> Finding:
-    if machine.packages.folder("torch"):
-        message = Message("torch is installed, but its version.py says no version")
-        return failure("torch_driver_broken", message, "pip install --force-reinstall torch")
-    message = Message("torch is not installed for this Python: nothing can train here")
-    tell = failure if needed else warning
-    return tell(
-        "torch_driver_missing", message, Message("pip install 'dsrun[train]', or call dsrun of the right environment")
-    )
+def _against_driver(version: str, ours: str, driver: str, cuda: str, gpus: list[Gpu]) -> Finding:
+    """A torch of CUDA `ours` with a driver for `cuda`."""
+    if capability(ours)[0] > capability(cuda)[0]:
+        install = _from_index(cuda)
+        return finding_of("torch_driver_old", version=version, needed=ours, driver=driver, cuda=cuda, install=install)
+    if capability(ours) > capability(cuda):
+        return finding_of("torch_driver_minor", version=version, built=ours, driver=driver, cuda=cuda)
+    return finding_of("torch_driver", version=version, driver=driver, cuda=cuda, seen=_counted(gpus))
 
 
 def _has_nvidia_gpu(machine: Machine) -> bool:
@@ -110,20 +60,21 @@ def _has_nvidia_gpu(machine: Machine) -> bool:
 
 
 def _counted(gpus: list[Gpu]) -> str:
-    if not gpus:
-        return Message("no GPU visible")
     names = sorted({gpu.name for gpu in gpus})
     if len(names) == 1:
         return f"{len(gpus)} × {names[0]}"
-    return Message("{count} GPUs ({names})", count=len(gpus), names=", ".join(names))
+    return (
+        text_of("torch_driver.gpus", count=len(gpus), names=", ".join(names))
+        if gpus
+        else text_of("torch_driver.no_gpu")
+    )
 
 
 def _from_index(cuda: str | None) -> str:
     """Which torch to install: of the newest index whose CUDA has the major version that the driver knows, or below."""
     major = int((cuda or "13.0").split(".", maxsplit=1)[0])
     fitting = [name for name in _INDEXES if int(name[2:4]) <= major]
-    name = (fitting or _INDEXES[:1])[-1]
-    return Message("install torch from PyTorch's index {name}: its Get Started page has the command", name=name)
+    return text_of("torch_driver.install", name=(fitting or _INDEXES[:1])[-1])
 
 
 DRIVER = Check(
@@ -143,50 +94,26 @@ def look_at_gpu_code(machine: Machine, _: Target) -> Iterator[Finding]:
     found = [*_torch_code(torch, gpus), *_op_code(machine, gpus)]
     yield from found
     if not found:
-        yield fine(
-            "gpu_code",
-            Message("torch has code for {architectures}", architectures=", ".join(sm(each) for each in sorted(gpus))),
-        )
+        yield finding_of("gpu_code", architectures=", ".join(sm(each) for each in sorted(gpus)))
 
 
 def _torch_code(torch: TorchFacts, gpus: Mapping[Capability, Gpu]) -> Iterator[Finding]:
     code = torch_code(torch.path)
     for wanted, gpu in gpus.items() if code else ():
         how = service(code.sass, code.ptx, wanted) if code else "sass"
-        if how == "ptx":
-            yield warning(
-                "gpu_code_ptx",
-                Message(
-                    "torch {version} has no code for {name} ({wanted}), only PTX, which the driver compiles at "
-                    "the first use, for minutes",
-                    version=torch.version,
-                    name=gpu.name,
-                    wanted=sm(wanted),
-                ),
-                _suiting_torch(wanted),
-            )
-        if how == "none":
-            yield failure(
-                "gpu_code_torch",
-                Message(
-                    "torch {version} has no code for {name} ({wanted}): 'no kernel image is available for "
-                    "execution on the device'",
-                    version=torch.version,
-                    name=gpu.name,
-                    wanted=sm(wanted),
-                ),
-                _suiting_torch(wanted),
-            )
+        if how != "sass":
+            key = "gpu_code_ptx" if how == "ptx" else "gpu_code_torch"
+            yield finding_of(key, version=torch.version, name=gpu.name, wanted=sm(wanted), fix=_suiting_torch(wanted))
 
 
 def _suiting_torch(wanted: Capability) -> str:
     rows = serving(wanted)
     if not rows:
-        return Message("no torch on PyPI has code for it: use another GPU, or NVIDIA's own build of torch")
+        return text_of("gpu_code_torch.none")
     first, last = rows[0].release, rows[-1].release
     if first == last:
         return f"pip install 'torch=={last}.*'"
-    return Message("pip install 'torch=={last}.*'; {first} to {last} have code for it", first=first, last=last)
+    return text_of("gpu_code_torch.several", first=first, last=last)
 
 
 def _op_code(machine: Machine, gpus: Mapping[Capability, Gpu]) -> Iterator[Finding]:
@@ -194,17 +121,8 @@ def _op_code(machine: Machine, gpus: Mapping[Capability, Gpu]) -> Iterator[Findi
     for op, code in compiled_ops(folder) if folder else ():
         for wanted, gpu in gpus.items():
             if (code.sass or code.ptx) and service(code.sass, code.ptx, wanted) == "none":
-                yield failure(
-                    "gpu_code_op",
-                    Message(
-                        "DeepSpeed's compiled {op} has code for {architectures}, none for {name} ({wanted})",
-                        op=op,
-                        architectures=", ".join(code.sass or code.ptx),
-                        name=gpu.name,
-                        wanted=sm(wanted),
-                    ),
-                    'pip install --force-reinstall "$(dsrun build-wheel --arch auto)"',
-                )
+                architectures = ", ".join(code.sass or code.ptx)
+                yield finding_of("gpu_code_op", op=op, architectures=architectures, name=gpu.name, wanted=sm(wanted))
 
 
 GPU_CODE = Check(

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from dsrun.doctor.check import Check, failure, fine, warning
+from dsrun.doctor.check import Check
 from dsrun.doctor.machine import Machine, Target
 from dsrun.doctor.mounts import mount_of
 from dsrun.doctor.software.compiled_code import compiled_at_start
-from dsrun.findings.finding import Finding
-from dsrun.messages import Message
+from dsrun.findings.finding import Finding, Level
+from dsrun.findings.texts import finding_of, text_of
 from dsrun.system.files import nearest_existing
 from dsrun.zero.ops import extension_cache
 
@@ -27,76 +27,42 @@ def look(machine: Machine, target: Target) -> Iterator[Finding]:
     found = list(_problems(machine, target))
     yield from found
     if not found:
-        yield fine(
-            "jit_cache",
-            Message(
-                "{folder}: no stale lock, on {kind}",
-                folder=_shown(_own(machine)),
-                kind=_kind(machine, _own(machine)),
-            ),
-        )
+        own = _own(machine)
+        mount = mount_of(machine, nearest_existing(own))
+        yield finding_of("jit_cache", folder=_shown(own), kind=mount.kind if mount else text_of("jit_cache.local"))
 
 
 def _problems(machine: Machine, target: Target) -> Iterator[Finding]:
     own = _own(machine)
-    ops = compiled_at_start(machine, target, cuda=False)
-    for folder in dict.fromkeys((own, _of_torch(machine))):
-        for lock in sorted(folder.glob("**/lock")):
-            if age := _stale(machine, lock):
-                # dsrun train compiles under a lock of its own, and then removes those of torch; other programs wait.
-                tell = warning if folder == own else failure
-                yield tell(
-                    "jit_cache_lock",
-                    Message(
-                        "{lock} was left {age} ago by a process that is gone: whoever loads this operation waits for "
-                        "ever",
-                        lock=lock,
-                        age=age,
-                    ),
-                    f"rm {lock}",
-                )
+    folder = _shown(own)
+    yield from _locks(machine, own)
     base = nearest_existing(own)
     if not os.access(base, os.W_OK | os.X_OK):
-        yield failure(
-            "jit_cache_unwritable",
-            Message("{folder}: {base} cannot be written", folder=_shown(own), base=base),
-            _elsewhere(),
-        )
+        yield finding_of("jit_cache_unwritable", folder=folder, base=base)
     mount = mount_of(machine, base)
     if mount and mount.shared:
-        yield warning(
-            "jit_cache_network",
-            Message(
-                "operations are compiled into {folder}, on a network file system ({kind}): {ops} would be compiled "
-                "there: nodes wait for each other's locks, and load code for another's processor"
-                if ops
-                else "operations are compiled into {folder}, on a network file system ({kind}): nodes wait "
-                "for each other's locks, and load code for another's processor",
-                folder=_shown(own),
-                kind=mount.kind,
-                ops=", ".join(ops),
-            ),
-            Message("{export}, or install a wheel with the operations: dsrun build-wheel", export=_elsewhere()),
+        ops = ", ".join(compiled_at_start(machine, target, cuda=False))
+        kind, export = mount.kind, text_of("jit_cache_unwritable.fix")
+        yield (
+            finding_of("jit_cache_network.ops", folder=folder, kind=kind, ops=ops, export=export)
+            if ops
+            else finding_of("jit_cache_network", folder=folder, kind=kind, export=export)
         )
     triton = _of_triton(machine)
     triton_mount = mount_of(machine, nearest_existing(triton)) if machine.gpus else None
     if triton_mount and triton_mount.shared:
-        yield warning(
-            "jit_cache_triton",
-            Message(
-                "Triton compiles into {folder}, on a network file system ({kind}): ranks wait for each "
-                "other, and may hang at their end",
-                folder=_shown(triton),
-                kind=triton_mount.kind,
-            ),
-            Message("export TRITON_CACHE_DIR=/tmp/triton_$USER (each node's own disk)"),
-        )
+        yield finding_of("jit_cache_triton", folder=_shown(triton), kind=triton_mount.kind)
     if mount and not mount.shared and "noexec" in mount.options:
-        yield failure(
-            "jit_cache_noexec",
-            Message("{folder} is mounted noexec: compiled operations cannot be loaded", folder=_shown(own)),
-            _elsewhere(),
-        )
+        yield finding_of("jit_cache_noexec", folder=folder)
+
+
+def _locks(machine: Machine, own: Path) -> Iterator[Finding]:
+    for folder in dict.fromkeys((own, _of_torch(machine))):
+        # dsrun train compiles under a lock of its own, and then removes those of torch; other programs wait.
+        level: Level = "warning" if folder == own else "error"
+        for lock in sorted(folder.glob("**/lock")):
+            if age := _stale(machine, lock):
+                yield finding_of("jit_cache_lock", level=level, lock=lock, age=age)
 
 
 def _own(machine: Machine) -> Path:
@@ -142,15 +108,6 @@ def _is_open(path: Path) -> bool:
                         if entry.readlink() == path:
                             return True
     return False
-
-
-def _kind(machine: Machine, folder: Path) -> str:
-    mount = mount_of(machine, nearest_existing(folder))
-    return mount.kind if mount else Message("a local disk")
-
-
-def _elsewhere() -> str:
-    return Message("export TORCH_EXTENSIONS_DIR=/tmp/torch_extensions_$USER (each node's own disk)")
 
 
 def _shown(folder: Path) -> str:

@@ -12,10 +12,11 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from dsrun.datafiles import toml_beside
-from dsrun.doctor.check import Check, failure, fine, warning
+from dsrun.doctor.check import Check
 from dsrun.doctor.job.zero_config import config_of
 from dsrun.doctor.machine import Machine, Target
 from dsrun.findings.finding import Finding, Level
+from dsrun.findings.texts import finding_of, text_of
 from dsrun.messages import Message
 from dsrun.system.host import NEEDED
 from dsrun.system.tested import untested
@@ -73,7 +74,7 @@ def look(machine: Machine, target: Target) -> Iterator[Finding]:
             level=row.level if stage is not None or row.stage is None else "warning",
             code=f"versions_{row.code}",
             message=Message(row.message, **{name.replace("-", "_"): versions[name] for name in row.packages}),
-            fix=Message("{fix}  [{source}]", fix=Message(row.fix), source=row.source),
+            fix=text_of("versions.source", fix=Message(row.fix), source=row.source),
         )
         for row in table()
         if row.holds(machine, stage)
@@ -82,27 +83,19 @@ def look(machine: Machine, target: Target) -> Iterator[Finding]:
     yield from found
     strange = untested(versions)
     if strange:
-        yield fine("versions_untested", strange)
+        yield Finding(level="info", code="versions_untested", message=strange)
     elif not found:
         shown = (name for name in ("torch", "deepspeed", "transformers", "accelerate") if name in versions)
-        yield fine(
-            "versions",
-            Message("{shown}: no known problem", shown=", ".join(f"{name} {versions[name]}" for name in shown)),
-        )
+        yield finding_of("versions", shown=", ".join(f"{name} {versions[name]}" for name in shown))
 
 
 def _missing(machine: Machine, target: Target) -> Iterator[Finding]:
     """Training packages that are not there, beside others that are."""
     missing = [name for name in NEEDED if name not in machine.packages.versions]
     if missing:
-        message = Message(
-            "{names} is not installed, and training needs it"
-            if len(missing) == 1
-            else "{names} are not installed, and training needs them",
-            names=", ".join(missing),
-        )
-        tell = failure if target.recipe and target.runs_on(machine) else warning
-        yield tell("versions_missing", message, "pip install 'dsrun[train]'")
+        key = "versions_missing.one" if len(missing) == 1 else "versions_missing"
+        level: Level = "error" if target.recipe and target.runs_on(machine) else "warning"
+        yield finding_of(key, level=level, names=", ".join(missing))
 
 
 def required() -> dict[str, SpecifierSet]:
@@ -119,16 +112,7 @@ def _outside(versions: Mapping[str, str]) -> Iterator[Finding]:
     for name, specifier in required().items():
         installed = versions.get(name)
         if installed and not _matches(installed, str(specifier)):
-            yield warning(
-                "versions_range",
-                Message(
-                    "{name} {installed} is installed, and `dsrun train` is made for {name}{specifier}",
-                    name=name,
-                    installed=installed,
-                    specifier=specifier,
-                ),
-                f"pip install '{name}{specifier}'",
-            )
+            yield finding_of("versions_range", name=name, installed=installed, specifier=specifier)
 
 
 VERSIONS = Check(

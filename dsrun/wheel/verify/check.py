@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dsrun.errors import ToolError
 from dsrun.findings.finding import Finding, Level
+from dsrun.findings.texts import text_of
 from dsrun.findings.translation import translated, translated_level
+from dsrun.hardware.node_comparison import compared
 from dsrun.messages import Message, joined
 from dsrun.system.display import cells, counted, padded
-from dsrun.system.hostlist import compressed
 from dsrun.system.proc import capture
 from dsrun.wheel.verify.archive import check_archive, open_wheel
 from dsrun.wheel.verify.compatibility import compare, compare_with_gpus
@@ -236,26 +237,15 @@ def _result(done: NodeReport) -> str:
 
 def differences(reports: Sequence[NodeReport]) -> list[Finding]:
     """An error for each property in which the nodes differ, since one run will span them."""
+    none = text_of("nodes_differ.none")
     machines = [each.machine for each in reports if each.machine]
-    found = []
-    for what, of in _COMPARED.items():
-        groups: dict[Any, list[str]] = defaultdict(list)
-        for machine in machines:
-            groups[of(machine)].append(machine.node)
-        if len(groups) > 1:
-            sides = [
-                Message("{value} on {nodes}", value=value or Message("none"), nodes=compressed(names))
-                for value, names in groups.items()
-            ]
-            fix = Message("make them alike, or exclude those that differ")
-            message = Message("{what} differs: {sides}", what=what, sides=joined("; ", sides))
-            found.append(Finding(level="error", code="nodes_differ", message=message, fix=fix))
-    return found
+    nodes = {each.node: {name: of(each) or none for name, of in _COMPARED.items()} for each in machines}
+    return [each.finding() for each in compared(nodes)]
 
 
 _COMPARED: dict[str, Callable[[Machine], str | None]] = {
-    "Python": lambda machine: machine.python_version,
+    "python": lambda machine: machine.python_version,
     "torch": lambda machine: machine.torch,
-    Message("driver"): lambda machine: machine.driver,
-    "GPU": gpu_text,
+    "driver": lambda machine: machine.driver,
+    "gpus": gpu_text,
 }

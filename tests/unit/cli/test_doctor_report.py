@@ -4,9 +4,10 @@ import pytest
 
 from dsrun.cli.doctor.local import all_checks, chosen
 from dsrun.cli.doctor.report import as_json, table
-from dsrun.doctor.check import Check, Result, failure, fine, warning
+from dsrun.doctor.check import Check, Result
 from dsrun.doctor.registry import CHECKS
 from dsrun.errors import UsageError
+from dsrun.findings.finding import Finding
 
 
 def result(code, title, *findings, needs=""):
@@ -14,9 +15,13 @@ def result(code, title, *findings, needs=""):
 
 
 RESULTS = (
-    result("net", "network", fine("net", "eth0")),
+    result("net", "network", Finding(level="info", code="net", message="eth0")),
     result(
-        "gpu", "GPU memory", fine("gpu", "beside"), warning("gpu_w", "late", "wait"), failure("gpu_e", "full", "kill 7")
+        "gpu",
+        "GPU memory",
+        Finding(level="info", code="gpu", message="beside"),
+        Finding(level="warning", code="gpu_w", message="late", fix="wait"),
+        Finding(level="error", code="gpu_e", message="full", fix="kill 7"),
     ),
     result("hub", "Hub", needs="needs a job"),
 )
@@ -46,13 +51,20 @@ def test_table_with_all_says_what_checks_need():
 
 def test_table_wraps_words_in_a_narrow_terminal():
     text = "a message of many words that does not fit into one line of /a/path/that-stays-whole/" + 60 * "x"
-    shown = [each.text for each in table([result("a", "A", failure("a", text, text))], every=False, columns=60)]
+    shown = [
+        each.text
+        for each in table(
+            [result("a", "A", Finding(level="error", code="a", message=text, fix=text))], every=False, columns=60
+        )
+    ]
     assert max(len(each) for each in shown if "xxx" not in each) <= 60
     assert " ".join(" ".join(shown[:-2]).split()) == f"A {text} -> {text}"
 
 
 def test_table_makes_control_characters_visible():
-    (first, *_) = table([result("a", "A", fine("a", "x\x1b]0;title\x07\ny"))], every=False)
+    (first, *_) = table(
+        [result("a", "A", Finding(level="info", code="a", message="x\x1b]0;title\x07\ny"))], every=False
+    )
     assert "\x1b" not in first.text
     assert "\n" not in first.text
 

@@ -6,7 +6,8 @@ from click.testing import CliRunner
 
 from dsrun.cli.doctor.command import command
 from dsrun.doctor import registry
-from dsrun.doctor.check import Check, fine
+from dsrun.doctor.check import Check
+from dsrun.findings.finding import Finding
 
 
 def test_deep_checks_run_last_and_apart(tmp_path, monkeypatch):
@@ -18,7 +19,7 @@ def test_deep_checks_run_last_and_apart(tmp_path, monkeypatch):
         def look(machine, target):
             running.append(code)
             most.append(len(running))
-            yield fine(code, "fine")
+            yield Finding(level="info", code=code, message="fine")
             running.remove(code)
 
         return Check(code, code, look)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.doctor.check import Check, fine, run_checks, warning
+from dsrun.doctor.check import Check, run_checks
 from dsrun.doctor.machine import Machine, Target
 from dsrun.doctor.mounts import mount_of
 from dsrun.doctor.registry import CHECKS
@@ -15,11 +15,11 @@ from tests.unit.doctor.recorded import recorded
 
 
 def passes(_: Machine, __: Target) -> Iterator[Finding]:
-    yield fine("a", "fine")
+    yield Finding(level="info", code="a", message="fine")
 
 
 def crashes(_: Machine, __: Target) -> Iterator[Finding]:
-    yield fine("b", "as far as this")
+    yield Finding(level="info", code="b", message="as far as this")
     raise ValueError("two\nlines")
 
 
@@ -44,7 +44,7 @@ def test_hanging_check_is_a_warning_and_holds_up_no_other(tmp_path: Path) -> Non
 
     def hangs(_: Machine, __: Target) -> Iterator[Finding]:
         for_ever.wait()
-        yield warning("h", "too late")
+        yield Finding(level="warning", code="h", message="too late")
 
     results = run_checks([Check("h", "H", hangs), Check("a", "A", passes)], recorded(tmp_path), Target(), limit_s=0.05)
     for_ever.set()

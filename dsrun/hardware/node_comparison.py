@@ -1,0 +1,57 @@
+"""In what the nodes of one run differ: of the doctor's test between nodes, and of wheels that are sent to them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dsrun.findings.finding import Finding, Level
+from dsrun.findings.texts import finding_of, text_of
+from dsrun.messages import Message, joined
+from dsrun.system.hostlist import compressed
+
+TITLES = {
+    "nccl": "NCCL",
+    "gpus": "GPUs",
+    "python": "Python",
+    "deepspeed": "DeepSpeed",
+    "wheel": Message("DeepSpeed's wheel"),
+    "driver": Message("driver"),
+}
+"""The facts' names for people, where that is another."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeDifference:
+    """A fact that is not the same on all nodes, with its value on each."""
+
+    fact: str
+    values: Mapping[str, str]
+
+    @property
+    def minority(self) -> list[str]:
+        """The nodes without the value that more than half of them have; none where no value is as common."""
+        (usual, count), *_ = Counter(self.values.values()).most_common()
+        others = [node for node, value in self.values.items() if value != usual]
+        return others if count > len(others) else []
+
+    def finding(self, level: Level = "error", where: str = "") -> Finding:
+        """What to tell about it: which nodes have which value."""
+        parts = [
+            text_of("nodes_differ.part", value=value, nodes=compressed(self._with(value)))
+            for value in dict.fromkeys(self.values.values())
+        ]
+        fix = text_of("nodes_differ.gpus") if self.fact == "gpus" else None
+        title = TITLES.get(self.fact, self.fact)
+        return finding_of("nodes_differ", level=level, where=where, fix=fix, title=title, parts=joined("; ", parts))
+
+    def _with(self, value: str) -> list[str]:
+        return [node for node, own in self.values.items() if own == value]
+
+
+def compared(nodes: Mapping[str, Mapping[str, str]]) -> list[NodeDifference]:
+    """The facts in which nodes differ; `nodes` has the same facts of each, by its name."""
+    names = next(iter(nodes.values()), {})
+    facts = {name: {node: own[name] for node, own in nodes.items()} for name in names}
+    return [NodeDifference(fact=name, values=values) for name, values in facts.items() if len(set(values.values())) > 1]
