@@ -14,7 +14,7 @@ from dsrun.errors import FindingsError, UsageError
 from dsrun.runs.commit import HIDDEN
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import MANIFEST, STATE_FILE, missing_or_wrong_size, read_manifest, verify, within
-from dsrun.runs.values import whole
+from dsrun.runs.records import whole
 from dsrun.system.files import parse_json
 
 State = Literal["complete", "damaged", "saving", "foreign"]

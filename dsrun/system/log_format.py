@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from dsrun.events import EventLevel, kind_of, level_of
 from dsrun.system import variables
 from dsrun.system.display import printable, without_tokens
 from dsrun.system.host import hostname
@@ -97,7 +98,7 @@ def _known(fields: Mapping[str, Any]) -> dict[str, Any]:
 def event_line(record: Mapping[str, Any]) -> str:
     """A line of events.jsonl as one of the log."""
     kind = str(record.get("kind"))
-    level: Level = "error" if kind == "failure" else "warn" if kind in _WARNINGS else "info"
+    meaning, level = kind_of(record), _LEVELS[level_of(record)]
     own = {f"dsrun.{name}": value for name, value in record.items() if name not in _ENVELOPE}
     about: dict[str, Any] = {
         "host.name": record.get("host"),
@@ -105,16 +106,14 @@ def event_line(record: Mapping[str, Any]) -> str:
         "event.dataset": "dsrun.events",
     }
     seconds = record.get("seconds")
-    if kind in _TIMED and isinstance(seconds, (int, float)):
+    if meaning.timed and isinstance(seconds, (int, float)):
         about["event.duration"] = round(seconds * 1e9)  # nanoseconds
     if isinstance(record.get("message"), str) and level == "error":
         about["error.message"] = without_tokens(printable(str(record["message"])))
         about["error.code"] = record.get("cause")
     step = f" at step {record['step']}" if "step" in record else ""
     said = f": {record['message']}" if record.get("message") else ""
-    outcome = _OUTCOMES.get(kind)
-    if kind == "end" and record.get("exit_code"):
-        outcome = "failure"
+    outcome: Outcome | None = "failure" if record.get("exit_code") else meaning.outcome
     if kind in ("start", "end"):
         about["event.type"] = [kind]
     return ecs_line(
@@ -127,14 +126,7 @@ def event_line(record: Mapping[str, Any]) -> str:
     )
 
 
-_WARNINGS = ("nan", "spike", "restart", "remedy", "signal", "checkpoint_failed", "failing", "waiting")
-_OUTCOMES: Mapping[str, Outcome] = {
-    "failure": "failure",
-    "checkpoint_failed": "failure",
-    "checkpoint_end": "success",
-    "end": "success",
-}
-_TIMED = ("checkpoint_end", "evaluate", "end")
+_LEVELS: Mapping[EventLevel, Level] = {"quiet": "info", "info": "info", "warning": "warn", "error": "error"}
 _ENVELOPE = ("time", "kind", "host", "pid", "message")
 
 

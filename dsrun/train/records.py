@@ -20,7 +20,6 @@ from dsrun.runs.attempts import attempt, start_times
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.goodput import goodput, goodput_line
 from dsrun.runs.records import Appender, EventLog, read_records, utc_now, write_json_atomic
-from dsrun.runs.schema import EventKind
 from dsrun.runs.stop_request import StopRequest
 from dsrun.system.display import masked_values
 from dsrun.system.host import git_commit, hostname, versions
@@ -72,7 +71,7 @@ class RunRecords:
     def metric(self, record: dict[str, Any]) -> None:
         self._metrics.append(record)
 
-    def event(self, kind: EventKind, **details: Any) -> None:
+    def event(self, kind: str, **details: Any) -> None:
         if self.main:
             self._events.write(kind, **details)
 

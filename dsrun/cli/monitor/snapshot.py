@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dsrun.findings.finding import Finding
-from dsrun.monitoring.history import RunHistory
 from dsrun.monitoring.observations import observe
 from dsrun.monitoring.status import RunStatus, State, status_json
 from dsrun.runs.node_status import NodeStatus
-from dsrun.runs.records import plain
-from dsrun.runs.values import Record
+from dsrun.runs.reader import RunHistory
+from dsrun.runs.records import Record, plain
 from dsrun.slurm.jobs.queue import SlurmJob
 
 EVENTS = 20

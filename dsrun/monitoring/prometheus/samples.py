@@ -15,15 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from dsrun.datafiles import toml_beside
-from dsrun.diagnosis.run import is_run, runs_below
 from dsrun.errors import UsageError
-from dsrun.monitoring.follow import RunReader
-from dsrun.monitoring.history import RunHistory
 from dsrun.monitoring.observations import throttle_reasons
-from dsrun.monitoring.status import RunStatus, State, ledger_of, status_of
+from dsrun.monitoring.status import RunStatus, State, status_of
+from dsrun.runs.find import is_run, runs_below
 from dsrun.runs.goodput import goodput
 from dsrun.runs.node_status import NodeStatus, RankProgress
-from dsrun.runs.values import finite, seconds_of, whole
+from dsrun.runs.reader import RunHistory, RunReader
+from dsrun.runs.records import finite, seconds_of, whole
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -58,7 +57,7 @@ def samples(history: RunHistory, now: float) -> Iterator[Sample]:
             yield name, {}, float(value)
     for metric, value in _evaluation(history).items():
         yield "dsrun_evaluation", {"metric": metric}, value
-    for use, seconds in goodput(ledger_of(history, status.state)).as_dict().items():
+    for use, seconds in (status.time or goodput(())).as_dict().items():
         if use not in ("total", "goodput"):
             yield "dsrun_time_seconds_total", {"use": use}, seconds
     causes = Counter(str(each.get("cause") or "unknown") for each in history.events if each.get("kind") == "failure")
@@ -197,7 +196,7 @@ class RunCollector:
         found: dict[str, RunHistory] = {}
         for name, path in newest:
             with suppress(OSError, UsageError):  # removed meanwhile
-                history = self._readers.setdefault(path, RunReader(path, newest_only=True)).read()
+                history = self._readers.setdefault(path, RunReader(path, "newest")).read()
                 if is_exported(history, now):
                     found[name] = history
             if len(found) == MOST_RUNS:

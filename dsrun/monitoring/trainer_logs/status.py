@@ -10,11 +10,12 @@ from typing import Any
 
 from dsrun.diagnosis.diagnose import Verdict, of_logs
 from dsrun.errors import UsageError
-from dsrun.monitoring.history import RunHistory
 from dsrun.monitoring.status import RunStatus, State, recent_step_s
 from dsrun.monitoring.trainer_logs.parser import TrainerLog
 from dsrun.runs.folder import RunFolder
+from dsrun.runs.reader import RunHistory
 from dsrun.runs.records import utc_now
+from dsrun.runs.tail import FileTail
 
 BACKLOG = 2 << 20
 """Of a long log, so many bytes at its end are read: a second or two."""
@@ -30,29 +31,21 @@ class LogReader:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.log = TrainerLog()
-        self._file = (0, 0)
-        self._offset = 0
+        self._tail = FileTail(path, whole=BACKLOG, tail=BACKLOG)
         self._torn = b""
         self._verdict: tuple[int, Verdict | None] = (-1, None)
 
     def read(self) -> None:
         """Take in what was added. Raises UsageError where the file cannot be read."""
         try:
-            with self.path.open("rb") as file:
-                size = file.seek(0, 2)
-                stat = self.path.stat()
-                is_first = (stat.st_dev, stat.st_ino) != self._file
-                if is_first or size < self._offset:
-                    self.log, self._torn = TrainerLog(), b""
-                    self._file, self._offset = (stat.st_dev, stat.st_ino), max(0, size - BACKLOG)
-                file.seek(self._offset)
-                added = file.read(size - self._offset)
+            added, is_new = self._tail.read()
         except OSError as error:
             raise UsageError(
                 f"{self.path} cannot be read: {error.strerror}", fix="name a log that you may read"
             ) from error
-        self._offset += len(added)
-        self.feed(added, now=None if is_first else utc_now())
+        if is_new:
+            self.log, self._torn = TrainerLog(), b""
+        self.feed(added, now=None if is_new else utc_now())
 
     def feed(self, added: bytes, *, now: str | None) -> None:
         """Take further bytes in; a bar that has not been ended by a line break counts."""
@@ -84,12 +77,12 @@ class LogReader:
 
     def _diagnosed(self) -> Verdict | None:
         """The verdict over the end of the log, found once for each of its lengths."""
-        if self._verdict[0] != self._offset:
+        if self._verdict[0] != self._tail.offset:
             verdict = None
             with suppress(OSError, UsageError), self.path.open("rb") as file:
-                file.seek(max(0, self._offset - _END))
+                file.seek(max(0, self._tail.offset - _END))
                 verdict = of_logs({str(self.path): file.read(_END)})
-            self._verdict = (self._offset, verdict)
+            self._verdict = (self._tail.offset, verdict)
         return self._verdict[1]
 
 

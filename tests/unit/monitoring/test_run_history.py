@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from dsrun.diagnosis.run import is_run
 from dsrun.errors import UsageError
-from dsrun.monitoring.history import read_history
 from dsrun.monitoring.status import RESTART_S, STALE_S, recent_step_s, status_of
+from dsrun.runs.find import is_run
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.node_status import NodeStatus, RankProgress, read_node_status, write_node_status
+from dsrun.runs.reader import read_history
 
 START = "2026-11-25T10:00:00.000Z"
 AT_START = 1795600800.0
