@@ -91,6 +91,16 @@ def test_launched_program_runs_while_its_node_reports(tmp_path: Path, age_s: flo
     assert status_of(read_history(tmp_path), now).state == state
 
 
+def test_launched_program_that_waited_for_memory_runs_again(tmp_path: Path) -> None:
+    """The event of the wait comes after that of the restart; one that waits for its ranks to end does not train."""
+    for folder, kind, state in (("a", "restart", "training"), ("b", "failing", "restarting")):
+        run = tmp_path / folder
+        run.mkdir()
+        run_folder(run, events=[event("failure", 3), event(kind, 4), event("waiting", 5)])
+        write_node_status(run, NodeStatus(time=at(50), host="gpu01", node=0, attempt=1, world_size=1))
+        assert status_of(read_history(run), AT_START + 55).state == state
+
+
 def test_run_of_another_machine_goes_on_while_its_node_reports(tmp_path: Path) -> None:
     """Where its lock cannot be seen, what it or its supervisor writes counts: an evaluation may take long."""
     run_folder(tmp_path, events=[event("start"), event("training", 1)])

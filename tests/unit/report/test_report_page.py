@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dsrun.errors import UsageError
+from dsrun.monitoring import status
 from dsrun.monitoring.comparison import labels
 from dsrun.report.data import read_run
 from dsrun.report.nodes import node_tables
@@ -388,3 +389,13 @@ def test_odd_values_never_break_a_page(
     folder = write_run(tmp_path, events=[*events, event("start")], metrics=metrics, run={**RUN, **run})
     page = Page(render(report_on(folder)))
     assert (page.unbalanced, page.open) == ([], [])
+
+
+def test_goodput_of_a_page_is_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its figure, its table and the strip are of one sum."""
+    sums = []
+    summed = status.goodput
+    monkeypatch.setattr(status, "goodput", lambda events: sums.append(1) or summed(events))
+    page = page_of(finished_run(tmp_path))
+    assert "Goodput" in page.text
+    assert len(sums) == 1

@@ -65,3 +65,15 @@ def test_successor_of_moved_file_is_read_from_its_first_line(tmp_path):
     assert steps(tail) == []
     append(path, 2)
     assert steps(tail) == [2]
+
+
+def test_file_that_is_gone_for_a_moment_is_not_read_again(tmp_path):
+    path = tmp_path / "events.jsonl"
+    append(path, 1)
+    tail = LineTail(path, begin=0)
+    assert steps(tail) == [1]
+    path.rename(tmp_path / "aside")
+    assert steps(tail) == []
+    (tmp_path / "aside").rename(path)
+    append(path, 2)
+    assert steps(tail) == [2]
