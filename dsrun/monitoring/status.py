@@ -28,6 +28,7 @@ RESTART_S = 900.0
 _PHASES: dict[str, State] = {"training": "training", "evaluating": "evaluating", "generating": "evaluating"}
 STALE_S = 30.0
 """A node's status is written every five seconds, every 15 on hundreds of nodes."""
+_FIGURES = ("epoch", "loss", "lr", "grad_norm", "tokens_per_s", "padding", "mfu")
 RECENT = 20
 """So many logged steps tell how fast a run is now."""
 
@@ -125,14 +126,8 @@ def status_of(history: RunHistory, now: float | None = None, *, lock_tries: int 
         host=_text(history.run.get("host")),
         step=step,
         max_steps=history.max_steps,
-        epoch=finite(last.get("epoch")),
-        loss=finite(last.get("loss")),
-        lr=finite(last.get("lr")),
-        grad_norm=finite(last.get("grad_norm")),
         tokens=whole(last.get("tokens")),
-        tokens_per_s=finite(last.get("tokens_per_s")),
-        padding=finite(last.get("padding")),
-        mfu=finite(last.get("mfu")),
+        **{name: finite(last.get(name)) for name in _FIGURES},
         step_s=step_s,
         eta_s=left * step_s if left is not None and step_s is not None and not over else None,
         since_s=None if began is None else max(0.0, (ended if over and ended else now) - began),

@@ -94,7 +94,9 @@ def status_of_log(log: TrainerLog, path: Path, *, silent_s: float | None = None,
         state = "finished"
     elif is_over or (silent_s or 0.0) > SILENT_S:
         state = "silent"
-    figures = log.figures
+    figures: dict[str, Any] = {name: log.figures.get(name) for name in _LOGGED}
+    if not log.loss_is_finite:
+        figures["loss"] = None
     step_s = log.step_s or recent_step_s(log.steps)
     left = log.max_steps - log.step if log.max_steps is not None and log.step is not None else None
     return RunStatus(
@@ -102,13 +104,7 @@ def status_of_log(log: TrainerLog, path: Path, *, silent_s: float | None = None,
         state=state,
         step=log.step,
         max_steps=log.max_steps,
-        epoch=figures.get("epoch"),
-        loss=figures.get("loss") if log.loss_is_finite else None,
-        lr=figures.get("lr"),
-        grad_norm=figures.get("grad_norm"),
-        tokens_per_s=figures.get("tokens_per_s"),
-        samples_per_s=figures.get("samples_per_s"),
-        mfu=figures.get("mfu"),
+        **figures,
         step_s=step_s,
         eta_s=left * step_s if left is not None and step_s is not None and state == "training" else None,
         silent_s=silent_s,
@@ -131,10 +127,9 @@ def program_log(folder: Path) -> Path | None:
     return max(found)[1] if found else None
 
 
+_LOGGED = ("epoch", "loss", "lr", "grad_norm", "tokens_per_s", "samples_per_s", "mfu")
 # What a log may tell where the run folder does not.
-_FIGURES = (
-    "step", "max_steps", "epoch", "loss", "lr", "grad_norm", "tokens_per_s", "samples_per_s", "mfu", "step_s", "eta_s",
-)  # fmt: skip
+_FIGURES = ("step", "max_steps", "step_s", "eta_s", *_LOGGED)
 
 
 def with_figures_of(log: RunStatus, status: RunStatus) -> RunStatus:
