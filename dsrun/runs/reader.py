@@ -13,7 +13,7 @@ from dsrun.runs.folder import RunFolder
 from dsrun.runs.node_status import NodeStatus, read_node_status
 from dsrun.runs.records import Record, finite, mapping, records_in, revive, seconds_of, whole
 from dsrun.runs.tail import LineTail
-from dsrun.system.files import parse_json
+from dsrun.system.files import read_object
 
 DEFAULT = "default"
 """The source of a setting that nobody gave."""
@@ -224,11 +224,3 @@ def _evaluations(events: list[Record]) -> tuple[Record, ...]:
 def read_history(path: Path, extent: Extent = "all") -> RunHistory:
     """The history of the run in folder `path`. Raises UsageError where it is not a run folder."""
     return RunReader(path, extent).read()
-
-
-def read_object(path: Path) -> Record:
-    """The JSON object in `path`; {} where there is none that can be read."""
-    try:
-        return mapping(parse_json(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError):
-        return {}

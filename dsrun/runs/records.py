@@ -8,11 +8,12 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
 
 from dsrun.system import host
+from dsrun.system.display import utc_text
 from dsrun.system.files import parse_json, replacing
 
 Record = Mapping[str, Any]
@@ -21,7 +22,7 @@ _NAMES = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 def utc_now() -> str:
     """The time as ISO 8601 in UTC with milliseconds: "2026-11-21T04:48:00.123Z"."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return utc_text()
 
 
 class Appender:
@@ -75,9 +76,10 @@ class EventLog(Appender):
         super().__init__(path, fsync=True)
 
     def write(self, kind: str, **details: Any) -> dict[str, Any]:
-        """Append an event; its kind and the keys of `details` are in dsrun/events.toml."""
+        """Append an event; its kind and the keys of `details` are in dsrun/events.toml. What is None is left out."""
         clock = {"boot": host.boot_id(), "uptime": host.uptime_s()}
-        return self.append({"kind": kind, "pid": os.getpid(), "host": host.hostname(), **clock, **details})
+        known = {name: value for name, value in details.items() if value is not None}
+        return self.append({"kind": kind, "pid": os.getpid(), "host": host.hostname(), **clock, **known})
 
 
 def plain(record: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,13 +12,12 @@ import math
 import os
 import threading
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from dsrun.events import EventLevel, kind_of, level_of
 from dsrun.system import variables
-from dsrun.system.display import printable, without_tokens
+from dsrun.system.display import printable, utc_text, without_tokens
 from dsrun.system.host import hostname
 
 ECS_VERSION = "8.11.0"
@@ -69,7 +68,7 @@ def ecs_line(
     """One object, with its newline. `action` names what has happened, `time` when (ISO 8601, by default now), `fields`
     are further ones by their whole names."""
     found = {
-        "@timestamp": time or datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "@timestamp": time or utc_text(),
         "log.level": level,
         "message": without_tokens(printable(message)),
         "ecs.version": ECS_VERSION,

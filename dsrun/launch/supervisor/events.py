@@ -78,7 +78,6 @@ class RunEventWriter:
         if failure.exit_code in CONFIGURATION:
             return
         known = {"rank": failure.rank, "step": failure.step, "seconds": failure.detected_s, "message": failure.message}
-        known = {name: value for name, value in known.items() if value is not None}
         self._write("failing", cause=failure.cause or "unknown", attempt=attempt, **known)
 
     def waiting(self, message: str, limit_s: float) -> None:
@@ -126,7 +125,7 @@ class RunEventWriter:
             "straggler",
             rank=found.rank,
             host=found.host,
-            **({"gpu": found.gpu} if found.gpu else {}),
+            gpu=found.gpu or None,
             step=found.step,
             slowdown=found.slowdown,
             chronic=found.kind == "slow",
@@ -153,7 +152,7 @@ class RunEventWriter:
         # Our ranks have ended, so it is another run that has the folder and refused ours. These are its events then.
         if is_in_use(self._folder.path):
             return
-        self._write(kind, **{name: value for name, value in details.items() if value is not None})
+        self._write(kind, **details)
 
     def _write(self, kind: str, **details: Any) -> None:
         # A full disk is a reason to write less, not to end without a message.
