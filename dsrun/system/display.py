@@ -7,7 +7,6 @@ import math
 import re
 import shlex
 from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime
 from typing import Any
 
 from dsrun.messages import Message
@@ -206,6 +205,8 @@ def size_text(count: float) -> str:
 
 def utc_text(at: float | None = None) -> str:
     """A time in seconds since the epoch, by default now: ISO 8601 in UTC, "2026-11-21T04:48:00.123Z"."""
+    from datetime import UTC, datetime  # most commands write no time
+
     moment = datetime.now(UTC) if at is None else datetime.fromtimestamp(at, UTC)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
