@@ -180,8 +180,7 @@ def best_of(history: RunHistory) -> Best | None:
 
 def _state(history: RunHistory, now: float, lock_tries: int) -> State:
     events = history.events
-    # What a supervisor waits for between two attempts tells nothing of the run.
-    last = next((each for each in reversed(events) if each.get("kind") != "waiting"), {})
+    last = events[-1] if events else {}
     kind = kind_of(last)
     is_fresh = _has_fresh_nodes(history, now)
     if _is_running(history, kind.name, now, lock_tries):
@@ -189,14 +188,15 @@ def _state(history: RunHistory, now: float, lock_tries: int) -> State:
         return "saving" if kind.state == "saving" else cast(State, _PHASES.get(phase) or kind.state)
     if RunFolder(history.path).finished.exists():
         return "finished"
-    restarts = kind.state == "restarting" and not kind.final
-    if history.nodes and (not events or (restarts and not kind.is_failure)):
+    # A supervisor may wait for GPU memory after it has announced the next attempt.
+    begins = next((name for each in reversed(events) if (name := each.get("kind")) != "waiting"), None)
+    if history.nodes and (not events or begins in ("remedy", "restart")):
         # A dsrun launch of another program: nobody holds its folder, and only failures are events.
         if is_fresh:
             return "training"
         if not events and not history.run:
             return "silent"
-    if restarts and now - (seconds_of(events[-1]) or 0.0) < RESTART_S:
+    if kind.state == "restarting" and not kind.final and now - (seconds_of(last) or 0.0) < RESTART_S:
         return "restarting"
     code = whole(last.get("exit_code")) if kind.over == "finished" else None
     over = "starting" if not events else "stopped" if code == EXIT_RESUME else "failed" if code else kind.over
