@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,8 +13,9 @@ from dsrun.errors import FindingsError, UsageError
 from dsrun.runs.commit import HIDDEN
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import MANIFEST, STATE_FILE, missing_or_wrong_size, read_manifest, verify, within
-from dsrun.runs.values import whole
-from dsrun.system.files import parse_json
+from dsrun.runs.records import whole
+from dsrun.system.display import utc_text
+from dsrun.system.files import parse_json, read_object
 
 State = Literal["complete", "damaged", "saving", "foreign"]
 
@@ -73,7 +73,7 @@ def entries(run: RunFolder) -> list[Entry]:
 
 def entry(checkpoint: Path) -> Entry:
     number = checkpoint.name.rpartition("-")[2]
-    step = int(number) if number.isdigit() else whole(_json(checkpoint / STATE_FILE).get("global_step")) or 0
+    step = int(number) if number.isdigit() else whole(read_object(checkpoint / STATE_FILE).get("global_step")) or 0
     return _entry(step, checkpoint, best_step([path for _, path in RunFolder(checkpoint.parent).checkpoints()]))
 
 
@@ -91,7 +91,7 @@ def find(path: Path) -> RunFolder | Path:
 def best_step(checkpoints: list[Path]) -> int | None:
     """The step of the best checkpoint, as the newest one whose state can be read has it."""
     for path in checkpoints:
-        state = _json(path / STATE_FILE)
+        state = read_object(path / STATE_FILE)
         if state:
             best = state.get("best_global_step")
             return best if isinstance(best, int) and best else None
@@ -102,7 +102,7 @@ def _entry(step: int, path: Path, best: int | None, *, hidden: bool = False) -> 
     manifest = read_manifest(path)
     extra = manifest["extra"] if manifest else {}
     findings = missing_or_wrong_size(path)
-    foreign = not manifest and not (path / MANIFEST).exists() and bool(_json(path / STATE_FILE))
+    foreign = not manifest and not (path / MANIFEST).exists() and bool(read_object(path / STATE_FILE))
     state: State = "saving" if hidden else "foreign" if foreign else "damaged" if findings else "complete"
     if manifest:
         size, time = sum(file["size"] for file in manifest["files"].values()), manifest["time"]
@@ -133,16 +133,7 @@ def _measured(path: Path) -> tuple[int, str]:
         if file.is_file():
             size += facts.st_size
             newest = max(newest, facts.st_mtime)
-    time = datetime.fromtimestamp(newest, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    return size, time
-
-
-def _json(file: Path) -> dict[str, Any]:
-    try:
-        content = parse_json(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
+    return size, utc_text(newest)
 
 
 def _looks_like_one(path: Path) -> bool:
@@ -217,7 +208,7 @@ class Contents:
 def contents(checkpoint: Path) -> Contents:
     """What `checkpoint` holds. Raises UsageError where the header of its weights is damaged."""
     manifest = read_manifest(checkpoint)
-    config = _json(checkpoint / "config.json")
+    config = read_object(checkpoint / "config.json")
     architectures = config.get("architectures")
     return Contents(
         entry=entry(checkpoint),

@@ -13,11 +13,12 @@ from dsrun.cli.output import print_json, print_line
 from dsrun.diagnosis.diagnose import Verdict, likely, of_logs
 from dsrun.diagnosis.jobs import by_job, job_of, logs_below
 from dsrun.diagnosis.reading import members
-from dsrun.diagnosis.run import is_run, of_run, runs_below
+from dsrun.diagnosis.run import of_run
 from dsrun.errors import EXIT_FINDINGS, UsageError
 from dsrun.findings.finding import Finding
 from dsrun.findings.translation import translated
 from dsrun.messages import Message, joined
+from dsrun.runs.find import is_run, runs_below
 from dsrun.system.display import counted, padded
 
 STDIN = "-"

@@ -14,8 +14,7 @@ from dsrun.cli.options import Command, format_option
 from dsrun.cli.output import print_json, print_line, print_note, print_table
 from dsrun.diagnosis.hangs import Standing, groups, name_ranks, outliers, read_standings
 from dsrun.errors import EXIT_TOOL_FAILED, ToolError, UsageError
-from dsrun.runs.node_status import FOLDER, NodeStatus, read_node_status
-from dsrun.runs.stacks_request import StacksAnswer, read_answers, request_stacks
+from dsrun.runs.node_status import FOLDER, NodeStatus, StacksAnswer, read_answers, read_node_status, request_stacks
 
 WAIT_S = 15.0
 STALE_S = 60.0

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,62 +13,47 @@ from dsrun.diagnosis.diagnose import NONE, Verdict, of_logs
 from dsrun.diagnosis.rules import Cause, causes
 from dsrun.diagnosis.tracebacks import is_exception
 from dsrun.errors import UsageError
+from dsrun.events import kind_of
 from dsrun.findings.finding import Finding
 from dsrun.messages import Message, joined
-from dsrun.runs.folder import LOCK_TRIES, RunFolder, is_in_use, read_holder
-from dsrun.runs.node_status import FOLDER as STATUS
-from dsrun.runs.node_status import read_node_status
-from dsrun.runs.records import progress, read_records
-from dsrun.system import host
+from dsrun.runs.find import is_run, last_step, who_runs
+from dsrun.runs.folder import RunFolder, read_holder
+from dsrun.runs.reader import RunHistory, read_history
+from dsrun.runs.records import Record
 
 _LOG = re.compile(r".*\.(log|out|err|txt)(\.gz)?")
 # A run of another machine whose lock cannot be seen here counts as running if it wrote something so recently.
 _RECENTLY_S = 300.0
 _JUST_NOW_S = 10.0
-# Kinds of events after which a run may stand still.
-_TELLING = ("failure", "failing", "training", "end", "signal")
-_FAILED = ("failure", "failing")
 
 
-# The last one is all that a dsrun launch of a program of its own leaves beside logs.
-_MARKS = ("run.json", "events.jsonl", "recipe.json", ".lock", f"{STATUS}/node-0.json")
-
-
-def is_run(folder: Path) -> bool:
-    """Whether `folder` is the run folder of a dsrun train or launch."""
-    with suppress(PermissionError):  # a colleague's own folder among those of a shared file system
-        return any((folder / name).is_file() for name in _MARKS)
-    return False
-
-
-def runs_below(folder: Path) -> list[Path]:
-    """The run folders in `folder` and in its sub-folders."""
-    return sorted(path for depth in ("*", "*/*") for path in folder.glob(depth) if path.is_dir() and is_run(path))
-
-
-def of_run(folder: Path) -> Verdict:
-    """The verdict over a run folder: the last failure of its event file, else what the last attempt's logs show.
+def of_run(folder: Path, history: RunHistory | None = None) -> Verdict:
+    """The verdict over a run folder, whose `history` the caller may have read: the last failure of its event file, else
+    what the last attempt's logs show.
 
     A run that goes on has the cause "running", one that ended without writing an end "run_killed". Raises UsageError
     where there is neither an event file nor a log.
     """
-    events = read_records(folder / "events.jsonl")
+    if history is None:
+        history = read_history(folder, "newest") if is_run(folder) else RunHistory(path=folder)
+    events = history.events
     logs = _last_logs(folder)
     if not events and not logs:
         raise UsageError(f"{folder} contains no logs yet", fix="give log files, or the --output of a dsrun train")
     # A failure that training came after is over.
-    last = [event for event in events if event.get("kind") in _TELLING]
-    ending: Mapping[str, Any] = last[-1] if last else {}
-    ended_well = ending.get("kind") == "end" and not ending.get("exit_code")
+    ending = next((each for each in reversed(events) if _is_telling(each)), {})
+    kind = kind_of(ending)
+    ended_well = kind.over == "finished" and not ending.get("exit_code")
     verdict = _of_logs(logs, exit_code=0 if ended_well or RunFolder(folder).finished.exists() else None)
     where = str(folder / "events.jsonl")
     # While its supervisor ends the ranks of an attempt that has failed, one of them still holds the folder.
-    if not ended_well and ending.get("kind") != "failing" and (running := who_runs(folder)):
-        return _running(folder, running, verdict, where)
-    recorded = causes().get(str(ending.get("cause"))) if ending.get("kind") in _FAILED else None
-    if ending.get("kind") in _FAILED and verdict.cause.code == NONE:
+    is_failing = kind.is_failure and not kind.final
+    if not ended_well and not is_failing and (running := who_runs(folder)):
+        return _running(history, running, verdict, where)
+    recorded = causes().get(str(ending.get("cause"))) if kind.is_failure else None
+    if kind.is_failure and verdict.cause.code == NONE:
         recorded = recorded or causes()[UNKNOWN]
-    if ending.get("kind") == "signal" and verdict.cause.code in (NONE, UNKNOWN):
+    if kind.over == "stopped" and verdict.cause.code in (NONE, UNKNOWN):
         recorded = causes()["interrupted"]
     if recorded is not None and recorded.code == UNKNOWN and verdict.cause.code not in (NONE, UNKNOWN):
         return verdict  # the supervisor looks at the end of a log only
@@ -81,54 +64,20 @@ def of_run(folder: Path) -> Verdict:
     return verdict
 
 
+def _is_telling(event: Record) -> bool:
+    """Whether a run may stand still after this event, or works again."""
+    kind = kind_of(event)
+    return kind.over != "killed" or kind.name == "training"
+
+
 def _of_logs(logs: Mapping[str, Path], *, exit_code: int | None) -> Verdict:
     """As `of_logs`; empty files, which ranks without output leave, show nothing."""
     written = {name: path for name, path in logs.items() if path.stat().st_size}
     return of_logs(written, exit_code=exit_code, own=True)
 
 
-def who_runs(folder: Path, *, tries: int = LOCK_TRIES) -> str:
-    """Who runs there, in words; "" for no one. `tries` as in `is_in_use`."""
-    holder = is_in_use(folder, tries=tries)
-    if holder is not None:
-        return joined(", ", [Message("{holder} runs", holder=str(holder)), _step(folder)])
-    named = read_holder(folder / ".lock")
-    silent = _silent_s(folder)
-    if named.pid > 0 and named.host != host.hostname() and silent is not None and silent < _RECENTLY_S:
-        wrote = Message("{holder} wrote to it {seconds:.0f} s ago", holder=str(named), seconds=silent)
-        return joined(", ", [wrote, _step(folder)])
-    return ""
-
-
-def last_write(folder: Path) -> float | None:
-    """When what a run writes last changed, in seconds since the epoch; None where there is nothing."""
-    written = _changed(folder.glob("*.jsonl"))
-    if written is not None and time.time() - written < _JUST_NOW_S:
-        return written  # a thousand ranks' logs tell no more, and take a parallel file system a second
-    return max((at for at in (written, _changed(folder.glob("logs/**/*.log"))) if at is not None), default=None)
-
-
-def _changed(files: Iterable[Path]) -> float | None:
-    times = []
-    for path in files:
-        with suppress(OSError):  # it may have been moved aside meanwhile
-            times.append(path.stat().st_mtime)
-    return max(times, default=None)
-
-
-def _silent_s(folder: Path) -> float | None:
-    """Seconds since the run or the supervisor of one of its nodes wrote anything; None where nothing is there."""
-    times = [at for at in (last_write(folder), _changed((folder / STATUS).glob("node-*.json"))) if at is not None]
-    return max(time.time() - max(times), 0.0) if times else None
-
-
-def _running(folder: Path, who: str, verdict: Verdict, where: str) -> Verdict:
-    silent = [
-        (rank.silent_s, rank.rank, rank.phase)
-        for node in read_node_status(folder)
-        for rank in node.ranks
-        if rank.is_silent
-    ]
+def _running(history: RunHistory, who: str, verdict: Verdict, where: str) -> Verdict:
+    silent = [(rank.silent_s, rank.rank, rank.phase) for node in history.nodes for rank in node.ranks if rank.is_silent]
     if not silent:
         return _beside(causes()["running"], who, verdict, where)
     seconds, rank, phase = max(silent)
@@ -141,16 +90,9 @@ def _running(folder: Path, who: str, verdict: Verdict, where: str) -> Verdict:
 def _killed(folder: Path) -> Message:
     named = read_holder(folder / ".lock")
     gone = Message("process {pid} on host {host} is gone", pid=named.pid, host=named.host)
-    ended = joined(", ", [Message("no end is recorded"), _step(folder)])
+    ended = joined(", ", [Message("no end is recorded"), last_step(folder)])
     why = Message("power, the cgroup's memory limit, or SIGKILL")
     return joined("; ", [ended, gone, why] if named.pid > 0 else [ended, why])
-
-
-def _step(folder: Path) -> Message:
-    last = progress(folder / "metrics.jsonl")
-    if last is None:
-        return Message("no step was logged")
-    return Message("step {step} was logged at {time}", step=last.step, time=last.time)
 
 
 def _beside(cause: Cause, message: str, verdict: Verdict, where: str) -> Verdict:

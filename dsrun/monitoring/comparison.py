@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dsrun.errors import UsageError, nearest
-from dsrun.monitoring.history import DEFAULT, RunHistory, metric_keys
 from dsrun.monitoring.status import RunStatus
-from dsrun.runs.values import Record, finite
+from dsrun.runs.reader import DEFAULT, RunHistory, metric_keys
+from dsrun.runs.records import Record, finite
 from dsrun.system.display import masked_values, without_tokens
 
 # Of run.json: what a run is made of, beside the resolved settings.

@@ -10,7 +10,7 @@ from dsrun.messages import Message, joined
 from dsrun.monitoring.status import STALE_S, RunStatus
 from dsrun.monitoring.straggler import SLOWER_BY
 from dsrun.runs.node_status import NodeStatus, RankProgress
-from dsrun.runs.values import seconds_of
+from dsrun.runs.records import seconds_of
 from dsrun.system.display import duration, precise_duration
 from dsrun.system.gpu_samples import GpuSample
 

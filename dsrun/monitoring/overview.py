@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dsrun.diagnosis.run import is_run, runs_below
 from dsrun.errors import UsageError
-from dsrun.monitoring.follow import RunReader
 from dsrun.monitoring.status import RunStatus, status_of
+from dsrun.runs.find import is_run, runs_below
+from dsrun.runs.reader import read_history
 
 _AT_ONCE = 8
 """Runs are looked at side by side: on a parallel file system the time goes into waiting for it."""
@@ -47,7 +47,7 @@ def runs_of(folder: Path, *, with_size: bool = True) -> list[RunRow]:
 
 def _row(path: Path, folder: Path, *, with_size: bool) -> RunRow | None:
     try:
-        history = RunReader(path, newest_only=True).read()
+        history = read_history(path, "newest")
     except UsageError:  # it has been removed meanwhile, or another program left a lock file there
         return None
     gpus = history.run.get("gpus")

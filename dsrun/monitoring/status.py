@@ -5,18 +5,18 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from dsrun.diagnosis.run import last_write, who_runs
 from dsrun.errors import EXIT_RESUME
-from dsrun.monitoring.history import RunHistory
+from dsrun.events import kind_of
+from dsrun.runs.find import last_write, who_runs
 from dsrun.runs.folder import LOCK_TRIES, RunFolder, is_in_use
-from dsrun.runs.goodput import failures, goodput
-from dsrun.runs.records import plain
-from dsrun.runs.values import Record, finite, seconds_of, whole
+from dsrun.runs.goodput import Goodput, failures, goodput
+from dsrun.runs.reader import RunHistory
+from dsrun.runs.records import Record, finite, plain, seconds_of, whole
 
 State = Literal[
     "starting", "training", "evaluating", "saving", "restarting", "finished", "failed", "stopped", "killed", "silent"
@@ -25,16 +25,10 @@ State = Literal[
 OVER: tuple[State, ...] = ("finished", "failed", "stopped", "killed")
 RESTART_S = 900.0
 """Between two attempts nobody holds the run folder: for so long after its last event a run counts as restarting."""
-# The last event of a run that goes on -> what it does.
-_DOING: dict[str, State] = {
-    "training": "training", "progress": "training", "checkpoint_end": "training", "checkpoint_failed": "training",
-    "evaluate": "training", "nan": "training", "spike": "training", "interval": "training", "straggler": "training",
-    "checkpoint_begin": "saving", "failing": "restarting", "waiting": "restarting",
-    "failure": "restarting", "remedy": "restarting", "restart": "restarting",
-}  # fmt: skip
 _PHASES: dict[str, State] = {"training": "training", "evaluating": "evaluating", "generating": "evaluating"}
 STALE_S = 30.0
 """A node's status is written every five seconds, every 15 on hundreds of nodes."""
+_FIGURES = ("epoch", "loss", "lr", "grad_norm", "tokens_per_s", "padding", "mfu")
 RECENT = 20
 """So many logged steps tell how fast a run is now."""
 
@@ -60,7 +54,7 @@ class RunStatus:
 
     `since_s` counts from the first event; `silent_s` from the last write to its files; `checkpoint_age_s` from the last
     complete checkpoint, at `checkpoint_step`. `step_s` is the time of a step lately, `eta_s` what is left at that
-    speed. `goodput` runs from 0 to 1. `cause` and `message` are those of the failure or signal that ended it.
+    speed. `time` is what its time was used for. `cause` and `message` are those of the failure or signal that ended it.
     """
 
     path: Path
@@ -85,7 +79,7 @@ class RunStatus:
     checkpoint_step: int | None = None
     checkpoint_age_s: float | None = None
     best: Best | None = None
-    goodput: float | None = None
+    time: Goodput | None = None
     restarts: int = 0
     world_size: int | None = None
     cause: str | None = None
@@ -96,10 +90,17 @@ class RunStatus:
         """Whether nothing runs any more."""
         return self.state in OVER
 
+    @property
+    def goodput(self) -> float | None:
+        """The share of its time that went into steps which it has kept, from 0 to 1."""
+        return None if self.time is None else self.time.share
+
 
 def status_json(status: RunStatus) -> dict[str, Any]:
     """A status as JSON, its path as text."""
-    return {**plain(asdict(status)), "path": str(status.path), "is_over": status.is_over}
+    figures = asdict(replace(status, time=None)) | {"goodput": status.goodput, "is_over": status.is_over}
+    del figures["time"]
+    return plain(figures)
 
 
 def status_of(history: RunHistory, now: float | None = None, *, lock_tries: int = LOCK_TRIES) -> RunStatus:
@@ -125,14 +126,8 @@ def status_of(history: RunHistory, now: float | None = None, *, lock_tries: int 
         host=_text(history.run.get("host")),
         step=step,
         max_steps=history.max_steps,
-        epoch=finite(last.get("epoch")),
-        loss=finite(last.get("loss")),
-        lr=finite(last.get("lr")),
-        grad_norm=finite(last.get("grad_norm")),
         tokens=whole(last.get("tokens")),
-        tokens_per_s=finite(last.get("tokens_per_s")),
-        padding=finite(last.get("padding")),
-        mfu=finite(last.get("mfu")),
+        **{name: finite(last.get(name)) for name in _FIGURES},
         step_s=step_s,
         eta_s=left * step_s if left is not None and step_s is not None and not over else None,
         since_s=None if began is None else max(0.0, (ended if over and ended else now) - began),
@@ -140,7 +135,7 @@ def status_of(history: RunHistory, now: float | None = None, *, lock_tries: int 
         checkpoint_step=whole(saved.get("step")),
         checkpoint_age_s=None if (at := seconds_of(saved)) is None else max(0.0, now - at),
         best=best_of(history),
-        goodput=goodput(ledger_of(history, state)).share if events else None,
+        time=goodput(_ledger(history, state)) if events else None,
         restarts=failures(events),
         world_size=next((size for each in reversed(events) if (size := whole(each.get("world_size")))), None),
         cause=_text(ending.get("cause")) or ("run_killed" if state == "killed" else None),
@@ -148,12 +143,12 @@ def status_of(history: RunHistory, now: float | None = None, *, lock_tries: int 
     )
 
 
-def ledger_of(history: RunHistory, state: State) -> tuple[Record, ...]:
+def _ledger(history: RunHistory, state: State) -> tuple[Record, ...]:
     """The events of a run for its goodput; of one that trains, with its last logged step as if it were one, too: events
     that tell only that training goes on are a minute apart."""
     events, last = history.events, history.steps[-1] if history.steps else {}
     since, logged = seconds_of(events[-1]) if events else None, seconds_of(last)
-    if state in OVER or not events or _DOING.get(str(events[-1].get("kind"))) != "training":
+    if state in OVER or not events or kind_of(events[-1]).state != "training":
         return events
     if since is None or logged is None or logged <= since:
         return events
@@ -184,25 +179,28 @@ def best_of(history: RunHistory) -> Best | None:
 
 
 def _state(history: RunHistory, now: float, lock_tries: int) -> State:
-    last = history.events[-1] if history.events else {}
-    kind = str(last.get("kind"))
+    events = history.events
+    last = events[-1] if events else {}
+    kind = kind_of(last)
     is_fresh = _has_fresh_nodes(history, now)
-    if _is_running(history, kind, now, lock_tries):
+    if _is_running(history, kind.name, now, lock_tries):
         phase = next((rank.phase for node in history.nodes for rank in node.ranks), "") if is_fresh else ""
-        return "saving" if kind == "checkpoint_begin" else _PHASES.get(phase) or _DOING.get(kind, "starting")
+        return "saving" if kind.state == "saving" else cast(State, _PHASES.get(phase) or kind.state)
     if RunFolder(history.path).finished.exists():
         return "finished"
-    if kind in ("None", "remedy", "restart") and history.nodes:
+    # A supervisor may wait for GPU memory after it has announced the next attempt.
+    begins = next((name for each in reversed(events) if (name := each.get("kind")) != "waiting"), None)
+    if history.nodes and (not events or begins in ("remedy", "restart")):
         # A dsrun launch of another program: nobody holds its folder, and only failures are events.
         if is_fresh:
             return "training"
-        if kind == "None" and not history.run:
+        if not events and not history.run:
             return "silent"
-    if kind in ("failing", "waiting", "remedy", "restart") and now - (seconds_of(last) or 0.0) < RESTART_S:
+    if kind.state == "restarting" and not kind.final and now - (seconds_of(last) or 0.0) < RESTART_S:
         return "restarting"
-    ended = {0: "finished", None: "finished", EXIT_RESUME: "stopped"}.get(whole(last.get("exit_code")), "failed")
-    found = {"end": ended, "failure": "failed", "failing": "failed", "signal": "stopped", "None": "starting"}
-    return cast(State, found.get(kind, "killed"))
+    code = whole(last.get("exit_code")) if kind.over == "finished" else None
+    over = "starting" if not events else "stopped" if code == EXIT_RESUME else "failed" if code else kind.over
+    return cast(State, over)
 
 
 def _is_running(history: RunHistory, kind: str, now: float, lock_tries: int) -> bool:
@@ -222,7 +220,7 @@ def _has_fresh_nodes(history: RunHistory, now: float, *, since_event: bool = Tru
 
 
 def _ending(events: Sequence[Record]) -> Record:
-    return next((each for each in reversed(events) if each.get("kind") in ("failure", "failing", "signal")), {})
+    return next((each for each in reversed(events) if kind_of(each).over in ("failed", "stopped")), {})
 
 
 def _text(value: object) -> str | None:

@@ -28,7 +28,7 @@ from dsrun.notifications.send import TIMEOUT_S, send
 from dsrun.notifications.target import Target, parse_target
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.records import Appender
-from dsrun.runs.tail import LedgerTail
+from dsrun.runs.tail import LineTail
 
 POLL_S = 1.0
 # Not *.log: `dsrun diagnose` reads the newest one of a run, and an error of a webhook is none of the run.
@@ -129,8 +129,8 @@ class Control:
 def follow(assignment: Assignment, control: Control, delivery: Delivery) -> None:
     """Send messages until the supervisor has ended."""
     folder = RunFolder(Path(assignment.facts.run))
-    events = LedgerTail(folder.events, assignment.events_begin)
-    metrics = LedgerTail(folder.metrics, assignment.metrics_begin)
+    events = LineTail(folder.events, begin=assignment.events_begin)
+    metrics = LineTail(folder.metrics, begin=assignment.metrics_begin)
     narrator = Narrator(assignment.facts, requeue=assignment.requeue, external=assignment.external)
     limit = RateLimit()
     delivery.deliver(limit.passed(narrator.begin()))

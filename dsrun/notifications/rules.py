@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from dsrun.errors import EXIT_INTERRUPTED, EXIT_RESUME
+from dsrun.events import kind_of
 from dsrun.notifications.message import Cause, Kind, Message, RunFacts
-from dsrun.runs.records import utc_now
-from dsrun.runs.values import whole
+from dsrun.runs.records import utc_now, whole
 
 INTERVAL_S = 60.0
 """At most one message of a kind in so many seconds: a run that fails again and again must not flood anybody."""
@@ -71,20 +71,17 @@ class Narrator:
         if (most := whole(record.get("max_steps"))) is not None:
             self._max_steps = most
         when = str(record.get("time") or utc_now())
-        match record.get("kind"):
-            case "nan":
-                return [self._message("nan", when, detail=str(record.get("message", "")))]
-            case "checkpoint_end":
-                self._saved = str(record.get("path") or "")
-            case "signal":
-                self._stopped = True
-                saved = f"; saved {self._saved}" if self._saved else ""
-                return [self._message("preemption", when, detail=_signal(record) + saved)]
-            case "failure":
-                self._failure = record
-            case "restart":
-                return [self._restart(record, when)]
-        return []
+        kind, detail = kind_of(record), str(record.get("message") or "")
+        if kind.name == "checkpoint_end":
+            self._saved = str(record.get("path") or "")
+        if kind.is_failure and kind.final:
+            self._failure = record
+        if kind.over == "stopped":
+            self._stopped = True
+            detail = _signal(record) + (f"; saved {self._saved}" if self._saved else "")
+        if kind.name == "restart":
+            return [self._restart(record, when)]
+        return [self._message(cast(Kind, kind.notify), when, detail=detail)] if kind.notify else []
 
     def end(self, end: End | None) -> list[Message]:
         """The messages about the end; None where the supervisor ended without a word."""

@@ -13,13 +13,12 @@ from dsrun.diagnosis.diagnose import NONE, Verdict
 from dsrun.diagnosis.run import of_run
 from dsrun.errors import UsageError
 from dsrun.findings.finding import Finding
-from dsrun.monitoring.history import DEFAULT, RunHistory, metric_keys, read_history
-from dsrun.monitoring.status import RunStatus, ledger_of, status_of
+from dsrun.monitoring.status import RunStatus, status_json, status_of
 from dsrun.report.panels import shown_text
 from dsrun.runs.folder import RunFolder
-from dsrun.runs.goodput import Goodput, goodput
-from dsrun.runs.records import iter_records, plain
-from dsrun.runs.values import Record, mapping, whole
+from dsrun.runs.goodput import Goodput
+from dsrun.runs.reader import DEFAULT, RunHistory, metric_keys, read_history
+from dsrun.runs.records import iter_records, mapping, plain, whole
 from dsrun.system.display import masked, masked_values, without_tokens
 
 MOST_PREDICTIONS = 12
@@ -57,7 +56,6 @@ class RunReport:
     name: str
     history: RunHistory
     status: RunStatus
-    goodput: Goodput | None
     verdict: Verdict | None
     findings: tuple[Finding, ...]
     checkpoints: tuple[Entry, ...]
@@ -67,9 +65,9 @@ class RunReport:
     predictions: tuple[tuple[str, tuple[Sample, ...]], ...]
 
     @property
-    def ledger(self) -> tuple[Record, ...]:
-        """Its events, with what has been trained since the last one."""
-        return ledger_of(self.history, self.status.state)
+    def goodput(self) -> Goodput | None:
+        """What its time was used for."""
+        return self.status.time
 
     @property
     def metrics(self) -> list[str]:
@@ -82,7 +80,7 @@ class RunReport:
         return {
             "name": self.name,
             "path": str(self.history.path),
-            "status": plain(asdict(self.status)),
+            "status": status_json(self.status),
             "goodput": self.goodput.as_dict() if self.goodput else None,
             "verdict": self.verdict.as_dict() if self.verdict else None,
             "findings": [finding.as_dict() for finding in self.findings],
@@ -105,8 +103,7 @@ def read_run(path: Path, name: str) -> RunReport:
         name=shown_text(name),
         history=history,
         status=status,
-        goodput=goodput(ledger_of(history, status.state)) if history.events else None,
-        verdict=_verdict(path, status),
+        verdict=_verdict(history, status),
         findings=_config_findings(history),
         checkpoints=tuple(entries(RunFolder(path))),
         settings=_settings(history),
@@ -131,11 +128,11 @@ def shown_value(value: object) -> str:
     return without_tokens(json.dumps(value, ensure_ascii=False))
 
 
-def _verdict(path: Path, status: RunStatus) -> Verdict | None:
+def _verdict(history: RunHistory, status: RunStatus) -> Verdict | None:
     if not status.is_over or status.state == "finished":
         return None
     try:
-        verdict = of_run(path)
+        verdict = of_run(history.path, history)
     except UsageError:
         return None  # neither events nor logs
     return None if verdict.cause.code == NONE else verdict

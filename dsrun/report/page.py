@@ -14,7 +14,6 @@ from dsrun.diagnosis.diagnose import likely
 from dsrun.findings.finding import Finding
 from dsrun.findings.translation import translated
 from dsrun.monitoring.comparison import Difference, differences
-from dsrun.monitoring.history import DEFAULT
 from dsrun.monitoring.status import RunStatus
 from dsrun.report import timeline
 from dsrun.report.charts import chart
@@ -22,8 +21,8 @@ from dsrun.report.data import RunReport, deepspeed_json, shown_value
 from dsrun.report.nodes import node_tables
 from dsrun.report.panels import Panel, metric_name, panels, shown_text
 from dsrun.runs.goodput import LABELS
-from dsrun.runs.records import plain, utc_now
-from dsrun.runs.values import finite
+from dsrun.runs.reader import DEFAULT
+from dsrun.runs.records import finite, plain, utc_now
 from dsrun.system.display import counted, duration, figure, precise_duration, size_text
 
 if TYPE_CHECKING:

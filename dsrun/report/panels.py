@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast, get_args
 
-from dsrun.monitoring.history import RunHistory, metric_keys
+from dsrun.events import kind_of
+from dsrun.monitoring.event_text import filled
 from dsrun.report.series import Point, finite_values, points_of, smoothed, thinned
-from dsrun.runs.values import whole
+from dsrun.runs.reader import RunHistory, metric_keys
+from dsrun.runs.records import whole
 from dsrun.system.display import printable, without_tokens
 
 GIB = float(2**30)
@@ -45,12 +47,15 @@ class Curve:
         return {"label": self.label, "key": self.key, "run": self.run, "points": points}
 
 
+MarkKind = Literal["restart", "nonfinite", "checkpoint"]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Mark:
     """Something that happened at a step."""
 
     step: int
-    kind: Literal["restart", "checkpoint", "nonfinite"]
+    kind: MarkKind
     label: str
 
 
@@ -224,24 +229,15 @@ def metric_name(key: str) -> str:
 def _marks(history: RunHistory) -> tuple[Mark, ...]:
     """The restarts of a run at the steps that they went back to, its checkpoints, and steps that were skipped as not
     finite."""
-    restarts: list[Mark] = []
-    skipped: list[Mark] = []
-    saves: dict[int, Mark] = {}
-    again = False
+    found: dict[str, dict[int, Mark]] = {name: {} for name in get_args(MarkKind)}
+    trained = False
     for event in history.events:
-        kind, step = event.get("kind"), whole(event.get("step"))
-        if kind == "training" and step is not None and again:
-            restarts.append(Mark(step=step, kind="restart", label=f"training continued after step {step:,}"))
-        elif kind == "checkpoint_end" and step is not None:
-            saves[step] = Mark(step=step, kind="checkpoint", label=f"checkpoint {step:,}")
-        elif kind == "nan" and step is not None:
-            skipped.append(
-                Mark(
-                    step=step, kind="nonfinite", label=shown_text(f"step {step:,} was skipped: {event.get('message')}")
-                )
-            )
-        again = again or kind == "training"
-    return (*_some(restarts), *_some(skipped), *_some([saves[step] for step in sorted(saves)]))
+        kind, step = kind_of(event), whole(event.get("step"))
+        if kind.mark and step is not None and (trained or kind.mark != "restart"):
+            mark = Mark(step=step, kind=cast(MarkKind, kind.mark), label=shown_text(filled(kind.label, event)))
+            found[kind.mark][step] = mark
+        trained = trained or kind.name == "training"
+    return tuple(mark for marks in found.values() for mark in _some([marks[step] for step in sorted(marks)]))
 
 
 def _some(marks: list[Mark]) -> list[Mark]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from dsrun.runs.values import Record, whole
+from dsrun.runs.records import Record, whole
 
 Point = tuple[int, float]
 # The running mean is over about this share of the curve.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dsrun.monitoring.event_text import QUIET, WORTH_A_LOOK, describe, is_bad
-from dsrun.runs.goodput import LABELS, uses
-from dsrun.runs.values import Record, seconds_of
+from dsrun.events import level_of
+from dsrun.monitoring.event_text import describe
+from dsrun.runs.goodput import LABELS, Goodput
+from dsrun.runs.records import Record, seconds_of
 from dsrun.system.display import duration
 
 MOST_ROWS = 150
@@ -42,7 +43,7 @@ class Segment:
 
 def rows(events: Sequence[Record]) -> list[Row]:
     """The events that tell something, in their order."""
-    told = [event for event in events if event.get("kind") not in QUIET and "kind" in event]
+    told = [event for event in events if "kind" in event and level_of(event) != "quiet"]
     began = next((at for event in events if (at := seconds_of(event)) is not None), None)
     found = [_row(event, began) for event in told]
     if len(found) <= MOST_ROWS:
@@ -55,13 +56,12 @@ def rows(events: Sequence[Record]) -> list[Row]:
     return [*found[:head], gap, *bad, *found[-tail:]]
 
 
-def strip(events: Iterable[Record]) -> list[Segment]:
+def strip(time: Goodput) -> list[Segment]:
     """What the time of a run was used for, from its first event on; what is too short to be seen joins what came
     before."""
-    spans = uses(events)
-    total = sum(seconds for _, seconds in spans)
+    total = sum(seconds for _, seconds in time.uses)
     merged: list[list[Any]] = []
-    for use, seconds in spans:
+    for use, seconds in time.uses:
         if merged and (merged[-1][0] == use or seconds < total * _LEAST_SHARE):
             merged[-1][1] += seconds
         else:
@@ -97,7 +97,7 @@ def _row(event: Record, began: float | None) -> Row:
         time=str(event.get("time", ""))[:19].replace("T", " "),
         since="" if at is None or began is None else f"+{clock(max(0.0, at - began))}",
         text=describe(event),
-        bad=is_bad(event) or event.get("kind") in WORTH_A_LOOK,
+        bad=level_of(event) in ("warning", "error"),
     )
 
 

@@ -15,8 +15,7 @@ from typing import Literal
 
 from dsrun.errors import UsageError
 from dsrun.runs.folder import RunFolder
-from dsrun.runs.manifest import read_manifest
-from dsrun.runs.schema import Manifest
+from dsrun.runs.manifest import Manifest, read_manifest
 from dsrun.system import variables
 from dsrun.system.host import hostname
 from dsrun.system.proc import start_time

@@ -6,10 +6,9 @@ import zlib
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypedDict
 
 from dsrun.runs.records import sync_file
-from dsrun.runs.schema import ManifestFile
 from dsrun.system.host import cores
 
 _CHUNK = 8 << 20
@@ -18,6 +17,13 @@ _READ = 1 << 20
 _MAX_THREADS = 16
 PATIENCE_S = 2.0
 """Between two signs of life of a process that waits for its threads."""
+
+
+class ManifestFile(TypedDict):
+    """One file of a checkpoint."""
+
+    size: int  # bytes
+    crc32: str  # eight hexadecimal digits of zlib.crc32
 
 
 class ChecksumFile:

@@ -8,31 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, cast
 
-from dsrun.runs.values import finite, seconds_of, whole
+from dsrun.events import kind_of
+from dsrun.runs.records import finite, seconds_of, whole
 from dsrun.system.display import duration
 
 Use = Literal["training", "restart", "saving", "evaluating", "queued", "idle"]
 Spent = Use | Literal["lost"]
-
-# What an attempt does after each event; other kinds change nothing.
-_AFTER: Mapping[str, Use] = {
-    "start": "restart",
-    "resume": "restart",
-    "training": "training",
-    "progress": "training",
-    "checkpoint_begin": "saving",
-    "checkpoint_end": "training",
-    "checkpoint_failed": "training",
-    "evaluate": "training",
-    "failure": "restart",
-    "remedy": "restart",
-    "restart": "restart",
-    "signal": "idle",
-    "end": "idle",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +25,8 @@ class Goodput:
 
     `productive`: training whose steps the run has kept; `lost`: training that had to be done again; `restart`:
     starting, loading and resuming, the first time as well; `saving` and `evaluating`: training waited for it; `queued`:
-    its SLURM job was in the queue; `idle`: the run did not work, or unknown.
+    its SLURM job was in the queue; `idle`: the run did not work, or unknown. `uses`: what it did, one thing after the
+    other, each with its seconds; "training" are the productive ones.
     """
 
     productive: float
@@ -51,11 +36,12 @@ class Goodput:
     evaluating: float
     idle: float
     queued: float = 0.0
+    uses: tuple[tuple[Spent, float], ...] = field(default=(), compare=False, repr=False)
 
     @property
     def total(self) -> float:
         """Seconds from submission or start to the last event."""
-        return math.fsum(asdict(self).values())
+        return math.fsum(self.by_use().values())
 
     @property
     def share(self) -> float:
@@ -68,7 +54,8 @@ class Goodput:
 
     def as_dict(self) -> dict[str, float]:
         """All figures, for JSON."""
-        return asdict(self) | {"total": self.total, "goodput": self.share}
+        figures = {name: seconds for name, seconds in vars(self).items() if name != "uses"}
+        return figures | {"total": self.total, "goodput": self.share}
 
 
 @dataclass
@@ -102,20 +89,14 @@ def goodput(events: Iterable[Mapping[str, Any]]) -> Goodput:
     """
     spans = _spans([event for event in events if _time(event) is not None])
     sums = dict.fromkeys(("productive", "restart", "lost", "saving", "evaluating", "queued", "idle"), 0)
+    uses: list[tuple[Spent, float]] = []
     for span in spans:
-        sums["productive" if span.use == "training" else span.use] += span.length - span.lost
-        sums["lost"] += span.lost
-    return Goodput(**{name: length / 1000 for name, length in sums.items()})
-
-
-def uses(events: Iterable[Mapping[str, Any]]) -> list[tuple[Spent, float]]:
-    """What the run did, one thing after the other, each with its seconds; in sum they are those of `goodput`."""
-    found: list[tuple[Spent, float]] = []
-    for span in _spans([event for event in events if _time(event) is not None]):
         kept: tuple[Spent, int] = (span.use, span.length - span.lost)
         lost: tuple[Spent, int] = ("lost", span.lost)
-        found += [(use, length / 1000) for use, length in (kept, lost) if length]
-    return found
+        for use, length in (kept, lost):
+            sums["productive" if use == "training" else use] += length
+            uses += [(use, length / 1000)] if length else []
+    return Goodput(**{name: length / 1000 for name, length in sums.items()}, uses=tuple(uses))
 
 
 def _spans(events: list[Mapping[str, Any]]) -> list[_Span]:
@@ -136,14 +117,14 @@ def _spans(events: list[Mapping[str, Any]]) -> list[_Span]:
         now, before = at, event
         if not (kind == "evaluate" and use == "restart"):
             # An evaluation before any training leaves a run that has not trained yet.
-            use = _AFTER.get(str(kind), use)
+            use = cast(Use, kind_of(event).use or use)
         step = step if reached is None else reached
         if kind in ("checkpoint_end", "end"):
             saved = step
         elif kind == "training":
             for span in spans:
                 span.lose(step)
-    if before.get("kind") == "failure":
+    if kind_of(before).is_failure:
         for span in spans:
             span.lose(saved)
     return spans

@@ -8,14 +8,13 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from dsrun.findings.finding import Finding
 from dsrun.messages import Message
-from dsrun.runs.checksum import PATIENCE_S, ChecksumPool, sum_of, threads
+from dsrun.runs.checksum import PATIENCE_S, ChecksumPool, ManifestFile, sum_of, threads
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.records import fsync_folder, plain, utc_now, write_json_atomic
-from dsrun.runs.schema import MANIFEST_VERSION, Manifest, ManifestFile
 from dsrun.system.files import parse_json
 
 MANIFEST = "manifest.json"
@@ -23,6 +22,17 @@ MANIFEST = "manifest.json"
 STATE_FILE = "trainer_state.json"
 INCOMPLETE = "checkpoint_incomplete"
 CORRUPT = "checkpoint_corrupt"
+MANIFEST_VERSION = 1
+
+
+class Manifest(TypedDict):
+    """manifest.json of a checkpoint."""
+
+    version: int
+    time: str
+    files: dict[str, ManifestFile]  # by path relative to the checkpoint, with /
+    extra: dict[str, Any]  # what the writer adds, such as step and world_size
+    crc32: NotRequired[str]  # of the other keys as compact, sorted JSON; missing before dsrun 0.2
 
 
 def write_manifest(

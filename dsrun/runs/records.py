@@ -8,21 +8,21 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Self
 
-from dsrun.runs.schema import EventKind
 from dsrun.system import host
+from dsrun.system.display import utc_text
 from dsrun.system.files import parse_json, replacing
 
+Record = Mapping[str, Any]
 _NAMES = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 def utc_now() -> str:
     """The time as ISO 8601 in UTC with milliseconds: "2026-11-21T04:48:00.123Z"."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return utc_text()
 
 
 class Appender:
@@ -75,10 +75,11 @@ class EventLog(Appender):
     def __init__(self, path: Path) -> None:
         super().__init__(path, fsync=True)
 
-    def write(self, kind: EventKind, **details: Any) -> dict[str, Any]:
-        """Append an event of `kind`; the keys of `details` are those of `schema.Event`."""
+    def write(self, kind: str, **details: Any) -> dict[str, Any]:
+        """Append an event; its kind and the keys of `details` are in dsrun/events.toml. What is None is left out."""
         clock = {"boot": host.boot_id(), "uptime": host.uptime_s()}
-        return self.append({"kind": kind, "pid": os.getpid(), "host": host.hostname(), **clock, **details})
+        known = {name: value for name, value in details.items() if value is not None}
+        return self.append({"kind": kind, "pid": os.getpid(), "host": host.hostname(), **clock, **known})
 
 
 def plain(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -164,74 +165,6 @@ def sync_file(file: Path) -> None:
         os.close(fd)
 
 
-# Evaluations write lines without a loss; between two steps' lines there are never a mebibyte of them.
-_TAIL = 1 << 20
-
-
-@dataclass(frozen=True, kw_only=True)
-class Progress:
-    """The last logged step, with the last loss before or at it. `time` as in the record, ISO 8601 in UTC."""
-
-    step: int
-    loss: float | None
-    epoch: float | None
-    time: str
-
-
-def progress(metrics: Path) -> Progress | None:
-    """The end of a metrics.jsonl; None when it is not there, cannot be read, or has no step yet.
-
-    A torn last line and foreign lines are passed over. Only as much of the file is read as is needed.
-    """
-    last: dict[str, Any] = {}
-    loss = None
-    try:
-        for record in _backwards(metrics):
-            if not last and isinstance(record.get("step"), int):
-                last = record
-            if last and (loss := record.get("loss")) is not None:
-                break
-    except OSError:
-        return None
-    if not last:
-        return None
-    epoch = last.get("epoch")
-    return Progress(
-        step=last["step"],
-        loss=float(loss) if isinstance(loss, (int, float)) else None,
-        epoch=float(epoch) if isinstance(epoch, (int, float)) else None,
-        time=str(last.get("time", "")),
-    )
-
-
-# What a run writes only once it is under way again.
-_UNDER_WAY = frozenset({"start", "training", "progress", "checkpoint_begin", "checkpoint_end", "evaluate", "end"})
-
-
-def last_cause(events: Path) -> str | None:
-    """The cause of the last failure in an events.jsonl, a code of docs/diagnose.md.
-
-    None where there was none, where the run is under way again, and where the file cannot be read."""
-    try:
-        for record in _backwards(events):
-            if record.get("kind") == "failure":
-                return str(record.get("cause") or "unknown")
-            if record.get("kind") in _UNDER_WAY:
-                return None
-    except OSError:
-        pass
-    return None
-
-
-def _backwards(path: Path) -> Iterator[dict[str, Any]]:
-    """The records at the end of a JSON-lines file, the last first; a line without its newline is not whole."""
-    with path.open("rb") as file:
-        begin = max(0, file.seek(0, os.SEEK_END) - _TAIL)
-        file.seek(begin)
-        lines = file.read().split(b"\n")[bool(begin) : -1]
-    return (revive(record) for record in records_in(reversed(lines)))
-
-
 def records_in(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
     """The lines of a ledger that are JSON objects."""
     for line in lines:
@@ -239,6 +172,38 @@ def records_in(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
             record = parse_json(line)
             if isinstance(record, dict):
                 yield record
+
+
+# The values of records, which another version, another program or a damaged disk may have written.
+
+
+def whole(value: object) -> int | None:
+    """A whole number; None for anything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def mapping(value: object) -> Record:
+    """An object by its keys; {} for anything else."""
+    return value if isinstance(value, Mapping) else {}
+
+
+def finite(value: object) -> float | None:
+    """A number that is finite; None for anything else, also for a whole one beyond what a float holds."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def seconds_of(record: Record) -> float | None:
+    """The time of a record in seconds since the epoch; None where it has none."""
+    try:
+        return datetime.fromisoformat(str(record.get("time"))).timestamp()
+    except (ValueError, OverflowError):
+        return None
 
 
 # The ledger of samples: one file a rank, of two kinds of lines:

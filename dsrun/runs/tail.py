@@ -1,51 +1,137 @@
-"""Reads a ledger that others write, record by record as they come."""
+"""What is added to a file that others write, and the end of a long one."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dsrun.events import kind_of
 from dsrun.runs.records import records_in, revive
 
+# Evaluations write lines without a loss; between two steps' lines there are never a mebibyte of them.
+_LAST = 1 << 20
 
-class LedgerTail:
-    """The records that are appended to a JSON-lines file behind its first `begin` bytes, by default after this object
-    was made.
 
-    The file need not exist yet; one that is moved aside or replaced is followed by its successor from its first line.
-    """
+class FileTail:
+    """The bytes that are added to a file. One that was replaced or cut short is read from its beginning."""
 
-    def __init__(self, path: Path, begin: int | None = None) -> None:
-        self._path = path
-        self._file, size = self._state()
-        self._offset = size if begin is None else begin
+    def __init__(self, path: Path, *, begin: int | None = 0, whole: int | None = None, tail: int = 0) -> None:
+        """What lies before `begin`, None: before the present end, is not read. Of a file longer than `whole` bytes, the
+        first read takes the `tail` at its end."""
+        self.path = path
+        self.offset = 0
+        self._whole, self._tail = whole, tail
+        self._file: tuple[int, int] | None = None
+        if begin != 0:
+            with suppress(OSError):
+                found = path.stat()
+                self._file, self.offset = (found.st_dev, found.st_ino), found.st_size if begin is None else begin
 
-    def _state(self) -> tuple[tuple[int, int] | None, int]:
-        """Which file it is, and its size."""
-        try:
-            found = self._path.stat()
-        except OSError:
-            return None, 0
-        return (found.st_dev, found.st_ino), found.st_size
+    def read(self) -> tuple[bytes, bool]:
+        """The new bytes, and whether they are those of another file. Raises OSError."""
+        with self.path.open("rb") as file:
+            found = os.fstat(file.fileno())
+            is_new = self._file != (found.st_dev, found.st_ino) or found.st_size < self.offset
+            if is_new:
+                is_long = self._whole is not None and found.st_size > self._whole
+                self.offset = max(0, found.st_size - self._tail) if is_long else 0
+                self._file = (found.st_dev, found.st_ino)
+            file.seek(self.offset)
+            added = file.read()
+        self.offset += len(added)
+        return added, is_new
+
+
+class LineTail:
+    """The whole lines that are added to a file; half a line waits for its end."""
+
+    def __init__(
+        self, path: Path, *, begin: int | None = 0, whole: int | None = None, tail: int = 0, samples: int = 0
+    ) -> None:
+        """As a FileTail; where only a tail is read, so are `samples` lines of what lies before it."""
+        self._tail = FileTail(path, begin=begin, whole=whole, tail=tail)
+        self._samples = samples
+        self._torn = b""
+
+    def read(self) -> tuple[list[bytes], bool]:
+        """The new lines, and whether they are those of another file. Raises OSError."""
+        added, is_new = self._tail.read()
+        begin = self._tail.offset - len(added)
+        *lines, self._torn = ((b"" if is_new else self._torn) + added).split(b"\n")
+        if is_new and begin > 0:  # within a line
+            lines[:1] = _sampled(self._tail.path, begin, self._samples)
+        return lines, is_new
 
     def new_records(self) -> list[dict[str, Any]]:
-        """The complete lines since the last call; none while the file cannot be read."""
-        file, size = self._state()
-        if file is None:
-            return []
-        if file != self._file or size < self._offset:
-            self._file, self._offset = file, 0
-        if size <= self._offset:
-            return []
-        try:
-            with self._path.open("rb") as lines:
-                lines.seek(self._offset)
-                found = lines.read()
-                if self._file != (os.fstat(lines.fileno()).st_dev, os.fstat(lines.fileno()).st_ino):
-                    return []  # replaced meanwhile
-        except OSError:
-            return []
-        whole = found[: found.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        return [revive(record) for record in records_in(whole.splitlines())]
+        """The records of the new lines; none while the file is not there, or cannot be read."""
+        with suppress(OSError):
+            return [revive(record) for record in records_in(self.read()[0])]
+        return []
+
+
+def _sampled(path: Path, end: int, count: int) -> list[bytes]:
+    """`count` lines from the bytes of a file up to `end`, evenly spread; the first line is one of them."""
+    lines = []
+    with path.open("rb") as file:
+        for place in range(count):
+            file.seek(end * place // count)
+            if place:
+                file.readline()
+            if file.tell() < end:
+                lines.append(file.readline())
+    return lines
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """The last logged step, with the last loss before or at it. `time` as in the record, ISO 8601 in UTC."""
+
+    step: int
+    loss: float | None
+    epoch: float | None
+    time: str
+
+
+def progress(metrics: Path) -> Progress | None:
+    """The end of a metrics.jsonl; None when it is not there, cannot be read, or has no step yet.
+
+    A torn last line and foreign lines are passed over. Only as much of the file is read as is needed.
+    """
+    last: dict[str, Any] = {}
+    loss = None
+    for record in _backwards(metrics):
+        if not last and isinstance(record.get("step"), int):
+            last = record
+        if last and (loss := record.get("loss")) is not None:
+            break
+    if not last:
+        return None
+    epoch, time = _number(last.get("epoch")), str(last.get("time", ""))
+    return Progress(step=last["step"], loss=_number(loss), epoch=epoch, time=time)
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, (int, float)) else None
+
+
+def last_cause(events: Path) -> str | None:
+    """The cause of the last failure in an events.jsonl, a code of docs/diagnose.md.
+
+    None where there was none, where the run is under way again, and where the file cannot be read."""
+    for record in _backwards(events):
+        if record.get("kind") == "failure":
+            return str(record.get("cause") or "unknown")
+        if kind_of(record).is_under_way:
+            return None
+    return None
+
+
+def _backwards(path: Path) -> Iterator[dict[str, Any]]:
+    """The records at the end of a JSON-lines file, the last first; a line without its newline is not whole."""
+    with suppress(OSError):
+        lines, _ = LineTail(path, whole=_LAST, tail=_LAST).read()
+        yield from map(revive, records_in(reversed(lines)))

@@ -203,6 +203,14 @@ def size_text(count: float) -> str:
     return f"{count:.1f} TiB"
 
 
+def utc_text(at: float | None = None) -> str:
+    """A time in seconds since the epoch, by default now: ISO 8601 in UTC, "2026-11-21T04:48:00.123Z"."""
+    from datetime import UTC, datetime  # most commands write no time
+
+    moment = datetime.now(UTC) if at is None else datetime.fromtimestamp(at, UTC)
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
 def duration(seconds: float) -> str:
     """Seconds as far as it matters: 45 s, 12 min, 3.4 h, 2.1 days."""
     if seconds < 99.5:

@@ -110,6 +110,15 @@ def parse_json(text: str | bytes) -> Any:
     return value
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in `path`; {} where there is none that can be read."""
+    try:
+        found = parse_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def _is_deep(value: Any) -> bool:
     """Whether lists and objects stand in each other in more than _DEEPEST_JSON levels; without recursion."""
     level = [value]

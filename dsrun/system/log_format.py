@@ -12,12 +12,12 @@ import math
 import os
 import threading
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from dsrun.events import EventLevel, kind_of, level_of
 from dsrun.system import variables
-from dsrun.system.display import printable, without_tokens
+from dsrun.system.display import printable, utc_text, without_tokens
 from dsrun.system.host import hostname
 
 ECS_VERSION = "8.11.0"
@@ -68,7 +68,7 @@ def ecs_line(
     """One object, with its newline. `action` names what has happened, `time` when (ISO 8601, by default now), `fields`
     are further ones by their whole names."""
     found = {
-        "@timestamp": time or datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "@timestamp": time or utc_text(),
         "log.level": level,
         "message": without_tokens(printable(message)),
         "ecs.version": ECS_VERSION,
@@ -97,7 +97,7 @@ def _known(fields: Mapping[str, Any]) -> dict[str, Any]:
 def event_line(record: Mapping[str, Any]) -> str:
     """A line of events.jsonl as one of the log."""
     kind = str(record.get("kind"))
-    level: Level = "error" if kind == "failure" else "warn" if kind in _WARNINGS else "info"
+    meaning, level = kind_of(record), _LEVELS[level_of(record)]
     own = {f"dsrun.{name}": value for name, value in record.items() if name not in _ENVELOPE}
     about: dict[str, Any] = {
         "host.name": record.get("host"),
@@ -105,16 +105,14 @@ def event_line(record: Mapping[str, Any]) -> str:
         "event.dataset": "dsrun.events",
     }
     seconds = record.get("seconds")
-    if kind in _TIMED and isinstance(seconds, (int, float)):
+    if meaning.timed and isinstance(seconds, (int, float)):
         about["event.duration"] = round(seconds * 1e9)  # nanoseconds
     if isinstance(record.get("message"), str) and level == "error":
         about["error.message"] = without_tokens(printable(str(record["message"])))
         about["error.code"] = record.get("cause")
     step = f" at step {record['step']}" if "step" in record else ""
     said = f": {record['message']}" if record.get("message") else ""
-    outcome = _OUTCOMES.get(kind)
-    if kind == "end" and record.get("exit_code"):
-        outcome = "failure"
+    outcome: Outcome | None = "failure" if record.get("exit_code") else meaning.outcome
     if kind in ("start", "end"):
         about["event.type"] = [kind]
     return ecs_line(
@@ -127,14 +125,7 @@ def event_line(record: Mapping[str, Any]) -> str:
     )
 
 
-_WARNINGS = ("nan", "spike", "restart", "remedy", "signal", "checkpoint_failed", "failing", "waiting")
-_OUTCOMES: Mapping[str, Outcome] = {
-    "failure": "failure",
-    "checkpoint_failed": "failure",
-    "checkpoint_end": "success",
-    "end": "success",
-}
-_TIMED = ("checkpoint_end", "evaluate", "end")
+_LEVELS: Mapping[EventLevel, Level] = {"quiet": "info", "info": "info", "warning": "warn", "error": "error"}
 _ENVELOPE = ("time", "kind", "host", "pid", "message")
 
 

@@ -20,7 +20,6 @@ from dsrun.runs.attempts import attempt, start_times
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.goodput import goodput, goodput_line
 from dsrun.runs.records import Appender, EventLog, read_records, utc_now, write_json_atomic
-from dsrun.runs.schema import EventKind
 from dsrun.runs.stop_request import StopRequest
 from dsrun.system.display import masked_values
 from dsrun.system.host import git_commit, hostname, versions
@@ -72,7 +71,7 @@ class RunRecords:
     def metric(self, record: dict[str, Any]) -> None:
         self._metrics.append(record)
 
-    def event(self, kind: EventKind, **details: Any) -> None:
+    def event(self, kind: str, **details: Any) -> None:
         if self.main:
             self._events.write(kind, **details)
 
@@ -97,13 +96,11 @@ class RunRecords:
     def failure(self, error: BaseException, *, step: int | None, cause: str | None) -> None:
         """Where no supervisor does, which knows which rank failed first."""
         message = str(error) if isinstance(error, DsrunError) else f"{type(error).__name__}: {error}"
-        known = {"step": step, "cause": cause or "unknown"}
-        self.event("failure", message=message, **{name: value for name, value in known.items() if value is not None})
+        self.event("failure", message=message, step=step, cause=cause or "unknown")
 
     def interrupted(self, step: int, request: StopRequest) -> None:
-        known = {"rank": request.rank, "signalled_host": request.host, "signalled_at": request.time}
-        known = {name: value for name, value in known.items() if value is not None}
-        self.event("signal", step=step, signal=request.signal, **known)
+        where = {"rank": request.rank, "signalled_host": request.host, "signalled_at": request.time}
+        self.event("signal", step=step, signal=request.signal, **where)
 
     def end(self, step: int) -> None:
         """The last event, and the file by which a scheduler knows that the job need not run again."""

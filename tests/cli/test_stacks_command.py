@@ -13,8 +13,7 @@ import pytest
 from dsrun.launch.job import Job, Topology
 from dsrun.launch.supervisor.reaper import state_and_parent
 from dsrun.launch.supervisor.status import StatusWriter
-from dsrun.runs.node_status import NodeStatus, read_node_status, write_node_status
-from dsrun.runs.stacks_request import open_requests, request_stacks
+from dsrun.runs.node_status import NodeStatus, open_requests, read_node_status, request_stacks, write_node_status
 from dsrun.system.host import hostname
 
 PROGRAM = """

@@ -9,6 +9,7 @@ from dsrun.diagnosis.rules import causes
 from dsrun.doctor.registry import CHECKS, DEEP_CHECKS
 from dsrun.doctor.software.known_bad import KnownBad
 from dsrun.doctor.software.known_bad import table as known_bad
+from dsrun.events import event_kinds
 from dsrun.monitoring.prometheus.samples import metrics
 from dsrun.zero.generate.config import PURPOSES, SHIPPED, generate, render
 from dsrun.zero.lint.codes import CODES
@@ -52,6 +53,15 @@ def config_check() -> str:
     """The table of docs/config-check.md: every code of a finding."""
     rows = [(f"`{name}`", code.levels, code.meaning, code.stops) for name, code in CODES.items()]
     return table(("code", "level", "what is the matter", "what stops at an error"), rows) + "\n"
+
+
+def run_folder() -> str:
+    """The table of docs/run-folder.md: every kind of event."""
+    rows = [
+        (f"`{kind.name}`", kind.when, "info" if kind.level == "quiet" else kind.level, kind.keys)
+        for kind in event_kinds().values()
+    ]
+    return table(("`kind`", "when", "level", "further keys"), rows) + "\n"
 
 
 def exporter() -> str:
@@ -112,6 +122,7 @@ PAGES = {
     "wheels.md": wheels.markdown,
     "diagnose.md": diagnose,
     "exporter.md": exporter,
+    "run-folder.md": run_folder,
     "doctor.md": doctor,
     "zh/causes.md": chinese.markdown,
 }

@@ -11,7 +11,7 @@ from dsrun.cli.launch.job import Work
 from dsrun.launch.context import LocalLauncher
 from dsrun.launch.supervisor.events import STUCK_S
 from dsrun.runs.folder import RunFolder
-from dsrun.runs.tail import LedgerTail
+from dsrun.runs.tail import LineTail
 from dsrun.system import log_format
 
 POLL_S = 1.0
@@ -25,7 +25,7 @@ def printed_events(work: Work, place: LocalLauncher) -> Iterator[None]:
         yield
         return
     log_format.labels["run"] = str(Path(work.output).absolute())
-    tail = LedgerTail(RunFolder(Path(work.output)).events)
+    tail = LineTail(RunFolder(Path(work.output)).events, begin=None)
     over = threading.Event()
 
     def write_events() -> None:

@@ -12,9 +12,9 @@ from dsrun.cli.options import Command, format_option
 from dsrun.cli.output import print_json, print_line, print_table
 from dsrun.errors import UsageError
 from dsrun.monitoring.comparison import Row, curves, differences, labels, metrics
-from dsrun.monitoring.follow import RunReader
 from dsrun.monitoring.plots import curve_marks, line_plot
 from dsrun.monitoring.status import status_of
+from dsrun.runs.reader import read_history
 from dsrun.system.display import counted, duration, figure, printable, size_text
 
 MOST = 10
@@ -45,7 +45,7 @@ def command(*, runs: tuple[str, ...], metric: str, form: str) -> int:
         raise UsageError(f"{counted(len(runs), 'run')} to compare", fix=f"name 2 to {MOST}")
     if len({Path(run).resolve() for run in runs}) < len(runs):
         raise UsageError("the same run is named twice", fix="name different runs")
-    histories = [RunReader(Path(run)).read() for run in runs]
+    histories = [read_history(Path(run), "view") for run in runs]
     statuses = [status_of(history, lock_tries=1) for history in histories]
     names = labels([history.path for history in histories])
     changed, measured = differences(histories), metrics(histories, statuses)

@@ -8,8 +8,8 @@ from rich.text import Text
 
 from dsrun.cli.monitor.section import EMPTY, Room, Section
 from dsrun.cli.monitor.snapshot import Snapshot
-from dsrun.monitoring.history import series
 from dsrun.monitoring.plots import line_plot, sparkline
+from dsrun.runs.reader import series
 from dsrun.system.display import counted, duration, figure, precise_duration, printable
 
 _WIDE = 100

@@ -12,9 +12,10 @@ from dsrun.cli.monitor.snapshot import Snapshot, as_json
 from dsrun.cli.monitor.sources import Source, StdinSource, find_source
 from dsrun.cli.monitor.view import render
 from dsrun.cli.output import print_json, print_line
+from dsrun.events import level_of
 from dsrun.findings.translation import translated, translated_level
-from dsrun.monitoring.event_text import QUIET, describe
-from dsrun.runs.values import Record, seconds_of
+from dsrun.monitoring.event_text import describe
+from dsrun.runs.records import Record, seconds_of
 from dsrun.slurm.jobs.status import explain_reason
 from dsrun.system.display import duration, figure, printable
 
@@ -94,7 +95,7 @@ class ChangeLines:
 
     def _new_events(self, snapshot: Snapshot) -> list[Record]:
         """Those since the last call; the first shows none, as they are history."""
-        events = [event for event in snapshot.history.events if event.get("kind") not in QUIET]
+        events = [event for event in snapshot.history.events if level_of(event) != "quiet"]
         before = len(events) if self._events is None or self._events > len(events) else self._events
         self._events = len(events)
         return events[before:]

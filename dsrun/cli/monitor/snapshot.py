@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from dsrun.findings.finding import Finding
-from dsrun.monitoring.history import RunHistory
 from dsrun.monitoring.observations import observe
 from dsrun.monitoring.status import RunStatus, State, status_json
 from dsrun.runs.node_status import NodeStatus
-from dsrun.runs.records import plain
-from dsrun.runs.values import Record
+from dsrun.runs.reader import RunHistory
+from dsrun.runs.records import Record, plain
 from dsrun.slurm.jobs.queue import SlurmJob
+from dsrun.system.display import utc_text
 
 EVENTS = 20
 
@@ -56,7 +55,7 @@ def as_json(snapshot: Snapshot) -> dict[str, Any]:
     job = snapshot.job
     return {
         "kind": snapshot.kind,
-        "time": datetime.fromtimestamp(snapshot.now, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+        "time": utc_text(snapshot.now),
         "status": status_json(snapshot.status),
         "nodes": [plain(asdict(node)) for node in snapshot.nodes],
         "findings": [finding.as_dict() for finding in snapshot.findings],

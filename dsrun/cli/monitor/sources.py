@@ -12,10 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from dsrun.cli.monitor.snapshot import Snapshot, of_history, of_job, waiting_for
-from dsrun.diagnosis.run import is_run, last_write, runs_below
 from dsrun.errors import UsageError
-from dsrun.monitoring.follow import RunReader
-from dsrun.monitoring.history import RunHistory
 from dsrun.monitoring.status import RunStatus, status_of
 from dsrun.monitoring.trainer_logs.status import (
     LogReader,
@@ -24,7 +21,9 @@ from dsrun.monitoring.trainer_logs.status import (
     status_of_log,
     with_figures_of,
 )  # fmt: skip
+from dsrun.runs.find import is_run, newest_of, runs_below
 from dsrun.runs.node_status import NodeStatus
+from dsrun.runs.reader import RunHistory, RunReader
 from dsrun.runs.records import utc_now
 from dsrun.slurm.jobs.queue import SlurmJob, my_jobs
 from dsrun.slurm.jobs.status import read_jobs
@@ -199,7 +198,7 @@ def run_named(path: Path) -> Path:
     if path.is_file():
         raise UsageError(f"{path} is a file", fix=f"dsrun monitor --log {path}")
     if path.is_dir() and not is_run(path) and (runs := runs_below(path)):
-        newest = max(runs, key=lambda run: last_write(run) or 0.0)
+        newest = newest_of(runs)
         raise UsageError(
             f"{path} contains {counted(len(runs), 'run')}",
             fix=f"name one, such as the newest, {newest}",
@@ -211,7 +210,7 @@ def newest_run() -> Path:
     """The run below ./runs, or else below the current folder, that was written to last."""
     for folder in (Path("runs"), Path()):
         if folder.is_dir() and (runs := runs_below(folder)):
-            return max(runs, key=lambda run: last_write(run) or 0.0)
+            return newest_of(runs)
     raise UsageError("there are no runs below ./runs", fix="give the --output of a dsrun train, --log or --job")
 
 

@@ -13,12 +13,13 @@ from dsrun.cli.monitor.figures import figures_section
 from dsrun.cli.monitor.nodes import gpu_section, host_section, rank_section
 from dsrun.cli.monitor.section import EMPTY, Room, Section, headed
 from dsrun.cli.monitor.snapshot import Snapshot, last_events
+from dsrun.events import EventLevel, level_of
 from dsrun.findings.finding import Finding
 from dsrun.findings.translation import translated
-from dsrun.monitoring.event_text import QUIET, WORTH_A_LOOK, describe, is_bad
+from dsrun.monitoring.event_text import describe
 from dsrun.monitoring.plots import bar
 from dsrun.monitoring.status import State
-from dsrun.runs.values import seconds_of
+from dsrun.runs.records import seconds_of
 from dsrun.slurm.jobs.status import explain_reason
 from dsrun.system.display import counted, duration, printable
 
@@ -27,6 +28,7 @@ STATE_STYLES: dict[State, str] = {
     "restarting": "bold yellow", "finished": "bold green", "failed": "bold red", "stopped": "bold yellow",
     "killed": "bold red", "silent": "bold yellow",
 }  # fmt: skip
+_EVENT_STYLES: dict[EventLevel, str] = {"quiet": "", "info": "", "warning": "yellow", "error": "red"}
 _EVENTS = 10
 _ALL = 1_000
 _RANKS = 6
@@ -181,7 +183,7 @@ def _findings(findings: Sequence[Finding], room: Room) -> Section:
 
 def _events(snapshot: Snapshot, room: Room, *, most: int) -> Section:
     """The last events, the newest below."""
-    events = [event for event in last_events(snapshot.history.events, 60) if event.get("kind") not in QUIET]
+    events = [event for event in last_events(snapshot.history.events, 60) if level_of(event) != "quiet"]
     if not events or most < 1:
         return EMPTY
     grid = Table.grid(padding=(0, 2))
@@ -191,8 +193,7 @@ def _events(snapshot: Snapshot, room: Room, *, most: int) -> Section:
     for event in shown:
         at = seconds_of(event)
         clock = "" if at is None else _clock(at, snapshot.now)
-        style = "red" if is_bad(event) else "yellow" if event.get("kind") in WORTH_A_LOOK else ""
-        grid.add_row(clock, Text(printable(describe(event)), style=style))
+        grid.add_row(clock, Text(printable(describe(event)), style=_EVENT_STYLES[level_of(event)]))
     return headed(room, "events", "", grid, len(shown))
 
 

@@ -23,7 +23,6 @@ from dsrun.runs.commit import tidy
 from dsrun.runs.folder import RunFolder, is_in_use
 from dsrun.runs.manifest import newest_complete
 from dsrun.runs.records import EventLog, iter_records, write_json_atomic
-from dsrun.runs.schema import EventKind
 from dsrun.system import variables
 from dsrun.system.files import parse_json
 from dsrun.system.log_format import LineFormatter, write_stderr
@@ -79,7 +78,6 @@ class RunEventWriter:
         if failure.exit_code in CONFIGURATION:
             return
         known = {"rank": failure.rank, "step": failure.step, "seconds": failure.detected_s, "message": failure.message}
-        known = {name: value for name, value in known.items() if value is not None}
         self._write("failing", cause=failure.cause or "unknown", attempt=attempt, **known)
 
     def waiting(self, message: str, limit_s: float) -> None:
@@ -127,7 +125,7 @@ class RunEventWriter:
             "straggler",
             rank=found.rank,
             host=found.host,
-            **({"gpu": found.gpu} if found.gpu else {}),
+            gpu=found.gpu or None,
             step=found.step,
             slowdown=found.slowdown,
             chronic=found.kind == "slow",
@@ -150,13 +148,13 @@ class RunEventWriter:
             for line in tidy(self._folder):
                 self._notify(line)
 
-    def _event(self, kind: EventKind, **details: Any) -> None:
+    def _event(self, kind: str, **details: Any) -> None:
         # Our ranks have ended, so it is another run that has the folder and refused ours. These are its events then.
         if is_in_use(self._folder.path):
             return
-        self._write(kind, **{name: value for name, value in details.items() if value is not None})
+        self._write(kind, **details)
 
-    def _write(self, kind: EventKind, **details: Any) -> None:
+    def _write(self, kind: str, **details: Any) -> None:
         # A full disk is a reason to write less, not to end without a message.
         with suppress(OSError), EventLog(self._folder.events) as log:
             log.write(kind, **details)

@@ -16,9 +16,18 @@ from dsrun.launch.job import Job
 from dsrun.launch.supervisor.evidence import collect_stacks
 from dsrun.monitoring.straggler import Straggler, StragglerDetector
 from dsrun.runs.heartbeat import Beat
-from dsrun.runs.node_status import FOLDER, NodeStatus, RankProgress, read_node_status, write_node_status
+from dsrun.runs.node_status import (
+    FOLDER,
+    NodeStatus,
+    RankProgress,
+    StacksAnswer,
+    open_requests,
+    read_node_status,
+    requests_folder,
+    write_answer,
+    write_node_status,
+)
 from dsrun.runs.records import utc_now
-from dsrun.runs.stacks_request import StacksAnswer, open_requests, requests_folder, write_answer
 from dsrun.system.gpu_samples import GpuSample, gpu_samples
 from dsrun.system.host import hostname, memory_available, memory_total
 

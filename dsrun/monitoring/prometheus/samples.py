@@ -15,15 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from dsrun.datafiles import toml_beside
-from dsrun.diagnosis.run import is_run, runs_below
 from dsrun.errors import UsageError
-from dsrun.monitoring.follow import RunReader
-from dsrun.monitoring.history import RunHistory
 from dsrun.monitoring.observations import throttle_reasons
-from dsrun.monitoring.status import RunStatus, State, ledger_of, status_of
+from dsrun.monitoring.status import State, status_of
+from dsrun.runs.find import is_run, runs_below
 from dsrun.runs.goodput import goodput
 from dsrun.runs.node_status import NodeStatus, RankProgress
-from dsrun.runs.values import finite, seconds_of, whole
+from dsrun.runs.reader import RunHistory, RunReader
+from dsrun.runs.records import finite, seconds_of, whole
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -53,12 +52,11 @@ def samples(history: RunHistory, now: float) -> Iterator[Sample]:
     yield "dsrun_run_info", {"model": status.model or "", "host": status.host or "", "dsrun_version": version}, 1.0
     for state in get_args(State):
         yield "dsrun_run_state", {"state": state}, float(state == status.state)
-    for name, value in {**_progress(history, status), **_checkpoints(history)}.items():
-        if value is not None:
-            yield name, {}, float(value)
+    yield from _fields("status", status, {})
+    yield from _times_and_counts(history)
     for metric, value in _evaluation(history).items():
         yield "dsrun_evaluation", {"metric": metric}, value
-    for use, seconds in goodput(ledger_of(history, status.state)).as_dict().items():
+    for use, seconds in (status.time or goodput(())).as_dict().items():
         if use not in ("total", "goodput"):
             yield "dsrun_time_seconds_total", {"use": use}, seconds
     causes = Counter(str(each.get("cause") or "unknown") for each in history.events if each.get("kind") == "failure")
@@ -70,41 +68,31 @@ def samples(history: RunHistory, now: float) -> Iterator[Sample]:
             yield from _node(node)
 
 
-def _progress(history: RunHistory, status: RunStatus) -> dict[str, float | None]:
+@cache
+def _sources(kind: str) -> Mapping[str, tuple[str, float]]:
+    """What metrics.toml takes from a status, a node, a rank, a GPU, or events: the field by metric, and its scale."""
+    return {name: (row[kind], row.get("scale", 1.0)) for name, row in metrics().items() if kind in row}
+
+
+def _fields(kind: str, source: object, labels: Labels) -> Iterator[Sample]:
+    """The metrics that are fields of `source`; what is not known is left out."""
+    for name, (field, scale) in _sources(kind).items():
+        if (value := getattr(source, field)) is not None:
+            yield name, labels, float(value) * scale
+
+
+def _times_and_counts(history: RunHistory) -> Iterator[Sample]:
     kinds = Counter(str(each.get("kind")) for each in history.events)
-    return {
-        "dsrun_start_timestamp_seconds": next((at for each in history.events if (at := seconds_of(each))), None),
-        "dsrun_ranks": status.world_size,
-        "dsrun_step": status.step,
-        "dsrun_max_steps": status.max_steps,
-        "dsrun_epoch": status.epoch,
-        "dsrun_last_step_timestamp_seconds": seconds_of(history.steps[-1]) if history.steps else None,
-        "dsrun_step_duration_seconds": status.step_s,
-        "dsrun_remaining_seconds": status.eta_s,
-        "dsrun_loss": status.loss,
-        "dsrun_learning_rate": status.lr,
-        "dsrun_gradient_norm": status.grad_norm,
-        "dsrun_tokens_total": status.tokens,
-        "dsrun_tokens_per_second": status.tokens_per_s,
-        "dsrun_padding_ratio": status.padding,
-        "dsrun_mfu_ratio": status.mfu,
-        "dsrun_goodput_ratio": status.goodput,
+    saved = next((each for each in reversed(history.events) if each.get("kind") == "checkpoint_end"), {})
+    found: dict[str, float | None] = {name: kinds[kind] for name, (kind, _) in _sources("event").items()}
+    found |= {
         "dsrun_restarts_total": max(0, kinds["start"] - 1),
-        "dsrun_nan_steps_total": kinds["nan"],
-        "dsrun_loss_spikes_total": kinds["spike"],
-        "dsrun_stragglers_total": kinds["straggler"],
+        "dsrun_start_timestamp_seconds": next((at for each in history.events if (at := seconds_of(each))), None),
+        "dsrun_last_step_timestamp_seconds": seconds_of(history.steps[-1]) if history.steps else None,
+        "dsrun_last_checkpoint_timestamp_seconds": seconds_of(saved),
+        "dsrun_checkpoint_bytes": whole(saved.get("bytes")),
     }
-
-
-def _checkpoints(history: RunHistory) -> dict[str, float | None]:
-    saved = [each for each in history.events if each.get("kind") == "checkpoint_end"]
-    last = saved[-1] if saved else {}
-    return {
-        "dsrun_last_checkpoint_timestamp_seconds": seconds_of(last),
-        "dsrun_last_checkpoint_step": whole(last.get("step")),
-        "dsrun_checkpoint_bytes": whole(last.get("bytes")),
-        "dsrun_checkpoints_total": len(saved),
-    }
+    yield from ((name, {}, float(value)) for name, value in found.items() if value is not None)
 
 
 def _evaluation(history: RunHistory) -> dict[str, float]:
@@ -121,11 +109,7 @@ def _ranks(nodes: Sequence[NodeStatus]) -> Iterator[Sample]:
     known = [(node.host, rank) for node in nodes for rank in node.ranks]
     shown = sorted(known, key=lambda each: _weight(each[1]), reverse=True)[:MOST_RANKS]
     for host, rank in shown:
-        labels = {"rank": str(rank.rank), "host": host}
-        yield "dsrun_rank_silent_seconds", labels, rank.silent_s
-        for name, value in (("step_duration", rank.step_s), ("wait", rank.wait_s)):
-            if value is not None:
-                yield f"dsrun_rank_{name}_seconds", labels, value
+        yield from _fields("rank", rank, {"rank": str(rank.rank), "host": host})
 
 
 def _weight(rank: RankProgress) -> tuple[float, float]:
@@ -134,28 +118,11 @@ def _weight(rank: RankProgress) -> tuple[float, float]:
 
 
 def _node(node: NodeStatus) -> Iterator[Sample]:
-    host = {"host": node.host}
-    for name, value in (
-        ("memory_used_bytes", node.memory_used),
-        ("memory_size_bytes", node.memory_total),
-        ("cpu_ratio", node.cpu),
-    ):
-        if value is not None:
-            yield f"dsrun_host_{name}", host, float(value)
+    yield from _fields("node", node, {"host": node.host})
     for gpu in node.gpus:
-        figures = {
-            "utilization_ratio": gpu.utilization,
-            "memory_used_bytes": gpu.memory_used,
-            "memory_size_bytes": gpu.memory_total,
-            "power_watts": gpu.power_w,
-            "power_limit_watts": gpu.power_limit_w,
-            "temperature_celsius": gpu.temperature_c,
-            "clock_hertz": None if gpu.clock_mhz is None else gpu.clock_mhz * 1e6,
-            "throttled": bool(throttle_reasons(gpu)),
-        }
-        for name, value in figures.items():
-            if value is not None:
-                yield f"dsrun_gpu_{name}", {**host, "gpu": str(gpu.index)}, float(value)
+        labels = {"host": node.host, "gpu": str(gpu.index)}
+        yield from _fields("gpu", gpu, labels)
+        yield "dsrun_gpu_throttled", labels, float(bool(throttle_reasons(gpu)))
 
 
 def find_runs(folders: Sequence[Path]) -> dict[str, Path]:
@@ -197,7 +164,7 @@ class RunCollector:
         found: dict[str, RunHistory] = {}
         for name, path in newest:
             with suppress(OSError, UsageError):  # removed meanwhile
-                history = self._readers.setdefault(path, RunReader(path, newest_only=True)).read()
+                history = self._readers.setdefault(path, RunReader(path, "newest")).read()
                 if is_exported(history, now):
                     found[name] = history
             if len(found) == MOST_RUNS:

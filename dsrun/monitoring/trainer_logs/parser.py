@@ -25,7 +25,7 @@ from dsrun.monitoring.trainer_logs.formats import (
     TIME,
     TOKENS_BEFORE,
 )  # fmt: skip
-from dsrun.runs.values import Record, finite
+from dsrun.runs.records import Record, finite
 from dsrun.system.files import parse_json
 
 _CONTROL = re.compile(r"\x1b\[[0-9;:]*[A-Za-z]")

@@ -10,11 +10,12 @@ from typing import Any
 
 from dsrun.diagnosis.diagnose import Verdict, of_logs
 from dsrun.errors import UsageError
-from dsrun.monitoring.history import RunHistory
 from dsrun.monitoring.status import RunStatus, State, recent_step_s
 from dsrun.monitoring.trainer_logs.parser import TrainerLog
 from dsrun.runs.folder import RunFolder
+from dsrun.runs.reader import RunHistory
 from dsrun.runs.records import utc_now
+from dsrun.runs.tail import FileTail
 
 BACKLOG = 2 << 20
 """Of a long log, so many bytes at its end are read: a second or two."""
@@ -30,29 +31,21 @@ class LogReader:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.log = TrainerLog()
-        self._file = (0, 0)
-        self._offset = 0
+        self._tail = FileTail(path, whole=BACKLOG, tail=BACKLOG)
         self._torn = b""
         self._verdict: tuple[int, Verdict | None] = (-1, None)
 
     def read(self) -> None:
         """Take in what was added. Raises UsageError where the file cannot be read."""
         try:
-            with self.path.open("rb") as file:
-                size = file.seek(0, 2)
-                stat = self.path.stat()
-                is_first = (stat.st_dev, stat.st_ino) != self._file
-                if is_first or size < self._offset:
-                    self.log, self._torn = TrainerLog(), b""
-                    self._file, self._offset = (stat.st_dev, stat.st_ino), max(0, size - BACKLOG)
-                file.seek(self._offset)
-                added = file.read(size - self._offset)
+            added, is_new = self._tail.read()
         except OSError as error:
             raise UsageError(
                 f"{self.path} cannot be read: {error.strerror}", fix="name a log that you may read"
             ) from error
-        self._offset += len(added)
-        self.feed(added, now=None if is_first else utc_now())
+        if is_new:
+            self.log, self._torn = TrainerLog(), b""
+        self.feed(added, now=None if is_new else utc_now())
 
     def feed(self, added: bytes, *, now: str | None) -> None:
         """Take further bytes in; a bar that has not been ended by a line break counts."""
@@ -84,12 +77,12 @@ class LogReader:
 
     def _diagnosed(self) -> Verdict | None:
         """The verdict over the end of the log, found once for each of its lengths."""
-        if self._verdict[0] != self._offset:
+        if self._verdict[0] != self._tail.offset:
             verdict = None
             with suppress(OSError, UsageError), self.path.open("rb") as file:
-                file.seek(max(0, self._offset - _END))
+                file.seek(max(0, self._tail.offset - _END))
                 verdict = of_logs({str(self.path): file.read(_END)})
-            self._verdict = (self._offset, verdict)
+            self._verdict = (self._tail.offset, verdict)
         return self._verdict[1]
 
 
@@ -101,7 +94,9 @@ def status_of_log(log: TrainerLog, path: Path, *, silent_s: float | None = None,
         state = "finished"
     elif is_over or (silent_s or 0.0) > SILENT_S:
         state = "silent"
-    figures = log.figures
+    figures: dict[str, Any] = {name: log.figures.get(name) for name in _LOGGED}
+    if not log.loss_is_finite:
+        figures["loss"] = None
     step_s = log.step_s or recent_step_s(log.steps)
     left = log.max_steps - log.step if log.max_steps is not None and log.step is not None else None
     return RunStatus(
@@ -109,13 +104,7 @@ def status_of_log(log: TrainerLog, path: Path, *, silent_s: float | None = None,
         state=state,
         step=log.step,
         max_steps=log.max_steps,
-        epoch=figures.get("epoch"),
-        loss=figures.get("loss") if log.loss_is_finite else None,
-        lr=figures.get("lr"),
-        grad_norm=figures.get("grad_norm"),
-        tokens_per_s=figures.get("tokens_per_s"),
-        samples_per_s=figures.get("samples_per_s"),
-        mfu=figures.get("mfu"),
+        **figures,
         step_s=step_s,
         eta_s=left * step_s if left is not None and step_s is not None and state == "training" else None,
         silent_s=silent_s,
@@ -138,10 +127,9 @@ def program_log(folder: Path) -> Path | None:
     return max(found)[1] if found else None
 
 
+_LOGGED = ("epoch", "loss", "lr", "grad_norm", "tokens_per_s", "samples_per_s", "mfu")
 # What a log may tell where the run folder does not.
-_FIGURES = (
-    "step", "max_steps", "epoch", "loss", "lr", "grad_norm", "tokens_per_s", "samples_per_s", "mfu", "step_s", "eta_s",
-)  # fmt: skip
+_FIGURES = ("step", "max_steps", "step_s", "eta_s", *_LOGGED)
 
 
 def with_figures_of(log: RunStatus, status: RunStatus) -> RunStatus:

@@ -18,7 +18,7 @@ from typing import Any
 
 from dsrun.errors import ToolError, UsageError
 from dsrun.runs.folder import RunFolder
-from dsrun.runs.records import Progress, last_cause, progress
+from dsrun.runs.tail import Progress, last_cause, progress
 from dsrun.slurm.jobs.status import FINAL, task_order
 from dsrun.slurm.render.program import slug
 from dsrun.system import slurm, variables

@@ -17,10 +17,9 @@ from safetensors import SafetensorError
 
 from dsrun.errors import ToolError, UsageError
 from dsrun.runs import commit
-from dsrun.runs.checksum import PATIENCE_S, ChecksumFile, ChecksumPool
+from dsrun.runs.checksum import PATIENCE_S, ChecksumFile, ChecksumPool, ManifestFile
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import newest_complete, write_manifest
-from dsrun.runs.schema import ManifestFile
 from dsrun.system.files import DISK_FULL
 from dsrun.system.host import hostname
 from dsrun.train.checkpoint.serialize import Tensors

@@ -13,8 +13,16 @@ from dsrun.errors import ToolError, UsageError
 from dsrun.findings.finding import Finding
 from dsrun.recipe.spec import TrainSpec
 from dsrun.runs.attempts import refuse_untrusted, signatures
-from dsrun.runs.manifest import MANIFEST, STATE_FILE, damaged, missing_or_wrong_size, read_manifest, shared_out, within
-from dsrun.runs.schema import Manifest
+from dsrun.runs.manifest import (
+    MANIFEST,
+    STATE_FILE,
+    Manifest,
+    damaged,
+    missing_or_wrong_size,
+    read_manifest,
+    shared_out,
+    within,
+)
 from dsrun.system.files import parse_json
 from dsrun.system.host import versions
 from dsrun.train.data.encoding.tokenizer import tokenizer_identity

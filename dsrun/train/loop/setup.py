@@ -11,7 +11,6 @@ from transformers import TrainerCallback
 
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.goodput import mean_time_between_failures, save_interval
-from dsrun.runs.schema import EventKind
 from dsrun.train.console import Console
 from dsrun.train.loop.callbacks import (
     EngineCheck,
@@ -127,7 +126,7 @@ def build_callbacks(trainer: RunTrainer, plan: Plan, folder: RunFolder, records:
     trainer.add_callback(PendingEvaluationCallback(trainer))
 
 
-def _reporter(kind: EventKind, what: str, records: RunRecords, console: Console) -> Callable[[int, str], None]:
+def _reporter(kind: str, what: str, records: RunRecords, console: Console) -> Callable[[int, str], None]:
     """Writes an event (step, message) and prints it."""
 
     def report(step: int, message: str) -> None:

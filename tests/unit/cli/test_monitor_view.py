@@ -13,9 +13,10 @@ from dsrun.cli.monitor.run import ChangeLines
 from dsrun.cli.monitor.section import Room
 from dsrun.cli.monitor.snapshot import Snapshot, as_json, of_history, of_job, waiting_for
 from dsrun.cli.monitor.view import render
-from dsrun.monitoring.history import RunHistory
 from dsrun.monitoring.status import Best, RunStatus
+from dsrun.runs.goodput import Goodput
 from dsrun.runs.node_status import NodeStatus, RankProgress
+from dsrun.runs.reader import RunHistory
 from dsrun.slurm.jobs.queue import SlurmJob, read_rows
 from dsrun.system.gpu_samples import GpuSample
 
@@ -33,7 +34,7 @@ def snapshot(*, nodes: int = 1, per_node: int = 8, stuck: bool = False, **status
     known = RunStatus(
         path=Path("runs/llama"), state="training", model="meta-llama/Llama-3.1-8B", step=1000, max_steps=5000,
         epoch=0.5, loss=0.05, lr=1e-4, grad_norm=1.0, tokens_per_s=1000.0, mfu=0.41, padding=0.013, step_s=2.0,
-        eta_s=8000.0, since_s=2100.0, silent_s=1.0, checkpoint_step=900, checkpoint_age_s=180.0, goodput=0.931,
+        eta_s=8000.0, since_s=2100.0, silent_s=1.0, checkpoint_step=900, checkpoint_age_s=180.0, time=TIME_USE,
         restarts=1, best=Best(metric="eval_loss", value=0.5, step=900), world_size=nodes * per_node,
     )  # fmt: skip
     history = RunHistory(
@@ -41,6 +42,9 @@ def snapshot(*, nodes: int = 1, per_node: int = 8, stuck: bool = False, **status
         nodes=tuple(node(number, per_node, stuck=stuck) for number in range(nodes)),
     )  # fmt: skip
     return of_history(history, replace(known, **status), NOW)
+
+
+TIME_USE = Goodput(productive=931, restart=69, lost=0, saving=0, evaluating=0, idle=0)
 
 
 def node(number: int, count: int, *, stuck: bool) -> NodeStatus:

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.monitoring import follow
-from dsrun.monitoring.follow import RunReader
-from dsrun.monitoring.history import read_history
 from dsrun.monitoring.overview import runs_of, size_on_disk, sort_rows
 from dsrun.monitoring.status import status_of
 from dsrun.monitoring.trainer_logs.status import LogReader, program_log, with_figures_of
+from dsrun.runs import reader as run_reader
 from dsrun.runs.goodput import goodput
 from dsrun.runs.node_status import NodeStatus, RankProgress, write_node_status
+from dsrun.runs.reader import RunReader, read_history
+from dsrun.runs.tail import FileTail
 
 
 def add(path: Path, *records: Mapping[str, Any]) -> None:
@@ -70,9 +70,43 @@ def test_files_of_a_new_run_replace_those_of_the_old(tmp_path: Path) -> None:
     assert (history.steps, history.events[0]["attempt"], history.run) == ((), 5, {"model": "t5"})
 
 
+def test_records_that_are_gone_are_forgotten(tmp_path: Path) -> None:
+    """Until the file is there again, as after a moment of a network file system."""
+    begin(tmp_path)
+    metrics = tmp_path / "metrics.jsonl"
+    add(metrics, {"step": 1, "loss": 2.0})
+    reader = RunReader(tmp_path)
+    assert len(reader.read().steps) == 1
+    metrics.rename(tmp_path / "aside")
+    assert reader.read().steps == ()
+    (tmp_path / "aside").rename(metrics)
+    assert reader.read().series("loss") == [(1, 2.0)]
+
+
+def test_nothing_is_read_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look at a run takes as many bytes of its records as were added."""
+    begin(tmp_path)
+    add(tmp_path / "metrics.jsonl", *({"step": step, "loss": 1.0} for step in range(1000)))
+    taken: list[int] = []
+    read = FileTail.read
+
+    def counted(tail: FileTail) -> tuple[bytes, bool]:
+        added, is_new = read(tail)
+        taken.append(len(added))
+        return added, is_new
+
+    reader = RunReader(tmp_path)
+    reader.read()
+    monkeypatch.setattr(FileTail, "read", counted)
+    reader.read()
+    add(tmp_path / "metrics.jsonl", {"step": 1000, "loss": 1.0})
+    reader.read()
+    assert taken == [0, 0, 0, len('{"step": 1000, "loss": 1.0}\n')]
+
+
 def test_a_long_file_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the older steps a few stand for all, the newest are all there, and evaluations come from the events."""
-    monkeypatch.setattr(follow, "WHOLE", 50_000)
+    monkeypatch.setattr(run_reader, "WHOLE", 50_000)
     begin(tmp_path)
     add(tmp_path / "metrics.jsonl", *({"step": step, "loss": 1 / step} for step in range(1, 20_001)))
     add(tmp_path / "events.jsonl", {"kind": "evaluate", "step": 500, "metrics": {"eval_loss": 0.5}})
@@ -86,7 +120,7 @@ def test_a_long_file_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_steps_in_memory_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(follow, "MOST_STEPS", 100)
+    monkeypatch.setattr(run_reader, "MOST_STEPS", 100)
     begin(tmp_path)
     reader = RunReader(tmp_path)
     for part in range(10):

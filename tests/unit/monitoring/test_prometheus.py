@@ -12,10 +12,10 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from dsrun.errors import UsageError
-from dsrun.monitoring.history import read_history
 from dsrun.monitoring.prometheus.samples import MOST_RANKS, RunCollector, families, find_runs, metrics, samples
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.node_status import GpuSample, NodeStatus, RankProgress, write_node_status
+from dsrun.runs.reader import read_history
 
 AT = 1795600800.0
 TIME = "2026-11-25T10:00:00.000Z"

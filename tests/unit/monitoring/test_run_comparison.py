@@ -10,8 +10,8 @@ import pytest
 from dsrun.errors import UsageError
 from dsrun.monitoring.comparison import configuration, curves, differences, labels, metrics
 from dsrun.monitoring.event_text import describe
-from dsrun.monitoring.history import RunHistory
 from dsrun.monitoring.status import status_of
+from dsrun.runs.reader import RunHistory
 
 
 def history(path: Path, *, train: dict[str, Any], losses: tuple[float, ...] = (3.0, 2.0), **run: Any) -> RunHistory:

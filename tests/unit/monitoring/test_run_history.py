@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from dsrun.diagnosis.run import is_run
 from dsrun.errors import UsageError
-from dsrun.monitoring.history import read_history
 from dsrun.monitoring.status import RESTART_S, STALE_S, recent_step_s, status_of
+from dsrun.runs.find import is_run
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.node_status import NodeStatus, RankProgress, read_node_status, write_node_status
+from dsrun.runs.reader import read_history
 
 START = "2026-11-25T10:00:00.000Z"
 AT_START = 1795600800.0
@@ -89,6 +89,16 @@ def test_launched_program_runs_while_its_node_reports(tmp_path: Path, age_s: flo
     write_node_status(tmp_path, NodeStatus(time=at(50), host="gpu01", node=0, attempt=1, world_size=1))
     now = AT_START + 50 + age_s + (RESTART_S if state == "killed" else 0)
     assert status_of(read_history(tmp_path), now).state == state
+
+
+def test_launched_program_that_waited_for_memory_runs_again(tmp_path: Path) -> None:
+    """The event of the wait comes after that of the restart; one that waits for its ranks to end does not train."""
+    for folder, kind, state in (("a", "restart", "training"), ("b", "failing", "restarting")):
+        run = tmp_path / folder
+        run.mkdir()
+        run_folder(run, events=[event("failure", 3), event(kind, 4), event("waiting", 5)])
+        write_node_status(run, NodeStatus(time=at(50), host="gpu01", node=0, attempt=1, world_size=1))
+        assert status_of(read_history(run), AT_START + 55).state == state
 
 
 def test_run_of_another_machine_goes_on_while_its_node_reports(tmp_path: Path) -> None:

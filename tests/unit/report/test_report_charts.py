@@ -9,11 +9,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from dsrun.monitoring.history import read_history
 from dsrun.report.axes import linear_axis, log_axis, step_axis
 from dsrun.report.charts import HEIGHT, WIDTH, chart, path
 from dsrun.report.panels import MOST_POINTS, Curve, Panel, panels
 from dsrun.report.series import points_of, smoothed, thinned
+from dsrun.runs.reader import read_history
 from tests.run_folders import event, finished_run, steps, write_run
 
 NAN = math.nan

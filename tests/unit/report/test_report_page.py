@@ -16,12 +16,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dsrun.errors import UsageError
+from dsrun.monitoring import status
 from dsrun.monitoring.comparison import labels
 from dsrun.report.data import read_run
 from dsrun.report.nodes import node_tables
 from dsrun.report.page import MARKER, Report, render, report_of
 from dsrun.report.timeline import MOST_ROWS, clock, rows, strip, time_ticks
 from dsrun.runs.folder import RunFolder
+from dsrun.runs.goodput import goodput
 from dsrun.runs.node_status import NodeStatus, RankProgress, write_node_status
 from dsrun.system.gpu_samples import GpuSample
 from tests.run_folders import RUN, at, event, finished_run, steps, write_run
@@ -341,7 +343,7 @@ def test_strip_of_time_is_all_of_it() -> None:
     events = [event("start", starting_s=10.0, queued_s=20.0), event("training", 1)]
     for second in range(10, 25_000, 10):
         events += [event("checkpoint_begin", second), event("checkpoint_end", second + 1, seconds=1.0)]
-    segments = strip([*events, event("end", 30_000)])
+    segments = strip(goodput([*events, event("end", 30_000)]))
     assert [segment.use for segment in segments[:2]] == ["queued", "training"]
     assert len(segments) < 1000
     assert sum(segment.length for segment in segments) == pytest.approx(1)
@@ -387,3 +389,13 @@ def test_odd_values_never_break_a_page(
     folder = write_run(tmp_path, events=[*events, event("start")], metrics=metrics, run={**RUN, **run})
     page = Page(render(report_on(folder)))
     assert (page.unbalanced, page.open) == ([], [])
+
+
+def test_goodput_of_a_page_is_computed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its figure, its table and the strip are of one sum."""
+    sums = []
+    summed = status.goodput
+    monkeypatch.setattr(status, "goodput", lambda events: sums.append(1) or summed(events))
+    page = page_of(finished_run(tmp_path))
+    assert "Goodput" in page.text
+    assert len(sums) == 1

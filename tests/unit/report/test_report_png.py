@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from dsrun.errors import MissingError
-from dsrun.monitoring.history import read_history
 from dsrun.report.panels import Curve, Panel, panels
 from dsrun.report.png import pictures
+from dsrun.runs.reader import read_history
 from tests.run_folders import finished_run
 
 PNG = b"\x89PNG\r\n\x1a\n"

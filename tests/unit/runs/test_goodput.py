@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsrun.runs.goodput import Goodput, goodput, goodput_line, uses
+from dsrun.runs.goodput import Goodput, goodput, goodput_line
 
 START = datetime(2026, 11, 21, 4, 0, 0, tzinfo=UTC)
 
@@ -298,7 +298,7 @@ def test_goodput_parts_add_up_to_total_time(
     assert ledger.total == pytest.approx((now - begin) / 1000, abs=1e-9)
     assert min(ledger.as_dict().values()) >= 0
     assert ledger.share <= 1
-    parts = [(("productive" if use == "training" else use), spent) for use, spent in uses(events)]
+    parts = [(("productive" if use == "training" else use), spent) for use, spent in ledger.uses]
     for name, spent in ledger.as_dict().items() - {("total", ledger.total), ("goodput", ledger.share)}:
         assert sum(each for use, each in parts if use == name) == pytest.approx(spent, abs=1e-9)
 
@@ -318,7 +318,7 @@ def test_uses_of_time_stand_in_their_order() -> None:
         at(80, "progress", step=70), at(90, "failure", step=70), at(91, "restart"), at(95, "start", attempt=1),
         at(100, "training", step=50), at(150, "end", step=100),
     ]  # fmt: skip
-    assert uses(events) == [
+    assert list(goodput(events).uses) == [
         ("restart", 5), ("restart", 10), ("training", 50), ("lost", 20), ("lost", 10), ("restart", 1), ("restart", 4),
         ("restart", 5), ("training", 50),
     ]  # fmt: skip

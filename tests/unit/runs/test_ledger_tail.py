@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dsrun.runs.records import Appender
-from dsrun.runs.tail import LedgerTail
+from dsrun.runs.tail import LineTail
 
 
-def steps(tail: LedgerTail) -> list[int]:
+def steps(tail: LineTail) -> list[int]:
     return [record["step"] for record in tail.new_records()]
 
 
@@ -19,7 +19,7 @@ def append(path, *numbers: int) -> None:
 def test_only_new_records_are_read(tmp_path):
     path = tmp_path / "events.jsonl"
     append(path, 1)
-    tail = LedgerTail(path)
+    tail = LineTail(path, begin=None)
     assert steps(tail) == []
     append(path, 2, 3)
     (second, third) = tail.new_records()
@@ -30,7 +30,7 @@ def test_only_new_records_are_read(tmp_path):
 
 def test_file_may_come_later(tmp_path):
     path = tmp_path / "events.jsonl"
-    tail = LedgerTail(path)
+    tail = LineTail(path, begin=None)
     assert steps(tail) == []
     append(path, 1)
     assert steps(tail) == [1]
@@ -41,12 +41,12 @@ def test_begin_is_a_place_in_the_file(tmp_path):
     append(path, 1)
     begin = path.stat().st_size
     append(path, 2)
-    assert steps(LedgerTail(path, begin)) == [2]
+    assert steps(LineTail(path, begin=begin)) == [2]
 
 
 def test_incomplete_line_is_waited_for(tmp_path):
     path = tmp_path / "events.jsonl"
-    tail = LedgerTail(path)
+    tail = LineTail(path, begin=None)
     path.write_bytes(b'{"step": 1}\n{"st')
     assert steps(tail) == [1]
     with path.open("ab") as file:
@@ -57,11 +57,23 @@ def test_incomplete_line_is_waited_for(tmp_path):
 def test_successor_of_moved_file_is_read_from_its_first_line(tmp_path):
     path = tmp_path / "events.jsonl"
     append(path, *range(20))
-    tail = LedgerTail(path)
+    tail = LineTail(path, begin=None)
     path.rename(tmp_path / "earlier.jsonl")
     append(path, 1)
     assert steps(tail) == [1]
     path.write_bytes(b"")
     assert steps(tail) == []
+    append(path, 2)
+    assert steps(tail) == [2]
+
+
+def test_file_that_is_gone_for_a_moment_is_not_read_again(tmp_path):
+    path = tmp_path / "events.jsonl"
+    append(path, 1)
+    tail = LineTail(path, begin=0)
+    assert steps(tail) == [1]
+    path.rename(tmp_path / "aside")
+    assert steps(tail) == []
+    (tmp_path / "aside").rename(path)
     append(path, 2)
     assert steps(tail) == [2]

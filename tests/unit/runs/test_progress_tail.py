@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from dsrun.runs.records import Progress, progress
+from dsrun.runs.tail import Progress, progress
 
 
 def write(path, records, end=""):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dsrun.runs.goodput import goodput
-from dsrun.runs.values import finite, seconds_of, whole
+from dsrun.runs.records import finite, seconds_of, whole
 
 
 @pytest.mark.parametrize(

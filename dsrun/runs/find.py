@@ -1,0 +1,88 @@
+"""Which folders are runs, and whether somebody runs there: by the lock, or where that cannot be seen, by the files."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from dsrun.errors import UsageError
+from dsrun.messages import Message, joined
+from dsrun.runs.folder import LOCK_TRIES, RunFolder, is_in_use, read_holder
+from dsrun.runs.node_status import FOLDER as STATUS
+from dsrun.runs.tail import progress
+from dsrun.system import host
+
+# A run of another machine whose lock cannot be seen here counts as running if it wrote something so recently.
+_RECENTLY_S = 300.0
+_JUST_NOW_S = 10.0
+# The last one is all that a dsrun launch of a program of its own leaves beside logs.
+_MARKS = ("run.json", "events.jsonl", "recipe.json", ".lock", f"{STATUS}/node-0.json")
+
+
+def is_run(folder: Path) -> bool:
+    """Whether `folder` is the run folder of a dsrun train or launch."""
+    with suppress(PermissionError):  # a colleague's own folder among those of a shared file system
+        return any((folder / name).is_file() for name in _MARKS)
+    return False
+
+
+def refuse_without_run(path: Path) -> None:
+    """Raise UsageError unless a run has at least begun to start in `path`."""
+    if not is_run(path):
+        what = "contains no run" if path.is_dir() else "is not a folder" if path.exists() else "does not exist"
+        raise UsageError(f"{path} {what}", fix="give the --output of a dsrun train or launch")
+
+
+def runs_below(folder: Path) -> list[Path]:
+    """The run folders in `folder` and in its sub-folders."""
+    return sorted(path for depth in ("*", "*/*") for path in folder.glob(depth) if path.is_dir() and is_run(path))
+
+
+def newest_of(runs: Iterable[Path]) -> Path:
+    """The run that was written to last."""
+    return max(runs, key=lambda run: last_write(run) or 0.0)
+
+
+def who_runs(folder: Path, *, tries: int = LOCK_TRIES) -> str:
+    """Who runs there, in words; "" for no one. `tries` as in `is_in_use`."""
+    holder = is_in_use(folder, tries=tries)
+    if holder is not None:
+        return joined(", ", [Message("{holder} runs", holder=str(holder)), last_step(folder)])
+    named = read_holder(folder / ".lock")
+    silent = _silent_s(folder)
+    if named.pid > 0 and named.host != host.hostname() and silent is not None and silent < _RECENTLY_S:
+        wrote = Message("{holder} wrote to it {seconds:.0f} s ago", holder=str(named), seconds=silent)
+        return joined(", ", [wrote, last_step(folder)])
+    return ""
+
+
+def last_step(folder: Path) -> Message:
+    """The last step that the run has logged, in words."""
+    last = progress(RunFolder(folder).metrics)
+    if last is None:
+        return Message("no step was logged")
+    return Message("step {step} was logged at {time}", step=last.step, time=last.time)
+
+
+def last_write(folder: Path) -> float | None:
+    """When what a run writes last changed, in seconds since the epoch; None where there is nothing."""
+    written = _changed(folder.glob("*.jsonl"))
+    if written is not None and time.time() - written < _JUST_NOW_S:
+        return written  # a thousand ranks' logs tell no more, and take a parallel file system a second
+    return max((at for at in (written, _changed(folder.glob("logs/**/*.log"))) if at is not None), default=None)
+
+
+def _changed(files: Iterable[Path]) -> float | None:
+    times = []
+    for path in files:
+        with suppress(OSError):  # it may have been moved aside meanwhile
+            times.append(path.stat().st_mtime)
+    return max(times, default=None)
+
+
+def _silent_s(folder: Path) -> float | None:
+    """Seconds since the run or the supervisor of one of its nodes wrote anything; None where nothing is there."""
+    times = [at for at in (last_write(folder), _changed((folder / STATUS).glob("node-*.json"))) if at is not None]
+    return max(time.time() - max(times), 0.0) if times else None

@@ -1,0 +1,122 @@
+"""dsrun/events.toml: every kind of event that dsrun writes, and what it means to those who read it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from dsrun.cli.monitor.view import _EVENT_STYLES
+from dsrun.events import EventKind, event_kinds, kind_of, level_of
+from dsrun.messages import PLACEHOLDER
+from dsrun.monitoring.event_text import _FORMS, describe, filled
+from dsrun.monitoring.status import State
+from dsrun.notifications.message import Kind
+from dsrun.report.panels import MarkKind
+from dsrun.report.timeline import rows
+from dsrun.runs.goodput import Use, goodput
+from dsrun.system.log_format import event_line
+from tests.ecs import parsed
+from tests.run_folders import event
+
+PACKAGE = Path(__file__).parents[2] / "dsrun"
+WRITERS = ("EventLog", "RunRecords", "RunEventWriter")
+"""A module that writes events names one of these."""
+
+
+def written() -> Iterator[tuple[str, set[str]]]:
+    """Each kind that a module of dsrun writes, with the keys that the call names."""
+    for module in PACKAGE.rglob("*.py"):
+        source = module.read_text(encoding="utf-8")
+        if not any(name in source for name in WRITERS):
+            continue
+        for node in ast.walk(ast.parse(source)):
+            if not isinstance(node, ast.Call) or not node.args or not isinstance(first := node.args[0], ast.Constant):
+                continue
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            if name in ("write", "event", "_write", "_event", "_reporter") and isinstance(first.value, str):
+                yield first.value, {each.arg for each in node.keywords if each.arg}
+
+
+def test_table_has_what_dsrun_writes_and_nothing_else() -> None:
+    assert {kind for kind, _ in written()} == set(event_kinds())
+
+
+@pytest.mark.parametrize("kind", event_kinds())
+def test_keys_of_a_kind_are_documented(kind: str) -> None:
+    keys = {key for name, named in written() if name == kind for key in named}
+    assert [key for key in sorted(keys) if f"`{key}`" not in event_kinds()[kind].keys] == []
+
+
+@pytest.mark.parametrize("kind", event_kinds().values(), ids=lambda kind: kind.name)
+def test_values_are_those_that_readers_know(kind: EventKind) -> None:
+    for value, known in (
+        (kind.state, get_args(State)),
+        (kind.over, get_args(State)),
+        (kind.use, (None, *get_args(Use))),
+        (kind.level, _EVENT_STYLES),
+        (kind.notify, (None, *get_args(Kind))),
+        (kind.mark, (None, *get_args(MarkKind))),
+    ):
+        assert value in known
+    assert kind.when
+    assert bool(kind.label) == (kind.mark is not None)
+    pieces = re.findall(PLACEHOLDER, str((*kind.text, *kind.label)))
+    assert {form for _, _, form in pieces} <= {"", *_FORMS}
+    assert {name for name, _, _ in pieces} <= {*re.findall(r"`(\w+)`", kind.keys), "cause", "message"}
+
+
+@pytest.mark.parametrize("kind", event_kinds())
+@pytest.mark.parametrize("odd", [None, "", "7", -1, 1e300, [], {}, True])
+def test_any_value_has_a_text(kind: str, odd: Any) -> None:
+    """As another program may write it, and where nothing is known."""
+    names = [name for name, _, _ in re.findall(PLACEHOLDER, str(event_kinds()[kind].text))]
+    assert describe({"kind": kind, **dict.fromkeys(names, odd)})
+    assert describe({"kind": kind})
+
+
+@pytest.mark.parametrize(
+    ("found", "level"),
+    [
+        ({"kind": "straggler", "rank": 3, "step": 9, "message": "rank 3 (gpu07) is slow"}, "warning"),
+        ({"kind": "nan", "step": 5}, "warning"),
+        ({"kind": "checkpoint_failed", "step": 5}, "warning"),
+        ({"kind": "failure", "cause": "cuda_oom"}, "error"),
+        ({"kind": "end", "exit_code": 0}, "info"),
+        ({"kind": "end", "exit_code": 1}, "error"),
+        ({"kind": "of a newer dsrun"}, "info"),
+    ],
+)
+def test_level_is_the_same_everywhere(found: Mapping[str, Any], level: str) -> None:
+    """In the monitor, in the report's table and in a log."""
+    record = {**event(found["kind"], 1), **found}
+    assert level_of(record) == level
+    assert [row.bad for row in rows([record])] == [level in ("warning", "error")]
+    assert parsed(event_line(record))["log.level"] == {"warning": "warn"}.get(level, level)
+
+
+def test_straggler_has_a_text() -> None:
+    told = {"kind": "straggler", "rank": 3, "host": "gpu07", "step": 1200, "message": "rank 3 (gpu07) is slow"}
+    assert describe(told) == "step 1,200: rank 3 (gpu07) is slow"
+    assert describe({**told, "message": None}) == "rank 3 of gpu07 holds the others up"
+
+
+def test_pieces_without_a_value_are_left_out() -> None:
+    assert filled((["a {x}", "b"], ", {y:positive}", ", {z}"), {"y": 0, "z": 4000}) == "b, 4,000"
+    assert filled(("a {x}",), {}) == "a ?"
+
+
+def test_time_after_a_failure_was_seen_is_not_training() -> None:
+    """What follows `failing` is the end of the ranks, which makes no steps."""
+    events = [event("start"), event("training", 10, step=0), event("progress", 60, step=50)]
+    events += [event("failing", 70, step=60), event("failure", 100, step=60), event("end", 100, step=60)]
+    assert goodput(events).restart == 10 + 30
+
+
+def test_kinds_of_a_newer_dsrun_mean_nothing() -> None:
+    unknown = kind_of({"kind": "of a newer dsrun"})
+    assert (unknown.use, unknown.is_under_way, unknown.is_failure, unknown.level) == (None, False, False, "info")
