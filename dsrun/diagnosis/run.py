@@ -16,6 +16,7 @@ from dsrun.diagnosis.rules import Cause, causes
 from dsrun.diagnosis.tracebacks import is_exception
 from dsrun.errors import UsageError
 from dsrun.findings.finding import Finding
+from dsrun.findings.texts import text_of
 from dsrun.messages import Message, joined
 from dsrun.runs.folder import LOCK_TRIES, RunFolder, is_in_use, read_holder
 from dsrun.runs.node_status import FOLDER as STATUS
@@ -91,11 +92,11 @@ def who_runs(folder: Path, *, tries: int = LOCK_TRIES) -> str:
     """Who runs there, in words; "" for no one. `tries` as in `is_in_use`."""
     holder = is_in_use(folder, tries=tries)
     if holder is not None:
-        return joined(", ", [Message("{holder} runs", holder=str(holder)), _step(folder)])
+        return joined(", ", [text_of("run_state.runs", holder=str(holder)), _step(folder)])
     named = read_holder(folder / ".lock")
     silent = _silent_s(folder)
     if named.pid > 0 and named.host != host.hostname() and silent is not None and silent < _RECENTLY_S:
-        wrote = Message("{holder} wrote to it {seconds:.0f} s ago", holder=str(named), seconds=silent)
+        wrote = text_of("run_state.wrote", holder=str(named), seconds=silent)
         return joined(", ", [wrote, _step(folder)])
     return ""
 
@@ -132,25 +133,23 @@ def _running(folder: Path, who: str, verdict: Verdict, where: str) -> Verdict:
     if not silent:
         return _beside(causes()["running"], who, verdict, where)
     seconds, rank, phase = max(silent)
-    text = Message(
-        "no heartbeat from rank {rank} for {seconds:.0f} s, in {phase}", rank=rank, seconds=seconds, phase=phase
-    )
+    text = text_of("run_state.silent", rank=rank, seconds=seconds, phase=phase)
     return _beside(causes()["running_silent"], joined(", ", [text, who]), verdict, where)
 
 
 def _killed(folder: Path) -> Message:
     named = read_holder(folder / ".lock")
-    gone = Message("process {pid} on host {host} is gone", pid=named.pid, host=named.host)
-    ended = joined(", ", [Message("no end is recorded"), _step(folder)])
-    why = Message("power, the cgroup's memory limit, or SIGKILL")
+    gone = text_of("run_state.gone", pid=named.pid, host=named.host)
+    ended = joined(", ", [text_of("run_state.no_end"), _step(folder)])
+    why = text_of("run_state.killed_by")
     return joined("; ", [ended, gone, why] if named.pid > 0 else [ended, why])
 
 
 def _step(folder: Path) -> Message:
     last = progress(folder / "metrics.jsonl")
     if last is None:
-        return Message("no step was logged")
-    return Message("step {step} was logged at {time}", step=last.step, time=last.time)
+        return text_of("run_state.no_step")
+    return text_of("run_state.step", step=last.step, time=last.time)
 
 
 def _beside(cause: Cause, message: str, verdict: Verdict, where: str) -> Verdict:
@@ -164,7 +163,7 @@ def _beside(cause: Cause, message: str, verdict: Verdict, where: str) -> Verdict
 
 
 def _finding(cause: Cause, message: str, where: str) -> Finding:
-    text = Message("{title}: {line}", title=cause.title, line=message)
+    text = text_of("verdict.with_line", title=cause.title, line=message)
     return Finding(level=cause.level, code=cause.code, message=text, fix=cause.fix, where=where)
 
 

@@ -10,7 +10,7 @@ from dsrun.doctor.machine import Machine, Target
 from dsrun.findings.finding import Finding
 from dsrun.hub.modelscope_cache import NAME as MODELSCOPE
 from dsrun.hub.reach import DATA_SET, Hub, downloads, hub_models, offline_by
-from dsrun.hub.unreachable import OTHER_SOURCES
+from dsrun.hub.unreachable import other_sources
 from dsrun.messages import Message, joined
 from dsrun.recipe.recipe import Recipe
 
@@ -131,7 +131,7 @@ def _elsewhere(missing: list[str]) -> str:
     kind = " --repo-type dataset" if missing[0].startswith(DATA_SET) else ""
     return Message(
         "use {others}, or where there is a network, into the same HF_HOME: {command}; then export HF_HUB_OFFLINE=1",
-        others=OTHER_SOURCES,
+        others=other_sources(),
         command=f"hf download {name}{kind}",
     )
 
