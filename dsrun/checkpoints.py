@@ -12,7 +12,7 @@ from typing import Any, Literal
 from dsrun.errors import FindingsError, UsageError
 from dsrun.runs.commit import HIDDEN
 from dsrun.runs.folder import RunFolder
-from dsrun.runs.manifest import MANIFEST, STATE_FILE, missing_or_wrong_size, read_manifest, verify, within
+from dsrun.runs.manifest import MANIFEST, STATE_FILE, missing_or_wrong_size, read_manifest, verify
 from dsrun.runs.records import whole
 from dsrun.system.display import utc_text
 from dsrun.system.files import parse_json, read_object
@@ -101,9 +101,9 @@ def best_step(checkpoints: list[Path]) -> int | None:
 def _entry(step: int, path: Path, best: int | None, *, hidden: bool = False) -> Entry:
     manifest = read_manifest(path)
     extra = manifest["extra"] if manifest else {}
-    findings = missing_or_wrong_size(path)
+    damage = missing_or_wrong_size(path)
     foreign = not manifest and not (path / MANIFEST).exists() and bool(read_object(path / STATE_FILE))
-    state: State = "saving" if hidden else "foreign" if foreign else "damaged" if findings else "complete"
+    state: State = "saving" if hidden else "foreign" if foreign else "damaged" if damage else "complete"
     if manifest:
         size, time = sum(file["size"] for file in manifest["files"].values()), manifest["time"]
     else:
@@ -117,7 +117,7 @@ def _entry(step: int, path: Path, best: int | None, *, hidden: bool = False) -> 
         zero_stage=whole(extra.get("zero_stage")),
         world_size=whole(extra.get("world_size")),
         best=step == best and not hidden,
-        why=findings[0].message if state == "damaged" else "",
+        why=damage[0].named.message if state == "damaged" else "",
     )
 
 
@@ -247,7 +247,7 @@ def export_source(source: Path, *, merge_lora: bool, notify: Callable[[str], Non
         if damage:
             more = f" and {len(damage) - 1} more" if len(damage) > 1 else ""
             raise FindingsError(
-                f"{source} is damaged: {within(source, damage[0])}{more}",
+                f"{source} is damaged: {damage[0]}{more}",
                 fix=f"export an older one; `dsrun export {source.parent}` takes the newest valid one",
             )
     elif (source / STATE_FILE).is_file():
@@ -270,5 +270,5 @@ def _run_source(run: Path, *, merge_lora: bool, notify: Callable[[str], None]) -
         if not damage:
             notify(f"{run} has not finished: exporting {checkpoint.name}")
             return checkpoint
-        notify(f"skipped {checkpoint.name}: {within(checkpoint, damage[0])}")
+        notify(f"skipped {checkpoint.name}: {damage[0]}")
     raise UsageError(f"{run} has no final model and no valid checkpoint", fix=f"dsrun checkpoint list {run}")

@@ -13,14 +13,14 @@ from typing import Any
 import click
 
 from dsrun.cli.options import HYPHENS, Command, format_option
-from dsrun.cli.output import print_detail, print_json, print_note
+from dsrun.cli.output import print_advice, print_detail, print_json, print_note
 from dsrun.errors import UsageError
 from dsrun.system.display import duration
 from dsrun.system.proc import interrupted_by_stop_signals
 from dsrun.system.variables import FIND_LINKS, cache_root
 from dsrun.wheel.cache import CacheEntry, WheelCache, copy_out, sha256_of
 from dsrun.wheel.compile.cached import cached_build
-from dsrun.wheel.compile.context import BuildOptions, text_of
+from dsrun.wheel.compile.context import BuildOptions
 from dsrun.wheel.compile.output import Event, Tracker
 from dsrun.wheel.compile.plan import BuildPlan, resolve
 from dsrun.wheel.compile.run import Parts, WheelBuild
@@ -70,8 +70,7 @@ def command(
         _refuse_unwritable(Path(output))
     with interrupted_by_stop_signals():
         plan = resolve(BuildOptions(**given))
-        for finding in plan.findings:
-            print_note(text_of(finding))
+        print_advice(plan.findings)
         _print_request(plan.build, plan.origin)
         cache = WheelCache(cache_root() / "wheels")
         if dry_run:

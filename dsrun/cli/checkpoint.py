@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,12 +10,12 @@ import click
 
 from dsrun.checkpoints import Contents, Entry, contents, entries, find
 from dsrun.cli.options import Group, format_option
-from dsrun.cli.output import print_fields, print_json, print_line, print_table
+from dsrun.cli.output import print_fields, print_findings, print_json, print_line, print_table
 from dsrun.errors import EXIT_FINDINGS, UsageError
-from dsrun.findings.finding import Finding
+from dsrun.findings.texts import text_of
 from dsrun.findings.translation import translated
 from dsrun.runs.folder import RunFolder
-from dsrun.runs.manifest import complete_checkpoints
+from dsrun.runs.manifest import FileDamage, complete_checkpoints
 from dsrun.runs.manifest import verify as read_through
 from dsrun.system.display import duration, size_text
 
@@ -57,18 +56,23 @@ def verify(*, where: Path, form: str) -> int:
     paths = [path for _, path in place.checkpoints()] if isinstance(place, RunFolder) else [place]
     if not paths:
         raise UsageError(f"{where} has no checkpoints")
-    results: list[tuple[Path, list[Finding]]] = []
+    results: list[tuple[Path, list[FileDamage]]] = []
     for path in paths:
-        findings = read_through(path)
-        if findings and path != place and not path.is_dir():
+        damage = read_through(path)
+        if damage and path != place and not path.is_dir():
             continue  # Training has deleted it meanwhile, as older than those it keeps.
-        results.append((path, findings))
+        results.append((path, damage))
         if form == "text":
-            _print_findings(path, findings)
+            print_findings(each.finding for each in damage)
+            if not damage:
+                print_line(f"{path}: {translated(text_of('total.intact'))}")
     if form == "json":
-        checked = [{"path": path, "damaged": bool(found), "findings": found} for path, found in results]
+        checked = [
+            {"path": path, "damaged": bool(damage), "findings": [each.named for each in damage]}
+            for path, damage in results
+        ]
         print_json({"checkpoints": checked})
-    return EXIT_FINDINGS if any(findings for _, findings in results) else 0
+    return EXIT_FINDINGS if any(damage for _, damage in results) else 0
 
 
 @command.command(short_help="show what a checkpoint contains")
@@ -107,13 +111,6 @@ def _row(entry: Entry) -> tuple[str, ...]:
         "" if entry.world_size is None else str(entry.world_size),
         _state(entry),
     )
-
-
-def _print_findings(path: Path, findings: Sequence[Finding]) -> None:
-    if not findings:
-        print_line(f"{path}: {translated('intact')}")
-    for finding in findings:
-        print_line(f"{finding.where}: {translated(finding.message).partition(': ')[2]}")
 
 
 def _lines(found: Contents) -> list[tuple[str, str]]:

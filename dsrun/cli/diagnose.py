@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import click
@@ -15,7 +15,8 @@ from dsrun.diagnosis.jobs import by_job, job_of, logs_below
 from dsrun.diagnosis.reading import members
 from dsrun.diagnosis.run import of_run
 from dsrun.errors import EXIT_FINDINGS, UsageError
-from dsrun.findings.finding import Finding
+from dsrun.findings.show import shown
+from dsrun.findings.texts import text_of
 from dsrun.findings.translation import translated
 from dsrun.messages import Message, joined
 from dsrun.runs.find import is_run, runs_below
@@ -90,29 +91,30 @@ def _print_all(verdicts: Mapping[str, Verdict]) -> None:
 
 
 def _print(verdict: Verdict) -> None:
-    cause = verdict.cause
+    cause, others = verdict.cause, verdict.findings
+    rows: list[tuple[str, str]] = []
     if verdict.where:
+        title = likely(cause.title, verdict.likely)
         rows = [
-            (translated("cause"), f"{cause.code}: {translated(likely(cause.title, verdict.likely))}"),
+            ("cause", f"{cause.code}: {translated(title)}"),
             ("rank", "" if verdict.rank is None else str(verdict.rank)),
-            (translated("where"), verdict.where),
-            (translated("line"), translated(verdict.evidence)),
-            (translated("meaning"), translated(verdict.means)),
-            (translated("fix"), translated(verdict.fix)),
+            ("where", verdict.where),
+            ("line", verdict.evidence),
+            ("meaning", verdict.means),
+            ("fix", verdict.fix),
         ]
-        others: Sequence[Finding] = verdict.findings[1:]
+        others = others[1:]
     else:
         print_line(f"{cause.code}: {translated(_none_found(verdict))}")
-        rows, others = [], verdict.findings
-    rows += [(translated("also"), f"{found.code}, {found.where}: {translated(found.message)}") for found in others]
+    rows += [("also", shown(found).text) for found in others]
     for name, value in rows:
         if value:
-            print_line(f"{padded(name, 8)} {value}")
+            print_line(f"{padded(translated(text_of(f'verdict.{name}')), 8)} {translated(value)}")
 
 
 def _none_found(verdict: Verdict) -> Message:
-    lines = counted(verdict.lines, "line")
-    several = len(verdict.logs) > 1
-    where = Message("{lines} of {logs}", lines=lines, logs=counted(len(verdict.logs), "log")) if several else lines
-    parts = [Message("no known sign of failure in {lines}", lines=where)]
-    return joined("; ", parts if verdict.trained else [*parts, Message("none of training, either")])
+    lines: str = counted(verdict.lines, "line")
+    if len(verdict.logs) > 1:
+        lines = text_of("verdict.in_logs", lines=lines, logs=counted(len(verdict.logs), "log"))
+    parts = [text_of("verdict.no_sign", lines=lines)]
+    return joined("; ", parts if verdict.trained else [*parts, text_of("verdict.no_training")])

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -21,6 +21,9 @@ from dsrun.errors import UsageError
 from dsrun.system import variables
 from dsrun.system.display import cells, masked, padded, printable, without_tokens
 from dsrun.system.files import replacing
+
+if TYPE_CHECKING:
+    from dsrun.findings.finding import Finding
 
 FORMAT_VERSION = 1
 WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
@@ -108,6 +111,25 @@ def command_line(argv: Sequence[str]) -> str:
 def print_line(text: str = "") -> None:
     """Print a line on stdout in which foreign text may stand."""
     click.echo(printable(text))
+
+
+def print_findings(findings: Iterable[Finding], *, total: str = "", places: bool = True) -> None:
+    """Print findings on stdout, and with `total`, what they are about, how many there are of each level."""
+    from dsrun.findings.show import finding_lines, total_line  # most commands have none
+
+    found = list(findings)
+    for line in finding_lines(found, places=places):
+        click.echo(line)
+    if total:
+        print_line(total_line(total, found))
+
+
+def print_advice(findings: Iterable[Finding]) -> None:
+    """Print findings on stderr, beside the product of a command: a line for each, an error or a note."""
+    for each in findings:
+        from dsrun.findings.show import shown  # most commands have none
+
+        (print_error if each.level == "error" else print_note)(shown(each).line)
 
 
 def print_error(message: str) -> None:

@@ -11,10 +11,10 @@ from typing import Literal
 import click
 
 from dsrun.cli.options import Command, Group, format_option
-from dsrun.cli.output import print_json, print_line, print_table
+from dsrun.cli.output import print_findings, print_json, print_line, print_table
 from dsrun.cli.wheelhouse import gc_command, index_command, list_command
 from dsrun.errors import EXIT_FINDINGS, EXIT_INTERRUPTED, UsageError
-from dsrun.findings.finding import Finding
+from dsrun.findings.finding import Finding, has_errors
 from dsrun.hardware.cluster_gpus import cluster_gpus
 from dsrun.system.proc import interrupted_by_stop_signals
 from dsrun.wheel.target.arch import parse_archs
@@ -22,7 +22,6 @@ from dsrun.wheel.verify.check import (
     Verification,
     differences,
     examine,
-    finding_lines,
     report_lines,
     rows,
     verify_for,
@@ -100,6 +99,7 @@ def _print_verification(done: Verification, reports: list[NodeReport], form: str
         return
     for line in report_lines(done, reports):
         print_line(line)
+    print_findings(done.findings, total=done.report.path.name)
 
 
 # Without invoke_without_command, click prints the help as an error of ten lines.
@@ -146,7 +146,7 @@ def push_command(
     if not report.is_deepspeed:
         raise UsageError(f"{file.name} is not a wheel of DeepSpeed", fix="install it with pip on the nodes")
     meant, pool = nodes_meant(nodes, hostfile, os.environ, via), NodePool(at_once=at_once)
-    if any(each.level == "error" for each in findings):
+    if has_errors(findings):
         _print_push([], findings, form, file.name)  # a damaged wheel is not sent anywhere
         return EXIT_FINDINGS
     task = NodeTask(report=report, python=python or sys.executable, folder=folder or default_folder(), force=force)
@@ -156,7 +156,7 @@ def push_command(
     _print_push(reports, findings, form, file.name)
     if pool.stopped:
         return EXIT_INTERRUPTED
-    wrong = any(each.level == "error" for each in findings) or any(each.failed for each in reports)
+    wrong = has_errors(findings) or any(each.failed for each in reports)
     return EXIT_FINDINGS if wrong else 0
 
 
@@ -167,5 +167,4 @@ def _print_push(reports: list[NodeReport], findings: list[Finding], form: str, n
     if reports:
         print_table(rows(reports))
         click.echo()
-    for line in finding_lines([*(each for report in reports for each in report.findings), *findings], name):
-        print_line(line)
+    print_findings([*(each for report in reports for each in report.findings), *findings], total=name)

@@ -11,7 +11,7 @@ from dsrun.collectives.facts import differences
 from dsrun.collectives.failures import culprits, during, reason
 from dsrun.collectives.observations import GroupResult, Observations
 from dsrun.collectives.schedule import cover
-from dsrun.findings.finding import Finding, Level
+from dsrun.findings.finding import Finding, has_errors, worst_first
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.messages import Message, joined
 
@@ -36,7 +36,7 @@ class Verdict:
     @property
     def failed(self) -> bool:
         """Whether there is an error."""
-        return any(each.level == "error" for each in self.findings)
+        return has_errors(self.findings)
 
 
 def judge(seen: Observations) -> Verdict:
@@ -50,10 +50,8 @@ def judge(seen: Observations) -> Verdict:
         *_speed(seen),
         *_differences(seen),
     ]
-    order: dict[Level, int] = {"error": 0, "warning": 1, "info": 2}
-    findings = sorted((finding for finding, _ in judged), key=lambda finding: order[finding.level])
     exclude = dict.fromkeys(host for finding, hosts in judged if finding.level == "error" for host in hosts if host)
-    return Verdict(tuple(findings), tuple(exclude))
+    return Verdict(tuple(worst_first(finding for finding, _ in judged)), tuple(exclude))
 
 
 def _members(seen: Observations) -> Iterator[Judged]:

@@ -12,8 +12,8 @@ from dsrun.diagnosis.classify import Diagnosis, ScannedLog, diagnoses, recovered
 from dsrun.diagnosis.collectives import rank_behind
 from dsrun.diagnosis.reading import NotText
 from dsrun.diagnosis.rules import Cause, causes
-from dsrun.findings.finding import Finding
-from dsrun.messages import Message
+from dsrun.findings.finding import Finding, has_errors
+from dsrun.findings.texts import text_of
 from dsrun.runs.folder import RANK_LOG
 
 NONE = "none"
@@ -45,7 +45,7 @@ class Verdict:
     @property
     def failed(self) -> bool:
         """Whether there is an error among the findings."""
-        return any(finding.level == "error" for finding in self.findings)
+        return has_errors(self.findings)
 
     def as_dict(self) -> dict[str, Any]:
         """The verdict as plain JSON values."""
@@ -120,7 +120,7 @@ def _over(scanned: Mapping[str, ScannedLog], own: bool) -> tuple[Finding, ...]:
     return tuple(
         replace(
             _finding(why, name, own=own, level="warning"),
-            message=Message("{line} (finite again afterwards)", line=why.evidence),
+            message=text_of("verdict.finite_again", line=why.evidence),
         )
         for name, why in found
     )[:1]
@@ -130,7 +130,7 @@ def _finding(why: Diagnosis, name: str, *, own: bool, level: str = "") -> Findin
     return Finding(
         level=level or why.cause.level,  # type: ignore[arg-type]
         code=why.cause.code,
-        message=Message("{title}: {line}", title=likely(why.cause.title, why.weight == "guess"), line=why.evidence),
+        message=text_of("verdict.with_line", title=likely(why.cause.title, why.weight == "guess"), line=why.evidence),
         fix=_fix(why, own=own),
         where=_where(name, why),
     )
@@ -138,7 +138,7 @@ def _finding(why: Diagnosis, name: str, *, own: bool, level: str = "") -> Findin
 
 def likely(title: str, is_guess: bool) -> str:
     """The title of a cause, which says so where it is a guess."""
-    return Message("{title} (likely)", title=title) if is_guess else title
+    return text_of("verdict.likely", title=title) if is_guess else title
 
 
 def _fix(why: Diagnosis, *, own: bool) -> str:
@@ -147,7 +147,7 @@ def _fix(why: Diagnosis, *, own: bool) -> str:
     if own or not other:
         return why.fix
     flags = ", ".join(_FLAG.findall(why.fix))
-    return Message("{advice} (with dsrun train: {flags})", advice=other, flags=flags) if flags else other
+    return text_of("verdict.with_flags", advice=other, flags=flags) if flags else other
 
 
 def _where(name: str, why: Diagnosis) -> str:

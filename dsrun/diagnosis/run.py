@@ -15,6 +15,7 @@ from dsrun.diagnosis.tracebacks import is_exception
 from dsrun.errors import UsageError
 from dsrun.events import kind_of
 from dsrun.findings.finding import Finding
+from dsrun.findings.texts import text_of
 from dsrun.messages import Message, joined
 from dsrun.runs.find import is_run, last_step, who_runs
 from dsrun.runs.folder import RunFolder, read_holder
@@ -81,17 +82,15 @@ def _running(history: RunHistory, who: str, verdict: Verdict, where: str) -> Ver
     if not silent:
         return _beside(causes()["running"], who, verdict, where)
     seconds, rank, phase = max(silent)
-    text = Message(
-        "no heartbeat from rank {rank} for {seconds:.0f} s, in {phase}", rank=rank, seconds=seconds, phase=phase
-    )
+    text = text_of("run_state.silent", rank=rank, seconds=seconds, phase=phase)
     return _beside(causes()["running_silent"], joined(", ", [text, who]), verdict, where)
 
 
 def _killed(folder: Path) -> Message:
     named = read_holder(folder / ".lock")
-    gone = Message("process {pid} on host {host} is gone", pid=named.pid, host=named.host)
-    ended = joined(", ", [Message("no end is recorded"), last_step(folder)])
-    why = Message("power, the cgroup's memory limit, or SIGKILL")
+    gone = text_of("run_state.gone", pid=named.pid, host=named.host)
+    ended = joined(", ", [text_of("run_state.no_end"), last_step(folder)])
+    why = text_of("run_state.killed_by")
     return joined("; ", [ended, gone, why] if named.pid > 0 else [ended, why])
 
 
@@ -106,7 +105,7 @@ def _beside(cause: Cause, message: str, verdict: Verdict, where: str) -> Verdict
 
 
 def _finding(cause: Cause, message: str, where: str) -> Finding:
-    text = Message("{title}: {line}", title=cause.title, line=message)
+    text = text_of("verdict.with_line", title=cause.title, line=message)
     return Finding(level=cause.level, code=cause.code, message=text, fix=cause.fix, where=where)
 
 

@@ -6,14 +6,14 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from dsrun.doctor.machine import Machine, Target
 from dsrun.errors import one_line
-from dsrun.findings.finding import Finding
+from dsrun.findings.finding import Finding, worst_first
+from dsrun.findings.show import STATUSES, Status
 from dsrun.findings.texts import finding_of
 
-Status = Literal["fail", "warn", "pass", "skip"]
 LIMIT_S = 8.0
 """Seconds until a check that does not end is given up: a dead network file system or a driver that hangs."""
 
@@ -43,8 +43,7 @@ class Result:
     @property
     def status(self) -> Status:
         """The worst of its findings; "skip" where it does not apply."""
-        levels = {each.level for each in self.findings}
-        return "fail" if "error" in levels else "warn" if "warning" in levels else "pass" if levels else "skip"
+        return STATUSES[worst_first(self.findings)[0].level] if self.findings else "skip"
 
     def as_dict(self) -> dict[str, Any]:
         """The result as plain JSON values."""

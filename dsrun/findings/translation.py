@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 
-from dsrun.findings.finding import Level
 from dsrun.messages import Message, fill
 from dsrun.system import variables
 
@@ -43,11 +42,6 @@ def translated(text: str) -> str:
     if chosen == ENGLISH or not _can_be_written(chosen):
         return str(text)
     return _in_language(text, catalogue(chosen))
-
-
-def translated_level(level: Level) -> str:
-    """The word for a level."""
-    return translated({"error": Message("error"), "warning": Message("warning"), "info": Message("info")}[level])
 
 
 @cache

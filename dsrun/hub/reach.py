@@ -8,9 +8,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from dsrun.errors import MissingError, UsageError
+from dsrun.findings.texts import text_of
 from dsrun.hub import modelscope_cache
-from dsrun.hub.unreachable import CAUSE, ENDPOINT, OTHER_SOURCES
-from dsrun.messages import Message
+from dsrun.hub.unreachable import CAUSE, ENDPOINT, other_sources
 from dsrun.recipe.mixture import specs_of
 from dsrun.recipe.preflight.files import DEMO_MODELS, is_path
 from dsrun.recipe.recipe import Recipe
@@ -53,9 +53,7 @@ class Hub:
         """What is wrong with the address itself."""
         if urlsplit(self.address).scheme in ("http", "https") and self.host:
             return None
-        return Message(
-            "{variable}={address} is not an address", variable=self.variable, address=without_tokens(self.address)
-        )
+        return text_of("hub_source.no_address", variable=self.variable, address=without_tokens(self.address))
 
     def unreached(self, environ: Mapping[str, str], connects: Callable[[str, int], bool]) -> str | None:
         """ "HOST cannot be reached", where neither it nor the proxy before it takes a connection."""
@@ -66,13 +64,8 @@ class Hub:
         if name and connects(name, port):
             return None
         if not proxy:
-            return Message("{host} cannot be reached", host=self.host)
-        return Message(
-            "{host} cannot be reached through the proxy {proxy} of {scheme}_proxy",
-            host=self.host,
-            proxy=f"{name}:{port}",
-            scheme=scheme,
-        )
+            return text_of("hub_source.unreached", host=self.host)
+        return text_of("hub_source.behind_proxy", host=self.host, proxy=f"{name}:{port}", scheme=scheme)
 
 
 def check_hub(recipe: Recipe, environ: Mapping[str, str]) -> None:
@@ -88,7 +81,7 @@ def check_hub(recipe: Recipe, environ: Mapping[str, str]) -> None:
     problem = hub.unreached(environ, lambda host, port: reachable(host, port, CONNECT_S))
     if problem:
         local = "--train-file FILE" if missing[0].startswith(DATA_SET) else "--model DIR"
-        other = f"set {hub.variable}" if from_modelscope else f"use {OTHER_SOURCES}"
+        other = f"set {hub.variable}" if from_modelscope else f"use {other_sources()}"
         raise MissingError(
             f"{problem}, to download {', '.join(missing)}",
             fix=f"check the network, or {other}, or local files: {local}",

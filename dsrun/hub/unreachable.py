@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from dsrun.errors import MissingError
+from dsrun.findings.texts import text_of
 from dsrun.messages import Message
 from dsrun.system.display import without_tokens
 
 CAUSE = "hf_gated_or_offline"
 ENDPOINT = "HF_ENDPOINT"
-OTHER_SOURCES = Message("a mirror by {variable}=URL, --hub modelscope", variable=ENDPOINT)
-"""Beside local files; of the cause in dsrun/diagnosis/rules.toml, too."""
 LOG_IN = "`hf auth login`, and accept its licence on its page"
+
+
+def other_sources() -> Message:
+    """Beside local files; of the cause in dsrun/diagnosis/rules.toml, too."""
+    return text_of("hub_source.others", variable=ENDPOINT)
 
 
 def unreachable(what: str, reason: str, *, instead: str, offline: bool) -> MissingError:
@@ -20,7 +24,7 @@ def unreachable(what: str, reason: str, *, instead: str, offline: bool) -> Missi
     first = "unset HF_HUB_OFFLINE" if offline else "check the network"
     return MissingError(
         f"{what} cannot be fetched from the Hub: {reason}",
-        fix=f"{first}, or use {OTHER_SOURCES}, or local files: {instead}",
+        fix=f"{first}, or use {other_sources()}, or local files: {instead}",
         cause=CAUSE,
     )
 
@@ -36,7 +40,7 @@ def refused(what: str, error: BaseException, environ: Mapping[str, str], *, inst
     # A code in this header is the Hub's explanation, "RepoNotFound" for example.
     if not gated and status in (401, 404) and response.headers.get("X-Error-Code"):
         return None
-    fix = LOG_IN if status in (401, 403) else f"try again later, or use {OTHER_SOURCES}, or local files: {instead}"
+    fix = LOG_IN if status in (401, 403) else f"try again later, or use {other_sources()}, or local files: {instead}"
     if status == 404:
         fix = f"check the name and {ENDPOINT}, or use --hub modelscope, or local files: {instead}"
     message = f"{what}: {_source(environ)} answered {status} for {without_tokens(str(response.url))}"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
-from dsrun.findings.finding import Finding
+from dsrun.findings.finding import Finding, worst_first
+from dsrun.findings.texts import finding_of, text_of
 from dsrun.messages import Message, joined
 from dsrun.monitoring.status import STALE_S, RunStatus
 from dsrun.monitoring.straggler import SLOWER_BY
@@ -19,14 +21,8 @@ LOW_POWER = 0.4
 """A GPU that computes draws most of its power limit; a collective that waits for another rank keeps it busy at a third
 of that, as its kernel spins."""
 _MOST = 4
-# What NVML's reasons mean to who pays for the GPUs.
-_REASONS = {
-    "sw_power_cap": Message("at its power limit"),
-    "hw_slowdown": Message("slowed down by the hardware"),
-    "sw_thermal_slowdown": Message("too hot"),
-    "hw_thermal_slowdown": Message("much too hot"),
-    "hw_power_brake": Message("power brake"),
-}
+# What NVML's reasons mean to who pays for the GPUs is in the texts.
+_REASONS = ("hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake")
 
 
 def is_waiting_while_busy(gpu: GpuSample) -> bool:
@@ -38,7 +34,11 @@ def is_waiting_while_busy(gpu: GpuSample) -> bool:
 
 def throttle_reasons(gpu: GpuSample) -> tuple[str, ...]:
     """Why the GPU is slowed down, in words. A power cap alone is how a busy GPU works and no reason."""
-    return tuple(_REASONS.get(reason, reason) for reason in gpu.throttled if reason != "sw_power_cap")
+    return tuple(
+        text_of(f"throttled_gpu.{reason}") if reason in _REASONS else reason
+        for reason in gpu.throttled
+        if reason != "sw_power_cap"
+    )
 
 
 def wait_share(rank: RankProgress) -> float | None:
@@ -84,7 +84,7 @@ def observe(status: RunStatus, nodes: Sequence[NodeStatus], now: float) -> tuple
         *_throttled_gpus(nodes),
         *_stragglers(nodes),
     ]
-    return tuple(sorted(found, key=lambda each: each.level != "error"))
+    return tuple(worst_first(found))
 
 
 def _silent_nodes(nodes: Sequence[NodeStatus], now: float) -> Iterator[Finding]:
@@ -92,13 +92,8 @@ def _silent_nodes(nodes: Sequence[NodeStatus], now: float) -> Iterator[Finding]:
     silent = [(node, age) for node, age in ages if age]
     if not silent:
         return
-    names = _listed(Message("{host} for {age}", host=node.host, age=duration(age)) for node, age in silent)
-    yield Finding(
-        level="warning",
-        code="silent_node",
-        message=Message("no status from {names}", names=names),
-        fix=Message("is the node up, and its clock right?"),
-    )
+    names = _listed(text_of("silent_node.one", host=node.host, age=duration(age)) for node, age in silent)
+    yield finding_of("silent_node", names=names)
 
 
 def _silent_ranks(nodes: Sequence[NodeStatus], now: float) -> Iterator[Finding]:
@@ -108,24 +103,16 @@ def _silent_ranks(nodes: Sequence[NodeStatus], now: float) -> Iterator[Finding]:
         silent = [rank for rank in node.ranks if rank.is_silent]
         if silent:
             longest = max(silent, key=lambda rank: rank.silent_s)
-            who = Message("rank {rank}", rank=longest.rank)
+            who = text_of("silent_rank.one", rank=longest.rank)
             if len(silent) > 1:
-                who = Message("ranks {ranks}", ranks=_listed(str(rank.rank) for rank in silent))
+                who = text_of("silent_rank.several", ranks=_listed(str(rank.rank) for rank in silent))
             if len(silent) == len(node.ranks) > 1:
-                who = Message("all {number} ranks", number=len(silent))
-            yield Finding(
-                level="warning",
-                code="silent_rank",
-                message=Message(
-                    "no heartbeat from {who} of {host} for {silence}, in {phase}",
-                    who=who,
-                    host=node.host,
-                    silence=duration(longest.silent_s),
-                    phase=longest.phase,
-                ),
-                fix=Message("dsrun diagnose tells more once the watchdog has seen a hang"),
+                who = text_of("silent_rank.all", number=len(silent))
+            silence = duration(longest.silent_s)
+            yield finding_of(
+                "silent_rank", who=who, host=node.host, silence=silence, phase=longest.phase,
                 where=f"rank {longest.rank}",
-            )
+            )  # fmt: skip
 
 
 def _waiting_gpus(status: RunStatus, nodes: Sequence[NodeStatus], now: float) -> Iterator[Finding]:
@@ -137,57 +124,28 @@ def _waiting_gpus(status: RunStatus, nodes: Sequence[NodeStatus], now: float) ->
     longest = max((rank.silent_s for node in nodes for rank in node.ranks), default=status.silent_s or 0.0)
     is_stuck = longest > max(10.0, 3 * (status.step_s or 0.0))
     node, gpu = waiting[0]
-    busy = Message(
-        "{gpus} is busy at low power ({power:.0f} of {limit:.0f} W)"
-        if len(waiting) == 1
-        else "{gpus} are busy at low power ({power:.0f} of {limit:.0f} W)",
-        gpus=_gpus(waiting),
-        power=gpu.power_w,
-        limit=gpu.power_limit_w,
-    )
+    where = f"{node.host}, GPU {gpu.index}"
+    busy = text_of(
+        "waiting_gpu.busy" if len(waiting) == 1 else "waiting_gpu.several_busy",
+        gpus=_gpus(waiting), power=gpu.power_w, limit=gpu.power_limit_w,
+    )  # fmt: skip
     if not is_stuck:
-        yield Finding(
-            level="warning",
-            code="waiting_gpu",
-            where=f"{node.host}, GPU {gpu.index}",
-            message=Message("{busy}: waiting for other ranks or for memory rather than computing", busy=busy),
-            fix=Message("see which rank waits least"),
-        )
+        yield finding_of("waiting_gpu", busy=busy, where=where)
         return
     others = [(node, gpu) for node in nodes for gpu in node.gpus if not is_waiting_while_busy(gpu)]
-    yield Finding(
-        level="error",
-        code="stuck_collective",
-        where=f"{node.host}, GPU {gpu.index}",
-        message=Message(
-            "probably a stuck collective: no rank has made a step for {silence}, and {busy}",
-            silence=duration(longest),
-            busy=busy,
-        ),
-        fix=Message("look at the rank on {gpus}, which does not wait", gpus=_gpus(others))
-        if others
-        else Message("look for a rank that has left"),
-    )
+    fix = text_of("stuck_collective.other", gpus=_gpus(others)) if others else text_of("stuck_collective.left")
+    yield finding_of("stuck_collective", silence=duration(longest), busy=busy, where=where, fix=fix)
 
 
 def _throttled_gpus(nodes: Sequence[NodeStatus]) -> Iterator[Finding]:
     found = [(node, gpu, reasons) for node in nodes for gpu in node.gpus if (reasons := throttle_reasons(gpu))]
     for node, gpu, reasons in found[:_MOST]:
-        yield Finding(
-            level="warning",
-            code="throttled_gpu",
-            message=Message(
-                "GPU {index} of {host} is slowed down: {reasons}"
-                if gpu.temperature_c is None
-                else "GPU {index} of {host} is slowed down at {heat} °C: {reasons}",
-                index=gpu.index,
-                host=node.host,
-                heat=gpu.temperature_c,
-                reasons=joined(", ", reasons),
-            ),
-            fix=Message("check its cooling and power; every rank waits for it"),
-            where=f"{node.host}, GPU {gpu.index}",
-        )
+        facts: dict[str, Any] = {"index": gpu.index, "host": node.host, "reasons": joined(", ", reasons)}
+        where = f"{node.host}, GPU {gpu.index}"
+        if gpu.temperature_c is None:
+            yield finding_of("throttled_gpu", **facts, where=where)
+        else:
+            yield finding_of("throttled_gpu.hot", **facts, heat=gpu.temperature_c, where=where)
 
 
 def _stragglers(nodes: Sequence[NodeStatus]) -> Iterator[Finding]:
@@ -198,18 +156,16 @@ def _stragglers(nodes: Sequence[NodeStatus]) -> Iterator[Finding]:
     host = next(node.host for node, rank in ranks if rank is slow)
     works = [work for _, rank in ranks if (work := rank.own_s) is not None]
     own = slow.own_s
-    how = Message("it is at step {step}", step=slow.step)
+    how = text_of("straggler.step", step=slow.step)
     if own and works:
-        how = Message(
-            "its work takes {own} a step, {works} elsewhere",
-            own=precise_duration(own),
-            works=precise_duration(statistics.median(works)),
-        )
+        usual = precise_duration(statistics.median(works))
+        how = text_of("straggler.work", own=precise_duration(own), works=usual)
+    # `dsrun doctor` has the texts of this code: its own findings of slow ranks.
     yield Finding(
         level="warning",
         code="slow_rank",
-        message=Message("rank {rank} on {host} is slower than the others: {how}", rank=slow.rank, host=host, how=how),
-        fix=Message("compare its GPU's clocks and its data with the others'"),
+        message=text_of("straggler.slow", rank=slow.rank, host=host, how=how),
+        fix=text_of("straggler.compare"),
         where=f"rank {slow.rank}",
     )
 
@@ -218,14 +174,13 @@ def _gpus(found: Sequence[tuple[NodeStatus, GpuSample]]) -> Message:
     """GPU 3 of gpu01; GPUs 0, 1 and 4 more of gpu01; GPU 0 of gpu01, GPU 7 of gpu02."""
     hosts = {node.host for node, _ in found}
     if len(hosts) > 1:
-        return _listed(Message("GPU {index} of {host}", index=gpu.index, host=node.host) for node, gpu in found)
+        return _listed(text_of("gpu_named.one", index=gpu.index, host=node.host) for node, gpu in found)
     indices = _listed(str(gpu.index) for _, gpu in found)
-    several = len(found) > 1
-    return Message("GPUs {index} of {host}" if several else "GPU {index} of {host}", index=indices, host=hosts.pop())
+    return text_of("gpu_named.several" if len(found) > 1 else "gpu_named.one", index=indices, host=hosts.pop())
 
 
 def _listed(names: Iterable[str]) -> Message:
     """The first few of many."""
     known = list(names)
     shown = joined(", ", known[:_MOST])
-    return Message("{names} and {number} more", names=shown, number=len(known) - _MOST) if known[_MOST:] else shown
+    return text_of("gpu_named.more", names=shown, number=len(known) - _MOST) if known[_MOST:] else shown

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from dsrun import __version__
 from dsrun.diagnosis.diagnose import likely
 from dsrun.findings.finding import Finding
+from dsrun.findings.show import shown
 from dsrun.findings.translation import translated
 from dsrun.monitoring.comparison import Difference, differences
 from dsrun.monitoring.status import RunStatus
@@ -243,6 +244,7 @@ def _template() -> jinja2.Template:
         deepspeed_json,
         figure,
         likely,
+        shown,
     ):
         environment.globals[function.__name__] = function
     environment.globals.update(

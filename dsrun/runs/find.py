@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dsrun.errors import UsageError
+from dsrun.findings.texts import text_of
 from dsrun.messages import Message, joined
 from dsrun.runs.folder import LOCK_TRIES, RunFolder, is_in_use, read_holder
 from dsrun.runs.node_status import FOLDER as STATUS
@@ -49,11 +50,11 @@ def who_runs(folder: Path, *, tries: int = LOCK_TRIES) -> str:
     """Who runs there, in words; "" for no one. `tries` as in `is_in_use`."""
     holder = is_in_use(folder, tries=tries)
     if holder is not None:
-        return joined(", ", [Message("{holder} runs", holder=str(holder)), last_step(folder)])
+        return joined(", ", [text_of("run_state.runs", holder=str(holder)), last_step(folder)])
     named = read_holder(folder / ".lock")
     silent = _silent_s(folder)
     if named.pid > 0 and named.host != host.hostname() and silent is not None and silent < _RECENTLY_S:
-        wrote = Message("{holder} wrote to it {seconds:.0f} s ago", holder=str(named), seconds=silent)
+        wrote = text_of("run_state.wrote", holder=str(named), seconds=silent)
         return joined(", ", [wrote, last_step(folder)])
     return ""
 
@@ -62,8 +63,8 @@ def last_step(folder: Path) -> Message:
     """The last step that the run has logged, in words."""
     last = progress(RunFolder(folder).metrics)
     if last is None:
-        return Message("no step was logged")
-    return Message("step {step} was logged at {time}", step=last.step, time=last.time)
+        return text_of("run_state.no_step")
+    return text_of("run_state.step", step=last.step, time=last.time)
 
 
 def last_write(folder: Path) -> float | None:

@@ -7,11 +7,12 @@ import stat
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
 from dsrun.findings.finding import Finding
-from dsrun.messages import Message
+from dsrun.findings.texts import finding_of, text_of
 from dsrun.runs.checksum import PATIENCE_S, ChecksumPool, ManifestFile, sum_of, threads
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.records import fsync_folder, plain, utc_now, write_json_atomic
@@ -20,8 +21,6 @@ from dsrun.system.files import parse_json
 MANIFEST = "manifest.json"
 # Of the Trainer, in every checkpoint.
 STATE_FILE = "trainer_state.json"
-INCOMPLETE = "checkpoint_incomplete"
-CORRUPT = "checkpoint_corrupt"
 MANIFEST_VERSION = 1
 
 
@@ -33,6 +32,24 @@ class Manifest(TypedDict):
     files: dict[str, ManifestFile]  # by path relative to the checkpoint, with /
     extra: dict[str, Any]  # what the writer adds, such as step and world_size
     crc32: NotRequired[str]  # of the other keys as compact, sorted JSON; missing before dsrun 0.2
+
+
+@dataclass(frozen=True)
+class FileDamage:
+    """What is wrong with a file of a checkpoint; `name` is its path below the checkpoint, "" for the whole of it."""
+
+    name: str
+    finding: Finding
+
+    def __str__(self) -> str:
+        """For words that name the checkpoint themselves."""
+        return f"{self.name}: {self.finding.message}" if self.name else self.finding.message
+
+    @property
+    def named(self) -> Finding:
+        """The finding with the file's name in its message too, as JSON has it."""
+        name = Path(self.finding.where).name
+        return replace(self.finding, message=f"{name}: {self.finding.message}")
 
 
 def write_manifest(
@@ -92,17 +109,17 @@ def is_complete(checkpoint: Path) -> bool:
     return not missing_or_wrong_size(checkpoint)
 
 
-def verify(checkpoint: Path, *, beat: Callable[[], None] = lambda: None) -> list[Finding]:
+def verify(checkpoint: Path, *, beat: Callable[[], None] = lambda: None) -> list[FileDamage]:
     """All that is wrong with `checkpoint`, its files read and their checksums compared; [] when sound.
 
     `beat` is called every few seconds.
     """
     manifest = read_manifest(checkpoint)
-    findings = missing_or_wrong_size(checkpoint, manifest)
-    suspect = {finding.where for finding in findings}
+    found = missing_or_wrong_size(checkpoint, manifest)
+    suspect = {each.name for each in found}
     files = manifest["files"] if manifest else {}
-    sound = {name: entry for name, entry in files.items() if str(checkpoint / name) not in suspect}
-    return findings + damaged(checkpoint, sound, beat=beat)
+    sound = {name: entry for name, entry in files.items() if name not in suspect}
+    return found + damaged(checkpoint, sound, beat=beat)
 
 
 def shared_out(files: Mapping[str, ManifestFile], parts: int) -> list[dict[str, ManifestFile]]:
@@ -113,26 +130,22 @@ def shared_out(files: Mapping[str, ManifestFile], parts: int) -> list[dict[str, 
 
 def damaged(
     checkpoint: Path, files: Mapping[str, ManifestFile], *, beat: Callable[[], None] = lambda: None
-) -> list[Finding]:
+) -> list[FileDamage]:
     """Those of the files whose contents are not what was saved. `beat` is called every few seconds."""
-    findings = []
     with ThreadPoolExecutor(threads(len(files))) as pool:
-        found = {name: pool.submit(_damage, checkpoint / name, entry) for name, entry in files.items()}
-        while wait(found.values(), timeout=PATIENCE_S).not_done:
+        tasks = [pool.submit(_differs, checkpoint, name, entry) for name, entry in files.items()]
+        while wait(tasks, timeout=PATIENCE_S).not_done:
             beat()
-        for name, task in found.items():
-            if why := task.result():
-                findings.append(_finding(CORRUPT, why, checkpoint / name))
-    return findings
+        return [found for task in tasks if (found := task.result())]
 
 
-def _damage(file: Path, saved: ManifestFile) -> str:
-    """What is wrong with a file's contents; empty when they are those that were saved."""
+def _differs(checkpoint: Path, name: str, saved: ManifestFile) -> FileDamage | None:
+    """What is wrong with a file's contents; None when they are those that were saved."""
     try:
-        found = sum_of(file)
+        found = sum_of(checkpoint / name)
     except OSError as error:
-        return f"cannot be read: {error.strerror}"
-    return "" if found == saved else "contents differ from the manifest"
+        return _damage(checkpoint, name, "checkpoint_corrupt.unreadable", reason=error.strerror)
+    return None if found == saved else _damage(checkpoint, name, "checkpoint_corrupt.differs")
 
 
 def complete_checkpoints(run: RunFolder) -> list[tuple[int, Path]]:
@@ -145,28 +158,29 @@ def newest_complete(run: RunFolder) -> tuple[int, Path] | None:
     return next(((step, path) for step, path in run.checkpoints() if is_complete(path)), None)
 
 
-def missing_or_wrong_size(checkpoint: Path, manifest: Manifest | None = None) -> list[Finding]:
+def missing_or_wrong_size(checkpoint: Path, manifest: Manifest | None = None) -> list[FileDamage]:
     """What is wrong with `checkpoint`: missing files and wrong sizes; contents are not read.
 
     `manifest` is its manifest, if that has been read already.
     """
     manifest = manifest or read_manifest(checkpoint)
     if manifest is None:
-        why = Message("it has no manifest: its save never finished, or dsrun did not write it")
-        if (checkpoint / MANIFEST).exists():
-            why = Message("its manifest cannot be read, so its files cannot be checked")
-        return [_finding(INCOMPLETE, why, checkpoint)]
-    findings = []
+        unreadable = (checkpoint / MANIFEST).exists()
+        key = "checkpoint_incomplete.bad_manifest" if unreadable else "checkpoint_incomplete.no_manifest"
+        return [_damage(checkpoint, "", key)]
+    found = []
     for name, entry in manifest["files"].items():
-        path = checkpoint / name
-        size = _size(path)
+        size = _size(checkpoint / name)
         if size is None:
-            findings.append(_finding(INCOMPLETE, Message("the file is missing"), path))
+            found.append(_damage(checkpoint, name, "checkpoint_incomplete.no_file"))
         elif size != entry["size"]:
-            findings.append(
-                _finding(CORRUPT, Message("{size} bytes instead of {saved}", size=size, saved=entry["size"]), path)
-            )
-    return findings
+            found.append(_damage(checkpoint, name, "checkpoint_corrupt.size", size=size, saved=entry["size"]))
+    return found
+
+
+def _damage(checkpoint: Path, name: str, key: str, **values: Any) -> FileDamage:
+    where = str(checkpoint / name)
+    return FileDamage(name, finding_of(key, where=where, fix=text_of("checkpoint.older"), **values))
 
 
 def _size(file: Path) -> int | None:
@@ -176,24 +190,6 @@ def _size(file: Path) -> int | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     return found.st_size if stat.S_ISREG(found.st_mode) else None
-
-
-def within(checkpoint: Path, finding: Finding) -> str:
-    """What a finding says, with the file's path below the checkpoint: for words that name the checkpoint themselves."""
-    why = finding.message.partition(": ")[2]
-    place = Path(finding.where)
-    return f"{place.relative_to(checkpoint)}: {why}" if checkpoint in place.parents else why
-
-
-def _finding(code: str, why: str, path: Path) -> Finding:
-    fix = Message("resume from an older checkpoint; --resume auto does so by itself")
-    return Finding(
-        level="error",
-        code=code,
-        message=Message("{name}: {problem}", name=path.name, problem=why),
-        fix=fix,
-        where=str(path),
-    )
 
 
 def _files(checkpoint: Path) -> Iterator[str]:

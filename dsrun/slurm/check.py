@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dsrun.findings.finding import Finding, Level
+from dsrun.findings.finding import Finding, has_errors, worst_first
 from dsrun.messages import Message, suggestion
 from dsrun.slurm import resources
 from dsrun.slurm.cluster.facts import NO_LIMIT, ClusterFacts, Partition
@@ -29,11 +29,10 @@ def check(spec: SlurmSpec, facts: ClusterFacts) -> list[Finding]:
     wanted = request(spec)
     found = [*_names(wanted, facts), *_array(wanted, facts), *check_partition_list(wanted, facts)]
     each = {name: _in_partition(wanted, facts, name) for name in wanted.partitions or (None,)}
-    some_fit = any(all(one.level != "error" for one in findings) for findings in each.values())
+    some_fit = any(not has_errors(findings) for findings in each.values())
     for findings in each.values():
         found += [replace(one, level="warning") if some_fit and one.level == "error" else one for one in findings]
-    order: dict[Level, int] = {"error": 0, "warning": 1, "info": 2}
-    return sorted(dict.fromkeys(found), key=lambda one: order[one.level])
+    return worst_first(dict.fromkeys(found))
 
 
 def _names(wanted: Request, facts: ClusterFacts) -> Iterator[Finding]:

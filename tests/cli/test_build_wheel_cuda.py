@@ -75,7 +75,7 @@ def test_arch_list_in_build_script(dry):
 def test_bf16_switched_off_names_the_ops(dry):
     message = dry("--arch", "7.5,8.0", "--ops", "fused_adam,quantizer").stderr
     assert "switches bf16 off in quantizer for all GPUs" in message
-    assert '[bf16_switched_off]: build two wheels: --arch "7.5" and --arch "8.0"' in message
+    assert '[bf16_switched_off] (build two wheels: --arch "7.5" and --arch "8.0"' in message
     assert "switches bf16 off" not in dry("--arch", "7.5,8.0", "--ops", "fused_adam").stderr
     assert "switches bf16 off" not in dry("--arch", "8.0,9.0", "--ops", "quantizer").stderr
 

@@ -1,6 +1,7 @@
 """`dsrun checkpoint`: tables, verdicts and contents, on a machine that has no torch."""
 
 import json
+import re
 import shutil
 import struct
 import subprocess
@@ -92,13 +93,16 @@ def test_checkpoint_verify_reads_contents_and_exits_3(run):
     shard.write_bytes(data)
     done = dsrun("verify", run.path)
     assert done.returncode == 3
-    assert f"{shard}: contents differ from the manifest" in done.stdout
+    found = re.search(rf"^error {re.escape(str(shard))}: .+ \[checkpoint_corrupt\]\n    \S", done.stdout, re.MULTILINE)
+    assert found, done.stdout
     assert f"{run.checkpoint(10)}: intact" in done.stdout
     assert dsrun("verify", run.checkpoint(10)).returncode == 0
     output = json.loads(dsrun("verify", run.checkpoint(20), "--format", "json").stdout)
     (checked,) = output["checkpoints"]
     assert checked["damaged"]
-    assert checked["findings"][0]["code"] == "checkpoint_corrupt"
+    (finding,) = checked["findings"]
+    assert (finding["level"], finding["code"], finding["where"]) == ("error", "checkpoint_corrupt", str(shard))
+    assert finding["message"].startswith(f"{shard.name}: ")
 
 
 def test_checkpoint_rotated_during_verify_is_not_damaged(run, monkeypatch, capsys):

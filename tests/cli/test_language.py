@@ -43,7 +43,11 @@ COMMANDS = {
     ("diagnose", "run"): "显存不足",
     ("config", "check", "ds.json"): "offload_param 需要阶段 3；阶段 2 会忽略它 [offload_needs_stage]",
     ("check-slurm", "job.sh"): "sbatch 没有选项 --outpt，拒绝这个脚本 [script_option_unknown]",
-    ("checkpoint", "verify", "checkpoint-5"): "checkpoint-5: 无法读取它的清单，因此无法检查它的文件",
+    (
+        "checkpoint",
+        "verify",
+        "checkpoint-5",
+    ): "checkpoint-5: 无法读取它的清单，因此无法检查它的文件 [checkpoint_incomplete]",
 }
 
 
@@ -88,7 +92,7 @@ def test_notes_of_a_plan_are_printed_in_chinese(dsrun, environ, here):
     environ["DSRUN_LANG"] = "zh"
     (here / "config.json").write_text(json.dumps(LLAMA | {"quantization_config": {"quant_method": "fp8"}}))
     done = dsrun("plan", "--model", ".", "--count", "shapes", "--gpus", "a100-80:1")
-    assert done.stderr.startswith("note: config.json 表明权重已量化 (fp8)：")
+    assert done.stderr.startswith("note: .: config.json 表明权重已量化 (fp8)：")
 
 
 def test_report_has_findings_in_chinese(dsrun, environ, inputs):

@@ -67,7 +67,7 @@ def programs(programs):
 @pytest.mark.parametrize(
     ("args", "says"),
     [
-        (["--", "python", "no_such.py"], "error: there is no file no_such.py (write its path"),
+        (["--", "python", "no_such.py"], "error: there is no file no_such.py [slurm_missing_file] (write its path"),
         (["--env", "NOT_SET_HERE", "--", "./x"], "error: --env NOT_SET_HERE: the variable is not set here"),
         (["--apptainer", "/i.sif", "--", "./x"], "error: --apptainer /i.sif: there is no apptainer here"),
     ],
@@ -115,7 +115,10 @@ def test_modules_and_conda_environments_are_looked_up(dsrun, programs, here, env
     done = dsrun("render-slurm", "--module", "second", "--module", "first", "--conda", "trian", *job)
     assert "error: --module second: there is no such module here" in done.stderr
     assert "--module first" not in done.stderr
-    assert "error: --conda trian: conda knows no such environment here (did you mean train?)" in done.stderr
+    assert (
+        "error: --conda trian: conda knows no such environment here [slurm_missing_conda] (did you mean train?)"
+        in done.stderr
+    )
     assert (done.returncode, done.stdout) == (3, "")
     done = dsrun("render-slurm", "--conda", "./env", *job)
     assert "error: --conda ./env: the folder is not a conda environment" in done.stderr

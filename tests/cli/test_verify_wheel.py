@@ -55,7 +55,7 @@ def test_verify_wheel_for_supported_gpus(dsrun, here):
 def test_verify_wheel_for_unsupported_gpu(dsrun, here):
     done = dsrun("verify-wheel", str(cuda_wheel(here)), "--for", "a100;12.0")
     assert done.returncode == 3
-    assert "error fused_adam: no sm_120 code, and no PTX to fall back on [arch_missing]" in done.stdout
+    assert "error: fused_adam: no sm_120 code, and no PTX to fall back on [arch_missing]" in done.stdout
     assert "    add 12.0 to --arch of dsrun build-wheel" in done.stdout
 
 

@@ -110,7 +110,7 @@ def _checkpoints(run: Path) -> Iterator[str]:
     if not checkpoints:
         yield "there is no checkpoint"
     for _, checkpoint in checkpoints:
-        yield from (f"{checkpoint.name}: {finding.message}" for finding in verify(checkpoint)[:1])
+        yield from (f"{checkpoint.name}: {damage}" for damage in verify(checkpoint)[:1])
 
 
 def _steps(what: str, ours: dict[int, Any], theirs: dict[int, Any]) -> Iterator[str]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-from collections import Counter
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Literal
@@ -13,17 +11,14 @@ from typing import Literal
 import click
 
 from dsrun.cli.options import Command, format_option
-from dsrun.cli.output import print_error, print_json, print_line, print_note, write_output
+from dsrun.cli.output import print_error, print_findings, print_json, print_note, write_output
 from dsrun.errors import EXIT_FINDINGS, UsageError
-from dsrun.findings.finding import Finding
-from dsrun.findings.translation import translated, translated_level
+from dsrun.findings.finding import Finding, errors_in, has_errors
 from dsrun.hardware.gpus import require_gpu
-from dsrun.messages import Message, joined
 from dsrun.model_families import model_type_of
 from dsrun.recipe.batch import trainer_values
 from dsrun.recipe.compat.upgrade import upgrade_run_file
 from dsrun.recipe.resolve import given_values
-from dsrun.system.display import counted
 from dsrun.zero.lint.accelerate import KEYS, AccelerateFile, read_accelerate
 from dsrun.zero.lint.check import check
 from dsrun.zero.lint.codes import printable
@@ -33,7 +28,6 @@ from dsrun.zero.view import Flags
 STDIN = "-"
 YAML = (".yaml", ".yml")
 LARGEST_FILE = 8 * 2**20
-COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
 
 
 @click.command(cls=Command, name="check")
@@ -89,8 +83,8 @@ def check_command(
     if form == "json":
         print_json({"file": shown, "findings": findings})
     else:
-        print_findings(shown, findings)
-    return EXIT_FINDINGS if any(each.level == "error" for each in findings) else 0
+        print_findings(findings, total=shown)
+    return EXIT_FINDINGS if has_errors(findings) else 0
 
 
 def read_text(file: str, what: str = "a DeepSpeed JSON file") -> tuple[str, str]:
@@ -123,21 +117,6 @@ def _training_flags(argv: tuple[str, ...], run_file: str | None, world_size: int
     names = {"micro_batch_size": "per_device_train_batch_size", "global_batch_size": "train_batch_size"}
     places = {names.get(name, name): each.where for name, each in given.items()}
     return Flags(own | trainer_values(own, world_size or own.get("nproc")), frozenset(places), places)
-
-
-def print_findings(file: str, findings: list[Finding]) -> None:
-    """Print findings about a file, and how many there are of each level."""
-    colour = False if os.environ.get("NO_COLOR") else None
-    for each in findings:
-        click.secho(translated_level(each.level), fg=COLOURS[each.level], nl=False, color=colour)
-        print_line(f" {each.where}: {translated(each.message)} [{each.code}]")
-        if each.fix:
-            print_line(f"    {translated(each.fix)}")
-    counts = Counter[str](each.level for each in findings)
-    numbers = {"error": counted(counts["error"], "error"), "warning": counted(counts["warning"], "warning")}
-    numbers["info"] = counted(counts["info"], "remark")
-    parts = [number for level, number in numbers.items() if counts[level]]
-    print_line(f"{file}: {translated(joined(', ', parts) if parts else Message('no findings'))}")
 
 
 @click.command(cls=Command, name="upgrade")
@@ -186,12 +165,18 @@ def _accelerate_file(found: AccelerateFile, output: str | None) -> tuple[str, li
         changes.append(f"{found.place('num_processes')}: start training with --nproc {found.processes} on one machine")
     text = json.dumps(found.meant, indent=2) + "\n"
     findings = check(text, file=output or found.file, target="trainer", world_size=found.processes)
-    return text, changes, [f"{each.where}: {each.message}" for each in findings if each.level == "error"]
+    return text, changes, _left(findings)
 
 
 def _deepspeed_config(file: str, output: str | None) -> tuple[str, list[str], list[str]]:
     text, shown = read_text(file)
     found = upgrade(text, file=shown)
     findings = check(found.text, file=output or shown)  # in the new text, lines are others
-    left = [f"{each.where}: {each.message}" for each in findings if each.level == "error"]
-    return found.text, [str(each) for each in found.changes], left
+    return found.text, [str(each) for each in found.changes], _left(findings)
+
+
+def _left(findings: list[Finding]) -> list[str]:
+    """The errors that an upgrade leaves."""
+    from dsrun.findings.show import in_english  # `dsrun config` imports this module, too
+
+    return [in_english(each).line for each in errors_in(findings)]

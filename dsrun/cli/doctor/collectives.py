@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import click
-
 from dsrun.cli.launch.remote import srun_argv
-from dsrun.cli.output import print_detail, print_json, print_line, print_note, print_table
+from dsrun.cli.output import print_findings, print_json, print_line, print_note, print_table
 from dsrun.collectives.judge import Verdict
 from dsrun.collectives.observations import Observations
 from dsrun.collectives.place import place_of
@@ -20,13 +18,12 @@ from dsrun.collectives.report import as_json, common_facts, table, together
 from dsrun.collectives.run import run_test
 from dsrun.errors import MissingError
 from dsrun.findings.finding import Finding
-from dsrun.findings.translation import translated, translated_level
+from dsrun.findings.show import shown
 from dsrun.launch.context import SrunLauncher
 from dsrun.system import variables
 
 EXCLUDE_FILE = "doctor-exclude"
 """In the folder of DSRUN_FAILURES: the hosts that the test speaks against, one a line, for the job's script."""
-_COLOURS = {"error": "red", "warning": "yellow", "info": "cyan"}
 
 
 def run_collectives(
@@ -63,8 +60,7 @@ def run_collectives(
         _print(outcome.seen, outcome.verdict, form)
     elif outcome.finding is not None:
         # stdout has the leader's table.
-        print_note(f"{translated(outcome.finding.message)} [{outcome.finding.code}]")
-        print_detail(f"      {translated(outcome.finding.fix)}")
+        print_note(shown(outcome.finding).line)
     return outcome.exit_code
 
 
@@ -91,13 +87,5 @@ def _print(seen: Observations, verdict: Verdict, form: str) -> None:
     for line in (together(seen), common_facts([member.facts for member in seen.members.values()])):
         if line:
             print_line(line)
-    _print_findings(verdict.findings)
-
-
-def _print_findings(findings: Iterable[Finding]) -> None:
-    colour = False if os.environ.get("NO_COLOR") else None
-    for each in findings:
-        click.secho(translated_level(each.level), fg=_COLOURS[each.level], nl=False, color=colour)
-        print_line(f": {translated(each.message)} [{each.code}]")
-        if each.fix:
-            print_line(f"    {translated(each.fix)}")
+    # Their messages name the ranks and nodes.
+    print_findings(verdict.findings, places=False)

@@ -6,13 +6,12 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from dsrun.cli.doctor.report import COLOURS, Line, as_json, table
+from dsrun.cli.doctor.report import as_json, table
 from dsrun.cli.doctor.target import job_target
 from dsrun.cli.options import imported
 from dsrun.cli.output import print_json
@@ -53,7 +52,7 @@ def run(*, form: str, every: bool, only: Sequence[str], skip: Sequence[str], **g
     else:
         columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
         for line in table(results, every=every, columns=columns):
-            _print(line)
+            click.echo(line)
     return EXIT_FINDINGS if any(each.status == "fail" for each in results) else 0
 
 
@@ -95,9 +94,3 @@ def chosen(checks: Sequence[Check], only: Sequence[str], skip: Sequence[str]) ->
     if not left:
         raise UsageError("--only and --skip leave no check", fix="give fewer of them")
     return left
-
-
-def _print(line: Line) -> None:
-    """Colours appear on a terminal only: click drops them elsewhere, and leaves NO_COLOR (no-color.org) to us."""
-    style = partial(click.style, fg=COLOURS.get(line.word)) if not os.environ.get("NO_COLOR") else str
-    click.echo(f"{style(line.word)}  {line.text}" if line.word else line.text)

@@ -9,8 +9,8 @@ from typing import Any
 from dsrun.cli.init.interview import Answer, Interview, Question
 from dsrun.cli.output import print_note
 from dsrun.errors import UsageError
-from dsrun.findings.finding import Finding
-from dsrun.findings.translation import translated
+from dsrun.findings.finding import Finding, errors_in, has_errors
+from dsrun.findings.show import shown
 from dsrun.options import OptionValue
 from dsrun.slurm.check import check
 from dsrun.slurm.cluster.facts import NO_LIMIT, ClusterFacts, Partition
@@ -87,13 +87,13 @@ class Job:
         return any(each.where == ACCOUNT for each in self._errors(self.spec))
 
     def _errors(self, spec: SlurmSpec) -> list[Finding]:
-        return [each for each in check(spec, self.facts) if each.level == "error"] if self.facts else []
+        return errors_in(check(spec, self.facts)) if self.facts else []
 
     def remarks(self) -> Iterator[str]:
         """What the cluster would refuse or remark on all the same."""
         for finding in check(self.spec, self.facts) if self.facts else ():
             if finding.level != "info":
-                yield f"{translated(finding.message)} ({translated(finding.fix)})"
+                yield shown(finding).line
 
 
 def _default_partition(facts: ClusterFacts) -> str | None:
@@ -110,7 +110,7 @@ def _refuses(facts: ClusterFacts, partition: str) -> bool:
         nodes=max(1, found.min_nodes if found else 1),
         gpus_per_node=str(facts.usual_gpus(partition) or 0),
     )
-    return any(each.level == "error" for each in check(spec, facts))
+    return has_errors(check(spec, facts))
 
 
 def _partition_question(facts: ClusterFacts | None, default: str | None) -> Question[str]:

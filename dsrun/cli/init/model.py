@@ -14,7 +14,7 @@ from dsrun.cli.init.interview import Interview, Question
 from dsrun.cli.output import print_note
 from dsrun.demo.models import DEMO_LLAMA, DEMO_T5, TASKS, model_config
 from dsrun.errors import DsrunError, MissingError, UsageError, nearest
-from dsrun.hub.unreachable import OTHER_SOURCES
+from dsrun.hub.unreachable import other_sources
 from dsrun.model_families import model_type_of
 from dsrun.recipe.preflight.files import check_files, is_path
 from dsrun.recipe.preflight.model_folder import has_weights
@@ -87,7 +87,7 @@ def ask_model(interview: Interview, given: dict[str, Any]) -> Model:
         print_note(f"{name} has no weights: it is trained from scratch, from its config")
     if config is None:
         offline = os.environ.get("HF_HUB_OFFLINE", "0").upper() in ("1", "ON", "YES", "TRUE")
-        fetched = f"HF_HUB_OFFLINE forbids to download it ({OTHER_SOURCES})" if offline else "the run downloads it"
+        fetched = f"HF_HUB_OFFLINE forbids to download it ({other_sources()})" if offline else "the run downloads it"
         print_note(f"{name} is not on this machine: {fetched}, and plans its memory when it starts")
     architecture = _architecture(config, from_scratch=scratch) if config and name not in TASKS else None
     return Model(name=name, source=found.source, from_scratch=scratch, config=config, architecture=architecture)

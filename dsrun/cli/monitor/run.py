@@ -13,7 +13,7 @@ from dsrun.cli.monitor.sources import Source, StdinSource, find_source
 from dsrun.cli.monitor.view import render
 from dsrun.cli.output import print_json, print_line
 from dsrun.events import level_of
-from dsrun.findings.translation import translated, translated_level
+from dsrun.findings.show import shown
 from dsrun.monitoring.event_text import describe
 from dsrun.runs.records import Record, seconds_of
 from dsrun.slurm.jobs.status import explain_reason
@@ -85,7 +85,8 @@ class ChangeLines:
         codes = {f"{finding.code} {finding.where}" for finding in snapshot.findings}
         for finding in snapshot.findings:
             if f"{finding.code} {finding.where}" not in self._findings:
-                found.append(f"{clock}  {translated_level(finding.level)}: {printable(translated(finding.message))}")
+                part = shown(finding)
+                found.append(f"{clock}  {part.level}: {part.message}")
         self._findings = codes
         line = state_line(snapshot)
         if line != self._last:

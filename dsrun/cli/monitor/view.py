@@ -14,8 +14,8 @@ from dsrun.cli.monitor.nodes import gpu_section, host_section, rank_section
 from dsrun.cli.monitor.section import EMPTY, Room, Section, headed
 from dsrun.cli.monitor.snapshot import Snapshot, last_events
 from dsrun.events import EventLevel, level_of
-from dsrun.findings.finding import Finding
-from dsrun.findings.translation import translated
+from dsrun.findings.finding import Finding, has_errors
+from dsrun.findings.show import shown
 from dsrun.monitoring.event_text import describe
 from dsrun.monitoring.plots import bar
 from dsrun.monitoring.status import State
@@ -152,7 +152,7 @@ def _progress(snapshot: Snapshot, room: Room) -> Section:
         text.append(f" of {status.max_steps:,}  {share:.1%}")
     if status.epoch is not None:
         text.append(f"  epoch {status.epoch:.2f}", style="dim")
-    if status.eta_s is not None and not any(finding.level == "error" for finding in snapshot.findings):
+    if status.eta_s is not None and not has_errors(snapshot.findings):
         at = time.localtime(snapshot.now + status.eta_s)
         text.append(f"  ETA {duration(status.eta_s)}", style="bold")
         text.append(time.strftime(" (%H:%M)" if status.eta_s < 86400 else " (%a %d %b, %H:%M)", at), style="dim")
@@ -172,9 +172,10 @@ def _findings(findings: Sequence[Finding], room: Room) -> Section:
     height = 0
     for finding in findings[: 2 if room.is_low else _FINDINGS]:
         style = "bold red" if finding.level == "error" else "yellow"
-        line = Text(printable(translated(finding.message)), style=style)
-        if finding.fix:
-            line.append(f" ({printable(translated(finding.fix))})", style="dim")
+        part = shown(finding)
+        line = Text(part.message, style=style)
+        if part.fix:
+            line.append(f" ({part.fix})", style="dim")
         rows = list(line.wrap(_PLAIN, room.width - 2))[:2]
         table.add_row(Text("!", style=style), Text("\n").join(rows))
         height += len(rows)

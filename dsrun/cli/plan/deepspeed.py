@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dsrun.errors import UsageError
+from dsrun.findings.finding import errors_in
+from dsrun.findings.show import refusal
 from dsrun.recipe.deepspeed_file import as_object, read_text
 from dsrun.zero.lint.check import check
 from dsrun.zero.memory.own_config import with_deepspeed
@@ -16,9 +17,8 @@ def with_file(request: PlanRequest, given: dict[str, Any]) -> PlanRequest:
     """The request as the JSON has it, once the linter finds no error in that."""
     file = given["deepspeed"]
     text = read_text(Path(file).expanduser(), file)
-    for finding in check(text, file=file, world_size=request.cluster.world):
-        if finding.level == "error":
-            raise UsageError(f"{finding.where}: {finding.message}", fix=finding.fix)
+    if errors := errors_in(check(text, file=file, world_size=request.cluster.world)):
+        raise refusal(errors, before="--deepspeed: ")
     flags = {f"--{name.replace('_', '-')}": given[name] for name in ("offload", "micro_batch_size", "optim")}
     flags |= {"--zero": request.stage, "--global-batch-size": request.global_batch}
     flags["--precision"] = None if given["precision"] == "auto" else given["precision"]

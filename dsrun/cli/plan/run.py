@@ -7,10 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dsrun.cli.output import print_detail, print_json, print_line, print_note, print_table
+from dsrun.cli.output import print_advice, print_detail, print_json, print_line, print_note, print_table
 from dsrun.demo.models import TASKS
 from dsrun.errors import EXIT_FINDINGS, UsageError
-from dsrun.findings.translation import translated
 from dsrun.recipe.preflight.model_folder import has_weights
 from dsrun.system.gpus import visible_gpus
 from dsrun.system.variables import cache_root
@@ -56,8 +55,7 @@ def run(**given: Any) -> int:
         request = with_file(request, given)
     request = replace(request, factor=remembered(found.config, request))
     made = plan(request)
-    for finding in counted.findings:
-        print_note(f"{translated(finding.message)}{f' ({translated(finding.fix)})' if finding.fix else ''}")
+    print_advice(counted.findings)
     if request.cluster.note:
         print_note(request.cluster.note)
     if given["form"] == "json":

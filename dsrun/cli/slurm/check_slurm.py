@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import click
 
-from dsrun.cli.config.lint import print_findings, read_text
+from dsrun.cli.config.lint import read_text
 from dsrun.cli.options import Command, format_option
-from dsrun.cli.output import command_line, print_json, print_note
+from dsrun.cli.output import command_line, print_findings, print_json, print_note
 from dsrun.cli.slurm.render import command as render_command
 from dsrun.errors import EXIT_FINDINGS, UsageError
+from dsrun.findings.finding import has_errors
 from dsrun.slurm.lint.check import check_script
 from dsrun.slurm.lint.convert import convert
 from dsrun.slurm.lint.job import read_script
@@ -36,5 +37,5 @@ def command(*, file: str, converts: bool, form: str) -> int:
     if form == "json":
         print_json({"file": shown, "findings": findings})
     else:
-        print_findings(shown, findings)
-    return EXIT_FINDINGS if any(each.level == "error" for each in findings) else 0
+        print_findings(findings, total=shown)
+    return EXIT_FINDINGS if has_errors(findings) else 0

@@ -17,6 +17,7 @@ from dsrun.cli.options import Command, format_option
 from dsrun.cli.output import print_detail, print_fields, print_json, print_note, print_table
 from dsrun.diagnosis.rules import cause_named
 from dsrun.errors import EXIT_INTERRUPTED, UsageError
+from dsrun.findings.texts import text_of
 from dsrun.findings.translation import translated
 from dsrun.messages import Message
 from dsrun.runs.records import plain
@@ -165,7 +166,7 @@ def _print_one(job: SlurmJob) -> None:
 
 
 def _cause(code: str) -> Message:
-    return Message("{title}; dsrun diagnose tells more", title=cause_named(code).title)
+    return text_of("verdict.more", title=cause_named(code).title)
 
 
 def _step(job: SlurmJob) -> str:

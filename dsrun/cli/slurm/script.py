@@ -5,17 +5,16 @@ from __future__ import annotations
 import getpass
 import os
 import sys
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli.output import print_error, print_note, write_file
+from dsrun.cli.output import print_advice, print_error, print_note, write_file
 from dsrun.cli.render.job import Rendering, find_job, from_flags, from_run_file, refuse_empty
 from dsrun.errors import EXIT_FINDINGS, UsageError
-from dsrun.findings.finding import Finding
+from dsrun.findings.finding import has_errors
 from dsrun.slurm.render.environment import uses_own_python, workers
 from dsrun.slurm.render.login_node import missing_here
 from dsrun.slurm.render.options import SlurmSpec
@@ -72,7 +71,8 @@ def _script(values: dict[str, Any], cwd: Path) -> tuple[str, bool]:
         from dsrun.slurm.check import check
 
         findings += check(spec, facts)
-    return script, _print_findings(findings)
+    print_advice(findings)
+    return script, not has_errors(findings)
 
 
 def _check_training(recipe: Recipe, spec: SlurmSpec) -> None:
@@ -88,20 +88,6 @@ def _check_training(recipe: Recipe, spec: SlurmSpec) -> None:
         files=not (spec.container_image or spec.apptainer),
         packages=uses_own_python(spec),
     )
-
-
-def _print_findings(findings: Iterable[Finding]) -> bool:
-    """Print what is wrong with a job; returns whether none of it is an error."""
-    sound = True
-    for each in findings:
-        from dsrun.findings.translation import translated  # most scripts have none
-
-        message, fix = translated(each.message), translated(each.fix)
-        line = f"{each.where}: {message}" if each.where else message
-        line += f" ({fix})" if fix else ""
-        (print_error if each.level == "error" else print_note)(line)
-        sound = sound and each.level != "error"
-    return sound
 
 
 def _read(name: str) -> str:

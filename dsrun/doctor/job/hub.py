@@ -11,7 +11,7 @@ from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.hub.modelscope_cache import NAME as MODELSCOPE
 from dsrun.hub.reach import DATA_SET, Hub, downloads, hub_models, offline_by
-from dsrun.hub.unreachable import OTHER_SOURCES
+from dsrun.hub.unreachable import other_sources
 from dsrun.messages import Message, joined
 from dsrun.recipe.recipe import Recipe
 
@@ -115,7 +115,7 @@ def _elsewhere(missing: list[str]) -> Message:
     """How to get the first that is missing where this machine's network does not reach."""
     name = missing[0].removeprefix(DATA_SET)
     kind = " --repo-type dataset" if missing[0].startswith(DATA_SET) else ""
-    return text_of("hub.elsewhere", others=OTHER_SOURCES, command=f"hf download {name}{kind}")
+    return text_of("hub.elsewhere", others=other_sources(), command=f"hf download {name}{kind}")
 
 
 HUB = Check(

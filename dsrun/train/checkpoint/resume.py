@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import UsageError
-from dsrun.findings.finding import Finding
 from dsrun.runs.attempts import RESUME_AUTO, bears
 from dsrun.runs.commit import CONVERTED, HIDDEN, set_aside, tidy
 from dsrun.runs.folder import RunFolder
-from dsrun.runs.manifest import MANIFEST, STATE_FILE, read_manifest, within
+from dsrun.runs.manifest import MANIFEST, STATE_FILE, FileDamage, read_manifest
 from dsrun.system.files import parse_json
 from dsrun.system.host import hostname
 from dsrun.train.checkpoint.save import not_shared
@@ -37,7 +36,7 @@ _REPORTED_DIFFERENCES = {
 }
 
 Notify = Callable[[str], None]
-Read = Callable[[Path], list[Finding]]
+Read = Callable[[Path], list[FileDamage]]
 
 
 def find_checkpoint(
@@ -121,11 +120,11 @@ def _newest(
     folder: RunFolder, read: Read, notify: Notify, wanted: Callable[[int, Path], bool] = lambda *_: True
 ) -> Path | None:
     for _, path in rank0_first(lambda: [each for each in folder.checkpoints() if wanted(*each)]):
-        findings = read(path)
-        if not findings:
+        damage = read(path)
+        if not damage:
             return path
-        more = f" and {len(findings) - 1} more" if len(findings) > 1 else ""
-        notify(f"{path.name} passed over: {within(path, findings[0])}{more}")
+        more = f" and {len(damage) - 1} more" if len(damage) > 1 else ""
+        notify(f"{path.name} passed over: {damage[0]}{more}")
     return None
 
 
@@ -134,10 +133,10 @@ def _given(path: Path, read: Read, trust: bool, notify: Notify) -> Path:
         raise UsageError(f"--resume {path}: no checkpoint there (it has no {STATE_FILE})")
     path = path.absolute()
     if rank0_first((path / MANIFEST).exists):
-        findings = read(path)
-        if findings:
+        damage = read(path)
+        if damage:
             raise UsageError(
-                f"--resume {path}: the checkpoint is damaged: {within(path, findings[0])}",
+                f"--resume {path}: the checkpoint is damaged: {damage[0]}",
                 fix="choose another one; --resume auto takes the newest whole one of the run folder",
             )
         return path

@@ -10,18 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsrun.errors import ToolError, UsageError
-from dsrun.findings.finding import Finding
 from dsrun.recipe.spec import TrainSpec
 from dsrun.runs.attempts import refuse_untrusted, signatures
 from dsrun.runs.manifest import (
     MANIFEST,
     STATE_FILE,
+    FileDamage,
     Manifest,
     damaged,
     missing_or_wrong_size,
     read_manifest,
     shared_out,
-    within,
 )
 from dsrun.system.files import parse_json
 from dsrun.system.host import versions
@@ -50,24 +49,24 @@ if TYPE_CHECKING:
     from dsrun.train.plan import Plan
 
 
-def read_through(path: Path, *, trust: bool, beat: Beat) -> list[Finding]:
+def read_through(path: Path, *, trust: bool, beat: Beat) -> list[FileDamage]:
     """What is wrong with a checkpoint, its contents read; [] for a sound one. A collective."""
     manifest: Manifest | None = None
 
-    def inspect() -> list[Finding]:
+    def inspect() -> list[FileDamage]:
         nonlocal manifest
         manifest = read_manifest(path)
         return missing_or_wrong_size(path, manifest)
 
-    findings = rank0_first(inspect)
-    if findings:
-        return findings
+    damage = rank0_first(inspect)
+    if damage:
+        return damage
     if not trust:
         rank0_first(lambda: refuse_untrusted(path))
     # Rank 0 alone has listed every file: it assigns each rank the ones to read.
     mine = rank0_shares(lambda: shared_out(manifest["files"] if manifest else {}, ranks()))
     found = all_gather_object(damaged(path, mine, beat=beat))
-    return [finding for part in found for finding in part]
+    return [each for part in found for each in part]
 
 
 def check_foreign(path: Path, *, trust: bool) -> None:
@@ -94,10 +93,10 @@ def check_best(path: Path, *, trust: bool, beat: Beat) -> None:
     if rank0_first(lambda: (path / STATE_FILE).is_file() and not (path / MANIFEST).exists()):
         rank0_first(lambda: check_foreign(path, trust=trust))
         return
-    findings = read_through(path, trust=trust, beat=beat)
-    if findings:
+    damage = read_through(path, trust=trust, beat=beat)
+    if damage:
         raise ToolError(
-            f"the best checkpoint, {path.name}, cannot be loaded: {within(path, findings[0])}",
+            f"the best checkpoint, {path.name}, cannot be loaded: {damage[0]}",
             fix="the same command with --load-best-model-at-end false ends with the last weights",
             cause="checkpoint_corrupt",
         )

@@ -29,7 +29,7 @@ import pyarrow as pa
 from datasets import Dataset, Features
 
 from dsrun.errors import MissingError
-from dsrun.runs.manifest import read_manifest, verify, within, write_manifest
+from dsrun.runs.manifest import read_manifest, verify, write_manifest
 from dsrun.system.files import DISK_FULL, parse_json, replace_folder
 from dsrun.system.process_end import die_with_parent
 from dsrun.system.variables import cache_root
@@ -160,7 +160,7 @@ def _read(folder: Path, since: float, beat: Callable[[], None], *, contents: boo
     if meta.get("finished", 0.0) < since:
         return None, ""
     damage = verify(folder, beat=beat) if contents else []
-    return (None, within(folder, damage[0])) if damage else (meta, "")
+    return (None, str(damage[0])) if damage else (meta, "")
 
 
 def _fresh_since(key: str) -> float:

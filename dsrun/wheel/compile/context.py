@@ -6,15 +6,15 @@ import os
 import platform
 import shutil
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsrun.datafiles import data_folder, read_toml
-from dsrun.errors import DsrunError, MissingError, ToolError, UsageError
-from dsrun.findings.finding import Finding
-from dsrun.findings.translation import translated
+from dsrun.errors import MissingError, ToolError, UsageError
+from dsrun.findings.finding import Finding, errors_in
+from dsrun.findings.show import refusal
 from dsrun.hardware.cluster_gpus import cluster_gpus, cluster_nodes
 from dsrun.messages import Message
 from dsrun.system.gpus import visible_gpus
@@ -96,9 +96,9 @@ class Diagnostics:
     def add(self, findings: Iterable[Finding]) -> None:
         every = tuple(findings)
         self.findings += [finding for finding in every if finding.level != "error"]
-        errors = [finding for finding in every if finding.level == "error"]
+        errors = errors_in(every)
         if errors:
-            raise _error(errors)
+            raise refusal(errors, kind=MissingError if errors[0].code in _MISSING else UsageError)
 
     def note(self, code: str, message: str) -> None:
         """Add a remark."""
@@ -193,20 +193,3 @@ def _default_level(partition: str | None, diagnostics: Diagnostics) -> str:
     known = cluster_level([node.features for node in nodes])
     cpuinfo = CPUINFO.read_text(encoding="utf-8", errors="replace") if CPUINFO.exists() else ""
     return known or default_level(host_level(cpuinfo))
-
-
-def text_of(finding: Finding) -> str:
-    """A finding in one line, in the language of this process, with its code and what repairs it."""
-    return _line(translated(finding.message), finding.code, translated(finding.fix))
-
-
-def _line(message: str, code: str, fix: str) -> str:
-    return f"{message} [{code}]" + (f": {fix}" if fix else "")
-
-
-def _error(errors: Sequence[Finding]) -> DsrunError:
-    """One error for several findings."""
-    first = errors[0]
-    kind = MissingError if first.code in _MISSING else UsageError
-    also = "".join(f"; also: {_line(each.message, each.code, each.fix)}" for each in errors[1:])
-    return kind(f"{first.message} [{first.code}]{also}", fix=first.fix or None)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from dsrun.errors import ToolError, UsageError
-from dsrun.findings.finding import Finding
+from dsrun.findings.finding import Finding, errors_in
 from dsrun.hardware.gpus import gpu_table
 from dsrun.hardware.gres import Gres
 from dsrun.hardware.site import site_files
@@ -152,7 +152,7 @@ def check_archs(
             findings.append(finding)
         if finding is None or finding.level != "error":
             working.append(arch)
-    errors = [finding for finding in findings if finding.level == "error"]
+    errors = errors_in(findings)
     if errors and working:
         fix = Message('{fix}; for the others: --arch "{archs}"', fix=errors[0].fix, archs=env_value(working))
         findings[findings.index(errors[0])] = replace(errors[0], fix=fix)

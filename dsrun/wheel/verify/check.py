@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dsrun.errors import ToolError
-from dsrun.findings.finding import Finding, Level
+from dsrun.findings.finding import Finding, errors_in, has_errors
 from dsrun.findings.texts import text_of
-from dsrun.findings.translation import translated, translated_level
+from dsrun.findings.translation import translated
 from dsrun.hardware.node_comparison import compared
-from dsrun.messages import Message, joined
-from dsrun.system.display import cells, counted, padded
+from dsrun.messages import Message
+from dsrun.system.display import cells, padded
 from dsrun.system.proc import capture
 from dsrun.wheel.verify.archive import check_archive, open_wheel
 from dsrun.wheel.verify.compatibility import compare, compare_with_gpus
@@ -82,7 +82,7 @@ class Verification:
     @property
     def failed(self) -> bool:
         """Whether something is wrong."""
-        return any(each.level == "error" for each in self.findings)
+        return has_errors(self.findings)
 
 
 def examine(path: Path) -> tuple[WheelReport, list[Finding]]:
@@ -132,11 +132,6 @@ def _smoke_test(report: WheelReport, python: str, where: str) -> tuple[tuple[OpR
 
 _NONE = "-"
 _HEAD = ("operation", "SASS", "PTX", "processor", "glibc", "MiB")
-_COUNTED: dict[Level, Callable[[int], Message]] = {
-    "error": lambda number: counted(number, "error"),
-    "warning": lambda number: counted(number, "warning"),
-    "info": lambda number: counted(number, "remark"),
-}
 
 
 def report_lines(done: Verification, reports: Sequence[NodeReport]) -> Iterator[str]:
@@ -152,7 +147,6 @@ def report_lines(done: Verification, reports: Sequence[NodeReport]) -> Iterator[
         yield f"  {each.op}: {each.what if each.result != 'failed' else 'failed'} ({each.seconds:.1f} s)"
     if reports:
         yield from table(rows(reports))
-    yield from finding_lines(done.findings, done.report.path.name)
 
 
 def _heading(report: WheelReport) -> Iterator[str]:
@@ -184,20 +178,6 @@ def table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
         yield "  ".join(padded(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
-def finding_lines(findings: Iterable[Finding], name: str) -> Iterator[str]:
-    """A line for each finding, its fix below, and the totals."""
-    every = list(findings)
-    for each in every:
-        place = f"{translated(each.where)}: " if each.where else ""
-        yield f"{translated_level(each.level)} {place}{translated(each.message)} [{each.code}]"
-        if each.fix:
-            yield f"    {translated(each.fix)}"
-    counts = Counter(each.level for each in every)
-    parts = [words(counts[level]) for level, words in _COUNTED.items() if counts[level]]
-    total = joined(", ", parts) if parts else Message("no findings")
-    yield translated(Message("{name}: {total}", name=name, total=total))
-
-
 def gpu_text(machine: Machine) -> str:
     """The GPUs of a machine: "4x NVIDIA A100-SXM4-80GB"."""
     counts = Counter(gpu.name for gpu in machine.gpus)
@@ -219,7 +199,7 @@ def _row(done: NodeReport) -> tuple[str, ...]:
 
 
 def _result(done: NodeReport) -> str:
-    errors = [each for each in done.findings if each.level == "error"]
+    errors = errors_in(done.findings)
     if errors:
         return translated(
             Message(

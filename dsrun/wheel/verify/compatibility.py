@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from packaging.tags import parse_tag
 
-from dsrun.findings.finding import Finding, Level
+from dsrun.findings.finding import Finding, Level, worst_first
 from dsrun.messages import Message
 from dsrun.wheel.target.arch import minor_release
 from dsrun.wheel.target.ops import all_ops
@@ -21,8 +21,8 @@ _REBUILD = Message("build it with dsrun build-wheel in this environment")
 def compare(report: WheelReport, machine: Machine) -> list[Finding]:
     """Every problem of a wheel on a machine, worst first; of another package's wheel, whether pip would install it."""
     if not report.is_deepspeed:
-        return _sorted([*_about(report), *_python(report, machine)])
-    return _sorted(
+        return worst_first([*_about(report), *_python(report, machine)])
+    return worst_first(
         [
             *_about(report),
             *_python(report, machine),
@@ -40,12 +40,7 @@ def compare_with_gpus(report: WheelReport, gpus: Sequence[Gpu]) -> list[Finding]
     if not report.is_deepspeed:
         return list(_about(report))
     unsuited = _no_cuda_wheel(report, "") if gpus and report.accelerator == "cpu" else []
-    return _sorted([*_about(report), *_gpu_code(report, gpus, where=""), *unsuited])
-
-
-def _sorted(found: Iterable[Finding]) -> list[Finding]:
-    order: dict[Level, int] = {"error": 0, "warning": 1, "info": 2}
-    return sorted(found, key=lambda each: order[each.level])
+    return worst_first([*_about(report), *_gpu_code(report, gpus, where=""), *unsuited])
 
 
 def _about(report: WheelReport) -> Iterator[Finding]:

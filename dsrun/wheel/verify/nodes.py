@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import DsrunError, ToolError
-from dsrun.findings.finding import Finding
+from dsrun.findings.finding import Finding, has_errors
 from dsrun.wheel.verify import install_wheel
 from dsrun.wheel.verify.check import (
     RUN_OPS,
@@ -55,7 +55,7 @@ class NodeReport:
     @property
     def failed(self) -> bool:
         """Whether something is wrong on this node."""
-        return any(each.level == "error" for each in self.findings)
+        return has_errors(self.findings)
 
     def as_dict(self) -> dict[str, Any]:
         """As plain JSON values."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from dsrun.errors import UsageError
-from dsrun.findings.finding import Finding
+from dsrun.findings.finding import errors_in
+from dsrun.findings.show import in_english, refusal
 from dsrun.zero.lint.check import check
 from dsrun.zero.view import Flags
 
@@ -31,17 +31,9 @@ def refuse_errors(
     """
     flags = Flags(dict(values), frozenset(places), dict(places))
     found = check(text, file=file, world_size=world_size, against=flags, model_type=model_type, added=added)
-    errors = [each for each in found if each.level == "error" and (not force or each.code in _NEVER_FORCED)]
+    errors = [each for each in errors_in(found) if not force or each.code in _NEVER_FORCED]
     for each in found:
         if each.level in ("warning", "error") and each not in errors:
-            notify(f"--deepspeed: {_line(each)}")
-    if not errors:
-        return
-    if len(errors) == 1:
-        raise UsageError(f"--deepspeed: {errors[0].where}: {errors[0].message}", fix=errors[0].fix or None)
-    raise UsageError(f"--deepspeed has {len(errors)} errors: {'; '.join(map(_line, errors))}")
-
-
-def _line(finding: Finding) -> str:
-    fix = f" ({finding.fix})" if finding.fix else ""
-    return f"{finding.where}: {finding.message}{fix}"
+            notify(f"--deepspeed: {in_english(each).line}")
+    if errors:
+        raise refusal(errors, before="--deepspeed: ")

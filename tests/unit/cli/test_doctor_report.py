@@ -1,5 +1,6 @@
 """The table of `dsrun doctor`, and the choice of checks."""
 
+import click
 import pytest
 
 from dsrun.cli.doctor.local import all_checks, chosen
@@ -8,6 +9,7 @@ from dsrun.doctor.check import Check, Result
 from dsrun.doctor.registry import CHECKS
 from dsrun.errors import UsageError
 from dsrun.findings.finding import Finding
+from dsrun.system.display import cells
 
 
 def result(code, title, *findings, needs=""):
@@ -28,45 +30,58 @@ RESULTS = (
 
 
 def lines(**options):
-    return [f"{each.word}|{each.text}" for each in table(RESULTS, every=False, **options)]
+    return [click.unstyle(each) for each in table(RESULTS, every=False, **options)]
 
 
 def test_table_shows_errors_first_each_with_its_fix():
     assert lines() == [
-        "PASS|network     eth0",
-        "FAIL|GPU memory  full",
-        "|                  -> kill 7",
-        "WARN|            late",
-        "|                  -> wait",
-        "|",
-        "|1 passed, 1 failure; 1 check not needed here (--all lists them)",
+        "PASS  network     eth0",
+        "FAIL  GPU memory  full",
+        "                  -> kill 7",
+        "WARN              late",
+        "                  -> wait",
+        "",
+        "1 passed, 1 failure; 1 check not needed here (--all lists them)",
     ]
 
 
 def test_table_with_all_says_what_checks_need():
-    shown = [each.text for each in table(RESULTS, every=True)]
-    assert "Hub         needs a job" in shown
+    shown = [click.unstyle(each) for each in table(RESULTS, every=True)]
+    assert "SKIP  Hub         needs a job" in shown
     assert shown[-1] == "1 passed, 1 failure; 1 check not needed here"
 
 
 def test_table_wraps_words_in_a_narrow_terminal():
     text = "a message of many words that does not fit into one line of /a/path/that-stays-whole/" + 60 * "x"
     shown = [
-        each.text
+        click.unstyle(each)
         for each in table(
             [result("a", "A", Finding(level="error", code="a", message=text, fix=text))], every=False, columns=60
         )
     ]
     assert max(len(each) for each in shown if "xxx" not in each) <= 60
-    assert " ".join(" ".join(shown[:-2]).split()) == f"A {text} -> {text}"
+    assert " ".join(" ".join(shown[:-2]).split()) == f"FAIL A {text} -> {text}"
 
 
 def test_table_makes_control_characters_visible():
     (first, *_) = table(
         [result("a", "A", Finding(level="info", code="a", message="x\x1b]0;title\x07\ny"))], every=False
     )
-    assert "\x1b" not in first.text
-    assert "\n" not in first.text
+    assert "\x1b" not in click.unstyle(first)
+    assert "\n" not in click.unstyle(first)
+
+
+def test_words_of_the_table_are_translated_and_aligned(monkeypatch):
+    english = [click.unstyle(each) for each in table(RESULTS, every=True)]
+    monkeypatch.setenv("DSRUN_LANG", "zh")
+    chinese = [click.unstyle(each) for each in table(RESULTS, every=True)]
+    words = [row.split()[0] for row in chinese if row and not row.startswith(" ")][:-1]
+    assert words == ["通过", "失败", "警告", "跳过"]
+    columns = [
+        {cells(row[: row.index(text)]) for row in rows for text in ("eth0", "full") if text in row}
+        for rows in (english, chinese)
+    ]
+    assert [len(each) for each in columns] == [1, 1]
 
 
 def test_json_counts_each_status():

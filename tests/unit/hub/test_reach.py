@@ -9,7 +9,7 @@ import pytest
 from dsrun.diagnosis.rules import cause_named
 from dsrun.errors import MissingError, UsageError
 from dsrun.hub.reach import Hub, check_hub, downloads
-from dsrun.hub.unreachable import CAUSE, OTHER_SOURCES, refused
+from dsrun.hub.unreachable import CAUSE, other_sources, refused
 from dsrun.recipe.resolve import resolve
 
 MODELSCOPE = ("--hub", "modelscope")
@@ -133,4 +133,4 @@ def test_answers_that_the_library_explains():
 
 def test_cause_of_the_hub_names_the_same_sources():
     """Advice of the running command and of `dsrun diagnose` is one."""
-    assert OTHER_SOURCES in cause_named(CAUSE).fix
+    assert other_sources() in cause_named(CAUSE).fix

@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import (
-    CORRUPT,
-    INCOMPLETE,
     complete_checkpoints,
     is_complete,
     read_manifest,
@@ -119,17 +117,17 @@ def empty_manifest(checkpoint):
 
 
 @pytest.mark.parametrize(
-    ("damage", "code", "said"),
+    ("damage", "code", "name"),
     [
-        (shorten, CORRUPT, "trainer_state.json: 1 bytes instead of 2"),
-        (remove, INCOMPLETE, "trainer_state.json: the file is missing"),
-        (remove_manifest, INCOMPLETE, "checkpoint-9: it has no manifest"),
-        (tear_manifest, INCOMPLETE, "checkpoint-9: its manifest cannot be read"),
-        (empty_manifest, INCOMPLETE, "checkpoint-9: its manifest cannot be read"),
-        (nest_manifest, INCOMPLETE, "checkpoint-9: its manifest cannot be read"),
+        (shorten, "checkpoint_corrupt", "trainer_state.json"),
+        (remove, "checkpoint_incomplete", "trainer_state.json"),
+        (remove_manifest, "checkpoint_incomplete", ""),
+        (tear_manifest, "checkpoint_incomplete", ""),
+        (empty_manifest, "checkpoint_incomplete", ""),
+        (nest_manifest, "checkpoint_incomplete", ""),
     ],
 )
-def test_torn_checkpoint_passed_over_and_named(run, damage, code, said):
+def test_torn_checkpoint_passed_over_and_named(run, damage, code, name):
     """A torn checkpoint is passed over, and named."""
     for step in (7, 9):
         write_manifest(save(run, step), {})
@@ -137,10 +135,24 @@ def test_torn_checkpoint_passed_over_and_named(run, damage, code, said):
     damage(torn)
     assert not is_complete(torn)
     assert complete_checkpoints(run) == [(7, run.checkpoint(7))]
-    (finding,) = verify(torn)
-    assert (finding.level, finding.code) == ("error", code)
-    assert finding.message.startswith(said)
-    assert str(torn) in finding.where
+    (found,) = verify(torn)
+    assert (found.finding.level, found.finding.code, found.name) == ("error", code, name)
+    assert found.finding.where == str(torn / name)
+    assert found.finding.fix
+
+
+def test_damage_names_its_file_for_json_and_below_a_checkpoint(run):
+    """JSON's messages begin with the file's name; words that name the checkpoint have the path below it."""
+    checkpoint = save(run, 5)
+    write_manifest(checkpoint, {})
+    (checkpoint / "global_step5" / "zero_pp_rank_0.pt").unlink()
+    (found,) = verify(checkpoint)
+    assert str(found) == f"global_step5/zero_pp_rank_0.pt: {found.finding.message}"
+    assert found.named.message == f"zero_pp_rank_0.pt: {found.finding.message}"
+    (checkpoint / "manifest.json").unlink()
+    (found,) = verify(checkpoint)
+    assert str(found) == found.finding.message
+    assert found.named.message == f"checkpoint-5: {found.finding.message}"
 
 
 @settings(max_examples=30)
@@ -154,8 +166,8 @@ def test_verify_finds_flipped_bit_in_checkpoint(tmp_path_factory, place, bit):
     shard = checkpoint / "global_step5" / "zero_pp_rank_0.pt"
     shard.write_bytes(damaged)
     assert is_complete(checkpoint)
-    (finding,) = verify(checkpoint)
-    assert (finding.code, finding.where) == (CORRUPT, str(shard))
+    (found,) = verify(checkpoint)
+    assert (found.finding.code, found.finding.where) == ("checkpoint_corrupt", str(shard))
 
 
 def test_complete_checkpoints_newest_first(run):

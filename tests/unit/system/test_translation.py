@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from dsrun.findings.translation import language, language_named, translated, translated_level
+from dsrun.findings.translation import language, language_named, translated
 from dsrun.messages import Message, joined
 from dsrun.system.display import counted
 
@@ -58,7 +58,6 @@ def test_text_is_translated_with_its_values(chinese):
     assert translated(Message("{title} (likely)", title=OOM)) == "显存不足（可能）"
     assert translated(counted(1, "error")) == translated(Message("{number:,} errors", number=1)) == "1 个错误"
     assert translated(joined("; ", [OOM, OOM])) == "显存不足；显存不足"
-    assert translated_level("warning") == "警告"
 
 
 def test_values_that_are_plain_text_stay(chinese):

@@ -6,11 +6,12 @@ import pytest
 
 from dsrun.errors import UsageError
 from dsrun.findings.finding import Finding
+from dsrun.findings.show import shown
 from dsrun.messages import Message
 from dsrun.system.display import cells
-from dsrun.wheel.compile.context import Diagnostics, text_of
+from dsrun.wheel.compile.context import Diagnostics
 from dsrun.wheel.target.ops import missing, op_table
-from dsrun.wheel.verify.check import finding_lines, table
+from dsrun.wheel.verify.check import table
 
 FINDING = Finding(level="error", code="library_missing", message=Message("install {what}", what="a"), fix="see its log")
 
@@ -20,24 +21,18 @@ def _chinese(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DSRUN_LANG", "zh")
 
 
-def test_finding_and_fix_in_a_report() -> None:
-    first, fix, total = finding_lines([FINDING], "x.whl")
-    assert first.endswith("安装 a [library_missing]")
-    assert (fix, total[:6]) == ("    查看它的日志", "x.whl：")
-
-
 def test_columns_of_wide_characters_are_aligned() -> None:
     lines = list(table([("node", "result"), ("节点一", "x")]))
     assert {cells(line[: line.rindex(word)]) for line, word in zip(lines, ("result", "x"), strict=True)} == {8}
 
 
 def test_note_is_translated_and_error_is_not() -> None:
-    assert text_of(FINDING) == "安装 a [library_missing]: 查看它的日志"
-    with pytest.raises(UsageError, match=r"^install a \[library_missing\]; also: install a \[library_missing\]: see"):
+    assert shown(FINDING).line == "安装 a [library_missing] (查看它的日志)"
+    with pytest.raises(UsageError, match=r"^install a \[library_missing\]; also: install a \[library_missing\] \(see"):
         Diagnostics().add([FINDING, FINDING])
 
 
 def test_missing_need_names_what_is_missing() -> None:
     op = next(each for each in op_table("0.19.8") if each.name == "async_io" and "libaio" in each.needs)
     (found,) = missing([op], lambda _: False)
-    assert text_of(found).startswith("没有 libaio 的头文件和库，无法构建 async_io [need_missing]")
+    assert shown(found).message == "没有 libaio 的头文件和库，无法构建 async_io"

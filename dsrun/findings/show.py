@@ -1,0 +1,126 @@
+"""How findings are laid out for people: the one place that every command takes its lines, words and colours from.
+
+All of it is in the language of this process and without control characters. JSON has the findings themselves, and an
+error that ends a command is English.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal, NamedTuple, get_args
+
+from dsrun.errors import DsrunError, UsageError
+from dsrun.findings.finding import LEVELS, Finding, Level
+from dsrun.findings.texts import text_of
+from dsrun.findings.translation import translated
+from dsrun.messages import joined
+from dsrun.system.display import cells, counted, padded, printable, wrapped
+
+Status = Literal["fail", "warn", "pass", "skip"]
+"""The word for a level in a table of checks, and for a check that does not apply."""
+STATUSES: dict[Level, Status] = {"error": "fail", "warning": "warn", "info": "pass"}
+_COLOURS: dict[Level | Status, str] = {
+    "error": "red", "warning": "yellow", "info": "cyan",
+    "fail": "red", "warn": "yellow", "pass": "green", "skip": "bright_black",
+}  # fmt: skip
+_INDENT = " " * 4
+_ARROW = "-> "
+_NARROWEST = 30
+
+
+class ShownFinding(NamedTuple):
+    """The parts of a finding as they are shown."""
+
+    level: str
+    place: str
+    message: str
+    code: str
+    fix: str
+
+    @property
+    def text(self) -> str:
+        """`PLACE: MESSAGE [CODE]`"""
+        return f"{f'{self.place}: ' if self.place else ''}{self.message} [{self.code}]"
+
+    @property
+    def line(self) -> str:
+        """`PLACE: MESSAGE [CODE] (FIX)`"""
+        return f"{self.text} ({self.fix})" if self.fix else self.text
+
+
+def shown(finding: Finding) -> ShownFinding:
+    """A finding in the language of this process."""
+    level = translated(text_of(f"level.{finding.level}"))
+    place, message, fix = (printable(translated(each)) for each in (finding.where, finding.message, finding.fix))
+    return ShownFinding(level, place, message, finding.code, fix)
+
+
+def in_english(finding: Finding) -> ShownFinding:
+    """A finding as errors and logs have it."""
+    return ShownFinding(finding.level, finding.where, str(finding.message), finding.code, str(finding.fix))
+
+
+def finding_lines(findings: Iterable[Finding], *, places: bool = True) -> Iterator[str]:
+    """`LEVEL PLACE: MESSAGE [CODE]` for each finding, its fix below; without `places`, where messages have them."""
+    for each in findings:
+        part = shown(each)
+        place = f" {part.place}" if places and part.place else ""
+        yield f"{_coloured(part.level, each.level)}{place}: {part.message} [{part.code}]"
+        if part.fix:
+            yield _INDENT + part.fix
+
+
+def total_line(name: str, findings: Iterable[Finding]) -> str:
+    """How many findings of each level there are about `name`."""
+    counts = Counter(each.level for each in findings)
+    numbers = {
+        "error": counted(counts["error"], "error"),
+        "warning": counted(counts["warning"], "warning"),
+        "info": counted(counts["info"], "remark"),
+    }
+    parts = [numbers[level] for level in LEVELS if counts[level]]
+    return f"{name}: {translated(joined(', ', parts) if parts else text_of('total.none'))}"
+
+
+def status_word(status: Status) -> str:
+    """The word for what a check has found, coloured, in so many columns as the widest of them takes."""
+    word = translated(text_of(f"status.{status}"))
+    return _coloured(word, status) + padded("", status_width() - cells(word))
+
+
+def status_width() -> int:
+    """The columns of a status word."""
+    return max(cells(translated(text_of(f"status.{each}"))) for each in get_args(Status))
+
+
+def table_lines(finding: Finding, columns: int | None) -> Iterator[str]:
+    """`PLACE: MESSAGE`, and below a problem `-> FIX`, in a column of a table that is so wide; None: of any width."""
+    part = shown(finding)
+    yield from _wrapped(f"{part.place}: {part.message}" if part.place else part.message, columns)
+    if part.fix and finding.level != "info":
+        first, *others = _wrapped(part.fix, columns and columns - len(_ARROW))
+        yield _ARROW + first
+        yield from (" " * len(_ARROW) + each for each in others)
+
+
+def refusal(errors: Sequence[Finding], *, before: str = "", kind: type[DsrunError] = UsageError) -> DsrunError:
+    """What ends a command because of these findings: one line in English, after `before`, with the fix of the first."""
+    first, *others = map(in_english, errors)
+    also = "".join(f"; also: {each.line}" for each in others)
+    return kind(f"{before}{first.text}{also}", fix=first.fix or None)
+
+
+def _wrapped(text: str, columns: int | None) -> list[str]:
+    """The lines of a text; a command, a path or an address stays whole."""
+    return [text] if columns is None or columns < _NARROWEST else wrapped(text, columns)
+
+
+def _coloured(word: str, level: Level | Status) -> str:
+    """Colours appear on a terminal only: click drops them elsewhere, and leaves NO_COLOR (no-color.org) to us."""
+    if os.environ.get("NO_COLOR"):
+        return word
+    import click  # not where findings end a command, or are counted
+
+    return click.style(word, fg=_COLOURS[level])
