@@ -79,6 +79,7 @@ class CoordinatorClient(Coordinator, EventLoop):
 
     def gather(self) -> None:
         with self.changed:
+            # A signal handler that notes a request wakes nobody, so this looks for one.
             while not self._began:
                 if request := self.stop_requested():
                     raise Stopped(request)

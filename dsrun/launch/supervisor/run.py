@@ -204,6 +204,8 @@ class _Supervision:
 
     def _node_result(self, end: AttemptResult) -> NodeResult:
         failure = None
+        # SLURM's name of a node may be another than the machine's (slurm.conf(5), NodeHostname), and it is the one that
+        # ExcNodeList takes.
         host = os.environ.get("SLURMD_NODENAME") or hostname()
         if not end.ok and not end.by_others:
             failure = replace(explain(end.failure_inputs, classify_log), host=host)
