@@ -48,4 +48,5 @@ class LedgerTail:
             return []
         whole = found[: found.rfind(b"\n") + 1]
         self._offset += len(whole)
+        # Of bytes: str.splitlines would also split at U+2028, which may stand in a text in JSON.
         return [revive(record) for record in records_in(whole.splitlines())]
