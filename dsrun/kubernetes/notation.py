@@ -24,6 +24,7 @@ EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 
 def is_subdomain(text: str) -> bool:
     """Whether `text` can name an object: a claim, a secret, a class."""
+    # Kubernetes, Object Names and IDs, DNS Subdomain Names (RFC 1123).
     return len(text) <= 253 and bool(_SUBDOMAIN.fullmatch(text))
 
 

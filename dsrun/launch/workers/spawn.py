@@ -116,6 +116,7 @@ class PreforkedRank:
         parent = os.getpid()
         self._pid = os.fork()
         if self._pid == 0:
+            # Inherited from the agent: held open here, they would keep an elder from seeing that the agent has ended.
             for each in (*elder, self):
                 each._socket.close()
             _become_rank(module, theirs, parent)
