@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 # Below this many elements a bucket costs more in launches than it hides; above, its buffer eats GPU memory.
 SMALLEST_BUCKET = 5_000_000
-# The latter is the 2e8 of transformers' own example, ds_config_zero2.json.
+# transformers' own example, ds_config_zero2.json, has 2e8.
 LARGEST_BUCKET = 200_000_000
 # With overlap_comm the reduce and all-gather buckets take 4.5 times their size
 # (https://www.deepspeed.ai/docs/config-json, overlap_comm), two bytes an element.
