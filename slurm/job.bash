@@ -56,7 +56,8 @@ start_job() {
     note "job $job, start $((restart + 1)), on $SLURM_JOB_NODELIST, run folder $DSRUN_OUTPUT"
     # Node 0 has a connection to every node.
     ulimit -n "$(ulimit -H -n)" 2>/dev/null
-    # Rendezvous: the first host, and a port that differs between jobs; the next port is used as well.
+    # Rendezvous: the first host, and a port that differs between jobs; the next port is used as well. Below 32768, where
+    # the ports begin that the kernel gives away by itself (ip(7), ip_local_port_range).
     mapfile -t hosts < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
     all_hosts=("${hosts[@]}")
     [ -z "$used_nodes" ] || choose_nodes || { used_nodes=${#all_hosts[@]} && choose_nodes; }
@@ -174,9 +175,11 @@ forward() {
         echo "SIG$1" >"$DSRUN_STOP_FILE.new"
         mv "$DSRUN_STOP_FILE.new" "$DSRUN_STOP_FILE" || touch "$DSRUN_STOP_FILE"
     fi
+    # Without --batch the steps get it, and this shell does not (scancel(1)).
     scancel --quiet --signal=USR1 "$job"
     # A job that is still saving at its time limit dies with its batch script, and cannot be requeued.
     if [ "$1" = USR1 ] && [ -z "$watchdog" ] && [ "$trains$requeue" = yesyes ] && [ -n "$saving_time" ]; then
+        # HUP is the second request, at which the supervisors end all ranks at once.
         { sleep "$saving_time" && scancel --quiet --signal=HUP "$job"; } >/dev/null 2>&1 &
         watchdog=$!
     fi
@@ -278,6 +281,7 @@ clean_up() {
 # Returns only if the job is not requeued.
 requeue_if_interrupted() {
     if [ -n "$requeue" ]; then
+        # SLURM requeues no job that ends within the grace time of a preemption, whatever it ends with: seen on 22.05.
         job_shows 'PreemptEligibleTime=[^ ]* PreemptTime=[0-9]' && signalled=preemption
         # When a node dies, the other workers fail at once, but SLURM notices minutes later. If srun reached no node at
         # all, the error is another one, and would come again.

@@ -50,9 +50,11 @@ def parse_dump(content: bytes) -> Recorded | None:
     numbered = [each for each in waiting if isinstance(each.get("collective_seq_id"), int)]
     if not numbered:
         return None
+    # torch numbers process groups as they are made, so the one of all ranks is 0.
     first = min(numbered, key=lambda each: (_group(each) != "0", each["collective_seq_id"]))
     number, group = first["collective_seq_id"], _group(first)
     same = [each["collective_seq_id"] for each in numbered if _group(each) == group]
+    # all_gather_into_tensor is "nccl:_all_gather_base" there.
     operation = str(first.get("profiling_name", "")).rpartition(":")[2].removeprefix("_") or "a collective operation"
     return Recorded(operation=operation, number=number, group=group, enqueued=max(same))
 

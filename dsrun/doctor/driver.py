@@ -51,6 +51,7 @@ def query_driver() -> Driver | None:
     with suppress(NvmlError), nvml_session() as nvml:
         version = str(nvml.ask("nvmlSystemGetDriverVersion") or "")
         number = nvml.ask("nvmlSystemGetCudaDriverVersion_v2")
+        # 13010 is 13.1 (NVML_CUDA_DRIVER_VERSION_MAJOR and _MINOR in nvml.h).
         cuda = f"{number // 1000}.{number % 1000 // 10}" if number else None
         gpus = tuple(all_gpus())
         every = [each for gpu in gpus for each in (gpu, *gpu.mig)]

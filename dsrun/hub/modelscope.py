@@ -64,6 +64,7 @@ def fetch(spec: TrainSpec, *, notify: Notify, beat: Beat = lambda: None, local_r
     cache = cache_of(os.environ, spec.cache_dir)
     assets = [each for each in assets_of(spec) if complete(each, cache) is None]
     if assets and local_rank:
+        # So that local rank 0, whose notices are printed, takes the lock first.
         time.sleep(_HEAD_START_S)
     for asset in assets:
         obtain(asset, cache, token=spec.token, notify=notify, beat=beat)

@@ -18,6 +18,7 @@ from dsrun.system.display import without_tokens
 
 FLAG = "--push_to_hub"
 AFTERWARDS = "leave it out and upload the model afterwards: hf upload NAME RUN/model"
+# Far below what a rank may be silent outside of its steps (SHORTEST_ELSEWHERE_S in launch/supervisor/phase_limits.py).
 _BEAT_S = 5.0
 
 
@@ -86,6 +87,7 @@ class Repository:
                 folder_path=folder,
                 revision=self.revision,
                 commit_message="Model trained with dsrun",
+                # In a thread, as this one has to give signs of life.
                 run_as_future=True,
             )
             while not wait([commit], timeout=_BEAT_S).done:

@@ -10,6 +10,7 @@ import re
 from decimal import Decimal
 from typing import NamedTuple
 
+# Of a DNS label (RFC 1035), and of the value of a label in Kubernetes.
 LONGEST_LABEL = 63
 # RFC 1035, as names of Services and JobSets are: pods find each other by such names.
 NAME = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
@@ -23,6 +24,7 @@ EFFECTS = ("NoSchedule", "PreferNoSchedule", "NoExecute")
 
 def is_subdomain(text: str) -> bool:
     """Whether `text` can name an object: a claim, a secret, a class."""
+    # Kubernetes, Object Names and IDs, DNS Subdomain Names (RFC 1123).
     return len(text) <= 253 and bool(_SUBDOMAIN.fullmatch(text))
 
 

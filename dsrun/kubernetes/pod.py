@@ -40,9 +40,12 @@ def pod_template(spec: KubernetesSpec, workload: Workload) -> Object:
     metadata = present({"labels": labels(spec), "annotations": pairs(spec.annotation)})
     volumes, volume_mounts = _volumes(spec)
     pod = {
+        # What a podFailurePolicy requires (Kubernetes, Jobs, Pod failure policy).
         "restartPolicy": "Never",
         "terminationGracePeriodSeconds": spec.grace,
         "automountServiceAccountToken": False,
+        # Or a Service called master would set MASTER_PORT to tcp://… in all pods of its namespace (Kubernetes,
+        # Services, Discovering services).
         "enableServiceLinks": False,
         # In a Job; JobSet sets its own.
         "subdomain": spec.name if spec.kind == "job" and spec.nodes > 1 else None,

@@ -10,6 +10,7 @@ from dsrun.launch.job import LOOPBACK
 
 DEFAULT_PORT = 29500  # torch.distributed.run's own
 LAST_PORT = 65534  # the next one is the coordinator's
+# int() itself refuses thousands of digits, with a traceback (sys.set_int_max_str_digits).
 _MOST_DIGITS = 9
 _MOST_SHOWN = 80
 

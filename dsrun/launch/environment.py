@@ -41,8 +41,10 @@ def run_arguments(job: Job, *, attempt: int, port: int, logs: Path | None = None
         "--monitor-interval=0.1",
         *(() if logs is None else (f"--log-dir={logs}",)),
         *head,
+        # Or argparse takes the program's own --d for an abbreviation of one of torch.distributed.run's options.
         "--",
-        # torchrun substitutes in what follows the interpreter, which without one is the program's own words only.
+        # torchrun substitutes in what follows the interpreter, which without one is the program's own words only
+        # (macros.substitute in torch.distributed.elastic.utils.api, a string.Template).
         entry if "--no-python" in head else entry.replace("$", "$$"),
         *(word.replace("$", "$$") for word in arguments),
     ]
@@ -58,12 +60,15 @@ def worker_environment(topology: Topology, environ: Mapping[str, str], *, debug:
     wanted: dict[str, str] = {
         # Forked data loader workers would otherwise deadlock or warn once a tokenizer has used its threads.
         "TOKENIZERS_PARALLELISM": "false",
+        # Unset, torch.distributed.run makes it 1 where a machine has several ranks (config_from_args).
         "OMP_NUM_THREADS": str(topology.threads if topology.device == "cpu" else max(1, topology.threads // 2)),
     }
     if topology.device == "cpu":
         # gloo would look its own host name up in the DNS, ten seconds a peer where there is none.
         wanted |= {"DS_ACCELERATOR": "cpu", "GLOO_SOCKET_IFNAME": "lo"}
     else:
+        # Blocks of many sizes come and go, which fixed segments fragment (torch's notes on CUDA semantics). torch 2.13
+        # knows this name beside PYTORCH_ALLOC_CONF, older ones know no other.
         wanted["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     if debug:
         wanted |= {"TORCH_DISTRIBUTED_DEBUG": "DETAIL", "NCCL_DEBUG": "INFO"}
@@ -108,6 +113,7 @@ def launch_environment(
     wanted: dict[str, str] = dict(network or {}) if nodes > 1 else {}
     if topology.device == "cuda":
         wanted |= {
+            # Old and new torch read this name, newer ones TORCH_FR_BUFFER_SIZE too. In older ones it is off unless set.
             "TORCH_NCCL_TRACE_BUFFER_SIZE": _FLIGHT_RECORDER_ENTRIES,
             "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
             # torch appends the rank.

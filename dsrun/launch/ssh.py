@@ -39,6 +39,7 @@ def follow_control_stdin() -> None:
     """
     control = os.fdopen(os.dup(0), "rb", buffering=0)
     with Path(os.devnull).open("rb") as nothing:
+        # No child may read a line that is meant for this process.
         os.dup2(nothing.fileno(), 0)
     line = control.readline()
     try:

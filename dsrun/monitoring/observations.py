@@ -16,6 +16,7 @@ from dsrun.runs.records import seconds_of
 from dsrun.system.display import duration, precise_duration
 from dsrun.system.gpu_samples import GpuSample
 
+# NVML counts the time in which any kernel ran (nvmlUtilization_t in nvml.h), one that only spins too.
 BUSY = 0.95
 LOW_POWER = 0.4
 """A GPU that computes draws most of its power limit; a collective that waits for another rank keeps it busy at a third

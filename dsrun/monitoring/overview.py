@@ -82,6 +82,7 @@ def size_on_disk(folder: Path) -> int:
                     if (stat.st_dev, stat.st_ino) in seen:
                         continue
                     seen.add((stat.st_dev, stat.st_ino))
+                # In units of 512 bytes, whatever the file system's blocks are (stat(2)).
                 total += stat.st_blocks * 512
     return total
 

@@ -122,6 +122,7 @@ def _braille(
             cell = (column // 2, row // 4)
             dots[cell] = dots.get(cell, 0) | _DOTS[column % 2][row % 4]
         before = here
+    # Where Unicode's Braille patterns begin: one bit a dot.
     return {cell: (chr(0x2800 + bits), name) for cell, bits in dots.items()}
 
 

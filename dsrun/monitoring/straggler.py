@@ -16,6 +16,7 @@ from dsrun.system.gpu_samples import GpuSample
 
 SLOWER_BY = 0.15
 """A rank whose own time exceeds the median of the others' by this share is slow."""
+# Half of that: one that hovers around the limit is not named again and again.
 RECOVERED_BELOW = 0.07
 STALL_TIMES = 5.0
 """A single step stalled that took so many times the usual own time, and so many seconds longer."""

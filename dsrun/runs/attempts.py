@@ -55,6 +55,7 @@ def start_times(environ: Mapping[str, str]) -> dict[str, float]:
 def signatures(environ: Mapping[str, str]) -> dict[str, str]:
     """What tells this run's checkpoints from those of other runs in its folder, by the counter of `attempt` that counts
     its starts: its supervisor, torchrun's name for it, or who has started this process; and its batch job, if any."""
+    # "none" is the default of --rdzv-id, and so every such run has it.
     run_id = environ.get("TORCHELASTIC_RUN_ID", "none")
     starter = f"torchrun {run_id}" if run_id != "none" else f"process {os.getppid()} on {hostname()}"
     signed = {"attempt": environ.get(variables.RUN_ID) or starter}

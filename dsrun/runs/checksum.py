@@ -80,6 +80,7 @@ class ChecksumPool:
     def __init__(self, folder: Path, *, share: int = 1) -> None:
         """`share` processes of this machine seal at the same time, and divide its cores."""
         self.folder = folder
+        # One more than there are cores for, as some only wait for the disk, in fsync(2).
         self._pool = ThreadPoolExecutor(threads(_MAX_THREADS, share) + 1, thread_name_prefix="seal")
         self._sums: dict[str, Future[ManifestFile]] = {}
         self._syncs: list[Future[None]] = []

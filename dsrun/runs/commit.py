@@ -36,6 +36,7 @@ def begin(run: RunFolder, step: int) -> Path:
     folder = hidden(run, step)
     if folder.exists():
         # Renamed first: what cannot be deleted, such as NFS's .nfs files, must not end in the new checkpoint.
+        # Under a name of its own, as an earlier one of this step may lie there still.
         folder.rename(folder.with_name(f"deleted-{step}-{time.time_ns()}"))
     folder.mkdir(parents=True)
     for name in folder.parent.glob("deleted-*"):
@@ -77,6 +78,7 @@ def tidy(run: RunFolder) -> list[str]:
     """
     folder = run.path / HIDDEN
     lines = []
+    # In this order: what was replaced comes back only where what should replace it is not whole.
     for pattern in (_UNDER_WAY, _REPLACED):
         for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
             match = pattern.fullmatch(entry.name)

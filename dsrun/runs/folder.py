@@ -23,6 +23,8 @@ _NO_LOCKS_HERE = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 # Somebody who only asks holds the lock for an instant; a run holds it for hours.
 LOCK_TRIES = 5
 _PAUSE_S = 0.1
+# A start time is ticks since the boot plus the boot's time, which is in whole seconds and moves when the clock is set
+# (btime in proc_stat(5); psutil's Process.create_time).
 _CLOCK_SLACK_S = 2.0
 
 
@@ -52,6 +54,7 @@ class RunLock:
 
     def acquire(self) -> Self:
         """Take the lock and write who has it. Raises UsageError when another process, or this one, has it."""
+        # For writing, as over NFS flock is a lock on bytes, and an exclusive one needs that (flock(2)).
         fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         if not _lock(fd, fcntl.LOCK_EX):
             os.close(fd)
@@ -126,6 +129,7 @@ def _lock(fd: int, kind: int, *, tries: int = LOCK_TRIES) -> bool:
         except OSError as error:
             if error.errno in _NO_LOCKS_HERE:
                 return not lives(read_holder(Path(f"/proc/self/fd/{fd}")))
+            # EACCES: what fcntl(2) may say of a lock that is held; over NFS flock becomes that.
             if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
                 raise
     return False

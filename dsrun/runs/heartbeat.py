@@ -24,6 +24,7 @@ Phase = Literal[
 ]  # fmt: skip
 """`running` is code of the user's own, around dsrun's Trainer or in a plugin: it gives no signs of life."""
 
+# Bytes to which a beat is filled up, as a shorter one must not leave the end of a longer one; the longest seen has 350.
 _WIDTH = 512
 
 

@@ -37,6 +37,8 @@ class Appender:
     def __init__(self, path: Path, *, fsync: bool = False) -> None:
         self.path = path
         self._fsync = fsync
+        # Supervisor and ranks write into one ledger: O_APPEND keeps their lines whole, but not over NFS (open(2)), so
+        # that readers pass over torn ones.
         self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
         self._began = time.monotonic()
         # A writer killed in mid-line must not swallow the next writer's first line.

@@ -148,6 +148,7 @@ def _slurm_local_world_size(environ: Mapping[str, str], world_size: int) -> int:
 def slurm_port(environ: Mapping[str, str]) -> int:
     """A port that differs between jobs, and between steps of one job, which may share a node."""
     job = _integer(environ, "SLURM_JOB_ID", 0)
+    # Seven steps of a job have ports before they meet those of the next job's.
     return FIRST_PORT + (job * 7 + _integer(environ, "SLURM_STEP_ID", 0)) % PORTS
 
 

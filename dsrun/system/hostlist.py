@@ -9,6 +9,7 @@ from pathlib import Path
 from dsrun.errors import UsageError
 
 _NAME = re.compile(r"[A-Za-z0-9_.:@%-]+")
+# A slip such as gpu[1-999999999] must not fill the memory; no cluster has so many nodes.
 _MOST = 100_000
 
 

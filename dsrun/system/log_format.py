@@ -29,6 +29,7 @@ Outcome = Literal["success", "failure"]
 labels: dict[str, str] = {}
 """`labels.*` of every line of this process, beside those of `labels_from`: the run folder, once it is known."""
 
+# A line that does not end is cut here, or it would fill the memory.
 _LONGEST_LINE = 1 << 16
 _BEGIN = b'{"@timestamp"'
 _lock = threading.Lock()

@@ -169,6 +169,7 @@ def address_towards(host: str) -> str | None:
     try:
         for family, kind, protocol, _, target in socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM):
             with socket.socket(family, kind, protocol) as probe:
+                # A datagram socket only chooses its route by it (connect(2)); port 9 is that of the discard protocol.
                 probe.connect(target)
                 return plain_address(probe.getsockname()[0])
     except OSError:

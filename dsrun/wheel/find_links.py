@@ -55,6 +55,7 @@ def _download(place: str, build: WheelBuild, into: Path, notify: Callable[[str],
         *pip,
         "download",
         "--no-deps",
+        # Of an sdist pip would run setup.py, only to learn its name.
         "--only-binary",
         ":all:",
         "-d",

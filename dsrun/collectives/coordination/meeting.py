@@ -184,6 +184,7 @@ def _joined(host: str, port: int, key: bytes, hello: Callable[[str, float], Mess
 
 def _clock_ahead(connection: Connection) -> float:
     """Seconds by which this clock is ahead, from the round with the least delay."""
+    # The round of least delay tells most, as in NTP's clock filter (RFC 5905, section 10).
     rounds = []
     for _ in range(_CLOCK_ROUNDS):
         sent = time.time()

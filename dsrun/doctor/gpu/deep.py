@@ -17,6 +17,7 @@ from dsrun.findings.texts import finding_of, text_of
 
 DEEP_LIMIT_S = DEEP_PROGRAM_S + 10
 """Seconds that such a check may take."""
+# Sizes at which bandwidth counts and not latency: from 8 to 256 MiB, each twice the one before.
 ALL_REDUCE = ("-b", "8M", "-e", "256M", "-f", "2")
 _BANDWIDTH = re.compile(r"#\s*Avg bus bandwidth\s*:\s*([\d.]+)")
 _WRONG = re.compile(r"#\s*Out of bounds values\s*:\s*(\d+)\s+(\w+)")

@@ -18,6 +18,7 @@ from dsrun.wheel.target.cxx import way_to_install
 from dsrun.wheel.verify.isa_level import lacking
 
 _AIO_HEADERS = ("usr/include/libaio.h", "usr/local/include/libaio.h")
+# The second is what Debian's and Ubuntu's move to 64-bit time stamps made of it (package libaio1t64).
 _AIO_LIBRARIES = ("libaio.so.1", "libaio.so.1t64")
 
 

@@ -172,6 +172,7 @@ def shared_key(*, run: str, secret: str | None) -> bytes:
     nodes know (SLURM job and step, or address and port): it rejects other runs that happen to use the same port, but no
     attacker. torch's own store does neither.
     """
+    # Neither part can hold a zero byte, so that no two pairs of them are one text.
     return hashlib.sha256(f"dsrun coordinator\0{run}\0{secret or ''}".encode()).digest()
 
 

@@ -79,6 +79,7 @@ class CoordinatorClient(Coordinator, EventLoop):
 
     def gather(self) -> None:
         with self.changed:
+            # A signal handler that notes a request wakes nobody, so this looks for one.
             while not self._began:
                 if request := self.stop_requested():
                     raise Stopped(request)
@@ -186,6 +187,7 @@ def _joined(place: LocalLauncher, port: int, name: str, key: bytes) -> Coordinat
     # Tries all addresses of the host name, IPv6 and IPv4.
     connection = Connection(socket.create_connection((place.host, port), timeout=_CONNECT_S))
     try:
+        # Both sides prove that they have the key: whoever listens on that port instead cannot pass for node 0.
         own_challenge = secrets.token_hex(16)
         challenge = _first(connection, []).get("challenge")
         rest: list[Message] = []

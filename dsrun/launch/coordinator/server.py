@@ -182,6 +182,7 @@ class CoordinatorServer(Coordinator, EventLoop):
                 return
             if not self._with_evidence:
                 self._post_to_nodes({"hang": True})
+                # A node whose part has ended has no rank left to look at.
                 self._with_evidence.update(self._ends)
             self._with_evidence.add(node)
             if len(self._with_evidence) == self.nodes:
@@ -195,6 +196,7 @@ class CoordinatorServer(Coordinator, EventLoop):
 
     def _record(self, ended: NodeResult) -> None:
         with self.changed:
+            # The first result stays: a node that is lost afterwards has reported all the same.
             self._ends.setdefault(ended.node, ended)
             if self._with_evidence:
                 self._add_evidence(ended.node)

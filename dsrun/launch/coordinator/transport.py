@@ -27,18 +27,22 @@ PEER_TIMEOUT_S = 15.0
 """Seconds without a message after which a peer counts as lost; a closed connection is noticed at once."""
 
 _POLL_S = 0.25
+# Below PEER_TIMEOUT_S: one peer that takes nothing holds up the thread whose heartbeats keep all others alive.
 _SEND_S = 5.0
+# A line without an end is no supervisor's, and must not fill the memory.
 _LONGEST = 1 << 20
 _USUAL_FILES = 512
 
 
 def hmac_digest(key: bytes, *values: object) -> str:
     """HMAC-SHA256 of the values: proves knowledge of the key without sending it."""
+    # As JSON, for joined as they are "1", "23" and "12", "3" would have one digest.
     return hmac.new(key, json.dumps([str(word) for word in values]).encode(), hashlib.sha256).hexdigest()
 
 
 def digests_match(shown: object, expected: str) -> bool:
     """Whether the received value, of any type, is the expected digest; in constant time."""
+    # As bytes: of text it takes ASCII only, and a stranger sends what he likes (Python's hmac).
     return hmac.compare_digest(str(shown).encode(errors="replace"), expected.encode())
 
 
@@ -48,6 +52,7 @@ class Connection:
     def __init__(self, sock: socket.socket) -> None:
         sock.settimeout(_SEND_S)
         with suppress(OSError):
+            # Nagle's algorithm would keep a short message back until the one before it is acknowledged (tcp(7)).
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock = sock
         self.opened = self.last_received = time.monotonic()
@@ -111,6 +116,7 @@ class EventLoop:
 
     def post(self, connection: Connection, message: Message) -> None:
         """Queue `message` for sending."""
+        # An append is atomic. A lock could be held by the code that the signal handler has interrupted.
         self._outbox.append((connection, message))
         self.wake()
 
@@ -250,6 +256,8 @@ def listen(host: str, port: int) -> socket.socket:
     Of all addresses where that is not one: the name is that of a gateway, or of several networks. Raises UsageError if
     the port is in use.
     """
+    # The backlog below is for nodes that connect in the same moment; the kernel cuts it to net.core.somaxconn
+    # (listen(2)).
     address = own_address(host)
     try:
         if address is None and socket.has_dualstack_ipv6():

@@ -181,4 +181,5 @@ def _default_port(launcher: Launcher, environ: Mapping[str, str], *, listed: boo
 
 def job_port(job: str) -> int:
     """A port that differs between jobs, which may share a machine; the one after it is the coordinator's."""
+    # hash() of a text is another number in each process (PYTHONHASHSEED).
     return FIRST_PORT + zlib.crc32(job.encode()) % (PORTS // 2) * 2

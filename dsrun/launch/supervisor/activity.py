@@ -16,6 +16,7 @@ _SHARE = 0.01
 _UTIME, _STIME = 11, 12
 # On a slow file server a rank reads and writes for long with less CPU time than counts; 1 MiB/s is work like 1.6%.
 _BYTES_A_SECOND = 64 << 20
+# What read(2) takes from a disk counts in two of them, which errs on the side of life (proc_pid_io(5)).
 _MOVED = (b"rchar", b"wchar", b"read_bytes")
 
 

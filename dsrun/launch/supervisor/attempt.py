@@ -23,6 +23,7 @@ from dsrun.runs.stop_request import StopRequest
 from dsrun.system import variables
 from dsrun.system.host import oom_kills
 
+# As often as the agent looks at its ranks (--monitor-interval in environment.run_arguments).
 POLL_S = 0.1
 BEFORE_TRAINING_S = 3.0
 """Before training there is nothing to save: ranks that were asked to stop have so long to leave."""
@@ -30,6 +31,7 @@ STRAGGLER_TIMEOUT_S = 10.0
 """When one rank has left, as asked, the others have so long to follow."""
 NO_HEARTBEAT_PATIENCE_S = 600.0
 """Programs without heartbeats have so long to save when they are asked to stop."""
+# After Ctrl-C nothing is saved: KeyboardInterrupt has so long to unwind.
 INTERRUPT_TIMEOUT_S = 2.0
 # The agent looks at its ranks every 0.1 s; a rank that failed longer ago and is not reported is a failure of its own.
 _AGENT_REPORT_S = 0.5

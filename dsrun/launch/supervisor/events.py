@@ -169,6 +169,7 @@ def _line(failure: Failure, decision: Decision) -> str:
 
 STUCK_S = 5.0
 """Seconds that a terminal may block before its output is dropped."""
+# Of up to 64 KiB, which is what a pipe holds (pipe(7)): at most 1 MiB of output waits for a terminal.
 _PIECES = 16
 _END = b""
 
@@ -216,6 +217,8 @@ class Tee:
         self._other = copy
         self._formatter = formatter
         # Held open for writing as well, so that the reader meets no end before the first worker has opened it.
+        # In this order: a non-blocking open for reading needs no writer, and the one for writing then has a reader
+        # (fifo(7)).
         self._read = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
         self._hold = os.open(pipe, os.O_WRONLY)
         os.set_blocking(self._read, True)

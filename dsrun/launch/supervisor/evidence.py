@@ -57,6 +57,7 @@ def explain_hang_of_nodes(failure: Failure, folder: Path, workers: int) -> Failu
     return failure
 
 
+# With STACKS_S, DUMPS_S and RAS_S below less than EVIDENCE_TIMEOUT_S of the coordinator, which the other nodes wait.
 PY_SPY_S = 7.0
 # It does not stop the process it reads, and finds no frame where that happens to run.
 _SPY_TRIES = 3
@@ -95,6 +96,7 @@ def collect(
         folder.mkdir(parents=True, exist_ok=True)
         _remove_earlier(folder, began)
         asked = time.time()
+        # First of all: torch dumps while the stacks are taken.
         triggered = _trigger_flight_recorder(env, pids)
         collect_stacks(folder, pids, beats)
         _await_dumps(env, triggered, asked)
@@ -216,6 +218,7 @@ def _trigger_flight_recorder(env: Mapping[str, str], pids: Mapping[int, int]) ->
     triggered = []
     for rank in pids if PIPE_VARIABLE in env else ():
         with suppress(OSError):
+            # Not blocking: a rank that has died reads its pipe no more, and open(2) would wait for it (fifo(7): ENXIO).
             pipe = os.open(f"{env[PIPE_VARIABLE]}{rank}.pipe", os.O_WRONLY | os.O_NONBLOCK)
             os.write(pipe, b"1\n")
             os.close(pipe)

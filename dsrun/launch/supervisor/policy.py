@@ -188,6 +188,7 @@ def _restarted(
     stalled = _since_progress(history, progress)
     if stalled > STALLED and progress[-1] is not None:
         return _stop(f"{title}; {STALLED} restarts brought no new checkpoint, so another would not help", remedy, last)
+    # The exponent is bounded too: --max-restarts is not, and 2.0 ** 1024 is an OverflowError.
     wait = min(LONGEST_WAIT, 2.0 ** min(stalled - 1, 10))
     order = f"restart {done + 1} of at most {limits.max_restarts}"
     why = f"{title}: {_beginning(progress)} in {wait:.0f} s ({order})"

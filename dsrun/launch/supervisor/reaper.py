@@ -146,6 +146,7 @@ class Reaper:
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", __file__, str(read), *self._arguments],
             pass_fds=(read,),
+            # Out of the process group and the session that a terminal signals as a whole.
             start_new_session=True,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

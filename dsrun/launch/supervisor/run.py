@@ -145,6 +145,7 @@ class _Supervision:
         outer = self._job.env.get(variables.RUN_ID)
         own = {
             variables.BEGAN: self._job.env.get(variables.BEGAN) or f"{time.time():.3f}",
+            # With that of a supervisor around this one, whose reaper ends these processes as well.
             variables.RUN_ID: f"{outer}/{self._run_id}" if outer else self._run_id,
             variables.CONSOLE: str(self._context.scratch / "console"),
             "PET_SIGNALS_TO_HANDLE": TORCH_SIGNALS,
@@ -204,6 +205,8 @@ class _Supervision:
 
     def _node_result(self, end: AttemptResult) -> NodeResult:
         failure = None
+        # SLURM's name of a node may be another than the machine's (slurm.conf(5), NodeHostname), and it is the one that
+        # ExcNodeList takes.
         host = os.environ.get("SLURMD_NODENAME") or hostname()
         if not end.ok and not end.by_others:
             failure = replace(explain(end.failure_inputs, classify_log), host=host)

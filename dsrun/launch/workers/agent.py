@@ -104,6 +104,7 @@ class ZygoteStarter:
 
     def start(self, argv: Sequence[str], env: Mapping[str, str], *, ranks: int) -> Agent:
         code = self.process.poll()
+        # It ended by itself: its imports failed, and would again. One that was killed (below 0) is replaced.
         if self._spawner is None and code is not None and code > 0:
             self._socket.close()
             self._spawner = SpawnStarter(self._output)

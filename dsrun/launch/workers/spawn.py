@@ -116,6 +116,7 @@ class PreforkedRank:
         parent = os.getpid()
         self._pid = os.fork()
         if self._pid == 0:
+            # Inherited from the agent: held open here, they would keep an elder from seeing that the agent has ended.
             for each in (*elder, self):
                 each._socket.close()
             _become_rank(module, theirs, parent)
@@ -144,6 +145,7 @@ def start_with(recorder: Recorder, module: str | None, preforked: list[Preforked
 
     def popen(self: Any, args: Sequence[str], env: dict[str, str]) -> RecordedProcess:
         process: Any
+        # As torch.distributed.run puts the command of a module together (config_from_args).
         if preforked and list(args[:4]) == [sys.executable, "-u", "-m", module]:
             streams = [each.name if each else None for each in (self._stdout, self._stderr)]
             process = preforked.pop(0).exec_rank(args[4:], env, streams)
@@ -155,16 +157,18 @@ def start_with(recorder: Recorder, module: str | None, preforked: list[Preforked
         return RecordedProcess(process, int(env["RANK"]), recorder)
 
     def close(self: Any, death_sig: signal.Signals | None = None) -> None:
-        # When one rank has failed, torch sends SIGTERM to the others. They would take it as a request to save and exit,
-        # which they cannot without the failed one. Ending them is the supervisor's task.
+        # When one rank has failed, torch sends SIGTERM to the others (SubprocessContext._poll). They would take it as a
+        # request to save and exit, which they cannot without the failed one. Ending them is the supervisor's task.
         if death_sig not in (None, signal.SIGTERM):
             base.close(self, death_sig)
 
     handler = type("RankHandler", (base,), {"_popen": popen, "close": close})
     api: Any = import_module(f"{_MULTIPROCESSING}.api")
+    # torch has no hook for how a rank is started; this name is looked up in the module at every start.
     api.get_subprocess_handler = handler
     if given := os.environ.get("PET_SHUTDOWN_TIMEOUT"):
-        # torch itself forgets its --shutdown-timeout where a rank has failed, and kills the others 30 s later.
+        # torch itself forgets its --shutdown-timeout where a rank has failed, and kills the others 30 s later: _poll of
+        # SubprocessContext calls close() without it (torch 2.13, elastic/multiprocessing/api.py).
         close_all = api.SubprocessContext._close
         api.SubprocessContext._close = lambda self, death_sig, timeout=30: close_all(self, death_sig, int(given))
 

@@ -103,6 +103,7 @@ def main(argv: Sequence[str]) -> int:
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
+            # Held open in the agent, the socket would not tell the supervisor that the zygote has died.
             lines.close()
             channel.close()
             _attempt(request, argv[1] if forks and argv[1] != "-" else None, parent)

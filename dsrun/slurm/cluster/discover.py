@@ -128,6 +128,7 @@ def read_facts(
         version=known.get("SLURM_VERSION", ""),
         partitions=tuple(_partition(each) for each in oneliners(partitions) if "PartitionName" in each),
         nodes=tuple(_node(each) for each in oneliners(nodes, _WRITTEN) if "NodeName" in each),
+        # 1001 is SLURM's own default (slurm.conf(5)).
         max_array_size=int(_number(known, "MaxArraySize", 1001)),
         memory_per_core=notation.mib(known["DefMemPerCPU"]) if "DefMemPerCPU" in known else None,
         user=user,

@@ -91,6 +91,7 @@ class Node:
     @property
     def is_usable(self) -> bool:
         """Whether it takes jobs, now or when others end; a node of a cloud that is switched off does."""
+        # The signs are what SLURM appends to a state (sinfo(1), NODE STATE CODES).
         states = self.state.rstrip("*~#!%$@^-+").replace("*", "").split("+")
         return not _UNUSABLE.intersection(states)
 

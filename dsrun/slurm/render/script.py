@@ -233,8 +233,11 @@ def directives(spec: SlurmSpec, program: Program, site: Site) -> list[str]:
 
 def _last_directives(spec: SlurmSpec) -> Iterator[str]:
     if spec.signal_lead:
+        # B: to the batch shell alone, which writes the stop file before it signals the steps (forward in job.bash).
         yield f"--signal=B:USR1@{spec.signal_lead}"
+    # Both are written out: where neither is given the cluster's JobRequeue counts (slurm.conf(5)).
     yield "--requeue" if spec.requeue else "--no-requeue"
+    # By default a requeued job empties its log (JobFileAppend in slurm.conf(5)).
     yield "--open-mode=append"
     if spec.spare:
         # A lost node ends the steps on it, not the job.

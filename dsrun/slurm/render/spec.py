@@ -13,6 +13,7 @@ from dsrun.slurm.render.options import SlurmSpec, options
 from dsrun.system.display import SECRET_VARIABLE
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# The largest sig_time of --signal (sbatch(1)).
 _LONGEST_LEAD_S = 65535
 _KEY = re.compile(r"[a-z][a-z0-9-]+")
 _INTERFACES = re.compile(r"[=^]?\w[\w.:@-]*(,\w[\w.:@-]*)*", re.ASCII)

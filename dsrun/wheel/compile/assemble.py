@@ -30,6 +30,7 @@ _TORCH_LINE = re.compile(r"^Requires-Dist: torch(?![\w.-])[^;\n]*", re.MULTILINE
 _TAG_LINE = re.compile(r"^Tag: (\w+-\w+)-(\w+)$", re.MULTILINE)
 _FIRST_MOMENT = (1980, 1, 1, 0, 0, 0)  # a zip archive's earliest time
 _REGULAR = 0o100000
+# zlib's default, written out as it decides the bytes.
 _LEVEL = 6
 
 Contents = dict[str, tuple[bytes, int]]

@@ -68,7 +68,10 @@ def build_environment(
         **switches,
         "DS_BUILD_OPS": "0",
         "DS_ACCELERATOR": request.accelerator,
+        # Without it setup.py records the commit of whatever git repository the tree lies in.
         "DS_BUILD_STRING": PART_VERSION,
+        # setup.py otherwise compiles file by file: MAX_JOBS counts for ninja alone (BuildExtension in
+        # torch.utils.cpp_extension).
         "DS_ENABLE_NINJA": "1",
         "MAX_JOBS": str(jobs),
         **compilers,
@@ -85,6 +88,7 @@ def build_environment(
         "PYTHONHASHSEED": "0",
         "PYTHONUNBUFFERED": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
+        # failure.py reads what compilers say, which gcc translates.
         "LC_ALL": "C.UTF-8",
         # The environment's own ninja first; a system's may be too old for torch.
         "PATH": f"{python.parent}:{environ.get('PATH', '/usr/bin:/bin')}",
@@ -98,11 +102,13 @@ def _cuda(request: Request, cuda_home: Path | None) -> dict[str, str]:
     return {
         "CUDA_HOME": str(cuda_home),
         "TORCH_CUDA_ARCH_LIST": request.archs,
-        # dsrun has compared the versions; DeepSpeed's own list ends with CUDA 12.
+        # dsrun has compared the versions; DeepSpeed's own list ends with CUDA 12 (cuda_minor_mismatch_ok in
+        # op_builder/builder.py, 0.19.8).
         "DS_SKIP_CUDA_CHECK": "1",
         # Without a GPU some builders ask for one to decide whether they can be compiled.
         "DS_IGNORE_CUDA_DETECTION": "1",
-        # One compiler per job: nvcc would start one per architecture on top of MAX_JOBS.
+        # One compiler per job: nvcc would start one per architecture on top of MAX_JOBS, up to eight of them by default
+        # (CUDAOpBuilder.nvcc_args).
         "DS_NVCC_THREADS": "1",
     }
 

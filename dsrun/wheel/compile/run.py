@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 HOOK = "import sys; from setuptools.build_meta import __legacy__ as backend; backend.build_wheel(sys.argv[1])"
 # setup.py compiles pin_memory with these whatever was asked: apart from them it would be compiled twice.
 _TOGETHER = ("pin_memory", "async_io", "gds")
+# Compilers have nothing to save when they are told to end.
 _GRACE_S = 3.0
 
 

@@ -18,6 +18,7 @@ from dsrun.wheel.target.nvcc import Nvcc, has_runtime, host_limits
 
 _TIMEOUT_S = 60.0
 # Printed on lines of their own behind a mark, since a site's startup files may print too. find_spec imports nothing.
+# With -c the first place is the current folder, in which something called torch may lie.
 _QUESTION = """
 import importlib.util as u, sys, sysconfig
 sys.path[:] = [place for place in sys.path if place]

@@ -34,6 +34,7 @@ _COPY_SECONDS = 1800
 _INSTALL_SECONDS = 600
 _SHORT_SECONDS = 120
 _NEEDS_FILE = "needs file"
+# What lies there is installed and run, so nobody else may write into it.
 _MAKE_FOLDER = 'umask 077; mkdir -p "$1"'
 
 

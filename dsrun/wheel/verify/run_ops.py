@@ -85,6 +85,7 @@ def run_in_child(name: str) -> dict[str, object]:
         os.close(read)
         for signum in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):  # the parent tidies up, see on_node.py
             signal.signal(signum, signal.SIG_DFL)
+        # With its default action, which also ends a process that is in C code, where no handler of Python's would run.
         signal.alarm(_SECONDS)
         os.write(write, json.dumps(load_and_run(name)).encode())
         os._exit(0)

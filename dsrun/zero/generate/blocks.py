@@ -154,6 +154,7 @@ def zero(case: ConfigContext) -> FlatConfig:
         overlap = "no second buffer"
     muon3 = spec.optimizer == "muon" and stage == 3
     flat |= {
+        # None means on under ZeRO-3 and off below (overlap_comm_valid in deepspeed/runtime/zero/config.py).
         f"{ZERO}.overlap_comm": ReasonedValue(
             preset.overlap_comm, f"{named}: {overlap}; DeepSpeed's own default depends on the stage"
         ),

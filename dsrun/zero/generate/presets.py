@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 # Below this many elements a bucket costs more in launches than it hides; above, its buffer eats GPU memory.
 SMALLEST_BUCKET = 5_000_000
+# transformers' own example, ds_config_zero2.json, has 2e8.
 LARGEST_BUCKET = 200_000_000
 # With overlap_comm the reduce and all-gather buckets take 4.5 times their size
 # (https://www.deepspeed.ai/docs/config-json, overlap_comm), two bytes an element.
@@ -61,6 +62,8 @@ def reduce_bucket(preset: Preset, hidden_size: int, gpu: GpuModel | None) -> int
     (deepspeed/runtime/zero/stage_1_and_2.py: "allgather_bucket_size must be a multiple of
     nccl_start_alignment_factor", which is 2.)
     """
+    # The width squared, and ten times the width for parameters that stay whole, are what "auto" becomes
+    # (trainer_config_finalize in transformers/integrations/deepspeed.py).
     wanted = max(int(preset.bucket * hidden_size * hidden_size), SMALLEST_BUCKET)
     # An aggressive bucket may go further than the bound that has served the Trainer's users.
     most = int(LARGEST_BUCKET * max(1.0, preset.bucket / 2))

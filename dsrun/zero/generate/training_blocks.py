@@ -108,6 +108,7 @@ def optimizer(case: ConfigContext) -> FlatConfig:
         if not offloaded:
             return {}
         why = "the program's own optimizer steps on the host, which DeepSpeed otherwise refuses"
+        # Or _configure_optimizer of deepspeed/runtime/engine.py raises ZeRORuntimeException.
         return {"zero_force_ds_cpu_optimizer": ReasonedValue(False, why)}
     row = tables()["optimizers"][kind]
     name = row["name"]
@@ -118,11 +119,13 @@ def optimizer(case: ConfigContext) -> FlatConfig:
     for key in row["settings"]:
         flat[f"optimizer.params.{key}"] = _setting(case, kind, key)
     if kind == "adam":
+        # ADAM_W_MODE_DEFAULT in deepspeed/runtime/config.py.
         flat["optimizer.params.adam_w_mode"] = ReasonedValue(False, 'DeepSpeed\'s "Adam" is AdamW by default')
     if kind in ("adam", "adamw", "muon") and not offloaded:
         flat |= fixed("torch_adam")
     if kind == "muon":
         flat |= _muon(case)
+    # Or an assertion of DeepSpeedEngine._do_optimizer_sanity_check fails.
     if row.get("untested") and spec.stage:
         why = f"DeepSpeed has not tested {name} under ZeRO and wants this said"
         flat["zero_allow_untested_optimizer"] = ReasonedValue(True, why)
@@ -194,6 +197,8 @@ def _filled(case: ConfigContext, key: str, value: int | None) -> ReasonedValue:
 
 def _top_rate(case: ConfigContext) -> ReasonedValue:
     path, spec = "scheduler.params.warmup_max_lr", case.spec
+    # WarmupLR takes the rates of the groups for None alone, and one number for all of them
+    # (deepspeed/runtime/lr_schedules.py, __init__ and _format_param).
     if spec.optimizer == "muon" and (spec.muon_lr is not None or not case.trainer):
         return ReasonedValue(None, "null keeps each group's own rate: a number would make Muon's and Adam's the same")
     if spec.lr is None and case.trainer:
