@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 from dsrun.datafiles import data_folder, read_toml
 from dsrun.errors import DsrunError, MissingError, ToolError, UsageError
 from dsrun.findings.finding import Finding
+from dsrun.findings.texts import finding_of
 from dsrun.findings.translation import translated
 from dsrun.hardware.cluster_gpus import cluster_gpus, cluster_nodes
-from dsrun.messages import Message
 from dsrun.system.gpus import visible_gpus
 from dsrun.system.proc import capture
 from dsrun.wheel.compile.environment import without_flags
@@ -100,10 +100,6 @@ class Diagnostics:
         if errors:
             raise _error(errors)
 
-    def note(self, code: str, message: str) -> None:
-        """Add a remark."""
-        self.findings.append(Finding(level="info", code=code, message=message))
-
 
 @dataclass(frozen=True, kw_only=True)
 class BuildContext:
@@ -185,10 +181,7 @@ def _default_level(partition: str | None, diagnostics: Diagnostics) -> str:
     try:
         nodes = cluster_nodes(partition) or ()
     except ToolError as error:
-        diagnostics.note(
-            "slurm_unreachable",
-            Message("could not query SLURM for the CPUs of its nodes: {error}", error=error.message),
-        )
+        diagnostics.add([finding_of("slurm_unreachable", error=error.message)])
         nodes = ()
     known = cluster_level([node.features for node in nodes])
     cpuinfo = CPUINFO.read_text(encoding="utf-8", errors="replace") if CPUINFO.exists() else ""

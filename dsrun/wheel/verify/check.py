@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dsrun.errors import ToolError
 from dsrun.findings.finding import Finding, Level
+from dsrun.findings.texts import finding_of, text_of
 from dsrun.findings.translation import translated, translated_level
 from dsrun.messages import Message, joined
 from dsrun.system.display import cells, counted, padded
@@ -243,13 +244,12 @@ def differences(reports: Sequence[NodeReport]) -> list[Finding]:
         for machine in machines:
             groups[of(machine)].append(machine.node)
         if len(groups) > 1:
+            none = text_of("nodes_differ.wheel.none")
             sides = [
-                Message("{value} on {nodes}", value=value or Message("none"), nodes=compressed(names))
+                text_of("nodes_differ.wheel.side", value=value or none, nodes=compressed(names))
                 for value, names in groups.items()
             ]
-            fix = Message("make them alike, or exclude those that differ")
-            message = Message("{what} differs: {sides}", what=what, sides=joined("; ", sides))
-            found.append(Finding(level="error", code="nodes_differ", message=message, fix=fix))
+            found.append(finding_of("nodes_differ.wheel", what=what, sides=joined("; ", sides)))
     return found
 
 
