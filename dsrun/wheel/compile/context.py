@@ -20,17 +20,17 @@ from dsrun.hardware.cluster_gpus import cluster_gpus, cluster_nodes
 from dsrun.system.gpus import visible_gpus
 from dsrun.system.proc import capture
 from dsrun.wheel.compile.environment import without_flags
-from dsrun.wheel.target.cpu import CPUINFO, common_level, default_level, host_level, resolve_level
-from dsrun.wheel.target.cxx import all_cxx, find_cxx
-from dsrun.wheel.target.gpus import check_archs, decide_target
-from dsrun.wheel.target.nvcc import compiled_by, find_nvcc
-from dsrun.wheel.target.toolchain import check_tools, torch_facts
+from dsrun.wheel.platform.cpu import CPUINFO, common_level, default_level, host_level, resolve_level
+from dsrun.wheel.platform.cxx import all_cxx, find_cxx
+from dsrun.wheel.platform.gpus import check_archs, decide_target
+from dsrun.wheel.platform.nvcc import compiled_by, find_nvcc
+from dsrun.wheel.platform.toolchain import check_tools, torch_facts
 
 if TYPE_CHECKING:
-    from dsrun.wheel.target.cxx import Cxx
-    from dsrun.wheel.target.gpus import Target
-    from dsrun.wheel.target.nvcc import Nvcc
-    from dsrun.wheel.target.toolchain import TorchFacts
+    from dsrun.wheel.platform.cxx import Cxx
+    from dsrun.wheel.platform.gpus import Target
+    from dsrun.wheel.platform.nvcc import Nvcc
+    from dsrun.wheel.platform.toolchain import TorchFacts
 
 # Xeon Phi has AVX-512, but not all parts that x86-64-v4 needs.
 _LESS = "knl"

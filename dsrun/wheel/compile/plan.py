@@ -19,12 +19,12 @@ from dsrun.wheel.compile.assemble import expected_code
 from dsrun.wheel.compile.context import BuildContext, BuildOptions, Diagnostics, detect_build_context
 from dsrun.wheel.compile.environment import Request, search_paths, unused_flags, without_flags
 from dsrun.wheel.compile.run import WheelBuild
+from dsrun.wheel.platform.arch import Archs, env_value
+from dsrun.wheel.platform.cpu import NATIVE, identity
+from dsrun.wheel.platform.cxx import Probe
+from dsrun.wheel.platform.nvcc import prepare_home
+from dsrun.wheel.platform.ops import Op, choose_ops, missing, named_ops
 from dsrun.wheel.select_source import SourceIdentity, identify_source, resolve_source
-from dsrun.wheel.target.arch import Archs, env_value
-from dsrun.wheel.target.cpu import NATIVE, identity
-from dsrun.wheel.target.cxx import Probe
-from dsrun.wheel.target.nvcc import prepare_home
-from dsrun.wheel.target.ops import Op, choose_ops, missing, named_ops
 
 # cicc on DeepSpeed's larger kernels peaks between 2 and 4 GiB a process; g++ -O3 on torch's headers near 1.5 GiB.
 _CUDA_JOB_BYTES = 4 << 30

@@ -8,8 +8,8 @@ from packaging.tags import parse_tag
 
 from dsrun.findings.finding import Finding, Level
 from dsrun.findings.texts import finding_of, text_of
-from dsrun.wheel.target.arch import minor_release
-from dsrun.wheel.target.ops import all_ops
+from dsrun.wheel.platform.arch import minor_release
+from dsrun.wheel.platform.ops import all_ops
 from dsrun.wheel.verify.contents import WheelReport, version_key
 from dsrun.wheel.verify.fatbin import Service, cuda_of_isa, service, sm
 from dsrun.wheel.verify.machine import Gpu, Machine

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
-from dsrun.wheel.target.arch import minor_release
+from dsrun.wheel.platform.arch import minor_release
 from dsrun.wheel.verify.contents import Library, WheelReport, version_key
 from dsrun.wheel.verify.isa_level import highest, lacking
 from dsrun.wheel.verify.machine import Machine

@@ -14,7 +14,7 @@ from dsrun.errors import UsageError, did_you_mean
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.messages import Message, joined
-from dsrun.wheel.target.cxx import needs, way_to_install
+from dsrun.wheel.platform.cxx import needs, way_to_install
 
 Code = Literal["host", "cuda-host", "cuda"]
 # setup.py compiles pin_memory with them whether it was asked for or not: they load it at run time.

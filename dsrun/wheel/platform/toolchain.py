@@ -12,9 +12,9 @@ from dsrun.errors import ToolError
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.system.proc import capture
-from dsrun.wheel.target.arch import minor_release
-from dsrun.wheel.target.cxx import Cxx
-from dsrun.wheel.target.nvcc import Nvcc, has_runtime, host_limits
+from dsrun.wheel.platform.arch import minor_release
+from dsrun.wheel.platform.cxx import Cxx
+from dsrun.wheel.platform.nvcc import Nvcc, has_runtime, host_limits
 
 _TIMEOUT_S = 60.0
 # Printed on lines of their own behind a mark, since a site's startup files may print too. find_spec imports nothing.

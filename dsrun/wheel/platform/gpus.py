@@ -16,7 +16,7 @@ from dsrun.hardware.gres import Gres
 from dsrun.hardware.site import site_files
 from dsrun.messages import joined
 from dsrun.system.gpus import Gpu
-from dsrun.wheel.target.arch import (
+from dsrun.wheel.platform.arch import (
     Arch,
     Archs,
     Capability,
