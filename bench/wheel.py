@@ -21,9 +21,9 @@ from pathlib import Path
 
 from dsrun.system.variables import cache_root
 from dsrun.wheel.compile.environment import FLAGS
+from dsrun.wheel.platform.cxx import compiler_cache
+from dsrun.wheel.platform.toolchain import torch_facts
 from dsrun.wheel.sdist import fetch_sdist, read_lock
-from dsrun.wheel.target.cxx import compiler_cache
-from dsrun.wheel.target.toolchain import torch_facts
 
 UNCHANGED_LIMIT_S = 2.0
 ON_CPU = ("cpu", "cpu_adam,cpu_lion", ("DS_BUILD_CPU_ADAM", "DS_BUILD_CPU_LION"))

@@ -1,4 +1,4 @@
-# shellcheck shell=bash disable=SC2016,SC2034,SC2154,SC2174
+# shellcheck shell=bash disable=SC1090,SC2016,SC2034,SC2154,SC2174
 # What every job script of dsrun sources: the run folder and the rendezvous, signals, requeueing, and what each node does
 # before it starts the workers. It defines functions and runs nothing.
 #
@@ -32,6 +32,13 @@ gpu_check=
 used_nodes=
 left_out=()
 step_nodes=()
+
+# What only some jobs need is in files beside this one, which the first call loads; scripts of --inline contain those that
+# they use.
+choose_nodes() { load_functions spare && choose_nodes; }
+preflight() { load_functions preflight && preflight "$@"; }
+stage_environment() { load_functions stage && stage_environment "$@"; }
+load_functions() { source "$(dirname "${BASH_SOURCE[0]}")/$1.bash" || exit 4; }
 
 note() { echo "$(date '+%F %T') dsrun: $*" >&2; }
 
@@ -72,19 +79,6 @@ start_job() {
     on_node="nproc=$nproc cpu_only=$cpu_only trains=$trains supervised=$supervised join_timeout=$join_timeout"
     on_node+=" rdzv_backend=$rdzv_backend gpus_per_node=$gpus_per_node memory=$memory gpu_check=${gpu_check@Q};"
     on_node+=" $(declare -f prepare_node check_gpus)"'; prepare_node "$1"; check_gpus "$@"; exec "$@"'
-}
-
-# choose_nodes: the workers use the first `used_nodes` of the job's nodes that are not in `left_out`; false if too few are
-# left. SLURM numbers the nodes of a step in the order of the job's.
-choose_nodes() {
-    local host found=()
-    for host in "${all_hosts[@]}"; do
-        [[ " ${left_out[*]} " == *" $host "* ]] || found+=("$host")
-    done
-    [ "${#found[@]}" -ge "$used_nodes" ] || return 1
-    hosts=("${found[@]:0:used_nodes}")
-    endpoint="${hosts[0]}:$((15000 + SLURM_JOB_ID * 2 % 15000))"
-    step_nodes=(--nodes="$used_nodes" --ntasks="$used_nodes" --nodelist="$(IFS=,; echo "${hosts[*]}")")
 }
 
 # What the run's goodput counts as time in the queue and as start-up.
@@ -193,49 +187,6 @@ wait_for() {
         wait "$1"
         code=$?
     done
-}
-
-# finish_with_spares STEP: as finish, of the function STEP, which starts srun on `step_nodes`. When one of them is lost or
-# at fault, it runs again with a spare node instead.
-finish_with_spares() {
-    "$1" &
-    wait_for "$!"
-    while swap_in_spares; do
-        "$1" &
-        wait_for "$!"
-    done
-    conclude
-}
-
-# Whether spare nodes have taken the place of those that have failed.
-swap_in_spares() {
-    local number reason failed=()
-    [ -z "$signalled" ] && [ "$code" -ne 0 ] && [ "$code" -ne 75 ] || return 1
-    [ -n "$used_nodes" ] && [ "${#left_out[@]}" -lt $((${#all_hosts[@]} - used_nodes)) ] || return 1
-    if read -r number reason 2>/dev/null <"$DSRUN_FAILURES/faulty-node"; then
-        failed=("${hosts[$number]}")
-    else
-        reason="the loss" && mapfile -t failed < <(lost_nodes)
-    fi
-    [ -z "$signalled" ] && [ "${#failed[@]}" -gt 0 ] || return 1
-    left_out+=("${failed[@]}")
-    choose_nodes || return 1
-    # SLURM counts a step's CPUs as taken as long as it has not heard from all its nodes.
-    step_nodes+=(--overlap)
-    rm -f "$DSRUN_FAILURES/faulty-node" "$DSRUN_FAILURES/no-gpus"
-    # The program reads it, to go on from its own checkpoint as after a requeue.
-    export SLURM_RESTART_COUNT=$((restart + ${#left_out[@]}))
-    note "$reason of ${failed[*]}: again on ${hosts[*]}, with a spare node"
-}
-
-# Those of `hosts` on which no task can be started.
-lost_nodes() {
-    local host place pids=()
-    for host in "${hosts[@]}"; do
-        timeout 60 srun --quiet --overlap --nodes=1 --ntasks=1 --nodelist="$host" true </dev/null >/dev/null 2>&1 &
-        pids+=("$!")
-    done
-    for place in "${!pids[@]}"; do wait "${pids[$place]}" || echo "${hosts[$place]}"; done
 }
 
 # finish PID: waits for srun, then ends the job or puts it back into the queue.
@@ -357,97 +308,4 @@ code_of_worker() {
     if [ -z "$worker" ]; then echo "$code"; else echo $((worker < 0 ? 128 - worker : worker)); fi
 }
 
-# preflight [SRUN OPTIONS] -- COMMAND: runs the doctor on all nodes. If it speaks against some of them, the job goes back into
-# the queue without them, at most twice; then, and if nothing speaks against a single node, the job fails.
-preflight() {
-    local options=() failed=() list="$DSRUN_OUTPUT/logs/slurm-$job-preflight"
-    while [ "$1" != -- ]; do options+=("$1"); shift; done
-    shift
-    [ "$restart" -gt 0 ] || rm -f "$list"
-    note "preflight: the nodes are checked"
-    # A node that cannot take part must not end the others' test, which names it.
-    srun --export=ALL --kill-on-bad-exit=0 --wait=0 "${cpus[@]}" "${options[@]}" bash -c "$on_node" dsrun-node "$@" &
-    wait_for "$!"
-    [ "$code" -ne 0 ] || { rm -f "$list"; return 0; }
-    mapfile -t failed < <(sort -u "$DSRUN_FAILURES/doctor-exclude" 2>/dev/null)
-    if [ -n "$used_nodes" ] && [ -z "$signalled" ] && [ "${#failed[@]}" -gt 0 ]; then
-        left_out+=("${failed[@]}")
-        choose_nodes && { note "preflight: ${failed[*]} failed: left out, for spare nodes"; return 0; }
-    fi
-    clean_up
-    if [ -z "$signalled" ] && [ "${#failed[@]}" -gt 0 ]; then
-        echo "${failed[*]}" >>"$list"
-        if [ -n "$requeue" ] && [ "$(wc -l <"$list")" -le 2 ]; then
-            note "preflight: ${failed[*]} failed: requeued without it"
-            requeue_without "$(IFS=,; echo "${failed[*]}")"
-        fi
-        note "preflight: ${failed[*]} failed, in start $((restart + 1)); the table above says why"
-        exit "$code"
-    fi
-    requeue_if_interrupted
-    [ -z "$signalled" ] || exit 75
-    note "preflight: failed; the table above says why"
-    exit "$code"
-}
-
 on_all() { srun --export=ALL --kill-on-bad-exit=1 "$@"; }
-
-# stage_environment KIND PATH FILE FOLDER PYTHON: copies an environment to the local disks once; otherwise every rank imports
-# it from the shared file system. KIND is wheel, tar or folder, FILE what PATH is called below FOLDER on the nodes.
-stage_environment() {
-    export DSRUN_LOCAL=$4/dsrun-"$UID-$SLURM_JOB_ID"
-    copy_environment "$@" &
-    wait_for "$!"
-    if [ "$code" -ne 0 ]; then
-        clean_up
-        # The copying steps have no handlers: 128 plus the number of a signal sent to them, such as by preemption.
-        case $code in 138 | 143) signalled=${signalled:-a signal} ;; esac
-        requeue_if_interrupted
-        [ -z "$signalled" ] || exit 75
-        note "the environment could not be copied to the local disks"
-        exit 4
-    fi
-    if [ "$1" = wheel ]; then
-        export PYTHONPATH="$DSRUN_LOCAL/site${PYTHONPATH:+:$PYTHONPATH}"
-    else
-        export PATH="$DSRUN_LOCAL/env/bin:$PATH"
-    fi
-}
-
-copy_environment() {
-    local source=$2
-    on_all bash -c "$(declare -f make_room); make_room \"\$1\"" dsrun-stage "$DSRUN_LOCAL" || return
-    touch "$DSRUN_FAILURES/reached"
-    if [ "$1" = folder ]; then
-        source=$DSRUN_LOCAL/packed
-        tar -C "$2" -cf "$source" . || return
-    fi
-    sbcast --force "$source" "$DSRUN_LOCAL/$3" || return
-    [ "$1" != folder ] || rm -f "$source"
-    # sbcast and tar ignore the forwarded signal.
-    [ ! -e "$DSRUN_STOP_FILE" ] || return
-    on_all bash -c "$(declare -f unpack); unpack \"\$@\"" dsrun-stage "$1" "$DSRUN_LOCAL/$3" "${5:-}"
-}
-
-# Removes copies of cancelled jobs and of jobs that lost this node; jobs that SLURM still knows keep theirs.
-make_room() {
-    local root
-    for root in "${1%-*}"-[0-9]*; do
-        scontrol show job "${root##*-}" 2>&1 | grep -q "Invalid job id" && rm -rf "$root"
-    done
-    rm -rf "$1" && mkdir -p -m 700 "$1"
-}
-
-unpack() {
-    if [ "$1" = wheel ]; then
-        "$3" -m pip install --quiet --no-deps --no-index --no-compile --target "$DSRUN_LOCAL/site" "$2" && rm -f "$2"
-        return
-    fi
-    mkdir "$DSRUN_LOCAL/unpacked" && tar -C "$DSRUN_LOCAL/unpacked" -xf "$2" && rm -f "$2" || return
-    # The environment may be one folder deep; conda-unpack fixes the prefixes of a conda-pack archive.
-    local root
-    for root in "$DSRUN_LOCAL/unpacked" "$DSRUN_LOCAL/unpacked"/*; do [ -e "$root/bin/python" ] && break; done
-    [ -x "$root/bin/python" ] || { echo "dsrun: $2 contains no bin/python that runs here" >&2; return 4; }
-    mv "$root" "$DSRUN_LOCAL/env" && cd "$DSRUN_LOCAL/env" || return
-    [ ! -e bin/conda-unpack ] || bin/python bin/conda-unpack
-}

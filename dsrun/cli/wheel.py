@@ -17,7 +17,7 @@ from dsrun.errors import EXIT_FINDINGS, EXIT_INTERRUPTED, UsageError
 from dsrun.findings.finding import Finding, has_errors
 from dsrun.hardware.cluster_gpus import cluster_gpus
 from dsrun.system.proc import interrupted_by_stop_signals
-from dsrun.wheel.target.arch import parse_archs
+from dsrun.wheel.platform.arch import parse_archs
 from dsrun.wheel.verify.check import (
     Verification,
     differences,

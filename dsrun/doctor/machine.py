@@ -26,7 +26,7 @@ from dsrun.system import net
 from dsrun.system.gpus import Gpu
 from dsrun.system.host import ROOT, VERSIONED, versions
 from dsrun.system.proc import capture
-from dsrun.wheel.target.toolchain import TorchFacts, facts_at
+from dsrun.wheel.platform.toolchain import TorchFacts, facts_at
 
 if TYPE_CHECKING:
     from dsrun.recipe.recipe import Recipe

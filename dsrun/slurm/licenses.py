@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from dsrun.findings.finding import Finding
-from dsrun.messages import Message, suggestion
-from dsrun.slurm.request import error
+from dsrun.findings.texts import finding_of
+from dsrun.messages import suggestion
 
 
 def check_licenses(text: str, known: Mapping[str, int]) -> Iterator[Finding]:
@@ -27,31 +27,11 @@ def _of_list(text: str, known: Mapping[str, int]) -> Iterator[Finding]:
     for entry in re.split("[,;]", text):
         name, colon, count = entry.strip().partition(":")
         if not name or (colon and not re.fullmatch(r"[0-9]{1,9}", count)):
-            yield error(
-                "license_form",
-                Message("{entry!r} is not a licence", entry=entry.strip()),
-                Message("NAME or NAME:COUNT, with commas"),
-                "--licenses",
-            )
+            yield finding_of("slurm_license_form", where="--licenses", entry=entry.strip())
             return
         wanted[name] += int(count or 1)
     for name, count in wanted.items():
         if name not in known:
-            yield error(
-                "license_unknown",
-                Message("there is no licence {name!r}", name=name),
-                suggestion(name, known),
-                "--licenses",
-            )
+            yield finding_of("slurm_license_unknown", where="--licenses", name=name, fix=suggestion(name, known))
         elif count > known[name]:
-            yield error(
-                "license_count",
-                Message(
-                    "the job wants {count} licences of {name}, and the cluster has {total}",
-                    count=count,
-                    name=name,
-                    total=known[name],
-                ),
-                f"--licenses {name}:{known[name]}",
-                "--licenses",
-            )
+            yield finding_of("slurm_license_count", where="--licenses", count=count, name=name, total=known[name])

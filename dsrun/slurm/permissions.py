@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
-from dsrun.findings.finding import Finding
-from dsrun.messages import Message, suggestion
+from dsrun.findings.finding import Finding, Level
+from dsrun.findings.texts import finding_of, text_of
+from dsrun.messages import suggestion
 from dsrun.slurm.cluster.facts import Accounting, ClusterFacts, Partition, Qos
 from dsrun.slurm.render import notation
 from dsrun.slurm.render.environment import gpus_of
-from dsrun.slurm.request import Request, error
+from dsrun.slurm.request import Request
 
 
 def check_permissions(wanted: Request, partition: Partition, facts: ClusterFacts) -> Iterator[Finding]:
     """What the partition and the accounting database do not let this user do."""
     if partition.groups and facts.user != "root" and not set(partition.groups) & set(facts.groups):
-        yield error(
-            "group",
-            Message(
-                "partition {name} is for the groups {groups}, and you are in none",
-                name=partition.name,
-                groups=", ".join(partition.groups),
-            ),
-            Message("take another --partition, or ask for access"),
-            "--partition",
-        )
+        groups = ", ".join(partition.groups)
+        yield finding_of("slurm_group", where="--partition", name=partition.name, groups=groups)
     known = facts.accounting
     if known is None:
         return
@@ -42,16 +34,9 @@ def check_partition_list(wanted: Request, facts: ClusterFacts) -> Iterator[Findi
         return
     bound = [each.partition for each in known.associations if each.partition and _same(account, (each.account,))]
     if "associations" in known.enforced and set(bound) & set(wanted.partitions):
-        yield error(
-            "partitions",
-            Message(
-                "SLURM takes no list of partitions from account {account}: it is bound to {places}",
-                account=account,
-                places=", ".join(map(str, bound)),
-            ),
-            f"--partition {wanted.partitions[0]}",
-            "--partition",
-        )
+        places = ", ".join(map(str, bound))
+        first = wanted.partitions[0]
+        yield finding_of("slurm_partitions", where="--partition", account=account, places=places, first=first)
 
 
 def _same(name: str, others: tuple[str, ...]) -> bool:
@@ -62,45 +47,33 @@ def _same(name: str, others: tuple[str, ...]) -> bool:
 def _account(wanted: Request, known: Accounting, partition: Partition, account: str | None) -> Iterator[Finding]:
     mine = tuple(dict.fromkeys(each.account for each in known.associations))
     if "associations" in known.enforced and not mine:
-        yield error(
-            "account_missing",
-            Message("you have no account on this cluster, and it takes jobs on accounts only"),
-            Message("ask its administrators for one"),
-            "--account",
-        )
+        yield finding_of("slurm_account_missing", where="--account")
         return
     if account is None:
         return
     if not _same(account, mine):
         if "associations" in known.enforced or wanted.spec.account:
-            found = error(
-                "account_unknown",
-                Message("{account!r} is not your account", account=account),
-                suggestion(account, mine),
-                "--account",
-            )
-            yield found if "associations" in known.enforced else replace(found, level="warning")
+            level: Level = "error" if "associations" in known.enforced else "warning"
+            fix = suggestion(account, mine)
+            yield finding_of("slurm_account_unknown", where="--account", level=level, account=account, fix=fix)
         return
     usable = [name for name in mine if _may(name, partition)]
     if not _may(account, partition):
-        named = Message(
-            "account {account}" if wanted.spec.account else "account {account} (your default)", account=account
-        )
-        yield error(
-            "account_partition",
-            Message(
-                "{named} may not use partition {name}: its jobs would never start", named=named, name=partition.name
-            ),
-            f"--account {usable[0]}" if usable else Message("take another --partition"),
-            "--account",
+        yield finding_of(
+            "slurm_account_partition",
+            where="--account",
+            named=text_of(f"slurm_account_partition.{'named' if wanted.spec.account else 'default'}", account=account),
+            name=partition.name,
+            fix=f"--account {usable[0]}" if usable else None,
         )
     elif not _association(known, account, partition):
         places = [each.partition for each in known.associations if _same(account, (each.account,)) and each.partition]
-        yield error(
-            "account_partition",
-            Message("you may use account {account} in {places} only", account=account, places=", ".join(places)),
-            f"--partition {places[0]}",
-            "--account",
+        yield finding_of(
+            "slurm_account_partition.bound",
+            where="--account",
+            account=account,
+            places=", ".join(places),
+            fix=f"--partition {places[0]}",
         )
 
 
@@ -125,58 +98,27 @@ def _qos(wanted: Request, known: Accounting, partition: Partition, account: str 
         return
     quality = next((each for each in known.qualities if _same(wanted.spec.qos, (each.name,))), None)
     if quality is None:
-        names = (each.name for each in known.qualities)
-        found = error(
-            "qos_unknown",
-            Message("there is no QOS {qos!r}", qos=wanted.spec.qos),
-            suggestion(wanted.spec.qos, names),
-            "--qos",
-        )
+        fix = suggestion(wanted.spec.qos, (each.name for each in known.qualities))
         # SLURM takes any name where it enforces none.
-        yield found if known.enforced else replace(found, level="warning")
+        level: Level = "error" if known.enforced else "warning"
+        yield finding_of("slurm_qos_unknown", where="--qos", level=level, qos=wanted.spec.qos, fix=fix)
         return
     mine = _association(known, account, partition) if account else None
     if mine and "qos" in known.enforced and not _same(quality.name, mine):
-        yield error(
-            "qos_account",
-            Message(
-                "account {account} may not use QOS {qos} in partition {name}",
-                account=account,
-                qos=quality.name,
-                name=partition.name,
-            ),
-            f"--qos {next(iter(mine))}",
-            "--qos",
+        yield finding_of(
+            "slurm_qos_account", where="--qos", account=account, qos=quality.name, name=partition.name, usable=mine[0]
         )
     elif (partition.qos and not _same(quality.name, partition.qos)) or _same(quality.name, partition.denied_qos):
-        yield error(
-            "qos_partition",
-            Message("partition {name} does not take QOS {qos}", name=partition.name, qos=quality.name),
-            f"--qos {partition.qos[0]}" if partition.qos else Message("take another --qos"),
-            "--qos",
-        )
+        other = f"--qos {partition.qos[0]}" if partition.qos else None
+        yield finding_of("slurm_qos_partition", where="--qos", name=partition.name, qos=quality.name, fix=other)
     if "limits" in known.enforced:
         yield from _limits(wanted, quality)
 
 
 def _limits(wanted: Request, quality: Qos) -> Iterator[Finding]:
     if wanted.time is not None and wanted.time > quality.time_limit:
-        yield error(
-            "qos_time",
-            Message("{time} is above the limit of QOS {name}", time=notation.clock(wanted.time), name=quality.name),
-            f"--time {notation.clock(quality.time_limit)}",
-            "--time",
-        )
+        time, limit = notation.clock(wanted.time), notation.clock(quality.time_limit)
+        yield finding_of("slurm_qos_time", where="--time", time=time, name=quality.name, limit=limit)
     gpus = gpus_of(wanted.spec) * wanted.spec.nodes
     if gpus > quality.max_gpus:
-        yield error(
-            "qos_gpus",
-            Message(
-                "{gpus} GPUs are more than a job of QOS {name} may have, {max_gpus:.0f}",
-                gpus=gpus,
-                name=quality.name,
-                max_gpus=quality.max_gpus,
-            ),
-            Message("ask for fewer, or take another --qos"),
-            "--qos",
-        )
+        yield finding_of("slurm_qos_gpus", where="--qos", gpus=gpus, name=quality.name, max_gpus=quality.max_gpus)

@@ -1,4 +1,4 @@
-"""What a job asks of each node and of the cluster, in numbers and names; and the finding that refuses it."""
+"""What a job asks of each node and of the cluster, in numbers and names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import re
 from dataclasses import dataclass
 
 from dsrun.errors import UsageError
-from dsrun.findings.finding import Finding
 from dsrun.hardware.gres import Gres, parse_gres
 from dsrun.slurm.render import notation
 from dsrun.slurm.render.options import SlurmSpec
@@ -45,11 +44,6 @@ def request(spec: SlurmSpec) -> Request:
         memory=notation.mib(spec.mem) if spec.mem else None,
         time=notation.seconds(spec.time) if spec.time else None,
     )
-
-
-def error(code: str, message: str, fix: str, where: str) -> Finding:
-    """A finding that no job survives."""
-    return Finding(level="error", code=f"slurm_{code}", message=message, fix=fix, where=where)
 
 
 def feature_names(constraint: str) -> tuple[str, ...]:

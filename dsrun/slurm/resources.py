@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 from dsrun.findings.finding import Finding
+from dsrun.findings.texts import finding_of, text_of
 from dsrun.hardware.gres import Gres
 from dsrun.messages import Message, joined, suggestion
 from dsrun.slurm.cluster.facts import ClusterFacts, Node, Partition
 from dsrun.slurm.render import notation
 from dsrun.slurm.render.environment import gpus_of, workers
-from dsrun.slurm.request import Request, error, feature_names, hosts
+from dsrun.slurm.request import Request, feature_names, hosts
 from dsrun.system.display import counted
 
 # A worker that imports torch and DeepSpeed and holds a small model needs about this much of the host (measured: 1.5 GiB
@@ -30,35 +33,27 @@ def check_resources(wanted: Request, partition: Partition, facts: ClusterFacts) 
     pool = _pool(wanted, partition, facts)
     if len(pool) < wanted.spec.nodes:
         picked = wanted.spec.constraint or wanted.spec.exclude or wanted.spec.nodelist
-        yield error(
-            "nodes",
-            Message(
-                "partition {name} has {count} nodes of those asked for, and the job wants {nodes}"
-                if picked
-                else "partition {name} has {count} nodes, and the job wants {nodes}",
-                name=partition.name,
-                count=len(pool),
-                nodes=wanted.spec.nodes,
-            ),
-            f"--nodes {len(pool)}" if pool else Message("take another --partition, or ask for less"),
-            "--nodes",
+        yield finding_of(
+            "slurm_nodes.picked" if picked else "slurm_nodes",
+            where="--nodes",
+            name=partition.name,
+            count=len(pool),
+            nodes=wanted.spec.nodes,
+            fix=f"--nodes {len(pool)}" if pool else None,
         )
         return
     lacks = list(_lacks(wanted, partition, pool))
     yield from lacks
     fitting = [node for node in pool if all(test(node) for test in _tests(wanted, partition).values())]
     if not lacks and len(fitting) < wanted.spec.nodes:
-        yield error(
-            "no_such_nodes",
-            Message(
-                "{count} of the {total} nodes of partition {name} have all of it: {wanted}",
-                count=len(fitting),
-                total=len(pool),
-                name=partition.name,
-                wanted=_requirements(wanted),
-            ),
-            f"--nodes {len(fitting)}" if fitting else Message("ask for less per node"),
-            "--nodes",
+        yield finding_of(
+            "slurm_no_such_nodes",
+            where="--nodes",
+            count=len(fitting),
+            total=len(pool),
+            name=partition.name,
+            wanted=_requirements(wanted),
+            fix=f"--nodes {len(fitting)}" if fitting else None,
         )
     elif not lacks:
         yield from _asleep(wanted, partition, fitting)
@@ -71,11 +66,13 @@ def _gpus(wanted: Request) -> Message:
 
 
 def _gpu_group(group: Gres) -> Message:
-    return Message("{count} {type} GPUs" if group.type else "{count} GPUs", count=group.count, type=group.type)
+    if group.type:
+        return text_of("slurm.typed_gpus", count=group.count, type=group.type)
+    return text_of("slurm.gpus", count=group.count)
 
 
 def _cpu_cores(wanted: Request) -> Message:
-    return Message("{count} cores", count=wanted.spec.cpus_per_task)
+    return text_of("slurm.cores", count=wanted.spec.cpus_per_task)
 
 
 def _requirements(wanted: Request) -> Message:
@@ -114,40 +111,26 @@ def _unknown(wanted: Request, partition: Partition, facts: ClusterFacts) -> Iter
     known = {name for node in facts.nodes for name in node.resources}
     for name in wanted.resources:
         if name != "gpu" and name not in known:
-            yield error(
-                "gres_unknown",
-                Message("no node has the resource {name!r}", name=name),
-                suggestion(name, known),
-                "--gres",
-            )
+            yield finding_of("slurm_gres_unknown", where="--gres", name=name, fix=suggestion(name, known))
     if wanted.gpus and "gpu" not in known:
-        yield error(
-            "no_gpus",
-            Message("no node of this cluster has GPUs"),
-            Message("--gpus-per-node 0 trains on CPUs"),
-            wanted.gpu_flag,
-        )
+        yield finding_of("slurm_no_gpus", where=wanted.gpu_flag)
         return
     types = {group.type for node in facts.nodes for group in node.gpus}
     here = {group.type for node in facts.nodes_of(partition) for group in node.gpus}
     for each in wanted.gpus:
         if each.type is not None and each.type not in types:
             named = {kind for kind in types if kind}
-            fix = (
-                suggestion(each.type, named)
-                if named
-                else Message("GPUs have no types here: {count} alone", count=each.count)
-            )
-            yield error(
-                "gpu_type", Message("no node has GPUs of the type {type!r}", type=each.type), fix, wanted.gpu_flag
-            )
+            untyped = text_of("slurm_gpu_type.untyped", count=each.count)
+            fix = suggestion(each.type, named) if named else untyped
+            yield finding_of("slurm_gpu_type", where=wanted.gpu_flag, type=each.type, fix=fix)
         elif each.type is not None and each.type not in here:
             others = [one.name for one in facts.partitions if any(_has(node, each) for node in facts.nodes_of(one))]
-            yield error(
-                "gpu_type",
-                Message("partition {name} has no GPUs of the type {type}", name=partition.name, type=each.type),
-                f"--partition {others[0]}" if others else Message("ask for fewer"),
-                wanted.gpu_flag,
+            yield finding_of(
+                "slurm_gpu_type.elsewhere",
+                where=wanted.gpu_flag,
+                name=partition.name,
+                type=each.type,
+                fix=f"--partition {others[0]}" if others else None,
             )
 
 
@@ -188,7 +171,7 @@ def _lacks(wanted: Request, partition: Partition, pool: Sequence[Node]) -> Itera
     types = {each.type for each in wanted.gpus}
     best: dict[str, Callable[[], str]] = {
         "gpus": lambda: str(max(_count(node, types) for node in pool)),
-        "gres": lambda: Message("none"),
+        "gres": lambda: text_of("slurm.none"),
         "cores": lambda: str(max(_cores(node, partition) for node in pool)),
         "memory": lambda: notation.gib(max(_memory(node, partition) for node in pool)),
     }
@@ -203,45 +186,22 @@ def _lacks(wanted: Request, partition: Partition, pool: Sequence[Node]) -> Itera
         if count >= wanted.spec.nodes:
             continue
         flag, what = requested[code]
+        given: dict[str, Any] = {"where": flag, "name": partition.name, "what": what}
         if count:
-            message = Message(
-                "{count} of the {total} nodes of partition {name} has {what}, and the job wants {nodes}"
-                if count == 1
-                else "{count} of the {total} nodes of partition {name} have {what}, and the job wants {nodes}",
-                count=count,
-                total=len(pool),
-                name=partition.name,
-                what=what,
-                nodes=wanted.spec.nodes,
-            )
-            fix = Message("--nodes {count}, or less per node", count=count)
+            number: dict[str, Any] = {"count": count, "total": len(pool), "nodes": wanted.spec.nodes}
+            found = finding_of("slurm_lacks.one" if count == 1 else "slurm_lacks.some", **number, **given)
         else:
-            message = Message(
-                "no node of partition {name} has {what}: at most {best}",
-                name=partition.name,
-                what=what,
-                best=best[code](),
-            )
-            fix = Message("ask for less per node, and for more nodes if that is too little")
-        yield error(code, message, fix, flag)
+            found = finding_of("slurm_lacks", best=best[code](), **given)
+        yield replace(found, code=f"slurm_{code}")
 
 
 def _kinds(wanted: Request, partition: Partition, fitting: Sequence[Node]) -> Iterator[Finding]:
     """GPUs of no type may be of any kind, and the slowest and smallest of them decide."""
     kinds = {group.type: None for node in fitting for group in node.gpus}
     if len(kinds) > 1 and any(each.type is None for each in wanted.gpus):
-        names = [kind or Message("untyped ones") for kind in kinds]
-        yield Finding(
-            level="warning",
-            code="slurm_gpu_kinds",
-            where=wanted.gpu_flag,
-            message=Message(
-                "the job may get any GPUs of partition {name}, also several kinds: {names}",
-                name=partition.name,
-                names=joined(", ", names),
-            ),
-            fix=Message("name one: --gpus-per-node {kind}:N", kind=next(kind for kind in kinds if kind)),
-        )
+        names = joined(", ", [kind or text_of("slurm.untyped") for kind in kinds])
+        kind = next(kind for kind in kinds if kind)
+        yield finding_of("slurm_gpu_kinds", where=wanted.gpu_flag, name=partition.name, names=names, kind=kind)
 
 
 def _asleep(wanted: Request, partition: Partition, fitting: Sequence[Node]) -> Iterator[Finding]:
@@ -249,22 +209,15 @@ def _asleep(wanted: Request, partition: Partition, fitting: Sequence[Node]) -> I
     if len(awake) < wanted.spec.nodes:
         down = next(node for node in fitting if not node.is_usable)
         why = f"{down.name}: {down.state.lower()}{', ' + down.reason if down.reason else ''}"
-        yield Finding(
-            level="warning",
-            code="slurm_nodes_down",
+        yield finding_of(
+            "slurm_nodes_down",
             where="--nodes",
-            message=Message(
-                "{count} of the {total} fitting nodes of partition {name} are up, and the job wants {nodes}: "
-                "it will wait ({why})",
-                count=len(awake),
-                total=len(fitting),
-                name=partition.name,
-                nodes=wanted.spec.nodes,
-                why=why,
-            ),
-            fix=Message("--nodes {count} starts sooner", count=len(awake))
-            if awake
-            else Message("sinfo -R says why they are down"),
+            count=len(awake),
+            total=len(fitting),
+            name=partition.name,
+            nodes=wanted.spec.nodes,
+            why=why,
+            fix=None if awake else text_of("slurm_nodes_down.all"),
         )
 
 
@@ -275,13 +228,8 @@ def _little_memory(wanted: Request, partition: Partition, facts: ClusterFacts) -
     default = _default_memory(wanted, partition, facts)
     count = workers(wanted.spec)
     if default is not None and default < _LITTLE_MIB * count:
-        message = Message(
-            "without --mem the job gets {default} of each node for {workers}",
-            default=notation.gib(default),
-            workers=counted(count, "worker"),
-        )
-        fix = Message("give --mem; --mem 0 is the whole node's")
-        yield Finding(level="info", code="slurm_memory_default", where="--mem", fix=fix, message=message)
+        gets, shared_by = notation.gib(default), counted(count, "worker")
+        yield finding_of("slurm_memory_default", where="--mem", default=gets, workers=shared_by)
 
 
 def _default_memory(wanted: Request, partition: Partition, facts: ClusterFacts) -> float | None:

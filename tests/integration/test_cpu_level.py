@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.wheel.target.cpu import compiler_environment
-from dsrun.wheel.target.cxx import find_cxx, has_function
-from dsrun.wheel.target.ops import choose_ops, links
+from dsrun.wheel.platform.cpu import compiler_environment
+from dsrun.wheel.platform.cxx import find_cxx, has_function
+from dsrun.wheel.platform.ops import choose_ops, links
 
 pytestmark = [
     pytest.mark.exhaustive,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from dsrun.hardware.gpus import gpu_table
-from dsrun.wheel.target.arch import Capability, nvcc_versions, tegra, torch_releases
-from dsrun.wheel.target.gpus import product_lines, serving
+from dsrun.wheel.platform.arch import Capability, nvcc_versions, tegra, torch_releases
+from dsrun.wheel.platform.gpus import product_lines, serving
 from tools.docs import table
 
 

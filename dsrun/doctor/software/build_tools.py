@@ -14,7 +14,7 @@ from dsrun.doctor.software.compiled_code import compiled_at_start, compiled_ops,
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of
 from dsrun.system.host import cpu_flags
-from dsrun.wheel.target.cxx import way_to_install
+from dsrun.wheel.platform.cxx import way_to_install
 from dsrun.wheel.verify.isa_level import lacking
 
 _AIO_HEADERS = ("usr/include/libaio.h", "usr/local/include/libaio.h")

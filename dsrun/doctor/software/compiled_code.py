@@ -19,7 +19,7 @@ from dsrun.doctor.machine import Machine, Target
 from dsrun.errors import UsageError
 from dsrun.runs.records import write_json_atomic
 from dsrun.system.variables import cache_root
-from dsrun.wheel.target.ops import all_ops
+from dsrun.wheel.platform.ops import all_ops
 from dsrun.wheel.verify.contents import assignments, op_of, read_library
 from dsrun.wheel.verify.fatbin import FatbinError, Section, architectures, read_fatbin
 

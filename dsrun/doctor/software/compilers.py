@@ -13,10 +13,10 @@ from dsrun.errors import DsrunError, MissingError, UsageError
 from dsrun.findings.finding import Finding, Level
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.messages import Message, joined
-from dsrun.wheel.target.arch import minor_release
-from dsrun.wheel.target.cxx import all_cxx, find_cxx
-from dsrun.wheel.target.nvcc import Nvcc, find_nvcc
-from dsrun.wheel.target.toolchain import check_host, check_standard, check_versions
+from dsrun.wheel.platform.arch import minor_release
+from dsrun.wheel.platform.cxx import all_cxx, find_cxx
+from dsrun.wheel.platform.nvcc import Nvcc, find_nvcc
+from dsrun.wheel.platform.toolchain import check_host, check_standard, check_versions
 
 
 def _nvcc(machine: Machine) -> Nvcc | None:

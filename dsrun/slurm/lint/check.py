@@ -10,12 +10,11 @@ from typing import Any
 from dsrun.findings.finding import Finding
 from dsrun.messages import Message, suggestion
 from dsrun.slurm.lint.environment import check_environment
-from dsrun.slurm.lint.job import JobScript, read_script, rules
+from dsrun.slurm.lint.job import JobScript, Problem, read_script
+from dsrun.slurm.lint.launch import rules
 from dsrun.slurm.lint.launches import check_launches
 from dsrun.slurm.render.notation import time_limit
 
-# Line, code, and the words for the braces of the rule's texts.
-Problem = tuple[int, str, dict[str, Any]]
 # %j, %x, %A … are SLURM's own; only these are meant for a shell.
 _SHELL = re.compile(r"\$\w|\$\{|\$\(|^~")
 _MISSPELT = re.compile(r"\s*#\s*(SBATCH|sbatch|Sbatch)\b|\s+#SBATCH\b")

@@ -14,31 +14,29 @@ from dsrun.errors import UsageError
 from dsrun.hardware.gres import parse_gres
 from dsrun.options import flag_of
 from dsrun.slurm.lint.convert_launch import (
+    LOCAL_RANK,
     ON_COMMAND_LINE,
     RANKS,
+    NotConverted,
     Program,
     command_line,
     quoted,
     read_program,
-    refusal,
 )
-from dsrun.slurm.lint.convert_setup import RENDEZVOUS, Setup, needed_assignments, read_setup
-from dsrun.slurm.lint.job import Directive, JobScript, rules
-from dsrun.slurm.lint.launch import Launch, launches
+from dsrun.slurm.lint.convert_setup import RENDEZVOUS, Setup, read_setup
+from dsrun.slurm.lint.job import Directive, JobScript
+from dsrun.slurm.lint.launch import Launch, rules
 from dsrun.slurm.lint.words import literal, references, same_on_nodes
 from dsrun.slurm.render.notation import parse_gpus
 from dsrun.slurm.render.options import options
 from dsrun.slurm.render.spec import RESERVED_OPTIONS
 
-# What says how many tasks there are, or which GPUs: read together, below.
-_COUNTED = frozenset(
-    {"nodes", "gpus", "gpus-per-node", "gpus-per-task", "ntasks", "ntasks-per-node", "ntasks-per-gpu", "cpus-per-task"}
-    | {"cpus-per-gpu"}
-)
+_ALWAYS = (("requeue", None), ("open-mode", "append"), ("export", "ALL"))
 _GPUS = ("gpus-per-node", "gpus", "gpus-per-task", "gpus-per-socket", "tres-per-task")
 _SIGNAL = re.compile(r"(?:B:)?(?:SIG)?(?:USR1|10)@(\d+)")
-_PLACED = frozenset({"ntasks-per-core", "ntasks-per-socket", "overcommit", "export-file"})
 _CONTROL = re.compile(r"if|then|else|elif|fi|for|while|until|do|done|case|esac|function|[{}!\[]|\[\[|\(\(")
+_SHELL = re.compile(r"#!\s*/(usr/)?bin/(env )?(ba)?sh\s*")
+_IN_IMAGE = "dsrun render-slurm --apptainer IMAGE (or --container-image IMAGE) -- python my_train.py …"
 
 
 def convert(script: JobScript, name: str) -> list[str]:
@@ -46,101 +44,43 @@ def convert(script: JobScript, name: str) -> list[str]:
     if len(script.launches) != 1:
         count = "nothing that trains was" if not script.launches else f"{len(script.launches)} launches were"
         raise UsageError(f"{name}: {count} found, and a job has one", fix=ON_COMMAND_LINE)
-    return _Conversion(script, name, script.launches[0]).arguments()
+    try:
+        return _Conversion(script, script.launches[0]).arguments(PurePosixPath(name).name)
+    except NotConverted as error:
+        raise UsageError(f"{name}:{error.message}", fix=error.fix) from None
 
 
 @dataclass(frozen=True)
 class _Conversion:
     script: JobScript
-    name: str
     launch: Launch
 
-    def arguments(self) -> list[str]:
-        self._refuse_shell()
-        args = [word for each in self.script.directives for word in self._directive(each)]
-        if not self.script.get("job-name") and self.name != "-" and re.fullmatch(r"[\w.+-]+", self._file):
-            args = ["--job-name", self._file, *args]  # sbatch's own default
-        at = self._place()
-        command = self.script.commands[at]
-        if command.end == "&" and ("wait",) not in [each.words[:1] for each in self.script.commands[at + 1 :]]:
-            raise self._refuse(command.line, "a program in the background is not converted", "remove the &")
+    def arguments(self, file: str) -> list[str]:
+        _refuse_shell(self.script)
+        args = [word for each in self.script.directives for word in _directive(each)]
+        if not self.script.get("job-name") and file != "-" and re.fullmatch(r"[\w.+-]+", file):
+            args = ["--job-name", file, *args]  # sbatch's own default
+        command, *behind = self.script.commands[self.launch.at :]
+        if command.end == "&" and all(each.words[0] != "wait" for each in behind):
+            raise NotConverted(command.line, "a program in the background is not converted", "remove the &")
         if command.end not in ("\n", ";", "&", "&&"):
-            raise self._refuse(command.line, f"a launch before {command.end} is not converted", "end the line there")
-        setup = read_setup(self.script.commands, at, self.name, moved=self.script.get("chdir") is not None)
-        program = read_program(command, self.launch, setup.settled(self.script.variables), self.name)
+            raise NotConverted(command.line, f"a launch before {command.end} is not converted", "end the line there")
+        moved = self.script.get("chdir") is not None
+        setup = read_setup(self.script.commands, self.launch.at, moved=moved)
+        program = read_program(command, self.launch, setup.settled(self.script.variables))
         args += self._counts(program)
-        args += [] if program.max_restarts in (None, "0") else ["--max-restarts", str(program.max_restarts)]
-        args += [
-            *setup.args,
-            *(word for name, text in program.set_here.items() for word in ("--env", f"{name}={text}")),
-        ]
+        args += ["--max-restarts", program.max_restarts] if program.max_restarts not in (None, "0") else []
+        args += [*setup.args, *(word for each in program.set_here.items() for word in ("--env", "=".join(each)))]
         return [*args, "--", *self._words(program, setup)]
-
-    @property
-    def _file(self) -> str:
-        return PurePosixPath(self.name).name
-
-    def _refuse(self, line: int, what: str, fix: str) -> UsageError:
-        return refusal(self.name, line, what, fix)
-
-    def _refuse_shell(self) -> None:
-        """Containers, another shell, and whatever makes a command depend on others."""
-        first = self.script.text.partition("\n")[0]
-        if not re.fullmatch(r"#!\s*/(usr/)?bin/(env )?(ba)?sh\s*", first):
-            raise self._refuse(
-                1, f"{first} is not converted", "#!/bin/bash; what a login shell would read, with --setup-file"
-            )
-        for number, text in enumerate(self.script.text.splitlines(), 1):
-            if "<<" in text.partition("#")[0]:
-                raise self._refuse(number, "a here-document is not converted", "put the text into a file")
-            if re.match(r"#SBATCH\s+(het|pack)job\b", text):
-                raise self._refuse(number, "a heterogeneous job is not converted", "one job for each part")
-        for each in self.script.commands:
-            for word in each.words:
-                if word.startswith("--container-") or PurePosixPath(word).name in ("apptainer", "singularity"):
-                    raise self._refuse(
-                        each.line, f"{word}: containers are not converted",
-                        "dsrun render-slurm --apptainer IMAGE (or --container-image IMAGE) -- python my_train.py …",
-                    )  # fmt: skip
-            if _CONTROL.fullmatch(each.words[0]):
-                raise self._refuse(each.line, f"{each.words[0]} … is not converted", "write the commands one by one")
-
-    def _place(self) -> int:
-        switches = frozenset(rules()["srun"]["switches"])
-        holds = (bool(list(launches([each], self.script.variables, switches))) for each in self.script.commands)
-        return next(at for at, found in enumerate(holds) if found)
-
-    def _directive(self, each: Directive) -> Iterator[str]:
-        """The options for a directive that stands for itself."""
-        flag = {each.metadata["sbatch"]: flag_of(each) for each in options().values() if each.metadata.get("sbatch")}
-        signal = _SIGNAL.fullmatch(each.value or "") if each.option == "signal" else None
-        if each.option in _COUNTED or (each.option, each.value) in (
-            ("requeue", None), ("open-mode", "append"), ("export", "ALL"),
-        ):  # fmt: skip
-            return
-        if signal:
-            yield from ("--signal-lead", signal[1])
-        elif each.option == "no-requeue":
-            yield "--no-requeue"
-        elif not each.known or each.option in RESERVED_OPTIONS or each.option in _PLACED:
-            why = RESERVED_OPTIONS.get(each.option) if each.known else "sbatch has no such option"
-            fix = f"remove the line: {why}" if why else "remove the line"
-            raise self._refuse(each.line, f"--{each.option.lstrip('-')} is not converted", fix)
-        elif each.option == "exclusive" and each.value is not None:
-            raise self._refuse(each.line, f"--exclusive={each.value} is not converted", "#SBATCH --exclusive")
-        elif each.option in flag:
-            yield from [flag[each.option]] if each.value is None else [flag[each.option], each.value]
-        else:
-            yield from ("--sbatch", each.option if each.value is None else f"{each.option}={each.value}")
 
     def _counts(self, program: Program) -> Iterator[str]:
         """Nodes, GPUs, workers and CPUs of each node."""
-        script, srun = self.script, dict(program.srun or {})
+        script, srun = self.script, program.srun or {}
         nodes, tasks = script.nodes, script.tasks_per_node
         asked = script.get("nodes")
-        line = asked.line if asked else self.launch.line
         if nodes is None or tasks is None or (asked and not (asked.value or "").isdigit()):
-            raise self._refuse(line, "the number of nodes, or of tasks on each, is not fixed", "#SBATCH --nodes=N")
+            line = asked.line if asked else self.launch.line
+            raise NotConverted(line, "the number of nodes, or of tasks on each, is not fixed", "#SBATCH --nodes=N")
         if program.srun is not None:
             tasks = int(srun["ntasks-per-node"]) if srun.get("ntasks-per-node", "").isdigit() else tasks
             total = srun.get("ntasks", "")
@@ -148,7 +88,7 @@ class _Conversion:
             wanted = srun.get("nodes") or (str(nodes) if not total.isdigit() or int(total) >= nodes else total)
             all_nodes = wanted in (str(nodes), "$SLURM_NNODES", "$SLURM_JOB_NUM_NODES")
             if not all_nodes or total not in ("", str(tasks * nodes), "$SLURM_NTASKS"):
-                raise self._refuse(self.launch.line, "srun uses a part of the job", f"srun --nodes={nodes}")
+                raise NotConverted(self.launch.line, "srun uses a part of the job", f"srun --nodes={nodes}")
         yield from ("--nodes", str(nodes)) if asked or nodes > 1 else ()
         gpus, spelled = self._gpus(tasks)
         yield from spelled
@@ -161,38 +101,36 @@ class _Conversion:
         found = [each for option in _GPUS if (each := self.script.get(option))]
         gres = self.script.get("gres")
         if gres and re.search(r"\b(shard|mps)\b", gres.value or ""):
-            raise self._refuse(gres.line, "a share of a GPU is not converted", "#SBATCH --gpus-per-node=1")
+            raise NotConverted(gres.line, "a share of a GPU is not converted", "#SBATCH --gpus-per-node=1")
         in_gres = sum(each.count for each in parse_gres(gres.value or "")) if gres else 0
-        if in_gres and not found:
-            return in_gres, []
+        if not found and not in_gres and self.script.get("exclusive"):
+            fix = "#SBATCH --gpus-per-node=N, 0 for none"
+            raise NotConverted(self.launch.line, "whether the nodes have GPUs is not known", fix)
         if not found:
-            if self.script.get("exclusive"):
-                fix = "#SBATCH --gpus-per-node=N, 0 for none"
-                raise self._refuse(self.launch.line, "whether the nodes have GPUs is not known", fix)
-            return 0, ["--gpus-per-node", "0"]
-        first, parsed = found[0], parse_gpus(found[0].value or "")
+            return in_gres, [] if in_gres else ["--gpus-per-node", "0"]
         if len(found) > 1 or in_gres:
-            raise self._refuse(found[-1].line, "GPUs are asked for twice", "keep one of them")
+            raise NotConverted(found[-1].line, "GPUs are asked for twice", "keep one of them")
+        first, parsed = found[0], parse_gpus(found[0].value or "")
         count = self.script.gpus if parsed else None
         if count is None or parsed is None or (first.option == "gpus-per-task" and tasks > 1):
-            raise self._refuse(first.line, f"--{first.option} is not converted", "#SBATCH --gpus-per-node=N")
+            raise NotConverted(first.line, f"--{first.option} is not converted", "#SBATCH --gpus-per-node=N")
         return count, ["--gpus-per-node", f"{parsed[0]}:{count}" if parsed[0] else str(count)]
 
     def _workers(self, program: Program, nodes: int, gpus: int, tasks: int) -> int:
         """Processes of each node."""
         line, given = self.launch.line, program.count
         if program.srun is None and nodes > 1:
-            raise self._refuse(line, f"it starts on the first of {nodes} nodes alone", "write srun before it")
+            raise NotConverted(line, f"it starts on the first of {nodes} nodes alone", "write srun before it")
         if program.kind == "program":
             if tasks * nodes > 1 and not program.has_ranks and program.srun is not None:
                 fix = " ".join(f"{name}=${value}" for name, value in RANKS.items())
                 fix = f"srun bash -c '{fix} exec python …', if torch's variables are what it reads"
-                raise self._refuse(line, "a program that finds its rank by itself is not converted", fix)
+                raise NotConverted(line, "a program that finds its rank by itself is not converted", fix)
             return tasks if program.srun is not None else 1
         if program.nodes.isdigit() and int(program.nodes) != nodes:
-            raise self._refuse(line, f"it is for {program.nodes} nodes, and the job has {nodes}", "make them the same")
+            raise NotConverted(line, f"it is for {program.nodes} nodes, and the job has {nodes}", "make them the same")
         if ":" in program.nodes:
-            raise self._refuse(line, f"nodes {program.nodes} are not converted", f"write {nodes}")
+            raise NotConverted(line, f"nodes {program.nodes} are not converted", f"write {nodes}")
         if not given:
             return 1 if program.kind == "torchrun" else gpus or 1
         if given.isdigit():
@@ -201,13 +139,14 @@ class _Conversion:
                 return share
         elif gpus and (given in ("gpu", "auto") or re.search(r"GPU|nvidia-smi -L", given)):
             return gpus
-        raise self._refuse(line, f"{given} workers are not converted: each node has {gpus} GPUs", "write their number")
+        raise NotConverted(line, f"{given} workers are not converted: each node has {gpus} GPUs", "write their number")
 
     def _cpus(self, tasks: int, gpus: int, of_srun: str | None) -> Iterator[str]:
         """CPUs of the one task of each node: those of all its tasks in the script."""
         per_task, per_gpu = self.script.number("cpus-per-task"), self.script.number("cpus-per-gpu")
         if of_srun and of_srun not in (str(per_task), "$SLURM_CPUS_PER_TASK"):
-            raise self._refuse(self.launch.line, "srun --cpus-per-task is not converted", "#SBATCH --cpus-per-task=N")
+            fix = "#SBATCH --cpus-per-task=N"
+            raise NotConverted(self.launch.line, "srun --cpus-per-task is not converted", fix)
         if per_task or tasks > 1:
             yield from ("--cpus-per-task", str((per_task or 1) * tasks))
         elif per_gpu and gpus:
@@ -215,36 +154,73 @@ class _Conversion:
 
     def _words(self, program: Program, setup: Setup) -> list[str]:
         """The words of the program; a shell on the nodes where it has to expand something in them."""
-        line = self.launch.line
         in_env = [f"export {each};" for each in program.env if not RENDEZVOUS.fullmatch(each.partition("=")[0])]
         words = [*program.words, *in_env]
         before = []
-        for command, unknown in needed_assignments(setup, words, self._may_read):
+        for command, unknown in setup.needed(words, self._on_node):
             first = command.words[1].partition("=")[0] if command.words[0] == "export" else ""
             if unknown or RENDEZVOUS.fullmatch(first):
-                raise self._unreadable(command.line, unknown or first)
+                raise _unreadable(command.line, unknown or first)
             before.append(f"{' '.join(command.raw)};")
-        own = {name for _, names, _ in setup.assigned for name in names} | setup.known
-        local = {'"--local_rank=$LOCAL_RANK"'}
-        for ref, usable in (ref for word in words if word not in local for ref in references(word)):
-            if not usable or ref in setup.arrays or (ref not in own and not self._may_read(ref)):
-                raise self._unreadable(line, ref)
+        for name, usable in (ref for word in words if word != LOCAL_RANK for ref in references(word)):
+            if not usable or name in setup.arrays or not setup.may_read(name, self._on_node):
+                raise _unreadable(self.launch.line, name)
         plain = quoted(program.words)
         if plain is not None and not before and not in_env:
             return plain
-        text = " ".join([*before, *in_env, "exec", command_line(program.words)])
         if literal(program.words[0]) is None:
-            raise self._refuse(line, f"{program.words[0]} is not converted", "write python before the script")
-        return ["bash", "-c", text]
+            what = f"{program.words[0]} is not converted"
+            raise NotConverted(self.launch.line, what, "write python before the script")
+        return ["bash", "-c", " ".join([*before, *in_env, "exec", command_line(program.words)])]
 
-    def _may_read(self, name: str) -> bool:
+    def _on_node(self, name: str) -> bool:
         if name == "SLURM_CPUS_PER_TASK":
             return self.script.tasks_per_node == 1 and self.script.get("cpus-per-task") is not None
         return same_on_nodes(name)
 
-    def _unreadable(self, line: int, ref: str) -> UsageError:
-        shown = f"${ref}" if re.fullmatch(r"\w+", ref) else ref
-        return self._refuse(
-            line, f"{shown} has its value from the script, which the rendered one does not run",
-            "write the value, or compute it in the program; without export where only the launcher reads it",
-        )  # fmt: skip
+
+def _unreadable(line: int, name: str) -> NotConverted:
+    shown = f"${name}" if re.fullmatch(r"\w+", name) else name
+    what = f"{shown} has its value from the script, which the rendered one does not run"
+    fix = "write the value, or compute it in the program; without export where only the launcher reads it"
+    return NotConverted(line, what, fix)
+
+
+def _refuse_shell(script: JobScript) -> None:
+    """Containers, another shell, and whatever makes a command depend on others."""
+    first, *_ = lines = script.text.splitlines() or [""]
+    if not _SHELL.fullmatch(first):
+        fix = "#!/bin/bash; what a login shell would read, with --setup-file"
+        raise NotConverted(1, f"{first} is not converted", fix)
+    for number, text in enumerate(lines, 1):
+        if "<<" in text.partition("#")[0]:
+            raise NotConverted(number, "a here-document is not converted", "put the text into a file")
+        if re.match(r"#SBATCH\s+(het|pack)job\b", text):
+            raise NotConverted(number, "a heterogeneous job is not converted", "one job for each part")
+    for each in script.commands:
+        for word in each.words:
+            if word.startswith("--container-") or PurePosixPath(word).name in ("apptainer", "singularity"):
+                raise NotConverted(each.line, f"{word}: containers are not converted", _IN_IMAGE)
+        if _CONTROL.fullmatch(each.words[0]):
+            raise NotConverted(each.line, f"{each.words[0]} … is not converted", "write the commands one by one")
+
+
+def _directive(each: Directive) -> Iterator[str]:
+    """The options for a directive that stands for itself."""
+    flag = {each.metadata["sbatch"]: flag_of(each) for each in options().values() if each.metadata.get("sbatch")}
+    if each.option in rules()["convert"]["counted"] or (each.option, each.value) in _ALWAYS:
+        return
+    if each.option == "signal" and (signal := _SIGNAL.fullmatch(each.value or "")):
+        yield from ("--signal-lead", signal[1])
+    elif each.option == "no-requeue":
+        yield "--no-requeue"
+    elif not each.known or each.option in (*RESERVED_OPTIONS, *rules()["convert"]["placed"]):
+        why = RESERVED_OPTIONS.get(each.option) if each.known else "sbatch has no such option"
+        fix = f"remove the line: {why}" if why else "remove the line"
+        raise NotConverted(each.line, f"--{each.option.lstrip('-')} is not converted", fix)
+    elif each.option == "exclusive" and each.value is not None:
+        raise NotConverted(each.line, f"--exclusive={each.value} is not converted", "#SBATCH --exclusive")
+    elif each.option in flag:
+        yield from [flag[each.option]] if each.value is None else [flag[each.option], each.value]
+    else:
+        yield from ("--sbatch", each.option if each.value is None else f"{each.option}={each.value}")

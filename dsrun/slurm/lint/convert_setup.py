@@ -8,19 +8,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dsrun.slurm.lint.convert_launch import refusal
-from dsrun.slurm.lint.job import DECLARATIONS
-from dsrun.slurm.lint.shell import ShellCommand, commands, live
+from dsrun.slurm.lint.convert_launch import NotConverted
+from dsrun.slurm.lint.launch import rules
+from dsrun.slurm.lint.shell import ASSIGNMENT, DECLARATIONS, ShellCommand, commands, live
 from dsrun.slurm.lint.words import literal, redirects, references
 from dsrun.system.display import SECRET_VARIABLE
 
-_ASSIGNMENT = re.compile(r"(\w+)=(.*)", re.DOTALL)
-# Commands that change nothing for the program.
-_SILENT = frozenset(
-    {"echo", "printf", "date", "hostname", "pwd", "true", ":", "nvidia-smi", "which", "free", "df", "lscpu", "uname"}
-    | {"id", "whoami", "wait", "exit", "squeue", "scontrol", "nproc", "head", "tail", "cut", "tr", "wc", "grep", "awk"}
-    | {"sed", "sort", "uniq", "shuf", "seq", "getent", "basename", "dirname", "expr", "cat", "ip", "realpath"}
-)
 _LOADS = re.compile(
     r"(?:module (?:load|add)|ml(?: load| add)?) "
     r"(?P<modules>(?!(?:list|purge|avail|use|swap|unload|spider|restore)\b)[^-].*)"
@@ -30,15 +23,6 @@ _LOADS = re.compile(
 _DEFINES_MODULE = re.compile(r"/etc/profile\.d/\w*(modules|lmod)\w*\.sh|/.*/init/(ba)?sh")
 # Variables of the rendezvous, which the launchers set.
 RENDEZVOUS = re.compile(r"MASTER_(ADDR|PORT)|WORLD_SIZE|(NODE_|LOCAL_)?RANK")
-_SETUP_FILE = "put the line into a file, remove it here, and add --setup-file FILE to the command that is printed"
-_MENDS = {
-    "module": "purge or set up your modules before sbatch, and remove the line",
-    "trap": "remove it: the rendered script passes signals on and requeues the job",
-    "cd": "remove it; #SBATCH --chdir=DIR",
-    "mkdir": "remove it, and make the folder before you submit",
-}
-# Of those, what does not fail, so that nothing depends on it.
-_UNCONDITIONAL = frozenset({"echo", "printf", "date", "hostname", "pwd", "true", ":", "nvidia-smi", "free", "df"})
 # Mostly exported already, so that a program sees them without another export.
 _INHERITED = frozenset({"PATH", "HOME", "LD_LIBRARY_PATH", "PYTHONPATH"})
 _ORDER = ("modules", "files that are sourced", "conda", "the virtual environment", "exports")
@@ -47,146 +31,159 @@ _ORDER = ("modules", "files that are sourced", "conda", "the virtual environment
 @dataclass
 class Setup:
     """`args` are options of render-slurm; `assigned` holds the assignments, in order, that are none of them: the names,
-    the command as written, and whether the program may see them; `known` are the names in `args`."""
+    the command as written, and whether the program may see them; `known` are the names in `args`. `moved`: --chdir is
+    given. `stage` is the place in _ORDER that has been reached."""
 
+    has_conda: bool
+    moved: bool
     args: list[str] = field(default_factory=list)
     assigned: list[tuple[ShellCommand, frozenset[str], bool]] = field(default_factory=list)
-    known: set[str] = field(default_factory=set)
+    known: frozenset[str] = frozenset()
     arrays: set[str] = field(default_factory=set)
+    stage: int = 0
+
+    @property
+    def names(self) -> Counter[str]:
+        """How often a name is in `assigned`."""
+        return Counter(name for _, names, _ in self.assigned for name in names)
 
     def settled(self, variables: Mapping[str, str]) -> dict[str, str]:
         """Those of the script's variables that have one value all along, as do those that they are made of."""
-        found = Counter(name for _, names, _ in self.assigned for name in names)
-        again = {name for name, count in found.items() if count > 1 or name in self.known}
+        again = {name for name, count in self.names.items() if count > 1 or name in self.known}
         return {
             name: value
             for name, value in variables.items()
             if name not in again and again.isdisjoint(re.findall(r"\w+", value))
         }
 
-
-def read_setup(found: Sequence[ShellCommand], launch: int, name: str, *, moved: bool = False) -> Setup:
-    """What the commands do; `launch` is the place of the launch, `moved` whether --chdir is given.
-
-    Raises UsageError for what is not converted.
-    """
-    reader = _Reader(name, Setup(), any(each.words[:2] == ("conda", "activate") for each in found), moved)
-    at, condition = 0, None
-    while at < len(found):
-        each = found[at]
-        silent = at != launch and _does_nothing(each)
-        if condition and not silent:
-            raise reader.refuse(condition, f"{each.words[0]} depends on it: write them as two lines, or remove it")
-        if each.end not in ("&&", "||", "|"):
-            condition = None
-        elif silent and (each.end != "&&" or each.words[0] not in _UNCONDITIONAL):
-            condition = condition or each
-        if at != launch:
-            if each.end == "(" and len(each.words) == 1 and each.words[0].endswith("="):
-                reader.setup.arrays.add(each.words[0].rstrip("+="))
-                at += 1 + (at + 1 < len(found) and found[at + 1].end == ")")
-                continue
-            reader.read(each, before=at < launch)
-        at += 1
-    return reader.setup
-
-
-@dataclass
-class _Reader:
-    name: str
-    setup: Setup
-    has_conda: bool
-    moved: bool
-    stage: int = 0
-
-    def refuse(self, command: ShellCommand, fix: str | None = None) -> Exception:
-        declares = command.words[0] in DECLARATIONS or _ASSIGNMENT.fullmatch(command.words[0])
-        words = [word.partition("=")[0] if declares else live(word) for word in command.words[:4]]
-        mend = fix or _MENDS.get(command.words[0], _SETUP_FILE)
-        return refusal(self.name, command.line, f"{' '.join(words)} is not converted", mend)
-
     def read(self, command: ShellCommand, *, before: bool) -> None:
+        """What a command does; `before` the launch or behind it."""
         if _does_nothing(command):
             return
-        head, words = command.words[0], [literal(each) for each in command.raw]
-        if command.end not in ("\n", ";", "&&") or not before:
-            raise self.refuse(command, None if before else "remove it, and do it when the job has ended")
-        if head in DECLARATIONS or _ASSIGNMENT.fullmatch(head):
-            self._assign(command)
-        elif self._is_settled(command):
-            return
-        elif option := self._environment(command, words):
-            self._keep_order(command, *option)
-        else:
-            raise self.refuse(command)
-
-    def _is_settled(self, command: ShellCommand) -> bool:
-        """Whether the rendered script does it, or has it without."""
         head, *rest = command.words
+        if command.end not in ("\n", ";", "&&") or not before:
+            raise _refusal(command, None if before else "remove it, and do it when the job has ended")
+        if _declares(command):
+            self._assign(command)
+        elif not self._is_settled(head, rest):
+            self._add(command, *(self._sourced if head in ("source", ".") else self._loaded)(command))
+
+    def _is_settled(self, head: str, rest: list[str]) -> bool:
+        """Whether the rendered script does it, or has it without."""
         if head == "cd":
             return not self.moved and rest in (["$SLURM_SUBMIT_DIR"], ["${SLURM_SUBMIT_DIR}"])
         if head == "set":
             return all(re.fullmatch(r"[-+][euxo]+|pipefail", word) for word in rest)
-        return command.words == ("eval", "$(conda shell.bash hook)") and self.has_conda
+        return self.has_conda and (head, rest) == ("eval", ["$(conda shell.bash hook)"])
 
-    def _environment(self, command: ShellCommand, words: list[str | None]) -> tuple[int, list[str]] | None:
-        """What loads an environment: its place in the rendered script, and the options; none for other commands."""
-        if command.words[0] in ("source", "."):
-            return self._sourced(command, words[1:])
+    def _loaded(self, command: ShellCommand) -> tuple[int, list[str]]:
+        """What loads modules or conda: its place in the rendered script, and the options."""
+        words = [literal(each) for each in command.raw]
         found = _LOADS.fullmatch(" ".join(map(str, words)))
         if found is None or None in words:
-            return None
+            raise _refusal(command)
         if found["modules"]:
             return 0, [each for word in found["modules"].split() for each in ("--module", word)]
         return (2, ["--conda", found["conda"]]) if found["conda"] else (self.stage, [])
 
-    def _sourced(self, command: ShellCommand, words: list[str | None]) -> tuple[int, list[str]] | None:
-        """As `_environment`, of the words behind `source`."""
-        in_home = bool(words) and re.fullmatch(r"~/[\w./-]+", command.raw[1])
-        path = str(Path(command.raw[1]).expanduser()) if in_home else words[0] if words else None
-        if path and path.endswith("/bin/activate") and len(words) == 2:
+    def _sourced(self, command: ShellCommand) -> tuple[int, list[str]]:
+        """As `_loaded`, of a file that is sourced."""
+        name = command.raw[1] if len(command.raw) > 1 else ""
+        path = str(Path(name).expanduser()) if re.fullmatch(r"~/[\w./-]+", name) else literal(name)
+        if path and path.endswith("/bin/activate") and len(command.words) == 3:
             conda = path.removesuffix("/bin/activate")
-            raise self.refuse(command, f"source {conda}/etc/profile.d/conda.sh, then conda activate {command.words[2]}")
-        if path is None or len(words) > 1:
-            return None
+            raise _refusal(command, f"source {conda}/etc/profile.d/conda.sh, then conda activate {command.words[2]}")
+        if path is None or len(command.words) != 2:
+            raise _refusal(command)
         if _DEFINES_MODULE.fullmatch(path) and self.stage == 0:
             return 0, []
         venv = path.endswith("/bin/activate")
         return (3, ["--venv", path.removesuffix("/bin/activate")]) if venv else (1, ["--setup-file", path])
 
-    def _keep_order(self, command: ShellCommand, stage: int, args: list[str]) -> None:
+    def _add(self, command: ShellCommand, stage: int, args: list[str]) -> None:
         if stage < self.stage:
-            order = ", ".join(_ORDER)
-            raise self.refuse(command, f"move it up: the rendered script has {order} in this order")
+            raise _refusal(command, f"move it up: the rendered script has {', '.join(_ORDER)} in this order")
         self.stage = stage
-        self.setup.args += args
+        self.args += args
 
     def _assign(self, command: ShellCommand) -> None:
-        raw = command.raw[1:] if command.words[0] in DECLARATIONS else command.raw
-        exports = command.words[0] == "export" or command.words[:2] == ("declare", "-x")
-        raw = raw[1:] if command.words[:2] == ("declare", "-x") else raw
-        pairs = [found for each in raw if (found := _ASSIGNMENT.fullmatch(each))]
-        names = {found[1] for found in pairs} | {each for each in raw if re.fullmatch(r"[A-Za-z_]\w*", each)}
-        if len(names) < len(raw) or "IFS" in names or (command.words[0] in DECLARATIONS and not exports):
-            raise self.refuse(command, "write NAME=VALUE or export NAME=VALUE")
-        if any(not _is_pure(found[2]) for found in pairs):
-            raise self.refuse(command)
-        for found in pairs:
-            if SECRET_VARIABLE.search(found[1]) and exports and literal(found[2]):
-                fix = f"export it where you call sbatch, remove it here, and add --env {found[1]}"
-                raise self.refuse(command, fix)
-        if exports and all(RENDEZVOUS.fullmatch(each) for each in names):
-            self.setup.assigned.append((command, frozenset(names), False))
-            return
-        values = {found[1]: literal(found[2]) for found in pairs}
-        if exports and len(pairs) == len(raw) and None not in values.values() and not names & self._assigned():
-            self.setup.known |= names
-            self._keep_order(command, 4, [word for pair in pairs for word in ("--env", f"{pair[1]}={values[pair[1]]}")])
-            return
-        self.setup.assigned.append((command, frozenset(names), exports or not names.isdisjoint(_INHERITED)))
+        declares, with_x = command.words[0] in DECLARATIONS, command.words[:2] == ("declare", "-x")
+        exports = command.words[0] == "export" or with_x
+        raw = command.raw[declares + with_x :]
+        pairs = {found[1]: found[2] for each in raw if (found := ASSIGNMENT.fullmatch(each))}
+        names = frozenset(pairs).union(each for each in raw if re.fullmatch(r"[A-Za-z_]\w*", each))
+        if len(names) < len(raw) or "IFS" in names or (declares and not exports):
+            raise _refusal(command, "write NAME=VALUE or export NAME=VALUE")
+        if not all(map(_is_pure, pairs.values())):
+            raise _refusal(command)
+        values = {name: text for name, value in pairs.items() if (text := literal(value)) is not None}
+        if exports and (
+            secret := next((name for name in pairs if SECRET_VARIABLE.search(name) and values.get(name)), "")
+        ):
+            raise _refusal(command, f"export it where you call sbatch, remove it here, and add --env {secret}")
+        rendezvous = exports and all(map(RENDEZVOUS.fullmatch, names))
+        if exports and not rendezvous and len(values) == len(raw) and names.isdisjoint(self.names):
+            self.known |= names
+            self._add(command, 4, [word for name, text in values.items() for word in ("--env", f"{name}={text}")])
+        else:
+            visible = not rendezvous and (exports or not names.isdisjoint(_INHERITED))
+            self.assigned.append((command, names, visible))
 
-    def _assigned(self) -> set[str]:
-        return {name for _, names, _ in self.setup.assigned for name in names}
+    def may_read(self, name: str, on_node: Callable[[str], bool]) -> bool:
+        """Whether a variable has a value for the program: the script's own, or one that `on_node` is true of."""
+        return name in self.known or name in self.names or on_node(name)
+
+    def needed(self, words: Sequence[str], on_node: Callable[[str], bool]) -> Iterator[tuple[ShellCommand, str | None]]:
+        """The assignments, in order, without which the program's words or exports would not be the same; with each the
+        first variable in it that the nodes do not have, None for none."""
+        wanted = {name for word in words for name, _ in references(word)}
+        chosen: list[ShellCommand] = []
+        for command, names, exports in reversed(self.assigned):
+            if exports or names & wanted:
+                chosen.insert(0, command)
+                wanted |= {word for word in command.raw if word in names}
+                wanted |= {name for word in command.raw for name, _ in references(word)}
+        for command in chosen:
+            refs = (ref for word in command.raw for ref in references(word))
+            unknown = (name for name, usable in refs if not usable or not self.may_read(name, on_node))
+            yield command, next(unknown, None)
+
+
+def read_setup(found: Sequence[ShellCommand], launch: int, *, moved: bool = False) -> Setup:
+    """What the commands do; `launch` is the place of the launch, `moved` whether --chdir is given.
+
+    Raises NotConverted for what is not converted.
+    """
+    setup = Setup(any(each.words[:2] == ("conda", "activate") for each in found), moved)
+    condition = None
+    rest = iter(enumerate(found))
+    for at, each in rest:
+        silent = at != launch and _does_nothing(each)
+        if condition and not silent:
+            raise _refusal(condition, f"{each.words[0]} depends on it: write them as two lines, or remove it")
+        if each.end not in ("&&", "||", "|"):
+            condition = None
+        elif silent and (each.end != "&&" or each.words[0] not in rules()["convert"]["never_fail"]):
+            condition = condition or each
+        if each.end == "(" and len(each.words) == 1 and each.words[0].endswith("=") and at != launch:
+            setup.arrays.add(each.words[0].rstrip("+="))
+            if at + 1 < len(found) and found[at + 1].end == ")":
+                next(rest)
+        elif at != launch:
+            setup.read(each, before=at < launch)
+    return setup
+
+
+def _declares(command: ShellCommand) -> bool:
+    return command.words[0] in DECLARATIONS or bool(ASSIGNMENT.fullmatch(command.words[0]))
+
+
+def _refusal(command: ShellCommand, fix: str | None = None) -> NotConverted:
+    declares = _declares(command)
+    words = [word.partition("=")[0] if declares else live(word) for word in command.words[:4]]
+    mends = rules()["convert"]["mends"]
+    mend = fix or mends.get(command.words[0], mends["other"])
+    return NotConverted(command.line, f"{' '.join(words)} is not converted", mend)
 
 
 def _does_nothing(command: ShellCommand) -> bool:
@@ -196,7 +193,8 @@ def _does_nothing(command: ShellCommand) -> bool:
         return False
     if head == "ulimit":
         return command.words[1:2] == ("-n",)
-    shown = head in _SILENT or (head == "srun" and command.words[-1] in ("hostname", "nvidia-smi", "--ip-address"))
+    in_step = head == "srun" and command.words[-1] in ("hostname", "nvidia-smi", "--ip-address")
+    shown = in_step or head in rules()["convert"]["silent"]
     edits = head in ("sed", "sort") and any(word.startswith(("-i", "-o", "--in-place")) for word in command.words)
     changes = head == "scontrol" and command.words[1:2] != ("show",)
     return shown and not edits and not changes and command.end != "&" and all(map(_is_pure, command.raw))
@@ -213,24 +211,3 @@ def _is_pure(raw: str) -> bool:
         return True
     inner = [found[1] or found[2] for found in re.finditer(r"\$\((?!\()(.*)\)|`([^`]*)`", raw, re.DOTALL)]
     return all(all(map(_does_nothing, commands(text))) for text in inner)
-
-
-def needed_assignments(
-    setup: Setup, words: Sequence[str], may_read: Callable[[str], bool]
-) -> Iterator[tuple[ShellCommand, str | None]]:
-    """The assignments, in order, without which the program's words or exports would not be the same; with each the
-    first variable in it that the nodes do not have, None for none."""
-    wanted = {name for word in words for name, _ in references(word)}
-    chosen: list[ShellCommand] = []
-    for command, names, exports in reversed(setup.assigned):
-        if exports or names & wanted:
-            chosen.insert(0, command)
-            wanted |= {word for word in command.raw if word in names}
-            wanted |= {name for word in command.raw for name, _ in references(word)}
-    own = setup.known | {name for _, names, _ in setup.assigned for name in names}
-    for command in chosen:
-        refs = [ref for word in command.raw for ref in references(word)]
-        yield (
-            command,
-            next((name for name, usable in refs if not usable or (name not in own and not may_read(name))), None),
-        )

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
 
-from dsrun.messages import Message
-from dsrun.slurm.lint.job import DECLARATIONS, JobScript
-from dsrun.slurm.lint.shell import commands, live
+from dsrun.findings.texts import text_of
+from dsrun.slurm.lint.job import JobScript, Problem
+from dsrun.slurm.lint.shell import ASSIGNMENT, commands, live
 from dsrun.system.display import SECRET_VARIABLE, is_secret_flag
 
-Problem = tuple[int, str, dict[str, Any]]
-_ASSIGNMENT = re.compile(r"(\w+)=(.*)", re.DOTALL)
 _LOCAL = re.compile(r"(localhost|127\.0\.0\.1)(:\d+)?")
 _OWN_HOST = re.compile(r"\$\((/bin/)?hostname\b.*\)|\$\{?(HOSTNAME|SLURMD_NODENAME)\}?|`hostname\b.*`")
 _TOKEN = re.compile(r"hf_\w{10,}|sk-[\w-]{16,}|ghp_\w{20,}")
@@ -25,20 +22,12 @@ _SAYS_NOTHING = frozenset({"echo", "date", "printf", "sleep", "true", "ls", "nvi
 def check_environment(script: JobScript) -> Iterator[Problem]:
     """Problems that are not about how many processes start."""
     for each in script.commands:
-        for line, name, value in _assignments(each.line, each.words):
-            yield from _variable(script, line, name, value)
+        for name, value in each.assignments:
+            yield from _variable(script, each.line, name, value)
         yield from _secret_flags(each.line, each.words)
     yield from _on_tasks(script)
     yield from _conda(script)
     yield from _exit_code(script)
-
-
-def _assignments(line: int, words: tuple[str, ...]) -> Iterator[tuple[int, str, str]]:
-    for word in words[1:] if words[0] in DECLARATIONS else words:
-        found = _ASSIGNMENT.fullmatch(word)
-        if found is None:
-            return
-        yield line, found[1], found[2]
 
 
 def _variable(script: JobScript, line: int, name: str, value: str) -> Iterator[Problem]:
@@ -60,15 +49,12 @@ def _secret_flags(line: int, words: tuple[str, ...]) -> Iterator[Problem]:
         name = flag if equals else before
         told = value if equals else word
         if (is_secret_flag(name) and len(told) >= 8 and not told.startswith(("$", "-", "/"))) or (
-            _TOKEN.search(word) and not _ASSIGNMENT.fullmatch(word)
+            _TOKEN.search(word) and not ASSIGNMENT.fullmatch(word)
         ):
-            yield (
-                line,
-                "secret",
-                {"name": name if is_secret_flag(name) else Message("a token behind {command}", command=words[0])},
-            )
+            told_as = name if is_secret_flag(name) else text_of("script.token", command=words[0])
+            yield line, "secret", {"name": told_as}
     if words[:2] == ("wandb", "login") and re.fullmatch(r"\w{30,}", words[-1]):
-        yield line, "secret", {"name": Message("the key of wandb login")}
+        yield line, "secret", {"name": text_of("script.wandb_key")}
 
 
 def _on_tasks(script: JobScript) -> Iterator[Problem]:
@@ -77,12 +63,11 @@ def _on_tasks(script: JobScript) -> Iterator[Problem]:
     for launch in script.launches:
         endpoint = launch.option("--rdzv-endpoint", "--master-addr", "--main-process-ip") or ""
         if several and launch.srun is not None:
+            words = {"name": text_of("script.rendezvous"), "value": endpoint, "nodes": script.nodes}
             if _LOCAL.fullmatch(endpoint):
-                yield launch.line, "master_is_local", {
-                    "name": Message("the rendezvous"), "value": endpoint, "nodes": script.nodes,
-                }  # fmt: skip
+                yield launch.line, "master_is_local", words
             elif launch.on_task and _OWN_HOST.match(endpoint):
-                yield launch.line, "master_per_task", {"name": Message("the rendezvous")}
+                yield launch.line, "master_per_task", words
         port = launch.option("--master-port", "--main-process-port") or endpoint.partition(":")[2]
         # A variable has a finding of its own where it is set.
         written = any(port in word for each in script.commands if each.line == launch.line for word in each.words)
@@ -90,11 +75,10 @@ def _on_tasks(script: JobScript) -> Iterator[Problem]:
             yield launch.line, "port_fixed", {"port": port}
     for each in script.commands:
         if several and "srun" in each.words and "-c" in each.words:
-            inner = live(each.words[-1])
-            for one in commands(inner, each.line):
-                for _, name, value in _assignments(each.line, one.words):
-                    if name in _ADDRESSES and _OWN_HOST.fullmatch(value):
-                        yield each.line, "master_per_task", {"name": name}
+            inner = commands(live(each.words[-1]), each.line)
+            for name, value in (pair for one in inner for pair in one.assignments):
+                if name in _ADDRESSES and _OWN_HOST.fullmatch(value):
+                    yield each.line, "master_per_task", {"name": name}
 
 
 def _conda(script: JobScript) -> Iterator[Problem]:

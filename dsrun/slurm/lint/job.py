@@ -6,24 +6,16 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
-from dsrun.datafiles import toml_beside
 from dsrun.errors import UsageError
 from dsrun.hardware.gres import parse_gres
-from dsrun.slurm.lint.launch import Launch, launches
-from dsrun.slurm.lint.shell import ShellCommand, commands
+from dsrun.slurm.lint.launch import Launch, launches, rules
+from dsrun.slurm.lint.shell import DECLARATIONS, ShellCommand, commands
 from dsrun.slurm.render.notation import parse_gpus
 
-_ASSIGNMENT = re.compile(r"(\w+)=(.*)", re.DOTALL)
-DECLARATIONS = ("export", "declare", "local", "readonly")
-
-
-@cache
-def rules() -> dict[str, Any]:
-    """rules.toml: sbatch's options, and the texts of the findings by their code."""
-    return toml_beside(__file__, "rules.toml")
+Problem = tuple[int, str, dict[str, Any]]
+"""Line, code, and the words for the braces of the rule's texts."""
 
 
 @dataclass(frozen=True)
@@ -121,18 +113,16 @@ def read_script(text: str) -> JobScript:
         directives=tuple(each for each in directives if each.line < first),
         ignored=tuple(each for each in directives if each.line > first),
         commands=tuple(found),
-        launches=tuple(launches(found, variables, frozenset(rules()["srun"]["switches"]))),
+        launches=tuple(launches(found, variables)),
         variables=variables,
     )
 
 
 def _assignments(found: list[ShellCommand]) -> Iterator[tuple[str, str]]:
     for each in found:
-        words = each.words[1:] if each.words[0] in DECLARATIONS else each.words
-        parts = [_ASSIGNMENT.fullmatch(word) for word in words]
-        if all(parts):
+        if len(each.assignments) + (each.words[0] in DECLARATIONS) == len(each.words):
             # What one variable takes from itself (PATH=$PATH:x) would never end.
-            yield from ((part[1], part[2]) for part in parts if part and f"${part[1]}" not in part[2].replace("{", ""))
+            yield from ((name, value) for name, value in each.assignments if f"${name}" not in value.replace("{", ""))
 
 
 def _directives(number: int, line: str) -> Iterator[Directive]:
@@ -145,24 +135,20 @@ def _directives(number: int, line: str) -> Iterator[Directive]:
         words = text.split()
     while words:
         word = words.pop(0)
+        follows = bool(words) and not words[0].startswith("-")
         if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
             known = _long_option(name)
-            follows = bool(words) and not words[0].startswith("-")
-            yield Directive(
-                number, known or name, value if equals else (words.pop(0) if follows else None), known is not None
-            )
+            given = value if equals else words.pop(0) if follows else None
+            yield Directive(number, known or name, given, known is not None)
         elif word.startswith("-") and len(word) > 1:
             known = rules()["options"]["short"].get(word[1])
-            rest = word[2:].removeprefix("=")
-            follows = bool(words) and not words[0].startswith("-") and known is not None
-            yield Directive(number, known or word, rest or (words.pop(0) if follows else None))
+            given = word[2:].removeprefix("=") or (words.pop(0) if follows and known else None)
+            yield Directive(number, known or word, given)
 
 
 def _long_option(name: str) -> str | None:
     """The option that sbatch takes `name` for: the one of this name, or the only one that begins so."""
     known = rules()["options"]["long"]
-    if name in known:
-        return name
     begun = [each for each in known if each.startswith(name)] if name else []
-    return begun[0] if len(begun) == 1 else None
+    return name if name in known else begun[0] if len(begun) == 1 else None

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import pairwise
 from pathlib import PurePosixPath
-from typing import Literal
+from typing import Any, Literal
 
-from dsrun.slurm.lint.shell import ShellCommand, commands, expand, live
+from dsrun.datafiles import toml_beside
+from dsrun.slurm.lint.shell import ASSIGNMENT, ShellCommand, commands, expand, live
 
 Kind = Literal["torchrun", "accelerate", "deepspeed", "program"]
 _KEYWORDS = frozenset({"if", "then", "do", "else", "elif", "while", "until", "!", "{", "exec", "time", "nohup", "eval"})
-_ASSIGNMENT = re.compile(r"\w+=.*", re.DOTALL)
 _PYTHON = re.compile(r"python(?:[23](?:\.\d+)?)?")
 MODULES: dict[str, Kind] = {
     "torch.distributed.run": "torchrun",
@@ -30,7 +32,7 @@ _SCRIPT = re.compile(r".*\.py|-m")
 
 @dataclass(frozen=True, kw_only=True)
 class Launch:
-    """A command that trains: `words` begin with the launcher or Python.
+    """A command that trains: `words` begin with the launcher or Python, `at` is its place among the script's commands.
 
     `srun` are the options of srun, None in the batch shell. `on_task`: the words were expanded by a shell on the nodes.
     """
@@ -42,6 +44,7 @@ class Launch:
     on_task: bool = False
     environment: tuple[str, ...] = ()
     background: bool = False
+    at: int = 0
 
     @property
     def name(self) -> str:
@@ -58,49 +61,51 @@ class Launch:
     def option(self, *names: str) -> str | None:
         """The value of the first of these flags of the launcher, with hyphens or underscores; "" without a value."""
         wanted = {name.replace("_", "-") for name in names}
-        for at, word in enumerate(self.words):
+        for word, following in pairwise([*self.words, ""]):
             name, equals, value = word.partition("=")
             if name.replace("_", "-") in wanted:
-                return value if equals else (self.words[at + 1] if at + 1 < len(self.words) else "")
+                return value if equals else following
         return None
 
     def srun_number(self, *names: str) -> int | None:
         """The whole number that srun gets for one of these options."""
-        for at, word in enumerate(self.srun or ()):
+        for word, following in pairwise([*(self.srun or ()), ""]):
             for name in names:
-                found = re.fullmatch(re.escape(name) + r"=?(\d+)", word)
-                following = (self.srun or ())[at + 1 : at + 2]
-                if found:
-                    return int(found[1])
-                if word == name and following and following[0].isdigit():
-                    return int(following[0])
+                found = re.fullmatch(re.escape(name) + r"(?:=?(\d+))?", word)
+                if found and (number := found[1] or following).isdigit():
+                    return int(number)
         return None
 
 
-def launches(found: Sequence[ShellCommand], variables: Mapping[str, str], switches: frozenset[str]) -> Iterator[Launch]:
-    """The launches among the commands of a script; `switches` are the options of srun that take no value."""
-    for each in found:
-        yield from _of_command(each, variables, switches, each.end == "&")
+@cache
+def rules() -> dict[str, Any]:
+    """rules.toml: options of sbatch, srun and the launchers, and the texts of the findings by their code."""
+    return toml_beside(__file__, "rules.toml")
 
 
-def _of_command(
-    command: ShellCommand, variables: Mapping[str, str], switches: frozenset[str], background: bool
-) -> Iterator[Launch]:
+def launches(found: Sequence[ShellCommand], variables: Mapping[str, str]) -> Iterator[Launch]:
+    """The launches among the commands of a script."""
+    for at, command in enumerate(found):
+        for each in _of_command(command, variables):
+            yield replace(each, at=at, background=command.end == "&")
+
+
+def _of_command(command: ShellCommand, variables: Mapping[str, str]) -> Iterator[Launch]:
     words = list(_expanded(command.words, variables))
     environment: list[str] = []
-    srun: list[str] | None = None
+    srun: tuple[str, ...] | None = None
     while words:
         word = words[0]
         if word in _KEYWORDS:
             words.pop(0)
-        elif _ASSIGNMENT.fullmatch(word):
+        elif ASSIGNMENT.fullmatch(word):
             environment.append(words.pop(0))
         elif word in ("env", "command", "timeout", "stdbuf", "numactl", "nice") or (
             PurePosixPath(word).name in ("apptainer", "singularity") and words[1:2] in (["exec"], ["run"])
         ):
             words = _behind(words)
         elif word == "srun":
-            srun, words = _split_srun(words[1:], switches)
+            srun, words = _split_srun(words[1:])
         else:
             break
     if not words or PurePosixPath(words[0]).name in _ELSEWHERE:
@@ -108,25 +113,17 @@ def _of_command(
     shell = PurePosixPath(words[0]).name
     if shell in ("bash", "sh") and "c" in (words[1:2] or [""])[0] and words[1].startswith("-") and len(words) > 2:
         for inner in commands(live(words[2]), command.line):
-            for each in _of_command(inner, variables, switches, background):
-                yield Launch(
-                    line=command.line, kind=each.kind, words=each.words, environment=each.environment,
-                    srun=each.srun if srun is None else tuple(srun), on_task=srun is not None, background=background,
-                )  # fmt: skip
+            for each in _of_command(inner, variables):
+                on_task = srun is not None
+                yield replace(each, line=command.line, srun=srun if on_task else each.srun, on_task=on_task)
         return
-    kind = _kind(words)
-    if kind is not None:
-        yield Launch(
-            line=command.line, kind=kind, words=tuple(words), environment=tuple(environment),
-            srun=None if srun is None else tuple(srun), background=background,
-        )  # fmt: skip
+    if (kind := _kind(words)) is not None:
+        yield Launch(line=command.line, kind=kind, words=tuple(words), environment=tuple(environment), srun=srun)
 
 
 def _expanded(words: Sequence[str], variables: Mapping[str, str]) -> Iterator[str]:
     for word in words:
-        value = word
-        for _ in range(3):  # variables made of variables
-            value = expand(value, variables)
+        value = expand(word, variables)
         # An unquoted variable that holds a command is several words; quotes are gone here, so this is what is common.
         alone = re.fullmatch(r"\$\{?\w+(\[[@*]\])?\}?", word) and value != word
         yield from _WORDS.findall(value) if alone else [value]
@@ -141,16 +138,13 @@ def _behind(words: list[str]) -> list[str]:
     return []
 
 
-def _split_srun(words: list[str], switches: frozenset[str]) -> tuple[list[str], list[str]]:
+def _split_srun(words: list[str]) -> tuple[tuple[str, ...], list[str]]:
     """srun's own options, and the command."""
-    at = 0
+    at, switches = 0, rules()["srun"]["switches"]
     while at < len(words) and words[at].startswith(("-", "$")):
-        word = words[at]
-        at += 1
-        takes = "=" not in word and word not in switches and (word.startswith("--") or len(word) == 2)
-        if takes and not word.startswith("$") and at < len(words):
-            at += 1
-    return words[:at], words[at:]
+        takes = re.fullmatch(r"--[^=]*|-[^=]", words[at]) and words[at] not in switches
+        at += 2 if takes else 1
+    return tuple(words[:at]), words[at:]
 
 
 def _kind(words: Sequence[str]) -> Kind | None:
@@ -164,12 +158,11 @@ def _kind(words: Sequence[str]) -> Kind | None:
 
 def _kind_of_python(words: Sequence[str]) -> Kind | None:
     """What Python runs; None for what does not train, as `python -c` and a program on standard input."""
-    for at, word in enumerate(words[1:], 1):
+    for word, following in pairwise([*words[1:], ""]):
         if word == "-m":
-            module = words[at + 1] if at + 1 < len(words) else ""
-            return MODULES.get(module, "program")
-        if not word.startswith("-"):
-            return "program" if _SCRIPT.fullmatch(word) or "$" in word else None
+            return MODULES.get(following, "program")
         if word == "-c":
             return None
+        if not word.startswith("-"):
+            return "program" if _SCRIPT.fullmatch(word) or "$" in word else None
     return None

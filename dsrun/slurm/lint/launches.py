@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
 
-from dsrun.slurm.lint.job import JobScript
+from dsrun.slurm.lint.job import JobScript, Problem
 from dsrun.slurm.lint.launch import Launch
 from dsrun.system.display import counted
 
-Problem = tuple[int, str, dict[str, Any]]
 _RANK = re.compile(r"\$\{?(SLURM_(?:NODEID|PROCID|LOCALID))\b")
 _COUNTS_CPUS = re.compile(r"SLURM_(CPUS_\w+|JOB_CPUS_PER_NODE|NTASKS\w*|TASKS_PER_NODE)|\bnproc\b|os\.cpu_count")
 NPROC = ("--nproc-per-node", "--nproc-per-gpu")
@@ -118,8 +116,6 @@ def _node_rank(launch: Launch, nodes: int) -> Iterator[Problem]:
         return
     found = _RANK.search(given)
     if found and not launch.on_task:
-        yield launch.line, "rank_in_batch_shell", {
-            "variable": f"${found[1]}", "variable_name": f"${found[1]}", "flag": flag,
-        }  # fmt: skip
+        yield launch.line, "rank_in_batch_shell", {"variable": f"${found[1]}", "flag": flag}
     elif given.isdigit():
         yield launch.line, "rank_constant", {"flag": flag, "given": given, "nodes": nodes}

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from itertools import takewhile
 from typing import NamedTuple
 
 # Stands for a dollar sign that this shell does not expand: one in single quotes, or behind a backslash.
 LITERAL_DOLLAR = "\ue000"
+ASSIGNMENT = re.compile(r"(\w+)=(.*)", re.DOTALL)
+DECLARATIONS = ("export", "declare", "local", "readonly")
 _CLOSING = {"(": ")", "{": "}"}
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _HEREDOC = re.compile(r"<<(-?)\s*(['\"]?)(\w+)\2")
@@ -22,6 +25,12 @@ class ShellCommand(NamedTuple):
     end: str = "\n"
     raw: tuple[str, ...] = ()
 
+    @property
+    def assignments(self) -> list[tuple[str, str]]:
+        """Names and values that it begins with, behind export and the like or before a program."""
+        words = self.words[1:] if self.words[0] in DECLARATIONS else self.words
+        return [(found[1], found[2]) for found in takewhile(bool, map(ASSIGNMENT.fullmatch, words)) if found]
+
 
 def commands(text: str, line: int = 1) -> list[ShellCommand]:
     """The simple commands of `text`, whose first line has the number `line`. Bodies of here-documents are left out."""
@@ -29,8 +38,10 @@ def commands(text: str, line: int = 1) -> list[ShellCommand]:
 
 
 def expand(word: str, variables: Mapping[str, str]) -> str:
-    """`word` with the known variables in it replaced by their values."""
-    return _VARIABLE.sub(lambda found: variables.get(found[1] or found[2], found[0]), word)
+    """`word` with the known variables in it replaced by their values, also in those values."""
+    for _ in range(3):
+        word = _VARIABLE.sub(lambda found: variables.get(found[1] or found[2], found[0]), word)
+    return word
 
 
 def live(word: str) -> str:

@@ -17,6 +17,8 @@ _OF_NODE = re.compile(
 )
 _REFERENCE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:[:%#/+=?^,@-][^}$`]*)?\}|\(\(([\w\s+*/%$-]*)\)\)|)|`|<\(|>\(")
 
+_PIECE = re.compile(r"""'(?P<single>[^']*)'?|"(?P<double>(?:\\.?|[^"\\])*)"?|(?P<plain>(?:\\.?|[^'"\\])+)""", re.DOTALL)
+
 
 def literal(raw: str) -> str | None:
     """What the shell makes of a word in which it expands nothing; None for one in which it does, or redirects."""
@@ -60,22 +62,6 @@ def same_on_nodes(name: str) -> bool:
 
 def _pieces(raw: str) -> Iterator[tuple[str, str]]:
     """The parts of a word with the quote around each, "" for none."""
-    at, plain = 0, ""
-    while at < len(raw):
-        char = raw[at]
-        if char == "\\":
-            plain += raw[at : at + 2]
-            at += 2
-        elif char in "'\"":
-            if plain:
-                yield "", plain
-            plain, end = "", at + 1
-            while end < len(raw) and raw[end] != char:
-                end += 2 if char == '"' and raw[end] == "\\" else 1
-            yield char, raw[at + 1 : end]
-            at = end + 1
-        else:
-            plain += char
-            at += 1
-    if plain:
-        yield "", plain
+    for found in _PIECE.finditer(raw):
+        kind = str(found.lastgroup)
+        yield {"single": "'", "double": '"', "plain": ""}[kind], found[kind]

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsrun.findings.finding import Finding, Level
-from dsrun.messages import Message
+from dsrun.findings.finding import Finding
+from dsrun.findings.texts import finding_of
 
 if TYPE_CHECKING:
     from dsrun.slurm.render.options import SlurmSpec
@@ -35,11 +35,6 @@ def missing_here(
     yield from missing_setup(spec, cwd, environ)
 
 
-def missing(level: Level, code: str, where: str, message: str, fix: str = "") -> Finding:
-    """A finding about what is not there."""
-    return Finding(level=level, code=f"slurm_missing_{code}", where=where, message=message, fix=fix)
-
-
 def _files(spec: SlurmSpec, program: Program, cwd: Path, *, on_cluster: bool) -> Iterator[Finding]:
     in_image = spec.container_image or spec.apptainer
     if program.file and not in_image and not (cwd / program.file).exists():
@@ -54,16 +49,11 @@ def _files(spec: SlurmSpec, program: Program, cwd: Path, *, on_cluster: bool) ->
             yield _missing_file(flag, name, certain=on_cluster and not name.startswith("/"))
     folder = (cwd / spec.log).parent if spec.log else cwd
     if "%" not in str(folder) and not folder.is_dir():
-        message = Message("SLURM does not create {folder}, and without it the job has no log", folder=folder)
-        yield missing("info", "folder", "--log", message, f"mkdir -p {folder}")
+        yield finding_of("slurm_missing_folder", where="--log", folder=folder)
 
 
 def _missing_file(where: str, name: str, *, certain: bool) -> Finding:
     shown = name if name.isprintable() else repr(name)
     if certain:
-        fix = Message("write its path from this folder, or in full")
-        return missing(
-            "error", "file", where.removeprefix("program"), Message("there is no file {file}", file=shown), fix
-        )
-    message = Message("{file} is not on this machine; the job needs it on the compute nodes", file=shown)
-    return missing("info", "file", where, message)
+        return finding_of("slurm_missing_file", where=where.removeprefix("program"), file=shown)
+    return finding_of("slurm_missing_file.elsewhere", where=where, file=shown)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from dsrun.errors import MissingError, ToolError
 from dsrun.findings.finding import Finding
-from dsrun.messages import Message, joined, suggestion
-from dsrun.slurm.render.login_node import missing
+from dsrun.findings.texts import finding_of, text_of
+from dsrun.messages import joined, suggestion
 from dsrun.system import slurm
 from dsrun.system.proc import capture
 
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 # conda needs seconds for its list, and a module may start programs.
 _TIMEOUT_S = 60
-_ANYWAY = Message("--force renders it anyway")
 # As the script loads them: one after the other, for a module may bring the folder of the next. One that is there may
 # refuse to be loaded on a login node.
 _MODULES = """\
@@ -47,8 +46,7 @@ def missing_setup(spec: SlurmSpec, cwd: Path, environ: Mapping[str, str]) -> Ite
     """What the job would certainly end for. `spec` is a completed one, `cwd` the folder in which the job starts."""
     for name in (entry for entry in spec.env if "=" not in entry):
         if not environ.get(name):
-            message = Message("the variable is not set here, and sbatch could not pass it on")
-            yield missing("error", "variable", f"--env {name}", message, f"export {name}=…")
+            yield finding_of("slurm_missing_variable", where=f"--env {name}", name=name)
     yield from _modules(spec)
     yield from _tools(spec, environ)
     if spec.conda:
@@ -62,9 +60,7 @@ def _tools(spec: SlurmSpec, environ: Mapping[str, str]) -> Iterator[Finding]:
     for flag, value, tool in (("--apptainer", spec.apptainer, "apptainer"), ("--conda", spec.conda, "conda")):
         own_setup = spec.module or spec.setup_file
         if value and not own_setup and shutil.which(tool, path=environ.get("PATH")) is None:
-            message = Message("there is no {tool} here", tool=tool)
-            fix = Message("--module NAME, if a module brings {tool}", tool=tool)
-            yield missing("error", "tool", f"{flag} {value}", message, fix)
+            yield finding_of("slurm_missing_tool", where=f"{flag} {value}", tool=tool)
 
 
 def _bash(text: str, *words: str) -> str | None:
@@ -79,22 +75,20 @@ def _bash(text: str, *words: str) -> str | None:
 def _modules(spec: SlurmSpec) -> Iterator[Finding]:
     answer = (_bash(_MODULES, *spec.module) if spec.module else None) or ""
     if answer.strip() == "none":
-        message = Message("there is no module command here; the compute nodes need one")
-        yield missing("info", "module", f"--module {spec.module[0]}", message)
+        yield finding_of("slurm_missing_module.command", where=f"--module {spec.module[0]}")
         return
     for line in answer.splitlines():
         if line.startswith("missing "):
             where = f"--module {line.removeprefix('missing ')}"
-            message, fix = Message("there is no such module here"), joined("; ", ["module avail", _ANYWAY])
-            yield missing("error", "module", where, message, fix)
+            fix = joined("; ", ["module avail", text_of("slurm.anyway")])
+            yield finding_of("slurm_missing_module", where=where, fix=fix)
 
 
 def _conda(spec: SlurmSpec, name: str, cwd: Path) -> Iterator[Finding]:
     """Whether the environment is there; nothing where conda does not tell."""
     if "/" in name:
         if not (cwd / name / "conda-meta").is_dir():
-            message = Message("the folder is not a conda environment")
-            yield missing("error", "conda", f"--conda {name}", message, _ANYWAY)
+            yield finding_of("slurm_missing_conda.folder", where=f"--conda {name}", fix=text_of("slurm.anyway"))
         return
     # A sourced file may do anything, and may be what makes conda known.
     answer = None if spec.setup_file else _bash(_CONDA, *spec.module)
@@ -103,8 +97,8 @@ def _conda(spec: SlurmSpec, name: str, cwd: Path) -> Iterator[Finding]:
     except (ValueError, KeyError, TypeError):
         return
     if name not in (*known, "base", "root"):
-        message = Message("conda knows no such environment here")
-        yield missing("error", "conda", f"--conda {name}", message, suggestion(name, known, Message("conda env list")))
+        fix = suggestion(name, known, text_of("slurm_missing_conda.list"))
+        yield finding_of("slurm_missing_conda", where=f"--conda {name}", fix=fix)
 
 
 def _pyxis(image: str) -> Iterator[Finding]:
@@ -114,6 +108,5 @@ def _pyxis(image: str) -> Iterator[Finding]:
     except (MissingError, ToolError):
         return
     if answer.returncode == 0 and "--container-image" not in answer.stdout:
-        message = Message("srun here does not have pyxis, which runs images of enroot")
-        fix = Message("--apptainer IMAGE; {anyway}, if the compute nodes have it", anyway=_ANYWAY)
-        yield missing("error", "pyxis", f"--container-image {image}", message, fix)
+        where = f"--container-image {image}"
+        yield finding_of("slurm_missing_pyxis", where=where, anyway=text_of("slurm.anyway"))

@@ -124,9 +124,9 @@ MIN_LEAD_S = 60
 _SAVING_TIMES = 2  # the step in progress and a slow file system
 
 
-def functions_file() -> Path:
-    """The shell functions that job scripts call."""
-    return data_folder("slurm") / "job.bash"
+def functions_file(name: str = "job") -> Path:
+    """The shell functions that job scripts call; `name` another for those of --spare, --preflight or --stage."""
+    return data_folder("slurm") / f"{name}.bash"
 
 
 @dataclass(frozen=True, kw_only=True)

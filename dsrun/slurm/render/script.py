@@ -169,7 +169,7 @@ def context(spec: SlurmSpec, program: Program, site: Site) -> dict[str, Any]:
         "user": printable(site.user),
         "command": printable(shlex.join(masked(site.command))),
         "functions": site.functions,
-        "functions_text": functions_file().read_text(encoding="utf-8") if spec.inline else None,
+        "functions_text": _functions_text(spec) if spec.inline else None,
         "directives": directives(spec, program, site),
         "modules": spec.module,
         "setup_files": [as_path(each) for each in spec.setup_file],
@@ -206,6 +206,13 @@ def context(spec: SlurmSpec, program: Program, site: Site) -> dict[str, Any]:
         "preflight": preflight(spec, program, site, staged) if spec.preflight else None,
         "program": " ".join(map(shell_quote, program.argv)),
     }
+
+
+def _functions_text(spec: SlurmSpec) -> str:
+    """The shell functions that this job uses: job.bash, and of the files beside it those of its options."""
+    uses = {"spare": spec.spare, "preflight": spec.preflight, "stage": spec.stage}
+    names = ["job", *(name for name, used in uses.items() if used)]
+    return "\n".join(functions_file(name).read_text(encoding="utf-8") for name in names)
 
 
 def directives(spec: SlurmSpec, program: Program, site: Site) -> list[str]:

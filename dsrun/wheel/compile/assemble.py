@@ -20,7 +20,7 @@ from dsrun.wheel.verify.contents import symbol_versions
 
 if TYPE_CHECKING:
     from dsrun.wheel.compile.environment import Request
-    from dsrun.wheel.target.ops import Op
+    from dsrun.wheel.platform.ops import Op
     from dsrun.wheel.verify.contents import Library, WheelReport
 
 INSTALLED = "deepspeed/git_version_info_installed.py"

@@ -15,22 +15,22 @@ from dsrun.datafiles import data_folder, read_toml
 from dsrun.errors import MissingError, ToolError, UsageError
 from dsrun.findings.finding import Finding, errors_in
 from dsrun.findings.show import refusal
+from dsrun.findings.texts import finding_of
 from dsrun.hardware.cluster_gpus import cluster_gpus, cluster_nodes
-from dsrun.messages import Message
 from dsrun.system.gpus import visible_gpus
 from dsrun.system.proc import capture
 from dsrun.wheel.compile.environment import without_flags
-from dsrun.wheel.target.cpu import CPUINFO, common_level, default_level, host_level, resolve_level
-from dsrun.wheel.target.cxx import all_cxx, find_cxx
-from dsrun.wheel.target.gpus import check_archs, decide_target
-from dsrun.wheel.target.nvcc import compiled_by, find_nvcc
-from dsrun.wheel.target.toolchain import check_tools, torch_facts
+from dsrun.wheel.platform.cpu import CPUINFO, common_level, default_level, host_level, resolve_level
+from dsrun.wheel.platform.cxx import all_cxx, find_cxx
+from dsrun.wheel.platform.gpus import check_archs, decide_target
+from dsrun.wheel.platform.nvcc import compiled_by, find_nvcc
+from dsrun.wheel.platform.toolchain import check_tools, torch_facts
 
 if TYPE_CHECKING:
-    from dsrun.wheel.target.cxx import Cxx
-    from dsrun.wheel.target.gpus import Target
-    from dsrun.wheel.target.nvcc import Nvcc
-    from dsrun.wheel.target.toolchain import TorchFacts
+    from dsrun.wheel.platform.cxx import Cxx
+    from dsrun.wheel.platform.gpus import Target
+    from dsrun.wheel.platform.nvcc import Nvcc
+    from dsrun.wheel.platform.toolchain import TorchFacts
 
 # Xeon Phi has AVX-512, but not all parts that x86-64-v4 needs.
 _LESS = "knl"
@@ -99,10 +99,6 @@ class Diagnostics:
         errors = errors_in(every)
         if errors:
             raise refusal(errors, kind=MissingError if errors[0].code in _MISSING else UsageError)
-
-    def note(self, code: str, message: str) -> None:
-        """Add a remark."""
-        self.findings.append(Finding(level="info", code=code, message=message))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,10 +181,7 @@ def _default_level(partition: str | None, diagnostics: Diagnostics) -> str:
     try:
         nodes = cluster_nodes(partition) or ()
     except ToolError as error:
-        diagnostics.note(
-            "slurm_unreachable",
-            Message("could not query SLURM for the CPUs of its nodes: {error}", error=error.message),
-        )
+        diagnostics.add([finding_of("slurm_unreachable", error=error.message)])
         nodes = ()
     known = cluster_level([node.features for node in nodes])
     cpuinfo = CPUINFO.read_text(encoding="utf-8", errors="replace") if CPUINFO.exists() else ""

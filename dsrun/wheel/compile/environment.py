@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from packaging.version import Version
 
-from dsrun.wheel.target.ops import Op, op_table
+from dsrun.wheel.platform.ops import Op, op_table
 
 SEARCH_PATHS = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "CCL_ROOT", "CUTLASS_PATH")
 """Where compilers and DeepSpeed look for headers and libraries. They pass, and are part of the request's key."""

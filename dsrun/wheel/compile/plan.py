@@ -12,19 +12,19 @@ from pathlib import Path
 
 from dsrun.errors import UsageError
 from dsrun.findings.finding import Finding
-from dsrun.messages import Message
+from dsrun.findings.texts import finding_of
 from dsrun.system import host
 from dsrun.system.variables import cache_root
 from dsrun.wheel.compile.assemble import expected_code
 from dsrun.wheel.compile.context import BuildContext, BuildOptions, Diagnostics, detect_build_context
 from dsrun.wheel.compile.environment import Request, search_paths, unused_flags, without_flags
 from dsrun.wheel.compile.run import WheelBuild
+from dsrun.wheel.platform.arch import Archs, env_value
+from dsrun.wheel.platform.cpu import NATIVE, identity
+from dsrun.wheel.platform.cxx import Probe
+from dsrun.wheel.platform.nvcc import prepare_home
+from dsrun.wheel.platform.ops import Op, choose_ops, missing, named_ops
 from dsrun.wheel.select_source import SourceIdentity, identify_source, resolve_source
-from dsrun.wheel.target.arch import Archs, env_value
-from dsrun.wheel.target.cpu import NATIVE, identity
-from dsrun.wheel.target.cxx import Probe
-from dsrun.wheel.target.nvcc import prepare_home
-from dsrun.wheel.target.ops import Op, choose_ops, missing, named_ops
 
 # cicc on DeepSpeed's larger kernels peaks between 2 and 4 GiB a process; g++ -O3 on torch's headers near 1.5 GiB.
 _CUDA_JOB_BYTES = 4 << 30
@@ -82,8 +82,7 @@ def resolve(options: BuildOptions, environ: Mapping[str, str] = os.environ) -> B
             patched=bool(source.label),
             cuda=context.torch.cuda,
         )
-        for message in left_out:
-            diagnostics.note("op_left_out", message)
+        diagnostics.add(Finding(level="info", code="op_left_out", message=message) for message in left_out)
         diagnostics.add(missing(ops, probe.available, cuda=context.torch.cuda, environ=clean))
     named = named_ops(options.ops, context.target.kind, source.version)
     ops = _without_too_new(ops, context.target.archs, named, diagnostics)
@@ -137,12 +136,7 @@ def _without_too_new(
                 f"{op.name} is for GPUs of compute capability {op.lowest} and above, and --arch is {env_value(archs)}",
                 fix=f"--ops …,-{op.name} leaves it out",
             )
-        message = Message(
-            "left out: {op}, because it is for GPUs of compute capability {lowest} and above",
-            op=op.name,
-            lowest=op.lowest,
-        )
-        diagnostics.note("op_left_out", message)
+        diagnostics.add([finding_of("op_left_out", op=op.name, lowest=op.lowest)])
     return tuple(op for op in ops if _with_code(op, archs))
 
 
@@ -151,31 +145,17 @@ def _remarks(
 ) -> Iterator[Finding]:
     unused = unused_flags(environ)
     if unused:
-        yield _info(
-            "flags_unused", Message("{names} in the environment: not used for this build", names=", ".join(unused))
-        )
+        yield finding_of("flags_unused", names=", ".join(unused))
     if context.level == NATIVE and options.cpu is None:
-        message = Message("the CPU operations are compiled for this machine's own processor: no level is known for it")
-        yield _info("cpu_native", message)
+        yield finding_of("cpu_native")
     archs = context.target.archs
     for op in ops if archs else ():
         if op.lowest and expected_code(env_value(archs), op.lowest) != expected_code(env_value(archs), None):
-            yield _info(
-                "arch_left_out",
-                Message(
-                    "{op} gets no code below {lowest}: DeepSpeed's builder leaves it out", op=op.name, lowest=op.lowest
-                ),
-            )
+            yield finding_of("arch_left_out", op=op.name, lowest=op.lowest)
     affected = [op.name for op in ops if op.name in _USE_BF16]
     old, new = tuple(a for a in archs if a.major < 8), tuple(a for a in archs if a.major >= 8)
     if affected and old and new:
-        message = Message("an architecture below 8.0 switches bf16 off in {ops} for all GPUs", ops=", ".join(affected))
-        fix = Message('build two wheels: --arch "{old}" and --arch "{new}"', old=env_value(old), new=env_value(new))
-        yield Finding(level="warning", code="bf16_switched_off", message=message, fix=fix)
-
-
-def _info(code: str, message: str) -> Finding:
-    return Finding(level="info", code=code, message=message)
+        yield finding_of("bf16_switched_off", ops=", ".join(affected), old=env_value(old), new=env_value(new))
 
 
 def _request(

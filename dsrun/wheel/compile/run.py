@@ -28,17 +28,17 @@ from dsrun.wheel.compile.failure import check_executable, copy_failed, explained
 from dsrun.wheel.compile.output import Event, OnEvent, Tracker, follow
 from dsrun.wheel.compile.precompiled import launcher
 from dsrun.wheel.compile.wrappers import prefix_maps, write_nvcc_wrapper
+from dsrun.wheel.platform.cpu import compiler_environment
+from dsrun.wheel.platform.cxx import compiler_cache
+from dsrun.wheel.platform.nvcc import prepare_home
+from dsrun.wheel.platform.ops import links
 from dsrun.wheel.select_source import resolve_source
-from dsrun.wheel.target.cpu import compiler_environment
-from dsrun.wheel.target.cxx import compiler_cache
-from dsrun.wheel.target.nvcc import prepare_home
-from dsrun.wheel.target.ops import links
 from dsrun.wheel.verify.contents import read_wheel
 
 if TYPE_CHECKING:
     from dsrun.wheel.compile.context import BuildContext
     from dsrun.wheel.compile.environment import Request
-    from dsrun.wheel.target.ops import Op
+    from dsrun.wheel.platform.ops import Op
 
 # What a PEP 517 front end calls for a project without a build backend of its own. Called directly, as pip would
 # hold the output back, and is not there in an environment made by uv.

@@ -11,7 +11,7 @@ from dsrun.errors import MissingError, ToolError
 from dsrun.system.proc import capture
 
 if TYPE_CHECKING:
-    from dsrun.wheel.target.nvcc import Nvcc
+    from dsrun.wheel.platform.nvcc import Nvcc
 
 _TIMEOUT_S = 60.0
 _SOURCE_FLAG = "--orig_src_path_name"

@@ -20,7 +20,7 @@ from packaging.version import InvalidVersion, Version
 
 from dsrun.errors import UsageError
 from dsrun.findings.finding import Finding
-from dsrun.messages import Message
+from dsrun.findings.texts import finding_of
 
 PROVENANCE = "dsrun.json"
 """In .dist-info of a wheel that dsrun built: what it was built from."""
@@ -129,47 +129,33 @@ def check_archive(archive: Archive) -> list[Finding]:
     return [*_check_metadata(archive), *_check_record(archive)]
 
 
-def _error(code: str, message: str, where: str) -> Finding:
-    return Finding(level="error", code=code, message=message, fix=_AGAIN, where=where)
-
-
 def _check_metadata(archive: Archive) -> list[Finding]:
     where = archive.path.name
     member = archive.info_file("METADATA")
     if member is None:
-        return [_error("wheel_metadata", Message("has no .dist-info/METADATA: pip will not install it"), where)]
+        return [finding_of("wheel_metadata", where=where)]
     headers = HeaderParser().parsestr(archive.read_text(member))
     name, version = str(headers.get("Name", "")), str(headers.get("Version", ""))
     with suppress(InvalidVersion):
         if (canonicalize_name(name), str(Version(version))) == (archive.name.name, archive.name.version):
             return []
     named = f"{archive.name.name} {archive.name.version}"
-    message = Message(
-        "is named {named} but its METADATA says {name} {version}: pip will refuse it",
-        named=named,
-        name=name,
-        version=version,
-    )
-    return [_error("wheel_metadata", message, where)]
+    return [finding_of("wheel_metadata.differs", where=where, named=named, name=name, version=version)]
 
 
 def _check_record(archive: Archive) -> list[Finding]:
     where = archive.path.name
     member = archive.info_file("RECORD")
     if member is None:
-        return [_error("wheel_record", Message("has no .dist-info/RECORD: its contents cannot be checked"), where)]
+        return [finding_of("wheel_record", where=where)]
     rows = {row[0]: row[1] for row in csv.reader(StringIO(archive.read_text(member))) if len(row) == 3}
     present = {name for name in archive.names if not name.endswith(_UNSIGNED)}
-    found = [
-        *(Message("{file} is named in RECORD but missing", file=name) for name in rows if name not in archive.names),
-        *(Message("{file} is not named in RECORD", file=name) for name in sorted(present - set(rows))),
-        *(
-            Message("{file} differs from its hash in RECORD", file=name)
-            for name in sorted(present & set(rows))
-            if not _same(archive, name, rows[name])
-        ),
+    changed = [name for name in sorted(present & set(rows)) if not _same(archive, name, rows[name])]
+    return [
+        *(finding_of("wheel_record.gone", where=where, file=name) for name in rows if name not in archive.names),
+        *(finding_of("wheel_record.more", where=where, file=name) for name in sorted(present - set(rows))),
+        *(finding_of("wheel_record.differs", where=where, file=name) for name in changed),
     ]
-    return [_error("wheel_record", problem, where) for problem in found]
 
 
 def record_hash(chunks: Iterable[bytes], kind: str = "sha256") -> str:

@@ -21,7 +21,7 @@ from typing import BinaryIO, Literal
 
 from elftools.elf.elffile import ELFFile
 
-from dsrun.wheel.target.arch import Capability, tegra
+from dsrun.wheel.platform.arch import Capability, tegra
 
 Kind = Literal["ptx", "sass", "lto", "other"]
 

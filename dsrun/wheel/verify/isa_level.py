@@ -15,7 +15,7 @@ from pathlib import Path
 from elftools.elf.elffile import ELFFile
 
 from dsrun.errors import ToolError
-from dsrun.wheel.target.cpu import X86_LEVELS
+from dsrun.wheel.platform.cpu import X86_LEVELS
 
 LEVELS = ("x86-64", *(name for name, _ in X86_LEVELS))
 

@@ -15,7 +15,7 @@ from packaging.tags import Tag, compatible_tags, cpython_tags
 from dsrun.errors import ToolError
 from dsrun.system.files import parse_json
 from dsrun.system.proc import capture
-from dsrun.wheel.target.arch import Capability
+from dsrun.wheel.platform.arch import Capability
 from dsrun.wheel.verify import probe
 from dsrun.wheel.verify.fatbin import sm
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from dsrun.findings.finding import Finding
-from dsrun.messages import Message
-from dsrun.wheel.target.arch import minor_release
+from dsrun.findings.texts import finding_of, text_of
+from dsrun.wheel.platform.arch import minor_release
 from dsrun.wheel.verify.contents import Library, WheelReport, version_key
 from dsrun.wheel.verify.isa_level import highest, lacking
 from dsrun.wheel.verify.machine import Machine
@@ -15,11 +15,6 @@ _DEBIAN = {"libaio.so.1": "libaio1", "libaio.so.1t64": "libaio1t64", "libgomp.so
 # torch loads these itself before any operation; if torch is missing or another version, that is the finding.
 _WITH_TORCH = ("libc10", "libtorch", "libcudart.so", "libcublas", "libcurand", "libnccl", "libcusparse", "libcusolver")
 _ELF_NAMES = {"x86_64": "x64", "aarch64": "AArch64", "arm64": "AArch64"}
-
-
-def error(code: str, message: str, fix: str, where: str = "") -> Finding:
-    """What keeps a wheel from working."""
-    return Finding(level="error", code=code, message=message, fix=fix, where=where)
 
 
 def names(libraries: Iterable[Library]) -> str:
@@ -32,13 +27,8 @@ def system_findings(report: WheelReport, machine: Machine) -> Iterator[Finding]:
     foreign = _ELF_NAMES.get(machine.machine)
     other = [each for each in report.libraries if each.machine and foreign and each.machine != foreign]
     if other:
-        message = Message(
-            "{ops}: compiled for {compiled}, this machine is {machine}",
-            ops=names(other),
-            compiled=other[0].machine,
-            machine=machine.machine,
-        )
-        yield error("platform_code", message, Message("build it on such a machine"), machine.node)
+        compiled, here = other[0].machine, machine.machine
+        yield finding_of("platform_code", where=machine.node, ops=names(other), compiled=compiled, machine=here)
         return
     yield from _too_new(report, machine, "glibc", machine.glibc)
     yield from _too_new(report, machine, "glibcxx", machine.glibcxx)
@@ -53,15 +43,7 @@ def _too_new(report: WheelReport, machine: Machine, what: str, have: str | None)
     over = {each: version for each, version in over.items() if version_key(version) > version_key(have)}
     if over:
         newest = max(over.values(), key=version_key)
-        message = Message(
-            "{ops}: needs glibc {wanted}, here is {have}"
-            if what == "glibc"
-            else "{ops}: needs a libstdc++ with GLIBCXX_{wanted}, here is {have}",
-            ops=names(over),
-            wanted=newest,
-            have=have,
-        )
-        yield error(what, message, Message("build it on the oldest system it must run on"), machine.node)
+        yield finding_of(what, where=machine.node, ops=names(over), wanted=newest, have=have)
 
 
 def _processor(report: WheelReport, machine: Machine) -> Iterator[Finding]:
@@ -74,19 +56,10 @@ def _processor(report: WheelReport, machine: Machine) -> Iterator[Finding]:
         lacked = sorted(
             {flag for each in over if each.cpu_level for flag in lacking(each.cpu_level, machine.cpu_flags)}
         )
-        message = Message(
-            "{ops}: compiled for {level}, this processor lacks {lacked}: a process that uses it dies with SIGILL",
-            ops=names(over),
-            level=level,
-            lacked=", ".join(lacked),
-        )
-        yield error("cpu_level", message, Message("build it with --cpu x86-64-v3 or lower"), machine.node)
+        yield finding_of("cpu_level.wheel", where=machine.node, ops=names(over), isa=level, lacked=", ".join(lacked))
     unknown = [each for each in report.libraries if each.cpu_level is None and each.machine == "x64"]
     if unknown:
-        message = Message(
-            "{ops}: cannot tell which processors it is for, as objdump is not installed", ops=names(unknown)
-        )
-        yield Finding(level="info", code="cpu_unknown", message=message, fix=Message("install binutils"))
+        yield finding_of("cpu_unknown", ops=names(unknown))
 
 
 def _missing_libraries(report: WheelReport, machine: Machine) -> Iterator[Finding]:
@@ -96,13 +69,8 @@ def _missing_libraries(report: WheelReport, machine: Machine) -> Iterator[Findin
             continue
         if name == "libcuda.so.1" and not machine.gpus:
             continue  # the driver's own library, where there is no driver
-        fix = (
-            Message("install {what}", what=_DEBIAN[name])
-            if name in _DEBIAN
-            else Message("install what provides {name}", name=name)
-        )
-        message = Message("{ops}: needs {name}, which is not on this machine", ops=names(users), name=name)
-        yield error("library_missing", message, fix, machine.node)
+        fix = text_of("library_missing.package", what=_DEBIAN[name]) if name in _DEBIAN else None
+        yield finding_of("library_missing", where=machine.node, ops=names(users), name=name, fix=fix)
 
 
 def _torch_suits(report: WheelReport, machine: Machine) -> bool:

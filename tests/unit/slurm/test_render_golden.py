@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -138,13 +139,27 @@ def test_bash_parses_golden_script(name):
 
 def test_shellcheck_passes_golden_scripts():
     """shellcheck finds nothing."""
+    assert shellcheck(*GOLDEN.glob("*.sh"), *functions_file().parent.glob("*.bash")) == (0, "")
+
+
+def test_inline_scripts_have_the_functions_they_use(tmp_path):
+    """Those of each combination of --spare, --preflight and --stage, and no others; shellcheck finds nothing."""
+    functions = {"spare": "swap_in_spares() {", "preflight": "local options=()", "stage": "copy_environment() {"}
+    values = {"spare": "1", "preflight": "true", "stage": "/shared/env.tar.gz"}
+    for count in range(4):
+        for names in combinations(values, count):
+            script = render(spec_of(nodes="4", inline="true", **{name: values[name] for name in names}), DEMO, SITE)
+            assert {name for name, text in functions.items() if text in script} == set(names)
+            (tmp_path / f"{'-'.join(names)}.sh").write_text(script)
+    assert shellcheck(*tmp_path.iterdir()) == (0, "")
+
+
+def shellcheck(*files: Path) -> tuple[int, str]:
     beside = Path(sys.executable).with_name("shellcheck")
     program = beside if beside.exists() else shutil.which("shellcheck")
     assert program, "shellcheck is missing: pip install 'dsrun[test]'"
-    done = subprocess.run(
-        [program, *GOLDEN.glob("*.sh"), functions_file()], capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stdout) == (0, "")
+    done = subprocess.run([program, *files], capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout
 
 
 def test_sbatch_script_size_independent_of_node_count():

@@ -101,7 +101,7 @@ def test_sbatch_option_values_validated(name, good, bad):
 
 def test_env_option_refuses_variables_of_script():
     """A variable of the script's own cannot be passed with --env."""
-    text = template_text() + functions_file().read_text()
+    text = template_text() + "".join(each.read_text() for each in functions_file().parent.glob("*.bash"))
     own = set(re.findall(r"^\s*(?:for )?([a-z_]+)(?:=| in )", text, re.MULTILINE))
     own -= set(re.findall(r"(?:^| )([a-z_]+)(?=[= ]|$)", " ".join(re.findall(r"^ +local (.*)", text, re.MULTILINE))))
     assert {"job", "endpoint", "on_node", "nproc"} <= own

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 
+import pytest
+
 from tests.unit.slurm.stand_ins import JOB, SAVES, SCONTROL, SRUN, Shell, requeued, signalled, training
 
 HOSTS = SCONTROL.replace('echo "first-node"', "printf '%s\\n' n1 n2 n3 n4")
@@ -85,14 +87,16 @@ def test_signal_saves_and_requeues_with_spare_nodes(shell):
     assert (done.code, requeued(done), steps(done)) == (0, True, ["n1,n2,n3"])
 
 
-def test_node_that_fails_preflight_is_replaced_by_a_spare_one(shell):
+@pytest.mark.parametrize("inline", ["false", "true"])
+def test_node_that_fails_preflight_is_replaced_by_a_spare_one(shell, inline):
+    """With the functions of both in files that job.bash loads, and in the script."""
     shell.worker = """\
         case " $* " in
             *" doctor "*) echo n3 >"$DSRUN_FAILURES/doctor-exclude"; exit 3 ;;
             *) touch "$DSRUN_OUTPUT/FINISHED" ;;
         esac
     """
-    done = shell.run(three_of_four(shell, preflight="true"))
+    done = shell.run(three_of_four(shell, preflight="true", inline=inline))
     assert (done.code, requeued(done)) == (0, False)
     assert steps(done) == ["n1,n2,n4"]
     assert "preflight: n3 failed: left out, for spare nodes" in done.stderr

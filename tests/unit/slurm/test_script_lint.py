@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from dsrun.slurm.lint.check import check_script
-from dsrun.slurm.lint.job import read_script, rules
+from dsrun.slurm.lint.job import read_script
+from dsrun.slurm.lint.launch import rules
 from dsrun.slurm.lint.shell import commands
 
 TESTS = Path(__file__).parents[2]

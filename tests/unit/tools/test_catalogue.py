@@ -11,7 +11,7 @@ import pytest
 
 from dsrun.diagnosis.rules import causes
 from dsrun.messages import PLACEHOLDER
-from dsrun.slurm.lint.job import rules as script_rules
+from dsrun.slurm.lint.launch import rules as script_rules
 from dsrun.zero.rules import rules as config_rules
 from tools.catalogue.texts import CHECKOUT, literals, texts
 from tools.catalogue.update import CATALOGUE, compiled, current, update

@@ -16,7 +16,7 @@ from dsrun.recipe.flags import hf_flags, own_flags
 from dsrun.slurm.render.options import options as slurm_options
 from dsrun.slurm.render.program import Site, train_program
 from dsrun.slurm.render.script import completed, context
-from dsrun.wheel.target.gpus import product_lines
+from dsrun.wheel.platform.gpus import product_lines
 from dsrun.zero.generate.spec import options as config_options
 from dsrun.zero.rules import rules
 from tests.unit.slurm.stand_ins import spec_of

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dsrun.errors import UsageError
 from dsrun.hardware.gpus import gpu_table
-from dsrun.wheel.target.arch import (
+from dsrun.wheel.platform.arch import (
     Arch,
     env_value,
     known_capabilities,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.hardware.gpus import gpu_table
-from dsrun.wheel.target.arch import (
+from dsrun.wheel.platform.arch import (
     generations,
     minor_release,
     nvcc_versions,
@@ -15,7 +15,7 @@ from dsrun.wheel.target.arch import (
     tegra,
     torch_releases,
 )
-from dsrun.wheel.target.gpus import check_archs, serving
+from dsrun.wheel.platform.gpus import check_archs, serving
 
 NVCC = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
 

@@ -14,8 +14,8 @@ import pytest
 
 from dsrun.errors import UsageError
 from dsrun.wheel.compile.context import cluster_level, node_level
-from dsrun.wheel.target import cpu
-from dsrun.wheel.target.cpu import (
+from dsrun.wheel.platform import cpu
+from dsrun.wheel.platform.cpu import (
     common_level,
     compiler_environment,
     default_level,
@@ -24,7 +24,7 @@ from dsrun.wheel.target.cpu import (
     level_of,
     resolve_level,
 )
-from dsrun.wheel.target.cxx import c_compiler, find_cxx
+from dsrun.wheel.platform.cxx import c_compiler, find_cxx
 
 V2 = "fpu cx16 lahf_lm popcnt pni sse4_1 sse4_2 ssse3"
 V3 = f"{V2} abm avx avx2 bmi1 bmi2 f16c fma movbe xsave"

@@ -11,8 +11,8 @@ import pytest
 
 from dsrun.errors import MissingError, ToolError, UsageError
 from dsrun.wheel.compile.plan import jobs
-from dsrun.wheel.target import cxx as compilers
-from dsrun.wheel.target.cxx import (
+from dsrun.wheel.platform import cxx as compilers
+from dsrun.wheel.platform.cxx import (
     all_cxx,
     c_compiler,
     compiler_cache,
@@ -21,7 +21,7 @@ from dsrun.wheel.target.cxx import (
     has_header,
     install_command,
 )
-from dsrun.wheel.target.toolchain import torch_facts
+from dsrun.wheel.platform.toolchain import torch_facts
 from tests.unit.wheel.fake_programs import path_of, program
 
 GIB = 1 << 30

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.wheel.target.cxx import find_cxx
-from dsrun.wheel.target.nvcc import (
+from dsrun.wheel.platform.cxx import find_cxx
+from dsrun.wheel.platform.nvcc import (
     all_nvcc,
     find_nvcc,
     has_runtime,

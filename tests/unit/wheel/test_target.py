@@ -5,8 +5,8 @@ import pytest
 from dsrun.errors import ToolError, UsageError
 from dsrun.hardware.gres import parse_gres
 from dsrun.system.gpus import Gpu
-from dsrun.wheel.target.arch import env_value
-from dsrun.wheel.target.gpus import decide_target
+from dsrun.wheel.platform.arch import env_value
+from dsrun.wheel.platform.gpus import decide_target
 
 A100 = "NVIDIA A100-SXM4-80GB"
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.wheel.target.cxx import Cxx
-from dsrun.wheel.target.nvcc import Nvcc
-from dsrun.wheel.target.toolchain import TorchFacts, check_tools
+from dsrun.wheel.platform.cxx import Cxx
+from dsrun.wheel.platform.nvcc import Nvcc
+from dsrun.wheel.platform.toolchain import TorchFacts, check_tools
 
 
 def torch(version: str = "2.13.0+cu130", cuda: str | None = "13.0", hip: str | None = None) -> TorchFacts:

@@ -9,7 +9,7 @@ import pytest
 
 from dsrun.wheel.compile.assemble import expected_code, wrong_with_wheel
 from dsrun.wheel.compile.run import group_ops
-from dsrun.wheel.target.ops import op_table
+from dsrun.wheel.platform.ops import op_table
 from dsrun.wheel.verify.contents import Library, WheelReport
 from tests.unit.wheel.test_wheel_request import CUDA
 

@@ -12,7 +12,7 @@ from dsrun.wheel.compile.environment import (
     unused_flags,
     without_flags,
 )
-from dsrun.wheel.target.ops import op_table
+from dsrun.wheel.platform.ops import op_table
 from tests.unit.wheel.test_wheel_request import CPU, CUDA
 
 TABLE = op_table("0.19.8")

@@ -10,7 +10,7 @@ from dsrun.findings.show import shown
 from dsrun.messages import Message
 from dsrun.system.display import cells
 from dsrun.wheel.compile.context import Diagnostics
-from dsrun.wheel.target.ops import missing, op_table
+from dsrun.wheel.platform.ops import missing, op_table
 from dsrun.wheel.verify.check import table
 
 FINDING = Finding(level="error", code="library_missing", message=Message("install {what}", what="a"), fix="see its log")

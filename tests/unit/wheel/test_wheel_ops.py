@@ -10,9 +10,9 @@ import sys
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.wheel.target import ops as module
-from dsrun.wheel.target.cxx import Probe, find_cxx, needs, way_to_install
-from dsrun.wheel.target.ops import all_ops, choose_ops, links, missing, op_table
+from dsrun.wheel.platform import ops as module
+from dsrun.wheel.platform.cxx import Probe, find_cxx, needs, way_to_install
+from dsrun.wheel.platform.ops import all_ops, choose_ops, links, missing, op_table
 
 # What DeepSpeed says about each operation, asked in a process of its own: its accelerator is chosen on import.
 _ASK = """
@@ -271,7 +271,7 @@ def test_every_need_has_install_command():
 
 def test_op_table_imports_no_torch():
     code = (
-        "import sys, dsrun.wheel.target.ops as o; o.op_table(); "
+        "import sys, dsrun.wheel.platform.ops as o; o.op_table(); "
         "print([m for m in ('torch', 'numpy') if m in sys.modules])"
     )
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

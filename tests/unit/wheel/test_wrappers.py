@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from dsrun.wheel.compile.wrappers import prefix_maps, write_nvcc_wrapper
-from dsrun.wheel.target.nvcc import Nvcc
+from dsrun.wheel.platform.nvcc import Nvcc
 from tests.tiny_wheels import compiled, needs_gcc
 
 NVCC = """\

@@ -12,8 +12,9 @@ from typing import Any, Literal
 from dsrun.datafiles import data_folder, read_toml
 from dsrun.errors import UsageError, did_you_mean
 from dsrun.findings.finding import Finding
+from dsrun.findings.texts import finding_of, text_of
 from dsrun.messages import Message, joined
-from dsrun.wheel.target.cxx import needs, way_to_install
+from dsrun.wheel.platform.cxx import needs, way_to_install
 
 Code = Literal["host", "cuda-host", "cuda"]
 # setup.py compiles pin_memory with them whether it was asked for or not: they load it at run time.
@@ -147,20 +148,13 @@ def _left_out(ops: Sequence[Op], available: Callable[[str], bool], cuda: str | N
     for op in ops:
         lacking = [name for name in op.needs if not (op.broken or available(name))]
         found = [
-            Message(
-                "{what} cannot be found: {install}",
-                what=Message(needs()[name].what),
-                install=way_to_install(name, cuda=cuda),
-            )
+            text_of("op_left_out.not_found", what=Message(needs()[name].what), install=way_to_install(name, cuda=cuda))
             for name in lacking
         ]
+        shown = text_of("op_left_out.noted", op=op.name, note=Message(op.note or "")) if op.default else op.name
         for reason in [Message(op.broken)] if op.broken else found:
-            users.setdefault(reason, []).append(
-                Message("{op} ({note})", op=op.name, note=Message(op.note or "")) if op.default else op.name
-            )
-    return [
-        Message("left out: {ops}, because {reason}", ops=_and(names), reason=reason) for reason, names in users.items()
-    ]
+            users.setdefault(reason, []).append(shown)
+    return [text_of("op_left_out.because", ops=_and(names), reason=reason) for reason, names in users.items()]
 
 
 def _find(word: str, table: Mapping[str, Op], kind: str) -> Op:
@@ -197,14 +191,12 @@ def missing(
         for name in op.needs:
             wanted.setdefault(name, []).append(op.name)
     return [
-        Finding(
-            level="error",
-            code="need_missing",
-            message=Message(
-                "{users} cannot be built without {what}", users=_and(users), what=Message(needs()[name].what)
-            ),
-            fix=way_to_install(name, cuda=cuda, environ=environ),
+        finding_of(
+            "need_missing",
             where=f"--ops {','.join(users)}",
+            users=_and(users),
+            what=Message(needs()[name].what),
+            fix=way_to_install(name, cuda=cuda, environ=environ),
         )
         for name, users in wanted.items()
         if not available(name)

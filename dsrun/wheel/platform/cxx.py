@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from dsrun.datafiles import data_folder, read_toml
 from dsrun.errors import MissingError, ToolError, UsageError
+from dsrun.findings.texts import text_of
 from dsrun.messages import Message
 from dsrun.system.proc import capture
 
@@ -237,11 +238,9 @@ def way_to_install(name: str, *, cuda: str | None = None, environ: Mapping[str, 
         package = wanted.packages.get(candidate or "")
         if candidate and package:
             return install_command(candidate, _filled(package, cuda))
-    return Message(
-        "install {what}, and set {variable}" if wanted.variable else "install {what}",
-        what=Message(wanted.what),
-        variable=wanted.variable,
-    )
+    if wanted.variable:
+        return text_of("need.variable", what=Message(wanted.what), variable=wanted.variable)
+    return text_of("need.what", what=Message(wanted.what))
 
 
 def _filled(package: str, cuda: str | None) -> str:

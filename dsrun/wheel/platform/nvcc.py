@@ -11,8 +11,8 @@ from pathlib import Path
 
 from dsrun.errors import MissingError, ToolError, UsageError
 from dsrun.system.proc import capture
-from dsrun.wheel.target.arch import Capability
-from dsrun.wheel.target.cxx import Cxx, has_function
+from dsrun.wheel.platform.arch import Capability
+from dsrun.wheel.platform.cxx import Cxx, has_function
 
 _TIMEOUT_S = 60.0
 _RELEASE = re.compile(r"\brelease (\d+)\.(\d+)")

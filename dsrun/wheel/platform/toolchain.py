@@ -10,11 +10,11 @@ from pathlib import Path
 
 from dsrun.errors import ToolError
 from dsrun.findings.finding import Finding
-from dsrun.messages import Message
+from dsrun.findings.texts import finding_of, text_of
 from dsrun.system.proc import capture
-from dsrun.wheel.target.arch import minor_release
-from dsrun.wheel.target.cxx import Cxx
-from dsrun.wheel.target.nvcc import Nvcc, has_runtime, host_limits
+from dsrun.wheel.platform.arch import minor_release
+from dsrun.wheel.platform.cxx import Cxx
+from dsrun.wheel.platform.nvcc import Nvcc, has_runtime, host_limits
 
 _TIMEOUT_S = 60.0
 # Printed on lines of their own behind a mark, since a site's startup files may print too. find_spec imports nothing.
@@ -122,46 +122,21 @@ def check_tools(
     difference of CUDA is an info.
     """
     if torch is None:
-        return [
-            _error(
-                "no_torch",
-                Message("torch is not installed, and DeepSpeed compiles against it"),
-                "pip install torch",
-            )
-        ]
+        return [finding_of("no_torch.wheel")]
     findings = check_standard(torch, cxx, others)
     if kind != "cuda":
         return findings
     if torch.cuda is None:
-        message = Message(
-            "torch {version} was built for ROCm {rocm}, so nothing can be compiled for GPUs against it"
-            if torch.hip
-            else "torch {version} was built without CUDA, so nothing can be compiled for GPUs against it",
-            version=torch.version,
-            rocm=torch.hip,
-        )
-        fix = Message("install a CUDA build of torch, or build the operations for the CPU: --arch cpu")
-        return [*findings, _error("torch_without_cuda", message, fix)]
+        if torch.hip:
+            return [*findings, finding_of("torch_without_cuda.rocm", version=torch.version, rocm=torch.hip)]
+        return [*findings, finding_of("torch_without_cuda", version=torch.version)]
     if nvcc is None:
-        fix = Message(
-            "{command}, or load a CUDA {version} toolkit and set CUDA_HOME",
-            command=_pip_nvcc(torch.cuda),
-            version=minor_release(torch.cuda),
-        )
-        return [
-            *findings,
-            _error("no_nvcc", Message("there is no nvcc, and torch wants one of CUDA {cuda}", cuda=torch.cuda), fix),
-        ]
+        command, version = _pip_nvcc(torch.cuda), minor_release(torch.cuda)
+        return [*findings, finding_of("no_nvcc", cuda=torch.cuda, command=command, version=version)]
     findings += check_versions(torch.cuda, nvcc)
     if not has_runtime(nvcc.home):
-        message = Message("{home} has nvcc but not the runtime's header cuda_runtime.h", home=nvcc.home)
-        fix = Message("install the whole toolkit, or {command}", command=_pip_nvcc(nvcc.version))
-        findings.append(_error("no_cuda_runtime", message, fix))
+        findings.append(finding_of("no_cuda_runtime", home=nvcc.home, command=_pip_nvcc(nvcc.version)))
     return [*findings, *check_host(nvcc, cxx, others)]
-
-
-def _error(code: str, message: str, fix: str) -> Finding:
-    return Finding(level="error", code=code, message=message, fix=fix)
 
 
 def _pip_nvcc(cuda: str) -> str:
@@ -178,27 +153,11 @@ def check_versions(cuda: str, nvcc: Nvcc) -> list[Finding]:
     if nvcc.version == wanted:
         return []
     if nvcc.version.split(".")[0] == wanted.split(".")[0]:
-        message = Message(
-            "nvcc is {version} and torch was built with CUDA {wanted}: within one major version they "
-            "work together (CUDA minor version compatibility)",
-            version=nvcc.version,
-            wanted=wanted,
-        )
-        return [Finding(level="info", code="cuda_minor_differs", message=message, where=str(nvcc.path))]
-    message = Message(
-        "nvcc is {version} ({path}) and torch was built with CUDA {wanted}: code of another major "
-        "version does not load",
-        version=nvcc.version,
-        path=nvcc.path,
-        wanted=wanted,
-    )
-    fix = Message(
-        "use nvcc {wanted} ({command}, or set CUDA_HOME), or install a torch for CUDA {major}.x",
-        wanted=wanted,
-        command=_pip_nvcc(cuda),
-        major=nvcc.major,
-    )
-    return [_error("cuda_major_differs", message, fix)]
+        return [finding_of("cuda_minor_differs", where=str(nvcc.path), version=nvcc.version, wanted=wanted)]
+    path, major, command = nvcc.path, nvcc.major, _pip_nvcc(cuda)
+    return [
+        finding_of("cuda_major_differs", version=nvcc.version, path=path, major=major, wanted=wanted, command=command)
+    ]
 
 
 def check_standard(torch: TorchFacts, cxx: Cxx, others: Sequence[Cxx]) -> list[Finding]:
@@ -208,14 +167,8 @@ def check_standard(torch: TorchFacts, cxx: Cxx, others: Sequence[Cxx]) -> list[F
     if cxx.major >= oldest[cxx.kind]:
         return []
     fitting = [other for other in others if other.major >= oldest[other.kind]]
-    fix = _use(fitting, Message("{compiler} or newer", compiler=f"{cxx.kind} {oldest[cxx.kind]}"))
-    message = Message(
-        "{cxx} is too old for torch {version}, whose headers are {standard}",
-        cxx=cxx,
-        version=torch.version,
-        standard=standard.upper(),
-    )
-    return [_error("compiler_too_old", message, fix)]
+    fix = _use(fitting, text_of("compiler_too_old.or_newer", compiler=f"{cxx.kind} {oldest[cxx.kind]}"))
+    return [finding_of("compiler_too_old", cxx=cxx, version=torch.version, standard=standard.upper(), fix=fix)]
 
 
 def check_host(nvcc: Nvcc, cxx: Cxx, others: Sequence[Cxx]) -> list[Finding]:
@@ -225,18 +178,11 @@ def check_host(nvcc: Nvcc, cxx: Cxx, others: Sequence[Cxx]) -> list[Finding]:
     if newest is None or cxx.major <= newest:
         return []
     fix = _use([other for other in others if other.major <= limits.get(other.kind, 0)], f"{cxx.kind} {newest}")
-    message = Message(
-        "{cxx} is newer than nvcc {version} accepts (up to {kind} {newest})",
-        cxx=cxx,
-        version=nvcc.version,
-        kind=cxx.kind,
-        newest=newest,
-    )
-    return [_error("compiler_too_new", message, fix)]
+    return [finding_of("compiler_too_new", cxx=cxx, version=nvcc.version, kind=cxx.kind, newest=newest, fix=fix)]
 
 
 def _use(fitting: Sequence[Cxx], wanted: str) -> str:
     if not fitting:
-        return Message("install {wanted} and name it with --cxx", wanted=wanted)
+        return text_of("compiler_too_old.install", wanted=wanted)
     best = max(fitting, key=lambda cxx: (cxx.kind == "gcc", cxx.major))
     return f"--cxx {best.path}"

@@ -10,12 +10,13 @@ from typing import Literal
 
 from dsrun.errors import ToolError, UsageError
 from dsrun.findings.finding import Finding, errors_in
+from dsrun.findings.texts import finding_of, text_of
 from dsrun.hardware.gpus import gpu_table
 from dsrun.hardware.gres import Gres
 from dsrun.hardware.site import site_files
-from dsrun.messages import Message, joined
+from dsrun.messages import joined
 from dsrun.system.gpus import Gpu
-from dsrun.wheel.target.arch import (
+from dsrun.wheel.platform.arch import (
     Arch,
     Archs,
     Capability,
@@ -154,10 +155,10 @@ def check_archs(
             working.append(arch)
     errors = errors_in(findings)
     if errors and working:
-        fix = Message('{fix}; for the others: --arch "{archs}"', fix=errors[0].fix, archs=env_value(working))
+        fix = text_of("nvcc_cannot_compile.others", fix_of_first=errors[0].fix, archs=env_value(working))
         findings[findings.index(errors[0])] = replace(errors[0], fix=fix)
     if release is None:
-        findings.append(_unknown_torch(torch_version, torch_cuda))
+        findings.append(finding_of("torch_unknown", version=torch_version, cuda=torch_cuda))
     return findings
 
 
@@ -191,29 +192,16 @@ def _nvcc_finding(arch: Arch, nvcc: str | None, compiled: Collection[Capability]
         return None
     version = minor_release(nvcc)
     later = any(capability(each) > capability(version) for each in _compilers(arch))
-    return Finding(
-        level="error",
-        code="nvcc_cannot_compile",
-        message=Message("nvcc {version} does not compile for {arch}", version=version, arch=_named(arch)),
-        fix=_for_new(arch) if later else _for_old(arch),
-    )
+    fix = _for_new(arch) if later else _for_old(arch)
+    return finding_of("nvcc_cannot_compile", version=version, arch=_named(arch), fix=fix)
 
 
 def _torch_finding(arch: Arch, release: TorchRelease | None) -> Finding | None:
     if release is None or serves(release, arch.capability):
         return None
     later = any(capability(row.release) > capability(release.release) for row in serving(arch.capability))
-    return Finding(
-        level="error",
-        code="torch_has_no_code",
-        message=Message(
-            "torch {release} with CUDA {cuda} contains no code for {arch}",
-            release=release.release,
-            cuda=release.cuda,
-            arch=_named(arch),
-        ),
-        fix=_for_new(arch) if later else _for_old(arch),
-    )
+    fix = _for_new(arch) if later else _for_old(arch)
+    return finding_of("torch_has_no_code", release=release.release, cuda=release.cuda, arch=_named(arch), fix=fix)
 
 
 def _compilers(arch: Arch) -> list[str]:
@@ -224,31 +212,19 @@ def _for_old(arch: Arch) -> str:
     """The last pair of torch and CUDA that serves a GPU which newer ones have dropped."""
     rows = serving(arch.capability)
     if rows:
-        return Message(
-            "torch {release} with CUDA {cuda} is the last on PyPI that serves it, nvcc {nvcc} the last that compiles "
-            "for it",
-            release=rows[-1].release,
-            cuda=rows[-1].cuda,
-            nvcc=_compilers(arch)[-1],
-        )
+        last = rows[-1]
+        return text_of("torch_has_no_code.last", release=last.release, cuda=last.cuda, nvcc=_compilers(arch)[-1])
     if arch.capability in tegra():
-        return Message("build on the board itself, with the torch that NVIDIA makes for it")
-    first = torch_releases()[0].release
-    return Message("leave it out: no torch on PyPI since {first} holds code for it", first=first)
+        return text_of("torch_has_no_code.board")
+    return text_of("torch_has_no_code.never", first=torch_releases()[0].release)
 
 
 def _for_new(arch: Arch) -> str:
     """The first pair of torch and CUDA that serves a GPU which older ones do not know yet."""
     rows, compilers = serving(arch.capability), _compilers(arch)
-    options = [Message("nvcc {nvcc} is the first that compiles for it", nvcc=compilers[0])] if compilers else []
+    options = [text_of("nvcc_cannot_compile.first", nvcc=compilers[0])] if compilers else []
     if rows:
-        options.append(
-            Message(
-                "torch {release} with CUDA {cuda} the first on PyPI that serves it",
-                release=rows[0].release,
-                cuda=rows[0].cuda,
-            )
-        )
+        options.append(text_of("torch_has_no_code.first", release=rows[0].release, cuda=rows[0].cuda))
     return joined(", ", options)
 
 
@@ -257,15 +233,3 @@ def _named(arch: Arch) -> str:
     names = product_lines(arch.capability)
     shown = [*names[:2], "…"] if len(names) > 2 else names
     return f"{arch.name} ({', '.join(shown)})" if names else arch.name
-
-
-def _unknown_torch(version: str, cuda: str) -> Finding:
-    return Finding(
-        level="info",
-        code="torch_unknown",
-        message=Message(
-            "which GPUs torch {version} with CUDA {cuda} holds code for is not known and was not checked",
-            version=version,
-            cuda=cuda,
-        ),
-    )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dsrun.errors import ToolError, UsageError, did_you_mean
 from dsrun.system.proc import capture
-from dsrun.wheel.target.cxx import Cxx, c_compiler, predefined
+from dsrun.wheel.platform.cxx import Cxx, c_compiler, predefined
 
 CPUINFO = Path("/proc/cpuinfo")
 NATIVE = "native"
