@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 
+from dsrun.findings.texts import text_of
 from dsrun.messages import Message
 from dsrun.zero.generate.presets import GIB
 
@@ -34,16 +35,14 @@ def error_after(steps: int) -> Message:
     """The error of a bf16 sum at the largest measured number of steps up to `steps`: "0.36% after 8 steps"."""
     known = list(MEASURED)
     number = known[max(0, bisect_right(known, steps) - 1)]
-    return Message("{error} after {steps} steps", error=MEASURED[number], steps=number)
+    return text_of("bf16_sum.error", error=MEASURED[number], steps=number)
 
 
 def memory_of_sum(parameters: int | None, ranks: int | None, offload_optimizer: str) -> Message:
     """What a fp32 sum takes beyond a bf16 one, for so many trained parameters and ranks where they are known."""
-    place = Message("host memory" if offload_optimizer == "cpu" else "GPU memory")
+    place = text_of("bf16_sum.host" if offload_optimizer == "cpu" else "bf16_sum.gpu")
     if parameters is None or ranks is None:
-        return Message(
-            "{bytes} more bytes of {place} per trained parameter, divided by the ranks", bytes=EXTRA_BYTES, place=place
-        )
+        return text_of("bf16_sum.more_bytes", bytes=EXTRA_BYTES, place=place)
     gib = EXTRA_BYTES * parameters / ranks / GIB
     size = f"{gib:.1f} GiB" if gib >= 1 else f"{1024 * gib:.1f} MiB"
-    return Message("{size} more {place} per rank", size=size, place=place)
+    return text_of("bf16_sum.more", size=size, place=place)
