@@ -1,12 +1,13 @@
-"""check(): everything that is the matter with a DeepSpeed config, at once."""
+"""check(): everything that is the matter with a DeepSpeed config, at once; refuse_errors(): the same before a run."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from dsrun.errors import UsageError
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.zero.lint.advice import check_advice
@@ -45,6 +46,8 @@ PLACEHOLDER_TEXT = re.compile(
 )
 WORDS = {"True": "true", "False": "false", "None": "null"}
 HJSON = ("comment", "trailing_comma", "mark")
+# What trains on wrong rows without an error is not tried all the same.
+_NEVER_FORCED = ("parallelism",)
 
 
 def check(
@@ -142,3 +145,36 @@ def _name_placeholders(config: dict[str, Any], report: Findings) -> None:
                 wrong = True
         if not wrong:
             report.put(named, path)
+
+
+def refuse_errors(
+    text: str,
+    file: str,
+    *,
+    notify: Callable[[str], None],
+    added: Mapping[str, Any],
+    values: Mapping[str, Any],
+    places: Mapping[str, str],
+    world_size: int | None,
+    model_type: str | None,
+    force: bool = False,
+) -> None:
+    """Check the DeepSpeed JSON `text` of `file` for a run with these training arguments (`dsrun.recipe.deepspeed_file`
+    says what the parameters are); `notify` gets the warnings and the errors that `force` waives. Raises UsageError.
+    """
+    flags = Flags(dict(values), frozenset(places), dict(places))
+    found = check(text, file=file, world_size=world_size, against=flags, model_type=model_type, added=added)
+    errors = [each for each in found if each.level == "error" and (not force or each.code in _NEVER_FORCED)]
+    for each in found:
+        if each.level in ("warning", "error") and each not in errors:
+            notify(f"--deepspeed: {_line(each)}")
+    if not errors:
+        return
+    if len(errors) == 1:
+        raise UsageError(f"--deepspeed: {errors[0].where}: {errors[0].message}", fix=errors[0].fix or None)
+    raise UsageError(f"--deepspeed has {len(errors)} errors: {'; '.join(map(_line, errors))}")
+
+
+def _line(finding: Finding) -> str:
+    fix = f" ({finding.fix})" if finding.fix else ""
+    return f"{finding.where}: {finding.message}{fix}"
