@@ -127,15 +127,10 @@ def _beginning(comment: str) -> str:
     return first if len(first) <= 40 else first[:37] + "…"
 
 
-def _is_placeholder(value: Any) -> bool:
-    """Whether a value stands for one that is still to be written."""
-    return isinstance(value, str) and PLACEHOLDER_TEXT.fullmatch(value.strip()) is not None
-
-
 def _name_placeholders(config: dict[str, Any], report: Findings) -> None:
     """Call the placeholders of a config what they are, where an error complains about one; warn of the others."""
     for path, value in leaves(config):
-        if not _is_placeholder(value):
+        if not isinstance(value, str) or not PLACEHOLDER_TEXT.fullmatch(value.strip()):
             continue
         place, wrong = f"{dotted(path)} (", False
         named = finding_of("placeholder", key=path[-1], value=shown(value))

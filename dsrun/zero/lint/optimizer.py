@@ -27,7 +27,7 @@ TESTED_OF_TORCH = ("Adam", "AdamW", "Adagrad")
 NEEDS_MUP = ("muadam", "muadamw", "musgd")
 RATES = ("lr", "eps", "weight_decay")
 PARAMS = ("optimizer", "params")
-AT = ("scheduler", "params")
+SCHEDULE = ("scheduler", "params")
 
 
 def check_optimizer(view: ConfigView, report: Findings) -> None:
@@ -123,37 +123,33 @@ def check_scheduler(view: ConfigView, report: Findings) -> None:
     if not isinstance(params, dict):
         report.add("scheduler_param.none", ("scheduler",), name=name)
         return
-    _scheduler_params(str(name), known, params, report)
-    if str(name).startswith("Warmup"):
-        _warmup(str(name), params, view, report)
-
-
-def _scheduler_params(name: str, known: dict[str, bool], params: dict[str, Any], report: Findings) -> None:
     for key in params:
         if key not in known:
-            report.add("scheduler_param.unknown", (*AT, key), fix=_taken(key, known), name=name)
+            report.add("scheduler_param.unknown", (*SCHEDULE, key), fix=_taken(key, known), name=name)
     for key, required in known.items():
         if required and key not in params:
-            report.add("scheduler_param.missing", AT, name=name, key=key)
+            report.add("scheduler_param.missing", SCHEDULE, name=name, key=key)
+    if str(name).startswith("Warmup"):
+        _warmup(str(name), params, view, report)
 
 
 def _warmup(name: str, params: dict[str, Any], view: ConfigView, report: Findings) -> None:
     """Where a warm-up fails, and where it quietly trains at another rate (deepspeed.runtime.lr_schedules)."""
     steps, total = params.get("warmup_num_steps", 1000), params.get("total_num_steps", MISSING)
     if not _filled(steps, view) and (not isinstance(steps, int) or steps <= 0):
-        report.add("scheduler_warmup.steps", (*AT, "warmup_num_steps"), steps=shown(steps))
+        report.add("scheduler_warmup.steps", (*SCHEDULE, "warmup_num_steps"), steps=shown(steps))
     for key in ("warmup_min_lr", "warmup_max_lr", "total_num_steps"):
         value = params.get(key, 0)
         allowed = (
             isinstance(value, int | float | list) or _filled(value, view) or (key == "warmup_max_lr" and value is None)
         )
         if not allowed:
-            report.add("scheduler_warmup.number", (*AT, key), value=shown(value))
+            report.add("scheduler_warmup.number", (*SCHEDULE, key), value=shown(value))
     if isinstance(total, int | float) and isinstance(steps, int | float) and total < steps:
-        path = (*AT, "warmup_num_steps") if "warmup_num_steps" in params else (*AT, "total_num_steps")
+        path = (*SCHEDULE, "warmup_num_steps") if "warmup_num_steps" in params else (*SCHEDULE, "total_num_steps")
         report.add("scheduler_warmup.long", path, steps=shown(steps), total=shown(total))
     if params.get("warmup_type", "log") not in ("log", "linear"):
-        report.add("scheduler_warmup.type", (*AT, "warmup_type"), warmup_type=shown(params["warmup_type"]))
+        report.add("scheduler_warmup.type", (*SCHEDULE, "warmup_type"), warmup_type=shown(params["warmup_type"]))
     _peak(name, params, view, report)
 
 
@@ -164,12 +160,12 @@ def _peak(name: str, params: dict[str, Any], view: ConfigView, report: Findings)
     peak, lr = params.get("warmup_max_lr", MISSING), view.raw("optimizer", "params", "lr")
     if peak is MISSING and name == "WarmupDecayLR":
         rate = '"auto"' if view.for_trainer else shown(lr) if isinstance(lr, int | float) else "…"
-        report.add("scheduler_warmup.default_peak", AT, rate=rate)
-    at_peak = (*AT, "warmup_max_lr")
+        report.add("scheduler_warmup.default_peak", SCHEDULE, rate=rate)
+    at_peak = (*SCHEDULE, "warmup_max_lr")
     if isinstance(peak, int | float) and isinstance(lr, int | float) and peak != lr:
         report.add("scheduler_warmup.peak", at_peak, peak=shown(peak), lr=shown(lr))
     if isinstance(peak, int | float) and lr == AUTO:
         report.add("scheduler_warmup.follows", at_peak, peak=shown(peak))
     low = params.get("warmup_min_lr", 0)
     if isinstance(peak, int | float) and isinstance(low, int | float) and low > peak:
-        report.add("scheduler_warmup.down", (*AT, "warmup_min_lr"), low=shown(low), peak=shown(peak))
+        report.add("scheduler_warmup.down", (*SCHEDULE, "warmup_min_lr"), low=shown(low), peak=shown(peak))

@@ -15,7 +15,9 @@ from typing import Any
 
 from dsrun.findings.finding import Level
 from dsrun.findings.texts import text_of
+from dsrun.zero.lint.batch import NAMES
 from dsrun.zero.lint.codes import Findings
+from dsrun.zero.lint.optimizer import PARAMS, SCHEDULE
 from dsrun.zero.lint.source import dotted
 from dsrun.zero.lint.structure import MONITORS, leaves
 from dsrun.zero.schema import Block, Path, blocks, shown
@@ -23,7 +25,6 @@ from dsrun.zero.view import AUTO, CONSTANTS, MISSING, TRAINER_FILLS, ZERO, Confi
 
 # fill_match looks into these; anything but an object in the way ends in AttributeError.
 LOOKED_INTO = (("optimizer",), ("optimizer", "params"), ("scheduler",), ("scheduler", "params"), ("fp16",), ("bf16",))
-LEGACY_BF16 = ("bfloat16",)
 
 
 def check_trainer(view: ConfigView, report: Findings) -> None:
@@ -67,34 +68,26 @@ def _texts(view: ConfigView, report: Findings) -> None:
 
 def _ignored(view: ConfigView, report: Findings) -> None:
     """Keys that the Trainer makes useless."""
-    if view.has(*LEGACY_BF16):
-        report.add("ignored_key", LEGACY_BF16)
+    if view.has("bfloat16"):
+        report.add("ignored_key", ("bfloat16",))
     if view.has("steps_per_print"):
         report.add("no_effect.printing", ("steps_per_print",))
     if isinstance(view.raw("activation_checkpointing"), dict):
         report.add("no_effect.checkpointing", ("activation_checkpointing",))
 
 
-# DeepSpeedPlugin.__post_init__ sets it to infinity.
-OVERWRITTEN = (("steps_per_print",),)
-
-
 def check_auto(view: ConfigView, report: Findings) -> None:
     """Check every "auto" of the file."""
     for path, value in leaves(view.config):
-        if not isinstance(value, str) or value != AUTO:
-            continue
-        if view.for_trainer:
-            _under_the_trainer(path, view, report)
-        else:
-            _under_deepspeed(path, view, report)
+        if isinstance(value, str) and value == AUTO:
+            (_under_the_trainer if view.for_trainer else _under_deepspeed)(path, view, report)
 
 
 def _under_the_trainer(path: Path, view: ConfigView, report: Findings) -> None:
-    if path in TRAINER_FILLS or path in OVERWRITTEN:
+    # DeepSpeedPlugin.__post_init__ sets steps_per_print to infinity, deepspeed_optim_sched the other to true.
+    forced = path == ("zero_allow_untested_optimizer",) and not view.has("optimizer")
+    if path in TRAINER_FILLS or path == ("steps_per_print",) or forced:
         return
-    if path == ("zero_allow_untested_optimizer",) and not view.has("optimizer"):
-        return  # deepspeed_optim_sched sets it to true
     if path in CONSTANTS:
         report.add("auto_is_a_constant", path, constant=shown(CONSTANTS[path]))
     else:
@@ -116,11 +109,8 @@ def _under_deepspeed(path: Path, view: ConfigView, report: Findings) -> None:
         report.add(key, path, fix=_instead(path), value=shown(default_of(path)))
     elif block is not None and block.path in ("expert_parallel", "data_types", "pipeline"):
         report.add("auto_nobody_fills.deepspeed", path)
-    elif block is not None and path[-1] in block.keys and path not in BATCH:
+    elif block is not None and path[-1] in block.keys and path[0] not in NAMES:
         report.add("auto_nobody_fills.text", path, fix=_instead(path))
-
-
-BATCH = (("train_batch_size",), ("train_micro_batch_size_per_gpu",), ("gradient_accumulation_steps",))
 
 
 def _block_of(path: Path) -> Block | None:
@@ -135,8 +125,6 @@ def default_of(path: Path) -> object:
 
 
 UNKNOWN = object()
-PARAMS = ("optimizer", "params")
-WARMUP = ("scheduler", "params")
 
 
 def check_against(view: ConfigView, report: Findings) -> None:
@@ -193,9 +181,9 @@ def _pairs(flags: Flags, world_size: int | None) -> list[tuple[Path, str, Any]]:
         ((*PARAMS, "betas"), "adam_betas", betas),
         ((*PARAMS, "eps"), "adam_epsilon", get("adam_epsilon", UNKNOWN)),
         ((*PARAMS, "weight_decay"), "weight_decay", get("weight_decay", UNKNOWN)),
-        ((*WARMUP, "warmup_max_lr"), "learning_rate", get("learning_rate", UNKNOWN)),
-        ((*WARMUP, "warmup_num_steps"), "warmup_steps", _warmup_steps(get("warmup_steps", UNKNOWN), total)),
-        ((*WARMUP, "total_num_steps"), "max_steps", total if total > 0 else UNKNOWN),
+        ((*SCHEDULE, "warmup_max_lr"), "learning_rate", get("learning_rate", UNKNOWN)),
+        ((*SCHEDULE, "warmup_num_steps"), "warmup_steps", _warmup_steps(get("warmup_steps", UNKNOWN), total)),
+        ((*SCHEDULE, "total_num_steps"), "max_steps", total if total > 0 else UNKNOWN),
         (("fp16", "enabled"), "fp16", _switch(flags, "fp16")),
         (("bf16", "enabled"), "bf16", _switch(flags, "bf16")),
     ]
