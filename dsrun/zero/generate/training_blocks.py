@@ -6,7 +6,6 @@ from math import sqrt
 from typing import Any
 
 from dsrun.zero.generate import presets
-from dsrun.zero.generate.accumulation import FROM_STEPS, error_after, memory_of_sum, takes_fp32_sum
 from dsrun.zero.generate.blocks import (
     MOVED,
     ConfigContext,
@@ -18,6 +17,7 @@ from dsrun.zero.generate.blocks import (
     precision_of,
     tables,
 )
+from dsrun.zero.generate.presets import FROM_STEPS, error_after, memory_of_sum, takes_fp32_sum
 from dsrun.zero.generate.spec import ZeroSpec
 from dsrun.zero.view import AUTO, FILLED
 
