@@ -31,7 +31,7 @@ from dsrun.train.model.quantization import check_fp8, check_quantization
 from dsrun.train.model.zero_auto import resolve_zero_auto
 from dsrun.train.plugin import LoadedPlugin
 from dsrun.train.sequence.degree import decide_degree
-from dsrun.zero.generate.accumulation import FROM_STEPS, error_after, memory_of_sum, takes_fp32_sum
+from dsrun.zero.generate.presets import FROM_STEPS, error_after, memory_of_sum, takes_fp32_sum
 from dsrun.zero.offload import offloaded_to
 from dsrun.zero.ops import stage_of
 

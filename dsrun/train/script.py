@@ -35,7 +35,7 @@ from dsrun.train.plan import with_demo
 from dsrun.train.rank_context import RankContext, handler_from_env, is_supervised, show_stacks_in
 from dsrun.train.run import BegunRun, prepare_run
 from dsrun.train.worker import conclude, console_of, keep_temporary_files_with_run, open_records, take_folder
-from dsrun.zero.lint.training import refuse_errors
+from dsrun.zero.lint.check import refuse_errors
 
 # Flags that say how a run is started, and what follows once all ranks have left.
 _ELSEWHERE = {

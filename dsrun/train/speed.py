@@ -13,7 +13,7 @@ import torch
 from transformers.utils import is_liger_kernel_available
 
 from dsrun.errors import UsageError
-from dsrun.zero.generate.of_flags import ADAMW_OF_TORCH
+from dsrun.zero.generate.config import ADAMW_OF_TORCH
 from dsrun.zero.ops import stage_of
 
 if TYPE_CHECKING:

@@ -41,7 +41,7 @@ from dsrun.train.rank_context import (
     record_interruption,
     show_stacks_in,
 )
-from dsrun.zero.lint.training import refuse_errors
+from dsrun.zero.lint.check import refuse_errors
 
 
 def keep_temporary_files_with_run(environ: Mapping[str, str]) -> None:

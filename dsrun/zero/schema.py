@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 import pathlib
 import re
 from collections.abc import Callable, Mapping
@@ -17,6 +18,7 @@ from typing import Any, Literal, NamedTuple
 
 from dsrun import errors, messages
 from dsrun.datafiles import toml_beside
+from dsrun.findings.texts import text_of
 from dsrun.messages import Message, joined
 
 Entry = dict[str, Any]
@@ -114,23 +116,12 @@ Fit = Literal["exact", "converted", "refused"]
 TRUE_WORDS = frozenset({"1", "on", "t", "true", "y", "yes"})
 FALSE_WORDS = frozenset({"0", "off", "f", "false", "n", "no"})
 INT_TEXT = re.compile(r"\s*[-+]?\d+(_\d+)*(\.0+)?\s*", re.ASCII)
-BOUNDS: tuple[tuple[str, Message, Callable[[Any, Any], bool]], ...] = (
-    ("gt", Message("above {limit:g}"), lambda value, limit: value > limit),
-    ("ge", Message("at least {limit:g}"), lambda value, limit: value >= limit),
-    ("lt", Message("below {limit:g}"), lambda value, limit: value < limit),
-    ("le", Message("at most {limit:g}"), lambda value, limit: value <= limit),
+BOUNDS: tuple[tuple[str, str, Callable[[Any, Any], bool]], ...] = (
+    ("gt", "expected.above", operator.gt),
+    ("ge", "expected.at_least", operator.ge),
+    ("lt", "expected.below", operator.lt),
+    ("le", "expected.at_most", operator.le),
 )
-NOUNS = {
-    "bool": Message("true or false"),
-    "int": Message("a whole number"),
-    "float": Message("a number"),
-    "str": Message("a text"),
-    "path": Message("a path"),
-    "list": Message("a list"),
-    "dict": Message("an object {…}"),
-    "never": Message("nothing that JSON can hold"),
-    "any": Message("anything"),
-}
 
 
 class Fitted(NamedTuple):
@@ -169,22 +160,22 @@ def coerce(value: Any, entry: Mapping[str, Any]) -> Fitted:
 
 def outside(value: Any, entry: Mapping[str, Any]) -> str:
     """The bounds in words when the fitted value breaks one of them, else an empty text."""
-    limits = [(label, entry[name], holds) for name, label, holds in BOUNDS if name in entry]
+    limits = [(key, entry[name], holds) for name, key, holds in BOUNDS if name in entry]
     if value is None or all(holds(value, limit) for _, limit, holds in limits):
         return ""
-    return joined(" and ", (Message(label.template, limit=limit) for label, limit, _ in limits))
+    return joined(" and ", (text_of(key, limit=limit) for key, limit, _ in limits))
 
 
 def expected(entry: Mapping[str, Any]) -> Message:
     """What a key takes, in words."""
     if "choices" in entry:
-        return Message("one of {values}", values=", ".join(shown(each) for each in entry["choices"]))
+        return text_of("expected.choices", values=", ".join(shown(each) for each in entry["choices"]))
     types = entry["types"] if "types" in entry else [entry["type"]]
-    nouns = joined(" or ", (NOUNS[word] for word in types))
+    nouns = joined(" or ", (text_of(f"expected.{word}") for word in types))
     if "items" in entry:
         texts = entry["items"]["types"] == ["str"]
-        nouns = Message("a list of texts") if texts else Message("a list of {values}", values=expected(entry["items"]))
-    return Message("{values}, or null", values=nouns) if entry.get("null") and "any" not in types else nouns
+        nouns = text_of("expected.texts") if texts else text_of("expected.list_of", values=expected(entry["items"]))
+    return text_of("expected.null", values=nouns) if entry.get("null") and "any" not in types else nouns
 
 
 def shown(value: Any) -> str:

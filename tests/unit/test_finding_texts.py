@@ -15,19 +15,30 @@ from dsrun.messages import PLACEHOLDER
 
 PACKAGE = Path(dsrun.__file__).parent
 NOT_VALUES = {"where", "level", "fix", "prefix"}
+COLLECTORS = {"add": ({"position"}, {"key", "eager", "late"}), "_error": (set(), set())}
+"""Methods of dsrun/zero/lint that take a finding's key: parameters that are no values, and values of their own."""
 
 
 def calls() -> Iterator[tuple[str, str, str, set[str] | None]]:
     """Module, function, key and the names of the values of every call with a literal key; None where ** gives more."""
     for module in sorted(PACKAGE.rglob("*.py")):
         for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
-            if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or not node.args:
-                continue
-            if node.func.id in ("finding_of", "text_of"):
+            function = called(node, module)
+            if function and isinstance(node, ast.Call):
                 names = {each.arg for each in node.keywords}
                 given = None if None in names else {name for name in names if name}
                 for key in literal_keys(node.args[0]):
-                    yield f"{module.relative_to(PACKAGE)}:{node.lineno}", node.func.id, key, given
+                    yield f"{module.relative_to(PACKAGE)}:{node.lineno}", function, key, given
+
+
+def called(node: ast.AST, module: Path) -> str | None:
+    """The function, or method of a collector, to which the call gives a key."""
+    if not isinstance(node, ast.Call) or not node.args:
+        return None
+    if isinstance(node.func, ast.Name) and node.func.id in ("finding_of", "text_of"):
+        return node.func.id
+    is_collector = isinstance(node.func, ast.Attribute) and node.func.attr in COLLECTORS
+    return node.func.attr if is_collector and module.parent == PACKAGE / "zero/lint" and len(node.args) < 3 else None
 
 
 def literal_keys(node: ast.expr) -> list[str]:
@@ -54,9 +65,10 @@ def test_every_key_has_its_texts_and_their_values():
         except (KeyError, TypeError):
             wrong.append(f"{place}: no text {key}")
             continue
-        values = given - NOT_VALUES if given and function == "finding_of" else given
-        if values is not None and named != values:
-            wrong.append(f"{place}: {key} has {sorted(named)}, given are {sorted(values)}")
+        others, own = COLLECTORS.get(function, (set(), set()))
+        options = set() if function == "text_of" else NOT_VALUES | others | own
+        if given is not None and named - own != given - options:
+            wrong.append(f"{place}: {key} has {sorted(named)}, given are {sorted(given - options)}")
     assert wrong == []
 
 

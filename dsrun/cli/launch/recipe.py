@@ -45,7 +45,7 @@ def with_deepspeed_checked(recipe: Recipe, world_size: int | None) -> Recipe:
 
     if is_another(os.environ):
         return with_deepspeed_read(recipe, Path.cwd(), world_size=world_size)
-    from dsrun.zero.lint.training import refuse_errors  # only where it is needed
+    from dsrun.zero.lint.check import refuse_errors  # only where it is needed
 
     lint = partial(refuse_errors, notify=print_note)
     return with_deepspeed_read(recipe, Path.cwd(), world_size=world_size, lint=lint)

@@ -9,7 +9,7 @@ from dsrun.errors import DsrunError
 from dsrun.recipe.deepspeed_file import as_object, read_text
 from dsrun.recipe.flags import ZERO_STAGE
 from dsrun.recipe.recipe import phases
-from dsrun.zero.generate.of_flags import config_of_flags
+from dsrun.zero.generate.config import config_of_flags
 from dsrun.zero.ops import required_ops
 
 

@@ -15,7 +15,7 @@ from dsrun.recipe.spec import TrainSpec
 from dsrun.system.display import masked_values
 from dsrun.system.host import own_programs_first
 from dsrun.train.distributed import World, acquire_lock
-from dsrun.zero.generate.of_flags import config_of_flags
+from dsrun.zero.generate.config import config_of_flags
 from dsrun.zero.ops import extension_cache, required_ops, stage_of
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from dsrun.model_families import family_of
 from dsrun.zero.generate import presets
 from dsrun.zero.generate.presets import PRESETS, Preset
 from dsrun.zero.generate.spec import ZeroSpec
-from dsrun.zero.view import AUTO, ZERO
+from dsrun.zero.view import AUTO, FILLED, ZERO
 
 if TYPE_CHECKING:
     from dsrun.hardware.gpus import GpuModel
@@ -80,6 +80,11 @@ def tables() -> dict[str, dict[str, dict[str, Any]]]:
 def fixed(name: str) -> FlatConfig:
     """Keys whose values and reasons are always the same."""
     return {key: ReasonedValue(*row) for key, row in tables()["keys"][name].items()}
+
+
+def filled(path: str) -> ReasonedValue:
+    """An "auto" that the Trainer fills."""
+    return ReasonedValue(AUTO, f"the Trainer fills it from {FILLED[path]}")
 
 
 def moved(path: str, why: str) -> str:
@@ -177,8 +182,8 @@ def _sizes(case: ConfigContext) -> FlatConfig:
     bucket = sizes.reduce_bucket
     memory = f"{presets.memory_of(facts.gpu)} GiB of GPU memory"
     sized = f"preset {spec.preset}, {basis}, {memory}"
-    filled = "the Trainer fills it from the model's hidden_size"
-    flat = {f"{ZERO}.reduce_bucket_size": ReasonedValue(bucket, sized) if width else ReasonedValue(AUTO, filled)}
+    key = f"{ZERO}.reduce_bucket_size"
+    flat = {key: ReasonedValue(bucket, sized) if width else filled(key)}
     if spec.stage < 3:
         # DeepSpeed wants a number here, and the Trainer does not fill this key.
         number = bucket if width else presets.LARGEST_BUCKET
@@ -197,21 +202,19 @@ def _sizes(case: ConfigContext) -> FlatConfig:
 
 def _zero3_sizes(case: ConfigContext, sizes: presets.Sizes, sized: str, *, is_auto: bool) -> FlatConfig:
     preset, named = case.preset, f"preset {case.spec.preset}"
-    filled = "the Trainer fills it from the model's hidden_size"
     live = ReasonedValue(
         sizes.live,
         f"{named}: {preset.live_share:.1%} of {presets.memory_of(case.facts.gpu)} GiB of GPU memory, two bytes each",
     )
-    prefetch, persistence = ReasonedValue(AUTO, filled), ReasonedValue(AUTO, filled)
-    if not is_auto:
-        prefetch = ReasonedValue(sizes.prefetch, f"{preset.prefetch:g} of a bucket; {sized}")
-        persistence = ReasonedValue(sizes.persistence, f"norms and biases stay whole; {sized}")
+    prefetch, persistence = f"{ZERO}.stage3_prefetch_bucket_size", f"{ZERO}.stage3_param_persistence_threshold"
+    ahead = ReasonedValue(sizes.prefetch, f"{preset.prefetch:g} of a bucket; {sized}")
+    whole = ReasonedValue(sizes.persistence, f"norms and biases stay whole; {sized}")
     return {
         f"{ZERO}.sub_group_size": ReasonedValue(
             preset.sub_group, f"{named}: a smaller slice needs less memory in the step"
         ),
-        f"{ZERO}.stage3_prefetch_bucket_size": prefetch,
-        f"{ZERO}.stage3_param_persistence_threshold": persistence,
+        prefetch: filled(prefetch) if is_auto else ahead,
+        persistence: filled(persistence) if is_auto else whole,
         f"{ZERO}.stage3_max_live_parameters": live,
         f"{ZERO}.stage3_max_reuse_distance": live,
         f"{ZERO}.stage3_gather_16bit_weights_on_model_save": ReasonedValue(

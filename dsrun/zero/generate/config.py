@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from dsrun.datafiles import toml_beside
@@ -17,7 +18,7 @@ from dsrun.findings.finding import Finding
 from dsrun.zero.generate import training_blocks
 from dsrun.zero.generate.blocks import ConfigContext, FlatConfig, HardwareFacts, ReasonedValue, precision, zero
 from dsrun.zero.generate.flag_rules import check_flags
-from dsrun.zero.generate.spec import ZeroSpec, as_typed, given
+from dsrun.zero.generate.spec import ZeroSpec, as_typed, from_offload, given
 from dsrun.zero.lint.check import check as lint
 from dsrun.zero.schema import Entry, blocks, coerce, expected, homes, nearest, outside, removed
 from dsrun.zero.view import AUTO
@@ -32,6 +33,10 @@ SHIPPED = {name: ZeroSpec(**file["options"]) for name, file in _SHIPPED.items()}
 """What each file of ds_configs/ is generated from."""
 PURPOSES: dict[str, str] = {name: file["does"] for name, file in _SHIPPED.items()}
 """What each file of ds_configs/ is for, in one line of Markdown."""
+
+
+ADAMW_OF_TORCH = ("adamw_torch", "adamw_torch_fused")
+"""What DeepSpeed's CPU Adam computes too; those of the other "adamw_" names keep other states."""
 
 
 def overrides(arguments: tuple[str, ...]) -> dict[str, Any]:
@@ -210,3 +215,23 @@ def _overridden(spec: ZeroSpec, given: FlatConfig) -> FlatConfig:
 def render(config: dict[str, Any]) -> str:
     """The configuration as it is written to a file: indented JSON with a final newline."""
     return json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+
+
+def config_of_flags(
+    stage: int,
+    *,
+    offload: str,
+    nvme_path: str | None,
+    optim: str | None,
+    bf16_master_weights: bool,
+    hidden_size: int | None,
+) -> dict[str, Any] | None:
+    """The configuration, or None for plain DDP (stage 0).
+
+    An `optim` that is not AdamW keeps DeepSpeed's CPU Adam out of an offloaded run.
+    """
+    if stage == 0 and offload == "none":
+        return None
+    own_optimizer = (optim or ADAMW_OF_TORCH[0]) not in ADAMW_OF_TORCH
+    zero = from_offload(stage, offload, nvme_path, own_optimizer=own_optimizer)
+    return generate(replace(zero, bf16_master_weights=bf16_master_weights), hidden_size=hidden_size)

@@ -6,17 +6,18 @@ from math import sqrt
 from typing import Any
 
 from dsrun.zero.generate import presets
-from dsrun.zero.generate.accumulation import FROM_STEPS, error_after, memory_of_sum, takes_fp32_sum
 from dsrun.zero.generate.blocks import (
     MOVED,
     ConfigContext,
     FlatConfig,
     ReasonedValue,
+    filled,
     fixed,
     moved,
     precision_of,
     tables,
 )
+from dsrun.zero.generate.presets import FROM_STEPS, error_after, memory_of_sum, takes_fp32_sum
 from dsrun.zero.generate.spec import ZeroSpec
 from dsrun.zero.view import AUTO, FILLED
 
@@ -38,8 +39,7 @@ def batch(case: ConfigContext) -> FlatConfig:
             "train_micro_batch_size_per_gpu": micro or AUTO,
             "gradient_accumulation_steps": steps or AUTO,
         }
-        filled = {name: f"the Trainer fills it from {source}" for name, source in FILLED.items()}
-        return {n: ReasonedValue(v, filled[n] if v == AUTO else "asked for") for n, v in sizes.items()}
+        return {key: filled(key) if size == AUTO else ReasonedValue(size, "asked for") for key, size in sizes.items()}
     flat: FlatConfig = {}
     if total is not None:
         # DeepSpeed counts every rank, those of one tensor-parallel group too (runtime/config.py, world_size).
@@ -137,9 +137,8 @@ def _setting(case: ConfigContext, kind: str, key: str) -> ReasonedValue:
     if value is not None:
         value = list(value) if isinstance(value, tuple) else value
         return ReasonedValue(value, f"asked by --{key.replace('_', '-')}")
-    path = f"optimizer.params.{key}"
     if case.trainer:
-        return ReasonedValue(AUTO, f"the Trainer fills it from {FILLED[path]}")
+        return filled(f"optimizer.params.{key}")
     return ReasonedValue(usual(kind, key), "the optimizer's usual value")
 
 
@@ -171,15 +170,14 @@ def scheduler(case: ConfigContext) -> FlatConfig:
     if kind in (None, "none") or spec.optimizer == "client":
         return {}
     name = "scheduler.params."
-    flat: FlatConfig = {"scheduler.type": ReasonedValue(SCHEDULERS[kind or ""], f"asked by --scheduler {kind}")}
-    if spec.scheduler is None:
-        flat["scheduler.type"] = ReasonedValue(SCHEDULERS[kind or ""], "what follows from --total-steps, given or not")
+    why = f"asked by --scheduler {kind}" if spec.scheduler else "what follows from --total-steps, given or not"
+    flat: FlatConfig = {"scheduler.type": ReasonedValue(SCHEDULERS[kind or ""], why)}
     if kind != "warmup":
-        flat[name + "total_num_steps"] = _filled(case, "total_num_steps", spec.total_steps)
+        flat[name + "total_num_steps"] = _steps(case, "total_num_steps", spec.total_steps)
     steps = spec.warmup_steps
     if steps is None and not case.trainer:
         steps = max(1, round(spec.total_steps * WARMUP_SHARE)) if spec.total_steps else WARMUP_STEPS
-    flat[name + "warmup_num_steps"] = _filled(case, "warmup_num_steps", steps)
+    flat[name + "warmup_num_steps"] = _steps(case, "warmup_num_steps", steps)
     if kind == "cosine":
         flat |= fixed("cosine")
     else:
@@ -188,21 +186,20 @@ def scheduler(case: ConfigContext) -> FlatConfig:
     return flat | fixed("warmup_type")
 
 
-def _filled(case: ConfigContext, key: str, value: int | None) -> ReasonedValue:
-    path = f"scheduler.params.{key}"
+def _steps(case: ConfigContext, key: str, value: int | None) -> ReasonedValue:
     if value is None and case.trainer:
-        return ReasonedValue(AUTO, f"the Trainer fills it from {FILLED[path]}")
+        return filled(f"scheduler.params.{key}")
     return ReasonedValue(value, "asked for, or 3% of --total-steps, or 100")
 
 
 def _top_rate(case: ConfigContext) -> ReasonedValue:
-    path, spec = "scheduler.params.warmup_max_lr", case.spec
+    spec = case.spec
     # WarmupLR takes the rates of the groups for None alone, and one number for all of them
     # (deepspeed/runtime/lr_schedules.py, __init__ and _format_param).
     if spec.optimizer == "muon" and (spec.muon_lr is not None or not case.trainer):
         return ReasonedValue(None, "null keeps each group's own rate: a number would make Muon's and Adam's the same")
     if spec.lr is None and case.trainer:
-        return ReasonedValue(AUTO, f"the Trainer fills it from {FILLED[path]}")
+        return filled("scheduler.params.warmup_max_lr")
     rate = usual(spec.optimizer, "lr") if spec.lr is None else spec.lr
     return ReasonedValue(rate, "the learning rate")
 

@@ -13,7 +13,8 @@ import yaml
 
 from dsrun.errors import UsageError
 from dsrun.findings.finding import Finding
-from dsrun.messages import Message, suggestion
+from dsrun.findings.texts import finding_of, text_of
+from dsrun.messages import suggestion
 from dsrun.zero.view import AUTO, ZERO
 
 FILE = "deepspeed_config_file"
@@ -33,11 +34,8 @@ OTHERS = ("zero3_init_flag", "deepspeed_moe_layer_cls_names", "deepspeed_multino
 FILTERS = ("deepspeed_exclusion_filter", "deepspeed_inclusion_filter", "enable_msamp", "msamp_opt_level")
 # What accelerate refuses beside a deepspeed_config_file (DeepSpeedPlugin._deepspeed_config_checks).
 NOT_BESIDE_FILE = (*KEYS, "mixed_precision")
-# How the YAML says what a finding's fix says in JSON. accelerate's launcher does not pass paths on.
-FIXES = {
-    "nvme_path_missing": "accelerate does not pass a path on: use the JSON of `dsrun config upgrade`",
-    "zero3_no_gather_on_save": "write zero3_save_16bit_model: true",
-}
+# Where the YAML says otherwise than JSON what repairs a finding. accelerate's launcher does not pass paths on.
+OWN_FIXES = ("nvme_path_missing.accelerate", "zero3_no_gather_on_save.accelerate")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +60,8 @@ class AccelerateFile:
         path = finding.where.partition(" ")[0]
         name = next((name for name, key in KEYS.items() if key == path), None)
         name = name or next((name for name, key in KEYS.items() if key.startswith(f"{path}.")), None) or BLOCK
-        return replace(finding, where=self.place(name), fix=FIXES.get(finding.code, finding.fix))
+        own = f"{finding.code}.accelerate"
+        return replace(finding, where=self.place(name), fix=text_of(own) if own in OWN_FIXES else finding.fix)
 
     def place(self, name: str) -> str:
         """`zero_stage (accelerate.yaml:7)`."""
@@ -127,12 +126,12 @@ def _config(block: dict[str, Any], precision: str, *, gathers: bool = False, pat
 def _unknown(made: AccelerateFile, block: dict[str, Any]) -> list[Finding]:
     known = (FILE, *KEYS, *OTHERS, *FILTERS)
     return [
-        Finding(
-            level="warning",
-            code="unknown_key",
-            message=Message("accelerate has no key {name} in {block}, and silently ignores it", name=name, block=BLOCK),
-            fix=suggestion(str(name), known, Message("remove it")),
+        finding_of(
+            "unknown_key.accelerate",
+            fix=suggestion(str(name), known, text_of("repair.remove")),
             where=made.place(str(name)),
+            name=name,
+            block=BLOCK,
         )
         for name in block
         if name not in known
@@ -141,13 +140,7 @@ def _unknown(made: AccelerateFile, block: dict[str, Any]) -> list[Finding]:
 
 def _beside_file(made: AccelerateFile, content: dict[str, Any]) -> list[Finding]:
     return [
-        Finding(
-            level="error",
-            code="trainer_stops",
-            message=Message("accelerate refuses {name} beside {file}", name=name, file=FILE),
-            fix=Message("remove it, and set it in {named}", named=made.named),
-            where=made.place(name),
-        )
+        finding_of("trainer_stops.accelerate", where=made.place(name), name=name, file=FILE, named=made.named)
         for name in NOT_BESIDE_FILE
         if made.named and name in content
     ]

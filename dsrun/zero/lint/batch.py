@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dsrun.messages import Message
+from dsrun.findings.texts import text_of
 from dsrun.zero.lint.codes import Findings
 from dsrun.zero.schema import shown
 from dsrun.zero.view import AUTO, MISSING, ConfigView
@@ -21,28 +21,12 @@ def check_batch(view: ConfigView, report: Findings) -> None:
     if view.for_trainer and not view.has(STEPS):
         sizes[STEPS] = 1  # DeepSpeedPlugin puts it in
     if sizes[TRAIN] is None and sizes[MICRO] is None:
-        report.error(
-            "batch_missing",
-            (),
-            Message(
-                "neither {train} nor {micro} is given: DeepSpeed stops when it reads the file", train=TRAIN, micro=MICRO
-            ),
-            Message(
-                'add "{micro}": "auto", "{steps}": "auto" and "{train}": "auto", or numbers',
-                micro=MICRO,
-                steps=STEPS,
-                train=TRAIN,
-            ),
-        )
+        report.add("batch_missing", (), train=TRAIN, micro=MICRO, steps=STEPS)
         return
     known = {name: size for name, size in sizes.items() if isinstance(size, int | float)}
     for name, size in known.items():
         if not size > 0:
-            report.error(
-                "batch_mismatch",
-                (name,),
-                Message("{name} is {size}; it has to be positive", name=name, size=shown(size)),
-            )
+            report.add("batch_mismatch.positive", (name,), name=name, size=shown(size))
             return
     if len(known) < sum(size is not None for size in sizes.values()):
         return  # the Trainer fills the rest from its flags, or a wrong type is reported already
@@ -54,10 +38,7 @@ def check_batch(view: ConfigView, report: Findings) -> None:
             _for_world_size(sizes, ranks, report)
     except ArithmeticError:
         # Fractions beside whole numbers that no float holds, on which DeepSpeed fails as well.
-        place = next(name for name in NAMES if sizes[name] is not None)
-        report.error(
-            "batch_mismatch", (place,), Message("the batch sizes cannot be computed with: {formula}", formula=FORMULA)
-        )
+        report.add("batch_mismatch.numbers", (_first(sizes),), formula=FORMULA)
 
 
 def _size(view: ConfigView, name: str) -> Any:
@@ -106,23 +87,23 @@ def _for_world_size(sizes: dict[str, Any], ranks: float, report: Findings) -> No
     train, micro, steps = completed(sizes, ranks)
     if micro > 0 and steps > 0 and train == micro * steps * ranks:
         return
-    place = next(name for name in NAMES if sizes[name] is not None)
     whole = int(ranks) if float(ranks).is_integer() else ranks
-    report.error(
+    fits = micro > 0 and steps > 0
+    leave_out = text_of("batch_mismatch.leave_out", train=TRAIN, size=shown(micro * steps * whole)) if fits else None
+    report.add(
         "batch_mismatch",
-        (place,),
-        Message(
-            "{train} is not {micro} × {steps} × {whole} GPUs: {formula}",
-            train=shown(train),
-            micro=shown(micro),
-            steps=shown(steps),
-            whole=whole,
-            formula=FORMULA,
-        ),
-        Message('leave out "{train}", or write {size}', train=TRAIN, size=shown(micro * steps * whole))
-        if micro > 0 and steps > 0
-        else Message("{train} has to be a multiple of the number of GPUs", train=TRAIN),
+        (_first(sizes),),
+        fix=leave_out or text_of("batch_mismatch.divide", train=TRAIN),
+        train=shown(train),
+        micro=shown(micro),
+        steps=shown(steps),
+        whole=whole,
+        formula=FORMULA,
     )
+
+
+def _first(sizes: dict[str, Any]) -> str:
+    return next(name for name in NAMES if sizes[name] is not None)
 
 
 def _for_some_world_size(sizes: dict[str, Any], report: Findings) -> None:
@@ -133,25 +114,10 @@ def _for_some_world_size(sizes: dict[str, Any], report: Findings) -> None:
     unit = (micro or 1) * (steps or 1)
     if train % unit:
         product = " × ".join(shown(size) for size in (micro, steps) if size is not None)
-        report.error(
-            "batch_mismatch",
-            (TRAIN,),
-            Message(
-                "{train} is not a multiple of {product} on any number of GPUs: {formula}",
-                train=shown(train),
-                product=product or 1,
-                formula=FORMULA,
-            ),
-        )
+        report.add("batch_mismatch.product", (TRAIN,), train=shown(train), product=product or 1, formula=FORMULA)
         return
     ranks = train // unit
     if micro is not None and steps is not None:
-        report.info(
-            "batch_world_size",
-            (TRAIN,),
-            Message("the batch sizes fit {ranks} GPUs and no other number", ranks=shown(ranks)),
-        )
+        report.add("batch_world_size", (TRAIN,), ranks=shown(ranks))
     elif ranks != 1:
-        report.info(
-            "batch_world_size", (TRAIN,), Message("the number of GPUs has to divide {ranks}", ranks=shown(ranks))
-        )
+        report.add("batch_world_size.divides", (TRAIN,), ranks=shown(ranks))

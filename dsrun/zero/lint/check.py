@@ -1,21 +1,22 @@
-"""check(): everything that is the matter with a DeepSpeed config, at once."""
+"""check(): everything that is the matter with a DeepSpeed config, at once; refuse_errors(): the same before a run."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from dsrun.findings.finding import Finding, Level
-from dsrun.messages import Message
+from dsrun.findings.finding import Finding, errors_in
+from dsrun.findings.show import in_english, refusal
+from dsrun.findings.texts import finding_of, text_of
 from dsrun.zero.lint.advice import check_advice
 from dsrun.zero.lint.batch import check_batch
 from dsrun.zero.lint.codes import Findings
 from dsrun.zero.lint.engine import check_engine
 from dsrun.zero.lint.optimizer import check_optimizer, check_scheduler
 from dsrun.zero.lint.reading import check_reading
-from dsrun.zero.lint.source import NotJsonError, Source, SyntaxIssue, dotted, read
+from dsrun.zero.lint.source import NotJsonError, Source, dotted, read
 from dsrun.zero.lint.structure import check_structure, leaves
 from dsrun.zero.lint.trainer import check_against, check_auto, check_trainer
 from dsrun.zero.rules import broken
@@ -37,22 +38,7 @@ CHECKS = (
     check_advice,
     check_against,
 )
-ISSUES = {
-    "comment": (Message("comments are not JSON"), Message("remove it")),
-    "trailing_comma": (Message("a comma after the last member is not JSON"), Message("remove the comma")),
-    "python_word": (Message("{text} is Python, not JSON"), Message("write {lower}")),
-    "number_word": (
-        Message("{text} is not JSON: Python reads it, DeepSpeed's own reader takes it for a text"),
-        Message("write a number"),
-    ),
-    "mark": (
-        Message("the file begins with a byte order mark, which is not JSON"),
-        Message("save it as UTF-8 without BOM"),
-    ),
-    "single_quotes": (Message("single quotes are not JSON"), Message('write {text} with double quotes, "…"')),
-}
 # Of a template that nobody has filled in: "<batch size>", {{ lr }}, ${MICRO}, YOUR_TEAM, /path/to/nvme.
-REPLACE = Message("replace it with a value")
 PLACEHOLDER_TEXT = re.compile(
     r"<[^<>]+>|\{\{.*\}\}|\$\{?\w+\}?|%\(?\w+\)?[sd]?|\.\.\.|…|__[A-Za-z]\w*__"
     r"|(TODO|FIXME|TBD|XXX+|CHANGE_?ME|REPLACE_?ME)\b.*|(?i:your)[_ -].*|MY_[A-Z_]+|.*\bpath/to/.*",
@@ -60,6 +46,8 @@ PLACEHOLDER_TEXT = re.compile(
 )
 WORDS = {"True": "true", "False": "false", "None": "null"}
 HJSON = ("comment", "trailing_comma", "mark")
+# What trains on wrong rows without an error is not tried all the same.
+_NEVER_FORCED = ("parallelism",)
 
 
 def check(
@@ -88,21 +76,20 @@ def check(
         source = read(text)
     except NotJsonError as error:
         report = Findings(Source(None), file)
-        report.at(error.position, "error", "not_json", Message("not JSON: {message}", message=error.message), error.fix)
+        report.add("not_json", (), position=error.position, fix=error.fix, message=error.message)
         return report.findings()
     report = Findings(source, file)
     _check_text(source, target, report)
     if not isinstance(source.value, dict):
-        report.error(
-            "not_an_object", (), Message("the file contains {value}, not an object {…}", value=_noun(source.value))
-        )
+        value = text_of("expected.list") if isinstance(source.value, list) else shown(source.value)
+        report.add("not_an_object.file", (), value=value)
         return report.findings()
     config = _with_added(source.value, added or {})
     view = ConfigView(config, find_target(config, target), target is not None, world_size, against, model_type, gpu)
     for each in CHECKS:
         each(view, report)
     for rule, message, fix in broken(view):
-        report.add(rule.level, rule.code, tuple(rule.key.split(".")), message, fix)
+        report.put(Finding(level=rule.level, code=rule.code, message=message, fix=fix), tuple(rule.key.split(".")))
     _name_placeholders(source.value, report)
     return report.findings()
 
@@ -119,59 +106,62 @@ def _with_added(config: dict[str, Any], added: Mapping[str, Any]) -> dict[str, A
     return config
 
 
-def _noun(value: Any) -> str:
-    return Message("a list") if isinstance(value, list) else shown(value)
-
-
 def _check_text(source: Source, target: Target | None, report: Findings) -> None:
     for issue in source.issues:
-        message, fix = ISSUES[issue.kind]
         tolerated = issue.kind == "number_word" or (target == "deepspeed" and issue.kind in HJSON)
-        level: Level = "warning" if tolerated else "error"
-        fields = {"text": issue.text, "lower": WORDS.get(issue.text, "")}
-        report.at(
-            issue.position, level, "json_extension", _cut(message, fields, issue), Message(fix.template, **fields)
+        report.add(
+            f"json_extension.{issue.kind}",
+            (),
+            position=issue.position,
+            level="warning" if tolerated else "error",
+            text=_beginning(issue.text) if issue.kind == "comment" else issue.text,
+            lower=WORDS.get(issue.text),
+            problem=text_of("json_extension.comment.problem"),
         )
     for duplicate in source.duplicates:
-        name = dotted(duplicate.path)
-        report.at(
-            duplicate.position,
-            "error",
-            "duplicate_key",
-            Message(
-                "{key} is given twice, first in line {line}: DeepSpeed rejects the file, and the Trainer takes "
-                "the last",
-                key=duplicate.path[-1],
-                line=duplicate.first.line,
-            ),
-            Message("remove one of the two"),
-            name=name,
-        )
+        report.add("duplicate_key", duplicate.path, position=duplicate.position, line=duplicate.first.line)
 
 
-def _cut(message: Message, fields: Mapping[str, str], issue: SyntaxIssue) -> Message:
-    """What is wrong, with the beginning of a comment."""
-    if issue.kind != "comment":
-        return Message(message.template, **fields)
-    first = issue.text.splitlines()[0]
-    return Message("{problem}: {text}", problem=message, text=first if len(first) <= 40 else first[:37] + "…")
-
-
-def _is_placeholder(value: Any) -> bool:
-    """Whether a value stands for one that is still to be written."""
-    return isinstance(value, str) and PLACEHOLDER_TEXT.fullmatch(value.strip()) is not None
+def _beginning(comment: str) -> str:
+    first = comment.splitlines()[0]
+    return first if len(first) <= 40 else first[:37] + "…"
 
 
 def _name_placeholders(config: dict[str, Any], report: Findings) -> None:
     """Call the placeholders of a config what they are, where an error complains about one; warn of the others."""
     for path, value in leaves(config):
-        if not _is_placeholder(value):
+        if not isinstance(value, str) or not PLACEHOLDER_TEXT.fullmatch(value.strip()):
             continue
         place, wrong = f"{dotted(path)} (", False
-        message = Message("{key} is {value}, a placeholder", key=path[-1], value=shown(value))
+        named = finding_of("placeholder", key=path[-1], value=shown(value))
         for index, (position, finding) in enumerate(report.rows):
             if finding.level == "error" and finding.where.startswith(place):
-                report.rows[index] = (position, replace(finding, message=message, fix=REPLACE))
+                report.rows[index] = (position, replace(finding, message=named.message, fix=named.fix))
                 wrong = True
         if not wrong:
-            report.warning("placeholder", path, message, REPLACE)
+            report.put(named, path)
+
+
+def refuse_errors(
+    text: str,
+    file: str,
+    *,
+    notify: Callable[[str], None],
+    added: Mapping[str, Any],
+    values: Mapping[str, Any],
+    places: Mapping[str, str],
+    world_size: int | None,
+    model_type: str | None,
+    force: bool = False,
+) -> None:
+    """Check the DeepSpeed JSON `text` of `file` for a run with these training arguments (`dsrun.recipe.deepspeed_file`
+    says what the parameters are); `notify` gets the warnings and the errors that `force` waives. Raises UsageError.
+    """
+    flags = Flags(dict(values), frozenset(places), dict(places))
+    found = check(text, file=file, world_size=world_size, against=flags, model_type=model_type, added=added)
+    errors = [each for each in errors_in(found) if not force or each.code in _NEVER_FORCED]
+    for each in found:
+        if each.level in ("warning", "error") and each not in errors:
+            notify(f"--deepspeed: {in_english(each).line}")
+    if errors:
+        raise refusal(errors, before="--deepspeed: ")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 from dsrun.datafiles import toml_beside
 from dsrun.findings.finding import Finding, Level
+from dsrun.findings.texts import finding_of, text_of
 from dsrun.zero import schema
 from dsrun.zero.lint.source import Position, Source, dotted
 
@@ -39,30 +40,30 @@ class Findings:
     file: str
     rows: list[tuple[Position, Finding]] = field(default_factory=list)
 
-    def error(self, code: str, path: schema.Path, message: str, fix: str = "") -> None:
-        """DeepSpeed, or the Trainer before it, does not run with this."""
-        self.add("error", code, path, message, fix)
+    def add(
+        self,
+        key: str,
+        path: schema.Path,
+        /,
+        *,
+        position: Position | None = None,
+        level: Level | None = None,
+        fix: str | None = None,
+        **values: Any,
+    ) -> None:
+        """The finding of a key of dsrun/findings/text/config.toml at a path in the file; `position` where it is at
+        another place. A text may name the {key} that the path ends with, and when DeepSpeed stops: {eager}, {late}."""
+        shared = {"key": path[-1] if path else "", "eager": text_of("stops.eager"), "late": text_of("stops.late")}
+        self.put(finding_of(key, level=level, fix=fix, **shared | values), path, position)
 
-    def warning(self, code: str, path: schema.Path, message: str, fix: str = "") -> None:
-        """It runs, but hardly as it is meant."""
-        self.add("warning", code, path, message, fix)
-
-    def info(self, code: str, path: schema.Path, message: str, fix: str = "") -> None:
-        """Worth knowing."""
-        self.add("info", code, path, message, fix)
-
-    def add(self, level: Level, code: str, path: schema.Path, message: str, fix: str = "") -> None:
-        """Raises ValueError for a code or level that the table of codes does not have."""
-        self.at(self.source.position(path), level, code, message, fix, name=dotted(path))
-
-    def at(self, position: Position, level: Level, code: str, message: str, fix: str = "", *, name: str = "") -> None:
-        """A finding at a place in the text; `name` is the key's path, if it has one."""
-        if level not in CODES[code].levels:
-            raise ValueError(f"{code} is never of level {level}")
-        place = f"{self.file}:{position.line}" if name else f"{self.file}:{position}"
-        where = f"{name} ({place})" if name else place
-        message, fix, where = printable(message), printable(fix), printable(where)
-        self.rows.append((position, Finding(level=level, code=code, message=message, fix=fix, where=where)))
+    def put(self, finding: Finding, path: schema.Path, position: Position | None = None) -> None:
+        """A finding at a path. Raises ValueError for a code or level that the table of codes does not have."""
+        if finding.level not in CODES[finding.code].levels:
+            raise ValueError(f"{finding.code} is never of level {finding.level}")
+        position, name = position or self.source.position(path), dotted(path)
+        where = f"{name} ({self.file}:{position.line})" if name else f"{self.file}:{position}"
+        message, fix, where = printable(finding.message), printable(finding.fix), printable(where)
+        self.rows.append((position, replace(finding, message=message, fix=fix, where=where)))
 
     def findings(self) -> list[Finding]:
         """Everything that was found, in the order of the file and without repetitions."""

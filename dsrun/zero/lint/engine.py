@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from dsrun.messages import Message
+from dsrun.findings.texts import text_of
 from dsrun.zero.lint.codes import Findings
 from dsrun.zero.schema import blocks, nearest, shown
 from dsrun.zero.view import AUTO, MISSING, ZERO, ConfigView
 
-LATE = Message("DeepSpeed stops when it builds the engine")
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
@@ -31,26 +30,18 @@ def _numbers(view: ConfigView, report: Findings) -> None:
     clipping = view.raw("gradient_clipping")
     filled = view.for_trainer and clipping == AUTO
     if clipping is not MISSING and not _is_number(clipping) and not filled:
-        message = Message(
-            "gradient_clipping is {clipping}, not a number: the first step fails", clipping=shown(clipping)
-        )
-        report.error("breaks_later", ("gradient_clipping",), message, Message('write "gradient_clipping": 1.0'))
+        report.add("breaks_later.clipping", ("gradient_clipping",), clipping=shown(clipping))
     # Under the Trainer accelerate sets steps_per_print to infinity.
     steps = view.raw("steps_per_print")
     odd = steps not in (MISSING, None) and (not _is_number(steps) or not steps)
     if odd and not view.for_trainer:
-        message = Message("steps_per_print is {steps}, not a number above 0: the first step fails", steps=shown(steps))
-        report.error("breaks_later", ("steps_per_print",), message, Message("write null to print nothing"))
+        report.add("breaks_later.printing", ("steps_per_print",), steps=shown(steps))
     shared = view.raw("sequence_parallel_size")
     if shared is not MISSING and (not _is_number(shared) or shared <= 0):
-        message = Message(
-            "sequence_parallel_size is {shared}, and DeepSpeed divides the number of ranks by it", shared=shown(shared)
-        )
-        report.error("breaks_later", ("sequence_parallel_size",), message)
+        report.add("breaks_later.sequence", ("sequence_parallel_size",), shared=shown(shared))
     step = view.raw("flops_profiler", "profile_step")
     if view.raw("flops_profiler", "enabled") is True and step is not MISSING and not _is_number(step):
-        message = Message("profile_step is {step}, not a number: the first step fails", step=shown(step))
-        report.error("breaks_later", ("flops_profiler", "profile_step"), message)
+        report.add("breaks_later.profile_step", ("flops_profiler", "profile_step"), step=shown(step))
 
 
 def _log_level(view: ConfigView, report: Findings) -> None:
@@ -60,44 +51,25 @@ def _log_level(view: ConfigView, report: Findings) -> None:
         return
     if not isinstance(level, str) or level.lower() not in LOG_LEVELS:
         match = nearest(str(level), LOG_LEVELS)
-        message = Message(
-            "log_level is {level}, not one of {log_levels}: {late}",
-            level=shown(level),
-            log_levels=", ".join(LOG_LEVELS),
-            late=LATE,
-        )
-        report.error(
-            "breaks_later", ("log_level",), message, Message('did you mean "{match}"?', match=match) if match else ""
-        )
+        fix = text_of("repair.quoted", match=match) if match else None
+        names = ", ".join(LOG_LEVELS)
+        report.add("breaks_later.log_level", ("log_level",), fix=fix, value=shown(level), log_levels=names)
 
 
 def _dtypes(view: ConfigView, report: Findings) -> None:
     """DtypeEnum in DeepSpeedEngine.get_data_types, and the mixes that it refuses without ZeRO."""
     known = blocks()["torch_autocast"].keys["dtype"]["choices"]
     for name in ("grad_accum_dtype", "param_dtype"):
-        value, path = view.raw("data_types", name), ("data_types", name)
+        value = view.raw("data_types", name)
         if value in (MISSING, None) or (view.for_trainer and value == AUTO):
             continue
         if not isinstance(value, str) or value not in known:
-            fix = Message("write fp32, bf16 or fp16, or leave it out")
-            report.error(
-                "breaks_later",
-                path,
-                Message("{name} is {value}, which is not a dtype: {late}", name=name, value=shown(value), late=LATE),
-                fix,
-            )
+            report.add("breaks_later.dtype", ("data_types", name), name=name, value=shown(value))
     _param_dtype(view, report)
     accumulated = _family(view.raw("data_types", "grad_accum_dtype"))
     model = "bf16" if view.precision("bf16") else "fp16" if view.precision("fp16") else None
     if view.stage == 0 and accumulated and model and accumulated != model and not view.has("torch_autocast"):
-        path = ("data_types", "grad_accum_dtype")
-        message = Message(
-            "without ZeRO a {model} model cannot add up its gradients in {accumulated}: {late}",
-            model=model,
-            accumulated=accumulated,
-            late=LATE,
-        )
-        report.error("breaks_later", path, message, Message('use "zero_optimization": {"stage": 1}'))
+        report.add("breaks_later.sums", ("data_types", "grad_accum_dtype"), model=model, accumulated=accumulated)
 
 
 def _param_dtype(view: ConfigView, report: Findings) -> None:
@@ -108,14 +80,7 @@ def _param_dtype(view: ConfigView, report: Findings) -> None:
         return
     model = "fp16" if fp16 else "bf16" if bf16 else "fp32"
     if requested != model:
-        path = ("data_types", "param_dtype")
-        message = Message(
-            "param_dtype is {requested}, but the model trains in {model}: {late}",
-            requested=requested,
-            model=model,
-            late=LATE,
-        )
-        report.error("breaks_later", path, message, Message('leave it out, or write "{model}"', model=model))
+        report.add("breaks_later.param_dtype", ("data_types", "param_dtype"), requested=requested, model=model)
 
 
 def _family(dtype: Any) -> str | None:
@@ -130,30 +95,18 @@ def _clipping(view: ConfigView, report: Findings) -> None:
     clipping = view.raw("gradient_clipping")
     known = 1.0 if clipping is MISSING else clipping
     if view.stage in (1, 2) and view.taken(ZERO, "compute_grad_norm") is False and _is_number(known) and known > 0:
-        path = view.spelled(ZERO, "compute_grad_norm")
-        message = Message(
-            "compute_grad_norm: false goes with gradient_clipping 0 only, not {known}: {late}",
-            known=shown(known),
-            late=LATE,
-        )
-        report.error("breaks_later", path, message, Message('write "gradient_clipping": 0'))
+        report.add("breaks_later.grad_norm", view.spelled(ZERO, "compute_grad_norm"), known=shown(known))
 
 
 def _stages(view: ConfigView, report: Findings) -> None:
     """Switches that the engine refuses at some stages."""
     stage = view.stage
     if isinstance(view.raw(ZERO), dict) and stage and view.taken(ZERO, "legacy_stage1") is True:
-        report.error(
-            "breaks_later",
-            (ZERO, "legacy_stage1"),
-            Message("legacy_stage1 was removed: {late}", late=LATE),
-            Message("leave it out"),
-        )
+        report.add("breaks_later.legacy_stage1", (ZERO, "legacy_stage1"))
     managed = view.raw("managed_gradient_accumulation")
     overlap = isinstance(view.raw(ZERO), dict) and view.taken(ZERO, "overlap_comm") is True
     if managed is False and stage in (0, 1) and overlap:
-        path = ("managed_gradient_accumulation",)
-        report.error("breaks_later", path, Message("false goes with overlap_comm at stage 2 only: {late}", late=LATE))
+        report.add("breaks_later.overlap", ("managed_gradient_accumulation",))
 
 
 def _nvme(view: ConfigView, report: Findings) -> None:
@@ -162,13 +115,11 @@ def _nvme(view: ConfigView, report: Findings) -> None:
         if view.stage != 3 or view.offload(what) != "nvme":
             continue
         if view.taken(f"{ZERO}.{what}", "nvme_path") in (None, "none"):
-            message = Message("{what} goes to NVMe, but has no folder there: {late}", what=what, late=LATE)
-            report.error("nvme_path_missing", (ZERO, what), message, Message('add "nvme_path": "/local_nvme"'))
+            report.add("nvme_path_missing", (ZERO, what), what=what)
 
 
 def _zenflow(view: ConfigView, report: Findings) -> None:
     """ZenFlow lives in the optimizer that runs on the host."""
     zenflow = view.raw(ZERO, "zenflow")
     if isinstance(zenflow, dict) and view.stage in (1, 2) and view.offload("offload_optimizer") == "none":
-        message = Message("zenflow needs an offloaded optimizer: {late}", late=LATE)
-        report.error("breaks_later", (ZERO, "zenflow"), message, Message('add "offload_optimizer": {"device": "cpu"}'))
+        report.add("breaks_later.zenflow", (ZERO, "zenflow"))

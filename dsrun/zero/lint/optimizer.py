@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterable
 from typing import Any
 
 from dsrun.findings.finding import Level
-from dsrun.messages import Message, joined
+from dsrun.findings.texts import text_of
+from dsrun.messages import Message
 from dsrun.zero.lint.codes import Findings
-from dsrun.zero.lint.engine import LATE
+from dsrun.zero.lint.source import finite
 from dsrun.zero.schema import (
     legacy,
     optimizer_params,
@@ -26,7 +27,7 @@ TESTED_OF_TORCH = ("Adam", "AdamW", "Adagrad")
 NEEDS_MUP = ("muadam", "muadamw", "musgd")
 RATES = ("lr", "eps", "weight_decay")
 PARAMS = ("optimizer", "params")
-AT = ("scheduler", "params")
+SCHEDULE = ("scheduler", "params")
 
 
 def check_optimizer(view: ConfigView, report: Findings) -> None:
@@ -37,8 +38,7 @@ def check_optimizer(view: ConfigView, report: Findings) -> None:
     name = block.get("type")
     if name is None:
         level: Level = "error" if view.for_trainer else "warning"
-        message = Message("the optimizer block has no type: DeepSpeed builds no optimizer")
-        report.add(level, "optimizer_needs", ("optimizer",), message, Message('add "type": "AdamW"'))
+        report.add("optimizer_needs.type", ("optimizer",), level=level)
     elif isinstance(name, str) and not (view.for_trainer and name == AUTO):
         _name(name, view, report)
         params = block.get("params")
@@ -51,28 +51,20 @@ def _name(name: str, view: ConfigView, report: Findings) -> None:
     if not own and name not in torch_optimizers():
         gone = legacy()["optimizers"].get(name.lower())
         known = ["Adam", "AdamW", "Adagrad", "Lamb", "Lion", "Muon", *torch_optimizers()]
-        fix = Message("use {name}", name=gone[1]) if gone else suggestion(name, known, Message("use AdamW"))
-        problem = Message("DeepSpeed has no optimizer {name}", name=name)
+        problem = text_of("unknown_optimizer.none", name=name)
         if gone:
-            problem = Message("{problem}: {reason}", problem=problem, reason=Message(gone[0]))
-        report.error(
-            "unknown_optimizer",
-            path,
-            joined("; ", [problem, LATE]),
-            fix,
-        )
+            fix = text_of("unknown_optimizer.gone", name=gone[1])
+            problem = text_of("unknown_optimizer.why", problem=problem, reason=Message(gone[0]))
+        else:
+            fix = suggestion(name, known, text_of("unknown_optimizer.otherwise"))
+        report.add("unknown_optimizer", path, fix=fix, problem=problem)
         return
     tested = name.lower() in TESTED if own else name in TESTED_OF_TORCH
     # DeepSpeed takes the value as it is: every text is true.
     if not tested and view.stage and not view.value("zero_allow_untested_optimizer"):
-        message = Message("ZeRO does not take {name} without being told to: {late}", name=name, late=LATE)
-        report.error(
-            "untested_optimizer", path, message, Message('add "zero_allow_untested_optimizer": true, or use AdamW')
-        )
+        report.add("untested_optimizer", path, name=name)
     if name.lower() in NEEDS_MUP:
-        report.warning(
-            "optimizer_needs", path, Message("{name} needs the package mup", name=name), Message("pip install mup")
-        )
+        report.add("optimizer_needs.mup", path, name=name)
 
 
 def _params(name: str, params: dict[str, Any], view: ConfigView, report: Findings) -> None:
@@ -80,36 +72,26 @@ def _params(name: str, params: dict[str, Any], view: ConfigView, report: Finding
     known = optimizer_params()[name.lower()] if own else list(torch_optimizers().get(name, ())) or None
     for key in params:
         if known is not None and key not in known and key != "max_grad_norm":
-            fix: str = suggestion(key, known, Message("it takes {names}", names=", ".join(known)))
             # _muon_param_groups looks up what it knows, where the other optimizers are handed everything.
-            level: Level = "warning" if name.lower() == "muon" else "error"
-            message = (
-                Message("{name} has no parameter {key}, and DeepSpeed silently ignores it", name=name, key=key)
-                if level == "warning"
-                else Message("{name} has no parameter {key}: {late}", name=name, key=key, late=LATE)
-            )
-            report.add(level, "optimizer_param", (*PARAMS, key), message, fix)
+            wrong = "optimizer_param.ignored" if name.lower() == "muon" else "optimizer_param.unknown"
+            report.add(wrong, (*PARAMS, key), fix=_taken(key, known), name=name)
     if "max_grad_norm" in params:
-        message = Message("max_grad_norm is not a parameter of an optimizer: {late}", late=LATE)
-        report.error(
-            "optimizer_param", (*PARAMS, "max_grad_norm"), message, Message('use "gradient_clipping" at the top level')
-        )
+        report.add("optimizer_param.max_grad_norm", (*PARAMS, "max_grad_norm"))
     for key in RATES:
         value = params.get(key, MISSING)
         if value is not MISSING and not _filled(value, view) and not isinstance(value, int | float):
             if key == "eps" and isinstance(value, list):  # Adafactor takes a pair
                 continue
-            fix = Message("write {value!r} without quotes", value=float(value)) if _is_finite(value) else ""
-            report.error(
-                "optimizer_param",
-                (*PARAMS, key),
-                Message("{key} is {value}, not a number: {late}", key=key, value=shown(value), late=LATE),
-                fix,
-            )
+            number = finite(value)
+            fix = None if number is None else text_of("repair.unquoted_number", value=number)
+            report.add("optimizer_param.number", (*PARAMS, key), fix=fix, value=shown(value))
     betas = params.get("betas", MISSING)
     if betas is not MISSING and not _filled(betas, view) and not _two_betas(betas):
-        message = Message("betas is {betas}, not two numbers from 0 to below 1: {late}", betas=shown(betas), late=LATE)
-        report.error("optimizer_param", (*PARAMS, "betas"), message, Message("write [0.9, 0.999]"))
+        report.add("optimizer_param.betas", (*PARAMS, "betas"), betas=shown(betas))
+
+
+def _taken(key: str, known: Iterable[str]) -> Message:
+    return suggestion(key, known, text_of("repair.takes", names=", ".join(known)))
 
 
 def _filled(value: Any, view: ConfigView) -> bool:
@@ -119,13 +101,6 @@ def _filled(value: Any, view: ConfigView) -> bool:
 
 def _two_betas(betas: Any) -> bool:
     return isinstance(betas, list) and len(betas) == 2 and all(isinstance(b, int | float) and 0 <= b < 1 for b in betas)
-
-
-def _is_finite(value: Any) -> bool:
-    try:
-        return math.isfinite(float(value))
-    except (TypeError, ValueError):
-        return False
 
 
 def check_scheduler(view: ConfigView, report: Findings) -> None:
@@ -138,83 +113,43 @@ def check_scheduler(view: ConfigView, report: Findings) -> None:
         return
     known = schedulers().get(name) if isinstance(name, str) else None
     if known is None:
-        have = Message("DeepSpeed has {names}", names=", ".join(own_schedulers()))
-        fix = suggestion(str(name), schedulers(), have)
-        message = Message("DeepSpeed has no scheduler {name}: {late}", name=shown(name), late=LATE)
-        report.error("unknown_scheduler", ("scheduler", "type"), message, fix)
+        fix = suggestion(str(name), schedulers(), text_of("unknown_scheduler.have", names=", ".join(own_schedulers())))
+        report.add("unknown_scheduler", ("scheduler", "type"), fix=fix, name=shown(name))
         return
     if name not in own_schedulers() and view.stage:
         # torch's classes test isinstance(optimizer, Optimizer), which ZeRO's are not.
-        message = Message(
-            "torch's schedulers do not take ZeRO's optimizer, so {name} fails: {late}", name=name, late=LATE
-        )
-        report.error(
-            "unknown_scheduler", ("scheduler", "type"), message, Message("use WarmupDecayLR or WarmupCosineLR")
-        )
+        report.add("unknown_scheduler.torch", ("scheduler", "type"), name=name)
         return
     if not isinstance(params, dict):
-        report.error(
-            "scheduler_param",
-            ("scheduler",),
-            Message("{name} has no params: {late}", name=name, late=LATE),
-            Message('add "params": {…}'),
-        )
+        report.add("scheduler_param.none", ("scheduler",), name=name)
         return
-    _scheduler_params(str(name), known, params, report)
-    if str(name).startswith("Warmup"):
-        _warmup(str(name), params, view, report)
-
-
-def _scheduler_params(name: str, known: dict[str, bool], params: dict[str, Any], report: Findings) -> None:
     for key in params:
         if key not in known:
-            fix = suggestion(key, known, Message("it takes {names}", names=", ".join(known)))
-            report.error(
-                "scheduler_param",
-                (*AT, key),
-                Message("{name} has no parameter {key}: {late}", name=name, key=key, late=LATE),
-                fix,
-            )
+            report.add("scheduler_param.unknown", (*SCHEDULE, key), fix=_taken(key, known), name=name)
     for key, required in known.items():
         if required and key not in params:
-            report.error(
-                "scheduler_param",
-                AT,
-                Message("{name} needs {key}: {late}", name=name, key=key, late=LATE),
-                Message('add "{key}": …', key=key),
-            )
+            report.add("scheduler_param.missing", SCHEDULE, name=name, key=key)
+    if str(name).startswith("Warmup"):
+        _warmup(str(name), params, view, report)
 
 
 def _warmup(name: str, params: dict[str, Any], view: ConfigView, report: Findings) -> None:
     """Where a warm-up fails, and where it quietly trains at another rate (deepspeed.runtime.lr_schedules)."""
     steps, total = params.get("warmup_num_steps", 1000), params.get("total_num_steps", MISSING)
     if not _filled(steps, view) and (not isinstance(steps, int) or steps <= 0):
-        message = Message(
-            "warmup_num_steps is {steps}, not a whole number above 0: {late}", steps=shown(steps), late=LATE
-        )
-        report.error("scheduler_warmup", (*AT, "warmup_num_steps"), message, Message("write 1 for no warm-up"))
+        report.add("scheduler_warmup.steps", (*SCHEDULE, "warmup_num_steps"), steps=shown(steps))
     for key in ("warmup_min_lr", "warmup_max_lr", "total_num_steps"):
         value = params.get(key, 0)
         allowed = (
             isinstance(value, int | float | list) or _filled(value, view) or (key == "warmup_max_lr" and value is None)
         )
         if not allowed:
-            message = Message("{key} is {value}, not a number: {late}", key=key, value=shown(value), late=LATE)
-            report.error("scheduler_warmup", (*AT, key), message)
+            report.add("scheduler_warmup.number", (*SCHEDULE, key), value=shown(value))
     if isinstance(total, int | float) and isinstance(steps, int | float) and total < steps:
-        message = Message(
-            "the warm-up takes {steps} of {total} steps: training ends before its peak rate",
-            steps=shown(steps),
-            total=shown(total),
-        )
-        path = (*AT, "warmup_num_steps") if "warmup_num_steps" in params else (*AT, "total_num_steps")
-        report.warning("scheduler_warmup", path, message, Message("write a smaller warmup_num_steps"))
+        path = (*SCHEDULE, "warmup_num_steps") if "warmup_num_steps" in params else (*SCHEDULE, "total_num_steps")
+        report.add("scheduler_warmup.long", path, steps=shown(steps), total=shown(total))
     if params.get("warmup_type", "log") not in ("log", "linear"):
-        message = Message(
-            "warmup_type is {warmup_type}; DeepSpeed knows log and linear, and takes log",
-            warmup_type=shown(params["warmup_type"]),
-        )
-        report.warning("scheduler_warmup", (*AT, "warmup_type"), message, Message('write "linear"'))
+        report.add("scheduler_warmup.type", (*SCHEDULE, "warmup_type"), warmup_type=shown(params["warmup_type"]))
     _peak(name, params, view, report)
 
 
@@ -224,27 +159,13 @@ def _peak(name: str, params: dict[str, Any], view: ConfigView, report: Findings)
         return
     peak, lr = params.get("warmup_max_lr", MISSING), view.raw("optimizer", "params", "lr")
     if peak is MISSING and name == "WarmupDecayLR":
-        message = Message(
-            "without warmup_max_lr WarmupDecayLR trains at its own default of 0.001, whatever the optimizer's lr"
-        )
         rate = '"auto"' if view.for_trainer else shown(lr) if isinstance(lr, int | float) else "…"
-        report.warning("scheduler_warmup", AT, message, Message('add "warmup_max_lr": {rate}', rate=rate))
+        report.add("scheduler_warmup.default_peak", SCHEDULE, rate=rate)
+    at_peak = (*SCHEDULE, "warmup_max_lr")
     if isinstance(peak, int | float) and isinstance(lr, int | float) and peak != lr:
-        message = Message(
-            "warmup_max_lr is {peak} and the optimizer's lr {lr}; the scheduler's holds", peak=shown(peak), lr=shown(lr)
-        )
-        report.warning(
-            "scheduler_warmup", (*AT, "warmup_max_lr"), message, Message('write "warmup_max_lr": {lr}', lr=shown(lr))
-        )
+        report.add("scheduler_warmup.peak", at_peak, peak=shown(peak), lr=shown(lr))
     if isinstance(peak, int | float) and lr == AUTO:
-        message = Message(
-            "warmup_max_lr is {peak} while the optimizer's lr follows --learning_rate; the two must agree",
-            peak=shown(peak),
-        )
-        report.warning("scheduler_warmup", (*AT, "warmup_max_lr"), message, Message('write "warmup_max_lr": "auto"'))
+        report.add("scheduler_warmup.follows", at_peak, peak=shown(peak))
     low = params.get("warmup_min_lr", 0)
     if isinstance(peak, int | float) and isinstance(low, int | float) and low > peak:
-        message = Message(
-            "warmup_min_lr {low} is above warmup_max_lr {peak}: the rate goes down", low=shown(low), peak=shown(peak)
-        )
-        report.warning("scheduler_warmup", (*AT, "warmup_min_lr"), message)
+        report.add("scheduler_warmup.down", (*SCHEDULE, "warmup_min_lr"), low=shown(low), peak=shown(peak))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from json import JSONDecodeError, JSONDecoder
 from typing import Any, Literal, NamedTuple
 
-from dsrun.messages import Message
+from dsrun.findings.texts import finding_of, text_of
 from dsrun.zero.schema import Path
 
 IssueKind = Literal["comment", "trailing_comma", "python_word", "number_word", "single_quotes", "mark"]
@@ -116,7 +116,7 @@ class _Reader:
         self.source.value = self._value((), 0)
         self._skip()
         if self.at < len(self.text):
-            raise self._error(Message("more text after the end of the JSON"), Message("one file holds one object"))
+            raise self._error("not_json.after")
         return self.source
 
     def _position(self, at: int | None = None) -> Position:
@@ -124,8 +124,10 @@ class _Reader:
         line = bisect_right(self.starts, at)
         return Position(line, at - self.starts[line - 1] + 1)
 
-    def _error(self, message: str, fix: str = "", at: int | None = None) -> NotJsonError:
-        return NotJsonError(message, self._position(at), fix)
+    def _error(self, key: str, at: int | None = None, /, *, fix: str | None = None, **values: Any) -> NotJsonError:
+        """The error of a key of dsrun/findings/text/config.toml."""
+        found = finding_of(key, fix=fix, **values)
+        return NotJsonError(found.message, self._position(at), found.fix)
 
     def _peek(self) -> str:
         return self.text[self.at : self.at + 1]
@@ -137,17 +139,14 @@ class _Reader:
                 self.source.issues.append(SyntaxIssue("comment", self._position(), match[1].strip()))
             self.at = match.end()
         if self.text.startswith("/*", self.at):
-            raise self._error(Message("a comment without its end */"))
+            raise self._error("not_json.open_comment")
 
     def _value(self, path: Path, depth: int) -> Any:
         if depth > DEEPEST:
-            raise self._error(Message("more than {deepest} levels deep", deepest=DEEPEST))
+            raise self._error("not_json.deep", deepest=DEEPEST)
         head = self._peek()
         if template := TEMPLATE.match(self.text, self.at):
-            raise self._error(
-                Message("{word} is a placeholder, not a value", word=template.group()),
-                Message("replace it with a value"),
-            )
+            raise self._error("not_json.placeholder", word=template.group())
         if head in ("{", "["):
             return self._object(path, depth) if head == "{" else self._list(path, depth)
         if head in ('"', "'"):
@@ -158,7 +157,7 @@ class _Reader:
             try:
                 value = float(number[0]) if number[1] or number[2] else int(number[0])
             except ValueError:  # Python reads at most 4300 digits
-                raise self._error(Message("a number with too many digits")) from None
+                raise self._error("not_json.digits") from None
             self.at = number.end()
             return value
         return self._word(word)
@@ -172,32 +171,29 @@ class _Reader:
             self.at += len(word)
             return value
         if not word:
-            raise self._error(
-                Message("a value is missing") if self.at < len(self.text) else Message("the text ends too early")
-            )
+            raise self._error("not_json.no_value" if self.at < len(self.text) else "not_json.ends")
         if UNFILLED.match(word):
-            raise self._error(
-                Message("{word} is a placeholder, not a value", word=word), Message("replace it with a value")
-            )
-        raise self._error(
-            Message("{word} is not a JSON value", word=word),
-            _number_hint(word) or Message('text needs quotes: "{word}"', word=word),
-        )
+            raise self._error("not_json.placeholder", word=word)
+        number = finite(word)
+        fix = None if number is None else text_of("not_json.word.number", value=number)
+        raise self._error("not_json.word", fix=fix, word=word)
 
     def _string(self) -> str:
         start = self.at
         if self._peek() == "'":
             match = SINGLE_QUOTED.match(self.text, start)
             if match is None:
-                raise self._error(Message("a text without its closing '"), at=start)
+                raise self._error("not_json.open_quote", start)
             self.source.issues.append(SyntaxIssue("single_quotes", self._position(), match.group()))
             self.at = match.end()
             return self._single_quoted(match)
         try:
             value, self.at = DECODER.raw_decode(self.text, start)
         except JSONDecodeError as error:
-            fix = Message('close it with "') if error.msg.startswith(("Unterminated", "Invalid control")) else ""
-            raise self._error(error.msg[0].lower() + error.msg[1:].removesuffix(" at"), fix, at=error.pos) from None
+            message = error.msg[0].lower() + error.msg[1:].removesuffix(" at")
+            is_open = error.msg.startswith(("Unterminated", "Invalid control"))
+            fix = text_of("not_json.close_quote") if is_open else ""
+            raise NotJsonError(message, self._position(error.pos), fix) from None
         return str(value)
 
     def _single_quoted(self, match: re.Match[str]) -> str:
@@ -205,7 +201,7 @@ class _Reader:
         try:
             return str(DECODER.decode(f'"{inside}"'))
         except JSONDecodeError:
-            raise self._error(Message("an escape that JSON has not"), at=match.start()) from None
+            raise self._error("not_json.escape", match.start()) from None
 
     def _members(self, closing: str) -> Iterator[None]:
         """Stop once at each member of an object or list; the caller reads it."""
@@ -229,20 +225,17 @@ class _Reader:
 
     def _no_comma(self, opening: int, closing: str) -> None:
         if self.at >= len(self.text):
-            raise self._error(Message("the text ends before the closing {closing}", closing=closing), at=opening)
+            raise self._error("not_json.open", opening, closing=closing)
         before = len(self.text[: self.at].rstrip())
         line = self._position(before - 1).line
-        raise self._error(
-            Message("expected , or {closing}", closing=closing),
-            Message("a comma is missing at the end of line {line}", line=line),
-        )
+        raise self._error("not_json.comma", closing=closing, line=line)
 
     def _object(self, path: Path, depth: int) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for _ in self._members("}"):
             position = self._position()
             if self._peek() not in ("'", '"') or not self._peek():
-                raise self._error(Message("expected a key"), Message('keys need double quotes: "key": value'))
+                raise self._error("not_json.key")
             key = self._string()
             here = (*path, key)
             if key in found:
@@ -253,7 +246,7 @@ class _Reader:
             self.source.positions[here] = position
             self._skip()
             if self._peek() != ":":
-                raise self._error(Message("expected : after the key {key}", key=key))
+                raise self._error("not_json.colon", key=key)
             self.at += 1
             self._skip()
             found[key] = self._value(here, depth + 1)
@@ -268,13 +261,13 @@ class _Reader:
         return found
 
 
-def _number_hint(word: str) -> str:
-    """How to write something that looks like a number in JSON."""
+def finite(value: Any) -> float | None:
+    """The number that Python reads in a value; None for none, infinity and NaN."""
     try:
-        value = float(word)
-    except ValueError:
-        return ""
-    return Message("write {value:g}", value=value) if math.isfinite(value) else ""
+        number = float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None
 
 
 def dotted(path: Sequence[str | int]) -> str:

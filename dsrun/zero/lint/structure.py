@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
+from dsrun.findings.finding import Level
+from dsrun.findings.texts import text_of
 from dsrun.messages import Message, joined
 from dsrun.zero.lint.codes import Findings
-from dsrun.zero.lint.source import dotted
+from dsrun.zero.lint.source import dotted, finite
 from dsrun.zero.schema import (
     TRUE_WORDS,
     Block,
@@ -30,9 +31,6 @@ from dsrun.zero.view import AUTO, ConfigView
 
 # get_monitor_config hands these to one model, which drops "auto" (deepspeed.monitor.config).
 MONITORS = ("tensorboard", "wandb", "csv_monitor", "comet")
-FEATURE_REMOVED, LEAVE_OUT = Message("its feature was removed"), Message("leave it out")
-TOP_LEVEL = Message("the top level")
-EAGER = Message("DeepSpeed stops when it reads the file")
 # Blocks whose other keys mean something to code that only their feature runs.
 OPEN = ("data_efficiency.data_sampling", "data_efficiency.data_routing")
 # DeepSpeedConfigModel.__init__(self, strict=False, **data) swallows this key (deepspeed.runtime.config_utils).
@@ -50,8 +48,8 @@ def _check_block(block: Block, path: Path, content: dict[str, Any], view: Config
         here = (*path, name)
         key = spellings.get(name)
         if name in removed(block.path):
-            reason, instead = legacy()["removed"].get(name, (FEATURE_REMOVED, LEAVE_OUT))
-            report.error("removed_key", here, Message("{key}: {reason}", key=name, reason=Message(reason)), instead)
+            reason, instead = legacy()["removed"][name]
+            report.add("removed_key", here, fix=instead, reason=Message(reason))
         elif key is None or name == "self":
             _unknown(block, here, name, content, report)
         else:
@@ -59,12 +57,7 @@ def _check_block(block: Block, path: Path, content: dict[str, Any], view: Config
     for key, entry in block.keys.items():
         other = entry.get("name")
         if other and key in content and other in content:
-            report.error(
-                "given_twice",
-                (*path, other),
-                Message("{other} and {key} are one setting", other=other, key=key),
-                Message("remove {other}", other=other),
-            )
+            report.add("given_twice.one", (*path, other), other=other, key=key)
 
 
 def _unknown(block: Block, path: Path, name: str, content: dict[str, Any], report: Findings) -> None:
@@ -75,16 +68,17 @@ def _unknown(block: Block, path: Path, name: str, content: dict[str, Any], repor
     gone = legacy()["forgotten"].get(name)
     if block.path == "compile" and name in legacy()["old_compile"]:
         gone = legacy()["removed_from_compile"]
-    hint: str = gone[1] if gone is not None else _suggestion(block, name, content)
     if gone is not None:
-        message = Message("{key}: {reason}", key=name, reason=Message(gone[0]))
-    elif len(path) == 1:
-        message = Message("DeepSpeed has no key {key} at the top level", key=name)
+        level: Level = "error" if refused else "warning"
+        report.add("unknown_key.gone", path, level=level, fix=gone[1], reason=Message(gone[0]))
+        return
+    key, place = "unknown_key.block" if path[1:] else "unknown_key.top", dotted(path[:-1])
+    fix = _suggestion(block, name, content)
+    if refused:
+        report.add(key, path, fix=fix, block=place)
     else:
-        message = Message("DeepSpeed has no key {key} in {block}", key=name, block=dotted(path[:-1]))
-    if gone is None and not refused:
-        message = Message("{problem}, and silently ignores it", problem=message)
-    report.add("error" if refused else "warning", "unknown_key", path, message, hint)
+        problem = text_of(f"{key}.message", key=name, block=place)
+        report.add("unknown_key.ignored", path, fix=fix, problem=problem)
 
 
 def _suggestion(block: Block, name: str, content: dict[str, Any]) -> Message:
@@ -92,10 +86,10 @@ def _suggestion(block: Block, name: str, content: dict[str, Any]) -> Message:
     match = legacy()["renamed"].get(f"{block.path}.{name}") or nearest(name, block.spellings)
     elsewhere = [each for each in homes().get(name, ()) if each != block.path]
     if elsewhere and len(elsewhere) <= 2:
-        return Message("it belongs in {places}", places=joined(" or ", (each or TOP_LEVEL for each in elsewhere)))
+        return text_of("repair.belongs", places=joined(" or ", (each or text_of("repair.top") for each in elsewhere)))
     if match in content:
-        return Message("remove it: {match} is there already", match=match)
-    return Message("did you mean {match}?", match=match) if match else Message("remove it")
+        return text_of("repair.there", match=match)
+    return text_of("repair.meant", match=match) if match else text_of("repair.remove")
 
 
 def _check_key(block: Block, path: Path, key: str, *, view: ConfigView, report: Findings) -> None:
@@ -116,19 +110,9 @@ def _check_key(block: Block, path: Path, key: str, *, view: ConfigView, report: 
 def _legacy(block: Block, path: Path, entry: Entry, report: Findings) -> None:
     advice = legacy()["deprecated"].get(dotted((*filter(None, block.path.split(".")), path[-1])))
     if advice is not None:
-        report.warning(
-            "legacy_key",
-            path,
-            Message("{key} is the old name of {name}", key=path[-1], name=Message(advice[0])),
-            advice[1],
-        )
+        report.add("legacy_key", path, fix=advice[1], name=Message(advice[0]))
     elif "deprecated" in entry:
-        report.warning(
-            "legacy_key",
-            path,
-            Message("{key} is the old name of {name}", key=path[-1], name=entry["deprecated"]),
-            Message("use {name}", name=entry["deprecated"]),
-        )
+        report.add("legacy_key", path, name=entry["deprecated"])
 
 
 def _auto_is_handled(block: Block, path: Path, view: ConfigView) -> bool:
@@ -141,29 +125,11 @@ def _check_value_of_block(block: Block, path: Path, entry: Entry, *, view: Confi
     if isinstance(value, dict):
         _check_block(block, path, value, view, report)
     elif block.path == "zero_optimization" and isinstance(value, bool):
-        stage = 1 if value else 0
-        report.warning(
-            "legacy_key",
-            path,
-            Message(
-                "a bare {value} is an old way to ask for stage {stage}; the HF Trainer fails on it",
-                value=shown(value),
-                stage=stage,
-            ),
-            Message('write "zero_optimization": {"stage": {stage}}', stage=stage),
-        )
+        report.add("legacy_key.bare", path, value=shown(value), stage=int(value))
     elif not _tolerated(block, entry, value):
-        report.error(
-            "not_an_object",
-            path,
-            Message("{key} is {value}, not an object {…}: {eager}", key=path[-1], value=shown(value), eager=EAGER),
-        )
+        report.add("not_an_object", path, value=shown(value))
     elif value is not None:
-        report.warning(
-            "wrong_type",
-            path,
-            Message("{key} is {value}, not an object {…}, and is ignored", key=path[-1], value=shown(value)),
-        )
+        report.add("wrong_type.block", path, value=shown(value))
 
 
 def _tolerated(block: Block, entry: Entry, value: Any) -> bool:
@@ -189,40 +155,14 @@ def check_model_value(path: Path, entry: Entry, value: Any, report: Findings) ->
         found = python_float(value)
     if found.coerce == "refused":
         code = "not_a_choice" if "choices" in entry and json_type(value) not in ("list", "dict") else "wrong_type"
-        report.error(
-            code,
-            path,
-            Message(
-                "{name} is {value}, not {expected}: {eager}",
-                name=name,
-                value=shown(value),
-                expected=expected(entry),
-                eager=EAGER,
-            ),
-            _repair(value, entry),
-        )
+        report.add(code, path, fix=_repair(value, entry), name=name, value=shown(value), expected=expected(entry))
         return
     limits = outside(found.value, entry)
     if limits:
-        report.error(
-            "out_of_range",
-            path,
-            Message(
-                "{name} is {value}, not {limits}: {eager}", name=name, value=shown(value), limits=limits, eager=EAGER
-            ),
-        )
+        report.add("out_of_range", path, name=name, value=shown(value), limits=limits)
     elif found.coerce == "converted":
-        report.warning(
-            "wrong_type",
-            path,
-            Message(
-                "{name} is {value}, not {expected}; DeepSpeed converts it, the Trainer does not",
-                name=name,
-                value=shown(value),
-                expected=expected(entry),
-            ),
-            Message('write "{name}": {value}', name=name, value=shown(found.value)),
-        )
+        fix = text_of("repair.write", name=name, value=shown(found.value))
+        report.add("wrong_type.converted", path, fix=fix, name=name, value=shown(value), expected=expected(entry))
 
 
 def _repair(value: Any, entry: Entry) -> str:
@@ -230,13 +170,10 @@ def _repair(value: Any, entry: Entry) -> str:
     if isinstance(value, str):
         match = nearest(value.strip(), [each for each in entry.get("choices", ()) if isinstance(each, str)])
         if match:
-            return Message('did you mean "{match}"?', match=match)
-        try:
-            number = float(value)
-        except ValueError:
-            return ""
-        if {"int", "float"} & set(entry["types"]) and math.isfinite(number):
-            return Message("write {value} without quotes", value=int(number) if number.is_integer() else number)
+            return text_of("repair.quoted", match=match)
+        number = finite(value)
+        if {"int", "float"} & set(entry["types"]) and number is not None:
+            return text_of("repair.unquoted", value=int(number) if number.is_integer() else number)
     return ""
 
 
@@ -245,55 +182,17 @@ def _check_read_value(path: Path, entry: Entry, value: Any, report: Findings) ->
     name, kind = path[-1], json_type(value)
     if (value is None and entry.get("null")) or (entry.get("falsy") and not value):
         return
+    typed = {**entry, "types": [entry["type"]]}
+    said: dict[str, Any] = {"name": name, "value": shown(value), "expected": expected(entry)}
     if "must" in entry and kind not in entry["must"]:
-        report.error(
-            "wrong_type",
-            path,
-            Message(
-                "{name} is {value}, not {expected}: {eager}",
-                name=name,
-                value=shown(value),
-                expected=expected(entry),
-                eager=EAGER,
-            ),
-            _repair(value, _typed(entry)),
-        )
-        return
-    if "choices" in entry and not _is_choice(value, entry):
-        typed = _typed(entry)
-        report.error(
-            "not_a_choice",
-            path,
-            Message(
-                "{name} is {value}, not {expected}: {eager}",
-                name=name,
-                value=shown(value),
-                expected=expected(entry),
-                eager=EAGER,
-            ),
-            _repair(value, typed),
-        )
-        return
-    if coerce(value, _typed(entry) | {"choices": []}).coerce != "exact":
+        report.add("wrong_type", path, fix=_repair(value, typed), **said)
+    elif "choices" in entry and not _is_choice(value, entry):
+        report.add("not_a_choice", path, fix=_repair(value, typed), **said)
+    elif coerce(value, typed | {"choices": []}).coerce != "exact":
         is_word = entry["type"] == "bool" and isinstance(value, str) and value and len(path) == 1
-        taken = Message("to DeepSpeed every text is true" if is_word else "DeepSpeed takes it as it is")
-        fix = Message('write "{name}": {value}', name=name, value=shown(value.lower() in TRUE_WORDS)) if is_word else ""
-        report.warning(
-            "wrong_type",
-            path,
-            Message(
-                "{name} is {value}, not {expected}; {taken}",
-                name=name,
-                value=shown(value),
-                expected=expected(entry),
-                taken=taken,
-            ),
-            fix,
-        )
-
-
-def _typed(entry: Entry) -> Entry:
-    return {**entry, "types": [entry["type"]]}
+        taken = text_of("wrong_type.taken.as_true" if is_word else "wrong_type.taken.as_it_is")
+        fix = text_of("repair.write", name=name, value=shown(value.lower() in TRUE_WORDS)) if is_word else ""
+        report.add("wrong_type.taken", path, fix=fix, taken=taken, **said)
 
 
 def _is_choice(value: Any, entry: Entry) -> bool:

@@ -7,26 +7,74 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from dsrun.errors import UsageError
-from dsrun.zero.lint.changes import Change, Config, Log, block_at, replace_key
 from dsrun.zero.lint.codes import printable
-from dsrun.zero.lint.source import NotJsonError, Source, read
-from dsrun.zero.schema import blocks, coerce, legacy, optimizer_params, removed, shown
-from dsrun.zero.view import AUTO
+from dsrun.zero.lint.source import NotJsonError, Source, dotted, read
+from dsrun.zero.schema import Path, blocks, coerce, legacy, optimizer_params, removed, shown
+from dsrun.zero.view import AUTO, MISSING, ZERO
 
-ZERO, STAGE_3_GATHER = "zero_optimization", "stage3_gather_16bit_weights_on_model_save"
+Config = dict[str, Any]
+STAGE_3_GATHER = "stage3_gather_16bit_weights_on_model_save"
 OLD_GATHER = "stage3_gather_fp16_weights_on_model_save"
-OFFLOADS = {
-    "cpu_offload": "offload_optimizer",
-    "cpu_offload_param": "offload_param",
-    "cpu_offload_params": "offload_param",
-}
+OFFLOADS = ("cpu_offload", "cpu_offload_param", "cpu_offload_params")
 OLD_PIN = "cpu_offload_use_pin_memory"
 FP32_ALLREDUCE = ("fp32_allreduce", "allreduce_always_fp32")
 BOOL = {"types": ["bool"], "null": True}
+
+
+class Change(NamedTuple):
+    """One thing that was rewritten: where, what, and why."""
+
+    path: str
+    what: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {self.what} ({self.why})"
+
+
+def block_at(config: Config, *path: str) -> Config:
+    """The object at a path; an empty one where there is none."""
+    for key in path:
+        found = config.get(key)
+        config = found if isinstance(found, dict) else {}
+    return config
+
+
+@dataclass
+class Log:
+    """The changes of a configuration so far."""
+
+    config: Config
+    changes: list[Change] = field(default_factory=list)
+
+    def add(self, path: Path, what: str, why: str) -> None:
+        """Note a change."""
+        self.changes.append(Change(dotted(path), what, why))
+
+    def leave_out(self, path: tuple[str, ...], why: str) -> None:
+        """Remove the key at the end of `path`, if it is there."""
+        if block_at(self.config, *path[:-1]).pop(path[-1], MISSING) is not MISSING:
+            self.add(path, "left out", why)
+
+    def replace(self, path: tuple[str, ...], new: str, value: Any, what: str, why: str) -> None:
+        """Put a key in the place of another."""
+        block, old = block_at(self.config, *path[:-1]), path[-1]
+        rows = [(new, value) if key == old else (key, each) for key, each in block.items() if key != new or key == old]
+        block.clear()
+        block.update(rows)
+        self.add(path, what, why)
+
+    def rename(self, path: tuple[str, ...], new: str, why: str, *, taken: bool | None = None, holds: str = "") -> None:
+        """Give the key at the end of `path` its new name, or leave it out where that is `taken` and `holds`."""
+        block = block_at(self.config, *path[:-1])
+        if new in block if taken is None else taken:
+            self.leave_out(path, holds or f"{new} says it")
+        elif path[-1] in block:
+            self.replace(path, new, block[path[-1]], f"renamed to {new}", why)
 
 
 def _removed(config: Config, log: Log) -> None:
@@ -34,33 +82,31 @@ def _removed(config: Config, log: Log) -> None:
     _amp(config, log)
     sizes = block_at(config, "elasticity").get("micro_batch_sizes")
     for name in removed(""):
-        log.leave_out(config, (name,), legacy()["removed"][name][0])
+        log.leave_out((name,), legacy()["removed"][name][0])
     known = {"train_batch_size", "train_micro_batch_size_per_gpu"} & config.keys()
     if not known and isinstance(sizes, list) and sizes and all(isinstance(each, int) and each > 0 for each in sizes):
         config["train_micro_batch_size_per_gpu"] = max(sizes)
-        why = "elasticity chose the batch size before"
-        log.add(("train_micro_batch_size_per_gpu",), f"{max(sizes)} added", why)
+        what = f"{max(sizes)} added"
+        log.add(("train_micro_batch_size_per_gpu",), what, "elasticity chose the batch size before")
 
 
 def _amp(config: Config, log: Log) -> None:
     """Apex's mixed precision, which was fp16's but for opt_level O0."""
     amp = block_at(config, "amp")
-    if amp.get("enabled") not in (True, AUTO) or amp.get("opt_level") == "O0":
+    other = {"fp16", "bf16", "bfloat16", "torch_autocast", "data_types"} & config.keys()
+    if other or amp.get("enabled") not in (True, AUTO) or amp.get("opt_level") == "O0":
         return
-    if {"fp16", "bf16", "bfloat16", "torch_autocast", "data_types"} & config.keys():
-        return
-    replace_key(config, "amp", "fp16", {"enabled": amp["enabled"]})
-    what = f'is now "fp16": {shown(config["fp16"])}'
-    log.add(("amp",), what, "NVIDIA Apex was removed; better is bf16, on GPUs since Ampere")
+    why = "NVIDIA Apex was removed; better is bf16, on GPUs since Ampere"
+    fp16 = {"enabled": amp["enabled"]}
+    log.replace(("amp",), "fp16", fp16, f'is now "fp16": {shown(fp16)}', why)
 
 
 def _mics(zero: Config, log: Log) -> None:
     """MiCS, which sharded a model inside groups of ranks; hpZ does that for the weights of the backward pass."""
     size, hpz = zero.get("mics_shard_size"), "zero_hpz_partition_size"
     if isinstance(size, int) and not isinstance(size, bool) and size > 1 and zero.get("stage") == 3 and hpz not in zero:
-        replace_key(zero, "mics_shard_size", hpz, size)
         why = "MiCS was removed; hpZ gathers weights inside as many ranks, and optimizer states are sharded over all"
-        log.add((ZERO, "mics_shard_size"), f"renamed to {hpz}", why)
+        log.rename((ZERO, "mics_shard_size"), hpz, why)
 
 
 def _bare_zero(config: Config, log: Log) -> None:
@@ -72,8 +118,7 @@ def _bare_zero(config: Config, log: Log) -> None:
     log.add((ZERO,), what, "the Trainer looks for a stage in it")
     if "allgather_size" in config:
         zero["allgather_bucket_size"] = config.pop("allgather_size")
-        what = f"moved to {ZERO}.allgather_bucket_size"
-        log.add(("allgather_size",), what, "the bare true was all that read it")
+        log.add(("allgather_size",), f"moved to {ZERO}.allgather_bucket_size", "the bare true was all that read it")
     config[ZERO] = zero
 
 
@@ -81,18 +126,18 @@ def _offload(config: Config, log: Log) -> None:
     """cpu_offload and its relatives."""
     zero = block_at(config, ZERO)
     pin = coerce(zero.get(OLD_PIN), BOOL).value
-    for old, new in OFFLOADS.items():
+    for old in OFFLOADS:
+        new = "offload_param" if "param" in old else "offload_optimizer"
         found = coerce(zero.get(old), BOOL)
         if old not in zero or (found.coerce == "refused" and zero[old] != AUTO):
             continue  # `dsrun config check` says what is the matter with it
         if isinstance(zero.get(new), dict):
-            log.leave_out(zero, (ZERO, old), f"{new} says it")
+            log.leave_out((ZERO, old), f"{new} says it")
         elif not found.value:
-            log.leave_out(zero, (ZERO, old), "it was off, which is the default")
+            log.leave_out((ZERO, old), "it was off, which is the default")
         else:
             block = {"device": "cpu", "pin_memory": True if pin is None else pin}
-            replace_key(zero, old, new, block)
-            log.add((ZERO, old), f"is now {new}: {shown(block)}", "the old name is deprecated")
+            log.replace((ZERO, old), new, block, f"is now {new}: {shown(block)}", "the old name is deprecated")
     _pin(zero, log)
 
 
@@ -117,11 +162,11 @@ def _zero_keys(config: Config, log: Log) -> None:
     zero = block_at(config, ZERO)
     taken = STAGE_3_GATHER in zero or "gather_16bit_weights_on_model_save" in zero
     holds = "DeepSpeed refuses it beside its new name"
-    log.rename(zero, (ZERO, OLD_GATHER), STAGE_3_GATHER, "it gathers bf16 too", taken=taken, holds=holds)
+    log.rename((ZERO, OLD_GATHER), STAGE_3_GATHER, "it gathers bf16 too", taken=taken, holds=holds)
     _mics(zero, log)
     for name in removed(ZERO):
-        log.leave_out(zero, (ZERO, name), legacy()["removed"][name][0])
-    log.leave_out(zero, (ZERO, "legacy_stage1"), "the old stage 1 was removed, and true is refused")
+        log.leave_out((ZERO, name), legacy()["removed"][name][0])
+    log.leave_out((ZERO, "legacy_stage1"), "the old stage 1 was removed, and true is refused")
 
 
 def _moved_aio(config: Config, log: Log) -> None:
@@ -130,7 +175,7 @@ def _moved_aio(config: Config, log: Log) -> None:
     if not isinstance(zero.get("aio"), dict):
         return
     if "aio" in config:
-        log.leave_out(zero, (ZERO, "aio"), "aio at the top level holds")
+        log.leave_out((ZERO, "aio"), "aio at the top level holds")
     else:
         config["aio"] = zero.pop("aio")
         log.add((ZERO, "aio"), "moved to the top level", "DeepSpeed reads it only there, and refuses it here")
@@ -140,9 +185,7 @@ def _renamed(config: Config, log: Log) -> None:
     """Keys that got another name inside their block."""
     for path, new in legacy()["renamed"].items():
         name, _, old = path.partition(".")
-        block = block_at(config, name)
-        why = "DeepSpeed no longer reads the old name"
-        log.rename(block, (name, old), new, why, taken=new in block, holds=f"{new} says it")
+        log.rename((name, old), new, "DeepSpeed no longer reads the old name")
 
 
 def _compile(config: Config, log: Log) -> None:
@@ -150,7 +193,7 @@ def _compile(config: Config, log: Log) -> None:
     block = block_at(config, "compile")
     gone = [name for name in legacy()["old_compile"] if name in block]
     for name in gone:
-        log.leave_out(block, ("compile", name), legacy()["removed_from_compile"][0])
+        log.leave_out(("compile", name), legacy()["removed_from_compile"][0])
     if gone and not block:
         del config["compile"]
 
@@ -158,23 +201,21 @@ def _compile(config: Config, log: Log) -> None:
 def _bf16(config: Config, log: Log) -> None:
     """bfloat16, and what was copied from the fp16 block."""
     taken = isinstance(config.get("bf16"), dict)
-    why = "the Trainer does not read bfloat16"
-    log.rename(config, ("bfloat16",), "bf16", why, taken=taken, holds="bf16 beside it holds")
+    log.rename(("bfloat16",), "bf16", "the Trainer does not read bfloat16", taken=taken, holds="bf16 beside it holds")
+    log.rename(("bf16", "check_overflow"), "check_grad_overflow", "the documentation had it wrong")
     block = block_at(config, "bf16")
-    new, why = "check_grad_overflow", "the documentation had it wrong"
-    log.rename(block, ("bf16", "check_overflow"), new, why, taken=new in block, holds=f"{new} says it")
     for name in list(block):
         if name in blocks()["fp16"].keys and name not in blocks()["bf16"].keys:
-            log.leave_out(block, ("bf16", name), "bf16 has no loss scale; it is a key of fp16")
+            log.leave_out(("bf16", name), "bf16 has no loss scale; it is a key of fp16")
 
 
 def _allreduce(config: Config, log: Log) -> None:
     for name in FP32_ALLREDUCE:
         if config.get(name) is True and "communication_data_type" not in config:
-            replace_key(config, name, "communication_data_type", "fp32")
-            log.add((name,), 'is now "communication_data_type": "fp32"', "DeepSpeed ignores it")
+            what = 'is now "communication_data_type": "fp32"'
+            log.replace((name,), "communication_data_type", "fp32", what, "DeepSpeed ignores it")
         else:
-            log.leave_out(config, (name,), "DeepSpeed ignores it")
+            log.leave_out((name,), "DeepSpeed ignores it")
 
 
 def _optimizer(config: Config, log: Log) -> None:
@@ -193,7 +234,7 @@ def _optimizer(config: Config, log: Log) -> None:
     log.add(("optimizer", "type"), f"{name} is now {instead}", reason)
     known = optimizer_params()[instead.lower()] or []
     for key in [each for each in params if each not in known]:
-        log.leave_out(params, ("optimizer", "params", key), f"{instead} does not take it")
+        log.leave_out(("optimizer", "params", key), f"{instead} does not take it")
 
 
 def _scheduler(config: Config, log: Log) -> None:
@@ -207,14 +248,7 @@ def _scheduler(config: Config, log: Log) -> None:
         log.add(("scheduler", "params", "warmup_num_steps"), what, "DeepSpeed 0.19.6 wants a whole number above 0")
 
 
-STEPS: tuple[Callable[[Config, Log], None], ...] = (
-    _removed, _bare_zero, _offload, _zero_keys, _moved_aio, _renamed, _compile, _bf16, _allreduce,
-    _optimizer, _scheduler,
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Upgraded:
+class Upgraded(NamedTuple):
     """The new text, and what is different about it."""
 
     text: str
@@ -233,9 +267,12 @@ def upgrade(text: str, *, file: str = "ds.json") -> Upgraded:
     config = source.value
     if not isinstance(config, dict):
         raise UsageError(f"{file}: not a JSON object", fix="a DeepSpeed config is one object {…}")
-    log = Log()
+    log = Log(config)
     _text(source, log)
-    for step in STEPS:
+    for step in (
+        _removed, _bare_zero, _offload, _zero_keys, _moved_aio, _renamed, _compile, _bf16, _allreduce, _optimizer,
+        _scheduler,
+    ):  # fmt: skip
         step(config, log)
     if not log.changes:
         return Upgraded(text, ())

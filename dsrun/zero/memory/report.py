@@ -6,8 +6,7 @@ import shlex
 from dataclasses import dataclass
 from typing import Any
 
-from dsrun.zero.generate.accumulation import error_after, memory_of_sum
-from dsrun.zero.generate.presets import GIB, NVME_PARAM_BUFFER, nvme_buffer
+from dsrun.zero.generate.presets import GIB, NVME_PARAM_BUFFER, error_after, memory_of_sum, nvme_buffer
 from dsrun.zero.memory import optimizers
 from dsrun.zero.memory.model.architecture import training
 from dsrun.zero.memory.model.count import Counted

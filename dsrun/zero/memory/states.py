@@ -44,7 +44,7 @@ class Sharding:
     accumulates: bool = True
     """Whether a step has several micro batches."""
     sums_in_fp32: bool = False
-    """Whether gradients are summed in fp32 where parameters are in 16 bits (dsrun.zero.generate.accumulation)."""
+    """Whether gradients are summed in fp32 where parameters are in 16 bits (dsrun.zero.generate.presets)."""
     bf16_master: bool = False
     """Whether master weights are in bf16 (bf16_master_weights_and_grads); planned on the GPU alone."""
     persistence: int = 0

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from dsrun.zero.generate.accumulation import FROM_STEPS, takes_fp32_sum
-from dsrun.zero.generate.presets import GIB, nvme_buffer
+from dsrun.zero.generate.presets import FROM_STEPS, GIB, nvme_buffer, takes_fp32_sum
 from dsrun.zero.memory.activations import (
     FRAGMENTATION,
     GATHERING,

@@ -7,10 +7,10 @@ import json
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.zero.generate.accumulation import error_after, memory_of_sum
 from dsrun.zero.generate.blocks import HardwareFacts
 from dsrun.zero.generate.config import generate
 from dsrun.zero.generate.explain import explain
+from dsrun.zero.generate.presets import error_after, memory_of_sum
 from dsrun.zero.generate.spec import ZeroSpec
 from dsrun.zero.lint.check import check
 from dsrun.zero.view import Flags

@@ -4,6 +4,8 @@ import json
 
 import pytest
 
+from dsrun.findings.translation import catalogue
+from dsrun.zero.lint.accelerate import read_accelerate
 from dsrun.zero.lint.check import check
 from dsrun.zero.view import Flags
 from tests.unit.zero.lint.lint_cases import CLIP, FILLED, MICRO, found, only, trainer, zero
@@ -26,6 +28,15 @@ def test_json_comments_are_errors_except_for_deepspeed():
     text = json.dumps(zero(2), indent=1).replace("4,", "4, // four").replace("\n}", ",\n}")
     assert [each.level for each in check(text)] == ["error", "error"]
     assert [each.level for each in check(text, target="deepspeed")] == ["warning", "warning"]
+
+
+def test_repair_of_accelerates_yaml_is_translated():
+    """It names the YAML's key, where that of a JSON names DeepSpeed's."""
+    file = read_accelerate("deepspeed_config: {zero_stage: 3}", "accelerate.yaml")
+    (found,) = [each for each in check(json.dumps(file.config)) if each.code == "zero3_no_gather_on_save"]
+    fix = file.placed(found).fix
+    assert "zero3_save_16bit_model" in fix
+    assert catalogue("zh")(fix) != fix
 
 
 def test_invalid_json_is_one_finding_with_position():
