@@ -17,7 +17,7 @@ from dsrun.recipe.recipe import Recipe
 from dsrun.runs.attempts import is_another
 from dsrun.system.display import without_tokens
 from dsrun.system.net import reachable
-from dsrun.zero.memory.model.configs import cached_snapshot, hub_cache
+from dsrun.zero.memory.model.folder import cached_snapshot, hub_cache
 
 DATA_SET = "data set "
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")

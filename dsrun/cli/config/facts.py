@@ -13,8 +13,9 @@ from dsrun.zero.generate.blocks import HardwareFacts
 from dsrun.zero.generate.spec import ZeroSpec
 from dsrun.zero.generate.training_blocks import steps_of
 from dsrun.zero.memory.model.architecture import Architecture
-from dsrun.zero.memory.model.configs import Settings, find
 from dsrun.zero.memory.model.count import describe
+from dsrun.zero.memory.model.folder import find
+from dsrun.zero.memory.model.settings import Settings
 
 
 def find_facts(spec: ZeroSpec) -> HardwareFacts:

@@ -17,7 +17,7 @@ from dsrun.recipe.preflight.data_files import expanded
 from dsrun.recipe.preflight.files import CHAT_TEMPLATES, check_files, is_path
 from dsrun.recipe.preflight.layouts import Layout
 from dsrun.recipe.spec import TrainSpec
-from dsrun.zero.memory.model.configs import HUB_NAME
+from dsrun.zero.memory.model.folder import HUB_NAME
 
 DEMO = "demo"
 TASK_MEANINGS = (

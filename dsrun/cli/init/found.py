@@ -28,7 +28,7 @@ from dsrun.recipe.preflight.data_files import (
 from dsrun.recipe.preflight.layouts import Hints, Layout, detect
 from dsrun.recipe.preflight.model_folder import has_weights, other_models, read_object
 from dsrun.system.display import size_text
-from dsrun.zero.memory.model.configs import cached_snapshot, hub_cache
+from dsrun.zero.memory.model.folder import cached_snapshot, hub_cache
 
 SHOWN = 8
 """Models, and data files, that are offered."""

@@ -20,8 +20,8 @@ from dsrun.recipe.preflight.files import check_files, is_path
 from dsrun.recipe.preflight.model_folder import has_weights
 from dsrun.recipe.spec import TrainSpec
 from dsrun.zero.memory.model.architecture import Architecture
-from dsrun.zero.memory.model.configs import HUB_NAME, find
 from dsrun.zero.memory.model.count import describe
+from dsrun.zero.memory.model.folder import HUB_NAME, find
 
 DEMOS = (
     (DEMO_T5, "a tiny T5 with its own data, to try everything: minutes on a CPU"),

@@ -17,8 +17,8 @@ from dsrun.system.variables import cache_root
 from dsrun.zero.generate.presets import GIB
 from dsrun.zero.memory import report
 from dsrun.zero.memory.calibration import remembered
-from dsrun.zero.memory.model.configs import find
 from dsrun.zero.memory.model.count import Counted, check_length, count
+from dsrun.zero.memory.model.folder import find
 from dsrun.zero.memory.optimizers import DEFAULT
 from dsrun.zero.memory.plan import Plan, plan
 from dsrun.zero.memory.report import CommandOptions, as_json

@@ -16,8 +16,8 @@ from dsrun.recipe.flags import ZERO_STAGE
 from dsrun.recipe.recipe import Recipe
 from dsrun.recipe.spec import DEFAULT_TARGET
 from dsrun.zero.memory.model.architecture import Architecture
-from dsrun.zero.memory.model.configs import find
 from dsrun.zero.memory.model.count import count
+from dsrun.zero.memory.model.folder import find
 from dsrun.zero.memory.optimizers import DEFAULT
 from dsrun.zero.memory.own_config import with_deepspeed
 from dsrun.zero.memory.request import (

@@ -38,8 +38,8 @@ from dsrun.train.model.load import Task, one_at_a_time
 from dsrun.zero.generate.presets import GIB
 from dsrun.zero.memory import plan as memory_plan
 from dsrun.zero.memory.model.architecture import Architecture, Weight
-from dsrun.zero.memory.model.configs import find
 from dsrun.zero.memory.model.count import describe
+from dsrun.zero.memory.model.folder import find
 from dsrun.zero.memory.model.meta import generic
 from dsrun.zero.memory.request import Cluster, attention_of, cluster
 

@@ -16,7 +16,7 @@ from dsrun.zero.generate.presets import GIB
 if TYPE_CHECKING:
     from dsrun.system.gpus import Gpu
     from dsrun.zero.memory.calibration import Calibration
-    from dsrun.zero.memory.model.configs import Found
+    from dsrun.zero.memory.model.folder import Found
     from dsrun.zero.memory.plan import Plan
     from dsrun.zero.memory.request import Cluster
     from dsrun.zero.memory.strategy import Candidate

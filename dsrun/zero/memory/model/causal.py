@@ -7,8 +7,8 @@ from itertools import groupby
 from typing import NamedTuple
 
 from dsrun.zero.memory.model.architecture import Architecture, Block, Stack, Weight
-from dsrun.zero.memory.model.configs import Settings
 from dsrun.zero.memory.model.seq2seq import head, linear, norm, single, table
+from dsrun.zero.memory.model.settings import Settings
 
 
 class Recipe(NamedTuple):

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from dsrun.model_families import family_of
 from dsrun.zero.memory.model.architecture import Architecture, Block, Stack, Weight
-from dsrun.zero.memory.model.configs import Settings
 from dsrun.zero.memory.model.seq2seq import head, linear, norm, single, table
+from dsrun.zero.memory.model.settings import Settings
 
 
 def _plain_stack(layers: int, heads: int, width: int, ffn: int) -> Stack:

@@ -12,7 +12,8 @@ from dsrun.messages import Message
 from dsrun.model_families import family_of
 from dsrun.zero.memory.model import causal, causal_layernorm, seq2seq, vision
 from dsrun.zero.memory.model.architecture import Architecture, Weight
-from dsrun.zero.memory.model.configs import Found, Settings
+from dsrun.zero.memory.model.folder import Found
+from dsrun.zero.memory.model.settings import Settings
 
 Describe = Callable[..., Architecture]
 

@@ -13,7 +13,7 @@ from typing import Any
 from dsrun.errors import ToolError
 from dsrun.system.proc import capture
 from dsrun.zero.memory.model.architecture import Architecture, Block, Stack, Weight
-from dsrun.zero.memory.model.configs import Settings
+from dsrun.zero.memory.model.settings import Settings
 
 COUNTER = "dsrun.train.model.zero_auto"
 SECONDS = 300.0

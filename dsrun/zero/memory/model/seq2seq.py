@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dsrun.model_families import family_of
 from dsrun.zero.memory.model.architecture import Architecture, Block, Stack, Weight
-from dsrun.zero.memory.model.configs import Settings
+from dsrun.zero.memory.model.settings import Settings
 
 
 def linear(name: str, out: int, into: int, *, bias: bool = False) -> list[Weight]:

@@ -9,8 +9,8 @@ from typing import Any
 from dsrun.errors import UsageError
 from dsrun.zero.memory.model.architecture import Architecture, Block, Weight
 from dsrun.zero.memory.model.causal import llama
-from dsrun.zero.memory.model.configs import Settings
 from dsrun.zero.memory.model.seq2seq import linear, norm, single, table
+from dsrun.zero.memory.model.settings import Settings
 
 # Of Gemma3TextConfig, which published configs leave out.
 _TEXT = {"hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26, "vocab_size": 262_208}

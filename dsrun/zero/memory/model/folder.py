@@ -1,21 +1,18 @@
-"""Reading a model's config.json, by path or from the Hub's cache, and checking its settings. Nothing is downloaded."""
+"""A model's folder, by path or from the Hub's cache, and its config.json. Nothing is downloaded."""
 
 from __future__ import annotations
 
 import os
 import re
-import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any
 
 from dsrun.errors import MissingError, UsageError
 from dsrun.system.files import parse_json
+from dsrun.zero.memory.model.headers import stored_tensors
 
-LARGEST_HEADER = 100 * 2**20
-"""Bytes; the safetensors format refuses longer headers."""
 LARGEST_CONFIG = 32 * 2**20
 """Bytes; the longest config.json on the Hub, with a label for each of 20,000 classes, has one or two MiB."""
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
@@ -120,101 +117,3 @@ def _found(name: str, folder: Path, file: Path) -> Found:
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise _no_config(f"{file} is not a model config: it has no model_type")
     return Found(name=name, folder=folder, config=config, stored=stored_tensors(folder))
-
-
-def stored_tensors(folder: Path) -> dict[str, int] | None:
-    """Names and elements of all tensors in the folder's safetensors files, from their headers alone.
-
-    None without such files, or when a file named by the index is missing or damaged: the count is then unknown.
-    """
-    index = folder / "model.safetensors.index.json"
-    try:
-        if index.is_file():
-            files = sorted(set(parse_json(index.read_text())["weight_map"].values()))
-        else:
-            files = ["model.safetensors"]
-        found: dict[str, int] = {}
-        for file in files:
-            found |= _header(folder / file)
-    except (OSError, ValueError, RecursionError, KeyError, AttributeError, TypeError, struct.error):
-        return None
-    return found
-
-
-def _header(file: Path) -> dict[str, int]:
-    """A safetensors file starts with the header's length (8 bytes, little endian), then the header as JSON."""
-    with file.open("rb") as opened:
-        (length,) = struct.unpack("<Q", opened.read(8))
-        if length > LARGEST_HEADER:
-            raise ValueError(f"{file}: header of {length} bytes")
-        header = parse_json(opened.read(length))
-    sizes = {}
-    for name, tensor in header.items():
-        if name != "__metadata__":
-            shape = tensor["shape"]
-            if not all(type(side) is int and side >= 0 for side in shape):
-                raise ValueError(f"{file}: {name} has the shape {shape}")
-            sizes[name] = prod(shape)
-    return sizes
-
-
-MOST_LAYERS = 10_000
-"""Ten times the deepest transformer; layers are counted one by one."""
-LARGEST_SIDE = 10**8
-"""No width or vocabulary comes near it; a larger number is a typo."""
-
-
-class Settings:
-    """A config's settings by name, with the names' defaults in transformers given by the caller."""
-
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        self.config = config
-
-    def number(self, *names: str, default: int | None = None, least: int = 1) -> int:
-        """The first of `names` that the config sets, as a whole number of at least `least`.
-
-        Raises UsageError when it is none, or missing without a default.
-        """
-        for name in names:
-            value = self.config.get(name)
-            if value is None:
-                continue
-            most = MOST_LAYERS if "layer" in name else LARGEST_SIDE
-            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
-                raise UsageError(f"config.json: {name} {value!r} is not a number from {least} to {most:,}")
-            return value
-        if default is None:
-            raise UsageError(f"config.json has no {names[0]}")
-        return default
-
-    def optional(self, *names: str) -> int | None:
-        """Like `number`, but None where the config sets none of them."""
-        return self.number(*names) if any(self.config.get(name) is not None for name in names) else None
-
-    def numbers(self, name: str) -> tuple[int, ...]:
-        """A setting that is a list of whole numbers; none where it is not set."""
-        value = self.config.get(name)
-        if value is None:
-            return ()
-        if not isinstance(value, list) or not all(type(each) is int for each in value):
-            raise UsageError(f"config.json: {name} {value!r} is not a list of whole numbers")
-        return tuple(value)
-
-    def switch(self, name: str, default: bool) -> bool:
-        """A true/false setting."""
-        value = self.config.get(name)
-        return default if value is None else bool(value)
-
-    def word(self, name: str, default: str) -> str:
-        """A setting that is a word."""
-        value = self.config.get(name)
-        return default if value is None else str(value)
-
-    def share(self, name: str, default: float) -> float:
-        """A probability."""
-        value = self.config.get(name)
-        if value is None:
-            return default
-        if not isinstance(value, int | float) or not 0 <= value <= 1:
-            raise UsageError(f"config.json: {name} {value!r} is not a probability")
-        return float(value)
