@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dsrun.errors import UsageError
-from dsrun.model_families import model_type_of
+from dsrun.models.families import model_type_of
 from dsrun.recipe.batch import SIZES, trainer_values
 from dsrun.recipe.recipe import Recipe
 from dsrun.recipe.resolve import with_defaults

@@ -9,7 +9,7 @@ import pytest
 
 from dsrun.errors import UsageError
 from dsrun.hardware.gpus import lookup
-from dsrun.model_families import FAMILIES, family_of, model_type_of
+from dsrun.models.families import FAMILIES, family_of, model_type_of
 from dsrun.recipe.precision import decide_precision
 from dsrun.zero.generate.blocks import ConfigContext, HardwareFacts, precision_of
 from dsrun.zero.generate.explain import notices

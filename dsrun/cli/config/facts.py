@@ -8,13 +8,13 @@ from dsrun.cli.output import print_note
 from dsrun.demo import models
 from dsrun.errors import DsrunError, MissingError
 from dsrun.hardware.gpus import require_gpu
+from dsrun.models.folder import find
 from dsrun.zero.generate.accumulation import FROM_STEPS
 from dsrun.zero.generate.blocks import HardwareFacts
 from dsrun.zero.generate.spec import ZeroSpec
 from dsrun.zero.generate.training_blocks import steps_of
 from dsrun.zero.memory.model.architecture import Architecture
 from dsrun.zero.memory.model.count import describe
-from dsrun.zero.memory.model.folder import find
 from dsrun.zero.memory.model.settings import Settings
 
 

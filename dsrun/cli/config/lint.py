@@ -19,7 +19,7 @@ from dsrun.findings.finding import Finding
 from dsrun.findings.translation import translated, translated_level
 from dsrun.hardware.gpus import require_gpu
 from dsrun.messages import Message, joined
-from dsrun.model_families import model_type_of
+from dsrun.models.families import model_type_of
 from dsrun.recipe.batch import trainer_values
 from dsrun.recipe.compat.upgrade import upgrade_run_file
 from dsrun.recipe.resolve import given_values

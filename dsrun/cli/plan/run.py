@@ -11,6 +11,7 @@ from dsrun.cli.output import print_detail, print_json, print_line, print_note, p
 from dsrun.demo.models import TASKS
 from dsrun.errors import EXIT_FINDINGS, UsageError
 from dsrun.findings.translation import translated
+from dsrun.models.folder import find
 from dsrun.recipe.preflight.model_folder import has_weights
 from dsrun.system.gpus import visible_gpus
 from dsrun.system.variables import cache_root
@@ -18,7 +19,6 @@ from dsrun.zero.generate.presets import GIB
 from dsrun.zero.memory import report
 from dsrun.zero.memory.calibration import remembered
 from dsrun.zero.memory.model.count import Counted, check_length, count
-from dsrun.zero.memory.model.folder import find
 from dsrun.zero.memory.optimizers import DEFAULT
 from dsrun.zero.memory.plan import Plan, plan
 from dsrun.zero.memory.report import CommandOptions, as_json

@@ -12,8 +12,8 @@ from dsrun.errors import DsrunError
 from dsrun.findings.finding import Finding
 from dsrun.hub.modelscope_cache import stored_name
 from dsrun.messages import Message, joined
+from dsrun.models.folder import cached_snapshot, find, hub_cache
 from dsrun.recipe.preflight.model_folder import read_object
-from dsrun.zero.memory.model.folder import cached_snapshot, find, hub_cache
 
 LARGEST = 64 * 2**20
 """Bytes of tokenizer.json; the largest on the Hub, with 260,000 tokens, have 35 MiB."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsrun.errors import UsageError
-from dsrun.model_families import family_of
+from dsrun.models.families import family_of
 
 if TYPE_CHECKING:
     from dsrun.recipe.spec import TrainSpec

@@ -27,6 +27,7 @@ from transformers.pytorch_utils import Conv1D
 
 from dsrun.errors import MissingError
 from dsrun.hub.modelscope_cache import local_name
+from dsrun.models.folder import find
 from dsrun.recipe.flags import ZERO_STAGE
 from dsrun.recipe.precision import Precision
 from dsrun.recipe.recipe import Recipe
@@ -39,7 +40,6 @@ from dsrun.zero.generate.presets import GIB
 from dsrun.zero.memory import plan as memory_plan
 from dsrun.zero.memory.model.architecture import Architecture, Weight
 from dsrun.zero.memory.model.count import describe
-from dsrun.zero.memory.model.folder import find
 from dsrun.zero.memory.model.meta import generic
 from dsrun.zero.memory.request import Cluster, attention_of, cluster
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dsrun.messages import Message, joined
-from dsrun.model_families import family_of, overflow_in_fp16
+from dsrun.models.families import family_of, overflow_in_fp16
 from dsrun.zero.generate.accumulation import FROM_STEPS, error_after, memory_of_sum, takes_fp32_sum
 from dsrun.zero.generate.presets import GIB
 from dsrun.zero.lint.codes import Findings

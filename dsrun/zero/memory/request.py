@@ -13,7 +13,7 @@ from typing import Literal
 from dsrun.errors import UsageError
 from dsrun.hardware.gpus import GpuModel, gpu_table, lookup
 from dsrun.hardware.instances import instance
-from dsrun.model_families import family_of, overflow_in_fp16
+from dsrun.models.families import family_of, overflow_in_fp16
 from dsrun.zero.generate.presets import GIB, Sizes, sizes
 from dsrun.zero.memory import optimizers
 from dsrun.zero.memory.activations import Attention, Work

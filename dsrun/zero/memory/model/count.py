@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 from dsrun.errors import MissingError, ToolError, UsageError, nearest
 from dsrun.findings.finding import Finding
 from dsrun.messages import Message
-from dsrun.model_families import family_of
+from dsrun.models.families import family_of
+from dsrun.models.folder import Found
 from dsrun.zero.memory.model import causal, causal_layernorm, seq2seq, vision
 from dsrun.zero.memory.model.architecture import Architecture, Weight
-from dsrun.zero.memory.model.folder import Found
 from dsrun.zero.memory.model.settings import Settings
 
 Describe = Callable[..., Architecture]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsrun.model_families import family_of
+from dsrun.models.families import family_of
 from dsrun.zero.memory.model.architecture import Architecture, Block, Stack, Weight
 from dsrun.zero.memory.model.settings import Settings
 

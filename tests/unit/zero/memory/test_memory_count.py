@@ -8,10 +8,10 @@ import struct
 import pytest
 
 from dsrun.errors import MissingError, ToolError, UsageError
+from dsrun.models.folder import cached_snapshot, find, hub_cache
+from dsrun.models.headers import stored_tensors
 from dsrun.zero.memory.model.architecture import Weight
 from dsrun.zero.memory.model.count import count
-from dsrun.zero.memory.model.folder import cached_snapshot, find, hub_cache
-from dsrun.zero.memory.model.headers import stored_tensors
 from dsrun.zero.memory.model.meta import generic
 from dsrun.zero.memory.request import cluster
 from dsrun.zero.memory.strategy import active_parameters

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import MissingError, UsageError
+from dsrun.models.headers import stored_tensors
 from dsrun.system.files import parse_json
-from dsrun.zero.memory.model.headers import stored_tensors
 
 LARGEST_CONFIG = 32 * 2**20
 """Bytes; the longest config.json on the Hub, with a label for each of 20,000 classes, has one or two MiB."""
