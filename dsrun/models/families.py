@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -79,3 +80,10 @@ def model_type_of(model: str | None) -> str | None:
         return str(json.loads(Path(model, "config.json").read_text(encoding="utf-8"))["model_type"])
     last = model.rpartition("/")[2].lower()
     return next((kind for kind, family in FAMILIES.items() if any(part in last for part in family.name_parts)), None)
+
+
+@cache
+def other_models() -> frozenset[str]:
+    """The model types of transformers that are neither: encoders, and models of images and of speech."""
+    listed = json.loads(Path(__file__).with_name("other_models.json").read_text(encoding="utf-8"))
+    return frozenset(listed["model_types"])

@@ -15,6 +15,7 @@ from dsrun.system.files import parse_json
 
 LARGEST_CONFIG = 32 * 2**20
 """Bytes; the longest config.json on the Hub, with a label for each of 20,000 classes, has one or two MiB."""
+_WEIGHTS = ("*.safetensors", "*.bin", "*.index.json")
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
 
@@ -117,3 +118,8 @@ def _found(name: str, folder: Path, file: Path) -> Found:
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise _no_config(f"{file} is not a model config: it has no model_type")
     return Found(name=name, folder=folder, config=config, stored=stored_tensors(folder))
+
+
+def has_weights(folder: Path) -> bool:
+    """Whether a model's folder holds weight files, of whatever format."""
+    return any(next(folder.glob(pattern), None) for pattern in _WEIGHTS)

@@ -16,9 +16,8 @@ from dsrun.demo.models import DEMO_LLAMA, DEMO_T5, TASKS, model_config
 from dsrun.errors import DsrunError, MissingError, UsageError, nearest
 from dsrun.hub.unreachable import OTHER_SOURCES
 from dsrun.models.families import model_type_of
-from dsrun.models.folder import HUB_NAME, find
+from dsrun.models.folder import HUB_NAME, find, has_weights
 from dsrun.recipe.preflight.files import check_files, is_path
-from dsrun.recipe.preflight.model_folder import has_weights
 from dsrun.recipe.spec import TrainSpec
 from dsrun.zero.memory.model.architecture import Architecture
 from dsrun.zero.memory.model.count import describe

@@ -11,8 +11,7 @@ from dsrun.cli.output import print_detail, print_json, print_line, print_note, p
 from dsrun.demo.models import TASKS
 from dsrun.errors import EXIT_FINDINGS, UsageError
 from dsrun.findings.translation import translated
-from dsrun.models.folder import find
-from dsrun.recipe.preflight.model_folder import has_weights
+from dsrun.models.folder import find, has_weights
 from dsrun.system.gpus import visible_gpus
 from dsrun.system.variables import cache_root
 from dsrun.zero.generate.presets import GIB
