@@ -232,8 +232,8 @@ def _featured(features: tuple[str, ...]) -> GpuModel | None:
 
 def memory_choices(model: GpuModel) -> tuple[int, ...]:
     """GiB of memory of every product that a name may mean, the smallest first; custom parts are left out."""
-    if model.memory_gib is not None:
-        return (model.memory_gib,)
+    if model.memory is not None:
+        return (model.memory,)
     rows = [row for row in gpu_table() if f"{row.name} ".startswith(f"{model.name} ")]
-    sizes = {row.memory_gib for row in rows if row.memory_gib and row.confidence != "C"}
+    sizes = {row.memory for row in rows if row.memory and row.confidence != "C"}
     return tuple(sorted(sizes))

@@ -110,7 +110,7 @@ def _of_the_machine(case: ConfigContext, chosen: str) -> list[tuple[bool, str]]:
             f"{overflow_in_fp16(str(facts.model_type))}: use bf16 or fp32",
         ),
         (
-            facts.gpu is not None and facts.gpu.memory_gib is None,
+            facts.gpu is not None and facts.gpu.memory is None,
             f"--gpu {spec.gpu} is sold with different memory sizes; name one, as in {spec.gpu}-80GB",
         ),
         (bool(quantized), f"{' and '.join(quantized)}: DeepSpeed compiles its CUDA quantizer at the first start"),

@@ -87,19 +87,19 @@ def cluster(text: str, *, nodes: int = 1, memory: float | None = None) -> Cluste
     if known is None:
         raise UsageError(f"--gpus {text}: how much memory {model.name} has is not known", fix="add --gpu-memory GIB")
     return Cluster(
-        name=name, model=model._replace(memory_gib=round(known)), per_node=per_node, nodes=nodes,
+        name=name, model=model.with_memory(round(known)), per_node=per_node, nodes=nodes,
         memory=float(known), note=note,
     )  # fmt: skip
 
 
 def _memory(name: str, model: GpuModel) -> tuple[float | None, str]:
     """The GPU's memory in GiB; of several that a name fits the most common one, and of equals the smallest."""
-    if model.unified and model.memory_gib:
-        return model.memory_gib * (1 - UNIFIED_HOST), f"{model.name} shares its {model.memory_gib} GiB with the CPU"
-    if model.usable_gib or model.memory_gib is not None:
-        return model.usable_gib or model.memory_gib, ""
-    rows = [row for row in gpu_table() if row.memory_gib and f"{row.name} ".startswith(f"{model.name} ")]
-    sizes = Counter(row.memory_gib for row in rows if row.confidence != "C" and row.memory_gib)
+    if model.unified and model.memory:
+        return model.memory * (1 - UNIFIED_HOST), f"{model.name} shares its {model.memory} GiB with the CPU"
+    if model.memory is not None:
+        return model.memory, ""
+    rows = [row for row in gpu_table() if f"{row.name} ".startswith(f"{model.name} ")]
+    sizes = Counter(row.memory for row in rows if row.confidence != "C" and row.memory)
     if not sizes:
         return None, ""
     chosen = min(sizes, key=lambda each: (-sizes[each], each))
