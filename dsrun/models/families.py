@@ -22,6 +22,8 @@ class ModelFamily(NamedTuple):
     """Samples may be of any length; the number of positions in its config is not a limit."""
     unused_positions: int = 0
     """Rows of its position table that no token uses (`padding_idx + 1` in transformers' code)."""
+    computed_positions: bool = False
+    """Its sinusoidal positions are a table that is never trained, and that files of weights may leave out."""
     unties_when_loaded: bool = False
     """`tie_word_embeddings: false` gives it an output embedding when it is loaded, but not when it is initialised."""
     task_prefix: bool = False
@@ -57,6 +59,8 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "bart": ModelFamily(unused_positions=2),
     "mbart": ModelFamily(unused_positions=2),
     "opt": ModelFamily(unused_positions=2),
+    "marian": ModelFamily(computed_positions=True),
+    "pegasus": ModelFamily(computed_positions=True),
     **{name: ModelFamily(reads_both_ways=True) for name in _BERT_LIKE},
 }
 

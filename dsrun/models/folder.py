@@ -23,13 +23,13 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 class Found:
     """A model's folder, its config.json and, where its weights lie beside it, the tensors they hold.
 
-    `stored` maps tensor names to elements, None where no safetensors files are there.
+    `stored` maps tensor names to shapes, None where no safetensors files are there.
     """
 
     name: str
     folder: Path
     config: dict[str, Any]
-    stored: Mapping[str, int] | None
+    stored: Mapping[str, tuple[int, ...]] | None
 
     @property
     def quantised(self) -> str:

@@ -59,11 +59,13 @@ class Settings:
         value = self.config.get(name)
         return default if value is None else str(value)
 
-    def share(self, name: str, default: float) -> float:
-        """A probability."""
-        value = self.config.get(name)
-        if value is None:
-            return default
-        if not isinstance(value, int | float) or not 0 <= value <= 1:
-            raise UsageError(f"config.json: {name} {value!r} is not a probability")
-        return float(value)
+    def share(self, *names: str, default: float) -> float:
+        """A probability: the first of `names` that the config sets."""
+        for name in names:
+            value = self.config.get(name)
+            if value is None:
+                continue
+            if not isinstance(value, int | float) or not 0 <= value <= 1:
+                raise UsageError(f"config.json: {name} {value!r} is not a probability")
+            return float(value)
+        return default
