@@ -73,11 +73,13 @@ def find(name: str, environ: Mapping[str, str] = os.environ) -> Found:
 
 def hub_cache(environ: Mapping[str, str]) -> Path:
     """The folder huggingface_hub keeps downloads in, by its own environment variables."""
-    if environ.get("HF_HUB_CACHE"):
-        return Path(environ["HF_HUB_CACHE"])
-    home = environ.get("HF_HOME")
-    root = environ.get("XDG_CACHE_HOME") or str(Path(environ.get("HOME", "~")).expanduser() / ".cache")
-    return Path(home or Path(root) / "huggingface") / "hub"
+    return Path(environ.get("HF_HUB_CACHE") or hub_home(environ) / "hub")
+
+
+def hub_home(environ: Mapping[str, str]) -> Path:
+    """The folder of Hugging Face's libraries: the Hub's cache, the token, Accelerate's defaults."""
+    root = environ.get("XDG_CACHE_HOME") or Path(environ.get("HOME", "~")).expanduser() / ".cache"
+    return Path(environ.get("HF_HOME") or Path(root) / "huggingface")
 
 
 def cached_snapshot(name: str, cache: Path) -> Path | None:

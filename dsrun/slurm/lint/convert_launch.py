@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from dsrun.errors import UsageError
+from dsrun.models.folder import hub_home
 from dsrun.slurm.lint.launch import MODULES, Launch
 from dsrun.slurm.lint.shell import ShellCommand, commands, expand
 from dsrun.slurm.lint.words import literal, redirects
@@ -79,8 +80,7 @@ class _Reader:
         raw = [word for each in raw for word in self._spread(each)]
         env, has_ranks = self._ranks(env)
         options, words = self._behind_launcher(raw, launch)
-        home = Path(os.environ.get("HF_HOME") or Path("~/.cache/huggingface").expanduser())
-        defaults = (home / "accelerate" / f"default_config.{kind}" for kind in ("yaml", "json"))
+        defaults = (hub_home(os.environ) / "accelerate" / f"default_config.{kind}" for kind in ("yaml", "json"))
         if launch.kind == "accelerate" and (file := next(filter(Path.is_file, defaults), None)):
             raise self.refuse(f"Accelerate also reads {file}", "move it away, and give its settings to the program")
         local_rank = launch.kind == "deepspeed" and "no_local_rank" not in options

@@ -88,11 +88,6 @@ class Architecture:
         """All parameters, tied ones once."""
         return sum(block.elements for block in self.blocks)
 
-    @property
-    def frozen(self) -> int:
-        """Parameters that no optimizer ever sees."""
-        return sum(weight.elements for weight in self.tensors() if weight.kind == "frozen")
-
     @cached_property
     def largest_layer(self) -> int:
         """Elements of the largest single layer: what ZeRO-3 gathers at once, at least."""
