@@ -28,7 +28,6 @@ class Recipe(NamedTuple):
     experts: bool = False
     expert_biases: bool = False
     """Router and experts have biases, and each head has a sink (gpt-oss)."""
-    tied: bool = False
     heads: int = 32
     keys: int | None = None
     head_dim: int | None = None
@@ -39,10 +38,10 @@ FAMILIES: dict[str, Recipe] = {
     "mistral": Recipe(keys=8),
     "qwen2": Recipe(query_bias=True, keys=32),
     "qwen3": Recipe(query_bias=None, output_bias=True, query_norms="head", keys=32, head_dim=128),
-    "gemma": Recipe(query_bias=None, output_bias=True, tied=True, heads=16, keys=16, head_dim=256),
-    "gemma2": Recipe(query_bias=None, output_bias=True, norms=4, tied=True, heads=8, keys=4, head_dim=256),
+    "gemma": Recipe(query_bias=None, output_bias=True, heads=16, keys=16, head_dim=256),
+    "gemma2": Recipe(query_bias=None, output_bias=True, norms=4, heads=8, keys=4, head_dim=256),
     "gemma3_text": Recipe(
-        query_bias=None, output_bias=True, norms=4, query_norms="head", tied=True, heads=8, keys=4, head_dim=256
+        query_bias=None, output_bias=True, norms=4, query_norms="head", heads=8, keys=4, head_dim=256
     ),
     "olmo2": Recipe(query_bias=None, output_bias=True, query_norms="all"),
     "phi3": Recipe(fused="all"),
@@ -64,7 +63,7 @@ def llama(config: Settings) -> list[Weight]:
         *table("model.embed_tokens", rows, width),
         *_Layer(config, recipe, width).layers(config.number("num_hidden_layers")),
         *norm("model.norm", width),
-        *head(config, rows, width, tied=recipe.tied),
+        *head(config, rows, width),
     ]
 
 
@@ -163,7 +162,7 @@ def deepseek_v3(config: Settings) -> list[Weight]:
         *repeated("model.layers", range(first), [*attention, *under("mlp", dense), *norms]),
         *repeated("model.layers", range(first, layers), [*attention, *under("mlp", sparse), *norms]),
         *norm("model.norm", width),
-        *head(config, rows, width, tied=False),
+        *head(config, rows, width),
     ]
 
 

@@ -32,7 +32,7 @@ def gpt2(config: Settings) -> list[Weight]:
         *table("transformer.wpe", config.number("n_positions", default=1024), width),
         *repeated("transformer.h", range(config.number("n_layer", default=12)), layer),
         *norm("transformer.ln_f", width, bias=True),
-        *head(config, rows, width, tied=True),
+        *head(config, rows, width),
     ]
 
 
@@ -54,7 +54,7 @@ def gpt_neox(config: Settings) -> list[Weight]:
         *table("gpt_neox.embed_in", rows, width),
         *repeated("gpt_neox.layers", range(config.number("num_hidden_layers", default=44)), layer),
         *norm("gpt_neox.final_layer_norm", width, bias=True),
-        *head(config, rows, width, tied=False),
+        *head(config, rows, width),
     ]
 
 
@@ -81,7 +81,7 @@ def opt(config: Settings) -> list[Weight]:
     if before and affine:
         weights += norm("decoder.final_layer_norm", width, bias=True)
     layers = repeated("decoder.layers", range(config.number("num_hidden_layers", default=12)), layer)
-    return [*weights, *layers, *head(config, rows, narrow, tied=True)]
+    return [*weights, *layers, *head(config, rows, narrow)]
 
 
 def falcon(config: Settings) -> list[Weight]:
@@ -111,7 +111,7 @@ def falcon(config: Settings) -> list[Weight]:
         *table("transformer.word_embeddings", rows, width),
         *repeated("transformer.h", range(config.number("num_hidden_layers", default=32)), layer),
         *norm("transformer.ln_f", width, bias=True),
-        *head(config, rows, width, tied=True),
+        *head(config, rows, width),
     ]
 
 
@@ -131,7 +131,7 @@ def bloom(config: Settings) -> list[Weight]:
         *norm("transformer.word_embeddings_layernorm", width, bias=True),
         *repeated("transformer.h", range(config.number("n_layer", "num_hidden_layers", default=2)), layer),
         *norm("transformer.ln_f", width, bias=True),
-        *head(config, rows, width, tied=True),
+        *head(config, rows, width),
     ]
 
 
@@ -149,6 +149,6 @@ def gptj(config: Settings) -> list[Weight]:
         *table("transformer.wte", rows, width),
         *repeated("transformer.h", range(config.number("n_layer", default=28)), layer),
         *norm("transformer.ln_f", width, bias=True),
-        *head(config, rows, width, tied=False),
+        *head(config, rows, width),
         Weight("lm_head.bias", (rows,), "vector"),
     ]

@@ -24,7 +24,7 @@ def t5(config: Settings) -> list[Weight]:
         *table("shared", rows, width),
         *_t5_side(config, "encoder", encoder, width),
         *_t5_side(config, "decoder", decoder, width),
-        *head(config, rows, width, tied=True),
+        *head(config, rows, width),
     ]
 
 
@@ -71,7 +71,7 @@ def bart(config: Settings) -> list[Weight]:
         weights += under(side, [*own_table, *before, *repeated("layers", layers, _bart_layer(config, side, width))])
         # marian and pegasus list their own norms around the layers in the same places
         weights += under(side, after)
-    return [*weights, *head(config, decoder_rows, width, tied=True)]
+    return [*weights, *head(config, decoder_rows, width)]
 
 
 def _bart_ends(config: Settings, family: str, width: int) -> tuple[list[Weight], list[Weight]]:

@@ -89,6 +89,7 @@ def _as_built(config: Settings, text: Settings, shapes: Shapes) -> Shapes:
     family = family_of(config.word("model_type", ""))
     ties = [each.config.get("tie_word_embeddings") for each in (config, text)]
     tied = next((bool(each) for each in ties if each is not None), None)
+    tied = True if tied is None and family.ties_embeddings else tied
     heads = [name for name in shapes if _HEAD.fullmatch(name) and len(shapes[name]) == 2]
     tables = [name for name in shapes if kind_of(name, shapes[name]) == "embedding"]
     if tied and any(shapes[name] in map(shapes.get, heads) for name in tables):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from dsrun.models.families import family_of
 from dsrun.zero.memory.model.architecture import Weight
 from dsrun.zero.memory.model.settings import Settings
 
@@ -41,8 +42,8 @@ def repeated(name: str, layers: Iterable[int], weights: Iterable[Weight]) -> lis
     return [weight for layer in layers for weight in under(f"{name}.{layer}", each)]
 
 
-def head(config: Settings, rows: int, width: int, *, tied: bool) -> list[Weight]:
-    """An output embedding of its own, unless the config ties it; `tied` is what its class does by itself."""
-    if config.switch("tie_word_embeddings", tied):
+def head(config: Settings, rows: int, width: int) -> list[Weight]:
+    """An output embedding of its own, unless the config or the family's default ties it."""
+    if config.switch("tie_word_embeddings", family_of(config.word("model_type", "")).ties_embeddings):
         return []
     return [Weight("lm_head.weight", (rows, width), "head")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections import Counter
 from dataclasses import fields
 
@@ -163,3 +164,62 @@ def test_unlisted_family_with_weights_is_counted_without_torch(tmp_path):
     counted = count(find(str(tmp_path)), meta=False)
     assert counted.how == "the headers of the weights"
     assert counted.findings == ()
+
+
+def published(folder, config, change):
+    """A model whose files have the tensors of its family's shapes, as `change` makes them: their headers alone."""
+    shapes = change({weight.name: weight.shape for weight in describe(config).tensors()})
+    tensors = {name: {"dtype": "BF16", "shape": shape, "data_offsets": [0, 0]} for name, shape in shapes.items()}
+    header = json.dumps(tensors).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
+    (folder / "config.json").write_text(json.dumps(config))
+    return count(find(str(folder)), meta=False)
+
+
+_SPARSE = _DECODER | {"model_type": "mixtral", "num_local_experts": 4, "tie_word_embeddings": False}
+_DEEP = _DECODER | _LATENT | {"model_type": "deepseek_v3", "num_nextn_predict_layers": 1}
+
+
+def _one_by_one(shapes):
+    """Mixtral's own files: three matrices an expert."""
+    kept = {name: shape for name, shape in shapes.items() if ".experts." not in name}
+    for layer in range(2):
+        for expert in range(4):
+            path = f"model.layers.{layer}.block_sparse_moe.experts.{expert}"
+            kept |= {f"{path}.w1.weight": (96, 64), f"{path}.w2.weight": (64, 96), f"{path}.w3.weight": (96, 64)}
+    return kept
+
+
+def _without_prefix(shapes):
+    """GPT-2's own files, which hold its causal masks too."""
+    kept = {name.removeprefix("transformer."): shape for name, shape in shapes.items()}
+    return kept | {f"h.{layer}.attn.bias": (1, 1, 48, 48) for layer in range(2)}
+
+
+def _with(name, shape):
+    return lambda shapes: {**shapes, name: shape}
+
+
+PUBLISHED = {
+    "names without a prefix, and masks": (_GPT2 | {"model_type": "gpt2"}, _without_prefix),
+    "a tied table twice": (_FALCON | {"model_type": "falcon"}, _with("lm_head.weight", (160, 64))),
+    "a copy of the table": (_T5 | {"model_type": "t5"}, _with("decoder.embed_tokens.weight", (160, 64))),
+    "experts one by one": (_SPARSE, _one_by_one),
+    "a layer for further tokens": (_DEEP, _with("model.layers.3.eh_proj.weight", (64, 128))),
+}
+
+
+@pytest.mark.parametrize(("config", "change"), PUBLISHED.values(), ids=PUBLISHED)
+def test_published_files_are_counted_as_they_are_loaded(tmp_path, config, change):
+    made = published(tmp_path, config, change)
+    assert (made.how, made.findings) == ("the headers of the weights", ())
+    assert plain(made.architecture) == plain(describe(config))
+
+
+def test_weights_of_another_model_are_noted_and_the_config_counted(tmp_path):
+    made = published(tmp_path, _GPT2 | {"model_type": "gpt2"}, lambda shapes: shapes)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"n_layer": 3}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    other = count(find(str(tmp_path)), meta=False)
+    assert [each.code for each in other.findings] == ["plan.files-differ"]
+    assert other.architecture.parameters == describe(config).parameters > made.architecture.parameters
