@@ -213,6 +213,14 @@ def meanings(name: str) -> tuple[GpuModel, ...]:
     return tuple(rows)
 
 
+def memory_sizes(model: GpuModel) -> tuple[int, ...]:
+    """GiB of every product that a name may mean, one for each; those of custom parts are left out."""
+    if model.memory is not None:
+        return (model.memory,)
+    rows = [row for row in gpu_table() if f"{row.name} ".startswith(f"{model.name} ") and row.confidence != "C"]
+    return tuple(row.memory for row in rows if row.memory)
+
+
 def near_names(name: str, count: int = 3) -> list[str]:
     """At most `count` names of the table that `name` resembles, the nearest first."""
     from difflib import get_close_matches

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import MissingError, UsageError
-from dsrun.models.headers import stored_tensors
 from dsrun.system.files import parse_json
 
 LARGEST_CONFIG = 32 * 2**20
@@ -119,7 +118,15 @@ def _found(name: str, folder: Path, file: Path) -> Found:
         raise _no_config(f"{file} cannot be read: {str(error).partition(';')[0]}") from error
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise _no_config(f"{file} is not a model config: it has no model_type")
-    return Found(name=name, folder=folder, config=config, stored=stored_tensors(folder))
+    return Found(name=name, folder=folder, config=config, stored=_stored(folder))
+
+
+def _stored(folder: Path) -> dict[str, tuple[int, ...]] | None:
+    if next(folder.glob("*.safetensors"), None) is None:
+        return None
+    from dsrun.models.headers import stored_tensors  # which a bare config does without
+
+    return stored_tensors(folder)
 
 
 def has_weights(folder: Path) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dsrun.cli.output import print_note
 from dsrun.demo import models
@@ -13,9 +14,10 @@ from dsrun.zero.generate.accumulation import FROM_STEPS
 from dsrun.zero.generate.blocks import HardwareFacts
 from dsrun.zero.generate.spec import ZeroSpec
 from dsrun.zero.generate.training_blocks import steps_of
-from dsrun.zero.memory.model.architecture import Architecture
-from dsrun.zero.memory.model.count import count
 from dsrun.zero.memory.model.settings import Settings
+
+if TYPE_CHECKING:
+    from dsrun.zero.memory.model.architecture import Architecture
 
 
 def find_facts(spec: ZeroSpec) -> HardwareFacts:
@@ -41,6 +43,8 @@ def find_facts(spec: ZeroSpec) -> HardwareFacts:
 
 def _architecture(found: Found) -> Architecture | None:
     """The model's shapes; None where neither its weights nor its config tell them."""
+    from dsrun.zero.memory.model.count import count  # for the few values that depend on it
+
     try:
         return count(found, meta=False).architecture
     except DsrunError:

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsrun.errors import UsageError
-from dsrun.models.families import family_of, other_models
-from dsrun.models.folder import has_weights
 
 if TYPE_CHECKING:
     from dsrun.recipe.spec import TrainSpec
@@ -27,6 +25,10 @@ CHOOSE_CAUSAL_LM = "choose a causal LM; --from-scratch --model-config is_decoder
 
 def check_model_folder(path: Path, spec: TrainSpec) -> None:
     """Raise UsageError for a folder that is no model, has no weights to load, or is no model of text."""
+    # A name on the Hub needs none of it.
+    from dsrun.models.families import family_of, other_models
+    from dsrun.models.folder import has_weights
+
     name = spec.model
     if not path.is_dir():
         raise UsageError(f"--model {name} is a file; a model is a folder with config.json and its weights")

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from dsrun.errors import UsageError
-from dsrun.models.folder import hub_home
 from dsrun.slurm.lint.launch import MODULES, Launch
 from dsrun.slurm.lint.shell import ShellCommand, commands, expand
 from dsrun.slurm.lint.words import literal, redirects
@@ -80,8 +79,7 @@ class _Reader:
         raw = [word for each in raw for word in self._spread(each)]
         env, has_ranks = self._ranks(env)
         options, words = self._behind_launcher(raw, launch)
-        defaults = (hub_home(os.environ) / "accelerate" / f"default_config.{kind}" for kind in ("yaml", "json"))
-        if launch.kind == "accelerate" and (file := next(filter(Path.is_file, defaults), None)):
+        if launch.kind == "accelerate" and (file := _accelerate_defaults()):
             raise self.refuse(f"Accelerate also reads {file}", "move it away, and give its settings to the program")
         local_rank = launch.kind == "deepspeed" and "no_local_rank" not in options
         if "torch.distributed.launch" in raw and "use_env" not in options:
@@ -224,3 +222,11 @@ def command_line(words: tuple[str, ...]) -> str:
     """Words as one command of a shell, with as little quoting as they need."""
     texts = [literal(each) for each in words]
     return " ".join(word if text is None else shlex.quote(text) for word, text in zip(words, texts, strict=True))
+
+
+def _accelerate_defaults() -> Path | None:
+    """The file of `accelerate config`, where there is one."""
+    from dsrun.models.folder import hub_home  # which other launchers do without
+
+    folder = hub_home(os.environ) / "accelerate"
+    return next((file for kind in ("yaml", "json") if (file := folder / f"default_config.{kind}").is_file()), None)

@@ -11,7 +11,7 @@ from math import ceil, inf
 from typing import Literal
 
 from dsrun.errors import UsageError
-from dsrun.hardware.gpus import GpuModel, gpu_table, lookup
+from dsrun.hardware.gpus import GpuModel, lookup, memory_sizes
 from dsrun.hardware.instances import instance
 from dsrun.models.families import family_of, overflow_in_fp16
 from dsrun.zero.generate.presets import GIB, Sizes, sizes
@@ -96,14 +96,13 @@ def _memory(name: str, model: GpuModel) -> tuple[float | None, str]:
     """The GPU's memory in GiB; of several that a name fits the most common one, and of equals the smallest."""
     if model.unified and model.memory:
         return model.memory * (1 - UNIFIED_HOST), f"{model.name} shares its {model.memory} GiB with the CPU"
-    if model.memory is not None:
-        return model.memory, ""
-    rows = [row for row in gpu_table() if f"{row.name} ".startswith(f"{model.name} ")]
-    sizes = Counter(row.memory for row in rows if row.confidence != "C" and row.memory)
+    sizes = Counter(memory_sizes(model))
     if not sizes:
         return None, ""
     chosen = min(sizes, key=lambda each: (-sizes[each], each))
     others = " or ".join(str(each) for each in sorted(sizes) if each != chosen)
+    if not others:
+        return chosen, ""
     return (chosen, f"{name} is taken to be the one with {chosen} GiB; there are some with {others} GiB (--gpu-memory)")
 
 

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsrun.datafiles import data_folder, read_toml
-from dsrun.hardware.gpus import gpu_table, lookup, meanings, near_names, peak_bf16_tflops
+from dsrun.hardware.gpus import gpu_table, lookup, meanings, memory_sizes, near_names, peak_bf16_tflops
 from dsrun.hardware.instances import instance, instances
-from dsrun.slurm.cluster.discover import memory_choices
 from dsrun.zero.generate.presets import memory_of
 from dsrun.zero.memory.request import cluster
 
@@ -45,7 +44,7 @@ def test_memory_is_one_figure_in_every_command():
     for row in TABLE:
         planned = cluster(row.name)
         assert row.unified or planned.memory == planned.model.memory == memory_of(row) == row.memory, row.name
-        assert memory_choices(row) == (row.memory,)
+        assert memory_sizes(row) == (row.memory,)
     b300 = lookup("B300")
     assert (b300.memory, b300.memory_gib) == (268, 288)
     assert lookup("b300-288") == lookup("b300-268") == b300

@@ -3,35 +3,30 @@ where torch is installed, else from the shapes that are written down of its fami
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from importlib import import_module
 from importlib.util import find_spec
 from math import prod
 from typing import Any, NamedTuple
 
 from dsrun.errors import MissingError, ToolError, UsageError, nearest
 from dsrun.findings.finding import Finding
-from dsrun.findings.texts import finding_of
 from dsrun.models.families import family_of, other_models
 from dsrun.models.folder import Found
-from dsrun.zero.memory.model import causal, causal_layernorm, seq2seq, vision
+from dsrun.zero.memory.model import causal
 from dsrun.zero.memory.model.architecture import Architecture, Weight
 from dsrun.zero.memory.model.settings import Settings
-from dsrun.zero.memory.model.stored import stored_architecture
 from dsrun.zero.memory.model.widths import architecture_of
 
-FAMILIES: dict[str, Callable[[Settings], list[Weight]]] = {
-    **dict.fromkeys(("t5", "mt5", "umt5"), seq2seq.t5),
-    **dict.fromkeys(("bart", "mbart", "marian", "pegasus", "m2m_100"), seq2seq.bart),
-    **dict.fromkeys(causal.FAMILIES, causal.llama),
-    "deepseek_v3": causal.deepseek_v3,
-    "gemma3": vision.gemma3,
-    "gpt2": causal_layernorm.gpt2,
-    "gpt_neox": causal_layernorm.gpt_neox,
-    "gptj": causal_layernorm.gptj,
-    "opt": causal_layernorm.opt,
-    "bloom": causal_layernorm.bloom,
-    "falcon": causal_layernorm.falcon,
+FAMILIES: dict[str, str] = {
+    **dict.fromkeys(("t5", "mt5", "umt5"), "seq2seq:t5"),
+    **dict.fromkeys(("bart", "mbart", "marian", "pegasus", "m2m_100"), "seq2seq:bart"),
+    **dict.fromkeys(causal.FAMILIES, "causal:llama"),
+    "deepseek_v3": "causal:deepseek_v3",
+    "gemma3": "vision:gemma3",
+    **{name: f"causal_layernorm:{name}" for name in ("gpt2", "gpt_neox", "gptj", "opt", "bloom", "falcon")},
 }
+"""The function, by its module here, that has the shapes of a family."""
 
 
 def describe(config: Mapping[str, Any], *, from_scratch: bool = False) -> Architecture:
@@ -52,7 +47,9 @@ def describe(config: Mapping[str, Any], *, from_scratch: bool = False) -> Archit
         )
     if from_scratch and family_of(family).unties_when_loaded:
         config = {**config, "tie_word_embeddings": True}
-    return architecture_of(config, tuple(make(Settings(config))))
+    module, _, function = make.partition(":")
+    shapes = getattr(import_module(f"{__package__}.{module}"), function)
+    return architecture_of(config, tuple(shapes(Settings(config))))
 
 
 def check_length(architecture: Architecture, flag: str, tokens: int) -> None:
@@ -86,7 +83,7 @@ def count(found: Found, *, meta: bool | None = None, from_scratch: bool = False)
     None does so for a bare config where torch and transformers are installed. Raises MissingError when no way knows
     the model, ToolError when the child process fails on a model that needs it.
     """
-    stored = stored_architecture(found)
+    stored = _stored(found)
     if meta is None:
         config_alone = stored is None or from_scratch
         meta = config_alone and find_spec("torch") is not None and find_spec("transformers") is not None
@@ -101,6 +98,14 @@ def count(found: Found, *, meta: bool | None = None, from_scratch: bool = False)
     trained = found.config["model_type"] not in other_models()
     notes = _notes(found, made.architecture, belongs=stored is not None, trained=trained)
     return made._replace(findings=(*made.findings, *notes), trained=trained)
+
+
+def _stored(found: Found) -> Architecture | None:
+    if not found.stored:
+        return None
+    from dsrun.zero.memory.model.stored import stored_architecture  # which a bare config does without
+
+    return stored_architecture(found)
 
 
 def _on_meta_device(found: Found, *, from_scratch: bool, known: bool) -> Counted:
@@ -131,6 +136,8 @@ def _as_loaded(found: Found, tensors: tuple[Weight, ...], *, from_scratch: bool)
 
 
 def _notes(found: Found, architecture: Architecture, *, belongs: bool, trained: bool) -> Iterator[Finding]:
+    from dsrun.findings.texts import finding_of
+
     where = str(found.folder)
     if found.quantised:
         yield finding_of("quantized", prefix=PREFIX, quantised=found.quantised, where=where)
