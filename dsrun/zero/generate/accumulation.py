@@ -7,6 +7,7 @@ measured on engines of DeepSpeed 0.19.8, at stages 2 and 3, on two ranks with ra
 
 from __future__ import annotations
 
+from bisect import bisect_right
 
 from dsrun.messages import Message
 from dsrun.zero.generate.presets import GIB
@@ -31,7 +32,8 @@ def takes_fp32_sum(stage: int, offload_optimizer: str) -> bool:
 
 def error_after(steps: int) -> Message:
     """The error of a bf16 sum at the largest measured number of steps up to `steps`: "0.36% after 8 steps"."""
-    number = max((each for each in MEASURED if each <= steps), default=min(MEASURED))
+    known = list(MEASURED)
+    number = known[max(0, bisect_right(known, steps) - 1)]
     return Message("{error} after {steps} steps", error=MEASURED[number], steps=number)
 
 

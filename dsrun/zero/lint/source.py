@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from json import JSONDecodeError, JSONDecoder
@@ -120,8 +121,6 @@ class _Reader:
 
     def _position(self, at: int | None = None) -> Position:
         at = self.at if at is None else at
-        from bisect import bisect_right  # a command that reads no JSON does without
-
         line = bisect_right(self.starts, at)
         return Position(line, at - self.starts[line - 1] + 1)
 
