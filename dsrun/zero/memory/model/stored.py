@@ -14,7 +14,7 @@ from dsrun.models.families import family_of
 from dsrun.models.folder import Found
 from dsrun.zero.memory.model.architecture import Architecture, Kind, Weight
 from dsrun.zero.memory.model.settings import Settings
-from dsrun.zero.memory.model.widths import LAYERS, ROWS, WIDTH, architecture_of, part
+from dsrun.zero.memory.model.widths import LAYERS, ROWS, WIDTH, architecture_of, leaf_of, part
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -97,8 +97,8 @@ def _as_built(config: Settings, text: Settings, shapes: Shapes) -> Shapes:
     if tied is False and not heads and tables and not family.unties_when_loaded:
         shapes = {**shapes, "lm_head.weight": max(shapes[name] for name in tables)}
     if tied is not False or family.unties_when_loaded:  # BART has a table for each side where they are not tied
-        shared = next((name for name in tables if _leaf(name) == "shared"), None)
-        own = [name for name in tables if _leaf(name) == "embed_tokens"]
+        shared = next((name for name in tables if leaf_of(name) == "shared"), None)
+        own = [name for name in tables if leaf_of(name) == "embed_tokens"]
         shapes = {name: shape for name, shape in shapes.items() if name not in own or shape != shapes.get(shared or "")}
     if family.computed_positions:
         rows, width = text.number("max_position_embeddings", default=1024), text.number(*WIDTH, default=1024)
@@ -107,20 +107,16 @@ def _as_built(config: Settings, text: Settings, shapes: Shapes) -> Shapes:
     return shapes
 
 
-def _leaf(name: str) -> str:
-    return name.removesuffix(".weight").rpartition(".")[2]
-
-
 def kind_of(name: str, shape: tuple[int, ...], computed: bool = False) -> Kind:
     """What the module of that name is in transformers' models; `computed`: its table of positions is never trained."""
     if len(shape) < 2:
         return "vector"
-    if not name.endswith(".weight") or len(shape) > 2 or _ROUTER.fullmatch(_leaf(name)):
+    if not name.endswith(".weight") or len(shape) > 2 or _ROUTER.fullmatch(leaf_of(name)):
         return "experts"
     if _HEAD.fullmatch(name):
         return "head"
-    if _EMBEDDING.fullmatch(_leaf(name)):
-        return "frozen" if computed and _leaf(name) == "embed_positions" else "embedding"
+    if _EMBEDDING.fullmatch(leaf_of(name)):
+        return "frozen" if computed and leaf_of(name) == "embed_positions" else "embedding"
     return "linear"
 
 

@@ -56,7 +56,7 @@ def architecture_of(config: Mapping[str, Any], tensors: tuple[Weight, ...]) -> A
     decoder = _Side(text, tensors, "decoder" if seq2seq else "")
     encoder = _Side(part(config, "encoder"), tensors, "encoder") if seq2seq else None
     outside = [*decoder.outside, *(encoder.outside if encoder else ())]
-    positions = [w.shape[0] for w in outside if _POSITIONS.fullmatch(_leaf(w)) and not _SENSES.search(w.name)]
+    positions = [w.shape[0] for w in outside if _POSITIONS.fullmatch(leaf_of(w.name)) and not _SENSES.search(w.name)]
     longest = max(positions) - family.unused_positions if positions else None
     relative = any("relative_attention_bias" in each.name for each in tensors)
     return Architecture(
@@ -83,8 +83,9 @@ def _largest(value: Any) -> Any:
     return max(value) if counts else value
 
 
-def _leaf(weight: Weight) -> str:
-    return weight.name.removesuffix(".weight").rpartition(".")[2]
+def leaf_of(name: str) -> str:
+    """The last part of a tensor's name: that of its module, or its own where it is no weight of one."""
+    return name.removesuffix(".weight").rpartition(".")[2]
 
 
 def _side(weight: Weight) -> str:
@@ -119,14 +120,16 @@ class _Side:
     @cached_property
     def tables(self) -> list[Weight]:
         """The tables of tokens; those of this side where it has its own."""
-        tables = [each for each in self.outside if each.kind == "embedding" and not _POSITIONS.fullmatch(_leaf(each))]
+        tables = [
+            each for each in self.outside if each.kind == "embedding" and not _POSITIONS.fullmatch(leaf_of(each.name))
+        ]
         return [each for each in tables if self.side and _side(each) == self.side] or tables
 
     @cached_property
     def width(self) -> int:
         """The residual width; the norms of a layer have it where no setting says it."""
-        norms = (each for each in self.inner if each.kind == "vector" and _NORM.fullmatch(_leaf(each)))
-        widths = [each.shape[0] for each in norms if not _INNER_NORM.fullmatch(_leaf(each))]
+        norms = (each for each in self.inner if each.kind == "vector" and _NORM.fullmatch(leaf_of(each.name)))
+        widths = [each.shape[0] for each in norms if not _INNER_NORM.fullmatch(leaf_of(each.name))]
         return self.config.number(*WIDTH, default=widths[0] if widths else None)
 
     @cached_property
@@ -146,14 +149,14 @@ class _Side:
         """Norms of the layer that has most."""
 
         def counted(layer: list[Weight]) -> int:
-            leaves = [_leaf(each) for each in layer if each.kind == "vector" and each.name.endswith(".weight")]
+            leaves = [leaf_of(each.name) for each in layer if each.kind == "vector" and each.name.endswith(".weight")]
             return sum(bool(_NORM.fullmatch(leaf)) and not _INNER_NORM.fullmatch(leaf) for leaf in leaves)
 
         return max((counted(layer) for layer in self.layers.values()), default=0)
 
     def _most(self, leaf: re.Pattern[str], size: Callable[[Weight], int], within: str = "") -> int:
         """The largest `size` among the layers' matrices of such names; 0 without any."""
-        found = (each for each in self.inner if len(each.shape) == 2 and leaf.fullmatch(_leaf(each)))
+        found = (each for each in self.inner if len(each.shape) == 2 and leaf.fullmatch(leaf_of(each.name)))
         return max((size(each) for each in found if re.search(within, each.name)), default=0)
 
     def _other(self, weight: Weight) -> int:
@@ -180,14 +183,14 @@ class _Side:
             layers=layers, heads=heads, queries=queries, keys=keys, ffn=ffn,
             gated=any("gate" in each.name or "wi_1" in each.name for each in self.inner),
             norms=self._norms or (3 if cross else 2), cross=cross,
-            query_norms=any(_HEAD_NORM.fullmatch(_leaf(each)) for each in self.inner),
+            query_norms=any(_HEAD_NORM.fullmatch(leaf_of(each.name)) for each in self.inner),
             experts=experts, experts_per_token=per_token,
         )  # fmt: skip
 
     @cached_property
     def _head_size(self) -> int:
         """The width of a head where its norm says it; 0 where none does."""
-        return min((each.shape[0] for each in self.inner if _HEAD_NORM.fullmatch(_leaf(each))), default=0)
+        return min((each.shape[0] for each in self.inner if _HEAD_NORM.fullmatch(leaf_of(each.name))), default=0)
 
     def _heads(self, queries: int, size: int) -> int:
         """Heads that no setting names: T5's have a column each in the table of position biases."""
