@@ -1,4 +1,4 @@
-"""Write dsrun/recipe/preflight/other_models.json: the model types of the installed transformers that do not turn text
+"""Write dsrun/models/other_models.json: the model types of the installed transformers that do not turn text
 into text.
 
 `--check` compares instead of writing and exits 3 when the file differs. Run it again whenever the tested version of
@@ -11,7 +11,7 @@ import json
 import sys
 from pathlib import Path
 
-TARGET = Path(__file__).resolve().parent.parent / "dsrun" / "recipe" / "preflight" / "other_models.json"
+TARGET = Path(__file__).resolve().parent.parent / "dsrun" / "models" / "other_models.json"
 EXIT_DIFFERS = 3
 
 

@@ -105,7 +105,8 @@ def _unknown(name: str, may_be: Sequence[str]) -> str:
 
 
 def _print_table(columns: dict[str, str], rows: Sequence[Row]) -> None:
-    print_table([list(columns), *([_cell(key, row[key]) for key in columns.values()] for row in rows)])
+    shown = [{**row, "memory_gib": row.get("usable_gib") or row.get("memory_gib")} for row in rows]
+    print_table([list(columns), *([_cell(key, row[key]) for key in columns.values()] for row in shown)])
 
 
 def _cell(key: str, value: object) -> str:

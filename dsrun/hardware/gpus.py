@@ -98,6 +98,9 @@ def _cut(pattern: re.Pattern[str], text: str) -> tuple[str, re.Match[str] | None
 
 Confidence = Literal["A", "B", "C"]
 
+AMPERE = (8, 0)
+"""From this compute capability on, tensor cores compute in bf16 and TF32."""
+
 _BRAND_SEGMENTS = {"tesla": ("datacenter",), "geforce": ("geforce", "titan"), "quadro": ("workstation",)}
 # Words that a short name leaves out. "rtx 4000" may mean the Quadro (7.5) or the Ada card (8.9), "rtx 4000 laptop" too.
 _UNSAID = ("ada",)
@@ -134,8 +137,17 @@ class GpuModel(NamedTuple):
 
     @property
     def has_bf16(self) -> bool:
-        """Whether its tensor cores compute in bf16: Ampere (8.0) and later."""
-        return self.capability >= (8, 0)
+        """Whether its tensor cores compute in bf16."""
+        return self.capability >= AMPERE
+
+    @property
+    def memory(self) -> int | None:
+        """GiB that programs have: what the driver shows where that is clearly less than what is sold."""
+        return self.usable_gib or self.memory_gib
+
+    def with_memory(self, gib: int | None) -> GpuModel:
+        """The same GPU with so many GiB for programs."""
+        return self._replace(memory_gib=gib, usable_gib=None)
 
 
 @cache
@@ -186,7 +198,7 @@ def _of_table(name: str) -> GpuModel | None:
     row = _exact().get(wanted.full)
     found = row if row else _common(meanings(name))
     if found and wanted.share and (wanted.slice_gib or not row):
-        return found._replace(memory_gib=wanted.slice_gib, memory_bandwidth_gbs=None, bf16_tflops=None)
+        return found.with_memory(wanted.slice_gib)._replace(memory_bandwidth_gbs=None, bf16_tflops=None)
     return found
 
 
@@ -199,6 +211,14 @@ def meanings(name: str) -> tuple[GpuModel, ...]:
     if not rows and dash and last.isdigit():
         rows = _candidates(take_apart(f"{front} {last}GB"))
     return tuple(rows)
+
+
+def memory_sizes(model: GpuModel) -> tuple[int, ...]:
+    """GiB of every product that a name may mean, one for each; those of custom parts are left out."""
+    if model.memory is not None:
+        return (model.memory,)
+    rows = [row for row in gpu_table() if f"{row.name} ".startswith(f"{model.name} ") and row.confidence != "C"]
+    return tuple(row.memory for row in rows if row.memory)
 
 
 def near_names(name: str, count: int = 3) -> list[str]:
@@ -259,7 +279,7 @@ def _fitting(wanted: GpuName, endings: Iterable[str]) -> list[GpuModel]:
 def _fits(wanted: GpuName, row: GpuModel, name: GpuName) -> bool:
     if wanted.brand and not (row.segment or "").startswith(_BRAND_SEGMENTS[wanted.brand]):
         return False
-    if wanted.memory_gib and wanted.memory_gib != row.memory_gib:
+    if wanted.memory_gib and wanted.memory_gib not in (row.memory_gib, row.usable_gib):
         return False
     # "A100-SXM-80GB" is how older drivers print an SXM4 board. A model with one form has none in its name.
     return not (wanted.form and name.form) or name.form.startswith(wanted.form)

@@ -31,8 +31,8 @@ from dsrun.hub.modelscope_cache import (
     unfinished,
 )
 from dsrun.hub.unreachable import CAUSE, chain
+from dsrun.models.folder import has_weights
 from dsrun.recipe.preflight.data_files import FORMATS, suffix_of
-from dsrun.recipe.preflight.model_folder import has_weights
 from dsrun.recipe.preflight.packages import MODELSCOPE
 from dsrun.recipe.spec import TrainSpec
 from dsrun.system.display import without_tokens

@@ -11,13 +11,13 @@ from dsrun.errors import MissingError, UsageError
 from dsrun.findings.texts import text_of
 from dsrun.hub import modelscope_cache
 from dsrun.hub.unreachable import CAUSE, ENDPOINT, other_sources
+from dsrun.models.folder import cached_snapshot, hub_cache
 from dsrun.recipe.mixture import specs_of
 from dsrun.recipe.preflight.files import DEMO_MODELS, is_path
 from dsrun.recipe.recipe import Recipe
 from dsrun.runs.attempts import is_another
 from dsrun.system.display import without_tokens
 from dsrun.system.net import reachable
-from dsrun.zero.memory.model.configs import cached_snapshot, hub_cache
 
 DATA_SET = "data set "
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")

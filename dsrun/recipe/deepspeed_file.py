@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dsrun.errors import UsageError
-from dsrun.model_families import model_type_of
 from dsrun.recipe.batch import SIZES, trainer_values
 from dsrun.recipe.recipe import Recipe
 from dsrun.recipe.resolve import with_defaults
@@ -133,6 +132,8 @@ def _gather(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _lint(recipe: Recipe, file: str, world_size: int | None, linting: partial[None]) -> None:
+    from dsrun.models.families import model_type_of  # a run without a file of its own does without
+
     given = {name: recipe.value(name) for name in recipe.sources if recipe.given(name)}
     own = {"micro_batch_size": SIZES[0], "global_batch_size": BATCH[0]}
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from dsrun.errors import UsageError
-from dsrun.model_families import family_of, overflow_in_fp16
+from dsrun.models.families import family_of, overflow_in_fp16
 
 Precision = Literal["bf16", "fp16", "fp32"]
 

@@ -20,6 +20,7 @@ import torch.distributed.distributed_c10d as c10d
 from filelock import FileLock, Timeout
 
 from dsrun.errors import DsrunError, ToolError, UsageError
+from dsrun.hardware.gpus import AMPERE
 from dsrun.launch.expected_gpus import check_rank
 from dsrun.recipe.group_timeout import DEFAULT_S, group_timeout_s
 
@@ -103,7 +104,7 @@ def bf16_supported(device: Device, cpu_bf16: bool) -> bool:
     """Whether bf16 is computed in hardware here; emulation (CUDA below 8.0) does not count."""
     if device == "cpu":
         return cpu_bf16
-    return torch.cuda.get_device_capability()[0] >= 8
+    return torch.cuda.get_device_capability() >= AMPERE
 
 
 def my_rank() -> int:

@@ -13,6 +13,7 @@ import torch
 from transformers.utils import is_liger_kernel_available
 
 from dsrun.errors import UsageError
+from dsrun.hardware.gpus import AMPERE
 from dsrun.zero.generate.config import ADAMW_OF_TORCH
 from dsrun.zero.ops import stage_of
 
@@ -105,7 +106,7 @@ def deep_compiles(deepspeed: Mapping[str, Any] | None) -> bool:
 
 
 def _tf32(facts: SpeedFacts) -> Choice:
-    refuse, able = "--tf32 false", facts.capability >= (8, 0)
+    refuse, able = "--tf32 false", facts.capability >= AMPERE
     if "tf32" in facts.given:
         on = bool(facts.given["tf32"])
         return Choice(name="TF32", applied=on, reason="as --tf32 says", refuse=refuse, values={})

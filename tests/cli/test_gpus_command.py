@@ -1,6 +1,7 @@
 """`dsrun gpus` as a user calls it."""
 
 import json
+import re
 
 import pytest
 
@@ -42,6 +43,10 @@ def test_gpus_json_fields(dsrun):
     assert (row["memory_gib"], row["bf16_tflops"], row["memory_bandwidth_gbs"], row["last_cuda"]) == (
         80, 312, 2039, None,
     )  # fmt: skip
+
+
+def test_gpus_table_has_the_memory_that_plans_have(dsrun):
+    assert re.search(r"^B300 .* 268 ", dsrun("gpus", "B300").stdout, re.MULTILINE)
 
 
 def test_unknown_gpu_name_lists_candidates(dsrun):

@@ -58,9 +58,9 @@ MODULES = {
     "plan --help": 120,
     "render-slurm --help": 120,
     "render-k8s --help": 120,
-    "config --zero 3": 156,
-    "plan --model {model} --count shapes --gpus a100-80:8": 170,
-    "render-slurm --nodes 4 -- python train.py": 196,
+    "config --zero 3": 157,
+    "plan --model {model} --count shapes --gpus a100-80:8": 167,
+    "render-slurm --nodes 4 -- python train.py": 194,
     "render-slurm --nodes 4 -- train --model demo-t5 --zero 2": 223,
 }
 COUNTED = """

@@ -9,12 +9,13 @@ import pytest
 
 from dsrun.errors import UsageError
 from dsrun.hardware.gpus import lookup
-from dsrun.model_families import FAMILIES, family_of, model_type_of
+from dsrun.models.families import FAMILIES, family_of, model_type_of
 from dsrun.recipe.precision import decide_precision
 from dsrun.zero.generate.blocks import ConfigContext, HardwareFacts, precision_of
 from dsrun.zero.generate.explain import notices
 from dsrun.zero.generate.spec import ZeroSpec
 from dsrun.zero.lint.check import check
+from dsrun.zero.memory.model.count import FAMILIES as SHAPES
 from dsrun.zero.memory.request import cluster, default_precision
 
 FP16 = json.dumps({"fp16": {"enabled": True}, "train_micro_batch_size_per_gpu": 1})
@@ -73,3 +74,11 @@ def test_every_family_is_known_to_transformers():
 
     assert FAMILIES.keys() <= CONFIG_MAPPING_NAMES.keys()
     assert family_of(None) == family_of("llama")
+
+
+def test_tied_embeddings_are_the_defaults_of_transformers():
+    from transformers import CONFIG_MAPPING
+
+    kinds = FAMILIES.keys() | SHAPES.keys()
+    tied = {kind for kind in kinds if CONFIG_MAPPING[kind]().tie_word_embeddings}
+    assert tied == {kind for kind in kinds if family_of(kind).ties_embeddings}

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dsrun.cli.output import print_note
 from dsrun.demo import models
 from dsrun.errors import DsrunError, MissingError
 from dsrun.hardware.gpus import require_gpu
+from dsrun.models.folder import Found, find
 from dsrun.zero.generate.blocks import HardwareFacts
 from dsrun.zero.generate.presets import FROM_STEPS
 from dsrun.zero.generate.spec import ZeroSpec
 from dsrun.zero.generate.training_blocks import steps_of
-from dsrun.zero.memory.model.architecture import Architecture
-from dsrun.zero.memory.model.configs import Settings, find
-from dsrun.zero.memory.model.count import describe
+from dsrun.zero.memory.model.settings import Settings
+
+if TYPE_CHECKING:
+    from dsrun.zero.memory.model.architecture import Architecture
 
 
 def find_facts(spec: ZeroSpec) -> HardwareFacts:
     """What is known about the spec's model and GPU. Raises UsageError for an unknown GPU."""
-    config = _model_config(spec.model) if spec.model else {}
+    found = _found(spec.model) if spec.model else None
+    config = found.config if found else {}
     inner = config.get("text_config")
     names = ("hidden_size", "d_model", "n_embd", "hidden_dim")
     width = Settings(config).optional(*names) or Settings(inner if isinstance(inner, dict) else {}).optional(*names)
@@ -27,7 +31,7 @@ def find_facts(spec: ZeroSpec) -> HardwareFacts:
         print_note(f"the config.json of {spec.model} has no width: sizes as without --model")
     # Counted only where a value or its reason depends on it: counting some models takes seconds.
     sums = (steps_of(spec) or 1) >= FROM_STEPS
-    model = _architecture(config) if config and (spec.offload_param == "nvme" or sums) else None
+    model = _architecture(found) if found and (spec.offload_param == "nvme" or sums) else None
     return HardwareFacts(
         hidden_size=width,
         largest=model.largest if model else None,
@@ -37,20 +41,22 @@ def find_facts(spec: ZeroSpec) -> HardwareFacts:
     )
 
 
-def _architecture(config: dict[str, Any]) -> Architecture | None:
-    """The model's shapes; None for a config that they do not follow from."""
+def _architecture(found: Found) -> Architecture | None:
+    """The model's shapes; None where neither its weights nor its config tell them."""
+    from dsrun.zero.memory.model.count import count  # for the few values that depend on it
+
     try:
-        return describe(config)
+        return count(found, meta=False).architecture
     except DsrunError:
         return None
 
 
-def _model_config(model: str) -> dict[str, Any]:
-    """The model's config.json; empty, with a note, if it is not on this machine."""
+def _found(model: str) -> Found | None:
+    """The model's folder; None, with a note, if it is not on this machine."""
     if model in models.TASKS:
-        return models.model_config(model)
+        return Found(name=model, folder=Path(), config=models.model_config(model), stored=None)
     try:
-        return find(model).config
+        return find(model)
     except MissingError:
         print_note(f"{model} is not on this machine: sizes as without --model (the Trainer fills in auto)")
-        return {}
+        return None

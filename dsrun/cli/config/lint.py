@@ -15,7 +15,7 @@ from dsrun.cli.output import print_error, print_findings, print_json, print_note
 from dsrun.errors import EXIT_FINDINGS, UsageError
 from dsrun.findings.finding import Finding, errors_in, has_errors
 from dsrun.hardware.gpus import require_gpu
-from dsrun.model_families import model_type_of
+from dsrun.models.families import model_type_of
 from dsrun.recipe.batch import trainer_values
 from dsrun.recipe.compat.upgrade import upgrade_run_file
 from dsrun.recipe.resolve import given_values

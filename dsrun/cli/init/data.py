@@ -13,11 +13,11 @@ from dsrun.cli.init.interview import Answer, Interview, Question
 from dsrun.cli.init.model import Model
 from dsrun.cli.output import print_note
 from dsrun.errors import UsageError, did_you_mean, nearest
+from dsrun.models.folder import HUB_NAME
 from dsrun.recipe.preflight.data_files import expanded
 from dsrun.recipe.preflight.files import CHAT_TEMPLATES, check_files, is_path
 from dsrun.recipe.preflight.layouts import Layout
 from dsrun.recipe.spec import TrainSpec
-from dsrun.zero.memory.model.configs import HUB_NAME
 
 DEMO = "demo"
 TASK_MEANINGS = (

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import UsageError
-from dsrun.model_families import family_of
+from dsrun.models.families import family_of, other_models
+from dsrun.models.folder import cached_snapshot, has_weights, hub_cache
 from dsrun.recipe.preflight.data_files import (
     FORMATS,
     check_data_file,
@@ -26,9 +27,8 @@ from dsrun.recipe.preflight.data_files import (
     suffix_of,
 )
 from dsrun.recipe.preflight.layouts import Hints, Layout, detect
-from dsrun.recipe.preflight.model_folder import has_weights, other_models, read_object
+from dsrun.recipe.preflight.model_folder import read_object
 from dsrun.system.display import size_text
-from dsrun.zero.memory.model.configs import cached_snapshot, hub_cache
 
 SHOWN = 8
 """Models, and data files, that are offered."""

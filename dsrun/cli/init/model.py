@@ -15,13 +15,12 @@ from dsrun.cli.output import print_note
 from dsrun.demo.models import DEMO_LLAMA, DEMO_T5, TASKS, model_config
 from dsrun.errors import DsrunError, MissingError, UsageError, nearest
 from dsrun.hub.unreachable import other_sources
-from dsrun.model_families import model_type_of
+from dsrun.models.families import model_type_of
+from dsrun.models.folder import HUB_NAME, find, has_weights
 from dsrun.recipe.preflight.files import check_files, is_path
-from dsrun.recipe.preflight.model_folder import has_weights
 from dsrun.recipe.spec import TrainSpec
 from dsrun.zero.memory.model.architecture import Architecture
-from dsrun.zero.memory.model.configs import HUB_NAME, find
-from dsrun.zero.memory.model.count import describe
+from dsrun.zero.memory.model.count import count
 
 DEMOS = (
     (DEMO_T5, "a tiny T5 with its own data, to try everything: minutes on a CPU"),
@@ -89,7 +88,7 @@ def ask_model(interview: Interview, given: dict[str, Any]) -> Model:
         offline = os.environ.get("HF_HUB_OFFLINE", "0").upper() in ("1", "ON", "YES", "TRUE")
         fetched = f"HF_HUB_OFFLINE forbids to download it ({other_sources()})" if offline else "the run downloads it"
         print_note(f"{name} is not on this machine: {fetched}, and plans its memory when it starts")
-    architecture = _architecture(config, from_scratch=scratch) if config and name not in TASKS else None
+    architecture = _architecture(name, from_scratch=scratch) if config and name not in TASKS else None
     return Model(name=name, source=found.source, from_scratch=scratch, config=config, architecture=architecture)
 
 
@@ -119,8 +118,8 @@ def _of_the_hub(name: str) -> dict[str, Any] | None:
         return None
 
 
-def _architecture(config: dict[str, Any], *, from_scratch: bool) -> Architecture | None:
+def _architecture(name: str, *, from_scratch: bool) -> Architecture | None:
     """None for a family that only transformers can count; it is counted when the run starts."""
     with suppress(DsrunError):
-        return describe(config, from_scratch=from_scratch)
+        return count(find(name), meta=False, from_scratch=from_scratch).architecture
     return None

@@ -17,7 +17,7 @@ from dsrun.cli.init.interview import Answer
 from dsrun.cli.init.model import Model
 from dsrun.cli.init.place import Place
 from dsrun.cli.init.tuning import Tuning
-from dsrun.model_families import family_of
+from dsrun.models.families import family_of
 from dsrun.recipe.flags import all_flags
 from dsrun.recipe.preflight.files import check_files
 from dsrun.recipe.preflight.packages import check_packages

@@ -22,7 +22,7 @@ from dsrun.launch.compat import parse_torchrun, torchrun_arguments
 from dsrun.launch.expected_gpus import check_driver, check_program
 from dsrun.launch.job import Job, Topology, decide
 from dsrun.launch.supervisor.policy import Limits
-from dsrun.model_families import model_type_of
+from dsrun.models.families import model_type_of
 from dsrun.recipe.batch import batch_of
 from dsrun.recipe.group_timeout import group_timeout_s
 from dsrun.recipe.recipe import Recipe

@@ -68,7 +68,7 @@ from dsrun.zero.offload import OPTIMIZER_ONLY
 @click.option("--nvme-path", default="/local_nvme", show_default=True, metavar="DIR", help="local NVMe folder")
 @click.option(
     "--count", "counting", type=click.Choice(["auto", "meta", "shapes"]), default="auto", show_default=True,
-    help="count parameters with transformers on the meta device, or from the config's shapes",
+    help="count a config without weights on transformers' meta device, or from its shapes",
 )  # fmt: skip
 @format_option
 @click.option("--calibrate", is_flag=True, help="train two steps at the chosen point here and compare")

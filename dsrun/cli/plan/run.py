@@ -10,13 +10,12 @@ from typing import Any
 from dsrun.cli.output import print_advice, print_detail, print_json, print_line, print_note, print_table
 from dsrun.demo.models import TASKS
 from dsrun.errors import EXIT_FINDINGS, UsageError
-from dsrun.recipe.preflight.model_folder import has_weights
+from dsrun.models.folder import find, has_weights
 from dsrun.system.gpus import visible_gpus
 from dsrun.system.variables import cache_root
 from dsrun.zero.generate.presets import GIB
 from dsrun.zero.memory import report
 from dsrun.zero.memory.calibration import remembered
-from dsrun.zero.memory.model.configs import find
 from dsrun.zero.memory.model.count import Counted, check_length, count
 from dsrun.zero.memory.optimizers import DEFAULT
 from dsrun.zero.memory.plan import Plan, plan

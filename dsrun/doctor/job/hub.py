@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 
 from dsrun.doctor.check import Check
@@ -13,6 +13,7 @@ from dsrun.hub.modelscope_cache import NAME as MODELSCOPE
 from dsrun.hub.reach import DATA_SET, Hub, downloads, hub_models, offline_by
 from dsrun.hub.unreachable import other_sources
 from dsrun.messages import Message, joined
+from dsrun.models.folder import hub_home
 from dsrun.recipe.recipe import Recipe
 
 GATED = (
@@ -72,16 +73,11 @@ def token_of(machine: Machine, recipe: Recipe) -> str | None:
     for value in (given, machine.environ.get("HF_TOKEN"), machine.environ.get("HUGGING_FACE_HUB_TOKEN")):
         if value and value is not True and str(value).strip():
             return str(value)
-    home = machine.environ.get("HF_HOME") or f"{_cache_home(machine.environ)}/huggingface"
-    file = Path(machine.environ.get("HF_TOKEN_PATH") or f"{home}/token")
+    file = Path(machine.environ.get("HF_TOKEN_PATH") or hub_home(machine.environ) / "token")
     try:
         return file.read_text(encoding="utf-8").strip() or None
     except (OSError, UnicodeDecodeError):
         return None
-
-
-def _cache_home(environ: Mapping[str, str]) -> str:
-    return environ.get("XDG_CACHE_HOME") or str(Path(environ.get("HOME", "~")).expanduser() / ".cache")
 
 
 def _token(machine: Machine, recipe: Recipe, missing: list[str]) -> Iterator[Finding]:

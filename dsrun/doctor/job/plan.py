@@ -11,12 +11,12 @@ from dsrun.doctor.job.zero_config import config_of
 from dsrun.doctor.machine import Machine, Target
 from dsrun.errors import DsrunError
 from dsrun.hub.modelscope_cache import stored_name
+from dsrun.models.folder import find
 from dsrun.recipe.batch import batch_of
 from dsrun.recipe.flags import ZERO_STAGE
 from dsrun.recipe.recipe import Recipe
 from dsrun.recipe.spec import DEFAULT_TARGET
 from dsrun.zero.memory.model.architecture import Architecture
-from dsrun.zero.memory.model.configs import find
 from dsrun.zero.memory.model.count import count
 from dsrun.zero.memory.optimizers import DEFAULT
 from dsrun.zero.memory.own_config import with_deepspeed

@@ -11,7 +11,7 @@ from dsrun.doctor.machine import Machine, Target
 from dsrun.errors import DsrunError
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
-from dsrun.model_families import family_of, model_type_of
+from dsrun.models.families import family_of, model_type_of
 from dsrun.recipe.precision import decide_precision
 from dsrun.system.host import cpu_bf16
 

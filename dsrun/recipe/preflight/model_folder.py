@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsrun.errors import UsageError
-from dsrun.model_families import family_of
 
 if TYPE_CHECKING:
     from dsrun.recipe.spec import TrainSpec
 
-_WEIGHTS = ("*.safetensors", "*.bin", "*.index.json")
 NEITHER = "which is neither a causal LM nor a seq2seq model of text"
 CHOOSE_TEXT_MODEL = "choose a seq2seq model (T5, BART, Marian …) or a causal LM (Llama, Qwen …)"
 BOTH_WAYS = "which reads text in both directions: as a causal LM it would see the tokens that it is to predict"
@@ -28,6 +25,10 @@ CHOOSE_CAUSAL_LM = "choose a causal LM; --from-scratch --model-config is_decoder
 
 def check_model_folder(path: Path, spec: TrainSpec) -> None:
     """Raise UsageError for a folder that is no model, has no weights to load, or is no model of text."""
+    # A name on the Hub needs none of it.
+    from dsrun.models.families import family_of, other_models
+    from dsrun.models.folder import has_weights
+
     name = spec.model
     if not path.is_dir():
         raise UsageError(f"--model {name} is a file; a model is a folder with config.json and its weights")
@@ -48,18 +49,6 @@ def check_model_folder(path: Path, spec: TrainSpec) -> None:
         raise UsageError(f"--model {name} is a {kind} model, {BOTH_WAYS}", fix=CHOOSE_CAUSAL_LM)
     if spec.task == "dpo" and config.get("is_encoder_decoder"):
         raise UsageError(f"--task dpo: --model {name} is a {kind} model, {NOT_CAUSAL}", fix=CHOOSE_FOR_DPO)
-
-
-def has_weights(folder: Path) -> bool:
-    """Whether a model's folder holds weight files, of whatever format."""
-    return any(next(folder.glob(pattern), None) for pattern in _WEIGHTS)
-
-
-@cache
-def other_models() -> frozenset[str]:
-    """The model types of transformers that are neither: encoders, and models of images and of speech."""
-    listed = json.loads(Path(__file__).with_name("other_models.json").read_text(encoding="utf-8"))
-    return frozenset(listed["model_types"])
 
 
 def read_object(path: Path) -> dict[str, Any]:

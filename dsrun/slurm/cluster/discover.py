@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from dsrun.errors import MissingError, ToolError
-from dsrun.hardware.gpus import GpuModel, gpu_table, lookup
+from dsrun.hardware.gpus import GpuModel, lookup, memory_sizes
 from dsrun.hardware.gres import Gres, parse_gres
 from dsrun.slurm.cluster.facts import NO_LIMIT, Accounting, Association, ClusterFacts, GpuGroup, Node, Partition, Qos
 from dsrun.slurm.render import notation
@@ -214,7 +214,7 @@ def _group(gres: Gres, busy: int, featured: GpuModel | None) -> GpuGroup:
     """What the type says; an untyped GPU, or one with a type of the site's own, may be named by a feature."""
     sliced = _SLICE.search(gres.type or "")
     model = lookup((gres.type or "")[: sliced.start() if sliced else None]) or featured
-    memory: tuple[int, ...] = (int(sliced[1]),) if sliced else memory_choices(model) if model else ()
+    memory: tuple[int, ...] = (int(sliced[1]),) if sliced else tuple(sorted(set(memory_sizes(model)))) if model else ()
     return GpuGroup(
         type=gres.type,
         count=gres.count,
@@ -229,12 +229,3 @@ def _featured(features: tuple[str, ...]) -> GpuModel | None:
     """The one GPU that the features name; None for none and for several."""
     found = {model.name: model for name in features if (model := lookup(name))}
     return next(iter(found.values())) if len(found) == 1 else None
-
-
-def memory_choices(model: GpuModel) -> tuple[int, ...]:
-    """GiB of memory of every product that a name may mean, the smallest first; custom parts are left out."""
-    if model.memory_gib is not None:
-        return (model.memory_gib,)
-    rows = [row for row in gpu_table() if f"{row.name} ".startswith(f"{model.name} ")]
-    sizes = {row.memory_gib for row in rows if row.memory_gib and row.confidence != "C"}
-    return tuple(sorted(sizes))

@@ -88,9 +88,7 @@ class _Reader:
 
     def _refuse_settings(self, raw: Sequence[str], options: Mapping[str, str], launch: Launch) -> None:
         """What a launcher takes from elsewhere, or gives to the program."""
-        home = Path(os.environ.get("HF_HOME") or Path("~/.cache/huggingface").expanduser())
-        files = (home / "accelerate" / f"default_config.{kind}" for kind in ("yaml", "json"))
-        if launch.kind == "accelerate" and (file := next(filter(Path.is_file, files), None)):
+        if launch.kind == "accelerate" and (file := _accelerate_defaults()):
             fix = "move it away, and give its settings to the program"
             raise NotConverted(self.line, f"Accelerate also reads {file}", fix)
         if "torch.distributed.launch" in raw and "use_env" not in options:
@@ -210,3 +208,11 @@ def quoted(words: Sequence[str]) -> list[str] | None:
 def command_line(words: Sequence[str]) -> str:
     """Words as one command of a shell, with as little quoting as they need."""
     return " ".join(word if (text := literal(word)) is None else shlex.quote(text) for word in words)
+
+
+def _accelerate_defaults() -> Path | None:
+    """The file of `accelerate config`, where there is one."""
+    from dsrun.models.folder import hub_home  # which other launchers do without
+
+    folder = hub_home(os.environ) / "accelerate"
+    return next((file for kind in ("yaml", "json") if (file := folder / f"default_config.{kind}").is_file()), None)

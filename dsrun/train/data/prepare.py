@@ -11,7 +11,7 @@ import torch
 from datasets import Dataset, IterableDataset
 
 from dsrun.errors import UsageError
-from dsrun.model_families import family_of
+from dsrun.models.families import family_of
 from dsrun.recipe.preflight.layouts import Hints
 from dsrun.train.data.build import BuildSpec, Part, Progress, build
 from dsrun.train.data.cache import Meta, key_of, obtain, quiet

@@ -11,7 +11,7 @@ from torch import nn
 from dsrun.errors import UsageError
 from dsrun.train.model.quantization import elements
 from dsrun.zero.memory.flops import Attention, Matrix, ModelFlops, model_flops
-from dsrun.zero.memory.model.meta import generic
+from dsrun.zero.memory.model.widths import architecture_of
 
 # Keys and values of attention over the source, in transformers' encoder-decoders: T5's names, and BART's.
 _CROSS = re.compile(
@@ -24,7 +24,9 @@ def flops_of(model: Any) -> ModelFlops | None:
     """Of a causal language model or an encoder-decoder, with or without adapters, sharded or quantised. None where the
     config does not say how many layers and heads it has."""
     try:
-        architecture = generic(model.config.to_dict() | {"is_encoder_decoder": model.config.is_encoder_decoder}, ())
+        architecture = architecture_of(
+            model.config.to_dict() | {"is_encoder_decoder": model.config.is_encoder_decoder}, ()
+        )
     except UsageError:
         return None
     decoder, encoder = architecture.decoder, architecture.encoder

@@ -27,7 +27,7 @@ from transformers import (
 from dsrun.errors import MissingError, UsageError, one_line
 from dsrun.hub.modelscope_cache import local_name
 from dsrun.hub.unreachable import chain, refused, unreachable
-from dsrun.model_families import family_of
+from dsrun.models.families import family_of
 from dsrun.recipe.mixture import specs_of
 from dsrun.recipe.preflight.files import is_path
 from dsrun.recipe.preflight.model_folder import (

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +28,7 @@ from transformers.pytorch_utils import Conv1D
 
 from dsrun.errors import MissingError
 from dsrun.hub.modelscope_cache import local_name
+from dsrun.models.folder import Found, find
 from dsrun.recipe.flags import ZERO_STAGE
 from dsrun.recipe.precision import Precision
 from dsrun.recipe.recipe import Recipe
@@ -38,9 +40,8 @@ from dsrun.train.model.load import Task, one_at_a_time
 from dsrun.zero.generate.presets import GIB
 from dsrun.zero.memory import plan as memory_plan
 from dsrun.zero.memory.model.architecture import Architecture, Weight
-from dsrun.zero.memory.model.configs import find
-from dsrun.zero.memory.model.count import describe
-from dsrun.zero.memory.model.meta import generic
+from dsrun.zero.memory.model.count import count, describe
+from dsrun.zero.memory.model.widths import architecture_of
 from dsrun.zero.memory.request import Cluster, attention_of, cluster
 
 SOURCE = "--zero auto"
@@ -73,10 +74,12 @@ def _choose(
 ) -> tuple[dict[str, object], str]:
     spec = recipe.spec
     target, source = lengths(spec, task)
-    stored = _as_stored(spec, config)
+    found = _found(spec)
+    # Under the content of config.json `dsrun plan --calibrate` keeps its corrections.
+    stored = found.config if found else dict(config.to_dict())
     chosen = memory_plan.decide(
         stored,
-        _architecture(spec, stored, config),
+        _architecture(spec, found, stored, config),
         gpus,
         precision=precision,
         length=target,
@@ -91,16 +94,18 @@ def _choose(
     return memory_plan.settings(chosen), memory_plan.message(chosen)
 
 
-def _architecture(spec: TrainSpec, stored: dict[str, Any], config: Any) -> Architecture:
-    """The model's shapes; those of a family that none are written down of are read off the model, without its
-    storage."""
+def _architecture(spec: TrainSpec, found: Found | None, stored: dict[str, Any], config: Any) -> Architecture:
+    """The model's shapes; those that neither the headers of its weights nor its family tells are read off the model,
+    without its storage."""
     try:
+        if found:
+            return count(found, meta=False, from_scratch=spec.from_scratch).architecture
         return describe(stored, from_scratch=spec.from_scratch)
     except MissingError as unknown:
         try:
             made = report(without_storage(config, trust_remote_code=spec.trust_remote_code))
             weights = tuple(Weight(name, tuple(shape), kind) for name, shape, kind in made["tensors"])
-            return generic(made["config"], weights)
+            return architecture_of(made["config"], weights)
         except Exception as error:  # a model may fail in any way without storage, and train well with it
             raise unknown from error
 
@@ -112,15 +117,13 @@ def lengths(spec: TrainSpec, task: Task) -> tuple[int | None, int | None]:
     return spec.max_target_length or DEFAULT_TARGET, spec.max_source_length or spec.max_length
 
 
-def _as_stored(spec: TrainSpec, config: Any) -> dict[str, Any]:
-    """The model's config.json, under whose content `dsrun plan --calibrate` keeps its corrections."""
+def _found(spec: TrainSpec) -> Found | None:
+    """The model's folder, where the run takes its config as it is."""
     changed = spec.model_config or spec.config_overrides or spec.config_name
     if spec.model and not changed:
-        try:
-            return find(local_name(spec.model, "model", spec, os.environ)).config
-        except MissingError:  # downloaded to a cache that only transformers knows
-            pass
-    return dict(config.to_dict())
+        with suppress(MissingError):  # downloaded to a cache that only transformers knows
+            return find(local_name(spec.model, "model", spec, os.environ))
+    return None
 
 
 def _cluster(world: World) -> Cluster:
@@ -136,12 +139,12 @@ _COUNTED = (AutoModelForSpeechSeq2Seq, AutoModelForImageTextToText, AutoModelFor
 
 
 def counted(folder: str) -> dict[str, Any]:
-    """What the model in a folder consists of; `trained` says whether `dsrun train` trains its kind."""
+    """What the model in a folder consists of."""
     config = AutoConfig.from_pretrained(folder)
     own = _auto(config)
     # A family that no class is registered for is built as a text model, so that the error names it.
     auto = next((each for each in (own, *_COUNTED) if type(config) in each._model_mapping), own)
-    return {**report(without_storage(config, auto)), "trained": auto is own}
+    return report(without_storage(config, auto))
 
 
 def _auto(config: Any) -> Any:

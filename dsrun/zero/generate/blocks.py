@@ -9,7 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dsrun.datafiles import toml_beside
-from dsrun.model_families import family_of
+from dsrun.models.families import family_of
 from dsrun.zero.generate import presets
 from dsrun.zero.generate.presets import PRESETS, Preset
 from dsrun.zero.generate.spec import ZeroSpec

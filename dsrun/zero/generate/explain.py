@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dsrun.datafiles import read_toml
-from dsrun.model_families import family_of, overflow_in_fp16
+from dsrun.models.families import family_of, overflow_in_fp16
 from dsrun.zero.generate.blocks import ConfigContext, HardwareFacts, precision_of
 from dsrun.zero.generate.config import build, check_config, nested
 from dsrun.zero.generate.spec import ZeroSpec
@@ -110,7 +110,7 @@ def _of_the_machine(case: ConfigContext, chosen: str) -> list[tuple[bool, str]]:
             f"{overflow_in_fp16(str(facts.model_type))}: use bf16 or fp32",
         ),
         (
-            facts.gpu is not None and facts.gpu.memory_gib is None,
+            facts.gpu is not None and facts.gpu.memory is None,
             f"--gpu {spec.gpu} is sold with different memory sizes; name one, as in {spec.gpu}-80GB",
         ),
         (bool(quantized), f"{' and '.join(quantized)}: DeepSpeed compiles its CUDA quantizer at the first start"),

@@ -68,7 +68,7 @@ PRESETS = {name: Preset(**values) for name, values in toml_beside(__file__).item
 
 def memory_of(gpu: GpuModel | None) -> int:
     """The GPU's memory in GiB; the usual one's where it is not known."""
-    return (gpu.memory_gib if gpu else None) or USUAL_MEMORY_GIB
+    return (gpu.memory if gpu else None) or USUAL_MEMORY_GIB
 
 
 def reduce_bucket(preset: Preset, hidden_size: int, gpu: GpuModel | None) -> int:
@@ -82,8 +82,8 @@ def reduce_bucket(preset: Preset, hidden_size: int, gpu: GpuModel | None) -> int
     wanted = max(int(preset.bucket * hidden_size * hidden_size), SMALLEST_BUCKET)
     # An aggressive bucket may go further than the bound that has served the Trainer's users.
     most = int(LARGEST_BUCKET * max(1.0, preset.bucket / 2))
-    if gpu and gpu.memory_gib:
-        fits = int(gpu.memory_gib * GIB * preset.bucket_share / BYTES_PER_BUCKET_ELEMENT)
+    if gpu and gpu.memory:
+        fits = int(gpu.memory * GIB * preset.bucket_share / BYTES_PER_BUCKET_ELEMENT)
         most = max(min(most, _rounded(fits)), SMALLEST_BUCKET)
     return _even(min(wanted, most))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import text_of
 from dsrun.messages import Message
-from dsrun.model_families import family_of, overflow_in_fp16
+from dsrun.models.families import family_of, overflow_in_fp16
 from dsrun.zero.generate.presets import FROM_STEPS, GIB, error_after, memory_of_sum, takes_fp32_sum
 from dsrun.zero.lint.codes import Findings
 from dsrun.zero.schema import blocks, shown

@@ -296,11 +296,8 @@ def gathered_elements(model: Architecture, training: Training, chosen: Sizes) ->
 def _cast_elements(model: Architecture, *, checkpointing: bool) -> int:
     """Weights that torch.autocast keeps a 16-bit copy of until their backward pass; of one layer when recomputing."""
     kinds = ("linear", "experts", "head")
-    layers = [
-        (block.repeat, sum(weight.elements for weight in block.weights if weight.kind in kinds))
-        for block in model.blocks
-    ]
+    layers = [sum(weight.elements for weight in block.weights if weight.kind in kinds) for block in model.blocks]
     tied = model.vocabulary * model.hidden if model.tied else 0
     if checkpointing:
-        return tied + max(elements for _, elements in layers)
-    return tied + sum(repeat * elements for repeat, elements in layers)
+        return tied + max(layers)
+    return tied + sum(layers)

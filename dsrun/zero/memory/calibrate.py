@@ -14,9 +14,9 @@ from dsrun.errors import MissingError, ToolError, UsageError
 from dsrun.zero.generate.presets import GIB
 
 if TYPE_CHECKING:
+    from dsrun.models.folder import Found
     from dsrun.system.gpus import Gpu
     from dsrun.zero.memory.calibration import Calibration
-    from dsrun.zero.memory.model.configs import Found
     from dsrun.zero.memory.plan import Plan
     from dsrun.zero.memory.request import Cluster
     from dsrun.zero.memory.strategy import Candidate

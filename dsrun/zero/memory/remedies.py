@@ -115,7 +115,7 @@ def _larger_gpu(request: PlanRequest) -> Alternative:
     cluster = request.cluster
 
     def row(gib: int) -> Candidate | None:
-        larger = replace(cluster, memory=float(gib), model=cluster.model._replace(memory_gib=gib))
+        larger = replace(cluster, memory=float(gib), model=cluster.model.with_memory(gib))
         return _best_fitting(replace(request, global_batch=None, cluster=larger))
 
     size = _smallest(int(cluster.memory), LARGER * int(cluster.memory), lambda gib: row(gib) is not None)

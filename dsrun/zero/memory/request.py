@@ -11,9 +11,9 @@ from math import ceil, inf
 from typing import Literal
 
 from dsrun.errors import UsageError
-from dsrun.hardware.gpus import GpuModel, gpu_table, lookup
+from dsrun.hardware.gpus import GpuModel, lookup, memory_sizes
 from dsrun.hardware.instances import instance
-from dsrun.model_families import family_of, overflow_in_fp16
+from dsrun.models.families import family_of, overflow_in_fp16
 from dsrun.zero.generate.presets import GIB, Sizes, sizes
 from dsrun.zero.memory import optimizers
 from dsrun.zero.memory.activations import Attention, Work
@@ -87,23 +87,22 @@ def cluster(text: str, *, nodes: int = 1, memory: float | None = None) -> Cluste
     if known is None:
         raise UsageError(f"--gpus {text}: how much memory {model.name} has is not known", fix="add --gpu-memory GIB")
     return Cluster(
-        name=name, model=model._replace(memory_gib=round(known)), per_node=per_node, nodes=nodes,
+        name=name, model=model.with_memory(round(known)), per_node=per_node, nodes=nodes,
         memory=float(known), note=note,
     )  # fmt: skip
 
 
 def _memory(name: str, model: GpuModel) -> tuple[float | None, str]:
     """The GPU's memory in GiB; of several that a name fits the most common one, and of equals the smallest."""
-    if model.unified and model.memory_gib:
-        return model.memory_gib * (1 - UNIFIED_HOST), f"{model.name} shares its {model.memory_gib} GiB with the CPU"
-    if model.usable_gib or model.memory_gib is not None:
-        return model.usable_gib or model.memory_gib, ""
-    rows = [row for row in gpu_table() if row.memory_gib and f"{row.name} ".startswith(f"{model.name} ")]
-    sizes = Counter(row.memory_gib for row in rows if row.confidence != "C" and row.memory_gib)
+    if model.unified and model.memory:
+        return model.memory * (1 - UNIFIED_HOST), f"{model.name} shares its {model.memory} GiB with the CPU"
+    sizes = Counter(memory_sizes(model))
     if not sizes:
         return None, ""
     chosen = min(sizes, key=lambda each: (-sizes[each], each))
     others = " or ".join(str(each) for each in sorted(sizes) if each != chosen)
+    if not others:
+        return chosen, ""
     return (chosen, f"{name} is taken to be the one with {chosen} GiB; there are some with {others} GiB (--gpu-memory)")
 
 

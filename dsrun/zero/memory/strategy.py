@@ -263,13 +263,12 @@ def best_of(rows: list[Candidate]) -> Candidate | None:
 def active_parameters(model: Architecture) -> int:
     """Parameters that one token goes through: of a mixture of experts, those it is sent to; no look-up tables."""
     total = 0
-    for block in model.blocks:
-        for weight in block.weights:
-            share = 1.0
-            if weight.kind == "experts" and len(weight.shape) == 3 and weight.shape[0] == model.decoder.experts:
-                share = min(1.0, model.decoder.experts_per_token / weight.shape[0])
-            if weight.kind not in ("embedding", "frozen"):
-                total += int(block.repeat * weight.elements * share)
+    for weight in model.tensors():
+        share = 1.0
+        if weight.kind == "experts" and len(weight.shape) == 3 and weight.shape[0] == model.decoder.experts:
+            share = min(1.0, model.decoder.experts_per_token / weight.shape[0])
+        if weight.kind not in ("embedding", "frozen"):
+            total += int(weight.elements * share)
     return total + (model.vocabulary * model.hidden if model.tied else 0)
 
 

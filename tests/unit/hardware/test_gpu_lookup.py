@@ -6,8 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsrun.hardware.gpus import gpu_table, lookup, meanings, near_names, peak_bf16_tflops
+from dsrun.datafiles import data_folder, read_toml
+from dsrun.hardware.gpus import gpu_table, lookup, meanings, memory_sizes, near_names, peak_bf16_tflops
 from dsrun.hardware.instances import instance, instances
+from dsrun.zero.generate.presets import memory_of
+from dsrun.zero.memory.request import cluster
 
 TABLE = gpu_table()
 rows = st.sampled_from(TABLE)
@@ -21,6 +24,31 @@ def test_gpu_table_is_complete_and_names_are_unique():
         assert (3, 0) <= row.capability <= (12, 1)
         assert row.memory_gib
         assert row.memory_gib > 0
+
+
+def test_cuda_versions_agree_with_those_of_nvcc():
+    """first_cuda and last_cuda of a GPU, and the capabilities that each nvcc of cuda.toml compiles for."""
+
+    def version(text):
+        return tuple(int(part) for part in text.split("."))
+
+    for row in TABLE:
+        for nvcc in read_toml(data_folder("build") / "cuda.toml")["nvcc"]:
+            first, last = version(row.first_cuda), version(row.last_cuda or "99.0")
+            capability = "{}.{}".format(*row.capability)
+            compiles = capability in nvcc["capabilities"]
+            assert compiles == (first <= version(nvcc["version"]) <= last), (row.name, nvcc["version"])
+
+
+def test_memory_is_one_figure_in_every_command():
+    for row in TABLE:
+        planned = cluster(row.name)
+        assert row.unified or planned.memory == planned.model.memory == memory_of(row) == row.memory, row.name
+        assert memory_sizes(row) == (row.memory,)
+    b300 = lookup("B300")
+    assert (b300.memory, b300.memory_gib) == (268, 288)
+    assert lookup("b300-288") == lookup("b300-268") == b300
+    assert cluster("B300", memory=100).model.memory == 100
 
 
 def test_no_peak_tflops_without_bf16_tensor_cores():

@@ -115,4 +115,4 @@ def test_missing_chat_template_file_named(check):
 def test_harvested_model_types_are_those_of_transformers():
     """Also by the rule of the training process, for one of each kind."""
     done = subprocess.run([sys.executable, "tools/harvest_other_models.py", "--check"], check=False)
-    assert done.returncode == 0, "python tools/harvest_other_models.py writes dsrun/recipe/preflight/other_models.json"
+    assert done.returncode == 0, "python tools/harvest_other_models.py writes dsrun/models/other_models.json"

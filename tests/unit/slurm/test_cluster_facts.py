@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from dsrun.hardware.gpus import lookup
-from dsrun.slurm.cluster.discover import gpu_groups, memory_choices, read_accounting
+from dsrun.hardware.gpus import lookup, memory_sizes
+from dsrun.slurm.cluster.discover import gpu_groups, read_accounting
 from dsrun.slurm.render import notation
 from dsrun.system.hostlist import compressed, expand_hosts
 from dsrun.system.slurm import pairs
@@ -146,9 +146,9 @@ def test_mig_slice_type_with_gpu_model():
     assert (group.capability, group.memory) == ((9, 0), (10,))
 
 
-def test_gpu_memory_choices_of_ambiguous_model():
-    assert memory_choices(lookup("a100")) == (40, 80)
-    assert memory_choices(lookup("l4")) == (24,)
+def test_gpu_memory_sizes_of_ambiguous_model():
+    assert set(memory_sizes(lookup("a100"))) == {40, 80}
+    assert memory_sizes(lookup("l4")) == (24,)
 
 
 def test_scontrol_record_with_blanks_and_repeated_key():

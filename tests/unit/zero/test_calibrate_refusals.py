@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from dsrun.errors import UsageError
+from dsrun.models.folder import find
 from dsrun.recipe.resolve import resolve
 from dsrun.system.gpus import Gpu
 from dsrun.zero.memory.calibrate import calibrate, compare, is_another, training_argv
-from dsrun.zero.memory.model.configs import find
 from dsrun.zero.memory.model.count import describe
 from dsrun.zero.memory.plan import plan
 from dsrun.zero.memory.request import PlanRequest, cluster

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import UsageError
-from dsrun.model_families import family_of
+from dsrun.models.families import family_of
 from dsrun.recipe.spec import TrainSpec
 
 

@@ -27,15 +27,13 @@ class Weight(NamedTuple):
 
 
 class Block(NamedTuple):
-    """`repeat` equal layers called `name`, each with `weights` in the order of the model's parameters."""
+    """The layer or module called `name`, with `weights` in the order of the model's parameters."""
 
     name: str
-    repeat: int
     weights: tuple[Weight, ...]
 
     @property
     def elements(self) -> int:
-        """Elements of one layer."""
         return sum(weight.elements for weight in self.weights)
 
 
@@ -63,13 +61,13 @@ class Stack(NamedTuple):
 NormKind = Literal["rms", "t5", "layer"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Architecture:
-    """A model's parameter tensors and widths.
+    """A model's parameter tensors and widths, hashed as one object: a plan looks up hundreds of results by it.
 
     `blocks` hold every distinct tensor once, tied ones not twice. `hidden` is the residual width, `vocabulary` the
     number of logits per position. `positions` is the longest input the model's position table takes, None where
-    positions are relative or rotary. `head_bias`: attention bias is a learned table added to the scores (T5).
+    positions are relative or rotary. `relative_bias`: attention bias is a learned table added to the scores (T5).
     """
 
     family: str
@@ -88,12 +86,7 @@ class Architecture:
     @cached_property
     def parameters(self) -> int:
         """All parameters, tied ones once."""
-        return sum(block.repeat * block.elements for block in self.blocks)
-
-    @property
-    def frozen(self) -> int:
-        """Parameters that no optimizer ever sees."""
-        return sum(weight.elements for weight in self.tensors() if weight.kind == "frozen")
+        return sum(block.elements for block in self.blocks)
 
     @cached_property
     def largest_layer(self) -> int:
@@ -112,8 +105,7 @@ class Architecture:
     def tensors(self) -> Iterator[Weight]:
         """Every parameter tensor in the model's own order."""
         for block in self.blocks:
-            for _ in range(block.repeat):
-                yield from block.weights
+            yield from block.weights
 
 
 @dataclass(frozen=True, kw_only=True)

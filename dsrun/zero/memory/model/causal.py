@@ -3,12 +3,11 @@ order."""
 
 from __future__ import annotations
 
-from itertools import groupby
 from typing import NamedTuple
 
-from dsrun.zero.memory.model.architecture import Architecture, Block, Stack, Weight
-from dsrun.zero.memory.model.configs import Settings
-from dsrun.zero.memory.model.seq2seq import head, linear, norm, single, table
+from dsrun.zero.memory.model.architecture import Weight
+from dsrun.zero.memory.model.settings import Settings
+from dsrun.zero.memory.model.weights import head, linear, linears, norm, repeated, table, under
 
 
 class Recipe(NamedTuple):
@@ -29,7 +28,6 @@ class Recipe(NamedTuple):
     experts: bool = False
     expert_biases: bool = False
     """Router and experts have biases, and each head has a sink (gpt-oss)."""
-    tied: bool = False
     heads: int = 32
     keys: int | None = None
     head_dim: int | None = None
@@ -40,10 +38,10 @@ FAMILIES: dict[str, Recipe] = {
     "mistral": Recipe(keys=8),
     "qwen2": Recipe(query_bias=True, keys=32),
     "qwen3": Recipe(query_bias=None, output_bias=True, query_norms="head", keys=32, head_dim=128),
-    "gemma": Recipe(query_bias=None, output_bias=True, tied=True, heads=16, keys=16, head_dim=256),
-    "gemma2": Recipe(query_bias=None, output_bias=True, norms=4, tied=True, heads=8, keys=4, head_dim=256),
+    "gemma": Recipe(query_bias=None, output_bias=True, heads=16, keys=16, head_dim=256),
+    "gemma2": Recipe(query_bias=None, output_bias=True, norms=4, heads=8, keys=4, head_dim=256),
     "gemma3_text": Recipe(
-        query_bias=None, output_bias=True, norms=4, query_norms="head", tied=True, heads=8, keys=4, head_dim=256
+        query_bias=None, output_bias=True, norms=4, query_norms="head", heads=8, keys=4, head_dim=256
     ),
     "olmo2": Recipe(query_bias=None, output_bias=True, query_norms="all"),
     "phi3": Recipe(fused="all"),
@@ -57,71 +55,51 @@ FAMILIES: dict[str, Recipe] = {
 }
 
 
-def llama(config: Settings, *, from_scratch: bool) -> Architecture:
+def llama(config: Settings) -> list[Weight]:
     """Llama and the many families that share its plan: rotary positions, RMS norms, gated feed-forward."""
-    family = config.word("model_type", "llama")
-    recipe = FAMILIES[family]
+    recipe = FAMILIES[config.word("model_type", "llama")]
     width, rows = config.number("hidden_size"), config.number("vocab_size")
-    heads = config.number("num_attention_heads", default=recipe.heads)
-    # Families whose config class names no default (Llama among them) mean "as many as there are heads".
-    keys = config.number("num_key_value_heads", default=recipe.keys or heads)
-    size = config.number("head_dim", default=recipe.head_dim or width // heads)
-    layer = _Layer(config, recipe, width=width, queries=heads * size, keys=keys * size, size=size)
-    layers = config.number("num_hidden_layers")
-    tied = config.switch("tie_word_embeddings", recipe.tied)
-    blocks = [single("model", table("embed_tokens", rows, width)), *layer.blocks(layers)]
-    blocks.append(single("model", norm("norm", width)))
-    if not tied:
-        blocks.append(head(rows, width))
-    stack = Stack(
-        layers=layers, heads=heads, queries=heads * size, keys=keys * size, ffn=layer.active_ffn(), gated=True,
-        norms=recipe.norms, query_norms=bool(recipe.query_norms), experts=layer.experts,
-        experts_per_token=layer.per_token,
-    )  # fmt: skip
-    return Architecture(
-        family=family, seq2seq=False, hidden=width, vocabulary=rows, tied=tied, blocks=tuple(blocks), decoder=stack,
-        norm="rms", positions=None, dropout=0.0,
-    )  # fmt: skip
+    return [
+        *table("model.embed_tokens", rows, width),
+        *_Layer(config, recipe, width).layers(config.number("num_hidden_layers")),
+        *norm("model.norm", width),
+        *head(config, rows, width),
+    ]
 
 
 class _Layer:
-    def __init__(self, config: Settings, recipe: Recipe, *, width: int, queries: int, keys: int, size: int) -> None:
-        self.config, self.recipe = config, recipe
-        self.width, self.queries, self.keys, self.size = width, queries, keys, size
-        self.heads = queries // size
+    def __init__(self, config: Settings, recipe: Recipe, width: int) -> None:
+        self.config, self.recipe, self.width = config, recipe, width
+        self.heads = config.number("num_attention_heads", default=recipe.heads)
+        self.size = config.number("head_dim", default=recipe.head_dim or width // self.heads)
+        self.queries = self.heads * self.size
+        # Families whose config class names no default (Llama among them) mean "as many as there are heads".
+        self.keys = config.number("num_key_value_heads", default=recipe.keys or self.heads) * self.size
         bias = config.switch("attention_bias", recipe.bias)
         self.query_bias = bias if recipe.query_bias is None else recipe.query_bias
         self.output_bias = bias and recipe.output_bias
         self.ffn = config.number("intermediate_size")
-        self.experts = self.per_token = 0
         self.plain = config.numbers("mlp_only_layers")
-        if recipe.experts:
-            many = recipe.expert_biases
-            self.experts = config.number("num_local_experts", "num_experts", default=128 if many else 8)
-            self.per_token = config.number("num_experts_per_tok", default=4 if many else 2)
+        many = 128 if recipe.expert_biases else 8
+        self.experts = config.number("num_local_experts", "num_experts", default=many) if recipe.experts else 0
 
-    def blocks(self, layers: int) -> list[Block]:
+    def layers(self, count: int) -> list[Weight]:
         """The layers in order; some of a mixture of experts may be plain."""
-        each = (self._weights(sparse=self._is_sparse(index)) for index in range(layers))
-        return [Block("model.layers", len(list(run)), weights) for weights, run in groupby(each)]
-
-    def active_ffn(self) -> int:
-        """The feed-forward width one token goes through."""
-        return self.per_token * self._expert_ffn() if self.experts else self.ffn
+        kinds = {sparse: self._weights(sparse=sparse) for sparse in {self._is_sparse(each) for each in range(count)}}
+        return [w for each in range(count) for w in under(f"model.layers.{each}", kinds[self._is_sparse(each)])]
 
     def _is_sparse(self, index: int) -> bool:
         if not self.experts or index in self.plain:
             return False
         return (index + 1) % self.config.number("decoder_sparse_step", default=1) == 0
 
-    def _expert_ffn(self) -> int:
-        return self.config.number("moe_intermediate_size", default=self.ffn)
-
-    def _weights(self, *, sparse: bool) -> tuple[Weight, ...]:
-        attention, mlp = self._attention(), self._experts() if sparse else self._mlp()
-        names = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_ffn")
+    def _weights(self, *, sparse: bool) -> list[Weight]:
+        names = (
+            "input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm",
+        )  # fmt: skip
         norms = [weight for name in names[: self.recipe.norms] for weight in norm(name, self.width)]
-        return (*attention, *mlp, *norms)
+        mlp = self._experts() if sparse else self._mlp()
+        return [*under("self_attn", self._attention()), *under("mlp", mlp), *norms]
 
     def _attention(self) -> list[Weight]:
         width, queries, keys, bias = self.width, self.queries, self.keys, self.query_bias
@@ -129,13 +107,11 @@ class _Layer:
         if self.recipe.fused == "all":
             return [*out, *linear("qkv_proj", queries + 2 * keys, width)]
         projections = [
+            *([Weight("sinks", (self.heads,), "vector")] if self.recipe.expert_biases else []),
             *linear("q_proj", queries, width, bias=bias),
-            *linear("k_proj", keys, width, bias=bias),
-            *linear("v_proj", keys, width, bias=bias),
+            *linears(("k_proj", "v_proj"), keys, width, bias=bias),
             *out,
         ]
-        if self.recipe.expert_biases:
-            projections.insert(0, Weight("sinks", (self.heads,), "vector"))
         if self.recipe.query_norms:
             whole = self.recipe.query_norms == "all"
             projections += norm("q_norm", queries if whole else self.size)
@@ -144,13 +120,11 @@ class _Layer:
 
     def _mlp(self) -> list[Weight]:
         if self.recipe.fused:
-            return [*linear("gate_up", 2 * self.ffn, self.width), *linear("down", self.width, self.ffn)]
-        bias = self.recipe.mlp_bias and self.config.switch("mlp_bias", False)
-        into = [weight for each in ("gate", "up") for weight in linear(each, self.ffn, self.width, bias=bias)]
-        return [*into, *linear("down", self.width, self.ffn, bias=bias)]
+            return [*linear("gate_up_proj", 2 * self.ffn, self.width), *linear("down_proj", self.width, self.ffn)]
+        return _gated(self.ffn, self.width, bias=self.recipe.mlp_bias and self.config.switch("mlp_bias", False))
 
     def _experts(self) -> list[Weight]:
-        ffn = self._expert_ffn()
+        ffn = self.config.number("moe_intermediate_size", default=self.ffn)
         # transformers 5 stacks all experts' matrices into two; the router's matrix is not an nn.Linear either.
         router = Weight("gate.weight", (self.experts, self.width), "experts")
         inside = Weight("experts.gate_up_proj", (self.experts, 2 * ffn, self.width), "experts")
@@ -167,48 +141,37 @@ class _Layer:
         return [router, inside, outside] if self.recipe.query_norms == "" else [inside, outside, router]
 
 
-def deepseek_v3(config: Settings, *, from_scratch: bool) -> Architecture:
+def deepseek_v3(config: Settings) -> list[Weight]:
     """DeepSeek-V3 (DeepSeek-AI 2024): low-rank queries, keys and values, shared beside routed experts."""
     width, rows = config.number("hidden_size", default=7168), config.number("vocab_size", default=129280)
-    layers, heads = config.number("num_hidden_layers", default=61), config.number("num_attention_heads", default=128)
-    rotary = config.number("qk_rope_head_dim", default=64)
-    plain, values = config.number("qk_nope_head_dim", default=128), config.number("v_head_dim", default=128)
+    layers = config.number("num_hidden_layers", default=61)
     experts = config.number("n_routed_experts", "num_local_experts", default=256)
     ffn = config.number("moe_intermediate_size", default=2048)
-    shared = ffn * config.number("n_shared_experts", default=1)
-    attention = _low_rank_attention(config, width, heads * (plain + rotary), heads * (plain + values), heads * values)
-    norms = (*norm("input_layernorm", width), *norm("post_attention_layernorm", width))
-    dense = _gated("mlp", config.number("intermediate_size", default=18432), width)
-    sparse = (
-        Weight("mlp.experts.gate_up_proj", (experts, 2 * ffn, width), "experts"),
-        Weight("mlp.experts.down_proj", (experts, width, ffn), "experts"),
-        Weight("mlp.gate.weight", (experts, width), "experts"),
-        *_gated("mlp.shared_experts", shared, width),
-    )
-    first = min(layers, config.number("first_k_dense_replace", default=3, least=0))
-    runs = ((first, dense), (layers - first, sparse))
-    tied = config.switch("tie_word_embeddings", False)
-    per_token = config.number("num_experts_per_tok", default=8)
-    stack = Stack(
-        layers=layers, heads=heads, queries=heads * (plain + rotary), keys=heads * (plain + rotary),
-        ffn=per_token * ffn + shared, gated=True, norms=2, experts=experts, experts_per_token=per_token,
-    )  # fmt: skip
-    blocks = [
-        single("model", table("embed_tokens", rows, width)),
-        *(Block("model.layers", count, (*attention, *mlp, *norms)) for count, mlp in runs if count),
-        single("model", norm("norm", width)),
-        *([] if tied else [head(rows, width)]),
+    dense = _gated(config.number("intermediate_size", default=18432), width)
+    sparse = [
+        Weight("experts.gate_up_proj", (experts, 2 * ffn, width), "experts"),
+        Weight("experts.down_proj", (experts, width, ffn), "experts"),
+        Weight("gate.weight", (experts, width), "experts"),
+        *under("shared_experts", _gated(ffn * config.number("n_shared_experts", default=1), width)),
     ]
-    return Architecture(
-        family="deepseek_v3", seq2seq=False, hidden=width, vocabulary=rows, tied=tied, blocks=tuple(blocks),
-        decoder=stack, norm="rms",
-    )  # fmt: skip
+    attention = under("self_attn", _low_rank_attention(config, width))
+    norms = [*norm("input_layernorm", width), *norm("post_attention_layernorm", width)]
+    first = min(layers, config.number("first_k_dense_replace", default=3, least=0))
+    return [
+        *table("model.embed_tokens", rows, width),
+        *repeated("model.layers", range(first), [*attention, *under("mlp", dense), *norms]),
+        *repeated("model.layers", range(first, layers), [*attention, *under("mlp", sparse), *norms]),
+        *norm("model.norm", width),
+        *head(config, rows, width),
+    ]
 
 
-def _low_rank_attention(config: Settings, width: int, queries: int, both: int, values: int) -> list[Weight]:
-    """Multi-head latent attention; `both` is the width of unrotated keys and values together."""
-    bias = config.switch("attention_bias", False)
+def _low_rank_attention(config: Settings, width: int) -> list[Weight]:
+    """Multi-head latent attention."""
+    heads, bias = config.number("num_attention_heads", default=128), config.switch("attention_bias", False)
     rank, rotary = config.number("kv_lora_rank", default=512), config.number("qk_rope_head_dim", default=64)
+    plain, values = config.number("qk_nope_head_dim", default=128), config.number("v_head_dim", default=128)
+    queries = heads * (plain + rotary)
     # A config that says null has full queries.
     low = None if config.config.get("q_lora_rank", 0) is None else config.number("q_lora_rank", default=1536)
     if low is None:
@@ -223,11 +186,10 @@ def _low_rank_attention(config: Settings, width: int, queries: int, both: int, v
         *query,
         *linear("kv_a_proj_with_mqa", rank + rotary, width, bias=bias),
         *norm("kv_a_layernorm", rank),
-        *linear("kv_b_proj", both, rank),
-        *linear("o_proj", width, values, bias=bias),
+        *linear("kv_b_proj", heads * (plain + values), rank),
+        *linear("o_proj", width, heads * values, bias=bias),
     ]
 
 
-def _gated(name: str, ffn: int, width: int) -> list[Weight]:
-    into = [weight for each in ("gate_proj", "up_proj") for weight in linear(f"{name}.{each}", ffn, width)]
-    return [*into, *linear(f"{name}.down_proj", width, ffn)]
+def _gated(ffn: int, width: int, *, bias: bool = False) -> list[Weight]:
+    return [*linears(("gate_proj", "up_proj"), ffn, width, bias=bias), *linear("down_proj", width, ffn, bias=bias)]

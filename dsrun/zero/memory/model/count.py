@@ -1,34 +1,32 @@
-"""The parameter count: on the meta device in a child process where torch is installed, else from the shapes."""
+"""The parameter count: from the headers of the weights; of a bare config.json on the meta device in a child process
+where torch is installed, else from the shapes that are written down of its family."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from importlib import import_module
 from importlib.util import find_spec
+from math import prod
 from typing import Any, NamedTuple
 
 from dsrun.errors import MissingError, ToolError, UsageError, nearest
 from dsrun.findings.finding import Finding
-from dsrun.messages import Message
-from dsrun.model_families import family_of
-from dsrun.zero.memory.model import causal, causal_layernorm, seq2seq, vision
+from dsrun.models.families import family_of, other_models
+from dsrun.models.folder import Found
+from dsrun.zero.memory.model import causal
 from dsrun.zero.memory.model.architecture import Architecture, Weight
-from dsrun.zero.memory.model.configs import Found, Settings
+from dsrun.zero.memory.model.settings import Settings
+from dsrun.zero.memory.model.widths import architecture_of
 
-Describe = Callable[..., Architecture]
-
-FAMILIES: dict[str, Describe] = {
-    **dict.fromkeys(("t5", "mt5", "umt5"), seq2seq.t5),
-    **dict.fromkeys(("bart", "mbart", "marian", "pegasus", "m2m_100"), seq2seq.bart),
-    **dict.fromkeys(causal.FAMILIES, causal.llama),
-    "deepseek_v3": causal.deepseek_v3,
-    "gemma3": vision.gemma3,
-    "gpt2": causal_layernorm.gpt2,
-    "gpt_neox": causal_layernorm.gpt_neox,
-    "gptj": causal_layernorm.gptj,
-    "opt": causal_layernorm.opt,
-    "bloom": causal_layernorm.bloom,
-    "falcon": causal_layernorm.falcon,
+FAMILIES: dict[str, str] = {
+    **dict.fromkeys(("t5", "mt5", "umt5"), "seq2seq:t5"),
+    **dict.fromkeys(("bart", "mbart", "marian", "pegasus", "m2m_100"), "seq2seq:bart"),
+    **dict.fromkeys(causal.FAMILIES, "causal:llama"),
+    "deepseek_v3": "causal:deepseek_v3",
+    "gemma3": "vision:gemma3",
+    **{name: f"causal_layernorm:{name}" for name in ("gpt2", "gpt_neox", "gptj", "opt", "bloom", "falcon")},
 }
+"""The function, by its module here, that has the shapes of a family."""
 
 
 def describe(config: Mapping[str, Any], *, from_scratch: bool = False) -> Architecture:
@@ -47,7 +45,11 @@ def describe(config: Mapping[str, Any], *, from_scratch: bool = False) -> Archit
             f"the parameters of model type {family!r} cannot be counted without torch and transformers{hint}",
             fix="install dsrun[train]",
         )
-    return make(Settings(config), from_scratch=from_scratch)
+    if from_scratch and family_of(family).unties_when_loaded:
+        config = {**config, "tie_word_embeddings": True}
+    module, _, function = make.partition(":")
+    shapes = getattr(import_module(f"{__package__}.{module}"), function)
+    return architecture_of(config, tuple(shapes(Settings(config))))
 
 
 def check_length(architecture: Architecture, flag: str, tokens: int) -> None:
@@ -59,8 +61,9 @@ def check_length(architecture: Architecture, flag: str, tokens: int) -> None:
         )
 
 
+PREFIX = "plan."
 TOLERANCE = 0.005
-"""Share by which files may differ: some hold computed positions or leave tied tensors out."""
+"""Share by which files may differ from a config whose names for its widths are not the usual ones."""
 
 
 class Counted(NamedTuple):
@@ -76,39 +79,48 @@ class Counted(NamedTuple):
 def count(found: Found, *, meta: bool | None = None, from_scratch: bool = False) -> Counted:
     """The architecture of a model and its exact parameter count.
 
-    `meta`: count on the meta device; None does so where torch and transformers are installed. Raises MissingError when
-    neither way knows the model, ToolError when the child process fails on a model that needs it.
+    Of a model that is loaded, the headers of its weights are the count. `meta`: count on the meta device all the same;
+    None does so for a bare config where torch and transformers are installed. Raises MissingError when no way knows
+    the model, ToolError when the child process fails on a model that needs it.
     """
-    known = str(found.config["model_type"]) in FAMILIES
-    shapes = describe(found.config, from_scratch=from_scratch) if known else None
+    stored = _stored(found)
     if meta is None:
-        meta = find_spec("torch") is not None and find_spec("transformers") is not None
-    if not meta:
-        shapes = shapes or describe(found.config, from_scratch=from_scratch)
-        return Counted(
-            architecture=shapes, how="the architecture's shapes", findings=tuple(_against_files(found, shapes))
-        )
-    from dsrun.zero.memory.model.meta import generic, on_meta_device  # a process, which the shapes do without
+        config_alone = stored is None or from_scratch
+        meta = config_alone and find_spec("torch") is not None and find_spec("transformers") is not None
+    known = found.config["model_type"] in FAMILIES
+    if stored is not None and not meta and not (from_scratch and known):
+        made = Counted(architecture=stored, how="the headers of the weights")
+    elif meta:
+        made = _on_meta_device(found, from_scratch=from_scratch, known=known)
+    else:
+        shapes = describe(found.config, from_scratch=from_scratch)
+        made = Counted(architecture=shapes, how="the architecture's shapes")
+    trained = found.config["model_type"] not in other_models()
+    notes = _notes(found, made.architecture, belongs=stored is not None, trained=trained)
+    return made._replace(findings=(*made.findings, *notes), trained=trained)
+
+
+def _stored(found: Found) -> Architecture | None:
+    if not found.stored:
+        return None
+    from dsrun.zero.memory.model.stored import stored_architecture  # which a bare config does without
+
+    return stored_architecture(found)
+
+
+def _on_meta_device(found: Found, *, from_scratch: bool, known: bool) -> Counted:
+    from dsrun.zero.memory.model.meta import on_meta_device  # a process, which the others do without
 
     try:
-        tensors, settings, trained = on_meta_device(found.folder)
+        tensors, settings = on_meta_device(found.folder)
     except ToolError as error:
-        if shapes is None:
+        if not known:
             raise
         finding = Finding(level="warning", code="plan.meta-count", message=str(error), where=str(found.folder))
+        shapes = describe(found.config, from_scratch=from_scratch)
         return Counted(architecture=shapes, how="the architecture's shapes", findings=(finding,))
     loaded = _as_loaded(found, tensors, from_scratch=from_scratch)
-    findings: list[Finding] = []
-    architecture = shapes
-    if architecture is None or architecture.parameters != sum(each.elements for each in loaded):
-        if architecture is not None:
-            findings.append(_differs(found, architecture, loaded))
-        architecture = generic(settings, loaded)
-    findings += _against_files(found, architecture)
-    findings += [] if trained else [_not_trained(found)]
-    return Counted(
-        architecture=architecture, how="transformers on the meta device", findings=tuple(findings), trained=trained
-    )
+    return Counted(architecture=architecture_of(settings, loaded), how="transformers on the meta device")
 
 
 def _as_loaded(found: Found, tensors: tuple[Weight, ...], *, from_scratch: bool) -> tuple[Weight, ...]:
@@ -123,66 +135,15 @@ def _as_loaded(found: Found, tensors: tuple[Weight, ...], *, from_scratch: bool)
     return (*tensors, Weight("lm_head.weight", table.shape, "head"))
 
 
-def _not_trained(found: Found) -> Finding:
-    return Finding(
-        level="warning",
-        code="plan.not-trained",
-        message=Message(
-            "dsrun train does not train {model_type} models: the plan is for a program of your own, and "
-            "counts the activations of the part that reads or writes text",
-            model_type=found.config["model_type"],
-        ),
-        where=str(found.folder),
-    )
+def _notes(found: Found, architecture: Architecture, *, belongs: bool, trained: bool) -> Iterator[Finding]:
+    from dsrun.findings.texts import finding_of
 
-
-def _differs(found: Found, shapes: Architecture, tensors: tuple[Weight, ...]) -> Finding:
-    counted = sum(each.elements for each in tensors)
-    return Finding(
-        level="warning",
-        code="plan.count-differs",
-        message=Message(
-            "transformers builds {counted:,} parameters, dsrun's shapes give {parameters:,}; taking the former",
-            counted=counted,
-            parameters=shapes.parameters,
-        ),
-        where=str(found.folder),
-    )
-
-
-def _against_files(found: Found, architecture: Architecture) -> list[Finding]:
-    """Say so when the safetensors files beside the config hold another number of elements."""
-    stored = found.stored
+    where = str(found.folder)
     if found.quantised:
-        return [
-            Finding(
-                level="warning",
-                code="plan.quantized",
-                message=Message(
-                    "config.json says that the weights are quantised ({quantised}): the plan is for training "
-                    "them in the precision asked for",
-                    quantised=found.quantised,
-                ),
-                fix=Message("plan for, and train, the model that they were made from"),
-                where=str(found.folder),
-            )
-        ]
-    if stored is None:
-        return []
-    total, counted = sum(stored.values()), architecture.parameters
-    # Computed positions (Marian, Pegasus) may have been left out of the files.
-    if any(abs(total - each) <= TOLERANCE * counted for each in (counted, counted - architecture.frozen)):
-        return []
-    return [
-        Finding(
-            level="warning",
-            code="plan.files-differ",
-            message=Message(
-                "the safetensors files hold {total:,} elements, the config describes {counted:,}",
-                total=total,
-                counted=counted,
-            ),
-            fix=Message("check that config.json belongs to these weights"),
-            where=str(found.folder),
-        )
-    ]
+        yield finding_of("quantized", prefix=PREFIX, quantised=found.quantised, where=where)
+    elif found.stored is not None and not belongs:
+        total, counted = sum(prod(shape) for shape in found.stored.values()), architecture.parameters
+        if abs(total - counted) > TOLERANCE * counted:
+            yield finding_of("files-differ", prefix=PREFIX, total=total, counted=counted, where=where)
+    if not trained:
+        yield finding_of("not-trained", prefix=PREFIX, model_type=found.config["model_type"], where=where)

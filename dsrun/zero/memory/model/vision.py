@@ -3,32 +3,28 @@ order."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from dsrun.errors import UsageError
-from dsrun.zero.memory.model.architecture import Architecture, Block, Weight
+from dsrun.zero.memory.model.architecture import Weight
 from dsrun.zero.memory.model.causal import llama
-from dsrun.zero.memory.model.configs import Settings
-from dsrun.zero.memory.model.seq2seq import linear, norm, single, table
+from dsrun.zero.memory.model.settings import Settings
+from dsrun.zero.memory.model.weights import linear, linears, norm, repeated, table, under
 
 # Of Gemma3TextConfig, which published configs leave out.
 _TEXT = {"hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26, "vocab_size": 262_208}
 
 
-def gemma3(config: Settings, *, from_scratch: bool) -> Architecture:
+def gemma3(config: Settings) -> list[Weight]:
     """Gemma 3 (Gemma Team 2025): a SigLIP tower, a projection, and the text model, whose widths are the model's."""
-    text = llama(
-        Settings({**_TEXT, **_inner(config, "text_config"), "model_type": "gemma3_text"}), from_scratch=from_scratch
-    )
+    text = {**_TEXT, **_inner(config, "text_config"), "model_type": "gemma3_text"}
     tower = Settings(_inner(config, "vision_config"))
     seen = tower.number("hidden_size", default=768)
     projector = [
-        Weight("mm_input_projection_weight", (seen, text.hidden), "experts"),
+        Weight("mm_input_projection_weight", (seen, Settings(text).number("hidden_size")), "experts"),
         *norm("mm_soft_emb_norm", seen),
     ]
-    blocks = (*siglip(tower), single("model.multi_modal_projector", projector), *text.blocks)
-    return replace(text, family="gemma3", blocks=blocks)
+    return [*siglip(tower), *under("model.multi_modal_projector", projector), *llama(Settings(text))]
 
 
 def _inner(config: Settings, name: str) -> dict[str, Any]:
@@ -38,28 +34,25 @@ def _inner(config: Settings, name: str) -> dict[str, Any]:
     return found or {}
 
 
-def siglip(config: Settings) -> list[Block]:
+def siglip(config: Settings) -> list[Weight]:
     """SigLIP's image encoder (Zhai et al. 2023); `vision_use_head`: with the head that pools its output."""
     width = config.number("hidden_size", default=768)
     ffn = config.number("intermediate_size", default=3072)
     patch, channels = config.number("patch_size", default=16), config.number("num_channels", default=3)
     patches = (config.number("image_size", default=224) // patch) ** 2
     mlp = (*linear("mlp.fc1", ffn, width, bias=True), *linear("mlp.fc2", width, ffn, bias=True))
-    embeddings = [
-        Weight("patch_embedding.weight", (width, channels, patch, patch), "experts"),
-        Weight("patch_embedding.bias", (width,), "vector"),
-        *table("position_embedding", patches, width),
-    ]
     layer = (
         *norm("layer_norm1", width, bias=True),
-        *(weight for each in ("k", "v", "q", "out") for weight in linear(f"attn.{each}_proj", width, width, bias=True)),
+        *linears((f"self_attn.{each}_proj" for each in ("k", "v", "q", "out")), width, width, bias=True),
         *norm("layer_norm2", width, bias=True),
         *mlp,
     )
-    blocks = [
-        single("vision_tower.embeddings", embeddings),
-        Block("vision_tower.encoder.layers", config.number("num_hidden_layers", default=12), layer),
-        single("vision_tower", norm("post_layernorm", width, bias=True)),
+    weights = [
+        Weight("embeddings.patch_embedding.weight", (width, channels, patch, patch), "experts"),
+        Weight("embeddings.patch_embedding.bias", (width,), "vector"),
+        *table("embeddings.position_embedding", patches, width),
+        *repeated("encoder.layers", range(config.number("num_hidden_layers", default=12)), layer),
+        *norm("post_layernorm", width, bias=True),
     ]
     if config.switch("vision_use_head", True):
         pooling = [
@@ -70,5 +63,5 @@ def siglip(config: Settings) -> list[Block]:
             *norm("layernorm", width, bias=True),
             *mlp,
         ]
-        blocks.append(single("vision_tower.head", pooling))
-    return blocks
+        weights += under("head", pooling)
+    return under("vision_tower", weights)

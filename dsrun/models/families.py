@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +22,10 @@ class ModelFamily(NamedTuple):
     """Samples may be of any length; the number of positions in its config is not a limit."""
     unused_positions: int = 0
     """Rows of its position table that no token uses (`padding_idx + 1` in transformers' code)."""
+    computed_positions: bool = False
+    """Its sinusoidal positions are a table that is never trained, and that files of weights may leave out."""
+    ties_embeddings: bool = False
+    """Its output embedding is the input's where its config does not say."""
     unties_when_loaded: bool = False
     """`tie_word_embeddings: false` gives it an output embedding when it is loaded, but not when it is initialised."""
     task_prefix: bool = False
@@ -31,7 +36,8 @@ class ModelFamily(NamedTuple):
     """What its models' names on the Hub contain, where a family must be told from a name alone."""
 
 
-_T5 = ModelFamily(overflows_in_fp16=True, relative_positions=True)
+_T5 = ModelFamily(overflows_in_fp16=True, relative_positions=True, ties_embeddings=True)
+_TIED = ModelFamily(ties_embeddings=True)
 
 # Those whose LM heads in transformers ask for `is_decoder=True`.
 # fmt: off
@@ -51,12 +57,16 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "pop2piano": _T5,
     "udop": _T5._replace(name_parts=("udop",)),
     # ALiBi (Press et al. 2022)
-    "bloom": ModelFamily(relative_positions=True),
-    "mpt": ModelFamily(relative_positions=True),
-    "bart": ModelFamily(unused_positions=2),
-    "mbart": ModelFamily(unused_positions=2),
-    "opt": ModelFamily(unused_positions=2),
-    **{name: ModelFamily(reads_both_ways=True) for name in _BERT_LIKE},
+    "bloom": _TIED._replace(relative_positions=True),
+    "mpt": _TIED._replace(relative_positions=True),
+    "bart": _TIED._replace(unused_positions=2),
+    "mbart": _TIED._replace(unused_positions=2),
+    "opt": _TIED._replace(unused_positions=2),
+    "marian": _TIED._replace(computed_positions=True),
+    "pegasus": _TIED._replace(computed_positions=True),
+    **dict.fromkeys(("m2m_100", "gpt2", "falcon", "gemma", "gemma2", "gemma3", "gemma3_text"), _TIED),
+    **dict.fromkeys(_BERT_LIKE, _TIED._replace(reads_both_ways=True)),
+    "rembert": ModelFamily(reads_both_ways=True),
 }
 
 
@@ -79,3 +89,10 @@ def model_type_of(model: str | None) -> str | None:
         return str(json.loads(Path(model, "config.json").read_text(encoding="utf-8"))["model_type"])
     last = model.rpartition("/")[2].lower()
     return next((kind for kind, family in FAMILIES.items() if any(part in last for part in family.name_parts)), None)
+
+
+@cache
+def other_models() -> frozenset[str]:
+    """The model types of transformers that are neither: encoders, and models of images and of speech."""
+    listed = json.loads(Path(__file__).with_name("other_models.json").read_text(encoding="utf-8"))
+    return frozenset(listed["model_types"])

@@ -1,0 +1,131 @@
+"""The tensors of a model as transformers builds it, from the headers of its safetensors files.
+
+The files have the names of published checkpoints and lack what a module has computed or shares; a test saves tiny
+models of many families and compares.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from dsrun.errors import UsageError
+from dsrun.models.families import family_of
+from dsrun.models.folder import Found
+from dsrun.zero.memory.model.architecture import Architecture, Kind, Weight
+from dsrun.zero.memory.model.settings import Settings
+from dsrun.zero.memory.model.widths import LAYERS, ROWS, WIDTH, architecture_of, leaf_of, part
+
+Shapes = dict[str, tuple[int, ...]]
+
+_BUFFER = re.compile(
+    r"(.*\.)?(final_logits_bias|masked_bias|inv_freq|position_ids|e_score_correction_bias|embed_positions\.weights)"
+)
+"""What is in files, but no parameter."""
+_MASK = re.compile(r"(.*\.)?(attn|attention|crossattention)\.bias")
+"""GPT-2's causal mask, of four dimensions."""
+_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.+)")
+_GATES, _UPS, _DOWNS = ("w1", "gate_proj"), ("w3", "up_proj"), ("w2", "down_proj")
+_HEAD = re.compile(r"(?!.*\.\d+\.)(.*\.)?(lm_head|embed_out|output_projection|proj_out|head)\.weight")
+_ROUTER = re.compile(r"gate|router")
+_EMBEDDING = re.compile(r".*embed.*|wte|wpe|shared|relative_attention_bias")
+_LAYER = re.compile(r"(.*\.)?layers\.(\d+)\..*")
+
+
+def stored_architecture(found: Found) -> Architecture | None:
+    """The architecture that the headers of a model's files tell; None without files that hold this model's weights."""
+    if not found.stored or found.quantised:  # packed tensors have other shapes than the weights they stand for
+        return None
+    config, text = Settings(found.config), part(found.config, "decoder")
+    shapes = _as_built(config, text, _stacked(_parameters(found.stored, text)))
+    computed = family_of(config.word("model_type", "")).computed_positions
+    names = sorted(shapes, key=_order)
+    weights = tuple(Weight(name, shapes[name], kind_of(name, shapes[name], computed)) for name in names)
+    try:
+        architecture = architecture_of(found.config, weights)
+    except UsageError:  # neither config nor tensors say what a model of that type has
+        return None
+    return architecture if _belongs(architecture, text) else None
+
+
+def _order(name: str) -> str:
+    """Layers by their number."""
+    return re.sub(r"\d+", lambda number: number[0].zfill(6), name)
+
+
+def _parameters(stored: Mapping[str, tuple[int, ...]], text: Settings) -> Shapes:
+    """Without buffers, and without the layers behind the last that predict further tokens, which are not loaded."""
+    extra = text.number("num_nextn_predict_layers", default=0, least=0)
+    last = text.number(*LAYERS, default=1) if extra else None
+
+    def is_loaded(name: str) -> bool:
+        layer = _LAYER.fullmatch(name)
+        return last is None or layer is None or int(layer[2]) < last
+
+    kept = {name: shape for name, shape in stored.items() if is_loaded(name) and not _BUFFER.fullmatch(name)}
+    return {name: shape for name, shape in kept.items() if len(shape) < 4 or not _MASK.fullmatch(name)}
+
+
+def _stacked(shapes: Shapes) -> Shapes:
+    """Experts' matrices, which files hold one by one, stacked into two as transformers 5 keeps them in memory."""
+    stacked = {name: shape for name, shape in shapes.items() if not _EXPERT.fullmatch(name)}
+    experts: dict[str, dict[str, list[tuple[int, ...]]]] = {}
+    for name, shape in shapes.items():
+        if found := _EXPERT.fullmatch(name):
+            experts.setdefault(found[1], {}).setdefault(found[3].removesuffix(".weight"), []).append(shape)
+    for path, tensors in experts.items():
+        for name, each in tensors.items():
+            out, *into = each[0]
+            if name in (*_GATES, *_UPS):
+                double = sum(other in tensors for other in (*_GATES, *_UPS))
+                stacked[f"{path}.{'gate_up_proj' if double == 2 else 'up_proj'}"] = (len(each), double * out, *into)
+            else:
+                stacked[f"{path}.{'down_proj' if name in _DOWNS else name}"] = (len(each), out, *into)
+    return stacked
+
+
+def _as_built(config: Settings, text: Settings, shapes: Shapes) -> Shapes:
+    """With the embeddings tied or not as the config says, and with positions that are computed."""
+    family = family_of(config.word("model_type", ""))
+    ties = [each.config.get("tie_word_embeddings") for each in (config, text)]
+    tied = next((bool(each) for each in ties if each is not None), None)
+    tied = True if tied is None and family.ties_embeddings else tied
+    heads = [name for name in shapes if _HEAD.fullmatch(name) and len(shapes[name]) == 2]
+    tables = [name for name in shapes if kind_of(name, shapes[name]) == "embedding"]
+    if tied and any(shapes[name] in map(shapes.get, heads) for name in tables):
+        shapes = {name: shape for name, shape in shapes.items() if name not in heads}
+    if tied is False and not heads and tables and not family.unties_when_loaded:
+        shapes = {**shapes, "lm_head.weight": max(shapes[name] for name in tables)}
+    if tied is not False or family.unties_when_loaded:  # BART has a table for each side where they are not tied
+        shared = next((name for name in tables if leaf_of(name) == "shared"), None)
+        own = [name for name in tables if leaf_of(name) == "embed_tokens"]
+        shapes = {name: shape for name, shape in shapes.items() if name not in own or shape != shapes.get(shared or "")}
+    if family.computed_positions:
+        rows, width = text.number("max_position_embeddings", default=1024), text.number(*WIDTH, default=1024)
+        positions = [f"model.{side}.embed_positions.weight" for side in ("encoder", "decoder")]
+        shapes = {**shapes, **dict.fromkeys(positions, (rows, width))}
+    return shapes
+
+
+def kind_of(name: str, shape: tuple[int, ...], computed: bool = False) -> Kind:
+    """What the module of that name is in transformers' models; `computed`: its table of positions is never trained."""
+    if len(shape) < 2:
+        return "vector"
+    if not name.endswith(".weight") or len(shape) > 2 or _ROUTER.fullmatch(leaf_of(name)):
+        return "experts"
+    if _HEAD.fullmatch(name):
+        return "head"
+    if _EMBEDDING.fullmatch(leaf_of(name)):
+        return "frozen" if computed and leaf_of(name) == "embed_positions" else "embedding"
+    return "linear"
+
+
+def _belongs(architecture: Architecture, text: Settings) -> bool:
+    """Whether the files are of the model that the config describes: as wide, as deep, with as many tokens."""
+    sides = {side for weight in architecture.tensors() for side in weight.shape}
+    depth = text.optional(*LAYERS)
+    return (
+        all(said is None or said in sides for said in (text.optional(*WIDTH), text.optional(*ROWS)))
+        and any(block.name[-1:].isdigit() for block in architecture.blocks)
+        and (depth is None or depth in [each.layers for each in architecture.stacks])
+    )

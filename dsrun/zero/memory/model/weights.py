@@ -1,0 +1,49 @@
+"""The parts that hand-written shapes are made of, with the kinds and order of transformers' modules."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from dsrun.models.families import family_of
+from dsrun.zero.memory.model.architecture import Weight
+from dsrun.zero.memory.model.settings import Settings
+
+
+def linear(name: str, out: int, into: int, *, bias: bool = False) -> list[Weight]:
+    """A linear layer's matrix of [out, into] and, with `bias`, its vector."""
+    weights = [Weight(f"{name}.weight", (out, into), "linear")]
+    return [*weights, Weight(f"{name}.bias", (out,), "vector")] if bias else weights
+
+
+def linears(names: Iterable[str], out: int, into: int, *, bias: bool = False) -> list[Weight]:
+    """Several linear layers of one shape."""
+    return [weight for name in names for weight in linear(name, out, into, bias=bias)]
+
+
+def norm(name: str, width: int, *, bias: bool = False) -> list[Weight]:
+    """A norm's scale and, with `bias` (LayerNorm), its shift."""
+    weights = [Weight(f"{name}.weight", (width,), "vector")]
+    return [*weights, Weight(f"{name}.bias", (width,), "vector")] if bias else weights
+
+
+def table(name: str, rows: int, width: int) -> list[Weight]:
+    """An embedding table."""
+    return [Weight(f"{name}.weight", (rows, width), "embedding")]
+
+
+def under(name: str, weights: Iterable[Weight]) -> list[Weight]:
+    """The tensors of a module called `name`."""
+    return [weight._replace(name=f"{name}.{weight.name}") for weight in weights]
+
+
+def repeated(name: str, layers: Iterable[int], weights: Iterable[Weight]) -> list[Weight]:
+    """Equal layers, by their numbers."""
+    each = list(weights)
+    return [weight for layer in layers for weight in under(f"{name}.{layer}", each)]
+
+
+def head(config: Settings, rows: int, width: int) -> list[Weight]:
+    """An output embedding of its own, unless the config or the family's default ties it."""
+    if config.switch("tie_word_embeddings", family_of(config.word("model_type", "")).ties_embeddings):
+        return []
+    return [Weight("lm_head.weight", (rows, width), "head")]

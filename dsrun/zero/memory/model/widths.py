@@ -1,0 +1,235 @@
+"""An architecture from a model's tensors, and from its config.json what shapes cannot tell.
+
+Tensors come first: they say what a config leaves to its class's defaults. Their names are those that transformers'
+models share; where a family has others, the config's settings under their usual names count.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from itertools import groupby
+from typing import Any
+
+from dsrun.models.families import family_of
+from dsrun.zero.memory.model.architecture import Architecture, Block, NormKind, Stack, Weight
+from dsrun.zero.memory.model.settings import Settings
+
+LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
+HEADS = ("num_attention_heads", "num_heads", "n_head", "n_heads")
+EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts")
+PER_TOKEN = ("num_experts_per_tok", "moe_topk", "moe_top_k", "moe_k", "top_k_experts")
+WIDTH = ("hidden_size", "d_model", "n_embd", "n_embed")
+ROWS = ("vocab_size", "tgt_vocab_size")
+USUAL_PER_TOKEN = {"mixtral": 2, "gpt_oss": 4, "qwen3_moe": 8, "deepseek_v3": 8}
+"""Experts that a token is sent to where the config does not say: the defaults of their config classes."""
+USUAL_HEAD = 64
+"""Width of a head where nothing says it."""
+DROPOUT = ("resid_pdrop", "hidden_dropout", "dropout", "dropout_rate")
+
+# The last part of a layer's tensor, without ".weight".
+_QUERY = re.compile(r"q|q_proj|q_b_proj|query|q_lin")
+_KEY = re.compile(r"k|k_proj|key|k_lin")
+_FUSED = re.compile(r"qkv|qkv_proj|query_key_value|c_attn|Wqkv|qkv_lin")
+_OUT = re.compile(r"o_proj|out_proj|dense|c_proj")
+_DOWN = re.compile(r"down_proj|w2|wo|fc2|c_proj|dense_4h_to_h|fc_out")
+_HEAD_NORM = re.compile(r"(q|k|query|key)_(layer)?norm")
+_INNER_NORM = re.compile(r"(q|kv)_a_(layer)?norm|(q|k|query|key)_(layer)?norm")
+_NORM = re.compile(r".*norm.*|ln_.*")
+_CROSS = re.compile(r"EncDecAttention|encoder_attn|cross_?attn|crossattention")
+_POSITIONS = re.compile(r"wpe|embed_positions|position_embeddings?")
+_SENSES = re.compile(r"vision|visual|image|audio|speech")
+"""In the names of the parts of a model that see or hear."""
+_LAYER = re.compile(r"(.*?)\.?\b(\d+)\.(.*)")
+
+
+def architecture_of(config: Mapping[str, Any], tensors: tuple[Weight, ...]) -> Architecture:
+    """The architecture of a decoder or encoder-decoder model; of one without `tensors`, what its config says.
+
+    Raises UsageError for a config whose settings make no model, or that lacks what its tensors do not say.
+    """
+    family = family_of(str(config["model_type"]))
+    crossed = any(_CROSS.search(each.name) for each in tensors)
+    seq2seq = bool(config.get("is_encoder_decoder", crossed and any(_side(each) == "encoder" for each in tensors)))
+    text = part(config, "decoder")
+    decoder = _Side(text, tensors, "decoder" if seq2seq else "")
+    encoder = _Side(part(config, "encoder"), tensors, "encoder") if seq2seq else None
+    outside = [*decoder.outside, *(encoder.outside if encoder else ())]
+    positions = [w.shape[0] for w in outside if _POSITIONS.fullmatch(leaf_of(w.name)) and not _SENSES.search(w.name)]
+    longest = max(positions) - family.unused_positions if positions else None
+    relative = any("relative_attention_bias" in each.name for each in tensors)
+    return Architecture(
+        family=str(config["model_type"]), seq2seq=seq2seq, hidden=decoder.width, vocabulary=decoder.vocabulary,
+        tied=not any(each.kind == "head" for each in tensors), blocks=layered(tensors),
+        norm="t5" if relative else decoder.norm, decoder=decoder.stack(), encoder=encoder.stack() if encoder else None,
+        positions=longest, relative_bias=relative,
+        # The default of the families that have any: of encoder-decoders, and of those with learned positions.
+        dropout=text.share(*DROPOUT, default=0.1 if seq2seq or longest else 0.0),
+    )  # fmt: skip
+
+
+def part(config: Mapping[str, Any], side: str) -> Settings:
+    """The settings of one side, or of the part that reads text. Where they differ by layer, the largest."""
+    chosen = config
+    for name in (side, "text_config"):
+        inner = chosen.get(name)
+        chosen = inner if isinstance(inner, dict) else chosen
+    return Settings({name: _largest(value) for name, value in chosen.items()})
+
+
+def _largest(value: Any) -> Any:
+    counts = isinstance(value, list) and value and all(type(each) is int for each in value)
+    return max(value) if counts else value
+
+
+def leaf_of(name: str) -> str:
+    """The last part of a tensor's name: that of its module, or its own where it is no weight of one."""
+    return name.removesuffix(".weight").rpartition(".")[2]
+
+
+def _side(weight: Weight) -> str:
+    """encoder or decoder, as the path of a tensor has it; empty for what both share."""
+    return next((each for each in weight.name.split(".") if each in ("encoder", "decoder")), "")
+
+
+class _Side:
+    """The tensors of one side: those of its layers, by their names within one, and those `outside`."""
+
+    def __init__(self, config: Settings, tensors: tuple[Weight, ...], side: str) -> None:
+        self.config, self.side = config, side
+        self.prefix = side or "decoder"
+        stacks: dict[str, dict[int, list[Weight]]] = {}
+        self.outside: list[Weight] = []
+        for each in tensors:
+            if side and _side(each) not in ("", side):
+                continue
+            if found := _LAYER.fullmatch(each.name):
+                inner = each._replace(name=found[3])
+                stacks.setdefault(found[1], {}).setdefault(int(found[2]), []).append(inner)
+            else:
+                self.outside.append(each)
+        # A model that sees or hears has other layers too, which are fewer or smaller.
+        self.layers = max(stacks.values(), key=_elements, default={})
+
+    @cached_property
+    def inner(self) -> list[Weight]:
+        """The tensors of all layers."""
+        return [weight for layer in self.layers.values() for weight in layer]
+
+    @cached_property
+    def tables(self) -> list[Weight]:
+        """The tables of tokens; those of this side where it has its own."""
+        tables = [
+            each for each in self.outside if each.kind == "embedding" and not _POSITIONS.fullmatch(leaf_of(each.name))
+        ]
+        return [each for each in tables if self.side and _side(each) == self.side] or tables
+
+    @cached_property
+    def width(self) -> int:
+        """The residual width; the norms of a layer have it where no setting says it."""
+        norms = (each for each in self.inner if each.kind == "vector" and _NORM.fullmatch(leaf_of(each.name)))
+        widths = [each.shape[0] for each in norms if not _INNER_NORM.fullmatch(leaf_of(each.name))]
+        return self.config.number(*WIDTH, default=widths[0] if widths else None)
+
+    @cached_property
+    def vocabulary(self) -> int:
+        heads = [each.shape[0] for each in self.outside if each.kind == "head"]
+        rows = heads or [each.shape[0] for each in self.tables]
+        return max(rows) if rows else self.config.number(*ROWS)
+
+    @cached_property
+    def norm(self) -> NormKind:
+        biased = any(_NORM.fullmatch(each.name.removesuffix(".bias").rpartition(".")[2])
+                     for each in self.inner if each.name.endswith(".bias"))  # fmt: skip
+        return "layer" if biased or (self.inner and not self._norms) else "rms"
+
+    @cached_property
+    def _norms(self) -> int:
+        """Norms of the layer that has most."""
+
+        def counted(layer: list[Weight]) -> int:
+            leaves = [leaf_of(each.name) for each in layer if each.kind == "vector" and each.name.endswith(".weight")]
+            return sum(bool(_NORM.fullmatch(leaf)) and not _INNER_NORM.fullmatch(leaf) for leaf in leaves)
+
+        return max((counted(layer) for layer in self.layers.values()), default=0)
+
+    def _most(self, leaf: re.Pattern[str], size: Callable[[Weight], int], within: str = "") -> int:
+        """The largest `size` among the layers' matrices of such names; 0 without any."""
+        found = (each for each in self.inner if len(each.shape) == 2 and leaf.fullmatch(leaf_of(each.name)))
+        return max((size(each) for each in found if re.search(within, each.name)), default=0)
+
+    def _other(self, weight: Weight) -> int:
+        """The side of a matrix that is not the residual width, whichever comes first."""
+        return weight.elements // self.width
+
+    def stack(self) -> Stack:
+        """The widths of this side."""
+        config, width = self.config, self.width
+        fused = self._most(_FUSED, self._other)
+        asked = self._most(_QUERY, _rows) or (self._most(_OUT, self._other, within="att") if fused else 0)
+        size = config.number("head_dim", "d_kv", default=self._head_size)
+        heads = config.number(f"{self.prefix}_attention_heads", *HEADS, default=self._heads(asked, size))
+        queries = asked or heads * (size or max(1, width // heads))
+        grouped = config.number("num_key_value_heads", default=heads) * (queries // heads)
+        keys = self._most(_KEY, _rows) or ((fused - queries) // 2 if fused else queries if asked else grouped)
+        cross = self.side == "decoder"
+        experts, per_token, ffn = self._feed_forward()
+        # Where both sides have layers of their own number, the plain names are the encoder's (T5, BART).
+        layers = len(self.layers) or config.number(
+            f"{self.prefix}_layers", f"num_{self.prefix}_layers", *LAYERS, default=1
+        )
+        return Stack(
+            layers=layers, heads=heads, queries=queries, keys=keys, ffn=ffn,
+            gated=any("gate" in each.name or "wi_1" in each.name for each in self.inner),
+            norms=self._norms or (3 if cross else 2), cross=cross,
+            query_norms=any(_HEAD_NORM.fullmatch(leaf_of(each.name)) for each in self.inner),
+            experts=experts, experts_per_token=per_token,
+        )  # fmt: skip
+
+    @cached_property
+    def _head_size(self) -> int:
+        """The width of a head where its norm says it; 0 where none does."""
+        return min((each.shape[0] for each in self.inner if _HEAD_NORM.fullmatch(leaf_of(each.name))), default=0)
+
+    def _heads(self, queries: int, size: int) -> int:
+        """Heads that no setting names: T5's have a column each in the table of position biases."""
+        biases = [each.shape[1] for each in self.inner if "relative_attention_bias" in each.name]
+        return max(biases, default=max(1, queries // (size or USUAL_HEAD)))
+
+    def _feed_forward(self) -> tuple[int, int, int]:
+        """Experts, those that a token is sent to, and the feed-forward width it goes through with the shared ones."""
+        config = self.config
+        names = (f"{self.prefix}_ffn_dim", "intermediate_size", "ffn_dim", "d_ff", "n_inner", "ffn_hidden_size")
+        dense = self._most(_DOWN, self._other, within="^(?!.*(att|expert))")
+        dense = dense or config.number(*names, default=4 * self.width)
+        stacked = [each for each in self.inner if len(each.shape) == 3 and each.name.endswith("experts.down_proj")]
+        experts = stacked[0].shape[0] if stacked else config.number(*EXPERTS, default=0, least=0)
+        if not experts:
+            return 0, 0, dense
+        each = config.number("moe_intermediate_size", "expert_ffn_hidden_size", default=dense)
+        each = stacked[0].elements // (experts * self.width) if stacked else each
+        usual = USUAL_PER_TOKEN.get(self.config.word("model_type", ""), 1)
+        per_token = min(experts, config.number(*PER_TOKEN, default=usual))
+        shared = config.number("n_shared_experts", "num_shared_experts", default=0, least=0) * each
+        shared += config.number("shared_expert_intermediate_size", default=0, least=0)
+        shared = self._most(_DOWN, self._other, within="shared_expert") or shared
+        return experts, per_token, per_token * each + shared
+
+
+def _rows(weight: Weight) -> int:
+    return weight.shape[0]
+
+
+def _elements(layers: Mapping[int, list[Weight]]) -> int:
+    return sum(weight.elements for layer in layers.values() for weight in layer)
+
+
+def layered(tensors: tuple[Weight, ...]) -> tuple[Block, ...]:
+    """Tensors in their order, cut into layers where the first number in their names changes."""
+
+    def layer(weight: Weight) -> str:
+        numbered = _LAYER.fullmatch(weight.name)
+        return f"{numbered[1]}.{numbered[2]}" if numbered else weight.name.rpartition(".")[0]
+
+    return tuple(Block(name, tuple(weights)) for name, weights in groupby(tensors, key=layer))
