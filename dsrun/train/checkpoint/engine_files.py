@@ -7,9 +7,9 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
+from dsrun.train.base.distributed import my_rank
 from dsrun.train.checkpoint.save import Save
 from dsrun.train.checkpoint.serialize import write_torch
-from dsrun.train.distributed import my_rank
 
 
 def has_whole_weights(engine: Any) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from dsrun.runs.checksum import ChecksumFile
-from dsrun.train.export.write import DTYPES, Weight, header, tensor_bytes
+from dsrun.train.checkpoint.weight_files import DTYPES, Weight, header, tensor_bytes
 
 _OPTION = threading.Lock()
 # Their save_pretrained calls the safetensors library under this name.

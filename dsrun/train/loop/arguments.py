@@ -17,13 +17,13 @@ from dsrun.errors import MissingError, UsageError, did_you_mean, one_line
 from dsrun.recipe.flags import FIXED
 from dsrun.recipe.trackers import trackers
 from dsrun.system.host import cores, shm_free
-from dsrun.train import speed
+from dsrun.train.base import speed
+from dsrun.train.base.distributed import World
+from dsrun.train.base.plan import Plan
 from dsrun.train.data.mixture import sets_of
-from dsrun.train.distributed import World
 from dsrun.train.loop.evaluation import ROUGE_TYPES
 from dsrun.train.loss import dpo
 from dsrun.train.model.load import HTTP_ERROR, is_unreachable
-from dsrun.train.plan import Plan
 from dsrun.zero.ops import stage_of
 
 LOSS_METRICS = ("loss", "perplexity")

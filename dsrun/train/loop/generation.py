@@ -11,8 +11,9 @@ import torch.distributed as dist
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from dsrun.plugin import Example
+from dsrun.train.base.labels import IGNORED
+from dsrun.train.data.batches import FILLER
 from dsrun.train.data.mixture import Mixture
-from dsrun.train.loop.batches import FILLER, IGNORED
 
 
 def last_answer(labels: Any) -> tuple[int, int] | None:

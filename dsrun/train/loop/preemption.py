@@ -10,7 +10,7 @@ import torch.distributed as dist
 from transformers import TrainerCallback
 from transformers.trainer_utils import IntervalStrategy
 
-from dsrun.train.rank_context import PreemptionHandler, RankContext
+from dsrun.train.base.rank_context import PreemptionHandler, RankContext
 
 MEMORY = "dsrun"
 """The key of trainer_state.json's stateful_callbacks under which this stands; no callback has this name."""

@@ -9,7 +9,7 @@ from transformers import TrainerCallback
 
 from dsrun.errors import UsageError
 from dsrun.runs.records import Appender
-from dsrun.train.console import Console, shortened
+from dsrun.train.base.console import Console, shortened
 from dsrun.train.data.encoding.chat import check_template
 from dsrun.train.data.encoding.normal import messages_of
 from dsrun.train.data.encoding.tokenizer import affixes_of

@@ -167,8 +167,7 @@ class StepTimes(TrainerCallback):
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._restart()
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._restart()
+    on_evaluate = on_save
 
     def _restart(self) -> None:
         self._began = time.perf_counter()

@@ -12,28 +12,24 @@ import torch.distributed as dist
 import transformers.trainer
 from accelerate.utils import DummyOptim
 
+from dsrun.train.base.plugin import LoadedPlugin
+from dsrun.train.base.rank_context import RankContext
 from dsrun.train.checkpoint import elastic
 from dsrun.train.checkpoint.checkpointing import Checkpointing
 from dsrun.train.checkpoint.verify import check_best
 from dsrun.train.loop import engine
 from dsrun.train.loop.evaluation import Evaluation, Evaluator, LossState
-from dsrun.train.loop.loaders import DataPlace, MicroBatch, TrainingLoader, start_at, to_device, training_loader
+from dsrun.train.loop.loaders import DataPlace, MicroBatch, TrainingLoader, to_device, training_loader
 from dsrun.train.loop.nan import NanGuard
 from dsrun.train.loop.preemption import EvaluationLeftError, StopVote, remember_evaluation
 from dsrun.train.loop.step_times import StepTimes
-from dsrun.train.loss.by_set import LossBySet
-from dsrun.train.loss.dpo import DpoLoss
-from dsrun.train.loss.model_loss import ModelLoss
-from dsrun.train.loss.plugin_loss import PluginLoss
+from dsrun.train.loss.protocol import Loss
 from dsrun.train.model.parameter_groups import LearningRates
 from dsrun.train.packing.decide import Batching
-from dsrun.train.plugin import LoadedPlugin
-from dsrun.train.rank_context import RankContext
-from dsrun.train.sequence.loss import SequenceLoss
 from dsrun.zero.ops import stage_of
 
-# Accelerate's own reads everything that is to be skipped, and its loader forgets the epoch.
-transformers.trainer.skip_first_batches = start_at
+# Accelerate's own reads everything that is to be skipped, a stream from its start, and its loader forgets the epoch.
+transformers.trainer.skip_first_batches = TrainingLoader.start_at
 
 
 class RunTrainer(Checkpointing):
@@ -53,7 +49,7 @@ class RunTrainer(Checkpointing):
         context: RankContext,
         nan_guard: NanGuard,
         rates: LearningRates,
-        loss: ModelLoss | LossBySet | DpoLoss | PluginLoss | SequenceLoss,
+        loss: Loss,
         plugin: LoadedPlugin | None = None,
         **kwargs: Any,
     ) -> None:
@@ -204,9 +200,8 @@ class RunTrainer(Checkpointing):
     # loss
 
     def training_step(self, model: Any, inputs: MicroBatch, num_items_in_batch: torch.Tensor | None = None) -> Any:
-        if isinstance(self.loss_of_model, LossBySet):
-            # compute_loss gets a plain copy of the micro batch.
-            self.loss_of_model.ids, self.loss_of_model.spans = inputs.ids, inputs.spans
+        # Here, as compute_loss gets a plain copy of the micro batch (`_prepare_inputs` makes a new mapping).
+        self.loss_of_model.ids, self.loss_of_model.spans = inputs.ids, inputs.spans
         loss = super().training_step(model, inputs, num_items_in_batch)
         self.context.heart.beat()
         return loss

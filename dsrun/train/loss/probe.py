@@ -9,7 +9,7 @@ import torch
 from transformers import TrainerCallback
 
 from dsrun.errors import UsageError
-from dsrun.train.loss.dpo import evaluating
+from dsrun.train.model.load import evaluating
 
 TOKENS = 8
 # Of the largest logit: a kernel may round two rows of a batch differently; what a token changes is far more.

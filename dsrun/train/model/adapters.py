@@ -14,7 +14,7 @@ from dsrun.errors import UsageError, nearest
 from dsrun.hub.modelscope_cache import local_name
 from dsrun.recipe.preflight.files import is_path
 from dsrun.recipe.spec import TrainSpec
-from dsrun.train.model.load import Task
+from dsrun.train.base.plan import Task
 
 ALL_LINEAR = "all-linear"
 

@@ -8,7 +8,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from filelock import FileLock
 from huggingface_hub import constants
@@ -20,7 +20,6 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
-    AutoTokenizer,
     dynamic_module_utils,
 )
 
@@ -39,7 +38,7 @@ from dsrun.recipe.preflight.model_folder import (
     NOT_CAUSAL,
 )
 from dsrun.recipe.spec import TrainSpec
-from dsrun.train.data.encoding.chat import set_template
+from dsrun.train.base.plan import Task
 from dsrun.train.model.quantization import elements
 
 logger = logging.getLogger(__name__)
@@ -99,9 +98,6 @@ class OwnCode:
         return dynamic_module_utils.get_class_from_dynamic_module(reference, name, **options)
 
 
-Task = Literal["seq2seq", "causal-lm"]
-
-
 def load_config(spec: TrainSpec) -> Any:
     name = spec.config_name or spec.model
     if name is None:
@@ -135,17 +131,6 @@ def decide_task(config: Any, requested: str, model: str | None) -> Task:
     if task not in able and is_stock:
         raise UsageError(f"{model} is a {config.model_type} model, {NEITHER}", fix=CHOOSE_TEXT_MODEL)
     return task
-
-
-def load_tokenizer(spec: TrainSpec) -> Any:
-    name = spec.tokenizer or spec.model
-    if name is None:
-        raise UsageError("a model built from --model-type has no tokenizer", fix="add --tokenizer NAME")
-    options = {"use_fast": spec.use_fast_tokenizer, "trust_remote_code": spec.trust_remote_code}
-    with one_at_a_time(spec.trust_remote_code):
-        tokenizer = from_hub(AutoTokenizer, name, "tokenizer", spec, **options)
-    set_template(tokenizer, spec.chat_template)
-    return tokenizer
 
 
 def fit_embeddings(model: Any, tokenizer: Any) -> str | None:
@@ -244,3 +229,14 @@ def refused_attention(requested: str | None, name: str, first: str) -> UsageErro
         f"--attn-implementation {requested}: {name!r} cannot use it: {first.partition('. ')[0]}",
         fix="leave it out: the fastest that works is taken",
     )
+
+
+@contextmanager
+def evaluating(model: Any) -> Iterator[None]:
+    """Without dropout."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)

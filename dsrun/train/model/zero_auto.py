@@ -32,9 +32,10 @@ from dsrun.recipe.precision import Precision
 from dsrun.recipe.recipe import Recipe
 from dsrun.recipe.resolve import with_defaults
 from dsrun.recipe.spec import DEFAULT_TARGET, TrainSpec
-from dsrun.train import distributed as worlds
-from dsrun.train.distributed import World
-from dsrun.train.model.load import Task, one_at_a_time
+from dsrun.train.base import distributed as worlds
+from dsrun.train.base.distributed import World
+from dsrun.train.base.plan import Task
+from dsrun.train.model.load import one_at_a_time
 from dsrun.zero.generate.presets import GIB
 from dsrun.zero.memory import plan as memory_plan
 from dsrun.zero.memory.model.architecture import Architecture, Weight

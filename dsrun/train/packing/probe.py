@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 
 from dsrun.errors import one_line
-from dsrun.train.distributed import all_gather_object
+from dsrun.train.base.distributed import all_gather_object
 from dsrun.train.packing.documents import refuse_lost_window, use_document_attention
 from dsrun.train.packing.encoder_decoder import install, trial_of_pairs
 from dsrun.train.packing.gather import OtherRankError, gathered

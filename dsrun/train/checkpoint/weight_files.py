@@ -136,11 +136,6 @@ def write_file(path: Path, weights: Sequence[Weight], *, beat: Callable[[], None
     return digest.hexdigest()
 
 
-def sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def header(weights: Sequence[Weight]) -> bytes:
     """The bytes of a safetensors file before those of `weights`, which follow in this order."""
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}

@@ -1,17 +1,20 @@
-"""What a script brings along itself, in place of what a recipe names: model, tokenizer, rows."""
+"""What a run has been decided to be, and what a script brings along in place of what a recipe names."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
-from datasets import Dataset, IterableDataset
-
-from dsrun.errors import UsageError, one_line
-from dsrun.recipe.recipe import has_data
+from dsrun.errors import UsageError
+from dsrun.recipe.batch import BatchPlan
+from dsrun.recipe.precision import Precision
+from dsrun.recipe.recipe import Recipe, has_data
 from dsrun.recipe.spec import TrainSpec
-from dsrun.train.data.reading.sources import Sources, TableSource
+from dsrun.train.base.distributed import World
+from dsrun.train.base.plugin import LoadedPlugin
+
+Task = Literal["seq2seq", "causal-lm"]
 
 
 @dataclass(frozen=True)
@@ -37,24 +40,22 @@ class Given:
                 fix="give Trainer a function that builds it, with its config=, or lora=RANK",
             )
 
-    def sources(self) -> Sources | None:
-        """The rows in place of those of files; None where there are none."""
-        if not self.rows:
-            return None
-        return Sources("given rows", {split: _table(split, rows) for split, rows in self.rows.items()}, [])
-
 
 NOTHING = Given()
 
 
-def _table(split: str, rows: Any) -> TableSource:
-    where = f"{split} rows"
-    if isinstance(rows, Dataset | IterableDataset):
-        return TableSource(rows, where)
-    try:
-        return TableSource(Dataset.from_list(list(rows)), where)
-    except (TypeError, AttributeError, ValueError) as error:
-        raise UsageError(
-            f"{split}= of Trainer is not a sequence of rows: {one_line(error)}",
-            fix="dictionaries of the same columns, or a datasets.Dataset",
-        ) from error
+@dataclass(frozen=True)
+class Plan:
+    """What follows from flags, hardware, the model's config and earlier attempts; see `dsrun.train.decide_plan`."""
+
+    recipe: Recipe
+    title: str
+    world: World
+    config: Any
+    task: Task
+    batch: BatchPlan
+    precision: Precision
+    deepspeed: dict[str, Any] | None
+    phases: frozenset[str]
+    plugin: LoadedPlugin | None = None
+    given: Given = NOTHING

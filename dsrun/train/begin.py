@@ -1,0 +1,110 @@
+"""Where a run begins: at which checkpoint, and with which model and Trainer."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+
+from dsrun.runs.attempts import earlier_signatures
+from dsrun.runs.manifest import read_manifest
+from dsrun.system.host import disk_free
+from dsrun.train.base.distributed import all_gather_object, assert_same_on_all_ranks
+from dsrun.train.base.run_records import step_of
+from dsrun.train.checkpoint import elastic, plain
+from dsrun.train.checkpoint.checkpointing import Saving
+from dsrun.train.checkpoint.layout import Layout
+from dsrun.train.checkpoint.resume import find_checkpoint
+from dsrun.train.export.final import check_room
+from dsrun.train.loop.build import RunParts, TrainerBuilder
+from dsrun.train.loop.callbacks import build_callbacks
+from dsrun.train.loop.trainer import RunTrainer
+from dsrun.train.model.load import parameter_count
+from dsrun.train.packing.decide import keep_grouping
+from dsrun.train.summary import header
+
+
+def find_start(run: RunParts, facts: dict[str, Any]) -> elastic.Adapted | None:
+    """The checkpoint to go on from, made fit for this number of ranks and this stage; None to start at step 0. Before
+    the Trainer's arguments, as it may change DeepSpeed's configuration."""
+    plan, notify, beat = run.plan, run.console.notice, run.context.heart.beat
+    checkpoint = find_checkpoint(
+        plan.recipe.spec.resume,
+        run.folder,
+        facts=facts,
+        trust=plan.recipe.spec.trust,
+        force=plan.recipe.spec.force,
+        notify=notify,
+        beat=beat,
+        again=earlier_signatures(os.environ),
+    )
+    # It follows from files of the run folder, which each rank has read by itself.
+    assert_same_on_all_ranks("batch", plan.batch.sentence("rank"))
+    assert_same_on_all_ranks("plugin", facts["plugin"])
+    if checkpoint is None:
+        return None
+    return elastic.adapt(
+        checkpoint,
+        replace(Layout.wanted(plan.world.size, plan.deepspeed), fp16=plan.precision == "fp16"),
+        run=run.folder.path,
+        notify=notify,
+        beat=beat,
+        names=lambda: plain.trainer_order(plan, run.tokenizer),
+    )
+
+
+def build_trainer(run: RunParts, start: elastic.Adapted | None, facts: dict[str, Any]) -> RunTrainer:
+    """The Trainer around the model, with all callbacks; prints the header and records the start. `facts` go into the
+    manifests of its checkpoints."""
+    saved = keep_grouping((read_manifest(start.source) or {"extra": {}})["extra"]) if start else None
+    trainer = TrainerBuilder(**vars(run), grouping=saved).build()
+    # Each rank has probed the model by itself; with different batches they would wait for each other for ever.
+    assert_same_on_all_ranks(
+        "batches",
+        str((trainer.batching.grouping, trainer.batching.method)),
+        fix="install the same packages and kernels on all nodes, or pass --packing off",
+    )
+    if saved and saved != trainer.batching.grouping:
+        run.console.notice(
+            f"samples form other batches ({trainer.batching.grouping.kind}) than before ({saved.kind}): "
+            "in this epoch some may be repeated or left out"
+        )
+    spec = run.plan.recipe.spec
+    saving = Saving(
+        run=run.folder,
+        keep=spec.keep,
+        background=spec.async_save,
+        trust=spec.trust,
+        facts=facts | {"grouping": asdict(trainer.batching.grouping)},
+        beat=run.context.heart.beat,
+        notify=run.console.notice,
+    )
+    trainer.keep_checkpoints(saving)
+    if start:
+        run.context.progress.saved = step_of(start.source)
+        # Before the other callbacks, which find an ordinary engine then.
+        trainer.add_callback(elastic.ElasticResumeCallback(trainer, start, run=run.folder.path))
+    _record_start(run, trainer, start)
+    build_callbacks(trainer, run.plan, run.folder, run.records, run.console)
+    return trainer
+
+
+def _record_start(run: RunParts, trainer: RunTrainer, start: elastic.Adapted | None) -> None:
+    plan, batching = run.plan, trainer.batching
+    parameters = parameter_count(trainer.model)
+    trainable = parameter_count(trainer.model, trainable=True)
+    header(run.console, plan, run.data, run.folder, batching, parameters=parameters, trainable=trainable)
+    if "train" in plan.phases:
+        check_room(
+            disk_free(run.folder.path),
+            parameters=parameters,
+            trainable=trainable,
+            weight_bytes=4 if plan.precision == "fp32" else 2,
+            checkpoints=trainer.args.save_strategy != "no",
+            where=run.folder.path,
+        )
+    source = start.source if start else None
+    gpus = all_gather_object(torch.cuda.get_device_name()) if plan.world.device == "cuda" else []
+    run.records.start(plan, parameters=parameters, packing=batching.facts, gpus=gpus, resumed_from=source)

@@ -1,0 +1,110 @@
+"""The end of a run: the final model, its evaluation and its card; or a stop on request, to go on from a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from dsrun.runs.stop_request import first_request
+from dsrun.train.base.console import Console, shortened
+from dsrun.train.base.distributed import all_gather_object
+from dsrun.train.base.rank_context import record_interruption
+from dsrun.train.card.facts import CardFacts
+from dsrun.train.card.write import write_cards
+from dsrun.train.export.final import save_final
+from dsrun.train.loop.build import RunParts, unquantized_base
+from dsrun.train.loop.evaluation import write_predictions
+from dsrun.train.loop.recording import format_metrics
+from dsrun.train.loop.trainer import RunTrainer
+from dsrun.train.model.load import parameter_count
+from dsrun.train.summary import already_finished, best_checkpoint, parallel
+
+SHOWN_EXAMPLES = 5
+
+
+def save_model(run: RunParts, trainer: RunTrainer) -> None:
+    """Write the final model, once its weights are known to be finite."""
+    if trainer.already_finished:
+        run.console.notice(already_finished(trainer.state))
+    run.context.heart.enter("exporting")
+    trainer.nan_guard.check_weights(trainer.model, trainer.state.global_step)
+    run.console.print("saving the model")
+    spec, tokenizer = run.plan.recipe.spec, trainer.processing_class
+    base = partial(unquantized_base, run.plan, tokenizer) if spec.quantization else None
+    save_final(trainer, run.folder.model, run.plan.task, lora=bool(spec.lora), base=base)
+
+
+@dataclass(frozen=True)
+class FinalResults:
+    """The final metrics by split, without prefix, and the files of texts, which rank 0 alone writes."""
+
+    metrics: dict[str, dict[str, float]]
+    predictions: list[Path]
+
+
+def evaluate_and_predict(run: RunParts, trainer: RunTrainer) -> FinalResults:
+    """The final evaluation and, with --do-predict, the test split."""
+    console, plan, data = run.console, run.plan, run.data
+    results = FinalResults({}, [])
+    for split, rows, prefix in (("validation", data.validation, "eval"), ("test", data.test, "test")):
+        if split not in plan.phases or rows is None:
+            continue
+        metrics = _already_known(trainer, split) or trainer.evaluate(rows, metric_key_prefix=prefix)
+        results.metrics[split] = {name.removeprefix(f"{prefix}_"): value for name, value in metrics.items()}
+        console.print(f"{split}  {format_metrics(metrics, prefix + '_', trainer.plugin_metrics)}")
+        examples = trainer.last_evaluation.examples if trainer.last_evaluation else []
+        if examples and plan.world.is_main:
+            file = run.folder.path / f"predictions-{split}.jsonl"
+            write_predictions(examples, file)
+            results.predictions.append(file)
+            _show(console, examples)
+    return results
+
+
+def _already_known(trainer: RunTrainer, split: str) -> dict[str, float] | None:
+    """The metrics of the last evaluation in training, where it saw the very model that is now final."""
+    if split != "validation" or trainer.last_metrics is None or trainer.args.load_best_model_at_end:
+        return None
+    step, metrics = trainer.last_metrics
+    return metrics if step == trainer.state.global_step else None
+
+
+def _show(console: Console, examples: list[Any]) -> None:
+    console.print("")
+    # Spread over the data, which is often sorted by something.
+    for example in examples[:: max(1, len(examples) // SHOWN_EXAMPLES)][:SHOWN_EXAMPLES]:
+        right = example.prediction.strip() == example.reference.strip()
+        reference = "" if right else f"   (reference: {shortened(example.reference)})"
+        console.print(f"  {shortened(example.source)}")
+        console.print(f"    -> {shortened(example.prediction)}{reference}")
+
+
+def write_card(run: RunParts, trainer: RunTrainer, results: FinalResults) -> None:
+    """Write the cards of the final model and adapter."""
+    facts = CardFacts(
+        plan=run.plan,
+        data=run.data,
+        state=trainer.state,
+        metrics=results.metrics,
+        tokenizer=trainer.processing_class,
+        parameters=parameter_count(trainer.model),
+        trainable=parameter_count(trainer.model, trainable=True),
+        parallel=parallel(run.plan),
+        best=best_checkpoint(trainer),
+        name=run.folder.path.resolve().name,
+        repository=run.plan.recipe.hf.get("hub_model_id"),
+    )
+    write_cards(run.folder, facts, notify=run.console.notice)
+
+
+def leave(run: RunParts, step: int, *, is_saved: bool) -> None:
+    """Print and record that the run was asked to stop, and from which checkpoint it can go on. A collective."""
+    path = run.folder.checkpoint(step)
+    # The ranks may have been asked by different signals, or by one at different times: all name the first.
+    request = first_request(all_gather_object(run.context.stopping.request))
+    run.console.notice(f"stopped by {request}: {f'saved {path.name}' if is_saved else 'left the evaluation'}")
+    run.records.interrupted(step, request)
+    if run.plan.world.is_main:
+        record_interruption(step, path.name if is_saved else None)
