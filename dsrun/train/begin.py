@@ -17,6 +17,7 @@ from dsrun.train.checkpoint import elastic, plain
 from dsrun.train.checkpoint.checkpointing import Saving
 from dsrun.train.checkpoint.layout import Layout
 from dsrun.train.checkpoint.resume import find_checkpoint
+from dsrun.train.checkpoint.verify import checkpoint_facts
 from dsrun.train.export.final import check_room
 from dsrun.train.loop.build import RunParts, TrainerBuilder
 from dsrun.train.loop.callbacks import build_callbacks
@@ -26,10 +27,14 @@ from dsrun.train.packing.decide import keep_grouping
 from dsrun.train.summary import header
 
 
-def find_start(run: RunParts, facts: dict[str, Any]) -> elastic.Adapted | None:
-    """The checkpoint to go on from, made fit for this number of ranks and this stage; None to start at step 0. Before
-    the Trainer's arguments, as it may change DeepSpeed's configuration."""
+def find_start(run: RunParts) -> tuple[elastic.Adapted | None, dict[str, Any]]:
+    """The checkpoint to go on from, made fit for this number of ranks and this stage, None to start at step 0; and the
+    facts of this run that it was compared with. Before the Trainer's arguments, as it may change DeepSpeed's
+    configuration, and before the model is built, which changes the config that the facts are about."""
     plan, notify, beat = run.plan, run.console.notice, run.context.heart.beat
+    facts = checkpoint_facts(plan, run.tokenizer, run.data)
+    if "train" not in plan.phases:
+        return None, facts
     checkpoint = find_checkpoint(
         plan.recipe.spec.resume,
         run.folder,
@@ -44,8 +49,8 @@ def find_start(run: RunParts, facts: dict[str, Any]) -> elastic.Adapted | None:
     assert_same_on_all_ranks("batch", plan.batch.sentence("rank"))
     assert_same_on_all_ranks("plugin", facts["plugin"])
     if checkpoint is None:
-        return None
-    return elastic.adapt(
+        return None, facts
+    start = elastic.adapt(
         checkpoint,
         replace(Layout.wanted(plan.world.size, plan.deepspeed), fp16=plan.precision == "fp16"),
         run=run.folder.path,
@@ -53,11 +58,13 @@ def find_start(run: RunParts, facts: dict[str, Any]) -> elastic.Adapted | None:
         beat=beat,
         names=lambda: plain.trainer_order(plan, run.tokenizer),
     )
+    return start, facts
 
 
 def build_trainer(run: RunParts, start: elastic.Adapted | None, facts: dict[str, Any]) -> RunTrainer:
     """The Trainer around the model, with all callbacks; prints the header and records the start. `facts` go into the
     manifests of its checkpoints."""
+    # Samples stay grouped as they were, so that the place in the data means the same.
     saved = keep_grouping((read_manifest(start.source) or {"extra": {}})["extra"]) if start else None
     trainer = TrainerBuilder(**vars(run), grouping=saved).build()
     # Each rank has probed the model by itself; with different batches they would wait for each other for ever.

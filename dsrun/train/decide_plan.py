@@ -41,6 +41,7 @@ from dsrun.zero.generate.accumulation import FROM_STEPS, error_after, memory_of_
 from dsrun.zero.offload import offloaded_to
 from dsrun.zero.ops import stage_of
 
+# TrainingArguments' per_device_train_batch_size.
 DEFAULT_MICRO_BATCH = 8
 NO_FALLBACK = MemoryFallback()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -10,16 +11,17 @@ from typing import Any
 from dsrun.runs.stop_request import first_request
 from dsrun.train.base.console import Console, shortened
 from dsrun.train.base.distributed import all_gather_object
-from dsrun.train.base.rank_context import record_interruption
+from dsrun.train.base.rank_context import is_supervised, record_interruption
 from dsrun.train.card.facts import CardFacts
 from dsrun.train.card.write import write_cards
 from dsrun.train.export.final import save_final
 from dsrun.train.loop.build import RunParts, unquantized_base
 from dsrun.train.loop.evaluation import write_predictions
+from dsrun.train.loop.preemption import EvaluationLeftError
 from dsrun.train.loop.recording import format_metrics
 from dsrun.train.loop.trainer import RunTrainer
 from dsrun.train.model.load import parameter_count
-from dsrun.train.summary import already_finished, best_checkpoint, parallel
+from dsrun.train.summary import already_finished, best_checkpoint, parallel, summary
 
 SHOWN_EXAMPLES = 5
 
@@ -44,8 +46,15 @@ class FinalResults:
     predictions: list[Path]
 
 
-def evaluate_and_predict(run: RunParts, trainer: RunTrainer) -> FinalResults:
-    """The final evaluation and, with --do-predict, the test split."""
+def evaluate_and_predict(run: RunParts, trainer: RunTrainer) -> FinalResults | None:
+    """The final evaluation and, with --do-predict, the test split; None where the ranks were asked to stop in it."""
+    try:
+        return _results(run, trainer)
+    except EvaluationLeftError:
+        return None
+
+
+def _results(run: RunParts, trainer: RunTrainer) -> FinalResults:
     console, plan, data = run.console, run.plan, run.data
     results = FinalResults({}, [])
     for split, rows, prefix in (("validation", data.validation, "eval"), ("test", data.test, "test")):
@@ -81,9 +90,19 @@ def _show(console: Console, examples: list[Any]) -> None:
         console.print(f"    -> {shortened(example.prediction)}{reference}")
 
 
-def write_card(run: RunParts, trainer: RunTrainer, results: FinalResults) -> None:
-    """Write the cards of the final model and adapter."""
-    facts = CardFacts(
+def write_up(run: RunParts, trainer: RunTrainer, results: FinalResults, *, seconds: float) -> None:
+    """Write the model's card and the run's last records, and print the summary; `seconds` were spent in training."""
+    run.context.heart.enter("ending")
+    if "train" in run.plan.phases and run.plan.world.is_main:
+        write_cards(run.folder, _card_facts(run, trainer, results), notify=run.console.notice)
+    # The last event, and FINISHED, by which a scheduler knows that the job is done: after everything else.
+    run.records.end(trainer.state.global_step)
+    goodput = None if is_supervised(os.environ) else run.records.goodput()
+    summary(run.console, run.plan, trainer, run.folder, results.predictions, seconds=seconds, goodput=goodput)
+
+
+def _card_facts(run: RunParts, trainer: RunTrainer, results: FinalResults) -> CardFacts:
+    return CardFacts(
         plan=run.plan,
         data=run.data,
         state=trainer.state,
@@ -96,7 +115,6 @@ def write_card(run: RunParts, trainer: RunTrainer, results: FinalResults) -> Non
         name=run.folder.path.resolve().name,
         repository=run.plan.recipe.hf.get("hub_model_id"),
     )
-    write_cards(run.folder, facts, notify=run.console.notice)
 
 
 def leave(run: RunParts, step: int, *, is_saved: bool) -> None:

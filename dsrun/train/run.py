@@ -20,17 +20,13 @@ from dsrun.train.base.plan import NOTHING, Given
 from dsrun.train.base.rank_context import RankContext, cause_of, is_supervised
 from dsrun.train.base.run_records import RunRecords
 from dsrun.train.begin import build_trainer, find_start
-from dsrun.train.checkpoint.elastic import Adapted
-from dsrun.train.checkpoint.verify import checkpoint_facts
 from dsrun.train.data.encoding.tokenizer import load_tokenizer
 from dsrun.train.decide_plan import decide_run, in_tokens, saved_batch
-from dsrun.train.finish import evaluate_and_predict, leave, save_model, write_card
+from dsrun.train.finish import evaluate_and_predict, leave, save_model, write_up
 from dsrun.train.loop.build import RunParts
 from dsrun.train.loop.engine import prepare_engine
-from dsrun.train.loop.preemption import EvaluationLeftError
 from dsrun.train.loop.trainer import RunTrainer
 from dsrun.train.prepare import prepare_for_plan
-from dsrun.train.summary import summary
 
 
 def run(
@@ -83,12 +79,10 @@ def recorded(parts: RunParts) -> Iterator[None]:
 
 def begin(parts: RunParts) -> BegunRun:
     """Find the checkpoint to go on from, and build the model and its Trainer."""
-    # Before the model is built, which changes the config that the facts are about.
-    facts = checkpoint_facts(parts.plan, parts.tokenizer, parts.data)
-    start = find_start(parts, facts) if "train" in parts.plan.phases else None
+    start, facts = find_start(parts)
     if start:
         parts = replace(parts, plan=replace(parts.plan, deepspeed=start.configure(parts.plan.deepspeed)))
-    return BegunRun(parts, build_trainer(parts, start, facts), start)
+    return BegunRun(parts, build_trainer(parts, start, facts), str(start.path) if start else None)
 
 
 @dataclass
@@ -97,7 +91,7 @@ class BegunRun:
 
     parts: RunParts
     trainer: RunTrainer
-    start: Adapted | None
+    checkpoint: str | None
     seconds: float = 0.0
 
     def train(self) -> bool:
@@ -108,7 +102,7 @@ class BegunRun:
             self.parts.context.stopping.begin()
             return True
         began = time.monotonic()
-        trainer.train(resume_from_checkpoint=str(self.start.path) if self.start else None)
+        trainer.train(resume_from_checkpoint=self.checkpoint)
         self.seconds = time.monotonic() - began
         if trainer.interrupted:
             self._leave()
@@ -122,19 +116,11 @@ class BegunRun:
             save_model(parts, trainer)
         # With nothing to go on from, leaving would lose the training.
         trainer.may_leave_evaluation = not training or self._is_saved
-        try:
-            results = evaluate_and_predict(parts, trainer)
-        except EvaluationLeftError:
+        results = evaluate_and_predict(parts, trainer)
+        if results is None:
             self._leave()
             return False
-        parts.context.heart.enter("ending")
-        if training and parts.plan.world.is_main:
-            write_card(parts, trainer, results)
-        # The last event and FINISHED, by which a scheduler knows that the job is done: after everything else.
-        parts.records.end(trainer.state.global_step)
-        goodput = None if is_supervised(os.environ) else parts.records.goodput()
-        files = results.predictions
-        summary(parts.console, parts.plan, trainer, parts.folder, files, seconds=self.seconds, goodput=goodput)
+        write_up(parts, trainer, results, seconds=self.seconds)
         return True
 
     def _leave(self) -> None:

@@ -57,6 +57,7 @@ def keep_temporary_files_with_run(environ: Mapping[str, str]) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
+    # First: until `stopping.install`, SIGTERM's default would end the process without its finally blocks.
     signal.signal(signal.SIGTERM, _terminate)
     show_stacks_in(None)
     # torchrun killed outright would leave its ranks training on. Not SIGTERM, which may mean: save and leave.

@@ -133,6 +133,7 @@ def load_plugin(spec: TrainSpec) -> LoadedPlugin | None:
     if named is None:
         return None
     file = find_plugin(named)
+    # Where the preflight, which runs in the command `dsrun`, has found it.
     sys.path[:] = search_path()
     try:
         kind = getattr(import_module(file.module), file.class_name)

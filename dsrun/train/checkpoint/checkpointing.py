@@ -134,6 +134,7 @@ class Checkpointing(Seq2SeqTrainer):
             save.write(lambda: self.state.save_to_json(str(state)), state)
 
     def _export_state(self) -> None:
+        # As `Trainer._save_checkpoint`, which raises KeyError for a callback that the resumed checkpoint did not know.
         kept = self.state.stateful_callbacks
         for each in (*self.callback_handler.callbacks, self.control):
             if not isinstance(each, ExportableState):
@@ -238,6 +239,8 @@ class Checkpointing(Seq2SeqTrainer):
             self._rotate(save)
 
     def _rotate(self, save: Save) -> None:
+        # The stock rotation goes by the folders' times (sort_checkpoints, use_mtime), which a copied run folder does
+        # not keep, and counts checkpoints that are not whole.
         steps = self._complete_steps(save)
         protected = {save.step, self.state.best_global_step or save.step}
         if self.state.best_model_checkpoint:

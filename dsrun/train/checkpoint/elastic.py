@@ -30,14 +30,7 @@ from dsrun.system.files import parse_json
 from dsrun.system.host import disk_free
 from dsrun.train.base.distributed import acquire_lock
 from dsrun.train.checkpoint import plain
-from dsrun.train.checkpoint.layout import (
-    OPTIMIZER_STATE,
-    Layout,
-    Source,
-    layout_of,
-    write_schedule,
-    write_universal,
-)
+from dsrun.train.checkpoint.layout import OPTIMIZER_STATE, Layout, Source, layout_of, write_schedule, write_universal
 from dsrun.train.checkpoint.zero_shards import ZeroCheckpoint, load
 
 logger = logging.getLogger(__name__)

@@ -143,6 +143,7 @@ def write_schedule(checkpoint: Path, source: Source, folder: Path, saved: Layout
     if saved.own_adam != layout.own_adam or bool(saved.stage) != bool(layout.stage):
         state = {name: value for name, value in state.items() if name != "base_lrs"}
         if "lr_lambdas" in state:
+            # LambdaLR.load_state_dict goes through those saved by index, and this run may have fewer: IndexError.
             state["lr_lambdas"] = []
     torch.save(state, folder / SCHEDULE)
     return state

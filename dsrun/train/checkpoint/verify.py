@@ -115,6 +115,7 @@ def checkpoint_facts(plan: Plan, tokenizer: Any, data: PreparedData) -> dict[str
         "global_batch": plan.batch.global_batch,
         "micro_batch": plan.batch.micro_batch,
         "accumulation": plan.batch.accumulation,
+        # TrainingArguments' default.
         "seed": hf.get("seed", 42),
         "data_seed": hf.get("data_seed"),
         "train_rows": len(data.train) if isinstance(data.train, Sized) else None,

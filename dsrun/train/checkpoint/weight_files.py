@@ -131,6 +131,7 @@ def write_file(path: Path, weights: Sequence[Weight], *, beat: Callable[[], None
             digest.update(data)
             del data
             beat()
+        # Before the folder is renamed into its place: the name may reach the disk before the bytes do.
         file.flush()
         os.fsync(file.fileno())
     return digest.hexdigest()

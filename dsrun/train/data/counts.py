@@ -42,28 +42,22 @@ class Counts:
             raise UsageError(f"{self.first_bad}{more}", fix="mend it, or leave such rows out: --max-bad-rows SHARE")
 
     def notices(self, split: str, limit: int) -> list[str]:
-        lines = []
-        if self.bad:
-            lines.append(
-                f"{split}: {self.bad:,} of {self.rows:,} rows are invalid and left out (the first: {self.first_bad})"
-            )
-        if self.divided:
-            samples = self.divided + self.extra
-            lines.append(
-                f"{split}: {self.divided:,} of {self.rows:,} conversations became {samples:,} samples, as the chat "
-                "template changes earlier turns: each answer is learned after what the model sees when it writes it"
-            )
-        if self.incomplete:
-            lines.append(
-                f"{split}: {self.incomplete:,} of {self.rows:,} rows lack a text and are left out "
-                f"(the first: {self.first_incomplete})"
-            )
-        if self.no_loss:
-            lines.append(
-                f"{split}: {self.no_loss:,} of {self.rows:,} rows have nothing to learn from within {limit:,} "
-                f"tokens and are left out (the first: {self.first_no_loss})"
-            )
-        return lines
+        rows = f"of {self.rows:,} rows"
+        found = (
+            (self.bad, f"{rows} are invalid and left out (the first: {self.first_bad})"),
+            (
+                self.divided,
+                f"of {self.rows:,} conversations became {self.divided + self.extra:,} samples, as the chat template "
+                "changes earlier turns: each answer is learned after what the model sees when it writes it",
+            ),
+            (self.incomplete, f"{rows} lack a text and are left out (the first: {self.first_incomplete})"),
+            (
+                self.no_loss,
+                f"{rows} have nothing to learn from within {limit:,} tokens and are left out "
+                f"(the first: {self.first_no_loss})",
+            ),
+        )
+        return [f"{split}: {count:,} {what}" for count, what in found if count]
 
 
 @dataclass(frozen=True)

@@ -62,13 +62,7 @@ class PreparedData:
 
 
 def data_request(
-    recipe: Recipe,
-    config: Any,
-    task: Task,
-    *,
-    tokens: int,
-    plugin: LoadedPlugin | None,
-    sources: Sources | None = None,
+    recipe: Recipe, config: Any, task: Task, *, tokens: int, plugin: LoadedPlugin | None, sources: Sources | None = None
 ) -> DataRequest:
     """What is asked of the data; `dsrun prepare` asks for the same, so both find the same cache."""
     text = config.get_text_config()

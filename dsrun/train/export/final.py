@@ -71,6 +71,7 @@ def _save_merged(
     from peft import get_peft_model
 
     base = trainer.model.get_base_model()
+    # While ZeRO-3's configuration is registered, from_config would shard the model over ranks that do not come here.
     with outside_zero3():
         if load_base is None:
             with undrawn():

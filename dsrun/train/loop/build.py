@@ -77,8 +77,12 @@ class TrainerBuilder(RunParts):
         set_seed(arguments.seed)
         model = self._model(arguments.seed, arguments.label_smoothing_factor)
         loss = self._by_set(self._loss(model, arguments), arguments)
-        batching = self._batching(model, loss)
+        rows = self.data.train if "train" in plan.phases else ()
+        strategy = plan.recipe.hf.get("train_sampling_strategy")
+        batching = decide_batching(plan, rows, model, loss=loss, strategy=strategy, saved=self.grouping)
         if batching.method:
+            # The `auto` batch keys of DeepSpeed's JSON are filled in where arguments are made (trainer_config_process
+            # in transformers/integrations/deepspeed.py): with rows for samples they are others.
             arguments = training_arguments(
                 with_split(plan, batching), run=self.folder.path, validation=self.data.validation
             )
@@ -86,6 +90,7 @@ class TrainerBuilder(RunParts):
             arguments.logging_steps = logging_steps(arguments, self.data.train, plan.batch.global_batch)
         rates = LearningRates.of(plan.recipe.spec)
         self._set_generation(arguments)
+        # As DataCollatorForSeq2Seq wants it, for the labels shifted by the model's own rule.
         self.data.collator.model = model
         if "train" in plan.phases:
             check_arguments(arguments, model, plan.deepspeed, notify=self.console.notice)
@@ -110,22 +115,19 @@ class TrainerBuilder(RunParts):
             )
         if plan.recipe.spec.long_context:
             save_memory(trainer, length=plan.recipe.spec.long_context // plan.batch.sharing)
+        # The Trainer adds it where tqdm is off; it prints each log line as a dict.
         trainer.remove_callback(PrinterCallback)
         guard_trackers(trainer.callback_handler, self.console.notice)
         if "train" in plan.phases and plan.deepspeed is None:
             self._fit_ddp(trainer)
         return trainer
 
-    def _batching(self, model: Any, loss: Any) -> Batching:
-        rows = self.data.train if "train" in self.plan.phases else ()
-        strategy = self.plan.recipe.hf.get("train_sampling_strategy")
-        return decide_batching(self.plan, rows, model, loss=loss, strategy=strategy, saved=self.grouping)
-
     def _fit_ddp(self, trainer: RunTrainer) -> None:
         """One rank needs no DistributedDataParallel; with more, it waits at the second step for gradients that never
         come, unless it searches for the parameters that have none."""
         accelerator = trainer.accelerator
         if self.plan.world.size == 1:
+            # accelerate takes any process with a LOCAL_RANK for one of several (state.py), and wraps its model.
             accelerator.state.distributed_type = DistributedType.NO
             return
         if trainer.args.ddp_find_unused_parameters:
@@ -246,10 +248,7 @@ def with_split(plan: Plan, batching: Batching) -> Plan:
     """The plan as Trainer and DeepSpeed are to see it, who count rows."""
     split = batching.split
     batch = replace(
-        plan.batch,
-        global_batch=split.global_batch,
-        micro_batch=split.micro_batch,
-        accumulation=split.accumulation,
+        plan.batch, global_batch=split.global_batch, micro_batch=split.micro_batch, accumulation=split.accumulation
     )
     return replace(plan, batch=batch, deepspeed=plan.deepspeed and plan.deepspeed | dict.fromkeys(BATCH, "auto"))
 

@@ -38,6 +38,7 @@ def build_callbacks(trainer: RunTrainer, plan: Plan, folder: RunFolder, records:
         trainer.add_callback(often)
     saved = often.saved if often else lambda _step, _seconds: None
     trainer.on_checkpoint = SaveTimer(context, records, trainer.nan_guard, trainer.model, saved)
+    # After the Trainer's own DefaultFlowCallback, the first of all: it looks at the evaluation that this one asks for.
     trainer.add_callback(PreemptionCallback(trainer, context.stopping))
     trainer.add_callback(EngineCheck(trainer))
     if plan.task == "causal-lm" and not spec.force:
@@ -60,6 +61,7 @@ def build_callbacks(trainer: RunTrainer, plan: Plan, folder: RunFolder, records:
         trainer.add_callback(SampleLedger(trainer, folder.path))
     if spec.profile:
         trainer.add_callback(Profiler(spec.profile, folder.path / "profile", console, rank=plan.world.rank))
+    # Before step_times, whose steps include the time that they take.
     for each in plan.plugin.callbacks() if plan.plugin else ():
         trainer.add_callback(each)
     trainer.add_callback(trainer.step_times)

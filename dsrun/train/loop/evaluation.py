@@ -131,6 +131,7 @@ class Evaluator:
         examples: list[Example] = []
         of_sets: dict[str, float] = {}
         done = 0
+        # Not undone: the Trainer's training_step begins with model.train().
         self.trainer.model.eval()
         for name, part in sets_of(rows).items():
             # No batch has rows of two sets, so that whatever is summed over batches is known of each set.

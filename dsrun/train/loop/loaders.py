@@ -158,6 +158,7 @@ def training_loader(args: Any, rows: Any, batching: Batching, collate: Collator)
         PackedRows(rows) if batching.method else TrainingRows(rows),
         batch_sampler=sampler,
         persistent_workers=args.dataloader_persistent_workers and workers > 0,
+        # ValueError of DataLoader where it is given without workers.
         prefetch_factor=args.dataloader_prefetch_factor if workers else None,
         **options,
     )

@@ -67,6 +67,7 @@ class PreemptionCallback(TrainerCallback):
         if self.trainer.ranks_want_to_stop and state.global_step < state.max_steps:
             self.trainer.interrupted = True
             remember_evaluation(state, due=control.should_evaluate or _evaluates_after_epoch(args, state))
+            # An evaluation may take longer than a scheduler waits between SIGTERM and SIGKILL (SLURM's KillWait: 30 s).
             control.should_save = True
             control.should_evaluate = False
 

@@ -70,6 +70,7 @@ class AdaptiveSaveInterval(TrainerCallback):
 
 
 def adaptive_interval(trainer: Any, plan: Plan, records: RunRecords, console: Console) -> AdaptiveSaveInterval:
+    # Young's optimum (1974), which Daly (2006) refined, from the failures of this very run folder: see runs/goodput.py.
     mtbf = mean_time_between_failures(records.history(), plan.world.size)
 
     def on_change(step: int, seconds: float, steps: int, message: str) -> None:

@@ -35,7 +35,8 @@ transformers.trainer.skip_first_batches = TrainingLoader.start_at
 class RunTrainer(Checkpointing):
     """A Seq2SeqTrainer for both tasks whose loss, gradients and data order do not depend on the cluster's shape."""
 
-    # compute_loss divides by the target tokens, or the pairs, of the whole global batch, accumulation steps included.
+    # compute_loss divides by the target tokens, or the pairs, of the whole global batch, accumulation steps included;
+    # else `training_step` would divide once more, by the micro batches of a step (transformers' trainer.py).
     loss_is_scaled_for_ga = True
     control: Any
     model_wrapped: Any
@@ -130,6 +131,7 @@ class RunTrainer(Checkpointing):
         self._step_rate = float(self.optimizer.param_groups[0]["lr"])
         samples = [batch.ids for batch in batches]
         self.nan_guard.begin(self.state.global_step + 1, batches, self._tr_loss, samples)
+        # A step whose rows are all filler has a loss of 0 and no items: 0, not 0 / 0.
         return batches, counts[0].clamp(min=1)
 
     @property
@@ -216,6 +218,8 @@ class RunTrainer(Checkpointing):
         """This rank's share of the global batch's mean loss, times the world size, as ranks' gradients are averaged."""
         self.step_times.enter_forward()
         loss, outputs = self.loss_of_model(model, inputs, num_items_in_batch)
+        # DDP and ZeRO average gradients over ranks, and `items` are those of all. The stock compute_loss does the same
+        # under `average_tokens_across_devices`, but only for models whose forward takes `num_items_in_batch`.
         loss = self.nan_guard.check_loss(loss * self.split.world_size)
         return (loss, outputs) if return_outputs else loss
 

@@ -77,11 +77,7 @@ class _CrossEntropy(torch.autograd.Function):
         each = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
         for part in _chunks(logits):
             each[part] = F.cross_entropy(
-                logits[part].float(),
-                targets[part],
-                ignore_index=IGNORED,
-                reduction="none",
-                label_smoothing=smoothing,
+                logits[part].float(), targets[part], ignore_index=IGNORED, reduction="none", label_smoothing=smoothing
             )
         return each
 

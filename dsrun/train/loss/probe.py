@@ -20,6 +20,7 @@ SUM_TOLERANCE = 0.1
 
 def _tokens(model: Any, device: torch.device) -> torch.Tensor:
     """Token ids, int64 [1, TOKENS]."""
+    # From 2 on, as many vocabularies begin with padding and an end.
     vocabulary = model.config.get_text_config().vocab_size
     return (torch.arange(2, 2 + TOKENS, device=device) % vocabulary).unsqueeze(0)
 

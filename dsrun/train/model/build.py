@@ -59,6 +59,8 @@ def build(
             draw(model, seed, only=drawn, device=device)
         if quantization is not None:
             keep_codes(model)
+    # Keys and values are of use in generation alone; in training they take memory, and checkpointed layers warn of them
+    # (transformers' modeling_layers.py).
     model.config.use_cache = False
     return model
 

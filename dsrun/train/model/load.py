@@ -138,6 +138,8 @@ def fit_embeddings(model: Any, tokenizer: Any) -> str | None:
     rows = model.config.get_text_config().vocab_size
     if len(tokenizer) <= rows:
         return None
+    # transformers draws new rows around the mean of the old ones (mean_resizing), as small random ones would take
+    # probability from all words at once: https://nlp.stanford.edu/~johnhew/vocab-expansion.html
     model.resize_token_embeddings(len(tokenizer))
     return f"the embedding was grown from {rows:,} to {len(tokenizer):,} rows, as the tokenizer has more tokens"
 

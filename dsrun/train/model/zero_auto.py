@@ -126,6 +126,7 @@ def _as_stored(spec: TrainSpec, config: Any) -> dict[str, Any]:
 
 def _cluster(world: World) -> Cluster:
     """This run's GPUs, all with the memory of the smallest: every rank has to choose alike."""
+    # Earlier than other runs, which prepare their data first: ranks must agree on the stage before all else.
     worlds.init_process_group(world, deepspeed=True)
     properties = torch.cuda.get_device_properties(world.gpu)
     memory = min(worlds.all_gather_object(properties.total_memory)) / GIB

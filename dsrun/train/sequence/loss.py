@@ -93,6 +93,7 @@ class SequenceLoss(ModelLoss):
             # As many tiles on every rank, though rows differ in length: ZeRO-3 gathers the head for each.
             total = hidden.new_zeros((), dtype=torch.float32)
             for tile, some in zip(tiles(hidden, self.tiles), tiles(targets, self.tiles), strict=True):
+                # The reentrant kind gives weights no gradient unless an input has one (torch.utils.checkpoint).
                 total = total + checkpoint(of_tile, tile, some, self._smoothing, use_reentrant=False)
             return total
 

@@ -101,6 +101,7 @@ class TableSource:
 
     def identity(self) -> str:
         """The fingerprint `datasets` keeps: that of the prepared files on this machine."""
+        # Private, but what `datasets` names its own cache files by.
         return str(self.table._fingerprint)
 
     def rows(self) -> Rows:
