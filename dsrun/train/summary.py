@@ -52,9 +52,8 @@ def header(
     if plan.plugin:
         rows.insert(-1, ("plugin", plan.plugin.identity))
     if "train" in plan.phases:
-        rank = "GPU" if plan.world.device == "cuda" else "CPU rank"
-        rows.insert(3, ("batch", plan.batch.sentence(rank)))
-        if packing := batching.sentence(f"{plan.world.size} {rank}{'' if plan.world.size == 1 else 's'}"):
+        rows.insert(3, ("batch", plan.batch.sentence(plan.world.rank_name)))
+        if packing := batching.sentence(plan.world.ranks_named):
             rows.insert(4, ("packing", packing))
         rows.insert(-2, ("speed", speed.line(speed.choices(speed.facts_of(plan)))))
     if attempt(os.environ)["attempt"]:
@@ -71,7 +70,7 @@ def _origin(plan: Plan) -> str:
 
 def parallel(plan: Plan) -> str:
     """ "ZeRO-2 on 8 GPUs". Evaluation alone needs DeepSpeed's engine under ZeRO-3 only."""
-    ranks = f"{plan.world.size} {plan.world.device_name}"
+    ranks = plan.world.ranks_named
     stage = stage_of(plan.deepspeed)
     if "train" not in plan.phases and stage < 3:
         return ranks

@@ -44,9 +44,13 @@ class World:
         return self.rank == 0
 
     @property
-    def device_name(self) -> str:
-        kind = "GPU" if self.device == "cuda" else "CPU rank"
-        return f"{kind}s" if self.size > 1 else kind
+    def rank_name(self) -> str:
+        return "GPU" if self.device == "cuda" else "CPU rank"
+
+    @property
+    def ranks_named(self) -> str:
+        """ "8 GPUs" or "1 CPU rank"."""
+        return f"{self.size} {self.rank_name}{'s' if self.size > 1 else ''}"
 
 
 def world_from_env(*, use_cpu: bool, ddp_timeout: int | None = None) -> World:
