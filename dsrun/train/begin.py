@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 
-from dsrun.runs.attempts import earlier_signatures
+from dsrun.runs.attempts import attempt, earlier_signatures
 from dsrun.runs.manifest import read_manifest
 from dsrun.system.host import disk_free
+from dsrun.train.base import speed
 from dsrun.train.base.distributed import all_gather_object, assert_same_on_all_ranks
+from dsrun.train.base.plan import Plan
 from dsrun.train.base.run_records import step_of
 from dsrun.train.checkpoint import elastic, plain
 from dsrun.train.checkpoint.checkpointing import Saving
@@ -23,8 +25,7 @@ from dsrun.train.loop.build import RunParts, TrainerBuilder
 from dsrun.train.loop.callbacks import build_callbacks
 from dsrun.train.loop.trainer import RunTrainer
 from dsrun.train.model.load import parameter_count
-from dsrun.train.packing.decide import keep_grouping
-from dsrun.train.summary import header
+from dsrun.train.packing.decide import Batching, keep_grouping
 
 
 def find_start(run: RunParts) -> tuple[elastic.Adapted | None, dict[str, Any]]:
@@ -102,7 +103,7 @@ def _record_start(run: RunParts, trainer: RunTrainer, start: elastic.Adapted | N
     plan, batching = run.plan, trainer.batching
     parameters = parameter_count(trainer.model)
     trainable = parameter_count(trainer.model, trainable=True)
-    header(run.console, plan, run.data, run.folder, batching, parameters=parameters, trainable=trainable)
+    _print_header(run, batching, parameters=parameters, trainable=trainable)
     if "train" in plan.phases:
         check_room(
             disk_free(run.folder.path),
@@ -115,3 +116,36 @@ def _record_start(run: RunParts, trainer: RunTrainer, start: elastic.Adapted | N
     source = start.source if start else None
     gpus = all_gather_object(torch.cuda.get_device_name()) if plan.world.device == "cuda" else []
     run.records.start(plan, parameters=parameters, packing=batching.facts, gpus=gpus, resumed_from=source)
+
+
+def _print_header(run: RunParts, batching: Batching, *, parameters: int, trainable: int) -> None:
+    """What is about to be trained, on what, and how; after a restart only what it may have changed."""
+    plan, spec = run.plan, run.plan.recipe.spec
+    how = f"{parameters:,} parameters" + _origin(plan)
+    if trainable != parameters:
+        how += f", {trainable:,} trained ({100 * trainable / parameters:.2g}%)"
+    rows = [
+        ("model", f"{plan.title} ({plan.config.model_type}, {how})"),
+        ("task", f"{spec.task} (beta {spec.dpo_beta:g})" if spec.task == "dpo" else plan.task),
+        ("parallel", plan.parallel),
+        ("precision", plan.precision),
+        ("data", run.data.origin),
+        ("output", str(run.folder.path)),
+    ]
+    if plan.plugin:
+        rows.insert(-1, ("plugin", plan.plugin.identity))
+    if "train" in plan.phases:
+        rows.insert(3, ("batch", plan.batch.sentence(plan.world.rank_name)))
+        if packing := batching.sentence(plan.world.ranks_named):
+            rows.insert(4, ("packing", packing))
+        rows.insert(-2, ("speed", speed.line(speed.choices(speed.facts_of(plan)))))
+    if attempt(os.environ)["attempt"]:
+        # The first one stands above on the same terminal; a remedy may have changed these.
+        rows = [row for row in rows if row[0] in ("parallel", "batch", "packing")]
+    run.console.rows(rows)
+
+
+def _origin(plan: Plan) -> str:
+    if plan.given.model:
+        return ", from the script"
+    return ", from scratch" if plan.recipe.spec.from_scratch or not plan.recipe.spec.model else ""

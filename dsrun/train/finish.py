@@ -8,8 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from dsrun.demo.build import DEMO_NAMES
 from dsrun.runs.stop_request import first_request
-from dsrun.train.base.console import Console, shortened
+from dsrun.train.base.console import Console, duration, number, shortened
 from dsrun.train.base.distributed import all_gather_object
 from dsrun.train.base.rank_context import is_supervised, record_interruption
 from dsrun.train.card.facts import CardFacts
@@ -21,15 +22,20 @@ from dsrun.train.loop.preemption import EvaluationLeftError
 from dsrun.train.loop.recording import format_metrics
 from dsrun.train.loop.trainer import RunTrainer
 from dsrun.train.model.load import parameter_count
-from dsrun.train.summary import already_finished, best_checkpoint, parallel, summary
 
 SHOWN_EXAMPLES = 5
+NEXT_COMMANDS = (
+    "dsrun train --zero 2 --model t5-large                                    # a real T5 on the demo data",
+    "dsrun train --zero 2 --model t5-large --train-file my.jsonl              # on yours",
+    "dsrun train --zero 3 --model Qwen/Qwen3-0.6B --train-file chats.jsonl --lora 16",
+    "dsrun train --help",
+)
 
 
 def save_model(run: RunParts, trainer: RunTrainer) -> None:
     """Write the final model, once its weights are known to be finite."""
     if trainer.already_finished:
-        run.console.notice(already_finished(trainer.state))
+        run.console.notice(_already_finished(trainer.state))
     run.context.heart.enter("exporting")
     trainer.nan_guard.check_weights(trainer.model, trainer.state.global_step)
     run.console.print("saving the model")
@@ -97,8 +103,34 @@ def write_up(run: RunParts, trainer: RunTrainer, results: FinalResults, *, secon
         write_cards(run.folder, _card_facts(run, trainer, results), notify=run.console.notice)
     # The last event, and FINISHED, by which a scheduler knows that the job is done: after everything else.
     run.records.end(trainer.state.global_step)
+    _print_summary(run, trainer, results.predictions, seconds)
+
+
+def _print_summary(run: RunParts, trainer: RunTrainer, predictions: list[Path], seconds: float) -> None:
+    console, plan, folder = run.console, run.plan, run.folder
+    # A supervisor prints the goodput itself, of all attempts.
     goodput = None if is_supervised(os.environ) else run.records.goodput()
-    summary(run.console, run.plan, trainer, run.folder, results.predictions, seconds=seconds, goodput=goodput)
+    state = trainer.state
+    rows = []
+    if "train" in plan.phases:
+        early = f" of {state.max_steps:,}, stopped early" if state.global_step < state.max_steps else ""
+        when = ", already finished" if trainer.already_finished else f" in {duration(seconds)}"
+        rows.append(("trained", f"{state.global_step:,} steps{early}{when}"))
+    if best := _best_checkpoint(trainer):
+        rows.append(("best", best))
+    if folder.adapter.is_dir():
+        rows.append(("adapter", str(folder.adapter)))
+    if "train" in plan.phases:
+        rows.append(("model", str(folder.model)))
+    rows += [("predictions", str(file)) for file in predictions]
+    rows += [("time", goodput)] if goodput and "train" in plan.phases else []
+    console.print("")
+    console.rows(rows)
+    if plan.title in DEMO_NAMES:
+        console.print("")
+        console.print("next, on your own machine:")
+        for line in NEXT_COMMANDS:
+            console.print(f"  {line}")
 
 
 def _card_facts(run: RunParts, trainer: RunTrainer, results: FinalResults) -> CardFacts:
@@ -110,8 +142,8 @@ def _card_facts(run: RunParts, trainer: RunTrainer, results: FinalResults) -> Ca
         tokenizer=trainer.processing_class,
         parameters=parameter_count(trainer.model),
         trainable=parameter_count(trainer.model, trainable=True),
-        parallel=parallel(run.plan),
-        best=best_checkpoint(trainer),
+        parallel=run.plan.parallel,
+        best=_best_checkpoint(trainer),
         name=run.folder.path.resolve().name,
         repository=run.plan.recipe.hf.get("hub_model_id"),
     )
@@ -126,3 +158,20 @@ def leave(run: RunParts, step: int, *, is_saved: bool) -> None:
     run.records.interrupted(step, request)
     if run.plan.world.is_main:
         record_interruption(step, path.name if is_saved else None)
+
+
+def _already_finished(state: Any) -> str:
+    if state.global_step < state.max_steps:
+        why, longer = f"stopped early at step {state.global_step:,}", "a larger --early-stopping"
+    else:
+        why, longer = f"all {state.global_step:,} steps are done", "--max-steps or --num-train-epochs"
+    return f"already finished: {why} ({longer} trains on, --resume never starts anew)"
+
+
+def _best_checkpoint(trainer: RunTrainer) -> str | None:
+    """ "bleu 31.2 at step 4000"; None where the run did not look for the best."""
+    state = trainer.state
+    if state.best_metric is None:
+        return None
+    name = str(trainer.args.metric_for_best_model).removeprefix("eval_")
+    return f"{name} {number(float(state.best_metric))} at step {state.best_global_step}"

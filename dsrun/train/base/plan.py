@@ -13,6 +13,8 @@ from dsrun.recipe.recipe import Recipe, has_data
 from dsrun.recipe.spec import TrainSpec
 from dsrun.train.base.distributed import World
 from dsrun.train.base.plugin import LoadedPlugin
+from dsrun.zero.offload import OPTIMIZER_ONLY, offloaded_to
+from dsrun.zero.ops import stage_of
 
 Task = Literal["seq2seq", "causal-lm"]
 
@@ -59,3 +61,13 @@ class Plan:
     phases: frozenset[str]
     plugin: LoadedPlugin | None = None
     given: Given = NOTHING
+
+    @property
+    def parallel(self) -> str:
+        """ "ZeRO-2 on 8 GPUs". Evaluation alone needs DeepSpeed's engine under ZeRO-3 only."""
+        stage, offload = stage_of(self.deepspeed), self.recipe.spec.offload
+        if "train" not in self.phases and stage < 3:
+            return self.world.ranks_named
+        zero = f"ZeRO-{stage}" if self.deepspeed is not None else "plain DDP (ZeRO 0)"
+        place = f", {'optimizer ' if offload == OPTIMIZER_ONLY else ''}offloaded to {offloaded_to(offload)}"
+        return f"{zero}{'' if offload == 'none' else place} on {self.world.ranks_named}"

@@ -20,9 +20,15 @@ from dsrun.runs import commit
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import STATE_FILE, complete_checkpoints
 from dsrun.train.base.distributed import all_ready, local_ranks, my_rank, ranks
-from dsrun.train.checkpoint.engine_files import has_whole_weights, write_through
 from dsrun.train.checkpoint.save import Save, SaveFailed
-from dsrun.train.checkpoint.serialize import Tensors, safetensors_through, write_safetensors, write_torch
+from dsrun.train.checkpoint.serialize import (
+    Tensors,
+    has_whole_weights,
+    safetensors_through,
+    write_safetensors,
+    write_through,
+    write_torch,
+)
 from dsrun.train.checkpoint.snapshot import Snapshots
 from dsrun.train.model.adapters import saved_embeddings
 
