@@ -18,7 +18,7 @@ from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from dsrun.recipe.spec import TrainSpec
 from dsrun.system.process_end import end
-from dsrun.train.distributed import World, destroy_process_group, init_process_group, world_from_env
+from dsrun.train.base.distributed import World, destroy_process_group, init_process_group, world_from_env
 from dsrun.train.loop import engine as engines
 from dsrun.train.loss.model_loss import summed_cross_entropy
 from dsrun.train.model.adapters import add_lora

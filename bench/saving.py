@@ -22,9 +22,9 @@ from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import write_manifest
 from dsrun.runs.records import sync_file
 from dsrun.system.net import free_port
+from dsrun.train.base.distributed import destroy_process_group, init_process_group, world_from_env
 from dsrun.train.checkpoint.checkpointing import Checkpointing, Saving
 from dsrun.train.checkpoint.serialize import write_torch
-from dsrun.train.distributed import destroy_process_group, init_process_group, world_from_env
 from dsrun.train.loop import engine
 
 ROUNDS = 9

@@ -164,18 +164,17 @@ def with_map(folder: Path, cache: Path) -> Iterator[Any]:
 
 
 def with_dsrun(folder: Path, _cache: Path) -> Iterator[Any]:
-    from dsrun.recipe.recipe import phases
     from dsrun.recipe.resolve import resolve
     from dsrun.train.data.prepare import prepare_data
+    from dsrun.train.data.request import data_request
     from dsrun.train.model import load as models
-    from dsrun.train.prepare import data_request
 
     yield
     flags = ["--validation-split-percentage", "0", "--max-length", "128", "--do-train", "true"]
     recipe = resolve(["--model", str(folder / "model"), "--train-file", str(folder / "train.jsonl"), *flags], folder)
     config, tokenizer = models.load_config(recipe.spec), models.load_tokenizer(recipe.spec)
     task = models.decide_task(config, recipe.spec.task, recipe.spec.model)
-    request = data_request(recipe, config, task, tokens=len(tokenizer), wanted=phases(recipe), plugin=None)
+    request = data_request(recipe, config, task, tokens=len(tokenizer), plugin=None)
     data = prepare_data(request, tokenizer, notify=lambda line: None, progress=lambda *_: None)
     yield
     yield data.train._tokens()

@@ -16,9 +16,10 @@ from dsrun.cli.options import HYPHENS, Command, format_option
 from dsrun.cli.output import print_advice, print_detail, print_json, print_note
 from dsrun.errors import UsageError
 from dsrun.system.display import duration
+from dsrun.system.files import sha256_of
 from dsrun.system.proc import interrupted_by_stop_signals
 from dsrun.system.variables import FIND_LINKS, cache_root
-from dsrun.wheel.cache import CacheEntry, WheelCache, copy_out, sha256_of
+from dsrun.wheel.cache import CacheEntry, WheelCache, copy_out
 from dsrun.wheel.compile.cached import cached_build
 from dsrun.wheel.compile.context import BuildOptions
 from dsrun.wheel.compile.output import Event, Tracker

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import sys
@@ -126,3 +127,8 @@ def _is_deep(value: Any) -> bool:
         values = (outer.values() if isinstance(outer, dict) else outer for outer in level)
         level = [inner for each in values for inner in each if isinstance(inner, dict | list)]
     return bool(level)
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

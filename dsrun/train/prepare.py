@@ -12,17 +12,16 @@ from dsrun.hub.modelscope import fetch
 from dsrun.hub.reach import check_hub
 from dsrun.recipe.preflight.files import check_files
 from dsrun.recipe.preflight.packages import check_packages
-from dsrun.recipe.recipe import Recipe, evaluation_is_requested, phases
 from dsrun.recipe.resolve import resolve
+from dsrun.runs.attempts import is_another
 from dsrun.system.log_format import is_json
-from dsrun.train.console import ERROR_STYLE, MARKS, Console, PlainTask
-from dsrun.train.rank_context import explain_failure
+from dsrun.train.base.console import ERROR_STYLE, MARKS, Console, PlainTask
+from dsrun.train.base.rank_context import explain_failure
 
 if TYPE_CHECKING:
-    from dsrun.train.data.reading.sources import Sources
+    from dsrun.runs.heartbeat import Heart
+    from dsrun.train.base.plan import Plan
     from dsrun.train.data.request import DataRequest, PreparedData
-    from dsrun.train.model.load import Task
-    from dsrun.train.plugin import LoadedPlugin
 
 
 def main(argv: Sequence[str]) -> int:
@@ -55,21 +54,43 @@ def _prepare(argv: Sequence[str], console: Console) -> None:
     # Quiet before the imports, or transformers advertises its frameworks.
     from transformers.utils import logging as transformers_logging
 
-    from dsrun.train.model import load as models
-    from dsrun.train.plan import with_demo
-    from dsrun.train.plugin import load_plugin
+    from dsrun.train.base.plugin import load_plugin
+    from dsrun.train.data.encoding.tokenizer import load_tokenizer
+    from dsrun.train.data.request import data_request
+    from dsrun.train.decide_plan import with_demo
+    from dsrun.train.model.load import decide_task, load_config
 
     transformers_logging.set_verbosity_error()
     plugin = load_plugin(recipe.spec)
     fetch(recipe.spec, notify=console.notice)
     recipe, _ = with_demo(recipe, notify=console.notice)
-    config = models.load_config(recipe.spec)
-    tokenizer = models.load_tokenizer(recipe.spec)
-    task = models.decide_task(config, recipe.spec.task, recipe.spec.model)
-    request = data_request(recipe, config, task, tokens=len(tokenizer), wanted=phases(recipe), plugin=plugin)
+    config = load_config(recipe.spec)
+    tokenizer = load_tokenizer(recipe.spec)
+    task = decide_task(config, recipe.spec.task, recipe.spec.model)
+    request = data_request(recipe, config, task, tokens=len(tokenizer), plugin=plugin)
     data = prepare_and_report(request, tokenizer, console)
     show_samples(data, tokenizer, console)
     console.print(f"prepared {data.origin}")
+
+
+def prepare_for_plan(plan: Plan, tokenizer: Any, console: Console, heart: Heart) -> PreparedData:
+    """The data of a run, from the cache where `dsrun prepare` or another rank has made it."""
+    from dsrun.train.data.request import data_request, given_sources
+
+    request = data_request(
+        plan.recipe,
+        plan.config,
+        plan.task,
+        tokens=len(tokenizer),
+        plugin=plan.plugin,
+        sources=given_sources(plan.given.rows),
+    )
+    heart.enter("tokenising")
+    data = prepare_and_report(request, tokenizer, console, beat=heart.beat)
+    if "train" in plan.phases and plan.world.is_main and not is_another(os.environ):
+        show_samples(data, tokenizer, console)
+    heart.enter("loading")
+    return data
 
 
 def prepare_and_report(
@@ -103,33 +124,6 @@ def show_samples(data: PreparedData, tokenizer: Any, console: Console) -> None:
         console.print(f"samples; what is learned is {where}:")
     for parts in samples:
         console.marked("  ", parts)
-
-
-def data_request(
-    recipe: Recipe,
-    config: Any,
-    task: Task,
-    *,
-    tokens: int,
-    wanted: frozenset[str],
-    plugin: LoadedPlugin | None,
-    sources: Sources | None = None,
-) -> DataRequest:
-    """What is asked of the data; `dsrun prepare` asks for the same, so both find the same cache."""
-    from dsrun.train.data.request import DataRequest
-
-    text = config.get_text_config()
-    return DataRequest(
-        spec=recipe.spec,
-        task=task,
-        model_type=config.model_type,
-        max_positions=getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None),
-        vocab_size=max(text.vocab_size, tokens),
-        splits=wanted,
-        required=frozenset({"validation"}) if evaluation_is_requested(recipe) else frozenset(),
-        plugin=plugin,
-        sources=sources,
-    )
 
 
 if __name__ == "__main__":

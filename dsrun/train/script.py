@@ -29,11 +29,11 @@ from dsrun.system.env import Worker, worker_from_env
 from dsrun.system.gpus import visible_gpus
 from dsrun.system.host import cores
 from dsrun.system.net import free_port
-from dsrun.train.distributed import destroy_process_group, world_from_env
-from dsrun.train.given import Given
-from dsrun.train.plan import with_demo
-from dsrun.train.rank_context import RankContext, handler_from_env, is_supervised, show_stacks_in
-from dsrun.train.run import BegunRun, prepare_run
+from dsrun.train.base.distributed import destroy_process_group, world_from_env
+from dsrun.train.base.plan import Given
+from dsrun.train.base.rank_context import RankContext, handler_from_env, is_supervised, show_stacks_in
+from dsrun.train.decide_plan import with_demo
+from dsrun.train.run import BegunRun, begin, prepare_run, recorded
 from dsrun.train.worker import conclude, console_of, keep_temporary_files_with_run, open_records, take_folder
 from dsrun.zero.lint.check import refuse_errors
 
@@ -115,9 +115,9 @@ class Trainer:
             if title in DEMO_NAMES or not given.rows:
                 recipe, title = with_demo(recipe, notify=self._console.notice)
             atexit.register(destroy_process_group)
-            run = prepare_run(recipe, title, world, self._folder, self._console, context=self._context, given=given)
-            with run.recorded():
-                self._begun = run.begin()
+            parts = prepare_run(recipe, title, world, self._folder, self._console, context=self._context, given=given)
+            with recorded(parts):
+                self._begun = begin(parts)
                 if not self._begun.train():
                     _leave()
             self._context.heart.enter("running")
@@ -127,7 +127,7 @@ class Trainer:
         with self._ending():
             if self._begun is None:
                 raise UsageError("save() of Trainer comes after train()")
-            with self._begun.run.recorded():
+            with recorded(self._begun.parts):
                 if not self._begun.finish():
                     _leave()
             self._context.heart.enter("running")

@@ -32,8 +32,8 @@ from dsrun.system.imports import without_collections
 from dsrun.system.log_format import is_json
 from dsrun.system.net import reachable
 from dsrun.system.process_end import die_with_parent
-from dsrun.train.console import ERROR_STYLE, Console, open_console, send_output_to
-from dsrun.train.rank_context import (
+from dsrun.train.base.console import ERROR_STYLE, Console, open_console, send_output_to
+from dsrun.train.base.rank_context import (
     RankContext,
     handler_from_env,
     is_supervised,
@@ -57,6 +57,7 @@ def keep_temporary_files_with_run(environ: Mapping[str, str]) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
+    # First: until `stopping.install`, SIGTERM's default would end the process without its finally blocks.
     signal.signal(signal.SIGTERM, _terminate)
     show_stacks_in(None)
     # torchrun killed outright would leave its ranks training on. Not SIGTERM, which may mean: save and leave.
@@ -141,7 +142,7 @@ def _set_aside_earlier_run(requested: Recipe, folder: RunFolder) -> Path | None:
     if requested.spec.resume != "never" or "train" not in phases(requested):
         return None
     from dsrun.train.checkpoint.resume import holds_another_run, set_earlier_run_aside
-    from dsrun.train.plan import clear_fallbacks
+    from dsrun.train.decide_plan import clear_fallbacks
 
     if not is_another(os.environ):
         clear_fallbacks(folder.path)
@@ -156,8 +157,8 @@ def _run(recipe: Recipe, folder: RunFolder, console: Console, rank: int, context
     if rank == 0:
         open_records(recipe, folder, console)
     with without_collections():
-        from dsrun.train.distributed import destroy_process_group, world_from_env
-        from dsrun.train.plan import with_demo
+        from dsrun.train.base.distributed import destroy_process_group, world_from_env
+        from dsrun.train.decide_plan import with_demo
         from dsrun.train.run import run
 
     hf = recipe.hf

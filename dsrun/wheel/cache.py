@@ -7,7 +7,6 @@ Under the lock of its key a wheel is built beside the entry, checked, and then r
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
@@ -21,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 
 from dsrun.errors import MissingError, UsageError
-from dsrun.system.files import parse_json, replace_folder, replacing
+from dsrun.system.files import parse_json, replace_folder, replacing, sha256_of
 
 if TYPE_CHECKING:
     from dsrun.wheel.compile.environment import Request
@@ -77,12 +76,6 @@ def read_record(folder: Path) -> dict[str, Any] | None:
     if not isinstance(found, dict) or found.get("version") != VERSION:
         return None
     return found if all(isinstance(found.get(name), str) for name in ("wheel", "sha256")) else None
-
-
-def sha256_of(path: Path) -> str:
-    """Hexadecimal SHA-256 of a file. Raises OSError."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def size_of(path: Path) -> int:

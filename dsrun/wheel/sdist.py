@@ -19,9 +19,8 @@ from packaging.version import InvalidVersion, Version
 
 from dsrun.datafiles import data_folder, read_toml
 from dsrun.errors import MissingError, ToolError, UsageError
-from dsrun.system.files import DISK_FULL
+from dsrun.system.files import DISK_FULL, sha256_of
 from dsrun.system.proc import capture
-from dsrun.wheel.cache import sha256_of
 
 _FETCH_S = 1800.0
 _BROKEN = (OSError, EOFError, zlib.error, tarfile.TarError, ValueError)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from dsrun.errors import UsageError
-from dsrun.wheel.cache import sha256_of
+from dsrun.system.files import sha256_of
 from dsrun.wheel.checkout import (
     check_links,
     check_out,

@@ -14,8 +14,7 @@ from urllib.parse import quote
 from packaging.utils import canonicalize_name
 
 from dsrun.errors import UsageError
-from dsrun.system.files import replacing
-from dsrun.wheel.cache import sha256_of
+from dsrun.system.files import replacing, sha256_of
 from dsrun.wheel.verify.archive import open_wheel
 from dsrun.wheel.verify.contents import BuildNote, build_note, built_from
 

@@ -11,7 +11,8 @@ import sysconfig
 
 import pytest
 
-from dsrun.wheel.cache import LOG_NAME, RECORD_NAME, sha256_of
+from dsrun.system.files import sha256_of
+from dsrun.wheel.cache import LOG_NAME, RECORD_NAME
 
 KEY = re.compile(r"/wheels/([0-9a-f]{20})$", re.MULTILINE)
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.wheel.cache import LOG_NAME, RECORD_NAME, sha256_of
+from dsrun.system.files import sha256_of
+from dsrun.wheel.cache import LOG_NAME, RECORD_NAME
 from tests.tiny_wheels import built_note, make_wheel
 
 NOTE = "deepspeed/git_version_info_installed.py"

@@ -17,7 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Seq2SeqTrainingArguments
 
 from dsrun.recipe.spec import TrainSpec
 from dsrun.runs.folder import RunFolder
-from dsrun.train import distributed
+from dsrun.train.base import distributed
 from dsrun.train.checkpoint.checkpointing import Checkpointing, Saving
 from dsrun.train.checkpoint.resume import find_checkpoint
 from dsrun.train.loop import engine

@@ -11,7 +11,7 @@ import deepspeed
 import torch
 from deepspeed.utils import logger, safe_get_full_grad
 
-from dsrun.train.distributed import destroy_process_group, init_process_group, world_from_env
+from dsrun.train.base.distributed import destroy_process_group, init_process_group, world_from_env
 from dsrun.train.loop.engine import prepare_ops
 from tests.integration.as_rank import run_to_the_end
 

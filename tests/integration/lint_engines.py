@@ -32,7 +32,7 @@ def verdict(config: dict) -> str:
 def main(configs: str, answers: str) -> None:
     import deepspeed
 
-    from dsrun.train.distributed import world_from_env
+    from dsrun.train.base.distributed import world_from_env
     from dsrun.train.loop.engine import prepare_ops
 
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)

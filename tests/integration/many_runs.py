@@ -15,8 +15,8 @@ from dsrun.errors import DsrunError
 from dsrun.recipe.resolve import resolve
 from dsrun.recipe.resolved import worker_recipe
 from dsrun.runs.folder import RunFolder
-from dsrun.train.console import Console
-from dsrun.train.distributed import destroy_process_group, world_from_env
+from dsrun.train.base.console import Console
+from dsrun.train.base.distributed import destroy_process_group, world_from_env
 from dsrun.train.run import run
 from tests.integration.as_rank import run_to_the_end
 from tests.integration.forgetting import forget

@@ -12,8 +12,8 @@ import torch
 from deepspeed.utils import logger, safe_get_full_grad
 from transformers import AutoModelForSeq2SeqLM, BartConfig, T5Config
 
-from dsrun.train.data.request import Collator
-from dsrun.train.distributed import destroy_process_group, init_process_group, world_from_env
+from dsrun.train.base.distributed import destroy_process_group, init_process_group, world_from_env
+from dsrun.train.data.collate import Collator
 from dsrun.train.loop.engine import prepare_ops
 from dsrun.train.loss.model_loss import summed_cross_entropy
 from dsrun.train.packing.encoder_decoder import install, pair_inputs

@@ -13,7 +13,7 @@ from deepspeed.utils import logger
 from peft import LoraConfig, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
-from dsrun.train.distributed import destroy_process_group, init_process_group, world_from_env
+from dsrun.train.base.distributed import destroy_process_group, init_process_group, world_from_env
 from dsrun.train.loop.engine import prepare_ops
 from dsrun.train.packing.probe import probe
 from tests.integration.as_rank import run_to_the_end

@@ -209,7 +209,7 @@ import os, sys
 from pathlib import Path
 from dsrun.errors import UsageError
 from dsrun.runs.folder import RunFolder
-from dsrun.train import distributed
+from dsrun.train.base import distributed
 from dsrun.train.checkpoint import resume
 resume._NFS_PATIENCE_S = 1.0
 distributed.init_process_group(distributed.world_from_env(use_cpu=True), deepspeed=False)

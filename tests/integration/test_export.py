@@ -23,10 +23,10 @@ from transformers import (
 
 from dsrun.cli.export import ENVIRONMENT
 from dsrun.errors import ToolError, UsageError
+from dsrun.train.checkpoint.weight_files import Weight, write_file
 from dsrun.train.checkpoint.zero_shards import ZeroCheckpoint
 from dsrun.train.export import run, verify
 from dsrun.train.export.run import Request
-from dsrun.train.export.write import Weight, write_file
 from tests.forkserver.client import HEAVY
 from tests.integration.conftest import SHORT, make_tokenizer, many_runs
 from tests.zero_checkpoints import write_zero

@@ -18,7 +18,7 @@ import pytest
 from dsrun.datafiles import data_folder
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import verify
-from dsrun.wheel.cache import sha256_of
+from dsrun.system.files import sha256_of
 from dsrun.wheel.verify.contents import read_wheel
 from tests.integration.builder import ROOT, Builder
 from tests.integration.conftest import SHORT, dsrun, many_engines

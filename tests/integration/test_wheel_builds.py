@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dsrun.wheel.cache import sha256_of
+from dsrun.system.files import sha256_of
 from tests.forkserver.client import HEAVY
 from tests.integration.builder import Builder, small
 from tests.integration.wheel_sources import tiny_tree

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.wheel.cache import sha256_of
+from dsrun.system.files import sha256_of
 from dsrun.wheel.wheelhouse import write_index
 from tests.integration.builder import Builder, small
 

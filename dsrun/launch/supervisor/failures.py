@@ -1,6 +1,6 @@
 """Why an attempt failed: from the failure records of its workers, their exit codes, and their logs.
 
-A worker of dsrun.train that fails writes rank-R.json (`dsrun.train.rank_context`); for any other program only the
+A worker of dsrun.train that fails writes rank-R.json (`dsrun.train.base.rank_context`); for any other program only the
 exit code and the output are known.
 """
 

@@ -20,7 +20,7 @@ SEND_S = 60.0
 AGENT_IMPORTS = ("torch.distributed.run",)
 
 # What every worker of dsrun.train imports sooner or later.
-WORKER_IMPORTS = ("dsrun.train.worker", "dsrun.train.run", "dsrun.train.plan", "dsrun.train.model.tables")
+WORKER_IMPORTS = ("dsrun.train.worker", "dsrun.train.run", "dsrun.train.decide_plan", "dsrun.train.model.tables")
 
 
 class SpawnStarter:

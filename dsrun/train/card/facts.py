@@ -12,8 +12,8 @@ from dsrun.demo.build import DEMO_NAMES
 from dsrun.recipe.mixture import specs_of
 from dsrun.recipe.preflight.files import is_path
 from dsrun.recipe.spec import TrainSpec
+from dsrun.train.base.plan import Plan
 from dsrun.train.data.request import PreparedData
-from dsrun.train.plan import Plan
 
 _NOT_SCORES = ("seconds", "samples_per_second", "epoch")
 

@@ -150,12 +150,11 @@ def _data(facts: CardFacts) -> str:
 def _training(facts: CardFacts) -> str:
     plan, state = facts.plan, facts.state
     stopped = f" of {state.max_steps:,}, stopped early" if state.global_step < state.max_steps else ""
-    device = "GPU" if plan.world.device == "cuda" else "CPU rank"
     trained = f", {facts.trainable:,} of them trained" if facts.trainable != facts.parameters else ""
     parts = [
         f"{facts.parameters:,} parameters{trained}",
         f"{state.global_step:,} steps{stopped}, {state.epoch or 0:.4g} epochs",
-        f"global batch: {plan.batch.sentence(device)}",
+        f"global batch: {plan.batch.sentence(plan.world.rank_name)}",
         f"{facts.parallel}, {plan.precision}",
     ]
     given = CardData(**_settings(facts)).to_yaml()

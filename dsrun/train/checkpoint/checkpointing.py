@@ -19,11 +19,17 @@ from transformers.trainer_callback import ExportableState
 from dsrun.runs import commit
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import STATE_FILE, complete_checkpoints
-from dsrun.train.checkpoint.engine_files import has_whole_weights, write_through
+from dsrun.train.base.distributed import all_ready, local_ranks, my_rank, ranks
 from dsrun.train.checkpoint.save import Save, SaveFailed
-from dsrun.train.checkpoint.serialize import Tensors, safetensors_through, write_safetensors, write_torch
+from dsrun.train.checkpoint.serialize import (
+    Tensors,
+    has_whole_weights,
+    safetensors_through,
+    write_safetensors,
+    write_through,
+    write_torch,
+)
 from dsrun.train.checkpoint.snapshot import Snapshots
-from dsrun.train.distributed import all_ready, local_ranks, my_rank, ranks
 from dsrun.train.model.adapters import saved_embeddings
 
 logger = logging.getLogger(__name__)
@@ -134,6 +140,7 @@ class Checkpointing(Seq2SeqTrainer):
             save.write(lambda: self.state.save_to_json(str(state)), state)
 
     def _export_state(self) -> None:
+        # As `Trainer._save_checkpoint`, which raises KeyError for a callback that the resumed checkpoint did not know.
         kept = self.state.stateful_callbacks
         for each in (*self.callback_handler.callbacks, self.control):
             if not isinstance(each, ExportableState):
@@ -238,6 +245,8 @@ class Checkpointing(Seq2SeqTrainer):
             self._rotate(save)
 
     def _rotate(self, save: Save) -> None:
+        # The stock rotation goes by the folders' times (sort_checkpoints, use_mtime), which a copied run folder does
+        # not keep, and counts checkpoints that are not whole.
         steps = self._complete_steps(save)
         protected = {save.step, self.state.best_global_step or save.step}
         if self.state.best_model_checkpoint:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from transformers import TrainerCallback, set_seed
@@ -28,20 +28,10 @@ from dsrun.runs.manifest import MANIFEST
 from dsrun.runs.records import write_json_atomic
 from dsrun.system.files import parse_json
 from dsrun.system.host import disk_free
+from dsrun.train.base.distributed import acquire_lock
 from dsrun.train.checkpoint import plain
-from dsrun.train.checkpoint.layout import (
-    OPTIMIZER_STATE,
-    Layout,
-    Source,
-    layout_of,
-    write_schedule,
-    write_universal,
-)
+from dsrun.train.checkpoint.layout import OPTIMIZER_STATE, Layout, Source, layout_of, write_schedule, write_universal
 from dsrun.train.checkpoint.zero_shards import ZeroCheckpoint, load
-from dsrun.train.distributed import acquire_lock
-
-if TYPE_CHECKING:
-    from dsrun.train.checkpoint.plain import Names
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +70,7 @@ def adapt(
     run: Path,
     notify: Callable[[str], None],
     beat: Callable[[], None] = lambda: None,
-    names: Names | None = None,
+    names: plain.Names | None = None,
     built: bool = False,
 ) -> Adapted:
     """`checkpoint` as a run of `layout` can load it. Call it on every rank: one works, the others wait at a file lock,

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 
 from dsrun.errors import UsageError
+from dsrun.train.checkpoint.plain import PlainCheckpoint
 from dsrun.train.checkpoint.zero_shards import ZeroCheckpoint, load, state_folder
 from dsrun.zero.ops import ADAM
-
-if TYPE_CHECKING:
-    from dsrun.train.checkpoint.plain import PlainCheckpoint
 
 Change = Literal["none", "order", "convert"]
 
@@ -112,7 +110,7 @@ def _of_config(deepspeed: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-Source: TypeAlias = "ZeroCheckpoint | PlainCheckpoint"
+Source: TypeAlias = ZeroCheckpoint | PlainCheckpoint
 
 
 def write_universal(
@@ -145,6 +143,7 @@ def write_schedule(checkpoint: Path, source: Source, folder: Path, saved: Layout
     if saved.own_adam != layout.own_adam or bool(saved.stage) != bool(layout.stage):
         state = {name: value for name, value in state.items() if name != "base_lrs"}
         if "lr_lambdas" in state:
+            # LambdaLR.load_state_dict goes through those saved by index, and this run may have fewer: IndexError.
             state["lr_lambdas"] = []
     torch.save(state, folder / SCHEDULE)
     return state

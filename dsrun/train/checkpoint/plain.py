@@ -11,17 +11,19 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import deepspeed
 import torch
+from transformers import Trainer
 
 from dsrun.errors import UsageError
+from dsrun.train.base.plan import Plan
+from dsrun.train.checkpoint.weight_files import Weight, read_weights, write_file
 from dsrun.train.checkpoint.zero_shards import load
-from dsrun.train.export.write import Weight, read_weights, write_file
-
-if TYPE_CHECKING:
-    from dsrun.train.plan import Plan
+from dsrun.train.model.adapters import new_tokens, select_trained
+from dsrun.train.model.load import AUTO_CLASS
+from dsrun.train.model.parameter_groups import LearningRates
 
 Names = Callable[[], list[list[str]]]
 """Names of the trainable parameters, group by group, in the order of the Trainer's own optimizer."""
@@ -38,12 +40,6 @@ class ShapeOnly:
 def trainer_order(plan: Plan, tokenizer: Any) -> list[list[str]]:
     """The order of parameters in the optimizer that the Trainer makes for `plan`, group by group: those with
     and without weight decay, or those of each learning rate."""
-    from transformers import Trainer
-
-    from dsrun.train.model.adapters import new_tokens, select_trained
-    from dsrun.train.model.load import AUTO_CLASS
-    from dsrun.train.model.parameter_groups import LearningRates
-
     spec = plan.recipe.spec
     with torch.device("meta"):
         model = AUTO_CLASS[plan.task].from_config(plan.config, trust_remote_code=spec.trust_remote_code)

@@ -18,9 +18,9 @@ from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import MANIFEST, STATE_FILE, FileDamage, read_manifest
 from dsrun.system.files import parse_json
 from dsrun.system.host import hostname
+from dsrun.train.base.distributed import all_gather_object, rank0_first, ranks
 from dsrun.train.checkpoint.save import not_shared
 from dsrun.train.checkpoint.verify import CONFIG_FILE, Beat, check_foreign, check_states, read_through
-from dsrun.train.distributed import all_gather_object, rank0_first, ranks
 from dsrun.train.model.parameter_groups import ONE_RATE
 
 # How long an NFS client may keep believing that a name is not there (acdirmax of nfs(5)).

@@ -22,9 +22,9 @@ from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import newest_complete, write_manifest
 from dsrun.system.files import DISK_FULL
 from dsrun.system.host import hostname
+from dsrun.train.base.distributed import all_gather_object, local_ranks, my_rank, rank0_first
 from dsrun.train.checkpoint.serialize import Tensors
 from dsrun.train.checkpoint.snapshot import Snapshot, Snapshots
-from dsrun.train.distributed import all_gather_object, local_ranks, my_rank, rank0_first
 
 logger = logging.getLogger(__name__)
 

@@ -41,7 +41,8 @@ class Snapshots:
         `live`, storages whose _cdata are not in it belong to `state` alone, and stay where they are."""
         storages: dict[int, UntypedStorage] = {}
         shell = _shell(state, storages)
-        wanted = {key: each for key, each in storages.items() if _has_bytes(each) and (live is None or key in live)}
+        filled = {k: each for k, each in storages.items() if each.device.type != "meta" and each.nbytes() > 0}
+        wanted = {key: each for key, each in filled.items() if live is None or key in live}
         copied = self._copy([_bytes_of(each) for each in wanted.values()])
         if copied is None:
             return None
@@ -136,10 +137,6 @@ class _Unpickler(pickle.Unpickler):
         key, dtype = pid
         storage = self._storages[key]
         return storage if dtype is None else TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
-
-
-def _has_bytes(storage: UntypedStorage) -> bool:
-    return storage.device.type != "meta" and storage.nbytes() > 0
 
 
 def _aligned(size: int) -> int:

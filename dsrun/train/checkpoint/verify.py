@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Callable, Sized
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dsrun.errors import ToolError, UsageError
 from dsrun.recipe.spec import TrainSpec
@@ -24,8 +24,10 @@ from dsrun.runs.manifest import (
 )
 from dsrun.system.files import parse_json
 from dsrun.system.host import versions
+from dsrun.train.base.distributed import all_gather_object, rank0_first, rank0_shares, ranks
+from dsrun.train.base.plan import Plan
 from dsrun.train.data.encoding.tokenizer import tokenizer_identity
-from dsrun.train.distributed import all_gather_object, rank0_first, rank0_shares, ranks
+from dsrun.train.data.request import PreparedData
 from dsrun.train.model.adapters import lora_targets
 from dsrun.train.model.parameter_groups import LearningRates
 from dsrun.zero.ops import stage_of
@@ -42,11 +44,6 @@ _PASSING = {
     "attn_implementation", "architectures", "transformers_version", "dtype", "torch_dtype", "use_cache", "id2label",
     "label2id",
 }  # fmt: skip
-
-
-if TYPE_CHECKING:
-    from dsrun.train.data.request import PreparedData
-    from dsrun.train.plan import Plan
 
 
 def read_through(path: Path, *, trust: bool, beat: Beat) -> list[FileDamage]:
@@ -125,6 +122,7 @@ def checkpoint_facts(plan: Plan, tokenizer: Any, data: PreparedData) -> dict[str
         "global_batch": plan.batch.global_batch,
         "micro_batch": plan.batch.micro_batch,
         "accumulation": plan.batch.accumulation,
+        # TrainingArguments' default.
         "seed": hf.get("seed", 42),
         "data_seed": hf.get("data_seed"),
         "train_rows": len(data.train) if isinstance(data.train, Sized) else None,

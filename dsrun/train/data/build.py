@@ -15,7 +15,10 @@ from datasets import Dataset, Features, Sequence, Value
 
 from dsrun.errors import UsageError
 from dsrun.recipe.preflight.layouts import Hints, Layout, detect, known_layouts
+from dsrun.system.files import sha256_of
+from dsrun.train.base.labels import IGNORED
 from dsrun.train.data.cache import Meta, map_rows, quiet
+from dsrun.train.data.counts import Counts, check_sample_count
 from dsrun.train.data.encoding.chat import check_template
 from dsrun.train.data.encoding.normal import normal_or_bad
 from dsrun.train.data.encoding.preferences import PreferenceEncoder
@@ -23,9 +26,7 @@ from dsrun.train.data.encoding.tokenise import Row, RowEncoder
 from dsrun.train.data.reading.plugin_rows import AnySource
 from dsrun.train.data.reading.sources import FileSource, TableSource
 from dsrun.train.data.reading.token_format import narrowest
-from dsrun.train.data.request import Counts, check_sample_count
-from dsrun.train.data.token_files import file_digest, flat_chunks, rows_digest, write_tokens
-from dsrun.train.loop.batches import IGNORED
+from dsrun.train.data.token_files import flat_chunks, rows_digest, write_tokens
 
 Progress = Callable[[str, int, int], None]
 
@@ -150,7 +151,7 @@ class _Builder:
         largest = max(int(chunk.max()) for chunk in ids if len(chunk))
         written = write_tokens(ids, work / "tokens.bin", largest_id=largest, limit=limit)
         counted = {"counts": asdict(counts), "largest": largest}
-        facts = {"tokens": written, "dtype": narrowest(largest), "sha256": file_digest(work / "tokens.bin")}
+        facts = {"tokens": written, "dtype": narrowest(largest), "sha256": sha256_of(work / "tokens.bin")}
         return {"kind": "text", **facts, "parts": {part.split: counted}}
 
     def rows(self, work: Path) -> Meta:

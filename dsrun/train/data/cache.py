@@ -33,10 +33,10 @@ from dsrun.runs.manifest import read_manifest, verify, write_manifest
 from dsrun.system.files import DISK_FULL, parse_json, replace_folder
 from dsrun.system.process_end import die_with_parent
 from dsrun.system.variables import cache_root
+from dsrun.train.base.distributed import acquire_lock
+from dsrun.train.data.counts import Counts
 from dsrun.train.data.encoding.tokenise import RowEncoder
 from dsrun.train.data.encoding.tokenizer import plain_backend
-from dsrun.train.data.request import Counts
-from dsrun.train.distributed import acquire_lock
 
 VERSION = 5
 """Part of every key: raise it when the same input gives other rows, or other values in the manifest."""

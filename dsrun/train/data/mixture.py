@@ -4,49 +4,34 @@ from __future__ import annotations
 
 import hashlib
 import json
-from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
-from torch.utils.data import Dataset
 
 from dsrun.errors import UsageError
 from dsrun.recipe.mixture import epoch_counts, naming, specs_of, trains
+from dsrun.train.data.batches import Shares
 from dsrun.train.data.build import Progress
 from dsrun.train.data.encoding.tokenizer import pad_with_end
 from dsrun.train.data.prepare import Notify, prepare_data
 from dsrun.train.data.reading.sources import SPLITS
 from dsrun.train.data.request import DataRequest, PreparedData
-from dsrun.train.loop.batches import Shares
+from dsrun.train.data.token_files import Joined
 
 
-class Mixture(Dataset):
+class Mixture(Joined):
     """The rows of several sets one behind the other. `shares` says what of them an epoch takes; None: all, once."""
 
     def __init__(self, sets: Mapping[str, Any], shares: Shares | None = None) -> None:
+        super().__init__([*sets.values()])
         self.sets = dict(sets)
         self.shares = shares
-        # How many rows there are up to the end of each set.
-        self.ends = [*accumulate(map(len, self.sets.values()))]
-        self._rows = [*self.sets.values()]
-
-    def __len__(self) -> int:
-        return self.ends[-1]
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        if not -len(self) <= index < len(self):
-            raise IndexError(index)
-        index %= len(self)
-        number = bisect_right(self.ends, index)
-        row: dict[str, Any] = self._rows[number][index - (self.ends[number - 1] if number else 0)]
-        return row
 
     def lengths(self) -> np.ndarray:
-        return np.concatenate([token_lengths(rows) for rows in self._rows])
+        return np.concatenate([token_lengths(rows) for rows in self.tables])
 
 
 def token_lengths(rows: Any) -> np.ndarray:

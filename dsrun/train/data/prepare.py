@@ -15,6 +15,8 @@ from dsrun.models.families import family_of
 from dsrun.recipe.preflight.layouts import Hints
 from dsrun.train.data.build import BuildSpec, Part, Progress, build
 from dsrun.train.data.cache import Meta, key_of, obtain, quiet
+from dsrun.train.data.collate import Collator
+from dsrun.train.data.counts import Counts, Truncation, check_sample_count, truncation_of
 from dsrun.train.data.encoding.preferences import PreferenceCollator
 from dsrun.train.data.encoding.tokenise import check_vocabulary
 from dsrun.train.data.encoding.tokenizer import (
@@ -24,19 +26,10 @@ from dsrun.train.data.encoding.tokenizer import (
     set_languages,
     tokenizer_identity,
 )
+from dsrun.train.data.lengths import idle_lengths, limits_of
 from dsrun.train.data.reading.plugin_rows import AnySource, PluginSource
 from dsrun.train.data.reading.sources import SPLITS, FileSource, Source, Sources, TableSource, find_sources
-from dsrun.train.data.request import (
-    Collator,
-    Counts,
-    DataRequest,
-    PreparedData,
-    Truncation,
-    check_sample_count,
-    idle_lengths,
-    limits_of,
-    truncation_of,
-)
+from dsrun.train.data.request import DataRequest, PreparedData
 from dsrun.train.data.stream import RowStream, materialise, stream
 from dsrun.train.data.token_files import Blocks, TokenBin, divide, is_bin, open_tokens
 

@@ -6,10 +6,10 @@ from itertools import groupby, islice
 from operator import itemgetter
 from typing import Any
 
+from dsrun.train.base.labels import IGNORED
 from dsrun.train.data.encoding.preferences import sides
 from dsrun.train.data.mixture import Mixture
 from dsrun.train.data.request import PreparedData
-from dsrun.train.loop.batches import IGNORED
 
 SAMPLES = 2
 LONGEST_PART = 200

@@ -8,7 +8,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
 from torch.utils.data import Dataset
@@ -16,13 +16,12 @@ from torch.utils.data import Dataset
 from dsrun.errors import UsageError
 from dsrun.recipe.preflight.layouts import known_layouts
 from dsrun.runs.checksum import sum_of
+from dsrun.system.files import sha256_of
 from dsrun.train.data.cache import Meta, key_of, obtain
 from dsrun.train.data.encoding.tokenise import check_vocabulary
 from dsrun.train.data.reading.sources import HASHED_WHOLE, FileSource, Source
 from dsrun.train.data.reading.token_format import DTYPE_HINT, DTYPES, TokenFormat, format_of, narrowest
-
-if TYPE_CHECKING:
-    from dsrun.train.data.request import DataRequest
+from dsrun.train.data.request import DataRequest
 
 # Tokens read at a time: 64 MiB of uint32.
 _CHUNK = 1 << 24
@@ -101,44 +100,51 @@ class TokenBin(Dataset):
         return self._map
 
 
-class TokenFiles(Dataset):
-    """The blocks of several token files one after another, as `TokenBin` has those of one; no block spans two."""
+class Joined(Dataset):
+    """The rows of several tables one behind the other; those of table i end before row ends[i]."""
+
+    def __init__(self, tables: Sequence[Any]) -> None:
+        self.tables = tuple(tables)
+        self.ends = list(accumulate(map(len, self.tables)))
+
+    def __len__(self) -> int:
+        return self.ends[-1]
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        if not -len(self) <= index < len(self):
+            raise IndexError(index)
+        index %= len(self)
+        number = bisect_right(self.ends, index)
+        row: dict[str, Any] = self.tables[number][index - (self.ends[number - 1] if number else 0)]
+        return row
+
+
+class TokenFiles(Joined):
+    """The blocks of several token files, as `TokenBin` has those of one; no block spans two."""
 
     column_names = TokenBin.column_names
 
     def __init__(self, files: Sequence[TokenBin]) -> None:
-        self.files = tuple(files)
-        self.block_size = self.files[0].block_size
-        # How many blocks there are up to the end of each file.
-        self._ends = list(accumulate(map(len, self.files)))
-
-    def __len__(self) -> int:
-        return self._ends[-1]
-
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        if not -len(self) <= index < len(self):
-            raise IndexError(index)
-        index %= len(self)
-        number = bisect_right(self._ends, index)
-        return self.files[number][index - (self._ends[number - 1] if number else 0)]
+        super().__init__(files)
+        self.block_size = files[0].block_size
 
     @property
     def tokens(self) -> int:
-        return sum(file.tokens for file in self.files)
+        return sum(file.tokens for file in self.tables)
 
     @property
     def fingerprint(self) -> str:
-        return "; ".join(file.fingerprint for file in self.files)
+        return "; ".join(file.fingerprint for file in self.tables)
 
     def lengths(self) -> np.ndarray:
-        return np.concatenate([file.lengths() for file in self.files])
+        return np.concatenate([file.lengths() for file in self.tables])
 
     def cut(self, first: int, last: int) -> TokenFiles:
         """The blocks from `first` to before `last`."""
-        starts = [end - len(file) for file, end in zip(self.files, self._ends, strict=True)]
+        starts = [end - len(file) for file, end in zip(self.tables, self.ends, strict=True)]
         cut = [
             file.cut(max(0, first - start), max(0, min(len(file), last - start)))
-            for file, start in zip(self.files, starts, strict=True)
+            for file, start in zip(self.tables, starts, strict=True)
             if start < last and start + len(file) > first
         ]
         return TokenFiles(cut)
@@ -203,11 +209,6 @@ def rows_digest(table: Any) -> str:
     return digest.hexdigest()
 
 
-def file_digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def is_bin(source: Source) -> TypeGuard[FileSource]:
     """Whether a source is a token file."""
     return isinstance(source, FileSource) and source.format in ("bin", "npy")
@@ -241,7 +242,7 @@ def _open_one(
         parts["crc32"] = sum_of(path)["crc32"]
 
     def scan(_: Path) -> Meta:
-        return {"extremes": extreme_tokens(path, found), "sha256": file_digest(path)}
+        return {"extremes": extreme_tokens(path, found), "sha256": sha256_of(path)}
 
     key = key_of({**parts, "dtype": found.dtype, "offset": found.offset})
     _, meta = obtain(key, scan, waiting=waiting)

@@ -11,8 +11,8 @@ import torch
 
 from dsrun.errors import UsageError
 from dsrun.system.files import parse_json
+from dsrun.train.checkpoint.weight_files import Weight
 from dsrun.train.export.weights import ADAPTER_CONFIG, stored_weights
-from dsrun.train.export.write import Weight
 from dsrun.train.model.load import not_fetched
 
 PREFIX = "base_model.model."

@@ -22,13 +22,13 @@ from dsrun.errors import DsrunError, MissingError, ToolError, UsageError
 from dsrun.runs.manifest import STATE_FILE
 from dsrun.runs.records import write_json_atomic
 from dsrun.system.display import printable
-from dsrun.system.files import parse_json, replace_folder
+from dsrun.system.files import parse_json, replace_folder, sha256_of
 from dsrun.system.host import disk_free
 from dsrun.train.card.metadata import FILE as CARD
 from dsrun.train.checkpoint.plain import in_adapter
+from dsrun.train.checkpoint.weight_files import Weight, write_weights
 from dsrun.train.export import lora, verify
 from dsrun.train.export.weights import ADAPTER_CONFIG, Found, Lazy, find_weights, rounded
-from dsrun.train.export.write import Weight, sha256, write_weights
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -187,7 +187,7 @@ class _Job:
             )
         hashes = write_weights(weights, self.folder, stem=stem, limit=self.request.limit, beat=lambda: None)
         for name, written in hashes.items():
-            if sha256(self.folder / name) != written:
+            if sha256_of(self.folder / name) != written:
                 raise ToolError(f"{self.folder / name} differs from what was written: the disk is failing")
 
     def _update_config(self, weights: list[Weight], vocabulary: int | None = None) -> None:

@@ -15,8 +15,8 @@ import torch
 
 from dsrun.errors import UsageError
 from dsrun.train.checkpoint.plain import ADAPTER, in_adapter
+from dsrun.train.checkpoint.weight_files import Weight, read_weights
 from dsrun.train.checkpoint.zero_shards import WINDOW, ZeroCheckpoint, load, state_folder
-from dsrun.train.export.write import Weight, read_weights
 
 ADAPTER_CONFIG = "adapter_config.json"
 

@@ -17,13 +17,13 @@ from dsrun.errors import MissingError, UsageError, did_you_mean, one_line
 from dsrun.recipe.flags import FIXED
 from dsrun.recipe.trackers import trackers
 from dsrun.system.host import cores, shm_free
-from dsrun.train import speed
+from dsrun.train.base import speed
+from dsrun.train.base.distributed import World
+from dsrun.train.base.plan import Plan
 from dsrun.train.data.mixture import sets_of
-from dsrun.train.distributed import World
 from dsrun.train.loop.evaluation import ROUGE_TYPES
 from dsrun.train.loss import dpo
 from dsrun.train.model.load import HTTP_ERROR, is_unreachable
-from dsrun.train.plan import Plan
 from dsrun.zero.ops import stage_of
 
 LOSS_METRICS = ("loss", "perplexity")
@@ -58,6 +58,7 @@ def training_arguments(plan: Plan, *, run: Path, validation: Any) -> Any:
         "use_cpu": world.device == "cpu",
         "deepspeed": plan.deepspeed,
         "disable_tqdm": True,
+        # The Trainer would drop what forward() does not name, such as rejected_ids and source_text.
         "remove_unused_columns": False,
         "label_names": ["labels"],
         "report_to": trackers(recipe) or "none",
@@ -67,6 +68,7 @@ def training_arguments(plan: Plan, *, run: Path, validation: Any) -> Any:
         "hub_token": None,
     }
     if world.device == "cpu" and plan.deepspeed is None:
+        # Without it accelerate takes MPI on CPUs where torch was built with it (state.py).
         values["ddp_backend"] = "gloo"
     if values.get("parallelism_config"):
         raise UsageError(
@@ -102,7 +104,8 @@ def training_arguments(plan: Plan, *, run: Path, validation: Any) -> Any:
 
 
 def _saving(every: str | None) -> dict[str, Any]:
-    """What --save-every asks of the Trainer; `auto` saves by the clock, and leaves the last save to the Trainer."""
+    """What --save-every asks of the Trainer; `auto` saves by the clock, and leaves the last save to the Trainer, which
+    saves at the last step under the strategy `steps` alone (DefaultFlowCallback)."""
     if every is None:
         return {}
     return {"save_strategy": "steps", "save_steps": NEVER if every == "auto" else int(every)}

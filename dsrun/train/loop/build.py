@@ -12,7 +12,10 @@ from transformers import PrinterCallback, set_seed
 from dsrun.errors import UsageError
 from dsrun.recipe.deepspeed_file import BATCH
 from dsrun.runs.folder import RunFolder
-from dsrun.train.console import Console, PlainTask
+from dsrun.train.base.console import Console, PlainTask
+from dsrun.train.base.plan import Plan
+from dsrun.train.base.rank_context import RankContext
+from dsrun.train.base.run_records import RunRecords
 from dsrun.train.data.mixture import Mixture, sets_of
 from dsrun.train.data.request import PreparedData
 from dsrun.train.loop.arguments import (
@@ -22,25 +25,22 @@ from dsrun.train.loop.arguments import (
     text_metrics_of,
     training_arguments,
 )
+from dsrun.train.loop.callbacks import guard_trackers
 from dsrun.train.loop.generation import has_prompts
-from dsrun.train.loop.setup import guard_against_nan
-from dsrun.train.loop.trackers import guard_trackers
+from dsrun.train.loop.nan import guard_against_nan
 from dsrun.train.loop.trainer import RunTrainer
-from dsrun.train.loss.by_set import LossBySet
 from dsrun.train.loss.dpo import AdaptersOff, DpoLoss, FrozenCopy, without_dropout
-from dsrun.train.loss.model_loss import ModelLoss, own_loss_notice
+from dsrun.train.loss.model_loss import LossBySet, ModelLoss, own_loss_notice
 from dsrun.train.loss.plugin_loss import PluginLoss
 from dsrun.train.loss.probe import is_conditional, parameters_without_gradient
-from dsrun.train.model import load as models
+from dsrun.train.loss.protocol import Loss
 from dsrun.train.model.adapters import new_tokens, select_trained
 from dsrun.train.model.build import build
+from dsrun.train.model.load import fit_embeddings, set_languages, stretch_positions
 from dsrun.train.model.parameter_groups import LearningRates
 from dsrun.train.model.quantization import DTYPES, check_quantized, convert_to_fp8, quantization_config
 from dsrun.train.packing.decide import Batching, decide_batching
 from dsrun.train.packing.sampler import Grouping
-from dsrun.train.plan import Plan
-from dsrun.train.rank_context import RankContext
-from dsrun.train.records import RunRecords
 from dsrun.train.sequence.loss import SequenceLoss
 from dsrun.train.sequence.memory import save_memory, without_fused_loss
 from dsrun.zero.ops import stage_of
@@ -49,29 +49,40 @@ DEFAULT_LOGGING_STEPS = 10
 
 
 @dataclass(frozen=True)
-class TrainerBuilder:
-    """Builds the Trainer of a run; `grouping` is that of the checkpoint to go on from."""
+class RunParts:
+    """What a run on this worker consists of before its model is built."""
 
     plan: Plan
+    tokenizer: Any
     data: PreparedData
     folder: RunFolder
     console: Console
     records: RunRecords
     context: RankContext
+
+
+@dataclass(frozen=True)
+class TrainerBuilder(RunParts):
+    """Builds the Trainer of a run; `grouping` is that of the checkpoint to go on from."""
+
     grouping: Grouping | None = None
 
-    def build(self, tokenizer: Any) -> RunTrainer:
+    def build(self) -> RunTrainer:
         """The Trainer around the model. Building its arguments registers DeepSpeed's configuration, without which a
         ZeRO-3 model would be built whole on every rank."""
-        plan = self.plan
+        plan, tokenizer = self.plan, self.tokenizer
         arguments = training_arguments(plan, run=self.folder.path, validation=self.data.validation)
         if plan.recipe.spec.long_context:
             without_fused_loss(arguments)
         set_seed(arguments.seed)
-        model = self._model(tokenizer, arguments.seed, arguments.label_smoothing_factor)
-        loss = self._by_set(self._loss(model, tokenizer, arguments), arguments)
-        batching = self._batching(model, loss)
+        model = self._model(arguments.seed, arguments.label_smoothing_factor)
+        loss = self._by_set(self._loss(model, arguments), arguments)
+        rows = self.data.train if "train" in plan.phases else ()
+        strategy = plan.recipe.hf.get("train_sampling_strategy")
+        batching = decide_batching(plan, rows, model, loss=loss, strategy=strategy, saved=self.grouping)
         if batching.method:
+            # The `auto` batch keys of DeepSpeed's JSON are filled in where arguments are made (trainer_config_process
+            # in transformers/integrations/deepspeed.py): with rows for samples they are others.
             arguments = training_arguments(
                 with_split(plan, batching), run=self.folder.path, validation=self.data.validation
             )
@@ -79,6 +90,7 @@ class TrainerBuilder:
             arguments.logging_steps = logging_steps(arguments, self.data.train, plan.batch.global_batch)
         rates = LearningRates.of(plan.recipe.spec)
         self._set_generation(arguments)
+        # As DataCollatorForSeq2Seq wants it, for the labels shifted by the model's own rule.
         self.data.collator.model = model
         if "train" in plan.phases:
             check_arguments(arguments, model, plan.deepspeed, notify=self.console.notice)
@@ -103,22 +115,19 @@ class TrainerBuilder:
             )
         if plan.recipe.spec.long_context:
             save_memory(trainer, length=plan.recipe.spec.long_context // plan.batch.sharing)
+        # The Trainer adds it where tqdm is off; it prints each log line as a dict.
         trainer.remove_callback(PrinterCallback)
         guard_trackers(trainer.callback_handler, self.console.notice)
         if "train" in plan.phases and plan.deepspeed is None:
             self._fit_ddp(trainer)
         return trainer
 
-    def _batching(self, model: Any, loss: Any) -> Batching:
-        rows = self.data.train if "train" in self.plan.phases else ()
-        strategy = self.plan.recipe.hf.get("train_sampling_strategy")
-        return decide_batching(self.plan, rows, model, loss=loss, strategy=strategy, saved=self.grouping)
-
     def _fit_ddp(self, trainer: RunTrainer) -> None:
         """One rank needs no DistributedDataParallel; with more, it waits at the second step for gradients that never
         come, unless it searches for the parameters that have none."""
         accelerator = trainer.accelerator
         if self.plan.world.size == 1:
+            # accelerate takes any process with a LOCAL_RANK for one of several (state.py), and wraps its model.
             accelerator.state.distributed_type = DistributedType.NO
             return
         if trainer.args.ddp_find_unused_parameters:
@@ -129,7 +138,7 @@ class TrainerBuilder:
             what = f"{unused[0]} gets no gradient" if unused else "not every batch reaches all parameters"
             self.console.notice(f"{what}: DistributedDataParallel searches for unused parameters in each step")
 
-    def _loss(self, model: Any, tokenizer: Any, arguments: Any) -> ModelLoss | DpoLoss | PluginLoss | SequenceLoss:
+    def _loss(self, model: Any, arguments: Any) -> Loss:
         spec, smoothing, plugin = self.plan.recipe.spec, arguments.label_smoothing_factor, self.plan.plugin
         if plugin and plugin.has("loss"):
             if smoothing:
@@ -143,29 +152,18 @@ class TrainerBuilder:
         if spec.lora:
             return DpoLoss(AdaptersOff(model), beta=spec.dpo_beta, smoothing=smoothing)
         # The weights as they were before training, also where a checkpoint is about to be loaded into `model`.
-        copy, _ = self._base(tokenizer, arguments.seed)
+        copy, _ = self._base(arguments.seed)
         sharded = stage_of(self.plan.deepspeed) == 3
         return DpoLoss(FrozenCopy(copy, sharded=sharded), beta=spec.dpo_beta, smoothing=smoothing)
 
-    def _by_set(
-        self, loss: ModelLoss | DpoLoss | PluginLoss | SequenceLoss, arguments: Any
-    ) -> ModelLoss | LossBySet | DpoLoss | PluginLoss | SequenceLoss:
+    def _by_set(self, loss: Loss, arguments: Any) -> Loss:
         """The loss, which for a mixture also counts that of each set, where it comes from logits that are at hand."""
-        rows = self.data.train
+        rows, reason = self.data.train, loss.no_logits
         if not isinstance(rows, Mixture) or "train" not in self.plan.phases:
             return loss
-        reason = None
-        if isinstance(loss, DpoLoss):
-            reason = "dpo's loss is one of pairs"
-        elif isinstance(loss, PluginLoss):
-            reason = "the plugin computes the loss"
-        elif isinstance(loss, SequenceLoss):
-            reason = "--long-context makes no logits of whole rows"
-        elif loss.kind == "own":
-            reason = "the model computes a loss of its own"
-        elif arguments.use_liger_kernel and loss.kind != "logits":
-            reason = "Liger's fused loss makes no logits"
-        if isinstance(loss, DpoLoss | PluginLoss | SequenceLoss) or reason:
+        if arguments.use_liger_kernel and loss.kind != "logits":
+            reason = reason or "Liger's fused loss makes no logits"
+        if reason or not isinstance(loss, ModelLoss):
             self.console.notice(f"{reason}: the training loss of each set is not logged; evaluation is by set")
             return loss
         return LossBySet(loss, [*rows.sets], rows.ends)
@@ -194,10 +192,10 @@ class TrainerBuilder:
             self.console.notice("--predict-with-generate has no effect: the evaluation data has no prompts")
             arguments.predict_with_generate = False
 
-    def _model(self, tokenizer: Any, seed: int, smoothing: float) -> Any:
+    def _model(self, seed: int, smoothing: float) -> Any:
         spec, task = self.plan.recipe.spec, self.plan.task
-        tokens = new_tokens(self.plan.config.get_text_config().vocab_size, tokenizer, spec)
-        model, notices = self._base(tokenizer, seed)
+        tokens = new_tokens(self.plan.config.get_text_config().vocab_size, self.tokenizer, spec)
+        model, notices = self._base(seed)
         if spec.task == "dpo":
             without_dropout(model)
         else:
@@ -209,18 +207,17 @@ class TrainerBuilder:
             self.console.notice(notice)
         return select_trained(model, spec, task, tokens, sharded=stage_of(self.plan.deepspeed) == 3)
 
-    def _base(self, tokenizer: Any, seed: int) -> tuple[Any, list[str | None]]:
+    def _base(self, seed: int) -> tuple[Any, list[str | None]]:
         """The model as training begins with it, fitted to the tokenizer, and what was changed; the same each time."""
         spec = self.plan.recipe.spec
         quantization = quantization_config(spec, self.plan.precision) if spec.quantization else None
-        # A model changes its config where it is fitted to the tokenizer.
-        given = self.plan.given.model
         notices: list[str | None] = []
         model = (
-            given()
-            if given
+            self.plan.given.model()
+            if self.plan.given.model
             else build(
                 spec,
+                # A model changes its config where it is fitted to the tokenizer.
                 deepcopy(self.plan.config),
                 self.plan.task,
                 quantization,
@@ -233,22 +230,25 @@ class TrainerBuilder:
         # What is drawn from here on, for adapters and new rows, does not depend on what loading has drawn.
         set_seed(seed)
         notices.append(check_quantized(model, spec) if quantization else converted)
-        notices.append(models.fit_embeddings(model, tokenizer))
-        if spec.resize_position_embeddings:
-            notices.append(models.stretch_positions(model, spec.max_source_length or spec.max_length))
-        if self.plan.task == "seq2seq":
-            models.set_languages(model, tokenizer, spec)
-        return model, notices
+        return model, notices + fitted(model, self.plan, self.tokenizer)
+
+
+def fitted(model: Any, plan: Plan, tokenizer: Any) -> list[str | None]:
+    """Fit the model to the tokenizer and to the lengths asked for; returns what was changed."""
+    spec = plan.recipe.spec
+    notices = [fit_embeddings(model, tokenizer)]
+    if spec.resize_position_embeddings:
+        notices.append(stretch_positions(model, spec.max_source_length or spec.max_length))
+    if plan.task == "seq2seq":
+        set_languages(model, tokenizer, spec)
+    return notices
 
 
 def with_split(plan: Plan, batching: Batching) -> Plan:
     """The plan as Trainer and DeepSpeed are to see it, who count rows."""
     split = batching.split
     batch = replace(
-        plan.batch,
-        global_batch=split.global_batch,
-        micro_batch=split.micro_batch,
-        accumulation=split.accumulation,
+        plan.batch, global_batch=split.global_batch, micro_batch=split.micro_batch, accumulation=split.accumulation
     )
     return replace(plan, batch=batch, deepspeed=plan.deepspeed and plan.deepspeed | dict.fromkeys(BATCH, "auto"))
 
@@ -260,11 +260,7 @@ def unquantized_base(plan: Plan, tokenizer: Any) -> Any:
     spec = replace(plan.recipe.spec, quantization=None, weights_dtype=dtype)
     seed = plan.recipe.value("seed")
     model = build(spec, deepcopy(plan.config), plan.task, seed=seed, device=plan.world.device, alone=True)
-    models.fit_embeddings(model, tokenizer)
-    if spec.resize_position_embeddings:
-        models.stretch_positions(model, spec.max_source_length or spec.max_length)
-    if plan.task == "seq2seq":
-        models.set_languages(model, tokenizer, spec)
+    fitted(model, plan, tokenizer)
     return model
 
 

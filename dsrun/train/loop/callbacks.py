@@ -1,33 +1,72 @@
-"""What happens around training steps: records for the run folder, figures for the user, profiling, stopping."""
+"""The Trainer's callbacks in the order in which they must be called, and those around single steps."""
 
 from __future__ import annotations
 
-import math
-import resource
-import statistics
-import time
-from collections import deque
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 from transformers import EarlyStoppingCallback, TrainerCallback
+from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 
-from dsrun.train.console import Console, TrainingBar, duration, number
+from dsrun.errors import one_line
+from dsrun.runs.folder import RunFolder
+from dsrun.train.base.console import Console
+from dsrun.train.base.plan import Plan
+from dsrun.train.base.run_records import RunRecords, event_reporter
 from dsrun.train.loop import engine
+from dsrun.train.loop.loaders import SampleLedger
+from dsrun.train.loop.preemption import HeartbeatCallback, PendingEvaluationCallback, PreemptionCallback
+from dsrun.train.loop.recording import EventCallback, LossSpikeDetector, Recorder
+from dsrun.train.loop.sample_prompts import SamplePrompts
+from dsrun.train.loop.save_timing import SaveTimer, adaptive_interval
 from dsrun.train.loop.trainer import RunTrainer
-from dsrun.zero.memory.flops import ModelFlops
+from dsrun.train.loss.probe import CausalityCheck, SumCheck
+from dsrun.train.model.flops import flops_of, peak_flops
 
-SHOWN_METRICS = ("loss", "perplexity", "rewards/accuracies", "rewards/margins", "exact_match", "bleu", "chrf", "rougeL")
+logger = logging.getLogger(__name__)
 
-REMEMBERED = 50
-# Fewer losses do not show how much they scatter.
-FEWEST = 12
-LARGEST_SCORE = 8.0
-# A loss that hardly scatters at all makes any change look large.
-SMALLEST_JUMP = 1.2
+
+def build_callbacks(trainer: RunTrainer, plan: Plan, folder: RunFolder, records: RunRecords, console: Console) -> None:
+    spec, context = plan.recipe.spec, trainer.context
+    if spec.early_stopping is not None:
+        trainer.add_callback(StopEarly(early_stopping_patience=spec.early_stopping))
+    often = adaptive_interval(trainer, plan, records, console) if spec.save_every == "auto" else None
+    if often:
+        trainer.add_callback(often)
+    saved = often.saved if often else lambda _step, _seconds: None
+    trainer.on_checkpoint = SaveTimer(context, records, trainer.nan_guard, trainer.model, saved)
+    # After the Trainer's own DefaultFlowCallback, the first of all: it looks at the evaluation that this one asks for.
+    trainer.add_callback(PreemptionCallback(trainer, context.stopping))
+    trainer.add_callback(EngineCheck(trainer))
+    if plan.task == "causal-lm" and not spec.force:
+        trainer.add_callback(CausalityCheck(trainer))
+    if plan.plugin and plan.plugin.has("loss") and not spec.force:
+        trainer.add_callback(SumCheck(trainer))
+    trainer.add_callback(StepIntervals())
+    trainer.add_callback(LogLastStep())
+    if plan.world.is_main:
+        peak = peak_flops(plan.precision) if plan.world.device == "cuda" else None
+        flops = flops_of(trainer.model) if peak else None
+        trainer.add_callback(Recorder(trainer, console, records.metric, flops=flops, peak_flops=peak))
+        trainer.add_callback(EventCallback(records))
+        trainer.add_callback(LossSpikeDetector(event_reporter(records, console, "spike")))
+    if spec.sample_prompts:
+        prompts = Path(spec.sample_prompts).expanduser()
+        prefix = None if plan.task == "causal-lm" else spec.source_prefix or ""
+        trainer.add_callback(SamplePrompts(trainer, prompts, folder.path, console, prefix=prefix))
+    if spec.sample_ledger:
+        trainer.add_callback(SampleLedger(trainer, folder.path))
+    if spec.profile:
+        trainer.add_callback(Profiler(spec.profile, folder.path / "profile", console, rank=plan.world.rank))
+    # Before step_times, whose steps include the time that they take.
+    for each in plan.plugin.callbacks() if plan.plugin else ():
+        trainer.add_callback(each)
+    trainer.add_callback(trainer.step_times)
+    trainer.add_callback(HeartbeatCallback(context, trainer.step_times.recent))
+    trainer.add_callback(PendingEvaluationCallback(trainer))
 
 
 class EngineCheck(TrainerCallback):
@@ -79,88 +118,6 @@ class LogLastStep(TrainerCallback):
             control.should_log = True
 
 
-class Recorder(TrainerCallback):
-    def __init__(
-        self,
-        trainer: RunTrainer,
-        console: Console,
-        write: Any,
-        *,
-        flops: ModelFlops | None = None,
-        peak_flops: float | None = None,
-    ) -> None:
-        self.trainer = trainer
-        self.console = console
-        self.write = write
-        self.flops = flops
-        self.peak_flops = peak_flops
-        self.bar: TrainingBar | None = None
-        self._mark = (0.0, 0, 0, 0.0)
-        self._work_before = [0] * 5
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self.bar = TrainingBar(self.console, state.max_steps, state.global_step)
-        self._set_mark()
-
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.bar:
-            self.bar.advance(state.global_step)
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
-        logs = logs or {}
-        if "loss" in logs:
-            record = self._step_record(state, logs)
-            self.write(record)
-            if self.bar:
-                self.bar.figures(state.global_step, record, last=state.global_step >= state.max_steps)
-        elif any(name.startswith("eval_") for name in logs):
-            self.write({"step": state.global_step, **logs})
-
-    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float], **kwargs: Any) -> None:
-        if not self.trainer.is_in_train:
-            return
-        shown = format_metrics(metrics, "eval_", self.trainer.plugin_metrics)
-        self.console.print(f"step {state.global_step}  evaluation  {shown}")
-
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if self.bar:
-            self.bar.stop()
-
-    def _set_mark(self) -> None:
-        trainer = self.trainer
-        self._mark = (time.monotonic(), trainer.tokens_seen, trainer.cells_seen, trainer.seconds_not_training)
-
-    def _step_record(self, state: Any, logs: dict[str, float]) -> dict[str, Any]:
-        then, tokens, cells, pauses = self._mark
-        seconds = max(time.monotonic() - then - (self.trainer.seconds_not_training - pauses), 1e-9)
-        self._set_mark()
-        tokens_seen, cells_seen = self._mark[1:3]
-        speed = (tokens_seen - tokens) / seconds
-        return {
-            "step": state.global_step,
-            "epoch": state.epoch,
-            "loss": logs["loss"],
-            "lr": logs.get("learning_rate"),
-            "grad_norm": logs.get("grad_norm"),
-            "tokens": tokens_seen,
-            "tokens_per_s": speed,
-            "mfu": self._mfu(seconds),
-            "padding": 1 - (tokens_seen - tokens) / max(cells_seen - cells, 1),
-            # Those of the loss itself, such as rewards/margins and loss/SET.
-            **{name: value for name, value in logs.items() if "/" in name},
-            **memory(),
-        }
-
-    def _mfu(self, seconds: float) -> float | None:
-        """Model FLOPs utilisation since it was last asked for: those that were needed, over the GPUs' dense peak."""
-        if not self.peak_flops or self.flops is None:
-            return None
-        work = self.trainer.work_done
-        needed = self.flops.of([now - before for now, before in zip(work, self._work_before, strict=True)])
-        self._work_before = work
-        return needed / (seconds * self.peak_flops * self.trainer.split.world_size)
-
-
 class Profiler(TrainerCallback):
     """Traces `steps` optimizer steps with torch.profiler, after two that warm caches and kernels up."""
 
@@ -197,56 +154,39 @@ class Profiler(TrainerCallback):
         self.console.print(f"trace of {self.steps} steps: {self.file} (open it in ui.perfetto.dev)")
 
 
-def memory() -> dict[str, int]:
-    """Bytes: this rank's resident memory now and at most, and the same on its GPU."""
-    resident = psutil.Process().memory_info().rss
-    # Linux counts ru_maxrss in KiB (getrusage(2)), and brings it up to date only now and then.
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    figures = {"host_memory": resident, "host_memory_peak": max(peak, resident)}
-    if torch.cuda.is_available():
-        figures |= {"gpu_memory": torch.cuda.memory_reserved(), "gpu_memory_peak": torch.cuda.max_memory_reserved()}
-    return figures
+class Tracker(TrainerCallback):
+    """A tracker's callback until it raises: that is reported once, and it is not called again."""
+
+    def __init__(self, name: str, callback: TrainerCallback, notify: Callable[[str], None]) -> None:
+        self.name = name
+        self.callback = callback
+        self.notify = notify
+        self.has_failed = False
+
+    def __getattribute__(self, name: str) -> Any:
+        if not name.startswith("on_"):
+            return super().__getattribute__(name)
+        event = getattr(self.callback, name)
+
+        def call(args: Any, state: Any, control: Any, **kwargs: Any) -> Any:
+            if self.has_failed:
+                return None
+            try:
+                return event(args, state, control, **kwargs)
+            except Exception as error:
+                logger.exception("tracker %s failed in %s", self.name, name)
+                self.has_failed = True
+                self.notify(
+                    f"{self.name} failed and is left out from here on: {type(error).__name__}: {one_line(error)}"
+                )
+                return None
+
+        return call
 
 
-def format_metrics(metrics: dict[str, Any], prefix: str, also: Sequence[str] = ()) -> str:
-    names = [name for name in (*SHOWN_METRICS, *also) if prefix + name in metrics]
-    found = [(name, float(metrics[prefix + name])) for name in names]
-    # Scores run from 0 to 100; loss, perplexity and those in `also` have no such scale.
-    figures = [number(value) if name in ("loss", "perplexity", *also) else f"{value:.2f}" for name, value in found]
-    parts = [f"{name.replace('_', ' ')} {figure}" for (name, _), figure in zip(found, figures, strict=True)]
-    # Those of the sets of a mixture.
-    losses = {name.removeprefix(prefix): metrics[name] for name in metrics if name.endswith("_loss")}
-    of_sets = {name.removesuffix("_loss"): value for name, value in losses.items() if name not in ("loss", *also)}
-    parts += [f"{name} {number(float(value))}" for name, value in of_sets.items()]
-    seconds = metrics.get(f"{prefix}seconds")
-    return "  ".join(parts) + (f"  ({duration(seconds)})" if seconds else "")
-
-
-def robust_z(value: float, others: Sequence[float]) -> float:
-    """How many standard deviations `value` lies above the median of `others`, their scatter taken from the median
-    absolute deviation, which outliers do not widen (Iglewicz and Hoaglin 1993; 0.6745 is its value for a normal
-    distribution of deviation 1). Infinity where the others are all alike."""
-    middle = statistics.median(others)
-    deviation = statistics.median(abs(each - middle) for each in others)
-    distance = value - middle
-    if deviation == 0:
-        return math.inf if distance > 0 else 0.0
-    return 0.6745 * distance / deviation
-
-
-class LossSpikeDetector(TrainerCallback):
-    """Reports logged losses that stand out. Rank 0 only."""
-
-    def __init__(self, on_spike: Callable[[int, str], None]) -> None:
-        self.on_spike = on_spike
-        self._losses: deque[float] = deque(maxlen=REMEMBERED)
-
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **kwargs: Any) -> None:
-        loss = (logs or {}).get("loss")
-        if loss is None or not math.isfinite(loss):
-            return
-        if len(self._losses) >= FEWEST:
-            usual = statistics.median(self._losses)
-            if loss > SMALLEST_JUMP * usual and robust_z(loss, self._losses) > LARGEST_SCORE:
-                self.on_spike(state.global_step, f"the loss rose to {number(loss)}, from about {number(usual)}")
-        self._losses.append(loss)
+def guard_trackers(handler: Any, notify: Callable[[str], None]) -> None:
+    """Put a `Tracker` around each tracker's callback of a Trainer's CallbackHandler."""
+    names = {kind: name for name, kind in INTEGRATION_TO_CALLBACK.items()}
+    handler.callbacks = [
+        Tracker(names[type(each)], each, notify) if type(each) in names else each for each in handler.callbacks
+    ]

@@ -12,9 +12,12 @@ from dsrun.errors import MissingError, ToolError
 from dsrun.recipe.deepspeed_file import as_object, read_text
 from dsrun.recipe.flags import ZERO_STAGE
 from dsrun.recipe.spec import TrainSpec
+from dsrun.runs.heartbeat import Heart
 from dsrun.system.display import masked_values
 from dsrun.system.host import own_programs_first
-from dsrun.train.distributed import World, acquire_lock
+from dsrun.train.base.distributed import World, acquire_lock
+from dsrun.train.base.plan import Plan
+from dsrun.train.base.speed import compiles
 from dsrun.zero.generate.config import config_of_flags
 from dsrun.zero.ops import extension_cache, required_ops, stage_of
 
@@ -48,6 +51,13 @@ def hidden_size(model_config: Any) -> int | None:
     """The model's width, under whichever name its config keeps it."""
     text = model_config.get_text_config()
     return getattr(text, "hidden_size", None) or getattr(text, "d_model", None)
+
+
+def prepare_engine(plan: Plan, heart: Heart, *, notify: Callable[[str], None]) -> None:
+    """Compile what DeepSpeed needs, and let the supervisor know that from here on a rank may wait for others."""
+    if plan.deepspeed is not None:
+        prepare_ops(plan.deepspeed, plan.world, notify=notify, training="train" in plan.phases)
+    heart.join(plan.world.group_timeout_s, compiles=compiles(plan.recipe.hf, plan.deepspeed))
 
 
 def prepare_ops(config: dict[str, Any], world: World, *, notify: Callable[[str], None], training: bool = True) -> None:

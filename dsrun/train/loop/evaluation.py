@@ -6,7 +6,6 @@ import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,9 @@ from transformers.trainer_callback import ExportableState
 
 from dsrun.plugin import Example
 from dsrun.system.files import replacing
+from dsrun.train.base.distributed import all_gather_object, rank0_first
+from dsrun.train.data.batches import BatchLoader, GlobalBatchSampler, Split, WithFiller
 from dsrun.train.data.mixture import sets_of
-from dsrun.train.distributed import all_gather_object, rank0_first
-from dsrun.train.loop.batches import BatchLoader, GlobalBatchSampler, Split, WithFiller
 from dsrun.train.loop.generation import Generator, has_prompts
 
 _BEAT_EVERY = 100  # texts, which take a second at most
@@ -132,11 +131,12 @@ class Evaluator:
         examples: list[Example] = []
         of_sets: dict[str, float] = {}
         done = 0
+        # Not undone: the Trainer's training_step begins with model.train().
         self.trainer.model.eval()
         for name, part in sets_of(rows).items():
             # No batch has rows of two sets, so that whatever is summed over batches is known of each set.
             writes = generate and (not self.loss.shifted or has_prompts(part))
-            found, texts = self._over(part, writes, partial(_progress_from, done, len(rows), progress))
+            found, texts = self._over(part, writes, done, len(rows), progress)
             done += len(part)
             sums, examples = sums + found, examples + texts
             if name:
@@ -147,8 +147,10 @@ class Evaluator:
         speed = {"seconds": seconds, "samples_per_second": len(rows) / seconds}
         return Evaluation({**metrics, **of_sets, **speed}, examples)
 
-    def _over(self, rows: Any, generate: bool, progress: Callable[[int], None]) -> tuple[torch.Tensor, list[Example]]:
-        """The sums of the loss over `rows`, and the texts generated from them; `progress` gets the rows done."""
+    def _over(
+        self, rows: Any, generate: bool, before: int, total: int, progress: Progress
+    ) -> tuple[torch.Tensor, list[Example]]:
+        """The sums of the loss over `rows`, and the texts generated from them; `before` of `total` are done already."""
         sharing = self.trainer.split.sharing
         split = Split(self.trainer.args.per_device_eval_batch_size, self.rank, self.world_size, sharing=sharing)
         sampler = GlobalBatchSampler(len(rows), split, shuffle=False)
@@ -161,7 +163,7 @@ class Evaluator:
                 sums = sums + self.loss.sums(self.trainer.model_wrapped, inputs)
             if generator:
                 generator.take(indices, inputs)
-            progress(min((step + 1) * split.round, len(rows)))
+            progress(before + min((step + 1) * split.round, len(rows)), total)
         if self.world_size > 1:
             dist.all_reduce(sums)
         return sums, generator.examples() if generator else []
@@ -181,10 +183,6 @@ class Evaluator:
             own = plugin.metrics(examples)
             heart.enter(phase)
         return text_scores([e.prediction for e in examples], [e.reference for e in examples], beat=heart.beat) | own
-
-
-def _progress_from(before: int, total: int, progress: Progress, more: int) -> None:
-    progress(before + more, total)
 
 
 def write_predictions(examples: list[Example], path: Path) -> None:

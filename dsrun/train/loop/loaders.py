@@ -18,16 +18,10 @@ from transformers.trainer_callback import ExportableState
 from dsrun.errors import DsrunError
 from dsrun.runs.records import Appender, append_start, append_step, ledger_of, next_attempt
 from dsrun.system.process_end import die_with_parent
+from dsrun.train.base.distributed import rank0_first
+from dsrun.train.data.batches import BatchLoader, GlobalBatchSampler, StreamOfBatches, Taken, TrainingRows
+from dsrun.train.data.collate import Collator
 from dsrun.train.data.mixture import token_lengths
-from dsrun.train.data.request import Collator
-from dsrun.train.distributed import rank0_first
-from dsrun.train.loop.batches import (
-    BatchLoader,
-    GlobalBatchSampler,
-    StreamOfBatches,
-    Taken,
-    TrainingRows,
-)
 from dsrun.train.packing.collate import PackedCollator
 from dsrun.train.packing.decide import Batching
 from dsrun.train.packing.sampler import PackedRows, WindowSampler
@@ -110,18 +104,13 @@ class TrainingLoader(BatchLoader):
                 time.sleep(DEATH_SECONDS)
             raise
 
-    def start_at(self, micro_batch: int) -> None:
+    def start_at(self, micro_batch: int) -> TrainingLoader:
         """Begin the next pass there. Nothing before it is read, save by a stream that does not know its place."""
         if not isinstance(self.dataset, StreamOfBatches):
             self.batch_sampler.first = micro_batch
         elif self.dataset.place is None:
             self.dataset.skipped = micro_batch
-
-
-def start_at(loader: TrainingLoader, micro_batch: int) -> TrainingLoader:
-    """In place of accelerate's skip_first_batches, whose loader knows no epochs and reads a stream from its start."""
-    loader.start_at(micro_batch)
-    return loader
+        return self
 
 
 def training_loader(args: Any, rows: Any, batching: Batching, collate: Collator) -> TrainingLoader:
@@ -169,6 +158,7 @@ def training_loader(args: Any, rows: Any, batching: Batching, collate: Collator)
         PackedRows(rows) if batching.method else TrainingRows(rows),
         batch_sampler=sampler,
         persistent_workers=args.dataloader_persistent_workers and workers > 0,
+        # ValueError of DataLoader where it is given without workers.
         prefetch_factor=args.dataloader_prefetch_factor if workers else None,
         **options,
     )

@@ -16,7 +16,13 @@ from typing import Any
 import torch
 
 from dsrun.errors import DsrunError, ToolError
-from dsrun.train.distributed import all_gather_object, all_ready
+from dsrun.recipe.recipe import Recipe
+from dsrun.runs.records import write_json_atomic
+from dsrun.system.files import parse_json
+from dsrun.train.base.console import Console
+from dsrun.train.base.distributed import all_gather_object, all_ready
+from dsrun.train.base.plan import Plan
+from dsrun.train.base.run_records import RunRecords, event_reporter
 from dsrun.train.model.quantization import is_packed
 
 # torch's GradScaler knows no minimum; below this the loss itself is what overflows. DeepSpeed's own minimum is 1 too.
@@ -26,6 +32,8 @@ MOST_IN_A_ROW = 10
 # Batches of skipped steps kept for inspection.
 MOST_SAVED = 20
 FOLDER = "nan"
+SKIP_FILE = "skip-steps.json"
+MOST_SKIPPED_STEPS = 10
 
 
 def expected_overflow(trainer: Any, optimizer: Any) -> bool:
@@ -208,3 +216,39 @@ def _weights_are_finite(model: Any) -> bool:
     return not norms or bool(
         torch.isfinite(torch.stack([norm.to(norms[0].device, torch.float32) for norm in norms]).max())
     )
+
+
+def guard_against_nan(plan: Plan, run: Path, records: RunRecords, console: Console) -> NanGuard:
+    skipped = steps_to_skip(run, plan.recipe)
+    return NanGuard(
+        plan.recipe.spec.on_nan,
+        run,
+        rank=plan.world.rank,
+        skipped_steps=skipped,
+        record_rollback=rollback_recorder(run, skipped, main=plan.world.is_main),
+        on_skip=event_reporter(records, console, "nan", " was left out"),
+    )
+
+
+def steps_to_skip(run: Path, recipe: Recipe) -> frozenset[int]:
+    """The optimizer steps, counted from 1, that are not to be applied."""
+    if recipe.spec.resume == "never":
+        return frozenset()
+    try:
+        return frozenset(map(int, parse_json((run / SKIP_FILE).read_text())["steps"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return frozenset()
+
+
+def rollback_recorder(run: Path, known: frozenset[int], *, main: bool) -> Callable[[int], bool]:
+    """For --on-nan rollback: records a step (`main`: rank 0 does), and returns whether the run may go back for it. It
+    may not for a step that was passed over already, nor for ever."""
+
+    def record(step: int) -> bool:
+        if step in known or len(known) >= MOST_SKIPPED_STEPS:
+            return False
+        if main:
+            write_json_atomic(run / SKIP_FILE, {"version": 1, "steps": sorted(known | {step})})
+        return True
+
+    return record

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from transformers import TrainerCallback
 from transformers.trainer_utils import IntervalStrategy
 
-from dsrun.train.rank_context import PreemptionHandler, RankContext
+from dsrun.train.base.rank_context import PreemptionHandler, RankContext
 
 MEMORY = "dsrun"
 """The key of trainer_state.json's stateful_callbacks under which this stands; no callback has this name."""
@@ -67,6 +67,7 @@ class PreemptionCallback(TrainerCallback):
         if self.trainer.ranks_want_to_stop and state.global_step < state.max_steps:
             self.trainer.interrupted = True
             remember_evaluation(state, due=control.should_evaluate or _evaluates_after_epoch(args, state))
+            # An evaluation may take longer than a scheduler waits between SIGTERM and SIGKILL (SLURM's KillWait: 30 s).
             control.should_save = True
             control.should_evaluate = False
 

@@ -9,12 +9,13 @@ from transformers import TrainerCallback
 
 from dsrun.errors import UsageError
 from dsrun.runs.records import Appender
-from dsrun.train.console import Console, shortened
+from dsrun.train.base.console import Console, shortened
 from dsrun.train.data.encoding.chat import check_template
 from dsrun.train.data.encoding.normal import messages_of
 from dsrun.train.data.encoding.tokenizer import affixes_of
 from dsrun.train.data.reading.readers import read_marked
 from dsrun.train.loop.generation import padded, write_texts
+from dsrun.train.model.load import evaluating
 
 LENGTH = 128
 """Tokens written to a prompt where --generation_max_length says nothing."""
@@ -89,14 +90,13 @@ class SamplePrompts(TrainerCallback):
     def _generate(self) -> list[str]:
         arguments = self.trainer.args
         size = arguments.per_device_eval_batch_size
-        model, texts = self.trainer.model, []
-        was_training = model.training
-        model.eval()
-        for start in range(0, len(self.ids), size):
-            ids, mask = padded(self.ids[start : start + size], self.trainer.data_collator.pad_id, left=self.is_causal)
-            texts += write_texts(
-                self.trainer, ids.to(arguments.device), mask.to(arguments.device),
-                max_new_tokens=arguments.generation_max_length or LENGTH,
-            )  # fmt: skip
-        model.train(was_training)
+        texts: list[str] = []
+        with evaluating(self.trainer.model):
+            for start in range(0, len(self.ids), size):
+                ids, mask = padded(
+                    self.ids[start : start + size], self.trainer.data_collator.pad_id, left=self.is_causal
+                )
+                ids, mask = ids.to(arguments.device), mask.to(arguments.device)
+                length = arguments.generation_max_length or LENGTH
+                texts += write_texts(self.trainer, ids, mask, max_new_tokens=length)
         return texts

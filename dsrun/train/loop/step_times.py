@@ -35,6 +35,7 @@ class WaitClock:
 
     def install(self) -> None:
         """Once per process: every later wait counts."""
+        # A class of pybind11's, whose attribute may be replaced; c10d's own Python functions call it by this name.
         wait = Work.wait
 
         def timed(*args: Any, **kwargs: Any) -> Any:
@@ -126,7 +127,7 @@ class StepTimes(TrainerCallback):
         if first is not None:
             self._hooks.append(first.register_post_accumulate_grad_hook(self._gradients_done))
         if self._is_ddp:
-            self._hooks.append(model.register_forward_pre_hook(self._forward_begins))
+            self._hooks.append(model.register_forward_pre_hook(lambda *_: self._unblock()))
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         for hook in self._hooks:
@@ -136,9 +137,6 @@ class StepTimes(TrainerCallback):
     def enter_forward(self) -> None:
         """The model is about to be called. DDP first broadcasts rank 0's buffers, which waits."""
         self._blocked_since = time.perf_counter() if self._is_ddp else None
-
-    def _forward_begins(self, _model: Any, _inputs: Any) -> None:
-        self._unblock()
 
     def _gradients_done(self, _parameter: Any) -> None:
         if self._device is not None:
@@ -167,8 +165,7 @@ class StepTimes(TrainerCallback):
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._restart()
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._restart()
+    on_evaluate = on_save
 
     def _restart(self) -> None:
         self._began = time.perf_counter()

@@ -12,34 +12,31 @@ import torch.distributed as dist
 import transformers.trainer
 from accelerate.utils import DummyOptim
 
+from dsrun.train.base.plugin import LoadedPlugin
+from dsrun.train.base.rank_context import RankContext
 from dsrun.train.checkpoint import elastic
 from dsrun.train.checkpoint.checkpointing import Checkpointing
 from dsrun.train.checkpoint.verify import check_best
 from dsrun.train.loop import engine
 from dsrun.train.loop.evaluation import Evaluation, Evaluator, LossState
-from dsrun.train.loop.loaders import DataPlace, MicroBatch, TrainingLoader, start_at, to_device, training_loader
+from dsrun.train.loop.loaders import DataPlace, MicroBatch, TrainingLoader, to_device, training_loader
 from dsrun.train.loop.nan import NanGuard
 from dsrun.train.loop.preemption import EvaluationLeftError, StopVote, remember_evaluation
 from dsrun.train.loop.step_times import StepTimes
-from dsrun.train.loss.by_set import LossBySet
-from dsrun.train.loss.dpo import DpoLoss
-from dsrun.train.loss.model_loss import ModelLoss
-from dsrun.train.loss.plugin_loss import PluginLoss
+from dsrun.train.loss.protocol import Loss
 from dsrun.train.model.parameter_groups import LearningRates
 from dsrun.train.packing.decide import Batching
-from dsrun.train.plugin import LoadedPlugin
-from dsrun.train.rank_context import RankContext
-from dsrun.train.sequence.loss import SequenceLoss
 from dsrun.zero.ops import stage_of
 
-# Accelerate's own reads everything that is to be skipped, and its loader forgets the epoch.
-transformers.trainer.skip_first_batches = start_at
+# Accelerate's own reads everything that is to be skipped, a stream from its start, and its loader forgets the epoch.
+transformers.trainer.skip_first_batches = TrainingLoader.start_at
 
 
 class RunTrainer(Checkpointing):
     """A Seq2SeqTrainer for both tasks whose loss, gradients and data order do not depend on the cluster's shape."""
 
-    # compute_loss divides by the target tokens, or the pairs, of the whole global batch, accumulation steps included.
+    # compute_loss divides by the target tokens, or the pairs, of the whole global batch, accumulation steps included;
+    # else `training_step` would divide once more, by the micro batches of a step (transformers' trainer.py).
     loss_is_scaled_for_ga = True
     control: Any
     model_wrapped: Any
@@ -53,7 +50,7 @@ class RunTrainer(Checkpointing):
         context: RankContext,
         nan_guard: NanGuard,
         rates: LearningRates,
-        loss: ModelLoss | LossBySet | DpoLoss | PluginLoss | SequenceLoss,
+        loss: Loss,
         plugin: LoadedPlugin | None = None,
         **kwargs: Any,
     ) -> None:
@@ -134,6 +131,7 @@ class RunTrainer(Checkpointing):
         self._step_rate = float(self.optimizer.param_groups[0]["lr"])
         samples = [batch.ids for batch in batches]
         self.nan_guard.begin(self.state.global_step + 1, batches, self._tr_loss, samples)
+        # A step whose rows are all filler has a loss of 0 and no items: 0, not 0 / 0.
         return batches, counts[0].clamp(min=1)
 
     @property
@@ -204,9 +202,8 @@ class RunTrainer(Checkpointing):
     # loss
 
     def training_step(self, model: Any, inputs: MicroBatch, num_items_in_batch: torch.Tensor | None = None) -> Any:
-        if isinstance(self.loss_of_model, LossBySet):
-            # compute_loss gets a plain copy of the micro batch.
-            self.loss_of_model.ids, self.loss_of_model.spans = inputs.ids, inputs.spans
+        # Here, as compute_loss gets a plain copy of the micro batch (`_prepare_inputs` makes a new mapping).
+        self.loss_of_model.ids, self.loss_of_model.spans = inputs.ids, inputs.spans
         loss = super().training_step(model, inputs, num_items_in_batch)
         self.context.heart.beat()
         return loss
@@ -221,6 +218,8 @@ class RunTrainer(Checkpointing):
         """This rank's share of the global batch's mean loss, times the world size, as ranks' gradients are averaged."""
         self.step_times.enter_forward()
         loss, outputs = self.loss_of_model(model, inputs, num_items_in_batch)
+        # DDP and ZeRO average gradients over ranks, and `items` are those of all. The stock compute_loss does the same
+        # under `average_tokens_across_devices`, but only for models whose forward takes `num_items_in_batch`.
         loss = self.nan_guard.check_loss(loss * self.split.world_size)
         return (loss, outputs) if return_outputs else loss
 

@@ -14,7 +14,7 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from dsrun.train.loop.batches import IGNORED
+from dsrun.train.base.labels import IGNORED, shifted_targets
 from dsrun.zero.memory.activations import LOSS_CHUNK
 
 
@@ -33,12 +33,6 @@ def token_cross_entropy(
     else:
         each = _CrossEntropy.apply(rows, flat, smoothing, overwrite and not _are_kept(logits))
     return each.view(targets.shape)
-
-
-def shifted_targets(labels: torch.Tensor) -> torch.Tensor:
-    """What each position of a causal LM is to predict, of the shape of `labels`: the next label, nothing at the end.
-    Cutting the last position off the logits instead would copy them."""
-    return F.pad(labels[..., 1:], (0, 1), value=IGNORED)
 
 
 def causal_lm_loss(
@@ -83,11 +77,7 @@ class _CrossEntropy(torch.autograd.Function):
         each = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
         for part in _chunks(logits):
             each[part] = F.cross_entropy(
-                logits[part].float(),
-                targets[part],
-                ignore_index=IGNORED,
-                reduction="none",
-                label_smoothing=smoothing,
+                logits[part].float(), targets[part], ignore_index=IGNORED, reduction="none", label_smoothing=smoothing
             )
         return each
 

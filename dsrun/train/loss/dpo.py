@@ -3,24 +3,22 @@ reference does, the model as it was."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from copy import deepcopy
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from dsrun.train.loop.batches import IGNORED
-from dsrun.train.loss.cross_entropy import shifted_targets, token_cross_entropy
+from dsrun.train.base.labels import IGNORED, shifted_targets
+from dsrun.train.loss.cross_entropy import token_cross_entropy
+from dsrun.train.loss.protocol import Inputs, Loss
+from dsrun.train.model.load import evaluating
 
 # Sums over pairs, in this order; the last one is the number of pairs.
 _SUMS = ("loss", "rewards/chosen", "rewards/rejected", "rewards/accuracies", "logps/chosen", "logps/rejected", "pairs")
 METRICS = (*_SUMS[1:-1], "rewards/margins")
 """What is logged beside the loss; the names are those of TRL."""
-
-Inputs = dict[str, Any]
 
 
 class Reference(Protocol):
@@ -82,17 +80,6 @@ def inference_config(config: dict[str, Any]) -> dict[str, Any]:
     return kept
 
 
-@contextmanager
-def evaluating(model: Any) -> Iterator[None]:
-    """Without dropout."""
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
-
-
 def without_dropout(model: nn.Module) -> None:
     """Switch dropout off for good, as TRL does: its noise would drown the small differences between the answers."""
     for module in model.modules():
@@ -110,16 +97,18 @@ def log_probabilities(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tenso
     return -token_cross_entropy(logits, shifted_targets(labels), overwrite=True).sum(1)
 
 
-class DpoLoss:
-    """Computes what a micro batch of pairs contributes to the loss of an optimizer step: -log σ(β margin), the margin
+class DpoLoss(Loss):
+    """Of pairs: -log σ(β margin), the margin
     being by how much more than the reference the model prefers the chosen answer (Rafailov et al. 2023, equation 7).
     `smoothing` is the share of pairs that are taken to be labelled the wrong way round (conservative DPO, Mitchell
     2023).
     """
 
-    rows: ClassVar[int] = 2
-    kind: ClassVar[str] = "logits"
-    shifted: ClassVar[bool] = True
+    kind = "logits"
+    shifted = True
+    rows = 2
+    no_logits = "dpo's loss is one of pairs"
+    window: torch.Tensor
 
     def __init__(self, reference: Reference, *, beta: float, smoothing: float = 0.0) -> None:
         self.reference = reference
@@ -128,27 +117,24 @@ class DpoLoss:
         self.window = torch.zeros(len(_SUMS), dtype=torch.float64)
 
     def items(self, labels: torch.Tensor) -> torch.Tensor:
-        """What the loss is a mean over: the number of pairs that are not filler. `labels`: [2 x pairs, length]."""
+        """The number of pairs that are not filler. `labels`: [2 x pairs, length]."""
         return self._is_pair(labels).sum()
 
     def __call__(self, model: Any, inputs: Inputs, items: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """The loss, a scalar, and the model's outputs; `items` are the pairs of the whole global batch."""
         losses, sums, outputs = self._pairs(model, inputs)
         self.window = self.window.to(sums.device) + sums
         return losses.sum() / items, outputs
 
     @torch.no_grad()
     def sums(self, model: Any, inputs: Inputs) -> torch.Tensor:
-        """For evaluation: sums over the pairs of a batch, fp64."""
         return self._pairs(model, inputs)[1]
 
     def metrics(self, sums: torch.Tensor) -> dict[str, float]:
-        """What the `sums` of all batches on all ranks, added up, say: means over pairs."""
+        """Means over pairs."""
         means = dict(zip(_SUMS[:-1], (sums[:-1] / sums[-1].clamp(min=1)).tolist(), strict=True))
         return {**means, "rewards/margins": means["rewards/chosen"] - means["rewards/rejected"]}
 
     def logged(self, window: torch.Tensor) -> dict[str, float]:
-        """What goes into the log line beside the loss, from the `window` of all ranks, added up."""
         return {name: value for name, value in self.metrics(window).items() if name in METRICS}
 
     def _is_pair(self, labels: torch.Tensor) -> torch.Tensor:

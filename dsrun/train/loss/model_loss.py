@@ -5,15 +5,17 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from transformers.loss.loss_utils import ForCausalLMLoss
 
-from dsrun.train.loop.batches import IGNORED
-from dsrun.train.loss.cross_entropy import causal_lm_loss, shifted_targets, token_cross_entropy
+from dsrun.train.base.labels import IGNORED, shifted_targets, shifts_labels, target_tokens
+from dsrun.train.loss.cross_entropy import causal_lm_loss, token_cross_entropy
+from dsrun.train.loss.protocol import Inputs, Loss
 
 Kind = Literal["shared", "routed", "own", "logits"]
 """Where a model's loss comes from: `shared`, the loss function that transformers' models share; `routed`, the same with
@@ -69,16 +71,6 @@ def own_loss_notice(model: Any, smoothing: float) -> str | None:
     )
 
 
-def shifts_labels(model: Any) -> bool:
-    """Whether label i is the target of position i - 1 (causal LM) and not of position i (encoder-decoder)."""
-    return not model.config.is_encoder_decoder
-
-
-def target_tokens(labels: torch.Tensor, *, shifted: bool) -> torch.Tensor:
-    """The number of labels, [batch, length], that are predicted; with `shifted` the first of a row never is."""
-    return (labels[..., 1:] if shifted else labels).ne(IGNORED).sum()
-
-
 def summed_cross_entropy(
     logits: torch.Tensor, labels: torch.Tensor, *, shifted: bool, smoothing: float = 0.0, overwrite: bool = False
 ) -> torch.Tensor:
@@ -97,16 +89,15 @@ def perplexity(loss: float) -> float:
         return math.inf
 
 
-@dataclass(frozen=True)
-class ModelLoss:
-    """Computes what a micro batch contributes to the loss of an optimizer step. `rows` of a batch are one sample;
-    `window` is what goes into the next log line, beside the loss."""
+class ModelLoss(Loss):
+    """Cross entropy, or what the model computes in its place, as a mean over target tokens."""
 
-    kind: Kind
-    shifted: bool
-    smoothing: float = 0.0
-    rows: ClassVar[int] = 1
-    window: ClassVar[torch.Tensor | None] = None
+    def __init__(self, kind: Kind, shifted: bool, smoothing: float = 0.0) -> None:
+        self.kind = kind
+        self.shifted = shifted
+        self.smoothing = smoothing
+        if kind == "own":
+            self.no_logits = "the model computes a loss of its own"
 
     @classmethod
     def of(cls, model: Any, smoothing: float = 0.0) -> ModelLoss:
@@ -121,16 +112,11 @@ class ModelLoss:
         return cls(kind, shifts_labels(model), smoothing)
 
     def items(self, labels: torch.Tensor) -> torch.Tensor:
-        """What the loss is a mean over: the number of target tokens."""
         return target_tokens(labels, shifted=self.shifted)
 
-    def __call__(self, model: Any, inputs: dict[str, Any], items: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """The loss, a scalar, and the model's outputs; `items` are the target tokens of the whole global batch. The
-        backward pass overwrites the outputs' logits.
-
-        All terms of a model's loss, those of its routers too, count by this micro batch's share of the target tokens:
-        added once for each micro batch, they would grow with the accumulation steps and the number of ranks.
-        """
+    def __call__(self, model: Any, inputs: Inputs, items: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """All terms of a model's loss, those of its routers too, count by this micro batch's share of the target
+        tokens: added once for each micro batch, they would grow with the accumulation steps and the ranks."""
         labels = inputs["labels"]
         if self.kind == "shared" and not self.smoothing:
             outputs = model(**inputs, num_items_in_batch=items)
@@ -149,9 +135,8 @@ class ModelLoss:
         return total / items, outputs
 
     @torch.no_grad()
-    def sums(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-        """For evaluation: a batch's summed cross entropy, its loss times its target tokens, and their number, as one
-        tensor [3]. The loss is the cross entropy unless the model computes one of its own."""
+    def sums(self, model: Any, inputs: Inputs) -> torch.Tensor:
+        """Summed cross entropy, loss times target tokens, and their number [3]."""
         labels, own = inputs["labels"], self.kind == "own"
         outputs = model(**{name: value for name, value in inputs.items() if own or name != "labels"})
         entropy = summed_cross_entropy(outputs["logits"], labels, shifted=self.shifted)
@@ -159,13 +144,8 @@ class ModelLoss:
         return torch.stack([entropy, loss.to(entropy), self.items(labels).to(entropy)]).double()
 
     def metrics(self, sums: torch.Tensor) -> dict[str, float]:
-        """What the `sums` of all batches on all ranks, added up, say."""
         entropy, loss = (sums[:2] / sums[2].clamp(min=1)).tolist()
         return {"loss": loss, "perplexity": perplexity(entropy)}
-
-    def logged(self, window: torch.Tensor) -> dict[str, float]:
-        """What goes into the log line beside the loss."""
-        return {}
 
     def weighed(self, outputs: Any, labels: torch.Tensor) -> torch.Tensor:
         """The loss that a model has computed by itself, times the micro batch's target tokens."""
@@ -176,3 +156,50 @@ class ModelLoss:
             logits = outputs["logits"] if isinstance(outputs, dict) else outputs[1]
             return logits.float().sum() * 0
         return loss * mine
+
+
+class LossBySet(ModelLoss):
+    """A model's loss, and for the log line its cross entropy over the samples of each set, without label smoothing and
+    router losses. `names` are the sets, whose samples end before sample ends[i]. Without `ids` nothing is counted."""
+
+    window: torch.Tensor
+
+    def __init__(self, loss: ModelLoss, names: Sequence[str], ends: Sequence[int]) -> None:
+        super().__init__(loss.kind, loss.shifted, loss.smoothing)
+        self.names = tuple(names)
+        self.ends = np.asarray(ends)
+        # For each set the summed cross entropy in nats, and the target tokens.
+        self.window = torch.zeros(len(self.names), 2, dtype=torch.float64)
+
+    def __call__(self, model: Any, inputs: Inputs, items: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        loss, outputs = super().__call__(model, inputs, items)
+        if len(self.ids):
+            self._count(outputs["logits"].detach(), inputs["labels"])
+        return loss, outputs
+
+    def logged(self, window: torch.Tensor) -> dict[str, float]:
+        """The mean loss of each set that there were samples of."""
+        entropy, tokens = window.unbind(1)
+        means = (entropy / tokens.clamp(min=1)).tolist()
+        return {
+            f"loss/{name}": mean for name, mean, some in zip(self.names, means, tokens.tolist(), strict=True) if some
+        }
+
+    @torch.no_grad()
+    def _count(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
+        """Add a micro batch."""
+        labels = labels.to(logits.device)
+        shift = int(self.shifted)
+        targets = [labels[row, start + shift : stop] for row, start, stop in self.spans]
+        entropy = torch.stack(
+            [
+                token_cross_entropy(logits[row, start : stop - shift], each).double().sum()
+                for (row, start, stop), each in zip(self.spans, targets, strict=True)
+            ]
+        )
+        tokens = torch.stack([each.ne(IGNORED).sum() for each in targets])
+        # A step with such a loss is left out, or ends the run.
+        counts = entropy.isfinite()
+        found = torch.stack([entropy, tokens.double()], 1).where(counts[:, None], 0.0)
+        sets = torch.as_tensor(np.searchsorted(self.ends, self.ids, side="right"), device=logits.device)
+        self.window = self.window.to(logits.device).index_add(0, sets, found)

@@ -2,45 +2,42 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
-from dsrun.train.loop.batches import IGNORED
-from dsrun.train.loss.model_loss import perplexity, shifts_labels, summed_cross_entropy
-from dsrun.train.plugin import LoadedPlugin
+from dsrun.train.base.labels import IGNORED, shifted_targets, shifts_labels
+from dsrun.train.base.plugin import LoadedPlugin
+from dsrun.train.loss.model_loss import perplexity, summed_cross_entropy
+from dsrun.train.loss.protocol import Inputs, Loss
 
 
-class PluginLoss:
-    """Computes what a micro batch contributes to the loss of an optimizer step, by the `loss` of a plugin."""
+class PluginLoss(Loss):
+    """What the `loss` of a plugin computes."""
 
-    rows: ClassVar[int] = 1
-    window: ClassVar[torch.Tensor | None] = None
+    kind = "plugin"
+    no_logits = "the plugin computes the loss"
 
     def __init__(self, plugin: LoadedPlugin, model: Any) -> None:
         self.plugin = plugin
         self.shifted = shifts_labels(model)
 
     def items(self, labels: torch.Tensor) -> torch.Tensor:
-        """What the loss is a mean over: the number of target tokens, or of rows with any."""
+        """The number of target tokens, or of rows with any."""
         learned = self.targets(labels).ne(IGNORED)
         return (learned if self.plugin.plugin.mean_over == "tokens" else learned.any(1)).sum()
 
     def targets(self, labels: torch.Tensor) -> torch.Tensor:
         """What the logits are to predict at each position, [rows, length]."""
-        if not self.shifted:
-            return labels
-        return torch.cat([labels[:, 1:], labels.new_full((len(labels), 1), IGNORED)], dim=1)
+        return shifted_targets(labels) if self.shifted else labels
 
-    def __call__(self, model: Any, inputs: dict[str, Any], items: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """The loss, a scalar, and the model's outputs; `items` are those of the whole global batch."""
+    def __call__(self, model: Any, inputs: Inputs, items: torch.Tensor) -> tuple[torch.Tensor, Any]:
         total, outputs = self._total(model, inputs)
         return total / items, outputs
 
     @torch.no_grad()
-    def sums(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
-        """For evaluation: a batch's summed cross entropy and its target tokens, the plugin's loss and its items, as one
-        tensor [4]."""
+    def sums(self, model: Any, inputs: Inputs) -> torch.Tensor:
+        """Summed cross entropy and its target tokens, the plugin's loss and its items [4]."""
         total, outputs = self._total(model, inputs)
         targets = self.targets(inputs["labels"])
         entropy = summed_cross_entropy(outputs["logits"], targets, shifted=False)
@@ -48,14 +45,10 @@ class PluginLoss:
         return torch.stack([each.to(entropy) for each in (entropy, counts[0], total, counts[1])]).double()
 
     def metrics(self, sums: torch.Tensor) -> dict[str, float]:
-        """What the `sums` of all batches on all ranks, added up, say."""
         entropy, loss = (sums[::2] / sums[1::2].clamp(min=1)).tolist()
         return {"loss": loss, "perplexity": perplexity(entropy)}
 
-    def logged(self, window: torch.Tensor) -> dict[str, float]:
-        return {}
-
-    def _total(self, model: Any, inputs: dict[str, Any]) -> tuple[torch.Tensor, Any]:
+    def _total(self, model: Any, inputs: Inputs) -> tuple[torch.Tensor, Any]:
         """The plugin's sum over a batch, and the outputs of its first forward pass."""
         outputs: list[Any] = []
         hook = model.register_forward_hook(lambda _model, _inputs, found: outputs.append(found))

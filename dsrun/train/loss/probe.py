@@ -9,7 +9,7 @@ import torch
 from transformers import TrainerCallback
 
 from dsrun.errors import UsageError
-from dsrun.train.loss.dpo import evaluating
+from dsrun.train.model.load import evaluating
 
 TOKENS = 8
 # Of the largest logit: a kernel may round two rows of a batch differently; what a token changes is far more.
@@ -20,6 +20,7 @@ SUM_TOLERANCE = 0.1
 
 def _tokens(model: Any, device: torch.device) -> torch.Tensor:
     """Token ids, int64 [1, TOKENS]."""
+    # From 2 on, as many vocabularies begin with padding and an end.
     vocabulary = model.config.get_text_config().vocab_size
     return (torch.arange(2, 2 + TOKENS, device=device) % vocabulary).unsqueeze(0)
 

@@ -14,7 +14,7 @@ from dsrun.errors import UsageError, nearest
 from dsrun.hub.modelscope_cache import local_name
 from dsrun.recipe.preflight.files import is_path
 from dsrun.recipe.spec import TrainSpec
-from dsrun.train.model.load import Task
+from dsrun.train.base.plan import Task
 
 ALL_LINEAR = "all-linear"
 
@@ -40,7 +40,9 @@ def add_lora(model: Any, spec: TrainSpec, task: Task, *, new_tokens: range = ran
     """
     from peft import LoraConfig, TaskType, get_peft_model
 
-    tokens = _embeddings(model) if new_tokens and not _saves_embeddings(model, spec) else []
+    tokens = _embeddings(model) if new_tokens else []
+    if set(tokens) <= set(spec.lora_modules_to_save):
+        tokens = []  # saved, and trained, whole
     if tokens and sharded:
         # TrainableTokensLayer reads rows of the embedding itself, where ZeRO-3 has left it in shards.
         raise UsageError(
@@ -128,10 +130,6 @@ def saved_embeddings(model: Any) -> dict[str, bool]:
     """What `save_pretrained` is to be told: of embeddings with trained rows to save these alone, and not the whole."""
     config = getattr(model, "peft_config", {}).get("default")
     return {"save_embedding_layers": False} if getattr(config, "trainable_token_indices", None) else {}
-
-
-def _saves_embeddings(model: Any, spec: TrainSpec) -> bool:
-    return set(_embeddings(model)) <= set(spec.lora_modules_to_save)
 
 
 def freeze(model: Any, patterns: list[str]) -> int:

@@ -10,8 +10,9 @@ import torch
 
 from dsrun.errors import one_line
 from dsrun.recipe.spec import TrainSpec
+from dsrun.train.base.plan import Task
 from dsrun.train.model.initial_weights import draw, initialise, undrawn
-from dsrun.train.model.load import AUTO_CLASS, OwnCode, Task, from_hub, one_at_a_time, refused_attention
+from dsrun.train.model.load import AUTO_CLASS, OwnCode, from_hub, one_at_a_time, refused_attention
 from dsrun.train.model.loaded_weights import Differences, incomplete_refused, judge, refuse_or_note
 from dsrun.train.model.quantization import keep_codes
 from dsrun.train.model.zero3 import is_sharding, loading, outside_zero3
@@ -58,6 +59,8 @@ def build(
             draw(model, seed, only=drawn, device=device)
         if quantization is not None:
             keep_codes(model)
+    # Keys and values are of use in generation alone; in training they take memory, and checkpointed layers warn of them
+    # (transformers' modeling_layers.py).
     model.config.use_cache = False
     return model
 

@@ -6,9 +6,12 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import nn
 
 from dsrun.errors import UsageError
+from dsrun.hardware.gpus import peak_bf16_tflops
+from dsrun.recipe.precision import Precision
 from dsrun.train.model.quantization import elements
 from dsrun.zero.memory.flops import Attention, Matrix, ModelFlops, model_flops
 from dsrun.zero.memory.model.widths import architecture_of
@@ -47,3 +50,9 @@ def _matrices(model: Any, per_expert: float) -> Iterator[Matrix]:
         of_source = parameter is not output and (id(parameter) in source or bool(_CROSS.search(name)))
         share = per_expert if _EXPERTS.search(name) else 1.0
         yield Matrix(elements(parameter) * share, of_source, parameter.requires_grad)
+
+
+def peak_flops(precision: Precision) -> float | None:
+    """Dense peak of this GPU in FLOP/s at the training precision, where the table knows it."""
+    tflops = peak_bf16_tflops(torch.cuda.get_device_name())
+    return tflops * 1e12 if tflops and precision != "fp32" else None

@@ -40,7 +40,7 @@ def undrawn() -> Iterator[None]:
     for name, function in originals.items():
         setattr(nn.init, name, partial(_defer, function))
     initialization.no_init_weights = nullcontext
-    integration.initialize_weights_zero3 = PreTrainedModel.init_weights = _do_nothing
+    integration.initialize_weights_zero3 = PreTrainedModel.init_weights = lambda *_, **__: None
     try:
         yield
     finally:
@@ -174,10 +174,6 @@ def _draw_plainly(parameter: nn.Parameter, *, is_bias: bool) -> None:
         nn.init.normal_(parameter, std=0.02)
     else:
         nn.init.constant_(parameter, 0.0 if is_bias else 1.0)
-
-
-def _do_nothing(*_: Any, **__: Any) -> None:
-    pass
 
 
 def _seed_of(seed: int, name: str) -> int:

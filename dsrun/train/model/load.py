@@ -8,7 +8,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from filelock import FileLock
 from huggingface_hub import constants
@@ -20,7 +20,6 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForSeq2SeqLM,
-    AutoTokenizer,
     dynamic_module_utils,
 )
 
@@ -39,7 +38,7 @@ from dsrun.recipe.preflight.model_folder import (
     NOT_CAUSAL,
 )
 from dsrun.recipe.spec import TrainSpec
-from dsrun.train.data.encoding.chat import set_template
+from dsrun.train.base.plan import Task
 from dsrun.train.model.quantization import elements
 
 logger = logging.getLogger(__name__)
@@ -99,9 +98,6 @@ class OwnCode:
         return dynamic_module_utils.get_class_from_dynamic_module(reference, name, **options)
 
 
-Task = Literal["seq2seq", "causal-lm"]
-
-
 def load_config(spec: TrainSpec) -> Any:
     name = spec.config_name or spec.model
     if name is None:
@@ -137,22 +133,13 @@ def decide_task(config: Any, requested: str, model: str | None) -> Task:
     return task
 
 
-def load_tokenizer(spec: TrainSpec) -> Any:
-    name = spec.tokenizer or spec.model
-    if name is None:
-        raise UsageError("a model built from --model-type has no tokenizer", fix="add --tokenizer NAME")
-    options = {"use_fast": spec.use_fast_tokenizer, "trust_remote_code": spec.trust_remote_code}
-    with one_at_a_time(spec.trust_remote_code):
-        tokenizer = from_hub(AutoTokenizer, name, "tokenizer", spec, **options)
-    set_template(tokenizer, spec.chat_template)
-    return tokenizer
-
-
 def fit_embeddings(model: Any, tokenizer: Any) -> str | None:
     """Grow the embedding to the tokenizer where tokens were added; returns what was done."""
     rows = model.config.get_text_config().vocab_size
     if len(tokenizer) <= rows:
         return None
+    # transformers draws new rows around the mean of the old ones (mean_resizing), as small random ones would take
+    # probability from all words at once: https://nlp.stanford.edu/~johnhew/vocab-expansion.html
     model.resize_token_embeddings(len(tokenizer))
     return f"the embedding was grown from {rows:,} to {len(tokenizer):,} rows, as the tokenizer has more tokens"
 
@@ -244,3 +231,14 @@ def refused_attention(requested: str | None, name: str, first: str) -> UsageErro
         f"--attn-implementation {requested}: {name!r} cannot use it: {first.partition('. ')[0]}",
         fix="leave it out: the fastest that works is taken",
     )
+
+
+@contextmanager
+def evaluating(model: Any) -> Iterator[None]:
+    """Without dropout."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)

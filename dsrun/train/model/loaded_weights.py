@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, modeling_utils
 
 from dsrun.errors import UsageError
 from dsrun.recipe.spec import TrainSpec
-from dsrun.train.distributed import all_gather_object
+from dsrun.train.base.distributed import all_gather_object
 
 FLAG = "--allow-missing-weights"
 CHECK_FILES = "compare config.json and the files with where they are from"

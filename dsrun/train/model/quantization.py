@@ -73,7 +73,8 @@ def check_quantization(spec: TrainSpec, config: Any, deepspeed: dict[str, Any] |
 def check_quantized(model: Any, spec: TrainSpec) -> str:
     """How much of the loaded model is quantised, in a sentence. Raises UsageError where experts are not, or where a
     quantised module is to be trained whole."""
-    quantized = {name for name, module in model.named_modules() if _is_quantized(module)}
+    kinds = ("Linear4bit", "Linear8bitLt")
+    quantized = {name for name, module in model.named_modules() if type(module).__name__ in kinds}
     for name in spec.lora_modules_to_save:
         hit = next((each for each in quantized if each == name or each.endswith(f".{name}")), None)
         if hit:
@@ -144,7 +145,3 @@ def elements(parameter: Any) -> int:
     """Weights in a parameter, also in one that ZeRO-3 keeps elsewhere, or that is packed."""
     stored = getattr(parameter, "ds_numel", None) or parameter.numel()
     return stored * 2 * parameter.element_size() if is_packed(parameter) else stored
-
-
-def _is_quantized(module: Any) -> bool:
-    return type(module).__name__ in ("Linear4bit", "Linear8bitLt")

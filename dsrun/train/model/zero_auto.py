@@ -34,9 +34,10 @@ from dsrun.recipe.precision import Precision
 from dsrun.recipe.recipe import Recipe
 from dsrun.recipe.resolve import with_defaults
 from dsrun.recipe.spec import DEFAULT_TARGET, TrainSpec
-from dsrun.train import distributed as worlds
-from dsrun.train.distributed import World
-from dsrun.train.model.load import Task, one_at_a_time
+from dsrun.train.base import distributed as worlds
+from dsrun.train.base.distributed import World
+from dsrun.train.base.plan import Task
+from dsrun.train.model.load import one_at_a_time
 from dsrun.zero.generate.presets import GIB
 from dsrun.zero.memory import plan as memory_plan
 from dsrun.zero.memory.model.architecture import Architecture, Weight
@@ -128,6 +129,7 @@ def _found(spec: TrainSpec) -> Found | None:
 
 def _cluster(world: World) -> Cluster:
     """This run's GPUs, all with the memory of the smallest: every rank has to choose alike."""
+    # Earlier than other runs, which prepare their data first: ranks must agree on the stage before all else.
     worlds.init_process_group(world, deepspeed=True)
     properties = torch.cuda.get_device_properties(world.gpu)
     memory = min(worlds.all_gather_object(properties.total_memory)) / GIB

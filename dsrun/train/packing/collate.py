@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from dsrun.train.data.request import Collator
-from dsrun.train.loop.batches import IGNORED
-from dsrun.train.packing.encoder_decoder import pair_inputs
+from dsrun.train.base.labels import IGNORED
+from dsrun.train.data.collate import Collator
+from dsrun.train.packing.encoder_decoder import ids_tensor, pair_inputs
 from dsrun.train.packing.probe import ONE_ROW, Method, packed_inputs
 
 Row = dict[str, Any]
@@ -30,12 +30,12 @@ class PackedCollator:
         pad, multiple_of = self.collator.pad_id, self.collator.multiple_of
         if self.method == "pairs":
             return pair_inputs(rows, pad, self.collator.decoder_input_ids, multiple_of)
-        documents = [[_tensor(sample["input_ids"]) for sample in row] for row in rows]
+        documents = [[ids_tensor(sample["input_ids"]) for sample in row] for row in rows]
         inputs = packed_inputs(documents, self.method, pad_id=pad, multiple_of=multiple_of)
         labels = torch.full_like(inputs["input_ids"], IGNORED)
         samples = [sample for row in rows for sample in row]
         for sample, (row, start, stop) in zip(samples, self.spans(rows), strict=True):
-            labels[row, start + 1 : stop] = _tensor(sample["labels"])[1:]
+            labels[row, start + 1 : stop] = ids_tensor(sample["labels"])[1:]
         return {**inputs, "labels": labels}
 
     def spans(self, rows: Sequence[Sequence[Row]]) -> list[tuple[int, int, int]]:
@@ -45,7 +45,3 @@ class PackedCollator:
             lengths = [[length for row in lengths for length in row]]
         ends = [np.cumsum([0, *row]).tolist() for row in lengths]
         return [(row, start, stop) for row, borders in enumerate(ends) for start, stop in pairwise(borders)]
-
-
-def _tensor(ids: Any) -> torch.Tensor:
-    return torch.from_numpy(np.asarray(ids, dtype=np.int64))

@@ -10,13 +10,13 @@ import torch
 
 from dsrun.errors import UsageError
 from dsrun.recipe.batch import BatchPlan
+from dsrun.train.base.distributed import all_ready
+from dsrun.train.base.plan import Plan
+from dsrun.train.data.batches import Split
 from dsrun.train.data.mixture import side_lengths
-from dsrun.train.distributed import all_ready
-from dsrun.train.loop.batches import Split
 from dsrun.train.model.quantization import DTYPES
 from dsrun.train.packing.probe import ONE_ROW, Method, Verdict, probe
 from dsrun.train.packing.sampler import Grouping
-from dsrun.train.plan import Plan
 from dsrun.zero.ops import stage_of
 
 # Where samples are so alike that padded batches hold more than this share of tokens, there is nothing to gain.

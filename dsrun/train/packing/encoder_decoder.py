@@ -14,10 +14,11 @@ from contextlib import contextmanager
 from types import MethodType
 from typing import Any
 
+import numpy as np
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from dsrun.train.loop.batches import IGNORED
+from dsrun.train.base.labels import IGNORED
 from dsrun.train.packing.measure import Trial
 
 Rows = Sequence[Sequence[Mapping[str, Any]]]
@@ -36,8 +37,8 @@ def pair_inputs(
     `decoder_input_ids` gives what the decoder reads to write labels [documents, target], padded with -100: shifted in a
     packed row, a document would begin with the end of the one before.
     """
-    sources = [[_tensor(sample["input_ids"]) for sample in row] for row in rows]
-    targets = [[_tensor(sample["labels"]) for sample in row] for row in rows]
+    sources = [[ids_tensor(sample["input_ids"]) for sample in row] for row in rows]
+    targets = [[ids_tensor(sample["labels"]) for sample in row] for row in rows]
     documents = [labels for row in targets for labels in row]
     shifted = iter(decoder_input_ids(pad_sequence(documents, batch_first=True, padding_value=IGNORED)))
     read = [[next(shifted)[: len(labels)] for labels in row] for row in targets]
@@ -50,8 +51,9 @@ def pair_inputs(
     }
 
 
-def _tensor(ids: Any) -> torch.Tensor:
-    return torch.as_tensor(ids, dtype=torch.int64)
+def ids_tensor(ids: Any) -> torch.Tensor:
+    # By way of NumPy, which reads a list of thousands of numbers several times as fast.
+    return ids if torch.is_tensor(ids) else torch.from_numpy(np.asarray(ids, dtype=np.int64))
 
 
 def _numbered(rows: list[list[torch.Tensor]]) -> list[list[torch.Tensor]]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from dsrun.train.distributed import all_ready
+from dsrun.train.base.distributed import all_ready
 
 
 class OtherRankError(RuntimeError):

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from dsrun.train.loss.dpo import evaluating
+from dsrun.train.model.load import evaluating
 
 Inputs = Mapping[str, Any]
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 
 from dsrun.errors import one_line
-from dsrun.train.distributed import all_gather_object
+from dsrun.train.base.distributed import all_gather_object
 from dsrun.train.packing.documents import refuse_lost_window, use_document_attention
 from dsrun.train.packing.encoder_decoder import install, trial_of_pairs
 from dsrun.train.packing.gather import OtherRankError, gathered
@@ -154,6 +154,7 @@ def _trial(model: Any, method: Method) -> Trial:
 def _documents(model: Any) -> list[torch.Tensor]:
     """Token ids, int64 [length] each, spread over the vocabulary."""
     vocabulary = model.config.get_text_config().vocab_size
+    # Times a prime, so that the ids spread over the vocabulary.
     ids = (torch.arange(sum(DOCUMENTS)) * 7919 + 11) % max(1, vocabulary - 8) + min(8, vocabulary - 1)
     return list(ids.split(DOCUMENTS))
 

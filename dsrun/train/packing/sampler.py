@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Sampler
 
-from dsrun.train.loop.batches import FILLER, Shares, Split, Taken, filler_like
+from dsrun.train.data.batches import FILLER, Shares, Split, Taken, WithFiller
 from dsrun.train.packing.assign import allotted, equal_cost_steps, pack_rows, shuffled_windows
 from dsrun.train.packing.pairs import pack_pairs
 
@@ -144,15 +144,9 @@ class WindowSampler(Sampler):
         return [part.tolist() or [FILLER] for part in parts[split.rank :: split.world_size]]
 
 
-class PackedRows(Dataset):
+class PackedRows(WithFiller):
     """Micro batches of packed rows of a table; an empty row is filler."""
 
-    def __init__(self, rows: Any) -> None:
-        self.rows = rows
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
     def __getitems__(self, packed: list[list[int]]) -> Taken:
-        rows = [[self.rows[i] for i in row] or [filler_like(self.rows[0])] for row in packed]
+        rows = [[self[i] for i in row or [FILLER]] for row in packed]
         return Taken(rows, [i for row in packed for i in row])

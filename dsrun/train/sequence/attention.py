@@ -19,6 +19,7 @@ def sequence_group(degree: int) -> Any:
     mine = None
     for first in range(0, dist.get_world_size(), degree):
         ranks = list(range(first, first + degree))
+        # All ranks make every group: torch demands it of those, too, that are not in it.
         group = dist.new_group(ranks)
         if dist.get_rank() in ranks:
             mine = group

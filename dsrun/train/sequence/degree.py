@@ -8,7 +8,7 @@ from dsrun.errors import UsageError
 from dsrun.recipe.recipe import Recipe
 from dsrun.recipe.resolve import with_defaults
 from dsrun.recipe.spec import TrainSpec
-from dsrun.train.distributed import World
+from dsrun.train.base.distributed import World
 
 SOURCE = "--long-context"
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")

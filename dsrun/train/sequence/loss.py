@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from dsrun.train.loop.batches import IGNORED
-from dsrun.train.loss.model_loss import ModelLoss, target_tokens
+from dsrun.train.base.labels import IGNORED, shifted_targets
+from dsrun.train.loss.model_loss import ModelLoss
+from dsrun.train.loss.protocol import Inputs
 from dsrun.train.sequence.attention import UlyssesAttention, sequence_group
 
 TILE = 1024
@@ -21,7 +22,7 @@ def shard(inputs: dict[str, torch.Tensor], degree: int, rank: int, pad_id: int =
     """This rank's part of whole rows, padded on the right to a multiple of `degree`: input_ids and position_ids
     [batch, length / degree], and `targets` alike, label i + 1 at place i, shifted before the cut."""
     ids, labels = inputs["input_ids"], inputs["labels"]
-    targets = F.pad(labels[:, 1:], (0, 1), value=IGNORED)
+    targets = shifted_targets(labels)
     short = -ids.shape[1] % degree
     ids, targets = F.pad(ids, (0, short), value=pad_id), F.pad(targets, (0, short), value=IGNORED)
     positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
@@ -29,37 +30,29 @@ def shard(inputs: dict[str, torch.Tensor], degree: int, rank: int, pad_id: int =
     return {name: each.chunk(degree, 1)[rank].contiguous() for name, each in parts.items()}
 
 
-class SequenceLoss:
-    """The loss of `model`, a causal LM that is not wrapped yet, whose rows `degree` neighbouring ranks share. Has the
-    interface of ModelLoss; batches hold whole rows. `length` is the most tokens of a row."""
+class SequenceLoss(ModelLoss):
+    """The loss of `model`, a causal LM that is not wrapped yet, whose rows `degree` neighbouring ranks share; batches
+    hold whole rows. `length` is the most tokens of a row."""
 
-    rows: ClassVar[int] = 1
-    window: ClassVar[torch.Tensor | None] = None
-    kind: ClassVar[str] = "shared"
-    shifted: ClassVar[bool] = True
+    no_logits = "--long-context makes no logits of whole rows"
 
     def __init__(self, model: Any, *, degree: int, length: int, smoothing: float = 0.0) -> None:
+        super().__init__("shared", shifted=True, smoothing=smoothing)
         self.degree = degree
         self.rank = dist.get_rank() % degree if degree > 1 else 0
         self.tiles = -(-length // degree // TILE)
-        self.smoothing = smoothing
         self.attention: UlyssesAttention | None = None
         if degree > 1:
             self.attention = UlyssesAttention(model, sequence_group(degree), length)
-        self.metrics = ModelLoss("shared", shifted=True).metrics
         self._tile_head(model)
 
-    def items(self, labels: torch.Tensor) -> torch.Tensor:
-        """Target tokens of whole rows."""
-        return target_tokens(labels, shifted=True)
-
-    def __call__(self, model: Any, inputs: dict[str, Any], items: torch.Tensor) -> tuple[torch.Tensor, Any]:
+    def __call__(self, model: Any, inputs: Inputs, items: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """This rank's share of the mean over `items`, the target tokens of the whole global batch."""
         outputs, _ = self._run(model, inputs, self.smoothing)
         return outputs["loss"] / items, outputs
 
     @torch.no_grad()
-    def sums(self, model: Any, inputs: dict[str, Any]) -> torch.Tensor:
+    def sums(self, model: Any, inputs: Inputs) -> torch.Tensor:
         """As ModelLoss.sums, of this rank's shards."""
         before = self.attention.is_on if self.attention else False
         outputs, targets = self._run(model, inputs, 0.0)
@@ -68,10 +61,7 @@ class SequenceLoss:
         entropy = outputs["loss"]
         return torch.stack([entropy, entropy, targets.ne(IGNORED).sum().to(entropy)]).double()
 
-    def logged(self, window: torch.Tensor) -> dict[str, float]:
-        return {}
-
-    def _run(self, model: Any, inputs: dict[str, Any], smoothing: float) -> tuple[Any, torch.Tensor]:
+    def _run(self, model: Any, inputs: Inputs, smoothing: float) -> tuple[Any, torch.Tensor]:
         part = shard(inputs, self.degree, self.rank)
         targets = part.pop("targets")
         if self.attention:
@@ -103,6 +93,7 @@ class SequenceLoss:
             # As many tiles on every rank, though rows differ in length: ZeRO-3 gathers the head for each.
             total = hidden.new_zeros((), dtype=torch.float32)
             for tile, some in zip(tiles(hidden, self.tiles), tiles(targets, self.tiles), strict=True):
+                # The reentrant kind gives weights no gradient unless an input has one (torch.utils.checkpoint).
                 total = total + checkpoint(of_tile, tile, some, self._smoothing, use_reentrant=False)
             return total
 

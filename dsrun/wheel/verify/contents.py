@@ -21,7 +21,7 @@ from elftools.elf.elffile import ELFFile
 from elftools.elf.gnuversions import GNUVerNeedSection
 
 from dsrun.errors import UsageError
-from dsrun.wheel.cache import sha256_of
+from dsrun.system.files import sha256_of
 from dsrun.wheel.verify.archive import PROVENANCE, Archive, open_wheel
 from dsrun.wheel.verify.fatbin import FatbinError, Section, architectures, read_fatbin
 from dsrun.wheel.verify.isa_level import cpu_level

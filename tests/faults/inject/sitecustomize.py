@@ -20,9 +20,9 @@ import time
 # point -> module, and the function in it that is entered at that point
 POINTS = {
     "import": ("dsrun.train.worker", "_run"),
-    "rendezvous": ("dsrun.train.distributed", "join"),
+    "rendezvous": ("dsrun.train.run", "init_process_group"),
     "tokenising": ("dsrun.train.data.build", "map_rows"),
-    "loading": ("dsrun.train.model.load", "build"),
+    "loading": ("dsrun.train.loop.build", "build"),
     "resuming": ("transformers.trainer", "deepspeed_load_checkpoint"),
     "forward": ("dsrun.train.loop.trainer", "RunTrainer.compute_loss"),
     "optimizer": ("deepspeed.runtime.engine", "DeepSpeedEngine.step"),
@@ -32,7 +32,7 @@ POINTS = {
     "committing": ("dsrun.runs.records", "write_json_atomic"),
     "evaluating": ("dsrun.train.loss.model_loss", "ModelLoss.sums"),
     "generating": ("dsrun.train.loop.generation", "Generator.take"),
-    "exporting": ("dsrun.train.run", "save_final"),
+    "exporting": ("dsrun.train.finish", "save_final"),
 }
 
 

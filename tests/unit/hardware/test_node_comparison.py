@@ -1,8 +1,7 @@
 """In what nodes differ: one comparison for the doctor's test between nodes and for wheels sent to them."""
 
-from dsrun.doctor.collectives.facts import NodeFacts
-from dsrun.doctor.collectives.facts import differences as between_ranks
-
+from dsrun.collectives.facts import NodeFacts
+from dsrun.collectives.facts import differences as between_ranks
 from dsrun.hardware.node_comparison import NodeDifference, compared
 from dsrun.wheel.verify.check import differences as of_wheels
 from dsrun.wheel.verify.machine import Machine

@@ -10,8 +10,8 @@ import torch.distributed.distributed_c10d as c10d
 
 from dsrun.errors import UsageError
 from dsrun.recipe.group_timeout import DEFAULT_S, group_timeout_s
-from dsrun.train import distributed
-from dsrun.train.distributed import World
+from dsrun.train.base import distributed
+from dsrun.train.base.distributed import World
 
 
 @pytest.mark.parametrize(

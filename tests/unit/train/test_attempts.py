@@ -12,7 +12,7 @@ from dsrun.recipe.resolve import resolve
 from dsrun.runs.attempts import attempt, earlier_signatures, signatures, start_times
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import write_manifest
-from dsrun.train.records import step_of
+from dsrun.train.base.run_records import step_of
 from dsrun.train.worker import _resumed_if_restarted, _set_aside_earlier_run
 
 

@@ -9,14 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsrun.errors import UsageError
-from dsrun.train.loop.batches import (
-    FILLER,
-    IGNORED,
-    GlobalBatchSampler,
-    Split,
-    StreamOfBatches,
-    WithFiller,
-)
+from dsrun.train.base.labels import IGNORED
+from dsrun.train.data.batches import FILLER, GlobalBatchSampler, Split, StreamOfBatches, WithFiller
 
 SIZES = st.integers(1, 6)
 

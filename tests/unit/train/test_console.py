@@ -11,10 +11,10 @@ import pytest
 
 from dsrun.errors import UsageError
 from dsrun.system import variables
-from dsrun.train.checkpoint.final import check_room
-from dsrun.train.console import ERROR_STYLE, SHOWN_LENGTH, Console, TrainingBar, duration, number, shortened
-from dsrun.train.loop.callbacks import format_metrics
-from dsrun.train.rank_context import Progress, explain_failure, record_failure
+from dsrun.train.base.console import ERROR_STYLE, SHOWN_LENGTH, Console, TrainingBar, duration, number, shortened
+from dsrun.train.base.rank_context import Progress, explain_failure, record_failure
+from dsrun.train.export.final import check_room
+from dsrun.train.loop.recording import format_metrics
 from tests.ecs import parsed
 
 

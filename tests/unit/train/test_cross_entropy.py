@@ -9,11 +9,11 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, LlamaConfig, MixtralConfig, T5Config
 
-from dsrun.train.loop.batches import IGNORED
+from dsrun.train.base.labels import IGNORED, target_tokens
 from dsrun.train.loss import cross_entropy
 from dsrun.train.loss.cross_entropy import token_cross_entropy
 from dsrun.train.loss.dpo import log_probabilities
-from dsrun.train.loss.model_loss import ModelLoss, summed_cross_entropy, target_tokens
+from dsrun.train.loss.model_loss import ModelLoss, summed_cross_entropy
 
 ROWS, LENGTH, VOCABULARY = 3, 10, 37
 SMALL = {

@@ -12,7 +12,7 @@ from deepspeed.ops.op_builder.builder import OpBuilder
 
 from dsrun.errors import ToolError, UsageError
 from dsrun.recipe.spec import TrainSpec
-from dsrun.train.distributed import World
+from dsrun.train.base.distributed import World
 from dsrun.train.loop.engine import (
     assert_engine_matches,
     configuration,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from dsrun.errors import UsageError
+from dsrun.train.base.rank_context import Progress, cause_of, record_failure, record_interruption, trace_of
 from dsrun.train.loop.nan import NanLossError
-from dsrun.train.rank_context import Progress, cause_of, record_failure, record_interruption, trace_of
 
 
 def raised(error):

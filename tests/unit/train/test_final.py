@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import torch
 from safetensors.torch import save_file
 
-from dsrun.train.checkpoint import final
+from dsrun.train.export import final
 
 
 def test_final_model_synced_before_rename(tmp_path, monkeypatch):

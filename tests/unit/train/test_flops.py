@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from bench.ladder.data import LLAMA, T5
 from bench.mfu import causal_flops, llama_parameters, seq2seq_flops
-from dsrun.train.loop.callbacks import Recorder
+from dsrun.train.loop.recording import Recorder
 from dsrun.train.model.flops import flops_of
 from dsrun.zero.memory.flops import work_of
 

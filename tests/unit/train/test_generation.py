@@ -10,9 +10,10 @@ import torch
 from datasets import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from dsrun.train.base.labels import IGNORED
+from dsrun.train.data.batches import FILLER
+from dsrun.train.data.collate import Collator
 from dsrun.train.data.mixture import Mixture
-from dsrun.train.data.request import Collator
-from dsrun.train.loop.batches import FILLER, IGNORED
 from dsrun.train.loop.generation import Generator, has_prompts, last_answer
 from dsrun.train.loss.model_loss import ModelLoss
 

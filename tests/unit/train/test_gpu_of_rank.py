@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from dsrun.errors import UsageError
-from dsrun.train import distributed
-from dsrun.train.distributed import World, gpu_of, world_from_env
+from dsrun.train.base import distributed
+from dsrun.train.base.distributed import World, gpu_of, world_from_env
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,14 @@ import time
 from types import SimpleNamespace
 
 from dsrun.runs.heartbeat import Heart, read_beats
+from dsrun.train.base.rank_context import RankContext, handler_from_env, is_supervised
 from dsrun.train.loop.preemption import HeartbeatCallback
-from dsrun.train.loop.setup import PROGRESS_SECONDS, EventCallback
-from dsrun.train.rank_context import RankContext, handler_from_env, is_supervised
+from dsrun.train.loop.recording import PROGRESS_SECONDS, EventCallback
 from tests.forkserver.client import HEAVY
 
 STUCK = """
 import sys, time, pathlib
-from dsrun.train.rank_context import show_stacks_in
+from dsrun.train.base.rank_context import show_stacks_in
 show_stacks_in(None)
 show_stacks_in(pathlib.Path(sys.argv[1]))
 

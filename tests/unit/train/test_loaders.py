@@ -20,10 +20,10 @@ from datasets import Dataset as HubDataset
 from torch.utils.data import Dataset
 from transformers import Trainer
 
-from dsrun.train.data.request import Collator
+from dsrun.train.data.batches import Split, Taken
+from dsrun.train.data.collate import Collator
 from dsrun.train.data.token_files import TokenBin
-from dsrun.train.loop.batches import Split, Taken
-from dsrun.train.loop.loaders import MicroBatch, _Collate, start_at, training_loader
+from dsrun.train.loop.loaders import MicroBatch, TrainingLoader, _Collate, training_loader
 from dsrun.train.packing.decide import Batching
 from dsrun.train.packing.sampler import Grouping
 from tests.forkserver.client import HEAVY
@@ -131,7 +131,7 @@ def test_loader_resume_at_step_50000_reads_nothing_before(workers):
     rows = Counted(450_000)
     whole = training_loader(arguments(workers), rows, plain(2, 0, 2, 2), COLLATE)
     order = list(islice(whole.batch_sampler, 100_000, 100_003))
-    loader = start_at(whole, 100_000)
+    loader = whole.start_at(100_000)
     assert [list(batch.ids) for batch in islice(loader, 3)] == order
     if not workers:
         assert len(rows.read) == 6
@@ -141,7 +141,7 @@ def test_trainer_skips_batches_by_start_at():
     """Its own way is accelerate's function; a Transformers that calls it by another name must not go unnoticed."""
     import dsrun.train.loop.trainer  # noqa: F401
 
-    assert Trainer._run_epoch.__globals__["skip_first_batches"] is start_at
+    assert Trainer._run_epoch.__globals__["skip_first_batches"] is TrainingLoader.start_at
 
 
 def grouped(rows, seed=7):
@@ -162,7 +162,7 @@ def test_group_by_length_of_token_file_blocks(tmp_path):
 
 
 def test_epoch_after_resumed_one_is_whole():
-    loader = start_at(training_loader(arguments(2), Counted(10), plain(2, 0, 1), COLLATE), 4)
+    loader = training_loader(arguments(2), Counted(10), plain(2, 0, 1), COLLATE).start_at(4)
     assert [len(list(loader)) for _ in range(2)] == [1, 5]
 
 

@@ -16,15 +16,8 @@ from transformers import (
     T5Config,
 )
 
-from dsrun.train.loop.batches import IGNORED
-from dsrun.train.loss.model_loss import (
-    ModelLoss,
-    kind_of_loss,
-    own_loss_notice,
-    shifts_labels,
-    summed_cross_entropy,
-    target_tokens,
-)
+from dsrun.train.base.labels import IGNORED, shifts_labels, target_tokens
+from dsrun.train.loss.model_loss import ModelLoss, kind_of_loss, own_loss_notice, summed_cross_entropy
 
 TINY = {"vocab_size": 11, "d_model": 8}
 T5 = T5Config(**TINY, d_ff=8, d_kv=4, num_layers=1, num_heads=2, decoder_start_token_id=0)

@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, LlamaConfig, T5Config
 
-from dsrun.train.loop.batches import IGNORED, Split
+from dsrun.train.base.labels import IGNORED, target_tokens
+from dsrun.train.data.batches import Split
 from dsrun.train.loop.evaluation import LossState
-from dsrun.train.loss.by_set import LossBySet
-from dsrun.train.loss.model_loss import ModelLoss, summed_cross_entropy, target_tokens
+from dsrun.train.loss.model_loss import LossBySet, ModelLoss, summed_cross_entropy
 
 LLAMA = LlamaConfig(vocab_size=11, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=2)
 T5 = T5Config(vocab_size=11, d_model=8, d_ff=8, d_kv=4, num_layers=1, num_heads=2, decoder_start_token_id=0)

@@ -10,16 +10,14 @@ import pytest
 from dsrun.launch.supervisor.policy import MemoryFallback
 from dsrun.recipe.batch import batch_plan
 from dsrun.recipe.resolve import resolve
-from dsrun.train.plan import (
-    MOST_SKIPPED_STEPS,
+from dsrun.train.decide_plan import (
     clear_fallbacks,
     fallback_notice,
     read_memory_fallback,
-    rollback_recorder,
-    steps_to_skip,
     with_fallback,
     with_smaller_batch,
 )
+from dsrun.train.loop.nan import MOST_SKIPPED_STEPS, rollback_recorder, steps_to_skip
 
 
 def recipe(*flags):

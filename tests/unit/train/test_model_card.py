@@ -15,12 +15,13 @@ from dsrun.recipe.batch import BatchPlan
 from dsrun.recipe.recipe import phases
 from dsrun.recipe.resolve import resolve
 from dsrun.runs.folder import RunFolder
+from dsrun.train.base.distributed import World
+from dsrun.train.base.plan import Given, Plan
 from dsrun.train.card.facts import CardFacts
 from dsrun.train.card.write import is_edited, model_card, write_cards
-from dsrun.train.data.request import Collator, PreparedData, Truncation
-from dsrun.train.distributed import World
-from dsrun.train.given import Given
-from dsrun.train.plan import Plan
+from dsrun.train.data.collate import Collator
+from dsrun.train.data.counts import Truncation
+from dsrun.train.data.request import PreparedData
 
 SECRET = "hf_canaryCANARY0123456789"
 BATCH = BatchPlan(global_batch=64, micro_batch=4, world_size=8, accumulation=2)
@@ -206,7 +207,7 @@ def test_language_attribute_of_tokenizers():
 
 
 def test_edited_card_stays_when_the_model_is_saved_again(tmp_path):
-    from dsrun.train.checkpoint import final
+    from dsrun.train.export import final
 
     partial, folder = tmp_path / "model.partial", tmp_path / "model"
     for each in (partial, folder):

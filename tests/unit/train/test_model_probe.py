@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from dsrun.errors import UsageError
-from dsrun.train.data.request import Collator
+from dsrun.train.data.collate import Collator
 from dsrun.train.loss.model_loss import ModelLoss
 from dsrun.train.loss.probe import CausalityCheck, is_conditional, parameters_without_gradient
 from dsrun.train.model.load import decide_task

@@ -27,7 +27,7 @@ from transformers import (
     UMT5Config,
 )
 
-from dsrun.train.data.request import Collator
+from dsrun.train.data.collate import Collator
 from dsrun.train.loss.model_loss import summed_cross_entropy
 from dsrun.train.packing.encoder_decoder import install, pair_inputs, trial_of_pairs
 from dsrun.train.packing.measure import measure

@@ -19,12 +19,12 @@ from dsrun.errors import MissingError, UsageError
 from dsrun.plugin import Example
 from dsrun.recipe.spec import TrainSpec
 from dsrun.runs.heartbeat import Heart
-from dsrun.train.data.request import Collator
+from dsrun.train.base.plugin import load_plugin
+from dsrun.train.data.collate import Collator
 from dsrun.train.loop.evaluation import Evaluator
 from dsrun.train.loss.model_loss import ModelLoss
 from dsrun.train.loss.plugin_loss import PluginLoss
 from dsrun.train.loss.probe import SumCheck
-from dsrun.train.plugin import load_plugin
 
 ROOT = Path(__file__).parents[3]
 HEAD = "from dsrun.plugin import Plugin\n"

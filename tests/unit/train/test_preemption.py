@@ -11,8 +11,8 @@ from transformers import TrainerControl
 from transformers.trainer_callback import DefaultFlowCallback
 
 from dsrun.runs.stop_request import StopRequest
+from dsrun.train.base.rank_context import PreemptionHandler
 from dsrun.train.loop.preemption import PendingEvaluationCallback, PreemptionCallback, StopVote
-from dsrun.train.rank_context import PreemptionHandler
 
 EPOCHS = SimpleNamespace(
     eval_strategy="epoch",

@@ -15,6 +15,7 @@ from dsrun.recipe.preflight import packages
 from dsrun.recipe.resolve import resolve
 from dsrun.recipe.spec import TrainSpec
 from dsrun.train.checkpoint.verify import lora_identity
+from dsrun.train.decide_plan import with_fallback
 from dsrun.train.loop.nan import _weights_are_finite
 from dsrun.train.model.adapters import add_lora
 from dsrun.train.model.load import parameter_count
@@ -26,7 +27,6 @@ from dsrun.train.model.quantization import (
     keep_codes,
     quantization_config,
 )
-from dsrun.train.plan import with_fallback
 
 SHAPE = {
     "vocab_size": 16, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1,

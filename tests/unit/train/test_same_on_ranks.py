@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dsrun.errors import ToolError
-from dsrun.train import distributed
-from dsrun.train.distributed import STALE_FOLDER, assert_same_on_all_ranks
+from dsrun.train.base import distributed
+from dsrun.train.base.distributed import STALE_FOLDER, assert_same_on_all_ranks
 
 
 @pytest.fixture

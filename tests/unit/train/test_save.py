@@ -10,11 +10,11 @@ from dsrun.errors import UsageError
 from dsrun.runs import commit
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import complete_checkpoints, read_manifest, verify
+from dsrun.train.base.distributed import all_gather_object, all_ready, rank0_first
 from dsrun.train.checkpoint import save as saves
 from dsrun.train.checkpoint.save import Save, SaveFailed
 from dsrun.train.checkpoint.serialize import write_torch
 from dsrun.train.checkpoint.snapshot import Snapshots
-from dsrun.train.distributed import all_gather_object, all_ready, rank0_first
 
 
 @pytest.fixture

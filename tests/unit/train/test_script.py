@@ -13,7 +13,8 @@ from datasets import Dataset
 from dsrun.errors import UsageError
 from dsrun.recipe.resolve import resolve
 from dsrun.recipe.spec import TrainSpec
-from dsrun.train.given import Given
+from dsrun.train.base.plan import Given
+from dsrun.train.data.request import given_sources
 from dsrun.train.script import _given, _words
 
 
@@ -58,10 +59,10 @@ def test_model_of_trainer_is_a_name_a_model_or_a_function():
 
 def test_given_rows_are_tables_whose_identity_is_their_content():
     def table(rows):
-        return Given(rows={"train": rows}).sources().splits["train"]
+        return given_sources({"train": rows}).splits["train"]
 
     rows = [{"text": "a"}, {"text": "b"}]
-    assert Given().sources() is None
+    assert given_sources({}) is None
     assert table(rows).identity() == table(tuple(rows)).identity() != table(rows[:1]).identity()
     assert table(Dataset.from_list(rows)).table.num_rows == 2
     with pytest.raises(UsageError, match="train= of Trainer is not a sequence of rows"):

@@ -10,8 +10,9 @@ import torch
 from dsrun.errors import UsageError
 from dsrun.recipe.resolve import resolve
 from dsrun.recipe.spec import TrainSpec
-from dsrun.train.distributed import World
-from dsrun.train.loop.batches import IGNORED, GlobalBatchSampler, Split
+from dsrun.train.base.distributed import World
+from dsrun.train.base.labels import IGNORED
+from dsrun.train.data.batches import GlobalBatchSampler, Split
 from dsrun.train.loss.model_loss import ModelLoss
 from dsrun.train.sequence import loss as sequence_loss
 from dsrun.train.sequence.degree import decide_degree

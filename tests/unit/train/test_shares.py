@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsrun.recipe.mixture import epoch_counts
-from dsrun.train.loop.batches import FILLER, GlobalBatchSampler, Shares, Split
+from dsrun.train.data.batches import FILLER, GlobalBatchSampler, Shares, Split
 
 SIZES = st.lists(st.integers(1, 60), min_size=1, max_size=5)
 WEIGHTS = st.floats(1e-3, 1e3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.train.speed import REGIONAL, SpeedFacts, choices, environment, line, values
+from dsrun.train.base.speed import REGIONAL, SpeedFacts, choices, environment, line, values
 
 AMPERE = {"device": "cuda", "capability": (8, 0), "liger": True}
 DEEP = {"compile": {"deepcompile": True}, "zero_optimization": {"stage": 3}}

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dsrun.train.loop.callbacks import LossSpikeDetector, robust_z
+from dsrun.train.loop.recording import LossSpikeDetector, robust_z
 
 
 def told(losses):

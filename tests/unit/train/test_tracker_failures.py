@@ -7,7 +7,7 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations.integration_utils import MLflowCallback, TensorBoardCallback
 from transformers.trainer_callback import CallbackHandler, ProgressCallback
 
-from dsrun.train.loop.trackers import Tracker, guard_trackers
+from dsrun.train.loop.callbacks import Tracker, guard_trackers
 
 
 class Writer:

@@ -7,7 +7,7 @@ from transformers import AutoConfig, LlamaConfig, T5Config
 
 from dsrun.errors import UsageError
 from dsrun.recipe.resolve import resolve
-from dsrun.train.distributed import World
+from dsrun.train.base.distributed import World
 from dsrun.train.model import zero_auto
 from dsrun.zero.memory.model.count import FAMILIES
 from dsrun.zero.memory.request import cluster

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.wheel.cache import sha256_of
+from dsrun.system.files import sha256_of
 from dsrun.wheel.verify import install_wheel
 from tests.tiny_wheels import make_wheel
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.errors import ToolError
-from dsrun.wheel.cache import sha256_of
+from dsrun.system.files import sha256_of
 from dsrun.wheel.compile import assemble as merging
 from dsrun.wheel.compile.assemble import INSTALLED, assemble, platform_tag
 from dsrun.wheel.verify.contents import read_wheel

@@ -11,7 +11,8 @@ import sys
 import pytest
 
 from dsrun.errors import MissingError, UsageError
-from dsrun.wheel.cache import LOG_NAME, RECORD_NAME, WheelCache, copy_out, sha256_of
+from dsrun.system.files import sha256_of
+from dsrun.wheel.cache import LOG_NAME, RECORD_NAME, WheelCache, copy_out
 
 KEY = "0123456789abcdef0123"
 NAME = "deepspeed-0.19.8+cputorch2.13.x8664v3-cp311-cp311-linux_x86_64.whl"

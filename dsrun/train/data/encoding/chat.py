@@ -57,7 +57,8 @@ def encode_chat(tokenizer: Any, messages: Messages, tools: list[Any] | None, whe
         **tokenizer.get_added_vocab(),
         **dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True)),
     }
-    chat = _Chat(tokenizer, [_without_mark(each) for each in messages], tools, where, control)
+    unmarked = [{name: value for name, value in each.items() if name != UNLEARNED} for each in messages]
+    chat = _Chat(tokenizer, unmarked, tools, where, control)
     if tokenizer.is_fast and _GENERATION.search(tokenizer.get_chat_template(tools=tools)):
         return [chat.by_template_marks(answers)]
     full = chat.render(len(messages))
@@ -71,10 +72,6 @@ def encode_chat(tokenizer: Any, messages: Messages, tools: list[Any] | None, whe
         else:
             spans[answer] = (start, end)
     return [*apart, *([chat.sample(full, spans)] if spans or not apart else [])]
-
-
-def _without_mark(message: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in message.items() if name != UNLEARNED}
 
 
 def _same(one: str, other: str) -> int:

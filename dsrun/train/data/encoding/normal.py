@@ -81,7 +81,12 @@ def _chat_preference(layout: Layout, row: Mapping[str, Any], where: str) -> dict
         asked = [{"role": "system", "content": system}, *asked]
     tools = _tools(row, where)
     chosen, rejected = ([*map(_unlearned, asked), *answer] for answer in answers)
-    columns = {"chosen": (chosen, layout.target), "rejected": (rejected, layout.rejected), "tools": (tools, "tools")}
+    named = {"chosen": (chosen, layout.target), "rejected": (rejected, layout.rejected), "tools": (tools, "tools")}
+    return _as_json(named, where)
+
+
+def _as_json(columns: Mapping[str, tuple[Any, str | None]], where: str) -> dict[str, str | None]:
+    """Values with the names of their columns as JSON in a text; None for those that are empty."""
     return {
         name: _text(json.dumps(value, ensure_ascii=False), column or "", where) if value else None
         for name, (value, column) in columns.items()
@@ -144,11 +149,7 @@ def _chat(layout: Layout, row: Mapping[str, Any], where: str) -> dict[str, Any]:
         messages = [*prompt, *messages_of(row.get("completion"), where)]
     else:
         messages = messages_of(row.get(layout.columns[0]), where)
-    columns = {"messages": (messages, layout.columns[0]), "tools": (_tools(row, where), "tools")}
-    return {
-        name: _text(json.dumps(value, ensure_ascii=False), column, where) if value else None
-        for name, (value, column) in columns.items()
-    }
+    return _as_json({"messages": (messages, layout.columns[0]), "tools": (_tools(row, where), "tools")}, where)
 
 
 def _as_conversation(layout: Layout, row: Mapping[str, Any], where: str) -> list[dict[str, Any]]:

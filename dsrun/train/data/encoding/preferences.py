@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
+from dsrun.train.base.labels import IGNORED
+from dsrun.train.data.collate import Collator
+from dsrun.train.data.counts import Counts
 from dsrun.train.data.encoding.tokenise import Row, RowEncoder
-from dsrun.train.data.request import Collator, Counts
-from dsrun.train.loop.batches import IGNORED
 
 REJECTED = {"rejected_ids": "input_ids", "rejected_labels": "labels"}
 """The columns of the rejected answer, and those of the chosen one that they stand beside."""

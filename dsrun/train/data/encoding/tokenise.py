@@ -14,11 +14,11 @@ import numpy as np
 from dsrun.errors import UsageError
 from dsrun.recipe.preflight.layouts import Layout
 from dsrun.system.files import parse_json
+from dsrun.train.base.labels import IGNORED
+from dsrun.train.data.counts import Counts
 from dsrun.train.data.encoding.chat import ChatSample, encode_chat
 from dsrun.train.data.encoding.normal import normal_or_bad
 from dsrun.train.data.encoding.tokenizer import Affixes, affixes_of, plain_backend
-from dsrun.train.data.request import Counts
-from dsrun.train.loop.batches import IGNORED
 
 Row = dict[str, Any]
 

@@ -9,9 +9,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from transformers import AutoTokenizer
+
 from dsrun.errors import UsageError
 from dsrun.models.families import family_of
 from dsrun.recipe.spec import TrainSpec
+from dsrun.train.data.encoding.chat import set_template
+from dsrun.train.model.load import from_hub, one_at_a_time
+
+
+def load_tokenizer(spec: TrainSpec) -> Any:
+    name = spec.tokenizer or spec.model
+    if name is None:
+        raise UsageError("a model built from --model-type has no tokenizer", fix="add --tokenizer NAME")
+    options = {"use_fast": spec.use_fast_tokenizer, "trust_remote_code": spec.trust_remote_code}
+    with one_at_a_time(spec.trust_remote_code):
+        tokenizer = from_hub(AutoTokenizer, name, "tokenizer", spec, **options)
+    set_template(tokenizer, spec.chat_template)
+    return tokenizer
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dsrun.errors import UsageError
+from dsrun.train.base.plugin import LoadedPlugin
 from dsrun.train.data.reading.readers import Row, Rows, sample_of
 from dsrun.train.data.reading.sources import FileSource, Source
-from dsrun.train.plugin import LoadedPlugin
 
 
 @dataclass(frozen=True)

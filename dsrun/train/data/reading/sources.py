@@ -18,6 +18,7 @@ from dsrun.hub.unreachable import refused, unreachable
 from dsrun.recipe.preflight.data_files import FORMATS, data_format, expanded, natural_order
 from dsrun.recipe.preflight.files import is_path
 from dsrun.recipe.spec import TrainSpec
+from dsrun.system.files import sha256_of
 from dsrun.train.data.reading.readers import START, Mark, Row, Rows, read_marked, sample_of
 from dsrun.train.model.load import HTTP_ERROR
 
@@ -100,6 +101,7 @@ class TableSource:
 
     def identity(self) -> str:
         """The fingerprint `datasets` keeps: that of the prepared files on this machine."""
+        # Private, but what `datasets` names its own cache files by.
         return str(self.table._fingerprint)
 
     def rows(self) -> Rows:
@@ -274,8 +276,7 @@ def _digest(path: Path) -> str:
     stat = path.stat()
     if stat.st_size > HASHED_WHOLE:
         return hashlib.sha256(f"{stat.st_mtime_ns} ".encode() + _ends(path)).hexdigest()
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return sha256_of(path)
 
 
 def _ends(path: Path) -> bytes:

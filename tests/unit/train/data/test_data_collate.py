@@ -11,7 +11,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from dsrun.train.data.request import Collator
+from dsrun.train.data.collate import Collator
 
 ROWS = [
     {"input_ids": [5, 6, 1], "labels": [7, 1], "source_text": "x"},

@@ -3,7 +3,7 @@
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.train.data.request import Truncation
+from dsrun.train.data.counts import Truncation
 
 PAIR = {"source": "one", "target": "unu"}
 NO_HOLD_OUT = {"validation_split_percentage": 0}

@@ -10,10 +10,10 @@ from datasets import Dataset, IterableDataset
 from dsrun.errors import UsageError
 from dsrun.plugin import Plugin
 from dsrun.recipe.preflight.plugin_file import PluginFile
+from dsrun.train.base.plugin import LoadedPlugin
 from dsrun.train.data.reading.plugin_rows import PluginSource
 from dsrun.train.data.reading.sources import TableSource
 from dsrun.train.data.stream import RowStream
-from dsrun.train.plugin import LoadedPlugin
 
 ROWS = [{"number": i, "words": [f"{i}", f"{i}{i}"]} for i in range(250)]
 PAIRS = [{"source": f"{i}", "target": word} for i in range(250) if i % 3 for word in (f"{i}", f"{i}{i}")]

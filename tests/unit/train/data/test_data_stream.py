@@ -13,11 +13,11 @@ from datasets import Dataset, IterableDataset
 from torch.utils.data import DataLoader
 
 from dsrun.errors import UsageError
+from dsrun.train.data.batches import Split, StreamOfBatches
 from dsrun.train.data.reading import readers
 from dsrun.train.data.reading.readers import START, read_marked
 from dsrun.train.data.reading.sources import TableSource
 from dsrun.train.data.stream import RowStream
-from dsrun.train.loop.batches import Split, StreamOfBatches
 
 PAIRS = [{"source": f"{i}", "target": f"{i}{i}"} for i in range(250)]
 

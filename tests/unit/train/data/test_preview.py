@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from dsrun.train.console import Console
+from dsrun.train.base.console import Console
 from dsrun.train.data.preview import LONGEST_PART, parts_of, preview
 from dsrun.train.prepare import show_samples
 

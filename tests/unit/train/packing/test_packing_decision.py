@@ -12,7 +12,7 @@ from datasets import Dataset
 from dsrun.errors import UsageError
 from dsrun.recipe.batch import BatchPlan
 from dsrun.recipe.spec import TrainSpec
-from dsrun.train.loop.batches import Split
+from dsrun.train.data.batches import Split
 from dsrun.train.packing import decide as module
 from dsrun.train.packing.decide import batch_of_tokens, decide_batching, keep_grouping, rows_per_step, split_of_rows
 from dsrun.train.packing.probe import Verdict

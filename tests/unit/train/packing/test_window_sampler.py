@@ -7,7 +7,7 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from dsrun.train.loop.batches import FILLER, Shares, Split
+from dsrun.train.data.batches import FILLER, Shares, Split
 from dsrun.train.packing import sampler as module
 from dsrun.train.packing.sampler import Grouping, WindowSampler
 

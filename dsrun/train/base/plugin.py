@@ -17,7 +17,7 @@ from dsrun.errors import DsrunError, MissingError, UsageError, one_line
 from dsrun.plugin import API_VERSION, Example, MeanOver, Plugin
 from dsrun.recipe.preflight.plugin_file import PluginFile, find_plugin, search_path, shown
 from dsrun.recipe.spec import TrainSpec
-from dsrun.train.rank_context import cause_of
+from dsrun.train.base.rank_context import cause_of
 
 Row = dict[str, Any]
 
@@ -133,6 +133,7 @@ def load_plugin(spec: TrainSpec) -> LoadedPlugin | None:
     if named is None:
         return None
     file = find_plugin(named)
+    # Where the preflight, which runs in the command `dsrun`, has found it.
     sys.path[:] = search_path()
     try:
         kind = getattr(import_module(file.module), file.class_name)

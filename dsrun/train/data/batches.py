@@ -12,17 +12,15 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from dsrun.errors import UsageError
+from dsrun.train.base.labels import IGNORED
+from dsrun.train.data.stream import Reader, RowStream
 
-if TYPE_CHECKING:
-    from dsrun.train.data.stream import Reader, RowStream
-
-IGNORED = -100
 FILLER = -1
 FILLER_LENGTH = 2
 

@@ -131,14 +131,10 @@ def write_file(path: Path, weights: Sequence[Weight], *, beat: Callable[[], None
             digest.update(data)
             del data
             beat()
+        # Before the folder is renamed into its place: the name may reach the disk before the bytes do.
         file.flush()
         os.fsync(file.fileno())
     return digest.hexdigest()
-
-
-def sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def header(weights: Sequence[Weight]) -> bytes:

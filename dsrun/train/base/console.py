@@ -243,6 +243,7 @@ def send_output_to(log: Path, *, echo: bool = False) -> None:
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(line_buffering=True)
     handlers.append(logging.StreamHandler(sys.stderr))
+    # `force`, as libraries imported before may have set up the root logger, and basicConfig then does nothing.
     logging.basicConfig(format=LOG_FORMAT, level=logging.DEBUG if echo else logging.INFO, handlers=handlers, force=True)
     # These report every HTTP request and file lock at INFO and DEBUG.
     for chatty in ("httpx", "httpcore", "filelock", "urllib3", "fsspec", "matplotlib", "numexpr"):

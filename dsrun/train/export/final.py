@@ -10,12 +10,12 @@ from typing import Any
 from dsrun.errors import ToolError, UsageError
 from dsrun.runs.records import fsync_folder, sync_file
 from dsrun.system.files import delete_tree, replace_folder
+from dsrun.train.base.plan import Task
 from dsrun.train.card.metadata import FILE as CARD
 from dsrun.train.card.write import is_edited
-from dsrun.train.loop.trainer import RunTrainer
 from dsrun.train.model.adapters import saved_embeddings
 from dsrun.train.model.initial_weights import leave_undrawn, undrawn
-from dsrun.train.model.load import AUTO_CLASS, Task
+from dsrun.train.model.load import AUTO_CLASS
 from dsrun.train.model.zero3 import outside_zero3
 
 # Bytes a checkpoint holds per trainable parameter beside its weights: fp32 master copy and AdamW's two moments.
@@ -37,9 +37,7 @@ def check_room(
         )
 
 
-def save_final(
-    trainer: RunTrainer, folder: Path, task: Task, *, lora: bool, base: Callable[[], Any] | None = None
-) -> None:
+def save_final(trainer: Any, folder: Path, task: Task, *, lora: bool, base: Callable[[], Any] | None = None) -> None:
     """Write the model and tokenizer to `folder`, atomically; called on all ranks, as ZeRO-3 gathers its
     shards. A LoRA run leaves the adapter in `adapter/` beside it and the merged model in `folder`; where the base model
     was quantised, `base` loads it as it was before."""
@@ -67,12 +65,13 @@ def save_final(
 
 
 def _save_merged(
-    trainer: RunTrainer, folder: Path, state: dict[str, Any], task: Task, load_base: Callable[[], Any] | None
+    trainer: Any, folder: Path, state: dict[str, Any], task: Task, load_base: Callable[[], Any] | None
 ) -> None:
     """Merge on a fresh copy in host memory: the trained model's weights may be sharded over all ranks, or quantised."""
     from peft import get_peft_model
 
     base = trainer.model.get_base_model()
+    # While ZeRO-3's configuration is registered, from_config would shard the model over ranks that do not come here.
     with outside_zero3():
         if load_base is None:
             with undrawn():

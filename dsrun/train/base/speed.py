@@ -7,18 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from transformers.utils import is_liger_kernel_available
 
 from dsrun.errors import UsageError
 from dsrun.hardware.gpus import AMPERE
+from dsrun.train.base.plan import Plan
 from dsrun.zero.generate.config import ADAMW_OF_TORCH
 from dsrun.zero.ops import stage_of
-
-if TYPE_CHECKING:
-    from dsrun.train.plan import Plan
 
 Mode = Literal["auto", "safe"]
 REGIONAL = "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +17,31 @@ from dsrun.recipe.precision import Precision, decide_precision
 from dsrun.recipe.recipe import Recipe, has_data, phases
 from dsrun.recipe.resolve import with_defaults
 from dsrun.recipe.spec import TrainSpec
-from dsrun.runs.records import write_json_atomic
-from dsrun.system.files import parse_json
-from dsrun.system.host import cpu_bf16
+from dsrun.runs.attempts import earlier_signatures, is_another, saved_global_batch
+from dsrun.runs.folder import RunFolder
+from dsrun.system import variables
+from dsrun.system.host import cpu_bf16, versions
+from dsrun.system.tested import TESTED, untested
 from dsrun.system.variables import cache_root
-from dsrun.train import distributed as worlds
-from dsrun.train.distributed import World
-from dsrun.train.given import NOTHING, Given
+from dsrun.train.base import distributed as worlds
+from dsrun.train.base.distributed import World
+from dsrun.train.base.plan import NOTHING, Given, Plan, Task
+from dsrun.train.base.plugin import LoadedPlugin, load_plugin
+from dsrun.train.base.rank_context import is_supervised
+from dsrun.train.data.request import PreparedData
 from dsrun.train.loop import engine
+from dsrun.train.loop.nan import SKIP_FILE
 from dsrun.train.model import load as models
 from dsrun.train.model.load import decide_task, load_config
 from dsrun.train.model.quantization import check_fp8, check_quantization
 from dsrun.train.model.zero_auto import resolve_zero_auto
-from dsrun.train.plugin import LoadedPlugin
-from dsrun.train.sequence.degree import decide_degree
+from dsrun.train.packing.decide import batch_of_tokens
+from dsrun.train.sequence.degree import decide_degree, with_long_context
 from dsrun.zero.generate.presets import FROM_STEPS, error_after, memory_of_sum, takes_fp32_sum
 from dsrun.zero.offload import offloaded_to
 from dsrun.zero.ops import stage_of
 
+# TrainingArguments' per_device_train_batch_size.
 DEFAULT_MICRO_BATCH = 8
 NO_FALLBACK = MemoryFallback()
 
@@ -47,23 +54,34 @@ BATCH_FLAGS = (
     "gradient_accumulation_steps",
 )
 T5_PREFIX = "translate English to Romanian: "
-SKIP_FILE = "skip-steps.json"
-MOST_SKIPPED_STEPS = 10
 
 
-@dataclass(frozen=True)
-class Plan:
-    recipe: Recipe
-    title: str
-    world: World
-    config: Any
-    task: models.Task
-    batch: BatchPlan
-    precision: Precision
-    deepspeed: dict[str, Any] | None
-    phases: frozenset[str]
-    plugin: LoadedPlugin | None = None
-    given: Given = NOTHING
+def decide_run(
+    recipe: Recipe,
+    title: str,
+    world: World,
+    run: Path,
+    *,
+    notify: Callable[[str], None],
+    saved_batch: int | None,
+    given: Given = NOTHING,
+) -> Plan:
+    """The plan of a start in the folder `run`, with what earlier attempts there have found out; loads the plugin."""
+    strange = untested(versions(TESTED))
+    if strange and not is_another(os.environ):
+        notify(strange)
+    if recipe.spec.auto_micro_batch and not is_supervised(os.environ):
+        notify("--micro-batch-size auto needs `dsrun train`, which starts again with less when memory runs out")
+    return decide_plan(
+        with_long_context(recipe),
+        title,
+        world,
+        notify=notify,
+        remedy=read_memory_fallback(run, recipe),
+        saved_batch=saved_batch,
+        plugin=load_plugin(recipe.spec),
+        given=given,
+    )
 
 
 def decide_plan(
@@ -136,7 +154,7 @@ def _batch(recipe: Recipe, world: World, saved: int | None, notify: Callable[[st
     return plan(saved)
 
 
-def _with_stage(recipe: Recipe, config: Any, task: models.Task, world: World, notify: Callable[[str], None]) -> Recipe:
+def _with_stage(recipe: Recipe, config: Any, task: Task, world: World, notify: Callable[[str], None]) -> Recipe:
     if recipe.spec.zero != "auto":
         return recipe
     recipe, message = resolve_zero_auto(recipe, config, task, _precision(recipe, config, world, None), world)
@@ -235,30 +253,24 @@ def fallback_notice(before: BatchPlan, after: BatchPlan, remedy: MemoryFallback)
     return f"memory ran out before: {', '.join(changes)}; the global batch stays {after.global_batch}"
 
 
-def steps_to_skip(run: Path, recipe: Recipe) -> frozenset[int]:
-    """The optimizer steps, counted from 1, that are not to be applied."""
-    if recipe.spec.resume == "never":
-        return frozenset()
-    try:
-        return frozenset(map(int, parse_json((run / SKIP_FILE).read_text())["steps"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        return frozenset()
-
-
-def rollback_recorder(run: Path, known: frozenset[int], *, main: bool) -> Callable[[int], bool]:
-    """For --on-nan rollback: records a step (`main`: rank 0 does), and returns whether the run may go back for it. It
-    may not for a step that was passed over already, nor for ever."""
-
-    def record(step: int) -> bool:
-        if step in known or len(known) >= MOST_SKIPPED_STEPS:
-            return False
-        if main:
-            write_json_atomic(run / SKIP_FILE, {"version": 1, "steps": sorted(known | {step})})
-        return True
-
-    return record
-
-
 def clear_fallbacks(run: Path) -> None:
     for name in (REMEDY_FILE, SKIP_FILE):
         (run / name).unlink(missing_ok=True)
+
+
+def saved_batch(recipe: Recipe, folder: RunFolder) -> int | None:
+    """The global batch of the checkpoint to resume from: as node 0's supervisor has read it, else from the manifest."""
+    if "train" not in phases(recipe):
+        return None
+    known = os.environ.get(variables.SAVED_BATCH)
+    if known is None:
+        return saved_global_batch(folder, recipe.spec.resume, earlier_signatures(os.environ))
+    return int(known) if known else None
+
+
+def in_tokens(plan: Plan, data: PreparedData, saved: int | None) -> Plan:
+    """The plan with the global batch that --global-batch-tokens asks for, unless it is that of the checkpoint."""
+    tokens = plan.recipe.spec.global_batch_tokens
+    if not tokens or "train" not in plan.phases or plan.batch.global_batch == saved:
+        return plan
+    return replace(plan, batch=batch_of_tokens(plan.batch, tokens, data.train, both=plan.task == "seq2seq"))

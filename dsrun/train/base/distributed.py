@@ -45,9 +45,13 @@ class World:
         return self.rank == 0
 
     @property
-    def device_name(self) -> str:
-        kind = "GPU" if self.device == "cuda" else "CPU rank"
-        return f"{kind}s" if self.size > 1 else kind
+    def rank_name(self) -> str:
+        return "GPU" if self.device == "cuda" else "CPU rank"
+
+    @property
+    def ranks_named(self) -> str:
+        """ "8 GPUs" or "1 CPU rank"."""
+        return f"{self.size} {self.rank_name}{'s' if self.size > 1 else ''}"
 
 
 def world_from_env(*, use_cpu: bool, ddp_timeout: int | None = None) -> World:
@@ -91,6 +95,7 @@ def init_process_group(world: World, *, deepspeed: bool) -> None:
 
         ds.init_distributed(dist_backend=backend, timeout=timeout, verbose=False)
     elif not dist.is_initialized():
+        # With a device NCCL connects at once, not at the first collective (`device_id` in torch's documentation).
         device = torch.device("cuda", world.gpu) if world.device == "cuda" else None
         dist.init_process_group(backend, timeout=timeout, device_id=device)
 
@@ -165,8 +170,7 @@ def assert_same_on_all_ranks(what: str, mine: str, *, fix: str = STALE_FOLDER) -
     other = next((rank for rank, value in enumerate(gathered) if value != gathered[0]), None)
     if other is not None:
         raise ToolError(
-            f"the ranks differ in their {what}: {gathered[0]} on rank 0, {gathered[other]} on rank {other}",
-            fix=fix,
+            f"the ranks differ in their {what}: {gathered[0]} on rank 0, {gathered[other]} on rank {other}", fix=fix
         )
 
 

@@ -1,0 +1,73 @@
+"""What a run has been decided to be, and what a script brings along in place of what a recipe names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from dsrun.errors import UsageError
+from dsrun.recipe.batch import BatchPlan
+from dsrun.recipe.precision import Precision
+from dsrun.recipe.recipe import Recipe, has_data
+from dsrun.recipe.spec import TrainSpec
+from dsrun.train.base.distributed import World
+from dsrun.train.base.plugin import LoadedPlugin
+from dsrun.zero.offload import OPTIMIZER_ONLY, offloaded_to
+from dsrun.zero.ops import stage_of
+
+Task = Literal["seq2seq", "causal-lm"]
+
+
+@dataclass(frozen=True)
+class Given:
+    """`model` builds the model of `config`, or returns it where it `is_built` already; `rows` are those of each split,
+    a sequence or a dataset; `command` is the command line of the script. What is None or empty comes from the recipe.
+    """
+
+    config: Any = None
+    model: Callable[[], Any] | None = None
+    tokenizer: Any = None
+    rows: Mapping[str, Any] = field(default_factory=dict)
+    command: tuple[str, ...] = ()
+    is_built: bool = False
+
+    def check(self, spec: TrainSpec) -> None:
+        """Raise UsageError for settings that do not go with what is given."""
+        if self.rows and has_data(spec):
+            raise UsageError("Trainer has rows, and its settings name data too", fix="leave one out")
+        if self.is_built and spec.task == "dpo" and not spec.lora:
+            raise UsageError(
+                "task='dpo' needs the model twice, once to be trained and once as the reference",
+                fix="give Trainer a function that builds it, with its config=, or lora=RANK",
+            )
+
+
+NOTHING = Given()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What follows from flags, hardware, the model's config and earlier attempts; see `dsrun.train.decide_plan`."""
+
+    recipe: Recipe
+    title: str
+    world: World
+    config: Any
+    task: Task
+    batch: BatchPlan
+    precision: Precision
+    deepspeed: dict[str, Any] | None
+    phases: frozenset[str]
+    plugin: LoadedPlugin | None = None
+    given: Given = NOTHING
+
+    @property
+    def parallel(self) -> str:
+        """ "ZeRO-2 on 8 GPUs". Evaluation alone needs DeepSpeed's engine under ZeRO-3 only."""
+        stage, offload = stage_of(self.deepspeed), self.recipe.spec.offload
+        if "train" not in self.phases and stage < 3:
+            return self.world.ranks_named
+        zero = f"ZeRO-{stage}" if self.deepspeed is not None else "plain DDP (ZeRO 0)"
+        place = f", {'optimizer ' if offload == OPTIMIZER_ONLY else ''}offloaded to {offloaded_to(offload)}"
+        return f"{zero}{'' if offload == 'none' else place} on {self.world.ranks_named}"

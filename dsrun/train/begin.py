@@ -1,0 +1,151 @@
+"""Where a run begins: at which checkpoint, and with which model and Trainer."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, replace
+from typing import Any
+
+import torch
+
+from dsrun.runs.attempts import attempt, earlier_signatures
+from dsrun.runs.manifest import read_manifest
+from dsrun.system.host import disk_free
+from dsrun.train.base import speed
+from dsrun.train.base.distributed import all_gather_object, assert_same_on_all_ranks
+from dsrun.train.base.plan import Plan
+from dsrun.train.base.run_records import step_of
+from dsrun.train.checkpoint import elastic, plain
+from dsrun.train.checkpoint.checkpointing import Saving
+from dsrun.train.checkpoint.layout import Layout
+from dsrun.train.checkpoint.resume import find_checkpoint
+from dsrun.train.checkpoint.verify import checkpoint_facts
+from dsrun.train.export.final import check_room
+from dsrun.train.loop.build import RunParts, TrainerBuilder
+from dsrun.train.loop.callbacks import build_callbacks
+from dsrun.train.loop.trainer import RunTrainer
+from dsrun.train.model.load import parameter_count
+from dsrun.train.packing.decide import Batching, keep_grouping
+
+
+def find_start(run: RunParts) -> tuple[elastic.Adapted | None, dict[str, Any]]:
+    """The checkpoint to go on from, made fit for this number of ranks and this stage, None to start at step 0; and the
+    facts of this run that it was compared with. Before the Trainer's arguments, as it may change DeepSpeed's
+    configuration, and before the model is built, which changes the config that the facts are about."""
+    plan, notify, beat = run.plan, run.console.notice, run.context.heart.beat
+    facts = checkpoint_facts(plan, run.tokenizer, run.data)
+    if "train" not in plan.phases:
+        return None, facts
+    checkpoint = find_checkpoint(
+        plan.recipe.spec.resume,
+        run.folder,
+        facts=facts,
+        trust=plan.recipe.spec.trust,
+        force=plan.recipe.spec.force,
+        notify=notify,
+        beat=beat,
+        again=earlier_signatures(os.environ),
+    )
+    # It follows from files of the run folder, which each rank has read by itself.
+    assert_same_on_all_ranks("batch", plan.batch.sentence("rank"))
+    assert_same_on_all_ranks("plugin", facts["plugin"])
+    if checkpoint is None:
+        return None, facts
+    start = elastic.adapt(
+        checkpoint,
+        replace(Layout.wanted(plan.world.size, plan.deepspeed), fp16=plan.precision == "fp16"),
+        run=run.folder.path,
+        notify=notify,
+        beat=beat,
+        names=lambda: plain.trainer_order(plan, run.tokenizer),
+    )
+    return start, facts
+
+
+def build_trainer(run: RunParts, start: elastic.Adapted | None, facts: dict[str, Any]) -> RunTrainer:
+    """The Trainer around the model, with all callbacks; prints the header and records the start. `facts` go into the
+    manifests of its checkpoints."""
+    # Samples stay grouped as they were, so that the place in the data means the same.
+    saved = keep_grouping((read_manifest(start.source) or {"extra": {}})["extra"]) if start else None
+    trainer = TrainerBuilder(**vars(run), grouping=saved).build()
+    # Each rank has probed the model by itself; with different batches they would wait for each other for ever.
+    assert_same_on_all_ranks(
+        "batches",
+        str((trainer.batching.grouping, trainer.batching.method)),
+        fix="install the same packages and kernels on all nodes, or pass --packing off",
+    )
+    if saved and saved != trainer.batching.grouping:
+        run.console.notice(
+            f"samples form other batches ({trainer.batching.grouping.kind}) than before ({saved.kind}): "
+            "in this epoch some may be repeated or left out"
+        )
+    spec = run.plan.recipe.spec
+    saving = Saving(
+        run=run.folder,
+        keep=spec.keep,
+        background=spec.async_save,
+        trust=spec.trust,
+        facts=facts | {"grouping": asdict(trainer.batching.grouping)},
+        beat=run.context.heart.beat,
+        notify=run.console.notice,
+    )
+    trainer.keep_checkpoints(saving)
+    if start:
+        run.context.progress.saved = step_of(start.source)
+        # Before the other callbacks, which find an ordinary engine then.
+        trainer.add_callback(elastic.ElasticResumeCallback(trainer, start, run=run.folder.path))
+    _record_start(run, trainer, start)
+    build_callbacks(trainer, run.plan, run.folder, run.records, run.console)
+    return trainer
+
+
+def _record_start(run: RunParts, trainer: RunTrainer, start: elastic.Adapted | None) -> None:
+    plan, batching = run.plan, trainer.batching
+    parameters = parameter_count(trainer.model)
+    trainable = parameter_count(trainer.model, trainable=True)
+    _print_header(run, batching, parameters=parameters, trainable=trainable)
+    if "train" in plan.phases:
+        check_room(
+            disk_free(run.folder.path),
+            parameters=parameters,
+            trainable=trainable,
+            weight_bytes=4 if plan.precision == "fp32" else 2,
+            checkpoints=trainer.args.save_strategy != "no",
+            where=run.folder.path,
+        )
+    source = start.source if start else None
+    gpus = all_gather_object(torch.cuda.get_device_name()) if plan.world.device == "cuda" else []
+    run.records.start(plan, parameters=parameters, packing=batching.facts, gpus=gpus, resumed_from=source)
+
+
+def _print_header(run: RunParts, batching: Batching, *, parameters: int, trainable: int) -> None:
+    """What is about to be trained, on what, and how; after a restart only what it may have changed."""
+    plan, spec = run.plan, run.plan.recipe.spec
+    how = f"{parameters:,} parameters" + _origin(plan)
+    if trainable != parameters:
+        how += f", {trainable:,} trained ({100 * trainable / parameters:.2g}%)"
+    rows = [
+        ("model", f"{plan.title} ({plan.config.model_type}, {how})"),
+        ("task", f"{spec.task} (beta {spec.dpo_beta:g})" if spec.task == "dpo" else plan.task),
+        ("parallel", plan.parallel),
+        ("precision", plan.precision),
+        ("data", run.data.origin),
+        ("output", str(run.folder.path)),
+    ]
+    if plan.plugin:
+        rows.insert(-1, ("plugin", plan.plugin.identity))
+    if "train" in plan.phases:
+        rows.insert(3, ("batch", plan.batch.sentence(plan.world.rank_name)))
+        if packing := batching.sentence(plan.world.ranks_named):
+            rows.insert(4, ("packing", packing))
+        rows.insert(-2, ("speed", speed.line(speed.choices(speed.facts_of(plan)))))
+    if attempt(os.environ)["attempt"]:
+        # The first one stands above on the same terminal; a remedy may have changed these.
+        rows = [row for row in rows if row[0] in ("parallel", "batch", "packing")]
+    run.console.rows(rows)
+
+
+def _origin(plan: Plan) -> str:
+    if plan.given.model:
+        return ", from the script"
+    return ", from scratch" if plan.recipe.spec.from_scratch or not plan.recipe.spec.model else ""

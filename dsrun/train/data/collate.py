@@ -1,0 +1,81 @@
+"""Rows of token ids as the padded tensors of a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from dsrun.train.base.labels import IGNORED
+
+
+@dataclass
+class Collator:
+    """Pads rows {"input_ids", "labels"} on the right; other keys are left out.
+
+    Gives int64 tensors: input_ids [batch, source], attention_mask likewise, labels [batch, target] with -100 where
+    there is padding. Padding is marked by position and never by id, so a tokenizer whose padding is its end token still
+    learns to end.
+
+    For seq2seq set `model` after it is built: decoder_input_ids [batch, target] then come from the labels.
+
+    `length` and `target_length` pad to a fixed size (--pad-to-max-length); otherwise to the longest of the batch,
+    rounded up to `multiple_of` (8 fills the tensor cores of a GPU; on a CPU it would be waste). `max_target_length`
+    bounds generation in evaluation. `adjust` (batch, rows) returns the batch to use instead.
+    """
+
+    pad_id: int
+    seq2seq: bool
+    multiple_of: int = 1
+    length: int | None = None
+    target_length: int | None = None
+    max_target_length: int | None = None
+    model: Any = None
+    adjust: Callable[[dict[str, Any], Sequence[dict[str, Any]]], dict[str, Any]] | None = None
+
+    def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        inputs, labels = ([np.asarray(row[name], dtype=np.int64) for row in rows] for name in ("input_ids", "labels"))
+        width = self._width(inputs, self.length)
+        batch = {
+            "input_ids": _padded(inputs, width, self.pad_id),
+            "attention_mask": _padded([np.ones_like(ids) for ids in inputs], width, 0),
+            "labels": _padded(labels, self._width(labels, self.target_length) if self.seq2seq else width, IGNORED),
+        }
+        if self.seq2seq and self.model is not None:
+            batch["decoder_input_ids"] = self.decoder_input_ids(batch["labels"])
+        return self.adjust(batch, rows) if self.adjust else batch
+
+    def decoder_input_ids(self, labels: torch.Tensor) -> torch.Tensor:
+        """What the decoder reads to write `labels`: [batch, target] both. M2M100 (NLLB) and Blenderbot have no method
+        for it (transformers 5.23): their forward shifts labels itself, but the loss is not left to their forward."""
+        labels = self._shiftable(labels)
+        if hasattr(self.model, "prepare_decoder_input_ids_from_labels"):
+            return self.model.prepare_decoder_input_ids_from_labels(labels=labels)
+        start = labels.new_full((len(labels), 1), self.model.config.decoder_start_token_id)
+        return torch.cat([start, labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, self.pad_id)], dim=1)
+
+    def _width(self, arrays: Sequence[np.ndarray], fixed: int | None) -> int:
+        longest = max(len(array) for array in arrays)
+        if fixed is not None:
+            return max(fixed, longest)
+        return -(-longest // self.multiple_of) * self.multiple_of
+
+    def _shiftable(self, labels: torch.Tensor) -> torch.Tensor:
+        """Labels whose rows all hold a token: mBART's shift_tokens_right indexes with -1 where all are ignored, as in
+        filler rows."""
+        empty = (labels == IGNORED).all(dim=1)
+        if not empty.any():
+            return labels
+        labels = labels.clone()
+        labels[empty, 0] = 0 if self.pad_id != 0 else 1
+        return labels
+
+
+def _padded(arrays: Sequence[np.ndarray], width: int, fill: int) -> torch.Tensor:
+    out = np.full((len(arrays), width), fill, dtype=np.int64)
+    for row, array in zip(out, arrays, strict=True):
+        row[: len(array)] = array
+    return torch.from_numpy(out)

@@ -1,0 +1,177 @@
+"""The end of a run: the final model, its evaluation and its card; or a stop on request, to go on from a checkpoint."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from dsrun.demo.build import DEMO_NAMES
+from dsrun.runs.stop_request import first_request
+from dsrun.train.base.console import Console, duration, number, shortened
+from dsrun.train.base.distributed import all_gather_object
+from dsrun.train.base.rank_context import is_supervised, record_interruption
+from dsrun.train.card.facts import CardFacts
+from dsrun.train.card.write import write_cards
+from dsrun.train.export.final import save_final
+from dsrun.train.loop.build import RunParts, unquantized_base
+from dsrun.train.loop.evaluation import write_predictions
+from dsrun.train.loop.preemption import EvaluationLeftError
+from dsrun.train.loop.recording import format_metrics
+from dsrun.train.loop.trainer import RunTrainer
+from dsrun.train.model.load import parameter_count
+
+SHOWN_EXAMPLES = 5
+NEXT_COMMANDS = (
+    "dsrun train --zero 2 --model t5-large                                    # a real T5 on the demo data",
+    "dsrun train --zero 2 --model t5-large --train-file my.jsonl              # on yours",
+    "dsrun train --zero 3 --model Qwen/Qwen3-0.6B --train-file chats.jsonl --lora 16",
+    "dsrun train --help",
+)
+
+
+def save_model(run: RunParts, trainer: RunTrainer) -> None:
+    """Write the final model, once its weights are known to be finite."""
+    if trainer.already_finished:
+        run.console.notice(_already_finished(trainer.state))
+    run.context.heart.enter("exporting")
+    trainer.nan_guard.check_weights(trainer.model, trainer.state.global_step)
+    run.console.print("saving the model")
+    spec, tokenizer = run.plan.recipe.spec, trainer.processing_class
+    base = partial(unquantized_base, run.plan, tokenizer) if spec.quantization else None
+    save_final(trainer, run.folder.model, run.plan.task, lora=bool(spec.lora), base=base)
+
+
+@dataclass(frozen=True)
+class FinalResults:
+    """The final metrics by split, without prefix, and the files of texts, which rank 0 alone writes."""
+
+    metrics: dict[str, dict[str, float]]
+    predictions: list[Path]
+
+
+def evaluate_and_predict(run: RunParts, trainer: RunTrainer) -> FinalResults | None:
+    """The final evaluation and, with --do-predict, the test split; None where the ranks were asked to stop in it."""
+    try:
+        return _results(run, trainer)
+    except EvaluationLeftError:
+        return None
+
+
+def _results(run: RunParts, trainer: RunTrainer) -> FinalResults:
+    console, plan, data = run.console, run.plan, run.data
+    results = FinalResults({}, [])
+    for split, rows, prefix in (("validation", data.validation, "eval"), ("test", data.test, "test")):
+        if split not in plan.phases or rows is None:
+            continue
+        metrics = _already_known(trainer, split) or trainer.evaluate(rows, metric_key_prefix=prefix)
+        results.metrics[split] = {name.removeprefix(f"{prefix}_"): value for name, value in metrics.items()}
+        console.print(f"{split}  {format_metrics(metrics, prefix + '_', trainer.plugin_metrics)}")
+        examples = trainer.last_evaluation.examples if trainer.last_evaluation else []
+        if examples and plan.world.is_main:
+            file = run.folder.path / f"predictions-{split}.jsonl"
+            write_predictions(examples, file)
+            results.predictions.append(file)
+            _show(console, examples)
+    return results
+
+
+def _already_known(trainer: RunTrainer, split: str) -> dict[str, float] | None:
+    """The metrics of the last evaluation in training, where it saw the very model that is now final."""
+    if split != "validation" or trainer.last_metrics is None or trainer.args.load_best_model_at_end:
+        return None
+    step, metrics = trainer.last_metrics
+    return metrics if step == trainer.state.global_step else None
+
+
+def _show(console: Console, examples: list[Any]) -> None:
+    console.print("")
+    # Spread over the data, which is often sorted by something.
+    for example in examples[:: max(1, len(examples) // SHOWN_EXAMPLES)][:SHOWN_EXAMPLES]:
+        right = example.prediction.strip() == example.reference.strip()
+        reference = "" if right else f"   (reference: {shortened(example.reference)})"
+        console.print(f"  {shortened(example.source)}")
+        console.print(f"    -> {shortened(example.prediction)}{reference}")
+
+
+def write_up(run: RunParts, trainer: RunTrainer, results: FinalResults, *, seconds: float) -> None:
+    """Write the model's card and the run's last records, and print the summary; `seconds` were spent in training."""
+    run.context.heart.enter("ending")
+    if "train" in run.plan.phases and run.plan.world.is_main:
+        write_cards(run.folder, _card_facts(run, trainer, results), notify=run.console.notice)
+    # The last event, and FINISHED, by which a scheduler knows that the job is done: after everything else.
+    run.records.end(trainer.state.global_step)
+    _print_summary(run, trainer, results.predictions, seconds)
+
+
+def _print_summary(run: RunParts, trainer: RunTrainer, predictions: list[Path], seconds: float) -> None:
+    console, plan, folder = run.console, run.plan, run.folder
+    # A supervisor prints the goodput itself, of all attempts.
+    goodput = None if is_supervised(os.environ) else run.records.goodput()
+    state = trainer.state
+    rows = []
+    if "train" in plan.phases:
+        early = f" of {state.max_steps:,}, stopped early" if state.global_step < state.max_steps else ""
+        when = ", already finished" if trainer.already_finished else f" in {duration(seconds)}"
+        rows.append(("trained", f"{state.global_step:,} steps{early}{when}"))
+    if best := _best_checkpoint(trainer):
+        rows.append(("best", best))
+    if folder.adapter.is_dir():
+        rows.append(("adapter", str(folder.adapter)))
+    if "train" in plan.phases:
+        rows.append(("model", str(folder.model)))
+    rows += [("predictions", str(file)) for file in predictions]
+    rows += [("time", goodput)] if goodput and "train" in plan.phases else []
+    console.print("")
+    console.rows(rows)
+    if plan.title in DEMO_NAMES:
+        console.print("")
+        console.print("next, on your own machine:")
+        for line in NEXT_COMMANDS:
+            console.print(f"  {line}")
+
+
+def _card_facts(run: RunParts, trainer: RunTrainer, results: FinalResults) -> CardFacts:
+    return CardFacts(
+        plan=run.plan,
+        data=run.data,
+        state=trainer.state,
+        metrics=results.metrics,
+        tokenizer=trainer.processing_class,
+        parameters=parameter_count(trainer.model),
+        trainable=parameter_count(trainer.model, trainable=True),
+        parallel=run.plan.parallel,
+        best=_best_checkpoint(trainer),
+        name=run.folder.path.resolve().name,
+        repository=run.plan.recipe.hf.get("hub_model_id"),
+    )
+
+
+def leave(run: RunParts, step: int, *, is_saved: bool) -> None:
+    """Print and record that the run was asked to stop, and from which checkpoint it can go on. A collective."""
+    path = run.folder.checkpoint(step)
+    # The ranks may have been asked by different signals, or by one at different times: all name the first.
+    request = first_request(all_gather_object(run.context.stopping.request))
+    run.console.notice(f"stopped by {request}: {f'saved {path.name}' if is_saved else 'left the evaluation'}")
+    run.records.interrupted(step, request)
+    if run.plan.world.is_main:
+        record_interruption(step, path.name if is_saved else None)
+
+
+def _already_finished(state: Any) -> str:
+    if state.global_step < state.max_steps:
+        why, longer = f"stopped early at step {state.global_step:,}", "a larger --early-stopping"
+    else:
+        why, longer = f"all {state.global_step:,} steps are done", "--max-steps or --num-train-epochs"
+    return f"already finished: {why} ({longer} trains on, --resume never starts anew)"
+
+
+def _best_checkpoint(trainer: RunTrainer) -> str | None:
+    """ "bleu 31.2 at step 4000"; None where the run did not look for the best."""
+    state = trainer.state
+    if state.best_metric is None:
+        return None
+    name = str(trainer.args.metric_for_best_model).removeprefix("eval_")
+    return f"{name} {number(float(state.best_metric))} at step {state.best_global_step}"
