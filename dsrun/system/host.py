@@ -135,15 +135,19 @@ def git_commit(cwd: Path) -> str | None:
 
 def versions(packages: Iterable[str] = VERSIONED) -> dict[str, str]:
     """Installed versions of `packages` by name, and Python's, from their metadata; nothing is imported."""
+    found = ((package, _installed(package)) for package in packages)
+    return {"python": platform.python_version()} | {package: version for package, version in found if version}
+
+
+@cache
+def _installed(package: str) -> str | None:
+    """Read once: a rank asks four times for ten packages, which takes 8 ms of the CPU each time."""
     from importlib import metadata  # loads the email package, which --help can do without
 
-    found = {"python": platform.python_version()}
-    for package in packages:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _text(path: Path) -> str:

@@ -19,6 +19,11 @@ def rows(text):
     return {parts[1]: parts[0] for parts in lines if len(parts) > 1 and parts[1]}
 
 
+def codes(done):
+    """The codes of all findings of `--format json`."""
+    return [each["code"] for check in json.loads(done.stdout)["checks"] for each in check["findings"]]
+
+
 def test_doctor_of_a_job_that_will_work(dsrun, here):
     (here / "run.yaml").write_text(RUN)
     done = dsrun("doctor", "--for", "run.yaml", "--only", "settings", "--only", "files", "--only", "run_folder")
@@ -31,10 +36,10 @@ def test_doctor_of_a_job_that_will_work(dsrun, here):
 def test_doctor_of_flags_over_a_run_file(dsrun, here):
     (here / "run.yaml").write_text(RUN)
     args = ("--only", "settings", "--nproc", "3", "--for", "run.yaml", "--")
-    assert "global batch 64 does not divide by 3 ranks" in dsrun("doctor", *args, "train").stdout
+    assert codes(dsrun("doctor", "--format", "json", *args, "train")) == ["settings_batch"]
     done = dsrun("doctor", *args, "dsrun", "train", "--global-batch-size", "48")
     assert (done.returncode, rows(done.stdout)) == (0, {"settings": "PASS"})
-    assert "48 = 8 × 3 ranks × 2 steps" in done.stdout
+    assert "48 = 8 × 3" in done.stdout
     refused = dsrun("doctor", "--", "python", "train.py")
     said = "error: python is not dsrun's own training, whose flags alone are known (-- train --model …)\n"
     assert (refused.returncode, refused.stdout, refused.stderr) == (2, "", said)
@@ -77,13 +82,12 @@ def test_doctor_json(dsrun):
     assert {name: output[name] for name in counted.values()} == {v: statuses.count(k) for k, v in counted.items()}
     assert done.returncode == (3 if output["failed"] else 0)
     found = next(each for each in output["checks"] if each["check"] == "ranks")
-    assert found["findings"][0]["message"] == "2 ranks on the CPU"
+    assert [(each["level"], each["code"]) for each in found["findings"]] == [("info", "ranks")]
 
 
 def test_doctor_without_gpus_that_are_required(dsrun):
-    done = dsrun("doctor", "--min-gpus", "4", "--only", "requirements")
-    assert done.returncode == 3
-    assert "0 GPUs are visible, 4 required" in done.stdout
+    done = dsrun("doctor", "--min-gpus", "4", "--only", "requirements", "--format", "json")
+    assert (done.returncode, codes(done)) == (3, ["requirements_gpus"])
 
 
 @pytest.mark.parametrize(
@@ -127,8 +131,8 @@ def test_crashing_and_hanging_checks_are_rows(here, environ):
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert rows(done.stdout) == {"crashing": "WARN", "hanging": "WARN", "good": "PASS"}
-    assert "the check failed with RuntimeError: no such luck" in done.stdout
-    assert "the check did not end within 0.2 s" in done.stdout
+    assert "RuntimeError: no such luck" in done.stdout
+    assert "0.2 s" in done.stdout
 
 
 def test_doctor_imports_no_heavy_library(here, environ):

@@ -36,11 +36,11 @@ class Image:
 
 
 class Builder:
-    """Builds the stages of one Dockerfile in `folder`, with the files of `context`."""
+    """Builds the stages of one Dockerfile in `folder`, with the files of `context`: `images`, by their names."""
 
     def __init__(self, context: Path, folder: Path, host: Host, build_args: Mapping[str, str]) -> None:
         self._context, self._folder, self._host, self._build_args = context, folder, host, build_args
-        self._images: dict[str, Image] = {}
+        self.images: dict[str, Image] = {}
         ignore = (context / ".dockerignore").read_text(encoding="utf-8").splitlines()
         self._files = context_files(context, ignore)
 
@@ -48,13 +48,13 @@ class Builder:
         """The last stage."""
         stages = read_stages((self._context / "Dockerfile").read_text(encoding="utf-8"), self._build_args)
         for stage in stages:
-            self._images[stage.name] = self._stage(stage)
-        return self._images[stages[-1].name]
+            self.images[stage.name] = self._stage(stage)
+        return self.images[stages[-1].name]
 
     def _stage(self, stage: Stage) -> Image:
         folder = self._folder / f"stage-{stage.name}"
-        if stage.base in self._images:
-            base = self._images[stage.base]
+        if stage.base in self.images:
+            base = self.images[stage.base]
             image = replace(
                 base, root=Root.above(folder, base.root), env={**base.env}, args={**base.args}, labels={**base.labels}
             )
@@ -109,7 +109,7 @@ class Builder:
         for source in sources:
             if options:
                 (option,) = options
-                found = self._images[option.removeprefix("--from=")].root.find(source)
+                found = self.images[option.removeprefix("--from=")].root.find(source)
                 shutil.copytree(found, into, dirs_exist_ok=True)
                 continue
             files = [path for path in self._files if source in (".", str(path))]

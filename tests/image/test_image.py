@@ -6,13 +6,18 @@ import os
 import signal
 import subprocess
 import time
+from importlib.metadata import version
 
 import pytest
 
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import is_complete
 from dsrun.runs.records import read_records
-from tests.image.container import FS_GROUP, first_process
+from dsrun.wheel.sdist import fetch_sdist, read_lock
+from dsrun.wheel.verify.contents import read_wheel
+from tests.image.container import FS_GROUP, Container, first_process
+from tests.integration.kept import user_cache
+from tests.integration.wheel_sources import tiny_tree
 
 WHEELS = "/opt/dsrun/wheels"
 # Where the root is read-only, dsrun render-k8s gives a pod a home on a volume.
@@ -68,6 +73,20 @@ def test_image_operations_work(container):
     assert code == 0, output
     assert output.endswith(".whl: no findings\n")
     assert "async_io: 1 MiB written and read back" in output
+
+
+def test_build_stage_compiles_operations(builder, tmp_path):
+    """The stage that makes the wheels has all that `dsrun build-wheel` compiles with; the default operations of the
+    image may have been compiled before."""
+    stage = Container(builder.images["wheels"], tmp_path)
+    sdist = fetch_sdist(version("deepspeed"), read_lock().sdists[version("deepspeed")], user_cache() / "sdists")
+    tree = tiny_tree(sdist, stage.runs / "tree")
+    flags = ["--arch", "cpu", "--ops", "cpu_lion", "--deepspeed", f"/runs/tree/{tree.name}"]
+    env = {"DSRUN_CACHE": "/runs/cache"}
+    code, output = stage.run("build-wheel", *flags, program="dsrun", user=0, env=env)
+    assert code == 0, output
+    (wheel,) = (stage.runs / "cache/wheels").glob("[0-9a-f]*/*.whl")
+    assert read_wheel(wheel).installed_ops == ("cpu_lion",)
 
 
 def test_image_compiles_extensions(container):

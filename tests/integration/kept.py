@@ -40,9 +40,11 @@ def kept(root: Path, facts: Iterable[str], sources: Iterable[Path], fill: Callab
 
 
 def digest_of(facts: Iterable[str], sources: Iterable[Path]) -> str:
-    """Over the facts, and the names and contents of all files but compiled Python."""
+    """Over the facts, and the names and contents of all files but compiled Python. Raises FileNotFoundError."""
     digest = hashlib.sha256("\0".join(facts).encode())
     for source in sources:
+        if not source.exists():
+            raise FileNotFoundError(source)  # moved: what follows from it would never be made again
         files = [source] if source.is_file() else sorted(each for each in source.rglob("*") if each.is_file())
         for file in files:
             if file.suffix != ".pyc":

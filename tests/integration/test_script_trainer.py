@@ -50,7 +50,8 @@ def test_script_trainer_resumes_exactly(tmp_path):
     assert records(resumed, "loss") == records(whole, "loss")[10:]
     ours, theirs = (load_file(run / "model/model.safetensors") for run in (resumed, whole))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-    ran([sys.executable, str(SCRIPT), "3"], DSRUN_OUTPUT=str(alone))
+    # As a module it is forked; each process of a script imports torch and the rest anew, 8 CPU seconds.
+    ran([sys.executable, "-m", SCRIPT.stem, "3"], DSRUN_OUTPUT=str(alone), PYTHONPATH=str(SCRIPT.parent))
     assert records(alone, "loss")[0] == pytest.approx(records(whole, "loss")[0], rel=1e-4)
     assert AutoModelForCausalLM.from_pretrained(alone / "model").config.hidden_size == 64
     assert (whole / "FINISHED").exists()

@@ -1,12 +1,14 @@
 """`dsrun build-wheel` for real: one CPU wheel of the operations that it builds by default.
 
-It takes 10 to 15 CPU minutes, so that it is kept until something changes that it follows from.
+It takes 10 to 15 CPU minutes, so that it is kept until something changes that its compilation follows from. What stands
+around the compilation is tried in every session, with the compiled operations of the kept wheel.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -34,12 +36,14 @@ BUILT_OPS = ALONE | {"pin_memory"} | ({"async_io"} if LIBAIO else set())
 BUILDS = ALONE | {"async_io+pin_memory" if LIBAIO else "pin_memory"}
 
 
-# Beside these files the wheel and what is said follow from the libraries, the compiler and the processor.
+ARGUMENTS = ("--deepspeed", version("deepspeed"), "--jobs", "2")
+# Beside these files the operations and what is said follow from the arguments, the libraries, the compiler and the
+# processor. The rest of dsrun chooses the request, after which the compiled operations are named: with another one they
+# are not found by `test_wheel_of_compiled_operations_is_the_same`.
 SOURCES = [
-    *(ROOT / "dsrun" / each for each in ("wheel", "system", "hardware", "cli/build_wheel.py", "cli/wheel.py")),
-    ROOT / "build",
+    *(ROOT / "dsrun" / each for each in ("wheel/compile", "wheel/platform", "system/proc.py")),
+    *(ROOT / "build" / each for each in ("cpu.toml", "ops.toml", "deepspeed.lock.toml")),
     ROOT / "tests/integration/builder.py",
-    Path(__file__),
 ]
 
 
@@ -48,7 +52,16 @@ def machine():
     compiler = subprocess.run(["c++", "-v"], capture_output=True, text=True, check=True).stderr
     flags = next(line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith(("flags", "Feat")))
     packages = [f"{name} {version(name)}" for name in ("deepspeed", "torch", "setuptools", "ninja")]
-    return [*packages, sys.version, compiler, flags, f"libaio {LIBAIO}"]
+    return [*packages, sys.version, compiler, flags, f"libaio {LIBAIO}", *ARGUMENTS]
+
+
+def with_sdist(folder, sdist):
+    """A builder that has the source of DeepSpeed already."""
+    made = Builder(folder)
+    sdists = made.cache / "sdists"
+    sdists.mkdir(parents=True)
+    (sdists / sdist.name).symlink_to(sdist)
+    return made
 
 
 @pytest.fixture(scope="session")
@@ -56,11 +69,7 @@ def real(sdist):
     """A wheel, and what was printed as it was built."""
 
     def build(folder):
-        made = Builder(folder)
-        sdists = made.cache / "sdists"
-        sdists.mkdir(parents=True)
-        (sdists / sdist.name).symlink_to(sdist)
-        code, out, err = made.run("--deepspeed", version("deepspeed"), "--jobs", "2")
+        code, out, err = with_sdist(folder, sdist).run(*ARGUMENTS)
         assert code == 0, err
         (folder / "said.json").write_text(json.dumps([out, err]))
 
@@ -130,6 +139,21 @@ def test_wheel_contains_requested_ops(real):
     assert list(made.scratch.iterdir()) == []
 
 
+def test_wheel_of_compiled_operations_is_the_same(real, sdist, tmp_path):
+    """The code of today asks for the same operations, takes all of them from the parts, and makes the same wheel."""
+    made, out, _ = real
+    again = with_sdist(tmp_path, sdist)
+    parts = again.cache / "wheels/parts"
+    shutil.copytree(made.cache / "wheels/parts", parts)
+    before = {each.name for each in parts.iterdir()}
+    assert len(before) == len(BUILDS)
+    wheel = again.wheel(*ARGUMENTS)
+    assert {each.name for each in parts.iterdir()} == before
+    assert json.loads((wheel.parent / "WHEEL.json").read_text())["seconds"]["builds"] == {}
+    kept_wheel = Path(out.strip())
+    assert (wheel.name, sha256_of(wheel)) == (kept_wheel.name, sha256_of(kept_wheel))
+
+
 def test_default_wheel_is_proved(real):
     """Every operation of the wheel that a user gets runs once and computes what its reference does."""
     _, out, _ = real
@@ -153,7 +177,7 @@ def test_wheel_build_cache_hit_compiles_nothing(real):
     made, first, _ = real
     wheel = Path(first.strip())
     before = wheel.stat()
-    code, out, err = made.run("--deepspeed", version("deepspeed"))
+    code, out, err = made.run(*ARGUMENTS)
     assert (code, out) == (0, first)
     assert "compiling" not in err
     assert wheel.stat().st_mtime_ns == before.st_mtime_ns

@@ -162,13 +162,20 @@ class Job:
     def update(self, **facts: object) -> None:
         self.control("update", f"JobId={self.name}", *(f"{key}={value}" for key, value in facts.items()))
 
-    def until(self, holds: Callable[[], object], what: str, *, seconds: float = PATIENCE_S) -> None:
-        """Wait until `holds()`; fails the test with what is known of the job when it does not."""
-        end = time.monotonic() + seconds
+    def until(
+        self, holds: Callable[[], object], what: str, *, seconds: float = PATIENCE_S, longest: float = 0.5
+    ) -> None:
+        """Wait until `holds()`; fails the test with what is known of the job when it does not.
+
+        It is asked ten times a second at first, and at least every `longest` seconds: most ask SLURM or all machines,
+        which takes processes here and the controller's time from the trainings beside.
+        """
+        began = time.monotonic()
         while not holds():
-            if time.monotonic() > end:
+            waited = time.monotonic() - began
+            if waited > seconds:
                 raise AssertionError(f"job {self.name}: never {what}\n{self.story()}")
-            time.sleep(0.1)
+            time.sleep(min(longest, max(0.1, waited / 20)))
 
     def wait_for(self, state: str, *, seconds: float = PATIENCE_S) -> Job:
         """Wait for a state. Fails the test at once when the job ends in another."""
@@ -221,12 +228,19 @@ class Training:
     def freeze_at(self, step: int) -> None:
         """Wait for a step and halt all workers there, so that what comes next meets them in mid-training."""
 
-        def reached() -> bool:
-            state = self.job.state
-            assert state not in ENDED, f"job {self.job.name} is {state} before step {step}\n{self.job.story()}"
-            return max(self.losses, default=0) >= step
+        asked = 0.0
 
-        self.job.until(reached, f"at step {step}")
+        def reached() -> bool:
+            nonlocal asked
+            if max(self.losses, default=0) >= step:
+                return True
+            if time.monotonic() > asked + 1:
+                state = self.job.state
+                assert state not in ENDED, f"job {self.job.name} is {state} before step {step}\n{self.job.story()}"
+                asked = time.monotonic()
+            return False
+
+        self.job.until(reached, f"at step {step}", longest=0.1)
         self._signal("STOP")
         assert not self.folder.finished.exists(), "too late: make the training longer"
 

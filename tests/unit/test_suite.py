@@ -146,3 +146,15 @@ def test_kept_folder_is_made_again_when_its_sources_change(tmp_path):
     assert found("gcc 12") == third
     assert not first.exists()
     assert (second / "wheel").exists()
+
+
+def test_kept_folder_refuses_sources_that_have_moved(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        kept(tmp_path / "kept", [], [tmp_path / "moved"], lambda _folder: None)
+
+
+def test_sources_of_the_kept_wheel_exist():
+    """What it follows from is said by paths: one that has moved is found here, not after an hour of `make test-all`."""
+    from tests.integration.test_wheel_build import SOURCES
+
+    assert [each for each in SOURCES if not each.exists()] == []

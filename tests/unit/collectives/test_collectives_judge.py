@@ -14,6 +14,7 @@ from dsrun.collectives.place import Place, place_of
 from dsrun.collectives.report import as_json, common_facts, table, together
 from dsrun.collectives.schedule import ALL_PAIRS_UP_TO, Phase, cover, rounds, units_of
 from dsrun.errors import UsageError
+from dsrun.findings.texts import table as table_of
 from dsrun.launch.context import SrunLauncher
 
 
@@ -107,9 +108,10 @@ def test_node_that_others_cannot_reach_is_the_one_to_exclude() -> None:
     seen.unreachable = [(0, 2, "n2:29500", "no answer within 5 s"), (0, 2, "n2:29501", "no answer within 5 s")]
     seen.unreachable += [(3, 2, "n2:29500", "no answer within 5 s"), (2, 1, "n1:29500", "No route to host")]
     verdict = judge(seen)
-    messages = [each.message for each in verdict.findings]
-    assert "node 0 (n0) cannot reach node 2 (n2) at n2:29500 and n2:29501: no answer within 5 s" in messages
-    assert len(messages) == 3
+    assert [each.code for each in verdict.findings] == ["tcp_unreachable"] * 3
+    values = [each.message.values for each in verdict.findings]
+    found = [(each["peer"], each["ports"], each["why"]) for each in values if each["name"] == "node 0 (n0)"]
+    assert found == [("node 2 (n2)", "n2:29500 and n2:29501", "no answer within 5 s")]
     assert verdict.exclude == ("n2",)
 
 
@@ -129,8 +131,8 @@ def test_pair_that_hangs_while_connecting_is_named() -> None:
     for other in (0, 1):
         pair(seen, other, 2, RankResult(state="hung", at="connect"))
     verdict = judge(seen)
-    messages = [each.message for each in verdict.findings]
-    assert messages[0].startswith("n0 and n2 cannot connect in the pair n0 and n2")
+    first = verdict.findings[0]
+    assert (first.code, first.message.values["who"]) == ("cannot_connect", "n0 and n2")
     assert verdict.exclude == ("n2",)
 
 
@@ -141,7 +143,9 @@ def test_rank_that_stays_behind_is_named_and_the_waiting_ones_are_not() -> None:
     units = tuple(seen.units)
     seen.groups.append(GroupResult(Phase("all", 0, (units,)), units, {0: waiting, 1: stuck, 2: waiting}))
     verdict = judge(seen)
-    assert [each.message for each in verdict.findings] == ["rank 1 on n1 hung (in broadcast) with all together"]
+    (finding,) = verdict.findings
+    assert (finding.code, finding.message.values["rank"]) == ("rank_hung", "rank 1 on n1")
+    assert "broadcast" in finding.message.values["what"]
     assert verdict.exclude == ("n1",)
 
 
@@ -152,9 +156,9 @@ def test_wrong_values_name_their_source() -> None:
     ok = RankResult(state="ok")
     seen.groups.append(GroupResult(Phase("all", 0, (units,)), units, {0: wrong, 1: ok, 2: ok}))
     verdict = judge(seen)
-    assert verdict.findings[0].message == (
-        "all_gather gave rank 0 on n0 5 wrong values of 300, those from rank 1 with all together"
-    )
+    finding = verdict.findings[0]
+    expected = {"operation": "all_gather", "rank": "rank 0 on n0", "count": 5, "total": 300, "sources": "1"}
+    assert (finding.code, finding.message.values) == ("wrong_values", finding.message.values | expected)
     assert verdict.exclude == ("n1",)
 
 
@@ -196,8 +200,9 @@ def test_two_nodes_that_differ_accuse_neither() -> None:
 
 def test_clock_skew_is_a_warning() -> None:
     ((finding, _),) = differences({"a": FACTS, "b": FACTS}, {"a": 0.0, "b": -75.04})
-    assert finding.message == "the clock of b is 75.0 s behind the first node's"
-    assert finding.level == "warning"
+    assert (finding.level, finding.code) == ("warning", "clock_skew")
+    assert finding.message.template == table_of("clock_skew.behind")["message"]
+    assert finding.message.values == {"node": "b", "seconds": pytest.approx(75.04)}
 
 
 def test_report_has_bandwidths_of_all_ranks() -> None:
