@@ -19,13 +19,13 @@ from typing import Any
 
 from bench.memory_cases import ON_CPU, Case, on_gpu
 from dsrun.launch.environment import run_command, worker_environment
-from dsrun.launch.job import Topology
+from dsrun.launch.job import ProcessTopology
 from dsrun.system.gpus import visible_gpus
 from dsrun.system.net import free_port
 from dsrun.zero.memory.calibration import resident
 from dsrun.zero.memory.model.count import describe
 from dsrun.zero.memory.request import PlanRequest, cluster
-from dsrun.zero.memory.strategy import Strategy, gpu
+from dsrun.zero.memory.strategy import ZeroStrategy, gpu
 
 GIB = 2**30
 CPU_RANKS = 2
@@ -77,7 +77,7 @@ def measure(case: Case, world: int, device: Any) -> list[dict[str, Any]]:
         args = [str(folder / "case.json"), str(folder / "out")]
         rendezvous = [f"--nproc-per-node={world}", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
         argv = run_command([*rendezvous, "--module", "bench.memory_run", *args])
-        changes = worker_environment(Topology(world, device, world), os.environ, debug=False) | FIXED_THRESHOLD
+        changes = worker_environment(ProcessTopology(world, device, world), os.environ, debug=False) | FIXED_THRESHOLD
         env = {name: value for name, value in {**os.environ, **changes}.items() if value is not None}
         done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
         if done.returncode:
@@ -97,7 +97,7 @@ def predict(case: Case, world: int, gpu_name: str | None) -> int:
         lora=case.lora,
     )
     offload = "cpu" if case.offload == "cpu" else "none"
-    strategy = Strategy(stage=case.stage, offload=offload, checkpointing=case.checkpointing)
+    strategy = ZeroStrategy(stage=case.stage, offload=offload, checkpointing=case.checkpointing)
     if gpu_name is None:
         return resident(request, strategy, case.micro_batch, baseline=BASELINE)
     return gpu(request, strategy, case.micro_batch).total

@@ -18,7 +18,7 @@ from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
 from dsrun.recipe.spec import TrainSpec
 from dsrun.system.process_end import end
-from dsrun.train.base.distributed import World, destroy_process_group, init_process_group, world_from_env
+from dsrun.train.base.distributed import DistributedWorld, destroy_process_group, init_process_group, world_from_env
 from dsrun.train.loop import engine as engines
 from dsrun.train.loss.model_loss import summed_cross_entropy
 from dsrun.train.model.adapters import add_lora
@@ -65,7 +65,7 @@ def sizes(case: dict[str, Any]) -> dict[str, int]:
     return {"parameters": total, "largest_layer": largest, "accelerate_bytes": accelerate_total}
 
 
-def configuration(case: dict[str, Any], world: World) -> dict[str, Any]:
+def configuration(case: dict[str, Any], world: DistributedWorld) -> dict[str, Any]:
     width = case["config"].get("hidden_size") or case["config"]["d_model"]
     made = generate(from_offload(case["stage"], case["offload"]), hidden_size=width)
     made |= {
@@ -82,7 +82,7 @@ def configuration(case: dict[str, Any], world: World) -> dict[str, Any]:
     return made
 
 
-def train(case: dict[str, Any], config: dict[str, Any], world: World) -> None:
+def train(case: dict[str, Any], config: dict[str, Any], world: DistributedWorld) -> None:
     keep = HfDeepSpeedConfig(config) if case["stage"] == 3 else None
     model = auto_class(case).from_config(AutoConfig.for_model(**case["config"]), dtype=torch.float32)
     del keep
@@ -101,7 +101,7 @@ def train(case: dict[str, Any], config: dict[str, Any], world: World) -> None:
         step(engine, case, world)
 
 
-def step(engine: Any, case: dict[str, Any], world: World) -> None:
+def step(engine: Any, case: dict[str, Any], world: DistributedWorld) -> None:
     """One optimizer step with the loss dsrun computes; one sample is padded, as in most batches."""
     seq2seq = case["config"]["model_type"] == "t5"
     device = torch.device(world.device, world.local_rank if world.device == "cuda" else 0)

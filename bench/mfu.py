@@ -8,15 +8,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dsrun.zero.memory.flops import Attention, Matrix, model_flops, work_of
+from dsrun.zero.memory.flops import AttentionShape, MatrixWeights, model_flops, work_of
 
 Config = Mapping[str, Any]
 
 
 def causal_flops(config: Config, lengths: Sequence[int]) -> float:
     """FLOPs, forward and backward, of documents of so many tokens each under a Llama-shaped config."""
-    attention = Attention(config["num_hidden_layers"], config["hidden_size"])
-    return model_flops([Matrix(llama_parameters(config))], attention).of(work_of((0, length) for length in lengths))
+    attention = AttentionShape(config["num_hidden_layers"], config["hidden_size"])
+    return model_flops([MatrixWeights(llama_parameters(config))], attention).of(
+        work_of((0, length) for length in lengths)
+    )
 
 
 def seq2seq_flops(config: Config, pairs: Sequence[tuple[int, int]]) -> float:
@@ -24,9 +26,9 @@ def seq2seq_flops(config: Config, pairs: Sequence[tuple[int, int]]) -> float:
     are computed for each source token, everything else of the decoder for each target token."""
     encoder, decoder, cross = t5_parameters(config)
     layers, inner = config["num_layers"], config["num_heads"] * config["d_kv"]
-    matrices = [Matrix(encoder + cross, of_source=True), Matrix(decoder)]
+    matrices = [MatrixWeights(encoder + cross, of_source=True), MatrixWeights(decoder)]
     decoders = config.get("num_decoder_layers") or layers
-    return model_flops(matrices, Attention(decoders, inner), Attention(layers, inner)).of(work_of(pairs))
+    return model_flops(matrices, AttentionShape(decoders, inner), AttentionShape(layers, inner)).of(work_of(pairs))
 
 
 def llama_parameters(config: Config) -> int:

@@ -23,7 +23,7 @@ from dsrun.runs.manifest import write_manifest
 from dsrun.runs.records import sync_file
 from dsrun.system.net import free_port
 from dsrun.train.base.distributed import destroy_process_group, init_process_group, world_from_env
-from dsrun.train.checkpoint.checkpointing import Checkpointing, Saving
+from dsrun.train.checkpoint.checkpointing import CheckpointingTrainer, SavingPolicy
 from dsrun.train.checkpoint.serialize import write_torch
 from dsrun.train.loop import engine
 
@@ -91,7 +91,7 @@ def integrity() -> None:
         print(f"sealed takes {ratio:.2f} × torch.save and fsync in {kind} (goal {GOAL}: {_met(ratio <= GOAL)})")
 
 
-class InTurn(Checkpointing):
+class InTurn(CheckpointingTrainer):
     """A Trainer whose saves are synchronous and asynchronous in turn; `waits` are their seconds, by kind."""
 
     interrupted = False
@@ -140,7 +140,7 @@ def waits() -> None:
         )  # fmt: skip
         model = LlamaForCausalLM(LlamaConfig(vocab_size=64, max_position_embeddings=64, **MODEL))
         written.trainer = trainer = InTurn(model=model, args=arguments, train_dataset=rows, callbacks=[written])
-        trainer.keep_checkpoints(Saving(run=RunFolder(Path(folder)), keep=1, background=True))
+        trainer.keep_checkpoints(SavingPolicy(run=RunFolder(Path(folder)), keep=1, background=True))
         trainer.train()
     destroy_process_group()
     # The first of each kind makes buffers and files that later ones find.

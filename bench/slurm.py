@@ -14,8 +14,8 @@ from statistics import median
 
 from bench.timing import ROUNDS, ratio_line
 from dsrun.slurm.render.options import SlurmSpec
-from dsrun.slurm.render.program import Site, any_program
-from dsrun.slurm.render.script import render
+from dsrun.slurm.render.program import ClusterSite, any_program
+from dsrun.slurm.render.script import render_script
 
 MANY = 10_000
 RENDERINGS = 200
@@ -55,7 +55,7 @@ def in_turn(calls: Mapping[str, Callable[[], object]]) -> dict[str, float]:
 def _rendering(nodes: int) -> Callable[[], str]:
     spec = SlurmSpec(nodes=nodes, gpus_per_node=str(GPUS), time="20:00:00")
     program = any_program(("python", *SCRIPT))
-    return lambda: render(spec, program, Site())
+    return lambda: render_script(spec, program, ClusterSite())
 
 
 def _against_torchx(scratch: Path) -> None:

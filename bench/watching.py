@@ -23,7 +23,7 @@ from statistics import median
 
 from bench.cpu_clock import cpu_seconds
 from bench.recovery_runs import Dsrun, make_data, make_model
-from dsrun.runs.heartbeat import Heart
+from dsrun.runs.heartbeat import HeartbeatWriter
 
 WINDOWS = 12
 WINDOW_S = 15.0
@@ -118,7 +118,7 @@ def _watchers(run: Path) -> Iterator[Watchers]:
 
 def _beat_s(folder: Path) -> float:
     """Seconds of one heartbeat of a step."""
-    heart = Heart(folder, 0)
+    heart = HeartbeatWriter(folder, 0)
     began = time.perf_counter()
     for step in range(BEATS):
         heart.step(step)

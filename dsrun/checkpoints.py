@@ -17,7 +17,7 @@ from dsrun.runs.records import whole
 from dsrun.system.display import utc_text
 from dsrun.system.files import parse_json, read_object
 
-State = Literal["complete", "damaged", "saving", "foreign"]
+CheckpointState = Literal["complete", "damaged", "saving", "foreign"]
 
 
 # Safetensors, read without torch (https://github.com/huggingface/safetensors, "Format"): eight bytes, the header's
@@ -42,7 +42,7 @@ _KINDS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class CheckpointEntry:
     """One checkpoint: `size` in bytes, `time` as ISO 8601 in UTC, `zero_stage` and `world_size` where they are known.
 
     `state`: complete (all files there, in their sizes), damaged, saving (hidden: being written, or left by a run that
@@ -51,7 +51,7 @@ class Entry:
 
     step: int
     path: Path
-    state: State
+    state: CheckpointState
     size: int
     time: str
     zero_stage: int | None
@@ -60,7 +60,7 @@ class Entry:
     why: str = ""
 
 
-def entries(run: RunFolder) -> list[Entry]:
+def entries(run: RunFolder) -> list[CheckpointEntry]:
     """The checkpoints of `run`, highest step first, with one that is being saved."""
     found = run.checkpoints()
     best = best_step([path for _, path in found])
@@ -71,7 +71,7 @@ def entries(run: RunFolder) -> list[Entry]:
     ]
 
 
-def entry(checkpoint: Path) -> Entry:
+def entry(checkpoint: Path) -> CheckpointEntry:
     number = checkpoint.name.rpartition("-")[2]
     step = int(number) if number.isdigit() else whole(read_object(checkpoint / STATE_FILE).get("global_step")) or 0
     return _entry(step, checkpoint, best_step([path for _, path in RunFolder(checkpoint.parent).checkpoints()]))
@@ -98,17 +98,17 @@ def best_step(checkpoints: list[Path]) -> int | None:
     return None
 
 
-def _entry(step: int, path: Path, best: int | None, *, hidden: bool = False) -> Entry:
+def _entry(step: int, path: Path, best: int | None, *, hidden: bool = False) -> CheckpointEntry:
     manifest = read_manifest(path)
     extra = manifest["extra"] if manifest else {}
     damage = missing_or_wrong_size(path)
     foreign = not manifest and not (path / MANIFEST).exists() and bool(read_object(path / STATE_FILE))
-    state: State = "saving" if hidden else "foreign" if foreign else "damaged" if damage else "complete"
+    state: CheckpointState = "saving" if hidden else "foreign" if foreign else "damaged" if damage else "complete"
     if manifest:
         size, time = sum(file["size"] for file in manifest["files"].values()), manifest["time"]
     else:
         size, time = _measured(path)
-    return Entry(
+    return CheckpointEntry(
         step=step,
         path=path,
         state=state,
@@ -142,14 +142,14 @@ def _looks_like_one(path: Path) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Weights:
+class CheckpointWeights:
     tensors: int
     parameters: int
     by_dtype: dict[str, int]
     empty: list[str]
 
 
-def weights(folder: Path) -> Weights | None:
+def weights(folder: Path) -> CheckpointWeights | None:
     """The safetensors files of `folder` together; None where there are none. Raises UsageError for a damaged one."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
@@ -164,7 +164,7 @@ def weights(folder: Path) -> Weights | None:
             by_dtype[facts["dtype"]] = by_dtype.get(facts["dtype"], 0) + count
             if not count:
                 empty.append(name)
-    return Weights(tensors=tensors, parameters=sum(by_dtype.values()), by_dtype=by_dtype, empty=empty)
+    return CheckpointWeights(tensors=tensors, parameters=sum(by_dtype.values()), by_dtype=by_dtype, empty=empty)
 
 
 def header(file: Path) -> dict[str, Any]:
@@ -187,30 +187,30 @@ def header(file: Path) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind:
+class CheckpointKind:
     name: str
     files: int
     size: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contents:
+class CheckpointContents:
     """All that is known of a checkpoint without loading it; `facts` are the manifest's, empty without one."""
 
-    entry: Entry
-    kinds: list[Kind]
+    entry: CheckpointEntry
+    kinds: list[CheckpointKind]
     architecture: str | None
     model_type: str | None
-    weights: Weights | None
+    weights: CheckpointWeights | None
     facts: dict[str, Any]
 
 
-def contents(checkpoint: Path) -> Contents:
+def contents(checkpoint: Path) -> CheckpointContents:
     """What `checkpoint` holds. Raises UsageError where the header of its weights is damaged."""
     manifest = read_manifest(checkpoint)
     config = read_object(checkpoint / "config.json")
     architectures = config.get("architectures")
-    return Contents(
+    return CheckpointContents(
         entry=entry(checkpoint),
         kinds=_kinds(checkpoint),
         architecture=str(architectures[0]) if isinstance(architectures, list) and architectures else None,
@@ -224,12 +224,12 @@ def kind_of(name: str) -> str:
     return next((kind for kind, pattern in _KINDS if pattern.fullmatch(name)), "other")
 
 
-def _kinds(checkpoint: Path) -> list[Kind]:
+def _kinds(checkpoint: Path) -> list[CheckpointKind]:
     found: dict[str, list[int]] = {}
     for path in checkpoint.rglob("*"):
         if path.is_file() and path.name != MANIFEST:
             found.setdefault(kind_of(path.relative_to(checkpoint).as_posix()), []).append(path.stat().st_size)
-    kinds = [Kind(name=name, files=len(sizes), size=sum(sizes)) for name, sizes in found.items()]
+    kinds = [CheckpointKind(name=name, files=len(sizes), size=sum(sizes)) for name, sizes in found.items()]
     return sorted(kinds, key=lambda kind: -kind.size)
 
 

@@ -23,7 +23,7 @@ from bench.ladder.data import make_tokenizer
 from bench.mfu import causal_flops, seq2seq_flops
 from dsrun.hardware.gpus import peak_bf16_tflops
 from dsrun.runs.records import read_records
-from dsrun.system.gpus import Gpu, visible_gpus
+from dsrun.system.gpus import LocalGpu, visible_gpus
 
 STEPS, WARM_UP = 14, 4
 PASSES = 8
@@ -38,7 +38,7 @@ def main(name: str, result: str) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         run = Path(scratch) / "run"
         if not gpus:
-            h100 = Gpu(index=0, name="NVIDIA H100", uuid="", memory_total=80 * 2**30, capability=(9, 0))
+            h100 = LocalGpu(index=0, name="NVIDIA H100", uuid="", memory_total=80 * 2**30, capability=(9, 0))
             tell(" ".join(command(replace(timing, length=32), Path(scratch), run, [h100])[2:]))
             return 0
         done = subprocess.run(command(timing, Path(scratch), run, gpus), check=False)
@@ -51,7 +51,7 @@ def main(name: str, result: str) -> int:
     return 0
 
 
-def command(timing: Timing, scratch: Path, run: Path, gpus: Sequence[Gpu]) -> list[str]:
+def command(timing: Timing, scratch: Path, run: Path, gpus: Sequence[LocalGpu]) -> list[str]:
     """`dsrun train`, as a user would write it."""
     model, data = scratch / "model", scratch / "train.jsonl"
     make_tokenizer(model)
@@ -75,7 +75,7 @@ def command(timing: Timing, scratch: Path, run: Path, gpus: Sequence[Gpu]) -> li
     return [sys.executable, "-m", "dsrun", "train", *words]
 
 
-def _gib(gpu: Gpu) -> float:
+def _gib(gpu: LocalGpu) -> float:
     return (gpu.memory_total or 0) / 2**30
 
 

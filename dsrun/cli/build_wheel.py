@@ -22,9 +22,9 @@ from dsrun.system.variables import FIND_LINKS, cache_root
 from dsrun.wheel.cache import CacheEntry, WheelCache, copy_out
 from dsrun.wheel.compile.cached import cached_build
 from dsrun.wheel.compile.context import BuildOptions
-from dsrun.wheel.compile.output import Event, Tracker
+from dsrun.wheel.compile.output import BuildEvent, BuildTracker
 from dsrun.wheel.compile.plan import BuildPlan, resolve
-from dsrun.wheel.compile.run import Parts, WheelBuild
+from dsrun.wheel.compile.run import WheelBuild, WheelParts
 from dsrun.wheel.compile.script import build_script
 
 
@@ -145,7 +145,7 @@ def _find_or_build(
 def _print_script(plan: BuildPlan, cache: WheelCache, form: str) -> None:
     build = plan.build
     again = [argument for argument in sys.argv[1:] if argument != "--dry-run"]
-    parts = Parts(cache.root / "parts")
+    parts = WheelParts(cache.root / "parts")
     script = build_script(build, parts, os.environ, [sys.executable, "-m", "dsrun", *again])
     if form == "json":
         print_json({"script": script, **_described(plan)})
@@ -155,13 +155,13 @@ def _print_script(plan: BuildPlan, cache: WheelCache, form: str) -> None:
     print_note(f"already cached: {stored.wheel}" if stored else f"would be cached in {cache.folder(build.request.key)}")
 
 
-def _print_progress(event: Event, tracker: Tracker) -> None:
+def _print_progress(event: BuildEvent, tracker: BuildTracker) -> None:
     text = line_of(event, tracker, time.monotonic())
     if text:
         print_detail(text)
 
 
-def line_of(event: Event, tracker: Tracker, now: float) -> str | None:
+def line_of(event: BuildEvent, tracker: BuildTracker, now: float) -> str | None:
     """The line for an event; None for an event without one."""
     if event.kind == "reused":
         return f"{event.label}: compiled before, for another wheel"
@@ -178,6 +178,6 @@ def line_of(event: Event, tracker: Tracker, now: float) -> str | None:
     return f"{text}; {left}" if left else text
 
 
-def _left(tracker: Tracker, now: float) -> str:
+def _left(tracker: BuildTracker, now: float) -> str:
     left = tracker.left(now)
     return f"about {duration(left)} left" if left else ""

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from dsrun.checkpoints import Contents, Entry, contents, entries, find
-from dsrun.cli.options import Group, format_option
+from dsrun.checkpoints import CheckpointContents, CheckpointEntry, contents, entries, find
+from dsrun.cli.options import OptionGroup, format_option
 from dsrun.cli.output import print_fields, print_findings, print_json, print_line, print_table
 from dsrun.errors import EXIT_FINDINGS, UsageError
 from dsrun.findings.texts import text_of
@@ -23,7 +23,7 @@ _WHERE = click.argument("where", metavar="RUN|CHECKPOINT", type=click.Path(path_
 _HEAD = ("STEP", "SIZE", "AGE", "ZERO", "RANKS", "STATE")
 
 
-@click.group(cls=Group, name="checkpoint")
+@click.group(cls=OptionGroup, name="checkpoint")
 def command() -> None:
     """List, verify and inspect the checkpoints of a run."""
 
@@ -98,11 +98,11 @@ def _one(where: Path) -> Path:
     return complete[0][1]
 
 
-def _state(entry: Entry) -> str:
+def _state(entry: CheckpointEntry) -> str:
     return entry.state + (", best" if entry.best else "") + (f": {entry.why}" if entry.why else "")
 
 
-def _row(entry: Entry) -> tuple[str, ...]:
+def _row(entry: CheckpointEntry) -> tuple[str, ...]:
     return (
         str(entry.step),
         size_text(entry.size),
@@ -113,7 +113,7 @@ def _row(entry: Entry) -> tuple[str, ...]:
     )
 
 
-def _lines(found: Contents) -> list[tuple[str, str]]:
+def _lines(found: CheckpointContents) -> list[tuple[str, str]]:
     entry, facts = found.entry, found.facts
     ranks = f"ZeRO-{entry.zero_stage} on {entry.world_size} ranks" if entry.zero_stage is not None else ""
     batch = ""
@@ -141,7 +141,7 @@ def _lines(found: Contents) -> list[tuple[str, str]]:
     return [*lines, *((f"  {kind.name}", f"{size_text(kind.size)} in {kind.files}") for kind in found.kinds)]
 
 
-def _weights(found: Contents) -> str:
+def _weights(found: CheckpointContents) -> str:
     held = found.weights
     if held is None:
         return ""

@@ -10,7 +10,7 @@ import click
 
 from dsrun.cli.options import Command, format_option
 from dsrun.cli.output import print_json, print_line
-from dsrun.diagnosis.diagnose import Verdict, likely, of_logs
+from dsrun.diagnosis.diagnose import RunVerdict, likely, of_logs
 from dsrun.diagnosis.jobs import by_job, job_of, logs_below
 from dsrun.diagnosis.reading import members
 from dsrun.diagnosis.run import of_run
@@ -47,7 +47,7 @@ def command(*, logs: tuple[str, ...], form: str) -> int:
     return EXIT_FINDINGS if any(verdict.failed for verdict in verdicts.values()) else 0
 
 
-def _verdicts(logs: tuple[str, ...]) -> dict[str, Verdict]:
+def _verdicts(logs: tuple[str, ...]) -> dict[str, RunVerdict]:
     """The verdict on each job or run."""
     folders = [name for name in logs if name != STDIN and Path(name).is_dir()]
     if folders and len(logs) > 1:
@@ -64,7 +64,7 @@ def _verdicts(logs: tuple[str, ...]) -> dict[str, Verdict]:
     return {name: of_logs(several) for name, several in jobs.items()}
 
 
-def _of_folder(folder: Path) -> dict[str, Verdict]:
+def _of_folder(folder: Path) -> dict[str, RunVerdict]:
     runs = runs_below(folder)
     paths = logs_below(folder)
     if is_run(folder) or (not runs and paths and all(path.parent == folder / "logs" for path in paths)):
@@ -81,7 +81,7 @@ def _of_folder(folder: Path) -> dict[str, Verdict]:
     return verdicts
 
 
-def _print_all(verdicts: Mapping[str, Verdict]) -> None:
+def _print_all(verdicts: Mapping[str, RunVerdict]) -> None:
     for place, (name, verdict) in enumerate(verdicts.items()):
         if len(verdicts) > 1:
             if place:
@@ -90,7 +90,7 @@ def _print_all(verdicts: Mapping[str, Verdict]) -> None:
         _print(verdict)
 
 
-def _print(verdict: Verdict) -> None:
+def _print(verdict: RunVerdict) -> None:
     cause, others = verdict.cause, verdict.findings
     rows: list[tuple[str, str]] = []
     if verdict.where:
@@ -112,7 +112,7 @@ def _print(verdict: Verdict) -> None:
             print_line(f"{padded(translated(text_of(f'verdict.{name}')), 8)} {translated(value)}")
 
 
-def _none_found(verdict: Verdict) -> Message:
+def _none_found(verdict: RunVerdict) -> Message:
     lines: str = counted(verdict.lines, "line")
     if len(verdict.logs) > 1:
         lines = text_of("verdict.in_logs", lines=lines, logs=counted(len(verdict.logs), "log"))

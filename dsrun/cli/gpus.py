@@ -14,7 +14,7 @@ from dsrun.hardware.gres import parse_gres
 from dsrun.hardware.instances import instance
 from dsrun.system.gpus import visible_gpus
 
-Row = dict[str, Any]
+GpuRow = dict[str, Any]
 # Column of the table -> key of the JSON.
 COLUMNS = {
     "name": "name",
@@ -40,7 +40,7 @@ def command(names: tuple[str, ...], gres: str | None, form: str) -> None:
     the GPUs of this machine, or the whole table on a machine without GPUs. What is not known for certain is null in
     JSON and "unknown" in the table.
     """
-    found_rows: dict[str, list[Row]] = {}
+    found_rows: dict[str, list[GpuRow]] = {}
     if names or gres is None:
         found_rows["gpus"] = [_named(name) for name in names] if names else _default_rows()
     if gres is not None:
@@ -54,7 +54,7 @@ def command(names: tuple[str, ...], gres: str | None, form: str) -> None:
         _print(found_rows, gres)
 
 
-def _named(name: str) -> Row:
+def _named(name: str) -> GpuRow:
     """What is known of `name`; `may_be` lists what it could mean, or resembles, where it is not known."""
     found, rented = lookup(name), instance(name)
     if found:
@@ -63,7 +63,7 @@ def _named(name: str) -> Row:
     return {**_row(name, None), "may_be": may_be}
 
 
-def _row(name: str, found: GpuModel | None) -> Row:
+def _row(name: str, found: GpuModel | None) -> GpuRow:
     about = found._asdict() if found else dict.fromkeys(GpuModel._fields)
     product, capability, _ = about.pop("name"), about.pop("capability"), about.pop("aliases")
     return {"name": name, "compute_capability": _version(capability), "product": product, **about}
@@ -73,7 +73,7 @@ def _version(capability: tuple[int, int] | None) -> str | None:
     return f"{capability[0]}.{capability[1]}" if capability else None
 
 
-def _default_rows() -> list[Row]:
+def _default_rows() -> list[GpuRow]:
     """The GPUs of this machine, else every row of the table."""
     rows = []
     for gpu in visible_gpus():
@@ -83,7 +83,7 @@ def _default_rows() -> list[Row]:
     return rows or [_row(row.name, row) for row in gpu_table()]
 
 
-def _print(found_rows: dict[str, list[Row]], gres: str | None) -> None:
+def _print(found_rows: dict[str, list[GpuRow]], gres: str | None) -> None:
     if "gpus" in found_rows:
         _print_table(COLUMNS, found_rows["gpus"])
     if found_rows.get("gres"):
@@ -104,7 +104,7 @@ def _unknown(name: str, may_be: Sequence[str]) -> str:
     return f"no GPU called {name!r} is known{hint}"
 
 
-def _print_table(columns: dict[str, str], rows: Sequence[Row]) -> None:
+def _print_table(columns: dict[str, str], rows: Sequence[GpuRow]) -> None:
     shown = [{**row, "memory_gib": row.get("usable_gib") or row.get("memory_gib")} for row in rows]
     print_table([list(columns), *([_cell(key, row[key]) for key in columns.values()] for row in shown)])
 

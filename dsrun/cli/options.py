@@ -128,11 +128,11 @@ class Command(click.Command):
         return found
 
 
-class Group(Command, click.Group):
+class OptionGroup(Command, click.Group):
     command_class = Command
 
 
-class LazyGroup(Group):
+class LazyGroup(OptionGroup):
     """A group that knows its commands as name -> ("module:attribute", summary), and imports only the one that runs."""
 
     def __init__(self, *args: Any, lazy: Mapping[str, tuple[str, str]], **kwargs: Any) -> None:

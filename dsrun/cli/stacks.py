@@ -12,7 +12,7 @@ import click
 
 from dsrun.cli.options import Command, format_option
 from dsrun.cli.output import print_json, print_line, print_note, print_table
-from dsrun.diagnosis.hangs import Standing, groups, name_ranks, outliers, read_standings
+from dsrun.diagnosis.hangs import RankStanding, groups, name_ranks, outliers, read_standings
 from dsrun.errors import EXIT_TOOL_FAILED, ToolError, UsageError
 from dsrun.runs.node_status import FOLDER, NodeStatus, StacksAnswer, read_answers, read_node_status, request_stacks
 
@@ -107,7 +107,7 @@ def _show(
         print_note(f"node {node.node} ({node.host}) has not answered; its status is of {node.time}")
 
 
-def _as_json(standing: Standing, host: str, request: Path, *, full: bool) -> dict[str, Any]:
+def _as_json(standing: RankStanding, host: str, request: Path, *, full: bool) -> dict[str, Any]:
     place = standing.place
     found = {"rank": standing.rank, "host": host, "kind": place.kind, "place": place.name, "line": place.site}
     return {**found, "stacks": _stacks(request, standing.rank)} if full else found

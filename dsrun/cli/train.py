@@ -20,7 +20,7 @@ from dsrun.errors import EXIT_USAGE
 
 if TYPE_CHECKING:
     from dsrun.launch.signals import StartupSignals
-    from dsrun.recipe.flags import Flag
+    from dsrun.recipe.flags import RecipeFlag
     from dsrun.recipe.recipe import Recipe
 
 PREPARER = "dsrun.train.prepare"
@@ -86,7 +86,7 @@ def help_text(width: int = 80) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _help_entry(flag: Flag, width: int) -> str:
+def _help_entry(flag: RecipeFlag, width: int) -> str:
     """One flag: name and value to the left, meaning to the right, or below where there is no room."""
     head = f"  {flag.shown} {flag.value_text}".rstrip()
     default = flag.default_text
@@ -102,7 +102,7 @@ def _help_entry(flag: Flag, width: int) -> str:
 @click.pass_obj
 def command(args: list[str]) -> int:
     """Train a seq2seq or causal LM under DeepSpeed ZeRO."""
-    from dsrun.launch.coordinator.messages import Stopped
+    from dsrun.launch.coordinator.messages import StoppedBeforeStart
     from dsrun.launch.detection.detect import started_alone
     from dsrun.launch.signals import startup_signals
     from dsrun.system.env import worker_from_env
@@ -122,7 +122,7 @@ def command(args: list[str]) -> int:
                 show_values(recipe)
                 return 0
             return _run(recipe, signals)
-    except Stopped as stopped:
+    except StoppedBeforeStart as stopped:
         print_note(str(stopped))
         return stopped.exit_code
 

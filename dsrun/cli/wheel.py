@@ -10,7 +10,7 @@ from typing import Literal
 
 import click
 
-from dsrun.cli.options import Command, Group, format_option
+from dsrun.cli.options import Command, OptionGroup, format_option
 from dsrun.cli.output import print_findings, print_json, print_line, print_table
 from dsrun.cli.wheelhouse import gc_command, index_command, list_command
 from dsrun.errors import EXIT_FINDINGS, EXIT_INTERRUPTED, UsageError
@@ -19,7 +19,7 @@ from dsrun.hardware.cluster_gpus import cluster_gpus
 from dsrun.system.proc import interrupted_by_stop_signals
 from dsrun.wheel.platform.arch import parse_archs
 from dsrun.wheel.verify.check import (
-    Verification,
+    WheelVerification,
     differences,
     examine,
     report_lines,
@@ -27,7 +27,7 @@ from dsrun.wheel.verify.check import (
     verify_for,
     verify_here,
 )
-from dsrun.wheel.verify.machine import Gpu, gpus_for
+from dsrun.wheel.verify.machine import TargetGpu, gpus_for
 from dsrun.wheel.verify.nodes import NodeReport, NodeTask, default_folder, push, verify_on
 from dsrun.wheel.verify.remote import AT_ONCE, NodePool, nodes_meant
 
@@ -64,7 +64,7 @@ def verify_command(
     return EXIT_FINDINGS if done.failed else 0
 
 
-def target_gpus(text: str) -> tuple[Gpu, ...]:
+def target_gpus(text: str) -> tuple[TargetGpu, ...]:
     """The GPUs of `--for`: those of the SLURM cluster for "slurm", else a list as `build-wheel --arch` takes it."""
     name = text.strip().lower()
     if name in ("auto", "cpu", "native"):
@@ -85,14 +85,14 @@ def _on_nodes(file: Path, text: str, python: str, form: str) -> int:
     nodes, pool = nodes_meant(text, None, os.environ), NodePool()
     with interrupted_by_stop_signals():
         reports = verify_on(nodes, report, python, pool)
-    done = Verification(report=report, findings=(*findings, *(each for node in reports for each in node.findings)))
+    done = WheelVerification(report=report, findings=(*findings, *(each for node in reports for each in node.findings)))
     _print_verification(done, reports, form)
     if pool.stopped:
         return EXIT_INTERRUPTED
     return EXIT_FINDINGS if done.failed else 0
 
 
-def _print_verification(done: Verification, reports: list[NodeReport], form: str) -> None:
+def _print_verification(done: WheelVerification, reports: list[NodeReport], form: str) -> None:
     if form == "json":
         facts = {"wheel": done.report, "machine": done.machine, "operations": done.op_results}
         print_json({**facts, "nodes": reports, "findings": done.findings})
@@ -103,7 +103,7 @@ def _print_verification(done: Verification, reports: list[NodeReport], form: str
 
 
 # Without invoke_without_command, click prints the help as an error of ten lines.
-@click.group(cls=Group, name="wheel", invoke_without_command=True)
+@click.group(cls=OptionGroup, name="wheel", invoke_without_command=True)
 @click.pass_context
 def command(context: click.Context) -> None:
     """Wheels in the store, in folders for pip, and on the nodes of a cluster."""

@@ -8,17 +8,17 @@ from typing import Any, Literal
 
 from dsrun.collectives.facts import NodeFacts
 from dsrun.collectives.operations import average_bandwidths
-from dsrun.collectives.schedule import Phase, Unit
+from dsrun.collectives.schedule import TestPhase, TestUnit
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import text_of
 
-State = Literal["ok", "failed", "died", "hung", "lost"]
+MemberState = Literal["ok", "failed", "died", "hung", "lost"]
 STAGES = ("start", "connect", "compute", "broadcast", "all_reduce", "all_gather", "reduce_scatter", "end")
 """Where a rank may be in a phase, in this order."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Member:
+class TestMember:
     """A process of the doctor on one node, or a task of srun. `ahead_s` is how far its clock is ahead of the
     leader's; `address` and `endpoints` are where the others reach it; `findings` are those of its own checks."""
 
@@ -36,7 +36,7 @@ class Member:
 class RankResult:
     """How a phase went on one rank. `at` is the last stage it began; `cancelled`: it was ended as others had failed."""
 
-    state: State
+    state: MemberState
     at: str = "start"
     cancelled: bool = False
     signal: int | None = None
@@ -62,8 +62,8 @@ class RankResult:
 class GroupResult:
     """How a phase went in one group of units, by rank."""
 
-    phase: Phase
-    units: tuple[Unit, ...]
+    phase: TestPhase
+    units: tuple[TestUnit, ...]
     ranks: Mapping[int, RankResult]
 
     @property
@@ -83,19 +83,19 @@ class GroupResult:
 
 
 @dataclass
-class Observations:
+class TestObservations:
     """`missing` members did not join; `lost` ones left, with what was going on; `unready` ranks' programs did not
     start, by member; `unreachable` has (from, to, endpoint, why)."""
 
     count: int
     names: Sequence[str] = ()
     address: str = ""
-    members: dict[int, Member] = field(default_factory=dict)
+    members: dict[int, TestMember] = field(default_factory=dict)
     missing: list[int] = field(default_factory=list)
     lost: dict[int, str] = field(default_factory=dict)
     unreachable: list[tuple[int, int, str, str]] = field(default_factory=list)
     unready: dict[int, str] = field(default_factory=dict)
-    units: list[Unit] = field(default_factory=list)
+    units: list[TestUnit] = field(default_factory=list)
     groups: list[GroupResult] = field(default_factory=list)
 
     def name(self, index: int) -> str:

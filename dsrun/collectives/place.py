@@ -13,7 +13,7 @@ from dsrun.system.hostlist import expand_hosts
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class MemberPlace:
     """Member `index` of `count`. The ranks meet at `host`:`port`, the doctor's processes at the port after it; without
     a port, on one machine, any free one is taken.
 
@@ -41,7 +41,7 @@ def place_of(
     master_addr: str | None,
     master_port: int | None,
     environ: Mapping[str, str],
-) -> Place | SrunLauncher:
+) -> MemberPlace | SrunLauncher:
     """Where this process is; SrunLauncher in a SLURM allocation outside of its steps, where srun has to start one
     process per node. Raises UsageError for what contradicts itself or the surroundings."""
     environ, per_task = _tasks_as_nodes(environ)
@@ -61,7 +61,7 @@ def place_of(
     assert isinstance(found, LocalLauncher)
     listed = environ.get("SLURM_STEP_NODELIST", "") if found.nodes > 1 and not found.own_terminal else ""
     names = expand_hosts(listed) if listed else ()
-    return Place(
+    return MemberPlace(
         index=found.node,
         count=found.nodes,
         host=found.host,

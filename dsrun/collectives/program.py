@@ -32,7 +32,7 @@ _GPU_ELEMENTS, _GPU_REPEATS = 1 << 26, 20  # 256 MiB: beyond what latency decide
 _CPU_MATRIX, _GPU_MATRIX = 768, 8192
 _COMPUTE_BLOCKS, _COMPUTE_CALLS = 5, 4
 
-Task = dict[str, Any]
+RankTask = dict[str, Any]
 
 
 def main() -> None:
@@ -53,7 +53,7 @@ def main() -> None:
                 _write(answers, {"phase": task["phase"], "rank": task["rank"], **_run_phase(task)})
 
 
-def _write(fd: int, message: Task) -> None:
+def _write(fd: int, message: RankTask) -> None:
     os.write(fd, json.dumps(message).encode() + b"\n")
 
 
@@ -70,19 +70,19 @@ def _fork(work: Callable[[], None]) -> int:
         os._exit(0)
 
 
-def _serve_store(task: Task) -> None:
+def _serve_store(task: RankTask) -> None:
     """The store through which the groups of all phases meet, at the port that a training would use."""
     store = dist.TCPStore(task["host"], task["port"], is_master=True, wait_for_workers=False)
     while store is not None:
         time.sleep(3600)
 
 
-def _run_phase(task: Task) -> Task:
+def _run_phase(task: RankTask) -> RankTask:
     """How the phase went in a child: state ("ok", "failed", "died", "hung"), where it was, and what it measured."""
     read, write = os.pipe()
     pid = _fork(lambda: _in_child(task, write))
     os.close(write)
-    result: Task = {"state": "hung", "at": "start"}
+    result: RankTask = {"state": "hung", "at": "start"}
     deadline = time.monotonic() + task["timeout_s"]
     text = b""
     ended = False
@@ -108,7 +108,7 @@ def _run_phase(task: Task) -> Task:
     return result
 
 
-def _in_child(task: Task, report: int) -> None:
+def _in_child(task: RankTask, report: int) -> None:
     try:
         _write(report, {"at": "connect"})
         measured = _Group(task, lambda at: _write(report, {"at": at})).measure()
@@ -120,7 +120,7 @@ def _in_child(task: Task, report: int) -> None:
 class _Group:
     """This rank's place in the group of one phase, on its device."""
 
-    def __init__(self, task: Task, mark: Callable[[str], None]) -> None:
+    def __init__(self, task: RankTask, mark: Callable[[str], None]) -> None:
         self._task = task
         self._mark = mark
         self._rank, self._size = int(task["group_rank"]), int(task["group_size"])
@@ -143,9 +143,9 @@ class _Group:
             **({"device_id": self._device} if self._gpu else {}),
         )
 
-    def measure(self) -> Task:
+    def measure(self) -> RankTask:
         """`compute_s`, and by operation `seconds`, `best` and `size`; `wrong` by operation, where values are."""
-        found: Task = {"measured": {}, "wrong": {}}
+        found: RankTask = {"measured": {}, "wrong": {}}
         if self._task["compute"]:
             self._mark("compute")
             found |= {"compute_s": self._compute(), "flop": 2 * self._matrix**3}
@@ -183,7 +183,7 @@ class _Group:
             best = min(best, (time.perf_counter() - began) / _COMPUTE_CALLS)
         return best
 
-    def _timed(self, call: Callable[[], object]) -> Task:
+    def _timed(self, call: Callable[[], object]) -> RankTask:
         times = []
         for _ in range(_GPU_REPEATS if self._gpu else _CPU_REPEATS):
             dist.barrier()
@@ -207,19 +207,19 @@ class _Group:
         values = torch.arange(begin, begin + count, device=self._device) % PERIOD + 1
         return values.to(torch.float32)
 
-    def _broadcast(self) -> tuple[Callable[[], object], Callable[[], Task | None]]:
+    def _broadcast(self) -> tuple[Callable[[], object], Callable[[], RankTask | None]]:
         root = root_of(self._size)
         buffer = self._pattern(0, self._elements) * rank_factor(self._rank)
         wanted = self._pattern(0, self._elements) * rank_factor(root)
         return (lambda: dist.broadcast(buffer, root)), lambda: _wrong(buffer, wanted)
 
-    def _all_reduce(self) -> tuple[Callable[[], object], Callable[[], Task | None]]:
+    def _all_reduce(self) -> tuple[Callable[[], object], Callable[[], RankTask | None]]:
         buffer = self._pattern(0, self._elements) * rank_factor(self._rank)
         wanted = self._pattern(0, self._elements) * summed_factor(self._size)
         # The first call is checked; later ones add up sums, whose values no longer matter.
         return (lambda: dist.all_reduce(buffer)), lambda: _wrong(buffer, wanted)
 
-    def _all_gather(self) -> tuple[Callable[[], object], Callable[[], Task | None]]:
+    def _all_gather(self) -> tuple[Callable[[], object], Callable[[], RankTask | None]]:
         count = self._elements // self._size
         gather = _either("all_gather_single", "all_gather_into_tensor")
         own = self._pattern(self._rank * count, count) * rank_factor(self._rank)
@@ -228,7 +228,7 @@ class _Group:
         wanted = self._pattern(0, self._elements) * factors.repeat_interleave(count)
         return (lambda: gather(buffer, own)), lambda: _wrong(buffer, wanted, part=count)
 
-    def _reduce_scatter(self) -> tuple[Callable[[], object], Callable[[], Task | None]]:
+    def _reduce_scatter(self) -> tuple[Callable[[], object], Callable[[], RankTask | None]]:
         count = self._elements // self._size
         scatter = _either("reduce_scatter_single", "reduce_scatter_tensor")
         whole = self._pattern(0, self._elements) * rank_factor(self._rank)
@@ -242,7 +242,7 @@ def _either(new: str, old: str) -> Callable[..., object]:
     return getattr(dist, new, None) or getattr(dist, old)  # type: ignore[no-any-return]
 
 
-def _wrong(found: torch.Tensor, wanted: torch.Tensor, *, part: int | None = None) -> Task | None:
+def _wrong(found: torch.Tensor, wanted: torch.Tensor, *, part: int | None = None) -> RankTask | None:
     """How many values differ, and with `part` elements from each rank, from which ranks; None where all are right."""
     differs = found != wanted
     count = int(differs.sum())

@@ -16,7 +16,7 @@ from typing import Any
 
 from dsrun.errors import one_line
 from dsrun.launch.environment import has_libuv, network_variables, worker_environment
-from dsrun.launch.job import Topology, decide
+from dsrun.launch.job import ProcessTopology, decide
 from dsrun.system.gpus import visible_gpus
 from dsrun.system.host import cores
 from dsrun.system.net import addresses, own_name_addresses
@@ -25,17 +25,19 @@ from dsrun.system.process_end import with_pdeathsig
 PROGRAM = "dsrun.collectives.program"
 _LOG_TAIL = 4000
 
-Message = dict[str, Any]
-Answered = Callable[[int, Message], None]
+MemberMessage = dict[str, Any]
+AnswerCallback = Callable[[int, MemberMessage], None]
 """Takes what a local rank has answered, in a thread of its own."""
 
 
-def topology_of(ranks: int | None) -> Topology:
+def topology_of(ranks: int | None) -> ProcessTopology:
     """This member's ranks: `ranks`, else one per visible GPU, else one. Raises UsageError for more than GPUs."""
     return decide(nproc=ranks, visible_gpus=len(visible_gpus()), cores=cores(), use_cpu=False)
 
 
-def rank_environment(topology: Topology, environ: Mapping[str, str], *, local_address: str | None) -> dict[str, str]:
+def rank_environment(
+    topology: ProcessTopology, environ: Mapping[str, str], *, local_address: str | None
+) -> dict[str, str]:
     """The environment of the rank programs, as that of a training's ranks; `local_address` where there are several
     nodes."""
     changes: dict[str, str | None] = {**worker_environment(topology, environ, debug=False)}
@@ -60,7 +62,7 @@ def _nameless_file() -> int:
 class RankPrograms:
     """One program per rank of this machine; `answered` gets what they say, {"ended": why} as the last thing."""
 
-    def __init__(self, count: int, env: Mapping[str, str], answered: Answered) -> None:
+    def __init__(self, count: int, env: Mapping[str, str], answered: AnswerCallback) -> None:
         self._answered = answered
         self._processes: list[subprocess.Popen[bytes]] = []
         self._threads: list[threading.Thread] = []
@@ -81,7 +83,7 @@ class RankPrograms:
         for thread in self._threads:
             thread.start()
 
-    def send(self, local: int, message: Message) -> None:
+    def send(self, local: int, message: MemberMessage) -> None:
         """Give one rank a task."""
         stdin = self._processes[local].stdin
         if stdin:

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from dsrun import __version__
 from dsrun.demo import models, tokenizers
-from dsrun.demo.corpus import Splits, number_phrases, python_docs
+from dsrun.demo.corpus import CorpusSplits, number_phrases, python_docs
 from dsrun.errors import UsageError
 from dsrun.system.files import parse_json, replace_folder
 
@@ -84,7 +84,7 @@ def _fill(name: str, folder: Path) -> None:
         (folder / "model" / file).write_text(content, encoding="utf-8", newline="\n")
 
 
-def _write_data(folder: Path, splits: Splits) -> None:
+def _write_data(folder: Path, splits: CorpusSplits) -> None:
     (folder / "data").mkdir()
     for split, rows in vars(splits).items():
         lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)

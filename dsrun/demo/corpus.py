@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from dsrun.errors import MissingError
 
-Row = Mapping[str, Any]
+CorpusRow = Mapping[str, Any]
 
 ALWAYS_TRAINED: Final = 100
 """Numbers below this are only in the training split: "zero", for one, occurs in no other phrase."""
@@ -53,15 +53,17 @@ _RO_FEMININE: Final = {1: "una", 2: "două", 12: "douăsprezece"}
 
 
 @dataclass(frozen=True)
-class Splits:
+class CorpusSplits:
     """Rows for training, for validation while training, and for the final test."""
 
-    train: list[Row]
-    validation: list[Row]
-    test: list[Row]
+    train: list[CorpusRow]
+    validation: list[CorpusRow]
+    test: list[CorpusRow]
 
 
-def number_phrases(*, train: int = 20_000, validation: int = 512, test: int = 1_024, seed: int = 20_240_101) -> Splits:
+def number_phrases(
+    *, train: int = 20_000, validation: int = 512, test: int = 1_024, seed: int = 20_240_101
+) -> CorpusSplits:
     """English and Romanian phrases for numbers 0..999_999, no number in two splits.
 
     Rows are ``{"translation": {"en": ..., "ro": ...}}``. The numbers 0..99 come on top of the `train` rows; the other
@@ -70,15 +72,15 @@ def number_phrases(*, train: int = 20_000, validation: int = 512, test: int = 1_
     rng = random.Random(seed)
     taken = set(range(ALWAYS_TRAINED))
 
-    def rows(numbers: list[int]) -> list[Row]:
+    def rows(numbers: list[int]) -> list[CorpusRow]:
         return [{"translation": {"en": english(n), "ro": romanian(n)}} for n in numbers]
 
     # The small splits draw first, so that the number of training rows does not change the test set.
     test_rows, validation_rows = rows(_draw(test, taken, rng)), rows(_draw(validation, taken, rng))
-    return Splits(rows([*_draw(train, taken, rng), *range(ALWAYS_TRAINED)]), validation_rows, test_rows)
+    return CorpusSplits(rows([*_draw(train, taken, rng), *range(ALWAYS_TRAINED)]), validation_rows, test_rows)
 
 
-def python_docs() -> Splits:
+def python_docs() -> CorpusSplits:
     """Documentation texts of this Python: its help topics and the docstrings of its library.
 
     A document is one help topic or one module; all its texts go to the same split.  Which split that is follows from a
@@ -86,7 +88,7 @@ def python_docs() -> Splits:
     time is dropped, whichever document it is in. Raises MissingError where this Python comes without its library's
     source files.
     """
-    splits = Splits([], [], [])
+    splits = CorpusSplits([], [], [])
     seen: set[str] = set()
     for name, texts in _documents():
         bucket = int(hashlib.sha256(name.encode()).hexdigest()[:8], 16) % 100

@@ -12,8 +12,8 @@ from typing import NamedTuple, get_args
 from dsrun.diagnosis.collectives import rank_behind
 from dsrun.diagnosis.notation import rank_of
 from dsrun.diagnosis.reading import read_log
-from dsrun.diagnosis.rules import Cause, Sign, Weight, cause_named
-from dsrun.diagnosis.scan import Hit, Scan
+from dsrun.diagnosis.rules import CauseSign, FailureCause, SignWeight, cause_named
+from dsrun.diagnosis.scan import LogHit, LogScan
 
 UNKNOWN = "unknown"
 # Logged steps after which a run has got over what it complained of.
@@ -23,7 +23,7 @@ TABLE = 20_000
 _FIRST = re.compile(
     r"Root Cause \(first observed failure\):(?:.|\n){0,300}?\brank\s*:\s*(\d+)(?:.|\n){0,80}?\bexitcode\s*:\s*(-?\d+)"
 )
-_ORDER = get_args(Weight)
+_ORDER = get_args(SignWeight)
 _SIGTERM = -15
 # What a process's own end tells when no log does.
 _SIGNALS = {4: "illegal_instruction", 7: "cpu_shm_bus_error", 9: "rank_killed", 11: "rank_killed"}
@@ -40,7 +40,7 @@ class FirstFailure(NamedTuple):
 class ScannedLog:
     """A log that was read: what it shows, its lines, and the first failure where it ends with a table of them."""
 
-    scan: Scan
+    scan: LogScan
     first: FirstFailure | None = None
 
     @property
@@ -50,7 +50,7 @@ class ScannedLog:
 
 def scan_log(log: Path | bytes, name: str) -> ScannedLog:
     """Scans all of a log; see `reading.read_log`, also for the errors."""
-    scan, end = Scan(), b""
+    scan, end = LogScan(), b""
     for data, limit in read_log(log, name):
         scan.feed(data, limit)
         end = (end + data[max(limit - TABLE, 0) : limit])[-TABLE:]
@@ -67,10 +67,10 @@ class Diagnosis:
     the log tells. `means` and `fix` are the cause's, or what this sign tells more. `lines` are all of this cause.
     """
 
-    cause: Cause
+    cause: FailureCause
     evidence: str
     line: int
-    weight: Weight
+    weight: SignWeight
     rank: int | None
     time: float | None = None
     means: str
@@ -84,7 +84,7 @@ def classify(text: str, *, exit_code: int | None = None) -> Diagnosis | None:
     `exit_code` is the process's, where the caller has it: 0 leaves only what spoils a run without ending it (a NaN
     loss), and a signal tells its own where the text tells nothing.
     """
-    scan = Scan()
+    scan = LogScan()
     scan.feed(text.encode(errors="replace"))
     found = diagnoses(ScannedLog(scan=scan), exit_code=exit_code)
     return found[0] if found and found[0].cause.code != UNKNOWN else None
@@ -113,7 +113,7 @@ def diagnoses(log: ScannedLog, *, exit_code: int | None = None) -> list[Diagnosi
         return _by_signal(exit_code, log.first)
     killed = log.first is not None and log.first.exit_code < 0 and log.first.exit_code != _SIGTERM
 
-    def urgency(hit: Hit) -> tuple[int, bool, int, bool]:
+    def urgency(hit: LogHit) -> tuple[int, bool, int, bool]:
         weight = hit.sign.weight
         if killed and weight == UNKNOWN:
             # The others only lost the rank that a signal ended.
@@ -121,7 +121,7 @@ def diagnoses(log: ScannedLog, *, exit_code: int | None = None) -> list[Diagnosi
         other = weight == UNKNOWN and log.first is not None and rank_of(hit.text) != log.first.rank
         return _ORDER.index(weight), other, hit.line, not hit.sign.means
 
-    by_cause: dict[str, list[Hit]] = {}
+    by_cause: dict[str, list[LogHit]] = {}
     for hit in sorted(hits, key=urgency):
         by_cause.setdefault(hit.cause.code, []).append(hit)
     return [_diagnosis(each, log.first) for each in by_cause.values()]
@@ -133,7 +133,7 @@ def recovered(log: ScannedLog) -> list[Diagnosis]:
     return [_diagnosis([hit], None) for hit in hits[-1:]]
 
 
-def survived(hit: Hit, scan: Scan, exit_code: int | None) -> bool:
+def survived(hit: LogHit, scan: LogScan, exit_code: int | None) -> bool:
     """Whether the run got over it: healthy steps later, or the end of training.
 
     Weights that have become NaN stay so: one finite loss shows that they have not. An exception that the program says
@@ -165,7 +165,7 @@ def _by_signal(exit_code: int | None, first: FirstFailure | None) -> list[Diagno
     return [why]
 
 
-def _diagnosis(hits: Sequence[Hit], first: FirstFailure | None) -> Diagnosis:
+def _diagnosis(hits: Sequence[LogHit], first: FirstFailure | None) -> Diagnosis:
     """The diagnosis of one cause's hits, the one that counts first."""
     best = hits[0]
     lines = tuple(hit.text for hit in hits)
@@ -176,7 +176,7 @@ def _diagnosis(hits: Sequence[Hit], first: FirstFailure | None) -> Diagnosis:
         rank = first.rank
     if rank is None:
         rank = next((named for line in lines if (named := rank_of(line)) is not None), None)
-    sign: Sign = best.sign
+    sign: CauseSign = best.sign
     return Diagnosis(
         cause=best.cause,
         evidence=best.text,

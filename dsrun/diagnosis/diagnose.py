@@ -11,7 +11,7 @@ from typing import Any
 from dsrun.diagnosis.classify import Diagnosis, ScannedLog, diagnoses, recovered, root, scan_log
 from dsrun.diagnosis.collectives import rank_behind
 from dsrun.diagnosis.reading import NotText
-from dsrun.diagnosis.rules import Cause, causes
+from dsrun.diagnosis.rules import FailureCause, causes
 from dsrun.findings.finding import Finding, has_errors
 from dsrun.findings.texts import text_of
 from dsrun.runs.folder import RANK_LOG
@@ -21,7 +21,7 @@ _FLAG = re.compile(r"--[a-z-]+")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class RunVerdict:
     """Why a run stopped. `cause` is "none" where no sign of a failure is known and "unknown" where no rule knows it.
 
     `rank` failed first; `where` and `evidence` are the line that tells it; `likely`: that line is a guess's; `means`
@@ -30,7 +30,7 @@ class Verdict:
     run ended well.
     """
 
-    cause: Cause
+    cause: FailureCause
     rank: int | None = None
     where: str = ""
     evidence: str = ""
@@ -62,7 +62,7 @@ class Verdict:
         }
 
 
-def of_logs(logs: Mapping[str, Path | bytes], *, exit_code: int | None = None, own: bool = False) -> Verdict:
+def of_logs(logs: Mapping[str, Path | bytes], *, exit_code: int | None = None, own: bool = False) -> RunVerdict:
     """The verdict over logs by name: a file each, or the content itself.
 
     `exit_code` is the run's, where it is known; `own`: it was started by dsrun, whose flags then help. Raises
@@ -78,14 +78,14 @@ def of_logs(logs: Mapping[str, Path | bytes], *, exit_code: int | None = None, o
     name = root(found)
     if name is None:
         over = _over(scanned, own)
-        return Verdict(cause=causes()[NONE], findings=over, logs=tuple(scanned), lines=lines, trained=trained)
+        return RunVerdict(cause=causes()[NONE], findings=over, logs=tuple(scanned), lines=lines, trained=trained)
     first = _of_all(found, name)
     others: dict[str, Finding] = {}
     for log_name, several in found.items():
         for other in several:
             if other.cause.code != first.cause.code and (other.weight != "exit" or log_name != name):
                 others.setdefault(other.cause.code, _finding(other, log_name, own=own, level="info"))
-    return Verdict(
+    return RunVerdict(
         cause=first.cause,
         rank=first.rank,
         where=_where(name, first),

@@ -19,7 +19,7 @@ _DONE = "completed"
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedOperation:
     """The oldest operation that is not done: its name and number, in a process group ("0": of all ranks).
 
     `enqueued` is the number of the last operation that the rank has begun in that group.
@@ -38,7 +38,7 @@ class _PlainUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name} is not allowed")
 
 
-def parse_dump(content: bytes) -> Recorded | None:
+def parse_dump(content: bytes) -> RecordedOperation | None:
     """What the dump of one rank says; None where it cannot be read, or no operation is waited for."""
     try:
         found = parse_json(content) if content.lstrip()[:1] == b"{" else _PlainUnpickler(io.BytesIO(content)).load()
@@ -56,7 +56,7 @@ def parse_dump(content: bytes) -> Recorded | None:
     same = [each["collective_seq_id"] for each in numbered if _group(each) == group]
     # all_gather_into_tensor is "nccl:_all_gather_base" there.
     operation = str(first.get("profiling_name", "")).rpartition(":")[2].removeprefix("_") or "a collective operation"
-    return Recorded(operation=operation, number=number, group=group, enqueued=max(same))
+    return RecordedOperation(operation=operation, number=number, group=group, enqueued=max(same))
 
 
 def _group(entry: Mapping[str, Any]) -> str:

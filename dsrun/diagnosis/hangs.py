@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsrun.diagnosis.flight_recorder import Recorded, parse_dump
-from dsrun.diagnosis.stacks import Place, place_of
+from dsrun.diagnosis.flight_recorder import RecordedOperation, parse_dump
+from dsrun.diagnosis.stacks import StackPlace, place_of
 
 # What waits for other ranks is not what they wait for.
 _WAITING = ("collective", "gpu")
@@ -25,23 +25,23 @@ _DUMP_FILE = re.compile(r"rank[-_](\d+)(?:\.json)?$")
 
 
 @dataclass(frozen=True)
-class Standing:
+class RankStanding:
     """Where one rank stands; `recorded` is what NCCL's flight recorder says, if it ran."""
 
     rank: int
-    place: Place
-    recorded: Recorded | None = None
+    place: StackPlace
+    recorded: RecordedOperation | None = None
 
 
 @dataclass(frozen=True)
-class Group:
+class HangGroup:
     """The ranks that stand at one place, by its name."""
 
     name: str
     ranks: tuple[int, ...]
 
 
-def read_standings(folder: Path) -> list[Standing]:
+def read_standings(folder: Path) -> list[RankStanding]:
     """Where each rank stands whose stacks, or whose state by the kernel, are in a folder of evidence."""
     ranks = sorted({int(match[1]) for file in folder.glob("rank-*.txt") if (match := _RANK_FILE.fullmatch(file.name))})
     dumps = {
@@ -50,7 +50,7 @@ def read_standings(folder: Path) -> list[Standing]:
         if (match := _DUMP_FILE.search(file.name)) and file.is_file()
     }
     return [
-        Standing(rank, place_of(_text(folder / f"rank-{rank}.stacks.txt"), _text(folder / f"rank-{rank}.proc.txt")),
+        RankStanding(rank, place_of(_text(folder / f"rank-{rank}.stacks.txt"), _text(folder / f"rank-{rank}.proc.txt")),
                  dumps.get(rank))
         for rank in ranks
     ]  # fmt: skip
@@ -63,7 +63,7 @@ def _text(file: Path) -> str:
         return ""
 
 
-def outliers(standings: Sequence[Standing]) -> tuple[int, ...]:
+def outliers(standings: Sequence[RankStanding]) -> tuple[int, ...]:
     """The ranks that the others wait for; () where the stacks do not tell.
 
     In this order: ranks that are stopped; ranks that wait for no other rank, while others do; ranks that have begun
@@ -87,13 +87,13 @@ def outliers(standings: Sequence[Standing]) -> tuple[int, ...]:
     return found or (unseen if len(unseen) < len(waiting) else ())
 
 
-def _waits(each: Standing) -> bool:
+def _waits(each: RankStanding) -> bool:
     """Whether a rank waits for others: in a collective operation or, by the flight recorder, for one on the GPU while
     its program reads a result."""
     return each.place.kind in _WAITING or (each.recorded is not None and each.place.kind in ("code", "lock"))
 
 
-def _behind(standings: Sequence[Standing]) -> tuple[int, ...]:
+def _behind(standings: Sequence[RankStanding]) -> tuple[int, ...]:
     """The ranks that have begun fewer operations in the group of all ranks, as the flight recorder counts."""
     begun = {each.rank: each.recorded.enqueued for each in standings if each.recorded and each.recorded.group == "0"}
     least = min(begun.values(), default=0)
@@ -107,7 +107,7 @@ def _fewer(places: Mapping[int, str]) -> tuple[int, ...]:
     return tuple(rank for rank, place in places.items() if place != most) if 2 * count > len(places) else ()
 
 
-def groups(standings: Sequence[Standing]) -> list[Group]:
+def groups(standings: Sequence[RankStanding]) -> list[HangGroup]:
     """The ranks by place, the largest group first. Where two places of one name differ by their call, it is added."""
     apart = outliers(standings)
     split = len({each.place.name for each in standings}) == 1 and apart
@@ -119,11 +119,11 @@ def groups(standings: Sequence[Standing]) -> list[Group]:
         elif split and each.place.site not in name:
             name += f" called by {each.place.site}"
         named.setdefault(name, []).append(each.rank)
-    found = [Group(name, tuple(ranks)) for name, ranks in named.items()]
+    found = [HangGroup(name, tuple(ranks)) for name, ranks in named.items()]
     return sorted(found, key=lambda group: (-len(group.ranks), group.ranks))
 
 
-def summary(standings: Sequence[Standing]) -> str:
+def summary(standings: Sequence[RankStanding]) -> str:
     """One line: how many ranks stand where, the ranks of small groups by number; "" where nothing is known."""
     known = [each for each in standings if each.place.kind != _UNSEEN]
     if not known:
@@ -148,7 +148,7 @@ def name_ranks(ranks: Collection[int]) -> str:
     return f"ranks {', '.join(shown[:-1])} and {shown[-1]}"
 
 
-def blamed(standings: Sequence[Standing], silent: int) -> int:
+def blamed(standings: Sequence[RankStanding], silent: int) -> int:
     """The rank to blame: the one that has been silent, if it is an outlier or there is none, else the first of them."""
     apart = outliers(standings)
     return silent if not apart or silent in apart else apart[0]

@@ -12,17 +12,17 @@ from dsrun.datafiles import toml_beside
 from dsrun.findings.finding import Level
 from dsrun.messages import Message
 
-Then = Literal["restart", "shrink", "resume", "stop"]
+NextStep = Literal["restart", "shrink", "resume", "stop"]
 """What the supervisor does: start again, start again with less memory, leave to be resumed, or stop."""
 
-Weight = Literal["root", "general", "unknown", "guess", "consequence", "exit"]
+SignWeight = Literal["root", "general", "unknown", "guess", "consequence", "exit"]
 """How much a sign says: the cause itself; words that several causes share, so that a root in the same log explains
 them; an exception that no rule knows; no more than likely; what a rank suffers when another one fails; only that a
 process failed."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sign:
+class CauseSign:
     """One way in which a cause shows in a log, within one line.
 
     One of `has` stands in the line letter by letter, which is what the whole log is searched for; then `pattern` must
@@ -36,7 +36,7 @@ class Sign:
     pattern: str = ""
     unless: str | None = None
     near: str = ""
-    weight: Weight = "root"
+    weight: SignWeight = "root"
     lasting: bool = False
     retried: bool = False
     means: str = ""
@@ -62,7 +62,7 @@ class Sign:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cause:
+class FailureCause:
     """A reason why a run stops: its stable code, what it is in a few words, what that means, and what repairs it.
 
     `fix` may name dsrun's flags; `other_fix` is for logs of other launchers, where that would not help. `faulty_node`:
@@ -70,7 +70,7 @@ class Cause:
     """
 
     code: str
-    then: Then
+    then: NextStep
     title: str
     means: str
     fix: str
@@ -78,7 +78,7 @@ class Cause:
     level: Level = "error"
     faulty_node: bool = False
     suspect_node: bool = False
-    signs: tuple[Sign, ...] = ()
+    signs: tuple[CauseSign, ...] = ()
 
     @property
     def transient(self) -> bool:
@@ -86,22 +86,25 @@ class Cause:
         return self.then == "restart"
 
 
-UNKNOWN = Cause(
+UNKNOWN = FailureCause(
     code="", then="restart", title=Message("the workers failed"), means=Message("no rule matches the log"), fix=""
 )
 _TEXTS = frozenset({"title", "means", "fix", "other_fix"})
 
 
 @cache
-def causes() -> Mapping[str, Cause]:
+def causes() -> Mapping[str, FailureCause]:
     """Every cause by its code, in the file's order. The tests check the file: here a wrong key is a TypeError."""
     entries = toml_beside(__file__)["cause"]
-    found = (Cause(signs=tuple(_sign(**sign) for sign in entry.pop("sign", ())), **_worded(entry)) for entry in entries)
+    found = (
+        FailureCause(signs=tuple(_sign(**sign) for sign in entry.pop("sign", ())), **_worded(entry))
+        for entry in entries
+    )
     return {cause.code: cause for cause in found}
 
 
-def _sign(*, has: str | list[str], **others: Any) -> Sign:
-    return Sign(has=(has,) if isinstance(has, str) else tuple(has), **_worded(others))
+def _sign(*, has: str | list[str], **others: Any) -> CauseSign:
+    return CauseSign(has=(has,) if isinstance(has, str) else tuple(has), **_worded(others))
 
 
 def _worded(entry: dict[str, Any]) -> dict[str, Any]:
@@ -109,6 +112,6 @@ def _worded(entry: dict[str, Any]) -> dict[str, Any]:
     return {name: Message(value) if name in _TEXTS else value for name, value in entry.items()}
 
 
-def cause_named(code: str) -> Cause:
+def cause_named(code: str) -> FailureCause:
     """The cause of that code; UNKNOWN, that a restart may help, where there is none."""
     return causes().get(code, UNKNOWN)

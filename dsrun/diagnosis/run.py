@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.diagnosis.classify import UNKNOWN
-from dsrun.diagnosis.diagnose import NONE, Verdict, of_logs
-from dsrun.diagnosis.rules import Cause, causes
+from dsrun.diagnosis.diagnose import NONE, RunVerdict, of_logs
+from dsrun.diagnosis.rules import FailureCause, causes
 from dsrun.diagnosis.tracebacks import is_exception
 from dsrun.errors import UsageError
 from dsrun.events import kind_of
@@ -20,7 +20,7 @@ from dsrun.messages import Message, joined
 from dsrun.runs.find import is_run, last_step, who_runs
 from dsrun.runs.folder import RunFolder, read_holder
 from dsrun.runs.reader import RunHistory, read_history
-from dsrun.runs.records import Record
+from dsrun.runs.records import LedgerRecord
 
 _LOG = re.compile(r".*\.(log|out|err|txt)(\.gz)?")
 # A run of another machine whose lock cannot be seen here counts as running if it wrote something so recently.
@@ -28,7 +28,7 @@ _RECENTLY_S = 300.0
 _JUST_NOW_S = 10.0
 
 
-def of_run(folder: Path, history: RunHistory | None = None) -> Verdict:
+def of_run(folder: Path, history: RunHistory | None = None) -> RunVerdict:
     """The verdict over a run folder, whose `history` the caller may have read: the last failure of its event file, else
     what the last attempt's logs show.
 
@@ -65,19 +65,19 @@ def of_run(folder: Path, history: RunHistory | None = None) -> Verdict:
     return verdict
 
 
-def _is_telling(event: Record) -> bool:
+def _is_telling(event: LedgerRecord) -> bool:
     """Whether a run may stand still after this event, or works again."""
     kind = kind_of(event)
     return kind.over != "killed" or kind.name == "training"
 
 
-def _of_logs(logs: Mapping[str, Path], *, exit_code: int | None) -> Verdict:
+def _of_logs(logs: Mapping[str, Path], *, exit_code: int | None) -> RunVerdict:
     """As `of_logs`; empty files, which ranks without output leave, show nothing."""
     written = {name: path for name, path in logs.items() if path.stat().st_size}
     return of_logs(written, exit_code=exit_code, own=True)
 
 
-def _running(history: RunHistory, who: str, verdict: Verdict, where: str) -> Verdict:
+def _running(history: RunHistory, who: str, verdict: RunVerdict, where: str) -> RunVerdict:
     silent = [(rank.silent_s, rank.rank, rank.phase) for node in history.nodes for rank in node.ranks if rank.is_silent]
     if not silent:
         return _beside(causes()["running"], who, verdict, where)
@@ -94,7 +94,7 @@ def _killed(folder: Path) -> Message:
     return joined("; ", [ended, gone, why] if named.pid > 0 else [ended, why])
 
 
-def _beside(cause: Cause, message: str, verdict: Verdict, where: str) -> Verdict:
+def _beside(cause: FailureCause, message: str, verdict: RunVerdict, where: str) -> RunVerdict:
     """`cause`, which the logs do not tell, in front of what they do."""
     finding = _finding(cause, message, where)
     others = [replace(each, level="info") if cause.level == "info" else each for each in verdict.findings]
@@ -104,19 +104,19 @@ def _beside(cause: Cause, message: str, verdict: Verdict, where: str) -> Verdict
     )  # fmt: skip
 
 
-def _finding(cause: Cause, message: str, where: str) -> Finding:
+def _finding(cause: FailureCause, message: str, where: str) -> Finding:
     text = text_of("verdict.with_line", title=cause.title, line=message)
     return Finding(level=cause.level, code=cause.code, message=text, fix=cause.fix, where=where)
 
 
-def _recorded(cause: Cause, event: Mapping[str, Any], verdict: Verdict, events: str) -> Verdict:
+def _recorded(cause: FailureCause, event: Mapping[str, Any], verdict: RunVerdict, events: str) -> RunVerdict:
     """What the supervisor saw itself, with the line of a log where one tells the same."""
     same = verdict.cause.code == cause.code or (cause.code == "deterministic_crash" and verdict.cause.code == UNKNOWN)
     rank = event.get("rank", verdict.rank)
     message: str = str(event["message"]) if event.get("message") else cause.title
     # A guess from the logs is no news beside what was seen.
     others = () if verdict.cause.code == NONE else verdict.findings[1:] if verdict.likely else verdict.findings
-    return Verdict(
+    return RunVerdict(
         cause=cause,
         rank=rank if isinstance(rank, int) else None,
         where=verdict.where if same else events,
@@ -130,7 +130,7 @@ def _recorded(cause: Cause, event: Mapping[str, Any], verdict: Verdict, events: 
     )
 
 
-def _is_told(finding: Finding, cause: Cause, message: str) -> bool:
+def _is_told(finding: Finding, cause: FailureCause, message: str) -> bool:
     """Whether a finding that no rule knows only repeats the recorded failure, or that a process ended."""
     if finding.code != UNKNOWN or cause.code == UNKNOWN:
         return False

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 import ahocorasick_rs
 
 from dsrun.diagnosis.notation import last_time, time_of, without_prefix
-from dsrun.diagnosis.rules import Cause, Sign, causes
+from dsrun.diagnosis.rules import CauseSign, FailureCause, causes
 from dsrun.diagnosis.tracebacks import HEADER, end_of_traceback, is_exception
 
 # A line is looked at in a window around the word: progress bars make lines of megabytes.
@@ -27,10 +27,10 @@ COUNTED = 100
 # Hits kept of one sign beside the first: the last ones, which may have ended the run.
 KEPT = 64
 
-Event = Literal["step", "end", "again", "own", "traceback", "sign"]
+ScanEvent = Literal["step", "end", "again", "own", "traceback", "sign"]
 # Where a logged step has its loss: transformers' dictionaries, dsrun's own line, progress bars, Megatron.
 _STEP = (b"'loss': ", b'"loss": ', b"loss: ", b"loss=", b"loss = ")
-_EVENTS: dict[bytes, Event] = {
+_EVENTS: dict[bytes, ScanEvent] = {
     **dict.fromkeys(_STEP, "step"),
     # What the Trainer, Lightning, fairseq and Megatron print at the end of training; a script's own "finished" may
     # follow a failure.
@@ -53,10 +53,10 @@ _SICK = re.compile(rb"grad[_ ]norm['\"]?\s*[:=]\s*['\"]?(?:nan|NaN|null)")
 _EXCEPTION_WORDS = tuple(
     name + end for name in (b"Error", b"Exception") for end in (b": ", b":\n", b":\r", b"\n", b"\r", b"(")
 )
-EXCEPTION_SIGN = Sign(has=(), weight="unknown")
-CUT_SIGN = Sign(has=("Traceback",), weight="exit")
+EXCEPTION_SIGN = CauseSign(has=(), weight="unknown")
+CUT_SIGN = CauseSign(has=("Traceback",), weight="exit")
 # Caught, says the program, which goes on.
-RETRIED_SIGN = Sign(has=("retry",), weight="unknown", retried=True)
+RETRIED_SIGN = CauseSign(has=("retry",), weight="unknown", retried=True)
 _RETRIED = re.compile(rb"(?i)\bretr(?:y|ying|ied)\b|trying again|falling back|\bskipp(?:ed|ing)\b")
 # A traceback quotes the source, and sources hold the very words of their messages.
 _SOURCE = re.compile(
@@ -67,15 +67,15 @@ _FRAME = re.compile(rb'File "[^"]*", line \d+')
 
 
 @dataclass(frozen=True)
-class Hit:
+class LogHit:
     """A sign in a log. `line` counts from 1; `attempts`, `ends` and healthy `steps` are those the log told of before.
 
     `text` is the line, or of a long one what surrounds the place that matched. `time` is the last one that the log
     names, in seconds since 1970.
     """
 
-    cause: Cause
-    sign: Sign
+    cause: FailureCause
+    sign: CauseSign
     line: int
     text: str
     time: float | None
@@ -93,7 +93,7 @@ class _Line(NamedTuple):
     position: int
 
 
-class Scan:
+class LogScan:
     """Takes a log in pieces of whole lines and collects its hits. `size` is in bytes; `own`: dsrun is named in it."""
 
     def __init__(self) -> None:
@@ -105,7 +105,7 @@ class Scan:
         self.own = False
         self._line = 1
         self._counted = 0
-        self._hits: dict[Sign, tuple[Hit, deque[Hit]]] = {}
+        self._hits: dict[CauseSign, tuple[LogHit, deque[LogHit]]] = {}
         self._before = b""
         self._ends: set[int] = set()
 
@@ -115,7 +115,7 @@ class Scan:
         return self._line
 
     @property
-    def hits(self) -> list[Hit]:
+    def hits(self) -> list[LogHit]:
         """In the order of the log."""
         found = {id(hit): hit for first, rest in self._hits.values() for hit in (first, *rest)}
         return sorted(found.values(), key=lambda hit: hit.line)
@@ -198,7 +198,7 @@ class Scan:
             line = line._replace(text=f"{line.text.rstrip()} {_text_below(data, line.end)}")
         self._add(data, line, causes()["unknown"], sign)
 
-    def _add(self, data: bytes, line: _Line, cause: Cause, sign: Sign, place: int = 0) -> None:
+    def _add(self, data: bytes, line: _Line, cause: FailureCause, sign: CauseSign, place: int = 0) -> None:
         known = self._hits.get(sign)
         last = known and (known[1][-1] if known[1] else known[0])
         if last and sign.lasting and (last.steps, last.attempts) == (self.steps, self.attempts):
@@ -207,7 +207,7 @@ class Scan:
         number = self._line + data.count(b"\n", self._counted, line.begin)
         if last and last.line == number:
             return
-        hit = Hit(
+        hit = LogHit(
             cause, sign, number, excerpt(line.text, place), self._time(data, line, known),
             self.attempts, self.ends, self.steps,
         )  # fmt: skip
@@ -217,7 +217,7 @@ class Scan:
         else:
             self._hits[sign] = hit, deque(maxlen=KEPT)
 
-    def _time(self, data: bytes, line: _Line, known: tuple[Hit, deque[Hit]] | None) -> float | None:
+    def _time(self, data: bytes, line: _Line, known: tuple[LogHit, deque[LogHit]] | None) -> float | None:
         time = time_of(line.text)
         if time is None and (known is None or len(known[1]) < KEPT):
             time = last_time(_before(self._before, data, line.begin))
@@ -267,9 +267,9 @@ def _before(earlier: bytes, data: bytes, end: int) -> str:
 
 
 @cache
-def _signs() -> dict[bytes, list[tuple[Cause, Sign]]]:
+def _signs() -> dict[bytes, list[tuple[FailureCause, CauseSign]]]:
     """All signs by their literal words."""
-    found: dict[bytes, list[tuple[Cause, Sign]]] = {}
+    found: dict[bytes, list[tuple[FailureCause, CauseSign]]] = {}
     for cause in causes().values():
         for sign in cause.signs:
             for word in sign.has:
@@ -278,9 +278,9 @@ def _signs() -> dict[bytes, list[tuple[Cause, Sign]]]:
 
 
 @cache
-def _automaton() -> tuple[ahocorasick_rs.BytesAhoCorasick, list[tuple[bytes, Event]]]:
+def _automaton() -> tuple[ahocorasick_rs.BytesAhoCorasick, list[tuple[bytes, ScanEvent]]]:
     """One search for all words, and what each of them stands for."""
-    signs: dict[bytes, Event] = dict.fromkeys((*_signs(), *_EXCEPTION_WORDS), "sign")
+    signs: dict[bytes, ScanEvent] = dict.fromkeys((*_signs(), *_EXCEPTION_WORDS), "sign")
     words = list((signs | _EVENTS).items())
     dfa = ahocorasick_rs.Implementation.DFA
     return ahocorasick_rs.BytesAhoCorasick([word for word, _ in words], implementation=dfa), words

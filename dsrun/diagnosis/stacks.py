@@ -8,33 +8,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal[
+StackKind = Literal[
     "collective", "gpu", "loader", "stopped", "lock", "sleep", "files", "child", "network", "code", "unknown"
 ]
 """What a thread does: a collective operation waits for other ranks, and so may the GPU; all else is its own affair."""
 
 
 @dataclass(frozen=True)
-class Frame:
+class StackFrame:
     function: str
     file: str
     line: int
 
 
 @dataclass(frozen=True)
-class Thread:
+class ThreadStack:
     """The frames of one thread, the innermost first."""
 
     main: bool
-    frames: tuple[Frame, ...]
+    frames: tuple[StackFrame, ...]
 
 
 @dataclass(frozen=True)
-class Place:
+class StackPlace:
     """Where a rank stands. `name` is for people: "all_reduce", "DataLoader.__next__", "time.sleep at step (a.py:12)".
     `site` is the line of the program that called it, which tells two calls of one operation apart."""
 
-    kind: Kind
+    kind: StackKind
     name: str
     site: str = ""
 
@@ -45,20 +45,20 @@ _HANDLER_THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+.*\(most re
 _HANDLER_FRAME = re.compile(r'^ {2}File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.*?)\s*$')
 
 
-def parse_stacks(text: str) -> list[Thread]:
+def parse_stacks(text: str) -> list[ThreadStack]:
     """The threads in the output of `py-spy dump` or of faulthandler; [] where there is none."""
     names: list[str | None] = []
-    frames: list[list[Frame]] = []
+    frames: list[list[StackFrame]] = []
     for line in text.splitlines():
         if match := _PY_SPY_THREAD.match(line) or _HANDLER_THREAD.match(line):
             names.append(match.groupdict().get("name"))
             frames.append([])
         elif frames and (match := _PY_SPY_FRAME.match(line) or _HANDLER_FRAME.match(line)):
             function = match["function"].rpartition("<locals>.")[2]
-            frames[-1].append(Frame(function.rpartition(".")[2], match["file"], int(match["line"])))
+            frames[-1].append(StackFrame(function.rpartition(".")[2], match["file"], int(match["line"])))
     # faulthandler gives no names, and writes the main thread last: the newest comes first.
     main = names.index("MainThread") if "MainThread" in names else len(names) - 1
-    return [Thread(index == main, tuple(found)) for index, found in enumerate(frames)]
+    return [ThreadStack(index == main, tuple(found)) for index, found in enumerate(frames)]
 
 
 # The public functions of torch.distributed that wait for other ranks, in the words of its documentation.
@@ -74,7 +74,7 @@ _PASSES_ON = re.compile(
     r"torch/distributed/|deepspeed/(comm|utils)/|accelerate/|torch/utils/_contextlib\.py$|dsrun/train/loop/step_times\.py$"
 )
 # kind, name, file, function; the first that a frame matches, from the innermost outwards.
-_KNOWN: tuple[tuple[Kind, str, str, str], ...] = (
+_KNOWN: tuple[tuple[StackKind, str, str, str], ...] = (
     ("loader", "DataLoader.__next__", r"torch/utils/data/dataloader\.py$", r"__next__|_next_data"),
     ("collective", "all_gather", r"deepspeed/runtime/zero/partition_parameters\.py$", r"wait"),
     ("collective", "all_gather", r"deepspeed/runtime/zero/partitioned_param_coordinator\.py$", r"fetch_sub_module"),
@@ -101,7 +101,7 @@ _LIBRARIES = sys.stdlib_module_names | {
 }  # fmt: skip
 
 # The beginning of a wait channel, as in /proc/PID/wchan: functions of the Linux kernel.
-_CHANNELS: tuple[tuple[Kind, str, str], ...] = (
+_CHANNELS: tuple[tuple[StackKind, str, str], ...] = (
     ("sleep", "time.sleep", r"hrtimer_nanosleep|do_nanosleep|common_nsleep"),
     ("lock", "lock.acquire", r"futex"),
     ("files", "flock", r"\w*lock_inode_wait|fcntl_setlk|posix_lock"),
@@ -115,7 +115,7 @@ _CHANNELS: tuple[tuple[Kind, str, str], ...] = (
     ),
 )
 # Where the kernel hides wait channels: the system call, by number on x86-64 and on arm64 (asm/unistd.h).
-_CALLS: tuple[tuple[Kind, str, tuple[int, ...]], ...] = (
+_CALLS: tuple[tuple[StackKind, str, tuple[int, ...]], ...] = (
     ("sleep", "time.sleep", (35, 230, 101, 115)),
     ("lock", "lock.acquire", (202, 98)),
     ("files", "flock", (73, 32)),
@@ -125,26 +125,26 @@ _CALLS: tuple[tuple[Kind, str, tuple[int, ...]], ...] = (
 )
 
 
-def place_of(text: str, process: str = "") -> Place:
+def place_of(text: str, process: str = "") -> StackPlace:
     """Where the main thread stands, from its stacks and from what the kernel says (`rank-R.proc.txt`)."""
     if re.search(r"^State:\s+[Tt]\b", process, re.M):
-        return Place("stopped", "stopped (SIGSTOP)")
+        return StackPlace("stopped", "stopped (SIGSTOP)")
     threads = parse_stacks(text)
     frames = next((thread.frames for thread in threads if thread.main), ())
     if not frames:
-        return Place("unknown", "without a stack")
+        return StackPlace("unknown", "without a stack")
     waits = _kernel_wait(process)
     site = _site(frames)
     if found := _operation(frames):
-        return Place("collective", found, site)
+        return StackPlace("collective", found, site)
     if known := _known(frames):
-        return Place(*known, site)
+        return StackPlace(*known, site)
     if any(_BACKWARD.search(frame.file) for frame in frames[:2]) and waits and waits[0] == "lock":
-        return Place("collective", "all_reduce of gradients in the backward pass", site)  # DDP, in C++
-    return Place(waits[0], f"{waits[1]} at {site}", site) if waits else Place("code", site, site)
+        return StackPlace("collective", "all_reduce of gradients in the backward pass", site)  # DDP, in C++
+    return StackPlace(waits[0], f"{waits[1]} at {site}", site) if waits else StackPlace("code", site, site)
 
 
-def _known(frames: Sequence[Frame]) -> tuple[Kind, str] | None:
+def _known(frames: Sequence[StackFrame]) -> tuple[StackKind, str] | None:
     """What the innermost frame that a rule knows is about. Locks come last: a loader waits at one of its own."""
     for locks in (False, True):
         for frame in frames:
@@ -154,7 +154,7 @@ def _known(frames: Sequence[Frame]) -> tuple[Kind, str] | None:
     return None
 
 
-def _operation(frames: Sequence[Frame]) -> str:
+def _operation(frames: Sequence[StackFrame]) -> str:
     """The collective operation that the innermost frames are in, by the name that the program called; "" for none."""
     name = ""
     for frame in frames:
@@ -165,7 +165,7 @@ def _operation(frames: Sequence[Frame]) -> str:
     return name
 
 
-def _site(frames: Sequence[Frame]) -> str:
+def _site(frames: Sequence[StackFrame]) -> str:
     """The innermost line of the program itself, else of whichever library: "step (train.py:12)"."""
     calls = [frame for frame in frames if not _PASSES_ON.search(frame.file)] or frames
     frame = next((frame for frame in calls if not _is_library(frame.file)), calls[0])
@@ -176,7 +176,7 @@ def _is_library(file: str) -> bool:
     return bool(_LIBRARY.search(file)) or file.partition("/")[0].removesuffix(".py") in _LIBRARIES
 
 
-def _kernel_wait(process: str) -> tuple[Kind, str] | None:
+def _kernel_wait(process: str) -> tuple[StackKind, str] | None:
     """What the main thread waits for, None where it computes or the kernel does not tell."""
     channel = re.search(r"^== wchan\n(\w+)", process, re.M)
     if channel and channel[1] != "0":

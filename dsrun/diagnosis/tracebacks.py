@@ -36,7 +36,7 @@ def is_exception(line: str) -> bool:
     return bool(_BARE.match(without_prefix(line))) and not _REPEATED.search(line)
 
 
-class End(NamedTuple):
+class TracebackEnd(NamedTuple):
     """The line, from `begin` to `end`, in which a traceback ends.
 
     `kind`: an exception; a frame, where the traceback is cut off; or no news, where the interpreter ignored the
@@ -48,7 +48,7 @@ class End(NamedTuple):
     kind: Literal["exception", "cut", "no news"]
 
 
-def end_of_traceback(data: bytes, position: int) -> End:
+def end_of_traceback(data: bytes, position: int) -> TracebackEnd:
     """Where in `data` the traceback ends whose header is at `position`."""
     begin = data.rfind(b"\n", 0, position) + 1
     newline = data.find(b"\n", position)
@@ -63,13 +63,13 @@ def end_of_traceback(data: bytes, position: int) -> End:
         if _NAMED.match(line):
             chained = _CHAINED.search(data, match.end(), match.end() + _NEXT // 10)
             news = not (ignored or chained or _REPEATED.search(line))
-            return End(match.start(), match.end(), "exception" if news else "no news")
+            return TracebackEnd(match.start(), match.end(), "exception" if news else "no news")
         if line.startswith(HEADER.decode()):
             break
     if after + AHEAD > len(data) > after:
         stop = len(data.rstrip())
         begin = data.rfind(b"\n", 0, stop) + 1
-    return End(begin, stop, "no news" if ignored else "cut")
+    return TracebackEnd(begin, stop, "no news" if ignored else "cut")
 
 
 def _prefix_of_frames(data: bytes, header: bytes, after: int) -> bytes:
@@ -83,14 +83,14 @@ def _prefix_of_frames(data: bytes, header: bytes, after: int) -> bytes:
     return header if header and data.find(b"\n" + header, after - 1, after + _NEXT) >= 0 else b""
 
 
-def _in_one_line(data: bytes, begin: int, end: int) -> End | None:
+def _in_one_line(data: bytes, begin: int, end: int) -> TracebackEnd | None:
     """The exception of a traceback that a logger has written into one line, as a JSON string."""
     position = begin
     while (position := data.find(b"\\n", position, end)) >= 0:
         position += 2
         stop = min((at for mark in (b"\\n", b'"') if (at := data.find(mark, position, end)) >= 0), default=end)
         if _NAMED.match(data[position:stop].decode(errors="replace")):
-            return End(position, stop, "exception")
+            return TracebackEnd(position, stop, "exception")
     return None
 
 

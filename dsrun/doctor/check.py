@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dsrun.doctor.machine import Machine, Target
+from dsrun.doctor.machine import CheckedMachine, DoctorTarget
 from dsrun.errors import one_line
 from dsrun.findings.finding import Finding, worst_first
-from dsrun.findings.show import STATUSES, Status
+from dsrun.findings.show import STATUSES, CheckStatus
 from dsrun.findings.texts import finding_of
 
 LIMIT_S = 8.0
@@ -19,7 +19,7 @@ LIMIT_S = 8.0
 
 
 @dataclass(frozen=True)
-class Check:
+class DoctorCheck:
     """`look` yields what it finds: errors and warnings, each with what mends it, else one finding of level info that
     says what is fine; nothing where the check does not apply to this machine or job. `code` begins the codes of its
     findings; `needs` says what it applies to, where that is not everything: "needs a GPU"; `finds`, for the
@@ -27,21 +27,21 @@ class Check:
 
     code: str
     title: str
-    look: Callable[[Machine, Target], Iterable[Finding]]
+    look: Callable[[CheckedMachine, DoctorTarget], Iterable[Finding]]
     needs: str = ""
     finds: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class CheckResult:
     """What one check found, in `seconds`."""
 
-    check: Check
+    check: DoctorCheck
     findings: tuple[Finding, ...]
     seconds: float
 
     @property
-    def status(self) -> Status:
+    def status(self) -> CheckStatus:
         """The worst of its findings; "skip" where it does not apply."""
         return STATUSES[worst_first(self.findings)[0].level] if self.findings else "skip"
 
@@ -58,42 +58,42 @@ class Result:
 
 
 def run_checks(
-    checks: Sequence[Check], machine: Machine, target: Target, *, limit_s: float = LIMIT_S
-) -> tuple[Result, ...]:
+    checks: Sequence[DoctorCheck], machine: CheckedMachine, target: DoctorTarget, *, limit_s: float = LIMIT_S
+) -> tuple[CheckResult, ...]:
     """The results in the order of `checks`. One that crashes, or does not end within `limit_s`, is a warning.
 
     The threads are daemons: one that hangs in the kernel does not keep the process from ending.
     """
-    running = [_Running(check, machine, target) for check in checks]
+    running = [_RunningCheck(check, machine, target) for check in checks]
     deadline = time.monotonic() + limit_s
     return tuple(each.result(deadline, limit_s) for each in running)
 
 
-class _Running:
+class _RunningCheck:
     """A check in a thread of its own."""
 
-    def __init__(self, check: Check, machine: Machine, target: Target) -> None:
+    def __init__(self, check: DoctorCheck, machine: CheckedMachine, target: DoctorTarget) -> None:
         self._check = check
         self._began = time.monotonic()
-        self._result: Result | None = None
+        self._result: CheckResult | None = None
         self._thread = threading.Thread(
             target=self._look, args=(machine, target), name=f"check {check.code}", daemon=True
         )
         self._thread.start()
 
-    def _look(self, machine: Machine, target: Target) -> None:
+    def _look(self, machine: CheckedMachine, target: DoctorTarget) -> None:
         try:
             findings = tuple(self._check.look(machine, target))
         except Exception as error:  # whatever a strange machine makes of a check, the others are shown
             findings = (self._broken("crashed", kind=type(error).__name__, error=one_line(error)),)
         self._result = self._with(findings)
 
-    def result(self, deadline: float, limit_s: float) -> Result:
+    def result(self, deadline: float, limit_s: float) -> CheckResult:
         self._thread.join(max(0.0, deadline - time.monotonic()))
         return self._result or self._with((self._broken("hangs", seconds=limit_s),))
 
-    def _with(self, findings: tuple[Finding, ...]) -> Result:
-        return Result(check=self._check, findings=findings, seconds=round(time.monotonic() - self._began, 3))
+    def _with(self, findings: tuple[Finding, ...]) -> CheckResult:
+        return CheckResult(check=self._check, findings=findings, seconds=round(time.monotonic() - self._began, 3))
 
     def _broken(self, how: str, **values: Any) -> Finding:
         return finding_of(how, prefix=f"{self._check.code}_", **values)

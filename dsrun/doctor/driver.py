@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from dsrun.system.gpus import Gpu, all_gpus, select_visible
+from dsrun.system.gpus import LocalGpu, all_gpus, select_visible
 from dsrun.system.nvml import NvmlError, NvmlSession, nvml_session
 
 
 @dataclass(frozen=True, kw_only=True)
-class Holder:
+class MemoryHolder:
     """A process that holds memory of a GPU: its name and user as far as this process may know them, and the bytes."""
 
     pid: int
@@ -24,29 +24,29 @@ class Holder:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Memory:
+class MemoryUse:
     """Memory of a GPU: free bytes, None where it shares the host's, and who holds the rest."""
 
     free: int | None
-    holders: tuple[Holder, ...] = ()
+    holders: tuple[MemoryHolder, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Driver:
+class GpuDriver:
     """`version` of the driver ("580.65.06"), the newest CUDA that it knows ("13.0"), all GPUs in PCI order, and their
     memory by UUID."""
 
     version: str
     cuda: str | None = None
-    gpus: tuple[Gpu, ...] = ()
-    memory: Mapping[str, Memory]
+    gpus: tuple[LocalGpu, ...] = ()
+    memory: Mapping[str, MemoryUse]
 
-    def visible(self, environ: Mapping[str, str]) -> list[Gpu]:
+    def visible(self, environ: Mapping[str, str]) -> list[LocalGpu]:
         """The GPUs that a process with the environment `environ` sees, numbered as CUDA numbers them there."""
         return select_visible(self.gpus, environ.get("CUDA_VISIBLE_DEVICES"))
 
 
-def query_driver() -> Driver | None:
+def query_driver() -> GpuDriver | None:
     """What NVML says; None without a driver."""
     with suppress(NvmlError), nvml_session() as nvml:
         version = str(nvml.ask("nvmlSystemGetDriverVersion") or "")
@@ -56,21 +56,21 @@ def query_driver() -> Driver | None:
         gpus = tuple(all_gpus())
         every = [each for gpu in gpus for each in (gpu, *gpu.mig)]
         memory = {each.uuid: _memory(nvml, each.uuid) for each in every}
-        return Driver(version=version, cuda=cuda, gpus=gpus, memory=memory)
+        return GpuDriver(version=version, cuda=cuda, gpus=gpus, memory=memory)
     return None
 
 
-def _memory(nvml: NvmlSession, uuid: str) -> Memory:
+def _memory(nvml: NvmlSession, uuid: str) -> MemoryUse:
     handle = nvml.ask("nvmlDeviceGetHandleByUUID", uuid)
     if handle is None:
-        return Memory(free=None)
+        return MemoryUse(free=None)
     memory = nvml.ask("nvmlDeviceGetMemoryInfo", handle)
     running = nvml.ask("nvmlDeviceGetComputeRunningProcesses", handle) or ()
     holders = tuple(_holder(int(each.pid), each.usedGpuMemory) for each in running)
-    return Memory(free=int(memory.free) if memory else None, holders=holders)
+    return MemoryUse(free=int(memory.free) if memory else None, holders=holders)
 
 
-def _holder(pid: int, used: int | None) -> Holder:
+def _holder(pid: int, used: int | None) -> MemoryHolder:
     """Inside a container the numbers may be the host's, which name nothing here."""
     import psutil
 
@@ -78,4 +78,4 @@ def _holder(pid: int, used: int | None) -> Holder:
     with suppress(psutil.Error, KeyError):
         process = psutil.Process(pid)
         name, user = process.name(), process.username()
-    return Holder(pid=pid, name=name, user=user, used=used)
+    return MemoryHolder(pid=pid, name=name, user=user, used=used)

@@ -18,12 +18,12 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from typing import TYPE_CHECKING, TypeVar
 
-from dsrun.doctor.driver import Driver, query_driver
+from dsrun.doctor.driver import GpuDriver, query_driver
 from dsrun.doctor.gpu.nvml import NvmlAnswer, query_gpus
 from dsrun.errors import DsrunError, UsageError
 from dsrun.findings.finding import Finding
 from dsrun.system import net
-from dsrun.system.gpus import Gpu
+from dsrun.system.gpus import LocalGpu
 from dsrun.system.host import ROOT, VERSIONED, versions
 from dsrun.system.proc import capture
 from dsrun.wheel.platform.toolchain import TorchFacts, facts_at
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 LOOKED_AT = (*VERSIONED, "nvidia-nccl-cu12", "nvidia-nccl-cu13")
 
 
-class Packages:
+class PythonPackages:
     """The packages of the Python that trains: where they are and which versions, without importing any of them.
 
     A recorded machine has others: `places` are folders by the packages' names, `numbers` their versions.
@@ -67,10 +67,10 @@ class Packages:
 
 RESOLVE_S = 3.0
 """A name service that takes longer, as a resolver without a network does, holds up each rank's start."""
-Answer = TypeVar("Answer")
+_Answer = TypeVar("_Answer")
 
 
-class Network:
+class HostNetwork:
     """Names, addresses and ports of this machine; a recorded machine answers otherwise."""
 
     def hostname(self) -> str:
@@ -98,9 +98,9 @@ class Network:
         return _within(timeout_s, lambda: net.reachable(host, port, timeout_s), False)
 
 
-def _within(seconds: float, ask: Callable[[], Answer], otherwise: Answer) -> Answer:
+def _within(seconds: float, ask: Callable[[], _Answer], otherwise: _Answer) -> _Answer:
     """What `ask` returns; `otherwise` where that takes longer. Looking up a name has no time limit of its own."""
-    answers: list[Answer] = []
+    answers: list[_Answer] = []
     thread = threading.Thread(target=lambda: answers.append(ask()), daemon=True)
     thread.start()
     thread.join(seconds)
@@ -110,7 +110,7 @@ def _within(seconds: float, ask: Callable[[], Answer], otherwise: Answer) -> Ans
 PROGRAM_S = 5.0
 DEEP_PROGRAM_S = 300.0
 """Seconds for a program that tests the hardware itself, such as `dcgmi diag`."""
-Run = Callable[[Sequence[str]], "CompletedProcess[str]"]
+RunCommand = Callable[[Sequence[str]], "CompletedProcess[str]"]
 
 
 def _run(argv: Sequence[str]) -> CompletedProcess[str]:
@@ -122,7 +122,7 @@ def _run_long(argv: Sequence[str]) -> CompletedProcess[str]:
 
 
 @dataclass(frozen=True)
-class Machine:
+class CheckedMachine:
     """This machine, or a recorded one below `root`.
 
     `run` runs a program to its end and raises DsrunError where there is none, or it takes more than PROGRAM_S seconds;
@@ -135,12 +135,12 @@ class Machine:
 
     root: Path = ROOT
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
-    run: Run = _run
+    run: RunCommand = _run
     now: Callable[[], float] = time.time
-    ask_driver: Callable[[], Driver | None] = query_driver
-    packages: Packages = field(default_factory=Packages)
-    network: Network = field(default_factory=Network)
-    run_long: Run = _run_long
+    ask_driver: Callable[[], GpuDriver | None] = query_driver
+    packages: PythonPackages = field(default_factory=PythonPackages)
+    network: HostNetwork = field(default_factory=HostNetwork)
+    run_long: RunCommand = _run_long
     nvml: Callable[[], NvmlAnswer] = query_gpus
     statvfs: Callable[[Path], os.statvfs_result] = os.statvfs
     _asking: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
@@ -165,23 +165,23 @@ class Machine:
         return done.stdout if done.returncode == 0 else None
 
     @property
-    def driver(self) -> Driver | None:
+    def driver(self) -> GpuDriver | None:
         """NVIDIA's driver, asked once, which takes seconds where it has to initialise the GPUs; None without one."""
         with self._asking:
             return self._driver
 
     @cached_property
-    def _driver(self) -> Driver | None:
+    def _driver(self) -> GpuDriver | None:
         return self.ask_driver()
 
     @property
-    def gpus(self) -> list[Gpu]:
+    def gpus(self) -> list[LocalGpu]:
         """The GPUs that a process started here would see."""
         return self.driver.visible(self.environ) if self.driver else []
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target:
+class DoctorTarget:
     """What is to run: a training recipe if one is known, its run folder, and the ranks of this machine (None: one a
     GPU). `refused` says why a run file is not a valid recipe; `cwd` is where its relative paths begin; `nodes` of SLURM
     the job asks for, 0 where it is not meant for SLURM."""
@@ -195,6 +195,6 @@ class Target:
     cwd: Path = field(default_factory=Path.cwd)
     nodes: int = 0
 
-    def runs_on(self, machine: Machine) -> bool:
+    def runs_on(self, machine: CheckedMachine) -> bool:
         """Whether the job runs on this machine; one for SLURM does not run on the login node."""
         return not self.nodes or bool(machine.environ.get("SLURM_JOB_ID"))

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsrun.doctor.machine import Machine
+from dsrun.doctor.machine import CheckedMachine
 
 # File systems that another machine serves.
 NETWORK = frozenset(
@@ -17,7 +17,7 @@ NETWORK = frozenset(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mount:
+class MountPoint:
     """A mounted file system: where, its type ("ext4", "nfs4"), and its options ("rw", "noexec")."""
 
     point: Path
@@ -30,11 +30,11 @@ class Mount:
         return self.kind in NETWORK
 
 
-def mount_of(machine: Machine, path: Path) -> Mount | None:
+def mount_of(machine: CheckedMachine, path: Path) -> MountPoint | None:
     """The file system that holds `path`, links followed; None where /proc does not tell."""
     text = machine.text("/proc/self/mounts")
     real = path.resolve()
-    found: Mount | None = None
+    found: MountPoint | None = None
     for line in (text or "").splitlines():
         fields = line.split()
         if len(fields) < 4:
@@ -42,7 +42,7 @@ def mount_of(machine: Machine, path: Path) -> Mount | None:
         point = Path(_unescaped(fields[1]))
         # Of two at one place the later one is on top.
         if real.is_relative_to(point) and (found is None or len(point.parts) >= len(found.point.parts)):
-            found = Mount(point=point, kind=fields[2], options=tuple(fields[3].split(",")))
+            found = MountPoint(point=point, kind=fields[2], options=tuple(fields[3].split(",")))
     return found
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dsrun.doctor.check import Check
+from dsrun.doctor.check import DoctorCheck
 from dsrun.doctor.gpu import deep, gpu_settings, health, kernel_log, links, presence
 from dsrun.doctor.host import clock, cpu, host_memory, infiniband, limits, quota, storage
 from dsrun.doctor.job import hub, memory, precision, run_folder, settings, tokens
 from dsrun.doctor.launch import interfaces, ports, ranks, variables
 from dsrun.doctor.software import build_tools, compilers, cuda, jit, known_bad
 
-CHECKS: tuple[Check, ...] = (
+CHECKS: tuple[DoctorCheck, ...] = (
     presence.GPU_DRIVER,
     presence.GPU_BUS,
     presence.FABRIC,
@@ -57,6 +57,6 @@ CHECKS: tuple[Check, ...] = (
     gpu_settings.SETTINGS,
 )
 
-DEEP_CHECKS: tuple[Check, ...] = deep.DEEP_CHECKS
+DEEP_CHECKS: tuple[DoctorCheck, ...] = deep.DEEP_CHECKS
 """Those of --deep, which use the GPUs for minutes: they run last, one after the other, DEEP_LIMIT_S seconds each."""
 DEEP_LIMIT_S = deep.DEEP_LIMIT_S

@@ -18,10 +18,10 @@ from dsrun.findings.translation import translated
 from dsrun.messages import joined
 from dsrun.system.display import cells, counted, padded, printable, wrapped
 
-Status = Literal["fail", "warn", "pass", "skip"]
+CheckStatus = Literal["fail", "warn", "pass", "skip"]
 """The word for a level in a table of checks, and for a check that does not apply."""
-STATUSES: dict[Level, Status] = {"error": "fail", "warning": "warn", "info": "pass"}
-_COLOURS: dict[Level | Status, str] = {
+STATUSES: dict[Level, CheckStatus] = {"error": "fail", "warning": "warn", "info": "pass"}
+_COLOURS: dict[Level | CheckStatus, str] = {
     "error": "red", "warning": "yellow", "info": "cyan",
     "fail": "red", "warn": "yellow", "pass": "green", "skip": "bright_black",
 }  # fmt: skip
@@ -84,7 +84,7 @@ def total_line(name: str, findings: Iterable[Finding]) -> str:
     return f"{name}: {translated(joined(', ', parts) if parts else text_of('total.none'))}"
 
 
-def status_word(status: Status) -> str:
+def status_word(status: CheckStatus) -> str:
     """The word for what a check has found, coloured, in so many columns as the widest of them takes."""
     word = translated(text_of(f"status.{status}"))
     return _coloured(word, status) + padded("", status_width() - cells(word))
@@ -92,7 +92,7 @@ def status_word(status: Status) -> str:
 
 def status_width() -> int:
     """The columns of a status word."""
-    return max(cells(translated(text_of(f"status.{each}"))) for each in get_args(Status))
+    return max(cells(translated(text_of(f"status.{each}"))) for each in get_args(CheckStatus))
 
 
 def table_lines(finding: Finding, columns: int | None) -> Iterator[str]:
@@ -117,7 +117,7 @@ def _wrapped(text: str, columns: int | None) -> list[str]:
     return [text] if columns is None or columns < _NARROWEST else wrapped(text, columns)
 
 
-def _coloured(word: str, level: Level | Status) -> str:
+def _coloured(word: str, level: Level | CheckStatus) -> str:
     """Colours appear on a terminal only: click drops them elsewhere, and leaves NO_COLOR (no-color.org) to us."""
     if os.environ.get("NO_COLOR"):
         return word

@@ -34,7 +34,7 @@ def finding_of(
 
     `level` and `fix` stand instead of those of the table; `prefix` before the code.
     """
-    row = table(key)
+    row = text_table(key)
     return Finding(
         level=level or row.get("level", "error"),
         code=prefix + key.partition(".")[0],
@@ -47,10 +47,10 @@ def finding_of(
 def text_of(key: str, /, **values: Any) -> Message:
     """A part of a text, or a text that is not a finding: `code.name`, filled with `values`."""
     above, _, name = key.rpartition(".")
-    return Message(table(above)[name], **values)
+    return Message(text_table(above)[name], **values)
 
 
-def table(key: str) -> dict[str, Any]:
+def text_table(key: str) -> dict[str, Any]:
     """The table of a code, or of a variant of it. Raises KeyError for another."""
     row: Any = tables()
     for name in key.split("."):

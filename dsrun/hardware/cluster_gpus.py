@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from dsrun.errors import MissingError, UsageError
-from dsrun.hardware.gres import Gres, parse_gres
+from dsrun.hardware.gres import GpuGres, parse_gres
 from dsrun.system.slurm import run_tool
 
 # Node, features, GRES; -O would cut its columns, %G is never cut.
@@ -14,7 +14,7 @@ _FORMAT = "%N|%f|%G"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Node:
+class ClusterNode:
     """One node: its features and generic resources as its administrator wrote them ("gpu:a100:4(S:0-1)")."""
 
     name: str
@@ -22,7 +22,7 @@ class Node:
     gres: str
 
 
-def cluster_nodes(partition: str | None = None) -> tuple[Node, ...] | None:
+def cluster_nodes(partition: str | None = None) -> tuple[ClusterNode, ...] | None:
     """All nodes of the cluster, or of `partition`, whatever their state; None without sinfo or a cluster.
 
     Raises ToolError when sinfo fails or does not answer.
@@ -32,14 +32,14 @@ def cluster_nodes(partition: str | None = None) -> tuple[Node, ...] | None:
         text = run_tool(command if partition is None else [*command, f"--partition={partition}"])
     except MissingError:
         return None
-    nodes: dict[str, Node] = {}  # a node of several partitions has a line in each
+    nodes: dict[str, ClusterNode] = {}  # a node of several partitions has a line in each
     for name, features, gres in re.findall(r"(?m)^([^|\n]+)\|(.*)\|(\S+)", text):
         words = () if features == "(null)" else tuple(word for word in features.split(",") if word)
-        nodes[name] = Node(name=name, features=words, gres=gres)
+        nodes[name] = ClusterNode(name=name, features=words, gres=gres)
     return tuple(nodes.values())
 
 
-def cluster_gpus(partition: str | None = None) -> tuple[Gres, ...] | None:
+def cluster_gpus(partition: str | None = None) -> tuple[GpuGres, ...] | None:
     """The GPUs of all nodes of this SLURM cluster, or of one partition, summed by type; None without SLURM.
 
     Nodes that are down or drained count: the wheel is for when they are back. Raises ToolError when SLURM does
@@ -50,9 +50,9 @@ def cluster_gpus(partition: str | None = None) -> tuple[Gres, ...] | None:
         return None
     if partition is not None and not nodes:
         raise UsageError(f"SLURM has no nodes in a partition {partition!r}", fix="sinfo -s lists the partitions")
-    sums: dict[str | None, Gres] = {}
+    sums: dict[str | None, GpuGres] = {}
     for gpus in (each for node in nodes for each in parse_gres(node.gres) if each.count):
         before = sums.get(gpus.type)
         count = gpus.count + (before.count if before else 0)
-        sums[gpus.type] = Gres(type=gpus.type, count=count, capability=gpus.capability)
+        sums[gpus.type] = GpuGres(type=gpus.type, count=count, capability=gpus.capability)
     return tuple(sums.values())

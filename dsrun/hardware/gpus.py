@@ -96,7 +96,7 @@ def _cut(pattern: re.Pattern[str], text: str) -> tuple[str, re.Match[str] | None
     return pattern.sub(" ", text, count=1), pattern.search(text)
 
 
-Confidence = Literal["A", "B", "C"]
+FactConfidence = Literal["A", "B", "C"]
 
 AMPERE = (8, 0)
 """From this compute capability on, tensor cores compute in bf16 and TF32."""
@@ -131,7 +131,7 @@ class GpuModel(NamedTuple):
     pypi_torch_first: str | None = None
     pypi_torch_last: str | None = None
     release_year: int | None = None
-    confidence: Confidence = "A"
+    confidence: FactConfidence = "A"
     note: str | None = None
     aliases: tuple[str, ...] = ()
 

@@ -23,7 +23,7 @@ _COMMA = re.compile(r",(?![^()]*\))")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gres:
+class GpuGres:
     """GPUs of one type as SLURM counts them: `type` as its administrator called it, None where it has none.
 
     `capability` None: the type does not say for certain which GPU it is, as with MIG slices by size alone.
@@ -37,13 +37,13 @@ class Gres:
         return f"gpu:{self.type}:{self.count}" if self.type else f"gpu:{self.count}"
 
 
-def parse_gres(text: str) -> tuple[Gres, ...]:
+def parse_gres(text: str) -> tuple[GpuGres, ...]:
     """The GPUs in a GRES string as sinfo and scontrol print it, or in a TRES string, in its order.
 
     Other resources (mps and shard, which are shares of the GPUs beside them, bandwidth, cpu, mem, ...) are left
     out; "(null)" is none. Raises UsageError for an entry that has no form SLURM knows.
     """
-    found: list[Gres] = []
+    found: list[GpuGres] = []
     totals: list[int] = []
     for piece in _COMMA.split(text):
         entry = _REMARK.sub("", piece).strip()
@@ -63,7 +63,7 @@ def parse_gres(text: str) -> tuple[Gres, ...]:
     # A TRES string has the sum of all types beside the types: gres/gpu=6,gres/gpu:a100=4.
     untyped = sum(totals) - sum(each.count for each in found) if totals else 0
     if untyped > 0:
-        found.append(Gres(type=None, count=untyped, capability=None))
+        found.append(GpuGres(type=None, count=untyped, capability=None))
     return tuple(found)
 
 
@@ -73,7 +73,7 @@ def _check_amount(match: re.Match[str], piece: str) -> None:
         raise UsageError(f"{piece!r} is not a GRES", fix=_FORMS)
 
 
-def _gpus(match: re.Match[str], piece: str) -> Gres:
+def _gpus(match: re.Match[str], piece: str) -> GpuGres:
     parts = [part for part in match["parts"].split(":") if part and part.lower() != "no_consume"]
     total = match["total"]
     if total is None and parts and _COUNT.fullmatch(parts[-1]):
@@ -81,7 +81,7 @@ def _gpus(match: re.Match[str], piece: str) -> Gres:
     if len(parts) > 1 or (total and not _COUNT.fullmatch(total)):
         raise UsageError(f"{piece!r} is not a GRES for GPUs", fix=_FORMS)
     kind = parts[0] if parts else None
-    return Gres(type=kind, count=_count(total), capability=_capability(kind) if kind else None)
+    return GpuGres(type=kind, count=_count(total), capability=_capability(kind) if kind else None)
 
 
 def _capability(kind: str) -> tuple[int, int] | None:

@@ -8,7 +8,7 @@ import os
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from fnmatch import fnmatch
 from functools import partial
@@ -22,7 +22,7 @@ from dsrun.errors import DsrunError, MissingError, ToolError, UsageError, did_yo
 from dsrun.hub.modelscope_cache import (
     SETTINGS,
     WHOLE,
-    Asset,
+    HubAsset,
     assets_of,
     cache_of,
     complete,
@@ -35,10 +35,8 @@ from dsrun.models.folder import has_weights
 from dsrun.recipe.preflight.data_files import FORMATS, suffix_of
 from dsrun.recipe.preflight.packages import MODELSCOPE
 from dsrun.recipe.spec import TrainSpec
-from dsrun.system.display import without_tokens
-
-Notify = Callable[[str], None]
-Beat = Callable[[], None]
+from dsrun.runs.heartbeat import SignOfLife
+from dsrun.system.display import NotePrinter, without_tokens
 
 LOG_IN = "accept its terms on its page, and `modelscope login` or export MODELSCOPE_API_TOKEN"
 _WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
@@ -54,7 +52,7 @@ _WAIT_S = 1.0
 _HEAD_START_S = 2.0
 
 
-def fetch(spec: TrainSpec, *, notify: Notify, beat: Beat = lambda: None, local_rank: int = 0) -> None:
+def fetch(spec: TrainSpec, *, notify: NotePrinter, beat: SignOfLife = lambda: None, local_rank: int = 0) -> None:
     """Have all that the run takes from ModelScope on this machine; without requests where it is there already.
 
     Of several processes that ask at once one downloads: as a rule local rank 0, whose notices are printed. `beat` is
@@ -70,7 +68,9 @@ def fetch(spec: TrainSpec, *, notify: Notify, beat: Beat = lambda: None, local_r
         obtain(asset, cache, token=spec.token, notify=notify, beat=beat)
 
 
-def obtain(asset: Asset, cache: Path, *, token: str | None, notify: Notify, beat: Beat = lambda: None) -> Path:
+def obtain(
+    asset: HubAsset, cache: Path, *, token: str | None, notify: NotePrinter, beat: SignOfLife = lambda: None
+) -> Path:
     """The folder with what is needed of `asset`."""
     found = complete(asset, cache)
     if found is not None:
@@ -92,7 +92,7 @@ def obtain(asset: Asset, cache: Path, *, token: str | None, notify: Notify, beat
 
 
 @contextmanager
-def _one_at_a_time(asset: Asset, cache: Path, *, notify: Notify, beat: Beat) -> Iterator[None]:
+def _one_at_a_time(asset: HubAsset, cache: Path, *, notify: NotePrinter, beat: SignOfLife) -> Iterator[None]:
     """No other process downloads the same; where no lock can be written, the package's own per file must do."""
     lock = FileLock(cache / ".lock" / f"dsrun-{asset.kind}-{asset.name.replace('/', '--')}.lock")
     waits = False
@@ -112,7 +112,7 @@ def _one_at_a_time(asset: Asset, cache: Path, *, notify: Notify, beat: Beat) -> 
         lock.release()
 
 
-def _download(asset: Asset, cache: Path, *, token: str | None, notify: Notify, beat: Beat) -> Path:
+def _download(asset: HubAsset, cache: Path, *, token: str | None, notify: NotePrinter, beat: SignOfLife) -> Path:
     api, callback = _client(token)
     files = needed(asset, api.list_repo_files(asset.name, asset.kind, revision=asset.revision))
     size = sum(each.size for each in files)
@@ -145,7 +145,7 @@ def _client(token: str | None) -> tuple[Any, type]:
         return HubApi(token=token), ProgressCallback
 
 
-def _progress(base: type, total: int, notify: Notify, beat: Beat) -> type:
+def _progress(base: type, total: int, notify: NotePrinter, beat: SignOfLife) -> type:
     """A class of callbacks, one object per file, in threads."""
     lock, done = Lock(), [0]
 
@@ -161,7 +161,7 @@ def _progress(base: type, total: int, notify: Notify, beat: Beat) -> type:
     return Progress
 
 
-def needed(asset: Asset, listed: Sequence[Any]) -> list[Any]:
+def needed(asset: HubAsset, listed: Sequence[Any]) -> list[Any]:
     """Of the files of a repository, each with a `path`, those that are read. Raises UsageError where there are none."""
     files = [each for each in listed if not each.is_dir and _is_inside(each.path)]
     if asset.kind == "model":
@@ -199,7 +199,7 @@ def _is_inside(path: str) -> bool:
     return bool(parts) and not path.startswith("/") and not any(part.startswith(".") for part in parts)
 
 
-def _looks_complete(asset: Asset, folder: Path) -> bool:
+def _looks_complete(asset: HubAsset, folder: Path) -> bool:
     """Whether a folder without a record, as `modelscope download` leaves it, may hold everything."""
     if not folder.is_dir() or any(unfinished(folder)):
         return False
@@ -208,7 +208,7 @@ def _looks_complete(asset: Asset, folder: Path) -> bool:
     return (folder / "config.json").is_file() and (asset.part == SETTINGS or has_weights(folder))
 
 
-def explained(asset: Asset, error: Exception) -> DsrunError:
+def explained(asset: HubAsset, error: Exception) -> DsrunError:
     """What the package raised, as one line."""
     from modelscope_hub import errors
 

@@ -23,7 +23,7 @@ _BEAT_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Repository:
+class HubRepository:
     """A model repository of the Hub. `token` None: that of the environment or of `hf auth login`."""
 
     name: str
@@ -116,7 +116,7 @@ def check_push(recipe: Recipe, run: Path, environ: Mapping[str, str]) -> None:
     """Where the model is to be pushed in the end: raise UsageError or MissingError where that cannot work.
 
     A requeued job goes on training, whether the Hub can be reached at the moment or not."""
-    repository = Repository.wanted(recipe, run)
+    repository = HubRepository.wanted(recipe, run)
     if repository is not None:
         repository.check_settings()
         if not is_another(environ):

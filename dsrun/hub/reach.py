@@ -26,14 +26,14 @@ _TRUE = {"1", "ON", "YES", "TRUE"}  # huggingface_hub/constants.py, ENV_VARS_TRU
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hub:
+class HubAddress:
     """A hub by its address, which `variable` sets."""
 
     variable: str
     address: str
 
     @classmethod
-    def of(cls, recipe: Recipe, environ: Mapping[str, str]) -> Hub:
+    def of(cls, recipe: Recipe, environ: Mapping[str, str]) -> HubAddress:
         """The one that the job's models and data come from."""
         if recipe.spec.hub != modelscope_cache.NAME:
             return cls(variable=ENDPOINT, address=environ.get(ENDPOINT) or "https://huggingface.co")
@@ -75,7 +75,7 @@ def check_hub(recipe: Recipe, environ: Mapping[str, str]) -> None:
     from_modelscope = recipe.spec.hub == modelscope_cache.NAME
     if not missing or is_another(environ) or (not from_modelscope and offline_by(environ)):
         return
-    hub = Hub.of(recipe, environ)
+    hub = HubAddress.of(recipe, environ)
     if hub.invalid:
         raise UsageError(hub.invalid, fix=f"unset it, or export {hub.variable}=https://HOST")
     problem = hub.unreached(environ, lambda host, port: reachable(host, port, CONNECT_S))

@@ -87,7 +87,7 @@ def toleration(text: str) -> Toleration | None:
     return Toleration(key=found["key"], value=found["value"], effect=found["effect"])
 
 
-class Mount(NamedTuple):
+class ClaimMount(NamedTuple):
     """A claim and the absolute path where it is mounted."""
 
     claim: str
@@ -95,11 +95,11 @@ class Mount(NamedTuple):
     read_only: bool = False
 
 
-def mount(text: str, default_path: str | None = None) -> Mount | None:
+def mount(text: str, default_path: str | None = None) -> ClaimMount | None:
     """CLAIM:/PATH[:ro], or CLAIM alone where there is a default path; None for what is none."""
     claim, colon, path = text.partition(":")
     path, _, mode = path.partition(":") if colon else (default_path or "", "", "")
     if not is_subdomain(claim) or not path.startswith("/") or ".." in path.split("/") or mode not in ("", "ro"):
         return None
     clean = posixpath.normpath("/" + path.lstrip("/"))
-    return None if clean == "/" else Mount(claim=claim, path=clean, read_only=mode == "ro")
+    return None if clean == "/" else ClaimMount(claim=claim, path=clean, read_only=mode == "ro")

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 from dsrun import __version__
 from dsrun.errors import EXIT_FINDINGS, EXIT_MISSING, EXIT_RESUME, EXIT_USAGE, UsageError
 from dsrun.kubernetes.options import KubernetesSpec
-from dsrun.kubernetes.pod import Object, labels, pairs, pod_template, present
+from dsrun.kubernetes.pod import KubernetesObject, labels, pairs, pod_template, present
 from dsrun.kubernetes.spec import APP_LABEL, QUEUE_LABEL
-from dsrun.kubernetes.workload import NODE, Workload, claim
+from dsrun.kubernetes.workload import NODE, TrainingWorkload, claim
 from dsrun.system.display import masked, printable
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ VOLCANO = "volcano"
 _ANCESTOR = f"{TRAINER}/trainjob-ancestor-step"
 
 
-def render(spec: KubernetesSpec, workload: Workload) -> list[Object]:
+def render_objects(spec: KubernetesSpec, workload: TrainingWorkload) -> list[KubernetesObject]:
     """The objects in the order in which they are to be created. The spec is a completed one."""
     job = _job_spec(spec, workload)
     objects = [_claim(spec)] if spec.claim_size else []
@@ -45,7 +45,9 @@ def render(spec: KubernetesSpec, workload: Workload) -> list[Object]:
     return [*objects, *_train_job(spec, jobs)]
 
 
-def _object(spec: KubernetesSpec, api: str, kind: str, content: Object, *, queued: bool = True) -> Object:
+def _object(
+    spec: KubernetesSpec, api: str, kind: str, content: KubernetesObject, *, queued: bool = True
+) -> KubernetesObject:
     """An object of the job's name; `queued` is the one that Kueue looks at."""
     queue = {QUEUE_LABEL: spec.queue} if queued and spec.queue else {}
     metadata = {
@@ -64,7 +66,7 @@ def gang(spec: KubernetesSpec) -> dict[str, str]:
     return {"scheduling.volcano.sh/group-min-member": str(spec.nodes)} if wanted else {}
 
 
-def _claim(spec: KubernetesSpec) -> Object:
+def _claim(spec: KubernetesSpec) -> KubernetesObject:
     found = _object(spec, "v1", "PersistentVolumeClaim", {}, queued=False)
     found["metadata"]["name"] = claim(spec).claim
     # Few kinds of storage let several machines write; one pod does without.
@@ -78,7 +80,7 @@ def _claim(spec: KubernetesSpec) -> Object:
     return found
 
 
-def _service(spec: KubernetesSpec) -> Object:
+def _service(spec: KubernetesSpec) -> KubernetesObject:
     """The names of the pods in DNS; also of those that are not ready yet, for they are waiting for each other."""
     content = {
         "clusterIP": "None",
@@ -88,7 +90,7 @@ def _service(spec: KubernetesSpec) -> Object:
     return _object(spec, "v1", "Service", content, queued=False)
 
 
-def _job_spec(spec: KubernetesSpec, workload: Workload) -> Object:
+def _job_spec(spec: KubernetesSpec, workload: TrainingWorkload) -> KubernetesObject:
     """One pod per index, each replaced under its index."""
     return present(
         {
@@ -109,7 +111,7 @@ def _job_spec(spec: KubernetesSpec, workload: Workload) -> Object:
     )
 
 
-def _failure_rules() -> list[Object]:
+def _failure_rules() -> list[KubernetesObject]:
     """What the end of a pod means; what no rule names counts as one of --max-pod-failures."""
     wrong = sorted((EXIT_USAGE, EXIT_FINDINGS, EXIT_MISSING))
     return [
@@ -122,11 +124,11 @@ def _failure_rules() -> list[Object]:
     ]
 
 
-def _exit_codes(codes: list[int]) -> Object:
+def _exit_codes(codes: list[int]) -> KubernetesObject:
     return {"containerName": NODE, "operator": "In", "values": codes}
 
 
-def _jobset_spec(spec: KubernetesSpec, job: Object) -> Object:
+def _jobset_spec(spec: KubernetesSpec, job: KubernetesObject) -> KubernetesObject:
     # The owner of the pods is this Job.
     metadata = {"annotations": gang(spec)} if spec.kind == "jobset" else {"labels": {_ANCESTOR: "trainer"}}
     network = {"enableDNSHostnames": True, "subdomain": spec.name, "publishNotReadyAddresses": True}
@@ -141,9 +143,9 @@ def _jobset_spec(spec: KubernetesSpec, job: Object) -> Object:
     )
 
 
-def _train_job(spec: KubernetesSpec, jobs: Object) -> list[Object]:
+def _train_job(spec: KubernetesSpec, jobs: KubernetesObject) -> list[KubernetesObject]:
     # Kubeflow Trainer makes the PodGroup for Volcano itself (pkg/runtime/framework/plugins/volcano).
-    group: Object = {"podGroupPolicy": {"volcano": {}}} if spec.scheduler == VOLCANO else {}
+    group: KubernetesObject = {"podGroupPolicy": {"volcano": {}}} if spec.scheduler == VOLCANO else {}
     runtime = {"mlPolicy": {"numNodes": spec.nodes}, **group, "template": {"spec": jobs}}
     train = {
         "runtimeRef": {"apiGroup": TRAINER, "kind": "TrainingRuntime", "name": spec.name},
@@ -161,7 +163,7 @@ _PLAIN = re.compile(r"(--)?[A-Za-z/][A-Za-z0-9_./@+-]*(:[A-Za-z0-9_./@+-]+)*")
 _NO_TEXT = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null", "nan", "inf"})
 
 
-def manifest(objects: Sequence[Object], command: Sequence[str] = ()) -> str:
+def manifest(objects: Sequence[KubernetesObject], command: Sequence[str] = ()) -> str:
     """The YAML of the objects. `command` rendered it, and is named in the first line. Raises UsageError for a text that
     YAML cannot hold."""
     import yaml

@@ -10,7 +10,7 @@ from dsrun.options import described
 @described(__file__)
 @dataclass(frozen=True, kw_only=True)
 class KubernetesSpec:
-    """What is asked of a job; `dsrun.kubernetes.objects.render` makes its objects."""
+    """What is asked of a job; `dsrun.kubernetes.objects.render_objects` makes its objects."""
 
     kind: str = "job"
     name: str | None = None

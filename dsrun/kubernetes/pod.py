@@ -11,10 +11,10 @@ from typing import Any
 from dsrun.kubernetes.notation import literal, toleration
 from dsrun.kubernetes.options import KubernetesSpec
 from dsrun.kubernetes.spec import APP_LABEL, INSTANCE_LABEL, SCRATCH_PATH, SHM_PATH
-from dsrun.kubernetes.workload import NODE, Workload, claim, launch_arguments, mounts
+from dsrun.kubernetes.workload import NODE, TrainingWorkload, claim, launch_arguments, mounts
 from dsrun.system.variables import CACHE, GPUS, JOB_UID, SECRET
 
-Object = dict[str, Any]
+KubernetesObject = dict[str, Any]
 # The Job controller gives it to all pods of a Job; nobody can know it before the Job is there.
 _UID_LABEL = "batch.kubernetes.io/controller-uid"
 _GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
@@ -30,12 +30,12 @@ def pairs(entries: tuple[str, ...]) -> dict[str, str]:
     return {key: value for key, _, value in (each.partition("=") for each in entries)}
 
 
-def present(fields: Object) -> Object:
+def present(fields: KubernetesObject) -> KubernetesObject:
     """The fields that have something in them; 0 and False have."""
     return {key: value for key, value in fields.items() if value not in (None, {}, [], ())}
 
 
-def pod_template(spec: KubernetesSpec, workload: Workload) -> Object:
+def pod_template(spec: KubernetesSpec, workload: TrainingWorkload) -> KubernetesObject:
     """The template of all pods."""
     metadata = present({"labels": labels(spec), "annotations": pairs(spec.annotation)})
     volumes, volume_mounts = _volumes(spec)
@@ -63,7 +63,9 @@ def pod_template(spec: KubernetesSpec, workload: Workload) -> Object:
     return {"metadata": metadata, "spec": present(pod)}
 
 
-def _container(spec: KubernetesSpec, workload: Workload, volume_mounts: list[Object]) -> Object:
+def _container(
+    spec: KubernetesSpec, workload: TrainingWorkload, volume_mounts: list[KubernetesObject]
+) -> KubernetesObject:
     return present(
         {
             "name": NODE,
@@ -80,7 +82,7 @@ def _container(spec: KubernetesSpec, workload: Workload, volume_mounts: list[Obj
     )
 
 
-def _environment(spec: KubernetesSpec) -> list[Object]:
+def _environment(spec: KubernetesSpec) -> list[KubernetesObject]:
     """The variables: dsrun's own, which the user's replace, then the references to secrets."""
     # One download and one tokenisation for all pods, and for those that replace them; both are behind locks.
     cache = f"{claim(spec).path}/.cache"
@@ -108,18 +110,18 @@ def _environment(spec: KubernetesSpec) -> list[Object]:
     return found
 
 
-def _from(name: str, source: str, reference: Object) -> Object:
+def _from(name: str, source: str, reference: KubernetesObject) -> KubernetesObject:
     return {"name": name, "valueFrom": {source: reference}}
 
 
-def _resources(spec: KubernetesSpec) -> Object:
+def _resources(spec: KubernetesSpec) -> KubernetesObject:
     """Requests equal to the limits, so that the pod is among the last to be evicted; devices know limits only."""
     amounts = present({"cpu": spec.cpus, "memory": spec.memory})
     devices = {spec.gpu_resource: str(spec.gpus_per_node)} if spec.gpus_per_node else {}
     return present({"requests": amounts, "limits": {**amounts, **devices, **pairs(spec.rdma)}})
 
 
-def _pod_security(spec: KubernetesSpec) -> Object:
+def _pod_security(spec: KubernetesSpec) -> KubernetesObject:
     """What the restricted pod security standard asks for; files on volumes belong to the group."""
     own = {} if spec.run_as_root else {"runAsNonRoot": True, "runAsUser": spec.user, "runAsGroup": spec.user}
     # Without OnRootMismatch each start would walk through all files of the claim.
@@ -127,15 +129,15 @@ def _pod_security(spec: KubernetesSpec) -> Object:
     return {**own, **files, "seccompProfile": {"type": "RuntimeDefault"}}
 
 
-def _container_security(spec: KubernetesSpec) -> Object:
-    capabilities: Object = {} if spec.run_as_root else {"drop": ["ALL"]}
+def _container_security(spec: KubernetesSpec) -> KubernetesObject:
+    capabilities: KubernetesObject = {} if spec.run_as_root else {"drop": ["ALL"]}
     if spec.rdma:
         # Memory for RDMA must not be swapped out; the limit for locking it is often 64 KiB.
         capabilities["add"] = ["IPC_LOCK"]
     return present({"allowPrivilegeEscalation": False, "capabilities": capabilities})
 
 
-def _volumes(spec: KubernetesSpec) -> tuple[list[Object], list[Object]]:
+def _volumes(spec: KubernetesSpec) -> tuple[list[KubernetesObject], list[KubernetesObject]]:
     """Volumes, and where they are mounted."""
     # The container runtime's own /dev/shm has 64 MiB, which NCCL and loaders of data exceed.
     found = [("shm", SHM_PATH, {"emptyDir": {"medium": "Memory", "sizeLimit": spec.shm}}, False)]
@@ -155,7 +157,7 @@ def _volumes(spec: KubernetesSpec) -> tuple[list[Object], list[Object]]:
     )
 
 
-def _toleration(entry: str) -> Object:
+def _toleration(entry: str) -> KubernetesObject:
     found = toleration(entry)
     assert found is not None  # checked by make_spec
     operator = "Exists" if found.value is None else "Equal"
@@ -167,6 +169,6 @@ def _toleration(entry: str) -> Object:
     }
 
 
-def _apart(spec: KubernetesSpec) -> Object:
+def _apart(spec: KubernetesSpec) -> KubernetesObject:
     term = {"labelSelector": {"matchLabels": {INSTANCE_LABEL: spec.name}}, "topologyKey": "kubernetes.io/hostname"}
     return {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}

@@ -42,7 +42,7 @@ _RESERVED_VARIABLES = re.compile(
 # Mounted by the pods themselves.
 SHM_PATH, SCRATCH_PATH = "/dev/shm", "/scratch"
 # Field, what is wrong with its value, what to write instead.
-Problem = tuple[str, str, str]
+PodProblem = tuple[str, str, str]
 
 
 def run_file_value(key: str, values: Iterable[str], where: str) -> OptionValue:
@@ -63,7 +63,7 @@ def make_spec(*places: Iterable[OptionValue]) -> KubernetesSpec:
     return spec
 
 
-def _tokens(spec: KubernetesSpec) -> Iterator[Problem]:
+def _tokens(spec: KubernetesSpec) -> Iterator[PodProblem]:
     """First of all, as what is wrong with a value names the value. Those left out are never named."""
     for each in fields(spec):
         value = getattr(spec, each.name)
@@ -72,7 +72,7 @@ def _tokens(spec: KubernetesSpec) -> Iterator[Problem]:
             yield each.name, "a token or password is in it, and everybody can read a job's manifest", "remove it"
 
 
-def _names(spec: KubernetesSpec) -> Iterator[Problem]:
+def _names(spec: KubernetesSpec) -> Iterator[PodProblem]:
     if spec.name is not None and not NAME.fullmatch(spec.name):
         yield "name", f"{spec.name!r} is not a valid name", "lower-case letters, digits and -, a letter first"
     if spec.namespace is not None and not is_namespace(spec.namespace):
@@ -90,7 +90,7 @@ def _names(spec: KubernetesSpec) -> Iterator[Problem]:
         yield "ttl", "a TrainJob is never deleted by itself", "remove it, or --kind jobset"
 
 
-def _resources(spec: KubernetesSpec) -> Iterator[Problem]:
+def _resources(spec: KubernetesSpec) -> Iterator[PodProblem]:
     for name, example in (("cpus", "8 or 500m"), ("memory", "200Gi"), ("shm", "16Gi"), ("claim_size", "500Gi")):
         value = getattr(spec, name)
         number = quantity(value) if value is not None else 1
@@ -113,7 +113,7 @@ def _resources(spec: KubernetesSpec) -> Iterator[Problem]:
         seen.add(resource)
 
 
-def _labels(spec: KubernetesSpec) -> Iterator[Problem]:
+def _labels(spec: KubernetesSpec) -> Iterator[PodProblem]:
     for name in ("label", "annotation", "node_selector"):
         for entry in getattr(spec, name):
             key, equals, value = entry.partition("=")
@@ -132,7 +132,7 @@ def _labels(spec: KubernetesSpec) -> Iterator[Problem]:
             yield "toleration", f"{entry!r} is not KEY[=VALUE][:EFFECT]", f"effects are {', '.join(EFFECTS)}"
 
 
-def _container(spec: KubernetesSpec) -> Iterator[Problem]:
+def _container(spec: KubernetesSpec) -> Iterator[PodProblem]:
     if spec.image is not None and (re.search(r"\s", spec.image) or spec.image.startswith("-")):
         yield "image", f"{spec.image!r} is not an image", "such as registry.example.org/dsrun:1"
     if spec.workdir is not None and not spec.workdir.startswith("/"):
@@ -143,7 +143,7 @@ def _container(spec: KubernetesSpec) -> Iterator[Problem]:
         yield "user", "0 is root", "write --run-as-root"
 
 
-def _variables(spec: KubernetesSpec) -> Iterator[Problem]:
+def _variables(spec: KubernetesSpec) -> Iterator[PodProblem]:
     for entry in spec.env:
         name, equals, value = entry.partition("=")
         yield from _variable("env", name)
@@ -170,14 +170,14 @@ def _variables(spec: KubernetesSpec) -> Iterator[Problem]:
         yield "secret" if spec.secret else "env", f"{doubled} is given twice", "give it once"
 
 
-def _variable(field: str, name: str) -> Iterator[Problem]:
+def _variable(field: str, name: str) -> Iterator[PodProblem]:
     if not _VARIABLE.fullmatch(name):
         yield field, f"{without_tokens(name)!r} is not a variable's name", ""
     if _RESERVED_VARIABLES.fullmatch(name):
         yield field, f"{name} is set by the Job or by dsrun launch", "remove it"
 
 
-def _storage(spec: KubernetesSpec) -> Iterator[Problem]:
+def _storage(spec: KubernetesSpec) -> Iterator[PodProblem]:
     own = mount(spec.claim, CLAIM_PATH)
     if own is None or own.read_only:
         yield (

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from dsrun import __version__
 from dsrun.errors import UsageError
-from dsrun.kubernetes.notation import LONGEST_LABEL, Mount, mount, quantity, slug
+from dsrun.kubernetes.notation import LONGEST_LABEL, ClaimMount, mount, quantity, slug
 from dsrun.kubernetes.options import KubernetesSpec
 
 CLAIM_PATH = "/runs"
@@ -19,7 +19,7 @@ _SHM = "16Gi"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Workload:
+class TrainingWorkload:
     """`words` are those of `dsrun launch` after `--`, `name` is that of the model or program.
 
     Of dsrun's own training: `output` is the run folder if it was named, `on_cpu` whether it is to do without GPUs, and
@@ -33,7 +33,7 @@ class Workload:
     notify: tuple[str, ...] = ()
 
 
-def completed(spec: KubernetesSpec, workload: Workload) -> KubernetesSpec:
+def completed(spec: KubernetesSpec, workload: TrainingWorkload) -> KubernetesSpec:
     """The spec with what follows from the program filled in. Raises UsageError for what cannot be together."""
     longest = longest_name(spec)
     name = spec.name or slug(workload.name, longest)
@@ -98,19 +98,19 @@ def main_pod(spec: KubernetesSpec) -> str:
     return f"{spec.name}-0.{spec.name}" if spec.kind == "job" else f"{spec.name}-{NODE}-0-0.{spec.name}"
 
 
-def claim(spec: KubernetesSpec) -> Mount:
+def claim(spec: KubernetesSpec) -> ClaimMount:
     """The claim for run folders."""
     found = mount(spec.claim, CLAIM_PATH)
     assert found is not None  # checked by make_spec
     return found
 
 
-def mounts(spec: KubernetesSpec) -> list[Mount]:
+def mounts(spec: KubernetesSpec) -> list[ClaimMount]:
     """All claims: that for run folders first."""
     return [claim(spec), *filter(None, map(mount, spec.mount))]
 
 
-def run_folder(spec: KubernetesSpec, workload: Workload) -> str:
+def run_folder(spec: KubernetesSpec, workload: TrainingWorkload) -> str:
     """Where the run is written, the same after each restart; a relative name is below the claim's path.
 
     Raises UsageError for a folder that would be lost with its pod.
@@ -125,7 +125,7 @@ def run_folder(spec: KubernetesSpec, workload: Workload) -> str:
     return folder
 
 
-def launch_arguments(spec: KubernetesSpec, workload: Workload) -> list[str]:
+def launch_arguments(spec: KubernetesSpec, workload: TrainingWorkload) -> list[str]:
     """The words after `dsrun launch`. Each pod finds its own number in JOB_COMPLETION_INDEX, which the Job sets."""
     words = ["--nodes", str(spec.nodes), "--master-addr", main_pod(spec)] if spec.nodes > 1 else []
     words += ["--nproc", str(spec.nproc), "--output", run_folder(spec, workload)]

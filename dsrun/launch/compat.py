@@ -16,7 +16,7 @@ _FORM = "one `name slots=8` a line"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Host:
+class SshHost:
     """One machine: `name` as ssh takes it, and the numbers of the GPUs to use.
 
     `chosen`: they were picked by --include or --exclude, so that the workers must be shown these and no others.
@@ -32,7 +32,7 @@ class Host:
         return self.name.rpartition("@")[2]
 
 
-def parse_hostfile(text: str, where: str) -> tuple[Host, ...]:
+def parse_hostfile(text: str, where: str) -> tuple[SshHost, ...]:
     """The machines of a hostfile: a name and `slots=N` on each line, `#` before remarks.
 
     `where` is the file's name for messages. Raises UsageError with the line for a machine that stands there twice, for
@@ -53,7 +53,7 @@ def parse_hostfile(text: str, where: str) -> tuple[Host, ...]:
         hosts[name], lines[name] = slots, number
     if not hosts:
         raise UsageError(f"{where}: names no machine", fix=_FORM)
-    return tuple(Host(name=name, slots=tuple(range(slots))) for name, slots in hosts.items())
+    return tuple(SshHost(name=name, slots=tuple(range(slots))) for name, slots in hosts.items())
 
 
 def _entry(entry: str, where: str) -> tuple[str, int]:
@@ -70,7 +70,7 @@ def _entry(entry: str, where: str) -> tuple[str, int]:
     return name, int(slots)
 
 
-def included(hosts: Sequence[Host], choice: str) -> tuple[Host, ...]:
+def included(hosts: Sequence[SshHost], choice: str) -> tuple[SshHost, ...]:
     """Only what --include names: "gpu1:0,2@gpu2" are GPUs 0 and 2 of gpu1 and all of gpu2.
 
     Raises UsageError for machines and slots that the hostfile does not have.
@@ -83,7 +83,7 @@ def included(hosts: Sequence[Host], choice: str) -> tuple[Host, ...]:
     )
 
 
-def excluded(hosts: Sequence[Host], choice: str) -> tuple[Host, ...]:
+def excluded(hosts: Sequence[SshHost], choice: str) -> tuple[SshHost, ...]:
     """All but what --exclude names, in the same form. Raises UsageError, also when nothing is left."""
     unwanted = _choices(hosts, choice, "--exclude")
     left = []
@@ -98,7 +98,7 @@ def excluded(hosts: Sequence[Host], choice: str) -> tuple[Host, ...]:
     return tuple(left)
 
 
-def _choices(hosts: Sequence[Host], choice: str, flag: str) -> dict[str, tuple[int, ...]]:
+def _choices(hosts: Sequence[SshHost], choice: str, flag: str) -> dict[str, tuple[int, ...]]:
     """Slots by machine, which is named without the user; () for all."""
     known = {host.address: host for host in hosts}
     found: dict[str, tuple[int, ...]] = {}
@@ -113,7 +113,7 @@ def _choices(hosts: Sequence[Host], choice: str, flag: str) -> dict[str, tuple[i
     return found
 
 
-def _slots(text: str, host: Host, flag: str) -> tuple[int, ...]:
+def _slots(text: str, host: SshHost, flag: str) -> tuple[int, ...]:
     numbers = []
     for word in text.split(","):
         if not (word.strip().isascii() and word.strip().isdigit()) or int(word) not in host.slots:
@@ -142,7 +142,7 @@ _BACKENDS = ("c10d", "static")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Torchrun:
+class TorchrunLine:
     """What a torchrun command line says; None for what it does not say. `mode` and `program` are its program's."""
 
     nodes: int | None
@@ -167,7 +167,7 @@ def torchrun_arguments(argv: Sequence[str]) -> tuple[str, ...] | None:
     return None
 
 
-def parse_torchrun(argv: Sequence[str]) -> Torchrun:
+def parse_torchrun(argv: Sequence[str]) -> TorchrunLine:
     """Read the options up to the program. Raises UsageError for those that are none, or that cannot be followed."""
     values: dict[str, str] = {}
     mode: list[str] = []
@@ -199,13 +199,13 @@ def parse_torchrun(argv: Sequence[str]) -> Torchrun:
     return _torchrun(values, tuple(mode), argv[position:])
 
 
-def _torchrun(values: dict[str, str], mode: tuple[str, ...], program: Sequence[str]) -> Torchrun:
+def _torchrun(values: dict[str, str], mode: tuple[str, ...], program: Sequence[str]) -> TorchrunLine:
     backend = values.get("rdzv_backend") or "c10d"
     if backend not in _BACKENDS:
         raise UsageError(f"torchrun --rdzv-backend {backend}: dsrun launch has the nodes meet itself", fix="c10d")
     host, port = _endpoint(values.get("rdzv_endpoint", ""))
     nproc = values.get("nproc_per_node")
-    return Torchrun(
+    return TorchrunLine(
         nodes=_integer(values, "nnodes"),
         node_rank=_integer(values, "node_rank"),
         nproc=None if nproc in ("auto", "gpu") else _integer(values, "nproc_per_node"),

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from dsrun.errors import UsageError
-from dsrun.launch.job import Job, Topology
+from dsrun.launch.job import ProcessTopology, TrainingJob
 from dsrun.system import variables
 from dsrun.system.host import own_programs_first
 
@@ -21,7 +21,7 @@ from dsrun.system.host import own_programs_first
 HEAD = ("--module", "-m", "--no-python")
 
 
-def run_arguments(job: Job, *, attempt: int, port: int, logs: Path | None = None) -> list[str]:
+def run_arguments(job: TrainingJob, *, attempt: int, port: int, logs: Path | None = None) -> list[str]:
     """The words for torch.distributed.run: one attempt of `job` on this machine, with the rendezvous at `port`.
 
     `logs` is a folder for what it writes itself, by default one in TMPDIR that stays there when it is killed.
@@ -55,7 +55,7 @@ def run_command(arguments: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", *arguments]
 
 
-def worker_environment(topology: Topology, environ: Mapping[str, str], *, debug: bool) -> dict[str, str | None]:
+def worker_environment(topology: ProcessTopology, environ: Mapping[str, str], *, debug: bool) -> dict[str, str | None]:
     """The variables to set for the workers (None: to remove). What the user has set stays as it is."""
     wanted: dict[str, str] = {
         # Forked data loader workers would otherwise deadlock or warn once a tokenizer has used its threads.
@@ -82,7 +82,7 @@ _FLIGHT_RECORDER_ENTRIES = "2000"
 
 
 def launch_environment(
-    topology: Topology,
+    topology: ProcessTopology,
     environ: Mapping[str, str],
     *,
     run: Path,

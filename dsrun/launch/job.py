@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Literal
 
 from dsrun.errors import UsageError
-from dsrun.launch.supervisor.policy import Limits
+from dsrun.launch.supervisor.policy import RestartLimits
 from dsrun.runs.attempts import RESUME_AUTO
 
 
 @dataclass(frozen=True)
-class Topology:
+class ProcessTopology:
     """`workers` processes on this machine, one per GPU or, on CPU, sharing `cores`."""
 
     workers: int
@@ -30,7 +30,7 @@ class Topology:
 _WORKERS_PER_CORE = 16
 
 
-def decide(*, nproc: int | None, visible_gpus: int, cores: int, use_cpu: bool) -> Topology:
+def decide(*, nproc: int | None, visible_gpus: int, cores: int, use_cpu: bool) -> ProcessTopology:
     """One worker per visible GPU unless `nproc` says otherwise; on CPU `nproc` workers, by default one.
 
     Raises UsageError where more workers than visible GPUs are asked for, or 16 times as many as there are cores.
@@ -42,17 +42,17 @@ def decide(*, nproc: int | None, visible_gpus: int, cores: int, use_cpu: bool) -
                 f"--nproc {nproc}: only {seen}",
                 fix=f"use --nproc {visible_gpus}, or check CUDA_VISIBLE_DEVICES; --use-cpu trains without GPUs",
             )
-        return Topology(nproc or visible_gpus, "cuda", cores)
+        return ProcessTopology(nproc or visible_gpus, "cuda", cores)
     if nproc is not None and nproc > cores * _WORKERS_PER_CORE:
         raise UsageError(f"--nproc {nproc}: there are {cores} CPU cores", fix=f"use at most --nproc {cores}")
-    return Topology(nproc or 1, "cpu", cores)
+    return ProcessTopology(nproc or 1, "cpu", cores)
 
 
 LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class TrainingJob:
     """One training run, as one machine sees it.
 
     `program` are the words for torch.distributed.run: `train.py --flag`, or `--module NAME --flag`, or
@@ -68,7 +68,7 @@ class Job:
     is the global batch of the checkpoint that the first attempt resumes from.
     """
 
-    topology: Topology
+    topology: ProcessTopology
     run: Path
     program: Sequence[str]
     env: Mapping[str, str]
@@ -76,7 +76,7 @@ class Job:
     node_rank: int = 0
     host: str = LOOPBACK
     port: int | None = None
-    limits: Limits = field(default_factory=Limits)
+    limits: RestartLimits = field(default_factory=RestartLimits)
     hang_timeout: float | None = None
     patience: float | None = None
     warm: bool = True
@@ -104,7 +104,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """How the run ended: the exit code to pass on, and one line where it failed or was asked to stop.
 
     `advice` says why the run was not started again, and what would help; `log` is where the whole story stands.

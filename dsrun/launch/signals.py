@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from types import FrameType
 
-from dsrun.launch.coordinator.messages import Coordinator, Stopped
+from dsrun.launch.coordinator.messages import Coordinator, StoppedBeforeStart
 from dsrun.runs.stop_request import StopRequest, read_stop_file, write_stop_file
 from dsrun.system.proc import handling
 
@@ -148,4 +148,4 @@ def startup_signals() -> Iterator[StartupSignals]:
         with handling(early.handle, STARTUP_HANDLED_SIGNALS):
             yield early
     except _Signalled:
-        raise Stopped(early.request or StopRequest()) from None
+        raise StoppedBeforeStart(early.request or StopRequest()) from None

@@ -98,7 +98,7 @@ def remote_argv(host: str, command: Sequence[str], *, folder: str, environ: Mapp
 
 
 @dataclass
-class _Running:
+class _RunningSupervisor:
     """A started supervisor. `begun` and `ended` are when (CLOCK_MONOTONIC, seconds) it was started and first seen to be
     gone; `losses` counts those before it on this machine that were lost."""
 
@@ -137,7 +137,7 @@ def run_on_hosts(remotes: Sequence[RemoteSupervisor], *, max_restarts: int, noti
             _end(running)
 
 
-def _start(remote: RemoteSupervisor) -> _Running:
+def _start(remote: RemoteSupervisor) -> _RunningSupervisor:
     try:
         # Not in the terminal's foreground group: Ctrl-C would end ssh instead of asking the supervisors.
         process = subprocess.Popen(remote.argv, stdin=subprocess.PIPE, start_new_session=True)
@@ -145,13 +145,13 @@ def _start(remote: RemoteSupervisor) -> _Running:
         raise MissingError(
             f"there is no program {remote.argv[0]}", fix="install it, or start each node by hand"
         ) from None
-    running = _Running(remote, process)
+    running = _RunningSupervisor(remote, process)
     _write(running, remote.first_line)
     return running
 
 
 def _watch_until_end(
-    running: list[_Running], signals: list[int], max_restarts: int, notify: Callable[[str], None]
+    running: list[_RunningSupervisor], signals: list[int], max_restarts: int, notify: Callable[[str], None]
 ) -> int:
     """The exit code of the first node's supervisor, or of one without which nothing can begin."""
     first = running[0]
@@ -179,32 +179,32 @@ def _watch_until_end(
     return exit_of(first.process.returncode)
 
 
-def _by_ssh(each: _Running) -> bool:
+def _by_ssh(each: _RunningSupervisor) -> bool:
     """Whether ssh itself failed, which is exit code 255."""
     return each.remote.argv[0] == SSH[0] and each.process.returncode == 255
 
 
-def _reason(each: _Running) -> str:
+def _reason(each: _RunningSupervisor) -> str:
     if _by_ssh(each):
         return "ssh has lost it, or cannot reach it"
     return f"its supervisor ended with exit code {exit_of(each.process.returncode)}"
 
 
-def _forward(running: Sequence[_Running], signals: list[int]) -> None:
+def _forward(running: Sequence[_RunningSupervisor], signals: list[int]) -> None:
     while signals:
         line = signal_line(signals.pop(0))
         for each in running:
             _write(each, line)
 
 
-def _wait(running: Sequence[_Running], seconds: float, signals: list[int]) -> None:
+def _wait(running: Sequence[_RunningSupervisor], seconds: float, signals: list[int]) -> None:
     deadline = time.monotonic() + seconds
     while any(each.process.poll() is None for each in running) and time.monotonic() < deadline:
         _forward(running, signals)
         time.sleep(_POLL_S)
 
 
-def _end(running: Sequence[_Running]) -> None:
+def _end(running: Sequence[_RunningSupervisor]) -> None:
     """Close their stdin; what has not ended then is killed, ssh and supervisors alike."""
     for each in running:
         if each.process.stdin:
@@ -218,7 +218,7 @@ def _end(running: Sequence[_Running]) -> None:
             each.process.wait(_ENDING_S)
 
 
-def _write(each: _Running, line: bytes) -> None:
+def _write(each: _RunningSupervisor, line: bytes) -> None:
     if each.process.stdin:
         with suppress(OSError):  # it has ended
             each.process.stdin.write(line)

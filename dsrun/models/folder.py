@@ -19,7 +19,7 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class FoundModel:
     """A model's folder, its config.json and, where its weights lie beside it, the tensors they hold.
 
     `stored` maps tensor names to shapes, None where no safetensors files are there.
@@ -41,7 +41,7 @@ class Found:
         return ""
 
 
-def find(name: str, environ: Mapping[str, str] = os.environ) -> Found:
+def find(name: str, environ: Mapping[str, str] = os.environ) -> FoundModel:
     """The model called `name`: a folder, a config.json, or a Hub name whose files are in the Hub's cache.
 
     Raises MissingError for a Hub name that is not on this machine and UsageError for a file that is not a config.
@@ -103,7 +103,7 @@ def _no_config(message: str) -> UsageError:
     return UsageError(message, fix="give a model's folder")
 
 
-def _found(name: str, folder: Path, file: Path) -> Found:
+def _found(name: str, folder: Path, file: Path) -> FoundModel:
     try:
         if file.is_file() and file.stat().st_size > LARGEST_CONFIG:
             raise _no_config(f"{file} is not a model config: it has more than {LARGEST_CONFIG // 2**20} MiB")
@@ -118,7 +118,7 @@ def _found(name: str, folder: Path, file: Path) -> Found:
         raise _no_config(f"{file} cannot be read: {str(error).partition(';')[0]}") from error
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise _no_config(f"{file} is not a model config: it has no model_type")
-    return Found(name=name, folder=folder, config=config, stored=_stored(folder))
+    return FoundModel(name=name, folder=folder, config=config, stored=_stored(folder))
 
 
 def _stored(folder: Path) -> dict[str, tuple[int, ...]] | None:

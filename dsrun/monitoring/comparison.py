@@ -12,7 +12,7 @@ from typing import Any, Literal
 from dsrun.errors import UsageError, nearest
 from dsrun.monitoring.status import RunStatus
 from dsrun.runs.reader import DEFAULT, RunHistory, metric_keys
-from dsrun.runs.records import Record, finite
+from dsrun.runs.records import LedgerRecord, finite
 from dsrun.system.display import masked_values, without_tokens
 
 # Of run.json: what a run is made of, beside the resolved settings.
@@ -33,7 +33,7 @@ _SAME = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class ComparisonRow:
     """One line of a comparison: a value for each run, None where a run has none."""
 
     name: str
@@ -41,7 +41,7 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference(Row):
+class RunDifference(ComparisonRow):
     """A setting, or a fact about what the runs ran on."""
 
     kind: Literal["setting", "environment"]
@@ -65,7 +65,7 @@ def configuration(history: RunHistory) -> dict[str, Any]:
     return resolved | others | _flat(_sections(history, ["deepspeed"]))
 
 
-def differences(histories: Sequence[RunHistory]) -> list[Difference]:
+def differences(histories: Sequence[RunHistory]) -> list[RunDifference]:
     """What is not the same in all runs: settings that somebody gave, all others, and facts such as versions.
 
     A run of which nothing is known differs in everything, which tells nothing: it is not compared.
@@ -77,8 +77,8 @@ def differences(histories: Sequence[RunHistory]) -> list[Difference]:
     told = [name for name in settings if not _is_told(name, settings)]
     told.sort(key=lambda name: name not in given)
     return [
-        *(Difference(name=name, values=settings[name], kind="setting") for name in told),
-        *(Difference(name=name, values=values, kind="environment") for name, values in facts.items()),
+        *(RunDifference(name=name, values=settings[name], kind="setting") for name in told),
+        *(RunDifference(name=name, values=values, kind="environment") for name, values in facts.items()),
     ]
 
 
@@ -101,7 +101,7 @@ def _is_told(name: str, differing: Mapping[str, tuple[Any, ...]]) -> bool:
     return other is not None and list(map(str, other)) == list(map(str, differing[name]))
 
 
-def metrics(histories: Sequence[RunHistory], statuses: Sequence[RunStatus]) -> list[Row]:
+def metrics(histories: Sequence[RunHistory], statuses: Sequence[RunStatus]) -> list[ComparisonRow]:
     """State, progress, losses, the evaluations at their best and at the end, speed and goodput of each run."""
     rows: list[tuple[str, Sequence[Any]]] = [
         ("state", [status.state for status in statuses]),
@@ -125,7 +125,11 @@ def metrics(histories: Sequence[RunHistory], statuses: Sequence[RunStatus]) -> l
         ("goodput", [status.goodput for status in statuses]),
         ("restarts", [status.restarts for status in statuses]),
     ]
-    return [Row(name=name, values=tuple(values)) for name, values in rows if any(each is not None for each in values)]
+    return [
+        ComparisonRow(name=name, values=tuple(values))
+        for name, values in rows
+        if any(each is not None for each in values)
+    ]
 
 
 def curves(histories: Sequence[RunHistory], metric: str) -> dict[str, list[tuple[int, float]]]:
@@ -159,10 +163,10 @@ def _last(history: RunHistory, name: str) -> float | None:
     return found[-1][1] if found else None
 
 
-def _median(records: Sequence[Record], key: str) -> float | None:
+def _median(records: Sequence[LedgerRecord], key: str) -> float | None:
     found = [value for each in records if (value := finite(each.get(key))) is not None]
     return statistics.median(found) if found else None
 
 
-def _peak(records: Sequence[Record], key: str) -> float | None:
+def _peak(records: Sequence[LedgerRecord], key: str) -> float | None:
     return max((value for each in records if (value := finite(each.get(key))) is not None), default=None)

@@ -8,14 +8,14 @@ from typing import Any
 from dsrun.events import TextPieces, kind_of
 from dsrun.messages import PLACEHOLDER
 from dsrun.runs.reader import metric_keys
-from dsrun.runs.records import Record, finite, mapping, whole
+from dsrun.runs.records import LedgerRecord, finite, mapping, whole
 from dsrun.system.display import counted, duration, figure, precise_duration, size_text
 
 _METRICS = 4
 _LEAST_S = 0.05
 
 
-def describe(event: Record) -> str:
+def describe(event: LedgerRecord) -> str:
     """The event in a line without its time: "checkpoint of step 40 saved in 3 s"."""
     kind = kind_of(event)
     text = filled(kind.text or (kind.name,), event)
@@ -23,7 +23,7 @@ def describe(event: Record) -> str:
     return f"{text} ({message})" if message and "{message}" not in str(kind.text) else text
 
 
-def filled(pieces: TextPieces, event: Record) -> str:
+def filled(pieces: TextPieces, event: LedgerRecord) -> str:
     """The pieces that are complete with the values of an event, one after the other; the first one always, with "?"."""
     first, *others = pieces
     choices = [first] if isinstance(first, str) else first
@@ -32,7 +32,7 @@ def filled(pieces: TextPieces, event: Record) -> str:
     return begin + "".join(_piece(str(each), event) or "" for each in others)
 
 
-def _piece(text: str, event: Record) -> str | None:
+def _piece(text: str, event: LedgerRecord) -> str | None:
     """One piece; None where a value is missing."""
     values = [_value(found[1], found[3], event) for found in PLACEHOLDER.finditer(text)]
     if None in values:
@@ -41,7 +41,7 @@ def _piece(text: str, event: Record) -> str | None:
     return PLACEHOLDER.sub(lambda _: str(next(known)), text)
 
 
-def _value(name: str, form: str | None, event: Record) -> str | None:
+def _value(name: str, form: str | None, event: LedgerRecord) -> str | None:
     value = event.get(name)
     if form is not None:
         return _FORMS[form](value)

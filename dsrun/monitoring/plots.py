@@ -8,7 +8,7 @@ from itertools import groupby
 
 from dsrun.system.display import figure
 
-Points = Sequence[tuple[float, float]]
+PlotPoints = Sequence[tuple[float, float]]
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _ASCII_BLOCKS = "_.-=+*#@"
@@ -19,7 +19,7 @@ _MARKS = "●▲■◆✚○△□◇✕"
 _ASCII_MARKS = "*ox+#@%&$="
 
 
-def sparkline(curve: Points, width: int, *, ascii_only: bool = False) -> str:
+def sparkline(curve: PlotPoints, width: int, *, ascii_only: bool = False) -> str:
     """The y values of a curve as at most `width` blocks, the lowest as the smallest; the x axis is even.
 
     Several points in a block are averaged, and a block without any repeats the one before.
@@ -51,7 +51,7 @@ def curve_marks(count: int, *, ascii_only: bool = False) -> str:
 
 
 def line_plot(
-    curves: Mapping[str, Points], *, width: int, height: int, ascii_only: bool = False, x_label: str = "step"
+    curves: Mapping[str, PlotPoints], *, width: int, height: int, ascii_only: bool = False, x_label: str = "step"
 ) -> list[tuple[str, str | None]]:
     """Curves over each other as `height` lines of `width` columns, axes included.
 
@@ -111,7 +111,7 @@ def _limits(values: list[float]) -> tuple[float, float]:
 
 
 def _braille(
-    curve: tuple[str, Points], *, scale: _Scale, columns: int, rows: int
+    curve: tuple[str, PlotPoints], *, scale: _Scale, columns: int, rows: int
 ) -> dict[tuple[int, int], tuple[str, str | None]]:
     name, points = curve
     dots: dict[tuple[int, int], int] = {}
@@ -127,7 +127,7 @@ def _braille(
 
 
 def _marked(
-    curves: Mapping[str, Points], scale: _Scale, columns: int, rows: int, marks: str
+    curves: Mapping[str, PlotPoints], scale: _Scale, columns: int, rows: int, marks: str
 ) -> dict[tuple[int, int], tuple[str, str | None]]:
     cells: dict[tuple[int, int], tuple[str, str | None]] = {}
     for place, (name, points) in enumerate(curves.items()):
@@ -150,7 +150,7 @@ def _between(start: tuple[int, int], end: tuple[int, int]) -> list[tuple[int, in
     return [(x + round((to_x - x) * n / steps), y + round((to_y - y) * n / steps)) for n in range(steps + 1)]
 
 
-def _averaged(curve: Points, count: int) -> list[float]:
+def _averaged(curve: PlotPoints, count: int) -> list[float]:
     """The mean of the points in each of `count` spans of the x axis."""
     begin, end = curve[0][0], curve[-1][0]
     spans: list[list[float]] = [[] for _ in range(count)]

@@ -16,16 +16,16 @@ from dsrun.runs.find import last_write, who_runs
 from dsrun.runs.folder import LOCK_TRIES, RunFolder, is_in_use
 from dsrun.runs.goodput import Goodput, failures, goodput
 from dsrun.runs.reader import RunHistory
-from dsrun.runs.records import Record, finite, plain, seconds_of, whole
+from dsrun.runs.records import LedgerRecord, finite, plain, seconds_of, whole
 
-State = Literal[
+RunState = Literal[
     "starting", "training", "evaluating", "saving", "restarting", "finished", "failed", "stopped", "killed", "silent"
 ]
 """What a run does, or how it ended. "silent" is another trainer, launched by dsrun or not, without news for minutes."""
-OVER: tuple[State, ...] = ("finished", "failed", "stopped", "killed")
+OVER: tuple[RunState, ...] = ("finished", "failed", "stopped", "killed")
 RESTART_S = 900.0
 """Between two attempts nobody holds the run folder: for so long after its last event a run counts as restarting."""
-_PHASES: dict[str, State] = {"training": "training", "evaluating": "evaluating", "generating": "evaluating"}
+_PHASES: dict[str, RunState] = {"training": "training", "evaluating": "evaluating", "generating": "evaluating"}
 STALE_S = 30.0
 """A node's status is written every five seconds, every 15 on hundreds of nodes."""
 _FIGURES = ("epoch", "loss", "lr", "grad_norm", "tokens_per_s", "padding", "mfu")
@@ -34,7 +34,7 @@ RECENT = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Best:
+class BestMetric:
     """The best value of the metric that a run is judged by."""
 
     metric: str
@@ -58,7 +58,7 @@ class RunStatus:
     """
 
     path: Path
-    state: State
+    state: RunState
     model: str | None = None
     host: str | None = None
     step: int | None = None
@@ -78,7 +78,7 @@ class RunStatus:
     silent_s: float | None = None
     checkpoint_step: int | None = None
     checkpoint_age_s: float | None = None
-    best: Best | None = None
+    best: BestMetric | None = None
     time: Goodput | None = None
     restarts: int = 0
     world_size: int | None = None
@@ -143,7 +143,7 @@ def status_of(history: RunHistory, now: float | None = None, *, lock_tries: int 
     )
 
 
-def _ledger(history: RunHistory, state: State) -> tuple[Record, ...]:
+def _ledger(history: RunHistory, state: RunState) -> tuple[LedgerRecord, ...]:
     """The events of a run for its goodput; of one that trains, with its last logged step as if it were one, too: events
     that tell only that training goes on are a minute apart."""
     events, last = history.events, history.steps[-1] if history.steps else {}
@@ -155,7 +155,7 @@ def _ledger(history: RunHistory, state: State) -> tuple[Record, ...]:
     return (*events, {"kind": "progress", "time": last["time"], "step": last["step"]})
 
 
-def recent_step_s(steps: Sequence[Record]) -> float | None:
+def recent_step_s(steps: Sequence[LedgerRecord]) -> float | None:
     """The median seconds of an optimizer step over the last RECENT logged ones, by their times; None before two."""
     times = [(whole(each.get("step")), seconds_of(each)) for each in steps[-RECENT - 1 :]]
     known = [(step, at) for step, at in times if step is not None and at is not None]
@@ -163,7 +163,7 @@ def recent_step_s(steps: Sequence[Record]) -> float | None:
     return statistics.median(spans) if spans else None
 
 
-def best_of(history: RunHistory) -> Best | None:
+def best_of(history: RunHistory) -> BestMetric | None:
     """The best evaluation by `metric_for_best_model`, else by eval_loss; None without one."""
     settings = history.settings
     metric = str(settings.get("metric_for_best_model") or "eval_loss")
@@ -175,17 +175,17 @@ def best_of(history: RunHistory) -> Best | None:
     if not found:
         return None
     step, value = (max if greater else min)(found, key=lambda each: each[1])
-    return Best(metric=metric, value=value, step=step, greater_is_better=greater)
+    return BestMetric(metric=metric, value=value, step=step, greater_is_better=greater)
 
 
-def _state(history: RunHistory, now: float, lock_tries: int) -> State:
+def _state(history: RunHistory, now: float, lock_tries: int) -> RunState:
     events = history.events
     last = events[-1] if events else {}
     kind = kind_of(last)
     is_fresh = _has_fresh_nodes(history, now)
     if _is_running(history, kind.name, now, lock_tries):
         phase = next((rank.phase for node in history.nodes for rank in node.ranks), "") if is_fresh else ""
-        return "saving" if kind.state == "saving" else cast(State, _PHASES.get(phase) or kind.state)
+        return "saving" if kind.state == "saving" else cast(RunState, _PHASES.get(phase) or kind.state)
     if RunFolder(history.path).finished.exists():
         return "finished"
     # A supervisor may wait for GPU memory after it has announced the next attempt.
@@ -200,7 +200,7 @@ def _state(history: RunHistory, now: float, lock_tries: int) -> State:
         return "restarting"
     code = whole(last.get("exit_code")) if kind.over == "finished" else None
     over = "starting" if not events else "stopped" if code == EXIT_RESUME else "failed" if code else kind.over
-    return cast(State, over)
+    return cast(RunState, over)
 
 
 def _is_running(history: RunHistory, kind: str, now: float, lock_tries: int) -> bool:
@@ -219,7 +219,7 @@ def _has_fresh_nodes(history: RunHistory, now: float, *, since_event: bool = Tru
     return newest is not None and now - newest < STALE_S and (event is None or newest >= event)
 
 
-def _ending(events: Sequence[Record]) -> Record:
+def _ending(events: Sequence[LedgerRecord]) -> LedgerRecord:
     return next((each for each in reversed(events) if kind_of(each).over in ("failed", "stopped")), {})
 
 

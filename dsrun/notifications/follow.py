@@ -2,7 +2,7 @@
 
 The ranks write their events into events.jsonl themselves, so that the ledger is the one place that has all that
 happens; and whatever a name server, a proxy or a command does to this process, no rank and no supervisor waits for it.
-Its first line on stdin is its `Assignment`, another one is how the supervisor ended (`End`); stdin ends with the
+Its first line on stdin is its `SenderTask`, another one is how the supervisor ended (`SupervisorEnd`); stdin ends with the
 supervisor, also where that was killed. RUN/logs/notifications.jsonl has a line for each message that was sent, or not.
 """
 
@@ -22,12 +22,12 @@ from pathlib import Path
 from typing import Any, Self
 
 from dsrun.errors import DsrunError
-from dsrun.notifications.message import Message, RunFacts
-from dsrun.notifications.rules import End, Narrator, RateLimit
+from dsrun.notifications.message import Notification, RunFacts
+from dsrun.notifications.rules import NotificationRules, RateLimit, SupervisorEnd
 from dsrun.notifications.send import TIMEOUT_S, send
-from dsrun.notifications.target import Target, parse_target
+from dsrun.notifications.target import NotifyTarget, parse_target
 from dsrun.runs.folder import RunFolder
-from dsrun.runs.records import Appender
+from dsrun.runs.records import LineAppender
 from dsrun.runs.tail import LineTail
 
 POLL_S = 1.0
@@ -38,7 +38,7 @@ _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal
 
 
 @dataclass(frozen=True, kw_only=True)
-class Assignment:
+class SenderTask:
     """What to follow: the facts of the run, the values of --notify, the scheduler's requeues so far, and how many bytes
     of the ledgers were there before. `external`: what runs is not dsrun's own training."""
 
@@ -55,17 +55,19 @@ class Assignment:
         return cls(**{**found, "facts": RunFacts(**found["facts"]), "targets": tuple(found["targets"])})
 
 
-class Delivery:
+class MessageDelivery:
     """Sends messages to all targets at once, and keeps a record of it in the log."""
 
-    def __init__(self, targets: Sequence[Target], log: Path, *, send: Callable[[Target, Message], None] = send) -> None:
+    def __init__(
+        self, targets: Sequence[NotifyTarget], log: Path, *, send: Callable[[NotifyTarget, Notification], None] = send
+    ) -> None:
         self._targets = targets
         self._log = log
         self._send = send
         self.failed: dict[str, str] = {}
         """Why the last message that a target did not get was not sent."""
 
-    def deliver(self, messages: Sequence[Message]) -> None:
+    def deliver(self, messages: Sequence[Notification]) -> None:
         """Send `messages`, which takes no longer than one alone may: what hangs is left behind."""
         if not messages:
             return
@@ -83,7 +85,7 @@ class Delivery:
             if thread.is_alive() and target.text not in told:
                 self._record(target, messages[-1], f"not sent within {TIMEOUT_S:g} s")
 
-    def _deliver_to(self, target: Target, messages: Sequence[Message], told: dict[str, bool]) -> None:
+    def _deliver_to(self, target: NotifyTarget, messages: Sequence[Notification], told: dict[str, bool]) -> None:
         for message in messages:
             try:
                 self._send(target, message)
@@ -96,14 +98,14 @@ class Delivery:
                 self._record(target, message, None)
         told[target.text] = True
 
-    def _record(self, target: Target, message: Message, error: str | None) -> None:
+    def _record(self, target: NotifyTarget, message: Notification, error: str | None) -> None:
         if error is not None:
             self.failed[target.text] = error
-        with suppress(OSError), Appender(self._log) as log:
+        with suppress(OSError), LineAppender(self._log) as log:
             log.append({"kind": message.kind, "target": target.text, "sent": error is None, "error": error})
 
 
-class Control:
+class ControlPipe:
     """Lines of a pipe, read without waiting longer than asked."""
 
     def __init__(self, fd: int = 0) -> None:
@@ -126,19 +128,19 @@ class Control:
         return self._lines.pop(0) if self._lines else None
 
 
-def follow(assignment: Assignment, control: Control, delivery: Delivery) -> None:
+def follow(assignment: SenderTask, control: ControlPipe, delivery: MessageDelivery) -> None:
     """Send messages until the supervisor has ended."""
     folder = RunFolder(Path(assignment.facts.run))
     events = LineTail(folder.events, begin=assignment.events_begin)
     metrics = LineTail(folder.metrics, begin=assignment.metrics_begin)
-    narrator = Narrator(assignment.facts, requeue=assignment.requeue, external=assignment.external)
+    narrator = NotificationRules(assignment.facts, requeue=assignment.requeue, external=assignment.external)
     limit = RateLimit()
     delivery.deliver(limit.passed(narrator.begin()))
-    end: End | None = None
+    end: SupervisorEnd | None = None
     while not control.is_over and end is None:
         if line := control.line(POLL_S):
             with suppress(ValueError, KeyError, TypeError):
-                end = End.from_dict(json.loads(line))
+                end = SupervisorEnd.from_dict(json.loads(line))
         narrator.metrics(metrics.new_records())
         messages = [message for record in events.new_records() for message in narrator.event(record)]
         if control.is_over or end is not None:
@@ -150,15 +152,15 @@ def main() -> int:
     """Follow the run of the assignment on stdin; stdout has what could not be sent, a line for each target."""
     for signum in _IGNORED:
         signal.signal(signum, signal.SIG_IGN)
-    control = Control()
+    control = ControlPipe()
     line = None
     while line is None and not control.is_over:
         line = control.line(POLL_S)
     if line is None:
         return 0
-    assignment = Assignment.from_dict(json.loads(line))
+    assignment = SenderTask.from_dict(json.loads(line))
     log = RunFolder(Path(assignment.facts.run)).logs / LOG
-    delivery = Delivery([parse_target(text) for text in assignment.targets], log)
+    delivery = MessageDelivery([parse_target(text) for text in assignment.targets], log)
     follow(assignment, control, delivery)
     with suppress(OSError):
         for target, error in delivery.failed.items():

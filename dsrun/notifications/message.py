@@ -13,7 +13,7 @@ from dsrun.system.display import figure, printable, without_tokens
 
 VERSION = 1
 
-Kind = Literal["finish", "failure", "nan", "hang", "restart", "preemption", "requeue"]
+NotificationKind = Literal["finish", "failure", "nan", "hang", "restart", "preemption", "requeue"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class RunFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cause:
+class NotifiedCause:
     """A cause of `dsrun.diagnosis.rules`, as far as the supervisor knows it."""
 
     code: str
@@ -35,7 +35,7 @@ class Cause:
     fix: str = ""
 
     @classmethod
-    def of(cls, code: str | None, *, external: bool = False) -> Cause | None:
+    def of(cls, code: str | None, *, external: bool = False) -> NotifiedCause | None:
         """The cause of that code, with a fix without dsrun's flags for an `external` program; None for none."""
         if not code or code == "none":
             return None
@@ -44,18 +44,18 @@ class Cause:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Message:
+class Notification:
     """One message. `step` of `max_steps` steps are done, `loss` is the last logged one, `rank` the one that failed
     first, `detail` one line about it, `log` where more is written, `omitted` how many messages of this kind were left
     out since the last one."""
 
-    kind: Kind
+    kind: NotificationKind
     facts: RunFacts
     time: str
     step: int | None = None
     max_steps: int | None = None
     loss: float | None = None
-    cause: Cause | None = None
+    cause: NotifiedCause | None = None
     rank: int | None = None
     detail: str = ""
     log: str | None = None
@@ -73,7 +73,7 @@ class Message:
         after = f" after step {self.step}" if self.step else ""
         why = f": {self._why()}" if self._why() else ""
         again = f" restarts (attempt {self.attempt})" if self.attempt else " restarts"
-        texts: dict[Kind, str] = {
+        texts: dict[NotificationKind, str] = {
             "finish": f"finished{after}" + (f", loss {figure(self.loss)}" if self.loss is not None else ""),
             "failure": f"failed{after}{why}",
             "nan": f"met a NaN or infinite value{after}{why}",
@@ -139,16 +139,16 @@ def _clean(text: str, most: int = LONGEST_MESSAGE) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
 
 
-def sample(facts: RunFacts, time: str) -> Message:
+def sample(facts: RunFacts, time: str) -> Notification:
     """What --dry-run shows: a failure, which has all there is to tell."""
-    return Message(
+    return Notification(
         kind="failure",
         facts=facts,
         time=time,
         step=120,
         max_steps=1000,
         loss=1.234,
-        cause=Cause.of("cuda_oom"),
+        cause=NotifiedCause.of("cuda_oom"),
         rank=3,
         detail="an example, which --dry-run does not send",
         exit_code=1,

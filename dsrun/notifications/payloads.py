@@ -14,15 +14,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import quote_plus, urlsplit, urlunsplit
 
-from dsrun.notifications.message import Message
-from dsrun.notifications.target import Address, Service, services
+from dsrun.notifications.message import Notification
+from dsrun.notifications.target import NotifyAddress, WebhookService, services
 from dsrun.system.display import printable
 
 _CARD = "application/vnd.microsoft.card.adaptive"
-Body = dict[str, Any]
+PayloadBody = dict[str, Any]
 
 
-def request(address: Address, message: Message, now: float) -> tuple[str, bytes]:
+def request(address: NotifyAddress, message: Notification, now: float) -> tuple[str, bytes]:
     """The URL and the body of the POST by which a webhook gets `message`; `now` is the time in seconds since 1970."""
     body = _BODIES[address.kind](message)
     url = address.url
@@ -37,7 +37,7 @@ def request(address: Address, message: Message, now: float) -> tuple[str, bytes]
     return url, json.dumps(body, ensure_ascii=False).encode("utf-8", "backslashreplace")
 
 
-def refusal(service: Service, answer: bytes) -> str | None:
+def refusal(service: WebhookService, answer: bytes) -> str | None:
     """Why a service did not take a message although its answer has HTTP status 200; None where it did."""
     if not service.code:
         return None
@@ -64,7 +64,7 @@ def _signature(*, key: str, text: str) -> str:
     return base64.b64encode(hmac.new(key.encode(), text.encode(), hashlib.sha256).digest()).decode()
 
 
-def _slack(message: Message) -> Body:
+def _slack(message: Notification) -> PayloadBody:
     """& < > are the only characters that mrkdwn escapes; in a code block nothing else is markup."""
     head, block = _head_and_block(message, services()["slack"], escape=_slack_escape)
     return {"text": f"*{head}*\n```{block}```"}
@@ -74,25 +74,25 @@ def _slack_escape(text: str) -> str:
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def _discord(message: Message) -> Body:
+def _discord(message: Notification) -> PayloadBody:
     """allowed_mentions: whatever stands in a log notifies nobody."""
     head, block = _head_and_block(message, services()["discord"], escape=str)
     return {"content": f"```\n{head}\n\n{block}\n```", "allowed_mentions": {"parse": []}}
 
 
-def _feishu(message: Message) -> Body:
+def _feishu(message: Notification) -> PayloadBody:
     return {"msg_type": "text", "content": {"text": _shortened(message.text(), services()["feishu"])}}
 
 
-def _dingtalk(message: Message) -> Body:
+def _dingtalk(message: Notification) -> PayloadBody:
     return {"msgtype": "text", "text": {"content": _shortened(message.text(), services()["dingtalk"])}}
 
 
-def _wecom(message: Message) -> Body:
+def _wecom(message: Notification) -> PayloadBody:
     return {"msgtype": "text", "text": {"content": _shortened(message.text(), services()["wecom"])}}
 
 
-def _teams(message: Message) -> Body:
+def _teams(message: Notification) -> PayloadBody:
     """An adaptive card, as the workflow "Post to a channel when a webhook request is received" takes it; its
     RichTextBlock, unlike TextBlock and FactSet, knows no Markdown."""
     lines = _shortened(message.text(), services()["teams"]).split("\n")
@@ -107,11 +107,11 @@ def _teams(message: Message) -> Body:
     return {"type": "message", "attachments": [{"contentType": _CARD, "contentUrl": None, "content": content}]}
 
 
-def _json(message: Message) -> Body:
+def _json(message: Notification) -> PayloadBody:
     return message.as_dict()
 
 
-_BODIES: Mapping[str, Callable[[Message], Body]] = {
+_BODIES: Mapping[str, Callable[[Notification], PayloadBody]] = {
     "slack": _slack,
     "discord": _discord,
     "feishu": _feishu,
@@ -122,7 +122,7 @@ _BODIES: Mapping[str, Callable[[Message], Body]] = {
 }
 
 
-def _head_and_block(message: Message, service: Service, *, escape: Callable[[str], str]) -> tuple[str, str]:
+def _head_and_block(message: Notification, service: WebhookService, *, escape: Callable[[str], str]) -> tuple[str, str]:
     """The headline and, for a block of code, the lines below it, as much of them as the service takes."""
     head = escape(_without_marks(message.headline))
     block = escape(_without_marks("\n".join(f"{name}: {value}" for name, value in message.lines())))
@@ -134,7 +134,7 @@ def _without_marks(text: str) -> str:
     return text.replace("`", "'").replace("*", "·")
 
 
-def _shortened(text: str, service: Service) -> str:
+def _shortened(text: str, service: WebhookService) -> str:
     """As much of `text` as the service takes, which may count bytes."""
     if service.bytes:
         encoded = text.encode("utf-8", "backslashreplace")

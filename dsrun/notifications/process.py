@@ -14,10 +14,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from dsrun.errors import DsrunError
-from dsrun.notifications.follow import Assignment
+from dsrun.notifications.follow import SenderTask
 from dsrun.notifications.message import RunFacts, sample
 from dsrun.notifications.payloads import request
-from dsrun.notifications.rules import End
+from dsrun.notifications.rules import SupervisorEnd
 from dsrun.notifications.send import TIMEOUT_S, mail
 from dsrun.notifications.target import COMMAND, MAIL, parse_targets, services
 from dsrun.runs.folder import RunFolder
@@ -36,12 +36,12 @@ def run_facts(run: Path, name: str, environ: Mapping[str, str]) -> RunFacts:
     return RunFacts(run=str(run.absolute()), name=name, host=hostname(), job_id=job)
 
 
-class Sender:
+class NotificationSender:
     """The process that sends messages about one run, from its start to `close`. Nothing here raises for it."""
 
     def __init__(self, facts: RunFacts, targets: Sequence[str], *, requeue: int = 0, external: bool = False) -> None:
         folder = RunFolder(Path(facts.run))
-        assignment = Assignment(
+        assignment = SenderTask(
             facts=facts,
             targets=tuple(targets),
             requeue=requeue,
@@ -66,7 +66,7 @@ class Sender:
         """Its process; None where it could not be started."""
         return self._process.pid if self._process else None
 
-    def ended(self, end: End) -> None:
+    def ended(self, end: SupervisorEnd) -> None:
         """Have the last message sent."""
         self._tell(asdict(end))
 

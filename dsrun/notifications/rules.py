@@ -9,7 +9,7 @@ from typing import Any, Self, cast
 
 from dsrun.errors import EXIT_INTERRUPTED, EXIT_RESUME
 from dsrun.events import kind_of
-from dsrun.notifications.message import Cause, Kind, Message, RunFacts
+from dsrun.notifications.message import Notification, NotificationKind, NotifiedCause, RunFacts
 from dsrun.runs.records import utc_now, whole
 
 INTERVAL_S = 60.0
@@ -18,7 +18,7 @@ _HUNG, _NAN, _KILLED = "rank_hung", "nan_loss", "run_killed"
 
 
 @dataclass(frozen=True, kw_only=True)
-class End:
+class SupervisorEnd:
     """How the supervisor ended: its exit code, its last line, and the log that it names; `stopped`: the batch script
     had asked the program itself to stop, whose exit code says what it likes."""
 
@@ -38,7 +38,7 @@ class End:
         )
 
 
-class Narrator:
+class NotificationRules:
     """Turns what happens to a run into messages. A failure is told when it is known what follows: a restart, or the
     end."""
 
@@ -53,7 +53,7 @@ class Narrator:
         self._stopped = False
         self._saved = ""
 
-    def begin(self) -> list[Message]:
+    def begin(self) -> list[Notification]:
         """What there is to tell before anything has happened."""
         return [self._message("requeue", utc_now(), requeue=self._requeue)] if self._requeue else []
 
@@ -64,7 +64,7 @@ class Narrator:
             if isinstance(record.get("loss"), float):
                 self._loss = record["loss"]
 
-    def event(self, record: Mapping[str, Any]) -> list[Message]:
+    def event(self, record: Mapping[str, Any]) -> list[Notification]:
         """The messages about a line of events.jsonl."""
         if (step := whole(record.get("step"))) is not None:
             self._step = step
@@ -81,13 +81,13 @@ class Narrator:
             detail = _signal(record) + (f"; saved {self._saved}" if self._saved else "")
         if kind.name == "restart":
             return [self._restart(record, when)]
-        return [self._message(cast(Kind, kind.notify), when, detail=detail)] if kind.notify else []
+        return [self._message(cast(NotificationKind, kind.notify), when, detail=detail)] if kind.notify else []
 
-    def end(self, end: End | None) -> list[Message]:
+    def end(self, end: SupervisorEnd | None) -> list[Notification]:
         """The messages about the end; None where the supervisor ended without a word."""
         now = utc_now()
         if end is None:
-            killed = Cause.of(_KILLED)
+            killed = NotifiedCause.of(_KILLED)
             return [self._message("failure", now, cause=killed, detail="the supervisor ended without a result")]
         if end.exit_code == 0:
             return [self._message("finish", now, exit_code=0)]
@@ -97,29 +97,29 @@ class Narrator:
             return []  # by whoever sits before it
         return [self._failed(end, now)]
 
-    def _restart(self, record: Mapping[str, Any], when: str) -> Message:
+    def _restart(self, record: Mapping[str, Any], when: str) -> Notification:
         code = self._failure.get("cause")
-        kind: Kind = "hang" if code == _HUNG else "nan" if code == _NAN else "restart"
+        kind: NotificationKind = "hang" if code == _HUNG else "nan" if code == _NAN else "restart"
         told = self._about_failure(kind, when)
         self._failure = {}
         return replace(told, attempt=whole(record.get("attempt")))
 
-    def _failed(self, end: End, now: str) -> Message:
+    def _failed(self, end: SupervisorEnd, now: str) -> Notification:
         told = self._about_failure("failure", now)
         detail = told.detail or end.message or ""
         return replace(told, detail=detail, exit_code=end.exit_code, log=end.log)
 
-    def _about_failure(self, kind: Kind, when: str) -> Message:
+    def _about_failure(self, kind: NotificationKind, when: str) -> Notification:
         """A message about the last failure, with all that the supervisor knows of it."""
         known = self._failure
-        cause = Cause.of(known.get("cause"), external=self._external)
+        cause = NotifiedCause.of(known.get("cause"), external=self._external)
         found = self._message(kind, when, cause=cause, rank=whole(known.get("rank")))
         found = replace(found, detail=str(known.get("message") or ""), exit_code=whole(known.get("exit_code")))
         return replace(found, step=whole(known.get("step")) or found.step)
 
-    def _message(self, kind: Kind, when: str, **more: Any) -> Message:
+    def _message(self, kind: NotificationKind, when: str, **more: Any) -> Notification:
         known = {"step": self._step, "max_steps": self._max_steps, "loss": self._loss}
-        return Message(kind=kind, facts=self._facts, time=when, **{**known, **more})
+        return Notification(kind=kind, facts=self._facts, time=when, **{**known, **more})
 
 
 def _signal(record: Mapping[str, Any]) -> str:
@@ -137,7 +137,7 @@ class RateLimit:
         self._last: dict[str, float] = {}
         self._omitted: dict[str, int] = {}
 
-    def passed(self, messages: Iterable[Message]) -> list[Message]:
+    def passed(self, messages: Iterable[Notification]) -> list[Notification]:
         """Those of `messages` that are to be sent now."""
         found = []
         for message in messages:

@@ -15,9 +15,9 @@ from email.utils import format_datetime
 from typing import TYPE_CHECKING
 
 from dsrun.errors import ToolError
-from dsrun.notifications.message import Message
+from dsrun.notifications.message import Notification
 from dsrun.notifications.payloads import refusal, request
-from dsrun.notifications.target import COMMAND, MAIL, Address, Target, services
+from dsrun.notifications.target import COMMAND, MAIL, NotifyAddress, NotifyTarget, services
 from dsrun.system import variables
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class _Transient(ToolError):
     """What another attempt may mend."""
 
 
-def send(target: Target, message: Message, environ: Mapping[str, str] = os.environ) -> None:
+def send(target: NotifyTarget, message: Notification, environ: Mapping[str, str] = os.environ) -> None:
     """Send `message`; returns when it is taken.
 
     Raises UsageError where a variable of the target is not set or wrong, and ToolError where the message was not taken
@@ -46,7 +46,7 @@ def send(target: Target, message: Message, environ: Mapping[str, str] = os.envir
     takes does not count: a caller who cannot wait has to call this in a thread.
     """
     address = target.address(environ)
-    ways: dict[str, Callable[[Address, Message, float], None]] = {MAIL: _mail, COMMAND: _run_command}
+    ways: dict[str, Callable[[NotifyAddress, Notification, float], None]] = {MAIL: _mail, COMMAND: _run_command}
     way = ways.get(address.kind, _post)
     deadline = time.monotonic() + TIMEOUT_S
     for attempt in range(_TRIES):
@@ -60,7 +60,7 @@ def send(target: Target, message: Message, environ: Mapping[str, str] = os.envir
             return
 
 
-def _post(address: Address, message: Message, deadline: float) -> None:
+def _post(address: NotifyAddress, message: Notification, deadline: float) -> None:
     import http.client
     from urllib.error import HTTPError, URLError
     from urllib.request import Request
@@ -106,7 +106,7 @@ def _opener() -> OpenerDirector:
     return build_opener(NoRedirect)
 
 
-def _mail(address: Address, message: Message, deadline: float) -> None:
+def _mail(address: NotifyAddress, message: Notification, deadline: float) -> None:
     """Through sendmail, as every mail transfer agent brings it; the recipients are in the mail, not in `ps`."""
     import shutil
 
@@ -117,7 +117,7 @@ def _mail(address: Address, message: Message, deadline: float) -> None:
     _run((program, "-i", "-t"), mail(address, message), {}, deadline, "sendmail")
 
 
-def mail(address: Address, message: Message) -> bytes:
+def mail(address: NotifyAddress, message: Notification) -> bytes:
     """The mail as sendmail reads it."""
     found = EmailMessage()
     found["To"] = address.recipient
@@ -133,7 +133,7 @@ def mail(address: Address, message: Message) -> bytes:
 _SHELL_CODES = {126: "cannot be executed", 127: "there is no such command"}
 
 
-def _run_command(address: Address, message: Message, deadline: float) -> None:
+def _run_command(address: NotifyAddress, message: Notification, deadline: float) -> None:
     """The JSON on stdin, the headline in a variable."""
     content = json.dumps(message.as_dict(), ensure_ascii=False).encode("utf-8", "backslashreplace")
     # Users expect pipes and $DSRUN_NOTIFY_TEXT to work. Nothing of the message is a part of the command.

@@ -45,7 +45,7 @@ _RANDOM = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w-]{20,}|[0-9a-f]{16,}", re.IGNOR
 
 
 @dataclass(frozen=True, kw_only=True)
-class Service:
+class WebhookService:
     """One service with webhooks; services.toml explains the keys."""
 
     title: str
@@ -59,14 +59,14 @@ class Service:
 
 
 @cache
-def services() -> Mapping[str, Service]:
+def services() -> Mapping[str, WebhookService]:
     """Every service by its prefix."""
     found = toml_beside(__file__, "services.toml").items()
-    return {kind: Service(**{**entry, "hosts": tuple(entry["hosts"])}) for kind, entry in found}
+    return {kind: WebhookService(**{**entry, "hosts": tuple(entry["hosts"])}) for kind, entry in found}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Address:
+class NotifyAddress:
     """Where one message is sent: `url` of a webhook, `recipient` of a mail, `command` for a shell; `secret` signs."""
 
     kind: str
@@ -90,7 +90,7 @@ class Address:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target:
+class NotifyTarget:
     """A value of --notify: an address, or the name of the variable that holds one; `kind` "" is known by its host.
 
     `secret_variable` is the variable with the secret that signs messages.
@@ -100,14 +100,14 @@ class Target:
     kind: str = ""
     variable: str = ""
     secret_variable: str = ""
-    given: Address | None = None
+    given: NotifyAddress | None = None
 
     @property
     def variables(self) -> tuple[str, ...]:
         """The variables that it reads when a message is sent."""
         return tuple(filter(None, (self.variable, self.secret_variable)))
 
-    def address(self, environ: Mapping[str, str]) -> Address:
+    def address(self, environ: Mapping[str, str]) -> NotifyAddress:
         """Where a message goes now. Raises UsageError, without the values, for variables that are not set or wrong."""
         for name in self.variables:
             if not environ.get(name, "").strip():
@@ -122,7 +122,7 @@ class Target:
         return replace(found, secret=secret)
 
 
-def parse_target(text: str) -> Target:
+def parse_target(text: str) -> NotifyTarget:
     """The target that a value of --notify names. Raises UsageError for what is none, and for a URL with a secret."""
     text = text.strip()
     prefixed = _PREFIXED.fullmatch(text)
@@ -133,13 +133,13 @@ def parse_target(text: str) -> Target:
             raise UsageError(f"{FLAG} env:…: not the name of a variable", fix="write --notify env:SLACK_URL")
         if kind and variable["secret"] and kind not in SIGNED:
             raise UsageError(f"{FLAG} {text}: {kind} messages are not signed", fix="remove ?secret_env=")
-        return Target(text=text, kind=kind, variable=variable["name"], secret_variable=variable["secret"] or "")
+        return NotifyTarget(text=text, kind=kind, variable=variable["name"], secret_variable=variable["secret"] or "")
     address = _address(rest, kind, FLAG)
     _refuse_secret(address)
-    return Target(text=text, kind=address.kind, given=address)
+    return NotifyTarget(text=text, kind=address.kind, given=address)
 
 
-def parse_targets(texts: Sequence[str]) -> tuple[Target, ...]:
+def parse_targets(texts: Sequence[str]) -> tuple[NotifyTarget, ...]:
     """The targets of all values of --notify, each once. Raises UsageError."""
     return tuple(parse_target(text) for text in dict.fromkeys(texts))
 
@@ -159,7 +159,7 @@ def _kind(prefix: str) -> str:
     return kind
 
 
-def _address(text: str, kind: str, where: str) -> Address:
+def _address(text: str, kind: str, where: str) -> NotifyAddress:
     """What `text` names. Errors begin with `where` and show nothing of a text that may be secret."""
     if prefixed := _PREFIXED.fullmatch(text):
         kind, text = kind or _kind(prefixed["kind"]), prefixed["rest"]
@@ -171,11 +171,11 @@ def _address(text: str, kind: str, where: str) -> Address:
         recipient = unquote(text[len("mailto:") :])
         if not all(_ADDRESS.fullmatch(each.strip()) for each in recipient.split(",")):
             raise UsageError(f"{where} mailto:…: not an e-mail address", fix="write mailto:someone@example.org")
-        return Address(kind=MAIL, recipient=recipient)
+        return NotifyAddress(kind=MAIL, recipient=recipient)
     return _command(text, where)
 
 
-def _webhook(text: str, kind: str, where: str) -> Address:
+def _webhook(text: str, kind: str, where: str) -> NotifyAddress:
     try:
         parts = urlsplit(text)
         host, _ = parts.hostname, parts.port
@@ -184,16 +184,16 @@ def _webhook(text: str, kind: str, where: str) -> Address:
     # urllib would complain with the URL in its message.
     if not host or not text.isascii() or re.search(r"[\x00-\x20\x7f]", text):
         raise UsageError(f"{where}: not a URL", fix="write https://HOST/PATH")
-    return Address(kind=kind or _service_at(host) or JSON, url=text)
+    return NotifyAddress(kind=kind or _service_at(host) or JSON, url=text)
 
 
-def _command(text: str, where: str) -> Address:
+def _command(text: str, where: str) -> NotifyAddress:
     if where == FLAG and _NAME_ALONE.fullmatch(text):
         raise UsageError(f"{where} {text}: neither a URL nor a command", fix=f"write --notify env:{text}")
     first = text.partition("/")[0]
     if "://" in text.partition(" ")[0] or _service_at(first):
         raise UsageError(f"{where}: not a URL that messages can be sent to", fix="it begins with https://")
-    found = Address(kind=COMMAND, command=text)
+    found = NotifyAddress(kind=COMMAND, command=text)
     try:
         argv = found.argv
     except ValueError as error:
@@ -210,7 +210,7 @@ def _service_at(host: str) -> str | None:
     return next((kind for kind, name in known if host == name or host.endswith(f".{name}")), None)
 
 
-def _refuse_secret(address: Address) -> None:
+def _refuse_secret(address: NotifyAddress) -> None:
     """Raise UsageError for a secret where everybody can read it."""
     if address.argv and masked(address.argv) != list(address.argv):
         raise UsageError(

@@ -18,7 +18,7 @@ from dsrun.options import by_group, value_kind
 from dsrun.recipe.spec import TrainSpec
 from dsrun.system.display import MASK
 
-Kind = Literal["int", "float", "bool", "bool|str", "str", "json", "list", "list|str"]
+FlagKind = Literal["int", "float", "bool", "bool|str", "str", "json", "list", "list|str"]
 
 # Training arguments that TrainSpec sets: their names are aliases of ours there.
 OWN_ALIASES = frozenset({"output_dir", "resume_from_checkpoint", "save_total_limit"})
@@ -32,7 +32,7 @@ SECRETS = frozenset({"token", "hub_token"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Flag:
+class RecipeFlag:
     """One flag: its canonical name, whose it is, what it takes, and what it is when not given.
 
     `aliases` are the further spellings; `key` is the field of TrainSpec or Seq2SeqTrainingArguments that it
@@ -42,7 +42,7 @@ class Flag:
     name: str
     owner: Literal["dsrun", "hf"]
     key: str
-    kind: Kind
+    kind: FlagKind
     default: Any
     optional: bool
     choices: tuple[str, ...] | None = None
@@ -103,15 +103,15 @@ def normalise(name: str) -> str:
 
 
 @cache
-def own_flags() -> dict[str, Flag]:
+def own_flags() -> dict[str, RecipeFlag]:
     """The options of TrainSpec by name, in the order of their declaration."""
     return {each.name: _own_flag(each, group) for group, found in by_group(TrainSpec).items() for each in found}
 
 
-def _own_flag(option: Field[Any], group: str) -> Flag:
+def _own_flag(option: Field[Any], group: str) -> RecipeFlag:
     meta = option.metadata
     kind = value_kind(option)
-    return Flag(
+    return RecipeFlag(
         name=option.name,
         owner="dsrun",
         key=option.name,
@@ -128,8 +128,14 @@ def _own_flag(option: Field[Any], group: str) -> Flag:
     )
 
 
-def _scalar_kind(word: str) -> Kind:
-    kinds: dict[str, Kind] = {"int": "int", "float": "float", "bool": "bool", "str": "str", "dict[str, Any]": "json"}
+def _scalar_kind(word: str) -> FlagKind:
+    kinds: dict[str, FlagKind] = {
+        "int": "int",
+        "float": "float",
+        "bool": "bool",
+        "str": "str",
+        "dict[str, Any]": "json",
+    }
     return kinds[word]
 
 
@@ -140,7 +146,7 @@ def hf_version() -> str:
 
 
 @cache
-def hf_flags() -> dict[str, Flag]:
+def hf_flags() -> dict[str, RecipeFlag]:
     """The training arguments of Transformers by canonical name, without those that TrainSpec sets."""
     raw: Mapping[str, Mapping[str, Any]] = _harvest()["flags"]
     flags = (_hf_flag(key, entry) for key, entry in raw.items() if key not in OWN_ALIASES)
@@ -155,9 +161,9 @@ def _harvest() -> dict[str, Any]:
     return content
 
 
-def _hf_flag(key: str, entry: Mapping[str, Any]) -> Flag:
+def _hf_flag(key: str, entry: Mapping[str, Any]) -> RecipeFlag:
     choices = entry["choices"]
-    return Flag(
+    return RecipeFlag(
         name=RENAMED.get(key, key),
         owner="hf",
         key=key,
@@ -169,19 +175,19 @@ def _hf_flag(key: str, entry: Mapping[str, Any]) -> Flag:
 
 
 @cache
-def all_flags() -> dict[str, Flag]:
+def all_flags() -> dict[str, RecipeFlag]:
     """Every flag by canonical name, ours first."""
     return own_flags() | hf_flags()
 
 
 @cache
-def by_spelling() -> dict[str, Flag]:
+def by_spelling() -> dict[str, RecipeFlag]:
     """Every flag by every spelling it has.
 
     Raises ValueError when two flags share one, which only a change of spec.py or of hf_flags.json can bring
     about.
     """
-    table: dict[str, Flag] = {}
+    table: dict[str, RecipeFlag] = {}
     for flag in all_flags().values():
         for spelling in flag.spellings:
             if spelling in table:

@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any
 
 from dsrun.errors import DsrunError, UsageError
-from dsrun.recipe.flags import Flag, own_flags
+from dsrun.recipe.flags import RecipeFlag, own_flags
 from dsrun.recipe.recipe import ranges
 from dsrun.recipe.spec import TrainSpec
 
@@ -24,12 +24,12 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 FILES = ("train_file", "validation_file", "test_file")
 
 _NUMBER: dict[str, Any] = {"owner": "dsrun", "kind": "float", "default": None, "optional": True}
-TEMPERATURE = Flag(name="temperature", key="temperature", **_NUMBER)
-WEIGHT = Flag(name="weight", key="weight", **_NUMBER)
+TEMPERATURE = RecipeFlag(name="temperature", key="temperature", **_NUMBER)
+WEIGHT = RecipeFlag(name="weight", key="weight", **_NUMBER)
 
 
 @cache
-def set_keys() -> dict[str, Flag]:
+def set_keys() -> dict[str, RecipeFlag]:
     """The keys of a set, by every spelling."""
     flags = [flag for flag in own_flags().values() if flag.per_set]
     return {spelling: flag for flag in flags for spelling in flag.spellings} | {WEIGHT.name: WEIGHT}

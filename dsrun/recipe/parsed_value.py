@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsrun.errors import UsageError, nearest
-from dsrun.recipe.flags import JSON_OR_PATH, RENAMED, Flag, hf_flags, own_flags, shown_value
+from dsrun.recipe.flags import JSON_OR_PATH, RENAMED, RecipeFlag, hf_flags, own_flags, shown_value
 from dsrun.system.files import parse_json
 
 # The words HfArgumentParser takes, and YAML's on/off.
@@ -19,7 +19,7 @@ FALSE_WORDS = frozenset({"false", "no", "f", "n", "0", "off"})
 MANY_CHOICES = 12
 
 
-class Rejected(ValueError):
+class RejectedValue(ValueError):
     """A value that its flag does not take; the message says why."""
 
 
@@ -30,7 +30,7 @@ def to_int(text: str) -> int:
     except ValueError:
         number = _number(text)
     if number is None or not number.is_integer():
-        raise Rejected(f"{text!r} is not a whole number")
+        raise RejectedValue(f"{text!r} is not a whole number")
     return int(number)
 
 
@@ -38,7 +38,7 @@ def to_float(text: str) -> float:
     """A number. NaN is refused: it would end in a model of NaNs."""
     number = _number(text)
     if number is None or math.isnan(number):
-        raise Rejected(f"{text!r} is not a number")
+        raise RejectedValue(f"{text!r} is not a number")
     return number
 
 
@@ -56,7 +56,7 @@ def to_bool(text: str) -> bool:
         return True
     if word in FALSE_WORDS:
         return False
-    raise Rejected(f"{text!r} is not true or false")
+    raise RejectedValue(f"{text!r} is not true or false")
 
 
 def to_bool_or_str(text: str) -> bool | str:
@@ -69,9 +69,9 @@ def to_json(text: str) -> dict[str, Any]:
     try:
         value = parse_json(text)
     except json.JSONDecodeError as error:
-        raise Rejected(f"not valid JSON: {error.msg} at column {error.colno} of {text!r}") from None
+        raise RejectedValue(f"not valid JSON: {error.msg} at column {error.colno} of {text!r}") from None
     if not isinstance(value, dict):
-        raise Rejected(f"{text!r} is not a JSON object like '{{\"key\": 1}}'")
+        raise RejectedValue(f"{text!r} is not a JSON object like '{{\"key\": 1}}'")
     return value
 
 
@@ -80,7 +80,7 @@ def pattern_and_rate(text: str) -> tuple[str, float]:
     pattern, _, rate = text.rpartition("=")
     value = _number(rate)
     if not pattern.strip() or value is None or not 0 < value < math.inf:
-        raise Rejected(f"{text!r} is not PATTERN=RATE with a rate above 0, such as 'lm_head=1e-5'")
+        raise RejectedValue(f"{text!r} is not PATTERN=RATE with a rate above 0, such as 'lm_head=1e-5'")
     return pattern.strip(), value
 
 
@@ -93,7 +93,7 @@ SCALARS: dict[str, Callable[[str], Any]] = {
 }
 
 
-def from_text(flag: Flag, text: str) -> Any:
+def from_text(flag: RecipeFlag, text: str) -> Any:
     """The value of a flag that got one word."""
     if flag.kind == "json":
         if flag.name in JSON_OR_PATH and not text.lstrip().startswith("{"):
@@ -107,35 +107,35 @@ def from_text(flag: Flag, text: str) -> Any:
     return value
 
 
-def from_texts(flag: Flag, texts: Sequence[str]) -> Any:
+def from_texts(flag: RecipeFlag, texts: Sequence[str]) -> Any:
     """The value of a flag that got several words. `list|str` keeps a single word as it is."""
     if flag.kind == "list|str" and len(texts) == 1:
         return texts[0]
     return list(texts)
 
 
-def from_value(flag: Flag, value: Any) -> Any:
+def from_value(flag: RecipeFlag, value: Any) -> Any:
     """The value of a flag read from JSON; strings are read as the command line reads them."""
     if value is None:
         if flag.optional:
             return None
-        raise Rejected("null is not a valid value")
+        raise RejectedValue("null is not a valid value")
     if isinstance(value, dict):
         return from_mapping(flag, value)
     if isinstance(value, list):
         if flag.kind not in ("list", "list|str"):
-            raise Rejected(f"a list is not a valid value; it takes {describe(flag)}")
+            raise RejectedValue(f"a list is not a valid value; it takes {describe(flag)}")
         return from_texts(flag, [_word(each) for each in value])
     return from_text(flag, _word(value))
 
 
-def from_mapping(flag: Flag, value: dict[str, Any]) -> Any:
+def from_mapping(flag: RecipeFlag, value: dict[str, Any]) -> Any:
     """The value of a flag that got an object: JSON flags keep it, KEY=VALUE lists take it apart."""
     if flag.kind == "json":
         return value
     if "=" in (flag.metavar or ""):
         return [f"{key}={_word(each)}" for key, each in value.items()]
-    raise Rejected(f"a mapping is not a valid value; it takes {describe(flag)}")
+    raise RejectedValue(f"a mapping is not a valid value; it takes {describe(flag)}")
 
 
 def _word(value: Any) -> str:
@@ -151,12 +151,12 @@ def check_choice(text: str, choices: tuple[str, ...]) -> None:
     if text in choices:
         return
     if len(choices) <= MANY_CHOICES:
-        raise Rejected(f"{text!r} is not one of {', '.join(choices)}")
+        raise RejectedValue(f"{text!r} is not one of {', '.join(choices)}")
     hint = nearest(text, choices)
-    raise Rejected(f"{text!r} is not known" + (f"; did you mean {hint}?" if hint else f": {', '.join(choices)}"))
+    raise RejectedValue(f"{text!r} is not known" + (f"; did you mean {hint}?" if hint else f": {', '.join(choices)}"))
 
 
-def describe(flag: Flag) -> str:
+def describe(flag: RecipeFlag) -> str:
     """What the flag takes, in words."""
     kinds = {
         "int": "a whole number",
@@ -196,7 +196,7 @@ class ParsedValue:
         return f"{self.where} {shown_value(self.name, self.value)}"
 
 
-def from_words(flag: Flag, texts: Sequence[str], *, spelling: str, source: str, where: str) -> ParsedValue:
+def from_words(flag: RecipeFlag, texts: Sequence[str], *, spelling: str, source: str, where: str) -> ParsedValue:
     """A value from the words that follow a flag (or the scalars of a YAML list)."""
     flag, texts = _rerouted(flag, texts)
     several = flag.kind in ("list", "list|str")
@@ -207,24 +207,24 @@ def from_words(flag: Flag, texts: Sequence[str], *, spelling: str, source: str, 
     return _given(flag, read, spelling=spelling, source=source, where=where)
 
 
-def from_data(flag: Flag, value: Any, *, spelling: str, source: str, where: str) -> ParsedValue:
+def from_data(flag: RecipeFlag, value: Any, *, spelling: str, source: str, where: str) -> ParsedValue:
     """A value from parsed JSON."""
     if isinstance(value, str):
         flag, (value,) = _rerouted(flag, [value])
     return _given(flag, lambda: from_value(flag, value), spelling=spelling, source=source, where=where)
 
 
-def _given(flag: Flag, read: Callable[[], Any], *, spelling: str, source: str, where: str) -> ParsedValue:
+def _given(flag: RecipeFlag, read: Callable[[], Any], *, spelling: str, source: str, where: str) -> ParsedValue:
     try:
         value = read()
-    except Rejected as error:
+    except RejectedValue as error:
         raise UsageError(f"{where}: {error}") from None
     if flag.name == "resume":
         value = {"true": "auto", "false": "never"}.get(value.lower(), value)
     return ParsedValue(name=flag.name, value=value, spelling=spelling, source=source, where=where)
 
 
-def _rerouted(flag: Flag, texts: Sequence[str]) -> tuple[Flag, Sequence[str]]:
+def _rerouted(flag: RecipeFlag, texts: Sequence[str]) -> tuple[RecipeFlag, Sequence[str]]:
     """The flag that is meant by a flag with these words, and the words for it.
 
     `--debug underflow_overflow` is TrainingArguments.debug; `--debug` and `--debug false` are ours.

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, NoReturn
 from dsrun.errors import UsageError, did_you_mean, nearest
 from dsrun.recipe.compat.other_tools import answer
 from dsrun.recipe.compat.removed import vocabulary
-from dsrun.recipe.flags import Flag, normalise
+from dsrun.recipe.flags import RecipeFlag, normalise
 from dsrun.recipe.parsed_value import COMMAND_LINE, ParsedValue, describe, from_data, from_words
 from dsrun.system.files import parse_json
 
@@ -25,7 +25,7 @@ SHORTEST = 4
 NARGS: dict[str, str] = {"bool": "?", "bool|str": "?", "list": "+", "list|str": "+"}
 
 
-class Parsed(NamedTuple):
+class ParsedFlags(NamedTuple):
     """What a command line gives: its flags in order, and the JSON file of flags that it names, if any."""
 
     given: tuple[ParsedValue, ...]
@@ -64,7 +64,7 @@ def _splitter() -> _Splitter:
     return splitter
 
 
-def parse(argv: Sequence[str]) -> Parsed:
+def parse(argv: Sequence[str]) -> ParsedFlags:
     """Read a command line.
 
     Raises UsageError for an unknown flag (with the nearest known one), a value that the flag does not take, a
@@ -77,7 +77,7 @@ def parse(argv: Sequence[str]) -> Parsed:
     except argparse.ArgumentError as error:
         raise _complaint(error, typed) from None
     json_file = _only_json(rest, typed)
-    return Parsed(tuple(_read(*each, typed=typed) for each in namespace.found), json_file)
+    return ParsedFlags(tuple(_read(*each, typed=typed) for each in namespace.found), json_file)
 
 
 def _tidied(argv: Sequence[str]) -> tuple[list[str], dict[str, str]]:
@@ -163,7 +163,7 @@ def shown_like(typed: str, spelling: str) -> str:
     """A spelling the way the user writes flags: with the hyphens or underscores of `typed`."""
     if "_" in typed:
         return f"--{spelling}"
-    flag: Flag = vocabulary()[spelling]
+    flag: RecipeFlag = vocabulary()[spelling]
     return f"--{spelling.replace('_', '-')}" if flag.owner == "dsrun" or "-" in typed.strip("-") else f"--{spelling}"
 
 

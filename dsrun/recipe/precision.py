@@ -7,7 +7,7 @@ from typing import Any, Literal
 from dsrun.errors import UsageError
 from dsrun.models.families import family_of, overflow_in_fp16
 
-Precision = Literal["bf16", "fp16", "fp32"]
+TrainingPrecision = Literal["bf16", "fp16", "fp32"]
 
 
 def decide_precision(
@@ -18,7 +18,7 @@ def decide_precision(
     device: str,
     deepspeed: dict[str, Any] | None = None,
     force: bool = False,
-) -> Precision:
+) -> TrainingPrecision:
     """The precision asked for, else bf16 where the hardware computes in it, else fp32.
 
     `given` holds the user's own `bf16` and `fp16` flags; a DeepSpeed configuration that switches one of them on or off

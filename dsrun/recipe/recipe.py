@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from dsrun.datafiles import toml_beside
 from dsrun.errors import UsageError
 from dsrun.recipe.flags import ZERO_STAGE, all_flags, hf_flags, own_flags, shown_value
-from dsrun.recipe.parsed_value import COMMAND_LINE, Rejected, pattern_and_rate
+from dsrun.recipe.parsed_value import COMMAND_LINE, RejectedValue, pattern_and_rate
 from dsrun.recipe.spec import TrainSpec
 
 DEFAULT = "default"
@@ -94,7 +94,7 @@ def evaluates_while_training(recipe: Recipe) -> bool:
     )
 
 
-class Range(NamedTuple):
+class NumberRange(NamedTuple):
     """Numbers from `low` to `high`, `high` itself included unless `below`; `fix` explains the bound."""
 
     low: float
@@ -114,7 +114,7 @@ class Range(NamedTuple):
         return f"from {self.low:g} to {'below ' if self.below else ''}{self.high:.10g}"
 
 
-class Check(NamedTuple):
+class RecipeCheck(NamedTuple):
     """`when` a recipe (and one of `flags`, where there are any) is like that, a notice, or an error with its fix."""
 
     when: Callable[[Recipe, str], bool]
@@ -249,14 +249,14 @@ WHEN: dict[str, Callable[[Recipe, str], bool]] = {
 
 
 @cache
-def _checks() -> tuple[dict[str, Range], list[Check]]:
+def _checks() -> tuple[dict[str, NumberRange], list[RecipeCheck]]:
     content = toml_beside(__file__, "checks.toml")
     limits = {flag: row for row in content["ranges"] for flag in row.pop("flags")}
-    checks = [Check(when=WHEN[name], **row) for name, row in content["checks"].items()]
-    return {flag: Range(**row) for flag, row in limits.items()}, checks
+    checks = [RecipeCheck(when=WHEN[name], **row) for name, row in content["checks"].items()]
+    return {flag: NumberRange(**row) for flag, row in limits.items()}, checks
 
 
-def ranges() -> dict[str, Range]:
+def ranges() -> dict[str, NumberRange]:
     """The bounds of flags that are numbers."""
     return _checks()[0]
 
@@ -274,7 +274,7 @@ def validate(recipe: Recipe) -> tuple[str, ...]:
     for item in recipe.spec.lr_for:
         try:
             pattern_and_rate(item)
-        except Rejected as error:
+        except RejectedValue as error:
             raise UsageError(f"{recipe.where('lr_for')}: {error}") from None
     if recipe.spec.notify:
         from dsrun.notifications.target import parse_targets  # few runs have any

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import UsageError
-from dsrun.recipe.deepspeed_file import Linter, with_deepspeed_read
+from dsrun.recipe.deepspeed_file import FileLinter, with_deepspeed_read
 from dsrun.recipe.flags import RENAMED, SECRETS, all_flags, own_flags, shown_value
 from dsrun.recipe.recipe import Recipe
 from dsrun.recipe.resolve import resolve
@@ -132,18 +132,18 @@ def _changes(shown: str, name: str, old: Any, new: Any) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredRecipe:
     """recipe.json of a run folder; `signed` are the signatures of the run that wrote it."""
 
     recipe: Recipe
     signed: frozenset[str]
 
 
-def read_stored(folder: RunFolder) -> Stored | None:
+def read_stored(folder: RunFolder) -> StoredRecipe | None:
     """The recipe that the run folder's last start trained by; None if there is none that this version can read."""
     try:
         found = json.loads(folder.recipe.read_text(encoding="utf-8"))
-        return Stored(from_json(found, str(folder.recipe)), frozenset(found["signed"]))
+        return StoredRecipe(from_json(found, str(folder.recipe)), frozenset(found["signed"]))
     except (OSError, ValueError, KeyError, TypeError, RecursionError, UsageError):
         return None
 
@@ -172,7 +172,7 @@ def recipe_in_force(requested: Recipe, folder: RunFolder, environ: Mapping[str, 
 
 
 def worker_recipe(
-    argv: Sequence[str], environ: Mapping[str, str], *, world_size: int | None = None, lint: Linter | None = None
+    argv: Sequence[str], environ: Mapping[str, str], *, world_size: int | None = None, lint: FileLinter | None = None
 ) -> Recipe:
     """The recipe of a rank: its supervisor's, or for a rank that torchrun or srun started itself, that of its flags,
     whose --deepspeed file `lint` checks."""

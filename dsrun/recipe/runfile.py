@@ -18,7 +18,7 @@ import yaml
 from dsrun.errors import UsageError, did_you_mean
 from dsrun.recipe.compat.other_tools import answer
 from dsrun.recipe.compat.removed import vocabulary
-from dsrun.recipe.flags import Flag, normalise
+from dsrun.recipe.flags import RecipeFlag, normalise
 from dsrun.recipe.mixture import NAME, TEMPERATURE, check_sets, check_value, set_keys
 from dsrun.recipe.parsed_value import YAML_FLOAT, ParsedValue, from_data, from_words
 
@@ -35,7 +35,7 @@ class _Loader(yaml.SafeLoader):
 _Loader.add_implicit_resolver(FLOAT_TAG, YAML_FLOAT, list("-+.0123456789"))
 
 
-def sections() -> dict[str, Mapping[str, Flag]]:
+def sections() -> dict[str, Mapping[str, RecipeFlag]]:
     """The flags by the keys that each section of run.yaml has; an empty one is left to another command, or is read
     otherwise."""
     known = vocabulary()
@@ -182,7 +182,7 @@ def _from_pair(loader: _Loader, key: yaml.ScalarNode, node: yaml.Node, section: 
     return _given(loader, flag, node, shown, spelling=f"{section}.{name}", source=source, where=where)
 
 
-def _given(loader: _Loader, flag: Flag, node: yaml.Node, shown: str, **place: str) -> ParsedValue:
+def _given(loader: _Loader, flag: RecipeFlag, node: yaml.Node, shown: str, **place: str) -> ParsedValue:
     """The value of a flag; `place` are the fields of ParsedValue that say where it is."""
     scalars = _scalars(node)
     if scalars is not None and (len(scalars) == 1 or flag.kind in ("list", "list|str")):
@@ -245,7 +245,7 @@ def _set(loader: _Loader, key: yaml.ScalarNode, node: yaml.Node, shown: str) -> 
     return options
 
 
-def _set_value(loader: _Loader, flag: Flag, node: yaml.Node, shown: str, name: str) -> Any:
+def _set_value(loader: _Loader, flag: RecipeFlag, node: yaml.Node, shown: str, name: str) -> Any:
     source = f"{shown}:{_line(node)}"
     given = _given(loader, flag, node, shown, spelling=name, source=source, where=f"{source}: {name}")
     check_value(flag.name, given.value, given.where)
@@ -261,7 +261,7 @@ def _scalars(node: yaml.Node) -> list[str] | None:
     return None
 
 
-def _data(loader: _Loader, flag: Flag, node: yaml.Node, shown: str) -> Any:
+def _data(loader: _Loader, flag: RecipeFlag, node: yaml.Node, shown: str) -> Any:
     """A mapping or a nested list as Python values; the values of KEY=VALUE flags stay as they are written."""
     _check_doubles(node, shown)
     if isinstance(node, yaml.MappingNode) and flag.metavar == "KEY=VALUE":

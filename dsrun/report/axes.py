@@ -15,7 +15,7 @@ _HUGE = 1e15
 
 
 @dataclass(frozen=True)
-class Axis:
+class ChartAxis:
     """An axis from `low` to `high`, which differ; on a logarithmic one both are positive."""
 
     low: float
@@ -37,7 +37,7 @@ class Axis:
         return log_labels(self.ticks) if self.log else tick_labels(self.ticks)
 
 
-def linear_axis(low: float, high: float, *, zero: bool = False, count: int = 5) -> Axis:
+def linear_axis(low: float, high: float, *, zero: bool = False, count: int = 5) -> ChartAxis:
     """An axis with about `count` ticks whose ends are ticks; `zero`: it begins there, or ends there."""
     if zero:
         low, high = min(low, 0.0), max(high, 0.0)
@@ -47,18 +47,18 @@ def linear_axis(low: float, high: float, *, zero: bool = False, count: int = 5) 
     step = nice_step(low, high, count)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     ticks = tuple(number * step for number in range(first, last + 1))
-    return Axis(ticks[0], ticks[-1], ticks)
+    return ChartAxis(ticks[0], ticks[-1], ticks)
 
 
-def step_axis(low: int, high: int, *, count: int = 6) -> Axis:
+def step_axis(low: int, high: int, *, count: int = 6) -> ChartAxis:
     """An axis of optimizer steps from the first to the last one, with ticks at round whole numbers between them."""
     high = max(high, low + 1)
     step = max(1, round(nice_step(low, high, count)))
     ticks = range(-(-low // step) * step, high + 1, step)
-    return Axis(low, high, tuple(float(tick) for tick in ticks))
+    return ChartAxis(low, high, tuple(float(tick) for tick in ticks))
 
 
-def log_axis(low: float, high: float) -> Axis:
+def log_axis(low: float, high: float) -> ChartAxis:
     """A logarithmic axis: ticks at powers of ten, with 2 and 5 between them where they are few. `low` is positive."""
     low, high = (low, high) if high > low * 1.02 else (low / 2, high * 2)
     first, last = math.floor(math.log10(low) + 1e-9), math.ceil(math.log10(high) - 1e-9)
@@ -69,7 +69,7 @@ def log_axis(low: float, high: float) -> Axis:
     # The ends are the ticks around the values, not whole decades.
     begin = max((tick for tick in ticks if tick <= low * (1 + 1e-9)), default=low)
     end = min((tick for tick in ticks if tick >= high * (1 - 1e-9)), default=high)
-    return Axis(begin, end, tuple(tick for tick in ticks if begin <= tick <= end), log=True)
+    return ChartAxis(begin, end, tuple(tick for tick in ticks if begin <= tick <= end), log=True)
 
 
 def nice_step(low: float, high: float, count: int) -> float:

@@ -13,9 +13,9 @@ from html import escape
 from itertools import pairwise
 from typing import Any
 
-from dsrun.report.axes import Axis, linear_axis, log_axis, step_axis
-from dsrun.report.panels import Curve, Panel
-from dsrun.report.series import Point, finite_values
+from dsrun.report.axes import ChartAxis, linear_axis, log_axis, step_axis
+from dsrun.report.panels import PanelCurve, ReportPanel
+from dsrun.report.series import SeriesPoint, finite_values
 from dsrun.system.display import figure
 
 WIDTH = 1000
@@ -27,7 +27,7 @@ _BADS = 100
 
 
 @dataclass(frozen=True)
-class View:
+class ChartView:
     """One way to draw a panel: the SVG, and the ticks of its y axis as (share from below, text)."""
 
     scale: str
@@ -36,14 +36,14 @@ class View:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chart:
+class PanelChart:
     """A panel as the page shows it. `x_ticks` are (share from the left, text), `y_width` the length of the longest tick
     in characters, `legend` (colour, dashes, whether dots, label); `data` is what its values are looked up in."""
 
     name: str
     title: str
     unit: str
-    views: tuple[View, ...]
+    views: tuple[ChartView, ...]
     x_ticks: tuple[tuple[float, str], ...]
     y_width: int
     legend: tuple[tuple[int, int, bool, str], ...]
@@ -51,14 +51,14 @@ class Chart:
     data: dict[str, Any] = field(default_factory=dict)
 
 
-def chart(panel: Panel) -> Chart:
+def chart(panel: ReportPanel) -> PanelChart:
     """The chart of a panel that has a point."""
     steps = [step for curve in panel.curves for step, _ in curve.points]
     x = step_axis(min(steps), max(steps))
     scales = ("log", "linear") if panel.log else ("linear", "log")
     views = tuple(_view(panel, scale, x) for scale in (scales if panel.both else ("linear",)))
     bad = any(not math.isfinite(value) for curve in panel.curves for _, value in curve.points)
-    return Chart(
+    return PanelChart(
         name=panel.name,
         title=panel.title,
         unit=panel.unit,
@@ -73,7 +73,7 @@ def chart(panel: Panel) -> Chart:
     )
 
 
-def y_axis(panel: Panel, scale: str) -> Axis:
+def y_axis(panel: ReportPanel, scale: str) -> ChartAxis:
     """The y axis around all finite values of a panel; of a logarithmic one, around those above zero."""
     values = finite_values(point for curve in panel.curves for point in curve.points)
     if scale == "log":
@@ -82,7 +82,7 @@ def y_axis(panel: Panel, scale: str) -> Axis:
     return linear_axis(min(values), max(values), zero=panel.zero)
 
 
-def path(points: Iterable[Point], x: Axis, y: Axis) -> str:
+def path(points: Iterable[SeriesPoint], x: ChartAxis, y: ChartAxis) -> str:
     """The `d` of a line through the points, broken where a value is not finite or not on a logarithmic axis."""
     runs: list[list[tuple[float, float]]] = [[]]
     for step, value in points:
@@ -109,7 +109,7 @@ def _short(number: float) -> str:
     return f"{number:.1f}".removesuffix(".0").replace("-0.", "-.").replace("-.0", "0") or "0"
 
 
-def _view(panel: Panel, scale: str, x: Axis) -> View:
+def _view(panel: ReportPanel, scale: str, x: ChartAxis) -> ChartView:
     y = y_axis(panel, scale)
     ticks = tuple((y.place(tick), text) for tick, text in zip(y.ticks, y.labels(), strict=True))
     grid = "".join(f"M0 {_short(HEIGHT * (1 - share))}h{WIDTH}" for share, _ in ticks)
@@ -124,10 +124,10 @@ def _view(panel: Panel, scale: str, x: Axis) -> View:
         + "".join(body)
         + "</svg>"
     )
-    return View(scale, svg, ticks)
+    return ChartView(scale, svg, ticks)
 
 
-def _drawn(curve: Curve, x: Axis, y: Axis) -> list[str]:
+def _drawn(curve: PanelCurve, x: ChartAxis, y: ChartAxis) -> list[str]:
     look = f"c{curve.colour % COLOURS} d{curve.colour // COLOURS % 3}"
     line = path(curve.points, x, y)
     if curve.dots:
@@ -146,12 +146,12 @@ def _drawn(curve: Curve, x: Axis, y: Axis) -> list[str]:
     return [*parts, *(_bad(curve, step, value, x) for step, value in bad)]
 
 
-def _bad(curve: Curve, step: int, value: float, x: Axis) -> str:
+def _bad(curve: PanelCurve, step: int, value: float, x: ChartAxis) -> str:
     title = escape(f"step {step:,}: {curve.label} is {figure(value)}")
     return f'<path class="nonfinite" d="M{_short(WIDTH * x.place(step))} 0v{_TICK}"><title>{title}</title></path>'
 
 
-def _marks(panel: Panel, x: Axis) -> list[str]:
+def _marks(panel: ReportPanel, x: ChartAxis) -> list[str]:
     lines = {"restart": f"0v{HEIGHT}", "checkpoint": f"{HEIGHT}v-{_TICK}", "nonfinite": f"0v{_TICK}"}
     return [
         f'<path class="{mark.kind}" d="M{_short(WIDTH * x.place(mark.step))} {lines[mark.kind]}">'
@@ -161,7 +161,7 @@ def _marks(panel: Panel, x: Axis) -> list[str]:
     ]
 
 
-def _summary(panel: Panel) -> str:
+def _summary(panel: ReportPanel) -> str:
     """The chart in a sentence, for who cannot see it."""
     unit = f" {panel.unit}" if panel.unit else ""
     parts = []
@@ -173,7 +173,7 @@ def _summary(panel: Panel) -> str:
     return f"{panel.title}: {'; '.join(parts)}"
 
 
-def _data(panel: Panel, x: Axis) -> dict[str, Any]:
+def _data(panel: ReportPanel, x: ChartAxis) -> dict[str, Any]:
     """What the page's script looks values up in: the ends of the x axis and the points, values as they are shown."""
     curves = [
         {

@@ -8,8 +8,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from dsrun.checkpoints import Entry, entries
-from dsrun.diagnosis.diagnose import NONE, Verdict
+from dsrun.checkpoints import CheckpointEntry, entries
+from dsrun.diagnosis.diagnose import NONE, RunVerdict
 from dsrun.diagnosis.run import of_run
 from dsrun.errors import UsageError
 from dsrun.findings.finding import Finding
@@ -29,7 +29,7 @@ _LONGEST_TEXT = 1500
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class ResolvedSetting:
     """A resolved setting and its source: the command line, a file, or "default"."""
 
     name: str
@@ -38,7 +38,7 @@ class Setting:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
+class ModelSample:
     """What the model wrote to a prompt at each step, or one row of its predictions with the reference."""
 
     prompt: str
@@ -56,13 +56,13 @@ class RunReport:
     name: str
     history: RunHistory
     status: RunStatus
-    verdict: Verdict | None
+    verdict: RunVerdict | None
     findings: tuple[Finding, ...]
-    checkpoints: tuple[Entry, ...]
-    settings: tuple[Setting, ...]
+    checkpoints: tuple[CheckpointEntry, ...]
+    settings: tuple[ResolvedSetting, ...]
     environment: tuple[tuple[str, str], ...]
-    prompts: tuple[Sample, ...]
-    predictions: tuple[tuple[str, tuple[Sample, ...]], ...]
+    prompts: tuple[ModelSample, ...]
+    predictions: tuple[tuple[str, tuple[ModelSample, ...]], ...]
 
     @property
     def goodput(self) -> Goodput | None:
@@ -128,7 +128,7 @@ def shown_value(value: object) -> str:
     return without_tokens(json.dumps(value, ensure_ascii=False))
 
 
-def _verdict(history: RunHistory, status: RunStatus) -> Verdict | None:
+def _verdict(history: RunHistory, status: RunStatus) -> RunVerdict | None:
     if not status.is_over or status.state == "finished":
         return None
     try:
@@ -162,11 +162,13 @@ def deepspeed_json(history: RunHistory) -> str | None:
     return json.dumps(masked_values(config), indent=2, ensure_ascii=False) if isinstance(config, dict) else None
 
 
-def _settings(history: RunHistory) -> tuple[Setting, ...]:
+def _settings(history: RunHistory) -> tuple[ResolvedSetting, ...]:
     """The settings, those that were given first."""
     sources = history.sources
     rows = [
-        Setting(name=str(name), value=shown_value(value), source=without_tokens(str(sources.get(name, DEFAULT))))
+        ResolvedSetting(
+            name=str(name), value=shown_value(value), source=without_tokens(str(sources.get(name, DEFAULT)))
+        )
         for name, value in masked_values(dict(history.settings)).items()
     ]
     return tuple(sorted(rows, key=lambda row: row.source == DEFAULT))
@@ -199,14 +201,14 @@ def _environment(history: RunHistory, status: RunStatus) -> tuple[tuple[str, str
     return tuple((name, without_tokens(str(value))) for name, value in rows if value not in (None, ""))
 
 
-def _prompts(path: Path) -> tuple[Sample, ...]:
+def _prompts(path: Path) -> tuple[ModelSample, ...]:
     texts: dict[str, dict[int, str]] = {}
     for record in iter_records(path / "samples.jsonl"):
         step = whole(record.get("step"))
         if step is not None and "prompt" in record:
             texts.setdefault(_text(record["prompt"]), {})[step] = _text(record.get("text"))
     return tuple(
-        Sample(prompt=prompt, texts=_spread(sorted(by_step.items())))
+        ModelSample(prompt=prompt, texts=_spread(sorted(by_step.items())))
         for prompt, by_step in islice(texts.items(), MOST_PROMPTS)
     )
 
@@ -217,14 +219,14 @@ def _spread(texts: list[tuple[int, str]]) -> tuple[tuple[int, str], ...]:
     return tuple(reversed(texts[::-1][::stride]))
 
 
-def _predictions(path: Path) -> tuple[tuple[str, tuple[Sample, ...]], ...]:
+def _predictions(path: Path) -> tuple[tuple[str, tuple[ModelSample, ...]], ...]:
     return tuple((file.name, rows) for file in sorted(path.glob("predictions-*.jsonl")) if (rows := _rows(file)))
 
 
-def _rows(file: Path) -> tuple[Sample, ...]:
+def _rows(file: Path) -> tuple[ModelSample, ...]:
     try:
         return tuple(
-            Sample(
+            ModelSample(
                 prompt=_text(row.get("source", row.get("prompt", ""))),
                 texts=((0, _text(row["prediction"])),),
                 reference=_text(row["reference"]) if "reference" in row else None,

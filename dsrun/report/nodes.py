@@ -19,13 +19,13 @@ from dsrun.system.gpu_samples import GpuSample
 MOST_ROWS = 16
 """Of more ranks those are shown that are behind or work the longest, of more GPUs those that are used least."""
 _GIB = 1 << 30
-Placed = tuple[NodeStatus, RankProgress]
+PlacedRank = tuple[NodeStatus, RankProgress]
 PlacedGpu = tuple[NodeStatus, GpuSample]
 Each = TypeVar("Each")
 
 
 @dataclass(frozen=True)
-class Table:
+class NodeTable:
     """A table without the columns that are empty in all its rows."""
 
     caption: str
@@ -33,7 +33,7 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
 
 
-def node_tables(nodes: Sequence[NodeStatus]) -> list[Table]:
+def node_tables(nodes: Sequence[NodeStatus]) -> list[NodeTable]:
     """The ranks, where their steps are known, and the GPUs."""
     ranks = [(node, rank) for node in nodes for rank in node.ranks]
     gpus = [(node, gpu) for node in nodes for gpu in node.gpus]
@@ -46,10 +46,10 @@ def node_tables(nodes: Sequence[NodeStatus]) -> list[Table]:
     return tables
 
 
-def _rank_table(ranks: list[Placed], when: str) -> Table:
+def _rank_table(ranks: list[PlacedRank], when: str) -> NodeTable:
     slow = slowest([rank for _, rank in ranks])
     shown = sorted(ranks, key=lambda each: (each[1].step, -(each[1].own_s or 0.0)))[:MOST_ROWS]
-    columns: Mapping[str, Callable[[Placed], str]] = {
+    columns: Mapping[str, Callable[[PlacedRank], str]] = {
         "rank": lambda each: str(each[1].rank),
         "host": lambda each: each[0].host,
         "phase": lambda each: each[1].phase,
@@ -65,7 +65,7 @@ def _rank_table(ranks: list[Placed], when: str) -> Table:
     return _table(f"{of} at {when}", columns, shown)
 
 
-def _gpu_table(gpus: list[PlacedGpu], when: str) -> Table:
+def _gpu_table(gpus: list[PlacedGpu], when: str) -> NodeTable:
     shown = sorted(gpus, key=lambda each: 1.0 if each[1].utilization is None else each[1].utilization)[:MOST_ROWS]
     columns: Mapping[str, Callable[[PlacedGpu], str]] = {
         "GPU": lambda each: f"{each[0].host}, {each[1].index}",
@@ -81,10 +81,10 @@ def _gpu_table(gpus: list[PlacedGpu], when: str) -> Table:
     return _table(f"{of} at {when}", columns, shown)
 
 
-def _table(caption: str, columns: Mapping[str, Callable[[Each], str]], shown: Sequence[Each]) -> Table:
+def _table(caption: str, columns: Mapping[str, Callable[[Each], str]], shown: Sequence[Each]) -> NodeTable:
     cells = {head: [cell(each) for each in shown] for head, cell in columns.items()}
     heads = tuple(head for head, column in cells.items() if any(column))
-    return Table(caption, heads, tuple(zip(*(cells[head] for head in heads), strict=True)))
+    return NodeTable(caption, heads, tuple(zip(*(cells[head] for head in heads), strict=True)))
 
 
 def _time(seconds: float | None) -> str:

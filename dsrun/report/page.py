@@ -14,13 +14,13 @@ from dsrun.diagnosis.diagnose import likely
 from dsrun.findings.finding import Finding
 from dsrun.findings.show import shown
 from dsrun.findings.translation import translated
-from dsrun.monitoring.comparison import Difference, differences
+from dsrun.monitoring.comparison import RunDifference, differences
 from dsrun.monitoring.status import RunStatus
 from dsrun.report import timeline
 from dsrun.report.charts import chart
 from dsrun.report.data import RunReport, deepspeed_json, shown_value
 from dsrun.report.nodes import node_tables
-from dsrun.report.panels import Panel, metric_name, panels, shown_text
+from dsrun.report.panels import ReportPanel, metric_name, panels, shown_text
 from dsrun.runs.goodput import LABELS
 from dsrun.runs.reader import DEFAULT
 from dsrun.runs.records import finite, plain, utc_now
@@ -43,12 +43,12 @@ _SYMBOLS = {
 
 
 @dataclass(frozen=True)
-class Report:
+class ReportPage:
     """The runs of a page, the panels of their curves, and what differs between them."""
 
     runs: tuple[RunReport, ...]
-    panels: tuple[Panel, ...]
-    differences: tuple[Difference, ...]
+    panels: tuple[ReportPanel, ...]
+    differences: tuple[RunDifference, ...]
 
     def as_dict(self) -> dict[str, Any]:
         """The same as numbers, for JSON."""
@@ -60,7 +60,7 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Tile:
+class KeyFigure:
     """A key figure of a run."""
 
     name: str
@@ -68,14 +68,14 @@ class Tile:
     note: str = ""
 
 
-def report_of(runs: Sequence[RunReport]) -> Report:
+def report_of(runs: Sequence[RunReport]) -> ReportPage:
     """The report of these runs."""
     found = panels([run.history for run in runs], [run.name for run in runs])
     changed = differences([run.history for run in runs]) if len(runs) > 1 else []
-    return Report(tuple(runs), found, tuple(changed))
+    return ReportPage(tuple(runs), found, tuple(changed))
 
 
-def render(report: Report) -> str:
+def render_page(report: ReportPage) -> str:
     """The page."""
     charts = [chart(panel) for panel in report.panels]
     metrics = [each for each in charts if each.name.startswith("eval_")]
@@ -100,7 +100,7 @@ def render(report: Report) -> str:
     return page.lstrip()
 
 
-def _difference_row(difference: Difference) -> list[str]:
+def _difference_row(difference: RunDifference) -> list[str]:
     return [difference.name, *(MISSING if value is None else shown_value(value) for value in difference.values)]
 
 
@@ -113,21 +113,23 @@ def subtitle(run: RunReport) -> str:
     return " · ".join(part for part in (model, run.status.host, ranks) if part)
 
 
-def tiles(run: RunReport) -> list[Tile]:
+def tiles(run: RunReport) -> list[KeyFigure]:
     """The key figures of a run."""
     status, steps = run.status, run.history.steps
     found = []
     if status.step is not None:
         unfinished = status.max_steps is not None and status.step < status.max_steps
         epoch = f"epoch {status.epoch:.2f}" if status.epoch else ""
-        found.append(Tile("Step", f"{status.step:,}", f"of {status.max_steps:,}" if unfinished else epoch))
+        found.append(KeyFigure("Step", f"{status.step:,}", f"of {status.max_steps:,}" if unfinished else epoch))
     losses = run.history.series("loss")
     if losses:
-        found.append(Tile("Training loss", figure(losses[-1][1]), f"from {figure(losses[0][1])}" if losses[1:] else ""))
+        found.append(
+            KeyFigure("Training loss", figure(losses[-1][1]), f"from {figure(losses[0][1])}" if losses[1:] else "")
+        )
     if status.best:
         name = metric_name(status.best.metric)
         found.append(
-            Tile(
+            KeyFigure(
                 f"Best {name[:1].lower() + name[1:] if name[1:].islower() else name}",
                 figure(status.best.value),
                 f"at step {status.best.step:,}",
@@ -136,23 +138,23 @@ def tiles(run: RunReport) -> list[Tile]:
     speeds = sorted(value for each in steps if (value := finite(each.get("tokens_per_s"))) is not None)
     if speeds:
         note = f"MFU {status.mfu:.0%}" if status.mfu else "median"
-        found.append(Tile("Tokens per second", figure(speeds[len(speeds) // 2], 3), note))
+        found.append(KeyFigure("Tokens per second", figure(speeds[len(speeds) // 2], 3), note))
     if status.tokens:
-        found.append(Tile("Tokens", _short(status.tokens), "without padding"))
+        found.append(KeyFigure("Tokens", _short(status.tokens), "without padding"))
     if run.goodput and run.goodput.total:
-        found.append(Tile("Goodput", f"{run.goodput.share:.1%}", f"of {duration(run.goodput.total)}"))
+        found.append(KeyFigure("Goodput", f"{run.goodput.share:.1%}", f"of {duration(run.goodput.total)}"))
     if status.eta_s is not None and math.isfinite(status.eta_s):
         found.append(
-            Tile(
+            KeyFigure(
                 "Time left",
                 duration(status.eta_s),
                 f"{precise_duration(status.step_s)} a step" if status.step_s else "",
             )
         )
     elif status.since_s is not None and not run.goodput:
-        found.append(Tile("Duration", duration(status.since_s)))
+        found.append(KeyFigure("Duration", duration(status.since_s)))
     if status.restarts:
-        found.append(Tile(RESTARTS, f"{status.restarts}", "after failures"))
+        found.append(KeyFigure(RESTARTS, f"{status.restarts}", "after failures"))
     return found
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal, cast, get_args
 
 from dsrun.events import kind_of
 from dsrun.monitoring.event_text import filled
-from dsrun.report.series import Point, finite_values, points_of, smoothed, thinned
+from dsrun.report.series import SeriesPoint, finite_values, points_of, smoothed, thinned
 from dsrun.runs.reader import RunHistory, metric_keys
 from dsrun.runs.records import whole
 from dsrun.system.display import printable, without_tokens
@@ -29,7 +29,7 @@ _NAMES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Curve:
+class PanelCurve:
     """A curve: `run` counts the runs of the report; `colour` and `dots` say how it is drawn, `key` is that of
     metrics.jsonl. `mean` is its running mean, where it has enough points for one."""
 
@@ -37,8 +37,8 @@ class Curve:
     key: str
     run: int
     colour: int
-    points: tuple[Point, ...]
-    mean: tuple[Point, ...] = ()
+    points: tuple[SeriesPoint, ...]
+    mean: tuple[SeriesPoint, ...] = ()
     dots: bool = False
 
     def as_dict(self) -> dict[str, Any]:
@@ -51,7 +51,7 @@ MarkKind = Literal["restart", "nonfinite", "checkpoint"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mark:
+class PanelMark:
     """Something that happened at a step."""
 
     step: int
@@ -60,15 +60,15 @@ class Mark:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Panel:
+class ReportPanel:
     """One chart. `zero`: its axis begins at 0; `log`: the first view is logarithmic; `both`: the other one is there
     too; `steady`: its values are set or held, and have no running mean."""
 
     name: str
     title: str
     unit: str
-    curves: tuple[Curve, ...]
-    marks: tuple[Mark, ...] = ()
+    curves: tuple[PanelCurve, ...]
+    marks: tuple[PanelMark, ...] = ()
     zero: bool = False
     log: bool = False
     both: bool = False
@@ -128,7 +128,7 @@ def shown_text(text: str) -> str:
     return without_tokens(printable(text, keep="\t\n"))
 
 
-def panels(histories: Sequence[RunHistory], names: Sequence[str]) -> tuple[Panel, ...]:
+def panels(histories: Sequence[RunHistory], names: Sequence[str]) -> tuple[ReportPanel, ...]:
     """The panels of these runs, called `names`; those of keys that no run has are left out."""
     plans = [*_PLANS, *_prefixed(histories), *_metrics(histories)]
     several = len(histories) > 1
@@ -140,7 +140,7 @@ def panels(histories: Sequence[RunHistory], names: Sequence[str]) -> tuple[Panel
     return tuple(_with_marks(_thinner(panel, limit), marks) for panel in found)
 
 
-def _thinner(panel: Panel, limit: int) -> Panel:
+def _thinner(panel: ReportPanel, limit: int) -> ReportPanel:
     """With at most so many points in a curve; the running mean is that of all."""
     curves = [
         replace(
@@ -153,17 +153,17 @@ def _thinner(panel: Panel, limit: int) -> Panel:
     return replace(panel, curves=tuple(curves))
 
 
-def _has_mean(panel: Panel, curve: Curve) -> bool:
+def _has_mean(panel: ReportPanel, curve: PanelCurve) -> bool:
     return len(curve.points) >= _SMOOTHED and not curve.dots and not panel.steady
 
 
-def _with_marks(panel: Panel, marks: tuple[Mark, ...]) -> Panel:
+def _with_marks(panel: ReportPanel, marks: tuple[PanelMark, ...]) -> ReportPanel:
     """Checkpoints are marked once, in the chart of the loss, which has the room."""
     return replace(panel, marks=tuple(mark for mark in marks if mark.kind != "checkpoint" or panel.name == "loss"))
 
 
-def _panel(plan: _Plan, histories: Sequence[RunHistory], names: Sequence[str]) -> Panel:
-    curves: list[Curve] = []
+def _panel(plan: _Plan, histories: Sequence[RunHistory], names: Sequence[str]) -> ReportPanel:
+    curves: list[PanelCurve] = []
     for number, (history, name) in enumerate(zip(histories, names, strict=True)):
         drawn = 0
         for key, label in plan.keys.items():
@@ -172,9 +172,11 @@ def _panel(plan: _Plan, histories: Sequence[RunHistory], names: Sequence[str]) -
             if not points or (len(histories) > 1 and plan.name in _ONLY and key not in _ONLY[plan.name]):
                 continue
             shown, colour = (label, drawn) if len(histories) == 1 else (_in_run(name, label, plan), number)
-            curves.append(Curve(label=shown_text(shown), key=key, run=number, colour=colour, points=points, dots=dots))
+            curves.append(
+                PanelCurve(label=shown_text(shown), key=key, run=number, colour=colour, points=points, dots=dots)
+            )
             drawn += 1
-    return Panel(
+    return ReportPanel(
         name=plan.name, title=shown_text(plan.title), unit=plan.unit, curves=tuple(curves), zero=plan.zero,
         log=plan.both and _spans_decades(curves), both=plan.both and _may_be_log(curves), steady=plan.steady,
     )  # fmt: skip
@@ -184,18 +186,18 @@ def _in_run(name: str, label: str, plan: _Plan) -> str:
     return f"{name}, {label}" if len(plan.keys) > 1 else name
 
 
-def _values(curves: Iterable[Curve]) -> list[float]:
+def _values(curves: Iterable[PanelCurve]) -> list[float]:
     return finite_values(point for curve in curves for point in curve.points)
 
 
-def _may_be_log(curves: Iterable[Curve]) -> bool:
+def _may_be_log(curves: Iterable[PanelCurve]) -> bool:
     """Whether a logarithmic axis shows the values, at most zeros excepted, and tells more than a linear one."""
     values = _values(curves)
     positive = [value for value in values if value > 0]
     return bool(positive) and min(values) >= 0 and max(positive) >= 2 * min(positive)
 
 
-def _spans_decades(curves: Iterable[Curve]) -> bool:
+def _spans_decades(curves: Iterable[PanelCurve]) -> bool:
     """Whether nearly all values, single outliers aside, are more than three decades apart."""
     values = sorted(_values(curves))
     aside = len(values) // 50
@@ -226,19 +228,19 @@ def metric_name(key: str) -> str:
     return _NAMES.get(name) or name[:1].upper() + name[1:].replace("_", " ")
 
 
-def _marks(history: RunHistory) -> tuple[Mark, ...]:
+def _marks(history: RunHistory) -> tuple[PanelMark, ...]:
     """The restarts of a run at the steps that they went back to, its checkpoints, and steps that were skipped as not
     finite."""
-    found: dict[str, dict[int, Mark]] = {name: {} for name in get_args(MarkKind)}
+    found: dict[str, dict[int, PanelMark]] = {name: {} for name in get_args(MarkKind)}
     trained = False
     for event in history.events:
         kind, step = kind_of(event), whole(event.get("step"))
         if kind.mark and step is not None and (trained or kind.mark != "restart"):
-            mark = Mark(step=step, kind=cast(MarkKind, kind.mark), label=shown_text(filled(kind.label, event)))
+            mark = PanelMark(step=step, kind=cast(MarkKind, kind.mark), label=shown_text(filled(kind.label, event)))
             found[kind.mark][step] = mark
         trained = trained or kind.name == "training"
     return tuple(mark for marks in found.values() for mark in _some([marks[step] for step in sorted(marks)]))
 
 
-def _some(marks: list[Mark]) -> list[Mark]:
+def _some(marks: list[PanelMark]) -> list[PanelMark]:
     return marks[:: max(1, -(-len(marks) // _MOST_MARKS))]

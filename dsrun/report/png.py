@@ -9,7 +9,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from dsrun.errors import MissingError
-from dsrun.report.panels import Curve, Panel
+from dsrun.report.panels import PanelCurve, ReportPanel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,7 +22,7 @@ _SIZE = (8.0, 4.5)
 _DPI = 150
 
 
-def pictures(panels: Sequence[Panel]) -> Iterator[tuple[str, bytes]]:
+def pictures(panels: Sequence[ReportPanel]) -> Iterator[tuple[str, bytes]]:
     """(file name, PNG) of each panel. Raises MissingError where matplotlib is not installed."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # of its caches
     try:
@@ -47,7 +47,7 @@ def _file_name(name: str, taken: set[str]) -> str:
     return f"{stem}.png"
 
 
-def _draw(panel: Panel, axes: Axes) -> None:
+def _draw(panel: ReportPanel, axes: Axes) -> None:
     for curve in panel.curves:
         _draw_curve(curve, axes)
     for mark in panel.marks:
@@ -69,7 +69,7 @@ def _draw(panel: Panel, axes: Axes) -> None:
             text.set_parse_math(False)
 
 
-def _draw_curve(curve: Curve, axes: Axes) -> None:
+def _draw_curve(curve: PanelCurve, axes: Axes) -> None:
     colour = _COLOURS[curve.colour % len(_COLOURS)]
     look: dict[str, Any] = {"color": colour, "linestyle": _DASHES[curve.colour // len(_COLOURS) % len(_DASHES)]}
     steps, values = zip(*curve.points, strict=True)

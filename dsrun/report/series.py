@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from dsrun.runs.records import Record, whole
+from dsrun.runs.records import LedgerRecord, whole
 
-Point = tuple[int, float]
+SeriesPoint = tuple[int, float]
 # The running mean is over about this share of the curve.
 _SPAN = 0.015
 _LARGEST = 1e300
 _LAST_STEP = 10**15
 
 
-def points_of(records: Iterable[Record], key: str, divisor: float = 1.0) -> tuple[Point, ...]:
+def points_of(records: Iterable[LedgerRecord], key: str, divisor: float = 1.0) -> tuple[SeriesPoint, ...]:
     """(step, value) of the records with a number under `key`, also one that is not finite. A value that no axis can
     hold counts as infinite, and one too small for it as 0."""
     found = []
@@ -35,13 +35,13 @@ def points_of(records: Iterable[Record], key: str, divisor: float = 1.0) -> tupl
     return tuple(found)
 
 
-def thinned(points: Sequence[Point], limit: int) -> tuple[Point, ...]:
+def thinned(points: Sequence[SeriesPoint], limit: int) -> tuple[SeriesPoint, ...]:
     """At most about `limit` of the points: of each stretch of steps the least and the greatest value and the first one
     that is not finite, so that peaks and gaps stay. First and last point stay, too."""
     if len(points) <= limit:
         return tuple(points)
     stretches = max(1, limit // 2)
-    kept: list[Point] = [points[0]]
+    kept: list[SeriesPoint] = [points[0]]
     for number in range(stretches):
         stretch = range(number * len(points) // stretches, (number + 1) * len(points) // stretches)
         finite = [index for index in stretch if math.isfinite(points[index][1])]
@@ -52,7 +52,7 @@ def thinned(points: Sequence[Point], limit: int) -> tuple[Point, ...]:
     return tuple(kept if kept[-1] == points[-1] else [*kept, points[-1]])
 
 
-def smoothed(points: Sequence[Point]) -> tuple[Point, ...]:
+def smoothed(points: Sequence[SeriesPoint]) -> tuple[SeriesPoint, ...]:
     """The running mean of a curve, over as many points before each one as after it, so that it does not lag behind;
     none across a gap."""
     reach = max(2, round(_SPAN * len(points) / 2))
@@ -71,6 +71,6 @@ def smoothed(points: Sequence[Point]) -> tuple[Point, ...]:
     return tuple(found)
 
 
-def finite_values(points: Iterable[Point]) -> list[float]:
+def finite_values(points: Iterable[SeriesPoint]) -> list[float]:
     """The values without the gaps."""
     return [value for _, value in points if math.isfinite(value)]

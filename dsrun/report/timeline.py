@@ -9,7 +9,7 @@ from typing import Any
 from dsrun.events import level_of
 from dsrun.monitoring.event_text import describe
 from dsrun.runs.goodput import LABELS, Goodput
-from dsrun.runs.records import Record, seconds_of
+from dsrun.runs.records import LedgerRecord, seconds_of
 from dsrun.system.display import duration
 
 MOST_ROWS = 150
@@ -21,7 +21,7 @@ _TICKS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class TimelineRow:
     """One event, `since` the first one; or so many `skipped` ones, which are not shown."""
 
     time: str
@@ -32,7 +32,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Segment:
+class TimeSegment:
     """A stretch of a run's time in which it did one thing: shares of the whole, from 0 to 1, and words."""
 
     use: str
@@ -41,7 +41,7 @@ class Segment:
     text: str
 
 
-def rows(events: Sequence[Record]) -> list[Row]:
+def rows(events: Sequence[LedgerRecord]) -> list[TimelineRow]:
     """The events that tell something, in their order."""
     told = [event for event in events if "kind" in event and level_of(event) != "quiet"]
     began = next((at for event in events if (at := seconds_of(event)) is not None), None)
@@ -52,11 +52,11 @@ def rows(events: Sequence[Record]) -> list[Row]:
     left = found[head:-tail]
     # What went wrong is shown wherever it was.
     bad = [row for row in left if row.bad][:MOST_ROWS]
-    gap = Row(time="", since="", text="", skipped=len(left) - len(bad))
+    gap = TimelineRow(time="", since="", text="", skipped=len(left) - len(bad))
     return [*found[:head], gap, *bad, *found[-tail:]]
 
 
-def strip(time: Goodput) -> list[Segment]:
+def strip(time: Goodput) -> list[TimeSegment]:
     """What the time of a run was used for, from its first event on; what is too short to be seen joins what came
     before."""
     total = sum(seconds for _, seconds in time.uses)
@@ -68,7 +68,7 @@ def strip(time: Goodput) -> list[Segment]:
             merged.append([use, seconds])
     found, begin = [], 0.0
     for use, seconds in merged:
-        found.append(Segment(use, begin / total, seconds / total, f"{LABELS[use]}: {duration(seconds)}"))
+        found.append(TimeSegment(use, begin / total, seconds / total, f"{LABELS[use]}: {duration(seconds)}"))
         begin += seconds
     return found
 
@@ -91,9 +91,9 @@ def duration_text(seconds: float) -> str:
     return f"{seconds:.4g} s"
 
 
-def _row(event: Record, began: float | None) -> Row:
+def _row(event: LedgerRecord, began: float | None) -> TimelineRow:
     at = seconds_of(event)
-    return Row(
+    return TimelineRow(
         time=str(event.get("time", ""))[:19].replace("T", " "),
         since="" if at is None or began is None else f"+{clock(max(0.0, at - began))}",
         text=describe(event),

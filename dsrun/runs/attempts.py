@@ -15,7 +15,7 @@ from typing import Literal
 
 from dsrun.errors import UsageError
 from dsrun.runs.folder import RunFolder
-from dsrun.runs.manifest import Manifest, read_manifest
+from dsrun.runs.manifest import CheckpointManifest, read_manifest
 from dsrun.system import variables
 from dsrun.system.host import hostname
 from dsrun.system.proc import start_time
@@ -109,7 +109,7 @@ class JobStarts:
                     file.write(f"{what}\n")
 
 
-def bears(manifest: Manifest, signed: Collection[str]) -> bool:
+def bears(manifest: CheckpointManifest, signed: Collection[str]) -> bool:
     """Whether a checkpoint bears one of these signatures."""
     return not {*manifest["extra"].get("signed", ())}.isdisjoint(signed)
 
@@ -123,7 +123,7 @@ def saved_global_batch(run: RunFolder, resume: str, again: Collection[str] = ())
     """
     if resume == RESUME_NEVER:
         return None
-    manifests: Iterator[Manifest | None] = (read_manifest(path) for _, path in run.checkpoints())
+    manifests: Iterator[CheckpointManifest | None] = (read_manifest(path) for _, path in run.checkpoints())
     if resume not in RESUME_AUTO:
         own = (manifest for manifest in manifests if manifest and bears(manifest, again)) if again else ()
         manifests = itertools.chain(own, (read_manifest(Path(each)) for each in (resume,)))

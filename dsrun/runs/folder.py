@@ -29,7 +29,7 @@ _CLOCK_SLACK_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Holder:
+class LockHolder:
     """Who holds a run folder. `began` is the process's start in seconds since the epoch."""
 
     pid: int
@@ -61,7 +61,7 @@ class RunLock:
             raise in_use(self.path.parent, read_holder(self.path))
         self._fd = fd
         os.register_at_fork(after_in_child=self._forget)
-        own = Holder(pid=os.getpid(), host=host.hostname(), since=utc_now(), began=proc.start_time(os.getpid()))
+        own = LockHolder(pid=os.getpid(), host=host.hostname(), since=utc_now(), began=proc.start_time(os.getpid()))
         os.ftruncate(fd, 0)
         os.pwrite(fd, json.dumps(asdict(own)).encode(), 0)
         return self
@@ -84,7 +84,7 @@ class RunLock:
         self.release()
 
 
-def is_in_use(run: Path, *, tries: int = LOCK_TRIES) -> Holder | None:
+def is_in_use(run: Path, *, tries: int = LOCK_TRIES) -> LockHolder | None:
     """Who trains in the run folder `run` now; None for no one or where there is no such folder.
 
     It takes 0.1 s a try while somebody does. One is enough for who only shows it: a run that has just begun or ended
@@ -102,20 +102,20 @@ def is_in_use(run: Path, *, tries: int = LOCK_TRIES) -> Holder | None:
         os.close(fd)
 
 
-def in_use(run: Path, holder: Holder) -> UsageError:
+def in_use(run: Path, holder: LockHolder) -> UsageError:
     """The error for a folder that `holder` has."""
     return UsageError(f"output folder {run} is in use by {holder}", fix="choose another --output or stop it")
 
 
-def read_holder(path: Path) -> Holder:
+def read_holder(path: Path) -> LockHolder:
     """The holder that the lock file names, with question marks while it is empty."""
     try:
         found = parse_json(path.read_text(encoding="utf-8"))
-        return Holder(
+        return LockHolder(
             pid=int(found["pid"]), host=str(found["host"]), since=str(found["since"]), began=found.get("began")
         )
     except (OSError, ValueError, KeyError, TypeError):
-        return Holder(pid=0, host="?", since="?", began=None)
+        return LockHolder(pid=0, host="?", since="?", began=None)
 
 
 def _lock(fd: int, kind: int, *, tries: int = LOCK_TRIES) -> bool:
@@ -135,7 +135,7 @@ def _lock(fd: int, kind: int, *, tries: int = LOCK_TRIES) -> bool:
     return False
 
 
-def lives(holder: Holder) -> bool:
+def lives(holder: LockHolder) -> bool:
     """Whether `holder` runs, as far as this machine can tell; a process of another host is believed dead.
 
     The start time tells a process apart from a later one with the same number.

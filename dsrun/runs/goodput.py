@@ -15,8 +15,8 @@ from dsrun.events import kind_of
 from dsrun.runs.records import finite, seconds_of, whole
 from dsrun.system.display import duration
 
-Use = Literal["training", "restart", "saving", "evaluating", "queued", "idle"]
-Spent = Use | Literal["lost"]
+WallTimeUse = Literal["training", "restart", "saving", "evaluating", "queued", "idle"]
+TimeSpent = WallTimeUse | Literal["lost"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Goodput:
     evaluating: float
     idle: float
     queued: float = 0.0
-    uses: tuple[tuple[Spent, float], ...] = field(default=(), compare=False, repr=False)
+    uses: tuple[tuple[TimeSpent, float], ...] = field(default=(), compare=False, repr=False)
 
     @property
     def total(self) -> float:
@@ -48,7 +48,7 @@ class Goodput:
         """The goodput, from 0 to 1; 0 for a run without any time."""
         return self.productive / self.total if self.total else 0.0
 
-    def by_use(self) -> dict[Spent, float]:
+    def by_use(self) -> dict[TimeSpent, float]:
         """The seconds by their use, in the order of LABELS; "training" are the productive ones."""
         return {use: getattr(self, "productive" if use == "training" else use) for use in LABELS}
 
@@ -62,7 +62,7 @@ class Goodput:
 class _Span:
     """A time between two events in milliseconds, with the steps done at its beginning and, where known, at its end."""
 
-    use: Use
+    use: WallTimeUse
     length: int
     begin: int
     end: int | None = None
@@ -89,10 +89,10 @@ def goodput(events: Iterable[Mapping[str, Any]]) -> Goodput:
     """
     spans = _spans([event for event in events if _time(event) is not None])
     sums = dict.fromkeys(("productive", "restart", "lost", "saving", "evaluating", "queued", "idle"), 0)
-    uses: list[tuple[Spent, float]] = []
+    uses: list[tuple[TimeSpent, float]] = []
     for span in spans:
-        kept: tuple[Spent, int] = (span.use, span.length - span.lost)
-        lost: tuple[Spent, int] = ("lost", span.lost)
+        kept: tuple[TimeSpent, int] = (span.use, span.length - span.lost)
+        lost: tuple[TimeSpent, int] = ("lost", span.lost)
         for use, length in (kept, lost):
             sums["productive" if use == "training" else use] += length
             uses += [(use, length / 1000)] if length else []
@@ -102,7 +102,7 @@ def goodput(events: Iterable[Mapping[str, Any]]) -> Goodput:
 def _spans(events: list[Mapping[str, Any]]) -> list[_Span]:
     spans: list[_Span] = []
     before: Mapping[str, Any] = {}
-    use: Use = "idle"
+    use: WallTimeUse = "idle"
     step = saved = now = shift = 0
     waits = _waits(events)
     for event in events:
@@ -117,7 +117,7 @@ def _spans(events: list[Mapping[str, Any]]) -> list[_Span]:
         now, before = at, event
         if not (kind == "evaluate" and use == "restart"):
             # An evaluation before any training leaves a run that has not trained yet.
-            use = cast(Use, kind_of(event).use or use)
+            use = cast(WallTimeUse, kind_of(event).use or use)
         step = step if reached is None else reached
         if kind in ("checkpoint_end", "end"):
             saved = step
@@ -140,7 +140,7 @@ def _uptime_between(before: Mapping[str, Any], event: Mapping[str, Any]) -> int 
 
 
 def _between(
-    before: Mapping[str, Any], event: Mapping[str, Any], use: Use, span: _Span, waits: Mapping[int, int]
+    before: Mapping[str, Any], event: Mapping[str, Any], use: WallTimeUse, span: _Span, waits: Mapping[int, int]
 ) -> list[_Span]:
     """What the time between two events was used for; some record how long a part of it took."""
     kind = event.get("kind")
@@ -165,7 +165,7 @@ def _before_start(gap: int | None, event: Mapping[str, Any]) -> list[_Span]:
         starting = min(starting, gap)
         queued = min(queued, gap - starting)
     idle = 0 if gap is None else gap - starting - queued
-    uses: tuple[tuple[Use, int], ...] = (("idle", idle), ("queued", queued), ("restart", starting))
+    uses: tuple[tuple[WallTimeUse, int], ...] = (("idle", idle), ("queued", queued), ("restart", starting))
     return [_Span(use, length, 0) for use, length in uses]
 
 
@@ -192,7 +192,7 @@ def _milliseconds(event: Mapping[str, Any], name: str = "seconds") -> int:
     return max(0, round(1000 * (finite(event.get(name)) or 0.0)))
 
 
-LABELS: Mapping[Spent, str] = {
+LABELS: Mapping[TimeSpent, str] = {
     "training": "training",
     "restart": "starting",
     "lost": "lost work",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,18 +18,20 @@ from typing import Literal, Self
 from dsrun.system import variables
 from dsrun.system.files import parse_json
 
-Phase = Literal[
+RankPhase = Literal[
     "starting", "loading", "tokenising", "training", "evaluating", "generating", "saving", "exporting", "ending",
     "running",
 ]  # fmt: skip
 """`running` is code of the user's own, around dsrun's Trainer or in a plugin: it gives no signs of life."""
 
 # Bytes to which a beat is filled up, as a shorter one must not leave the end of a longer one; the longest seen has 350.
+SignOfLife = Callable[[], None]
+"""Called now and then during long work, so that it does not look like a hang."""
 _WIDTH = 512
 
 
 @dataclass(frozen=True, kw_only=True)
-class Beat:
+class RankHeartbeat:
     """A rank's last heartbeat.
 
     `beats` counts up with every sign of life; `time` is CLOCK_MONOTONIC in seconds, the same for all processes of one
@@ -45,7 +47,7 @@ class Beat:
     pid: int
     beats: int
     time: float
-    phase: Phase
+    phase: RankPhase
     step: int
     slowest_step: float
     answers: bool
@@ -59,12 +61,12 @@ class Beat:
     own_max_s: float | None = None
 
 
-class Heart:
+class HeartbeatWriter:
     """This rank's side. Without a folder every method does nothing."""
 
     def __init__(self, folder: Path | None, rank: int, *, answers: bool = False) -> None:
         self._fd = -1
-        self._beat = Beat(
+        self._beat = RankHeartbeat(
             rank=rank, pid=os.getpid(), beats=0, time=time.monotonic(), phase="starting", step=0,
             slowest_step=0.0, answers=answers,
         )  # fmt: skip
@@ -81,10 +83,10 @@ class Heart:
         return cls(Path(folder) if folder else None, rank, answers=answers)
 
     @property
-    def phase(self) -> Phase:
+    def phase(self) -> RankPhase:
         return self._beat.phase
 
-    def enter(self, phase: Phase) -> None:
+    def enter(self, phase: RankPhase) -> None:
         """A new phase begins. Time spent outside training does not count as a step's."""
         self._stepped = None
         self._write({"phase": phase})
@@ -98,7 +100,7 @@ class Heart:
         self._write({})
 
     def step(self, step: int, times: Mapping[str, float] | None = None) -> None:
-        """Optimizer step `step` is done; `times` are those of the last steps, by the names of `Beat`."""
+        """Optimizer step `step` is done; `times` are those of the last steps, by the names of `RankHeartbeat`."""
         now = time.monotonic()
         slowest = self._beat.slowest_step
         if self._stepped is not None:
@@ -108,17 +110,17 @@ class Heart:
 
     def _write(self, changes: dict[str, object]) -> None:
         values = asdict(self._beat) | changes | {"beats": self._beat.beats + 1, "time": time.monotonic()}
-        self._beat = Beat(**values)
+        self._beat = RankHeartbeat(**values)
         if self._fd >= 0:
             # One write of one block: a reader sees the old beat or the new one.
             os.pwrite(self._fd, json.dumps(values).encode().ljust(_WIDTH), 0)
 
 
-def read_beats(folder: Path) -> dict[int, Beat]:
+def read_beats(folder: Path) -> dict[int, RankHeartbeat]:
     """The last beat of every rank that has a file in `folder`, by rank; a file that cannot be read is left out."""
     beats = {}
     for file in folder.glob("rank-*"):
         with suppress(OSError, ValueError, TypeError):
-            beat = Beat(**parse_json(file.read_bytes()))
+            beat = RankHeartbeat(**parse_json(file.read_bytes()))
             beats[beat.rank] = beat
     return dict(sorted(beats.items()))

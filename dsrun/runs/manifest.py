@@ -24,7 +24,7 @@ STATE_FILE = "trainer_state.json"
 MANIFEST_VERSION = 1
 
 
-class Manifest(TypedDict):
+class CheckpointManifest(TypedDict):
     """manifest.json of a checkpoint."""
 
     version: int
@@ -84,7 +84,7 @@ def write_manifest(
     return checkpoint / MANIFEST
 
 
-def read_manifest(checkpoint: Path) -> Manifest | None:
+def read_manifest(checkpoint: Path) -> CheckpointManifest | None:
     """The manifest of `checkpoint`; None when it is missing, cannot be read, or differs from its own checksum."""
     try:
         manifest = parse_json((checkpoint / MANIFEST).read_text(encoding="utf-8"))
@@ -158,7 +158,7 @@ def newest_complete(run: RunFolder) -> tuple[int, Path] | None:
     return next(((step, path) for step, path in run.checkpoints() if is_complete(path)), None)
 
 
-def missing_or_wrong_size(checkpoint: Path, manifest: Manifest | None = None) -> list[FileDamage]:
+def missing_or_wrong_size(checkpoint: Path, manifest: CheckpointManifest | None = None) -> list[FileDamage]:
     """What is wrong with `checkpoint`: missing files and wrong sizes; contents are not read.
 
     `manifest` is its manifest, if that has been read already.

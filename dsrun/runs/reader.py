@@ -11,7 +11,7 @@ from typing import Literal
 from dsrun.runs.find import refuse_without_run
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.node_status import NodeStatus, read_node_status
-from dsrun.runs.records import Record, finite, mapping, records_in, revive, seconds_of, whole
+from dsrun.runs.records import LedgerRecord, finite, mapping, records_in, revive, seconds_of, whole
 from dsrun.runs.tail import LineTail
 from dsrun.system.files import read_object
 
@@ -43,20 +43,20 @@ class RunHistory:
     """
 
     path: Path
-    run: Record = field(default_factory=dict)
-    recipe: Record = field(default_factory=dict)
-    steps: tuple[Record, ...] = ()
-    evaluations: tuple[Record, ...] = ()
-    events: tuple[Record, ...] = ()
+    run: LedgerRecord = field(default_factory=dict)
+    recipe: LedgerRecord = field(default_factory=dict)
+    steps: tuple[LedgerRecord, ...] = ()
+    evaluations: tuple[LedgerRecord, ...] = ()
+    events: tuple[LedgerRecord, ...] = ()
     nodes: tuple[NodeStatus, ...] = ()
 
     @property
-    def settings(self) -> Record:
+    def settings(self) -> LedgerRecord:
         """The resolved settings of training, by name."""
         return mapping(mapping(self.run.get("specs")).get("train")) or mapping(self.recipe.get("values"))
 
     @property
-    def sources(self) -> Record:
+    def sources(self) -> LedgerRecord:
         """Where each setting comes from: the command line, a file, or DEFAULT; what is not named is a default, too."""
         return mapping(self.run.get("sources")) or mapping(self.recipe.get("sources"))
 
@@ -77,13 +77,13 @@ class RunHistory:
         return series((*self.steps, *self.evaluations) if key.startswith("eval") else self.steps, key)
 
 
-def metric_keys(records: Iterable[Record]) -> list[str]:
+def metric_keys(records: Iterable[LedgerRecord]) -> list[str]:
     """The keys of the metrics in evaluations, without what these cost."""
     keys = {str(key): None for record in records for key in record if str(key).startswith("eval_")}
     return [key for key in keys if not key.endswith(_COSTS)]
 
 
-def series(records: Iterable[Record], key: str) -> list[tuple[int, float]]:
+def series(records: Iterable[LedgerRecord], key: str) -> list[tuple[int, float]]:
     """(step, value) of those records that have a finite `key`."""
     found = ((whole(each.get("step")), finite(each.get(key))) for each in records)
     return [(step, value) for step, value in found if step is not None and value is not None]
@@ -103,7 +103,7 @@ class RunReader:
         self._extent = extent
         self._begin_metrics()
         self._begin_events()
-        self._run: Record = {}
+        self._run: LedgerRecord = {}
         self._run_written = 0
 
     def _begin_metrics(self) -> None:
@@ -117,7 +117,7 @@ class RunReader:
 
     def _begin_events(self) -> None:
         self._events = LineTail(self._folder.events)
-        self._happened: list[Record] = []
+        self._happened: list[LedgerRecord] = []
 
     def read(self) -> RunHistory:
         """The history up to now. Raises UsageError where the folder is not that of a run, OSError where a file of it
@@ -180,10 +180,10 @@ class _KeptRecords:
     """The steps and the evaluations without those that a restarted run made again, or never came back to."""
 
     def __init__(self) -> None:
-        self.steps: list[Record] = []
-        self.evaluations: list[Record] = []
+        self.steps: list[LedgerRecord] = []
+        self.evaluations: list[LedgerRecord] = []
 
-    def add(self, record: Record) -> None:
+    def add(self, record: LedgerRecord) -> None:
         """Take the next line of metrics.jsonl in."""
         step = whole(record.get("step"))
         if step is None:
@@ -198,7 +198,7 @@ class _KeptRecords:
             self.evaluations.append(record)
 
 
-def _drop(records: list[Record], *, from_step: int) -> None:
+def _drop(records: list[LedgerRecord], *, from_step: int) -> None:
     while records and records[-1]["step"] >= from_step:
         records.pop()
 
@@ -211,7 +211,7 @@ def _without_repeated_progress(lines: list[bytes]) -> Iterator[bytes]:
         yield line
 
 
-def _evaluations(events: list[Record]) -> tuple[Record, ...]:
+def _evaluations(events: list[LedgerRecord]) -> tuple[LedgerRecord, ...]:
     """The evaluations that the events tell of."""
     kept = _KeptRecords()
     for event in events:

@@ -16,7 +16,7 @@ from dsrun.system import host
 from dsrun.system.display import utc_text
 from dsrun.system.files import parse_json, replacing
 
-Record = Mapping[str, Any]
+LedgerRecord = Mapping[str, Any]
 _NAMES = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
@@ -25,7 +25,7 @@ def utc_now() -> str:
     return utc_text()
 
 
-class Appender:
+class LineAppender:
     """Writes one JSON object a line to the end of a file.
 
     Each line is a single write in append mode, so that several processes of one machine may share the file
@@ -71,7 +71,7 @@ class Appender:
         self.close()
 
 
-class EventLog(Appender):
+class EventLog(LineAppender):
     """events.jsonl: what happened to a run, each line on disk before the run goes on."""
 
     def __init__(self, path: Path) -> None:
@@ -184,7 +184,7 @@ def whole(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
-def mapping(value: object) -> Record:
+def mapping(value: object) -> LedgerRecord:
     """An object by its keys; {} for anything else."""
     return value if isinstance(value, Mapping) else {}
 
@@ -200,7 +200,7 @@ def finite(value: object) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def seconds_of(record: Record) -> float | None:
+def seconds_of(record: LedgerRecord) -> float | None:
     """The time of a record in seconds since the epoch; None where it has none."""
     try:
         return datetime.fromisoformat(str(record.get("time"))).timestamp()
@@ -214,21 +214,21 @@ def seconds_of(record: Record) -> float | None:
 #     {"attempt": 1, "step": 41, "epoch": 0, "ids": [...]} step 41 was done with these samples on this rank
 
 
-def ledger_of(run: Path, rank: int) -> Path:
+def ledger_file(run: Path, rank: int) -> Path:
     """The ledger of one rank of the run in folder `run`."""
     return run / f"samples-rank-{rank}.jsonl"
 
 
 def next_attempt(run: Path) -> int:
     """The number of the attempt that begins now, by rank 0's ledger."""
-    return sum("start" in line for line in iter_records(ledger_of(run, 0)))
+    return sum("start" in line for line in iter_records(ledger_file(run, 0)))
 
 
-def append_start(ledger: Appender, attempt: int, *, step: int, ranks: int) -> None:
+def append_start(ledger: LineAppender, attempt: int, *, step: int, ranks: int) -> None:
     """Note that training goes on after `step`."""
     ledger.append({"attempt": attempt, "start": step, "ranks": ranks})
 
 
-def append_step(ledger: Appender, attempt: int, *, step: int, epoch: int | None, ids: Sequence[int]) -> None:
+def append_step(ledger: LineAppender, attempt: int, *, step: int, epoch: int | None, ids: Sequence[int]) -> None:
     """Note that `step` is done and took these samples on this rank."""
     ledger.append({"attempt": attempt, "step": step, "epoch": epoch, "ids": list(ids)})

@@ -87,7 +87,7 @@ def _sampled(path: Path, end: int, count: int) -> list[bytes]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
+class RunProgress:
     """The last logged step, with the last loss before or at it. `time` as in the record, ISO 8601 in UTC."""
 
     step: int
@@ -96,7 +96,7 @@ class Progress:
     time: str
 
 
-def progress(metrics: Path) -> Progress | None:
+def progress(metrics: Path) -> RunProgress | None:
     """The end of a metrics.jsonl; None when it is not there, cannot be read, or has no step yet.
 
     A torn last line and foreign lines are passed over. Only as much of the file is read as is needed.
@@ -111,7 +111,7 @@ def progress(metrics: Path) -> Progress | None:
     if not last:
         return None
     epoch, time = _number(last.get("epoch")), str(last.get("time", ""))
-    return Progress(step=last["step"], loss=_number(loss), epoch=epoch, time=time)
+    return RunProgress(step=last["step"], loss=_number(loss), epoch=epoch, time=time)
 
 
 def _number(value: object) -> float | None:

@@ -19,7 +19,7 @@ from dsrun.slurm.licenses import check_licenses
 from dsrun.slurm.permissions import check_partition_list, check_permissions
 from dsrun.slurm.render import notation
 from dsrun.slurm.render.options import SlurmSpec
-from dsrun.slurm.request import Request, feature_names, hosts, request
+from dsrun.slurm.request import JobRequest, feature_names, hosts, request
 
 
 def check(spec: SlurmSpec, facts: ClusterFacts) -> list[Finding]:
@@ -36,7 +36,7 @@ def check(spec: SlurmSpec, facts: ClusterFacts) -> list[Finding]:
     return worst_first(dict.fromkeys(found))
 
 
-def _names(wanted: Request, facts: ClusterFacts) -> Iterator[Finding]:
+def _names(wanted: JobRequest, facts: ClusterFacts) -> Iterator[Finding]:
     """Names that the cluster does not have."""
     for flag, text in (("--nodelist", wanted.spec.nodelist), ("--exclude", wanted.spec.exclude)):
         unknown = [name for name in hosts(text) if name not in facts.by_name]
@@ -55,7 +55,7 @@ def _names(wanted: Request, facts: ClusterFacts) -> Iterator[Finding]:
         yield from check_licenses(wanted.spec.licenses, facts.licenses)
 
 
-def _array(wanted: Request, facts: ClusterFacts) -> Iterator[Finding]:
+def _array(wanted: JobRequest, facts: ClusterFacts) -> Iterator[Finding]:
     # Of "0-9,20%4" the steps and the limit are not task numbers.
     numbers = re.findall(r"\d+", re.sub(r"[:%]\d+", "", wanted.spec.array or ""))
     highest = max(map(int, numbers), default=-1)
@@ -64,7 +64,7 @@ def _array(wanted: Request, facts: ClusterFacts) -> Iterator[Finding]:
         yield finding_of("slurm_array_size", where="--array", highest=highest, max_array_size=most)
 
 
-def _in_partition(wanted: Request, facts: ClusterFacts, name: str | None) -> list[Finding]:
+def _in_partition(wanted: JobRequest, facts: ClusterFacts, name: str | None) -> list[Finding]:
     partition = facts.partition(name)
     if partition is None:
         return [_no_partition(facts, name)]
@@ -89,7 +89,7 @@ def _state(partition: Partition, facts: ClusterFacts) -> Iterator[Finding]:
         yield finding_of(code, where="--partition", name=partition.name, state=partition.state, others=others)
 
 
-def _time(wanted: Request, partition: Partition) -> Iterator[Finding]:
+def _time(wanted: JobRequest, partition: Partition) -> Iterator[Finding]:
     limit = wanted.time
     if limit is not None and limit > partition.time_limit:
         asked, most = notation.clock(limit), notation.clock(partition.time_limit)
@@ -101,7 +101,7 @@ def _time(wanted: Request, partition: Partition) -> Iterator[Finding]:
         yield finding_of("slurm_time_default", where="--time", name=partition.name, real=notation.clock(real))
 
 
-def _node_count(wanted: Request, partition: Partition, facts: ClusterFacts) -> Iterator[Finding]:
+def _node_count(wanted: JobRequest, partition: Partition, facts: ClusterFacts) -> Iterator[Finding]:
     least, most = partition.min_nodes, partition.max_nodes
     if not least <= wanted.spec.nodes <= most:
         many = wanted.spec.nodes > most

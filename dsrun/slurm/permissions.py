@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dsrun.findings.finding import Finding, Level
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.messages import suggestion
-from dsrun.slurm.cluster.facts import Accounting, ClusterFacts, Partition, Qos
+from dsrun.slurm.cluster.facts import ClusterFacts, Partition, QosLimits, UserAccounts
 from dsrun.slurm.render import notation
 from dsrun.slurm.render.environment import gpus_of
-from dsrun.slurm.request import Request
+from dsrun.slurm.request import JobRequest
 
 
-def check_permissions(wanted: Request, partition: Partition, facts: ClusterFacts) -> Iterator[Finding]:
+def check_permissions(wanted: JobRequest, partition: Partition, facts: ClusterFacts) -> Iterator[Finding]:
     """What the partition and the accounting database do not let this user do."""
     if partition.groups and facts.user != "root" and not set(partition.groups) & set(facts.groups):
         groups = ", ".join(partition.groups)
@@ -26,7 +26,7 @@ def check_permissions(wanted: Request, partition: Partition, facts: ClusterFacts
     yield from _qos(wanted, known, partition, account)
 
 
-def check_partition_list(wanted: Request, facts: ClusterFacts) -> Iterator[Finding]:
+def check_partition_list(wanted: JobRequest, facts: ClusterFacts) -> Iterator[Finding]:
     """SLURM takes no list of partitions from an account that is bound to one of them."""
     known = facts.accounting
     account = wanted.spec.account or (known.default_account if known else None)
@@ -44,7 +44,7 @@ def _same(name: str, others: tuple[str, ...]) -> bool:
     return name.lower() in {each.lower() for each in others}
 
 
-def _account(wanted: Request, known: Accounting, partition: Partition, account: str | None) -> Iterator[Finding]:
+def _account(wanted: JobRequest, known: UserAccounts, partition: Partition, account: str | None) -> Iterator[Finding]:
     mine = tuple(dict.fromkeys(each.account for each in known.associations))
     if "associations" in known.enforced and not mine:
         yield finding_of("slurm_account_missing", where="--account")
@@ -83,7 +83,7 @@ def _may(account: str, partition: Partition) -> bool:
     return not _same(account, partition.denied_accounts)
 
 
-def _association(known: Accounting, account: str, partition: Partition) -> tuple[str, ...] | None:
+def _association(known: UserAccounts, account: str, partition: Partition) -> tuple[str, ...] | None:
     """The QOS of the association that counts: that for the partition, else that for all; None for none."""
     fitting = [each for each in known.associations if _same(account, (each.account,))]
     for place in (partition.name, None):
@@ -93,7 +93,7 @@ def _association(known: Accounting, account: str, partition: Partition) -> tuple
     return None
 
 
-def _qos(wanted: Request, known: Accounting, partition: Partition, account: str | None) -> Iterator[Finding]:
+def _qos(wanted: JobRequest, known: UserAccounts, partition: Partition, account: str | None) -> Iterator[Finding]:
     if wanted.spec.qos is None:
         return
     quality = next((each for each in known.qualities if _same(wanted.spec.qos, (each.name,))), None)
@@ -115,7 +115,7 @@ def _qos(wanted: Request, known: Accounting, partition: Partition, account: str 
         yield from _limits(wanted, quality)
 
 
-def _limits(wanted: Request, quality: Qos) -> Iterator[Finding]:
+def _limits(wanted: JobRequest, quality: QosLimits) -> Iterator[Finding]:
     if wanted.time is not None and wanted.time > quality.time_limit:
         time, limit = notation.clock(wanted.time), notation.clock(quality.time_limit)
         yield finding_of("slurm_qos_time", where="--time", time=time, name=quality.name, limit=limit)

@@ -6,14 +6,14 @@ import re
 from dataclasses import dataclass
 
 from dsrun.errors import UsageError
-from dsrun.hardware.gres import Gres, parse_gres
+from dsrun.hardware.gres import GpuGres, parse_gres
 from dsrun.slurm.render import notation
 from dsrun.slurm.render.options import SlurmSpec
 from dsrun.system import hostlist
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class JobRequest:
     """A completed spec in numbers: GPUs and memory (MiB) of each node, time in seconds; None where none is given.
 
     `resources` are the names of the generic resources it asks for.
@@ -21,7 +21,7 @@ class Request:
 
     spec: SlurmSpec
     partitions: tuple[str, ...]
-    gpus: tuple[Gres, ...]
+    gpus: tuple[GpuGres, ...]
     resources: tuple[str, ...]
     memory: float | None
     time: float | None
@@ -32,11 +32,11 @@ class Request:
         return "--gpus-per-node" if self.spec.gpus_per_node else "--gres"
 
 
-def request(spec: SlurmSpec) -> Request:
+def request(spec: SlurmSpec) -> JobRequest:
     """`spec`, as it is rendered, in numbers."""
     gpus = f"gpu:{spec.gpus_per_node}" if spec.gpus_per_node else spec.gres or ""
     resources = (re.sub(r"^gres[/:]", "", word.strip()) for word in (spec.gres or "").split(","))
-    return Request(
+    return JobRequest(
         spec=spec,
         partitions=tuple(name for name in (spec.partition or "").split(",") if name),
         gpus=tuple(each for each in parse_gres(gpus) if each.count),

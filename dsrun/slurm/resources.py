@@ -9,12 +9,12 @@ from typing import Any
 
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
-from dsrun.hardware.gres import Gres
+from dsrun.hardware.gres import GpuGres
 from dsrun.messages import Message, joined, suggestion
-from dsrun.slurm.cluster.facts import ClusterFacts, Node, Partition
+from dsrun.slurm.cluster.facts import ClusterFacts, Partition, SlurmNode
 from dsrun.slurm.render import notation
 from dsrun.slurm.render.environment import gpus_of, workers
-from dsrun.slurm.request import Request, feature_names, hosts
+from dsrun.slurm.request import JobRequest, feature_names, hosts
 from dsrun.system.display import counted
 
 # A worker that imports torch and DeepSpeed and holds a small model needs about this much of the host (measured: 1.5 GiB
@@ -22,7 +22,7 @@ from dsrun.system.display import counted
 _LITTLE_MIB = 4096
 
 
-def check_resources(wanted: Request, partition: Partition, facts: ClusterFacts) -> Iterator[Finding]:
+def check_resources(wanted: JobRequest, partition: Partition, facts: ClusterFacts) -> Iterator[Finding]:
     """What this partition lacks for the job."""
     unknown = list(_unknown(wanted, partition, facts))
     yield from unknown
@@ -61,21 +61,21 @@ def check_resources(wanted: Request, partition: Partition, facts: ClusterFacts) 
     yield from _little_memory(wanted, partition, facts)
 
 
-def _gpus(wanted: Request) -> Message:
+def _gpus(wanted: JobRequest) -> Message:
     return joined(" and ", (_gpu_group(each) for each in wanted.gpus))
 
 
-def _gpu_group(group: Gres) -> Message:
+def _gpu_group(group: GpuGres) -> Message:
     if group.type:
         return text_of("slurm.typed_gpus", count=group.count, type=group.type)
     return text_of("slurm.gpus", count=group.count)
 
 
-def _cpu_cores(wanted: Request) -> Message:
+def _cpu_cores(wanted: JobRequest) -> Message:
     return text_of("slurm.cores", count=wanted.spec.cpus_per_task)
 
 
-def _requirements(wanted: Request) -> Message:
+def _requirements(wanted: JobRequest) -> Message:
     others = [name for name in wanted.resources if name != "gpu"]
     parts = [*([_gpus(wanted)] if wanted.gpus else []), *others]
     parts += [_cpu_cores(wanted)] if wanted.spec.cpus_per_task else []
@@ -83,7 +83,7 @@ def _requirements(wanted: Request) -> Message:
     return joined(", ", parts)
 
 
-def _matches(node: Node, constraint: str) -> bool:
+def _matches(node: SlurmNode, constraint: str) -> bool:
     """Whether `node` has the features; True for forms in which nodes may differ, and for mixed operators."""
     if not constraint or re.search(r"[\[\]()*]", constraint):
         return True
@@ -94,7 +94,7 @@ def _matches(node: Node, constraint: str) -> bool:
     return any(name in node.features for name in names) if either else all(name in node.features for name in names)
 
 
-def _pool(wanted: Request, partition: Partition, facts: ClusterFacts) -> list[Node]:
+def _pool(wanted: JobRequest, partition: Partition, facts: ClusterFacts) -> list[SlurmNode]:
     """The partition's nodes that the job lets the scheduler choose from."""
     named, excluded = hosts(wanted.spec.nodelist), set(hosts(wanted.spec.exclude))
     return [
@@ -106,7 +106,7 @@ def _pool(wanted: Request, partition: Partition, facts: ClusterFacts) -> list[No
     ]
 
 
-def _unknown(wanted: Request, partition: Partition, facts: ClusterFacts) -> Iterator[Finding]:
+def _unknown(wanted: JobRequest, partition: Partition, facts: ClusterFacts) -> Iterator[Finding]:
     """Generic resources and GPU types that do not exist; SLURM tells upper from lower case."""
     known = {name for node in facts.nodes for name in node.resources}
     for name in wanted.resources:
@@ -134,18 +134,18 @@ def _unknown(wanted: Request, partition: Partition, facts: ClusterFacts) -> Iter
             )
 
 
-def _has(node: Node, gpus: Gres) -> bool:
+def _has(node: SlurmNode, gpus: GpuGres) -> bool:
     return _count(node, {gpus.type}) >= gpus.count
 
 
-def _count(node: Node, types: set[str | None]) -> int:
+def _count(node: SlurmNode, types: set[str | None]) -> int:
     """The node's GPUs of `types`; None stands for any."""
     return sum(group.count for group in node.gpus if None in types or group.type in types)
 
 
-def _tests(wanted: Request, partition: Partition) -> dict[str, Callable[[Node], bool]]:
+def _tests(wanted: JobRequest, partition: Partition) -> dict[str, Callable[[SlurmNode], bool]]:
     """By kind of resource, whether a node has what the job needs of it."""
-    tests: dict[str, Callable[[Node], bool]] = {}
+    tests: dict[str, Callable[[SlurmNode], bool]] = {}
     if wanted.gpus:
         tests["gpus"] = lambda node: all(_has(node, each) for each in wanted.gpus)
     others = set(wanted.resources) - {"gpu"}
@@ -158,15 +158,15 @@ def _tests(wanted: Request, partition: Partition) -> dict[str, Callable[[Node], 
     return tests
 
 
-def _cores(node: Node, partition: Partition) -> int:
+def _cores(node: SlurmNode, partition: Partition) -> int:
     return int(min(node.cores, partition.max_cpus_per_node))
 
 
-def _memory(node: Node, partition: Partition) -> float:
+def _memory(node: SlurmNode, partition: Partition) -> float:
     return min(node.memory, partition.max_memory_per_node)
 
 
-def _lacks(wanted: Request, partition: Partition, pool: Sequence[Node]) -> Iterator[Finding]:
+def _lacks(wanted: JobRequest, partition: Partition, pool: Sequence[SlurmNode]) -> Iterator[Finding]:
     """A finding for each resource that too few nodes have, with what the best of them have."""
     types = {each.type for each in wanted.gpus}
     best: dict[str, Callable[[], str]] = {
@@ -195,7 +195,7 @@ def _lacks(wanted: Request, partition: Partition, pool: Sequence[Node]) -> Itera
         yield replace(found, code=f"slurm_{code}")
 
 
-def _kinds(wanted: Request, partition: Partition, fitting: Sequence[Node]) -> Iterator[Finding]:
+def _kinds(wanted: JobRequest, partition: Partition, fitting: Sequence[SlurmNode]) -> Iterator[Finding]:
     """GPUs of no type may be of any kind, and the slowest and smallest of them decide."""
     kinds = {group.type: None for node in fitting for group in node.gpus}
     if len(kinds) > 1 and any(each.type is None for each in wanted.gpus):
@@ -204,7 +204,7 @@ def _kinds(wanted: Request, partition: Partition, fitting: Sequence[Node]) -> It
         yield finding_of("slurm_gpu_kinds", where=wanted.gpu_flag, name=partition.name, names=names, kind=kind)
 
 
-def _asleep(wanted: Request, partition: Partition, fitting: Sequence[Node]) -> Iterator[Finding]:
+def _asleep(wanted: JobRequest, partition: Partition, fitting: Sequence[SlurmNode]) -> Iterator[Finding]:
     awake = [node for node in fitting if node.is_usable]
     if len(awake) < wanted.spec.nodes:
         down = next(node for node in fitting if not node.is_usable)
@@ -221,7 +221,7 @@ def _asleep(wanted: Request, partition: Partition, fitting: Sequence[Node]) -> I
         )
 
 
-def _little_memory(wanted: Request, partition: Partition, facts: ClusterFacts) -> Iterator[Finding]:
+def _little_memory(wanted: JobRequest, partition: Partition, facts: ClusterFacts) -> Iterator[Finding]:
     """A job that asks for no memory gets the cluster's default, often far less than a node has."""
     if wanted.memory is not None or wanted.spec.exclusive:  # --mem 0 is all of it
         return
@@ -232,7 +232,7 @@ def _little_memory(wanted: Request, partition: Partition, facts: ClusterFacts) -
         yield finding_of("slurm_memory_default", where="--mem", default=gets, workers=shared_by)
 
 
-def _default_memory(wanted: Request, partition: Partition, facts: ClusterFacts) -> float | None:
+def _default_memory(wanted: JobRequest, partition: Partition, facts: ClusterFacts) -> float | None:
     """MiB of each node by the partition's or the cluster's default; None where jobs get all (slurm.conf, DefMem...)."""
     defaults = {key: notation.mib(text) for key, text in partition.job_defaults.items()}
     if wanted.gpus and (per_gpu := defaults.get("DefMemPerGPU")):

@@ -6,12 +6,14 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from dsrun.messages import Message
 from dsrun.system.files import parse_json
 
+NotePrinter = Callable[[str], None]
+"""Prints a line about what is being done."""
 MASK = "***"
 # From it on a figure is written with an exponent.
 _HUGE = 1e15

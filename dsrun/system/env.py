@@ -17,7 +17,7 @@ PORTS = 15000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Worker:
+class WorkerPlace:
     """One process of a run: its rank among all, its place on its machine, and where the ranks meet."""
 
     rank: int
@@ -45,7 +45,7 @@ class Worker:
         }
 
 
-def worker_from_env(environ: Mapping[str, str]) -> Worker | None:
+def worker_from_env(environ: Mapping[str, str]) -> WorkerPlace | None:
     """The worker that `environ` describes; None when this process was not started as one.
 
     torchrun's RANK wins. Without it a task of an `srun` step with several tasks is a worker; the shell of
@@ -83,12 +83,12 @@ def _incomplete(environ: Mapping[str, str], there: str) -> UsageError:
     )
 
 
-def _from_torchrun(environ: Mapping[str, str]) -> Worker:
+def _from_torchrun(environ: Mapping[str, str]) -> WorkerPlace:
     if not all(_is_set(environ, name) for name in _TORCHRUN_VARIABLES):
         raise _incomplete(environ, "RANK")
     world_size = _integer(environ, "WORLD_SIZE")
     return _checked(
-        Worker(
+        WorkerPlace(
             rank=_integer(environ, "RANK"),
             world_size=world_size,
             local_rank=_integer(environ, "LOCAL_RANK"),
@@ -113,7 +113,7 @@ def _local_world_size(environ: Mapping[str, str], world_size: int) -> int:
     )
 
 
-def _from_slurm(environ: Mapping[str, str]) -> Worker:
+def _from_slurm(environ: Mapping[str, str]) -> WorkerPlace:
     """A task of an srun step; every task derives the same meeting point without talking to the others."""
     world_size = _integer(environ, "SLURM_STEP_NUM_TASKS")
     nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST", "")
@@ -121,7 +121,7 @@ def _from_slurm(environ: Mapping[str, str]) -> Worker:
     if not address:
         raise UsageError("SLURM_STEP_NODELIST is not set in this srun step", fix="set MASTER_ADDR to the first node")
     return _checked(
-        Worker(
+        WorkerPlace(
             rank=_integer(environ, "SLURM_PROCID"),
             world_size=world_size,
             local_rank=_integer(environ, "SLURM_LOCALID"),
@@ -177,7 +177,7 @@ def _integer(environ: Mapping[str, str], name: str, default: int | None = None) 
     return int(text)
 
 
-def _checked(worker: Worker) -> Worker:
+def _checked(worker: WorkerPlace) -> WorkerPlace:
     """`worker`, when its numbers fit together."""
     fits = {
         f"RANK {worker.rank} is outside WORLD_SIZE {worker.world_size}": 0 <= worker.rank < worker.world_size,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-from dsrun.system.gpus import Gpu, select_visible, visible_gpus
+from dsrun.system.gpus import LocalGpu, select_visible, visible_gpus
 from dsrun.system.nvml import NvmlError, NvmlSession, nvml_session
 
 NVIDIA_SMI_TIMEOUT_S = 10.0
@@ -66,7 +66,7 @@ def gpu_samples(environ: Mapping[str, str] | None = None) -> tuple[GpuSample, ..
         return _from_nvidia_smi(environ.get("CUDA_VISIBLE_DEVICES"))
 
 
-def _sample(nvml: NvmlSession, gpu: Gpu) -> GpuSample:
+def _sample(nvml: NvmlSession, gpu: LocalGpu) -> GpuSample:
     """A MIG instance has memory of its own; power, temperature and clock are those of its GPU."""
     try:
         handle = nvml.call("nvmlDeviceGetHandleByUUID", gpu.uuid)
@@ -100,7 +100,8 @@ def _from_nvidia_smi(visible: str | None) -> tuple[GpuSample, ...]:
     text = _nvidia_smi((*_FIELDS, _REASONS_FIELD)) or _nvidia_smi(_FIELDS)
     samples = parse_nvidia_smi(text)
     gpus = [
-        Gpu(index=each.index, name=each.name, uuid=each.uuid, memory_total=None, capability=(0, 0)) for each in samples
+        LocalGpu(index=each.index, name=each.name, uuid=each.uuid, memory_total=None, capability=(0, 0))
+        for each in samples
     ]
     by_uuid = {each.uuid: each for each in samples}
     return tuple(by_uuid[gpu.uuid] for gpu in select_visible(gpus, visible))

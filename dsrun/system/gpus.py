@@ -13,7 +13,7 @@ from dsrun.system.nvml import NvmlError, NvmlSession, nvml_session
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gpu:
+class LocalGpu:
     """One GPU, or one MIG instance of it.
 
     `index` is the number CUDA gives it in this process; memory is in bytes, None for GPUs that share
@@ -25,7 +25,7 @@ class Gpu:
     uuid: str
     memory_total: int | None
     capability: tuple[int, int]
-    mig: tuple[Gpu, ...] = ()
+    mig: tuple[LocalGpu, ...] = ()
 
     @property
     def is_mig(self) -> bool:
@@ -33,7 +33,7 @@ class Gpu:
         return self.uuid.startswith("MIG-")
 
 
-def visible_gpus(environ: Mapping[str, str] | None = None) -> list[Gpu]:
+def visible_gpus(environ: Mapping[str, str] | None = None) -> list[LocalGpu]:
     """The GPUs that CUDA would show a process with the environment `environ` (default: this process's).
 
     Empty without GPU, driver or permission. Indices in CUDA_VISIBLE_DEVICES are taken in PCI bus order,
@@ -43,7 +43,7 @@ def visible_gpus(environ: Mapping[str, str] | None = None) -> list[Gpu]:
     return select_visible(all_gpus(), environ.get("CUDA_VISIBLE_DEVICES"))
 
 
-def select_visible(devices: Sequence[Gpu], visible: str | None) -> list[Gpu]:
+def select_visible(devices: Sequence[LocalGpu], visible: str | None) -> list[LocalGpu]:
     """Those of `devices` that the value `visible` of CUDA_VISIBLE_DEVICES shows, renumbered from 0.
 
     None shows all, the first invalid entry ends the list, and a GPU named twice leaves none, as the CUDA
@@ -67,7 +67,7 @@ def select_visible(devices: Sequence[Gpu], visible: str | None) -> list[Gpu]:
     return [replace(device, index=index) for index, device in enumerate(usable)]
 
 
-def _named(devices: Sequence[Gpu], entry: str) -> Gpu | None:
+def _named(devices: Sequence[LocalGpu], entry: str) -> LocalGpu | None:
     """The device that one entry means: an index, or a UUID, which may be cut short while it stays unique."""
     if entry.startswith("GPU-"):
         return _only([device for device in devices if device.uuid.startswith(entry)])
@@ -79,11 +79,11 @@ def _named(devices: Sequence[Gpu], entry: str) -> Gpu | None:
     return devices[int(number[0])]
 
 
-def _only(found: list[Gpu]) -> Gpu | None:
+def _only(found: list[LocalGpu]) -> LocalGpu | None:
     return found[0] if len(found) == 1 else None
 
 
-def all_gpus() -> list[Gpu]:
+def all_gpus() -> list[LocalGpu]:
     """All GPUs in PCI bus order; none when NVML cannot be queried."""
     with suppress(NvmlError), nvml_session() as nvml:
         found = []
@@ -107,9 +107,9 @@ def memory_used(environ: Mapping[str, str] | None = None) -> dict[str, int]:
     return found
 
 
-def _gpu(nvml: NvmlSession, handle: Any, index: int, capability: tuple[int, int]) -> Gpu:
+def _gpu(nvml: NvmlSession, handle: Any, index: int, capability: tuple[int, int]) -> LocalGpu:
     memory = nvml.ask("nvmlDeviceGetMemoryInfo", handle)  # GB10 and Jetson share the host's: "not supported"
-    return Gpu(
+    return LocalGpu(
         index=index,
         name=nvml.call("nvmlDeviceGetName", handle),
         uuid=nvml.call("nvmlDeviceGetUUID", handle),
@@ -118,7 +118,7 @@ def _gpu(nvml: NvmlSession, handle: Any, index: int, capability: tuple[int, int]
     )
 
 
-def _mig_instances(nvml: NvmlSession, handle: Any, parent: Gpu) -> tuple[Gpu, ...]:
+def _mig_instances(nvml: NvmlSession, handle: Any, parent: LocalGpu) -> tuple[LocalGpu, ...]:
     with suppress(NvmlError):  # not supported before A100
         if nvml.call("nvmlDeviceGetMigMode", handle)[0] != nvml.library.NVML_DEVICE_MIG_ENABLE:
             return ()

@@ -23,8 +23,8 @@ from dsrun.system.host import hostname
 ECS_VERSION = "8.11.0"
 FORMATS = ("text", "json")
 
-Level = Literal["info", "warn", "error"]
-Outcome = Literal["success", "failure"]
+LogLevel = Literal["info", "warn", "error"]
+LogOutcome = Literal["success", "failure"]
 
 labels: dict[str, str] = {}
 """`labels.*` of every line of this process, beside those of `labels_from`: the run folder, once it is known."""
@@ -60,9 +60,9 @@ def ecs_line(
     message: str,
     *,
     action: str,
-    level: Level = "info",
+    level: LogLevel = "info",
     kind: Literal["event", "metric"] = "event",
-    outcome: Outcome | None = None,
+    outcome: LogOutcome | None = None,
     time: str | None = None,
     fields: Mapping[str, Any] | None = None,
 ) -> str:
@@ -113,7 +113,7 @@ def event_line(record: Mapping[str, Any]) -> str:
         about["error.code"] = record.get("cause")
     step = f" at step {record['step']}" if "step" in record else ""
     said = f": {record['message']}" if record.get("message") else ""
-    outcome: Outcome | None = "failure" if record.get("exit_code") else meaning.outcome
+    outcome: LogOutcome | None = "failure" if record.get("exit_code") else meaning.outcome
     if kind in ("start", "end"):
         about["event.type"] = [kind]
     return ecs_line(
@@ -126,7 +126,7 @@ def event_line(record: Mapping[str, Any]) -> str:
     )
 
 
-_LEVELS: Mapping[EventLevel, Level] = {"quiet": "info", "info": "info", "warning": "warn", "error": "error"}
+_LEVELS: Mapping[EventLevel, LogLevel] = {"quiet": "info", "info": "info", "warning": "warn", "error": "error"}
 _ENVELOPE = ("time", "kind", "host", "pid", "message")
 
 

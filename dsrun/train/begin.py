@@ -13,11 +13,11 @@ from dsrun.runs.manifest import read_manifest
 from dsrun.system.host import disk_free
 from dsrun.train.base import speed
 from dsrun.train.base.distributed import all_gather_object, assert_same_on_all_ranks
-from dsrun.train.base.plan import Plan
+from dsrun.train.base.plan import TrainingPlan
 from dsrun.train.base.run_records import step_of
 from dsrun.train.checkpoint import elastic, plain
-from dsrun.train.checkpoint.checkpointing import Saving
-from dsrun.train.checkpoint.layout import Layout
+from dsrun.train.checkpoint.checkpointing import SavingPolicy
+from dsrun.train.checkpoint.layout import CheckpointLayout
 from dsrun.train.checkpoint.resume import find_checkpoint
 from dsrun.train.checkpoint.verify import checkpoint_facts
 from dsrun.train.export.final import check_room
@@ -25,10 +25,10 @@ from dsrun.train.loop.build import RunParts, TrainerBuilder
 from dsrun.train.loop.callbacks import build_callbacks
 from dsrun.train.loop.trainer import RunTrainer
 from dsrun.train.model.load import parameter_count
-from dsrun.train.packing.decide import Batching, keep_grouping
+from dsrun.train.packing.decide import BatchingPlan, keep_grouping
 
 
-def find_start(run: RunParts) -> tuple[elastic.Adapted | None, dict[str, Any]]:
+def find_start(run: RunParts) -> tuple[elastic.AdaptedCheckpoint | None, dict[str, Any]]:
     """The checkpoint to go on from, made fit for this number of ranks and this stage, None to start at step 0; and the
     facts of this run that it was compared with. Before the Trainer's arguments, as it may change DeepSpeed's
     configuration, and before the model is built, which changes the config that the facts are about."""
@@ -53,7 +53,7 @@ def find_start(run: RunParts) -> tuple[elastic.Adapted | None, dict[str, Any]]:
         return None, facts
     start = elastic.adapt(
         checkpoint,
-        replace(Layout.wanted(plan.world.size, plan.deepspeed), fp16=plan.precision == "fp16"),
+        replace(CheckpointLayout.wanted(plan.world.size, plan.deepspeed), fp16=plan.precision == "fp16"),
         run=run.folder.path,
         notify=notify,
         beat=beat,
@@ -62,7 +62,7 @@ def find_start(run: RunParts) -> tuple[elastic.Adapted | None, dict[str, Any]]:
     return start, facts
 
 
-def build_trainer(run: RunParts, start: elastic.Adapted | None, facts: dict[str, Any]) -> RunTrainer:
+def build_trainer(run: RunParts, start: elastic.AdaptedCheckpoint | None, facts: dict[str, Any]) -> RunTrainer:
     """The Trainer around the model, with all callbacks; prints the header and records the start. `facts` go into the
     manifests of its checkpoints."""
     # Samples stay grouped as they were, so that the place in the data means the same.
@@ -80,7 +80,7 @@ def build_trainer(run: RunParts, start: elastic.Adapted | None, facts: dict[str,
             "in this epoch some may be repeated or left out"
         )
     spec = run.plan.recipe.spec
-    saving = Saving(
+    saving = SavingPolicy(
         run=run.folder,
         keep=spec.keep,
         background=spec.async_save,
@@ -99,7 +99,7 @@ def build_trainer(run: RunParts, start: elastic.Adapted | None, facts: dict[str,
     return trainer
 
 
-def _record_start(run: RunParts, trainer: RunTrainer, start: elastic.Adapted | None) -> None:
+def _record_start(run: RunParts, trainer: RunTrainer, start: elastic.AdaptedCheckpoint | None) -> None:
     plan, batching = run.plan, trainer.batching
     parameters = parameter_count(trainer.model)
     trainable = parameter_count(trainer.model, trainable=True)
@@ -118,7 +118,7 @@ def _record_start(run: RunParts, trainer: RunTrainer, start: elastic.Adapted | N
     run.records.start(plan, parameters=parameters, packing=batching.facts, gpus=gpus, resumed_from=source)
 
 
-def _print_header(run: RunParts, batching: Batching, *, parameters: int, trainable: int) -> None:
+def _print_header(run: RunParts, batching: BatchingPlan, *, parameters: int, trainable: int) -> None:
     """What is about to be trained, on what, and how; after a restart only what it may have changed."""
     plan, spec = run.plan, run.plan.recipe.spec
     how = f"{parameters:,} parameters" + _origin(plan)
@@ -145,7 +145,7 @@ def _print_header(run: RunParts, batching: Batching, *, parameters: int, trainab
     run.console.rows(rows)
 
 
-def _origin(plan: Plan) -> str:
+def _origin(plan: TrainingPlan) -> str:
     if plan.given.model:
         return ", from the script"
     return ", from scratch" if plan.recipe.spec.from_scratch or not plan.recipe.spec.model else ""

@@ -13,7 +13,7 @@ from dsrun.demo.models import DEFAULTS
 from dsrun.launch.supervisor.events import REMEDY_FILE, stored_fallback
 from dsrun.launch.supervisor.policy import MemoryFallback, shrink
 from dsrun.recipe.batch import BatchPlan, batch_plan
-from dsrun.recipe.precision import Precision, decide_precision
+from dsrun.recipe.precision import TrainingPrecision, decide_precision
 from dsrun.recipe.recipe import Recipe, has_data, phases
 from dsrun.recipe.resolve import with_defaults
 from dsrun.recipe.spec import TrainSpec
@@ -24,8 +24,8 @@ from dsrun.system.host import cpu_bf16, versions
 from dsrun.system.tested import TESTED, untested
 from dsrun.system.variables import cache_root
 from dsrun.train.base import distributed as worlds
-from dsrun.train.base.distributed import World
-from dsrun.train.base.plan import NOTHING, Given, Plan, Task
+from dsrun.train.base.distributed import DistributedWorld
+from dsrun.train.base.plan import NOTHING, Given, ModelTask, TrainingPlan
 from dsrun.train.base.plugin import LoadedPlugin, load_plugin
 from dsrun.train.base.rank_context import is_supervised
 from dsrun.train.data.request import PreparedData
@@ -59,13 +59,13 @@ T5_PREFIX = "translate English to Romanian: "
 def decide_run(
     recipe: Recipe,
     title: str,
-    world: World,
+    world: DistributedWorld,
     run: Path,
     *,
     notify: Callable[[str], None],
     saved_batch: int | None,
     given: Given = NOTHING,
-) -> Plan:
+) -> TrainingPlan:
     """The plan of a start in the folder `run`, with what earlier attempts there have found out; loads the plugin."""
     strange = untested(versions(TESTED))
     if strange and not is_another(os.environ):
@@ -87,14 +87,14 @@ def decide_run(
 def decide_plan(
     recipe: Recipe,
     title: str,
-    world: World,
+    world: DistributedWorld,
     *,
     notify: Callable[[str], None],
     remedy: MemoryFallback = NO_FALLBACK,
     saved_batch: int | None = None,
     plugin: LoadedPlugin | None = None,
     given: Given = NOTHING,
-) -> Plan:
+) -> TrainingPlan:
     """Everything that follows from flags, hardware and the model's config alone, and from earlier attempts: what memory
     allows, and the global batch `saved_batch` of the checkpoint to go on from."""
     config = models.load_config(recipe.spec) if given.config is None else given.config
@@ -113,7 +113,7 @@ def decide_plan(
     batch = with_smaller_batch(requested, remedy)
     if changes := fallback_notice(requested, batch, remedy):
         notify(changes)
-    return Plan(recipe, title, world, config, task, batch, precision, deepspeed, phases(recipe), plugin, given)
+    return TrainingPlan(recipe, title, world, config, task, batch, precision, deepspeed, phases(recipe), plugin, given)
 
 
 def _with_exact_sums(
@@ -129,7 +129,7 @@ def _with_exact_sums(
     return {**deepspeed, "data_types": {"grad_accum_dtype": "fp32"}}
 
 
-def _batch(recipe: Recipe, world: World, saved: int | None, notify: Callable[[str], None]) -> BatchPlan:
+def _batch(recipe: Recipe, world: DistributedWorld, saved: int | None, notify: Callable[[str], None]) -> BatchPlan:
     spec = recipe.spec
     micro = spec.micro_batch_size or recipe.hf.get("per_device_train_batch_size")
     accumulation = recipe.hf.get("gradient_accumulation_steps")
@@ -154,7 +154,9 @@ def _batch(recipe: Recipe, world: World, saved: int | None, notify: Callable[[st
     return plan(saved)
 
 
-def _with_stage(recipe: Recipe, config: Any, task: Task, world: World, notify: Callable[[str], None]) -> Recipe:
+def _with_stage(
+    recipe: Recipe, config: Any, task: ModelTask, world: DistributedWorld, notify: Callable[[str], None]
+) -> Recipe:
     if recipe.spec.zero != "auto":
         return recipe
     recipe, message = resolve_zero_auto(recipe, config, task, _precision(recipe, config, world, None), world)
@@ -162,7 +164,9 @@ def _with_stage(recipe: Recipe, config: Any, task: Task, world: World, notify: C
     return recipe
 
 
-def _precision(recipe: Recipe, config: Any, world: World, deepspeed: dict[str, Any] | None) -> Precision:
+def _precision(
+    recipe: Recipe, config: Any, world: DistributedWorld, deepspeed: dict[str, Any] | None
+) -> TrainingPrecision:
     return decide_precision(
         recipe.hf,
         model_type=config.model_type,
@@ -268,7 +272,7 @@ def saved_batch(recipe: Recipe, folder: RunFolder) -> int | None:
     return int(known) if known else None
 
 
-def in_tokens(plan: Plan, data: PreparedData, saved: int | None) -> Plan:
+def in_tokens(plan: TrainingPlan, data: PreparedData, saved: int | None) -> TrainingPlan:
     """The plan with the global batch that --global-batch-tokens asks for, unless it is that of the checkpoint."""
     tokens = plan.recipe.spec.global_batch_tokens
     if not tokens or "train" not in plan.phases or plan.batch.global_batch == saved:

@@ -19,8 +19,8 @@ from dsrun.train.base.console import ERROR_STYLE, MARKS, Console, PlainTask
 from dsrun.train.base.rank_context import explain_failure
 
 if TYPE_CHECKING:
-    from dsrun.runs.heartbeat import Heart
-    from dsrun.train.base.plan import Plan
+    from dsrun.runs.heartbeat import HeartbeatWriter
+    from dsrun.train.base.plan import TrainingPlan
     from dsrun.train.data.request import DataRequest, PreparedData
 
 
@@ -73,7 +73,7 @@ def _prepare(argv: Sequence[str], console: Console) -> None:
     console.print(f"prepared {data.origin}")
 
 
-def prepare_for_plan(plan: Plan, tokenizer: Any, console: Console, heart: Heart) -> PreparedData:
+def prepare_for_plan(plan: TrainingPlan, tokenizer: Any, console: Console, heart: HeartbeatWriter) -> PreparedData:
     """The data of a run, from the cache where `dsrun prepare` or another rank has made it."""
     from dsrun.train.data.request import data_request, given_sources
 

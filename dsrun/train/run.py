@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from dsrun.recipe.recipe import Recipe
 from dsrun.runs.folder import RunFolder
 from dsrun.train.base.console import Console
-from dsrun.train.base.distributed import World, init_process_group
+from dsrun.train.base.distributed import DistributedWorld, init_process_group
 from dsrun.train.base.plan import NOTHING, Given
 from dsrun.train.base.rank_context import RankContext, cause_of, is_supervised
 from dsrun.train.base.run_records import RunRecords
@@ -30,7 +30,13 @@ from dsrun.train.prepare import prepare_for_plan
 
 
 def run(
-    recipe: Recipe, title: str, world: World, folder: RunFolder, console: Console, *, context: RankContext | None = None
+    recipe: Recipe,
+    title: str,
+    world: DistributedWorld,
+    folder: RunFolder,
+    console: Console,
+    *,
+    context: RankContext | None = None,
 ) -> None:
     """Train, evaluate and save as the recipe says; returns early, with a checkpoint, when `context.stopping` says
     so."""
@@ -44,7 +50,7 @@ def run(
 def prepare_run(
     recipe: Recipe,
     title: str,
-    world: World,
+    world: DistributedWorld,
     folder: RunFolder,
     console: Console,
     *,

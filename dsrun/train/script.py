@@ -23,9 +23,9 @@ from dsrun.launch.job import decide
 from dsrun.recipe.preflight.files import check_files
 from dsrun.recipe.resolved import worker_recipe
 from dsrun.runs.folder import default_name
-from dsrun.runs.heartbeat import Heart
+from dsrun.runs.heartbeat import HeartbeatWriter
 from dsrun.system import variables
-from dsrun.system.env import Worker, worker_from_env
+from dsrun.system.env import WorkerPlace, worker_from_env
 from dsrun.system.gpus import visible_gpus
 from dsrun.system.host import cores
 from dsrun.system.net import free_port
@@ -77,7 +77,9 @@ class Trainer:
         os.environ.update(worker.variables())
         keep_temporary_files_with_run(os.environ)
         self._rank = worker.rank
-        self._context = RankContext(Heart.from_environment(os.environ, worker.rank), handler_from_env(os.environ))
+        self._context = RankContext(
+            HeartbeatWriter.from_environment(os.environ, worker.rank), handler_from_env(os.environ)
+        )
         self._console = console_of(worker.rank)
         self._begun: BegunRun | None = None
         with self._ending():
@@ -173,7 +175,7 @@ def _leave() -> None:
     raise _Left(0 if is_supervised(os.environ) else EXIT_RESUME)
 
 
-def _this_process_alone(use_cpu: bool) -> Worker:
+def _this_process_alone(use_cpu: bool) -> WorkerPlace:
     """A run of one rank, for a script that no launcher has started, in the environment that one would make."""
     topology = decide(nproc=1, visible_gpus=len(visible_gpus()), cores=cores(), use_cpu=use_cpu)
     for name, value in worker_environment(topology, os.environ, debug=False).items():
@@ -181,7 +183,7 @@ def _this_process_alone(use_cpu: bool) -> Worker:
             os.environ.pop(name)
         else:
             os.environ[name] = value
-    return Worker(
+    return WorkerPlace(
         rank=0,
         world_size=1,
         local_rank=0,

@@ -18,16 +18,16 @@ from typing import Any
 
 from dsrun.errors import DsrunError, UsageError
 from dsrun.hub.modelscope import fetch
-from dsrun.hub.push import Repository, check_push, final_folder
+from dsrun.hub.push import HubRepository, check_push, final_folder
 from dsrun.recipe.recipe import Recipe, phases
 from dsrun.recipe.resolved import recipe_in_force, worker_recipe, write_stored
 from dsrun.recipe.trackers import environment
 from dsrun.runs.attempts import earlier_signatures, is_another
 from dsrun.runs.folder import MANY_RANKS, RunFolder, default_name
-from dsrun.runs.heartbeat import Heart
+from dsrun.runs.heartbeat import HeartbeatWriter
 from dsrun.runs.stop_request import StopRequest
 from dsrun.system import variables
-from dsrun.system.env import Worker, worker_from_env
+from dsrun.system.env import WorkerPlace, worker_from_env
 from dsrun.system.imports import without_collections
 from dsrun.system.log_format import is_json
 from dsrun.system.net import reachable
@@ -73,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
         return error.exit_code
     rank = worker.rank
     keep_temporary_files_with_run(os.environ)
-    context = RankContext(Heart.from_environment(os.environ, rank, answers=True), stopping)
+    context = RankContext(HeartbeatWriter.from_environment(os.environ, rank, answers=True), stopping)
     console = console_of(rank)
     log: Path | None = None
     debug = any(arg in ("--debug", "--debug=true") for arg in argv)  # also if the flags cannot be resolved
@@ -171,7 +171,7 @@ def _run(recipe: Recipe, folder: RunFolder, console: Console, rank: int, context
     run(recipe, title, world, folder, console, context=context)
     destroy_process_group()
     # Not before the other ranks are free to leave: an upload may take longer than a collective may wait.
-    repository = Repository.wanted(recipe, folder.path)
+    repository = HubRepository.wanted(recipe, folder.path)
     if rank == 0 and repository is not None and folder.finished.is_file():
         console.print(f"pushing the model to {repository.name}")
         address = repository.push(final_folder(recipe, folder), beat=context.heart.beat)
@@ -213,7 +213,7 @@ def console_of(rank: int) -> Console:
     return Console(open_console(channel), terminal=terminal, width=width, as_json=is_json())
 
 
-def next_log(folder: RunFolder, worker: Worker) -> Path:
+def next_log(folder: RunFolder, worker: WorkerPlace) -> Path:
     """The log of this rank's attempt: no attempt writes into an earlier one's."""
     node = worker.rank // worker.local_world_size if worker.world_size > MANY_RANKS else None
     attempts = (folder.log(worker.rank, attempt, node=node) for attempt in itertools.count())

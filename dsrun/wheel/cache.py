@@ -23,7 +23,7 @@ from dsrun.errors import MissingError, UsageError
 from dsrun.system.files import parse_json, replace_folder, replacing, sha256_of
 
 if TYPE_CHECKING:
-    from dsrun.wheel.compile.environment import Request
+    from dsrun.wheel.compile.environment import WheelRequest
     from dsrun.wheel.verify.contents import WheelReport
 
 RECORD_NAME = "WHEEL.json"
@@ -31,7 +31,7 @@ VERSION = 1
 
 
 def make_record(
-    request: Request,
+    request: WheelRequest,
     report: WheelReport,
     *,
     seconds: Mapping[str, float],

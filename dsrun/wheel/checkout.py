@@ -25,14 +25,14 @@ _QUIET = {"GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0", "GIT_LFS_SKIP_S
 
 
 @dataclass(frozen=True, kw_only=True)
-class Remote:
+class GitRemote:
     """A repository elsewhere and what to take from it: a branch, tag or commit; HEAD for its default branch."""
 
     url: str
     ref: str
 
 
-def parse_remote(text: str) -> Remote:
+def parse_remote(text: str) -> GitRemote:
     """`git+https://host/owner/name.git@v0.19.8` in the form that pip takes. Raises UsageError."""
     url = text.removeprefix("git+")
     try:
@@ -44,7 +44,7 @@ def parse_remote(text: str) -> Remote:
     path, _, ref = parts.path.partition("@")
     if ref.startswith("-") or any(sign in ref for sign in " ~^:?*[\\"):
         raise UsageError(f"{ref!r} is not the name of a branch, tag or commit", fix="git+URL@TAG")
-    return Remote(url=parts._replace(path=path, fragment="", query="").geturl(), ref=ref or "HEAD")
+    return GitRemote(url=parts._replace(path=path, fragment="", query="").geturl(), ref=ref or "HEAD")
 
 
 def _git(arguments: Sequence[str], *, cwd: Path | None = None, seconds: float = _LOCAL_S) -> CompletedProcess[str]:
@@ -61,7 +61,7 @@ def _done(answer: CompletedProcess[str], what: str) -> str:
     return answer.stdout
 
 
-def remote_commit(remote: Remote) -> str:
+def remote_commit(remote: GitRemote) -> str:
     """The commit that `remote` stands for now; asks the server unless it is a whole commit id."""
     if _COMMIT.fullmatch(remote.ref):
         return remote.ref
@@ -76,7 +76,7 @@ def remote_commit(remote: Remote) -> str:
     raise UsageError(f"{remote.url} has no branch or tag {ref!r}", fix="name a tag, a branch or a whole commit id")
 
 
-def check_out(remote: Remote, commit: str, into: Path) -> None:
+def check_out(remote: GitRemote, commit: str, into: Path) -> None:
     """Put `commit` of `remote` into the new folder `into`, without history.
 
     Raises ToolError when the server does not hand it out.

@@ -27,7 +27,7 @@ _BROKEN = (OSError, EOFError, zlib.error, tarfile.TarError, ValueError)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lock:
+class SdistLock:
     """build/deepspeed.lock.toml: the version built by default and the SHA-256 (hex) of each version's sdist."""
 
     default: str
@@ -35,10 +35,10 @@ class Lock:
 
 
 @cache
-def read_lock() -> Lock:
+def read_lock() -> SdistLock:
     """The lock that this dsrun ships."""
     table = read_toml(data_folder("build") / "deepspeed.lock.toml")
-    return Lock(default=table["default"], sdists=dict(table["sdist"]))
+    return SdistLock(default=table["default"], sdists=dict(table["sdist"]))
 
 
 def release_version(text: str, where: object) -> str:

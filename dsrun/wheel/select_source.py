@@ -22,7 +22,7 @@ from dsrun.wheel.checkout import (
 )
 from dsrun.wheel.sdist import fetch_sdist, read_lock, read_version, release_version, unpack
 
-Kind = Literal["sdist", "tree", "git"]
+SourceKind = Literal["sdist", "tree", "git"]
 _VERSION = re.compile(r"(?:deepspeed)?\s*={0,3}\s*v?(\d+(?:\.\d+)+[\w.]*)(?:#sha256=([0-9a-fA-F]{64}))?")
 _SHORT = 8
 
@@ -36,7 +36,7 @@ class SourceIdentity:
     "patched.1a2b3c4d". `version` is "" for a repository elsewhere, until it is fetched.
     """
 
-    kind: Kind
+    kind: SourceKind
     version: str
     digest: str
     label: str

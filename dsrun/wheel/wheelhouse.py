@@ -31,7 +31,7 @@ _PAGE = """\
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wheel:
+class WheelFile:
     """A wheel in a folder: its file, tags, what DeepSpeed's build recorded and what dsrun did (None: another's)."""
 
     path: Path
@@ -58,7 +58,7 @@ class Wheel:
         return {**facts, "size": self.path.stat().st_size, "index": self.group, "ops": ops, "inputs": self.inputs}
 
 
-def find_wheels(folder: Path) -> list[Wheel]:
+def find_wheels(folder: Path) -> list[WheelFile]:
     """The wheels in `folder` and the folders in it, by name. Raises UsageError for one that cannot be read."""
     if not folder.is_dir():
         raise UsageError(f"{folder} is not a folder", fix="name a folder of wheels")
@@ -66,11 +66,11 @@ def find_wheels(folder: Path) -> list[Wheel]:
     return [_wheel(path) for path in sorted(paths, key=lambda path: (path.name, path))]
 
 
-def _wheel(path: Path) -> Wheel:
+def _wheel(path: Path) -> WheelFile:
     with open_wheel(path) as archive:
         member = archive.info_file("METADATA")
         headers = HeaderParser().parsestr(archive.read_text(member) if member else "")
-        return Wheel(
+        return WheelFile(
             path=path,
             name=archive.name.name,
             version=archive.name.version,
@@ -90,7 +90,7 @@ def write_index(folder: Path) -> dict[str, int]:
     wheel belongs to any more are emptied.
     """
     wheels = find_wheels(folder)
-    groups: dict[str, list[Wheel]] = defaultdict(list, {ALL: wheels})
+    groups: dict[str, list[WheelFile]] = defaultdict(list, {ALL: wheels})
     for wheel in wheels:
         if wheel.group:
             groups[wheel.group].append(wheel)
@@ -107,9 +107,9 @@ def _indexes(folder: Path) -> Iterator[str]:
             yield page.parent.name
 
 
-def _write_pages(root: Path, wheels: Sequence[Wheel]) -> None:
+def _write_pages(root: Path, wheels: Sequence[WheelFile]) -> None:
     before = [page.parent.name for page in root.glob("*/index.html")]
-    projects: dict[str, list[Wheel]] = defaultdict(list, {name: [] for name in before})
+    projects: dict[str, list[WheelFile]] = defaultdict(list, {name: [] for name in before})
     for wheel in wheels:
         projects[canonicalize_name(wheel.name)].append(wheel)
     for project, members in projects.items():
@@ -118,7 +118,7 @@ def _write_pages(root: Path, wheels: Sequence[Wheel]) -> None:
     _write(root / "index.html", root.name, (f'<a href="{name}/">{name}</a><br>' for name in sorted(projects)))
 
 
-def _link(wheel: Wheel, root: Path) -> str:
+def _link(wheel: WheelFile, root: Path) -> str:
     place = quote(wheel.path.relative_to(root.parent).as_posix())
     requires = f' data-requires-python="{html.escape(wheel.requires_python)}"' if wheel.requires_python else ""
     return f'<a href="../../{place}#sha256={sha256_of(wheel.path)}"{requires}>{html.escape(wheel.path.name)}</a><br>'

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Literal
 
-Offload = Literal["none", "cpu", "nvme"]
+OffloadDevice = Literal["none", "cpu", "nvme"]
 OPTIMIZER_ONLY = "optimizer"
 """--offload optimizer: ZeRO-3 parameters stay on the GPUs."""
 
 
-def offloaded_to(offload: str) -> Offload:
+def offloaded_to(offload: str) -> OffloadDevice:
     """Where `--offload PLACE` moves the optimizer states."""
-    places: dict[str, Offload] = {"cpu": "cpu", OPTIMIZER_ONLY: "cpu", "nvme": "nvme"}
+    places: dict[str, OffloadDevice] = {"cpu": "cpu", OPTIMIZER_ONLY: "cpu", "nvme": "nvme"}
     return places.get(offload, "none")

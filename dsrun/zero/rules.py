@@ -28,17 +28,17 @@ TENSOR = "tensor_parallel.autotp_size"
 EXPERT = "expert_parallel.autoep_size"
 SEQUENCE = "sequence_parallel_size"
 
-When = Callable[[ConfigView], bool]
+RuleCondition = Callable[[ConfigView], bool]
 
 
-class Rule(NamedTuple):
+class ConfigRule(NamedTuple):
     """`when` the settings meet, a finding at `key`: an error where DeepSpeed stops, a warning where it ignores one.
 
     With `in_train` it is `dsrun train` that cannot do it: an error in a file for the Trainer, nothing in one for
     DeepSpeed alone, and a warning where it is not known whose it is.
     """
 
-    when: When
+    when: RuleCondition
     key: str
     message: str
     fix: str
@@ -66,12 +66,12 @@ def read_rules(table: str) -> dict[str, dict[str, Any]]:
 
 
 @cache
-def rules() -> tuple[Rule, ...]:
+def rules() -> tuple[ConfigRule, ...]:
     """All rules, in the order in which they are checked."""
-    return tuple(Rule(when=WHEN[name], **rule) for name, rule in read_rules("config").items())
+    return tuple(ConfigRule(when=WHEN[name], **rule) for name, rule in read_rules("config").items())
 
 
-def broken(view: ConfigView) -> Iterator[tuple[Rule, str, str]]:
+def broken(view: ConfigView) -> Iterator[tuple[ConfigRule, str, str]]:
     """The rules that the configuration breaks, each with its message and fix."""
     for rule in rules():
         level = rule.level_in(view) if rule.when(view) else None
@@ -205,19 +205,19 @@ def _compiled_offloads(view: ConfigView) -> int:
     return _is_on(view, "compile.offload_activation") + _is_on(view, "compile.offload_opt_states") + moves_parameters
 
 
-def _optimizer_without_nvme(key: str) -> When:
+def _optimizer_without_nvme(key: str) -> RuleCondition:
     return lambda v: _is_on(v, f"{OPTIMIZER}.{key}") and v.offload("offload_optimizer") != "nvme"
 
 
-def _parameters_without_nvme(key: str) -> When:
+def _parameters_without_nvme(key: str) -> RuleCondition:
     return lambda v: v.has(ZERO, "offload_param", key) and v.offload("offload_param") != "nvme"
 
 
-def _compiled_offload(key: str) -> When:
+def _compiled_offload(key: str) -> RuleCondition:
     return lambda v: _compiles(v) and _is_on(v, f"compile.{key}") and v.stage in (0, 1, 2)
 
 
-WHEN: dict[str, When] = {
+WHEN: dict[str, RuleCondition] = {
     "ratio_without_cpu": lambda v: _splits(v) and _not_in_host_memory(v),
     "ratio_needs_cpu_adam": lambda v: _splits(v) and v.stage == 3 and (not _is_own_adam(v) or _has_zenflow(v)),
     "super_offload_without_cpu": lambda v: _is_on(v, SUPER) and _not_in_host_memory(v),

@@ -21,7 +21,7 @@ from dsrun.datafiles import toml_beside
 from dsrun.findings.texts import text_of
 from dsrun.messages import Message, joined
 
-Entry = dict[str, Any]
+SchemaEntry = dict[str, Any]
 Path = tuple[str | int, ...]
 """A key of the JSON and the blocks that it is in."""
 
@@ -30,7 +30,7 @@ nearest = partial(errors.nearest, cutoff=0.75)
 suggestion = partial(messages.suggestion, cutoff=0.75)
 
 
-class Block(NamedTuple):
+class SchemaBlock(NamedTuple):
     """An object of the JSON.
 
     style "model": unknown keys are refused and "auto" is left out; "read": keys are looked up one by one and
@@ -40,7 +40,7 @@ class Block(NamedTuple):
     path: str
     style: str
     null: bool
-    keys: dict[str, Entry]
+    keys: dict[str, SchemaEntry]
 
     @property
     def spellings(self) -> dict[str, str]:
@@ -57,9 +57,9 @@ def _content() -> dict[str, Any]:
 
 
 @cache
-def blocks() -> dict[str, Block]:
+def blocks() -> dict[str, SchemaBlock]:
     """Every block by its path; the top level is the empty one."""
-    return {path: Block(path, **entry) for path, entry in _content()["blocks"].items()}
+    return {path: SchemaBlock(path, **entry) for path, entry in _content()["blocks"].items()}
 
 
 def version() -> str:
@@ -111,7 +111,7 @@ def homes() -> dict[str, tuple[str, ...]]:
     return found
 
 
-Fit = Literal["exact", "converted", "refused"]
+ValueFit = Literal["exact", "converted", "refused"]
 
 TRUE_WORDS = frozenset({"1", "on", "t", "true", "y", "yes"})
 FALSE_WORDS = frozenset({"0", "off", "f", "false", "n", "no"})
@@ -124,14 +124,14 @@ BOUNDS: tuple[tuple[str, str, Callable[[Any, Any], bool]], ...] = (
 )
 
 
-class Fitted(NamedTuple):
+class FittedValue(NamedTuple):
     """How a value fits a key, and what DeepSpeed takes it for."""
 
-    coerce: Fit
+    coerce: ValueFit
     value: Any = None
 
 
-REFUSED = Fitted("refused")
+REFUSED = FittedValue("refused")
 
 
 def json_type(value: Any) -> str:
@@ -144,10 +144,10 @@ def json_type(value: Any) -> str:
     return "dict"
 
 
-def coerce(value: Any, entry: Mapping[str, Any]) -> Fitted:
+def coerce(value: Any, entry: Mapping[str, Any]) -> FittedValue:
     """Fit a value to a key of a model: `types`, `null`, `choices` and `items` of the schema. Bounds come after."""
     if value is None and entry.get("null"):
-        return Fitted("exact", None)
+        return FittedValue("exact", None)
     best = REFUSED
     for word in entry["types"]:
         found = _as_word(word, value, entry)
@@ -187,7 +187,7 @@ def shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "…"
 
 
-def _as_word(word: str, value: Any, entry: Mapping[str, Any]) -> Fitted:
+def _as_word(word: str, value: Any, entry: Mapping[str, Any]) -> FittedValue:
     if word in ("literal", "enum"):
         return _as_choice(word, value, entry["choices"])
     if word == "list" and isinstance(value, list):
@@ -195,71 +195,71 @@ def _as_word(word: str, value: Any, entry: Mapping[str, Any]) -> Fitted:
     return CONVERTERS[word](value)
 
 
-def _as_choice(word: str, value: Any, choices: list[Any]) -> Fitted:
+def _as_choice(word: str, value: Any, choices: list[Any]) -> FittedValue:
     for choice in choices:
         if type(choice) is type(value) and choice == value:
-            return Fitted("exact", choice)
+            return FittedValue("exact", choice)
         if isinstance(choice, int) and isinstance(value, int) and not isinstance(value, bool) and choice == value:
-            return Fitted("exact", choice)
+            return FittedValue("exact", choice)
     if word == "enum" and isinstance(choices[0], int):
         number = _as_int(value)
         if number.coerce != "refused" and number.value in choices:
-            return Fitted("converted", int(number.value))
+            return FittedValue("converted", int(number.value))
     return REFUSED
 
 
-def _as_items(value: list[Any], items: Mapping[str, Any] | None) -> Fitted:
-    fits = [coerce(each, items) for each in value] if items else [Fitted("exact", each) for each in value]
+def _as_items(value: list[Any], items: Mapping[str, Any] | None) -> FittedValue:
+    fits = [coerce(each, items) for each in value] if items else [FittedValue("exact", each) for each in value]
     kinds = {each.coerce for each in fits}
     if "refused" in kinds:
         return REFUSED
-    return Fitted("converted" if "converted" in kinds else "exact", [each.value for each in fits])
+    return FittedValue("converted" if "converted" in kinds else "exact", [each.value for each in fits])
 
 
-def _as_bool(value: Any) -> Fitted:
+def _as_bool(value: Any) -> FittedValue:
     if isinstance(value, bool):
-        return Fitted("exact", value)
+        return FittedValue("exact", value)
     if isinstance(value, int | float) and value in (0, 1):
-        return Fitted("converted", value == 1)
+        return FittedValue("converted", value == 1)
     if isinstance(value, str) and value.lower() in TRUE_WORDS | FALSE_WORDS:
-        return Fitted("converted", value.lower() in TRUE_WORDS)
+        return FittedValue("converted", value.lower() in TRUE_WORDS)
     return REFUSED
 
 
-def _as_int(value: Any) -> Fitted:
+def _as_int(value: Any) -> FittedValue:
     if isinstance(value, bool):
-        return Fitted("converted", int(value))
+        return FittedValue("converted", int(value))
     if isinstance(value, int):
-        return Fitted("exact", value)
+        return FittedValue("exact", value)
     if isinstance(value, float):  # 5e8 is a float to JSON readers, and how people write bucket sizes
         fits = value.is_integer() and abs(value) < 2**63
-        return Fitted("exact", int(value)) if fits else REFUSED
+        return FittedValue("exact", int(value)) if fits else REFUSED
     if isinstance(value, str) and INT_TEXT.fullmatch(value):
-        return Fitted("converted", int(value.strip().partition(".")[0]))
+        return FittedValue("converted", int(value.strip().partition(".")[0]))
     return REFUSED
 
 
-def _as_float(value: Any) -> Fitted:
+def _as_float(value: Any) -> FittedValue:
     if isinstance(value, bool):
-        return Fitted("converted", float(value))
+        return FittedValue("converted", float(value))
     if isinstance(value, int | float):
-        return Fitted("exact", float(value) if abs(value) < 10**300 else math.inf)
+        return FittedValue("exact", float(value) if abs(value) < 10**300 else math.inf)
     return python_float(value) if isinstance(value, str) and value.isascii() else REFUSED
 
 
-def python_float(text: str) -> Fitted:
+def python_float(text: str) -> FittedValue:
     """A number from text as Python itself reads it: digits of every script, which pydantic does not take."""
     try:
-        return Fitted("converted", float(text))
+        return FittedValue("converted", float(text))
     except ValueError:
         return REFUSED
 
 
-def _of(kind: type) -> Callable[[Any], Fitted]:
-    return lambda value: Fitted("exact", value) if isinstance(value, kind) else REFUSED
+def _of(kind: type) -> Callable[[Any], FittedValue]:
+    return lambda value: FittedValue("exact", value) if isinstance(value, kind) else REFUSED
 
 
-CONVERTERS: dict[str, Callable[[Any], Fitted]] = {
+CONVERTERS: dict[str, Callable[[Any], FittedValue]] = {
     "bool": _as_bool,
     "int": _as_int,
     "float": _as_float,
@@ -267,6 +267,6 @@ CONVERTERS: dict[str, Callable[[Any], Fitted]] = {
     "path": _of(str),
     "list": _of(list),
     "dict": _of(dict),
-    "any": lambda value: Fitted("exact", value),
+    "any": lambda value: FittedValue("exact", value),
     "never": lambda value: REFUSED,
 }

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from dsrun.zero.schema import Fitted, Path, blocks, coerce
+from dsrun.zero.schema import FittedValue, Path, blocks, coerce
 
 if TYPE_CHECKING:
     from dsrun.hardware.gpus import GpuModel
 
-Target = Literal["trainer", "deepspeed"]
+ConfigTarget = Literal["trainer", "deepspeed"]
 AUTO = "auto"
 ZERO = "zero_optimization"
 
@@ -58,7 +58,7 @@ MISSING = Missing()
 
 
 @dataclass(frozen=True)
-class Flags:
+class TrainingFlags:
     """Training flags to compare with: the values in force, the names that the user gave, and where each stands."""
 
     values: dict[str, Any]
@@ -78,10 +78,10 @@ class ConfigView:
     """
 
     config: dict[str, Any]
-    target: Target
+    target: ConfigTarget
     is_target_given: bool = False
     world_size: int | None = None
-    flags: Flags | None = None
+    flags: TrainingFlags | None = None
     model_type: str | None = None
     gpu: GpuModel | None = None
 
@@ -141,7 +141,7 @@ class ConfigView:
             value = MISSING
         if value is MISSING:
             return entry.get("default")
-        found: Fitted = coerce(value, entry)
+        found: FittedValue = coerce(value, entry)
         return MISSING if found.coerce == "refused" else found.value
 
     @property
@@ -177,7 +177,7 @@ class ConfigView:
         return None if enabled is MISSING else bool(enabled)
 
 
-def find_target(config: Any, requested: Target | None) -> Target:
+def find_target(config: Any, requested: ConfigTarget | None) -> ConfigTarget:
     """Who a config is for: who the user says, else the Trainer if there is an "auto" that only it fills."""
     if requested is not None:
         return requested

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
-from dsrun.runs.heartbeat import Heart
+from dsrun.runs.heartbeat import HeartbeatWriter
 
 KINDS = ("sleep", "lock", "loader", "other collective", "stopped")
 STEP = 5
@@ -38,7 +38,7 @@ class Rows(Dataset):
 
 
 class Training:
-    def __init__(self, heart: Heart, rank: int, variant: int) -> None:
+    def __init__(self, heart: HeartbeatWriter, rank: int, variant: int) -> None:
         self.heart = heart
         self.rank = rank
         self.variant = variant
@@ -81,7 +81,7 @@ def main() -> None:
     faulthandler.register(signal.SIGUSR2, all_threads=True, chain=False)
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
-    heart = Heart(folder, rank, answers=True)
+    heart = HeartbeatWriter(folder, rank, answers=True)
     dist.init_process_group("gloo")
     training = Training(heart, rank, variant)
     mine = rank == hanging

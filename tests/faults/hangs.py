@@ -18,7 +18,7 @@ from pathlib import Path
 from dsrun.launch.supervisor.evidence import collect, explain_hang
 from dsrun.launch.supervisor.phase_limits import PhaseLimits
 from dsrun.launch.supervisor.reaper import state_and_parent
-from dsrun.launch.supervisor.watchdog import Hang, Watchdog
+from dsrun.launch.supervisor.watchdog import RankHang, Watchdog
 from dsrun.runs.heartbeat import read_beats
 from tests.faults.hanging_rank import KINDS
 from tests.forkserver.ranks import Ranks
@@ -35,7 +35,7 @@ EVIDENCE_GOAL_S = 15.0
 class Result:
     kind: str
     rank: int
-    hang: Hang
+    hang: RankHang
     evidence_s: float
 
     @property
@@ -60,7 +60,7 @@ def inject(kind: str, rank: int, variant: int, folder: Path, *, ranks: int = RAN
             process.wait()
 
 
-def _detect(folder: Path, pids: dict[int, int]) -> Hang:
+def _detect(folder: Path, pids: dict[int, int]) -> RankHang:
     watchdog = Watchdog(PhaseLimits(TIMEOUT_S))
     while True:
         beats = read_beats(folder) if folder.is_dir() else {}

@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Seq2SeqTrainingArguments
 from dsrun.recipe.spec import TrainSpec
 from dsrun.runs.folder import RunFolder
 from dsrun.train.base import distributed
-from dsrun.train.checkpoint.checkpointing import Checkpointing, Saving
+from dsrun.train.checkpoint.checkpointing import CheckpointingTrainer, SavingPolicy
 from dsrun.train.checkpoint.resume import find_checkpoint
 from dsrun.train.loop import engine
 
@@ -32,7 +32,7 @@ def import_everything() -> None:
     importlib.import_module("transformers.integrations.deepspeed")
 
 
-class Saver(Checkpointing):
+class Saver(CheckpointingTrainer):
     """Nothing but the checkpoints of dsrun's Trainer."""
 
     def __init__(self, *, report: Callable[[str], None], **kwargs: Any) -> None:
@@ -91,7 +91,7 @@ def train(
         report=report, model=build(hidden=hidden, layers=layers), args=arguments, train_dataset=ROWS,
         data_collator=_collate, callbacks=[_Weights(report)],
     )  # fmt: skip
-    trainer.keep_checkpoints(Saving(run=folder, keep=keep, background=background, facts=facts))
+    trainer.keep_checkpoints(SavingPolicy(run=folder, keep=keep, background=background, facts=facts))
     report(f"start {start.name.rpartition('-')[2] if start else 0}")
     trainer.train(resume_from_checkpoint=str(start) if start else None)
     report("end")

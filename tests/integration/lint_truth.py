@@ -18,7 +18,7 @@ from typing import Any
 
 from dsrun.zero.lint.check import check
 from dsrun.zero.lint.codes import CODES
-from dsrun.zero.view import Flags
+from dsrun.zero.view import TrainingFlags
 
 HIDDEN_SIZE = 64
 STEPS = 100
@@ -82,11 +82,11 @@ def arguments(bf16: bool) -> Any:
 
 
 @cache
-def flags(bf16: bool) -> Flags:
+def flags(bf16: bool) -> TrainingFlags:
     """The same arguments as the linter takes them."""
     names = [name for pair in COMPARED for name in pair]
     values = {name: getattr(arguments(bf16), name) for name in names}
-    return Flags(values, frozenset(names))
+    return TrainingFlags(values, frozenset(names))
 
 
 def trainer_says(config: str, *, bf16: bool = False) -> str:

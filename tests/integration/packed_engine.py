@@ -13,7 +13,7 @@ from deepspeed.utils import logger, safe_get_full_grad
 from transformers import AutoModelForSeq2SeqLM, BartConfig, T5Config
 
 from dsrun.train.base.distributed import destroy_process_group, init_process_group, world_from_env
-from dsrun.train.data.collate import Collator
+from dsrun.train.data.collate import PaddingCollator
 from dsrun.train.loop.engine import prepare_ops
 from dsrun.train.loss.model_loss import summed_cross_entropy
 from dsrun.train.packing.encoder_decoder import install, pair_inputs
@@ -51,7 +51,7 @@ def difference(config: Any, rank: int) -> list[float]:
          for ids in [torch.randint(3, 48, (source + target,)).tolist()]]
         for row in ROWS
     ]  # fmt: skip
-    collator = Collator(0, seq2seq=True, model=model)
+    collator = PaddingCollator(0, seq2seq=True, model=model)
     every = [collator([sample]) for row in rows for sample in row]
     sum(loss_of(model, batch) for batch in every).backward()
     # DeepSpeed takes the mean over ranks.

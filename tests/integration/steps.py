@@ -14,7 +14,7 @@ import sys
 import time
 from pathlib import Path
 
-from dsrun.runs.heartbeat import Heart
+from dsrun.runs.heartbeat import HeartbeatWriter
 
 told = []
 
@@ -26,7 +26,7 @@ def main() -> None:
     deaf = "--deaf" in sys.argv
     for signum in (signal.SIGTERM, signal.SIGUSR1):
         signal.signal(signum, signal.SIG_IGN if deaf else lambda number, frame: told.append(number))
-    heart = Heart.from_environment(os.environ, rank, answers=True)
+    heart = HeartbeatWriter.from_environment(os.environ, rank, answers=True)
     faulthandler.register(signal.SIGUSR2, all_threads=True)
     facts = {
         "pid": os.getpid(),

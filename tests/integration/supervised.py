@@ -8,19 +8,19 @@ import sys
 from pathlib import Path
 
 from dsrun.launch.coordinator.messages import Coordinator
-from dsrun.launch.job import Job, Topology
-from dsrun.launch.supervisor.policy import Limits
+from dsrun.launch.job import ProcessTopology, TrainingJob
+from dsrun.launch.supervisor.policy import RestartLimits
 from dsrun.launch.supervisor.run import supervise
 
 
 def main() -> int:
     spec = json.loads(Path(sys.argv[1]).read_text())
-    job = Job(
-        topology=Topology(spec["ranks"], "cpu", spec["ranks"]),
+    job = TrainingJob(
+        topology=ProcessTopology(spec["ranks"], "cpu", spec["ranks"]),
         run=Path(spec["run"]),
         program=spec["program"],
         env={**os.environ, "OMP_NUM_THREADS": "1", **spec.get("env", {})},
-        limits=Limits(max_restarts=spec.get("max_restarts", 3), remedy=False),
+        limits=RestartLimits(max_restarts=spec.get("max_restarts", 3), remedy=False),
         hang_timeout=spec.get("hang_timeout"),
         external=True,
     )

@@ -23,10 +23,10 @@ from transformers import (
 
 from dsrun.cli.export import ENVIRONMENT
 from dsrun.errors import ToolError, UsageError
-from dsrun.train.checkpoint.weight_files import Weight, write_file
+from dsrun.train.checkpoint.weight_files import ExportWeight, write_file
 from dsrun.train.checkpoint.zero_shards import ZeroCheckpoint
 from dsrun.train.export import run, verify
-from dsrun.train.export.run import Request
+from dsrun.train.export.run import ExportRequest
 from tests.forkserver.client import HEAVY
 from tests.integration.conftest import SHORT, make_tokenizer, many_runs
 from tests.zero_checkpoints import write_zero
@@ -58,7 +58,7 @@ def runs(tiny, pairs, tmp_path_factory):
 
 
 def export(source, to, *, dtype=None, merge=False, limit=10**9, force=False, notify=lambda _: None):
-    run.export(Request(Path(source), Path(to), dtype, merge, limit, force), notify=notify)
+    run.export(ExportRequest(Path(source), Path(to), dtype, merge, limit, force), notify=notify)
     return {name: value for file in sorted(Path(to).glob("*.safetensors")) for name, value in load_file(file).items()}
 
 
@@ -211,14 +211,14 @@ def test_safetensors_writer_roundtrip(tmp_path):
         "e": torch.randn(2, 3),
     }  # fmt: skip
     weights = [
-        Weight(name, value.dtype, tuple(value.shape), lambda value=value: value) for name, value in values.items()
+        ExportWeight(name, value.dtype, tuple(value.shape), lambda value=value: value) for name, value in values.items()
     ]
     write_file(tmp_path / "x.safetensors", weights)
     read = load_file(tmp_path / "x.safetensors")
     assert read.keys() == values.keys()
     assert all(torch.equal(read[name], value) and read[name].dtype == value.dtype for name, value in values.items())
     with pytest.raises(ToolError, match="a placeholder"):
-        write_file(tmp_path / "y.safetensors", [Weight("a", torch.float32, (2,), lambda: torch.empty(0))])
+        write_file(tmp_path / "y.safetensors", [ExportWeight("a", torch.float32, (2,), lambda: torch.empty(0))])
 
 
 def dsrun_export(*args):

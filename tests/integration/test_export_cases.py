@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Llama
 
 from dsrun.errors import UsageError
 from dsrun.train.export import run
-from dsrun.train.export.run import Request
+from dsrun.train.export.run import ExportRequest
 from tests.integration.conftest import make_tokenizer
 
 pytestmark = pytest.mark.train
@@ -47,7 +47,7 @@ def make_adapter(folder, base, *, rows=ROWS):
 
 def export(source, to, *, dtype=None, merge=False, force=False):
     said = []
-    run.export(Request(Path(source), Path(to), dtype, merge, 10**9, force), notify=said.append)
+    run.export(ExportRequest(Path(source), Path(to), dtype, merge, 10**9, force), notify=said.append)
     return said
 
 

@@ -10,7 +10,7 @@ import pytest
 from dsrun.zero.generate.presets import sizes
 from dsrun.zero.memory.model.architecture import training
 from dsrun.zero.memory.model.count import describe
-from dsrun.zero.memory.states import Sharding, states
+from dsrun.zero.memory.states import StateSharding, states
 from tests.forkserver.ranks import Ranks
 from tests.integration.memory_models import CONFIGS
 
@@ -65,7 +65,7 @@ def held(tmp_path_factory):
 def predicted(each, rank):
     """Bytes on GPU and host together: on a machine without GPU both are one memory."""
     model = describe(CONFIGS[each["kind"], each["size"]], from_scratch=True)
-    sharding = Sharding(
+    sharding = StateSharding(
         stage=each["stage"],
         offload=each["offload"],
         world=RANKS,

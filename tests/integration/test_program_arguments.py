@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from dsrun.launch.environment import run_arguments, run_command
-from dsrun.launch.job import Job, Topology
+from dsrun.launch.job import ProcessTopology, TrainingJob
 from dsrun.system.net import free_port
 
 pytestmark = pytest.mark.train
@@ -19,7 +19,9 @@ def test_torchrun_passes_argv_with_dollar_signs_unchanged(tmp_path):
     """Dollar signs, spaces and quotes reach the program as they were typed."""
     (tmp_path / "say_words.py").write_text("import json, sys; print('WORDS', json.dumps(sys.argv[1:]))\n")
     words = ["$local_rank", "$$HOME", "${x}", "a b", "--cost=5$", "'\"`"]
-    job = Job(topology=Topology(1, "cpu", 1), run=tmp_path, program=["--module", "say_words", *words], env={})
+    job = TrainingJob(
+        topology=ProcessTopology(1, "cpu", 1), run=tmp_path, program=["--module", "say_words", *words], env={}
+    )
     argv = run_command(run_arguments(job, attempt=0, port=free_port()))
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
     done = subprocess.run(argv, env=env, capture_output=True, text=True, check=True)

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from dsrun.runs.records import read_records
-from dsrun.train.export.run import Request, export
+from dsrun.train.export.run import ExportRequest, export
 from tests.integration.conftest import SHORT, many_runs
 
 pytestmark = pytest.mark.train
@@ -80,7 +80,9 @@ def test_qlora_merges_into_unquantized_weights(runs, name, tiny, tmp_path):
     }
     assert adapted
     assert adapted <= linear
-    export(Request(runs / name / "checkpoint-4", tmp_path / "out", None, True, 10**9, False), notify=lambda _: None)
+    export(
+        ExportRequest(runs / name / "checkpoint-4", tmp_path / "out", None, True, 10**9, False), notify=lambda _: None
+    )
     exported = load_file(tmp_path / "out" / "model.safetensors")
     rtol, atol = (1e-2, 1e-3) if "bf16" in name else (1e-5, 1e-6)
     for key, value in merged.items():

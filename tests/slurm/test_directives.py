@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from dsrun.slurm.render.program import Site, any_program
-from dsrun.slurm.render.script import render
+from dsrun.slurm.render.program import ClusterSite, any_program
+from dsrun.slurm.render.script import render_script
 from dsrun.slurm.render.spec import make_spec, run_file_value
 
 ODD = [
@@ -18,7 +18,7 @@ ODD = [
 def held(ada, place, **options: str):
     """A job with these options that will not start."""
     given = [run_file_value(key, [word], key) for key, word in options.items()]
-    script = render(make_spec(given), any_program(["true"]), Site(gpus_per_node=0))
+    script = render_script(make_spec(given), any_program(["true"]), ClusterSite(gpus_per_node=0))
     job = ada.sbatch(script, "--hold", cwd=place)
     record = job.record()
     ada.run("scancel", job.id)

@@ -14,11 +14,11 @@ from dsrun.cli.monitor.view import _EVENT_STYLES
 from dsrun.events import EventKind, event_kinds, kind_of, level_of
 from dsrun.messages import PLACEHOLDER
 from dsrun.monitoring.event_text import _FORMS, describe, filled
-from dsrun.monitoring.status import State
-from dsrun.notifications.message import Kind
+from dsrun.monitoring.status import RunState
+from dsrun.notifications.message import NotificationKind
 from dsrun.report.panels import MarkKind
 from dsrun.report.timeline import rows
-from dsrun.runs.goodput import Use, goodput
+from dsrun.runs.goodput import WallTimeUse, goodput
 from dsrun.system.log_format import event_line
 from tests.ecs import parsed
 from tests.run_folders import event
@@ -55,11 +55,11 @@ def test_keys_of_a_kind_are_documented(kind: str) -> None:
 @pytest.mark.parametrize("kind", event_kinds().values(), ids=lambda kind: kind.name)
 def test_values_are_those_that_readers_know(kind: EventKind) -> None:
     for value, known in (
-        (kind.state, get_args(State)),
-        (kind.over, get_args(State)),
-        (kind.use, (None, *get_args(Use))),
+        (kind.state, get_args(RunState)),
+        (kind.over, get_args(RunState)),
+        (kind.use, (None, *get_args(WallTimeUse))),
         (kind.level, _EVENT_STYLES),
-        (kind.notify, (None, *get_args(Kind))),
+        (kind.notify, (None, *get_args(NotificationKind))),
         (kind.mark, (None, *get_args(MarkKind))),
     ):
         assert value in known

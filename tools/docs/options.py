@@ -10,9 +10,8 @@ from typing import Any
 
 from dsrun.kubernetes.options import KubernetesSpec
 from dsrun.options import by_group, flag_of, value_kind
-from dsrun.recipe.compat.removed import SAME, Case, Removed
-from dsrun.recipe.compat.removed import table as removed_flags
-from dsrun.recipe.flags import Flag, by_spelling, hf_flags, hf_version, own_flags, shown, shown_value
+from dsrun.recipe.compat.removed import SAME, RemovedCase, RemovedFlag, removed_flags
+from dsrun.recipe.flags import RecipeFlag, by_spelling, hf_flags, hf_version, own_flags, shown, shown_value
 from dsrun.recipe.spec import TrainSpec
 from dsrun.slurm.render.environment import networks
 from dsrun.slurm.render.options import SlurmSpec
@@ -22,7 +21,7 @@ from dsrun.zero.generate.explain import meanings
 from dsrun.zero.generate.flag_rules import FlagRule, flag_rules
 from dsrun.zero.generate.presets import PRESETS
 from dsrun.zero.generate.spec import ZeroSpec
-from dsrun.zero.rules import Rule, rules
+from dsrun.zero.rules import ConfigRule, rules
 from dsrun.zero.view import FILLED
 from tools.docs import table
 
@@ -54,7 +53,7 @@ def mixture() -> str:
     return table(("key of a set", "meaning"), rows) + "\n"
 
 
-def _train_row(flag: Flag) -> tuple[str, str, str, str]:
+def _train_row(flag: RecipeFlag) -> tuple[str, str, str, str]:
     also = ", ".join(f"`{shown(alias)}`" for alias in flag.aliases)
     meaning = flag.help + (f"; also {also}" if also else "")
     return f"`{flag.shown}`", _code(flag.value_text) or "switch", _code(flag.default_text), meaning
@@ -64,11 +63,11 @@ def _code(text: str) -> str:
     return f"`{text}`" if text else ""
 
 
-def _fate(row: Removed) -> str:
+def _fate(row: RemovedFlag) -> str:
     return "; ".join(_case(case, several=len(row.cases) > 1) for case in row.cases)
 
 
-def _case(case: Case, *, several: bool) -> str:
+def _case(case: RemovedCase, *, several: bool) -> str:
     """One case of a removed flag in words."""
     opening = f"{case.label or 'else'}: " if several else ""
     if case.becomes:
@@ -143,7 +142,7 @@ def _yes(value: bool) -> str:
     return "yes" if value else "no"
 
 
-def _rule_row(rule: FlagRule | Rule) -> tuple[str, str, str]:
+def _rule_row(rule: FlagRule | ConfigRule) -> tuple[str, str, str]:
     return _plain(rule.message), _plain(rule.fix), rule.source
 
 

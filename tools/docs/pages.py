@@ -8,10 +8,10 @@ from pathlib import Path
 from dsrun.diagnosis.rules import causes
 from dsrun.doctor.registry import CHECKS, DEEP_CHECKS
 from dsrun.doctor.software.known_bad import KnownBad
-from dsrun.doctor.software.known_bad import table as known_bad
+from dsrun.doctor.software.known_bad import known_bad_rows as known_bad
 from dsrun.events import event_kinds
 from dsrun.monitoring.prometheus.samples import metrics
-from dsrun.zero.generate.config import PURPOSES, SHIPPED, generate, render
+from dsrun.zero.generate.config import PURPOSES, SHIPPED, generate, render_json
 from dsrun.zero.lint.codes import CODES
 from tools.docs import chinese, options, table, wheels
 
@@ -139,7 +139,7 @@ def updated(page: str, part: str) -> str:
 
 def ds_configs() -> dict[str, str]:
     """The files of ds_configs/ by name, their README among them."""
-    files = {name: render(generate(spec)) for name, spec in SHIPPED.items()}
+    files = {name: render_json(generate(spec)) for name, spec in SHIPPED.items()}
     rows = "\n".join(f"| `{name}` | {purpose} |" for name, purpose in PURPOSES.items())
     return {**files, "README.md": DS_CONFIGS.format(rows=rows)}
 

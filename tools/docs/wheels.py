@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from dsrun.hardware.gpus import gpu_table
-from dsrun.wheel.platform.arch import Capability, nvcc_versions, tegra, torch_releases
+from dsrun.wheel.platform.arch import ComputeCapability, nvcc_versions, tegra, torch_releases
 from dsrun.wheel.platform.gpus import product_lines, serving
 from tools.docs import table
 
@@ -30,17 +30,17 @@ def _gpu_rows() -> Iterable[Sequence[str]]:
         yield _dotted(wanted), ", ".join(product_lines(wanted)), _nvcc_span(wanted), _torch_span(wanted)
 
 
-def _dotted(wanted: Capability) -> str:
+def _dotted(wanted: ComputeCapability) -> str:
     return f"{wanted[0]}.{wanted[1]}"
 
 
-def _nvcc_span(wanted: Capability) -> str:
+def _nvcc_span(wanted: ComputeCapability) -> str:
     """ "up to 12.9", "12.8 and later", "all" of the versions in the table."""
     versions = nvcc_versions()
     return _span([each for each in versions if wanted in versions[each]], list(versions))
 
 
-def _torch_span(wanted: Capability) -> str:
+def _torch_span(wanted: ComputeCapability) -> str:
     if wanted in tegra():
         return "NVIDIA's own for the board"
     rows = [f"{row.release} ({row.cuda})" for row in serving(wanted)]

@@ -9,15 +9,15 @@ from dsrun.cli.output import print_note
 from dsrun.demo import models
 from dsrun.errors import DsrunError, MissingError
 from dsrun.hardware.gpus import require_gpu
-from dsrun.models.folder import Found, find
+from dsrun.models.folder import FoundModel, find
 from dsrun.zero.generate.blocks import HardwareFacts
 from dsrun.zero.generate.presets import FROM_STEPS
 from dsrun.zero.generate.spec import ZeroSpec
 from dsrun.zero.generate.training_blocks import steps_of
-from dsrun.zero.memory.model.settings import Settings
+from dsrun.zero.memory.model.settings import ConfigSettings
 
 if TYPE_CHECKING:
-    from dsrun.zero.memory.model.architecture import Architecture
+    from dsrun.zero.memory.model.architecture import ModelShapes
 
 
 def find_facts(spec: ZeroSpec) -> HardwareFacts:
@@ -26,7 +26,9 @@ def find_facts(spec: ZeroSpec) -> HardwareFacts:
     config = found.config if found else {}
     inner = config.get("text_config")
     names = ("hidden_size", "d_model", "n_embd", "hidden_dim")
-    width = Settings(config).optional(*names) or Settings(inner if isinstance(inner, dict) else {}).optional(*names)
+    width = ConfigSettings(config).optional(*names) or ConfigSettings(
+        inner if isinstance(inner, dict) else {}
+    ).optional(*names)
     if spec.model and config and not width:
         print_note(f"the config.json of {spec.model} has no width: sizes as without --model")
     # Counted only where a value or its reason depends on it: counting some models takes seconds.
@@ -41,7 +43,7 @@ def find_facts(spec: ZeroSpec) -> HardwareFacts:
     )
 
 
-def _architecture(found: Found) -> Architecture | None:
+def _architecture(found: FoundModel) -> ModelShapes | None:
     """The model's shapes; None where neither its weights nor its config tell them."""
     from dsrun.zero.memory.model.count import count  # for the few values that depend on it
 
@@ -51,10 +53,10 @@ def _architecture(found: Found) -> Architecture | None:
         return None
 
 
-def _found(model: str) -> Found | None:
+def _found(model: str) -> FoundModel | None:
     """The model's folder; None, with a note, if it is not on this machine."""
     if model in models.TASKS:
-        return Found(name=model, folder=Path(), config=models.model_config(model), stored=None)
+        return FoundModel(name=model, folder=Path(), config=models.model_config(model), stored=None)
     try:
         return find(model)
     except MissingError:

@@ -10,7 +10,7 @@ import click
 from dsrun.cli.output import json_text, print_note, write_output
 from dsrun.errors import UsageError
 from dsrun.zero.generate.blocks import HardwareFacts
-from dsrun.zero.generate.config import PURPOSES, generate, render
+from dsrun.zero.generate.config import PURPOSES, generate, render_json
 from dsrun.zero.generate.explain import as_json, as_text, explain, notices
 from dsrun.zero.generate.spec import ZeroSpec, flag_of, options
 from dsrun.zero.offload import OPTIMIZER_ONLY, offloaded_to
@@ -57,7 +57,7 @@ def run(**values: Any) -> int:
         if own["explain"]:
             text = (as_json if own["form"] == "json" else as_text)(explain(spec, facts)) + "\n"
         else:
-            text = render(generate(spec, facts=facts))
+            text = render_json(generate(spec, facts=facts))
         for line in notices(spec, facts):
             print_note(line)
     write_output(text, own["output"], force=own["force"])

@@ -23,7 +23,7 @@ from dsrun.zero.lint.accelerate import KEYS, AccelerateFile, read_accelerate
 from dsrun.zero.lint.check import check
 from dsrun.zero.lint.codes import printable
 from dsrun.zero.lint.upgrade import upgrade
-from dsrun.zero.view import Flags
+from dsrun.zero.view import TrainingFlags
 
 STDIN = "-"
 YAML = (".yaml", ".yml")
@@ -109,14 +109,14 @@ def read_text(file: str, what: str = "a DeepSpeed JSON file") -> tuple[str, str]
         raise UsageError(f"{file}: not text in UTF-8", fix=f"name {what}, or save it as UTF-8") from None
 
 
-def _training_flags(argv: tuple[str, ...], run_file: str | None, world_size: int | None) -> Flags | None:
+def _training_flags(argv: tuple[str, ...], run_file: str | None, world_size: int | None) -> TrainingFlags | None:
     if not argv and run_file is None:
         return None
     given = given_values(argv, Path.cwd(), [], run_file)
     own = {name: each.value for name, each in given.items()}
     names = {"micro_batch_size": "per_device_train_batch_size", "global_batch_size": "train_batch_size"}
     places = {names.get(name, name): each.where for name, each in given.items()}
-    return Flags(own | trainer_values(own, world_size or own.get("nproc")), frozenset(places), places)
+    return TrainingFlags(own | trainer_values(own, world_size or own.get("nproc")), frozenset(places), places)
 
 
 @click.command(cls=Command, name="upgrade")

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from dsrun.cli.launch.remote import srun_argv
 from dsrun.cli.output import print_findings, print_json, print_line, print_note, print_table
-from dsrun.collectives.judge import Verdict
-from dsrun.collectives.observations import Observations
+from dsrun.collectives.judge import CollectiveVerdict
+from dsrun.collectives.observations import TestObservations
 from dsrun.collectives.place import place_of
-from dsrun.collectives.report import as_json, common_facts, table, together
+from dsrun.collectives.report import as_json, common_facts, member_rows, together
 from dsrun.collectives.run import run_test
 from dsrun.errors import MissingError
 from dsrun.findings.finding import Finding
@@ -71,7 +71,7 @@ def _through_srun(nodes: int) -> int:
     os.execvp("srun", argv)
 
 
-def _hand_over(verdict: Verdict) -> None:
+def _hand_over(verdict: CollectiveVerdict) -> None:
     """Tell the script of a SLURM job which nodes to avoid."""
     shared = os.environ.get(variables.FAILURES)
     if shared and verdict.exclude:
@@ -79,11 +79,11 @@ def _hand_over(verdict: Verdict) -> None:
             Path(shared, EXCLUDE_FILE).write_text("".join(f"{host}\n" for host in verdict.exclude))
 
 
-def _print(seen: Observations, verdict: Verdict, form: str) -> None:
+def _print(seen: TestObservations, verdict: CollectiveVerdict, form: str) -> None:
     if form == "json":
         print_json(as_json(seen, verdict))
         return
-    print_table(table(seen, verdict))
+    print_table(member_rows(seen, verdict))
     for line in (together(seen), common_facts([member.facts for member in seen.members.values()])):
         if line:
             print_line(line)

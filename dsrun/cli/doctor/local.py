@@ -11,14 +11,14 @@ from typing import Any
 
 import click
 
-from dsrun.cli.doctor.report import as_json, table
+from dsrun.cli.doctor.report import as_json, result_lines
 from dsrun.cli.doctor.target import job_target
 from dsrun.cli.options import imported
 from dsrun.cli.output import print_json
 from dsrun.doctor import check as running
 from dsrun.doctor import registry
-from dsrun.doctor.check import Check, run_checks
-from dsrun.doctor.machine import Machine
+from dsrun.doctor.check import DoctorCheck, run_checks
+from dsrun.doctor.machine import CheckedMachine
 from dsrun.errors import EXIT_FINDINGS, UsageError, did_you_mean
 from dsrun.findings.finding import Finding
 from dsrun.launch.detection.slurm import in_slurm_step
@@ -41,17 +41,17 @@ def run(*, form: str, every: bool, only: Sequence[str], skip: Sequence[str], **g
         master_addr=given["master_addr"], master_port=given["master_port"],
     )  # fmt: skip
     quick = [each for each in checks if each not in registry.DEEP_CHECKS]
-    results = list(run_checks(quick, Machine(), target, limit_s=running.LIMIT_S))
+    results = list(run_checks(quick, CheckedMachine(), target, limit_s=running.LIMIT_S))
     # One after the other: two tests of bandwidth would disturb each other.
     for check in checks[len(quick) :]:
-        results += run_checks([check], Machine(), target, limit_s=registry.DEEP_LIMIT_S)
+        results += run_checks([check], CheckedMachine(), target, limit_s=registry.DEEP_LIMIT_S)
     if given["preflight"]:
         return _collectives(given, form, [each for result in results for each in result.findings])
     if form == "json":
         print_json(as_json(results))
     else:
         columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        for line in table(results, every=every, columns=columns):
+        for line in result_lines(results, every=every, columns=columns):
             click.echo(line)
     return EXIT_FINDINGS if any(each.status == "fail" for each in results) else 0
 
@@ -67,19 +67,19 @@ def _is_one_of_several_tasks(environ: Mapping[str, str]) -> bool:
     return in_slurm_step(environ) and tasks.isdigit() and int(tasks) > 1
 
 
-def all_checks(min_gpus: int | None, min_gpu_memory: float | None) -> tuple[Check, ...]:
+def all_checks(min_gpus: int | None, min_gpu_memory: float | None) -> tuple[DoctorCheck, ...]:
     """The checks in their order; first what this machine must have, where that was said."""
     if min_gpus is None and min_gpu_memory is None:
         return registry.CHECKS
     from dsrun.doctor.launch.ranks import check_requirements
 
-    def look(machine: Machine, _: Any) -> Any:
+    def look(machine: CheckedMachine, _: Any) -> Any:
         return check_requirements(machine, min_gpus, min_gpu_memory)
 
-    return (Check("requirements", "GPUs that you require", look), *registry.CHECKS)
+    return (DoctorCheck("requirements", "GPUs that you require", look), *registry.CHECKS)
 
 
-def chosen(checks: Sequence[Check], only: Sequence[str], skip: Sequence[str]) -> tuple[Check, ...]:
+def chosen(checks: Sequence[DoctorCheck], only: Sequence[str], skip: Sequence[str]) -> tuple[DoctorCheck, ...]:
     """Those checks whose codes begin with one of `only`, if there are any, and with none of `skip`.
 
     Raises UsageError for a beginning that no check has.

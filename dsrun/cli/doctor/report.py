@@ -6,18 +6,18 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from dsrun.doctor.check import Result
+from dsrun.doctor.check import CheckResult
 from dsrun.findings.finding import Finding, worst_first
-from dsrun.findings.show import STATUSES, Status, status_width, status_word, table_lines
+from dsrun.findings.show import STATUSES, CheckStatus, status_width, status_word, table_lines
 from dsrun.findings.texts import text_of
 from dsrun.findings.translation import translated
 from dsrun.messages import Message, joined
 from dsrun.system.display import cells, counted, padded
 
-_COUNTED: dict[Status, str] = {"pass": "passed", "warn": "warned", "fail": "failed", "skip": "skipped"}
+_COUNTED: dict[CheckStatus, str] = {"pass": "passed", "warn": "warned", "fail": "failed", "skip": "skipped"}
 
 
-def as_json(results: Sequence[Result]) -> dict[str, Any]:
+def as_json(results: Sequence[CheckResult]) -> dict[str, Any]:
     """What `--format json` gives: the results in their order, and how many there are of each status."""
     counts = Counter(each.status for each in results)
     return {"checks": [each.as_dict() for each in results]} | {
@@ -25,7 +25,7 @@ def as_json(results: Sequence[Result]) -> dict[str, Any]:
     }
 
 
-def table(results: Sequence[Result], *, every: bool, columns: int | None = None) -> Iterator[str]:
+def result_lines(results: Sequence[CheckResult], *, every: bool, columns: int | None = None) -> Iterator[str]:
     """A line for each finding, below a problem what mends it, and the totals; with `every`, checks that do not apply,
     too. Texts are wrapped to a terminal of so many columns."""
     shown = [each for each in results if every or each.status != "skip"]
@@ -46,12 +46,12 @@ def table(results: Sequence[Result], *, every: bool, columns: int | None = None)
     yield translated(summary(results, every=every))
 
 
-def _problems(result: Result) -> list[Finding]:
+def _problems(result: CheckResult) -> list[Finding]:
     """The errors, then the warnings: what is fine beside them is not shown."""
     return [each for each in worst_first(result.findings) if each.level != "info"]
 
 
-def summary(results: Sequence[Result], *, every: bool) -> Message:
+def summary(results: Sequence[CheckResult], *, every: bool) -> Message:
     """The totals in words."""
     counts = Counter(each.status for each in results)
     parts = [

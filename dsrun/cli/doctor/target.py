@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dsrun.doctor.machine import Target
+from dsrun.doctor.machine import DoctorTarget
 from dsrun.errors import DsrunError, UsageError
 from dsrun.findings.finding import Finding
 from dsrun.recipe.resolve import resolve
@@ -23,14 +23,14 @@ def job_target(
     nproc: int | None = None,
     master_addr: str | None = None,
     master_port: int | None = None,
-) -> Target:
+) -> DoctorTarget:
     """The job of a run file, of the flags in `program` ("train --model …"), or of both, with what the command line says
     of it. Settings that do not resolve are a finding.
 
     Raises UsageError where there is no such file, and for another program.
     """
     folder = Path(output).expanduser() if output else None
-    place = Target(output=folder, nproc=nproc, master_addr=master_addr, master_port=master_port, cwd=cwd)
+    place = DoctorTarget(output=folder, nproc=nproc, master_addr=master_addr, master_port=master_port, cwd=cwd)
     flags = _train_flags(program)
     if run_file is None and flags is None:
         return place

@@ -6,10 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dsrun.cli.init.data import Data
+from dsrun.cli.init.data import InitData
 from dsrun.cli.init.found import hints_for
-from dsrun.cli.init.interview import Answer, Interview, Question
-from dsrun.cli.init.model import Model
+from dsrun.cli.init.interview import InitAnswer, InitInterview, InitQuestion
+from dsrun.cli.init.model import InitModel
 from dsrun.cli.output import print_detail, print_error
 from dsrun.errors import UsageError, did_you_mean
 from dsrun.recipe.preflight.conversations import lacks_template
@@ -20,7 +20,7 @@ from dsrun.system.display import printable
 NONE = "none"
 
 
-def with_columns(interview: Interview, given: dict[str, Any], data: Data, task: str) -> Data:
+def with_columns(interview: InitInterview, given: dict[str, Any], data: InitData, task: str) -> InitData:
     """The data with what its columns mean; asks for them where their names do not tell.
 
     Raises UsageError without a terminal, as the training would.
@@ -47,11 +47,11 @@ def with_columns(interview: Interview, given: dict[str, Any], data: Data, task: 
     return _with_asked_columns(interview, data, tasks[0], where)
 
 
-def _with_asked_columns(interview: Interview, data: Data, task: str, where: str) -> Data:
+def _with_asked_columns(interview: InitInterview, data: InitData, task: str, where: str) -> InitData:
     """A seq2seq model needs a source and a target; what a causal LM reads may be a text alone."""
     columns = [(name, _excerpt(value)) for name, value in data.row.items()]
     source = interview.answer(
-        Question(
+        InitQuestion(
             flag="--text-column",
             text="Which column holds the source text?"
             if task == "seq2seq"
@@ -67,7 +67,7 @@ def _with_asked_columns(interview: Interview, data: Data, task: str, where: str)
     if others or task == "seq2seq":
         may_lack = task != "seq2seq"
         answer = interview.answer(
-            Question(
+            InitQuestion(
                 flag="--summary-column",
                 text="Which column holds the answer to it?" if may_lack else "Which column holds the target text?",
                 check=lambda text: text if may_lack and text == NONE else _check_target(text, data.row, source),
@@ -99,13 +99,15 @@ def _excerpt(value: Any) -> str:
     return text if len(text) <= 50 else f"{text[:49]}…"
 
 
-def ask_chat_template(interview: Interview, given: dict[str, Any], model: Model, data: Data) -> Answer[str] | None:
+def ask_chat_template(
+    interview: InitInterview, given: dict[str, Any], model: InitModel, data: InitData
+) -> InitAnswer[str] | None:
     """A template for conversations, where the tokenizer in a local folder has none; None where it needs none."""
     folder = Path(model.name).expanduser()
     lacking = data.layout is not None and data.layout.is_chat and is_path(model.name) and lacks_template(folder)
     if not lacking and given["chat_template"] is None:
         return None
-    question = Question(
+    question = InitQuestion(
         flag="--chat-template",
         text="The tokenizer has no chat template for the conversations. Which one? A file, or chatml.",
         check=_check_template,

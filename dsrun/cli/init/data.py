@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.cli.init.found import SHOWN, DataFile, data_files, read_sample, row_count
-from dsrun.cli.init.interview import Answer, Interview, Question
-from dsrun.cli.init.model import Model
+from dsrun.cli.init.interview import InitAnswer, InitInterview, InitQuestion
+from dsrun.cli.init.model import InitModel
 from dsrun.cli.output import print_note
 from dsrun.errors import UsageError, did_you_mean, nearest
 from dsrun.models.folder import HUB_NAME
 from dsrun.recipe.preflight.data_files import expanded
 from dsrun.recipe.preflight.files import CHAT_TEMPLATES, check_files, is_path
-from dsrun.recipe.preflight.layouts import Layout
+from dsrun.recipe.preflight.layouts import RowLayout
 from dsrun.recipe.spec import TrainSpec
 
 DEMO = "demo"
@@ -29,7 +29,7 @@ TASK_MEANINGS = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Data:
+class InitData:
     """What a run reads: files or a dataset, or the demo's data with neither.
 
     `row` is a sample, {} where there is none to look at; `layout` what its columns mean.
@@ -40,7 +40,7 @@ class Data:
     dataset: str | None = None
     row: dict[str, Any]
     rows: int | None = None
-    layout: Layout | None = None
+    layout: RowLayout | None = None
     text_column: str | None = None
     summary_column: str | None = None
     validation_file: tuple[str, ...] = ()
@@ -51,7 +51,7 @@ class Data:
         return not self.train_file and not self.dataset
 
 
-def ask_data(interview: Interview, given: dict[str, Any], model: Model) -> Data:
+def ask_data(interview: InitInterview, given: dict[str, Any], model: InitModel) -> InitData:
     """Ask for training data; its validation data is that of the options, or the file here that is named so."""
     there = data_files(Path.cwd())
     offered = [each for each in there if not each.is_held_out][:SHOWN]
@@ -76,20 +76,20 @@ def ask_data(interview: Interview, given: dict[str, Any], model: Model) -> Data:
 
 
 def _training_data(
-    interview: Interview, given: dict[str, Any], model: Model, spec: TrainSpec, offered: Sequence[DataFile]
-) -> Answer[Data]:
+    interview: InitInterview, given: dict[str, Any], model: InitModel, spec: TrainSpec, offered: Sequence[DataFile]
+) -> InitAnswer[InitData]:
     if given["train_file"] and given["dataset"]:
         raise UsageError("--train-file and --dataset exclude each other", fix="give one of them")
     if given["train_file"]:
-        return Answer(_of_files(list(given["train_file"]), spec), "as --train-file says")
+        return InitAnswer(_of_files(list(given["train_file"]), spec), "as --train-file says")
     if given["dataset"]:
-        return Answer(_of_dataset(given["dataset"], spec), "as --dataset says")
+        return InitAnswer(_of_dataset(given["dataset"], spec), "as --dataset says")
     if model.is_demo and not offered:
-        return Answer(Data(source="", row={}), "the demo's own data")
+        return InitAnswer(InitData(source="", row={}), "the demo's own data")
     demo = (DEMO, "its own data" if model.is_demo else "built-in data, to try the model")
     choices = [(str(each.path), each.description(model.task)) for each in offered]
     choices = [demo, *choices] if model.is_demo else [*choices, demo]
-    question = Question(
+    question = InitQuestion(
         flag="--train-file",
         text="Which data to train on? A file (json, jsonl, csv, parquet, txt), a folder, or a dataset of the Hub.",
         check=lambda text: _named(text, spec, model),
@@ -101,11 +101,11 @@ def _training_data(
     return interview.answer(question, None)
 
 
-def _named(text: str, spec: TrainSpec, model: Model) -> Data:
+def _named(text: str, spec: TrainSpec, model: InitModel) -> InitData:
     """The data behind an answer: the word demo, files, a folder, or a name on the Hub."""
     if text == DEMO:
         if model.task is None or model.is_demo or spec.task != "dpo":
-            return Data(source="", row={})
+            return InitData(source="", row={})
         raise UsageError("there is no demo data for dpo", fix="name a file with chosen and rejected answers")
     path = Path(text).expanduser()
     if path.is_dir():
@@ -119,28 +119,28 @@ def _named(text: str, spec: TrainSpec, model: Model) -> Data:
     return _of_files(words, spec) if len(words) > 1 else _of_dataset(text, spec)
 
 
-def _of_files(names: list[str], spec: TrainSpec) -> Data:
+def _of_files(names: list[str], spec: TrainSpec) -> InitData:
     check_files(replace(spec, train_file=names))
     files = expanded("--train-file", names)
     counts = [row_count(each) for each in files]
     rows = sum(filter(None, counts)) if None not in counts else None
-    return Data(source="", train_file=tuple(names), row=read_sample(files[0]), rows=rows)
+    return InitData(source="", train_file=tuple(names), row=read_sample(files[0]), rows=rows)
 
 
-def _of_dataset(name: str, spec: TrainSpec) -> Data:
+def _of_dataset(name: str, spec: TrainSpec) -> InitData:
     if is_path(name):
         check_files(replace(spec, dataset=name))
         path = Path(name).expanduser()
-        return Data(source="", dataset=name, row=read_sample(path) if path.is_file() else {})
+        return InitData(source="", dataset=name, row=read_sample(path) if path.is_file() else {})
     near = nearest(name, [entry.name for entry in Path.cwd().iterdir()], cutoff=0.75)
     if near or not HUB_NAME.fullmatch(name):
         fix = f"did you mean {near}?" if near else "a name on the Hub is owner/name"
         raise UsageError(f"there is no data called {name}", fix=fix)
     print_note(f"{name} is taken for a dataset of the Hub: the run looks for it when it starts")
-    return Data(source="", dataset=name, row={})
+    return InitData(source="", dataset=name, row={})
 
 
-def ask_task(interview: Interview, given: dict[str, Any], model: Model, data: Data) -> Answer[str]:
+def ask_task(interview: InitInterview, given: dict[str, Any], model: InitModel, data: InitData) -> InitAnswer[str]:
     """What the model learns: as its config and the columns tell, or as the user answers."""
     prefers = bool({"chosen", "chosen_response"} & set(data.row)) and model.task != "seq2seq"
     default, why = model.task or "auto", "as the model's config says"
@@ -149,8 +149,8 @@ def ask_task(interview: Interview, given: dict[str, Any], model: Model, data: Da
     if prefers:
         default, why = "dpo", "as the data has chosen and rejected answers"
     if given["task"] is None and model.task is not None:
-        return Answer(default, why)
-    question = Question(
+        return InitAnswer(default, why)
+    question = InitQuestion(
         flag="--task",
         text="What does the model learn?",
         check=lambda text: _check_task(text, model),
@@ -161,7 +161,7 @@ def ask_task(interview: Interview, given: dict[str, Any], model: Model, data: Da
     return interview.answer(question, given["task"])
 
 
-def _by_name_and_columns(model: Model, data: Data) -> tuple[str, str]:
+def _by_name_and_columns(model: InitModel, data: InitData) -> tuple[str, str]:
     if model.kind is not None:
         return "seq2seq", f"by its name it is a {model.kind} model"
     if data.row and DataFile(path=Path(), row=data.row, size=0).layout("seq2seq") is None:
@@ -169,7 +169,7 @@ def _by_name_and_columns(model: Model, data: Data) -> tuple[str, str]:
     return "auto", "as the model's config says when the run starts"
 
 
-def _check_task(text: str, model: Model) -> str:
+def _check_task(text: str, model: InitModel) -> str:
     names = [name for name, _ in TASK_MEANINGS]
     if text not in names:
         raise UsageError(f"--task {text} is not a task", fix=did_you_mean(text, names))

@@ -26,7 +26,7 @@ from dsrun.recipe.preflight.data_files import (
     natural_order,
     suffix_of,
 )
-from dsrun.recipe.preflight.layouts import Hints, Layout, detect
+from dsrun.recipe.preflight.layouts import LayoutHints, RowLayout, detect
 from dsrun.recipe.preflight.model_folder import read_object
 from dsrun.system.display import size_text
 
@@ -62,7 +62,7 @@ class DataFile:
         found = _HELD_OUT.search(self.path.name.lower())
         return found is not None and found[2] != "test"
 
-    def layout(self, task: str | None) -> Layout | None:
+    def layout(self, task: str | None) -> RowLayout | None:
         """What its columns mean for a task, or for the first that they suit; None where they suit none."""
         for each in TASKS if task is None else (task,):
             with suppress(UsageError):
@@ -77,9 +77,9 @@ class DataFile:
         return ", ".join(filter(None, (size_text(self.size), meaning)))
 
 
-def hints_for(task: str, text_column: str | None = None, summary_column: str | None = None) -> Hints:
+def hints_for(task: str, text_column: str | None = None, summary_column: str | None = None) -> LayoutHints:
     """What `detect` needs to know of a task."""
-    return Hints(
+    return LayoutHints(
         task="causal-lm" if task == "dpo" else task,
         preference=task == "dpo",
         text_column=text_column,

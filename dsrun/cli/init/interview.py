@@ -21,7 +21,7 @@ from dsrun.system.display import printable
 T = TypeVar("T")
 
 
-class Answer(NamedTuple, Generic[T]):
+class InitAnswer(NamedTuple, Generic[T]):
     """A checked answer; `source` says where it came from, for the comment beside it."""
 
     value: T
@@ -29,7 +29,7 @@ class Answer(NamedTuple, Generic[T]):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question(Generic[T]):
+class InitQuestion(Generic[T]):
     """One question.
 
     `check` makes the value of a text, and raises UsageError or MissingError for an answer that cannot be. `choices` are
@@ -53,7 +53,7 @@ class Question(Generic[T]):
         return self.flag.lstrip("-").replace("-", " ")
 
 
-class Interview:
+class InitInterview:
     """Asks on the terminal; without one, or with --yes, takes options and defaults."""
 
     def __init__(self, *, accept_defaults: bool) -> None:
@@ -65,23 +65,23 @@ class Interview:
             # A key of another encoding is a wrong answer, and no reason to end.
             sys.stdin.reconfigure(errors="surrogateescape")
 
-    def answer(self, question: Question[T], given: str | None) -> Answer[T]:
+    def answer(self, question: InitQuestion[T], given: str | None) -> InitAnswer[T]:
         """The answer to a question; `given` is the value of its option.
 
         Raises UsageError for an option with a wrong value and for one that is needed, click.Abort for the end of the
         input.
         """
         if given is not None:
-            return Answer(_checked(question, given), f"as {question.flag} says")
+            return InitAnswer(_checked(question, given), f"as {question.flag} says")
         if self.asks:
             return self._from_terminal(question)
         if question.default is None or (question.named and not self.accepts):
             why = "" if self.accepts else "there is no terminal to ask on: "
             hint = f", or --yes for {question.default}" if question.default is not None else ""
             raise UsageError(f"{question.flag} is needed", fix=f"{why}{question.needed}{hint}")
-        return Answer(_checked(question, question.default), question.why)
+        return InitAnswer(_checked(question, question.default), question.why)
 
-    def _from_terminal(self, question: Question[T]) -> Answer[T]:
+    def _from_terminal(self, question: InitQuestion[T]) -> InitAnswer[T]:
         _print_question(question)
         shown = "" if question.default is None else f" [{printable(question.default)}]"
         while True:
@@ -95,17 +95,17 @@ class Interview:
             except (UsageError, MissingError) as error:
                 print_error(str(error))
                 continue
-            return Answer(value, question.why if text == question.default else "your answer")
+            return InitAnswer(value, question.why if text == question.default else "your answer")
 
 
-def _checked(question: Question[T], text: str) -> T:
+def _checked(question: InitQuestion[T], text: str) -> T:
     if not text or not text.isprintable():
         what = "contains characters that cannot be shown" if text else "is empty"
         raise UsageError(f"{question.flag} {what}", fix=question.needed)
     return question.check(text)
 
 
-def _meant(question: Question[T], typed: str) -> str | None:
+def _meant(question: InitQuestion[T], typed: str) -> str | None:
     """The answer behind what was typed: a number for a choice, nothing for the default."""
     if not typed:
         return question.default
@@ -114,7 +114,7 @@ def _meant(question: Question[T], typed: str) -> str | None:
     return typed
 
 
-def _print_question(question: Question[T]) -> None:
+def _print_question(question: InitQuestion[T]) -> None:
     plain = bool(os.environ.get("NO_COLOR"))
     click.secho(f"\n{question.text}", bold=True, err=True, color=False if plain else None)
     width = max((len(printable(answer)) for answer, _ in question.choices), default=0)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from dsrun.cli.init.interview import Answer, Interview, Question
+from dsrun.cli.init.interview import InitAnswer, InitInterview, InitQuestion
 from dsrun.cli.output import print_note
 from dsrun.errors import UsageError
 from dsrun.findings.finding import Finding, errors_in, has_errors
@@ -24,9 +24,9 @@ DEMO_TIME_S = 30 * 60
 OPTIONS = ("partition", "account", "gpus_per_node", "nodes", "time")
 
 
-def ask_job(interview: Interview, given: dict[str, Any], facts: ClusterFacts | None, *, is_demo: bool) -> Job:
+def ask_job(interview: InitInterview, given: dict[str, Any], facts: ClusterFacts | None, *, is_demo: bool) -> InitJob:
     """Ask for the options of a job, which cannot be checked where the cluster's `facts` are None."""
-    job = Job(facts)
+    job = InitJob(facts)
     default = _default_partition(facts) if facts else None
     if facts is not None or given["partition"]:
         job.ask(interview, _partition_question(facts, default), given)
@@ -41,12 +41,12 @@ def ask_job(interview: Interview, given: dict[str, Any], facts: ClusterFacts | N
     return job
 
 
-class Job:
+class InitJob:
     """The job's options so far, checked against the cluster whenever one is added."""
 
     def __init__(self, facts: ClusterFacts | None) -> None:
         self.facts = facts
-        self.answers: dict[str, Answer[str]] = {}
+        self.answers: dict[str, InitAnswer[str]] = {}
 
     @property
     def spec(self) -> SlurmSpec:
@@ -62,7 +62,7 @@ class Job:
         least = partition.min_nodes if (partition := self.facts.partition(spec.partition)) else 1
         return spec if "nodes" in values else replace(spec, nodes=max(1, least))
 
-    def ask(self, interview: Interview, question: Question[str], given: dict[str, Any]) -> None:
+    def ask(self, interview: InitInterview, question: InitQuestion[str], given: dict[str, Any]) -> None:
         """Add the answer to a question; one that the cluster would refuse is asked for again."""
         name = question.flag[2:].replace("-", "_")
 
@@ -113,7 +113,7 @@ def _refuses(facts: ClusterFacts, partition: str) -> bool:
     return has_errors(check(spec, facts))
 
 
-def _partition_question(facts: ClusterFacts | None, default: str | None) -> Question[str]:
+def _partition_question(facts: ClusterFacts | None, default: str | None) -> InitQuestion[str]:
     choices = []
     for each in facts.partitions if facts else ():
         nodes = facts.nodes_of(each) if facts else ()
@@ -124,29 +124,29 @@ def _partition_question(facts: ClusterFacts | None, default: str | None) -> Ques
         shown = f"{free} of {gpus} GPUs free" if gpus else "no GPUs"
         choices.append((each.name, f"{len(nodes)} node{'s' * (len(nodes) != 1)}, {shown}, {limit}"))
     is_default = facts is not None and default is not None and (found := facts.partition(default)) and found.default
-    return Question(
+    return InitQuestion(
         flag="--partition", text="Which partition?", check=str, choices=choices, default=default,
         why="the cluster's default" if is_default else "the first with GPUs that takes your jobs",
         needed="the name of a partition: `dsrun cluster` lists them",
     )  # fmt: skip
 
 
-def _account_question(facts: ClusterFacts | None) -> Question[str]:
+def _account_question(facts: ClusterFacts | None) -> InitQuestion[str]:
     known = facts.accounting if facts else None
     mine = list(dict.fromkeys(each.account for each in known.associations)) if known else []
-    return Question(
+    return InitQuestion(
         flag=ACCOUNT, text="Which account pays? The partition does not take your default one.", check=str,
         choices=[(name, "") for name in mine], needed="one of your accounts",
     )  # fmt: skip
 
 
-def _nodes_question(partition: Partition | None) -> Question[str]:
+def _nodes_question(partition: Partition | None) -> InitQuestion[str]:
     least = max(1, partition.min_nodes if partition else 1)
     why = "one is enough to begin with" if least == 1 else "the least that the partition takes"
-    return Question(flag="--nodes", text="How many nodes?", check=str, default=str(least), why=why)
+    return InitQuestion(flag="--nodes", text="How many nodes?", check=str, default=str(least), why=why)
 
 
-def _gpus_question(facts: ClusterFacts | None, partition: Partition | None) -> Question[str]:
+def _gpus_question(facts: ClusterFacts | None, partition: Partition | None) -> InitQuestion[str]:
     usual = facts.usual_gpus(partition.name if partition else None) if facts else None
     kinds = {}
     for node in facts.nodes_of(partition) if facts and partition else ():
@@ -157,7 +157,7 @@ def _gpus_question(facts: ClusterFacts | None, partition: Partition | None) -> Q
             )
     several = len({text.rpartition(":")[0] for text in kinds}) > 1
     default = next(iter(kinds)) if several else str(usual or 0) if facts else None
-    return Question(
+    return InitQuestion(
         flag="--gpus-per-node", text="How many GPUs of each node? 0 trains on CPUs.",
         check=_check_gpus, choices=list(kinds.items()) if several else (), default=default,
         why="as its nodes have" if usual else "the partition has no GPUs", needed="a number, or TYPE:N",
@@ -170,11 +170,11 @@ def _check_gpus(text: str) -> str:
     return text
 
 
-def _time_question(partition: Partition | None, *, is_demo: bool) -> Question[str]:
+def _time_question(partition: Partition | None, *, is_demo: bool) -> InitQuestion[str]:
     limit = partition.time_limit if partition else NO_LIMIT
     default = min(limit, DEMO_TIME_S if is_demo else LONGEST_DEFAULT_S)
     why = "the demo takes minutes" if is_demo else "an unfinished job is requeued and resumes from its checkpoint"
-    return Question(
+    return InitQuestion(
         flag="--time", text="How long may the job take? Hours as 8:00:00, days as 2-00:00:00.", check=str,
         default=clock(default), why=why,
     )  # fmt: skip

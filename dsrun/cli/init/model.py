@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.cli.init.found import SHOWN, cached_models, model_folders
-from dsrun.cli.init.interview import Interview, Question
+from dsrun.cli.init.interview import InitInterview, InitQuestion
 from dsrun.cli.output import print_note
 from dsrun.demo.models import DEMO_LLAMA, DEMO_T5, TASKS, model_config
 from dsrun.errors import DsrunError, MissingError, UsageError, nearest
@@ -19,7 +19,7 @@ from dsrun.models.families import model_type_of
 from dsrun.models.folder import HUB_NAME, find, has_weights
 from dsrun.recipe.preflight.files import check_files, is_path
 from dsrun.recipe.spec import TrainSpec
-from dsrun.zero.memory.model.architecture import Architecture
+from dsrun.zero.memory.model.architecture import ModelShapes
 from dsrun.zero.memory.model.count import count
 
 DEMOS = (
@@ -31,7 +31,7 @@ _SEQ2SEQ = frozenset({"t5", "mt5", "umt5", "longt5", "bart", "mbart", "marian", 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model:
+class InitModel:
     """A model as it is named in run.yaml.
 
     `config` is its config.json, None where it is not on this machine; `architecture` is what the plan needs to know,
@@ -42,7 +42,7 @@ class Model:
     source: str
     from_scratch: bool
     config: dict[str, Any] | None
-    architecture: Architecture | None
+    architecture: ModelShapes | None
 
     @property
     def is_demo(self) -> bool:
@@ -65,11 +65,11 @@ class Model:
         return "seq2seq" if self.config.get("is_encoder_decoder", both) else "causal-lm"
 
 
-def ask_model(interview: Interview, given: dict[str, Any]) -> Model:
+def ask_model(interview: InitInterview, given: dict[str, Any]) -> InitModel:
     """Ask for the model, and look at its config where that is on this machine."""
     local = [*model_folders(Path.cwd()), *islice(cached_models(os.environ), SHOWN)][:SHOWN]
     scratch = bool(given["from_scratch"])
-    question = Question(
+    question = InitQuestion(
         flag="--model",
         text="Which model? A local folder, a name on the Hub, or a demo.",
         check=lambda text: _check(text, from_scratch=scratch),
@@ -89,7 +89,7 @@ def ask_model(interview: Interview, given: dict[str, Any]) -> Model:
         fetched = f"HF_HUB_OFFLINE forbids to download it ({other_sources()})" if offline else "the run downloads it"
         print_note(f"{name} is not on this machine: {fetched}, and plans its memory when it starts")
     architecture = _architecture(name, from_scratch=scratch) if config and name not in TASKS else None
-    return Model(name=name, source=found.source, from_scratch=scratch, config=config, architecture=architecture)
+    return InitModel(name=name, source=found.source, from_scratch=scratch, config=config, architecture=architecture)
 
 
 def _check(name: str, *, from_scratch: bool) -> tuple[str, dict[str, Any] | None]:
@@ -118,7 +118,7 @@ def _of_the_hub(name: str) -> dict[str, Any] | None:
         return None
 
 
-def _architecture(name: str, *, from_scratch: bool) -> Architecture | None:
+def _architecture(name: str, *, from_scratch: bool) -> ModelShapes | None:
     """None for a family that only transformers can count; it is counted when the run starts."""
     with suppress(DsrunError):
         return count(find(name), meta=False, from_scratch=from_scratch).architecture

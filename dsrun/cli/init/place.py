@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dsrun.cli.init.interview import Answer, Interview, Question
+from dsrun.cli.init.interview import InitAnswer, InitInterview, InitQuestion
 from dsrun.cli.init.job import OPTIONS, ask_job
 from dsrun.cli.output import print_note
 from dsrun.errors import UsageError
@@ -19,16 +19,16 @@ from dsrun.slurm.cluster.plan_gpus import with_facts
 from dsrun.slurm.render.environment import gpus_of, workers
 from dsrun.slurm.render.notation import parse_gpus
 from dsrun.slurm.render.options import SlurmSpec
-from dsrun.system.gpus import Gpu, visible_gpus
+from dsrun.system.gpus import LocalGpu, visible_gpus
 from dsrun.system.host import memory_total
 from dsrun.zero.generate.presets import GIB
-from dsrun.zero.memory.request import Cluster, cluster
+from dsrun.zero.memory.request import GpuCluster, cluster
 
 HERE, SLURM = "here", "slurm"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class JobPlace:
     """`words` describe it, `source` says why; `world` ranks in all. `cluster` are their GPUs, None on CPUs and where
     SLURM does not say which GPUs they are: `unknown` says why. `host_memory` is GiB per node. `slurm` are the options
     of the job, None on this machine."""
@@ -36,11 +36,11 @@ class Place:
     source: str
     words: str
     world: int
-    cluster: Cluster | None
+    cluster: GpuCluster | None
     host_memory: float | None
     on_cpu: bool
     unknown: str = ""
-    slurm: Mapping[str, Answer[str]] | None = None
+    slurm: Mapping[str, InitAnswer[str]] | None = None
 
 
 def _has_sbatch() -> bool:
@@ -48,7 +48,7 @@ def _has_sbatch() -> bool:
     return any(os.access(Path(each, "sbatch"), os.X_OK) for each in os.get_exec_path())
 
 
-def ask_place(interview: Interview, given: dict[str, Any], *, is_demo: bool) -> Place:
+def ask_place(interview: InitInterview, given: dict[str, Any], *, is_demo: bool) -> JobPlace:
     """Ask where it runs, where there is a choice, and for SLURM's options if it is to run there."""
     gpus = visible_gpus()
     implied = any(given[name] is not None for name in OPTIONS)
@@ -60,7 +60,7 @@ def ask_place(interview: Interview, given: dict[str, Any], *, is_demo: bool) -> 
     if chosen is None and facts is None:
         return _this_machine(gpus, "there is no SLURM cluster here")
     if chosen is None:
-        question = Question(
+        question = InitQuestion(
             flag="--slurm",
             text="Where does it run?",
             check=_check_place,
@@ -85,7 +85,7 @@ def _check_place(text: str) -> str:
     return text
 
 
-def _described(gpus: list[Gpu]) -> str:
+def _described(gpus: list[LocalGpu]) -> str:
     if not gpus:
         return "no GPU, on the CPU with gloo, slowly"
     total = gpus[0].memory_total
@@ -93,7 +93,7 @@ def _described(gpus: list[Gpu]) -> str:
     return f"{len(gpus)} × {gpus[0].name}{memory}"
 
 
-def _this_machine(gpus: list[Gpu], source: str) -> Place:
+def _this_machine(gpus: list[LocalGpu], source: str) -> JobPlace:
     found, unknown = None, ""
     if gpus:
         sizes = [each.memory_total / GIB for each in gpus if each.memory_total is not None]
@@ -104,15 +104,15 @@ def _this_machine(gpus: list[Gpu], source: str) -> Place:
     words = f"this machine ({_described(gpus) if gpus else 'its CPU'})"
     if not gpus:
         print_note("no GPU here: the run trains on the CPU, slowly")
-    return Place(
+    return JobPlace(
         source=source, words=words, world=len(gpus) or 1, cluster=found, host_memory=memory_total() / GIB,
         on_cpu=not gpus, unknown=unknown,
     )  # fmt: skip
 
 
 def _slurm(
-    interview: Interview, given: dict[str, Any], source: str, facts: ClusterFacts | None, *, is_demo: bool
-) -> Place:
+    interview: InitInterview, given: dict[str, Any], source: str, facts: ClusterFacts | None, *, is_demo: bool
+) -> JobPlace:
     job = ask_job(interview, given, facts, is_demo=is_demo)
     spec = job.spec
     gpus, unknown, host = None, "", None
@@ -120,14 +120,14 @@ def _slurm(
         gpus, host, unknown = _gpus_of_cluster(facts, spec)
     count = gpus_of(spec)
     each = f"{count} GPU{'s' * (count > 1)}" if count else "CPUs"
-    return Place(
+    return JobPlace(
         source=source, words=f"a SLURM job on {spec.nodes} node{'s' * (spec.nodes > 1)} with {each}",
         world=spec.nodes * workers(spec), cluster=gpus, host_memory=host, on_cpu=not count, unknown=unknown,
         slurm=job.answers,
     )  # fmt: skip
 
 
-def _gpus_of_cluster(facts: ClusterFacts | None, spec: SlurmSpec) -> tuple[Cluster | None, float | None, str]:
+def _gpus_of_cluster(facts: ClusterFacts | None, spec: SlurmSpec) -> tuple[GpuCluster | None, float | None, str]:
     """The GPUs to plan for, GiB of host memory, and why they are not known where they are not."""
     if facts is None:
         return None, None, "the GPUs of the cluster are not known here"

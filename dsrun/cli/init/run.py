@@ -11,11 +11,11 @@ import click
 
 from dsrun.cli.init.columns import ask_chat_template, with_columns
 from dsrun.cli.init.data import ask_data, ask_task
-from dsrun.cli.init.interview import Answer, Interview, Question
+from dsrun.cli.init.interview import InitAnswer, InitInterview, InitQuestion
 from dsrun.cli.init.model import ask_model
 from dsrun.cli.init.place import ask_place
 from dsrun.cli.init.tuning import ask_tuning
-from dsrun.cli.init.write import Answers, check_run_file, command_lines, plan_command, render
+from dsrun.cli.init.write import InitAnswers, check_run_file, command_lines, plan_command, render_run_yaml
 from dsrun.cli.output import print_detail, print_line, print_note, write_file
 from dsrun.errors import UsageError
 from dsrun.runs.folder import default_name, refuse_unfit
@@ -30,12 +30,12 @@ def run(**given: Any) -> int:
     to_stdout = given["dry_run"] or file == STDOUT
     if not to_stdout:
         _refuse_file(Path(file), force=given["force"])
-    interview = Interview(accept_defaults=given["yes"])
+    interview = InitInterview(accept_defaults=given["yes"])
     if interview.asks:
         print_detail("Enter takes the answer in brackets, a number one of the choices. Ctrl-C ends without a file.")
     answers = _ask(interview, given)
     name = "run.yaml" if file == STDOUT else file
-    text = render(answers, name)
+    text = render_run_yaml(answers, name)
     for notice in check_run_file(text, Path(name).name, slurm=answers.place.slurm is not None):
         print_note(notice)
     more = [f"{command}  # {meaning}" for command, meaning in plan_command(answers, given).items()]
@@ -65,7 +65,7 @@ def _refuse_file(path: Path, *, force: bool) -> None:
         raise UsageError(f"{path}: {path.parent} cannot be written", fix="name a file elsewhere with -o")
 
 
-def _ask(interview: Interview, given: dict[str, Any]) -> Answers:
+def _ask(interview: InitInterview, given: dict[str, Any]) -> InitAnswers:
     model = ask_model(interview, given)
     data = ask_data(interview, given, model)
     task = ask_task(interview, given, model, data)
@@ -73,7 +73,7 @@ def _ask(interview: Interview, given: dict[str, Any]) -> Answers:
     template = ask_chat_template(interview, given, model, data)
     place = ask_place(interview, given, is_demo=model.is_demo)
     tuning = ask_tuning(interview, given, model, data, place)
-    return Answers(
+    return InitAnswers(
         model=model,
         data=data,
         task=task,
@@ -85,8 +85,8 @@ def _ask(interview: Interview, given: dict[str, Any]) -> Answers:
     )
 
 
-def _ask_output(interview: Interview, given: dict[str, Any], model: str) -> Answer[str]:
-    question = Question(
+def _ask_output(interview: InitInterview, given: dict[str, Any], model: str) -> InitAnswer[str]:
+    question = InitQuestion(
         flag="--output",
         text="Into which folder?",
         check=_check_output,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dsrun.cli.init.data import Data
-from dsrun.cli.init.interview import Answer, Interview, Question
-from dsrun.cli.init.model import Model
-from dsrun.cli.init.place import Place
+from dsrun.cli.init.data import InitData
+from dsrun.cli.init.interview import InitAnswer, InitInterview, InitQuestion
+from dsrun.cli.init.model import InitModel
+from dsrun.cli.init.place import JobPlace
 from dsrun.cli.output import print_note
 from dsrun.demo.models import DEFAULTS
 from dsrun.errors import FindingsError, UsageError, did_you_mean
@@ -17,7 +17,7 @@ from dsrun.recipe.flags import ZERO_STAGE
 from dsrun.recipe.spec import DEFAULT_TARGET
 from dsrun.zero.generate.presets import GIB
 from dsrun.zero.memory.calibration import remembered
-from dsrun.zero.memory.plan import Chosen, choose, plan, settings
+from dsrun.zero.memory.plan import ChosenPlan, choose, plan, settings
 from dsrun.zero.memory.remedies import ADVISED_RANK
 from dsrun.zero.memory.request import SHARES, USUAL_LENGTH, PlanRequest, default_precision
 
@@ -29,11 +29,11 @@ LARGE_BATCH, SMALL_BATCH, CPU_BATCH = 64, 16, 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Planned:
+class PlannedChoice:
     """A choice of the planner and its share of each GPU's memory, more than the preset's where it `is_tight`; `refused`
     says why nothing fits."""
 
-    chosen: Chosen | None = None
+    chosen: ChosenPlan | None = None
     share: float = 0.0
     is_tight: bool = False
     refused: UsageError | None = None
@@ -74,17 +74,19 @@ class Planned:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tuning:
+class InitTuning:
     """The answers; `zero` are values of flags that the plan chose, `why` its reason."""
 
-    preset: Answer[str] | None
-    lora: Answer[int]
-    batch: Answer[int] | None
+    preset: InitAnswer[str] | None
+    lora: InitAnswer[int]
+    batch: InitAnswer[int] | None
     zero: dict[str, object]
     why: str
 
 
-def ask_tuning(interview: Interview, given: dict[str, Any], model: Model, data: Data, place: Place) -> Tuning:
+def ask_tuning(
+    interview: InitInterview, given: dict[str, Any], model: InitModel, data: InitData, place: JobPlace
+) -> InitTuning:
     """Ask for the preset where GPUs are planned for, for LoRA, and for the global batch.
 
     Raises FindingsError where nothing fits.
@@ -98,23 +100,23 @@ def ask_tuning(interview: Interview, given: dict[str, Any], model: Model, data: 
     lora = _ask_lora(interview, given, planner)
     batch = _ask_batch(interview, given, planner, lora.value)
     zero, why = _stage(given, planner, lora.value, batch.value if batch else None)
-    return Tuning(preset=preset, lora=lora, batch=batch, zero=zero, why=why)
+    return InitTuning(preset=preset, lora=lora, batch=batch, zero=zero, why=why)
 
 
 class _Planner:
     """The plan of `dsrun train --zero auto` for the GPUs of a place; none where the user has fixed the strategy, where
     the model's shapes or the GPUs are not known, and for demos, which fit anywhere."""
 
-    def __init__(self, model: Model, data: Data, place: Place, *, is_fixed: bool) -> None:
+    def __init__(self, model: InitModel, data: InitData, place: JobPlace, *, is_fixed: bool) -> None:
         self.model, self.data, self.place = model, data, place
         self.preset = "balanced"
         self.plans = model.architecture is not None and place.cluster is not None and not is_fixed
 
-    def plan(self, lora: int, batch: int | None) -> Planned:
+    def plan(self, lora: int, batch: int | None) -> PlannedChoice:
         """The choice with adapters of rank `lora`, 0 for all weights, and a global batch; empty where none is made."""
         model, gpus = self.model.architecture, self.place.cluster
         if not self.plans or model is None or gpus is None:
-            return Planned()
+            return PlannedChoice()
         usual = min(USUAL_LENGTH, model.positions or USUAL_LENGTH)
         try:
             request = PlanRequest(
@@ -131,25 +133,25 @@ class _Planner:
             request = replace(request, factor=remembered(self.model.config or {}, request))
             chosen = choose(request)
         except UsageError as error:
-            return Planned(refused=error)
+            return PlannedChoice(refused=error)
         row = next(each for each in plan(request).rows if _is(each.strategy, chosen))
         share = row.gpu.total / GIB / gpus.memory
-        return Planned(chosen=chosen, share=share, is_tight=row.verdict == "tight")
+        return PlannedChoice(chosen=chosen, share=share, is_tight=row.verdict == "tight")
 
 
-def _is(strategy: Any, chosen: Chosen) -> bool:
+def _is(strategy: Any, chosen: ChosenPlan) -> bool:
     return (strategy.stage, strategy.offload, strategy.checkpointing, strategy.bf16_master) == (
         chosen.stage, chosen.offload, chosen.checkpointing, chosen.bf16_master,
     )  # fmt: skip
 
 
-def _ask_preset(interview: Interview, given: dict[str, Any]) -> Answer[str]:
+def _ask_preset(interview: InitInterview, given: dict[str, Any]) -> InitAnswer[str]:
     words = {
         "conservative": "for long samples and a first try",
         "balanced": "leaves room for what is estimated",
         "aggressive": "fast, and may run out of memory",
     }
-    question = Question(
+    question = InitQuestion(
         flag="--preset",
         text="How full may a GPU's memory get?",
         check=lambda text: _one_of(text, "--preset", list(SHARES)),
@@ -166,15 +168,15 @@ def _one_of(text: str, flag: str, known: list[str]) -> str:
     return text
 
 
-def _ask_lora(interview: Interview, given: dict[str, Any], planner: _Planner) -> Answer[int]:
+def _ask_lora(interview: InitInterview, given: dict[str, Any], planner: _Planner) -> InitAnswer[int]:
     model = planner.model
     if (model.is_demo or model.from_scratch) and given["lora"] is None:
-        return Answer(0, "a model that is trained from scratch has no use for LoRA")
+        return InitAnswer(0, "a model that is trained from scratch has no use for LoRA")
     full, small = planner.plan(0, None), planner.plan(ADVISED_RANK, None)
     if full.refused and small.refused and given["lora"] is None:
         raise FindingsError(f"{model.name}: {full.refused.message}", fix=full.refused.fix)
     default, why = _lora_default(model, planner.place, full, small)
-    question = Question(
+    question = InitQuestion(
         flag="--lora",
         text="Train all weights, or LoRA adapters? Adapters need far less memory.",
         check=lambda text: _check_rank(text, planner),
@@ -188,7 +190,7 @@ def _ask_lora(interview: Interview, given: dict[str, Any], planner: _Planner) ->
     return interview.answer(question, given["lora"])
 
 
-def _lora_default(model: Model, place: Place, full: Planned, small: Planned) -> tuple[str, str]:
+def _lora_default(model: InitModel, place: JobPlace, full: PlannedChoice, small: PlannedChoice) -> tuple[str, str]:
     parameters = model.architecture.parameters if model.architecture else 0
     needed = parameters * BYTES_PER_PARAMETER / GIB
     if place.on_cpu and place.host_memory is not None and needed > place.host_memory:
@@ -216,7 +218,7 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdecimal() and len(text) < 10
 
 
-def _ask_batch(interview: Interview, given: dict[str, Any], planner: _Planner, lora: int) -> Answer[int] | None:
+def _ask_batch(interview: InitInterview, given: dict[str, Any], planner: _Planner, lora: int) -> InitAnswer[int] | None:
     model, data, place = planner.model, planner.data, planner.place
     if model.name in DEFAULTS and given["global_batch_size"] is None:
         return None  # each demo has its own
@@ -227,7 +229,7 @@ def _ask_batch(interview: Interview, given: dict[str, Any], planner: _Planner, l
         usual, why = SMALL_BATCH, f"small, as the data has about {data.rows:,} row{'s' * (data.rows != 1)}"
     default = -(-usual // place.world) * place.world
     more = f" A multiple of {place.world}." if place.world > 1 else ""
-    question = Question(
+    question = InitQuestion(
         flag="--global-batch-size",
         text=f"How many samples per optimizer step, over all GPUs?{more}",
         check=lambda text: _check_batch(text, planner, lora),

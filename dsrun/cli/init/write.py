@@ -12,11 +12,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from dsrun.cli.init.data import Data
-from dsrun.cli.init.interview import Answer
-from dsrun.cli.init.model import Model
-from dsrun.cli.init.place import Place
-from dsrun.cli.init.tuning import Tuning
+from dsrun.cli.init.data import InitData
+from dsrun.cli.init.interview import InitAnswer
+from dsrun.cli.init.model import InitModel
+from dsrun.cli.init.place import JobPlace
+from dsrun.cli.init.tuning import InitTuning
 from dsrun.models.families import family_of
 from dsrun.recipe.flags import all_flags
 from dsrun.recipe.preflight.files import check_files
@@ -34,7 +34,7 @@ LORA_RATE, T5_RATE, DPO_RATE = "0.0002", "0.0001", "0.000005"
 the documentation of Transformers, where 1e-4 and 3e-4 work well; of DPO as in docs/train.md."""
 
 
-class Entry(NamedTuple):
+class YamlEntry(NamedTuple):
     """A line of run.yaml: why it is so, and, if it is not `active`, one to try, as a comment."""
 
     key: str
@@ -44,20 +44,20 @@ class Entry(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answers:
+class InitAnswers:
     """All that was answered."""
 
-    model: Model
-    data: Data
-    task: Answer[str]
-    place: Place
-    tuning: Tuning
-    output: Answer[str]
+    model: InitModel
+    data: InitData
+    task: InitAnswer[str]
+    place: JobPlace
+    tuning: InitTuning
+    output: InitAnswer[str]
     dataset_config: str | None = None
-    chat_template: Answer[str] | None = None
+    chat_template: InitAnswer[str] | None = None
 
 
-def render(answers: Answers, file: str) -> str:
+def render_run_yaml(answers: InitAnswers, file: str) -> str:
     """run.yaml. `file` is its name, for the commands at its head."""
     found = sections(answers)
     lines = [
@@ -72,7 +72,7 @@ def render(answers: Answers, file: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _entry_lines(section: str, entry: Entry) -> Iterator[str]:
+def _entry_lines(section: str, entry: YamlEntry) -> Iterator[str]:
     text = f"{entry.key}: {scalar(entry.value)}"
     if not entry.active:
         yield f"# {text}" + (f"    # {printable(entry.why)}" if entry.why else "")
@@ -101,85 +101,93 @@ def scalar(value: object) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def sections(answers: Answers) -> dict[str, list[Entry]]:
+def sections(answers: InitAnswers) -> dict[str, list[YamlEntry]]:
     """The lines of each section."""
     found = {"train": [*_data_entries(answers), *_training_entries(answers)], "zero": _zero_entries(answers.tuning)}
     if answers.place.slurm is not None:
         job = answers.place.slurm
-        found["slurm"] = [Entry(name, answer.value, answer.source) for name, answer in job.items()]
+        found["slurm"] = [YamlEntry(name, answer.value, answer.source) for name, answer in job.items()]
     return found
 
 
-def _data_entries(answers: Answers) -> Iterator[Entry]:
+def _data_entries(answers: InitAnswers) -> Iterator[YamlEntry]:
     model, data, task = answers.model, answers.data, answers.task
-    yield Entry("model", model.name, model.source)
+    yield YamlEntry("model", model.name, model.source)
     if model.from_scratch:
-        yield Entry("from_scratch", True, "it has no weights, or --from-scratch was given")
+        yield YamlEntry("from_scratch", True, "it has no weights, or --from-scratch was given")
     if task.value not in (model.task, "auto"):
-        yield Entry("task", task.value, task.source)
+        yield YamlEntry("task", task.value, task.source)
     if data.is_demo:
-        yield Entry("train_file", "train.jsonl", "without it: the built-in demo data", active=False)
+        yield YamlEntry("train_file", "train.jsonl", "without it: the built-in demo data", active=False)
     if data.train_file:
-        yield Entry("train_file", data.train_file, _with_columns(data))
+        yield YamlEntry("train_file", data.train_file, _with_columns(data))
     if data.dataset:
-        yield Entry("dataset", data.dataset, _with_columns(data))
+        yield YamlEntry("dataset", data.dataset, _with_columns(data))
     if answers.dataset_config:
-        yield Entry("dataset_config", answers.dataset_config, "as --dataset-config says")
+        yield YamlEntry("dataset_config", answers.dataset_config, "as --dataset-config says")
     if data.validation_file:
-        yield Entry("validation_file", data.validation_file, data.validation_source)
-        yield Entry("eval_strategy", "epoch", "to evaluate after every epoch, too, not only at the end", active=False)
+        yield YamlEntry("validation_file", data.validation_file, data.validation_source)
+        yield YamlEntry(
+            "eval_strategy", "epoch", "to evaluate after every epoch, too, not only at the end", active=False
+        )
     elif data.train_file:
-        yield Entry("validation_file", "dev.jsonl", "to evaluate", active=False)
+        yield YamlEntry("validation_file", "dev.jsonl", "to evaluate", active=False)
     for key, column in (("text_column", data.text_column), ("summary_column", data.summary_column)):
         if column:
-            yield Entry(key, column, "its name does not tell what it is")
+            yield YamlEntry(key, column, "its name does not tell what it is")
     if answers.chat_template:
-        yield Entry("chat_template", answers.chat_template.value, answers.chat_template.source)
+        yield YamlEntry("chat_template", answers.chat_template.value, answers.chat_template.source)
     if family_of(model.kind).task_prefix and not data.is_demo:
         prefix = "translate English to German: "
-        yield Entry("source_prefix", prefix, "T5 was trained with the task before every source", active=False)
+        yield YamlEntry("source_prefix", prefix, "T5 was trained with the task before every source", active=False)
 
 
-def _with_columns(data: Data) -> str:
+def _with_columns(data: InitData) -> str:
     return f"{data.source}; columns: {data.layout.name}" if data.layout else data.source
 
 
-def _training_entries(answers: Answers) -> Iterator[Entry]:
+def _training_entries(answers: InitAnswers) -> Iterator[YamlEntry]:
     model, tuning = answers.model, answers.tuning
     if tuning.lora.value:
-        yield Entry("lora", tuning.lora.value, tuning.lora.source)
+        yield YamlEntry("lora", tuning.lora.value, tuning.lora.source)
     elif not model.is_demo and not model.from_scratch:
-        yield Entry("lora", 16, f"all weights are trained: {tuning.lora.source}", active=False)
+        yield YamlEntry("lora", 16, f"all weights are trained: {tuning.lora.source}", active=False)
     if tuning.batch is not None:
-        yield Entry("global_batch_size", tuning.batch.value, tuning.batch.source)
+        yield YamlEntry("global_batch_size", tuning.batch.value, tuning.batch.source)
     for key, value in tuning.zero.items():
         if key not in ("zero", "offload"):
-            yield Entry(key, value, "part of the plan, see zero.stage")
+            yield YamlEntry(key, value, "part of the plan, see zero.stage")
     yield from _rate_entries(model, tuning, answers.task.value)
-    yield Entry("output", answers.output.value, answers.output.source)
+    yield YamlEntry("output", answers.output.value, answers.output.source)
 
 
-def _rate_entries(model: Model, tuning: Tuning, task: str) -> Iterator[Entry]:
+def _rate_entries(model: InitModel, tuning: InitTuning, task: str) -> Iterator[YamlEntry]:
     if model.is_demo:
-        yield Entry("num_train_epochs", 2, "the demo has its own number of epochs, batch size and rate", active=False)
+        yield YamlEntry(
+            "num_train_epochs", 2, "the demo has its own number of epochs, batch size and rate", active=False
+        )
         return
     if task == "dpo":
-        yield Entry("learning_rate", DPO_RATE, "usual for DPO, which begins with a trained model")
+        yield YamlEntry("learning_rate", DPO_RATE, "usual for DPO, which begins with a trained model")
     elif tuning.lora.value:
-        yield Entry("learning_rate", LORA_RATE, "usual for LoRA, whose adapters learn at higher rates than all weights")
+        yield YamlEntry(
+            "learning_rate", LORA_RATE, "usual for LoRA, whose adapters learn at higher rates than all weights"
+        )
     elif family_of(model.kind).overflows_in_fp16:
-        yield Entry("learning_rate", T5_RATE, "T5 learns at higher rates than the 0.00005 of Transformers")
+        yield YamlEntry("learning_rate", T5_RATE, "T5 learns at higher rates than the 0.00005 of Transformers")
     else:
-        yield Entry("learning_rate", "0.00005", "the default of Transformers", active=False)
-    yield Entry("num_train_epochs", 3, "the default of Transformers", active=False)
+        yield YamlEntry("learning_rate", "0.00005", "the default of Transformers", active=False)
+    yield YamlEntry("num_train_epochs", 3, "the default of Transformers", active=False)
 
 
-def _zero_entries(tuning: Tuning) -> list[Entry]:
-    entries = [Entry("stage", tuning.zero["zero"], tuning.why)]
+def _zero_entries(tuning: InitTuning) -> list[YamlEntry]:
+    entries = [YamlEntry("stage", tuning.zero["zero"], tuning.why)]
     if "offload" in tuning.zero:
-        entries.append(Entry("offload", tuning.zero["offload"], "goes with the stage"))
+        entries.append(YamlEntry("offload", tuning.zero["offload"], "goes with the stage"))
     elif tuning.zero["zero"] != "auto":
-        entries.append(Entry("stage", "auto", "plans again at every start, for the GPUs that are there", active=False))
+        entries.append(
+            YamlEntry("stage", "auto", "plans again at every start, for the GPUs that are there", active=False)
+        )
     return entries
 
 
@@ -204,7 +212,7 @@ def _check_slurm(path: Path, name: str) -> None:
     make_spec([run_file_value(key, values, where) for key, values, where in read_section(path, name, "slurm")])
 
 
-def commands(answers: Answers, file: str) -> dict[str, str]:
+def commands(answers: InitAnswers, file: str) -> dict[str, str]:
     """The next commands, each with its meaning."""
     name, run = shlex.quote(file), shlex.quote(answers.output.value)
     if answers.place.slurm is not None:
@@ -221,7 +229,7 @@ def commands(answers: Answers, file: str) -> dict[str, str]:
     }
 
 
-def plan_command(answers: Answers, given: Mapping[str, Any]) -> dict[str, str]:
+def plan_command(answers: InitAnswers, given: Mapping[str, Any]) -> dict[str, str]:
     """`dsrun plan` for these GPUs, where something was planned."""
     gpus, tuning = answers.place.cluster, answers.tuning
     if gpus is None or tuning.preset is None or answers.model.is_demo or given["zero"]:
@@ -236,7 +244,7 @@ def plan_command(answers: Answers, given: Mapping[str, Any]) -> dict[str, str]:
     return {shlex.join(words): "what else would fit"}
 
 
-def command_lines(answers: Answers, file: str) -> list[str]:
+def command_lines(answers: InitAnswers, file: str) -> list[str]:
     """The next commands as lines, their meanings aligned."""
     found = commands(answers, file)
     width = max(map(len, found))

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dsrun.cli.output import print_note, write_output
-from dsrun.cli.render.job import RenderedProgram, Rendering, find_job, from_flags, from_run_file, refuse_empty
-from dsrun.kubernetes.objects import manifest, render
+from dsrun.cli.render.job import JobRendering, RenderedProgram, find_job, from_flags, from_run_file, refuse_empty
+from dsrun.kubernetes.objects import manifest, render_objects
 from dsrun.kubernetes.options import KubernetesSpec
 from dsrun.kubernetes.spec import make_spec, run_file_value
-from dsrun.kubernetes.workload import Workload, completed, notices
+from dsrun.kubernetes.workload import TrainingWorkload, completed, notices
 
 if TYPE_CHECKING:
     from dsrun.recipe.recipe import Recipe
 
-KUBERNETES = Rendering(
+KUBERNETES = JobRendering(
     noun="manifest",
     section="k8s",
     token_fix="put it into a secret, and write --secret NAME=SECRET:KEY",
@@ -40,7 +40,7 @@ def run(**values: Any) -> int:
     spec = completed(given, workload)
     if job.recipe is not None:
         _check_training(job.recipe, spec)
-    text = manifest(render(spec, workload), ("dsrun", *sys.argv[1:]))
+    text = manifest(render_objects(spec, workload), ("dsrun", *sys.argv[1:]))
     if job.recipe is not None and _leaves_token_out(job.recipe, spec):
         print_note("the token of run.yaml is not written into the manifest (--secret HF_TOKEN=SECRET:KEY)")
     for line in notices(given, spec):
@@ -49,18 +49,18 @@ def run(**values: Any) -> int:
     return 0
 
 
-def _workload(job: RenderedProgram, words: Sequence[str], cwd: Path) -> Workload:
+def _workload(job: RenderedProgram, words: Sequence[str], cwd: Path) -> TrainingWorkload:
     """What the pods run: the program as it was given, or the training by what all files here say now."""
     program = job.program
     if job.recipe is None:
-        return Workload(words=tuple(words), name=program.name)
+        return TrainingWorkload(words=tuple(words), name=program.name)
     from dsrun.recipe.deepspeed_file import with_deepspeed_read
     from dsrun.recipe.resolved import frozen_argv
 
     recipe = with_deepspeed_read(job.recipe, cwd)
     sources = {name: source for name, source in recipe.sources.items() if name != "output"}
     recipe = replace(recipe, sources=sources)  # the run folder is an option of `dsrun launch`
-    return Workload(
+    return TrainingWorkload(
         words=("dsrun", "train", *frozen_argv(recipe)),
         name=program.name,
         output=program.output,

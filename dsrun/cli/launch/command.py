@@ -17,7 +17,7 @@ from dsrun.errors import UsageError
 
 if TYPE_CHECKING:
     from dsrun.cli.launch.job import LaunchOptions
-    from dsrun.launch.job import Topology
+    from dsrun.launch.job import ProcessTopology
     from dsrun.launch.signals import StartupSignals
 
 
@@ -95,7 +95,7 @@ def command(program: tuple[str, ...], **given: Any) -> int:
     checkpoint when a rank or a machine is lost. Under SLURM, PBS, LSF, Flux and mpirun, and in pods of Kubernetes, the
     machines are detected.
     """
-    from dsrun.launch.coordinator.messages import Stopped
+    from dsrun.launch.coordinator.messages import StoppedBeforeStart
     from dsrun.launch.signals import startup_signals
     from dsrun.launch.ssh import follow_control_stdin
 
@@ -105,7 +105,7 @@ def command(program: tuple[str, ...], **given: Any) -> int:
     try:
         with startup_signals() as signals:
             return _launch(given, program, signals)
-    except Stopped as stopped:
+    except StoppedBeforeStart as stopped:
         print_note(str(stopped))
         return stopped.exit_code
 
@@ -156,7 +156,7 @@ def _launch(given: dict[str, Any], program: tuple[str, ...], signals: StartupSig
     return run_node(work, place, signals, rendezvous_timeout_s=options.rendezvous_timeout)
 
 
-def _note_binding(topology: Topology, tool: str) -> None:
+def _note_binding(topology: ProcessTopology, tool: str) -> None:
     """mpirun and others bind what they start to one core by default, and so all that this starts."""
     there = os.cpu_count() or 1
     if topology.cores < min(there, max(2, topology.workers)):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from dsrun.cli.launch.job import Work
+from dsrun.cli.launch.job import MachineWork
 from dsrun.launch.context import LocalLauncher
 from dsrun.launch.supervisor.events import STUCK_S
 from dsrun.runs.folder import RunFolder
@@ -18,7 +18,7 @@ POLL_S = 1.0
 
 
 @contextmanager
-def printed_events(work: Work, place: LocalLauncher) -> Iterator[None]:
+def printed_events(work: MachineWork, place: LocalLauncher) -> Iterator[None]:
     """On node 0, write each event that comes in here to stderr, if that takes JSON; with text, ranks print what
     matters."""
     if place.node != 0 or not log_format.is_json():

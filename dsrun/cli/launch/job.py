@@ -20,15 +20,15 @@ from dsrun.cli.output import print_note
 from dsrun.errors import MissingError, UsageError
 from dsrun.launch.compat import parse_torchrun, torchrun_arguments
 from dsrun.launch.expected_gpus import check_driver, check_program
-from dsrun.launch.job import Job, Topology, decide
-from dsrun.launch.supervisor.policy import Limits
+from dsrun.launch.job import ProcessTopology, TrainingJob, decide
+from dsrun.launch.supervisor.policy import RestartLimits
 from dsrun.models.families import model_type_of
 from dsrun.recipe.batch import batch_of
 from dsrun.recipe.group_timeout import group_timeout_s
 from dsrun.recipe.recipe import Recipe
 from dsrun.recipe.resolved import to_json
 from dsrun.runs.folder import default_name
-from dsrun.slurm.render.program import WORKER, Program, any_program, train_program
+from dsrun.slurm.render.program import WORKER, JobProgram, any_program, train_program
 from dsrun.system import variables
 from dsrun.system.gpus import visible_gpus
 from dsrun.system.host import cores, require_training_packages
@@ -75,7 +75,7 @@ class LaunchOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Work:
+class MachineWork:
     """What runs on this machine.
 
     `output` is its run folder; `require` raises MissingError for what it needs and this machine lacks; `job` makes the
@@ -84,20 +84,20 @@ class Work:
     `name` is that of the model or program in messages, which go to the targets `notify`.
     """
 
-    topology: Topology
+    topology: ProcessTopology
     output: str
     debug: bool
     dry_run: bool
     force: bool
     require: Callable[[], None]
-    job: Callable[..., Job]
+    job: Callable[..., TrainingJob]
     recipe: Recipe | None = None
     find_port: bool | None = None
     name: str = ""
     notify: tuple[str, ...] = ()
 
 
-def local_topology(nproc: int | None, *, use_cpu: bool) -> Topology:
+def local_topology(nproc: int | None, *, use_cpu: bool) -> ProcessTopology:
     """The workers of this machine: `nproc`, else one per visible GPU."""
     visible = len(visible_gpus())
     if not use_cpu:
@@ -105,14 +105,14 @@ def local_topology(nproc: int | None, *, use_cpu: bool) -> Topology:
     return decide(nproc=nproc, visible_gpus=visible, cores=cores(), use_cpu=use_cpu)
 
 
-def training_work(recipe: Recipe, options: LaunchOptions, *, nodes: int = 1) -> Work:
+def training_work(recipe: Recipe, options: LaunchOptions, *, nodes: int = 1) -> MachineWork:
     """dsrun's own training on `nodes` machines like this one. `options` take precedence over the recipe; their `output`
     is the run folder, if named. Raises UsageError for a --deepspeed file that does not work."""
     spec = recipe.spec
     group_timeout_s(recipe.hf.get("ddp_timeout"), os.environ)
     topology = local_topology(options.nproc or spec.nproc, use_cpu=bool(recipe.hf.get("use_cpu")))
     recipe = with_deepspeed_checked(recipe, nodes * topology.workers)
-    return Work(
+    return MachineWork(
         topology=topology,
         output=options.output or default_name(spec.model or spec.model_type or "model", datetime.now()),
         debug=options.debug or spec.debug,
@@ -128,14 +128,14 @@ def training_work(recipe: Recipe, options: LaunchOptions, *, nodes: int = 1) -> 
 
 def training_job(
     options: LaunchOptions,
-    topology: Topology,
+    topology: ProcessTopology,
     *,
     recipe: Recipe,
     run: Path,
     env: Mapping[str, str],
     nnodes: int = 1,
     **place: Any,
-) -> Job:
+) -> TrainingJob:
     """The job of dsrun's own workers; `place` are further fields of Job.
 
     Raises UsageError where the batch does not divide among the workers of all nodes.
@@ -143,14 +143,14 @@ def training_job(
     spec = recipe.spec
     batch = batch_of(recipe, nnodes * topology.workers)
     restarts = spec.max_restarts if options.max_restarts is None else options.max_restarts
-    return Job(
+    return TrainingJob(
         topology=topology,
         run=run,
         env=env,
         nnodes=nnodes,
         program=["--module", WORKER],
         recipe=json.dumps(to_json(recipe)),
-        limits=Limits(max_restarts=restarts, remedy=spec.remedy and options.remedy),
+        limits=RestartLimits(max_restarts=restarts, remedy=spec.remedy and options.remedy),
         hang_timeout=spec.hang_timeout if options.hang_timeout is None else options.hang_timeout,
         warm=spec.warm and options.warm,
         echo=spec.debug or options.debug,
@@ -189,7 +189,7 @@ def merge_torchrun(options: LaunchOptions, argv: tuple[str, ...]) -> tuple[Launc
     return replace(options, **given), (*program, *found.program), found.rdzv_id or ""
 
 
-def parse_program(argv: tuple[str, ...]) -> Program:
+def parse_program(argv: tuple[str, ...]) -> JobProgram:
     """What is to run: dsrun's own training, or an external program. Raises UsageError for a script that is missing."""
     first, *rest = argv
     if Path(first).name == "dsrun" and rest[:1] == ["train"]:
@@ -207,7 +207,7 @@ def parse_program(argv: tuple[str, ...]) -> Program:
     return found
 
 
-def work_of(options: LaunchOptions, program: Program, *, nodes: int = 1) -> Work:
+def work_of(options: LaunchOptions, program: JobProgram, *, nodes: int = 1) -> MachineWork:
     """What each of `nodes` machines runs; the options of `dsrun launch` take precedence over those of `dsrun train`."""
     environment_output = os.environ.get(variables.OUTPUT)
     if not program.trains:
@@ -219,11 +219,11 @@ def work_of(options: LaunchOptions, program: Program, *, nodes: int = 1) -> Work
     return training_work(recipe, replace(options, output=options.output or named or environment_output), nodes=nodes)
 
 
-def _external_work(options: LaunchOptions, program: Program) -> Work:
+def _external_work(options: LaunchOptions, program: JobProgram) -> MachineWork:
     """Any program but dsrun's own training."""
     topology = local_topology(options.nproc, use_cpu=False)
     restarts = {} if options.max_restarts is None else {"max_restarts": options.max_restarts}
-    return Work(
+    return MachineWork(
         topology=topology,
         output=options.output or default_name(program.name, datetime.now()),
         debug=options.debug,
@@ -234,12 +234,12 @@ def _external_work(options: LaunchOptions, program: Program) -> Work:
         name=program.name,
         notify=options.notify,
         job=partial(
-            Job,
+            TrainingJob,
             topology=topology,
             program=_worker_argv(program),
             external=True,
             signals=options.signals,
-            limits=Limits(**restarts, remedy=False),
+            limits=RestartLimits(**restarts, remedy=False),
             hang_timeout=options.hang_timeout,
             warm=False,
             # Users expect its output on the terminal, as with torchrun.
@@ -248,7 +248,7 @@ def _external_work(options: LaunchOptions, program: Program) -> Work:
     )
 
 
-def _worker_argv(program: Program) -> tuple[str, ...]:
+def _worker_argv(program: JobProgram) -> tuple[str, ...]:
     """A `python` other than this one runs its scripts itself: torch.distributed.run would start its own otherwise."""
     if "--no-python" in program.mode or program.interpreter is None:
         return (*program.mode, program.entry, *program.args)
@@ -259,7 +259,7 @@ def _worker_argv(program: Program) -> tuple[str, ...]:
     return ("--no-python", found, "-u", *module, program.entry, *program.args)
 
 
-def _require(program: Program) -> None:
+def _require(program: JobProgram) -> None:
     """Raise MissingError here, where the rank would only end with a traceback, and be restarted."""
     if find_spec("torch") is None:
         raise MissingError(f"there is no torch in {sys.executable}, which starts the workers", fix="pip install torch")

@@ -16,7 +16,7 @@ from pathlib import Path
 import click
 
 from dsrun.cli.launch.events import printed_events
-from dsrun.cli.launch.job import Work
+from dsrun.cli.launch.job import MachineWork
 from dsrun.cli.launch.notify import notifications, print_preview
 from dsrun.cli.output import command_lines, ignore_closed_stream, print_detail, print_error, print_note
 from dsrun.errors import EXIT_RESUME, EXIT_TOOL_FAILED
@@ -25,7 +25,7 @@ from dsrun.launch.context import LocalLauncher
 from dsrun.launch.coordinator.messages import RendezvousError
 from dsrun.launch.coordinator.rendezvous import rendezvous
 from dsrun.launch.environment import has_libuv, launch_environment, network_variables, run_arguments, run_command
-from dsrun.launch.job import Job, Outcome
+from dsrun.launch.job import RunOutcome, TrainingJob
 from dsrun.launch.signals import StartupSignals
 from dsrun.launch.supervisor.events import RunEventWriter
 from dsrun.launch.supervisor.run import supervise
@@ -42,7 +42,7 @@ from dsrun.system.net import address_towards, addresses, claim_port, free_port, 
 _HOLDER_POLL_S = 1.0
 
 
-def run_node(work: Work, place: LocalLauncher, signals: StartupSignals, *, rendezvous_timeout_s: float) -> int:
+def run_node(work: MachineWork, place: LocalLauncher, signals: StartupSignals, *, rendezvous_timeout_s: float) -> int:
     """Run this machine's part of the run to its end; the exit code. Raises Stopped if a signal came before."""
     starts = JobStarts(Path(work.output), os.environ)
     if starts.finished and not work.dry_run:
@@ -71,8 +71,8 @@ def run_node(work: Work, place: LocalLauncher, signals: StartupSignals, *, rende
 
 
 def _run_supervised(
-    work: Work, place: LocalLauncher, signals: StartupSignals, *, rendezvous_timeout_s: float
-) -> tuple[Outcome, RunFolder]:
+    work: MachineWork, place: LocalLauncher, signals: StartupSignals, *, rendezvous_timeout_s: float
+) -> tuple[RunOutcome, RunFolder]:
     """Meet the other nodes, and run until the end; how it ended, and the folder that node 0 has chosen."""
     if place.node == 0 and place.own_terminal:
         print_note(f"{place.how}; waiting for the others on port {(place.port or 0) + 1}")
@@ -127,7 +127,7 @@ def _wait_for_earlier_holder(run: Path, seconds: float) -> None:
         holder = is_in_use(run)
 
 
-def _with_recipe_in_force(work: Work) -> Work:
+def _with_recipe_in_force(work: MachineWork) -> MachineWork:
     """On node 0: a requeued job keeps the recipe that it started with."""
     if work.recipe is None:
         return work
@@ -137,7 +137,7 @@ def _with_recipe_in_force(work: Work) -> Work:
     return replace(work, recipe=recipe)
 
 
-def _run_info(work: Work, place: LocalLauncher) -> dict[str, str]:
+def _run_info(work: MachineWork, place: LocalLauncher) -> dict[str, str]:
     """What node 0 sends to all nodes, whose working directories may differ."""
     found = {"output": str(Path(work.output).absolute()) if place.nodes > 1 else work.output}
     found |= {name: value for name, value in os.environ.items() if name == variables.REQUEUE}
@@ -150,7 +150,7 @@ def _run_info(work: Work, place: LocalLauncher) -> dict[str, str]:
     return {**found, "saved_batch": str(saved or "")}
 
 
-def _with_recipe_of_node_0(work: Work, run_info: Mapping[str, str], place: LocalLauncher) -> Work:
+def _with_recipe_of_node_0(work: MachineWork, run_info: Mapping[str, str], place: LocalLauncher) -> MachineWork:
     """On the other nodes: all ranks of a run train by one recipe."""
     if work.recipe is None or "recipe" not in run_info:
         return work
@@ -161,8 +161,8 @@ def _with_recipe_of_node_0(work: Work, run_info: Mapping[str, str], place: Local
 
 
 def _job(
-    work: Work, place: LocalLauncher, run: Path, met_from: str | None, *, saved_batch: str | None = None
-) -> tuple[Job, dict[str, str | None]]:
+    work: MachineWork, place: LocalLauncher, run: Path, met_from: str | None, *, saved_batch: str | None = None
+) -> tuple[TrainingJob, dict[str, str | None]]:
     """This machine's job, and what the environment of the workers has that this process's does not; None for what it
     has not."""
     changes = launch_environment(
@@ -193,7 +193,7 @@ def _job(
     return job, changes
 
 
-def _dry_run(work: Work, place: LocalLauncher) -> int:
+def _dry_run(work: MachineWork, place: LocalLauncher) -> int:
     """Print what would be set here, and the command that would start the agent."""
     if place.how:
         print_note(place.how)
@@ -227,7 +227,7 @@ def _append_to_console(line: str, folder: RunFolder) -> None:
         log.write(without_tokens(printable(line)) + "\n")
 
 
-def _report(outcome: Outcome, folder: RunFolder, work: Work, place: LocalLauncher) -> int:
+def _report(outcome: RunOutcome, folder: RunFolder, work: MachineWork, place: LocalLauncher) -> int:
     """Print how the run ended: node 0 in full, the others if each has a terminal of its own. Returns the exit code."""
     if place.node == 0:
         if work.recipe is not None:
@@ -247,7 +247,7 @@ def _print_goodput(folder: RunFolder) -> None:
         _append_to_console(line, folder)
 
 
-def report(outcome: Outcome, folder: RunFolder, *, external: bool = False) -> int:
+def report(outcome: RunOutcome, folder: RunFolder, *, external: bool = False) -> int:
     """Print how the run ended; returns the exit code."""
     if outcome.exit_code == 0:
         with ignore_closed_stream(1):

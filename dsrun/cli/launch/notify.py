@@ -7,22 +7,24 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from dsrun.cli.launch.job import Work
+from dsrun.cli.launch.job import MachineWork
 from dsrun.cli.output import print_detail, print_note
 from dsrun.errors import EXIT_INTERRUPTED, EXIT_RESUME, EXIT_TOOL_FAILED, DsrunError, UsageError, one_line
 from dsrun.launch.context import LocalLauncher
-from dsrun.launch.coordinator.messages import Stopped
-from dsrun.launch.job import Outcome
+from dsrun.launch.coordinator.messages import StoppedBeforeStart
+from dsrun.launch.job import RunOutcome
 from dsrun.launch.signals import StartupSignals
-from dsrun.notifications.process import Sender, preview, run_facts
-from dsrun.notifications.rules import End
+from dsrun.notifications.process import NotificationSender, preview, run_facts
+from dsrun.notifications.rules import SupervisorEnd
 from dsrun.notifications.target import parse_targets
 from dsrun.runs.attempts import attempt
 from dsrun.system import variables
 
 
 @contextmanager
-def notifications(work: Work, place: LocalLauncher, signals: StartupSignals) -> Iterator[Callable[[Outcome], None]]:
+def notifications(
+    work: MachineWork, place: LocalLauncher, signals: StartupSignals
+) -> Iterator[Callable[[RunOutcome], None]]:
     """Send messages about what happens in here; the function that is yielded takes how the run ended.
 
     What goes wrong with a message is noted. It neither ends the run nor holds it up; its end is waited for, for three
@@ -37,7 +39,9 @@ def notifications(work: Work, place: LocalLauncher, signals: StartupSignals) -> 
         except UsageError as error:
             print_note(f"{error}; until then no message goes there")
     facts = run_facts(Path(work.output), work.name, os.environ)
-    sender = Sender(facts, work.notify, requeue=attempt(os.environ).get("requeue", 0), external=work.recipe is None)
+    sender = NotificationSender(
+        facts, work.notify, requeue=attempt(os.environ).get("requeue", 0), external=work.recipe is None
+    )
     try:
         yield lambda outcome: sender.ended(_end(outcome))
     except BaseException as error:
@@ -49,24 +53,24 @@ def notifications(work: Work, place: LocalLauncher, signals: StartupSignals) -> 
                 print_note(f"--notify: {line}")
 
 
-def _early_end(error: BaseException, signals: StartupSignals) -> End:
+def _early_end(error: BaseException, signals: StartupSignals) -> SupervisorEnd:
     """The end of a run whose supervisor did not come to one: a signal before it began, a node that did not join."""
     if isinstance(error, KeyboardInterrupt):
-        return End(exit_code=EXIT_INTERRUPTED)
+        return SupervisorEnd(exit_code=EXIT_INTERRUPTED)
     if signals.request is not None and not isinstance(error, DsrunError):
-        return End(exit_code=EXIT_RESUME, message=str(Stopped(signals.request)))
-    return End(exit_code=getattr(error, "exit_code", EXIT_TOOL_FAILED), message=one_line(error))
+        return SupervisorEnd(exit_code=EXIT_RESUME, message=str(StoppedBeforeStart(signals.request)))
+    return SupervisorEnd(exit_code=getattr(error, "exit_code", EXIT_TOOL_FAILED), message=one_line(error))
 
 
-def _end(outcome: Outcome) -> End:
+def _end(outcome: RunOutcome) -> SupervisorEnd:
     message = " ".join(filter(None, (outcome.message, outcome.advice and f"({outcome.advice})"))) or None
     stop_file = os.environ.get(variables.STOP_FILE)
     stopped = bool(stop_file) and Path(stop_file or "").exists()
     log = str(Path(outcome.log).absolute()) if outcome.log else None
-    return End(exit_code=outcome.exit_code, message=message, log=log, stopped=stopped)
+    return SupervisorEnd(exit_code=outcome.exit_code, message=message, log=log, stopped=stopped)
 
 
-def print_preview(work: Work) -> None:
+def print_preview(work: MachineWork) -> None:
     """--dry-run: print what a message to each target would look like."""
     facts = run_facts(Path(work.output), work.name, os.environ)
     for line in preview(facts, work.notify, os.environ):

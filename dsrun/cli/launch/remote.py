@@ -16,7 +16,7 @@ import click
 from dsrun.cli.launch.job import LaunchOptions, parse_program
 from dsrun.cli.output import command_line, print_error, print_note
 from dsrun.errors import MissingError, UsageError
-from dsrun.launch.compat import Host, excluded, included, parse_hostfile
+from dsrun.launch.compat import SshHost, excluded, included, parse_hostfile
 from dsrun.launch.context import SshLauncher
 from dsrun.launch.environment import ENVIRONMENT_FILE, forwarded_variables, parse_environment_file
 from dsrun.launch.signals import StartupSignals
@@ -46,7 +46,7 @@ def over_ssh(options: LaunchOptions, place: SshLauncher, program: tuple[str, ...
     return code
 
 
-def _hosts(options: LaunchOptions) -> tuple[Host, ...]:
+def _hosts(options: LaunchOptions) -> tuple[SshHost, ...]:
     file = options.hostfile or Path()
     try:
         text = file.read_text(encoding="utf-8")
@@ -58,7 +58,7 @@ def _hosts(options: LaunchOptions) -> tuple[Host, ...]:
     return excluded(hosts, options.exclude) if options.exclude else hosts
 
 
-def _hosts_of_job(place: SshLauncher) -> tuple[Host, ...]:
+def _hosts_of_job(place: SshLauncher) -> tuple[SshHost, ...]:
     """The machines of a scheduler's job, each with all of its GPUs."""
     first = place.hosts[0]
     if not is_this_machine(first):
@@ -66,11 +66,11 @@ def _hosts_of_job(place: SshLauncher) -> tuple[Host, ...]:
             f"{place.job} begins on {first}, and this is another of its {len(place.hosts)} machines",
             fix="start dsrun launch once, in the job's script; or on each machine by mpirun",
         )
-    return tuple(Host(name=name, slots=()) for name in place.hosts)
+    return tuple(SshHost(name=name, slots=()) for name in place.hosts)
 
 
 def _remote_supervisors(
-    options: LaunchOptions, hosts: tuple[Host, ...], program: tuple[str, ...], place: SshLauncher
+    options: LaunchOptions, hosts: tuple[SshHost, ...], program: tuple[str, ...], place: SshLauncher
 ) -> list[RemoteSupervisor]:
     """The command of each machine's supervisor, and what it reads from stdin: the environment and the run's secret."""
     # ssh's own aliases mean nothing to the ranks, nor on the other machines.

@@ -11,7 +11,7 @@ import click
 from dsrun.cli.options import Command, format_option
 from dsrun.cli.output import print_json, print_line, print_table
 from dsrun.errors import UsageError
-from dsrun.monitoring.comparison import Row, curves, differences, labels, metrics
+from dsrun.monitoring.comparison import ComparisonRow, curves, differences, labels, metrics
 from dsrun.monitoring.plots import curve_marks, line_plot
 from dsrun.monitoring.status import status_of
 from dsrun.runs.reader import read_history
@@ -67,7 +67,7 @@ def command(*, runs: tuple[str, ...], metric: str, form: str) -> int:
     return 0
 
 
-def _print_rows(title: str, names: Sequence[str], rows: Sequence[Row]) -> None:
+def _print_rows(title: str, names: Sequence[str], rows: Sequence[ComparisonRow]) -> None:
     print_line(title)
     if rows:
         table = [("", *names), *((f"  {row.name}", *(_cell(row.name, value) for value in row.values)) for row in rows)]

@@ -6,8 +6,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from dsrun.cli.monitor.section import EMPTY, Room, Section
-from dsrun.cli.monitor.snapshot import Snapshot
+from dsrun.cli.monitor.section import EMPTY, MonitorSection, TerminalSize
+from dsrun.cli.monitor.snapshot import MonitorSnapshot
 from dsrun.monitoring.plots import line_plot, sparkline
 from dsrun.runs.reader import series
 from dsrun.system.display import counted, duration, figure, precise_duration, printable
@@ -17,12 +17,12 @@ _LABEL = 12
 _VALUE = 10
 _MOST_SPARK = 60
 _PLOT_HEIGHT = 9
-Figure = tuple[str, Text]
+MonitorFigure = tuple[str, Text]
 # What has a curve: key of metrics.jsonl, name, sparkline's style.
 _CURVES = (("loss", "loss", "green"), ("lr", "lr", "blue"), ("grad_norm", "grad norm", "magenta"))
 
 
-def figures_section(snapshot: Snapshot, room: Room) -> Section:
+def figures_section(snapshot: MonitorSnapshot, room: TerminalSize) -> MonitorSection:
     """Figures at the left, and at the right of a wide terminal the loss over the steps."""
     is_wide = room.width >= _WIDE and not room.is_low
     width = room.width // 2 - 2 if is_wide else room.width
@@ -46,13 +46,13 @@ def figures_section(snapshot: Snapshot, room: Room) -> Section:
         high = max(_PLOT_HEIGHT, len(rows))
         plot = _loss_plot(snapshot, room.width - width - 3, high, ascii_only=room.ascii_only)
     if plot is None:
-        return Section(grid, len(rows)) if room.is_low else Section(Group(Text(), grid), len(rows) + 1)
+        return MonitorSection(grid, len(rows)) if room.is_low else MonitorSection(Group(Text(), grid), len(rows) + 1)
     both = Table.grid(padding=(0, 2))
     both.add_row(grid, plot)
-    return Section(Group(Text(), both), max(len(rows), _PLOT_HEIGHT) + 1)
+    return MonitorSection(Group(Text(), both), max(len(rows), _PLOT_HEIGHT) + 1)
 
 
-def _joined(parts: list[Figure]) -> Figure:
+def _joined(parts: list[MonitorFigure]) -> MonitorFigure:
     """Several figures in one row, under the name of the first."""
     if not parts:
         return "", Text()
@@ -60,10 +60,10 @@ def _joined(parts: list[Figure]) -> Figure:
     return first, Text(" · ").join([text, *(Text.assemble((f"{name} ", "dim"), text) for name, text in others)])
 
 
-def _curve_rows(snapshot: Snapshot, width: int, *, ascii_only: bool) -> list[Figure]:
+def _curve_rows(snapshot: MonitorSnapshot, width: int, *, ascii_only: bool) -> list[MonitorFigure]:
     """The figures that change all the time, with their sparklines."""
     status, steps = snapshot.status, snapshot.history.steps
-    rows: list[Figure] = []
+    rows: list[MonitorFigure] = []
     for key, name, style in _CURVES:
         value = getattr(status, key)
         if value is None and not (key == "loss" and steps):
@@ -82,9 +82,9 @@ def _curve_rows(snapshot: Snapshot, width: int, *, ascii_only: bool) -> list[Fig
     return rows
 
 
-def _speed_parts(snapshot: Snapshot) -> list[Figure]:
+def _speed_parts(snapshot: MonitorSnapshot) -> list[MonitorFigure]:
     status = snapshot.status
-    parts: list[Figure] = []
+    parts: list[MonitorFigure] = []
     if status.step_s is not None:
         parts.append(("step time", Text(precise_duration(status.step_s))))
     if status.mfu is not None:
@@ -94,7 +94,7 @@ def _speed_parts(snapshot: Snapshot) -> list[Figure]:
     return parts
 
 
-def _speed(snapshot: Snapshot, width: int, *, ascii_only: bool) -> Figure | None:
+def _speed(snapshot: MonitorSnapshot, width: int, *, ascii_only: bool) -> MonitorFigure | None:
     status = snapshot.status
     for key, name in (("tokens_per_s", "tokens/s"), ("samples_per_s", "samples/s")):
         value = getattr(status, key)
@@ -106,10 +106,10 @@ def _speed(snapshot: Snapshot, width: int, *, ascii_only: bool) -> Figure | None
     return None
 
 
-def _run_parts(snapshot: Snapshot) -> list[Figure]:
+def _run_parts(snapshot: MonitorSnapshot) -> list[MonitorFigure]:
     """Checkpoint, best evaluation, goodput."""
     status = snapshot.status
-    rows: list[Figure] = []
+    rows: list[MonitorFigure] = []
     if status.checkpoint_step is not None:
         age = f", {duration(status.checkpoint_age_s)} ago" if status.checkpoint_age_s is not None else ""
         rows.append(("checkpoint", Text(f"step {status.checkpoint_step:,}{age}")))
@@ -129,7 +129,7 @@ def _run_parts(snapshot: Snapshot) -> list[Figure]:
     return rows
 
 
-def _loss_plot(snapshot: Snapshot, width: int, height: int, *, ascii_only: bool) -> Text | None:
+def _loss_plot(snapshot: MonitorSnapshot, width: int, height: int, *, ascii_only: bool) -> Text | None:
     curve = series(snapshot.history.steps, "loss")
     if len(curve) < 3:
         return None

@@ -15,16 +15,16 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.text import Text
 
-from dsrun.cli.monitor.section import Room
-from dsrun.cli.monitor.snapshot import Snapshot
-from dsrun.cli.monitor.view import render
+from dsrun.cli.monitor.section import TerminalSize
+from dsrun.cli.monitor.snapshot import MonitorSnapshot
+from dsrun.cli.monitor.view import render_view
 from dsrun.errors import UsageError
 
 _QUIT = b"qQ\x1b"
 _HINT = "q quits"
 
 
-def show_live(read: Callable[[], Snapshot], console: Console, *, interval_s: float) -> Snapshot:
+def show_live(read: Callable[[], MonitorSnapshot], console: Console, *, interval_s: float) -> MonitorSnapshot:
     """Show what `read` finds until the run is over or the user quits, and return the last snapshot.
 
     A folder that cannot be read for a moment (a network file system) leaves the last view; the first look raises.
@@ -35,7 +35,7 @@ def show_live(read: Callable[[], Snapshot], console: Console, *, interval_s: flo
 
         def draw(note: str = "") -> None:
             size = console.size
-            room = Room(width=size.width, height=size.height - 1, ascii_only=ascii_only)
+            room = TerminalSize(width=size.width, height=size.height - 1, ascii_only=ascii_only)
             live.update(_Framed(snapshot, room, note), refresh=True)
 
         while not snapshot.is_over:
@@ -59,12 +59,12 @@ def show_live(read: Callable[[], Snapshot], console: Console, *, interval_s: flo
 class _Framed:
     """The view with the hint of the keys in the last row."""
 
-    def __init__(self, snapshot: Snapshot, room: Room, note: str) -> None:
+    def __init__(self, snapshot: MonitorSnapshot, room: TerminalSize, note: str) -> None:
         self._snapshot, self._room, self._note = snapshot, room, note
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         height = self._room.height or 0
-        lines = console.render_lines(render(self._snapshot, self._room), options.update(height=None), pad=False)[
+        lines = console.render_lines(render_view(self._snapshot, self._room), options.update(height=None), pad=False)[
             :height
         ]
         for line in lines:

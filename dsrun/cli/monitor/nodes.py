@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from dsrun.cli.monitor.section import EMPTY, Room, Section, headed
-from dsrun.cli.monitor.snapshot import Snapshot
+from dsrun.cli.monitor.section import EMPTY, MonitorSection, TerminalSize, headed
+from dsrun.cli.monitor.snapshot import MonitorSnapshot
 from dsrun.monitoring.observations import (
     is_waiting_while_busy,
     node_age_s,
@@ -30,7 +30,7 @@ _GIB = 1 << 30
 _BAR = 10
 
 
-def gpu_section(snapshot: Snapshot, room: Room, *, most: int) -> Section:
+def gpu_section(snapshot: MonitorSnapshot, room: TerminalSize, *, most: int) -> MonitorSection:
     """Use, memory, power and temperature of each GPU."""
     gpus = [(node, gpu) for node in snapshot.nodes for gpu in node.gpus]
     most -= 1 if room.is_low else 2
@@ -52,7 +52,7 @@ def gpu_section(snapshot: Snapshot, room: Room, *, most: int) -> Section:
     return headed(room, "GPUs", note, grid, len(shown))
 
 
-def _gpu_row(node: NodeStatus, gpu: GpuSample, room: Room, *, several: bool) -> list[Text]:
+def _gpu_row(node: NodeStatus, gpu: GpuSample, room: TerminalSize, *, several: bool) -> list[Text]:
     wide = room.width >= 90
     use = Text()
     if gpu.utilization is not None:
@@ -98,7 +98,7 @@ def _conspicuous(gpu: GpuSample) -> tuple[bool, bool, float]:
     )
 
 
-def host_section(snapshot: Snapshot, room: Room, *, most: int) -> Section:
+def host_section(snapshot: MonitorSnapshot, room: TerminalSize, *, most: int) -> MonitorSection:
     """Load and memory of each host, the busiest of many."""
     known = [node for node in snapshot.nodes if node.cpu is not None or node.memory_total]
     if not known or most < (2 if room.is_low else 3):
@@ -116,7 +116,7 @@ def host_section(snapshot: Snapshot, room: Room, *, most: int) -> Section:
     return headed(room, "host" if len(known) == 1 else "hosts", more, line, 1)
 
 
-def rank_section(snapshot: Snapshot, room: Room, *, most: int) -> Section:
+def rank_section(snapshot: MonitorSnapshot, room: TerminalSize, *, most: int) -> MonitorSection:
     """Step, phase, times and last heartbeat of each rank, the slowest marked."""
     ranks = [(node, rank) for node in snapshot.nodes for rank in node.ranks]
     most -= 2 if room.is_low else 3

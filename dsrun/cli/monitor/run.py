@@ -7,15 +7,15 @@ import time
 import click
 from rich.console import Console
 
-from dsrun.cli.monitor.section import Room
-from dsrun.cli.monitor.snapshot import Snapshot, as_json
-from dsrun.cli.monitor.sources import Source, StdinSource, find_source
-from dsrun.cli.monitor.view import render
+from dsrun.cli.monitor.section import TerminalSize
+from dsrun.cli.monitor.snapshot import MonitorSnapshot, as_json
+from dsrun.cli.monitor.sources import MonitorSource, StdinSource, find_source
+from dsrun.cli.monitor.view import render_view
 from dsrun.cli.output import print_json, print_line
 from dsrun.events import level_of
 from dsrun.findings.show import shown
 from dsrun.monitoring.event_text import describe
-from dsrun.runs.records import Record, seconds_of
+from dsrun.runs.records import LedgerRecord, seconds_of
 from dsrun.slurm.jobs.status import explain_reason
 from dsrun.system.display import duration, figure, printable
 
@@ -45,7 +45,7 @@ def monitor(*, run: str | None, log: str | None, job_id: str | None, interval: f
     return 0
 
 
-def _follow(source: Source, interval_s: float) -> None:
+def _follow(source: MonitorSource, interval_s: float) -> None:
     """A line for every change, until the run is over. A log that nobody has written to for an hour is."""
     changes = ChangeLines()
     while True:
@@ -57,11 +57,11 @@ def _follow(source: Source, interval_s: float) -> None:
         time.sleep(interval_s)
 
 
-def _print(snapshot: Snapshot) -> None:
+def _print(snapshot: MonitorSnapshot) -> None:
     console = Console(highlight=False)
-    room = Room(width=max(console.width, _NARROWEST), ascii_only=console.options.ascii_only)
+    room = TerminalSize(width=max(console.width, _NARROWEST), ascii_only=console.options.ascii_only)
     with console.capture() as captured:
-        console.print(render(snapshot, room))
+        console.print(render_view(snapshot, room))
     # Cells are padded to their columns' width; without a style the blanks at a line's end are nothing.
     for line in captured.get().splitlines():
         click.echo(line.rstrip(), color=True)
@@ -75,7 +75,7 @@ class ChangeLines:
         self._events: int | None = None
         self._findings: set[str] = set()
 
-    def lines(self, snapshot: Snapshot) -> list[str]:
+    def lines(self, snapshot: MonitorSnapshot) -> list[str]:
         """New events, new findings, and the state with its figures, where any of it is another."""
         clock = _clock(snapshot.now)
         found = [
@@ -94,7 +94,7 @@ class ChangeLines:
             found.append(f"{clock}  {line}")
         return found
 
-    def _new_events(self, snapshot: Snapshot) -> list[Record]:
+    def _new_events(self, snapshot: MonitorSnapshot) -> list[LedgerRecord]:
         """Those since the last call; the first shows none, as they are history."""
         events = [event for event in snapshot.history.events if level_of(event) != "quiet"]
         before = len(events) if self._events is None or self._events > len(events) else self._events
@@ -102,7 +102,7 @@ class ChangeLines:
         return events[before:]
 
 
-def state_line(snapshot: Snapshot) -> str:
+def state_line(snapshot: MonitorSnapshot) -> str:
     """State, step and the main figures in one line."""
     status, job = snapshot.status, snapshot.job
     parts = []

@@ -12,7 +12,7 @@ from dsrun.cli.options import Command, format_option
 from dsrun.cli.output import print_json, print_note, print_table
 from dsrun.errors import UsageError, nearest
 from dsrun.monitoring.overview import SORTS, RunRow, runs_of, sort_rows
-from dsrun.monitoring.status import State, status_json
+from dsrun.monitoring.status import RunState, status_json
 from dsrun.system.display import duration, figure, size_text
 
 HEAD = ("RUN", "STATE", "STEP", "LOSS", "BEST", "AGE", "TIME", "SIZE", "RANKS")
@@ -54,7 +54,7 @@ def _states(state: str | None) -> set[str]:
     if state is None:
         return set()
 
-    known = get_args(State)
+    known = get_args(RunState)
     named = [each.strip().lower() for each in state.split(",") if each.strip()]
     for each in named:
         if each not in known:

@@ -11,18 +11,18 @@ LOW = 34
 
 
 @dataclass(frozen=True)
-class Section:
+class MonitorSection:
     """`content` takes `height` rows; with 0 it is left out."""
 
     content: RenderableType
     height: int
 
 
-EMPTY = Section(Text(), 0)
+EMPTY = MonitorSection(Text(), 0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Room:
+class TerminalSize:
     """The terminal: columns, rows (None: as many as it takes), and whether it shows more than ASCII."""
 
     width: int
@@ -35,9 +35,9 @@ class Room:
         return self.height is not None and self.height < LOW
 
 
-def headed(room: Room, name: str, note: str, content: RenderableType, height: int) -> Section:
+def headed(room: TerminalSize, name: str, note: str, content: RenderableType, height: int) -> MonitorSection:
     """A section of `height` rows under its name, with an empty row above where there is room for it."""
     title = Text.assemble((name, "bold cyan"), (f"  {note}" if note else "", "dim"))
     title.no_wrap, title.overflow = True, "ellipsis"
     rows = [title, content] if room.is_low else [Text(), title, content]
-    return Section(Group(*rows), height + len(rows) - 1)
+    return MonitorSection(Group(*rows), height + len(rows) - 1)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from dsrun.cli.monitor.snapshot import Snapshot, of_history, of_job, waiting_for
+from dsrun.cli.monitor.snapshot import MonitorSnapshot, of_history, of_job, waiting_for
 from dsrun.errors import UsageError
 from dsrun.monitoring.status import RunStatus, status_of
 from dsrun.monitoring.trainer_logs.status import (
@@ -36,10 +36,10 @@ STDIN = "-"
 _CHUNK = 1 << 20
 
 
-class Source(Protocol):
+class MonitorSource(Protocol):
     """Something that can be looked at again and again."""
 
-    def read(self) -> Snapshot:
+    def read(self) -> MonitorSnapshot:
         """What there is now. Raises UsageError where there is nothing to see."""
 
 
@@ -50,7 +50,7 @@ class RunSource:
         self._reader = RunReader(path)
         self._log: LogReader | None = None
 
-    def read(self) -> Snapshot:
+    def read(self) -> MonitorSnapshot:
         now = time.time()
         history = self._reader.read()
         status = status_of(history, now, lock_tries=1)
@@ -77,7 +77,7 @@ class LogSource:
         self._with_gpus = with_gpus
         self._has_looked = False
 
-    def read(self) -> Snapshot:
+    def read(self) -> MonitorSnapshot:
         now = time.time()
         self._reader.read()
         status = self._reader.status(now)
@@ -102,7 +102,7 @@ class StdinSource:
             self._reader.feed(sys.stdin.buffer.read(), now=None)
             self._end()
 
-    def read(self) -> Snapshot:
+    def read(self) -> MonitorSnapshot:
         while not self._is_over and self._selector.select(0):
             chunk = os.read(sys.stdin.fileno(), _CHUNK)
             if chunk:
@@ -135,10 +135,10 @@ class JobSource:
         self._due = 0.0
         self._job: SlurmJob | None = None
         self._log: Path | None = None
-        self._source: Source | None = None
+        self._source: MonitorSource | None = None
         self._seen: Path | None = None
 
-    def read(self) -> Snapshot:
+    def read(self) -> MonitorSnapshot:
         job = self._ask()
         path = Path(job.run) if job.run and is_run(Path(job.run)) else self._log
         if path is not None and path != self._seen and (path.is_dir() or path.is_file()):
@@ -178,7 +178,7 @@ class JobSource:
         return None
 
 
-def find_source(run: str | None, log: str | None, job_id: str | None) -> Source:
+def find_source(run: str | None, log: str | None, job_id: str | None) -> MonitorSource:
     """The source that the command names. Raises UsageError for none or several, and where nothing is there."""
     if sum(each is not None for each in (run, log, job_id)) > 1:
         raise UsageError("RUN, --log and --job exclude each other", fix="give one of them")

@@ -11,19 +11,19 @@ from rich.text import Text
 
 from dsrun.cli.monitor.figures import figures_section
 from dsrun.cli.monitor.nodes import gpu_section, host_section, rank_section
-from dsrun.cli.monitor.section import EMPTY, Room, Section, headed
-from dsrun.cli.monitor.snapshot import Snapshot, last_events
+from dsrun.cli.monitor.section import EMPTY, MonitorSection, TerminalSize, headed
+from dsrun.cli.monitor.snapshot import MonitorSnapshot, last_events
 from dsrun.events import EventLevel, level_of
 from dsrun.findings.finding import Finding, has_errors
 from dsrun.findings.show import shown
 from dsrun.monitoring.event_text import describe
 from dsrun.monitoring.plots import bar
-from dsrun.monitoring.status import State
+from dsrun.monitoring.status import RunState
 from dsrun.runs.records import seconds_of
 from dsrun.slurm.jobs.status import explain_reason
 from dsrun.system.display import counted, duration, printable
 
-STATE_STYLES: dict[State, str] = {
+STATE_STYLES: dict[RunState, str] = {
     "starting": "bold yellow", "training": "bold green", "evaluating": "bold cyan", "saving": "bold cyan",
     "restarting": "bold yellow", "finished": "bold green", "failed": "bold red", "stopped": "bold yellow",
     "killed": "bold red", "silent": "bold yellow",
@@ -39,7 +39,7 @@ _PLAIN = Console(width=80)
 """Text is measured by a console; which one does not matter."""
 
 
-def render(snapshot: Snapshot, room: Room) -> RenderableType:
+def render_view(snapshot: MonitorSnapshot, room: TerminalSize) -> RenderableType:
     """The whole view."""
     sections = [_header(snapshot, room)]
     if snapshot.job is not None:
@@ -51,7 +51,7 @@ def render(snapshot: Snapshot, room: Room) -> RenderableType:
     return Group(*(section.content for section in sections if section.height))
 
 
-def _below(snapshot: Snapshot, room: Room, left: int) -> list[Section]:
+def _below(snapshot: MonitorSnapshot, room: TerminalSize, left: int) -> list[MonitorSection]:
     """GPUs, ranks, host and events in the rows that are `left`; each gets what the ones before it leave."""
     events = min(2 if room.is_low else 4, len(snapshot.history.events))
     reserved = events + 2 if events else 0
@@ -68,7 +68,7 @@ def _below(snapshot: Snapshot, room: Room, left: int) -> list[Section]:
     return [*sections, _events(snapshot, room, most=most)]
 
 
-def _header(snapshot: Snapshot, room: Room) -> Section:
+def _header(snapshot: MonitorSnapshot, room: TerminalSize) -> MonitorSection:
     status = snapshot.status
     left = Text(no_wrap=True, overflow="ellipsis")
     state = status.state if snapshot.kind != "job" or status.is_over else "waiting"
@@ -89,16 +89,16 @@ def _header(snapshot: Snapshot, room: Room) -> Section:
     rows: list[RenderableType] = [grid]
     if status.is_over and (why := _why(snapshot)):
         rows.append(why)
-    return Section(Group(*rows), len(rows))
+    return MonitorSection(Group(*rows), len(rows))
 
 
-def _ranks(snapshot: Snapshot) -> str:
+def _ranks(snapshot: MonitorSnapshot) -> str:
     size, nodes = snapshot.status.world_size, len(snapshot.nodes)
     ranks = counted(size, "rank") if size else ""
     return f"{ranks} on {nodes} nodes" if ranks and nodes > 1 else ranks
 
 
-def _why(snapshot: Snapshot) -> Text | None:
+def _why(snapshot: MonitorSnapshot) -> Text | None:
     status = snapshot.status
     if status.state == "finished" or not (status.cause or status.message):
         return None
@@ -109,7 +109,7 @@ def _why(snapshot: Snapshot) -> Text | None:
     return text
 
 
-def _job_section(snapshot: Snapshot, room: Room) -> Section:
+def _job_section(snapshot: MonitorSnapshot, room: TerminalSize) -> MonitorSection:
     """The job: its state, why it waits and when it is expected to start."""
     job = snapshot.job
     if job is None:
@@ -133,17 +133,17 @@ def _job_section(snapshot: Snapshot, room: Room) -> Section:
         rows.append(Text(f"expected to start at {expected}" if expected else "SLURM expects no start time yet"))
     elif snapshot.kind == "job":
         rows.append(Text("there is neither a run folder nor a log of it here", style="dim"))
-    return Section(Group(*rows), len(rows))
+    return MonitorSection(Group(*rows), len(rows))
 
 
-def _progress(snapshot: Snapshot, room: Room) -> Section:
+def _progress(snapshot: MonitorSnapshot, room: TerminalSize) -> MonitorSection:
     """The bar: step of max, epoch, time left."""
     status = snapshot.status
     if status.step is None:
         lines = len(snapshot.history.steps)
         none = "no step yet" if status.state == "starting" else "no step was logged"
         none = f"{lines:,} losses were logged without their step" if lines else none
-        return Section(Text(none, style="dim"), 1)
+        return MonitorSection(Text(none, style="dim"), 1)
     text = Text(no_wrap=True, overflow="ellipsis")
     text.append(f"step {status.step:,}", style="bold")
     share = None
@@ -158,13 +158,13 @@ def _progress(snapshot: Snapshot, room: Room) -> Section:
         text.append(time.strftime(" (%H:%M)" if status.eta_s < 86400 else " (%a %d %b, %H:%M)", at), style="dim")
     width = min(_WIDEST_BAR, room.width - text.cell_len - 2)
     if share is None or width < _NARROWEST_BAR:
-        return Section(text, 1)
+        return MonitorSection(text, 1)
     style = "green" if not status.is_over or status.state == "finished" else "yellow"
     filled = Text(bar(share, width, ascii_only=room.ascii_only), style=style)
-    return Section(Text.assemble(filled, "  ", text, no_wrap=True, overflow="ellipsis"), 1)
+    return MonitorSection(Text.assemble(filled, "  ", text, no_wrap=True, overflow="ellipsis"), 1)
 
 
-def _findings(findings: Sequence[Finding], room: Room) -> Section:
+def _findings(findings: Sequence[Finding], room: TerminalSize) -> MonitorSection:
     """What is wrong, the worst first; a long one takes two rows."""
     table = Table.grid(padding=(0, 1))
     table.add_column(no_wrap=True)
@@ -179,10 +179,10 @@ def _findings(findings: Sequence[Finding], room: Room) -> Section:
         rows = list(line.wrap(_PLAIN, room.width - 2))[:2]
         table.add_row(Text("!", style=style), Text("\n").join(rows))
         height += len(rows)
-    return Section(table, height)
+    return MonitorSection(table, height)
 
 
-def _events(snapshot: Snapshot, room: Room, *, most: int) -> Section:
+def _events(snapshot: MonitorSnapshot, room: TerminalSize, *, most: int) -> MonitorSection:
     """The last events, the newest below."""
     events = [event for event in last_events(snapshot.history.events, 60) if level_of(event) != "quiet"]
     if not events or most < 1:

@@ -16,13 +16,13 @@ from dsrun.system.variables import cache_root
 from dsrun.zero.generate.presets import GIB
 from dsrun.zero.memory import report
 from dsrun.zero.memory.calibration import remembered
-from dsrun.zero.memory.model.count import Counted, check_length, count
+from dsrun.zero.memory.model.count import CountedModel, check_length, count
 from dsrun.zero.memory.optimizers import DEFAULT
-from dsrun.zero.memory.plan import Plan, plan
+from dsrun.zero.memory.plan import MemoryPlan, plan
 from dsrun.zero.memory.report import CommandOptions, as_json
 from dsrun.zero.memory.request import USUAL_LENGTH, PlanRequest, cluster, default_precision
 from dsrun.zero.memory.states import FP32
-from dsrun.zero.memory.strategy import Candidate
+from dsrun.zero.memory.strategy import PlanCandidate
 
 
 def run(**given: Any) -> int:
@@ -89,7 +89,7 @@ def _model_folder(name: str, hub: str) -> str:
     return str(materialise(name, cache_root() / "demo" / name).model)
 
 
-def _request(counted: Counted, given: dict[str, Any]) -> PlanRequest:
+def _request(counted: CountedModel, given: dict[str, Any]) -> PlanRequest:
     cluster = _cluster(given)
     model = counted.architecture
     both = given["max_length"]
@@ -159,16 +159,16 @@ def _command_options(given: dict[str, Any]) -> CommandOptions:
     )  # fmt: skip
 
 
-def _print_parts(row: Candidate) -> None:
+def _print_parts(row: PlanCandidate) -> None:
     parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in report.details(row))
     print_line(f"  GiB per GPU: {parts}")
 
 
-def _print(made: Plan, counted: Counted, options: CommandOptions) -> None:
+def _print(made: MemoryPlan, counted: CountedModel, options: CommandOptions) -> None:
     for line in report.header(made, counted, options):
         print_line(line)
     print_line()
-    print_table(report.table(made))
+    print_table(report.plan_rows(made))
     print_line()
     if made.choice is None:
         print_line(

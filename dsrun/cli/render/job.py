@@ -13,7 +13,7 @@ from dsrun.cli.output import print_note
 from dsrun.errors import UsageError
 from dsrun.options import OptionValue, flag_of
 from dsrun.slurm.render.launchers import refuse_scripts
-from dsrun.slurm.render.program import Program, any_program
+from dsrun.slurm.render.program import JobProgram, any_program
 from dsrun.system.display import MASK, masked
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ RUN_FILE = "run.yaml"
 DEMO = ("--model", "demo-t5", "--zero", "2")
 
 
-class Rendering(NamedTuple):
+class JobRendering(NamedTuple):
     """What jobs are rendered as: its name in messages, its section of run.yaml, and how a job gets a token instead."""
 
     noun: str
@@ -39,7 +39,7 @@ class RenderedProgram(NamedTuple):
     `recipe` is that of dsrun's own training.
     """
 
-    program: Program
+    program: JobProgram
     config: str | None
     recipe: Recipe | None = None
 
@@ -51,7 +51,7 @@ def refuse_empty(values: dict[str, Any]) -> None:
             raise UsageError(f"--{name} is empty", fix="name a file, or remove it")
 
 
-def find_job(args: Sequence[str], config: str | None, cwd: Path, rendering: Rendering) -> RenderedProgram:
+def find_job(args: Sequence[str], config: str | None, cwd: Path, rendering: JobRendering) -> RenderedProgram:
     """What runs: the arguments after `--`, else the run file, else the demo. Raises UsageError for wrong flags."""
     here = RUN_FILE if (cwd / RUN_FILE).is_file() else None
     if tuple(args[:2]) == ("dsrun", "train"):
@@ -73,7 +73,7 @@ def find_job(args: Sequence[str], config: str | None, cwd: Path, rendering: Rend
     return _train(DEMO, None, cwd, rendering)
 
 
-def _train(args: Sequence[str], config: str | None, cwd: Path, rendering: Rendering) -> RenderedProgram:
+def _train(args: Sequence[str], config: str | None, cwd: Path, rendering: JobRendering) -> RenderedProgram:
     """dsrun's own training; `config` is the run file here or that of --config."""
     from dsrun.cli.render.training import training_of  # the flags of training, which other programs do without
 
@@ -81,7 +81,7 @@ def _train(args: Sequence[str], config: str | None, cwd: Path, rendering: Render
     return RenderedProgram(program=program, config=recipe.spec.config or config, recipe=recipe)
 
 
-def _refuse_tokens(args: Sequence[str], rendering: Rendering) -> None:
+def _refuse_tokens(args: Sequence[str], rendering: JobRendering) -> None:
     for before, arg, shown in zip(("", *args), args, masked(args), strict=False):
         if arg != shown:
             what = f"{before} has a value that" if shown == MASK and before.startswith("-") else f"{arg[:6]}…"
@@ -90,7 +90,7 @@ def _refuse_tokens(args: Sequence[str], rendering: Rendering) -> None:
             )
 
 
-def from_run_file(config: str | None, cwd: Path, rendering: Rendering) -> tuple[OptionValue, ...]:
+def from_run_file(config: str | None, cwd: Path, rendering: JobRendering) -> tuple[OptionValue, ...]:
     """The options of the run file's section, and max_restarts of its `launch:` section."""
     if config is None:
         return ()

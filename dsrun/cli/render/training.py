@@ -16,10 +16,10 @@ from dsrun.recipe.preflight.files import check_files
 from dsrun.recipe.preflight.packages import check_packages
 from dsrun.recipe.recipe import DEFAULT, Recipe
 from dsrun.recipe.resolve import resolve
-from dsrun.slurm.render.program import Program, train_program
+from dsrun.slurm.render.program import JobProgram, train_program
 
 if TYPE_CHECKING:
-    from dsrun.cli.render.job import Rendering
+    from dsrun.cli.render.job import JobRendering
 
 
 def refuse_no_training(name: str, cwd: Path) -> None:
@@ -33,7 +33,7 @@ def refuse_no_training(name: str, cwd: Path) -> None:
         )
 
 
-def training_of(args: Sequence[str], cwd: Path, rendering: Rendering) -> tuple[Recipe, Program]:
+def training_of(args: Sequence[str], cwd: Path, rendering: JobRendering) -> tuple[Recipe, JobProgram]:
     """What `dsrun train ARGS` asks for, and the program of the job. Raises UsageError for what a job cannot be."""
     recipe = resolve(args, cwd)
     for name in ("token", "hub_token"):

@@ -11,7 +11,7 @@ from dsrun.cli.output import json_text, print_line, write_file
 from dsrun.errors import UsageError
 from dsrun.monitoring.comparison import labels
 from dsrun.report.data import read_run
-from dsrun.report.page import MARKER, Report, render, report_of
+from dsrun.report.page import MARKER, ReportPage, render_page, report_of
 from dsrun.system.display import without_tokens
 
 PAGE = "report.html"
@@ -28,7 +28,7 @@ def run(*, runs: tuple[str, ...], output: str | None, png: str | None, force: bo
         raise UsageError(f"{page} exists", fix="add --force to replace it, or name another file with -o")
     report = report_of([read_run(path, name) for path, name in zip(paths, labels(paths), strict=True)])
     pictures = _write_pictures(report, Path(png), force=force) if png is not None else []
-    text = render(report) if form == "text" else without_tokens(json_text(report.as_dict()))
+    text = render_page(report) if form == "text" else without_tokens(json_text(report.as_dict()))
     if not writes_page:
         click.echo(text, nl=False)
         return
@@ -59,7 +59,7 @@ def _is_own(page: Path) -> bool:
         return False
 
 
-def _write_pictures(report: Report, folder: Path, *, force: bool) -> list[Path]:
+def _write_pictures(report: ReportPage, folder: Path, *, force: bool) -> list[Path]:
     from dsrun.report.png import pictures
 
     made = [(folder / name, content) for name, content in pictures(report.panels)]

@@ -11,7 +11,7 @@ from dsrun.cli.options import Command, format_option
 from dsrun.cli.output import print_json, print_line, print_table
 from dsrun.errors import UsageError, did_you_mean
 from dsrun.slurm.cluster.discover import discover
-from dsrun.slurm.cluster.facts import NO_LIMIT, ClusterFacts, GpuGroup, Node, Partition
+from dsrun.slurm.cluster.facts import NO_LIMIT, ClusterFacts, GpuGroup, Partition, SlurmNode
 from dsrun.slurm.render import notation
 from dsrun.system.hostlist import compressed
 
@@ -51,11 +51,11 @@ def _chosen(facts: ClusterFacts, name: str | None) -> list[Partition]:
     return [found]
 
 
-def _gpus_free(nodes: Sequence[Node]) -> str:
+def _gpus_free(nodes: Sequence[SlurmNode]) -> str:
     return f"{sum(node.gpus_free for node in nodes)} of {sum(node.gpu_count for node in nodes)} GPUs free"
 
 
-def _node_rows(nodes: Sequence[Node]) -> list[tuple[str, ...]]:
+def _node_rows(nodes: Sequence[SlurmNode]) -> list[tuple[str, ...]]:
     """Nodes that are alike in one row, for every kind of GPU."""
     alike: dict[tuple[Any, ...], list[str]] = {}
     for node in nodes:
@@ -73,13 +73,13 @@ def _names(names: Sequence[str]) -> str:
     return text if len(text) <= _LONGEST_NAMES else f"{text[: _LONGEST_NAMES - 1]}… ({len(names)} nodes)"
 
 
-def _state(node: Node) -> str:
+def _state(node: SlurmNode) -> str:
     """SLURM's state without its own plans for the node, and why the node takes no jobs."""
     why = f" ({node.reason})" if node.reason and not node.is_usable else ""
     return node.state.lower().replace("+planned", "") + why
 
 
-def _gpu_cells(node: Node, group: GpuGroup | None) -> tuple[str, str, str, str]:
+def _gpu_cells(node: SlurmNode, group: GpuGroup | None) -> tuple[str, str, str, str]:
     """Model, memory, capability and number of free GPUs; "?" for what SLURM does not report."""
     if group is None:
         return "-", "-", "-", "-"
@@ -120,7 +120,7 @@ def _limits(each: Partition) -> str:
     return "; ".join(f"{name} {value}" for name, value in limits.items() if value)
 
 
-def as_json(facts: ClusterFacts, partitions: Sequence[Partition], nodes: Sequence[Node]) -> dict[str, Any]:
+def as_json(facts: ClusterFacts, partitions: Sequence[Partition], nodes: Sequence[SlurmNode]) -> dict[str, Any]:
     """The cluster as docs/slurm.md describes it: seconds, MiB and GiB; null for no limit and for what is not known."""
     return {
         "name": facts.name,
@@ -130,7 +130,7 @@ def as_json(facts: ClusterFacts, partitions: Sequence[Partition], nodes: Sequenc
     }
 
 
-def _node_json(node: Node) -> dict[str, Any]:
+def _node_json(node: SlurmNode) -> dict[str, Any]:
     return {
         **_plain(node, "name", "state"),
         "usable": node.is_usable,

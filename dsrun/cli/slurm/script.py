@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dsrun.cli.output import print_advice, print_error, print_note, write_file
-from dsrun.cli.render.job import Rendering, find_job, from_flags, from_run_file, refuse_empty
+from dsrun.cli.render.job import JobRendering, find_job, from_flags, from_run_file, refuse_empty
 from dsrun.errors import EXIT_FINDINGS, UsageError
 from dsrun.findings.finding import has_errors
 from dsrun.slurm.render.environment import uses_own_python, workers
 from dsrun.slurm.render.login_node import missing_here
 from dsrun.slurm.render.options import SlurmSpec
-from dsrun.slurm.render.script import completed, render, template_text
+from dsrun.slurm.render.script import completed, render_script, template_text
 from dsrun.slurm.render.site import find_site, notices
 from dsrun.slurm.render.spec import make_spec, run_file_value
 
 if TYPE_CHECKING:
     from dsrun.recipe.recipe import Recipe
 
-SLURM = Rendering(
+SLURM = JobRendering(
     noun="script",
     section="slurm",
     token_fix="put it into a variable and name the variable with --env",
@@ -60,7 +60,7 @@ def _script(values: dict[str, Any], cwd: Path) -> tuple[str, bool]:
     site, facts = find_site(given, job.program, cwd, print_note)
     site = replace(site, user=getpass.getuser(), command=("dsrun", *sys.argv[1:]))
     template = _read(values["template"]) if values["template"] else None
-    script = render(given, job.program, site, template)
+    script = render_script(given, job.program, site, template)
     spec = completed(given, job.program, site)
     if job.recipe is not None:
         _check_training(job.recipe, spec)

@@ -11,17 +11,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dsrun.collectives.coordination.meeting import CONNECT_S, Meeting
+from dsrun.collectives.coordination.meeting import CONNECT_S, LeaderConnections
 from dsrun.collectives.facts import NodeFacts
-from dsrun.collectives.observations import GroupResult, Member, Observations, RankResult
-from dsrun.collectives.place import Place
-from dsrun.collectives.schedule import Phase, Unit, apart, cover, rounds, units_of
+from dsrun.collectives.observations import GroupResult, RankResult, TestMember, TestObservations
+from dsrun.collectives.place import MemberPlace
+from dsrun.collectives.schedule import TestPhase, TestUnit, apart, cover, rounds, units_of
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import text_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class PartLimits:
     """Seconds that each part may take. `join_s`: until all members are there; `import_s`: until torch is loaded;
     `phase_s`: a phase of few ranks, `all_s` that of all; `grace_s`: what the others get to end after one has failed;
     `answer_s`: what messages need beyond that."""
@@ -37,24 +37,29 @@ class Limits:
 _FAILED_PAIRS = 2
 """A unit that has failed with so many others is not tried with the rest."""
 
-Received = dict[str, Any]
+ReceivedMessage = dict[str, Any]
 
 
-class Lead:
+class CollectiveLead:
     """One test. `port` is where the store of the ranks listens."""
 
     def __init__(
-        self, meeting: Meeting, place: Place, port: int, limits: Limits, notify: Callable[[str], None]
+        self,
+        meeting: LeaderConnections,
+        place: MemberPlace,
+        port: int,
+        limits: PartLimits,
+        notify: Callable[[str], None],
     ) -> None:
         self._meeting = meeting
         self._place = place
         self._port = port
         self._limits = limits
         self._notify = notify
-        self.seen = Observations(count=place.count, names=place.names, address=f"{place.host}:{port}")
+        self.seen = TestObservations(count=place.count, names=place.names, address=f"{place.host}:{port}")
         self._local: dict[int, tuple[int, int]] = {}
 
-    def run(self) -> Observations:
+    def run(self) -> TestObservations:
         """The whole test."""
         self._wait_for_members()
         if self._place.count > 1:
@@ -83,7 +88,7 @@ class Lead:
             if message is None:
                 self._lose(index, text_of("node_lost.before"))
             elif "facts" in message:
-                seen.members[index] = Member(
+                seen.members[index] = TestMember(
                     index=index,
                     facts=NodeFacts.from_dict(message["facts"]),
                     ranks=int(message["ranks"]),
@@ -166,11 +171,11 @@ class Lead:
         if len(remaining) > 1:
             self._run("all", [remaining], self._limits.all_s)
 
-    def _run(self, kind: Any, groups: Iterable[tuple[Unit, ...]], timeout_s: float) -> list[GroupResult]:
+    def _run(self, kind: Any, groups: Iterable[tuple[TestUnit, ...]], timeout_s: float) -> list[GroupResult]:
         number = len({group.phase.number for group in self.seen.groups})
-        phase = Phase(kind, number, tuple(groups))
+        phase = TestPhase(kind, number, tuple(groups))
         self._notify(_title(phase))
-        tasks: dict[int, dict[str, Received]] = {}
+        tasks: dict[int, dict[str, ReceivedMessage]] = {}
         group_of: dict[int, int] = {}
         for place, group in enumerate(phase.groups):
             ranks = [rank for unit in group for rank in unit.ranks]
@@ -222,7 +227,7 @@ class Lead:
         return {rank: found.get(rank, RankResult(state="hung")) for rank in group_of}
 
     def _results_of(
-        self, event: tuple[int, Received | None], number: int, group_of: dict[int, int]
+        self, event: tuple[int, ReceivedMessage | None], number: int, group_of: dict[int, int]
     ) -> list[tuple[int, RankResult]]:
         index, message = event
         if message is None:
@@ -245,7 +250,9 @@ class Lead:
         for member, locals_ in locals_of.items():
             self._meeting.send(member, {"cancel": locals_})
 
-    def _collect(self, members: Iterable[int], name: str, deadline: float, when: str) -> Iterable[tuple[int, Received]]:
+    def _collect(
+        self, members: Iterable[int], name: str, deadline: float, when: str
+    ) -> Iterable[tuple[int, ReceivedMessage]]:
         """The message with `name` of each of the members, as far as they come before the deadline."""
         waiting = set(members)
         while waiting and (event := self._meeting.next(deadline)) is not None:
@@ -267,7 +274,7 @@ class Lead:
         self.seen.lost.setdefault(index, how)
 
 
-def _title(phase: Phase) -> str:
+def _title(phase: TestPhase) -> str:
     if phase.kind == "all":
         count = sum(len(unit.ranks) for unit in phase.groups[0])
         return f"all {count} ranks together"

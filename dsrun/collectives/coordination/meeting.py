@@ -13,7 +13,7 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from dsrun.launch.coordinator.transport import Connection, EventLoop, Message, digests_match, hmac_digest
+from dsrun.launch.coordinator.transport import EventLoop, PeerConnection, PeerMessage, digests_match, hmac_digest
 
 CONNECT_S = 5.0
 """Seconds for one connection; a firewall that drops packets answers never."""
@@ -33,30 +33,30 @@ class LeaderUnreachable(Exception):
         self.why = why
 
 
-class Meeting(EventLoop):
+class LeaderConnections(EventLoop):
     """The leader's connections. `events` has (member, message) in the order of arrival, None for a member that left."""
 
     def __init__(self, listener: socket.socket, count: int, key: bytes) -> None:
         super().__init__(listener)
-        self.events: SimpleQueue[tuple[int, Message | None]] = SimpleQueue()
+        self.events: SimpleQueue[tuple[int, PeerMessage | None]] = SimpleQueue()
         self._count = count
         self._key = key
-        self._challenges: dict[Connection, str] = {}
-        self._members: dict[Connection, int] = {}
+        self._challenges: dict[PeerConnection, str] = {}
+        self._members: dict[PeerConnection, int] = {}
         self.begin()
 
-    def send(self, member: int, message: Message) -> None:
+    def send(self, member: int, message: PeerMessage) -> None:
         """Send to one member, if it is still there."""
         for connection, index in list(self._members.items()):
             if index == member:
                 self.post(connection, message)
 
-    def send_all(self, message: Message) -> None:
+    def send_all(self, message: PeerMessage) -> None:
         """Send to all members."""
         for connection in list(self._members):
             self.post(connection, message)
 
-    def next(self, deadline: float) -> tuple[int, Message | None] | None:
+    def next(self, deadline: float) -> tuple[int, PeerMessage | None] | None:
         """The next event, None at the deadline (CLOCK_MONOTONIC)."""
         try:
             return self.events.get(timeout=max(0.0, deadline - time.monotonic()))
@@ -65,11 +65,11 @@ class Meeting(EventLoop):
 
     # callbacks of the thread
 
-    def on_connect(self, connection: Connection) -> None:
+    def on_connect(self, connection: PeerConnection) -> None:
         self._challenges[connection] = secrets.token_hex(16)
         self.post(connection, {"challenge": self._challenges[connection]})
 
-    def on_message(self, connection: Connection, message: Message) -> None:
+    def on_message(self, connection: PeerConnection, message: PeerMessage) -> None:
         if "clock" in message:
             self.post(connection, {"clock": time.time()})
         elif connection in self._members:
@@ -81,7 +81,7 @@ class Meeting(EventLoop):
             self._members[connection] = message["index"]
             self.events.put((message["index"], message))
 
-    def _reject_reason(self, connection: Connection, message: Message) -> str | None:
+    def _reject_reason(self, connection: PeerConnection, message: PeerMessage) -> str | None:
         index, count = message.get("index"), message.get("count")
         expected = hmac_digest(self._key, "doctor", self._challenges[connection], index, count)
         if not digests_match(message.get("proof"), expected):
@@ -92,7 +92,7 @@ class Meeting(EventLoop):
             return f"node {index} is out of range"
         return f"there is a node {index} already" if index in self._members.values() else None
 
-    def on_disconnect(self, connection: Connection) -> None:
+    def on_disconnect(self, connection: PeerConnection) -> None:
         self._challenges.pop(connection, None)
         index = self._members.pop(connection, None)
         if index is not None:
@@ -102,12 +102,12 @@ class Meeting(EventLoop):
         self.send_all({"alive": True})
 
 
-class Membership(EventLoop):
+class MemberConnection(EventLoop):
     """A member's connection to the leader. `inbox` has the leader's messages, None once it has left."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: PeerConnection) -> None:
         super().__init__()
-        self.inbox: SimpleQueue[Message | None] = SimpleQueue()
+        self.inbox: SimpleQueue[PeerMessage | None] = SimpleQueue()
         self._connection = connection
         self.watch(connection)
         self.begin()
@@ -117,19 +117,19 @@ class Membership(EventLoop):
         """This machine's address on the way to the leader."""
         return self._connection.local_address
 
-    def send(self, message: Message) -> None:
+    def send(self, message: PeerMessage) -> None:
         """Send to the leader."""
         self.post(self._connection, message)
 
-    def next(self) -> Message | None:
+    def next(self) -> PeerMessage | None:
         """The leader's next message; None when it has left or its machine no longer answers."""
         return self.inbox.get()
 
-    def on_message(self, connection: Connection, message: Message) -> None:
+    def on_message(self, connection: PeerConnection, message: PeerMessage) -> None:
         if "alive" not in message:
             self.inbox.put(message)
 
-    def on_disconnect(self, connection: Connection) -> None:
+    def on_disconnect(self, connection: PeerConnection) -> None:
         self.inbox.put(None)
 
     def on_timer(self) -> None:
@@ -142,11 +142,11 @@ def join(
     host: str,
     port: int,
     key: bytes,
-    hello: Callable[[str, float], Message],
+    hello: Callable[[str, float], PeerMessage],
     *,
     timeout_s: float,
     notify: Callable[[str], None],
-) -> Membership:
+) -> MemberConnection:
     """Connect to the leader, which may start later. `hello` makes the first message of this machine's address and of
     how far its clock is ahead of the leader's, in seconds.
 
@@ -169,8 +169,8 @@ def join(
         time.sleep(_RETRY_S)
 
 
-def _joined(host: str, port: int, key: bytes, hello: Callable[[str, float], Message]) -> Membership:
-    connection = Connection(socket.create_connection((host, port), timeout=CONNECT_S))
+def _joined(host: str, port: int, key: bytes, hello: Callable[[str, float], PeerMessage]) -> MemberConnection:
+    connection = PeerConnection(socket.create_connection((host, port), timeout=CONNECT_S))
     try:
         challenge = str(_answer(connection, "challenge"))
         message = hello(connection.local_address, _clock_ahead(connection))
@@ -179,10 +179,10 @@ def _joined(host: str, port: int, key: bytes, hello: Callable[[str, float], Mess
     except BaseException:
         connection.close()
         raise
-    return Membership(connection)
+    return MemberConnection(connection)
 
 
-def _clock_ahead(connection: Connection) -> float:
+def _clock_ahead(connection: PeerConnection) -> float:
     """Seconds by which this clock is ahead, from the round with the least delay."""
     # The round of least delay tells most, as in NTP's clock filter (RFC 5905, section 10).
     rounds = []
@@ -195,7 +195,7 @@ def _clock_ahead(connection: Connection) -> float:
     return min(rounds)[1]
 
 
-def _answer(connection: Connection, name: str) -> Any:
+def _answer(connection: PeerConnection, name: str) -> Any:
     for message in connection.receive():
         if name in message:
             return message[name]

@@ -5,30 +5,27 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any
 
-from dsrun.collectives.coordination.meeting import LeaderUnreachable, Membership, join
+from dsrun.collectives.coordination.meeting import LeaderUnreachable, MemberConnection, join
 from dsrun.collectives.coordination.reach import listening, unreachable
 from dsrun.collectives.facts import node_facts
-from dsrun.collectives.place import Place
-from dsrun.collectives.ranks import RankPrograms, rank_environment, topology_of
+from dsrun.collectives.place import MemberPlace
+from dsrun.collectives.ranks import MemberMessage, RankPrograms, rank_environment, topology_of
 from dsrun.errors import UsageError
 from dsrun.findings.finding import Finding
-from dsrun.launch.job import Topology
+from dsrun.launch.job import ProcessTopology
 from dsrun.system.gpus import visible_gpus
-
-Message = dict[str, Any]
 
 
 def take_part(
-    place: Place,
+    place: MemberPlace,
     port: int,
     key: bytes,
     *,
     timeout_s: float,
     notify: Callable[[str], None],
     findings: Sequence[Finding] = (),
-) -> Message:
+) -> MemberMessage:
     """This member's part of the test to its end: the leader's last message.
 
     Raises LeaderUnreachable where the leader cannot be reached or is lost, UsageError where it refuses this member.
@@ -37,7 +34,7 @@ def take_part(
     facts = node_facts().as_dict()
     more = {"findings": [each.as_dict() for each in findings if each.level != "info"]}
 
-    def hello(_address: str, ahead_s: float) -> Message:
+    def hello(_address: str, ahead_s: float) -> MemberMessage:
         ranks = {"ranks": topology.workers, "device": topology.device}
         return {"index": place.index, "count": place.count, "facts": facts, "ahead_s": ahead_s, **ranks, **more}
 
@@ -49,14 +46,14 @@ def take_part(
 
 
 class _Member:
-    def __init__(self, place: Place, port: int, topology: Topology, membership: Membership) -> None:
+    def __init__(self, place: MemberPlace, port: int, topology: ProcessTopology, membership: MemberConnection) -> None:
         self._place = place
         self._port = port
         self._topology = topology
         self._membership = membership
         self._programs: RankPrograms | None = None
 
-    def follow(self) -> Message:
+    def follow(self) -> MemberMessage:
         """Do what the leader asks, to the end."""
         address = self._membership.local_address
         # The leader itself listens on the second port, which every member has reached when it joined.

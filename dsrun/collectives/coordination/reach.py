@@ -10,12 +10,12 @@ from contextlib import contextmanager, suppress
 
 from dsrun.collectives.coordination.meeting import CONNECT_S
 
-Endpoint = tuple[str, int]
+HostPort = tuple[str, int]
 _AT_ONCE = 64
 
 
 @contextmanager
-def listening(address: str, ports: Iterable[int]) -> Iterator[list[Endpoint]]:
+def listening(address: str, ports: Iterable[int]) -> Iterator[list[HostPort]]:
     """Accept connections on `ports` of `address`, and on one that the kernel chooses, as gloo and NCCL listen on.
 
     A port that is taken is left out: by another member on this machine, which answers for it.
@@ -47,7 +47,7 @@ def _accept(listener: socket.socket) -> None:
             connection.close()
 
 
-def unreachable(peers: Sequence[tuple[int, Sequence[Endpoint]]]) -> list[tuple[int, str, str]]:
+def unreachable(peers: Sequence[tuple[int, Sequence[HostPort]]]) -> list[tuple[int, str, str]]:
     """The endpoints that cannot be reached: number of the peer, "host:port", and why."""
     tasks = [(peer, (str(host), int(port))) for peer, endpoints in peers for host, port in endpoints]
     if not tasks:
@@ -57,7 +57,7 @@ def unreachable(peers: Sequence[tuple[int, Sequence[Endpoint]]]) -> list[tuple[i
         return [(peer, f"{host}:{port}", why) for (peer, (host, port)), why in zip(tasks, reasons, strict=True) if why]
 
 
-def _reason(endpoint: Endpoint) -> str | None:
+def _reason(endpoint: HostPort) -> str | None:
     """Why a connection fails, None where it does not."""
     try:
         with socket.create_connection(endpoint, timeout=CONNECT_S):

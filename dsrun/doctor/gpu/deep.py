@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from shutil import which
 from typing import Any
 
-from dsrun.doctor.check import Check
+from dsrun.doctor.check import DoctorCheck
 from dsrun.doctor.gpu.presence import usable
-from dsrun.doctor.machine import DEEP_PROGRAM_S, Machine, Target
+from dsrun.doctor.machine import DEEP_PROGRAM_S, CheckedMachine, DoctorTarget
 from dsrun.errors import DsrunError
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
@@ -27,13 +27,13 @@ SLOW_COPY_GBPS = 5.0
 """GB/s of one GPU below which its PCIe link is broken: four lanes of generation 3 make 4."""
 
 
-def _program(machine: Machine, *names: str) -> str | None:
+def _program(machine: CheckedMachine, *names: str) -> str | None:
     """The first of these programs that is on PATH."""
     search = machine.environ.get("PATH", "")
     return next((name for name in names if which(name, path=search)), None)
 
 
-def _ran(machine: Machine, argv: Sequence[str], code: str) -> tuple[str, Finding | None]:
+def _ran(machine: CheckedMachine, argv: Sequence[str], code: str) -> tuple[str, Finding | None]:
     """The program's output, and a finding where it failed or took too long."""
     shown = " ".join(argv)
     try:
@@ -48,7 +48,7 @@ def _ran(machine: Machine, argv: Sequence[str], code: str) -> tuple[str, Finding
     return done.stdout, finding_of("fails", prefix=f"{code}_", command=shown, last=last)
 
 
-def _dcgm(machine: Machine, target: Target) -> Iterator[Finding]:
+def _dcgm(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
     """Level 1 of DCGM's diagnostics: software, permissions, and memory of the GPUs, some seconds."""
     if not usable(machine) or not _program(machine, "dcgmi"):
         return
@@ -81,7 +81,7 @@ def _failed_tests(report: Any, name: str = "") -> Iterator[tuple[str, str]]:
                 yield from _failed_tests(value, name)
 
 
-def _all_reduce(machine: Machine, target: Target) -> Iterator[Finding]:
+def _all_reduce(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
     """nccl-tests' all_reduce over the GPUs of this machine: right values, and its bus bandwidth."""
     gpus = usable(machine)
     program = _program(machine, "all_reduce_perf", "all_reduce_perf_mpi")
@@ -97,7 +97,7 @@ def _all_reduce(machine: Machine, target: Target) -> Iterator[Finding]:
         yield finding_of("nccl_tests", count=len(gpus), bandwidth=float(bandwidth[1]))
 
 
-def _bandwidth(machine: Machine, target: Target) -> Iterator[Finding]:
+def _bandwidth(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
     """nvbandwidth's copies between host and GPUs."""
     gpus = usable(machine)
     if not gpus or not _program(machine, "nvbandwidth"):
@@ -113,17 +113,17 @@ def _bandwidth(machine: Machine, target: Target) -> Iterator[Finding]:
         yield finding_of("nvbandwidth", rates=", ".join(f"{name} {rate:.0f} GB/s" for name, rate in sums.items()))
 
 
-DCGM = Check(
+DCGM = DoctorCheck(
     "dcgm", "DCGM diagnostics", _dcgm, needs="needs an NVIDIA GPU and dcgmi", finds="what `dcgmi diag -r 1` finds"
 )
-NCCL_TESTS = Check(
+NCCL_TESTS = DoctorCheck(
     "nccl_tests",
     "nccl-tests, all_reduce",
     _all_reduce,
     needs="needs several GPUs and all_reduce_perf",
     finds="wrong values of all_reduce between the GPUs of this machine, and its bus bandwidth",
 )
-NVBANDWIDTH = Check(
+NVBANDWIDTH = DoctorCheck(
     "nvbandwidth",
     "nvbandwidth",
     _bandwidth,

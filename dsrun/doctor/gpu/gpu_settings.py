@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from dsrun.doctor.check import Check
+from dsrun.doctor.check import DoctorCheck
 from dsrun.doctor.gpu.nvml import GpuState, of_gpus
 from dsrun.doctor.gpu.presence import usable
-from dsrun.doctor.machine import Machine, Target
+from dsrun.doctor.machine import CheckedMachine, DoctorTarget
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of
 from dsrun.system.display import counted
@@ -17,7 +17,7 @@ PROHIBITED = 2
 """nvmlComputeMode_t: 0 default, 1 exclusive thread (since removed), 2 prohibited, 3 exclusive process."""
 
 
-def _settings(machine: Machine, target: Target) -> Iterator[Finding]:
+def _settings(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
     gpus = usable(machine)
     found = list(_unfit(gpus, target.nproc))
     yield from found
@@ -40,7 +40,7 @@ def _unfit(gpus: Sequence[GpuState], ranks: int | None) -> Iterator[Finding]:
         )
 
 
-SETTINGS = Check(
+SETTINGS = DoctorCheck(
     "gpu_settings",
     "persistence, MIG, compute mode",
     _settings,

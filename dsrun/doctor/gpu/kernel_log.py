@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dsrun.datafiles import toml_beside
-from dsrun.doctor.check import Check
-from dsrun.doctor.machine import Machine, Target
+from dsrun.doctor.check import DoctorCheck
+from dsrun.doctor.machine import CheckedMachine, DoctorTarget
 from dsrun.findings.finding import Finding, Level
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.messages import Message
@@ -35,7 +35,7 @@ _SXID = re.compile(r"SXid \((?:PCI:)?(?P<bus>[0-9a-fA-F:.]+)\): (?P<number>\d+),
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?(?P<bus>[0-9a-fA-F:.]+)\): (?P<number>\d+)")
 
 
-class Xid(NamedTuple):
+class XidEvent(NamedTuple):
     """One Xid: when, in seconds after this machine started, of which GPU ("0000:3b:00"), and the line that says so."""
 
     seconds: float
@@ -44,7 +44,7 @@ class Xid(NamedTuple):
     line: str
 
 
-class Meaning(NamedTuple):
+class XidMeaning(NamedTuple):
     """How bad an Xid is, what it means, and what to do."""
 
     level: Level
@@ -57,16 +57,16 @@ def _facts() -> dict[str, Any]:
     return toml_beside(__file__, "xids.toml")
 
 
-def meaning(number: int) -> Meaning:
+def meaning(number: int) -> XidMeaning:
     """What an Xid means; one that the table has not is a warning."""
     facts = _facts()
     row = facts["xid"].get(str(number))
     if row is None:
-        return Meaning("warning", text_of("xid.unknown"), text_of("xid.look_up"))
-    return Meaning(row["level"], Message(row["means"]), Message(facts["fix"][row["remedy"]]))
+        return XidMeaning("warning", text_of("xid.unknown"), text_of("xid.look_up"))
+    return XidMeaning(row["level"], Message(row["means"]), Message(facts["fix"][row["remedy"]]))
 
 
-def kernel_lines(machine: Machine) -> list[str]:
+def kernel_lines(machine: CheckedMachine) -> list[str]:
     """The kernel's messages, each with its time; none where this user may not read them."""
     with suppress(OSError):
         return _records(machine.path("/dev/kmsg"))
@@ -95,7 +95,7 @@ def _records(kmsg: Path) -> list[str]:
     return lines
 
 
-def xids(lines: Iterable[str], pattern: re.Pattern[str] = _XID) -> Iterator[Xid]:
+def xids(lines: Iterable[str], pattern: re.Pattern[str] = _XID) -> Iterator[XidEvent]:
     """The Xids among kernel messages; with another pattern, those of NVSwitches."""
     for line in lines:
         found = pattern.search(line)
@@ -108,15 +108,15 @@ def xids(lines: Iterable[str], pattern: re.Pattern[str] = _XID) -> Iterator[Xid]
         elif head := _PRINTED.match(line):
             seconds, text = float(head["seconds"]), head["text"]
         text = text[max(0, text.find("NVRM:")) :] if pattern is _XID else text
-        yield Xid(seconds, found["bus"].lower().partition(".")[0], int(found["number"]), printable(text[:SHOWN]))
+        yield XidEvent(seconds, found["bus"].lower().partition(".")[0], int(found["number"]), printable(text[:SHOWN]))
 
 
-def _uptime(machine: Machine) -> float:
+def _uptime(machine: CheckedMachine) -> float:
     words = (machine.text("/proc/uptime") or "0").split()
     return float(words[0])
 
 
-def _look(machine: Machine, target: Target) -> Iterator[Finding]:
+def _look(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
     gpus = machine.nvml().gpus
     if not gpus and not machine.path("/proc/driver/nvidia").exists():
         return
@@ -141,7 +141,7 @@ def _look(machine: Machine, target: Target) -> Iterator[Finding]:
         yield finding_of("xid")
 
 
-def _finding(last: Xid, gpu: str, count: int, age: float) -> Finding:
+def _finding(last: XidEvent, gpu: str, count: int, age: float) -> Finding:
     known = meaning(last.number)
     level: Level = "warning" if known.level == "error" and age > RECENT_S else known.level
     values = {"gpu": gpu, "number": last.number, "means": known.means, "count": count, "age": _ago(age)}
@@ -157,7 +157,7 @@ def _ago(seconds: float) -> Message:
     return text_of(f"xid_ago.{unit}", **{unit: seconds / lengths.get(unit, 1)})
 
 
-XID = Check(
+XID = DoctorCheck(
     "xid",
     "GPU errors in the kernel log (Xid)",
     _look,

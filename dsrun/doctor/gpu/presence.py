@@ -9,15 +9,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from dsrun.doctor.check import Check
+from dsrun.doctor.check import DoctorCheck
 from dsrun.doctor.gpu import nvml
 from dsrun.doctor.gpu.nvml import FABRIC_COMPLETED, GpuState, NvmlAnswer, of_gpus
-from dsrun.doctor.machine import Machine, Target
+from dsrun.doctor.machine import CheckedMachine, DoctorTarget
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.messages import joined
 from dsrun.system.display import counted
-from dsrun.system.gpus import Gpu, select_visible
+from dsrun.system.gpus import LocalGpu, select_visible
 
 NVIDIA = "0x10de"
 DISPLAY = "0x03"
@@ -30,7 +30,7 @@ FABRIC_MANAGER = "nv-fabricmanage"
 """The process, in the 15 letters that the kernel keeps of its name."""
 
 
-class Device(NamedTuple):
+class PciDevice(NamedTuple):
     """A PCI device of NVIDIA: its address ("0000:3b:00.0"), its class, and whether it still answers."""
 
     address: str
@@ -38,14 +38,14 @@ class Device(NamedTuple):
     answers: bool
 
 
-def devices(machine: Machine) -> list[Device]:
+def devices(machine: CheckedMachine) -> list[PciDevice]:
     """NVIDIA's devices on the PCI bus. A container and a batch job see those of the whole machine."""
     found = []
     for folder in _entries(machine.path("/sys/bus/pci/devices")):
         if machine.text(f"/sys/bus/pci/devices/{folder.name}/vendor") != NVIDIA:
             continue
         kind = machine.text(f"/sys/bus/pci/devices/{folder.name}/class") or ""
-        found.append(Device(folder.name, kind, not _starts_with(folder / "config", GONE)))
+        found.append(PciDevice(folder.name, kind, not _starts_with(folder / "config", GONE)))
     return found
 
 
@@ -64,7 +64,7 @@ def _starts_with(file: Path, head: bytes) -> bool:
         return False
 
 
-def _driver(machine: Machine, target: Target) -> Iterator[Finding]:
+def _driver(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
     on_bus = [each for each in devices(machine) if each.kind.startswith(DISPLAY)]
     version = machine.text("/proc/driver/nvidia/version")
     told = machine.nvml()
@@ -99,7 +99,7 @@ def _unusable(told: NvmlAnswer, *, loaded: bool, count: int) -> Finding:
     return finding_of("gpu_driver_fails", why=told.message)
 
 
-def _bus(machine: Machine, target: Target) -> Iterator[Finding]:
+def _bus(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
     told = machine.nvml()
     on_bus = [each for each in devices(machine) if each.kind.startswith(DISPLAY)]
     gone = {each.address for each in on_bus if not each.answers}
@@ -114,7 +114,7 @@ def _bus(machine: Machine, target: Target) -> Iterator[Finding]:
         yield finding_of("gpu_bus", gpus=counted(len(told.gpus), "GPU"))
 
 
-def _minors(machine: Machine) -> Iterator[tuple[str, int]]:
+def _minors(machine: CheckedMachine) -> Iterator[tuple[str, int]]:
     """The GPUs that the driver has begun with: PCI address, and the number N of /dev/nvidiaN."""
     for folder in _entries(machine.path("/proc/driver/nvidia/gpus")):
         text = machine.text(f"/proc/driver/nvidia/gpus/{folder.name}/information") or ""
@@ -122,7 +122,7 @@ def _minors(machine: Machine) -> Iterator[tuple[str, int]]:
             yield folder.name.lower(), int(found[1])
 
 
-def _is_ours(machine: Machine, minor: int) -> bool:
+def _is_ours(machine: CheckedMachine, minor: int) -> bool:
     """Whether this process may use a GPU: batch systems and containers keep those of others away by its device file."""
     try:
         os.close(os.open(machine.path(f"/dev/nvidia{minor}"), os.O_RDONLY | os.O_NONBLOCK))
@@ -131,7 +131,7 @@ def _is_ours(machine: Machine, minor: int) -> bool:
     return True
 
 
-def _fabric(machine: Machine, target: Target) -> Iterator[Finding]:
+def _fabric(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
     gpus = machine.nvml().gpus
     waiting = [each for each in gpus if each.fabric is not None and each.fabric != FABRIC_COMPLETED]
     if waiting:
@@ -147,7 +147,7 @@ def _fabric(machine: Machine, target: Target) -> Iterator[Finding]:
             yield finding_of("fabric_manager")
 
 
-def _runs(machine: Machine, name: str) -> bool | None:
+def _runs(machine: CheckedMachine, name: str) -> bool | None:
     """Whether a process of this name runs; None in a container, which does not see the machine's processes."""
     if machine.text("/proc/1/comm") not in ("systemd", "init"):
         return None
@@ -155,31 +155,31 @@ def _runs(machine: Machine, name: str) -> bool | None:
     return name in comms
 
 
-def usable(machine: Machine) -> tuple[GpuState, ...]:
+def usable(machine: CheckedMachine) -> tuple[GpuState, ...]:
     """The GPUs that a run here would take: those that CUDA_VISIBLE_DEVICES leaves."""
     states = {each.uuid or f"GPU {each.index}": each for each in machine.nvml().gpus}
     gpus = [
-        Gpu(index=place, name=state.name, uuid=uuid, memory_total=None, capability=(0, 0))
+        LocalGpu(index=place, name=state.name, uuid=uuid, memory_total=None, capability=(0, 0))
         for place, (uuid, state) in enumerate(states.items())
     ]
     return tuple(states[each.uuid] for each in select_visible(gpus, machine.environ.get("CUDA_VISIBLE_DEVICES")))
 
 
-GPU_DRIVER = Check(
+GPU_DRIVER = DoctorCheck(
     "gpu_driver",
     "NVIDIA driver answers",
     _driver,
     needs="needs an NVIDIA GPU",
     finds="a driver that is not loaded, was updated while loaded, or may not be used; a container without GPUs",
 )
-GPU_BUS = Check(
+GPU_BUS = DoctorCheck(
     "gpu_bus",
     "GPUs on the bus",
     _bus,
     needs="needs an NVIDIA GPU",
     finds="a GPU that has fallen off the bus, by the driver's list, NVML and PCI configuration space",
 )
-FABRIC = Check(
+FABRIC = DoctorCheck(
     "fabric_manager",
     "NVSwitch fabric",
     _fabric,

@@ -9,8 +9,8 @@ from functools import cache
 from typing import Any
 
 from dsrun.datafiles import toml_beside
-from dsrun.doctor.check import Check
-from dsrun.doctor.machine import Machine, Target
+from dsrun.doctor.check import DoctorCheck
+from dsrun.doctor.machine import CheckedMachine, DoctorTarget
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.messages import Message, joined
@@ -20,7 +20,7 @@ IB = "InfiniBand"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Port:
+class InfinibandPort:
     """One port: `state` ("ACTIVE", "DOWN", "INIT"), `physical` ("LinkUp", "Polling", "Disabled"), the rate in Gb/s."""
 
     name: str
@@ -31,7 +31,7 @@ class Port:
     counters: dict[str, int]
 
 
-def ports(machine: Machine) -> list[Port]:
+def ports(machine: CheckedMachine) -> list[InfinibandPort]:
     """All ports of this machine."""
     folder = machine.path(FOLDER)
     found = []
@@ -39,7 +39,7 @@ def ports(machine: Machine) -> list[Port]:
         base = f"{FOLDER}/{port.parent.parent.name}/ports/{port.name}"
         rate = re.match(r"[\d.]+", machine.text(f"{base}/rate") or "")
         found.append(
-            Port(
+            InfinibandPort(
                 name=f"{port.parent.parent.name}:{port.name}",
                 state=_word(machine.text(f"{base}/state")),
                 physical=_word(machine.text(f"{base}/phys_state")),
@@ -51,7 +51,7 @@ def ports(machine: Machine) -> list[Port]:
     return found
 
 
-def active_ports(machine: Machine) -> list[Port]:
+def active_ports(machine: CheckedMachine) -> list[InfinibandPort]:
     """Those that data can go through, unless NCCL_IB_DISABLE keeps NCCL from them."""
     if machine.environ.get("NCCL_IB_DISABLE") == "1":
         return []
@@ -68,12 +68,12 @@ def _limits() -> dict[str, dict[str, Any]]:
     return dict(toml_beside(__file__)["counter"])
 
 
-def _counters(machine: Machine, base: str) -> dict[str, int]:
+def _counters(machine: CheckedMachine, base: str) -> dict[str, int]:
     texts = {name: machine.text(f"{base}/counters/{name}") or "" for name in _limits()}
     return {name: int(text) for name, text in texts.items() if text.isdigit()}
 
 
-def _chosen(machine: Machine) -> list[Port]:
+def _chosen(machine: CheckedMachine) -> list[InfinibandPort]:
     """The ports that NCCL_IB_HCA leaves, which names devices, with ports or without, "^" before those to leave out."""
     everyone = [] if machine.environ.get("NCCL_IB_DISABLE") == "1" else ports(machine)
     names = machine.environ.get("NCCL_IB_HCA", "").strip()
@@ -82,14 +82,14 @@ def _chosen(machine: Machine) -> list[Port]:
     leaves_out, exact = names.startswith("^"), names.lstrip("^").startswith("=")
     wanted = [each.strip() for each in names.lstrip("^=").split(",")]
 
-    def is_named(port: Port) -> bool:
+    def is_named(port: InfinibandPort) -> bool:
         device = port.name.partition(":")[0]
         return any(port.name == each or (device == each if exact else device.startswith(each)) for each in wanted)
 
     return [each for each in everyone if is_named(each) != leaves_out]
 
 
-def _look(machine: Machine, target: Target) -> Iterator[Finding]:
+def _look(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
     found = _chosen(machine)
     if not found:
         names = ", ".join(each.name for each in ports(machine))
@@ -104,7 +104,7 @@ def _look(machine: Machine, target: Target) -> Iterator[Finding]:
         yield finding_of("infiniband", rates=rates)
 
 
-def _states(found: Sequence[Port]) -> Iterator[Finding]:
+def _states(found: Sequence[InfinibandPort]) -> Iterator[Finding]:
     active = [each for each in found if each.state == "ACTIVE"]
     for port in found:
         if port.state in ("INIT", "ARMED"):
@@ -117,7 +117,7 @@ def _states(found: Sequence[Port]) -> Iterator[Finding]:
         yield finding_of("infiniband_down.all", names=", ".join(each.name for each in found))
 
 
-def _rates(found: Sequence[Port]) -> Iterator[Finding]:
+def _rates(found: Sequence[InfinibandPort]) -> Iterator[Finding]:
     """A port that runs slower than the others of its kind: a link that came up with fewer lanes or a lower speed."""
     for layer in sorted({each.layer for each in found}):
         alike = [each for each in found if each.layer == layer and each.state == "ACTIVE" and each.rate_gbps]
@@ -130,7 +130,7 @@ def _rates(found: Sequence[Port]) -> Iterator[Finding]:
                 yield finding_of("infiniband_rate", name=port.name, rate=port.rate_gbps, usual=usual)
 
 
-def _errors(found: Sequence[Port]) -> Iterator[Finding]:
+def _errors(found: Sequence[InfinibandPort]) -> Iterator[Finding]:
     for port in found:
         if port.state != "ACTIVE":
             continue
@@ -144,7 +144,7 @@ def _errors(found: Sequence[Port]) -> Iterator[Finding]:
             yield finding_of("infiniband_errors", port=port.name, counts=joined("; ", counts), device=device)
 
 
-INFINIBAND = Check(
+INFINIBAND = DoctorCheck(
     "infiniband",
     "InfiniBand ports",
     _look,

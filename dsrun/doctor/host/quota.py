@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from dsrun.doctor.check import Check
+from dsrun.doctor.check import DoctorCheck
 from dsrun.doctor.host.storage import NO_INODES, run_folder
 from dsrun.doctor.job.plan import needs
-from dsrun.doctor.machine import Machine, Target
+from dsrun.doctor.machine import CheckedMachine, DoctorTarget
 from dsrun.doctor.mounts import mount_of
 from dsrun.errors import DsrunError
 from dsrun.findings.finding import Finding
@@ -24,7 +24,7 @@ _NUMBER = r"\[?(\d+)\]?(\*)?"
 _ROW = re.compile(rf"(\S+)\s+{_NUMBER}\s+(\d+)\s+(\d+)\s+(\S+)\s+{_NUMBER}\s+(\d+)\s+(\d+)")
 
 
-class Quota(NamedTuple):
+class DiskQuota(NamedTuple):
     """What is used and allowed, in bytes and files; 0 is no limit."""
 
     used: int
@@ -43,17 +43,17 @@ class Quota(NamedTuple):
         return self.files_hard or self.files_soft
 
 
-def parse_quota(text: str) -> list[Quota]:
+def parse_quota(text: str) -> list[DiskQuota]:
     """The rows of quota(1) or `lfs quota`; a long name stands on a line of its own before its numbers."""
     found = []
     for match in _ROW.finditer(text):
         blocks, _, soft, hard, _, files, _, files_soft, files_hard = match.groups()[1:]
         used, least, most = int(blocks) * KIB, int(soft) * KIB, int(hard) * KIB
-        found.append(Quota(used, least, most, int(files), int(files_soft), int(files_hard)))
+        found.append(DiskQuota(used, least, most, int(files), int(files_soft), int(files_hard)))
     return [each for each in found if each.limit or each.files_limit]
 
 
-def _look(machine: Machine, target: Target) -> Iterator[Finding]:
+def _look(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
     folder = run_folder(target)
     mount = mount_of(machine, folder)
     if mount is None:
@@ -72,14 +72,14 @@ def _look(machine: Machine, target: Target) -> Iterator[Finding]:
         )
 
 
-def _commands(machine: Machine, kind: str, point: str) -> list[list[str]]:
+def _commands(machine: CheckedMachine, kind: str, point: str) -> list[list[str]]:
     if kind != "lustre":
         return [["quota", "--no-wrap", "--raw-grace", "--filesystem-list", point]]
     names = {option: (machine.answer("id", f"{option}n") or "").strip() for option in ("-u", "-g")}
     return [["lfs", "quota", "-q", option, name, point] for option, name in names.items()]
 
 
-def _output(machine: Machine, command: Sequence[str]) -> str:
+def _output(machine: CheckedMachine, command: Sequence[str]) -> str:
     """The output; quota(1) fails where a limit is exceeded, and prints it all the same."""
     try:
         return machine.run(command).stdout
@@ -87,7 +87,7 @@ def _output(machine: Machine, command: Sequence[str]) -> str:
         return ""
 
 
-def _judged(quota: Quota, point: str, wanted: int) -> Iterator[Finding]:
+def _judged(quota: DiskQuota, point: str, wanted: int) -> Iterator[Finding]:
     fix = text_of("quota.less")
     used, limit = quota.used / GIB, quota.limit / GIB
     if quota.limit and quota.used + wanted > quota.limit:
@@ -99,7 +99,7 @@ def _judged(quota: Quota, point: str, wanted: int) -> Iterator[Finding]:
         yield finding_of("quota_files", point=point, files=quota.files, limit=quota.files_limit, fix=fix)
 
 
-QUOTA = Check(
+QUOTA = DoctorCheck(
     "quota",
     "quota",
     _look,

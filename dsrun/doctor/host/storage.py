@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from dsrun.doctor.check import Check
-from dsrun.doctor.job.plan import Needs, needs
-from dsrun.doctor.machine import Machine, Target
+from dsrun.doctor.check import DoctorCheck
+from dsrun.doctor.job.plan import MemoryNeeds, needs
+from dsrun.doctor.machine import CheckedMachine, DoctorTarget
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.system.display import duration
@@ -33,7 +33,7 @@ FEW_INODES, NO_INODES = 10_000, 100
 """Files that can still be created; a checkpoint has some tens, a cache of data and compiled code thousands."""
 
 
-def run_folder(target: Target) -> Path:
+def run_folder(target: DoctorTarget) -> Path:
     """The folder that exists already and holds, or will hold, the run's folder: `runs/` of the working folder."""
     return nearest_existing(target.cwd / (target.output or "runs"))
 
@@ -57,7 +57,7 @@ def write_speed(folder: Path, clock: Callable[[], float] = time.monotonic) -> fl
         return written / max(clock() - began, 1e-6)
 
 
-def _wanted(target: Target, planned: Needs) -> tuple[int, int]:
+def _wanted(target: DoctorTarget, planned: MemoryNeeds) -> tuple[int, int]:
     """Bytes of the first checkpoint with the final model, and of all that are kept with one more, as a new one is
     written before an old one is deleted."""
     recipe = target.recipe
@@ -67,7 +67,7 @@ def _wanted(target: Target, planned: Needs) -> tuple[int, int]:
     return planned.model + planned.checkpoint, planned.model + (keep + 1) * planned.checkpoint
 
 
-def _space(machine: Machine, target: Target) -> Iterator[Finding]:
+def _space(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
     folder = run_folder(target)
     state = machine.statvfs(folder)
     free = state.f_frsize * state.f_bavail
@@ -88,7 +88,7 @@ def _space(machine: Machine, target: Target) -> Iterator[Finding]:
         yield finding_of("disk.all_fit", folder=folder, free=free / GIB, size=size)
 
 
-def _speed(machine: Machine, target: Target) -> Iterator[Finding]:
+def _speed(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
     folder = run_folder(target)
     if not os.access(folder, os.W_OK):
         return  # the check of the run folder says so
@@ -101,7 +101,7 @@ def _speed(machine: Machine, target: Target) -> Iterator[Finding]:
     yield judged(folder, speed, needs(machine, target), max(1, target.nodes))
 
 
-def judged(folder: Path, speed: float, planned: Needs | None, nodes: int) -> Finding:
+def judged(folder: Path, speed: float, planned: MemoryNeeds | None, nodes: int) -> Finding:
     """What a speed in bytes per second and node means for the job's checkpoints, which all nodes write together."""
     seconds = planned.checkpoint / nodes / speed if planned else None
     rate = speed / 1e6
@@ -116,7 +116,7 @@ def judged(folder: Path, speed: float, planned: Needs | None, nodes: int) -> Fin
     return replace(found, level="warning", code="write_speed_slow", fix=fix)
 
 
-def _inodes(machine: Machine, target: Target) -> Iterator[Finding]:
+def _inodes(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
     folder = run_folder(target)
     state = machine.statvfs(folder)
     if not state.f_files:  # btrfs and others make inodes as they need them
@@ -128,20 +128,20 @@ def _inodes(machine: Machine, target: Target) -> Iterator[Finding]:
         yield finding_of("inodes", left=left)
 
 
-DISK = Check(
+DISK = DoctorCheck(
     "disk",
     "space for checkpoints",
     _space,
     finds="less space than the checkpoints that are kept and the final model take",
 )
-WRITE_SPEED = Check(
+WRITE_SPEED = DoctorCheck(
     "write_speed",
     "write speed of the run folder",
     _speed,
     needs="needs a folder that can be written",
     finds="a disk that takes minutes for a checkpoint, measured by a write of 64 MiB or 0.25 s, which leaves nothing",
 )
-INODES = Check(
+INODES = DoctorCheck(
     "inodes",
     "inodes",
     _inodes,

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dsrun.doctor.check import Check
+from dsrun.doctor.check import DoctorCheck
 from dsrun.doctor.job.plan import request_of
-from dsrun.doctor.machine import Machine, Target
+from dsrun.doctor.machine import CheckedMachine, DoctorTarget
 from dsrun.errors import DsrunError, UsageError
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
@@ -17,17 +17,17 @@ from dsrun.recipe.batch import batch_of
 from dsrun.recipe.preflight.files import DEMO_MODELS
 from dsrun.recipe.recipe import Recipe
 from dsrun.system.display import counted
-from dsrun.system.gpus import Gpu
+from dsrun.system.gpus import LocalGpu
 from dsrun.zero.generate.presets import GIB
 from dsrun.zero.memory.plan import plan
 from dsrun.zero.memory.request import PlanRequest, cluster
-from dsrun.zero.memory.strategy import Candidate, best_of, bf16_strategies, compared, evaluate, strategies
+from dsrun.zero.memory.strategy import PlanCandidate, best_of, bf16_strategies, compared, evaluate, strategies
 
 # Of a GPU on which nobody works: the driver's own, and a desktop's.
 _USUALLY_FREE = 0.9
 
 
-def look(machine: Machine, target: Target) -> Iterator[Finding]:
+def look(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
     """With a job: whether its plan fits into what is free. Without: whether the GPUs are free."""
     gpus = machine.gpus
     if not gpus or not target.runs_on(machine):
@@ -57,7 +57,7 @@ def look(machine: Machine, target: Target) -> Iterator[Finding]:
         yield finding_of("gpu_memory_taken", state=state, needed=needed, fix=fix)
 
 
-def _unused(machine: Machine, gpus: list[Gpu]) -> Iterator[Finding]:
+def _unused(machine: CheckedMachine, gpus: list[LocalGpu]) -> Iterator[Finding]:
     busy = [gpu for gpu in gpus if gpu.memory_total and _free(machine, gpu) < _USUALLY_FREE * gpu.memory_total]
     for gpu in busy:
         state, fix = _state(machine, gpu), _way_out(machine, gpu, gpus)
@@ -67,13 +67,13 @@ def _unused(machine: Machine, gpus: list[Gpu]) -> Iterator[Finding]:
         yield finding_of("gpu_memory.free", total=total / GIB, gpus=counted(len(gpus), "GPU"))
 
 
-def _free(machine: Machine, gpu: Gpu) -> int:
+def _free(machine: CheckedMachine, gpu: LocalGpu) -> int:
     """Free bytes; all of them where the driver does not say, as on GPUs that share the host's memory."""
     memory = machine.driver.memory.get(gpu.uuid) if machine.driver else None
     return (gpu.memory_total or 1 << 60) if memory is None or memory.free is None else memory.free
 
 
-def _state(machine: Machine, gpu: Gpu) -> str:
+def _state(machine: CheckedMachine, gpu: LocalGpu) -> str:
     memory = machine.driver.memory.get(gpu.uuid) if machine.driver else None
     holders = sorted(memory.holders if memory else (), key=lambda each: -(each.used or 0))
     free = text_of(
@@ -87,7 +87,7 @@ def _state(machine: Machine, gpu: Gpu) -> str:
     return text_of("gpu_memory_taken.held", free=free, holders=shown)
 
 
-def _way_out(machine: Machine, gpu: Gpu, gpus: list[Gpu]) -> str:
+def _way_out(machine: CheckedMachine, gpu: LocalGpu, gpus: list[LocalGpu]) -> str:
     memory = machine.driver.memory.get(gpu.uuid) if machine.driver else None
     named = [str(each.pid) for each in (memory.holders if memory else ()) if each.name]
     end = text_of("gpu_memory_taken.kill", pids=" ".join(named)) if named else text_of("gpu_memory_taken.wait")
@@ -98,7 +98,7 @@ def _way_out(machine: Machine, gpu: Gpu, gpus: list[Gpu]) -> str:
     return end
 
 
-def _request(machine: Machine, target: Target, recipe: Recipe, gpus: list[Gpu]) -> PlanRequest:
+def _request(machine: CheckedMachine, target: DoctorTarget, recipe: Recipe, gpus: list[LocalGpu]) -> PlanRequest:
     """The job as the planner takes it. Raises DsrunError where it cannot be planned."""
     for name in ("long_context", "quantization", "fp8"):
         if recipe.value(name):
@@ -109,7 +109,7 @@ def _request(machine: Machine, target: Target, recipe: Recipe, gpus: list[Gpu]) 
     return replace(request_of(machine, target, recipe, here), preset="aggressive")
 
 
-def _chosen(request: PlanRequest, recipe: Recipe) -> Candidate | None:
+def _chosen(request: PlanRequest, recipe: Recipe) -> PlanCandidate | None:
     """The strategy that the job would take, if it fits; `plan` also proposes what the job does not ask for."""
     made = strategies(request)
     if recipe.spec.bf16_master_weights:
@@ -135,7 +135,7 @@ def _too_large(request: PlanRequest, recipe: Recipe) -> Finding:
     return finding_of("gpu_memory_plan.never", what=what, fix=joined("; ", remedies[:2]) or None)
 
 
-GPU_MEMORY = Check(
+GPU_MEMORY = DoctorCheck(
     "gpu_memory",
     "GPU memory",
     look,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.host.limits import ranks_of
 from dsrun.doctor.job.zero_config import config_of
-from dsrun.doctor.machine import Machine, Target
+from dsrun.doctor.machine import CheckedMachine, DoctorTarget
 from dsrun.errors import DsrunError
 from dsrun.hub.modelscope_cache import stored_name
 from dsrun.models.folder import find
@@ -16,30 +16,30 @@ from dsrun.recipe.batch import batch_of
 from dsrun.recipe.flags import ZERO_STAGE
 from dsrun.recipe.recipe import Recipe
 from dsrun.recipe.spec import DEFAULT_TARGET
-from dsrun.zero.memory.model.architecture import Architecture
+from dsrun.zero.memory.model.architecture import ModelShapes
 from dsrun.zero.memory.model.count import count
 from dsrun.zero.memory.optimizers import DEFAULT
 from dsrun.zero.memory.own_config import with_deepspeed
 from dsrun.zero.memory.request import (
     PLACES,
     USUAL_LENGTH,
-    Cluster,
+    GpuCluster,
     PlanRequest,
-    Switch,
+    PlanSwitch,
     attention_of,
     cluster,
     default_precision,
     is_place,
 )
-from dsrun.zero.memory.states import FP32, Offload
-from dsrun.zero.memory.strategy import Strategy, evaluate
+from dsrun.zero.memory.states import FP32, StateOffload
+from dsrun.zero.memory.strategy import ZeroStrategy, evaluate
 
 ANY_GPU = "GPU"
 ANY_GPU_GIB = 80.0
 """What is planned for where there is no GPU: neither host memory nor checkpoints depend on it."""
 
 
-def request_of(machine: Machine, target: Target, recipe: Recipe, here: Cluster) -> PlanRequest:
+def request_of(machine: CheckedMachine, target: DoctorTarget, recipe: Recipe, here: GpuCluster) -> PlanRequest:
     """The job on the GPUs `here`; with --zero auto, stage, micro batch and recomputation are left to the planner.
 
     Raises DsrunError where the model's config is not on this machine, its shapes are not known, or the job's settings
@@ -77,26 +77,26 @@ def request_of(machine: Machine, target: Target, recipe: Recipe, here: Cluster) 
     return replace(request, stage=stage, offload=_place(stage, recipe))
 
 
-def _place(stage: int, recipe: Recipe) -> Offload:
+def _place(stage: int, recipe: Recipe) -> StateOffload:
     """Where the optimizer states are, for the job's --offload."""
     return next(each for each in PLACES[stage] if is_place(stage, each, recipe.spec.offload))
 
 
-def _length(recipe: Recipe, model: Architecture, usual: int) -> int:
+def _length(recipe: Recipe, model: ModelShapes, usual: int) -> int:
     spec = recipe.spec
     if model.seq2seq:
         return spec.max_target_length or DEFAULT_TARGET
     return spec.block_size or spec.max_length or usual
 
 
-def _recomputation(recipe: Recipe) -> Switch:
+def _recomputation(recipe: Recipe) -> PlanSwitch:
     given = recipe.hf.get("gradient_checkpointing")
     if given is None and recipe.spec.zero == "auto":
         return "auto"
     return "on" if given else "off"
 
 
-class Needs(NamedTuple):
+class MemoryNeeds(NamedTuple):
     """Bytes: of host memory per node in training and while the weights are loaded, of NVMe per node, of one checkpoint
     and of the final model."""
 
@@ -107,7 +107,7 @@ class Needs(NamedTuple):
     model: int
 
 
-def needs(machine: Machine, target: Target) -> Needs | None:
+def needs(machine: CheckedMachine, target: DoctorTarget) -> MemoryNeeds | None:
     """What the job needs of this machine; None where no job is known, or its model's config is not here, or is of a
     kind that is counted with torch only. A plan for `--zero auto` is one for the default stage."""
     recipe = target.recipe
@@ -122,18 +122,18 @@ def needs(machine: Machine, target: Target) -> Needs | None:
         return None  # other checks say what is wrong with the job
     width = FP32 if request.precision == "fp32" else 2
     model = width * request.model.parameters
-    return Needs(found.host, found.host_loading, found.nvme, found.checkpoint, model)
+    return MemoryNeeds(found.host, found.host_loading, found.nvme, found.checkpoint, model)
 
 
-def _cluster(machine: Machine, target: Target) -> Cluster:
+def _cluster(machine: CheckedMachine, target: DoctorTarget) -> GpuCluster:
     gpus = usable(machine)
     name = gpus[0].name if gpus else ANY_GPU
     return cluster(f"{name}:{ranks_of(machine, target)}", nodes=max(1, target.nodes), memory=ANY_GPU_GIB)
 
 
-def _strategy(recipe: Recipe, request: PlanRequest) -> Strategy:
+def _strategy(recipe: Recipe, request: PlanRequest) -> ZeroStrategy:
     """The job's own; with --zero auto one of the default stage."""
     stage = ZERO_STAGE if request.stage is None else request.stage
     place = request.offload or _place(stage, recipe)
     master = recipe.spec.bf16_master_weights and place == "none"
-    return Strategy(stage=stage, offload=place, checkpointing=True, bf16_master=master)
+    return ZeroStrategy(stage=stage, offload=place, checkpointing=True, bf16_master=master)

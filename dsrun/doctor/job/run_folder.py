@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dsrun.doctor.check import Check
-from dsrun.doctor.machine import Machine, Target
+from dsrun.doctor.check import DoctorCheck
+from dsrun.doctor.machine import CheckedMachine, DoctorTarget
 from dsrun.doctor.mounts import mount_of
 from dsrun.errors import UsageError
 from dsrun.findings.finding import Finding
@@ -14,7 +14,7 @@ from dsrun.runs.folder import refuse_unfit
 from dsrun.system.files import nearest_existing
 
 
-def look(machine: Machine, target: Target) -> Iterator[Finding]:
+def look(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
     """What would keep a run from starting in its folder, `runs/` of the working folder by default."""
     folder = target.output or target.cwd / "runs"
     path = folder if folder.is_absolute() else target.cwd / folder
@@ -34,7 +34,7 @@ def look(machine: Machine, target: Target) -> Iterator[Finding]:
         yield finding_of("run_folder.shared" if place.shared else "run_folder.local", path=path, kind=place.kind)
 
 
-RUN_FOLDER = Check(
+RUN_FOLDER = DoctorCheck(
     "run_folder",
     "run folder",
     look,

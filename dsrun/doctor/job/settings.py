@@ -7,8 +7,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from dsrun.doctor.check import Check
-from dsrun.doctor.machine import Machine, Target
+from dsrun.doctor.check import DoctorCheck
+from dsrun.doctor.machine import CheckedMachine, DoctorTarget
 from dsrun.errors import DsrunError
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
@@ -19,25 +19,25 @@ from dsrun.recipe.preflight.files import check_files
 from dsrun.recipe.preflight.packages import check_packages
 from dsrun.recipe.recipe import Recipe
 from dsrun.zero.lint.check import check
-from dsrun.zero.view import Flags
+from dsrun.zero.view import TrainingFlags
 
 NEEDS_JOB = Message("needs a job: --for run.yaml, or -- train FLAGS")
 
 
-def ranks_here(machine: Machine, target: Target) -> int | None:
+def ranks_here(machine: CheckedMachine, target: DoctorTarget) -> int | None:
     """Ranks on this machine; None for a job of SLURM's that does not say, as its nodes are others."""
     if target.nproc is not None:
         return target.nproc
     return len(machine.gpus) or 1 if target.runs_on(machine) else None
 
 
-def world_size(machine: Machine, target: Target) -> int | None:
+def world_size(machine: CheckedMachine, target: DoctorTarget) -> int | None:
     """Ranks of the whole job; None where it is not known."""
     ranks = ranks_here(machine, target)
     return None if ranks is None else ranks * max(1, target.nodes)
 
 
-def look_at_config(machine: Machine, target: Target) -> Iterator[Finding]:
+def look_at_config(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
     """What `dsrun config check --against` finds in the job's DeepSpeed JSON."""
     recipe = target.recipe
     if recipe is None or not recipe.hf.get("deepspeed"):
@@ -55,7 +55,7 @@ def look_at_config(machine: Machine, target: Target) -> Iterator[Finding]:
         yield finding_of("deepspeed_json", name=text_of("deepspeed_json.inline") if isinstance(name, dict) else name)
 
 
-def _linted(target: Target, recipe: Recipe, world: int | None) -> list[Finding]:
+def _linted(target: DoctorTarget, recipe: Recipe, world: int | None) -> list[Finding]:
     """The linter's findings. Raises DsrunError where it does not get to see the file."""
     found: list[Finding] = []
     seen: list[str] = []
@@ -65,7 +65,7 @@ def _linted(target: Target, recipe: Recipe, world: int | None) -> list[Finding]:
     ) -> None:
         del force
         seen.append(file)
-        flags = Flags(dict(values), frozenset(places), dict(places))
+        flags = TrainingFlags(dict(values), frozenset(places), dict(places))
         found.extend(check(text, file=file, against=flags, **more))
 
     try:
@@ -78,7 +78,7 @@ def _linted(target: Target, recipe: Recipe, world: int | None) -> list[Finding]:
     return found
 
 
-DEEPSPEED_JSON = Check(
+DEEPSPEED_JSON = DoctorCheck(
     "deepspeed_json",
     "DeepSpeed JSON",
     look_at_config,
@@ -87,7 +87,7 @@ DEEPSPEED_JSON = Check(
 )
 
 
-def look_at_settings(machine: Machine, target: Target) -> Iterator[Finding]:
+def look_at_settings(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
     """Flags that do not exist any more or contradict each other, and batch sizes that do not divide."""
     if target.refused:
         yield target.refused
@@ -112,7 +112,7 @@ def look_at_settings(machine: Machine, target: Target) -> Iterator[Finding]:
         yield found
 
 
-SETTINGS = Check(
+SETTINGS = DoctorCheck(
     "settings",
     "settings",
     look_at_settings,
@@ -121,7 +121,7 @@ SETTINGS = Check(
 )
 
 
-def look_at_files(_: Machine, target: Target) -> Iterator[Finding]:
+def look_at_files(_: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
     """What `dsrun train` looks at before it starts: model, data, plugin, packages."""
     recipe = target.recipe
     if recipe is None:
@@ -140,7 +140,7 @@ def look_at_files(_: Machine, target: Target) -> Iterator[Finding]:
         yield finding_of("files")
 
 
-FILES = Check(
+FILES = DoctorCheck(
     "files",
     "model and data files",
     look_at_files,

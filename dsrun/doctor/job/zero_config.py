@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dsrun.doctor.machine import Target
+from dsrun.doctor.machine import DoctorTarget
 from dsrun.errors import DsrunError
 from dsrun.recipe.deepspeed_file import as_object, read_text
 from dsrun.recipe.flags import ZERO_STAGE
@@ -13,7 +13,7 @@ from dsrun.zero.generate.config import config_of_flags
 from dsrun.zero.ops import required_ops
 
 
-def config_of(target: Target) -> dict[str, Any] | None:
+def config_of(target: DoctorTarget) -> dict[str, Any] | None:
     """The user's own JSON, or the one that the flags ask for; None for plain DDP, for --zero auto, and where the file
     cannot be read, which another check reports."""
     recipe = target.recipe
@@ -42,7 +42,7 @@ def config_of(target: Target) -> dict[str, Any] | None:
         return None
 
 
-def ops_of(target: Target) -> list[str]:
+def ops_of(target: DoctorTarget) -> list[str]:
     """DeepSpeed's compiled operations that the job loads, by the names of build/ops.toml."""
     config = config_of(target)
     if config is None or target.recipe is None:

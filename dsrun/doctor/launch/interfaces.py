@@ -5,8 +5,8 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator, Mapping, Sequence
 
-from dsrun.doctor.check import Check
-from dsrun.doctor.machine import Machine, Target
+from dsrun.doctor.check import DoctorCheck
+from dsrun.doctor.machine import CheckedMachine, DoctorTarget
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
 
@@ -14,7 +14,7 @@ from dsrun.findings.texts import finding_of, text_of
 VIRTUAL = ("docker", "br-", "virbr", "veth", "vnet", "cni", "flannel", "cali", "tunl", "podman", "lxc", "lxdbr", "tap")
 
 
-def look(machine: Machine, target: Target) -> Iterator[Finding]:
+def look(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
     """NCCL takes InfiniBand's interfaces first, then all but lo and docker* (NCCL manual, NCCL_SOCKET_IFNAME); gloo the
     one that this machine's own name resolves to."""
     there = machine.network.interfaces()
@@ -75,7 +75,7 @@ def _nccl_matches(value: str, there: Mapping[str, Sequence[str]]) -> list[str]:
     return [each for each in there if each in hit]
 
 
-INTERFACES = Check(
+INTERFACES = DoctorCheck(
     "interfaces",
     "network interfaces",
     look,

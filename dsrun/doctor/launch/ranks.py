@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dsrun.doctor.check import Check
-from dsrun.doctor.machine import Machine, Target
+from dsrun.doctor.check import DoctorCheck
+from dsrun.doctor.machine import CheckedMachine, DoctorTarget
 from dsrun.errors import DsrunError
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of
@@ -18,7 +18,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 GIB = 2**30
 
 
-def look(machine: Machine, target: Target) -> Iterator[Finding]:
+def look(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
     """What `dsrun train --nproc` refuses, and GPUs that a variable hides."""
     every = list(machine.driver.gpus) if machine.driver else []
     seen = machine.gpus
@@ -58,7 +58,7 @@ def _hidden(value: str, every: int, seen: int) -> Finding | None:
     return None
 
 
-RANKS = Check(
+RANKS = DoctorCheck(
     "ranks",
     "ranks and visible GPUs",
     look,
@@ -66,7 +66,9 @@ RANKS = Check(
 )
 
 
-def check_requirements(machine: Machine, min_gpus: int | None, min_gpu_memory_gib: float | None) -> list[Finding]:
+def check_requirements(
+    machine: CheckedMachine, min_gpus: int | None, min_gpu_memory_gib: float | None
+) -> list[Finding]:
     """An error if fewer than `min_gpus` GPUs are visible here, and one for each GPU with less memory."""
     gpus = machine.gpus
     found = []

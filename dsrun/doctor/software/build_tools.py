@@ -7,9 +7,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from dsrun.doctor.check import Check
+from dsrun.doctor.check import DoctorCheck
 from dsrun.doctor.job.zero_config import ops_of
-from dsrun.doctor.machine import Machine, Target
+from dsrun.doctor.machine import CheckedMachine, DoctorTarget
 from dsrun.doctor.software.compiled_code import compiled_at_start, compiled_ops, installed_ops
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of
@@ -22,7 +22,7 @@ _AIO_HEADERS = ("usr/include/libaio.h", "usr/local/include/libaio.h")
 _AIO_LIBRARIES = ("libaio.so.1", "libaio.so.1t64")
 
 
-def look_at_tools(machine: Machine, target: Target) -> Iterator[Finding]:
+def look_at_tools(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
     """ninja, Python's headers and libaio, where the job compiles or loads what needs them."""
     ops = compiled_at_start(machine, target, cuda=False)
     aio = "async_io" in ops_of(target)
@@ -40,19 +40,19 @@ def look_at_tools(machine: Machine, target: Target) -> Iterator[Finding]:
         yield finding_of("build_tools_compiles", ops=", ".join(ops)) if ops else finding_of("build_tools")
 
 
-def _ninja(machine: Machine) -> bool:
+def _ninja(machine: CheckedMachine) -> bool:
     own = Path(sys.executable).parent
     return bool(shutil.which("ninja", path=f"{own}:{machine.environ.get('PATH', '')}"))
 
 
-def _has_aio(machine: Machine, *, header: bool) -> bool:
+def _has_aio(machine: CheckedMachine, *, header: bool) -> bool:
     if header and not any(machine.path(name).exists() for name in _AIO_HEADERS):
         return False
     folders = ("lib", "usr/lib", "lib64", "usr/lib64", "usr/local/lib", "lib/*-linux-gnu", "usr/lib/*-linux-gnu")
     return any(True for folder in folders for name in _AIO_LIBRARIES for _ in machine.root.glob(f"{folder}/{name}"))
 
 
-TOOLS = Check(
+TOOLS = DoctorCheck(
     "build_tools",
     "ninja and libaio",
     look_at_tools,
@@ -61,7 +61,7 @@ TOOLS = Check(
 )
 
 
-def look_at_processor(machine: Machine, _: Target) -> Iterator[Finding]:
+def look_at_processor(machine: CheckedMachine, _: DoctorTarget) -> Iterator[Finding]:
     """A wheel that was compiled with -march=native on a newer processor ends in SIGILL."""
     folder = machine.packages.folder("deepspeed")
     ops = installed_ops(machine)
@@ -77,7 +77,7 @@ def look_at_processor(machine: Machine, _: Target) -> Iterator[Finding]:
         yield finding_of("cpu_level", count=len(ops))
 
 
-PROCESSOR = Check(
+PROCESSOR = DoctorCheck(
     "cpu_level",
     "processor",
     look_at_processor,

@@ -15,13 +15,13 @@ from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
 
 from dsrun.doctor.job.zero_config import ops_of
-from dsrun.doctor.machine import Machine, Target
+from dsrun.doctor.machine import CheckedMachine, DoctorTarget
 from dsrun.errors import UsageError
 from dsrun.runs.records import write_json_atomic
 from dsrun.system.variables import cache_root
 from dsrun.wheel.platform.ops import all_ops
 from dsrun.wheel.verify.contents import assignments, op_of, read_library
-from dsrun.wheel.verify.fatbin import FatbinError, Section, architectures, read_fatbin
+from dsrun.wheel.verify.fatbin import ElfSection, FatbinError, architectures, read_fatbin
 
 CACHE_NAME = "doctor-compiled-code.json"
 _MOST_REMEMBERED = 200
@@ -55,7 +55,7 @@ def compiled_ops(folder: Path) -> Iterator[tuple[str, CompiledCode]]:
 
 def _gpu_code(library: Path) -> CompiledCode:
     with library.open("rb") as opened:
-        entries = read_fatbin(Section.of(ELFFile(opened), ".nv_fatbin", opened))
+        entries = read_fatbin(ElfSection.of(ELFFile(opened), ".nv_fatbin", opened))
     return CompiledCode(sass=architectures(entries, "sass"), ptx=architectures(entries, "ptx"))
 
 
@@ -96,7 +96,7 @@ def _read_cache() -> dict[str, Any]:
 _RECORD = "git_version_info_installed.py"
 
 
-def installed_ops(machine: Machine) -> frozenset[str]:
+def installed_ops(machine: CheckedMachine) -> frozenset[str]:
     """The operations that the installed DeepSpeed was compiled with, by the record of its build."""
     folder = machine.packages.folder("deepspeed")
     try:
@@ -106,7 +106,7 @@ def installed_ops(machine: Machine) -> frozenset[str]:
     return frozenset(str(name) for name, there in record.get("installed_ops", {}).items() if there)
 
 
-def compiled_at_start(machine: Machine, target: Target, *, cuda: bool) -> list[str]:
+def compiled_at_start(machine: CheckedMachine, target: DoctorTarget, *, cuda: bool) -> list[str]:
     """The operations that the job compiles at its start; with `cuda` those that nvcc or CUDA's headers are needed for.
 
     Without a job, none: nothing is known to be needed.

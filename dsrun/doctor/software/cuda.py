@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from dsrun.doctor.check import Check
+from dsrun.doctor.check import DoctorCheck
 from dsrun.doctor.gpu.presence import DISPLAY, devices
-from dsrun.doctor.machine import Machine, Target
+from dsrun.doctor.machine import CheckedMachine, DoctorTarget
 from dsrun.doctor.software.compiled_code import compiled_ops, torch_code
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
-from dsrun.system.gpus import Gpu
-from dsrun.wheel.platform.arch import Capability, capability, minor_release
+from dsrun.system.gpus import LocalGpu
+from dsrun.wheel.platform.arch import ComputeCapability, capability, minor_release
 from dsrun.wheel.platform.gpus import serving
 from dsrun.wheel.platform.toolchain import TorchFacts
 from dsrun.wheel.verify.fatbin import service, sm
@@ -20,7 +20,7 @@ from dsrun.wheel.verify.fatbin import service, sm
 _INDEXES = ("cu118", "cu121", "cu124", "cu126", "cu128", "cu129", "cu130")
 
 
-def look_at_driver(machine: Machine, target: Target) -> Iterator[Finding]:
+def look_at_driver(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
     """torch can use a driver of its CUDA's major version, or above (NVIDIA, "Minor Version Compatibility")."""
     torch, driver = machine.packages.torch, machine.driver
     here = target.runs_on(machine)
@@ -43,7 +43,7 @@ def look_at_driver(machine: Machine, target: Target) -> Iterator[Finding]:
         yield _against_driver(torch.version, minor_release(torch.cuda), driver.version, driver.cuda, machine.gpus)
 
 
-def _against_driver(version: str, ours: str, driver: str, cuda: str, gpus: list[Gpu]) -> Finding:
+def _against_driver(version: str, ours: str, driver: str, cuda: str, gpus: list[LocalGpu]) -> Finding:
     """A torch of CUDA `ours` with a driver for `cuda`."""
     if capability(ours)[0] > capability(cuda)[0]:
         install = _from_index(cuda)
@@ -53,13 +53,13 @@ def _against_driver(version: str, ours: str, driver: str, cuda: str, gpus: list[
     return finding_of("torch_driver", version=version, driver=driver, cuda=cuda, seen=_counted(gpus))
 
 
-def _has_nvidia_gpu(machine: Machine) -> bool:
+def _has_nvidia_gpu(machine: CheckedMachine) -> bool:
     """Whether there is a GPU whose driver does not answer, which the check of the driver reports."""
     loaded = machine.path("/proc/driver/nvidia/version").exists()
     return loaded or any(each.kind.startswith(DISPLAY) for each in devices(machine))
 
 
-def _counted(gpus: list[Gpu]) -> str:
+def _counted(gpus: list[LocalGpu]) -> str:
     names = sorted({gpu.name for gpu in gpus})
     if len(names) == 1:
         return f"{len(gpus)} × {names[0]}"
@@ -77,7 +77,7 @@ def _from_index(cuda: str | None) -> str:
     return text_of("torch_driver.install", name=(fitting or _INDEXES[:1])[-1])
 
 
-DRIVER = Check(
+DRIVER = DoctorCheck(
     "torch_driver",
     "torch and driver",
     look_at_driver,
@@ -85,7 +85,7 @@ DRIVER = Check(
 )
 
 
-def look_at_gpu_code(machine: Machine, _: Target) -> Iterator[Finding]:
+def look_at_gpu_code(machine: CheckedMachine, _: DoctorTarget) -> Iterator[Finding]:
     """What ends in "no kernel image is available for execution on the device"."""
     torch = machine.packages.torch
     gpus = {gpu.capability: gpu for gpu in machine.gpus}
@@ -97,7 +97,7 @@ def look_at_gpu_code(machine: Machine, _: Target) -> Iterator[Finding]:
         yield finding_of("gpu_code", architectures=", ".join(sm(each) for each in sorted(gpus)))
 
 
-def _torch_code(torch: TorchFacts, gpus: Mapping[Capability, Gpu]) -> Iterator[Finding]:
+def _torch_code(torch: TorchFacts, gpus: Mapping[ComputeCapability, LocalGpu]) -> Iterator[Finding]:
     code = torch_code(torch.path)
     for wanted, gpu in gpus.items() if code else ():
         how = service(code.sass, code.ptx, wanted) if code else "sass"
@@ -106,7 +106,7 @@ def _torch_code(torch: TorchFacts, gpus: Mapping[Capability, Gpu]) -> Iterator[F
             yield finding_of(key, version=torch.version, name=gpu.name, wanted=sm(wanted), fix=_suiting_torch(wanted))
 
 
-def _suiting_torch(wanted: Capability) -> str:
+def _suiting_torch(wanted: ComputeCapability) -> str:
     rows = serving(wanted)
     if not rows:
         return text_of("gpu_code_torch.none")
@@ -116,7 +116,7 @@ def _suiting_torch(wanted: Capability) -> str:
     return text_of("gpu_code_torch.several", first=first, last=last)
 
 
-def _op_code(machine: Machine, gpus: Mapping[Capability, Gpu]) -> Iterator[Finding]:
+def _op_code(machine: CheckedMachine, gpus: Mapping[ComputeCapability, LocalGpu]) -> Iterator[Finding]:
     folder = machine.packages.folder("deepspeed")
     for op, code in compiled_ops(folder) if folder else ():
         for wanted, gpu in gpus.items():
@@ -125,7 +125,7 @@ def _op_code(machine: Machine, gpus: Mapping[Capability, Gpu]) -> Iterator[Findi
                 yield finding_of("gpu_code_op", op=op, architectures=architectures, name=gpu.name, wanted=sm(wanted))
 
 
-GPU_CODE = Check(
+GPU_CODE = DoctorCheck(
     "gpu_code",
     "code for these GPUs",
     look_at_gpu_code,

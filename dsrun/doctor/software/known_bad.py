@@ -12,9 +12,9 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from dsrun.datafiles import toml_beside
-from dsrun.doctor.check import Check
+from dsrun.doctor.check import DoctorCheck
 from dsrun.doctor.job.zero_config import config_of
-from dsrun.doctor.machine import Machine, Target
+from dsrun.doctor.machine import CheckedMachine, DoctorTarget
 from dsrun.findings.finding import Finding, Level
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.messages import Message
@@ -38,7 +38,7 @@ class KnownBad:
     gpus: int = 0
     unless_variable: Mapping[str, str] = field(default_factory=dict)
 
-    def holds(self, machine: Machine, stage: int | None) -> bool:
+    def holds(self, machine: CheckedMachine, stage: int | None) -> bool:
         """Whether this machine, and a job of this ZeRO stage (None: unknown), is like that."""
         if not all(_matches(machine.packages.versions.get(name), text) for name, text in self.packages.items()):
             return False
@@ -51,7 +51,7 @@ class KnownBad:
 
 
 @cache
-def table() -> tuple[KnownBad, ...]:
+def known_bad_rows() -> tuple[KnownBad, ...]:
     """Every row."""
     return tuple(KnownBad(code=code, **row) for code, row in toml_beside(__file__).items())
 
@@ -63,7 +63,7 @@ def _matches(version: str | None, specifiers: str) -> bool:
         return False
 
 
-def look(machine: Machine, target: Target) -> Iterator[Finding]:
+def look(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
     """Rows that hold, and packages outside of the ranges in pyproject.toml."""
     versions = machine.packages.versions
     if not versions.keys() - {"python"}:
@@ -76,7 +76,7 @@ def look(machine: Machine, target: Target) -> Iterator[Finding]:
             message=Message(row.message, **{name.replace("-", "_"): versions[name] for name in row.packages}),
             fix=text_of("versions.source", fix=Message(row.fix), source=row.source),
         )
-        for row in table()
+        for row in known_bad_rows()
         if row.holds(machine, stage)
     ]
     found += [*_missing(machine, target), *_outside(versions)]
@@ -89,7 +89,7 @@ def look(machine: Machine, target: Target) -> Iterator[Finding]:
         yield finding_of("versions", shown=", ".join(f"{name} {versions[name]}" for name in shown))
 
 
-def _missing(machine: Machine, target: Target) -> Iterator[Finding]:
+def _missing(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
     """Training packages that are not there, beside others that are."""
     missing = [name for name in NEEDED if name not in machine.packages.versions]
     if missing:
@@ -115,7 +115,7 @@ def _outside(versions: Mapping[str, str]) -> Iterator[Finding]:
             yield finding_of("versions_range", name=name, installed=installed, specifier=specifier)
 
 
-VERSIONS = Check(
+VERSIONS = DoctorCheck(
     "versions",
     "package versions",
     look,

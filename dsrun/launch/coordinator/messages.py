@@ -15,8 +15,8 @@ from typing import Any
 
 from dsrun import __version__
 from dsrun.errors import EXIT_RESUME, EXIT_TOOL_FAILED, DsrunError
-from dsrun.launch.coordinator.transport import Connection, Message, digests_match, hmac_digest
-from dsrun.launch.supervisor.policy import Decision, Failure, MemoryFallback
+from dsrun.launch.coordinator.transport import PeerConnection, PeerMessage, digests_match, hmac_digest
+from dsrun.launch.supervisor.policy import AttemptFailure, MemoryFallback, RunDecision
 from dsrun.runs.stop_request import StopRequest
 
 NODE_LOST = "node_lost"
@@ -47,22 +47,22 @@ class NodeResult:
     node: int
     ok: bool
     interrupted: bool = False
-    failure: Failure | None = None
+    failure: AttemptFailure | None = None
 
     @classmethod
     def from_dict(cls, found: Mapping[str, Any]) -> NodeResult:
         """The inverse of `asdict`; TypeError or KeyError for anything else."""
-        return cls(**{**found, "failure": Failure(**found["failure"]) if found["failure"] else None})
+        return cls(**{**found, "failure": AttemptFailure(**found["failure"]) if found["failure"] else None})
 
 
-Decide = Callable[[list[NodeResult]], Decision]
+DecideNext = Callable[[list[NodeResult]], RunDecision]
 
 
 class RendezvousError(DsrunError):
     """Not all nodes joined in time (cause rendezvous_timeout)."""
 
 
-class Stopped(DsrunError):
+class StoppedBeforeStart(DsrunError):
     """`request` came before the run started, so nothing is lost."""
 
     exit_code = EXIT_RESUME
@@ -115,7 +115,7 @@ class Coordinator:
         """The request that was announced on any node, or None."""
         return self._announced or self._received
 
-    def report_and_wait(self, ended: NodeResult, decide: Decide) -> Decision:
+    def report_and_wait(self, ended: NodeResult, decide: DecideNext) -> RunDecision:
         """Report this node's result, wait for all nodes, and return the decision of node 0.
 
         `decide` is called on node 0 with one `NodeResult` per node, in order. "restart" is returned once every node is
@@ -127,7 +127,7 @@ class Coordinator:
         """Disconnect. After a decision to stop, the other nodes do not count this as a loss."""
 
 
-def unless_stopped(decision: Decision, request: StopRequest | None) -> Decision:
+def unless_stopped(decision: RunDecision, request: StopRequest | None) -> RunDecision:
     """`decision`, with a restart turned into a stop if the run was asked to stop."""
     if decision.action == "stop" or request is None:
         return decision
@@ -137,11 +137,11 @@ def unless_stopped(decision: Decision, request: StopRequest | None) -> Decision:
 
 def lost_node(node: int, host: str, how: str, *, cause: str = NODE_LOST) -> NodeResult:
     """The result of a node that is lost."""
-    failure = Failure(cause=cause, node=node, host=host, message=f"node {node} ({host}) {how}")
+    failure = AttemptFailure(cause=cause, node=node, host=host, message=f"node {node} ({host}) {how}")
     return NodeResult(node=node, ok=False, failure=failure)
 
 
-def decide_without_server(host: str, *, ended_by_signal: bool, recreated: bool = False) -> Decision:
+def decide_without_server(host: str, *, ended_by_signal: bool, recreated: bool = False) -> RunDecision:
     """The decision of a node that lost its connection to node 0, or that node 0 closed; `recreated` if all of them are
     created again where they end to be resumed."""
     why = f"the first node ({host}) is lost, and with it the run"
@@ -151,7 +151,7 @@ def decide_without_server(host: str, *, ended_by_signal: bool, recreated: bool =
         why = f"the first node ({host}) is lost; the run resumes from its last checkpoint when all nodes are back"
     code = EXIT_RESUME if ended_by_signal or recreated else EXIT_TOOL_FAILED
     cause = "" if ended_by_signal else NODE_LOST
-    return Decision(action="stop", exit_code=code, wait_s=0.0, why=why, remedy=MemoryFallback(), cause=cause)
+    return RunDecision(action="stop", exit_code=code, wait_s=0.0, why=why, remedy=MemoryFallback(), cause=cause)
 
 
 def format_nodes(nodes: list[int], hosts: Mapping[int, str]) -> str:
@@ -160,9 +160,9 @@ def format_nodes(nodes: list[int], hosts: Mapping[int, str]) -> str:
     return f"node{'s' if len(names) > 1 else ''} {', '.join(names)}"
 
 
-def decision_from_dict(found: Mapping[str, Any]) -> Decision:
+def decision_from_dict(found: Mapping[str, Any]) -> RunDecision:
     """The inverse of `asdict`; TypeError or KeyError for anything else."""
-    return Decision(**{**found, "remedy": MemoryFallback(**found["remedy"])})
+    return RunDecision(**{**found, "remedy": MemoryFallback(**found["remedy"])})
 
 
 def shared_key(*, run: str, secret: str | None) -> bytes:
@@ -189,11 +189,11 @@ class Peer:
 
     node: int
     host: str
-    connection: Connection
+    connection: PeerConnection
     waiting: bool = True
 
 
-def still_taken(message: Message, peers: Mapping[int, Peer]) -> str | None:
+def still_taken(message: PeerMessage, peers: Mapping[int, Peer]) -> str | None:
     """Which supervisor already is the node that the sender wants to be; None if it may be it."""
     current = peers.get(int(message["node"]))
     if current and time.monotonic() - current.connection.last_received < _REPLACE_AFTER_S:
@@ -201,7 +201,7 @@ def still_taken(message: Message, peers: Mapping[int, Peer]) -> str | None:
     return None
 
 
-def reject_reason(challenge: str, message: Message, *, key: bytes, nodes: int) -> str | None:
+def reject_reason(challenge: str, message: PeerMessage, *, key: bytes, nodes: int) -> str | None:
     """Why the supervisor that sent `message` cannot join a run on `nodes` machines; None if it can.
 
     A sender without the key learns only that it does not have it.

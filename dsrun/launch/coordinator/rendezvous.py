@@ -18,11 +18,11 @@ from dsrun.launch.coordinator.messages import (
     RENDEZVOUS_TIMEOUT_S,
     STRAGGLER_TIMEOUT_S,
     Coordinator,
-    Decide,
+    DecideNext,
     NodeResult,
     RendezvousError,
     RunInfo,
-    Stopped,
+    StoppedBeforeStart,
     decide_without_server,
     decision_from_dict,
     shared_key,
@@ -30,16 +30,16 @@ from dsrun.launch.coordinator.messages import (
 from dsrun.launch.coordinator.server import CoordinatorServer
 from dsrun.launch.coordinator.transport import (
     PEER_TIMEOUT_S,
-    Connection,
     EventLoop,
-    Message,
+    PeerConnection,
+    PeerMessage,
     allow_open_files,
     digests_match,
     hmac_digest,
     listen,
 )
 from dsrun.launch.signals import StartupSignals
-from dsrun.launch.supervisor.policy import Decision
+from dsrun.launch.supervisor.policy import RunDecision
 from dsrun.runs.stop_request import StopRequest
 from dsrun.system.net import claim_port
 
@@ -54,7 +54,7 @@ class FirstNodeLeft(RendezvousError):
 class CoordinatorClient(Coordinator, EventLoop):
     """The coordinator of the node at `place`, over a connection that node 0 has accepted."""
 
-    def __init__(self, connection: Connection, place: LocalLauncher, *, run_info: RunInfo) -> None:
+    def __init__(self, connection: PeerConnection, place: LocalLauncher, *, run_info: RunInfo) -> None:
         Coordinator.__init__(self, run_info)
         EventLoop.__init__(self)
         self.node = place.node
@@ -67,7 +67,7 @@ class CoordinatorClient(Coordinator, EventLoop):
         self._evidence_complete = False
         self._left = False
         self._departed = False
-        self._decision: Decision | None = None
+        self._decision: RunDecision | None = None
         self.return_timeout_s = RENDEZVOUS_TIMEOUT_S
         """Seconds that node 0 waits for a lost node."""
         self.watch(connection)
@@ -82,7 +82,7 @@ class CoordinatorClient(Coordinator, EventLoop):
             # A signal handler that notes a request wakes nobody, so this looks for one.
             while not self._began:
                 if request := self.stop_requested():
-                    raise Stopped(request)
+                    raise StoppedBeforeStart(request)
                 if self._left:
                     raise FirstNodeLeft(
                         f"rendezvous: the first node ({self._host}) disconnected before all nodes had joined",
@@ -105,7 +105,7 @@ class CoordinatorClient(Coordinator, EventLoop):
             self._announced = request
             self.post(self._connection, {"stop": asdict(request)})
 
-    def report_and_wait(self, ended: NodeResult, decide: Decide) -> Decision:
+    def report_and_wait(self, ended: NodeResult, decide: DecideNext) -> RunDecision:
         self.post(self._connection, {"ended": asdict(ended)})
         limit_s = STRAGGLER_TIMEOUT_S + self.return_timeout_s + DECISION_S
         failed_at: float | None = None
@@ -126,7 +126,7 @@ class CoordinatorClient(Coordinator, EventLoop):
 
     # callbacks of the thread
 
-    def on_message(self, connection: Connection, message: Message) -> None:
+    def on_message(self, connection: PeerConnection, message: PeerMessage) -> None:
         with self.changed:
             if "begin" in message:
                 self.attempt = int(message["begin"])
@@ -150,7 +150,7 @@ class CoordinatorClient(Coordinator, EventLoop):
                 self._left = self._departed = True
             self.changed.notify_all()
 
-    def on_disconnect(self, connection: Connection) -> None:
+    def on_disconnect(self, connection: PeerConnection) -> None:
         with self.changed:
             self._left = True
             self.changed.notify_all()
@@ -185,12 +185,12 @@ def join(place: LocalLauncher, *, name: str, key: bytes, timeout_s: float = REND
 
 def _joined(place: LocalLauncher, port: int, name: str, key: bytes) -> CoordinatorClient:
     # Tries all addresses of the host name, IPv6 and IPv4.
-    connection = Connection(socket.create_connection((place.host, port), timeout=_CONNECT_S))
+    connection = PeerConnection(socket.create_connection((place.host, port), timeout=_CONNECT_S))
     try:
         # Both sides prove that they have the key: whoever listens on that port instead cannot pass for node 0.
         own_challenge = secrets.token_hex(16)
         challenge = _first(connection, []).get("challenge")
-        rest: list[Message] = []
+        rest: list[PeerMessage] = []
         own = {"node": place.node, "nodes": place.nodes, "host": name, "version": __version__}
         proof = hmac_digest(key, "follower", challenge, place.node, place.nodes)
         connection.send({**own, "challenge": own_challenge, "proof": proof})
@@ -213,7 +213,7 @@ def _joined(place: LocalLauncher, port: int, name: str, key: bytes) -> Coordinat
     return client
 
 
-def _first(connection: Connection, rest: list[Message]) -> Message:
+def _first(connection: PeerConnection, rest: list[PeerMessage]) -> PeerMessage:
     """The next message; further ones received with it go into `rest`."""
     deadline = time.monotonic() + _CONNECT_S
     while time.monotonic() < deadline:

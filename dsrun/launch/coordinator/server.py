@@ -18,20 +18,20 @@ from dsrun.launch.coordinator.messages import (
     RENDEZVOUS_TIMEOUT_S,
     STRAGGLER_TIMEOUT_S,
     Coordinator,
-    Decide,
+    DecideNext,
     NodeResult,
     Peer,
     RendezvousError,
     RunInfo,
-    Stopped,
+    StoppedBeforeStart,
     format_nodes,
     lost_node,
     reject_reason,
     still_taken,
     unless_stopped,
 )
-from dsrun.launch.coordinator.transport import PEER_TIMEOUT_S, Connection, EventLoop, Message, hmac_digest
-from dsrun.launch.supervisor.policy import Decision
+from dsrun.launch.coordinator.transport import PEER_TIMEOUT_S, EventLoop, PeerConnection, PeerMessage, hmac_digest
+from dsrun.launch.supervisor.policy import RunDecision
 from dsrun.runs.stop_request import StopRequest
 from dsrun.system.display import printable
 
@@ -67,9 +67,9 @@ class CoordinatorServer(Coordinator, EventLoop):
         self._returns = returns
         self._recreated = recreated
         self._now = 0
-        self._challenges: dict[Connection, str] = {}
+        self._challenges: dict[PeerConnection, str] = {}
         self._peers: dict[int, Peer] = {}
-        self._by_connection: dict[Connection, Peer] = {}
+        self._by_connection: dict[PeerConnection, Peer] = {}
         self._hosts: dict[int, str] = {}
         self._ends: dict[int, NodeResult] = {}
         self._failed_at: float | None = None
@@ -89,7 +89,7 @@ class CoordinatorServer(Coordinator, EventLoop):
     def gather(self) -> None:
         missing = self._wait_for_all(self._timeout_s)
         if request := self.stop_requested():
-            raise Stopped(request)
+            raise StoppedBeforeStart(request)
         if missing:
             raise RendezvousError(
                 f"rendezvous: {format_nodes(missing, self._hosts)} did not join within {self._timeout_s:.0f} s",
@@ -112,7 +112,7 @@ class CoordinatorServer(Coordinator, EventLoop):
         super().announce_stop(request)
         self.wake()
 
-    def report_and_wait(self, ended: NodeResult, decide: Decide) -> Decision:
+    def report_and_wait(self, ended: NodeResult, decide: DecideNext) -> RunDecision:
         self._record(ended)
         with self.changed:
             while len(self._ends) < self.nodes:
@@ -150,7 +150,7 @@ class CoordinatorServer(Coordinator, EventLoop):
                 self.changed.wait(0.2)
         return []
 
-    def _with_all(self, decision: Decision) -> Decision:
+    def _with_all(self, decision: RunDecision) -> RunDecision:
         """A restart only if every lost node has come back."""
         missing = self._wait_for_all(self._timeout_s if self._returns else 0.0)
         if not missing:
@@ -189,7 +189,7 @@ class CoordinatorServer(Coordinator, EventLoop):
                 self._post_to_nodes({"evidence": True})
             self.changed.notify_all()
 
-    def _post_to_nodes(self, message: Message) -> None:
+    def _post_to_nodes(self, message: PeerMessage) -> None:
         for peer in self._peers.values():
             if not peer.waiting:
                 self.post(peer.connection, message)
@@ -229,11 +229,11 @@ class CoordinatorServer(Coordinator, EventLoop):
 
     # callbacks of the thread
 
-    def on_connect(self, connection: Connection) -> None:
+    def on_connect(self, connection: PeerConnection) -> None:
         challenge = self._challenges[connection] = secrets.token_hex(16)
         self.post(connection, {"dsrun": __version__, "challenge": challenge})
 
-    def on_message(self, connection: Connection, message: Message) -> None:
+    def on_message(self, connection: PeerConnection, message: PeerMessage) -> None:
         challenge = self._challenges.pop(connection, None)
         if challenge is not None:
             self._handshake(connection, challenge, message)
@@ -254,7 +254,7 @@ class CoordinatorServer(Coordinator, EventLoop):
         elif "bye" in message:
             self._drop_peer(peer.node, "was ended by a signal", cause="interrupted")
 
-    def on_disconnect(self, connection: Connection) -> None:
+    def on_disconnect(self, connection: PeerConnection) -> None:
         self._challenges.pop(connection, None)
         peer = self._by_connection.get(connection)
         if peer is not None:
@@ -280,7 +280,7 @@ class CoordinatorServer(Coordinator, EventLoop):
             # Set last: `close` runs this in another thread, and must not disconnect a peer before it is told.
             self._forwarded = stop
 
-    def _handshake(self, connection: Connection, challenge: str, message: Message) -> None:
+    def _handshake(self, connection: PeerConnection, challenge: str, message: PeerMessage) -> None:
         why = reject_reason(challenge, message, key=self._key, nodes=self.nodes)
         taken = None if why else still_taken(message, self._peers)
         if why or taken:

@@ -19,7 +19,7 @@ from typing import Any
 from dsrun.errors import UsageError
 from dsrun.system.net import own_address, plain_address
 
-Message = dict[str, Any]
+PeerMessage = dict[str, Any]
 
 HEARTBEAT_INTERVAL_S = 1.0
 """Seconds between two heartbeats of a connection."""
@@ -46,7 +46,7 @@ def digests_match(shown: object, expected: str) -> bool:
     return hmac.compare_digest(str(shown).encode(errors="replace"), expected.encode())
 
 
-class Connection:
+class PeerConnection:
     """One connection. `opened` and `last_received` are CLOCK_MONOTONIC in seconds."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -58,11 +58,11 @@ class Connection:
         self.opened = self.last_received = time.monotonic()
         self._rest = b""
 
-    def send(self, message: Message) -> None:
+    def send(self, message: PeerMessage) -> None:
         """Raises OSError if the connection is broken."""
         self.sock.sendall(json.dumps(message).encode() + b"\n")
 
-    def receive(self) -> list[Message]:
+    def receive(self) -> list[PeerMessage]:
         """The complete messages received. Raises ConnectionError at the end of the stream and for invalid data."""
         data = self.sock.recv(65536)
         if not data:
@@ -82,7 +82,7 @@ class Connection:
             self.sock.close()
 
 
-def _message(line: bytes) -> Message:
+def _message(line: bytes) -> PeerMessage:
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):  # the latter by a line of brackets
@@ -102,7 +102,7 @@ class EventLoop:
     def __init__(self, listener: socket.socket | None = None) -> None:
         self.changed = threading.Condition()
         self._selector = selectors.DefaultSelector()
-        self._outbox: deque[tuple[Connection, Message | None]] = deque()
+        self._outbox: deque[tuple[PeerConnection, PeerMessage | None]] = deque()
         self._wake_read, self._wake_write = socket.socketpair()
         self._wake_read.setblocking(False)
         self._wake_write.setblocking(False)
@@ -114,13 +114,13 @@ class EventLoop:
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
 
-    def post(self, connection: Connection, message: Message) -> None:
+    def post(self, connection: PeerConnection, message: PeerMessage) -> None:
         """Queue `message` for sending."""
         # An append is atomic. A lock could be held by the code that the signal handler has interrupted.
         self._outbox.append((connection, message))
         self.wake()
 
-    def dismiss(self, connection: Connection) -> None:
+    def dismiss(self, connection: PeerConnection) -> None:
         """Close a connection after its queued messages are sent."""
         self._outbox.append((connection, None))
         self.wake()
@@ -130,11 +130,11 @@ class EventLoop:
         with suppress(OSError):  # full: it is awake already
             self._wake_write.send(b".")
 
-    def watch(self, connection: Connection) -> None:
+    def watch(self, connection: PeerConnection) -> None:
         """Read from the connection from now on. Call before the thread runs, or in it."""
         self._selector.register(connection.sock, selectors.EVENT_READ, connection)
 
-    def drop(self, connection: Connection) -> None:
+    def drop(self, connection: PeerConnection) -> None:
         """Close a connection. Call in the thread."""
         with suppress(KeyError, ValueError):
             self._selector.unregister(connection.sock)
@@ -150,13 +150,13 @@ class EventLoop:
         if self._thread.is_alive():
             self._thread.join(timeout=_SEND_S)
 
-    def on_connect(self, connection: Connection) -> None:
+    def on_connect(self, connection: PeerConnection) -> None:
         """A new connection."""
 
-    def on_message(self, connection: Connection, message: Message) -> None:
+    def on_message(self, connection: PeerConnection, message: PeerMessage) -> None:
         """A message."""
 
-    def on_disconnect(self, connection: Connection) -> None:
+    def on_disconnect(self, connection: PeerConnection) -> None:
         """A connection that the peer closed or that failed; it is already dropped."""
 
     def on_wake(self) -> None:
@@ -209,11 +209,11 @@ class EventLoop:
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 time.sleep(_POLL_S)
             return
-        connection = Connection(sock)
+        connection = PeerConnection(sock)
         self.watch(connection)
         self.on_connect(connection)
 
-    def _listen(self, connection: Connection) -> None:
+    def _listen(self, connection: PeerConnection) -> None:
         try:
             for message in connection.receive():
                 if connection.sock.fileno() >= 0:
@@ -234,7 +234,7 @@ class EventLoop:
             except OSError:
                 self._lost(connection)
 
-    def _lost(self, connection: Connection) -> None:
+    def _lost(self, connection: PeerConnection) -> None:
         self.drop(connection)
         self.on_disconnect(connection)
 

@@ -17,17 +17,17 @@ from dsrun.launch.context import (
     port_of,
     shortened,
 )
-from dsrun.launch.detection.hosts import Read, machines, read
+from dsrun.launch.detection.hosts import HostReader, machines, read
 from dsrun.launch.detection.slurm import in_allocation, in_slurm_step, in_step
 from dsrun.launch.detection.started import job_port, launcher_of, place_by, processes, refuse_unflagged
-from dsrun.launch.detection.table import Launcher, Scheduler, scheduler_of
+from dsrun.launch.detection.table import LauncherFacts, SchedulerFacts, scheduler_of
 from dsrun.system.env import is_only_process
 
 _ADDRESS = re.compile(r"[^\s-]\S*")
 
 
 def detect(
-    request: LaunchRequest, environ: Mapping[str, str], text_of: Read = read
+    request: LaunchRequest, environ: Mapping[str, str], text_of: HostReader = read
 ) -> LocalLauncher | SrunLauncher | SshLauncher:
     """Where this process is. Raises UsageError for what contradicts itself or the surroundings."""
     _check_numbers(request)
@@ -49,13 +49,13 @@ def detect(
     return place
 
 
-def _launcher(request: LaunchRequest, environ: Mapping[str, str]) -> Launcher | None:
+def _launcher(request: LaunchRequest, environ: Mapping[str, str]) -> LauncherFacts | None:
     """The launcher of this process, if it is not srun, which sets the variables of others as well."""
     launcher = launcher_of(request, environ)
     return None if in_slurm_step(environ) and not (launcher and launcher.starts_by_srun) else launcher
 
 
-def started_alone(environ: Mapping[str, str], text_of: Read = read) -> bool:
+def started_alone(environ: Mapping[str, str], text_of: HostReader = read) -> bool:
     """Whether a launcher or a platform has started this process, as the only one of its run; a worker is none.
 
     Raises UsageError for one of several, of which each would be a run of its own without `dsrun launch`.
@@ -75,7 +75,7 @@ def started_alone(environ: Mapping[str, str], text_of: Read = read) -> bool:
 
 
 def _not_started(
-    request: LaunchRequest, environ: Mapping[str, str], text_of: Read
+    request: LaunchRequest, environ: Mapping[str, str], text_of: HostReader
 ) -> LocalLauncher | SrunLauncher | SshLauncher:
     """Where a user or a job's script has started this, and no launcher."""
     _refuse_rank(request, environ)
@@ -174,7 +174,7 @@ def _first_machine(request: LaunchRequest, environ: Mapping[str, str], missing: 
 
 
 def _in_job(
-    scheduler: Scheduler, request: LaunchRequest, environ: Mapping[str, str], text_of: Read
+    scheduler: SchedulerFacts, request: LaunchRequest, environ: Mapping[str, str], text_of: HostReader
 ) -> LocalLauncher | SshLauncher:
     """The script of a job, on the first of its machines."""
     job = f"{scheduler.called} job {environ[scheduler.job]}"

@@ -21,7 +21,7 @@ _COMMAND_S = 20.0
 # Vertex AI's worker pools that train; the other two are of TensorFlow's parameter servers and evaluators.
 _POOLS = ("workerpool0", "workerpool1")
 
-Read = Callable[[HostSource, Mapping[str, str]], str]
+HostReader = Callable[[HostSource, Mapping[str, str]], str]
 
 
 def read(source: HostSource, environ: Mapping[str, str]) -> str:
@@ -49,7 +49,7 @@ def read(source: HostSource, environ: Mapping[str, str]) -> str:
     return environ[source.of]
 
 
-def machines(source: HostSource, environ: Mapping[str, str], text_of: Read = read) -> tuple[str, ...]:
+def machines(source: HostSource, environ: Mapping[str, str], text_of: HostReader = read) -> tuple[str, ...]:
     """The machines of a list, each once. Raises UsageError for what is no such list."""
     text = text_of(source, environ)
     try:

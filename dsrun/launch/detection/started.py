@@ -8,17 +8,17 @@ from collections.abc import Mapping
 
 from dsrun.errors import UsageError
 from dsrun.launch.context import DEFAULT_PORT, LaunchRequest, LocalLauncher, integer, port_in, port_of, shortened
-from dsrun.launch.detection.hosts import Read, cluster_rank, machines
-from dsrun.launch.detection.table import Launcher, launchers, scheduler_of
+from dsrun.launch.detection.hosts import HostReader, cluster_rank, machines
+from dsrun.launch.detection.table import LauncherFacts, launchers, scheduler_of
 from dsrun.system.env import FIRST_PORT, PORTS, first_host
 
 
-def launcher_of(request: LaunchRequest, environ: Mapping[str, str]) -> Launcher | None:
+def launcher_of(request: LaunchRequest, environ: Mapping[str, str]) -> LauncherFacts | None:
     """The launcher that the environment shows."""
     return next((each for each in launchers() if each.matches(environ) and _counts(each, request, environ)), None)
 
 
-def _counts(launcher: Launcher, request: LaunchRequest, environ: Mapping[str, str]) -> bool:
+def _counts(launcher: LauncherFacts, request: LaunchRequest, environ: Mapping[str, str]) -> bool:
     """Whether the command line agrees that its variables are about this run."""
     if launcher.yields:
         return request.node_rank is None
@@ -39,7 +39,9 @@ def refuse_unflagged(request: LaunchRequest, environ: Mapping[str, str]) -> None
             )
 
 
-def place_by(launcher: Launcher, request: LaunchRequest, environ: Mapping[str, str], text_of: Read) -> LocalLauncher:
+def place_by(
+    launcher: LauncherFacts, request: LaunchRequest, environ: Mapping[str, str], text_of: HostReader
+) -> LocalLauncher:
     """The node that `launcher` has started here. Raises UsageError for what contradicts itself or the flags."""
     hosts = () if _is_alone(launcher, request) else _listed(launcher, environ, text_of)
     nodes = _nodes(launcher, request, environ, hosts)
@@ -75,24 +77,24 @@ def place_by(launcher: Launcher, request: LaunchRequest, environ: Mapping[str, s
     )
 
 
-def _listed(launcher: Launcher, environ: Mapping[str, str], text_of: Read) -> tuple[str, ...]:
+def _listed(launcher: LauncherFacts, environ: Mapping[str, str], text_of: HostReader) -> tuple[str, ...]:
     """The machines, where no variable counts them."""
     return machines(launcher.hosts, environ, text_of) if launcher.hosts and not launcher.size else ()
 
 
-def processes(launcher: Launcher, environ: Mapping[str, str], text_of: Read) -> int:
+def processes(launcher: LauncherFacts, environ: Mapping[str, str], text_of: HostReader) -> int:
     """How many processes it has started, as far as it says so."""
     if launcher.size:
         return integer(environ, launcher.size, 1)
     return len(_listed(launcher, environ, text_of)) or 1
 
 
-def _is_alone(launcher: Launcher, request: LaunchRequest) -> bool:
+def _is_alone(launcher: LauncherFacts, request: LaunchRequest) -> bool:
     """Whether --nodes 1 says so. On a platform each machine may have a run of its own; mpirun starts parts of one."""
     return request.nodes == 1 and not launcher.tool
 
 
-def _nodes(launcher: Launcher, request: LaunchRequest, environ: Mapping[str, str], hosts: tuple[str, ...]) -> int:
+def _nodes(launcher: LauncherFacts, request: LaunchRequest, environ: Mapping[str, str], hosts: tuple[str, ...]) -> int:
     """How many machines there are."""
     if launcher.flags_only or (launcher.sweeps and request.nodes is not None):
         return request.nodes or 1
@@ -112,7 +114,7 @@ def _nodes(launcher: Launcher, request: LaunchRequest, environ: Mapping[str, str
     raise UsageError(f"--nodes {request.nodes}, but {says}", fix="remove it")
 
 
-def _check_processes(launcher: Launcher, environ: Mapping[str, str], size: int) -> None:
+def _check_processes(launcher: LauncherFacts, environ: Mapping[str, str], size: int) -> None:
     """One process per machine: dsrun launch starts the workers."""
     beside = integer(environ, launcher.local_size, 1) if launcher.local_size else 1
     there = integer(environ, launcher.nodes, size) if launcher.nodes else size
@@ -123,7 +125,7 @@ def _check_processes(launcher: Launcher, environ: Mapping[str, str], size: int) 
         )
 
 
-def _node(launcher: Launcher, environ: Mapping[str, str], hosts: tuple[str, ...]) -> tuple[int, str]:
+def _node(launcher: LauncherFacts, environ: Mapping[str, str], hosts: tuple[str, ...]) -> tuple[int, str]:
     """This machine's number, and the variable that says it."""
     if launcher.own:
         name = environ[launcher.own]
@@ -146,7 +148,7 @@ def _node(launcher: Launcher, environ: Mapping[str, str], hosts: tuple[str, ...]
 
 
 def _address(
-    launcher: Launcher, request: LaunchRequest, environ: Mapping[str, str], text_of: Read, nodes: int
+    launcher: LauncherFacts, request: LaunchRequest, environ: Mapping[str, str], text_of: HostReader, nodes: int
 ) -> tuple[str, bool]:
     """Where node 0 is, and whether only a scheduler's list says so, in which mpirun may have left out the first."""
     given = request.master_addr or environ.get("MASTER_ADDR") or environ.get(launcher.address)
@@ -169,7 +171,7 @@ def _address(
     )
 
 
-def _default_port(launcher: Launcher, environ: Mapping[str, str], *, listed: bool) -> int:
+def _default_port(launcher: LauncherFacts, environ: Mapping[str, str], *, listed: bool) -> int:
     """The port where none is given: one that the job has for itself, if all nodes know the job."""
     if environ.get(launcher.port):
         return port_in(environ, launcher.port)

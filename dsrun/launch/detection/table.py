@@ -19,7 +19,7 @@ class HostSource:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Launcher:
+class LauncherFacts:
     """What starts the command on each machine; the fields are explained in launchers.toml."""
 
     called: str
@@ -64,7 +64,7 @@ class Launcher:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scheduler:
+class SchedulerFacts:
     """What starts the job's script on the first of several machines."""
 
     called: str
@@ -78,11 +78,11 @@ class Scheduler:
 
 
 @cache
-def _table() -> tuple[tuple[Launcher, ...], tuple[Scheduler, ...]]:
+def _table() -> tuple[tuple[LauncherFacts, ...], tuple[SchedulerFacts, ...]]:
     table = toml_beside(__file__, "launchers.toml")
     return (
-        tuple(Launcher(**dict(_typed(entry))) for entry in table["launcher"]),
-        tuple(Scheduler(**dict(_typed(entry))) for entry in table["scheduler"]),
+        tuple(LauncherFacts(**dict(_typed(entry))) for entry in table["launcher"]),
+        tuple(SchedulerFacts(**dict(_typed(entry))) for entry in table["scheduler"]),
     )
 
 
@@ -94,16 +94,16 @@ def _typed(entry: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, tuple(value) if isinstance(value, list) else value
 
 
-def launchers() -> tuple[Launcher, ...]:
+def launchers() -> tuple[LauncherFacts, ...]:
     """All launchers, in the order in which they are looked for."""
     return _table()[0]
 
 
-def schedulers() -> tuple[Scheduler, ...]:
+def schedulers() -> tuple[SchedulerFacts, ...]:
     """All schedulers that give a list of machines."""
     return _table()[1]
 
 
-def scheduler_of(environ: Mapping[str, str]) -> Scheduler | None:
+def scheduler_of(environ: Mapping[str, str]) -> SchedulerFacts | None:
     """The scheduler in whose job this is."""
     return next((each for each in schedulers() if each.matches(environ)), None)

@@ -15,10 +15,10 @@ from dsrun.launch.supervisor.ending import AGENT_TIMEOUT_S, UnreportedEnd, end_a
 from dsrun.launch.supervisor.evidence import PIPE_VARIABLE, collect, evidence_folder, explain_hang
 from dsrun.launch.supervisor.failures import FailureInputs, exit_code_of, interruption
 from dsrun.launch.supervisor.phase_limits import BEFORE_TRAINING, UNKNOWN_S
-from dsrun.launch.supervisor.watchdog import Hang, Watchdog
-from dsrun.launch.workers.agent import Agent, Starter
+from dsrun.launch.supervisor.watchdog import RankHang, Watchdog
+from dsrun.launch.workers.agent import AgentProcess, AgentStarter
 from dsrun.launch.workers.spawn import read_rank_statuses
-from dsrun.runs.heartbeat import Beat, read_beats
+from dsrun.runs.heartbeat import RankHeartbeat, read_beats
 from dsrun.runs.stop_request import StopRequest
 from dsrun.system import variables
 from dsrun.system.host import oom_kills
@@ -40,7 +40,7 @@ _CLEAN_EXIT_REPORT_S = 60.0
 _STOP_STATUSES = (-signal.SIGTERM, -signal.SIGUSR1)
 
 
-class Attempt:
+class RunAttempt:
     """Attempt number `number`."""
 
     def __init__(self, context: AttemptContext, number: int) -> None:
@@ -60,8 +60,8 @@ class Attempt:
         self._signalled: set[int] = set()
         self._signalled_at: float | None = None
         self._interrupted_at: float | None = None
-        self._beats: dict[int, Beat] = {}
-        self._hang: Hang | None = None
+        self._beats: dict[int, RankHeartbeat] = {}
+        self._hang: RankHang | None = None
         self._env: dict[str, str] = {}
         self._by_others = False
         self._unkillable: str | None = None
@@ -71,7 +71,7 @@ class Attempt:
         self._began_at = time.time()
         self._ooms = oom_kills()
 
-    def run(self, starter: Starter, env: Mapping[str, str], port: int) -> AttemptResult:
+    def run(self, starter: AgentStarter, env: Mapping[str, str], port: int) -> AttemptResult:
         """Start, watch to the end, and leave no process but what `starter` spares."""
         for name in ("beats", "failures"):
             (self._folder / name).mkdir(parents=True)
@@ -100,7 +100,7 @@ class Attempt:
             self._unkillable = end_attempt(self._context, agent, starter, self._pids)
         return self._result(code, noticed)
 
-    def _watch_until_end(self, agent: Agent) -> int | None:
+    def _watch_until_end(self, agent: AgentProcess) -> int | None:
         """The agent's return code; None when the attempt must be ended."""
         while True:
             code = agent.poll()
@@ -149,7 +149,7 @@ class Attempt:
         if status in _STOP_STATUSES and self._signalled_at is None:
             self._stop_requests.add(StopRequest.now(signal.Signals(-status).name, rank))
 
-    def _failed(self, agent: Agent) -> bool:
+    def _failed(self, agent: AgentProcess) -> bool:
         """Whether a rank died or hangs. What happens to ranks that were asked to stop is no failure."""
         if self._hang is not None or self._never_started():
             return True
@@ -163,7 +163,7 @@ class Attempt:
         limit = float("inf") if self.job.hang_timeout == 0 else max(UNKNOWN_S, self.job.hang_timeout or 0.0)
         return not self._pids and time.monotonic() - self._began > limit
 
-    def _unreported(self, agent: Agent) -> bool:
+    def _unreported(self, agent: AgentProcess) -> bool:
         """Whether a rank is gone whose end the agent should have reported by now."""
         pid, now = agent.pid, time.monotonic()
         # Its ranks die with it, and who has forked it may need a moment to report it.
@@ -173,7 +173,7 @@ class Attempt:
         patience = {None: AGENT_TIMEOUT_S, 0: _CLEAN_EXIT_REPORT_S}
         return any(now - since > patience.get(codes[rank], _AGENT_REPORT_S) for rank, since in self._missing.items())
 
-    def _must_end(self, agent: Agent) -> bool:
+    def _must_end(self, agent: AgentProcess) -> bool:
         """Whether the attempt has to end now; forwards a stop request to the ranks."""
         if self._stop_requests.force_quit is not None:
             return True
@@ -199,7 +199,7 @@ class Attempt:
                 reaper.kill(pid, signal.SIGINT)
         return not self._alive() or now - self._interrupted_at > INTERRUPT_TIMEOUT_S
 
-    def _forward(self, request: StopRequest, agent: Agent) -> bool:
+    def _forward(self, request: StopRequest, agent: AgentProcess) -> bool:
         """Signal the ranks, but for the one that the request came from; whether they have taken too long to exit."""
         now = time.monotonic()
         self._signalled_at = self._signalled_at or now

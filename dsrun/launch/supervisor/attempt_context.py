@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dsrun.launch.coordinator.messages import Coordinator
-from dsrun.launch.job import Job
+from dsrun.launch.job import TrainingJob
 from dsrun.launch.signals import StopRequests
 from dsrun.launch.supervisor.failures import FailureInputs
 from dsrun.launch.supervisor.phase_limits import PhaseLimits
-from dsrun.runs.heartbeat import Beat
+from dsrun.runs.heartbeat import RankHeartbeat
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class AttemptResult:
     unkillable: str | None = None
 
 
-Observer = Callable[[int, Mapping[int, Beat], Mapping[int, int]], None]
+RankObserver = Callable[[int, Mapping[int, RankHeartbeat], Mapping[int, int]], None]
 """Takes in the attempt, the heartbeats, and the process ids of the living ranks, by rank; returns at once."""
 
 
@@ -42,7 +42,7 @@ class AttemptContext:
     `observe` what is to be shown of it, `record_failing` is called when an attempt has failed and nothing is ended yet,
     and `waiting` with a line about what is waited for and the seconds that are left to it."""
 
-    job: Job
+    job: TrainingJob
     scratch: Path
     run_id: str
     stop_requests: StopRequests
@@ -52,4 +52,4 @@ class AttemptContext:
     limits: PhaseLimits = field(default_factory=lambda: PhaseLimits(None))
     record_failing: Callable[[int, AttemptResult], None] = lambda _attempt, _result: None
     waiting: Callable[[str, float], None] = lambda _line, _seconds: None
-    observe: Observer = lambda _attempt, _beats, _pids: None
+    observe: RankObserver = lambda _attempt, _beats, _pids: None

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from dsrun.launch.supervisor import reaper
 from dsrun.launch.supervisor.attempt_context import AttemptContext
-from dsrun.launch.workers.agent import Agent, Starter
+from dsrun.launch.workers.agent import AgentProcess, AgentStarter
 
-Waiting = Callable[[str, float], None]
+WaitingCallback = Callable[[str, float], None]
 """Takes a line about what is waited for, and the seconds that are left to it."""
 
 AGENT_TIMEOUT_S = 5.0
@@ -32,7 +32,9 @@ _CALLS: Mapping[str, Mapping[int, str]] = {
 }  # fmt: skip
 
 
-def end_attempt(context: AttemptContext, agent: Agent, starter: Starter, ranks: Mapping[int, int]) -> str | None:
+def end_attempt(
+    context: AttemptContext, agent: AgentProcess, starter: AgentStarter, ranks: Mapping[int, int]
+) -> str | None:
     """End the processes of an attempt but those that `starter` keeps, and wait until its agent's exit is reported. As
     `end_processes`: beside one that cannot be killed there must be no new attempt, as both could write to the same
     files."""
@@ -58,11 +60,11 @@ def end_attempt(context: AttemptContext, agent: Agent, starter: Starter, ranks: 
 class UnreportedEnd:
     """The end of an agent of which the process that has forked it, itself stopped, does not tell."""
 
-    def __init__(self, waiting: Waiting) -> None:
+    def __init__(self, waiting: WaitingCallback) -> None:
         self._waiting = waiting
         self._since: float | None = None
 
-    def code(self, agent: Agent) -> int | None:
+    def code(self, agent: AgentProcess) -> int | None:
         """Its return code, once it has ended AGENT_TIMEOUT_S seconds ago; None before."""
         pid, now = agent.pid, time.monotonic()
         code = None if pid is None else reaper.exit_code(pid)
@@ -82,7 +84,7 @@ def end_processes(
     *,
     spare: set[int],
     ranks: Mapping[int, int],
-    waiting: Waiting,
+    waiting: WaitingCallback,
     give_up: Callable[[], bool],
     limit_s: float = END_S,
 ) -> str | None:

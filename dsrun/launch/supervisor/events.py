@@ -16,7 +16,7 @@ from dsrun.errors import UsageError
 from dsrun.launch.supervisor.attempt_context import AttemptResult
 from dsrun.launch.supervisor.failures import classify_log, explain
 from dsrun.launch.supervisor.node_evidence import evidence_against
-from dsrun.launch.supervisor.policy import CONFIGURATION, Decision, Failure, MemoryFallback
+from dsrun.launch.supervisor.policy import CONFIGURATION, AttemptFailure, MemoryFallback, RunDecision
 from dsrun.monitoring.straggler import Straggler
 from dsrun.runs.attempts import RESUME_AUTO, RESUME_NEVER, earlier_signatures, saved_global_batch
 from dsrun.runs.commit import tidy
@@ -85,7 +85,7 @@ class RunEventWriter:
         self._notify(f"{message}; waiting for {limit_s:.0f} s more" if limit_s else message)
         self._write("waiting", message=message, seconds=limit_s)
 
-    def failed(self, failure: Failure, decision: Decision, *, attempt: int) -> None:
+    def failed(self, failure: AttemptFailure, decision: RunDecision, *, attempt: int) -> None:
         """On the first node: print and record what failed and what is done about it."""
         remedy = decision.remedy if decision.remedy != self.remedy() else None
         self._event(
@@ -109,7 +109,7 @@ class RunEventWriter:
             self._event("restart", message=decision.why, seconds=decision.wait_s, attempt=attempt + 1)
             self._notify(_line(failure, decision))
 
-    def _accuse(self, failure: Failure) -> None:
+    def _accuse(self, failure: AttemptFailure) -> None:
         """Tell the script of a SLURM job which node to avoid, and why, where failures speak against it."""
         shared = os.environ.get(variables.FAILURES)
         if not shared:
@@ -136,7 +136,7 @@ class RunEventWriter:
         """On the first node: why there was not even a first attempt."""
         self._event("failure", cause=cause, message=message, exit_code=exit_code)
 
-    def apply(self, decision: Decision) -> None:
+    def apply(self, decision: RunDecision) -> None:
         """On every node: put the remedy where the ranks find it."""
         if decision.action == "restart" and decision.remedy != self.remedy():
             write_json_atomic(self._folder.path / REMEDY_FILE, decision.remedy.as_dict())
@@ -160,7 +160,7 @@ class RunEventWriter:
             log.write(kind, **details)
 
 
-def _line(failure: Failure, decision: Decision) -> str:
+def _line(failure: AttemptFailure, decision: RunDecision) -> str:
     """Who failed how, and what comes next: "rank 1 was killed (SIGKILL) after step 12: again from step 10 in 1 s"."""
     next_ = decision.why.removeprefix(f"{cause_named(failure.cause).title}: ")
     # Where the cause is unknown, the message is all that is known of it.
@@ -205,7 +205,7 @@ class AsyncLineWriter:
                 self._notify(line)
 
 
-class Tee:
+class PipeTee:
     """Copies a named pipe to stderr and to `copy`, byte by byte, so that progress bars stay alive.
 
     No writer is held up: what stderr has not taken after STUCK_S seconds (Ctrl-S, a pager, a connection that
@@ -227,7 +227,7 @@ class Tee:
         self._copying = threading.Thread(target=self._copy, name="console relay", daemon=True)
         self._showing = threading.Thread(target=self._show, name="console", daemon=True)
 
-    def __enter__(self) -> Tee:
+    def __enter__(self) -> PipeTee:
         self._copying.start()
         self._showing.start()
         return self
@@ -274,5 +274,5 @@ def tee_output(file: IO[bytes], pipe: Path, echo: bool, formatter: LineFormatter
         yield file
         return
     os.mkfifo(pipe)
-    with Tee(pipe, file, formatter=formatter), pipe.open("wb", buffering=0) as sink:
+    with PipeTee(pipe, file, formatter=formatter), pipe.open("wb", buffering=0) as sink:
         yield sink

@@ -16,10 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from dsrun.diagnosis.hangs import blamed, groups, name_ranks, read_standings, summary
-from dsrun.launch.supervisor.policy import Failure
+from dsrun.launch.supervisor.policy import AttemptFailure
 from dsrun.launch.supervisor.reaper import state_and_parent
-from dsrun.launch.supervisor.watchdog import Hang
-from dsrun.runs.heartbeat import Beat
+from dsrun.launch.supervisor.watchdog import RankHang
+from dsrun.runs.heartbeat import RankHeartbeat
 
 SUMMARY_FILE = "summary.txt"
 
@@ -29,7 +29,7 @@ def evidence_folder(run: Path, attempt: int) -> Path:
     return run / "logs" / f"evidence-attempt-{attempt}"
 
 
-def explain_hang(hang: Hang, folder: Path, ranks: Collection[int]) -> Hang:
+def explain_hang(hang: RankHang, folder: Path, ranks: Collection[int]) -> RankHang:
     """`hang` with where this node's `ranks` stand, by the evidence in `folder`, and the rank that is to blame."""
     with suppress(OSError):
         standings = [each for each in read_standings(folder) if each.rank in ranks]
@@ -41,7 +41,7 @@ def explain_hang(hang: Hang, folder: Path, ranks: Collection[int]) -> Hang:
     return hang
 
 
-def explain_hang_of_nodes(failure: Failure, folder: Path, workers: int) -> Failure:
+def explain_hang_of_nodes(failure: AttemptFailure, folder: Path, workers: int) -> AttemptFailure:
     """On the first node: the same for the ranks of all nodes, `workers` on each; writes summary.txt into `folder`."""
     with suppress(OSError):
         standings = read_standings(folder)
@@ -81,7 +81,7 @@ _RAS_DEFAULT = "localhost:28028"
 def collect(
     folder: Path,
     pids: Mapping[int, int],
-    beats: Mapping[int, Beat],
+    beats: Mapping[int, RankHeartbeat],
     env: Mapping[str, str],
     *,
     began: float,
@@ -113,7 +113,7 @@ def _remove_earlier(folder: Path, began: float) -> None:
                 file.unlink()
 
 
-def collect_stacks(folder: Path, pids: Mapping[int, int], beats: Mapping[int, Beat]) -> None:
+def collect_stacks(folder: Path, pids: Mapping[int, int], beats: Mapping[int, RankHeartbeat]) -> None:
     """Write into `folder` where the living ranks `pids` (rank → process id) stand. Raises OSError.
 
     rank-R.proc.txt: what the kernel says of the process and its threads. rank-R.stacks.txt: the Python stacks of all
@@ -142,7 +142,7 @@ def query_ras(address: str) -> str:
     return b"".join(parts).decode(errors="replace")
 
 
-def describe(pid: int, beat: Beat | None) -> str:
+def describe(pid: int, beat: RankHeartbeat | None) -> str:
     """The kernel's files about a process and its threads, and its last sign of life."""
     parts = [f"last sign of life: {beat}"] if beat else []
     process = Path("/proc", str(pid))
@@ -192,7 +192,7 @@ def _spy_once(spy: str, folder: Path, pids: Mapping[int, int], deadline: float) 
     return seen
 
 
-def _dump_stacks(folder: Path, pids: Mapping[int, int], beats: Mapping[int, Beat]) -> None:
+def _dump_stacks(folder: Path, pids: Mapping[int, int], beats: Mapping[int, RankHeartbeat]) -> None:
     """Have the ranks write their stacks into their logs, and copy that part of the logs."""
     sizes: dict[int, tuple[Path, int]] = {}
     for rank, pid in pids.items():

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import EXIT_TOOL_FAILED
-from dsrun.launch.supervisor.policy import CONFIGURATION, Failure
-from dsrun.launch.supervisor.watchdog import Hang
+from dsrun.launch.supervisor.policy import CONFIGURATION, AttemptFailure
+from dsrun.launch.supervisor.watchdog import RankHang
 from dsrun.system.files import parse_json
 
 INTERRUPTED_FILE = "interrupted.json"
@@ -27,7 +27,7 @@ _LOG_TAIL = 1 << 18
 _NOT_THE_ORIGIN = ("", "nccl_network", "nccl_timeout", "rendezvous_timeout")
 _AGENT = re.compile(r"torch/distributed/(run|launcher|elastic)|dsrun/launch/workers/zygote")
 
-Classify = Callable[[str, int | None], str]
+LogClassifier = Callable[[str, int | None], str]
 """The cause code that a log and an exit code show, "" for none."""
 
 
@@ -54,14 +54,14 @@ def first_failure(folder: Path, *, only_expected: bool = False, first: Collectio
     return known[0] if known else None
 
 
-def first_of_nodes(failures: Sequence[Failure]) -> Failure | None:
+def first_of_nodes(failures: Sequence[AttemptFailure]) -> AttemptFailure | None:
     """Of one failure a node, in the order of the nodes, the one that began it; None where there is none.
 
     A node can see that its ranks have lost their peers before the peers' node sees what happened to them. A lost node
     comes after those with a cause, for its peers may know better what happened to it, and before those without.
     """
 
-    def known(failure: Failure) -> int:
+    def known(failure: AttemptFailure) -> int:
         if failure.exit_code in CONFIGURATION:
             return 2
         return 0 if failure.cause in _NOT_THE_ORIGIN else 1 if failure.cause == "node_lost" else 2
@@ -101,7 +101,7 @@ class FailureInputs:
     log_begins: int = 0
     ended: Mapping[int, int]
     agent: int | None = None
-    hang: Hang | None = None
+    hang: RankHang | None = None
     detected_s: float | None = None
     stalled_s: float | None = None
     steps: Mapping[int, int]
@@ -115,7 +115,7 @@ class FailureInputs:
         return tail(self.log, begins=self.log_begins)
 
 
-def explain(failure_inputs: FailureInputs, classify: Classify) -> Failure:
+def explain(failure_inputs: FailureInputs, classify: LogClassifier) -> AttemptFailure:
     """The failure of the rank that failed first."""
     hang = failure_inputs.hang
     if hang is not None:
@@ -150,7 +150,7 @@ def explain(failure_inputs: FailureInputs, classify: Classify) -> Failure:
     )
 
 
-def _recorded(failure_inputs: FailureInputs, record: Mapping[str, Any], classify: Classify) -> Failure:
+def _recorded(failure_inputs: FailureInputs, record: Mapping[str, Any], classify: LogClassifier) -> AttemptFailure:
     """A worker wrote down why."""
     code, log = int(record["exit_code"]), record["log"]
     cause = record.get("cause")
@@ -162,7 +162,7 @@ def _recorded(failure_inputs: FailureInputs, record: Mapping[str, Any], classify
     return replace(failure, trace=record.get("trace"), log=log, step=step, rollback=rollback)
 
 
-def _death(failure_inputs: FailureInputs, rank: int, classify: Classify) -> Failure:
+def _death(failure_inputs: FailureInputs, rank: int, classify: LogClassifier) -> AttemptFailure:
     """A rank died by a signal and could not say why."""
     code = failure_inputs.ended[rank]
     step = failure_inputs.steps.get(rank)
@@ -177,8 +177,8 @@ def _death(failure_inputs: FailureInputs, rank: int, classify: Classify) -> Fail
     return _failure(failure_inputs, cause or "rank_killed", rank, code, message)
 
 
-def _failure(failure_inputs: FailureInputs, cause: str, rank: int | None, code: int, message: str) -> Failure:
-    return Failure(
+def _failure(failure_inputs: FailureInputs, cause: str, rank: int | None, code: int, message: str) -> AttemptFailure:
+    return AttemptFailure(
         cause=cause,
         rank=rank,
         node=failure_inputs.node,

@@ -8,7 +8,7 @@ from typing import Any
 
 from dsrun.diagnosis.rules import cause_named
 from dsrun.errors import EXIT_MISSING
-from dsrun.launch.supervisor.policy import Failure
+from dsrun.launch.supervisor.policy import AttemptFailure
 
 REPEATED = 2
 """So many failures that alone could be the program's fault are evidence against the node that had them all."""
@@ -16,7 +16,7 @@ _MOST_SUSPECTS = 2
 """Where they came on more nodes than that, it is the program that fails."""
 
 
-def evidence_against(failure: Failure, events: Iterable[Mapping[str, Any]]) -> str | None:
+def evidence_against(failure: AttemptFailure, events: Iterable[Mapping[str, Any]]) -> str | None:
     """What speaks against the node of `failure`, "a hardware error" or "2 failures"; None for nothing.
 
     `events` are those of the run folder, with this failure and those of earlier starts of the job.

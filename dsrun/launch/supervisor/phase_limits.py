@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from dsrun.runs.heartbeat import Beat
+from dsrun.runs.heartbeat import RankHeartbeat
 
 BEFORE_TRAINING = ("starting", "loading", "tokenising")
 
@@ -33,18 +33,18 @@ _FIRST_STEP = "first step"
 _COMPUTING = (*BEFORE_TRAINING, "saving", "exporting", "ending")
 
 
-def phase_of(beat: Beat) -> str:
+def phase_of(beat: RankHeartbeat) -> str:
     """The phase of a beat; the first two steps, which compile and fill caches, are one of their own."""
     return _FIRST_STEP if beat.phase == "training" and not beat.slowest_step else beat.phase
 
 
-def computing_counts(beat: Beat) -> bool:
+def computing_counts(beat: RankHeartbeat) -> bool:
     """Whether a rank that computes lives without a beat, as where beats are rare. Not in the loops of steps and
     batches: a GPU's rank that waits for others computes too."""
     return beat.phase in _COMPUTING
 
 
-def busy_limit(beat: Beat, hang_timeout: float | None) -> float:
+def busy_limit(beat: RankHeartbeat, hang_timeout: float | None) -> float:
     """Seconds without a beat after which a rank hangs although it computes."""
     if hang_timeout == 0:
         return math.inf
@@ -59,10 +59,10 @@ class PhaseLimits:
         self.hang_timeout = hang_timeout
         self._others = others
         self._longest: dict[str, float] = {}
-        self._last: dict[int, Beat] = {}
+        self._last: dict[int, RankHeartbeat] = {}
         self._silence: dict[int, float] = {}
 
-    def update(self, beats: Mapping[int, Beat]) -> None:
+    def update(self, beats: Mapping[int, RankHeartbeat]) -> None:
         """Take in the last beats, by rank. A phase counts once it is over."""
         for rank, beat in beats.items():
             last = self._last.get(rank)
@@ -80,7 +80,7 @@ class PhaseLimits:
     def _learn(self, phase: str, seconds: float) -> None:
         self._longest[phase] = max(self._longest.get(phase, 0.0), seconds)
 
-    def limit(self, beat: Beat, *, in_kernel: bool = False) -> float:
+    def limit(self, beat: RankHeartbeat, *, in_kernel: bool = False) -> float:
         """Seconds that the rank of `beat` may give no sign of life; `in_kernel`: in uninterruptible sleep, as for a
         file server that changes over, which takes minutes."""
         if beat.phase == "running":

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, Self
 
-from dsrun.diagnosis.rules import UNKNOWN, Cause, cause_named
+from dsrun.diagnosis.rules import UNKNOWN, FailureCause, cause_named
 from dsrun.errors import EXIT_MISSING, EXIT_RESUME, EXIT_TOOL_FAILED, EXIT_USAGE
 
-Offload = Literal["none", "cpu"]
+FallbackOffload = Literal["none", "cpu"]
 
 LONGEST_WAIT = 60.0
 # Restarts that may follow one another without a new checkpoint in between.
@@ -21,7 +21,7 @@ CONFIGURATION = range(EXIT_USAGE, EXIT_MISSING + 1)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failure:
+class AttemptFailure:
     """How one attempt failed: of the rank that failed first.
 
     `cause` is a code of docs/diagnose.md, "" where it is unknown; `host` is the name SLURM has for it; `exit_code` as
@@ -46,7 +46,7 @@ class Failure:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class RestartLimits:
     """What the user allows: restarts after transient failures, and changes that make the run need less memory."""
 
     max_restarts: int = 3
@@ -59,7 +59,7 @@ class MemoryFallback:
 
     halvings: int = 0
     recompute: bool = False
-    offload: Offload = "none"
+    offload: FallbackOffload = "none"
 
     @classmethod
     def from_dict(cls, found: Any) -> Self:
@@ -77,7 +77,7 @@ class MemoryFallback:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decision:
+class RunDecision:
     """What comes next. `exit_code` is the one to end with at "stop"; `why` is one line for the user.
 
     `cause` is the last failure's, or deterministic_crash where its history shows so. `saved_batch` is the global batch
@@ -94,13 +94,13 @@ class Decision:
 
 
 def decide(
-    history: Sequence[Failure],
-    limits: Limits,
+    history: Sequence[AttemptFailure],
+    limits: RestartLimits,
     *,
     progress: Sequence[int | None],
     remedy: MemoryFallback,
     micro_batch: int | None = None,
-) -> Decision:
+) -> RunDecision:
     """The answer to the last failure of `history`, which holds all failures of this run so far, the first one first.
 
     `progress` is the step of the newest complete checkpoint before each attempt, 0 for none, and last the one the next
@@ -117,16 +117,18 @@ def decide(
     return decision if decision.cause else replace(decision, cause=last.cause)
 
 
-def _rolled_back(history: Sequence[Failure], progress: Sequence[int | None], remedy: MemoryFallback) -> Decision | None:
+def _rolled_back(
+    history: Sequence[AttemptFailure], progress: Sequence[int | None], remedy: MemoryFallback
+) -> RunDecision | None:
     """What a rank asks for that wants to go back and leave something out. No chance failure, so no restart counts."""
     last = history[-1]
     if not last.rollback or sum(failure.rollback for failure in history) > ROLLBACKS:
         return None
     why = f"{_title(last)}: {_beginning(progress)}, without what failed"
-    return Decision(action="restart", exit_code=exit_code(last), wait_s=0.0, why=why, remedy=remedy)
+    return RunDecision(action="restart", exit_code=exit_code(last), wait_s=0.0, why=why, remedy=remedy)
 
 
-def _stop_without_retry(history: Sequence[Failure], remedy: MemoryFallback) -> Decision | None:
+def _stop_without_retry(history: Sequence[AttemptFailure], remedy: MemoryFallback) -> RunDecision | None:
     """The decision where another attempt would end like this one, or is not ours to make."""
     last = history[-1]
     cause = _cause(last)
@@ -147,17 +149,19 @@ def _stop_without_retry(history: Sequence[Failure], remedy: MemoryFallback) -> D
     return None
 
 
-def _cause(failure: Failure) -> Cause:
+def _cause(failure: AttemptFailure) -> FailureCause:
     """What is known of it; neither "none" nor "unknown" is a reason for a failure."""
     return UNKNOWN if failure.cause in ("none", "unknown") else cause_named(failure.cause)
 
 
-def _title(failure: Failure) -> str:
+def _title(failure: AttemptFailure) -> str:
     cause = _cause(failure)
     return f"{cause.title}: {failure.message}" if cause is UNKNOWN and failure.message else cause.title
 
 
-def _shrunk(last: Failure, limits: Limits, remedy: MemoryFallback, micro_batch: int | None) -> Decision:
+def _shrunk(
+    last: AttemptFailure, limits: RestartLimits, remedy: MemoryFallback, micro_batch: int | None
+) -> RunDecision:
     """Out of memory: the next remedy, in the order of what it costs in speed."""
     title = cause_named(last.cause).title
     if not limits.remedy:
@@ -171,14 +175,14 @@ def _shrunk(last: Failure, limits: Limits, remedy: MemoryFallback, micro_batch: 
         change, what = replace(remedy, offload="cpu"), "the optimizer offloaded to the CPU"
     else:
         return _stop(f"{title}, with every remedy in force: {cause_named(last.cause).fix}", remedy, last)
-    return Decision(
+    return RunDecision(
         action="restart", exit_code=exit_code(last), wait_s=0.0, why=f"{title}: again with {what}", remedy=change
     )
 
 
 def _restarted(
-    history: Sequence[Failure], limits: Limits, progress: Sequence[int | None], remedy: MemoryFallback
-) -> Decision:
+    history: Sequence[AttemptFailure], limits: RestartLimits, progress: Sequence[int | None], remedy: MemoryFallback
+) -> RunDecision:
     """Another attempt, as long as restarts are left and the run gets on."""
     last = history[-1]
     title = _title(last)
@@ -192,15 +196,15 @@ def _restarted(
     wait = min(LONGEST_WAIT, 2.0 ** min(stalled - 1, 10))
     order = f"restart {done + 1} of at most {limits.max_restarts}"
     why = f"{title}: {_beginning(progress)} in {wait:.0f} s ({order})"
-    return Decision(action="restart", exit_code=exit_code(last), wait_s=wait, why=why, remedy=remedy)
+    return RunDecision(action="restart", exit_code=exit_code(last), wait_s=wait, why=why, remedy=remedy)
 
 
-def _counts(failure: Failure) -> bool:
+def _counts(failure: AttemptFailure) -> bool:
     """Whether the restart after it was one of --max-restarts; remedies and rollbacks have bounds of their own."""
     return _cause(failure).then != "shrink" and not failure.rollback
 
 
-def _since_progress(history: Sequence[Failure], progress: Sequence[int | None]) -> int:
+def _since_progress(history: Sequence[AttemptFailure], progress: Sequence[int | None]) -> int:
     """How many failures, this one included, have come since the newest checkpoint last moved on; 1 at least."""
     count = 0
     for index in range(len(history) - 1, -1, -1):
@@ -222,12 +226,12 @@ def _times(count: int) -> str:
     return "restarted once" if count == 1 else f"restarted {count} times" if count else "not restarted"
 
 
-def _stop(why: str, remedy: MemoryFallback, code: Failure | int) -> Decision:
+def _stop(why: str, remedy: MemoryFallback, code: AttemptFailure | int) -> RunDecision:
     number = code if isinstance(code, int) else exit_code(code)
-    return Decision(action="stop", exit_code=number, wait_s=0.0, why=why, remedy=remedy)
+    return RunDecision(action="stop", exit_code=number, wait_s=0.0, why=why, remedy=remedy)
 
 
-def exit_code(failure: Failure) -> int:
+def exit_code(failure: AttemptFailure) -> int:
     """The code to end with: the worker's own, 128 + n for signal n, never 0 for a failure."""
     code = failure.exit_code
     return 128 - code if code < 0 else code or EXIT_TOOL_FAILED

@@ -12,7 +12,7 @@ import os
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
@@ -22,36 +22,34 @@ from typing import IO
 
 from dsrun.errors import EXIT_INTERRUPTED, EXIT_RESUME
 from dsrun.launch.coordinator.messages import NODE_LOST, Coordinator, NodeResult
-from dsrun.launch.job import Job, Outcome
+from dsrun.launch.job import RunOutcome, TrainingJob
 from dsrun.launch.signals import StopRequests
 from dsrun.launch.supervisor import reaper
-from dsrun.launch.supervisor.attempt import NO_HEARTBEAT_PATIENCE_S, Attempt
+from dsrun.launch.supervisor.attempt import NO_HEARTBEAT_PATIENCE_S, RunAttempt
 from dsrun.launch.supervisor.attempt_context import AttemptContext, AttemptResult
-from dsrun.launch.supervisor.events import STUCK_S, AsyncLineWriter, RunEventWriter, Tee, tee_output
+from dsrun.launch.supervisor.events import STUCK_S, AsyncLineWriter, PipeTee, RunEventWriter, tee_output
 from dsrun.launch.supervisor.evidence import evidence_folder, explain_hang_of_nodes
 from dsrun.launch.supervisor.failures import classify_log, explain, first_of_nodes
 from dsrun.launch.supervisor.gpu_memory import GpuMemory
 from dsrun.launch.supervisor.phase_limits import PhaseLimits
-from dsrun.launch.supervisor.policy import CONFIGURATION, Decision, Failure, decide, exit_code, shrink
+from dsrun.launch.supervisor.policy import CONFIGURATION, AttemptFailure, RunDecision, decide, exit_code, shrink
 from dsrun.launch.supervisor.status import StatusWriter
-from dsrun.launch.workers.agent import WORKER_IMPORTS, SpawnStarter, Starter, ZygoteStarter
+from dsrun.launch.workers.agent import WORKER_IMPORTS, AgentStarter, SpawnStarter, ZygoteStarter
 from dsrun.launch.workers.zygote import TORCH_SIGNALS
 from dsrun.runs.attempts import JobStarts
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.stop_request import StopRequest
 from dsrun.system import variables
+from dsrun.system.display import NotePrinter
 from dsrun.system.gpus import memory_used
 from dsrun.system.host import hostname
 from dsrun.system.log_format import LineFormatter, is_json
 from dsrun.system.net import free_port
 
-Notify = Callable[[str], None]
-"""Shows the user one line while the run goes on."""
-
 WAIT_POLL_S = 0.1
 
 
-def supervise(job: Job, coordinator: Coordinator, notify: Notify = lambda line: None) -> Outcome:
+def supervise(job: TrainingJob, coordinator: Coordinator, notify: NotePrinter = lambda line: None) -> RunOutcome:
     """Run `job` to its end, together with the supervisors of the other nodes.
 
     Nothing of it is left afterwards. The exit code is 0 for a finished run, 75 (EXIT_RESUME) for one that was asked to
@@ -98,7 +96,7 @@ def supervise(job: Job, coordinator: Coordinator, notify: Notify = lambda line: 
             tee_output(file, scratch / "output", job.echo, formatters[0]) as sink,
         ):
             os.mkfifo(scratch / "console")
-            stack.enter_context(Tee(scratch / "console", formatter=formatters[1]))
+            stack.enter_context(PipeTee(scratch / "console", formatter=formatters[1]))
             return _Supervision(context, coordinator, event_writer, sink).run_attempts()
 
 
@@ -127,14 +125,14 @@ class _Supervision:
         self._event_writer = event_writer
         self._number = coordinator.attempt
         self._env = self._environment()
-        self._starter: Starter = SpawnStarter(sink)
+        self._starter: AgentStarter = SpawnStarter(sink)
         if job.warm:
             module = None if job.external else job.program[1]
             imports = () if job.external else (*WORKER_IMPORTS, *job.imports)
             self._starter = ZygoteStarter(module, imports, self._env, sink)
         self._gpu_memory = GpuMemory(partial(memory_used, context.job.env))
         self._job_starts = JobStarts(job.run, job.env)
-        self._history: list[Failure] = []
+        self._history: list[AttemptFailure] = []
         self._progress: list[int | None] = []
         # A node that joins a run later does not know its checkpoints.
         self._saved_batch = job.saved_batch
@@ -163,7 +161,7 @@ class _Supervision:
             own[variables.TERMINAL] = str(self._job.terminal_width)
         return {**self._job.env, **own}
 
-    def run_attempts(self) -> Outcome:
+    def run_attempts(self) -> RunOutcome:
         """Attempt after attempt; no process is left."""
         try:
             while True:
@@ -193,7 +191,7 @@ class _Supervision:
             return None
         port = self._job.port or free_port()
         known = {variables.SAVED_BATCH: str(self._saved_batch or "")} if self._knows_saved_batch else {}
-        return Attempt(self._context, self._number).run(self._starter, {**self._env, **known}, port)
+        return RunAttempt(self._context, self._number).run(self._starter, {**self._env, **known}, port)
 
     def _newest(self) -> int | None:
         """The step of the newest complete checkpoint, 0 for none; None where only the program knows, if any.
@@ -212,11 +210,11 @@ class _Supervision:
             failure = replace(explain(end.failure_inputs, classify_log), host=host)
         if end.unkillable and not end.ok:
             why = end.unkillable if failure is None else f"{failure.message}; {end.unkillable}"
-            failure = failure or Failure(cause="", node=self._job.node_rank, host=host)
+            failure = failure or AttemptFailure(cause="", node=self._job.node_rank, host=host)
             failure = replace(failure, cause="process_unkillable", message=why)
         return NodeResult(node=self._job.node_rank, ok=end.ok, interrupted=end.stop_requested, failure=failure)
 
-    def _decide(self, ended: list[NodeResult]) -> Decision:
+    def _decide(self, ended: list[NodeResult]) -> RunDecision:
         """On the first node: what all nodes do next."""
         remedy = self._event_writer.remedy()
         failure = first_of_nodes([each.failure for each in ended if each.failure])
@@ -228,12 +226,12 @@ class _Supervision:
             if not stop_requested:
                 self._job_starts.record("finished")  # before any node hears of it and may end
             code = EXIT_RESUME if stop_requested else 0
-            return Decision(action="stop", exit_code=code, wait_s=0.0, why="", remedy=remedy)
+            return RunDecision(action="stop", exit_code=code, wait_s=0.0, why="", remedy=remedy)
         if self._stop_requests.program_asked():
             # Its exit code says whether it is finished; whoever has asked it to stop knows what comes next.
             code = exit_code(failure)
             why = f"the program left with exit code {code} after it was asked to stop"
-            return Decision(action="stop", exit_code=code, wait_s=0.0, why=why, remedy=remedy)
+            return RunDecision(action="stop", exit_code=code, wait_s=0.0, why=why, remedy=remedy)
         self._history.append(failure)
         micro = self._job.micro_batch
         if micro is not None:
@@ -267,26 +265,26 @@ class _Supervision:
     def _stop_wanted(self) -> bool:
         return bool(self._stop_requests.stop() or self._stop_requests.interrupted or self._coordinator.stop_requested())
 
-    def _result_after_signal(self) -> Outcome:
+    def _result_after_signal(self) -> RunOutcome:
         """The end by a signal."""
         if self._stop_requests.force_quit is not None:
-            return Outcome(128 + self._stop_requests.force_quit, "ended at once, without saving")
+            return RunOutcome(128 + self._stop_requests.force_quit, "ended at once, without saving")
         if self._stop_requests.interrupted:
-            return Outcome(EXIT_INTERRUPTED)
-        return Outcome(EXIT_RESUME, self._stopped(None))
+            return RunOutcome(EXIT_INTERRUPTED)
+        return RunOutcome(EXIT_RESUME, self._stopped(None))
 
-    def _outcome(self, end: AttemptResult, decision: Decision) -> Outcome:
+    def _outcome(self, end: AttemptResult, decision: RunDecision) -> RunOutcome:
         if decision.exit_code == 0:
-            return Outcome(0)
+            return RunOutcome(0)
         if decision.exit_code == EXIT_RESUME and decision.cause != NODE_LOST:
-            return Outcome(EXIT_RESUME, self._stopped(end.saved) if self._job.signals else decision.why)
+            return RunOutcome(EXIT_RESUME, self._stopped(end.saved) if self._job.signals else decision.why)
         failure = self._history[-1] if self._history else None
         log = (failure and failure.log) or str(self._log)
         if failure is None or failure.message in decision.why:  # also where there is no message
-            return Outcome(decision.exit_code, decision.why, log=log)
+            return RunOutcome(decision.exit_code, decision.why, log=log)
         # Our own worker's words on a mistake in the command are all that helps.
         advice = None if decision.exit_code in CONFIGURATION and not self._job.external else decision.why
-        return Outcome(decision.exit_code, failure.message, advice, log)
+        return RunOutcome(decision.exit_code, failure.message, advice, log)
 
     def _stopped(self, saved: str | None) -> str:
         request = self._stop_requests.stop() or self._coordinator.stop_requested() or StopRequest()

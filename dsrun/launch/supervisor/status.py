@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, Full, Queue
 
-from dsrun.launch.job import Job
+from dsrun.launch.job import TrainingJob
 from dsrun.launch.supervisor.evidence import collect_stacks
 from dsrun.monitoring.straggler import Straggler, StragglerDetector
-from dsrun.runs.heartbeat import Beat
+from dsrun.runs.heartbeat import RankHeartbeat
 from dsrun.runs.node_status import (
     FOLDER,
     NodeStatus,
@@ -47,12 +47,12 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
+class RanksSample:
     """What the supervisor saw at one look: the heartbeats and the process ids of the living ranks, by rank; `now` by
     the heartbeats' clock."""
 
     attempt: int
-    beats: Mapping[int, Beat]
+    beats: Mapping[int, RankHeartbeat]
     pids: Mapping[int, int]
     now: float
 
@@ -67,7 +67,7 @@ class StatusWriter:
 
     def __init__(
         self,
-        job: Job,
+        job: TrainingJob,
         *,
         on_straggler: Callable[[Straggler], None] = lambda _found: None,
         every_s: float | None = None,
@@ -80,9 +80,9 @@ class StatusWriter:
         self._look_s = min(_LONGEST_LOOK_S, max(REQUEST_S, job.nnodes / _LOOKS_PER_S))
         self._gpus = gpus
         self._last: float | None = None
-        self._newest: Sample | None = None
+        self._newest: RanksSample | None = None
         self._seen: set[Path] = set()
-        self._samples: Queue[Sample | None] = Queue(maxsize=1)
+        self._samples: Queue[RanksSample | None] = Queue(maxsize=1)
         self._thread = threading.Thread(target=self._work, name="node status", daemon=True)
 
     def __enter__(self) -> StatusWriter:
@@ -94,10 +94,10 @@ class StatusWriter:
             self._samples.put(None, timeout=_END_S)
             self._thread.join(timeout=_END_S)
 
-    def offer(self, attempt: int, beats: Mapping[int, Beat], pids: Mapping[int, int]) -> None:
+    def offer(self, attempt: int, beats: Mapping[int, RankHeartbeat], pids: Mapping[int, int]) -> None:
         """Called at every look of the supervisor; never blocks."""
         now = time.monotonic()
-        self._newest = sample = Sample(attempt=attempt, beats=dict(beats), pids=dict(pids), now=now)
+        self._newest = sample = RanksSample(attempt=attempt, beats=dict(beats), pids=dict(pids), now=now)
         if pids and (self._last is None or now - self._last >= self.every_s):
             self._last = now
             with suppress(Full):
@@ -119,14 +119,14 @@ class StatusWriter:
             self._try(self._answer, self._newest)
 
     @staticmethod
-    def _try(action: Callable[[Sample], None], sample: Sample | None) -> None:
+    def _try(action: Callable[[RanksSample], None], sample: RanksSample | None) -> None:
         try:
             if sample is not None:
                 action(sample)
         except Exception:  # whatever it is: what only informs must not end, or fail, the run
             logger.debug("no status was written", exc_info=True)
 
-    def _write(self, sample: Sample) -> None:
+    def _write(self, sample: RanksSample) -> None:
         import psutil
 
         gpus = self._gpus(self._job.env) if self._job.topology.device == "cuda" else ()
@@ -135,7 +135,7 @@ class StatusWriter:
             for found in self._stragglers.update(read_node_status(self._job.run)):
                 self._on_straggler(found)
 
-    def _answer(self, sample: Sample) -> None:
+    def _answer(self, sample: RanksSample) -> None:
         """Write the stacks of this node's ranks for each new request."""
         requests = open_requests(self._job.run)
         for request in requests - self._seen:
@@ -159,7 +159,7 @@ class StatusWriter:
                     file.unlink()
 
 
-def node_status(sample: Sample, job: Job, *, gpus: tuple[GpuSample, ...], cpu: float | None) -> NodeStatus:
+def node_status(sample: RanksSample, job: TrainingJob, *, gpus: tuple[GpuSample, ...], cpu: float | None) -> NodeStatus:
     """The status of this node."""
     total = memory_total()
     return NodeStatus(
@@ -176,7 +176,7 @@ def node_status(sample: Sample, job: Job, *, gpus: tuple[GpuSample, ...], cpu: f
     )
 
 
-def _progress(rank: int, sample: Sample) -> RankProgress:
+def _progress(rank: int, sample: RanksSample) -> RankProgress:
     beat = sample.beats.get(rank)
     if beat is None:
         return RankProgress(rank=rank, pid=sample.pids[rank], phase="running", step=0, silent_s=0.0)

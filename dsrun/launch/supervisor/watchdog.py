@@ -14,14 +14,14 @@ from dsrun.launch.supervisor.phase_limits import (
     busy_limit,
     computing_counts,
 )
-from dsrun.runs.heartbeat import Beat
+from dsrun.runs.heartbeat import RankHeartbeat
 
 # A supervisor that did not look for so long was itself stopped, or the machine asleep: no rank's silence counts.
 _ABSENT_S = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Hang:
+class RankHang:
     """Rank `rank` gave no sign of life for `silent_s` seconds; `limit_s` allowed. `stopped`: by SIGSTOP or the like.
     `where` is where the ranks stand, in the words of `dsrun.diagnosis.hangs.summary`, "" where that is not known."""
 
@@ -54,8 +54,12 @@ class Watchdog:
         self._since = -math.inf
 
     def poll(
-        self, beats: Mapping[int, Beat], states: Mapping[int, str], now: float, computed: Mapping[int, float] = {}
-    ) -> Hang | None:
+        self,
+        beats: Mapping[int, RankHeartbeat],
+        states: Mapping[int, str],
+        now: float,
+        computed: Mapping[int, float] = {},
+    ) -> RankHang | None:
         """The rank that hangs, None where none does.
 
         `beats` are those of the ranks that live, `states` their letters of proc(5), `computed` when they last did;
@@ -78,16 +82,18 @@ class Watchdog:
         if not late or busy:  # the others wait for the one that saves
             return None
         first = min(late, key=lambda rank: (states.get(rank) != "T", beats[rank].step, beats[rank].time))
-        return Hang(rank=first, silent_s=silent[first], limit_s=limits[first], stopped=states.get(first) == "T")
+        return RankHang(rank=first, silent_s=silent[first], limit_s=limits[first], stopped=states.get(first) == "T")
 
-    def _silent(self, beat: Beat, now: float, computed: Mapping[int, float]) -> float:
+    def _silent(self, beat: RankHeartbeat, now: float, computed: Mapping[int, float]) -> float:
         """Seconds without a sign of life."""
         last = max(beat.time, self._since)
         if computing_counts(beat) and now - last <= busy_limit(beat, self._timeout):
             last = max(last, computed.get(beat.rank, last))
         return now - last
 
-    def _never_began(self, beats: Mapping[int, Beat], now: float, computed: Mapping[int, float]) -> Hang | None:
+    def _never_began(
+        self, beats: Mapping[int, RankHeartbeat], now: float, computed: Mapping[int, float]
+    ) -> RankHang | None:
         """A rank that should have given its first beat long ago."""
         if not self._beat_expected or self._timeout == 0:
             return None
@@ -96,14 +102,14 @@ class Watchdog:
             if now - last <= BUSY_S:
                 last = max(last, computed.get(rank, last))
             if rank not in beats and now - last > UNKNOWN_S:
-                return Hang(rank=rank, silent_s=now - last, limit_s=UNKNOWN_S, stopped=False)
+                return RankHang(rank=rank, silent_s=now - last, limit_s=UNKNOWN_S, stopped=False)
         return None
 
-    def _long_stopped(self, beats: Mapping[int, Beat], now: float) -> Hang | None:
+    def _long_stopped(self, beats: Mapping[int, RankHeartbeat], now: float) -> RankHang | None:
         """A rank that has been stopped for long, in whatever phase."""
         limit = math.inf if self._timeout == 0 else self._timeout or SHORTEST_S
         for rank, since in self._stopped.items():
             if now - max(since, self._since) > limit:
                 last = beats[rank].time if rank in beats else since
-                return Hang(rank=rank, silent_s=now - max(last, self._since), limit_s=limit, stopped=True)
+                return RankHang(rank=rank, silent_s=now - max(last, self._since), limit_s=limit, stopped=True)
         return None

@@ -39,7 +39,7 @@ class SpawnStarter:
         return set()
 
 
-class Standby:
+class StandbyZygote:
     """A fork of the zygote that waits to replace it, with what is used of Popen. This process is not its parent and
     cannot wait for it: its socket tells when it ends."""
 
@@ -75,8 +75,8 @@ class ZygoteStarter:
         self._begin()
 
     def _begin(self) -> None:
-        self._standby: Standby | None = None
-        self.process: subprocess.Popen[bytes] | Standby
+        self._standby: StandbyZygote | None = None
+        self.process: subprocess.Popen[bytes] | StandbyZygote
         ours, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-u", "-m", "dsrun.launch.workers.zygote", str(theirs.fileno())]
@@ -102,7 +102,7 @@ class ZygoteStarter:
         self.process = standby
         self._listen(standby.channel)
 
-    def start(self, argv: Sequence[str], env: Mapping[str, str], *, ranks: int) -> Agent:
+    def start(self, argv: Sequence[str], env: Mapping[str, str], *, ranks: int) -> AgentProcess:
         code = self.process.poll()
         # It ended by itself: its imports failed, and would again. One that was killed (below 0) is replaced.
         if self._spawner is None and code is not None and code > 0:
@@ -157,11 +157,11 @@ class ZygoteStarter:
             self._pid = answer.get("agent", self._pid)
             self._code = answer.get("ended", self._code)
             if "standby" in answer:
-                self._standby = Standby(answer["standby"], self._sockets.pop(0))
+                self._standby = StandbyZygote(answer["standby"], self._sockets.pop(0))
 
 
-Agent = subprocess.Popen[bytes] | ZygoteStarter
-Starter = SpawnStarter | ZygoteStarter
+AgentProcess = subprocess.Popen[bytes] | ZygoteStarter
+AgentStarter = SpawnStarter | ZygoteStarter
 
 
 def _spawn(

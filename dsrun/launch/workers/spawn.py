@@ -47,7 +47,7 @@ def read_rank_statuses(file: Path) -> list[RankStatus]:
     return [RankStatus(**json.loads(line)) for line in lines]
 
 
-class Recorder:
+class FailureRecorder:
     """Writes the file."""
 
     def __init__(self, file: Path | None) -> None:
@@ -86,7 +86,7 @@ class ForkedProcess:
 class RecordedProcess:
     """A rank whose exit code is recorded as soon as the agent sees it."""
 
-    def __init__(self, process: Any, rank: int, recorder: Recorder) -> None:
+    def __init__(self, process: Any, rank: int, recorder: FailureRecorder) -> None:
         self._process = process
         self._record: Callable[[int], None] | None = partial(recorder.write, rank, process.pid)
         self.pid: int = process.pid
@@ -139,7 +139,7 @@ def prefork(module: str, count: int) -> list[PreforkedRank]:
     return preforked
 
 
-def start_with(recorder: Recorder, module: str | None, preforked: list[PreforkedRank]) -> None:
+def start_with(recorder: FailureRecorder, module: str | None, preforked: list[PreforkedRank]) -> None:
     """Have torch's agent use `preforked` processes for ranks that run `module`, and spawn all others."""
     base: Any = import_module(f"{_MULTIPROCESSING}.subprocess_handler").SubprocessHandler
 

@@ -34,7 +34,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from dsrun.launch.workers.spawn import Recorder, prefork, replace_environment, start_with
+from dsrun.launch.workers.spawn import FailureRecorder, prefork, replace_environment, start_with
 from dsrun.runs.stop_request import StopRequest, write_stop_file
 from dsrun.system import variables
 from dsrun.system.imports import deferred, without_collections
@@ -74,7 +74,7 @@ def run_agent(argv: Sequence[str], *, module: str | None = None, ranks: int = 0)
     file = os.environ.get(variables.RANKS)
     preforked = prefork(module, ranks) if module else []
     name_thread("agent")
-    start_with(Recorder(Path(file) if file else None), module, preforked)
+    start_with(FailureRecorder(Path(file) if file else None), module, preforked)
     try:
         import_module("torch.distributed.run").main(list(argv))
     except SystemExit as end:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from dsrun.datafiles import toml_beside
 from dsrun.errors import UsageError
 from dsrun.monitoring.observations import throttle_reasons
-from dsrun.monitoring.status import State, status_of
+from dsrun.monitoring.status import RunState, status_of
 from dsrun.runs.find import is_run, runs_below
 from dsrun.runs.goodput import goodput
 from dsrun.runs.node_status import NodeStatus, RankProgress
@@ -33,8 +33,8 @@ MOST_METRICS = 30
 ENDED_S = 24 * 3600.0
 """So long after its end a run is still exported."""
 
-Labels = dict[str, str]
-Sample = tuple[str, Labels, float]
+MetricLabels = dict[str, str]
+MetricSample = tuple[str, MetricLabels, float]
 """(name of the metric, labels without `run`, value)"""
 
 
@@ -44,13 +44,13 @@ def metrics() -> Mapping[str, Mapping[str, Any]]:
     return toml_beside(__file__, "metrics.toml")
 
 
-def samples(history: RunHistory, now: float) -> Iterator[Sample]:
+def samples(history: RunHistory, now: float) -> Iterator[MetricSample]:
     """The metrics of one run at `now`, in seconds since the epoch; what is not known is left out."""
     status = status_of(history, now)
     versions = history.run.get("versions")
     version = str(versions.get("dsrun", "")) if isinstance(versions, Mapping) else ""
     yield "dsrun_run_info", {"model": status.model or "", "host": status.host or "", "dsrun_version": version}, 1.0
-    for state in get_args(State):
+    for state in get_args(RunState):
         yield "dsrun_run_state", {"state": state}, float(state == status.state)
     yield from _fields("status", status, {})
     yield from _times_and_counts(history)
@@ -74,14 +74,14 @@ def _sources(kind: str) -> Mapping[str, tuple[str, float]]:
     return {name: (row[kind], row.get("scale", 1.0)) for name, row in metrics().items() if kind in row}
 
 
-def _fields(kind: str, source: object, labels: Labels) -> Iterator[Sample]:
+def _fields(kind: str, source: object, labels: MetricLabels) -> Iterator[MetricSample]:
     """The metrics that are fields of `source`; what is not known is left out."""
     for name, (field, scale) in _sources(kind).items():
         if (value := getattr(source, field)) is not None:
             yield name, labels, float(value) * scale
 
 
-def _times_and_counts(history: RunHistory) -> Iterator[Sample]:
+def _times_and_counts(history: RunHistory) -> Iterator[MetricSample]:
     kinds = Counter(str(each.get("kind")) for each in history.events)
     saved = next((each for each in reversed(history.events) if each.get("kind") == "checkpoint_end"), {})
     found: dict[str, float | None] = {name: kinds[kind] for name, (kind, _) in _sources("event").items()}
@@ -105,7 +105,7 @@ def _evaluation(history: RunHistory) -> dict[str, float]:
     return dict(list(found.items())[:MOST_METRICS])
 
 
-def _ranks(nodes: Sequence[NodeStatus]) -> Iterator[Sample]:
+def _ranks(nodes: Sequence[NodeStatus]) -> Iterator[MetricSample]:
     known = [(node.host, rank) for node in nodes for rank in node.ranks]
     shown = sorted(known, key=lambda each: _weight(each[1]), reverse=True)[:MOST_RANKS]
     for host, rank in shown:
@@ -117,7 +117,7 @@ def _weight(rank: RankProgress) -> tuple[float, float]:
     return (rank.silent_s, (rank.step_s or 0.0) - (rank.wait_s or 0.0))
 
 
-def _node(node: NodeStatus) -> Iterator[Sample]:
+def _node(node: NodeStatus) -> Iterator[MetricSample]:
     yield from _fields("node", node, {"host": node.host})
     for gpu in node.gpus:
         labels = {"host": node.host, "gpu": str(gpu.index)}

@@ -25,7 +25,7 @@ from dsrun.monitoring.trainer_logs.formats import (
     TIME,
     TOKENS_BEFORE,
 )  # fmt: skip
-from dsrun.runs.records import Record, finite
+from dsrun.runs.records import LedgerRecord, finite
 from dsrun.system.files import parse_json
 
 _CONTROL = re.compile(r"\x1b\[[0-9;:]*[A-Za-z]")
@@ -36,8 +36,8 @@ class TrainerLog:
     """What the lines that were fed to it tell: `steps` and `evaluations` as in a RunHistory, and the last figures."""
 
     def __init__(self) -> None:
-        self.steps: list[Record] = []
-        self.evaluations: list[Record] = []
+        self.steps: list[LedgerRecord] = []
+        self.evaluations: list[LedgerRecord] = []
         self.step: int | None = None
         self.max_steps: int | None = None
         self.step_s: float | None = None

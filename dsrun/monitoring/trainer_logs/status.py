@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dsrun.diagnosis.diagnose import Verdict, of_logs
+from dsrun.diagnosis.diagnose import RunVerdict, of_logs
 from dsrun.errors import UsageError
-from dsrun.monitoring.status import RunStatus, State, recent_step_s
+from dsrun.monitoring.status import RunState, RunStatus, recent_step_s
 from dsrun.monitoring.trainer_logs.parser import TrainerLog
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.reader import RunHistory
@@ -33,7 +33,7 @@ class LogReader:
         self.log = TrainerLog()
         self._tail = FileTail(path, whole=BACKLOG, tail=BACKLOG)
         self._torn = b""
-        self._verdict: tuple[int, Verdict | None] = (-1, None)
+        self._verdict: tuple[int, RunVerdict | None] = (-1, None)
 
     def read(self) -> None:
         """Take in what was added. Raises UsageError where the file cannot be read."""
@@ -75,7 +75,7 @@ class LogReader:
                 return replace(found, state="failed", cause=verdict.cause.code, message=verdict.evidence, eta_s=None)
         return found
 
-    def _diagnosed(self) -> Verdict | None:
+    def _diagnosed(self) -> RunVerdict | None:
         """The verdict over the end of the log, found once for each of its lengths."""
         if self._verdict[0] != self._tail.offset:
             verdict = None
@@ -88,7 +88,7 @@ class LogReader:
 
 def status_of_log(log: TrainerLog, path: Path, *, silent_s: float | None = None, is_over: bool = False) -> RunStatus:
     """The status that the lines of a log show; `is_over` where there will be no more."""
-    state: State = "training" if log.step is not None else "starting"
+    state: RunState = "training" if log.step is not None else "starting"
     is_done = log.step is not None and log.step == log.max_steps
     if log.has_ended or (is_done and (is_over or (silent_s or 0.0) > _QUIET_S)):
         state = "finished"

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from dsrun.datafiles import toml_beside
 from dsrun.errors import UsageError
-from dsrun.recipe.flags import SECRETS, Flag, Kind, by_spelling, shown_value
-from dsrun.recipe.parsed_value import ParsedValue, Rejected, check_choice
+from dsrun.recipe.flags import SECRETS, FlagKind, RecipeFlag, by_spelling, shown_value
+from dsrun.recipe.parsed_value import ParsedValue, RejectedValue, check_choice
 
 SAME = object()
 TESTS: dict[str, Callable[[Any], bool]] = {
@@ -21,7 +21,7 @@ TESTS: dict[str, Callable[[Any], bool]] = {
 }
 
 
-class Case(NamedTuple):
+class RemovedCase(NamedTuple):
     """What becomes of some values of a removed flag.
 
     `label` names those values for the reference (empty: every other value) and `holds` tests for them. `becomes` is the
@@ -43,40 +43,42 @@ class Case(NamedTuple):
         return f"write {self.fix}" if self.fix.startswith("--") else self.fix
 
 
-class Removed(NamedTuple):
+class RemovedFlag(NamedTuple):
     """One row: the old flag, what it took, and the cases of its value in the order they are tried."""
 
     name: str
-    kind: Kind
-    cases: tuple[Case, ...]
+    kind: FlagKind
+    cases: tuple[RemovedCase, ...]
 
-    def case(self, value: Any) -> Case:
+    def case(self, value: Any) -> RemovedCase:
         """The case of this value."""
         return next(case for case in self.cases if case.holds(value))
 
 
-def _case(row: dict[str, Any]) -> Case:
+def _case(row: dict[str, Any]) -> RemovedCase:
     label = row.pop("when", "")
     if "is" in row:
         expected = row.pop("is")
-        return Case(shown_value("", expected), lambda value: value == expected, **row)
-    return Case(label, TESTS.get(label, lambda _: True), **row)
+        return RemovedCase(shown_value("", expected), lambda value: value == expected, **row)
+    return RemovedCase(label, TESTS.get(label, lambda _: True), **row)
 
 
 @cache
-def table() -> dict[str, Removed]:
+def removed_flags() -> dict[str, RemovedFlag]:
     """The rows by the name of the old flag."""
     rows = toml_beside(__file__)
-    kinds: dict[str, Kind] = {name: row.pop("kind") for name, row in rows.items()}
-    return {name: Removed(name, kinds[name], tuple(map(_case, row.get("cases", [row])))) for name, row in rows.items()}
+    kinds: dict[str, FlagKind] = {name: row.pop("kind") for name, row in rows.items()}
+    return {
+        name: RemovedFlag(name, kinds[name], tuple(map(_case, row.get("cases", [row])))) for name, row in rows.items()
+    }
 
 
 @cache
-def vocabulary() -> dict[str, Flag]:
+def vocabulary() -> dict[str, RecipeFlag]:
     """Every spelling that is understood: the flags of today and, as flags of their own, the removed ones."""
     old = {
-        row.name: Flag(name=row.name, owner="hf", key=row.name, kind=row.kind, default=None, optional=True)
-        for row in table().values()
+        row.name: RecipeFlag(name=row.name, owner="hf", key=row.name, kind=row.kind, default=None, optional=True)
+        for row in removed_flags().values()
     }
     return old | by_spelling()
 
@@ -87,7 +89,7 @@ def translate(given: ParsedValue, present: Collection[str]) -> tuple[ParsedValue
     `present` names the flags given beside it. A flag of today comes back as it is. Raises UsageError for a
     value without an equivalent.
     """
-    row = table().get(given.name)
+    row = removed_flags().get(given.name)
     if row is None:
         return given, None
     opening = f"{given.where} is no longer a flag"
@@ -104,7 +106,7 @@ def translate(given: ParsedValue, present: Collection[str]) -> tuple[ParsedValue
     if flag.choices is not None:
         try:
             check_choice(value, flag.choices)
-        except Rejected as error:
+        except RejectedValue as error:
             raise UsageError(f"{given.where}: {error}") from None
     taken = replace(given, name=flag.name, value=value, where=f"{given.where} (taken as {flag.shown})")
     return taken, f"{opening}: taken as {flag.shown}{shown}"

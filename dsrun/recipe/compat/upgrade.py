@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from dsrun.errors import UsageError
-from dsrun.recipe.compat.removed import SAME, table, translate
+from dsrun.recipe.compat.removed import SAME, removed_flags, translate
 from dsrun.recipe.flags import normalise
 from dsrun.recipe.parsed_value import ParsedValue
 from dsrun.recipe.runfile import read_run_file
@@ -47,7 +47,7 @@ def upgrade_run_file(path: Path, shown: str) -> UpgradedRun:
     edits, changes, left = [], [], []
     for key, value in _section(text, shown):
         each = given.get(f"{shown}:{key.start_mark.line + 1}")
-        if each is None or normalise(key.value) not in table():
+        if each is None or normalise(key.value) not in removed_flags():
             continue
         try:
             _, notice = translate(each, present)
@@ -74,7 +74,7 @@ def _section(text: str, shown: str) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
 
 
 def _edit(text: str, key: yaml.ScalarNode, value: yaml.Node, given: ParsedValue, present: Collection[str]) -> _Edit:
-    case = table()[given.name].case(given.value)
+    case = removed_flags()[given.name].case(given.value)
     if not case.becomes or case.becomes in present:
         return _without(text, key, value)
     start, end = key.start_mark.index, key.end_mark.index

@@ -21,7 +21,7 @@ from typing import Any, Literal, NoReturn
 
 from dsrun.errors import UsageError, did_you_mean
 
-Kind = Literal["pair", "text", "chat", "tokens", "preference", "chat-preference"]
+LayoutKind = Literal["pair", "text", "chat", "tokens", "preference", "chat-preference"]
 
 # ISO 639-3 to 639-1, for the codes of NLLB (`ron_Latn`) over data keyed by two letters (`ro`).
 # fmt: off
@@ -63,7 +63,7 @@ _SHOWN = 20
 
 
 @dataclass(frozen=True)
-class Hints:
+class LayoutHints:
     task: str
     text_column: str | None = None
     summary_column: str | None = None
@@ -74,12 +74,12 @@ class Hints:
 
 
 @dataclass(frozen=True)
-class Layout:
+class RowLayout:
     """How rows are read: `columns` are the fields of the normal form, in its order; `target` the column of the answer
     and `rejected` that of the worse one; `keys` the languages of a translation dictionary; `separator` goes between
     source and target when a causal model reads them as one text."""
 
-    kind: Kind
+    kind: LayoutKind
     columns: tuple[str, ...]
     target: str | None = None
     rejected: str | None = None
@@ -104,7 +104,7 @@ class Layout:
         return self.kind in ("chat", "chat-preference")
 
 
-def detect(columns: Sequence[str], sample: Mapping[str, Any], hints: Hints, where: str) -> Layout:
+def detect(columns: Sequence[str], sample: Mapping[str, Any], hints: LayoutHints, where: str) -> RowLayout:
     """What the columns mean. `sample` is a row that has a value in as many columns as possible; `where` names the data.
     Raises UsageError where no layout fits the task."""
     for flag, column in (("--text-column", hints.text_column), ("--summary-column", hints.summary_column)):
@@ -138,11 +138,11 @@ def known_layouts(task: str, *, preference: bool = False) -> str:
     return f"text, messages, conversations, input_ids, translation dictionaries, {pairs}"
 
 
-def _seq2seq(columns: Sequence[str], sample: Mapping[str, Any], hints: Hints, where: str) -> Layout | None:
+def _seq2seq(columns: Sequence[str], sample: Mapping[str, Any], hints: LayoutHints, where: str) -> RowLayout | None:
     if hints.text_column and hints.summary_column:
-        return Layout("pair", (hints.text_column,), hints.summary_column)
+        return RowLayout("pair", (hints.text_column,), hints.summary_column)
     if {"input_ids", "labels"} <= set(columns):
-        return Layout("tokens", ("input_ids", *_present(columns, "attention_mask")), "labels")
+        return RowLayout("tokens", ("input_ids", *_present(columns, "attention_mask")), "labels")
     return _translation(columns, sample, hints, where) or _known_pair(columns, sample, hints)
 
 
@@ -150,13 +150,13 @@ def _present(columns: Sequence[str], name: str) -> tuple[str, ...]:
     return (name,) if name in columns else ()
 
 
-def _causal(columns: Sequence[str], sample: Mapping[str, Any], hints: Hints, where: str) -> Layout | None:
+def _causal(columns: Sequence[str], sample: Mapping[str, Any], hints: LayoutHints, where: str) -> RowLayout | None:
     if hints.text_column and hints.summary_column:
-        return Layout("pair", (hints.text_column,), hints.summary_column, separator="\n")
+        return RowLayout("pair", (hints.text_column,), hints.summary_column, separator="\n")
     if hints.summary_column:
         return _known_pair(columns, sample, hints)
     if "input_ids" in columns and not hints.text_column:
-        return Layout("tokens", ("input_ids", *_present(columns, "labels"), *_present(columns, "attention_mask")))
+        return RowLayout("tokens", ("input_ids", *_present(columns, "labels"), *_present(columns, "attention_mask")))
     return (
         _conversation(columns, sample, hints)
         or _translation(columns, sample, hints, where)
@@ -165,7 +165,7 @@ def _causal(columns: Sequence[str], sample: Mapping[str, Any], hints: Hints, whe
     )
 
 
-def _preference(columns: Sequence[str], sample: Mapping[str, Any], hints: Hints, where: str) -> Layout | None:
+def _preference(columns: Sequence[str], sample: Mapping[str, Any], hints: LayoutHints, where: str) -> RowLayout | None:
     chosen, rejected = next((pair for pair in ANSWERS if set(pair) <= set(columns)), (None, None))
     if chosen is None:
         return None
@@ -175,34 +175,36 @@ def _preference(columns: Sequence[str], sample: Mapping[str, Any], hints: Hints,
         raise UsageError(f"--apply-chat-template: {where} has no prompts beside {chosen} and {rejected}")
     if hints.apply_chat_template or any(isinstance(sample.get(name), list | Mapping) for name in (*prompt, chosen)):
         extra = (*_present(columns, SYSTEM), *_present(columns, "tools"))
-        return Layout("chat-preference", (*prompt, *extra), chosen, rejected)
+        return RowLayout("chat-preference", (*prompt, *extra), chosen, rejected)
     # A prompt is written to be continued as it stands, and so is what two texts begin with.
     separator = "" if prompt in ((), ("prompt",)) else "\n"
-    return Layout("preference", prompt, chosen, rejected, separator=separator)
+    return RowLayout("preference", prompt, chosen, rejected, separator=separator)
 
 
-def _conversation(columns: Sequence[str], sample: Mapping[str, Any], hints: Hints) -> Layout | None:
+def _conversation(columns: Sequence[str], sample: Mapping[str, Any], hints: LayoutHints) -> RowLayout | None:
     for column in (hints.text_column,) if hints.text_column else CHATS:
         # A conversation in a CSV file is JSON in a text.
         if column in columns and (column in CHATS or isinstance(sample.get(column), list)):
-            return Layout("chat", (column, *_present(columns, "tools")))
+            return RowLayout("chat", (column, *_present(columns, "tools")))
     if {"prompt", "completion"} <= set(columns) and isinstance(sample.get("prompt"), list):
-        return Layout("chat", ("prompt", "completion", *_present(columns, "tools")))
+        return RowLayout("chat", ("prompt", "completion", *_present(columns, "tools")))
     return None
 
 
-def _documents(columns: Sequence[str], sample: Mapping[str, Any], hints: Hints, where: str) -> Layout | None:
+def _documents(columns: Sequence[str], sample: Mapping[str, Any], hints: LayoutHints, where: str) -> RowLayout | None:
     if hints.text_column:
-        return Layout("text", (hints.text_column,))
+        return RowLayout("text", (hints.text_column,))
     for column in TEXTS:
         if column in columns:
-            return Layout("text", (column,))
+            return RowLayout("text", (column,))
     if len(columns) == 1 and isinstance(sample.get(columns[0]), str):
-        return Layout("text", (columns[0],), notice=f"{where}: the only column, {columns[0]!r}, is taken as the text")
+        return RowLayout(
+            "text", (columns[0],), notice=f"{where}: the only column, {columns[0]!r}, is taken as the text"
+        )
     return None
 
 
-def _translation(columns: Sequence[str], sample: Mapping[str, Any], hints: Hints, where: str) -> Layout | None:
+def _translation(columns: Sequence[str], sample: Mapping[str, Any], hints: LayoutHints, where: str) -> RowLayout | None:
     column = "translation" if "translation" in columns else hints.text_column
     if column is None or not isinstance(sample.get(column), Mapping):
         return None
@@ -212,10 +214,10 @@ def _translation(columns: Sequence[str], sample: Mapping[str, Any], hints: Hints
     notice = None
     if not (hints.source_lang and hints.target_lang):
         notice = f"{where}: translating {keys[0]} → {keys[1]}; --source-lang and --target-lang say otherwise"
-    return Layout("pair", (column,), keys=keys, separator=separator, notice=notice)
+    return RowLayout("pair", (column,), keys=keys, separator=separator, notice=notice)
 
 
-def _known_pair(columns: Sequence[str], sample: Mapping[str, Any], hints: Hints) -> Layout | None:
+def _known_pair(columns: Sequence[str], sample: Mapping[str, Any], hints: LayoutHints) -> RowLayout | None:
     present = set(columns)
     for source, target in PAIRS:
         if hints.text_column and source != (hints.text_column,):
@@ -225,11 +227,11 @@ def _known_pair(columns: Sequence[str], sample: Mapping[str, Any], hints: Hints)
         if {*source, target} <= present and not isinstance(sample.get(target), Mapping | list):
             # A prompt is written to be continued as it stands; other pairs need something between their halves.
             glued = hints.task == "seq2seq" or source == ("prompt",)
-            return Layout("pair", source, target, separator="" if glued else "\n")
+            return RowLayout("pair", source, target, separator="" if glued else "\n")
     return None
 
 
-def _unknown(columns: Sequence[str], hints: Hints, where: str) -> NoReturn:
+def _unknown(columns: Sequence[str], hints: LayoutHints, where: str) -> NoReturn:
     pair = hints.task == "seq2seq" or hints.summary_column
     fix = "--text-column and --summary-column name them" if pair else "--text-column names it"
     raise UsageError(

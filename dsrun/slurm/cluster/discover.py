@@ -8,8 +8,17 @@ from concurrent.futures import ThreadPoolExecutor
 
 from dsrun.errors import MissingError, ToolError
 from dsrun.hardware.gpus import GpuModel, lookup, memory_sizes
-from dsrun.hardware.gres import Gres, parse_gres
-from dsrun.slurm.cluster.facts import NO_LIMIT, Accounting, Association, ClusterFacts, GpuGroup, Node, Partition, Qos
+from dsrun.hardware.gres import GpuGres, parse_gres
+from dsrun.slurm.cluster.facts import (
+    NO_LIMIT,
+    AccountAssociation,
+    ClusterFacts,
+    GpuGroup,
+    Partition,
+    QosLimits,
+    SlurmNode,
+    UserAccounts,
+)
 from dsrun.slurm.render import notation
 from dsrun.system import hostlist, slurm
 from dsrun.system.slurm import names, oneliners, settings, value
@@ -63,7 +72,7 @@ def _or_nothing(kind: str) -> str:
         return ""
 
 
-def _accounting(config: dict[str, str]) -> Accounting | None:
+def _accounting(config: dict[str, str]) -> UserAccounts | None:
     if not config.get("AccountingStorageType", "").endswith("slurmdbd"):
         return None
     try:
@@ -76,12 +85,12 @@ def _accounting(config: dict[str, str]) -> Accounting | None:
         return None
 
 
-def read_accounting(*, associations: str, qualities: str, enforced: str) -> Accounting:
+def read_accounting(*, associations: str, qualities: str, enforced: str) -> UserAccounts:
     """The output of sacctmgr with the columns of `dsrun.system.slurm`."""
     rows = _rows(associations, 5)
-    return Accounting(
+    return UserAccounts(
         associations=tuple(
-            Association(
+            AccountAssociation(
                 account=account,
                 partition=partition or None,
                 qos=tuple(word for word in qos.split(",") if word),
@@ -91,7 +100,7 @@ def read_accounting(*, associations: str, qualities: str, enforced: str) -> Acco
         ),
         default_account=rows[0][0] or None if rows else None,
         qualities=tuple(
-            Qos(name=row[0], time_limit=notation.seconds(row[1]) or NO_LIMIT, max_gpus=_gpu_limit(row[2]))
+            QosLimits(name=row[0], time_limit=notation.seconds(row[1]) or NO_LIMIT, max_gpus=_gpu_limit(row[2]))
             for row in _rows(qualities, 3)
         ),
         enforced=frozenset(word.strip() for word in enforced.split(",") if word.strip() not in ("", "none")),
@@ -115,7 +124,7 @@ def read_facts(
     partitions: str,
     nodes: str,
     config: str,
-    accounting: Accounting | None = None,
+    accounting: UserAccounts | None = None,
     user: str = "",
     groups: tuple[str, ...] = (),
     reservations: str = "",
@@ -172,11 +181,11 @@ def _licenses(text: str) -> Mapping[str, int] | None:
     return {each["LicenseName"]: int(_number(each, "Total", 0)) for each in records} if text.strip() else None
 
 
-def _node(record: dict[str, str]) -> Node:
+def _node(record: dict[str, str]) -> SlurmNode:
     features = names(record, "ActiveFeatures") or names(record, "AvailableFeatures")
     # CPUEfctv leaves out cores that are kept for the system; it came with 22.05.
     cores = _number(record, "CPUEfctv", 0) or _number(record, "CPUTot", 0)
-    return Node(
+    return SlurmNode(
         name=record["NodeName"],
         state=record.get("State", "UNKNOWN"),
         reason=value(record, "Reason") or "",
@@ -210,7 +219,7 @@ def gpu_groups(gres: str, used: str, features: tuple[str, ...] = ()) -> tuple[Gp
     return tuple(_group(each, busy.get(each.type, 0), featured) for each in kinds)
 
 
-def _group(gres: Gres, busy: int, featured: GpuModel | None) -> GpuGroup:
+def _group(gres: GpuGres, busy: int, featured: GpuModel | None) -> GpuGroup:
     """What the type says; an untyped GPU, or one with a type of the site's own, may be named by a feature."""
     sliced = _SLICE.search(gres.type or "")
     model = lookup((gres.type or "")[: sliced.start() if sliced else None]) or featured

@@ -69,7 +69,7 @@ class Partition:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Node:
+class SlurmNode:
     """One node: cores as SLURM schedules them (hardware threads, where it counts these), memory in MiB.
 
     `memory` is what jobs may have of it; `resources` are the names of its generic resources. `state` is scontrol's,
@@ -112,7 +112,7 @@ class Node:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Association:
+class AccountAssociation:
     """That this user may use `account`, in `partition` only where one is given, with one of `qos`."""
 
     account: str
@@ -122,7 +122,7 @@ class Association:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Qos:
+class QosLimits:
     """A QOS: its longest time in seconds and most GPUs of one job, infinity for no limit."""
 
     name: str
@@ -131,12 +131,12 @@ class Qos:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Accounting:
+class UserAccounts:
     """This user in the accounting database; `enforced` holds the words of AccountingStorageEnforce in slurm.conf."""
 
-    associations: tuple[Association, ...]
+    associations: tuple[AccountAssociation, ...]
     default_account: str | None
-    qualities: tuple[Qos, ...]
+    qualities: tuple[QosLimits, ...]
     enforced: frozenset[str]
 
 
@@ -150,17 +150,17 @@ class ClusterFacts:
     name: str
     version: str
     partitions: tuple[Partition, ...]
-    nodes: tuple[Node, ...]
+    nodes: tuple[SlurmNode, ...]
     max_array_size: int
     memory_per_core: float | None = None
     user: str = ""
     groups: tuple[str, ...] = ()
-    accounting: Accounting | None = None
+    accounting: UserAccounts | None = None
     reservations: tuple[str, ...] = ()
     licenses: Mapping[str, int] | None = None
 
     @cached_property
-    def by_name(self) -> Mapping[str, Node]:
+    def by_name(self) -> Mapping[str, SlurmNode]:
         """Nodes by name."""
         return {node.name: node for node in self.nodes}
 
@@ -168,7 +168,7 @@ class ClusterFacts:
         """The partition called `name`, the default one for None; None where it does not exist."""
         return next((each for each in self.partitions if (each.default if name is None else each.name == name)), None)
 
-    def nodes_of(self, partition: Partition) -> tuple[Node, ...]:
+    def nodes_of(self, partition: Partition) -> tuple[SlurmNode, ...]:
         """The partition's nodes, whatever their state."""
         return tuple(self.by_name[name] for name in partition.nodes if name in self.by_name)
 

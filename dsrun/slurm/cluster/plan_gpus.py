@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from dsrun.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
-    from dsrun.slurm.cluster.facts import ClusterFacts, GpuGroup, Node
+    from dsrun.slurm.cluster.facts import ClusterFacts, GpuGroup, SlurmNode
 
-    Kinds = dict[str, list[tuple[Node, GpuGroup]]]
+    Kinds = dict[str, list[tuple[SlurmNode, GpuGroup]]]
 
 
 def with_cluster(given: dict[str, Any], notify: Callable[[str], None]) -> dict[str, Any]:
@@ -27,7 +27,7 @@ def with_cluster(given: dict[str, Any], notify: Callable[[str], None]) -> dict[s
 
 def with_facts(given: dict[str, Any], facts: ClusterFacts, notify: Callable[[str], None]) -> dict[str, Any]:
     """As `with_cluster`, for a cluster whose facts are known."""
-    nodes: Sequence[Node] = facts.nodes
+    nodes: Sequence[SlurmNode] = facts.nodes
     where = f"cluster {facts.name}"
     if given["partition"] is not None:
         partition = facts.partition(given["partition"])
@@ -39,7 +39,7 @@ def with_facts(given: dict[str, Any], facts: ClusterFacts, notify: Callable[[str
     return {**given, **_filled(found, given, where, notify)}
 
 
-def kinds(nodes: Sequence[Node]) -> Kinds:
+def kinds(nodes: Sequence[SlurmNode]) -> Kinds:
     """The nodes by the names of their GPUs; a node with two kinds is listed under both."""
     found: Kinds = {}
     for node in nodes:
@@ -48,7 +48,7 @@ def kinds(nodes: Sequence[Node]) -> Kinds:
     return found
 
 
-def _chosen(found: Kinds, gpus: str | None, where: str) -> list[tuple[Node, GpuGroup]]:
+def _chosen(found: Kinds, gpus: str | None, where: str) -> list[tuple[SlurmNode, GpuGroup]]:
     if not found:
         raise UsageError(f"{where} has no GPUs", fix="name GPUs: --gpus a100-80:8")
     listed = ", ".join(f"{name} ({_nodes(pairs)})" for name, pairs in found.items())
@@ -64,13 +64,13 @@ def _chosen(found: Kinds, gpus: str | None, where: str) -> list[tuple[Node, GpuG
     return next(iter(found.values()))
 
 
-def _nodes(pairs: list[tuple[Node, GpuGroup]]) -> str:
+def _nodes(pairs: list[tuple[SlurmNode, GpuGroup]]) -> str:
     counts = Counter(group.count for _, group in pairs)
     return ", ".join(f"{number} node{'s' if number > 1 else ''} with {count}" for count, number in counts.items())
 
 
 def _filled(
-    pairs: list[tuple[Node, GpuGroup]], given: dict[str, Any], where: str, notify: Callable[[str], None]
+    pairs: list[tuple[SlurmNode, GpuGroup]], given: dict[str, Any], where: str, notify: Callable[[str], None]
 ) -> dict[str, Any]:
     """Flags for the number of GPUs that most nodes have (of equals the larger), among those that enough nodes have."""
     from dsrun.hardware.gpus import lookup

@@ -18,7 +18,7 @@ from typing import Any
 
 from dsrun.errors import ToolError, UsageError
 from dsrun.runs.folder import RunFolder
-from dsrun.runs.tail import Progress, last_cause, progress
+from dsrun.runs.tail import RunProgress, last_cause, progress
 from dsrun.slurm.jobs.status import FINAL, task_order
 from dsrun.slurm.render.program import slug
 from dsrun.system import slurm, variables
@@ -117,7 +117,7 @@ class SlurmJob:
     work_dir: str
     name: str
     run: str | None = None
-    progress: Progress | None = None
+    progress: RunProgress | None = None
     cause: str | None = None
     finished: bool = False
     expected_start: str = ""
@@ -171,7 +171,7 @@ def merge_jobs(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class FoundJobs:
     """The jobs that were asked for, and how many more there are."""
 
     jobs: list[SlurmJob]
@@ -184,7 +184,7 @@ def my_jobs(
     job_id: str | None = None,
     wanted: Callable[[SlurmJob], bool] = lambda _: True,
     limit: int | None = None,
-) -> Found:
+) -> FoundJobs:
     """This user's jobs with their run folders: active ones, and those that ended in the last `hours`.
 
     Of those that are `wanted` the first `limit`; the controller is asked for the scripts of only these. With `job_id`
@@ -201,7 +201,9 @@ def my_jobs(
     if job_id and not jobs:
         raise UsageError(f"SLURM knows no job {job_id}", fix="dsrun jobs lists yours")
     chosen = [job for job in jobs if wanted(job)]
-    return Found(jobs=with_output_folders(chosen[:limit], slurm.batch_script), more=len(chosen[limit:]) if limit else 0)
+    return FoundJobs(
+        jobs=with_output_folders(chosen[:limit], slurm.batch_script), more=len(chosen[limit:]) if limit else 0
+    )
 
 
 def with_output_folders(jobs: Sequence[SlurmJob], script_of: Callable[[str], str | None]) -> list[SlurmJob]:

@@ -19,6 +19,7 @@ from subprocess import CompletedProcess
 from dsrun.errors import ToolError, UsageError
 from dsrun.slurm.jobs.status import HISTORY_FIELDS, MAYBE_FINAL, JobStatus, from_history, read_jobs
 from dsrun.system import slurm
+from dsrun.system.display import NotePrinter
 from dsrun.system.slurm import NoAnswerError
 
 _NUMBER = re.compile(r"(\d+)(?:;\S+)?")
@@ -78,8 +79,6 @@ TICK_S = 1.0
 _MAX_INTERVAL_S = 10.0
 _ACCOUNTING_TICKS = 30  # for accounting, which may learn of a job's end later than the controller forgets it
 _CHUNK = 1 << 20
-
-Notify = Callable[[str], None]
 
 
 def interval(elapsed: float) -> float:
@@ -144,7 +143,7 @@ def _line(before: JobStatus | None, view: JobStatus) -> str:
     return " ".join(parts)
 
 
-class Tail:
+class AddedLines:
     """The whole lines that have been added to a file since the last call."""
 
     def __init__(self, path: Path) -> None:
@@ -168,20 +167,20 @@ class Tail:
         return [line.decode("utf-8", "replace") for line in whole]
 
 
-def follow(job_id: str, *, notify: Notify, show: Notify, pause: Callable[[float], None] = time.sleep) -> int:
+def follow(job_id: str, *, notify: NotePrinter, show: NotePrinter, pause: Callable[[float], None] = time.sleep) -> int:
     """Follow a job, or all tasks of an array, to the end and return its result as an exit code.
 
     `notify` gets every change of state, `show` every line of the log. Raises UsageError for a job that SLURM does not
     know, and ToolError when SLURM no longer knows how it ended.
     """
-    monitor, tails = JobMonitor(job_id), dict[str, Tail]()
+    monitor, tails = JobMonitor(job_id), dict[str, AddedLines]()
 
     def show_logs(*, last: bool = False) -> None:
         for view in monitor.views.values():
             if view.log is None:
                 continue
             prefix = f"[{view.label}] " if "_" in view.label else ""
-            for line in tails.setdefault(view.log, Tail(Path(view.log))).lines(last=last):
+            for line in tails.setdefault(view.log, AddedLines(Path(view.log))).lines(last=last):
                 show(prefix + line)
 
     elapsed = due = 0.0

@@ -10,7 +10,7 @@ from typing import Any
 from dsrun.findings.finding import Finding
 from dsrun.messages import Message, suggestion
 from dsrun.slurm.lint.environment import check_environment
-from dsrun.slurm.lint.job import JobScript, Problem, read_script
+from dsrun.slurm.lint.job import JobScript, ScriptProblem, read_script
 from dsrun.slurm.lint.launch import rules
 from dsrun.slurm.lint.launches import check_launches
 from dsrun.slurm.render.notation import time_limit
@@ -42,7 +42,7 @@ def _finding(file: str, line: int, code: str, words: dict[str, Any]) -> Finding:
     )
 
 
-def _text(script: JobScript) -> Iterator[Problem]:
+def _text(script: JobScript) -> Iterator[ScriptProblem]:
     if not script.text.startswith("#!"):
         yield 1, "no_shebang", {}
     for each in script.ignored:
@@ -52,7 +52,7 @@ def _text(script: JobScript) -> Iterator[Problem]:
             yield number, "directive_spelling", {"text": repr(line.strip()[:40])}
 
 
-def _directives(script: JobScript) -> Iterator[Problem]:
+def _directives(script: JobScript) -> Iterator[ScriptProblem]:
     for each in script.directives:
         option = f"--{each.option.lstrip('-')}"
         if not each.known:
@@ -76,7 +76,7 @@ def _makes(words: tuple[str, ...], folder: str) -> bool:
     return any(str(PurePosixPath(word)) == folder for word in words[1:])
 
 
-def _signal(script: JobScript) -> Iterator[Problem]:
+def _signal(script: JobScript) -> Iterator[ScriptProblem]:
     signal = script.get("signal")
     if signal is None or not signal.value:
         return

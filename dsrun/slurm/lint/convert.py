@@ -17,15 +17,15 @@ from dsrun.slurm.lint.convert_launch import (
     LOCAL_RANK,
     ON_COMMAND_LINE,
     RANKS,
+    LaunchedProgram,
     NotConverted,
-    Program,
     command_line,
     quoted,
     read_program,
 )
-from dsrun.slurm.lint.convert_setup import RENDEZVOUS, Setup, read_setup
-from dsrun.slurm.lint.job import Directive, JobScript
-from dsrun.slurm.lint.launch import Launch, rules
+from dsrun.slurm.lint.convert_setup import RENDEZVOUS, ScriptSetup, read_setup
+from dsrun.slurm.lint.job import JobScript, SbatchDirective
+from dsrun.slurm.lint.launch import ScriptLaunch, rules
 from dsrun.slurm.lint.words import literal, references, same_on_nodes
 from dsrun.slurm.render.notation import parse_gpus
 from dsrun.slurm.render.options import options
@@ -53,7 +53,7 @@ def convert(script: JobScript, name: str) -> list[str]:
 @dataclass(frozen=True)
 class _Conversion:
     script: JobScript
-    launch: Launch
+    launch: ScriptLaunch
 
     def arguments(self, file: str) -> list[str]:
         _refuse_shell(self.script)
@@ -73,7 +73,7 @@ class _Conversion:
         args += [*setup.args, *(word for each in program.set_here.items() for word in ("--env", "=".join(each)))]
         return [*args, "--", *self._words(program, setup)]
 
-    def _counts(self, program: Program) -> Iterator[str]:
+    def _counts(self, program: LaunchedProgram) -> Iterator[str]:
         """Nodes, GPUs, workers and CPUs of each node."""
         script, srun = self.script, program.srun or {}
         nodes, tasks = script.nodes, script.tasks_per_node
@@ -116,7 +116,7 @@ class _Conversion:
             raise NotConverted(first.line, f"--{first.option} is not converted", "#SBATCH --gpus-per-node=N")
         return count, ["--gpus-per-node", f"{parsed[0]}:{count}" if parsed[0] else str(count)]
 
-    def _workers(self, program: Program, nodes: int, gpus: int, tasks: int) -> int:
+    def _workers(self, program: LaunchedProgram, nodes: int, gpus: int, tasks: int) -> int:
         """Processes of each node."""
         line, given = self.launch.line, program.count
         if program.srun is None and nodes > 1:
@@ -152,7 +152,7 @@ class _Conversion:
         elif per_gpu and gpus:
             yield from ("--cpus-per-task", str(per_gpu * gpus))
 
-    def _words(self, program: Program, setup: Setup) -> list[str]:
+    def _words(self, program: LaunchedProgram, setup: ScriptSetup) -> list[str]:
         """The words of the program; a shell on the nodes where it has to expand something in them."""
         in_env = [f"export {each};" for each in program.env if not RENDEZVOUS.fullmatch(each.partition("=")[0])]
         words = [*program.words, *in_env]
@@ -205,7 +205,7 @@ def _refuse_shell(script: JobScript) -> None:
             raise NotConverted(each.line, f"{each.words[0]} … is not converted", "write the commands one by one")
 
 
-def _directive(each: Directive) -> Iterator[str]:
+def _directive(each: SbatchDirective) -> Iterator[str]:
     """The options for a directive that stands for itself."""
     flag = {each.metadata["sbatch"]: flag_of(each) for each in options().values() if each.metadata.get("sbatch")}
     if each.option in rules()["convert"]["counted"] or (each.option, each.value) in _ALWAYS:

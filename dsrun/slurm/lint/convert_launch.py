@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from dsrun.errors import UsageError
-from dsrun.slurm.lint.launch import MODULES, Launch, rules
+from dsrun.slurm.lint.launch import MODULES, ScriptLaunch, rules
 from dsrun.slurm.lint.shell import ASSIGNMENT, ShellCommand, commands, expand
 from dsrun.slurm.lint.words import literal, redirects
 
@@ -35,7 +35,7 @@ class NotConverted(UsageError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Program:
+class LaunchedProgram:
     """`words` are the program's, as they are written. `count` is the launcher's number of workers, of each node or, of
     Accelerate, of all; "" if it gives none. `env` are the assignments before it, as written, `set_here` the values that
     the launcher sets, `srun` its numbers; `has_ranks`: tasks of srun get torch's variables from SLURM's."""
@@ -51,17 +51,17 @@ class Program:
     has_ranks: bool
 
 
-def read_program(command: ShellCommand, launch: Launch, variables: Mapping[str, str]) -> Program:
+def read_program(command: ShellCommand, launch: ScriptLaunch, variables: Mapping[str, str]) -> LaunchedProgram:
     """What `command`, which holds `launch`, starts. Raises NotConverted for a part that is not understood."""
-    return _Reader(command.line, variables).read(list(command.raw), launch)
+    return _LaunchReader(command.line, variables).read(list(command.raw), launch)
 
 
 @dataclass(frozen=True)
-class _Reader:
+class _LaunchReader:
     line: int
     variables: Mapping[str, str]
 
-    def read(self, raw: list[str], launch: Launch) -> Program:
+    def read(self, raw: list[str], launch: ScriptLaunch) -> LaunchedProgram:
         if any(map(redirects, raw)):
             fix = "remove the redirection: the job's log has the output (#SBATCH --output)"
             raise NotConverted(self.line, "the output is redirected", fix)
@@ -80,13 +80,13 @@ class _Reader:
             fix = "have the program read LOCAL_RANK"
             raise NotConverted(self.line, f"{macro}: torchrun replaces $$ and $local_rank", fix)
         count, nodes = rules()["convert"][launch.kind]["counts"] if options else ("", "")
-        return Program(
+        return LaunchedProgram(
             kind=launch.kind, words=tuple(words), count=options.get(count, ""), nodes=options.get(nodes, ""),
             max_restarts=options.get("max_restarts"), env=tuple(env), srun=srun, has_ranks=has_ranks,
             set_here={variable: options[name] for name, variable in _SETS.items() if options.get(name)},
         )  # fmt: skip
 
-    def _refuse_settings(self, raw: Sequence[str], options: Mapping[str, str], launch: Launch) -> None:
+    def _refuse_settings(self, raw: Sequence[str], options: Mapping[str, str], launch: ScriptLaunch) -> None:
         """What a launcher takes from elsewhere, or gives to the program."""
         if launch.kind == "accelerate" and (file := _accelerate_defaults()):
             fix = "move it away, and give its settings to the program"
@@ -164,7 +164,7 @@ class _Reader:
                 raise NotConverted(self.line, f"{name}={given[name]} is not converted", fix)
         return [each for each in env if each.partition("=")[0] not in RANKS], {"RANK", "WORLD_SIZE"} <= set(ranks)
 
-    def _behind_launcher(self, raw: list[str], launch: Launch) -> tuple[dict[str, str], list[str]]:
+    def _behind_launcher(self, raw: list[str], launch: ScriptLaunch) -> tuple[dict[str, str], list[str]]:
         """The launcher's options, and the program as `python FILE ARGS`."""
         texts = [literal(each) for each in raw]
         head = PurePosixPath(texts[0] or "") if raw else PurePosixPath()

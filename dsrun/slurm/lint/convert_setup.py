@@ -29,7 +29,7 @@ _ORDER = ("modules", "files that are sourced", "conda", "the virtual environment
 
 
 @dataclass
-class Setup:
+class ScriptSetup:
     """`args` are options of render-slurm; `assigned` holds the assignments, in order, that are none of them: the names,
     the command as written, and whether the program may see them; `known` are the names in `args`. `moved`: --chdir is
     given. `stage` is the place in _ORDER that has been reached."""
@@ -149,12 +149,12 @@ class Setup:
             yield command, next(unknown, None)
 
 
-def read_setup(found: Sequence[ShellCommand], launch: int, *, moved: bool = False) -> Setup:
+def read_setup(found: Sequence[ShellCommand], launch: int, *, moved: bool = False) -> ScriptSetup:
     """What the commands do; `launch` is the place of the launch, `moved` whether --chdir is given.
 
     Raises NotConverted for what is not converted.
     """
-    setup = Setup(any(each.words[:2] == ("conda", "activate") for each in found), moved)
+    setup = ScriptSetup(any(each.words[:2] == ("conda", "activate") for each in found), moved)
     condition = None
     rest = iter(enumerate(found))
     for at, each in rest:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from dsrun.findings.texts import text_of
-from dsrun.slurm.lint.job import JobScript, Problem
+from dsrun.slurm.lint.job import JobScript, ScriptProblem
 from dsrun.slurm.lint.shell import ASSIGNMENT, commands, live
 from dsrun.system.display import SECRET_VARIABLE, is_secret_flag
 
@@ -19,7 +19,7 @@ _CONDA_READY = re.compile(r"conda\.sh|conda shell|conda init|bashrc|profile|acti
 _SAYS_NOTHING = frozenset({"echo", "date", "printf", "sleep", "true", "ls", "nvidia-smi"})
 
 
-def check_environment(script: JobScript) -> Iterator[Problem]:
+def check_environment(script: JobScript) -> Iterator[ScriptProblem]:
     """Problems that are not about how many processes start."""
     for each in script.commands:
         for name, value in each.assignments:
@@ -30,7 +30,7 @@ def check_environment(script: JobScript) -> Iterator[Problem]:
     yield from _exit_code(script)
 
 
-def _variable(script: JobScript, line: int, name: str, value: str) -> Iterator[Problem]:
+def _variable(script: JobScript, line: int, name: str, value: str) -> Iterator[ScriptProblem]:
     several = script.nodes is not None and script.nodes > 1
     if SECRET_VARIABLE.search(name) and value and not re.match(r"[$`]", value) and not name.endswith("TOKENIZERS"):
         if len(value) >= 8 and not re.search(r"[/\s]", value):
@@ -43,7 +43,7 @@ def _variable(script: JobScript, line: int, name: str, value: str) -> Iterator[P
         yield line, "visible_devices", {"value": value}
 
 
-def _secret_flags(line: int, words: tuple[str, ...]) -> Iterator[Problem]:
+def _secret_flags(line: int, words: tuple[str, ...]) -> Iterator[ScriptProblem]:
     for before, word in zip(("", *words), words, strict=False):
         flag, equals, value = word.partition("=")
         name = flag if equals else before
@@ -57,7 +57,7 @@ def _secret_flags(line: int, words: tuple[str, ...]) -> Iterator[Problem]:
         yield line, "secret", {"name": text_of("script.wandb_key")}
 
 
-def _on_tasks(script: JobScript) -> Iterator[Problem]:
+def _on_tasks(script: JobScript) -> Iterator[ScriptProblem]:
     """Addresses and ports in the launchers' flags, and in what srun's shells set."""
     several = script.nodes is not None and script.nodes > 1
     for launch in script.launches:
@@ -81,7 +81,7 @@ def _on_tasks(script: JobScript) -> Iterator[Problem]:
                     yield each.line, "master_per_task", {"name": name}
 
 
-def _conda(script: JobScript) -> Iterator[Problem]:
+def _conda(script: JobScript) -> Iterator[ScriptProblem]:
     lines = script.text.splitlines()
     if re.match(r"#!.*(\s-l|--login|\s-i)\b", lines[0] if lines else ""):
         return
@@ -93,7 +93,7 @@ def _conda(script: JobScript) -> Iterator[Problem]:
             return
 
 
-def _exit_code(script: JobScript) -> Iterator[Problem]:
+def _exit_code(script: JobScript) -> Iterator[ScriptProblem]:
     last = script.commands[-1] if script.commands else None
     if last is None or not script.launches or last.words[0] not in _SAYS_NOTHING or last.end == "&":
         return

@@ -10,16 +10,16 @@ from typing import Any
 
 from dsrun.errors import UsageError
 from dsrun.hardware.gres import parse_gres
-from dsrun.slurm.lint.launch import Launch, launches, rules
+from dsrun.slurm.lint.launch import ScriptLaunch, launches, rules
 from dsrun.slurm.lint.shell import DECLARATIONS, ShellCommand, commands
 from dsrun.slurm.render.notation import parse_gpus
 
-Problem = tuple[int, str, dict[str, Any]]
+ScriptProblem = tuple[int, str, dict[str, Any]]
 """Line, code, and the words for the braces of the rule's texts."""
 
 
 @dataclass(frozen=True)
-class Directive:
+class SbatchDirective:
     """One option in an #SBATCH line: its long name, or as written where sbatch has no such option."""
 
     line: int
@@ -33,10 +33,10 @@ class JobScript:
     """A script as sbatch and bash read it. Lines count from 1; `first` is that of the first command."""
 
     text: str
-    directives: tuple[Directive, ...]
-    ignored: tuple[Directive, ...]
+    directives: tuple[SbatchDirective, ...]
+    ignored: tuple[SbatchDirective, ...]
     commands: tuple[ShellCommand, ...]
-    launches: tuple[Launch, ...]
+    launches: tuple[ScriptLaunch, ...]
     variables: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -44,7 +44,7 @@ class JobScript:
         """The line of the first command; sbatch reads no directive below it."""
         return self.commands[0].line if self.commands else len(self.text.splitlines()) + 1
 
-    def get(self, option: str) -> Directive | None:
+    def get(self, option: str) -> SbatchDirective | None:
         """The last directive of an option, which is the one that counts."""
         return next((each for each in reversed(self.directives) if each.option == option), None)
 
@@ -125,7 +125,7 @@ def _assignments(found: list[ShellCommand]) -> Iterator[tuple[str, str]]:
             yield from ((name, value) for name, value in each.assignments if f"${name}" not in value.replace("{", ""))
 
 
-def _directives(number: int, line: str) -> Iterator[Directive]:
+def _directives(number: int, line: str) -> Iterator[SbatchDirective]:
     if not line.startswith("#SBATCH"):
         return
     text = re.sub(r"\s#.*", "", line[len("#SBATCH") :])
@@ -140,11 +140,11 @@ def _directives(number: int, line: str) -> Iterator[Directive]:
             name, equals, value = word[2:].partition("=")
             known = _long_option(name)
             given = value if equals else words.pop(0) if follows else None
-            yield Directive(number, known or name, given, known is not None)
+            yield SbatchDirective(number, known or name, given, known is not None)
         elif word.startswith("-") and len(word) > 1:
             known = rules()["options"]["short"].get(word[1])
             given = word[2:].removeprefix("=") or (words.pop(0) if follows and known else None)
-            yield Directive(number, known or word, given)
+            yield SbatchDirective(number, known or word, given)
 
 
 def _long_option(name: str) -> str | None:

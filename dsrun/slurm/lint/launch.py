@@ -13,10 +13,10 @@ from typing import Any, Literal
 from dsrun.datafiles import toml_beside
 from dsrun.slurm.lint.shell import ASSIGNMENT, ShellCommand, commands, expand, live
 
-Kind = Literal["torchrun", "accelerate", "deepspeed", "program"]
+LauncherKind = Literal["torchrun", "accelerate", "deepspeed", "program"]
 _KEYWORDS = frozenset({"if", "then", "do", "else", "elif", "while", "until", "!", "{", "exec", "time", "nohup", "eval"})
 _PYTHON = re.compile(r"python(?:[23](?:\.\d+)?)?")
-MODULES: dict[str, Kind] = {
+MODULES: dict[str, LauncherKind] = {
     "torch.distributed.run": "torchrun",
     "torch.distributed.launch": "torchrun",
     "accelerate.commands.launch": "accelerate",
@@ -31,14 +31,14 @@ _SCRIPT = re.compile(r".*\.py|-m")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Launch:
+class ScriptLaunch:
     """A command that trains: `words` begin with the launcher or Python, `at` is its place among the script's commands.
 
     `srun` are the options of srun, None in the batch shell. `on_task`: the words were expanded by a shell on the nodes.
     """
 
     line: int
-    kind: Kind
+    kind: LauncherKind
     words: tuple[str, ...]
     srun: tuple[str, ...] | None = None
     on_task: bool = False
@@ -83,14 +83,14 @@ def rules() -> dict[str, Any]:
     return toml_beside(__file__, "rules.toml")
 
 
-def launches(found: Sequence[ShellCommand], variables: Mapping[str, str]) -> Iterator[Launch]:
+def launches(found: Sequence[ShellCommand], variables: Mapping[str, str]) -> Iterator[ScriptLaunch]:
     """The launches among the commands of a script."""
     for at, command in enumerate(found):
         for each in _of_command(command, variables):
             yield replace(each, at=at, background=command.end == "&")
 
 
-def _of_command(command: ShellCommand, variables: Mapping[str, str]) -> Iterator[Launch]:
+def _of_command(command: ShellCommand, variables: Mapping[str, str]) -> Iterator[ScriptLaunch]:
     words = list(_expanded(command.words, variables))
     environment: list[str] = []
     srun: tuple[str, ...] | None = None
@@ -118,7 +118,7 @@ def _of_command(command: ShellCommand, variables: Mapping[str, str]) -> Iterator
                 yield replace(each, line=command.line, srun=srun if on_task else each.srun, on_task=on_task)
         return
     if (kind := _kind(words)) is not None:
-        yield Launch(line=command.line, kind=kind, words=tuple(words), environment=tuple(environment), srun=srun)
+        yield ScriptLaunch(line=command.line, kind=kind, words=tuple(words), environment=tuple(environment), srun=srun)
 
 
 def _expanded(words: Sequence[str], variables: Mapping[str, str]) -> Iterator[str]:
@@ -147,7 +147,7 @@ def _split_srun(words: list[str]) -> tuple[tuple[str, ...], list[str]]:
     return tuple(words[:at]), words[at:]
 
 
-def _kind(words: Sequence[str]) -> Kind | None:
+def _kind(words: Sequence[str]) -> LauncherKind | None:
     name = PurePosixPath(words[0]).name
     if name in ("torchrun", "deepspeed"):
         return "torchrun" if name == "torchrun" else "deepspeed"
@@ -156,7 +156,7 @@ def _kind(words: Sequence[str]) -> Kind | None:
     return _kind_of_python(words) if _PYTHON.fullmatch(name) else None
 
 
-def _kind_of_python(words: Sequence[str]) -> Kind | None:
+def _kind_of_python(words: Sequence[str]) -> LauncherKind | None:
     """What Python runs; None for what does not train, as `python -c` and a program on standard input."""
     for word, following in pairwise([*words[1:], ""]):
         if word == "-m":

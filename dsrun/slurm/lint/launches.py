@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from dsrun.slurm.lint.job import JobScript, Problem
-from dsrun.slurm.lint.launch import Launch
+from dsrun.slurm.lint.job import JobScript, ScriptProblem
+from dsrun.slurm.lint.launch import ScriptLaunch
 from dsrun.system.display import counted
 
 _RANK = re.compile(r"\$\{?(SLURM_(?:NODEID|PROCID|LOCALID))\b")
@@ -16,7 +16,7 @@ NODES = {"torchrun": "--nnodes", "accelerate": "--num_machines"}
 NODE_RANK = {"torchrun": "--node_rank", "accelerate": "--machine_rank"}
 
 
-def check_launches(script: JobScript) -> Iterator[Problem]:
+def check_launches(script: JobScript) -> Iterator[ScriptProblem]:
     """Problems of each launch."""
     for launch in script.launches:
         nodes = launch.srun_number("-N", "--nodes") or script.nodes
@@ -32,7 +32,7 @@ def check_launches(script: JobScript) -> Iterator[Problem]:
         yield first.line, "no_gpus", {"launcher": first.name}
 
 
-def _per_node(script: JobScript, launch: Launch, nodes: int | None) -> int | None:
+def _per_node(script: JobScript, launch: ScriptLaunch, nodes: int | None) -> int | None:
     """Tasks that this srun starts on each node."""
     per_node, tasks = launch.srun_number("--ntasks-per-node"), launch.srun_number("-n", "--ntasks")
     if per_node:
@@ -42,7 +42,7 @@ def _per_node(script: JobScript, launch: Launch, nodes: int | None) -> int | Non
     return script.tasks_per_node
 
 
-def _tasks(script: JobScript, launch: Launch, nodes: int | None) -> Iterator[Problem]:
+def _tasks(script: JobScript, launch: ScriptLaunch, nodes: int | None) -> Iterator[ScriptProblem]:
     """How many processes start, and where."""
     tasks, gpus = _per_node(script, launch, nodes), script.gpus
     if launch.kind == "deepspeed" and launch.srun is not None and "--no_ssh" not in launch.words:
@@ -65,7 +65,7 @@ def _tasks(script: JobScript, launch: Launch, nodes: int | None) -> Iterator[Pro
         yield launch.line, "tasks_exceed_gpus", {"tasks": tasks, "gpus": gpus}
 
 
-def _ranks(script: JobScript, launch: Launch) -> Iterator[Problem]:
+def _ranks(script: JobScript, launch: ScriptLaunch) -> Iterator[ScriptProblem]:
     """Ranks of each node against its GPUs."""
     gpus = script.gpus
     flag = "--nproc_per_node" if launch.kind == "torchrun" else "--num_processes"
@@ -87,7 +87,7 @@ def _ranks(script: JobScript, launch: Launch) -> Iterator[Problem]:
             yield launch.line, code, {"flag": flag, "given": given, "gpus": all_gpus}
 
 
-def _rendezvous(launch: Launch, nodes: int) -> Iterator[Problem]:
+def _rendezvous(launch: ScriptLaunch, nodes: int) -> Iterator[ScriptProblem]:
     """Whether the launchers of all nodes find each other. A file of Accelerate's may hold what the flags lack."""
     flag = NODES[launch.kind]
     given = launch.option(flag)
@@ -108,7 +108,7 @@ def _rendezvous(launch: Launch, nodes: int) -> Iterator[Problem]:
             yield launch.line, "no_rendezvous", words
 
 
-def _node_rank(launch: Launch, nodes: int) -> Iterator[Problem]:
+def _node_rank(launch: ScriptLaunch, nodes: int) -> Iterator[ScriptProblem]:
     flag = NODE_RANK[launch.kind]
     given = launch.option(flag)
     # c10d gives the ranks itself.

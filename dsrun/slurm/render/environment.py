@@ -10,7 +10,7 @@ from dsrun.datafiles import data_folder, read_toml
 from dsrun.errors import UsageError
 from dsrun.slurm.render.notation import parse_gpus, shell_quote
 from dsrun.slurm.render.options import SlurmSpec
-from dsrun.slurm.render.program import Program, Site
+from dsrun.slurm.render.program import ClusterSite, JobProgram
 from dsrun.slurm.render.spec import gres_gpus
 from dsrun.system.variables import GPUS
 
@@ -21,14 +21,14 @@ def networks() -> dict[str, dict[str, Any]]:
     return read_toml(data_folder("slurm") / "networks.toml")
 
 
-Kind = Literal["wheel", "tar", "folder"]
+EnvironmentKind = Literal["wheel", "tar", "folder"]
 TARS = (".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.xz", ".tar.bz2")
 
 
-class Stage(NamedTuple):
+class StagedEnvironment(NamedTuple):
     """What is copied (`path`), what it is called below `local_dir`."""
 
-    kind: Kind
+    kind: EnvironmentKind
     path: str
     file: str
     local_dir: str
@@ -39,17 +39,17 @@ class Stage(NamedTuple):
         return self.kind != "wheel"
 
 
-def stage(path: str, local_dir: str) -> Stage:
+def stage(path: str, local_dir: str) -> StagedEnvironment:
     """How `path` is staged. A folder is an environment; raises UsageError for a file that is neither wheel nor tar."""
     name = PurePosixPath(path).name
     path = as_path(path) if path.startswith("-") else path
     if name.endswith(".whl"):
-        return Stage(kind="wheel", path=path, file=name, local_dir=local_dir)
+        return StagedEnvironment(kind="wheel", path=path, file=name, local_dir=local_dir)
     if name.endswith(TARS):
-        return Stage(kind="tar", path=path, file=name, local_dir=local_dir)
+        return StagedEnvironment(kind="tar", path=path, file=name, local_dir=local_dir)
     if "." in name.lstrip(".") and name.rpartition(".")[2] in ("zip", "sif", "sqsh", "py", "txt", "sh"):
         raise UsageError(f"--stage {path}: neither a wheel nor a tar file nor an environment's folder")
-    return Stage(kind="folder", path=path, file="staged.tar", local_dir=local_dir)
+    return StagedEnvironment(kind="folder", path=path, file="staged.tar", local_dir=local_dir)
 
 
 def as_path(text: str) -> str:
@@ -87,7 +87,7 @@ def variables(spec: SlurmSpec) -> dict[str, str]:
     return found
 
 
-def defaults(spec: SlurmSpec, program: Program) -> dict[str, str]:
+def defaults(spec: SlurmSpec, program: JobProgram) -> dict[str, str]:
     """What the script exports where sbatch was called with nothing of that name: training's, and the network's."""
     found: dict[str, str] = {}
     if program.trains:
@@ -97,7 +97,7 @@ def defaults(spec: SlurmSpec, program: Program) -> dict[str, str]:
     return found | (networks()[spec.network]["variables"] if spec.network else {})
 
 
-def worker_python(spec: SlurmSpec, site: Site) -> str:
+def worker_python(spec: SlurmSpec, site: ClusterSite) -> str:
     """The rendering dsrun's own interpreter, unless the job makes itself an environment."""
     return site.python if uses_own_python(spec) else "python"
 
@@ -107,14 +107,14 @@ def uses_own_python(spec: SlurmSpec) -> bool:
     return not any((spec.venv, spec.conda, spec.module, spec.container_image, spec.apptainer))
 
 
-def supervised(spec: SlurmSpec, program: Program, site: Site) -> bool:
+def supervised(spec: SlurmSpec, program: JobProgram, site: ClusterSite) -> bool:
     """Whether each node runs `dsrun launch`: for dsrun's own training, and for Python programs whose Python has it."""
     in_image = spec.container_image or spec.apptainer
     is_python = "--no-python" not in program.mode
     return program.trains or bool(spec.supervise and is_python and site.has_dsrun and not in_image)
 
 
-def gpu_check(spec: SlurmSpec, program: Program, site: Site) -> str | None:
+def gpu_check(spec: SlurmSpec, program: JobProgram, site: ClusterSite) -> str | None:
     """The text of the program that compares the GPUs that torch sees with the job's, where no supervisor does it."""
     if not gpus_of(spec) or supervised(spec, program, site) or not program.uses_python:
         return None
@@ -123,13 +123,13 @@ def gpu_check(spec: SlurmSpec, program: Program, site: Site) -> str | None:
     return Path(torch_gpus.__file__).read_text(encoding="utf-8").rstrip()
 
 
-def has_own_programs(spec: SlurmSpec, python: str, staged: Stage | None) -> bool:
+def has_own_programs(spec: SlurmSpec, python: str, staged: StagedEnvironment | None) -> bool:
     """Whether the programs beside the interpreter (ninja, above all) are those that belong to the job."""
     other = spec.container_image or spec.apptainer or (staged is not None and staged.has_python)
     return python.startswith("/") and not other
 
 
-def launcher(spec: SlurmSpec, python: str, staged: Stage | None) -> str:
+def launcher(spec: SlurmSpec, python: str, staged: StagedEnvironment | None) -> str:
     """The command, quoted for the shell, that starts Python on a node."""
     if staged and staged.has_python:
         return '"$DSRUN_LOCAL/env/bin/python"'
@@ -142,7 +142,7 @@ def launcher(spec: SlurmSpec, python: str, staged: Stage | None) -> str:
     return shell_quote(python)
 
 
-def preflight(spec: SlurmSpec, program: Program, site: Site, staged: Stage | None) -> str:
+def preflight(spec: SlurmSpec, program: JobProgram, site: ClusterSite, staged: StagedEnvironment | None) -> str:
     """The doctor's command, quoted for the shell: with the Python of the workers where that has dsrun."""
     python = program.interpreter or worker_python(spec, site)
     has_dsrun = program.trains or site.has_dsrun
@@ -168,6 +168,6 @@ def pyxis_options(spec: SlurmSpec) -> list[str]:
     return lines + ([f"--container-env={','.join(names)}"] if names else [])
 
 
-def staged_values(staged: Stage | None, python: str) -> dict[str, Any] | None:
+def staged_values(staged: StagedEnvironment | None, python: str) -> dict[str, Any] | None:
     """What the template can name of it."""
     return staged._asdict() | {"python": None if staged.has_python else python} if staged else None

@@ -15,11 +15,11 @@ from dsrun.findings.texts import finding_of
 
 if TYPE_CHECKING:
     from dsrun.slurm.render.options import SlurmSpec
-    from dsrun.slurm.render.program import Program
+    from dsrun.slurm.render.program import JobProgram
 
 
 def missing_here(
-    spec: SlurmSpec, program: Program, cwd: Path, environ: Mapping[str, str], *, on_cluster: bool
+    spec: SlurmSpec, program: JobProgram, cwd: Path, environ: Mapping[str, str], *, on_cluster: bool
 ) -> Iterator[Finding]:
     """What the job needs and this machine does not have: notes, and errors for what it would certainly end for.
 
@@ -35,7 +35,7 @@ def missing_here(
     yield from missing_setup(spec, cwd, environ)
 
 
-def _files(spec: SlurmSpec, program: Program, cwd: Path, *, on_cluster: bool) -> Iterator[Finding]:
+def _files(spec: SlurmSpec, program: JobProgram, cwd: Path, *, on_cluster: bool) -> Iterator[Finding]:
     in_image = spec.container_image or spec.apptainer
     if program.file and not in_image and not (cwd / program.file).exists():
         yield _missing_file("program", program.file, certain=on_cluster)

@@ -20,7 +20,7 @@ _PYTHON_COMMAND = re.compile(rf"(^|[;&|]|\bexec\s)\s*(\w+=\S*\s+)*({PYTHON.patte
 _OTHER_PYTHON = re.compile(r"\bPATH=|\b(activate|module|ml|source)\b")
 
 
-class Program(NamedTuple):
+class JobProgram(NamedTuple):
     """A program for torch.distributed.run.
 
     `mode` are the options it needs, `entry` what it starts (a module, a script or an executable) with `args`.
@@ -70,14 +70,14 @@ def _through_macros(word: str) -> str:
 
 def train_program(
     args: Sequence[str], *, output: str | None = None, name: str = "train", on_cpu: bool = False
-) -> Program:
+) -> JobProgram:
     """dsrun's own worker with the flags of `dsrun train`."""
-    return Program(
+    return JobProgram(
         entry=WORKER, args=tuple(args), mode=("--module",), trains=True, output=output, on_cpu=on_cpu, name=slug(name)
     )
 
 
-def any_program(argv: Sequence[str]) -> Program:
+def any_program(argv: Sequence[str]) -> JobProgram:
     """A Python script or module, or any other executable. Raises UsageError for anything else."""
     first, *rest = argv
     if not first:
@@ -92,23 +92,23 @@ def any_program(argv: Sequence[str]) -> Program:
             fix="-- python my_train.py …; variables with --env NAME=VALUE",
         )
     if not PYTHON.fullmatch(base):
-        return Program(entry=first, args=tuple(rest), mode=("--no-python",), name=slug(base))
+        return JobProgram(entry=first, args=tuple(rest), mode=("--no-python",), name=slug(base))
     interpreter = first if "/" in first else None
     if rest[:1] == ["-m"] and len(rest) > 1:
         module = rest[1]
-        return Program(
+        return JobProgram(
             entry=module, args=tuple(rest[2:]), mode=("--module",), name=slug(module), interpreter=interpreter
         )
     if rest == ["-m"]:
         raise UsageError(f"-- {first} -m: no module is named", fix="-- python -m package.module --flag value")
     if rest and not rest[0].startswith("-"):
-        return Program(
+        return JobProgram(
             entry=rest[0], args=tuple(rest[1:]), name=slug(PurePosixPath(rest[0]).stem), interpreter=interpreter
         )
     if not rest:
         raise UsageError(f"-- {first}: no script is named", fix="-- python my_train.py --flag value")
     # -u, -c, -X …: torchrun knows none of Python's own options, so Python is the executable.
-    return Program(entry=first, args=tuple(rest), mode=("--no-python",), name=slug(base))
+    return JobProgram(entry=first, args=tuple(rest), mode=("--no-python",), name=slug(base))
 
 
 def slug(name: str) -> str:
@@ -130,7 +130,7 @@ def functions_file(name: str = "job") -> Path:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Site:
+class ClusterSite:
     """The cluster and the installation a job is rendered for.
 
     `gpus_per_node` and `cores_per_gpu` are None where no cluster is there to be asked. `checkpoint_s` is the time

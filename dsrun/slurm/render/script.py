@@ -30,7 +30,7 @@ from dsrun.slurm.render.environment import (
 )
 from dsrun.slurm.render.notation import directive_value, shell_quote, time_limit
 from dsrun.slurm.render.options import SlurmSpec, options
-from dsrun.slurm.render.program import MIN_LEAD_S, Program, Site, functions_file, slug
+from dsrun.slurm.render.program import MIN_LEAD_S, ClusterSite, JobProgram, functions_file, slug
 from dsrun.slurm.render.spec import gres_gpus, sbatch_entry
 from dsrun.system.display import masked, printable
 from dsrun.system.variables import MISLEADING
@@ -64,7 +64,7 @@ def template_text() -> str:
     return template_file().read_text(encoding="utf-8")
 
 
-def completed(spec: SlurmSpec, program: Program, site: Site) -> SlurmSpec:
+def completed(spec: SlurmSpec, program: JobProgram, site: ClusterSite) -> SlurmSpec:
     """The spec with what follows from the cluster filled in: GPUs and CPUs of each node, and the signal's lead."""
     if spec.gpus_per_node is None and not gres_gpus(spec) and spec.nproc is None:
         usual = site.gpus_per_node if site.gpus_per_node is not None else 1
@@ -79,7 +79,7 @@ def completed(spec: SlurmSpec, program: Program, site: Site) -> SlurmSpec:
     return replace(spec, signal_lead=_lead(spec, site))
 
 
-def _lead(spec: SlurmSpec, site: Site) -> int | None:
+def _lead(spec: SlurmSpec, site: ClusterSite) -> int | None:
     """Seconds before the limit; None for a job too short to be signalled in time."""
     if spec.signal_lead is not None:
         return spec.signal_lead
@@ -89,7 +89,7 @@ def _lead(spec: SlurmSpec, site: Site) -> int | None:
     return site.signal_lead_s
 
 
-def render(spec: SlurmSpec, program: Program, site: Site, template: str | None = None) -> str:
+def render_script(spec: SlurmSpec, program: JobProgram, site: ClusterSite, template: str | None = None) -> str:
     """The script. `template` is the text of the user's own.
 
     Raises UsageError for a template that Jinja2 cannot fill, and for what the spec and the program together cannot be.
@@ -133,7 +133,7 @@ def _compiled(text: str | None) -> jinja2.Template:
     return jinja2.Template.from_code(environment, code, environment.make_globals(None))
 
 
-def _refuse(spec: SlurmSpec, program: Program, site: Site) -> None:
+def _refuse(spec: SlurmSpec, program: JobProgram, site: ClusterSite) -> None:
     if spec.array and program.output:
         raise UsageError(
             f"the tasks of --array would all train in {program.output}",
@@ -147,7 +147,7 @@ def _refuse(spec: SlurmSpec, program: Program, site: Site) -> None:
         _refuse_notify(spec, program, site)
 
 
-def _refuse_notify(spec: SlurmSpec, program: Program, site: Site) -> None:
+def _refuse_notify(spec: SlurmSpec, program: JobProgram, site: ClusterSite) -> None:
     from dsrun.notifications.target import parse_targets  # few jobs have any
 
     names = [name for target in parse_targets(spec.notify) for name in target.variables]
@@ -158,7 +158,7 @@ def _refuse_notify(spec: SlurmSpec, program: Program, site: Site) -> None:
         raise UsageError(f"--notify: --clean-env hides {hidden[0]} from the job", fix=f"add --env {hidden[0]}")
 
 
-def context(spec: SlurmSpec, program: Program, site: Site) -> dict[str, Any]:
+def context(spec: SlurmSpec, program: JobProgram, site: ClusterSite) -> dict[str, Any]:
     """What the template can name. The spec is a completed one."""
     staged = stage(spec.stage, spec.local_dir) if spec.stage else None
     python = program.interpreter or worker_python(spec, site)
@@ -215,7 +215,7 @@ def _functions_text(spec: SlurmSpec) -> str:
     return "\n".join(functions_file(name).read_text(encoding="utf-8") for name in names)
 
 
-def directives(spec: SlurmSpec, program: Program, site: Site) -> list[str]:
+def directives(spec: SlurmSpec, program: JobProgram, site: ClusterSite) -> list[str]:
     """The #SBATCH lines without that word, in the order of the options."""
     spec = replace(
         spec,

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 from dsrun import __version__
 from dsrun.errors import MissingError, ToolError
-from dsrun.slurm.render.program import Site
+from dsrun.slurm.render.program import ClusterSite
 
 if TYPE_CHECKING:
     from dsrun.slurm.cluster.facts import ClusterFacts
     from dsrun.slurm.render.options import SlurmSpec
-    from dsrun.slurm.render.program import Program
+    from dsrun.slurm.render.program import JobProgram
 
 
 # One rank's imports are 66,000 file operations; from here on they take longer than copying the environment.
@@ -26,10 +26,10 @@ _TIMEOUT_S = 60
 
 
 def find_site(
-    spec: SlurmSpec, program: Program, cwd: Path, notify: Callable[[str], None]
-) -> tuple[Site, ClusterFacts | None]:
+    spec: SlurmSpec, program: JobProgram, cwd: Path, notify: Callable[[str], None]
+) -> tuple[ClusterSite, ClusterFacts | None]:
     """The site, and the facts of its cluster; None for these if there is no SLURM."""
-    site = Site(
+    site = ClusterSite(
         checkpoint_s=checkpoint_seconds(cwd / program.output) if program.output else None,
         has_dsrun=program.trains or "--no-python" in program.mode or has_dsrun(spec, program, cwd),
     )
@@ -56,7 +56,7 @@ def _facts(notify: Callable[[str], None]) -> ClusterFacts | None:
     return discover_if_any(notify)
 
 
-def has_dsrun(spec: SlurmSpec, program: Program, cwd: Path) -> bool:
+def has_dsrun(spec: SlurmSpec, program: JobProgram, cwd: Path) -> bool:
     """Whether the Python that the workers will run with is known to have this version of dsrun."""
     from dsrun.slurm.render.environment import stage, uses_own_python
 
@@ -93,7 +93,9 @@ def checkpoint_seconds(folder: Path) -> float | None:
     return max(times, default=None)
 
 
-def notices(given: SlurmSpec, spec: SlurmSpec, program: Program, site: Site, *, cluster: bool) -> Iterator[str]:
+def notices(
+    given: SlurmSpec, spec: SlurmSpec, program: JobProgram, site: ClusterSite, *, cluster: bool
+) -> Iterator[str]:
     """What was chosen for the user: `spec` is `given`, completed."""
     from dsrun.slurm.render.environment import gpus_of, workers
 
@@ -118,7 +120,7 @@ def notices(given: SlurmSpec, spec: SlurmSpec, program: Program, site: Site, *, 
         yield f"the workers save {spec.signal_lead} s before the time limit, {took}"
 
 
-def _of_this_machine(spec: SlurmSpec, program: Program, site: Site) -> Iterator[str]:
+def _of_this_machine(spec: SlurmSpec, program: JobProgram, site: ClusterSite) -> Iterator[str]:
     """What a script that goes to another machine takes from this one."""
     from dsrun.slurm.render.environment import uses_own_python
 

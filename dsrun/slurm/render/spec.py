@@ -60,7 +60,7 @@ RESERVED_OPTIONS = {
     "parsable": "--submit prints the number alone",
 }
 # Field, what is wrong with its value, what to write instead.
-Problem = tuple[str, str, str]
+SpecProblem = tuple[str, str, str]
 
 
 def _check(spec: SlurmSpec, where: Mapping[str, str]) -> None:
@@ -101,7 +101,7 @@ def gres_gpus(spec: SlurmSpec) -> int:
     return sum(each.count for each in parse_gres(spec.gres))
 
 
-def _resources(spec: SlurmSpec) -> Iterator[Problem]:
+def _resources(spec: SlurmSpec) -> Iterator[SpecProblem]:
     if spec.gpus_per_node is not None:
         found = parse_gpus(spec.gpus_per_node)
         if found is None or found[0] == "gpu" or found[1] > MAX_NUMBER:
@@ -120,7 +120,7 @@ def _resources(spec: SlurmSpec) -> Iterator[Problem]:
             yield name, "without --preflight", "add --preflight"
 
 
-def _time(spec: SlurmSpec) -> Iterator[Problem]:
+def _time(spec: SlurmSpec) -> Iterator[SpecProblem]:
     limit = time_limit(spec.time) if spec.time is not None else 0
     if limit is None:
         yield "time", f"{spec.time!r} is not a time limit", "minutes, 20:00:00, 2-00 or 2-00:00:00"
@@ -135,7 +135,7 @@ def _time(spec: SlurmSpec) -> Iterator[Problem]:
         yield "signal_lead", message, "raise --time or lower --signal-lead"
 
 
-def _environment(spec: SlurmSpec) -> Iterator[Problem]:
+def _environment(spec: SlurmSpec) -> Iterator[SpecProblem]:
     if spec.interface is not None and not _INTERFACES.fullmatch(spec.interface):
         yield "interface", f"{spec.interface!r} is not a list of interfaces", "such as ib0, or ^docker0,lo"
     for name in _UNDASHED:
@@ -149,7 +149,7 @@ def _environment(spec: SlurmSpec) -> Iterator[Problem]:
         yield "conda", "it and --venv exclude each other", ""
 
 
-def _shell(spec: SlurmSpec) -> Iterator[Problem]:
+def _shell(spec: SlurmSpec) -> Iterator[SpecProblem]:
     """What the script's shell is given: files to source, and variables."""
     for file in spec.setup_file:
         for flag, pattern in _SETUP_COMMANDS.items():
@@ -170,7 +170,7 @@ def _shell(spec: SlurmSpec) -> Iterator[Problem]:
         yield "env", "ALL is the default", "name variables, or remove it"
 
 
-def _container(spec: SlurmSpec) -> Iterator[Problem]:
+def _container(spec: SlurmSpec) -> Iterator[SpecProblem]:
     image = spec.container_image or spec.apptainer
     if spec.container_image is not None and spec.apptainer is not None:
         yield "container_image", "it and --apptainer exclude each other", ""

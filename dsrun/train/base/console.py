@@ -23,7 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 
 from dsrun.system.display import printable
-from dsrun.system.log_format import Level, ecs_line
+from dsrun.system.log_format import LogLevel, ecs_line
 
 SECONDS_BETWEEN_PLAIN_LINES = 10.0
 
@@ -89,7 +89,7 @@ class Console:
 
     def event(self, text: str, *, action: str, fields: Mapping[str, Any] | None = None) -> None:
         """With --log-format json: write a line of it for each line of `text`; those with `fields` are metrics."""
-        level: Level = "error" if action == "error" else "info"
+        level: LogLevel = "error" if action == "error" else "info"
         for line in filter(str.strip, text.splitlines()):
             shown = " ".join(line.split())
             kind: Literal["event", "metric"] = "metric" if fields else "event"

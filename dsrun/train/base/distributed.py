@@ -24,18 +24,18 @@ from dsrun.hardware.gpus import AMPERE
 from dsrun.launch.expected_gpus import check_rank
 from dsrun.recipe.group_timeout import DEFAULT_S, group_timeout_s
 
-Device = Literal["cuda", "cpu"]
+DeviceType = Literal["cuda", "cpu"]
 
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class World:
+class DistributedWorld:
     rank: int
     size: int
     local_rank: int
     local_size: int
-    device: Device
+    device: DeviceType
     gpu: int = 0
     """The number of this rank's GPU among those that it sees."""
     group_timeout_s: float = DEFAULT_S
@@ -54,16 +54,16 @@ class World:
         return f"{self.size} {self.rank_name}{'s' if self.size > 1 else ''}"
 
 
-def world_from_env(*, use_cpu: bool, ddp_timeout: int | None = None) -> World:
+def world_from_env(*, use_cpu: bool, ddp_timeout: int | None = None) -> DistributedWorld:
     """Raises MissingError on a machine with GPUs that torch does not see, unless `use_cpu`."""
     if not use_cpu:
         check_rank(os.environ)
     size, local_rank = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_RANK"])
     local_size = int(os.environ.get("LOCAL_WORLD_SIZE", size))
-    device: Device = "cuda" if torch.cuda.is_available() and not use_cpu else "cpu"
+    device: DeviceType = "cuda" if torch.cuda.is_available() and not use_cpu else "cpu"
     gpu = gpu_of(local_rank, local_size, torch.cuda.device_count()) if device == "cuda" else 0
     timeout_s = group_timeout_s(ddp_timeout, os.environ)
-    return World(int(os.environ["RANK"]), size, local_rank, local_size, device, gpu, timeout_s)
+    return DistributedWorld(int(os.environ["RANK"]), size, local_rank, local_size, device, gpu, timeout_s)
 
 
 def gpu_of(local_rank: int, local_size: int, visible: int) -> int:
@@ -79,7 +79,7 @@ def gpu_of(local_rank: int, local_size: int, visible: int) -> int:
     )
 
 
-def init_process_group(world: World, *, deepspeed: bool) -> None:
+def init_process_group(world: DistributedWorld, *, deepspeed: bool) -> None:
     """Set up the process group: NCCL on GPUs, gloo on CPUs; again is harmless. Under DeepSpeed this must come before
     the model is built, or zero.Init sees a world of one process and the engine's batch assertion fails."""
     timeout = datetime.timedelta(seconds=world.group_timeout_s)
@@ -105,7 +105,7 @@ def destroy_process_group() -> None:
         dist.destroy_process_group()
 
 
-def bf16_supported(device: Device, cpu_bf16: bool) -> bool:
+def bf16_supported(device: DeviceType, cpu_bf16: bool) -> bool:
     """Whether bf16 is computed in hardware here; emulation (CUDA below 8.0) does not count."""
     if device == "cpu":
         return cpu_bf16

@@ -8,15 +8,15 @@ from typing import Any, Literal
 
 from dsrun.errors import UsageError
 from dsrun.recipe.batch import BatchPlan
-from dsrun.recipe.precision import Precision
+from dsrun.recipe.precision import TrainingPrecision
 from dsrun.recipe.recipe import Recipe, has_data
 from dsrun.recipe.spec import TrainSpec
-from dsrun.train.base.distributed import World
+from dsrun.train.base.distributed import DistributedWorld
 from dsrun.train.base.plugin import LoadedPlugin
 from dsrun.zero.offload import OPTIMIZER_ONLY, offloaded_to
 from dsrun.zero.ops import stage_of
 
-Task = Literal["seq2seq", "causal-lm"]
+ModelTask = Literal["seq2seq", "causal-lm"]
 
 
 @dataclass(frozen=True)
@@ -47,16 +47,16 @@ NOTHING = Given()
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """What follows from flags, hardware, the model's config and earlier attempts; see `dsrun.train.decide_plan`."""
 
     recipe: Recipe
     title: str
-    world: World
+    world: DistributedWorld
     config: Any
-    task: Task
+    task: ModelTask
     batch: BatchPlan
-    precision: Precision
+    precision: TrainingPrecision
     deepspeed: dict[str, Any] | None
     phases: frozenset[str]
     plugin: LoadedPlugin | None = None

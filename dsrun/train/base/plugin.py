@@ -19,7 +19,7 @@ from dsrun.recipe.preflight.plugin_file import PluginFile, find_plugin, search_p
 from dsrun.recipe.spec import TrainSpec
 from dsrun.train.base.rank_context import cause_of
 
-Row = dict[str, Any]
+PluginRow = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class LoadedPlugin:
         values = (self.file.named, self.plugin.version, str(self.file.path), self.file.sha256)
         return dict(zip(names, values, strict=True))
 
-    def rows(self, row: Row, split: str, where: str) -> list[Row]:
+    def rows(self, row: PluginRow, split: str, where: str) -> list[PluginRow]:
         with self.blamed("rows", f" ({where})"):
             found = self.plugin.rows(dict(row), split)
         made = found if isinstance(found, list) else [] if found is None else [found]
@@ -59,7 +59,7 @@ class LoadedPlugin:
             self.refuse("rows", found, "a row (dict), a list of rows, or None")
         return made
 
-    def collate(self, batch: Row, rows: Any) -> Row:
+    def collate(self, batch: PluginRow, rows: Any) -> PluginRow:
         import torch
 
         names, count = set(batch), len(batch["input_ids"])

@@ -20,7 +20,7 @@ from typing import Any, Self
 from dsrun.diagnosis.classify import classify
 from dsrun.diagnosis.rules import cause_named
 from dsrun.errors import DsrunError, UsageError, one_line
-from dsrun.runs.heartbeat import Heart
+from dsrun.runs.heartbeat import HeartbeatWriter
 from dsrun.runs.stop_request import StopRequest, read_stop_file, write_stop_file
 from dsrun.system import variables
 from dsrun.system.files import replacing
@@ -34,7 +34,7 @@ SAME_REQUEST_SECONDS = 1.0
 
 
 @dataclass
-class Progress:
+class ProcessProgress:
     """How far this process is: optimizer steps done, the step of the newest checkpoint, and the samples per forward
     pass; each None while there is none."""
 
@@ -56,7 +56,7 @@ def explain_failure(error: BaseException) -> tuple[int, str]:
     return 1, f"{type(error).__name__}: {message}{advice}"
 
 
-def record_failure(error: BaseException, *, rank: int, log: Path | None, progress: Progress) -> tuple[int, str]:
+def record_failure(error: BaseException, *, rank: int, log: Path | None, progress: ProcessProgress) -> tuple[int, str]:
     """Write the failure where the launcher looks for it; returns `explain_failure(error)`."""
     happened = time.time()
     code, message = explain_failure(error)
@@ -256,13 +256,13 @@ def handler_from_env(environ: Mapping[str, str]) -> PreemptionHandler:
 
 @dataclass
 class RankContext:
-    heart: Heart
+    heart: HeartbeatWriter
     stopping: PreemptionHandler
-    progress: Progress = field(default_factory=Progress)
+    progress: ProcessProgress = field(default_factory=ProcessProgress)
 
     @classmethod
     def unsupervised(cls) -> Self:
-        return cls(Heart(None, 0), handler_from_env({}))
+        return cls(HeartbeatWriter(None, 0), handler_from_env({}))
 
 
 def is_supervised(environ: Mapping[str, str]) -> bool:

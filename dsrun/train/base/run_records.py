@@ -15,13 +15,13 @@ from dsrun.recipe.resolved import without_secrets
 from dsrun.runs.attempts import attempt, start_times
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.goodput import goodput, goodput_line
-from dsrun.runs.records import Appender, EventLog, read_records, utc_now, write_json_atomic
+from dsrun.runs.records import EventLog, LineAppender, read_records, utc_now, write_json_atomic
 from dsrun.runs.stop_request import StopRequest
 from dsrun.system.display import masked_values
 from dsrun.system.host import git_commit, hostname, versions
 from dsrun.train.base import speed
 from dsrun.train.base.console import Console
-from dsrun.train.base.plan import Plan
+from dsrun.train.base.plan import TrainingPlan
 
 
 class RunRecords:
@@ -32,10 +32,10 @@ class RunRecords:
         self.main = main
         self._began = time.monotonic()
         if main:
-            self._metrics = Appender(folder.metrics)
+            self._metrics = LineAppender(folder.metrics)
             self._events = EventLog(folder.events)
 
-    def start(self, plan: Plan, *, resumed_from: Path | None, **facts: Any) -> None:
+    def start(self, plan: TrainingPlan, *, resumed_from: Path | None, **facts: Any) -> None:
         """`facts` are those for run.json that do not follow from the plan."""
         if not self.main:
             return
@@ -102,7 +102,7 @@ def step_of(checkpoint: Path) -> int:
     return int(json.loads((checkpoint / "trainer_state.json").read_text())["global_step"])
 
 
-def _description(plan: Plan) -> dict[str, Any]:
+def _description(plan: TrainingPlan) -> dict[str, Any]:
     recipe = plan.recipe
     values = dataclasses.asdict(recipe.spec) | recipe.hf
     return {

@@ -14,11 +14,11 @@ from transformers.utils import is_liger_kernel_available
 
 from dsrun.errors import UsageError
 from dsrun.hardware.gpus import AMPERE
-from dsrun.train.base.plan import Plan
+from dsrun.train.base.plan import TrainingPlan
 from dsrun.zero.generate.config import ADAMW_OF_TORCH
 from dsrun.zero.ops import stage_of
 
-Mode = Literal["auto", "safe"]
+SpeedMode = Literal["auto", "safe"]
 REGIONAL = "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"
 """accelerate.utils.TorchDynamoPlugin reads it: each repeated block is compiled, once for all that are alike."""
 COMPILE_FLAGS = ("torch_compile", "torch_compile_backend", "torch_compile_mode")
@@ -28,7 +28,7 @@ COMPILE_FLAGS = ("torch_compile", "torch_compile_backend", "torch_compile_mode")
 class SpeedFacts:
     """What the choices depend on. `given` are the user's own training arguments, `capability` that of the GPU."""
 
-    mode: Mode
+    mode: SpeedMode
     device: str
     given: Mapping[str, Any]
     deepspeed: Mapping[str, Any] | None = None
@@ -37,7 +37,7 @@ class SpeedFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
+class SpeedChoice:
     """One way to be faster; `values` are the training arguments that it sets, `refuse` the flag against it."""
 
     name: str
@@ -47,7 +47,7 @@ class Choice:
     values: Mapping[str, Any]
 
 
-def facts_of(plan: Plan) -> SpeedFacts:
+def facts_of(plan: TrainingPlan) -> SpeedFacts:
     cuda = plan.world.device == "cuda"
     return SpeedFacts(
         mode="safe" if plan.recipe.spec.speed == "safe" else "auto",
@@ -59,7 +59,7 @@ def facts_of(plan: Plan) -> SpeedFacts:
     )
 
 
-def choices(facts: SpeedFacts) -> tuple[Choice, ...]:
+def choices(facts: SpeedFacts) -> tuple[SpeedChoice, ...]:
     """Every choice in the order in which it is printed. Raises UsageError for a compilation that would not work."""
     return (_tf32(facts), _liger(facts), _fused_adamw(facts), _compile(facts))
 
@@ -79,13 +79,13 @@ def environment(facts: SpeedFacts) -> dict[str, str]:
     return {REGIONAL: "false" if deep_compiles(facts.deepspeed) else "true"}
 
 
-def line(made: tuple[Choice, ...]) -> str:
+def line(made: tuple[SpeedChoice, ...]) -> str:
     """The applied choices with their reasons, in one line."""
     applied = [f"{each.name} ({each.reason})" for each in made if each.applied]
     return ", ".join(applied) or "nothing applied"
 
 
-def record(made: tuple[Choice, ...], mode: str) -> dict[str, Any]:
+def record(made: tuple[SpeedChoice, ...], mode: str) -> dict[str, Any]:
     """The choices for run.json."""
     return {"mode": mode, "choices": [asdict(each) | {"values": dict(each.values)} for each in made]}
 
@@ -103,51 +103,51 @@ def deep_compiles(deepspeed: Mapping[str, Any] | None) -> bool:
     return isinstance(block, dict) and bool(block.get("deepcompile"))
 
 
-def _tf32(facts: SpeedFacts) -> Choice:
+def _tf32(facts: SpeedFacts) -> SpeedChoice:
     refuse, able = "--tf32 false", facts.capability >= AMPERE
     if "tf32" in facts.given:
         on = bool(facts.given["tf32"])
-        return Choice(name="TF32", applied=on, reason="as --tf32 says", refuse=refuse, values={})
+        return SpeedChoice(name="TF32", applied=on, reason="as --tf32 says", refuse=refuse, values={})
     if facts.device != "cuda":
-        return Choice(name="TF32", applied=False, reason="no GPU", refuse=refuse, values={})
+        return SpeedChoice(name="TF32", applied=False, reason="no GPU", refuse=refuse, values={})
     on = able and facts.mode == "auto"
     why = "fp32 products on Ampere and newer" if on else _why_not(facts, "the GPU is older than Ampere")
-    return Choice(name="TF32", applied=on, reason=why, refuse=refuse, values={"tf32": on})
+    return SpeedChoice(name="TF32", applied=on, reason=why, refuse=refuse, values={"tf32": on})
 
 
-def _liger(facts: SpeedFacts) -> Choice:
+def _liger(facts: SpeedFacts) -> SpeedChoice:
     name, refuse = "Liger kernels", "--use_liger_kernel false"
     if "use_liger_kernel" in facts.given:
         on = bool(facts.given["use_liger_kernel"])
-        return Choice(name=name, applied=on, reason="as --use_liger_kernel says", refuse=refuse, values={})
+        return SpeedChoice(name=name, applied=on, reason="as --use_liger_kernel says", refuse=refuse, values={})
     if facts.device != "cuda":
-        return Choice(name=name, applied=False, reason="no GPU", refuse=refuse, values={})
+        return SpeedChoice(name=name, applied=False, reason="no GPU", refuse=refuse, values={})
     smoothed = bool(facts.given.get("label_smoothing_factor"))
     on = facts.liger and facts.mode == "auto" and not smoothed
     missing = "its fused loss knows no label smoothing" if smoothed else "liger-kernel is not installed"
     why = "fused layers and loss" if on else _why_not(facts, missing)
-    return Choice(name=name, applied=on, reason=why, refuse=refuse, values={"use_liger_kernel": on})
+    return SpeedChoice(name=name, applied=on, reason=why, refuse=refuse, values={"use_liger_kernel": on})
 
 
-def _fused_adamw(facts: SpeedFacts) -> Choice:
+def _fused_adamw(facts: SpeedFacts) -> SpeedChoice:
     plain, fused = ADAMW_OF_TORCH
     name, refuse = "fused AdamW", f"--optim {plain}"
     if (facts.deepspeed or {}).get("optimizer"):
-        return Choice(name=name, applied=False, reason="DeepSpeed's own optimizer steps", refuse=refuse, values={})
+        return SpeedChoice(name=name, applied=False, reason="DeepSpeed's own optimizer steps", refuse=refuse, values={})
     if "optim" in facts.given:
         on = facts.given["optim"] == fused
-        return Choice(name=name, applied=on, reason="as --optim says", refuse=refuse, values={})
+        return SpeedChoice(name=name, applied=on, reason="as --optim says", refuse=refuse, values={})
     on = facts.mode == "auto"
     why = "one kernel per step" if on else _why_not(facts, "")
-    return Choice(name=name, applied=on, reason=why, refuse=refuse, values={"optim": fused if on else plain})
+    return SpeedChoice(name=name, applied=on, reason=why, refuse=refuse, values={"optim": fused if on else plain})
 
 
-def _compile(facts: SpeedFacts) -> Choice:
+def _compile(facts: SpeedFacts) -> SpeedChoice:
     name, refuse, deep = "torch.compile", "--torch_compile false", deep_compiles(facts.deepspeed)
     if not compiles(facts.given, facts.deepspeed):
         why = "compiling takes minutes, again for other lengths; --torch_compile true asks for it"
         why = "as --torch_compile says" if facts.given.get("torch_compile") is False else why
-        return Choice(name=name, applied=False, reason=why, refuse=refuse, values={})
+        return SpeedChoice(name=name, applied=False, reason=why, refuse=refuse, values={})
     if deep and facts.device != "cuda":
         raise UsageError(
             "compile.deepcompile: DeepSpeed has this operation for CUDA alone, and this run is on CPUs",
@@ -155,14 +155,14 @@ def _compile(facts: SpeedFacts) -> Choice:
         )
     if deep:
         why = "DeepCompile schedules ZeRO's communication, as the --deepspeed file says"
-        return Choice(name="DeepCompile", applied=True, reason=why, refuse=refuse, values={"torch_compile": True})
+        return SpeedChoice(name="DeepCompile", applied=True, reason=why, refuse=refuse, values={"torch_compile": True})
     if stage_of(dict(facts.deepspeed or {})) == 3:
         given = next(each for each in COMPILE_FLAGS if facts.given.get(each))
         raise UsageError(
             f"--{given}: torch.compile does not see how ZeRO-3 gathers parameters, and breaks its graphs there",
             fix='use --zero 2, or on GPUs a --deepspeed file with "compile": {"deepcompile": true}',
         )
-    return Choice(name=name, applied=True, reason="each repeated block, as asked", refuse=refuse, values={})
+    return SpeedChoice(name=name, applied=True, reason="each repeated block, as asked", refuse=refuse, values={})
 
 
 def _why_not(facts: SpeedFacts, otherwise: str) -> str:

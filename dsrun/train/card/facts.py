@@ -12,14 +12,14 @@ from dsrun.demo.build import DEMO_NAMES
 from dsrun.recipe.mixture import specs_of
 from dsrun.recipe.preflight.files import is_path
 from dsrun.recipe.spec import TrainSpec
-from dsrun.train.base.plan import Plan
+from dsrun.train.base.plan import TrainingPlan
 from dsrun.train.data.request import PreparedData
 
 _NOT_SCORES = ("seconds", "samples_per_second", "epoch")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scores:
+class SplitScores:
     """The final metrics on a split, or on that of one set of a mixture."""
 
     split: str
@@ -32,7 +32,7 @@ class CardFacts:
     """What a card says. `metrics` are the final ones by split, without prefix; `name` is that of the run, and
     `repository` where the model is to be on the Hub, if anywhere; `parallel` reads "ZeRO-2 on 8 GPUs"."""
 
-    plan: Plan
+    plan: TrainingPlan
     data: PreparedData
     state: Any
     metrics: Mapping[str, Mapping[str, float]]
@@ -88,7 +88,7 @@ class CardFacts:
         files = ", ".join(map(name_of, self.spec.train_file or self.spec.validation_file))
         return files or self.data.origin.rpartition(": ")[0]
 
-    def scores(self) -> Iterator[Scores]:
+    def scores(self) -> Iterator[SplitScores]:
         """All final metrics that are finite; those of a mixture's sets by themselves."""
         # The longest first: "wiki_loss" is of the set wiki, unless there is one wiki_loss.
         names = sorted(filter(None, self.sets), key=len, reverse=True)
@@ -99,7 +99,7 @@ class CardFacts:
                 short = metric.removeprefix(f"{of_set}_") if of_set else metric
                 if short not in _NOT_SCORES and math.isfinite(float(value)):
                     found[of_set][short] = round(float(value), 4)
-            yield from (Scores(split=split, set=name, values=values) for name, values in found.items() if values)
+            yield from (SplitScores(split=split, set=name, values=values) for name, values in found.items() if values)
 
 
 def hub_dataset(spec: TrainSpec) -> str | None:

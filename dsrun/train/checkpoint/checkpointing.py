@@ -20,23 +20,23 @@ from dsrun.runs import commit
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import STATE_FILE, complete_checkpoints
 from dsrun.train.base.distributed import all_ready, local_ranks, my_rank, ranks
-from dsrun.train.checkpoint.save import Save, SaveFailed
+from dsrun.train.checkpoint.save import CheckpointSave, SaveFailed
 from dsrun.train.checkpoint.serialize import (
-    Tensors,
+    NamedTensors,
     has_whole_weights,
     safetensors_through,
     write_safetensors,
     write_through,
     write_torch,
 )
-from dsrun.train.checkpoint.snapshot import Snapshots
+from dsrun.train.checkpoint.snapshot import SnapshotBuffers
 from dsrun.train.model.adapters import saved_embeddings
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Saving:
+class SavingPolicy:
     """How checkpoints are kept: where, how many, with which facts in their manifests, and whether training goes on in
     the meantime (`background`). `trust` loads them whoever wrote them; `beat` is called now and then, `notify` with a
     line for the user."""
@@ -50,24 +50,24 @@ class Saving:
     notify: Callable[[str], None] = logger.warning
 
 
-class Checkpointing(Seq2SeqTrainer):
+class CheckpointingTrainer(Seq2SeqTrainer):
     """A Trainer whose checkpoints appear by a rename, once those of all ranks are written. The class that inherits has
     `on_checkpoint` (phase, folder, seconds, **details) and `seconds_not_training`. `save_again`: the last save
     failed, and is tried once more after the next step."""
 
-    saving: Saving
+    saving: SavingPolicy
     interrupted: bool
     save_again = False
-    _under_way: Save | None = None
-    _snapshots: Snapshots | None = None
+    _under_way: CheckpointSave | None = None
+    _snapshots: SnapshotBuffers | None = None
     _told_of_memory = False
     _stall = 0.0
     _complete: set[int] | None = None
 
-    def keep_checkpoints(self, saving: Saving) -> None:
+    def keep_checkpoints(self, saving: SavingPolicy) -> None:
         self.saving = saving
         if saving.background:
-            self._snapshots = Snapshots(share=local_ranks())
+            self._snapshots = SnapshotBuffers(share=local_ranks())
         self._remover = ThreadPoolExecutor(1, thread_name_prefix="remove")
         self.add_callback(_AfterEachStep(self))
 
@@ -90,7 +90,7 @@ class Checkpointing(Seq2SeqTrainer):
         self.on_checkpoint("begin", run.checkpoint(step), 0.0)
         with self._forgiven_once(step):
             snapshots = None if wait else self._snapshots
-            self._under_way = save = Save(run, step, beat=self.saving.beat, snapshots=snapshots)
+            self._under_way = save = CheckpointSave(run, step, beat=self.saving.beat, snapshots=snapshots)
             try:
                 self._write(save)
             except OSError as error:
@@ -119,7 +119,7 @@ class Checkpointing(Seq2SeqTrainer):
             details = {"message": error.message, "cause": error.cause}
             self.on_checkpoint("failed", self.saving.run.checkpoint(step), 0.0, **details)
 
-    def _write(self, save: Save) -> None:
+    def _write(self, save: CheckpointSave) -> None:
         """As the stock method, whose collectives and files these are, but for where the files go."""
         self.store_flos()
         self._record_best(save.step)
@@ -165,7 +165,7 @@ class Checkpointing(Seq2SeqTrainer):
         if self.is_fsdp_enabled:
             # All ranks gather the states, so it is nothing that one of them could write by itself.
             files = [save.folder / "optimizer.pt", save.folder / "scheduler.pt"] if self.args.should_save else []
-            save.write(lambda: super(Checkpointing, self)._save_optimizer_and_scheduler(output_dir), *files)
+            save.write(lambda: super(CheckpointingTrainer, self)._save_optimizer_and_scheduler(output_dir), *files)
             return
         if not self.is_deepspeed_enabled:
             if self.args.should_save:
@@ -202,7 +202,7 @@ class Checkpointing(Seq2SeqTrainer):
         # DeepSpeed's are copies already, or whole weights gathered for this save, but for some buffers.
         live = None if state_dict is None else _storages(self.model)
 
-        def write(tensors: Tensors, file: Path) -> None:
+        def write(tensors: NamedTensors, file: Path) -> None:
             save.store(write_safetensors, tensors, file, live=live)
 
         with safetensors_through(write, folder):
@@ -244,7 +244,7 @@ class Checkpointing(Seq2SeqTrainer):
         if my_rank() == 0:
             self._rotate(save)
 
-    def _rotate(self, save: Save) -> None:
+    def _rotate(self, save: CheckpointSave) -> None:
         # The stock rotation goes by the folders' times (sort_checkpoints, use_mtime), which a copied run folder does
         # not keep, and counts checkpoints that are not whole.
         steps = self._complete_steps(save)
@@ -260,7 +260,7 @@ class Checkpointing(Seq2SeqTrainer):
                 continue
             self._remover.submit(shutil.rmtree, doomed, ignore_errors=True)
 
-    def _complete_steps(self, save: Save) -> list[int]:
+    def _complete_steps(self, save: CheckpointSave) -> list[int]:
         """The steps of the complete checkpoints. Those of earlier attempts are checked once."""
         if self._complete is None:
             self._complete = {step for step, _ in complete_checkpoints(save.run)}
@@ -286,7 +286,7 @@ class _AfterEachStep(TrainerCallback):
     """Shows a checkpoint that is on the disk of all ranks, and repeats a save that failed. They agree on the thread
     that trains, as a second thread's collectives could meet those of the training in another order on another rank."""
 
-    def __init__(self, trainer: Checkpointing) -> None:
+    def __init__(self, trainer: CheckpointingTrainer) -> None:
         self.trainer = trainer
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

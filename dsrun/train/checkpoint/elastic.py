@@ -30,7 +30,14 @@ from dsrun.system.files import parse_json
 from dsrun.system.host import disk_free
 from dsrun.train.base.distributed import acquire_lock
 from dsrun.train.checkpoint import plain
-from dsrun.train.checkpoint.layout import OPTIMIZER_STATE, Layout, Source, layout_of, write_schedule, write_universal
+from dsrun.train.checkpoint.layout import (
+    OPTIMIZER_STATE,
+    CheckpointLayout,
+    CheckpointSource,
+    layout_of,
+    write_schedule,
+    write_universal,
+)
 from dsrun.train.checkpoint.zero_shards import ZeroCheckpoint, load
 
 logger = logging.getLogger(__name__)
@@ -42,7 +49,7 @@ SHARED = ("trainer_state.json", "scaler.pt")
 
 
 @dataclass(frozen=True)
-class Adapted:
+class AdaptedCheckpoint:
     """What this run resumes from. `source` is the checkpoint as the user knows it, `path` what the Trainer loads,
     `deepspeed` the changes of DeepSpeed's configuration that the load needs. `reseed`: ranks that the checkpoint has no
     random states for draw new ones; `converted`: the optimizer comes through a universal checkpoint."""
@@ -65,14 +72,14 @@ class Adapted:
 
 def adapt(
     checkpoint: Path,
-    layout: Layout,
+    layout: CheckpointLayout,
     *,
     run: Path,
     notify: Callable[[str], None],
     beat: Callable[[], None] = lambda: None,
-    names: plain.Names | None = None,
+    names: plain.GroupNames | None = None,
     built: bool = False,
-) -> Adapted:
+) -> AdaptedCheckpoint:
     """`checkpoint` as a run of `layout` can load it. Call it on every rank: one works, the others wait at a file lock,
     not in a collective that would time out, and call `beat`. `names` yields the order of parameters in the Trainer's
     own optimizer, needed between ZeRO and plain DDP. `built`: the engine exists already, and its configuration can
@@ -82,7 +89,7 @@ def adapt(
     change = saved.change_to(layout)
     if change == "none" or (change == "order" and not built):
         order = {} if change == "none" else {"zero_optimization": {"round_robin_gradients": saved.round_robin}}
-        return Adapted(checkpoint, checkpoint, deepspeed=order, reseed=reseed)
+        return AdaptedCheckpoint(checkpoint, checkpoint, deepspeed=order, reseed=reseed)
     _refuse_impossible(checkpoint, saved, layout)
     if layout.stage and built and layout.round_robin:
         raise ToolError(f"{checkpoint}: saved by another number of ranks, and this run's round_robin_gradients is on")
@@ -101,10 +108,10 @@ def adapt(
         # The loader looks for each parameter where it would be without the shuffle (stage_1_and_2.py,
         # _link_all_hp_params), and would load other parameters' values.
         changes["zero_optimization"] = {"round_robin_gradients": False}
-    return Adapted(folder, checkpoint, deepspeed=changes, reseed=True, converted=bool(layout.stage))
+    return AdaptedCheckpoint(folder, checkpoint, deepspeed=changes, reseed=True, converted=bool(layout.stage))
 
 
-def _refuse_impossible(checkpoint: Path, saved: Layout, layout: Layout) -> None:
+def _refuse_impossible(checkpoint: Path, saved: CheckpointLayout, layout: CheckpointLayout) -> None:
     nvme = " --offload nvme" if saved.nvme else ""
     as_saved = f"--nproc {saved.world_size} --zero {saved.stage}{nvme}"
     if saved.nvme or layout.nvme:
@@ -129,8 +136,8 @@ def _refuse_impossible(checkpoint: Path, saved: Layout, layout: Layout) -> None:
 
 def _convert(
     checkpoint: Path,
-    saved: Layout,
-    layout: Layout,
+    saved: CheckpointLayout,
+    layout: CheckpointLayout,
     *,
     folder: Path,
     note: dict[str, Any],
@@ -141,7 +148,7 @@ def _convert(
     work = folder.with_name(f"{folder.name}.partial")
     for old in (work, folder):
         shutil.rmtree(old, ignore_errors=True)
-    source: Source = ZeroCheckpoint(checkpoint) if saved.stage else plain.PlainCheckpoint(checkpoint, groups)
+    source: CheckpointSource = ZeroCheckpoint(checkpoint) if saved.stage else plain.PlainCheckpoint(checkpoint, groups)
     if set(source.states) != set(plain.ADAM_STATES) and layout.stage in (0, 3):
         raise UsageError(
             f"{checkpoint}: its optimizer keeps {', '.join(source.states) or 'no state per weight'}; only Adam's and"
@@ -168,7 +175,7 @@ def _convert(
         shutil.rmtree(work, ignore_errors=True)
 
 
-def _check_room(source: Source, folder: Path) -> None:
+def _check_room(source: CheckpointSource, folder: Path) -> None:
     elements = sum(math.prod(parameter.shape) for parameter in source.parameters.values())
     needed = 4 * elements * (1 + len(source.states))
     free = disk_free(folder)
@@ -206,7 +213,7 @@ class ElasticResumeCallback(TrainerCallback):
     """Between the load of a converted checkpoint and the first step: the engine becomes an ordinary one. The conversion
     is removed once the run has a checkpoint of its own."""
 
-    def __init__(self, trainer: Any, start: Adapted, *, run: Path) -> None:
+    def __init__(self, trainer: Any, start: AdaptedCheckpoint, *, run: Path) -> None:
         self.trainer = trainer
         self.start = start
         self.run = run
@@ -258,7 +265,7 @@ def best_checkpoint(trainer: Any, *, run: Path) -> Iterator[None]:
     if best is None or not trainer.is_deepspeed_enabled:
         yield
         return
-    layout = Layout.wanted(trainer.split.world_size, trainer.ds_config)
+    layout = CheckpointLayout.wanted(trainer.split.world_size, trainer.ds_config)
     start = adapt(Path(best), layout, run=run, notify=logger.info, built=True)
     engine = trainer.model_wrapped
     engine._config.load_universal_checkpoint = start.converted

@@ -14,7 +14,7 @@ from dsrun.train.checkpoint.plain import PlainCheckpoint
 from dsrun.train.checkpoint.zero_shards import ZeroCheckpoint, load, state_folder
 from dsrun.zero.ops import ADAM
 
-Change = Literal["none", "order", "convert"]
+LayoutChange = Literal["none", "order", "convert"]
 
 # Hyperparameters that a resumed run takes from the checkpoint. The others follow from the run's own flags, as does how
 # parameters are grouped: DeepSpeed's Adam has one group, the Trainer has two, with and without weight decay; both have
@@ -31,7 +31,7 @@ SCHEDULE = "scheduler.pt"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Layout:
+class CheckpointLayout:
     """Decides whether DeepSpeed and the Trainer can load a checkpoint as it is. `stage` is 0 for plain DDP, with
     `engine` where DeepSpeed runs all the same. `own_adam`: DeepSpeed's Adam, with all parameters in one group, not
     torch's, with two; `round_robin`: ZeRO-1 and 2 shuffle the parameters; `own_scheduler`: the learning rate is
@@ -47,7 +47,7 @@ class Layout:
     fp16: bool = False
 
     @classmethod
-    def wanted(cls, world_size: int, deepspeed: Mapping[str, Any] | None) -> Layout:
+    def wanted(cls, world_size: int, deepspeed: Mapping[str, Any] | None) -> CheckpointLayout:
         """The layout of a run on `world_size` ranks with this DeepSpeed configuration, None for plain DDP."""
         if deepspeed is None:
             return cls(world_size=world_size, stage=0, engine=False)
@@ -65,7 +65,7 @@ class Layout:
         ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
         return f"{f'ZeRO-{self.stage}' if self.stage else 'no ZeRO'} on {ranks}"
 
-    def change_to(self, other: Layout) -> Change:
+    def change_to(self, other: CheckpointLayout) -> LayoutChange:
         """What a run of layout `other` must do to load this one: nothing, keep the saved order of parameters, or
         convert it."""
         if self.stage == other.stage == 0 and self.engine == other.engine:
@@ -75,12 +75,12 @@ class Layout:
         return "order" if self.stage in (1, 2) and self.round_robin != other.round_robin else "none"
 
 
-def layout_of(checkpoint: Path) -> Layout:
+def layout_of(checkpoint: Path) -> CheckpointLayout:
     """The layout of a checkpoint, from its files. Raises UsageError for an unknown kind of checkpoint."""
     folder = state_folder(checkpoint)
     if folder is None:
         ranks = len(list(checkpoint.glob("rng_state_*.pth")))
-        return Layout(world_size=max(1, ranks), stage=0, engine=False)
+        return CheckpointLayout(world_size=max(1, ranks), stage=0, engine=False)
     if not list(folder.glob("*_optim_states.pt")):
         return _without_zero(folder)
     zero = ZeroCheckpoint(checkpoint)
@@ -88,15 +88,15 @@ def layout_of(checkpoint: Path) -> Layout:
     if of_config["stage"] == 0:
         return _without_zero(folder)
     adam = "bias_correction" in zero.param_groups[0]
-    return Layout(world_size=zero.world_size, own_adam=adam, **(of_config | {"stage": zero.stage}))
+    return CheckpointLayout(world_size=zero.world_size, own_adam=adam, **(of_config | {"stage": zero.stage}))
 
 
-def _without_zero(folder: Path) -> Layout:
+def _without_zero(folder: Path) -> CheckpointLayout:
     """DeepSpeed at stage 0: the whole state in one file, which any number of ranks can load."""
     file = folder / "mp_rank_00_model_states.pt"
     if not file.is_file():
         raise UsageError(f"{folder}: neither optimizer states nor model states are there")
-    return Layout(world_size=int(load(file).get("dp_world_size", 1)), stage=0)
+    return CheckpointLayout(world_size=int(load(file).get("dp_world_size", 1)), stage=0)
 
 
 def _of_config(deepspeed: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,11 +110,11 @@ def _of_config(deepspeed: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-Source: TypeAlias = ZeroCheckpoint | PlainCheckpoint
+CheckpointSource: TypeAlias = ZeroCheckpoint | PlainCheckpoint
 
 
 def write_universal(
-    source: Source, folder: Path, *, schedule: Any, fp16: bool, beat: Callable[[], None] = lambda: None
+    source: CheckpointSource, folder: Path, *, schedule: Any, fp16: bool, beat: Callable[[], None] = lambda: None
 ) -> None:
     """Write `source` as a universal checkpoint below `folder`, and `latest_universal` with its name. `schedule` is the
     learning rate's, see `write_schedule`."""
@@ -133,7 +133,9 @@ def write_universal(
     (folder / "latest_universal").write_text(tag)
 
 
-def write_schedule(checkpoint: Path, source: Source, folder: Path, saved: Layout, layout: Layout) -> Any:
+def write_schedule(
+    checkpoint: Path, source: CheckpointSource, folder: Path, saved: CheckpointLayout, layout: CheckpointLayout
+) -> Any:
     """Write the state of the learning rate's schedule for the Trainer, and return it for DeepSpeed. Torch's schedules
     keep one rate per group of parameters, and DeepSpeed's Adam has another number of groups: with other groups the
     run's own base rates stay, as --learning-rate gives them."""
@@ -161,7 +163,7 @@ def group_hyperparameters(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [*own, *[common_hyperparameters(groups)] * (GROUPS - len(groups))]
 
 
-def _optimizer_state(source: Source, *, fp16: bool) -> dict[str, Any]:
+def _optimizer_state(source: CheckpointSource, *, fp16: bool) -> dict[str, Any]:
     common = common_hyperparameters(source.param_groups)
     scaler = source.loss_scaler if fp16 and source.loss_scaler.get("dynamic_loss_scale") else {}
     return {
@@ -174,7 +176,7 @@ def _optimizer_state(source: Source, *, fp16: bool) -> dict[str, Any]:
     }
 
 
-def _model_states(source: Source) -> dict[str, Any]:
+def _model_states(source: CheckpointSource) -> dict[str, Any]:
     """What the engine restores besides parameters. The weights stay out: it takes them from the fp32 files."""
     counters = {name: source.counters.get(name) for name in _COUNTERS}
     return {"module": {}, "dp_world_size": 1, "mp_world_size": 1, **counters}

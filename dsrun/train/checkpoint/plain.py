@@ -18,14 +18,14 @@ import torch
 from transformers import Trainer
 
 from dsrun.errors import UsageError
-from dsrun.train.base.plan import Plan
-from dsrun.train.checkpoint.weight_files import Weight, read_weights, write_file
+from dsrun.train.base.plan import TrainingPlan
+from dsrun.train.checkpoint.weight_files import ExportWeight, read_weights, write_file
 from dsrun.train.checkpoint.zero_shards import load
 from dsrun.train.model.adapters import new_tokens, select_trained
 from dsrun.train.model.load import AUTO_CLASS
 from dsrun.train.model.parameter_groups import LearningRates
 
-Names = Callable[[], list[list[str]]]
+GroupNames = Callable[[], list[list[str]]]
 """Names of the trainable parameters, group by group, in the order of the Trainer's own optimizer."""
 
 ADAPTER = "adapter_model.safetensors"
@@ -37,7 +37,7 @@ class ShapeOnly:
     shape: tuple[int, ...]
 
 
-def trainer_order(plan: Plan, tokenizer: Any) -> list[list[str]]:
+def trainer_order(plan: TrainingPlan, tokenizer: Any) -> list[list[str]]:
     """The order of parameters in the optimizer that the Trainer makes for `plan`, group by group: those with
     and without weight decay, or those of each learning rate."""
     spec = plan.recipe.spec
@@ -128,7 +128,7 @@ def write_plain(
     the whole optimizer, which each rank will hold in memory as well."""
     lora = (checkpoint / ADAPTER).is_file()
     weights = [
-        Weight(in_adapter(name) if lora else name, torch.float32, tuple(p.shape), partial(source.read, name))
+        ExportWeight(in_adapter(name) if lora else name, torch.float32, tuple(p.shape), partial(source.read, name))
         for name, p in source.parameters.items()
     ]
     known = {weight.name for weight in weights} | set(source.aliases)

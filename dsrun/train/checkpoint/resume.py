@@ -15,12 +15,14 @@ from dsrun.errors import UsageError
 from dsrun.runs.attempts import RESUME_AUTO, bears
 from dsrun.runs.commit import CONVERTED, HIDDEN, set_aside, tidy
 from dsrun.runs.folder import RunFolder
+from dsrun.runs.heartbeat import SignOfLife
 from dsrun.runs.manifest import MANIFEST, STATE_FILE, FileDamage, read_manifest
+from dsrun.system.display import NotePrinter
 from dsrun.system.files import parse_json
 from dsrun.system.host import hostname
 from dsrun.train.base.distributed import all_gather_object, rank0_first, ranks
 from dsrun.train.checkpoint.save import not_shared
-from dsrun.train.checkpoint.verify import CONFIG_FILE, Beat, check_foreign, check_states, read_through
+from dsrun.train.checkpoint.verify import CONFIG_FILE, check_foreign, check_states, read_through
 from dsrun.train.model.parameter_groups import ONE_RATE
 
 # How long an NFS client may keep believing that a name is not there (acdirmax of nfs(5)).
@@ -35,8 +37,7 @@ _REPORTED_DIFFERENCES = {
     "plugin": "plugin",
 }
 
-Notify = Callable[[str], None]
-Read = Callable[[Path], list[FileDamage]]
+CheckpointReader = Callable[[Path], list[FileDamage]]
 
 
 def find_checkpoint(
@@ -46,8 +47,8 @@ def find_checkpoint(
     facts: Mapping[str, Any],
     trust: bool,
     force: bool,
-    notify: Notify,
-    beat: Beat = lambda: None,
+    notify: NotePrinter,
+    beat: SignOfLife = lambda: None,
     again: Collection[str] = (),
 ) -> Path | None:
     """The checkpoint that --resume asks for, or None to start at step 0. A collective: all ranks get the same answer.
@@ -117,7 +118,10 @@ def _is_signed(checkpoint: Path, signed: Collection[str]) -> bool:
 
 
 def _newest(
-    folder: RunFolder, read: Read, notify: Notify, wanted: Callable[[int, Path], bool] = lambda *_: True
+    folder: RunFolder,
+    read: CheckpointReader,
+    notify: NotePrinter,
+    wanted: Callable[[int, Path], bool] = lambda *_: True,
 ) -> Path | None:
     for _, path in rank0_first(lambda: [each for each in folder.checkpoints() if wanted(*each)]):
         damage = read(path)
@@ -128,7 +132,7 @@ def _newest(
     return None
 
 
-def _given(path: Path, read: Read, trust: bool, notify: Notify) -> Path:
+def _given(path: Path, read: CheckpointReader, trust: bool, notify: NotePrinter) -> Path:
     if not rank0_first((path / STATE_FILE).is_file):
         raise UsageError(f"--resume {path}: no checkpoint there (it has no {STATE_FILE})")
     path = path.absolute()
@@ -239,7 +243,7 @@ def _step(checkpoint: Path) -> int | None:
         return int(number) if number.isdigit() else None
 
 
-def _check_shared_folder(folder: RunFolder, *, force: bool, notify: Notify) -> None:
+def _check_shared_folder(folder: RunFolder, *, force: bool, notify: NotePrinter) -> None:
     """Raise UsageError where a rank's run folder is not rank 0's: a checkpoint would be spread over several disks."""
     if ranks() == 1:
         return

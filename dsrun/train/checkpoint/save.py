@@ -23,8 +23,8 @@ from dsrun.runs.manifest import newest_complete, write_manifest
 from dsrun.system.files import DISK_FULL
 from dsrun.system.host import hostname
 from dsrun.train.base.distributed import all_gather_object, local_ranks, my_rank, rank0_first
-from dsrun.train.checkpoint.serialize import Tensors
-from dsrun.train.checkpoint.snapshot import Snapshot, Snapshots
+from dsrun.train.checkpoint.serialize import NamedTensors
+from dsrun.train.checkpoint.snapshot import SnapshotBuffers, StateSnapshot
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ class SaveFailed(ToolError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fault:
+class SaveFault:
     """Why this rank could not write its part, whether the disk was to blame, and its errno where one is known."""
 
     rank: int
@@ -57,11 +57,11 @@ class Fault:
     errno: int | None
 
 
-Sums = Mapping[str, ManifestFile]
-Dump = Callable[[Any, ChecksumFile], None]
+FileSums = Mapping[str, ManifestFile]
+DumpFunction = Callable[[Any, ChecksumFile], None]
 
 
-class Save:
+class CheckpointSave:
     """A checkpoint that all ranks write to a hidden folder. Making one is a collective, as is `finish`.
 
     With `snapshots`, `store` only copies what is to be written, and a thread writes it. `short_of_memory`: there was no
@@ -69,14 +69,14 @@ class Save:
     """
 
     def __init__(
-        self, run: RunFolder, step: int, *, beat: Callable[[], None], snapshots: Snapshots | None = None
+        self, run: RunFolder, step: int, *, beat: Callable[[], None], snapshots: SnapshotBuffers | None = None
     ) -> None:
         """Raises SaveFailed on all ranks where the folder cannot be made."""
         self.run = run
         self.step = step
         self.began = time.monotonic()
         self.beat = beat
-        self.fault: Fault | None = None
+        self.fault: SaveFault | None = None
         self.short_of_memory = False
         try:
             self.folder = rank0_first(lambda: commit.begin(run, step))
@@ -87,7 +87,7 @@ class Save:
         # One file after the other: several at once would only make the disk seek.
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="write")
         self._writes: list[Future[None]] = []
-        self._held: list[Snapshot] = []
+        self._held: list[StateSnapshot] = []
 
     def write(self, work: Callable[[], Any], *files: Path) -> None:
         """Do `work`, which writes `files`, and begin to seal them; nothing once a write of this rank has failed. A
@@ -102,7 +102,7 @@ class Save:
             self._sealer.add(*files)
         self.beat()
 
-    def store(self, dump: Dump, state: Any, file: Path, *, live: Container[int] | None = None) -> None:
+    def store(self, dump: DumpFunction, state: Any, file: Path, *, live: Container[int] | None = None) -> None:
         """Have `dump` write `state` as it is now to `file`; at once, or from a copy while training goes on. A failure
         is kept as `write` does. `live`: see `Snapshots.take`."""
         if self.fault:
@@ -116,7 +116,7 @@ class Save:
             self._dump(dump, state, file)
         self.beat()
 
-    def copy_of(self, weights: Tensors) -> dict[str, Any] | None:
+    def copy_of(self, weights: NamedTensors) -> dict[str, Any] | None:
         """Copies of the weights that stay until the save ends; None where nothing is copied, or memory is short."""
         copy = self._snapshots.take_apart(weights) if self._snapshots else None
         if copy is None:
@@ -124,7 +124,7 @@ class Save:
         self._held.append(copy)
         return copy.state
 
-    def _dump(self, dump: Dump, state: Any, file: Path) -> None:
+    def _dump(self, dump: DumpFunction, state: Any, file: Path) -> None:
         if self.fault:
             return
         try:
@@ -135,7 +135,7 @@ class Save:
         else:
             self._sealer.written(file, stream.entry)
 
-    def _dump_copy(self, dump: Dump, copy: Snapshot, file: Path) -> None:
+    def _dump_copy(self, dump: DumpFunction, copy: StateSnapshot, file: Path) -> None:
         """In the thread that writes."""
         try:
             self._dump(dump, copy.state, file)
@@ -175,7 +175,7 @@ class Save:
         rank0_first(lambda: self._show(sums, facts))
         return sum(entry["size"] for entry in sums.values())
 
-    def _seal(self) -> Sums:
+    def _seal(self) -> FileSums:
         try:
             while wait(self._writes, timeout=PATIENCE_S).not_done:
                 self.beat()
@@ -193,7 +193,7 @@ class Save:
         while self._held and self._snapshots:
             self._snapshots.give_back(self._held.pop())
 
-    def _show(self, sums: Sums, facts: Mapping[str, Any]) -> None:
+    def _show(self, sums: FileSums, facts: Mapping[str, Any]) -> None:
         """Rank 0's part: the manifest last, then the rename."""
         unseen = [name for name in sums if not (self.folder / name).is_file()]
         if unseen:
@@ -234,7 +234,7 @@ def not_shared(run: Path, why: str) -> UsageError:
     )
 
 
-def _fault(error: BaseException, folder: Path) -> Fault:
+def _fault(error: BaseException, folder: Path) -> SaveFault:
     """What a failed write was about. torch reports a full disk as `unexpected pos`, so the disk is asked itself."""
     # Rust's standard library, whose message safetensors passes on, writes the errno into it.
     written = re.search(r"\(os error (\d+)\)", str(error))
@@ -245,7 +245,7 @@ def _fault(error: BaseException, folder: Path) -> Fault:
         disk = number is not None or "inline_container" in str(error) or "PytorchStreamWriter" in str(error)
     first = str(error).splitlines()[0][:200] if str(error) else ""
     why = os.strerror(number) if number else f"{type(error).__name__}: {first}"
-    return Fault(rank=my_rank(), host=hostname(), why=why, disk=disk, errno=number)
+    return SaveFault(rank=my_rank(), host=hostname(), why=why, disk=disk, errno=number)
 
 
 def _probe(folder: Path) -> int | None:

@@ -14,7 +14,7 @@ import torch
 
 from dsrun.runs.checksum import ChecksumFile
 from dsrun.train.base.distributed import my_rank
-from dsrun.train.checkpoint.weight_files import DTYPES, Weight, header, tensor_bytes
+from dsrun.train.checkpoint.weight_files import DTYPES, ExportWeight, header, tensor_bytes
 
 _OPTION = threading.Lock()
 # Their save_pretrained calls the safetensors library under this name.
@@ -22,7 +22,7 @@ _CALLERS = ("transformers.modeling_utils", "peft.peft_model")
 _CALLED = "safe_save_file"
 _METADATA = {"format": "pt"}
 
-Tensors = Mapping[str, torch.Tensor]
+NamedTensors = Mapping[str, torch.Tensor]
 
 
 def write_torch(state: Any, file: ChecksumFile) -> None:
@@ -37,20 +37,20 @@ def write_torch(state: Any, file: ChecksumFile) -> None:
             torch.serialization.set_crc32_options(before)
 
 
-def write_safetensors(tensors: Tensors, file: ChecksumFile) -> None:
+def write_safetensors(tensors: NamedTensors, file: ChecksumFile) -> None:
     """As safetensors' save_file, which lets no other thread run while it writes."""
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].itemsize, item[0]))
-    file.write(header([Weight(name, each.dtype, tuple(each.shape), each.detach) for name, each in ordered]))
+    file.write(header([ExportWeight(name, each.dtype, tuple(each.shape), each.detach) for name, each in ordered]))
     for _, each in ordered:
         file.write(tensor_bytes(each, each.dtype))
 
 
 @contextmanager
-def safetensors_through(write: Callable[[Tensors, Path], None], folder: Path) -> Iterator[None]:
+def safetensors_through(write: Callable[[NamedTensors, Path], None], folder: Path) -> Iterator[None]:
     """Have save_pretrained give what it would write to safetensors files in `folder` to `write` instead."""
 
     def replace(stock: Callable[..., None]) -> Callable[..., None]:
-        def save_file(tensors: Tensors, filename: str | Path, metadata: Any = None) -> None:
+        def save_file(tensors: NamedTensors, filename: str | Path, metadata: Any = None) -> None:
             path = Path(filename)
             plain = (torch.Tensor, torch.nn.Parameter)
             known = all(type(each) in plain and each.dtype in DTYPES for each in tensors.values())

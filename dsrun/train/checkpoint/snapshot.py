@@ -21,14 +21,14 @@ _ALIGNMENT = 64
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class StateSnapshot:
     """A copy of `state`, and the buffer that its tensors lie in."""
 
     state: Any
     buffer: np.ndarray
 
 
-class Snapshots:
+class SnapshotBuffers:
     """Takes copies into buffers that are kept from save to save, pinned where the originals are on a GPU: the pages of
     new ones cost more time than the copying. `share` processes of this machine do so at the same time."""
 
@@ -36,7 +36,7 @@ class Snapshots:
         self._share = share
         self._free: list[np.ndarray] = []
 
-    def take(self, state: Any, *, live: Container[int] | None = None) -> Snapshot | None:
+    def take(self, state: Any, *, live: Container[int] | None = None) -> StateSnapshot | None:
         """A copy of `state` as it is now, anything that torch.save takes; None where memory does not suffice. With
         `live`, storages whose _cdata are not in it belong to `state` alone, and stay where they are."""
         storages: dict[int, UntypedStorage] = {}
@@ -48,9 +48,9 @@ class Snapshots:
             return None
         buffer, copies = copied
         storages |= {key: copy.untyped_storage() for key, copy in zip(wanted, copies, strict=True)}
-        return Snapshot(_Unpickler(shell, storages).load(), buffer)
+        return StateSnapshot(_Unpickler(shell, storages).load(), buffer)
 
-    def take_apart(self, tensors: Mapping[str, torch.Tensor]) -> Snapshot | None:
+    def take_apart(self, tensors: Mapping[str, torch.Tensor]) -> StateSnapshot | None:
         """As `take`, but each tensor gets a storage of its own, though it be a view of a larger one as under ZeRO-1 and
         2; tied ones share it."""
         sources = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
@@ -65,7 +65,7 @@ class Snapshots:
             name: found[places[name]].view(each.dtype).view(each.shape) if each.nbytes else each.cpu()
             for name, each in sources.items()
         }
-        return Snapshot(state, buffer)
+        return StateSnapshot(state, buffer)
 
     def _copy(self, sources: list[torch.Tensor]) -> tuple[np.ndarray, list[torch.Tensor]] | None:
         """Copies of vectors of bytes, and the buffer that they lie in, each in a storage of its own."""
@@ -88,7 +88,7 @@ class Snapshots:
             torch.cuda.synchronize(device)
         return buffer, targets
 
-    def give_back(self, snapshot: Snapshot) -> None:
+    def give_back(self, snapshot: StateSnapshot) -> None:
         """Keep the buffer for the next save. Nothing uses the snapshot any more. May be called by any thread."""
         self._free.append(snapshot.buffer)
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sized
+from collections.abc import Sized
 from pathlib import Path
 from typing import Any
 
 from dsrun.errors import ToolError, UsageError
 from dsrun.recipe.spec import TrainSpec
 from dsrun.runs.attempts import refuse_untrusted, signatures
+from dsrun.runs.heartbeat import SignOfLife
 from dsrun.runs.manifest import (
     MANIFEST,
     STATE_FILE,
+    CheckpointManifest,
     FileDamage,
-    Manifest,
     damaged,
     missing_or_wrong_size,
     read_manifest,
@@ -25,7 +26,7 @@ from dsrun.runs.manifest import (
 from dsrun.system.files import parse_json
 from dsrun.system.host import versions
 from dsrun.train.base.distributed import all_gather_object, rank0_first, rank0_shares, ranks
-from dsrun.train.base.plan import Plan
+from dsrun.train.base.plan import TrainingPlan
 from dsrun.train.data.encoding.tokenizer import tokenizer_identity
 from dsrun.train.data.request import PreparedData
 from dsrun.train.model.adapters import lora_targets
@@ -36,7 +37,6 @@ CONFIG_FILE = "config.json"
 STATES = ("global_step*", "optimizer*", "rng_state*")
 """What DeepSpeed, plain torch or FSDP leave beside the weights, one or the other."""
 
-Beat = Callable[[], None]
 
 # Where the model came from and how this process computes with it; not what the model is.
 _PASSING = {
@@ -46,9 +46,9 @@ _PASSING = {
 }  # fmt: skip
 
 
-def read_through(path: Path, *, trust: bool, beat: Beat) -> list[FileDamage]:
+def read_through(path: Path, *, trust: bool, beat: SignOfLife) -> list[FileDamage]:
     """What is wrong with a checkpoint, its contents read; [] for a sound one. A collective."""
-    manifest: Manifest | None = None
+    manifest: CheckpointManifest | None = None
 
     def inspect() -> list[FileDamage]:
         nonlocal manifest
@@ -84,7 +84,7 @@ def check_foreign(path: Path, *, trust: bool) -> None:
             )
 
 
-def check_best(path: Path, *, trust: bool, beat: Beat) -> None:
+def check_best(path: Path, *, trust: bool, beat: SignOfLife) -> None:
     """Raise ToolError, on all ranks, unless the best checkpoint, written long ago, may become the final model. A
     collective."""
     if rank0_first(lambda: (path / STATE_FILE).is_file() and not (path / MANIFEST).exists()):
@@ -109,7 +109,7 @@ def check_states(path: Path) -> None:
         )
 
 
-def checkpoint_facts(plan: Plan, tokenizer: Any, data: PreparedData) -> dict[str, Any]:
+def checkpoint_facts(plan: TrainingPlan, tokenizer: Any, data: PreparedData) -> dict[str, Any]:
     """What this run would write into a manifest's `extra`, but for the step. To be called before the model is built,
     which fits the config to the tokenizer: a resumed run compares with what the first start had at the same point."""
     config = model_identity(plan.config)

@@ -42,7 +42,7 @@ _ALIGNMENT = 8
 
 
 @dataclass(frozen=True)
-class Weight:
+class ExportWeight:
     """A tensor to write: `read` yields it, in any floating-point dtype, when its turn has come."""
 
     name: str
@@ -55,7 +55,7 @@ class Weight:
         return math.prod(self.shape) * self.dtype.itemsize
 
 
-def read_weights(file: Path) -> list[Weight]:
+def read_weights(file: Path) -> list[ExportWeight]:
     """The tensors of a safetensors file, each read when it is asked for. Raises UsageError for a file that is none."""
 
     def reader(name: str) -> Callable[[], torch.Tensor]:
@@ -66,7 +66,7 @@ def read_weights(file: Path) -> list[Weight]:
         return read
 
     known = {text: dtype for dtype, text in DTYPES.items()}
-    weights: list[Weight] = []
+    weights: list[ExportWeight] = []
     try:
         with safe_open(file, framework="pt") as opened:
             for name in list(opened.keys()):
@@ -76,15 +76,15 @@ def read_weights(file: Path) -> list[Weight]:
                         f"{file} holds weights in {part.get_dtype()}, which cannot be exported",
                         fix="use a copy of it in bf16, fp16 or fp32",
                     )
-                weights.append(Weight(name, known[part.get_dtype()], tuple(part.get_shape()), reader(name)))
+                weights.append(ExportWeight(name, known[part.get_dtype()], tuple(part.get_shape()), reader(name)))
     except (SafetensorError, OSError) as error:
         raise UsageError(f"{file} cannot be read: {str(error).splitlines()[0]}") from error
     return weights
 
 
-def in_shards(weights: Sequence[Weight], limit: int) -> list[list[Weight]]:
+def in_shards(weights: Sequence[ExportWeight], limit: int) -> list[list[ExportWeight]]:
     """`weights` in runs of at most `limit` bytes, in their order; one that is larger has a shard of its own."""
-    shards: list[list[Weight]] = []
+    shards: list[list[ExportWeight]] = []
     room = 0
     for weight in weights:
         if not shards or weight.nbytes > room:
@@ -96,7 +96,7 @@ def in_shards(weights: Sequence[Weight], limit: int) -> list[list[Weight]]:
 
 
 def write_weights(
-    weights: Sequence[Weight], folder: Path, *, stem: str = "model", limit: int, beat: Callable[[], None]
+    weights: Sequence[ExportWeight], folder: Path, *, stem: str = "model", limit: int, beat: Callable[[], None]
 ) -> dict[str, str]:
     """Write `weights` to `folder` under the names that from_pretrained looks for: one file, or shards of at most
     `limit` bytes and their index. Returns the SHA-256 of each file's contents as they were written, by file name."""
@@ -116,7 +116,7 @@ def write_weights(
     return hashes
 
 
-def write_file(path: Path, weights: Sequence[Weight], *, beat: Callable[[], None] = lambda: None) -> str:
+def write_file(path: Path, weights: Sequence[ExportWeight], *, beat: Callable[[], None] = lambda: None) -> str:
     """Write one file; returns the SHA-256 of what was written. Raises ToolError for a tensor of another shape than
     announced, and for one without elements: what ZeRO-3 leaves where a weight was not gathered."""
     # Wide types first: each tensor then starts at a multiple of its item size.
@@ -137,7 +137,7 @@ def write_file(path: Path, weights: Sequence[Weight], *, beat: Callable[[], None
     return digest.hexdigest()
 
 
-def header(weights: Sequence[Weight]) -> bytes:
+def header(weights: Sequence[ExportWeight]) -> bytes:
     """The bytes of a safetensors file before those of `weights`, which follow in this order."""
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     start = 0
@@ -154,7 +154,7 @@ def header(weights: Sequence[Weight]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _bytes(weight: Weight) -> memoryview:
+def _bytes(weight: ExportWeight) -> memoryview:
     tensor = weight.read()
     if tuple(tensor.shape) != weight.shape or tensor.numel() == 0:
         raise ToolError(

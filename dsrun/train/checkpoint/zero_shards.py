@@ -33,7 +33,7 @@ _MODEL_FILE = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.p
 
 
 @dataclass(frozen=True)
-class Parameter:
+class ShardedParameter:
     """A trainable parameter: its shape, and the pieces of it as (rank, start, elements) in its group's partitions."""
 
     group: int
@@ -142,7 +142,7 @@ class ZeroCheckpoint:
         return [{name: tuple(shape) for name, shape in group.items()} for group in shapes]
 
     @cached_property
-    def parameters(self) -> dict[str, Parameter]:
+    def parameters(self) -> dict[str, ShardedParameter]:
         """All trainable parameters by name; tied ones once, under the first of their names."""
         found = self._cut_parameters() if self.stage == 3 else self._laid_out_parameters()
         for name, parameter in found.items():
@@ -224,7 +224,7 @@ class ZeroCheckpoint:
             raise UsageError(f"{self.folder}: the optimizer has no states: none saved yet, or on NVMe")
         return states[group]
 
-    def _laid_out_parameters(self) -> dict[str, Parameter]:
+    def _laid_out_parameters(self) -> dict[str, ShardedParameter]:
         found = {}
         paddings = self.optimizer(0).get("param_alignment_paddings")
         for index, group in enumerate(self.groups):
@@ -234,11 +234,11 @@ class ZeroCheckpoint:
             start = 0
             for (name, shape), gap in zip(group.items(), gaps, strict=True):
                 elements = math.prod(shape)
-                found[name] = Parameter(index, shape, _pieces(start, elements, size))
+                found[name] = ShardedParameter(index, shape, _pieces(start, elements, size))
                 start += elements + gap
         return found
 
-    def _cut_parameters(self) -> dict[str, Parameter]:
+    def _cut_parameters(self) -> dict[str, ShardedParameter]:
         found = {}
         for index, group in enumerate(self.groups):
             start = 0
@@ -246,7 +246,7 @@ class ZeroCheckpoint:
                 elements = math.prod(shape)
                 share = math.ceil(elements / self.world_size)
                 own = [max(0, min(share, elements - rank * share)) for rank in range(self.world_size)]
-                found[name] = Parameter(
+                found[name] = ShardedParameter(
                     index, shape, tuple((rank, start, count) for rank, count in enumerate(own) if count)
                 )
                 start += share

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from dsrun.errors import UsageError
 from dsrun.train.base.labels import IGNORED
-from dsrun.train.data.stream import Reader, RowStream
+from dsrun.train.data.stream import RowReader, RowStream
 
 FILLER = -1
 FILLER_LENGTH = 2
@@ -29,7 +29,7 @@ GROUPED_BATCHES = 50
 
 
 @dataclass(frozen=True)
-class Split:
+class BatchSplit:
     """How a global batch is cut: `rank` of `world_size` takes micro batches of `micro_batch` samples; `sharing`
     neighbouring ranks take the same (sequence parallelism)."""
 
@@ -55,7 +55,7 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Taken:
+class MicroBatchRows:
     """The rows of one micro batch, each a list of samples where packed, and the ids of the samples that are not
     filler: row numbers of a table, running numbers within the epoch of a stream. A stream knows the epoch itself, and
     after the last rows of a global batch the place to go on from."""
@@ -67,7 +67,7 @@ class Taken:
 
 
 @dataclass(frozen=True)
-class Shares:
+class MixtureShares:
     """What an epoch takes of several sets whose samples are numbered on from set to set: of set i, which has sizes[i]
     samples, counts[i], as many in all as all sets have.
 
@@ -100,13 +100,13 @@ class GlobalBatchSampler(Sampler):
     def __init__(
         self,
         samples: int,
-        split: Split,
+        split: BatchSplit,
         *,
         seed: int = 0,
         shuffle: bool = True,
         drop_last: bool = False,
         lengths: Sequence[int] | np.ndarray | None = None,
-        shares: Shares | None = None,
+        shares: MixtureShares | None = None,
     ) -> None:
         self.samples = samples
         self.split = split
@@ -179,8 +179,8 @@ def filler_like(row: dict[str, Any]) -> dict[str, Any]:
 
 
 class TrainingRows(WithFiller):
-    def __getitems__(self, indices: list[int]) -> Taken:
-        return Taken([self[index] for index in indices], [index for index in indices if index != FILLER])
+    def __getitems__(self, indices: list[int]) -> MicroBatchRows:
+        return MicroBatchRows([self[index] for index in indices], [index for index in indices if index != FILLER])
 
 
 class StreamOfBatches(IterableDataset):
@@ -188,16 +188,16 @@ class StreamOfBatches(IterableDataset):
     whole stream and keeps its share, which gives the same global batches at any world size. Begins at `place`, the
     `after` of a micro batch taken before; then leaves out `skipped` micro batches, which it must read."""
 
-    def __init__(self, rows: RowStream, split: Split) -> None:
+    def __init__(self, rows: RowStream, split: BatchSplit) -> None:
         self.rows = rows
         self.split = split
         self.place: dict[str, Any] | None = None
         self.skipped = 0
 
-    def __iter__(self) -> Iterator[Taken]:
+    def __iter__(self) -> Iterator[MicroBatchRows]:
         return itertools.islice(self._epochs(), self.skipped, None)
 
-    def _epochs(self) -> Iterator[Taken]:
+    def _epochs(self) -> Iterator[MicroBatchRows]:
         place = self.place or {"epoch": 0, "reader": None}
         epoch, state = place["epoch"], place["reader"]
         while True:
@@ -208,7 +208,7 @@ class StreamOfBatches(IterableDataset):
                 raise UsageError("the streamed training data gave no row in a whole pass")
             epoch, state = epoch + 1, None
 
-    def _epoch(self, epoch: int, reader: Reader) -> Iterator[Taken]:
+    def _epoch(self, epoch: int, reader: RowReader) -> Iterator[MicroBatchRows]:
         filler: dict[str, Any] = {}
         while True:
             for step in range(self.split.accumulation):
@@ -224,12 +224,12 @@ class StreamOfBatches(IterableDataset):
 
     def _share(
         self, rows: list[dict[str, Any]], first: int, filler: dict[str, Any], epoch: int, after: dict[str, Any] | None
-    ) -> Taken:
+    ) -> MicroBatchRows:
         """This rank's part of a round of all ranks; `first` is the number of the round's first row."""
         start = self.split.start
         mine = rows[start : start + self.split.micro_batch]
         ids = list(range(first + start, first + start + len(mine)))
-        return Taken(mine + [filler] * (self.split.micro_batch - len(mine)), ids, epoch, after)
+        return MicroBatchRows(mine + [filler] * (self.split.micro_batch - len(mine)), ids, epoch, after)
 
 
 class BatchLoader(DataLoader):

@@ -14,21 +14,22 @@ import pyarrow as pa
 from datasets import Dataset, Features, Sequence, Value
 
 from dsrun.errors import UsageError
-from dsrun.recipe.preflight.layouts import Hints, Layout, detect, known_layouts
+from dsrun.recipe.preflight.layouts import LayoutHints, RowLayout, detect, known_layouts
 from dsrun.system.files import sha256_of
 from dsrun.train.base.labels import IGNORED
-from dsrun.train.data.cache import Meta, map_rows, quiet
-from dsrun.train.data.counts import Counts, check_sample_count
+from dsrun.train.data.cache import CacheMeta, map_rows, quiet
+from dsrun.train.data.counts import RowCounts, check_sample_count
 from dsrun.train.data.encoding.chat import check_template
 from dsrun.train.data.encoding.normal import normal_or_bad
 from dsrun.train.data.encoding.preferences import PreferenceEncoder
-from dsrun.train.data.encoding.tokenise import Row, RowEncoder
+from dsrun.train.data.encoding.tokenise import RowEncoder
 from dsrun.train.data.reading.plugin_rows import AnySource
+from dsrun.train.data.reading.readers import RawRow
 from dsrun.train.data.reading.sources import FileSource, TableSource
 from dsrun.train.data.reading.token_format import narrowest
 from dsrun.train.data.token_files import flat_chunks, rows_digest, write_tokens
 
-Progress = Callable[[str, int, int], None]
+BuildProgress = Callable[[str, int, int], None]
 
 # Fixed, so that the same rows are held out whatever the seed of the run: runs stay comparable, and a model is
 # never evaluated on what it was trained on before.
@@ -50,7 +51,7 @@ NORMAL = {
 
 
 @dataclass(frozen=True)
-class Part:
+class SplitPart:
     """One split made from a source; `samples` is the limit that `flag` asked for, `share` which rows of a divided
     source."""
 
@@ -68,16 +69,16 @@ class BuildSpec:
     of the rows that goes to the part with share "held"."""
 
     task: str
-    hints: Hints
+    hints: LayoutHints
     source_limit: int
     prefix: str
-    parts: tuple[Part, ...]
+    parts: tuple[SplitPart, ...]
     held_out: int = 0
 
 
 def build(
-    spec: BuildSpec, source: AnySource, tokenizer: Any, work: Path, *, num_proc: int | None, progress: Progress
-) -> Meta:
+    spec: BuildSpec, source: AnySource, tokenizer: Any, work: Path, *, num_proc: int | None, progress: BuildProgress
+) -> CacheMeta:
     """Fill the folder `work`: rows into `work/<split>` (save_to_disk), documents into `work/tokens.bin`, which is cut
     only when it is read. Returns what is in it."""
     layout = layout_of(spec, source, tokenizer)
@@ -89,7 +90,7 @@ def build(
     return {**meta, "layout": layout.name, "notices": notices_of(layout, spec, tokenizer)}
 
 
-def notices_of(layout: Layout, spec: BuildSpec, tokenizer: Any) -> list[str]:
+def notices_of(layout: RowLayout, spec: BuildSpec, tokenizer: Any) -> list[str]:
     """What the user should know of how rows are read."""
     notices = [layout.notice] if layout.notice else []
     is_plain = layout.kind in ("pair", "preference") and spec.task == "causal-lm"
@@ -101,7 +102,7 @@ def notices_of(layout: Layout, spec: BuildSpec, tokenizer: Any) -> list[str]:
     return notices
 
 
-def layout_of(spec: BuildSpec, source: AnySource, tokenizer: Any) -> Layout:
+def layout_of(spec: BuildSpec, source: AnySource, tokenizer: Any) -> RowLayout:
     columns, sample = source.sample()
     if not sample:
         raise UsageError(f"{source.where} is empty")
@@ -113,7 +114,7 @@ def layout_of(spec: BuildSpec, source: AnySource, tokenizer: Any) -> Layout:
                 f"{source.where}: plain text has no {what} for {task}; layouts known: {known}",
                 fix="a json, jsonl, csv or parquet file with such columns",
             )
-        return Layout("text", ("text",))
+        return RowLayout("text", ("text",))
     layout = detect(columns, sample, spec.hints, source.where)
     if isinstance(source, FileSource):
         source.check_columns([name for name in layout.used if name in columns])
@@ -126,13 +127,13 @@ def layout_of(spec: BuildSpec, source: AnySource, tokenizer: Any) -> Layout:
 class _Builder:
     spec: BuildSpec
     source: AnySource
-    layout: Layout
+    layout: RowLayout
     tokenizer: Any
     scratch: Path
     num_proc: int | None
-    progress: Progress
+    progress: BuildProgress
 
-    def documents(self, work: Path) -> Meta:
+    def documents(self, work: Path) -> CacheMeta:
         part = self.spec.parts[0]
         limit = part.samples * self.spec.source_limit if part.samples and not self.spec.held_out else None
         take = None if limit is None else _FIRST_ROWS
@@ -154,10 +155,10 @@ class _Builder:
         facts = {"tokens": written, "dtype": narrowest(largest), "sha256": sha256_of(work / "tokens.bin")}
         return {"kind": "text", **facts, "parts": {part.split: counted}}
 
-    def rows(self, work: Path) -> Meta:
+    def rows(self, work: Path) -> CacheMeta:
         whole = self.spec.parts[0]
         table = self._table(whole.samples if not self.spec.held_out else None)
-        made: Meta = {}
+        made: CacheMeta = {}
         for part in self.spec.parts:
             chosen = self._share(table, part)
             check_sample_count(part.flag, part.samples, len(chosen), f"rows in {self.source.where}")
@@ -186,7 +187,7 @@ class _Builder:
                 writer.write_batch(pa.RecordBatch.from_pylist(chunk, schema))
         return Dataset.from_file(str(path))
 
-    def _share(self, table: Dataset, part: Part) -> Dataset:
+    def _share(self, table: Dataset, part: SplitPart) -> Dataset:
         """The rows of this part: a fixed random choice is held out, the rest is trained on."""
         if part.share == "all":
             return table
@@ -199,7 +200,7 @@ class _Builder:
         order = np.random.default_rng(_HOLD_OUT_SEED).permutation(len(table))
         return table.select(np.sort(order[:held] if part.share == "held" else order[held:]))
 
-    def _encode(self, table: Dataset, part: Part) -> tuple[Dataset, Counts]:
+    def _encode(self, table: Dataset, part: SplitPart) -> tuple[Dataset, RowCounts]:
         encoder = encoder_for(self.spec, part, self.source, self.layout, self.tokenizer)
         # int32 halves the cache that int64 would take.
         ids, text = Sequence(Value("int32")), Value("string")
@@ -226,7 +227,7 @@ class _Builder:
                     raise UsageError(f"{self.source.where}: {column} contains the negative id {negative[0]}")
         return largest
 
-    def _nothing_left(self, part: Part, counts: Counts) -> None:
+    def _nothing_left(self, part: SplitPart, counts: RowCounts) -> None:
         counts.refuse_bad(0)
         rows = f"{self.source.where}: none of the {counts.rows:,} rows for {part.split}"
         if counts.no_loss:
@@ -238,13 +239,13 @@ class _Builder:
         raise UsageError(f"{rows} has both a source and a target ({self.layout.name})")
 
 
-def normal_row(layout: Layout, where: str, row: Row) -> Row:
+def normal_row(layout: RowLayout, where: str, row: RawRow) -> RawRow:
     """A row of a file in the normal form of its layout, with its place where that has room for it."""
     normal = normal_or_bad(layout, where, row)
     return {**normal, "where": where} if "where" in NORMAL[layout.kind].names else normal
 
 
-def encoder_for(spec: BuildSpec, part: Part, source: AnySource, layout: Layout, tokenizer: Any) -> RowEncoder:
+def encoder_for(spec: BuildSpec, part: SplitPart, source: AnySource, layout: RowLayout, tokenizer: Any) -> RowEncoder:
     kind = PreferenceEncoder if spec.hints.preference else RowEncoder
     return kind(
         tokenizer=tokenizer,

@@ -34,14 +34,14 @@ from dsrun.system.files import DISK_FULL, parse_json, replace_folder
 from dsrun.system.process_end import die_with_parent
 from dsrun.system.variables import cache_root
 from dsrun.train.base.distributed import acquire_lock
-from dsrun.train.data.counts import Counts
+from dsrun.train.data.counts import RowCounts
 from dsrun.train.data.encoding.tokenise import RowEncoder
 from dsrun.train.data.encoding.tokenizer import plain_backend
 
 VERSION = 5
 """Part of every key: raise it when the same input gives other rows, or other values in the manifest."""
 
-Meta = dict[str, Any]
+CacheMeta = dict[str, Any]
 
 # The keys whose entries this process has rebuilt; see `_fresh_since`.
 _rebuilt: set[str] = set()
@@ -63,13 +63,13 @@ def key_of(parts: Mapping[str, Any]) -> str:
 
 def obtain(
     key: str,
-    build: Callable[[Path], Meta],
+    build: Callable[[Path], CacheMeta],
     *,
     overwrite: bool = False,
     waiting: Callable[[], None] = lambda: None,
     notify: Callable[[str], None] = lambda _: None,
     beat: Callable[[], None] = lambda: None,
-) -> tuple[Path, Meta]:
+) -> tuple[Path, CacheMeta]:
     """The entry's folder and what `build` returned, from the cache or built now.
 
     `build` gets an empty folder to fill and returns plain JSON values. With `overwrite` an older entry is built again,
@@ -98,7 +98,7 @@ def obtain(
     return folder, meta
 
 
-def _mended(meta: Meta | None) -> str:
+def _mended(meta: CacheMeta | None) -> str:
     """What was damaged in an entry that a process of this job has made again: another one than that which prints."""
     if not meta or meta["finished"] < psutil.Process().create_time():
         return ""
@@ -121,7 +121,7 @@ def _unwritable(root: Path, error: OSError, damage: str) -> MissingError:
     )
 
 
-def _build(folder: Path, build: Callable[[Path], Meta], damage: str) -> Meta:
+def _build(folder: Path, build: Callable[[Path], CacheMeta], damage: str) -> CacheMeta:
     """Make the entry; the lock is held, so every other unfinished folder of this key belongs to a dead process."""
     for left_over in folder.parent.glob(f"{folder.name}.tmp-*"):
         shutil.rmtree(left_over, ignore_errors=True)
@@ -149,7 +149,9 @@ def _build(folder: Path, build: Callable[[Path], Meta], damage: str) -> Meta:
     return meta
 
 
-def _read(folder: Path, since: float, beat: Callable[[], None], *, contents: bool = True) -> tuple[Meta | None, str]:
+def _read(
+    folder: Path, since: float, beat: Callable[[], None], *, contents: bool = True
+) -> tuple[CacheMeta | None, str]:
     """What the entry says of itself, None where there is none that counts; and what is damaged in it, which takes
     `contents` to be read."""
     manifest = read_manifest(folder)
@@ -180,7 +182,7 @@ def map_rows(
     *,
     num_proc: int | None,
     progress: Callable[[int, int], None],
-) -> tuple[Dataset, Counts]:
+) -> tuple[Dataset, RowCounts]:
     """Encode all rows into files under `scratch`, in `num_proc` processes or, running text, in the threads of a Rust
     tokenizer; also what was counted on the way. `progress` is called with rows done and rows in all, now and then from
     another thread."""
@@ -234,8 +236,8 @@ def processes_for(rows: int, num_proc: int | None) -> int:
     return 1 if rows < SMALL else min(len(os.sched_getaffinity(0)), MOST_PROCESSES)
 
 
-def read_ledger(ledger: Path) -> Counts:
-    counts = Counts()
+def read_ledger(ledger: Path) -> RowCounts:
+    counts = RowCounts()
     text = ledger.read_text(encoding="utf-8")
     # A line that is being written has no end yet.
     for line in text[: text.rfind("\n") + 1].splitlines():

@@ -13,7 +13,7 @@ from dsrun.train.base.labels import IGNORED
 
 
 @dataclass
-class Collator:
+class PaddingCollator:
     """Pads rows {"input_ids", "labels"} on the right; other keys are left out.
 
     Gives int64 tensors: input_ids [batch, source], attention_mask likewise, labels [batch, target] with -100 where

@@ -9,7 +9,7 @@ from dsrun.errors import UsageError
 
 
 @dataclass
-class Counts:
+class RowCounts:
     """What happened to rows: how many were read, cut, and left out, and why; how many conversations were divided, and
     into how many samples more."""
 
@@ -61,7 +61,7 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Truncation:
+class TruncatedExamples:
     """How many of a split's examples lost tokens: `limit` to the source, or to the target where only it was cut."""
 
     cut: int
@@ -78,11 +78,11 @@ class Truncation:
         return f"{self.cut:,} of {self.total:,} examples {'was' if self.cut == 1 else 'were'} cut at {at}"
 
 
-def truncation_of(counts: Counts, source_limit: int, target_limit: int) -> Truncation:
+def truncation_of(counts: RowCounts, source_limit: int, target_limit: int) -> TruncatedExamples:
     total = counts.rows + counts.extra
     if counts.cut_source and counts.cut_target:
-        return Truncation(counts.cut, total, source_limit, target_limit)
-    return Truncation(counts.cut, total, target_limit if counts.cut_target else source_limit)
+        return TruncatedExamples(counts.cut, total, source_limit, target_limit)
+    return TruncatedExamples(counts.cut, total, target_limit if counts.cut_target else source_limit)
 
 
 def check_sample_count(flag: str, requested: int | None, there: int, what: str) -> None:

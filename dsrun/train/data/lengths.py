@@ -13,7 +13,7 @@ DEFAULT_LENGTH = 1024
 
 
 @dataclass(frozen=True)
-class Limits:
+class LengthLimits:
     """In tokens: `source` is also the whole sequence of a causal LM; only seq2seq has targets."""
 
     source: int
@@ -21,7 +21,7 @@ class Limits:
     eval_target: int
 
 
-def limits_of(spec: TrainSpec, task: str, max_positions: int | None, tokenizer: Any) -> Limits:
+def limits_of(spec: TrainSpec, task: str, max_positions: int | None, tokenizer: Any) -> LengthLimits:
     """The limits that the flags ask for, or the defaults where they do not. `max_positions` is the number of positions
     the model knows, None when they are relative (T5) or unbounded."""
     # Tokenizers without a limit report int(1e30) (transformers VERY_LARGE_INTEGER).
@@ -29,7 +29,7 @@ def limits_of(spec: TrainSpec, task: str, max_positions: int | None, tokenizer: 
     if task == "causal-lm":
         flag, length_given = _first(("--block-size", spec.block_size), ("--max-length", spec.max_length))
         length = _checked(flag, length_given, default, max_positions, least=2)
-        return Limits(length, length, length)
+        return LengthLimits(length, length, length)
     least = tokenizer.num_special_tokens_to_add(pair=False) + 1
     flag, length_given = _first(("--max-source-length", spec.max_source_length), ("--max-length", spec.max_length))
     # With --resize-position-embeddings the model is made to fit the source.
@@ -38,7 +38,7 @@ def limits_of(spec: TrainSpec, task: str, max_positions: int | None, tokenizer: 
     short = min(DEFAULT_TARGET, max_positions or DEFAULT_TARGET)
     target = _checked("--max-target-length", spec.max_target_length, short, max_positions, least)
     eval_target = _checked("--val-max-target-length", spec.val_max_target_length, target, max_positions, least)
-    return Limits(source, target, eval_target)
+    return LengthLimits(source, target, eval_target)
 
 
 def idle_lengths(spec: TrainSpec, task: str) -> str | None:

@@ -13,19 +13,20 @@ import pyarrow.compute as pc
 
 from dsrun.errors import UsageError
 from dsrun.recipe.mixture import epoch_counts, naming, specs_of, trains
-from dsrun.train.data.batches import Shares
-from dsrun.train.data.build import Progress
+from dsrun.system.display import NotePrinter
+from dsrun.train.data.batches import MixtureShares
+from dsrun.train.data.build import BuildProgress
 from dsrun.train.data.encoding.tokenizer import pad_with_end
-from dsrun.train.data.prepare import Notify, prepare_data
+from dsrun.train.data.prepare import prepare_data
 from dsrun.train.data.reading.sources import SPLITS
 from dsrun.train.data.request import DataRequest, PreparedData
 from dsrun.train.data.token_files import Joined
 
 
-class Mixture(Joined):
+class DataMixture(Joined):
     """The rows of several sets one behind the other. `shares` says what of them an epoch takes; None: all, once."""
 
-    def __init__(self, sets: Mapping[str, Any], shares: Shares | None = None) -> None:
+    def __init__(self, sets: Mapping[str, Any], shares: MixtureShares | None = None) -> None:
         super().__init__([*sets.values()])
         self.sets = dict(sets)
         self.shares = shares
@@ -44,7 +45,7 @@ def token_lengths(rows: Any) -> np.ndarray:
 
 def side_lengths(rows: Any, *, both: bool) -> np.ndarray:
     """Tokens per sample, int64 [samples, sides]: with `both` those of source and target."""
-    if isinstance(rows, Mixture):
+    if isinstance(rows, DataMixture):
         return np.concatenate([side_lengths(each, both=both) for each in rows.sets.values()])
     if not both or hasattr(rows, "lengths"):
         return token_lengths(rows)[:, None].astype(np.int64)
@@ -59,10 +60,12 @@ def _list_lengths(rows: Any, columns: list[str]) -> np.ndarray:
 
 def sets_of(rows: Any) -> dict[str, Any]:
     """The sets of a mixture by name; other data under ""."""
-    return rows.sets if isinstance(rows, Mixture) else {"": rows}
+    return rows.sets if isinstance(rows, DataMixture) else {"": rows}
 
 
-def prepare_mixture(request: DataRequest, tokenizer: Any, *, notify: Notify, progress: Progress) -> PreparedData:
+def prepare_mixture(
+    request: DataRequest, tokenizer: Any, *, notify: NotePrinter, progress: BuildProgress
+) -> PreparedData:
     """Prepare each set of the mixture that the request's spec names, as `prepare_data` prepares one, and join them."""
     mix = request.spec.mix or {}
     padding = pad_with_end(tokenizer, request.task)
@@ -75,8 +78,8 @@ def prepare_mixture(request: DataRequest, tokenizer: Any, *, notify: Notify, pro
     _check(request, splits, mix)
     sizes = {name: len(rows) for name, rows in splits["train"].items()}
     counts = epoch_counts(mix, sizes)
-    shares = None if counts == sizes else Shares(tuple(sizes.values()), tuple(counts.values()))
-    found = {split: Mixture(sets, shares if split == "train" else None) for split, sets in splits.items() if sets}
+    shares = None if counts == sizes else MixtureShares(tuple(sizes.values()), tuple(counts.values()))
+    found = {split: DataMixture(sets, shares if split == "train" else None) for split, sets in splits.items() if sets}
     return PreparedData(
         train=found.get("train"),
         validation=found.get("validation"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,12 @@ from datasets import Dataset, IterableDataset
 
 from dsrun.errors import UsageError
 from dsrun.models.families import family_of
-from dsrun.recipe.preflight.layouts import Hints
-from dsrun.train.data.build import BuildSpec, Part, Progress, build
-from dsrun.train.data.cache import Meta, key_of, obtain, quiet
-from dsrun.train.data.collate import Collator
-from dsrun.train.data.counts import Counts, Truncation, check_sample_count, truncation_of
+from dsrun.recipe.preflight.layouts import LayoutHints
+from dsrun.system.display import NotePrinter
+from dsrun.train.data.build import BuildProgress, BuildSpec, SplitPart, build
+from dsrun.train.data.cache import CacheMeta, key_of, obtain, quiet
+from dsrun.train.data.collate import PaddingCollator
+from dsrun.train.data.counts import RowCounts, TruncatedExamples, check_sample_count, truncation_of
 from dsrun.train.data.encoding.preferences import PreferenceCollator
 from dsrun.train.data.encoding.tokenise import check_vocabulary
 from dsrun.train.data.encoding.tokenizer import (
@@ -28,16 +28,15 @@ from dsrun.train.data.encoding.tokenizer import (
 )
 from dsrun.train.data.lengths import idle_lengths, limits_of
 from dsrun.train.data.reading.plugin_rows import AnySource, PluginSource
-from dsrun.train.data.reading.sources import SPLITS, FileSource, Source, Sources, TableSource, find_sources
+from dsrun.train.data.reading.sources import SPLITS, DataSource, DataSources, FileSource, TableSource, find_sources
 from dsrun.train.data.request import DataRequest, PreparedData
 from dsrun.train.data.stream import RowStream, materialise, stream
-from dsrun.train.data.token_files import Blocks, TokenBin, divide, is_bin, open_tokens
+from dsrun.train.data.token_files import TokenBin, TokenBlocks, divide, is_bin, open_tokens
 
-Notify = Callable[[str], None]
 SAMPLE_FLAGS = {"train": "--max-train-samples", "validation": "--max-eval-samples", "test": "--max-predict-samples"}
 
 
-def prepare_data(request: DataRequest, tokenizer: Any, *, notify: Notify, progress: Progress) -> PreparedData:
+def prepare_data(request: DataRequest, tokenizer: Any, *, notify: NotePrinter, progress: BuildProgress) -> PreparedData:
     """Find, tokenise (or take from the cache) and check the data. Sets the tokenizer's languages and padding token.
     Needs no process group, so it may take any time before one exists; of several processes that ask at once, one works.
     `progress` gets (split, rows done, rows in all)."""
@@ -45,14 +44,14 @@ def prepare_data(request: DataRequest, tokenizer: Any, *, notify: Notify, progre
 
 
 class _Preparation:
-    def __init__(self, request: DataRequest, tokenizer: Any, notify: Notify, progress: Progress) -> None:
+    def __init__(self, request: DataRequest, tokenizer: Any, notify: NotePrinter, progress: BuildProgress) -> None:
         self.request = request
         self.spec = request.spec
         self.tokenizer = tokenizer
         self.notify = notify
         self.progress = progress
         self.notices: list[str] = []
-        self.truncation: dict[str, Truncation] = {}
+        self.truncation: dict[str, TruncatedExamples] = {}
         self.data: dict[str, Any] = {}
         self.digests: dict[str, str] = {}
         plugin = request.plugin
@@ -86,7 +85,7 @@ class _Preparation:
         if notice:
             self.notices.append(notice)
 
-    def _take(self, split: str, sources: Sources) -> None:
+    def _take(self, split: str, sources: DataSources) -> None:
         if split not in self.request.splits or split in self.data:
             return
         source = sources.splits.get(split)
@@ -104,7 +103,7 @@ class _Preparation:
                 fix=f"--{split}-file FILE",
             )
 
-    def _hold_out(self, sources: Sources) -> int:
+    def _hold_out(self, sources: DataSources) -> int:
         """Percentage of the training data that stands in for missing validation data; 0 when none is needed. Also
         when this run does not evaluate, so that a later evaluation does not see what was trained on."""
         if self.request.task != "causal-lm" or "validation" in sources.splits or "train" not in sources.splits:
@@ -118,7 +117,7 @@ class _Preparation:
             return 0
         return percent
 
-    def _whole(self, split: str, source: Source) -> None:
+    def _whole(self, split: str, source: DataSource) -> None:
         if is_bin(source):
             self.data[split] = self._limited_blocks(split, self._token_file(split, source), source.where)
             return
@@ -139,7 +138,7 @@ class _Preparation:
             blocks = self._blocks_of(folder, meta)
             self.data[split] = self._limited_blocks(split, blocks, source.where)
 
-    def _divided(self, source: Source, percent: int) -> None:
+    def _divided(self, source: DataSource, percent: int) -> None:
         """Training and validation data from one source: rows at random, running text and tokens from the start."""
         blocks: TokenBin | None
         if is_bin(source):
@@ -160,10 +159,10 @@ class _Preparation:
             "for it (--validation-split-percentage 0 keeps all for training)"
         )
 
-    def _through_plugin(self, split: str, source: Source) -> AnySource:
+    def _through_plugin(self, split: str, source: DataSource) -> AnySource:
         return PluginSource(source, self.row_plugin, split) if self.row_plugin else source
 
-    def _entry(self, job: BuildSpec, source: AnySource) -> tuple[Path, Meta]:
+    def _entry(self, job: BuildSpec, source: AnySource) -> tuple[Path, CacheMeta]:
         parts = {
             "source": source.identity(),
             "tokenizer": tokenizer_identity(self.tokenizer),
@@ -171,7 +170,7 @@ class _Preparation:
             "libraries": library_versions(),
         }
 
-        def make(work: Path) -> Meta:
+        def make(work: Path) -> CacheMeta:
             return build(job, source, self.tokenizer, work, num_proc=self.spec.num_proc, progress=self.progress)
 
         return obtain(
@@ -190,13 +189,13 @@ class _Preparation:
         self._beat()
         self.notify("another process is preparing the same data; waiting for it")
 
-    def _collect(self, folder: Path, meta: Meta, job: BuildSpec, source: AnySource) -> None:
+    def _collect(self, folder: Path, meta: CacheMeta, job: BuildSpec, source: AnySource) -> None:
         """Take what an entry holds: rows, truncation, notices; check its ids against the embedding."""
         self.notices += meta["notices"]
         for part in job.parts:
             if part.split not in meta["parts"]:
                 continue
-            counts = Counts(**meta["parts"][part.split]["counts"])
+            counts = RowCounts(**meta["parts"][part.split]["counts"])
             counts.refuse_bad(self.spec.max_bad_rows)
             largest = meta["parts"][part.split]["largest"]
             check_vocabulary(largest, self.request.vocab_size, f"{part.split} data ({source.where})")
@@ -210,7 +209,7 @@ class _Preparation:
                 self.truncation[part.split] = truncation_of(counts, self.limits.source, part.target_limit)
             self.notices += counts.notices(part.split, self.limits.source)
 
-    def _token_file(self, split: str, source: FileSource) -> Blocks:
+    def _token_file(self, split: str, source: FileSource) -> TokenBlocks:
         if self.row_plugin:
             named = self.row_plugin.file.named
             raise UsageError(
@@ -221,14 +220,14 @@ class _Preparation:
         self.notices += notices
         return blocks
 
-    def _blocks_of(self, folder: Path, meta: Meta) -> TokenBin:
+    def _blocks_of(self, folder: Path, meta: CacheMeta) -> TokenBin:
         return TokenBin(folder / "tokens.bin", meta["dtype"], self.limits.source, sha256=meta["sha256"])
 
     def _fingerprint(self, split: str) -> str | None:
         rows = self.data.get(split)
-        return rows.fingerprint if isinstance(rows, Blocks | RowStream) else self.digests.get(split)
+        return rows.fingerprint if isinstance(rows, TokenBlocks | RowStream) else self.digests.get(split)
 
-    def _limited_blocks(self, split: str, blocks: Blocks, where: str) -> Blocks:
+    def _limited_blocks(self, split: str, blocks: TokenBlocks, where: str) -> TokenBlocks:
         samples = self._samples(split)
         check_sample_count(
             SAMPLE_FLAGS[split], samples, len(blocks), f"blocks of {blocks.block_size:,} tokens in {where}"
@@ -242,10 +241,10 @@ class _Preparation:
             )
         return blocks
 
-    def _job(self, parts: tuple[Part, ...], *, held_out: int = 0) -> BuildSpec:
+    def _job(self, parts: tuple[SplitPart, ...], *, held_out: int = 0) -> BuildSpec:
         spec = self.spec
         source_lang, target_lang = spec.source_lang, spec.target_lang
-        hints = Hints(
+        hints = LayoutHints(
             self.request.task,
             spec.text_column,
             spec.summary_column,
@@ -256,17 +255,17 @@ class _Preparation:
         )
         return BuildSpec(self.request.task, hints, self.limits.source, spec.source_prefix or "", parts, held_out)
 
-    def _part(self, split: str, share: str = "all") -> Part:
+    def _part(self, split: str, share: str = "all") -> SplitPart:
         target_limit = self.limits.target if split == "train" else self.limits.eval_target
-        return Part(split, target_limit, split != "train", SAMPLE_FLAGS[split], self._samples(split), share)
+        return SplitPart(split, target_limit, split != "train", SAMPLE_FLAGS[split], self._samples(split), share)
 
     def _samples(self, split: str) -> int | None:
         return getattr(self.spec, SAMPLE_FLAGS[split].removeprefix("--").replace("-", "_"))
 
-    def _collator(self) -> Collator:
+    def _collator(self) -> PaddingCollator:
         fixed, plugin = self.spec.pad_to_max_length, self.request.plugin
         pad = self.tokenizer.pad_token_id
-        kind = PreferenceCollator if self.request.preference else Collator
+        kind = PreferenceCollator if self.request.preference else PaddingCollator
         return kind(
             pad_id=pad if pad is not None else self.tokenizer.eos_token_id or 0,
             seq2seq=self.request.task == "seq2seq",
@@ -284,6 +283,6 @@ class _Preparation:
             if split not in self.request.splits or rows is None:
                 continue
             counts.append(f"streamed {split}" if isinstance(rows, RowStream) else f"{len(rows):,} {split}")
-        blocks = any(isinstance(rows, Blocks) for rows in self.data.values())
+        blocks = any(isinstance(rows, TokenBlocks) for rows in self.data.values())
         unit = f" blocks of {self.limits.source:,} tokens" if blocks else ""
         return f"{name}: {', '.join(counts)}{unit}"

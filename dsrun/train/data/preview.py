@@ -8,24 +8,24 @@ from typing import Any
 
 from dsrun.train.base.labels import IGNORED
 from dsrun.train.data.encoding.preferences import sides
-from dsrun.train.data.mixture import Mixture
+from dsrun.train.data.mixture import DataMixture
 from dsrun.train.data.request import PreparedData
 
 SAMPLES = 2
 LONGEST_PART = 200
 MOST_PARTS = 6
 
-Parts = list[tuple[str, bool]]
+PreviewParts = list[tuple[str, bool]]
 """The parts of a sample in their order: a text, and whether it is learned."""
 
 
-def preview(data: PreparedData, tokenizer: Any) -> list[Parts]:
+def preview(data: PreparedData, tokenizer: Any) -> list[PreviewParts]:
     """The first sample of the training data and one from its middle; of a stream the first two, of a mixture the first
     of each set."""
     rows: Any = data.train
     if rows is None:
         return []
-    if isinstance(rows, Mixture):
+    if isinstance(rows, DataMixture):
         chosen = [each[0] for each in rows.sets.values()]
     elif hasattr(rows, "__len__"):
         chosen = [rows[k] for k in sorted({0, len(rows) // 2})]
@@ -34,7 +34,7 @@ def preview(data: PreparedData, tokenizer: Any) -> list[Parts]:
     return [parts for row in chosen for parts in _samples_of(row, tokenizer, seq2seq=data.collator.seq2seq)]
 
 
-def _samples_of(row: dict[str, Any], tokenizer: Any, *, seq2seq: bool) -> list[Parts]:
+def _samples_of(row: dict[str, Any], tokenizer: Any, *, seq2seq: bool) -> list[PreviewParts]:
     """What a row shows: its sample, or the two answers of a preference."""
     if "rejected_ids" not in row:
         return [parts_of(row, tokenizer, seq2seq=seq2seq)]
@@ -42,7 +42,7 @@ def _samples_of(row: dict[str, Any], tokenizer: Any, *, seq2seq: bool) -> list[P
     return [[(name, False), *parts_of(side, tokenizer, seq2seq=False)] for name, side in named]
 
 
-def parts_of(row: dict[str, Any], tokenizer: Any, *, seq2seq: bool) -> Parts:
+def parts_of(row: dict[str, Any], tokenizer: Any, *, seq2seq: bool) -> PreviewParts:
     """The parts of a prepared row, decoded with their special tokens; long ones are shortened, early ones left out."""
     if seq2seq:
         labels = [label for label in row["labels"] if label != IGNORED]

@@ -11,13 +11,13 @@ from datasets import Dataset, IterableDataset
 from dsrun.errors import UsageError, one_line
 from dsrun.recipe.recipe import Recipe, evaluation_is_requested, phases
 from dsrun.recipe.spec import TrainSpec
-from dsrun.train.base.plan import Task
+from dsrun.train.base.plan import ModelTask
 from dsrun.train.base.plugin import LoadedPlugin
-from dsrun.train.data.collate import Collator
-from dsrun.train.data.counts import Truncation
-from dsrun.train.data.reading.sources import Sources, TableSource
+from dsrun.train.data.collate import PaddingCollator
+from dsrun.train.data.counts import TruncatedExamples
+from dsrun.train.data.reading.sources import DataSources, TableSource
 
-Rows = Any
+DataRows = Any
 """A datasets.Dataset, Blocks, a RowStream or a Mixture: the modules that make them need this one."""
 
 
@@ -28,7 +28,7 @@ class DataRequest:
     that which `spec` names. `max_positions` None: no limit."""
 
     spec: TrainSpec
-    task: Task
+    task: ModelTask
     model_type: str
     max_positions: int | None
     vocab_size: int
@@ -36,7 +36,7 @@ class DataRequest:
     required: frozenset[str] = frozenset()
     is_part: bool = False
     plugin: LoadedPlugin | None = None
-    sources: Sources | None = None
+    sources: DataSources | None = None
 
     @property
     def preference(self) -> bool:
@@ -51,18 +51,24 @@ class PreparedData:
     preferences "rejected_ids" and "rejected_labels".
     `train_fingerprint` differs where the training rows, their order or their tokens do; None: not known."""
 
-    train: Rows | None
-    validation: Rows | None
-    test: Rows | None
-    truncation: dict[str, Truncation]
+    train: DataRows | None
+    validation: DataRows | None
+    test: DataRows | None
+    truncation: dict[str, TruncatedExamples]
     notices: tuple[str, ...]
     origin: str
-    collator: Collator
+    collator: PaddingCollator
     train_fingerprint: str | None = None
 
 
 def data_request(
-    recipe: Recipe, config: Any, task: Task, *, tokens: int, plugin: LoadedPlugin | None, sources: Sources | None = None
+    recipe: Recipe,
+    config: Any,
+    task: ModelTask,
+    *,
+    tokens: int,
+    plugin: LoadedPlugin | None,
+    sources: DataSources | None = None,
 ) -> DataRequest:
     """What is asked of the data; `dsrun prepare` asks for the same, so both find the same cache."""
     text = config.get_text_config()
@@ -79,11 +85,11 @@ def data_request(
     )
 
 
-def given_sources(rows: Mapping[str, Any]) -> Sources | None:
+def given_sources(rows: Mapping[str, Any]) -> DataSources | None:
     """The rows of a script in place of those of files; None where there are none."""
     if not rows:
         return None
-    return Sources("given rows", {split: _table(split, each) for split, each in rows.items()}, [])
+    return DataSources("given rows", {split: _table(split, each) for split, each in rows.items()}, [])
 
 
 def _table(split: str, rows: Any) -> TableSource:

@@ -14,22 +14,22 @@ import numpy as np
 import pyarrow as pa
 from datasets import Dataset
 
-from dsrun.recipe.preflight.layouts import Layout
+from dsrun.recipe.preflight.layouts import RowLayout
 from dsrun.train.data.build import NORMAL, BuildSpec, encoder_for, layout_of, normal_row, notices_of
-from dsrun.train.data.encoding.tokenise import Row, RowEncoder
+from dsrun.train.data.encoding.tokenise import RowEncoder
 from dsrun.train.data.reading.plugin_rows import AnySource, PluginSource
-from dsrun.train.data.reading.readers import Mark
+from dsrun.train.data.reading.readers import RawRow, ReadPosition
 from dsrun.train.data.reading.sources import FileSource, TableSource
 
 # Rows tokenised at a time: fewer than in a map over everything, as the first batch is waited for. It bounds
 # too what is read twice when a reader goes on where another one stopped.
 _BATCH = 100
 
-State = dict[str, Any]
+StreamState = dict[str, Any]
 """Where a reader is, as plain JSON values; what is in it concerns only who made it."""
 _Batches = Iterator[tuple[dict[str, list[Any]], int, Any]]
 """Columns of raw rows, their number, and the place in the source after them."""
-_RawBatches = Iterator[tuple[list[tuple[str, Row]], Any]]
+_RawBatches = Iterator[tuple[list[tuple[str, RawRow]], Any]]
 """Rows, each with where it is for an error, and the place in the source after them."""
 
 
@@ -39,7 +39,7 @@ class RowStream:
     With `block_size` documents are joined and cut into blocks."""
 
     source: AnySource
-    layout: Layout
+    layout: RowLayout
     encoder: RowEncoder
     block_size: int | None = None
     limit: int | None = None
@@ -50,45 +50,45 @@ class RowStream:
         outline = None if isinstance(self.source, TableSource) else self.source.outline()
         return outline and f"{outline}, at most {self.limit} in blocks of {self.block_size}"
 
-    def start(self, state: State | None = None) -> Reader:
+    def start(self, state: StreamState | None = None) -> RowReader:
         """A reader of the first row, or of the row after those that a reader with this state gave."""
-        return Reader(self, state or {})
+        return RowReader(self, state or {})
 
-    def __iter__(self) -> Reader:
+    def __iter__(self) -> RowReader:
         return self.start()
 
 
-class Reader:
+class RowReader:
     """An iterator over a RowStream. `count` rows lie before the next one."""
 
-    def __init__(self, stream: RowStream, state: State) -> None:
+    def __init__(self, stream: RowStream, state: StreamState) -> None:
         self.count: int = state.get("count", 0)
         self._state = state
         self._limit = stream.limit
-        start: State = state.get("rows", {})
+        start: StreamState = state.get("rows", {})
         rows = _encoded_rows(stream, start)
-        self._rows: Iterator[tuple[Row, State]] = (
+        self._rows: Iterator[tuple[RawRow, StreamState]] = (
             ((row, {"rows": after}) for row, after in rows)
             if stream.block_size is None
             else blocks(rows, stream.block_size, start, state.get("used", 0))
         )
 
-    def __iter__(self) -> Reader:
+    def __iter__(self) -> RowReader:
         return self
 
-    def __next__(self) -> Row:
+    def __next__(self) -> RawRow:
         if self._limit is not None and self.count >= self._limit:
             raise StopIteration
         row, self._state = next(self._rows)
         self.count += 1
         return row
 
-    def state(self) -> State:
+    def state(self) -> StreamState:
         """Where this reader is: `RowStream.start` goes on from there, in any process."""
         return {**self._state, "count": self.count}
 
 
-def _encoded_rows(stream: RowStream, state: State) -> Iterator[tuple[Row, State]]:
+def _encoded_rows(stream: RowStream, state: StreamState) -> Iterator[tuple[RawRow, StreamState]]:
     """Rows of a source tokenised a batch at a time, each with the state after it: the source's before the batch, how
     many rows were read until then, and how many encoded rows of the batch were taken."""
     place, read, taken = state.get("source"), state.get("read", 0), state.get("taken", 0)
@@ -106,7 +106,7 @@ def _encoded_rows(stream: RowStream, state: State) -> Iterator[tuple[Row, State]
         place, read, taken = after, read + count, 0
 
 
-def _normal_rows(source: FileSource | PluginSource, layout: Layout, place: Any) -> _Batches:
+def _normal_rows(source: FileSource | PluginSource, layout: RowLayout, place: Any) -> _Batches:
     """Rows of files or of a plugin in normal form, of the same types as prepared data, or refused as there."""
     inner = source.source if isinstance(source, PluginSource) else source
     batches = _file_batches(inner, place) if isinstance(inner, FileSource) else _table_batches(inner, None, place)
@@ -121,13 +121,13 @@ def _normal_rows(source: FileSource | PluginSource, layout: Layout, place: Any) 
 
 
 def _file_batches(source: FileSource, place: Any) -> _RawBatches:
-    rows = source.rows_from((place[0], Mark(*place[1])) if place else (0, Mark()))
+    rows = source.rows_from((place[0], ReadPosition(*place[1])) if place else (0, ReadPosition()))
     while batch := list(islice(rows, _BATCH)):
         file, mark = batch[-1][0]
         yield [(where, row) for _, where, row in batch], [file, list(mark)]
 
 
-def _table_rows(source: TableSource, layout: Layout, place: Any) -> _Batches:
+def _table_rows(source: TableSource, layout: RowLayout, place: Any) -> _Batches:
     for rows, after in _table_batches(source, list(layout.used), place):
         yield {name: [row.get(name) for _, row in rows] for name in layout.used}, len(rows), after
 
@@ -151,15 +151,17 @@ def _table_batches(source: TableSource, columns: list[str] | None, place: Any) -
         yield [(source.where, row) for row in batch], number if isinstance(table, Dataset) else table.state_dict()
 
 
-def blocks(rows: Iterator[tuple[Row, State]], size: int, start: State, used: int) -> Iterator[tuple[Row, State]]:
+def blocks(
+    rows: Iterator[tuple[RawRow, StreamState]], size: int, start: StreamState, used: int
+) -> Iterator[tuple[RawRow, StreamState]]:
     """Documents joined and cut, each block with the state after it: that of the rows before the document in which the
     next block begins, and how many of its tokens are used. The last block may be short. `start` is the state before
     `rows`, of whose first document `used` tokens are used."""
-    documents: deque[tuple[list[int], State]] = deque()
+    documents: deque[tuple[list[int], StreamState]] = deque()
     there = -used
     after = start
 
-    def cut() -> tuple[Row, State]:
+    def cut() -> tuple[RawRow, StreamState]:
         nonlocal used, there
         ids: list[int] = []
         while documents and len(ids) < size:

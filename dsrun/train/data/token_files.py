@@ -17,9 +17,9 @@ from dsrun.errors import UsageError
 from dsrun.recipe.preflight.layouts import known_layouts
 from dsrun.runs.checksum import sum_of
 from dsrun.system.files import sha256_of
-from dsrun.train.data.cache import Meta, key_of, obtain
+from dsrun.train.data.cache import CacheMeta, key_of, obtain
 from dsrun.train.data.encoding.tokenise import check_vocabulary
-from dsrun.train.data.reading.sources import HASHED_WHOLE, FileSource, Source
+from dsrun.train.data.reading.sources import HASHED_WHOLE, DataSource, FileSource
 from dsrun.train.data.reading.token_format import DTYPE_HINT, DTYPES, TokenFormat, format_of, narrowest
 from dsrun.train.data.request import DataRequest
 
@@ -150,7 +150,7 @@ class TokenFiles(Joined):
         return TokenFiles(cut)
 
 
-Blocks = TokenBin | TokenFiles
+TokenBlocks = TokenBin | TokenFiles
 
 
 def count_tokens(path: Path, dtype: str, offset: int = 0) -> int:
@@ -166,7 +166,7 @@ def count_tokens(path: Path, dtype: str, offset: int = 0) -> int:
     return size // width
 
 
-def divide(blocks: Blocks, percent: int, where: str) -> tuple[Blocks, Blocks]:
+def divide(blocks: TokenBlocks, percent: int, where: str) -> tuple[TokenBlocks, TokenBlocks]:
     """The first `percent` of the blocks, at least one, and the others."""
     count = len(blocks)
     if count < 2:
@@ -209,14 +209,14 @@ def rows_digest(table: Any) -> str:
     return digest.hexdigest()
 
 
-def is_bin(source: Source) -> TypeGuard[FileSource]:
+def is_bin(source: DataSource) -> TypeGuard[FileSource]:
     """Whether a source is a token file."""
     return isinstance(source, FileSource) and source.format in ("bin", "npy")
 
 
 def open_tokens(
     split: str, source: FileSource, request: DataRequest, block_size: int, waiting: Callable[[], None]
-) -> tuple[Blocks, list[str]]:
+) -> tuple[TokenBlocks, list[str]]:
     """The blocks of the token files of a split, and what was found out about them."""
     where = source.paths[0]
     if request.task != "causal-lm":
@@ -241,7 +241,7 @@ def _open_one(
     if stat.st_size <= HASHED_WHOLE:
         parts["crc32"] = sum_of(path)["crc32"]
 
-    def scan(_: Path) -> Meta:
+    def scan(_: Path) -> CacheMeta:
         return {"extremes": extreme_tokens(path, found), "sha256": sha256_of(path)}
 
     key = key_of({**parts, "dtype": found.dtype, "offset": found.offset})

@@ -10,7 +10,7 @@ from typing import Any
 from dsrun.errors import ToolError, UsageError
 from dsrun.runs.records import fsync_folder, sync_file
 from dsrun.system.files import delete_tree, replace_folder
-from dsrun.train.base.plan import Task
+from dsrun.train.base.plan import ModelTask
 from dsrun.train.card.metadata import FILE as CARD
 from dsrun.train.card.write import is_edited
 from dsrun.train.model.adapters import saved_embeddings
@@ -37,7 +37,9 @@ def check_room(
         )
 
 
-def save_final(trainer: Any, folder: Path, task: Task, *, lora: bool, base: Callable[[], Any] | None = None) -> None:
+def save_final(
+    trainer: Any, folder: Path, task: ModelTask, *, lora: bool, base: Callable[[], Any] | None = None
+) -> None:
     """Write the model and tokenizer to `folder`, atomically; called on all ranks, as ZeRO-3 gathers its
     shards. A LoRA run leaves the adapter in `adapter/` beside it and the merged model in `folder`; where the base model
     was quantised, `base` loads it as it was before."""
@@ -65,7 +67,7 @@ def save_final(trainer: Any, folder: Path, task: Task, *, lora: bool, base: Call
 
 
 def _save_merged(
-    trainer: Any, folder: Path, state: dict[str, Any], task: Task, load_base: Callable[[], Any] | None
+    trainer: Any, folder: Path, state: dict[str, Any], task: ModelTask, load_base: Callable[[], Any] | None
 ) -> None:
     """Merge on a fresh copy in host memory: the trained model's weights may be sharded over all ranks, or quantised."""
     from peft import get_peft_model

@@ -11,7 +11,7 @@ import torch
 
 from dsrun.errors import UsageError
 from dsrun.system.files import parse_json
-from dsrun.train.checkpoint.weight_files import Weight
+from dsrun.train.checkpoint.weight_files import ExportWeight
 from dsrun.train.export.weights import ADAPTER_CONFIG, stored_weights
 from dsrun.train.model.load import not_fetched
 
@@ -26,11 +26,11 @@ _IN_MEMORY = "export the adapter, and merge it with peft's merge_and_unload"
 
 
 @dataclass(frozen=True)
-class Adapter:
+class LoraAdapter:
     """An adapter's configuration and weights, by the names they have in its file."""
 
     config: dict[str, Any]
-    weights: dict[str, Weight]
+    weights: dict[str, ExportWeight]
 
     @property
     def base(self) -> str:
@@ -43,12 +43,12 @@ class Adapter:
         return not any(self.config.get(name) for name in more)
 
 
-def read_adapter(checkpoint: Path, weights: list[Weight]) -> Adapter:
+def read_adapter(checkpoint: Path, weights: list[ExportWeight]) -> LoraAdapter:
     config = parse_json((checkpoint / ADAPTER_CONFIG).read_text())
-    return Adapter(config, {weight.name: weight for weight in weights})
+    return LoraAdapter(config, {weight.name: weight for weight in weights})
 
 
-def base_folder(adapter: Adapter) -> Path:
+def base_folder(adapter: LoraAdapter) -> Path:
     """Where the base model's files are, brought from the Hub where it is not a folder."""
     path = Path(adapter.base)
     if path.is_dir():
@@ -77,12 +77,12 @@ class _Parts:
     """The weights of an adapter by what they change: by module A, B and DoRA's magnitudes; whole weights by name; and
     by module the rows of an embedding."""
 
-    changes: dict[str, dict[str, Weight]]
-    whole: dict[str, Weight]
-    rows: dict[str, Weight]
+    changes: dict[str, dict[str, ExportWeight]]
+    whole: dict[str, ExportWeight]
+    rows: dict[str, ExportWeight]
 
 
-def grown_vocabulary(adapter: Adapter, base: Path) -> int | None:
+def grown_vocabulary(adapter: LoraAdapter, base: Path) -> int | None:
     """Rows of the embedding where it was grown for a tokenizer with more tokens than the base model has, else None; the
     base model's config gives the old number."""
     shapes = {weight.name: weight.shape for weight in stored_weights(base, "model*.safetensors")}
@@ -95,7 +95,7 @@ def grown_vocabulary(adapter: Adapter, base: Path) -> int | None:
     return grown[0] if grown else None
 
 
-def merged(adapter: Adapter, base: Path) -> list[Weight]:
+def merged(adapter: LoraAdapter, base: Path) -> list[ExportWeight]:
     """The base model's weights with the adapter added (Hu et al. 2021: W + alpha/r B A), each computed when it is
     read."""
     _refuse_unusual(adapter.config)
@@ -126,7 +126,7 @@ def merged(adapter: Adapter, base: Path) -> list[Weight]:
     return weights
 
 
-def _parts(adapter: Adapter) -> _Parts:
+def _parts(adapter: LoraAdapter) -> _Parts:
     parts = _Parts({}, {}, {})
     for name, weight in adapter.weights.items():
         short = name.removeprefix(PREFIX)
@@ -142,7 +142,7 @@ def _parts(adapter: Adapter) -> _Parts:
     return parts
 
 
-def _token_ids(adapter: Adapter, module: str) -> list[int]:
+def _token_ids(adapter: LoraAdapter, module: str) -> list[int]:
     """The ids whose rows of `module` were trained; where it is tied to another module, those of that one."""
     named = adapter.config.get("trainable_token_indices") or {}
     if isinstance(named, list):
@@ -151,7 +151,7 @@ def _token_ids(adapter: Adapter, module: str) -> list[int]:
     return list(found or next(iter(named.values())))
 
 
-def _with_rows(weight: Weight, rows: Weight, ids: list[int]) -> Weight:
+def _with_rows(weight: ExportWeight, rows: ExportWeight, ids: list[int]) -> ExportWeight:
     """An embedding with these rows replaced, and grown where they lie beyond its end."""
     count = max(weight.shape[0], max(ids) + 1)
 
@@ -172,7 +172,7 @@ def _refuse_unusual(config: dict[str, Any]) -> None:
         raise UsageError(f"an adapter with {unusual} cannot be merged here", fix=_IN_MEMORY)
 
 
-def _added(weight: Weight, change: dict[str, Weight], config: dict[str, Any]) -> Weight:
+def _added(weight: ExportWeight, change: dict[str, ExportWeight], config: dict[str, Any]) -> ExportWeight:
     """W + s B A; with DoRA (Liu et al. 2024, eq. 5) its rows get the lengths that were trained."""
     a, b, magnitude = change["A"], change["B"], change.get("magnitude_vector")
     rank = a.shape[0]

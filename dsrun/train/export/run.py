@@ -26,9 +26,9 @@ from dsrun.system.files import parse_json, replace_folder, sha256_of
 from dsrun.system.host import disk_free
 from dsrun.train.card.metadata import FILE as CARD
 from dsrun.train.checkpoint.plain import in_adapter
-from dsrun.train.checkpoint.weight_files import Weight, write_weights
+from dsrun.train.checkpoint.weight_files import ExportWeight, write_weights
 from dsrun.train.export import lora, verify
-from dsrun.train.export.weights import ADAPTER_CONFIG, Found, Lazy, find_weights, rounded
+from dsrun.train.export.weights import ADAPTER_CONFIG, FoundWeights, LazyWeights, find_weights, rounded
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -43,7 +43,7 @@ NOT_COMPANIONS = ("zero_to_fp32.py", "zero_to_torch.py")
 
 
 @dataclass(frozen=True)
-class Request:
+class ExportRequest:
     """What `dsrun export` was asked for; `dtype` None keeps that of the checkpoint, `limit` is bytes per shard."""
 
     source: Path
@@ -54,7 +54,7 @@ class Request:
     force: bool
 
     @classmethod
-    def from_json(cls, text: str) -> Request:
+    def from_json(cls, text: str) -> ExportRequest:
         values = parse_json(text)
         return cls(**{**values, "source": Path(values["source"]), "to": Path(values["to"])})
 
@@ -66,7 +66,7 @@ def main(argv: list[str]) -> int:
     for name in ("transformers", "accelerate", "DeepSpeed"):
         logging.getLogger(name).setLevel(logging.ERROR)
     disable_progress_bar()
-    request = Request.from_json(argv[0])
+    request = ExportRequest.from_json(argv[0])
     try:
         export(request, notify=lambda line: print(f"note: {printable(line)}", file=sys.stderr))
     except DsrunError as error:
@@ -76,7 +76,7 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def export(request: Request, *, notify: Callable[[str], None]) -> None:
+def export(request: ExportRequest, *, notify: Callable[[str], None]) -> None:
     """Write `request.to`, atomically and after checking it. Raises UsageError for a source without whole weights, and
     ToolError where the proof fails."""
     dtype = DTYPES[request.dtype] if request.dtype else None
@@ -108,8 +108,8 @@ def export(request: Request, *, notify: Callable[[str], None]) -> None:
 
 @dataclass(frozen=True)
 class _Job:
-    request: Request
-    found: Found
+    request: ExportRequest
+    found: FoundWeights
     dtype: torch.dtype | None
     folder: Path
     notify: Callable[[str], None]
@@ -164,7 +164,7 @@ class _Job:
         """By whose rounding the exported weights and the checkpoint's may differ."""
         return self.found.dtypes | ({self.dtype} if self.dtype else frozenset())
 
-    def _cast(self, weights: list[Weight]) -> list[Weight]:
+    def _cast(self, weights: list[ExportWeight]) -> list[ExportWeight]:
         if self.dtype is None:
             return weights
         return [replace(w, dtype=self.dtype) if w.dtype.is_floating_point else w for w in weights]
@@ -179,7 +179,7 @@ class _Job:
         shapes = {name: tuple(value.shape) for name, value in model.state_dict().items()}
         return dict(getattr(model, "all_tied_weights_keys", None) or {}), shapes
 
-    def _write(self, weights: list[Weight], stem: str = "model") -> None:
+    def _write(self, weights: list[ExportWeight], stem: str = "model") -> None:
         needed, free = sum(weight.nbytes for weight in weights), disk_free(self.folder)
         if free < needed:
             raise UsageError(
@@ -190,7 +190,7 @@ class _Job:
             if sha256_of(self.folder / name) != written:
                 raise ToolError(f"{self.folder / name} differs from what was written: the disk is failing")
 
-    def _update_config(self, weights: list[Weight], vocabulary: int | None = None) -> None:
+    def _update_config(self, weights: list[ExportWeight], vocabulary: int | None = None) -> None:
         """Write the weights' dtype, in which from_pretrained loads them, and a grown vocabulary to config.json."""
         config = parse_json((self.folder / "config.json").read_text())
         if vocabulary is not None:
@@ -207,7 +207,7 @@ class _Job:
         expected = verify.logits_of_weights(verify.read_config(self.folder), reference, adapt)
         verify.compare(verify.logits_of_export(self.folder), expected, dtypes)
 
-    def _verify_adapter(self, adapter: lora.Adapter) -> None:
+    def _verify_adapter(self, adapter: lora.LoraAdapter) -> None:
         """The adapter on its base model, as exported and as the checkpoint has it; where the base is not to be had, the
         weights alone."""
         exported = find_weights(self.folder, None).reference
@@ -234,7 +234,7 @@ class _Job:
         verify.compare(found, expected, self._dtypes)
 
 
-def _with_base(adapter: Mapping[str, torch.Tensor], base: Path) -> Lazy:
+def _with_base(adapter: Mapping[str, torch.Tensor], base: Path) -> LazyWeights:
     weights = find_weights(base, None).reference
 
     def read(name: str) -> torch.Tensor:
@@ -244,7 +244,7 @@ def _with_base(adapter: Mapping[str, torch.Tensor], base: Path) -> Lazy:
         return weights[name.removeprefix(lora.PREFIX).replace(".base_layer.", ".")]
 
     own = set(adapter)
-    return Lazy((*adapter, *weights), read)
+    return LazyWeights((*adapter, *weights), read)
 
 
 def _with_adapter(model: Any, checkpoint: Path) -> Any:

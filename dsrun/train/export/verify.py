@@ -15,7 +15,7 @@ import torch
 
 from dsrun.errors import ToolError, UsageError
 from dsrun.train.export.lora import PREFIX
-from dsrun.train.export.weights import Lazy
+from dsrun.train.export.weights import LazyWeights
 from dsrun.train.model.load import AUTO_CLASS
 
 TOKENS = 12
@@ -87,7 +87,7 @@ def _tied(model: Any) -> dict[str, str]:
     return {PREFIX + name: PREFIX + saved for name, saved in inner.items()}
 
 
-def _whole(weights: Mapping[str, torch.Tensor], tied: Mapping[str, str]) -> Lazy:
+def _whole(weights: Mapping[str, torch.Tensor], tied: Mapping[str, str]) -> LazyWeights:
     def read(name: str) -> torch.Tensor:
         try:
             value = weights[name]
@@ -97,7 +97,7 @@ def _whole(weights: Mapping[str, torch.Tensor], tied: Mapping[str, str]) -> Lazy
             value = weights[tied[name]]
         return value.float() if value.is_floating_point() else value
 
-    return Lazy((*weights, *tied), read)
+    return LazyWeights((*weights, *tied), read)
 
 
 def _forward(model: Any) -> torch.Tensor:

@@ -15,24 +15,24 @@ import torch
 
 from dsrun.errors import UsageError
 from dsrun.train.checkpoint.plain import ADAPTER, in_adapter
-from dsrun.train.checkpoint.weight_files import Weight, read_weights
+from dsrun.train.checkpoint.weight_files import ExportWeight, read_weights
 from dsrun.train.checkpoint.zero_shards import WINDOW, ZeroCheckpoint, load, state_folder
 
 ADAPTER_CONFIG = "adapter_config.json"
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundWeights:
     """The weights of a checkpoint. `reference` reads the same ones in a way of its own; `dtypes` are those the two are
     kept in, by whose rounding they may differ."""
 
-    weights: list[Weight]
+    weights: list[ExportWeight]
     reference: Mapping[str, torch.Tensor]
     dtypes: frozenset[torch.dtype]
     notices: tuple[str, ...] = ()
 
 
-def find_weights(checkpoint: Path, dtype: torch.dtype | None) -> Found:
+def find_weights(checkpoint: Path, dtype: torch.dtype | None) -> FoundWeights:
     """What to export from `checkpoint`: its Hugging Face weights where they are whole, else what the ranks' shards
     hold. For fp32 the shards come first, as ZeRO trains fp32 copies of weights that it saves in bf16 or fp16."""
     lora = (checkpoint / ADAPTER_CONFIG).is_file()
@@ -47,7 +47,7 @@ def find_weights(checkpoint: Path, dtype: torch.dtype | None) -> Found:
             )
             raise UsageError(f"{checkpoint}: no weights to export: {what}")
         reads = {weight.name: weight.read for weight in stored}
-        return Found(stored, Lazy(reads, lambda name: reads[name]()), dtypes, _widened(dtypes, dtype))
+        return FoundWeights(stored, LazyWeights(reads, lambda name: reads[name]()), dtypes, _widened(dtypes, dtype))
     module = _Module(zero)
     if stored and not empty:
         by_name = {(in_adapter(name) if lora else name): name for name in zero.parameters}
@@ -58,15 +58,15 @@ def find_weights(checkpoint: Path, dtype: torch.dtype | None) -> Found:
                 else w
                 for w in stored
             ]
-        return Found(stored, renamed(module.reference(), by_name), dtypes)
+        return FoundWeights(stored, renamed(module.reference(), by_name), dtypes)
     weights = [replace(weight, name=in_adapter(weight.name) if lora else weight.name) for weight in module.weights()]
     notice = "its model files hold no whole weights, so they are put together from the ranks' shards"
     names = {(in_adapter(name) if lora else name): name for name in module.names}
     dtypes = _floating(weights)
-    return Found(weights, renamed(module.reference(), names), dtypes, (notice,))
+    return FoundWeights(weights, renamed(module.reference(), names), dtypes, (notice,))
 
 
-def stored_weights(folder: Path, pattern: str) -> list[Weight]:
+def stored_weights(folder: Path, pattern: str) -> list[ExportWeight]:
     """The tensors of the safetensors files that match, tensors without elements included. Raises UsageError for a file
     that is none."""
     return [weight for file in sorted(folder.glob(pattern)) for weight in read_weights(file)]
@@ -80,7 +80,7 @@ def _widened(saved: frozenset[torch.dtype], dtype: torch.dtype | None) -> tuple[
     return (f"its weights were saved in {names}: fp32 makes them no more exact, as a ZeRO checkpoint's would be",)
 
 
-def _floating(weights: list[Weight]) -> frozenset[torch.dtype]:
+def _floating(weights: list[ExportWeight]) -> frozenset[torch.dtype]:
     return frozenset(weight.dtype for weight in weights if weight.dtype.is_floating_point)
 
 
@@ -92,7 +92,7 @@ def _zero(checkpoint: Path) -> ZeroCheckpoint | None:
     return None if zero.model_states.get("param_shapes") is None else zero
 
 
-def _is_placeholder(weight: Weight, zero: ZeroCheckpoint | None) -> bool:
+def _is_placeholder(weight: ExportWeight, zero: ZeroCheckpoint | None) -> bool:
     """ZeRO-3 leaves tensors without elements, or flat ones, where a weight was not gathered."""
     whole = zero.parameters.get(weight.name) if zero else None
     return 0 in weight.shape or (whole is not None and whole.shape != weight.shape)
@@ -120,16 +120,20 @@ class _Module:
     def names(self) -> list[str]:
         return [*self.zero.parameters, *self.frozen, *self.buffers]
 
-    def weights(self) -> list[Weight]:
+    def weights(self) -> list[ExportWeight]:
         """Every weight once, tied ones under their first name, in the dtype they were trained in."""
         module = self.states[0]["module"]
         found = [
-            Weight(name, module[name].dtype, parameter.shape, partial(self.zero.read, name))
+            ExportWeight(name, module[name].dtype, parameter.shape, partial(self.zero.read, name))
             for name, parameter in self.zero.parameters.items()
         ]
-        found += [Weight(name, module[name].dtype, shape, self._frozen(name)) for name, shape in self.frozen.items()]
+        found += [
+            ExportWeight(name, module[name].dtype, shape, self._frozen(name)) for name, shape in self.frozen.items()
+        ]
         buffers = {name: module[name] for name in self.buffers}
-        return found + [Weight(name, value.dtype, tuple(value.shape), value.detach) for name, value in buffers.items()]
+        return found + [
+            ExportWeight(name, value.dtype, tuple(value.shape), value.detach) for name, value in buffers.items()
+        ]
 
     def reference(self) -> Mapping[str, torch.Tensor]:
         """The weights as DeepSpeed reads them itself: its module under ZeRO-1 and 2, its own script under ZeRO-3."""
@@ -137,8 +141,8 @@ class _Module:
         aliases = self.zero.aliases
         if self.zero.stage < 3:
             file = folder / "mp_rank_00_model_states.pt"
-            return Reopened(lambda: load(file)["module"], aliases)
-        return Reopened(lambda: _their_weights(checkpoint, folder.name), aliases)
+            return ReopenedWeights(lambda: load(file)["module"], aliases)
+        return ReopenedWeights(lambda: _their_weights(checkpoint, folder.name), aliases)
 
     def _frozen(self, name: str) -> Callable[[], torch.Tensor]:
         if self.zero.stage < 3:
@@ -160,7 +164,7 @@ def _their_weights(checkpoint: Path, tag: str) -> dict[str, Any]:
         return get_fp32_state_dict_from_zero_checkpoint(str(checkpoint), tag=tag, lazy_mode=True)
 
 
-class Lazy(Mapping[str, torch.Tensor]):
+class LazyWeights(Mapping[str, torch.Tensor]):
     """Weights by name, each read when it is asked for."""
 
     def __init__(self, names: Iterable[str], read: Callable[[str], torch.Tensor]) -> None:
@@ -177,19 +181,19 @@ class Lazy(Mapping[str, torch.Tensor]):
         return len(self._names)
 
 
-def renamed(weights: Mapping[str, torch.Tensor], names: Mapping[str, str]) -> Lazy:
-    return Lazy((*weights, *names), lambda name: weights[names.get(name, name)])
+def renamed(weights: Mapping[str, torch.Tensor], names: Mapping[str, str]) -> LazyWeights:
+    return LazyWeights((*weights, *names), lambda name: weights[names.get(name, name)])
 
 
-def rounded(weights: Mapping[str, torch.Tensor], dtypes: Mapping[str, torch.dtype]) -> Lazy:
+def rounded(weights: Mapping[str, torch.Tensor], dtypes: Mapping[str, torch.dtype]) -> LazyWeights:
     def read(name: str) -> torch.Tensor:
         value = weights[name]
         return value.to(dtypes.get(name, value.dtype))
 
-    return Lazy(weights, read)
+    return LazyWeights(weights, read)
 
 
-class Reopened(Mapping[str, torch.Tensor]):
+class ReopenedWeights(Mapping[str, torch.Tensor]):
     """Weights mapped from files that are opened again after a window of bytes, so that memory stays bounded."""
 
     def __init__(self, open_: Callable[[], Mapping[str, Any]], aliases: Mapping[str, str]) -> None:

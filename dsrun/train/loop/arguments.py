@@ -18,8 +18,8 @@ from dsrun.recipe.flags import FIXED
 from dsrun.recipe.trackers import trackers
 from dsrun.system.host import cores, shm_free
 from dsrun.train.base import speed
-from dsrun.train.base.distributed import World
-from dsrun.train.base.plan import Plan
+from dsrun.train.base.distributed import DistributedWorld
+from dsrun.train.base.plan import TrainingPlan
 from dsrun.train.data.mixture import sets_of
 from dsrun.train.loop.evaluation import ROUGE_TYPES
 from dsrun.train.loss import dpo
@@ -39,7 +39,7 @@ SMALLEST_SHM = 256 * 2**20
 SOME_STEPS = 10**6
 
 
-def training_arguments(plan: Plan, *, run: Path, validation: Any) -> Any:
+def training_arguments(plan: TrainingPlan, *, run: Path, validation: Any) -> Any:
     """The Trainer's arguments: what dsrun decides, over what the user gave, over dsrun's defaults. `validation` are the
     rows to evaluate on, None without any."""
     recipe, world = plan.recipe, plan.world
@@ -111,7 +111,7 @@ def _saving(every: str | None) -> dict[str, Any]:
     return {"save_strategy": "steps", "save_steps": NEVER if every == "auto" else int(every)}
 
 
-def _defaults(plan: Plan, run: Path, has_validation: bool) -> dict[str, Any]:
+def _defaults(plan: TrainingPlan, run: Path, has_validation: bool) -> dict[str, Any]:
     workers = loader_workers(plan.world)
     values: dict[str, Any] = {
         **FIXED,
@@ -127,7 +127,7 @@ def _defaults(plan: Plan, run: Path, has_validation: bool) -> dict[str, Any]:
     return values | speed.values(facts)
 
 
-def loader_workers(world: World) -> int:
+def loader_workers(world: DistributedWorld) -> int:
     """Loader processes per rank: half its share of the cores, none on a CPU run, where the model needs them all."""
     if world.device == "cpu":
         return 0

@@ -13,10 +13,10 @@ from dsrun.errors import UsageError
 from dsrun.recipe.deepspeed_file import BATCH
 from dsrun.runs.folder import RunFolder
 from dsrun.train.base.console import Console, PlainTask
-from dsrun.train.base.plan import Plan
+from dsrun.train.base.plan import TrainingPlan
 from dsrun.train.base.rank_context import RankContext
 from dsrun.train.base.run_records import RunRecords
-from dsrun.train.data.mixture import Mixture, sets_of
+from dsrun.train.data.mixture import DataMixture, sets_of
 from dsrun.train.data.request import PreparedData
 from dsrun.train.loop.arguments import (
     LOSS_METRICS,
@@ -39,8 +39,8 @@ from dsrun.train.model.build import build
 from dsrun.train.model.load import fit_embeddings, set_languages, stretch_positions
 from dsrun.train.model.parameter_groups import LearningRates
 from dsrun.train.model.quantization import DTYPES, check_quantized, convert_to_fp8, quantization_config
-from dsrun.train.packing.decide import Batching, decide_batching
-from dsrun.train.packing.sampler import Grouping
+from dsrun.train.packing.decide import BatchingPlan, decide_batching
+from dsrun.train.packing.sampler import BatchGrouping
 from dsrun.train.sequence.loss import SequenceLoss
 from dsrun.train.sequence.memory import save_memory, without_fused_loss
 from dsrun.zero.ops import stage_of
@@ -52,7 +52,7 @@ DEFAULT_LOGGING_STEPS = 10
 class RunParts:
     """What a run on this worker consists of before its model is built."""
 
-    plan: Plan
+    plan: TrainingPlan
     tokenizer: Any
     data: PreparedData
     folder: RunFolder
@@ -65,7 +65,7 @@ class RunParts:
 class TrainerBuilder(RunParts):
     """Builds the Trainer of a run; `grouping` is that of the checkpoint to go on from."""
 
-    grouping: Grouping | None = None
+    grouping: BatchGrouping | None = None
 
     def build(self) -> RunTrainer:
         """The Trainer around the model. Building its arguments registers DeepSpeed's configuration, without which a
@@ -159,7 +159,7 @@ class TrainerBuilder(RunParts):
     def _by_set(self, loss: Loss, arguments: Any) -> Loss:
         """The loss, which for a mixture also counts that of each set, where it comes from logits that are at hand."""
         rows, reason = self.data.train, loss.no_logits
-        if not isinstance(rows, Mixture) or "train" not in self.plan.phases:
+        if not isinstance(rows, DataMixture) or "train" not in self.plan.phases:
             return loss
         if arguments.use_liger_kernel and loss.kind != "logits":
             reason = reason or "Liger's fused loss makes no logits"
@@ -233,7 +233,7 @@ class TrainerBuilder(RunParts):
         return model, notices + fitted(model, self.plan, self.tokenizer)
 
 
-def fitted(model: Any, plan: Plan, tokenizer: Any) -> list[str | None]:
+def fitted(model: Any, plan: TrainingPlan, tokenizer: Any) -> list[str | None]:
     """Fit the model to the tokenizer and to the lengths asked for; returns what was changed."""
     spec = plan.recipe.spec
     notices = [fit_embeddings(model, tokenizer)]
@@ -244,7 +244,7 @@ def fitted(model: Any, plan: Plan, tokenizer: Any) -> list[str | None]:
     return notices
 
 
-def with_split(plan: Plan, batching: Batching) -> Plan:
+def with_split(plan: TrainingPlan, batching: BatchingPlan) -> TrainingPlan:
     """The plan as Trainer and DeepSpeed are to see it, who count rows."""
     split = batching.split
     batch = replace(
@@ -253,7 +253,7 @@ def with_split(plan: Plan, batching: Batching) -> Plan:
     return replace(plan, batch=batch, deepspeed=plan.deepspeed and plan.deepspeed | dict.fromkeys(BATCH, "auto"))
 
 
-def unquantized_base(plan: Plan, tokenizer: Any) -> Any:
+def unquantized_base(plan: TrainingPlan, tokenizer: Any) -> Any:
     """The model of --model as it was before quantisation, in the precision of training, for adapters to be merged into;
     without DeepSpeed, on the CPU."""
     dtype = str(DTYPES[plan.precision]).removeprefix("torch.")

@@ -14,12 +14,12 @@ from transformers.integrations.integration_utils import INTEGRATION_TO_CALLBACK
 from dsrun.errors import one_line
 from dsrun.runs.folder import RunFolder
 from dsrun.train.base.console import Console
-from dsrun.train.base.plan import Plan
+from dsrun.train.base.plan import TrainingPlan
 from dsrun.train.base.run_records import RunRecords, event_reporter
 from dsrun.train.loop import engine
 from dsrun.train.loop.loaders import SampleLedger
 from dsrun.train.loop.preemption import HeartbeatCallback, PendingEvaluationCallback, PreemptionCallback
-from dsrun.train.loop.recording import EventCallback, LossSpikeDetector, Recorder
+from dsrun.train.loop.recording import EventCallback, LossSpikeDetector, StepRecorder
 from dsrun.train.loop.sample_prompts import SamplePrompts
 from dsrun.train.loop.save_timing import SaveTimer, adaptive_interval
 from dsrun.train.loop.trainer import RunTrainer
@@ -29,7 +29,9 @@ from dsrun.train.model.flops import flops_of, peak_flops
 logger = logging.getLogger(__name__)
 
 
-def build_callbacks(trainer: RunTrainer, plan: Plan, folder: RunFolder, records: RunRecords, console: Console) -> None:
+def build_callbacks(
+    trainer: RunTrainer, plan: TrainingPlan, folder: RunFolder, records: RunRecords, console: Console
+) -> None:
     spec, context = plan.recipe.spec, trainer.context
     if spec.early_stopping is not None:
         trainer.add_callback(StopEarly(early_stopping_patience=spec.early_stopping))
@@ -50,7 +52,7 @@ def build_callbacks(trainer: RunTrainer, plan: Plan, folder: RunFolder, records:
     if plan.world.is_main:
         peak = peak_flops(plan.precision) if plan.world.device == "cuda" else None
         flops = flops_of(trainer.model) if peak else None
-        trainer.add_callback(Recorder(trainer, console, records.metric, flops=flops, peak_flops=peak))
+        trainer.add_callback(StepRecorder(trainer, console, records.metric, flops=flops, peak_flops=peak))
         trainer.add_callback(EventCallback(records))
         trainer.add_callback(LossSpikeDetector(event_reporter(records, console, "spike")))
     if spec.sample_prompts:
@@ -60,7 +62,7 @@ def build_callbacks(trainer: RunTrainer, plan: Plan, folder: RunFolder, records:
     if spec.sample_ledger:
         trainer.add_callback(SampleLedger(trainer, folder.path))
     if spec.profile:
-        trainer.add_callback(Profiler(spec.profile, folder.path / "profile", console, rank=plan.world.rank))
+        trainer.add_callback(StepProfiler(spec.profile, folder.path / "profile", console, rank=plan.world.rank))
     # Before step_times, whose steps include the time that they take.
     for each in plan.plugin.callbacks() if plan.plugin else ():
         trainer.add_callback(each)
@@ -118,7 +120,7 @@ class LogLastStep(TrainerCallback):
             control.should_log = True
 
 
-class Profiler(TrainerCallback):
+class StepProfiler(TrainerCallback):
     """Traces `steps` optimizer steps with torch.profiler, after two that warm caches and kernels up."""
 
     WARM_UP = 2
@@ -154,7 +156,7 @@ class Profiler(TrainerCallback):
         self.console.print(f"trace of {self.steps} steps: {self.file} (open it in ui.perfetto.dev)")
 
 
-class Tracker(TrainerCallback):
+class GuardedTracker(TrainerCallback):
     """A tracker's callback until it raises: that is reported once, and it is not called again."""
 
     def __init__(self, name: str, callback: TrainerCallback, notify: Callable[[str], None]) -> None:
@@ -185,8 +187,8 @@ class Tracker(TrainerCallback):
 
 
 def guard_trackers(handler: Any, notify: Callable[[str], None]) -> None:
-    """Put a `Tracker` around each tracker's callback of a Trainer's CallbackHandler."""
+    """Put a `GuardedTracker` around each tracker's callback of a Trainer's CallbackHandler."""
     names = {kind: name for name, kind in INTEGRATION_TO_CALLBACK.items()}
     handler.callbacks = [
-        Tracker(names[type(each)], each, notify) if type(each) in names else each for each in handler.callbacks
+        GuardedTracker(names[type(each)], each, notify) if type(each) in names else each for each in handler.callbacks
     ]

@@ -12,11 +12,11 @@ from dsrun.errors import MissingError, ToolError
 from dsrun.recipe.deepspeed_file import as_object, read_text
 from dsrun.recipe.flags import ZERO_STAGE
 from dsrun.recipe.spec import TrainSpec
-from dsrun.runs.heartbeat import Heart
+from dsrun.runs.heartbeat import HeartbeatWriter
 from dsrun.system.display import masked_values
 from dsrun.system.host import own_programs_first
-from dsrun.train.base.distributed import World, acquire_lock
-from dsrun.train.base.plan import Plan
+from dsrun.train.base.distributed import DistributedWorld, acquire_lock
+from dsrun.train.base.plan import TrainingPlan
 from dsrun.train.base.speed import compiles
 from dsrun.zero.generate.config import config_of_flags
 from dsrun.zero.ops import extension_cache, required_ops, stage_of
@@ -53,14 +53,16 @@ def hidden_size(model_config: Any) -> int | None:
     return getattr(text, "hidden_size", None) or getattr(text, "d_model", None)
 
 
-def prepare_engine(plan: Plan, heart: Heart, *, notify: Callable[[str], None]) -> None:
+def prepare_engine(plan: TrainingPlan, heart: HeartbeatWriter, *, notify: Callable[[str], None]) -> None:
     """Compile what DeepSpeed needs, and let the supervisor know that from here on a rank may wait for others."""
     if plan.deepspeed is not None:
         prepare_ops(plan.deepspeed, plan.world, notify=notify, training="train" in plan.phases)
     heart.join(plan.world.group_timeout_s, compiles=compiles(plan.recipe.hf, plan.deepspeed))
 
 
-def prepare_ops(config: dict[str, Any], world: World, *, notify: Callable[[str], None], training: bool = True) -> None:
+def prepare_ops(
+    config: dict[str, Any], world: DistributedWorld, *, notify: Callable[[str], None], training: bool = True
+) -> None:
     """Load the compiled ops this run needs, one process at a time, before any rank waits in a collective.
 
     Built by two processes at once, torch's extension loader can leave a stale lock that later runs wait on forever; our

@@ -17,9 +17,9 @@ from transformers.trainer_callback import ExportableState
 from dsrun.plugin import Example
 from dsrun.system.files import replacing
 from dsrun.train.base.distributed import all_gather_object, rank0_first
-from dsrun.train.data.batches import BatchLoader, GlobalBatchSampler, Split, WithFiller
+from dsrun.train.data.batches import BatchLoader, BatchSplit, GlobalBatchSampler, WithFiller
 from dsrun.train.data.mixture import sets_of
-from dsrun.train.loop.generation import Generator, has_prompts
+from dsrun.train.loop.generation import TextGenerator, has_prompts
 
 _BEAT_EVERY = 100  # texts, which take a second at most
 ROUGE_TYPES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
@@ -105,11 +105,11 @@ def _rouge(hypotheses: list[str], targets: list[str], beat: Callable[[], None]) 
     return {kind: 100 * sum(score[kind].fmeasure for score in scores) / len(scores) for kind in ROUGE_TYPES}
 
 
-Progress = Callable[[int, int], None]
+EvaluationProgress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class EvaluationResult:
     """Metrics without prefix, the same on all ranks, those of a mixture's set behind its name; examples in the data's
     order, on rank 0 only."""
 
@@ -125,7 +125,7 @@ class Evaluator:
         self.loss = trainer.loss_of_model
         self.rank, self.world_size = trainer.split.rank, trainer.split.world_size
 
-    def run(self, rows: Any, *, generate: bool, progress: Progress) -> Evaluation:
+    def run(self, rows: Any, *, generate: bool, progress: EvaluationProgress) -> EvaluationResult:
         began = time.monotonic()
         sums: Any = 0
         examples: list[Example] = []
@@ -145,18 +145,18 @@ class Evaluator:
         metrics = self.loss.metrics(sums) | self._scores(examples, generate)
         seconds = time.monotonic() - began
         speed = {"seconds": seconds, "samples_per_second": len(rows) / seconds}
-        return Evaluation({**metrics, **of_sets, **speed}, examples)
+        return EvaluationResult({**metrics, **of_sets, **speed}, examples)
 
     def _over(
-        self, rows: Any, generate: bool, before: int, total: int, progress: Progress
+        self, rows: Any, generate: bool, before: int, total: int, progress: EvaluationProgress
     ) -> tuple[torch.Tensor, list[Example]]:
         """The sums of the loss over `rows`, and the texts generated from them; `before` of `total` are done already."""
         sharing = self.trainer.split.sharing
-        split = Split(self.trainer.args.per_device_eval_batch_size, self.rank, self.world_size, sharing=sharing)
+        split = BatchSplit(self.trainer.args.per_device_eval_batch_size, self.rank, self.world_size, sharing=sharing)
         sampler = GlobalBatchSampler(len(rows), split, shuffle=False)
         loader = BatchLoader(WithFiller(rows), batch_sampler=sampler, collate_fn=self.trainer.data_collator)
         sums: Any = 0
-        generator = Generator(self.trainer, rows) if generate else None
+        generator = TextGenerator(self.trainer, rows) if generate else None
         for step, (indices, batch) in enumerate(zip(sampler, loader, strict=True)):
             inputs = self.trainer._prepare_inputs(batch)
             with self.trainer.compute_loss_context_manager():

@@ -13,7 +13,7 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 from dsrun.plugin import Example
 from dsrun.train.base.labels import IGNORED
 from dsrun.train.data.batches import FILLER
-from dsrun.train.data.mixture import Mixture
+from dsrun.train.data.mixture import DataMixture
 
 
 def last_answer(labels: Any) -> tuple[int, int] | None:
@@ -29,7 +29,7 @@ def last_answer(labels: Any) -> tuple[int, int] | None:
 
 def has_prompts(rows: Any) -> bool:
     """Whether any of the rows of a causal model has a prompt; blocks of running text have none."""
-    if isinstance(rows, Mixture):
+    if isinstance(rows, DataMixture):
         return any(map(has_prompts, rows.sets.values()))
     # A token file has no prompts, and need not be read to know it.
     return hasattr(rows, "with_format") and any(last_answer(row["labels"]) for row in rows)
@@ -78,7 +78,7 @@ def write_texts(trainer: Any, ids: torch.Tensor, mask: torch.Tensor, **options: 
     return trainer.processing_class.batch_decode(new, skip_special_tokens=True)
 
 
-class Generator:
+class TextGenerator:
     """Generates a text for every row of `rows`: from the source of a seq2seq row, from what comes before the last
     answer of a causal one. Called with each batch, on all ranks."""
 

@@ -16,16 +16,16 @@ from transformers import TrainerCallback, set_seed
 from transformers.trainer_callback import ExportableState
 
 from dsrun.errors import DsrunError
-from dsrun.runs.records import Appender, append_start, append_step, ledger_of, next_attempt
+from dsrun.runs.records import LineAppender, append_start, append_step, ledger_file, next_attempt
 from dsrun.system.process_end import die_with_parent
 from dsrun.train.base.distributed import rank0_first
-from dsrun.train.data.batches import BatchLoader, GlobalBatchSampler, StreamOfBatches, Taken, TrainingRows
-from dsrun.train.data.collate import Collator
+from dsrun.train.data.batches import BatchLoader, GlobalBatchSampler, MicroBatchRows, StreamOfBatches, TrainingRows
+from dsrun.train.data.collate import PaddingCollator
 from dsrun.train.data.mixture import token_lengths
 from dsrun.train.packing.collate import PackedCollator
-from dsrun.train.packing.decide import Batching
+from dsrun.train.packing.decide import BatchingPlan
 from dsrun.train.packing.sampler import PackedRows, WindowSampler
-from dsrun.zero.memory.flops import Work, work_of
+from dsrun.zero.memory.flops import TokenCounts, work_of
 
 # A loader worker silent for this long is stuck, on a dead file system for example.
 LOADER_TIMEOUT_SECONDS = 600
@@ -45,7 +45,7 @@ class MicroBatch(dict[str, Any]):
     spans: tuple[tuple[int, int, int], ...] = ()
     tokens: int = 0
     cells: int = 0
-    work: Work = (0, 0, 0, 0, 0)
+    work: TokenCounts = (0, 0, 0, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class _Collate:
     both_sides: bool
     joins: bool
 
-    def __call__(self, taken: Taken) -> MicroBatch:
+    def __call__(self, taken: MicroBatchRows) -> MicroBatch:
         rows: list[Any] = [[sample] for sample in taken.rows] if self.joins else taken.rows
         batch = MicroBatch(self.collate(rows))
         batch.ids, batch.epoch, batch.after = tuple(taken.ids), taken.epoch, taken.after
@@ -113,7 +113,7 @@ class TrainingLoader(BatchLoader):
         return self
 
 
-def training_loader(args: Any, rows: Any, batching: Batching, collate: Collator) -> TrainingLoader:
+def training_loader(args: Any, rows: Any, batching: BatchingPlan, collate: PaddingCollator) -> TrainingLoader:
     """Micro batches of this rank's share of `rows`, a table or a stream; `args` are the Trainer's.
 
     A stream goes on through epochs without an end; the Trainer's max_steps ends it.
@@ -216,13 +216,13 @@ class SampleLedger(TrainerCallback):
         self.trainer = trainer
         self.folder = folder
         self.attempt = 0
-        self._ledger: Appender | None = None
+        self._ledger: LineAppender | None = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         split = self.trainer.split
         # A rank that did not always take part has an incomplete ledger; rank 0's knows.
         self.attempt = rank0_first(lambda: next_attempt(self.folder))
-        self._ledger = Appender(ledger_of(self.folder, split.rank))
+        self._ledger = LineAppender(ledger_file(self.folder, split.rank))
         append_start(self._ledger, self.attempt, step=state.global_step, ranks=split.world_size)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

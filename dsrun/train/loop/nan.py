@@ -21,7 +21,7 @@ from dsrun.runs.records import write_json_atomic
 from dsrun.system.files import parse_json
 from dsrun.train.base.console import Console
 from dsrun.train.base.distributed import all_gather_object, all_ready
-from dsrun.train.base.plan import Plan
+from dsrun.train.base.plan import TrainingPlan
 from dsrun.train.base.run_records import RunRecords, event_reporter
 from dsrun.train.model.quantization import is_packed
 
@@ -218,7 +218,7 @@ def _weights_are_finite(model: Any) -> bool:
     )
 
 
-def guard_against_nan(plan: Plan, run: Path, records: RunRecords, console: Console) -> NanGuard:
+def guard_against_nan(plan: TrainingPlan, run: Path, records: RunRecords, console: Console) -> NanGuard:
     skipped = steps_to_skip(run, plan.recipe)
     return NanGuard(
         plan.recipe.spec.on_nan,

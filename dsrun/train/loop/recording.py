@@ -30,7 +30,7 @@ LARGEST_SCORE = 8.0
 SMALLEST_JUMP = 1.2
 
 
-class Recorder(TrainerCallback):
+class StepRecorder(TrainerCallback):
     def __init__(
         self,
         trainer: RunTrainer,

@@ -8,7 +8,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from dsrun.errors import UsageError
-from dsrun.runs.records import Appender
+from dsrun.runs.records import LineAppender
 from dsrun.train.base.console import Console, shortened
 from dsrun.train.data.encoding.chat import check_template
 from dsrun.train.data.encoding.normal import messages_of
@@ -80,7 +80,7 @@ class SamplePrompts(TrainerCallback):
         heart.enter(before)
         if self.trainer.split.rank != 0:
             return
-        samples = Appender(self.file)
+        samples = LineAppender(self.file)
         for prompt, text in zip(self.prompts, texts, strict=True):
             samples.append({"step": step, "prompt": prompt, "text": text})
         samples.close()

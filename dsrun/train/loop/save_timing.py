@@ -11,7 +11,7 @@ from transformers import TrainerCallback
 
 from dsrun.runs.goodput import mean_time_between_failures, save_interval
 from dsrun.train.base.console import Console
-from dsrun.train.base.plan import Plan
+from dsrun.train.base.plan import TrainingPlan
 from dsrun.train.base.rank_context import RankContext
 from dsrun.train.base.run_records import RunRecords, step_of
 from dsrun.train.loop.nan import NanGuard
@@ -69,7 +69,7 @@ class AdaptiveSaveInterval(TrainerCallback):
             self.on_change(step, self.seconds, steps, message + (f" (about {steps:,} steps)" if steps else ""))
 
 
-def adaptive_interval(trainer: Any, plan: Plan, records: RunRecords, console: Console) -> AdaptiveSaveInterval:
+def adaptive_interval(trainer: Any, plan: TrainingPlan, records: RunRecords, console: Console) -> AdaptiveSaveInterval:
     # Young's optimum (1974), which Daly (2006) refined, from the failures of this very run folder: see runs/goodput.py.
     mtbf = mean_time_between_failures(records.history(), plan.world.size)
 

@@ -15,24 +15,24 @@ from accelerate.utils import DummyOptim
 from dsrun.train.base.plugin import LoadedPlugin
 from dsrun.train.base.rank_context import RankContext
 from dsrun.train.checkpoint import elastic
-from dsrun.train.checkpoint.checkpointing import Checkpointing
+from dsrun.train.checkpoint.checkpointing import CheckpointingTrainer
 from dsrun.train.checkpoint.verify import check_best
 from dsrun.train.loop import engine
-from dsrun.train.loop.evaluation import Evaluation, Evaluator, LossState
+from dsrun.train.loop.evaluation import EvaluationResult, Evaluator, LossState
 from dsrun.train.loop.loaders import DataPlace, MicroBatch, TrainingLoader, to_device, training_loader
 from dsrun.train.loop.nan import NanGuard
 from dsrun.train.loop.preemption import EvaluationLeftError, StopVote, remember_evaluation
 from dsrun.train.loop.step_times import StepTimes
 from dsrun.train.loss.protocol import Loss
 from dsrun.train.model.parameter_groups import LearningRates
-from dsrun.train.packing.decide import Batching
+from dsrun.train.packing.decide import BatchingPlan
 from dsrun.zero.ops import stage_of
 
 # Accelerate's own reads everything that is to be skipped, a stream from its start, and its loader forgets the epoch.
 transformers.trainer.skip_first_batches = TrainingLoader.start_at
 
 
-class RunTrainer(Checkpointing):
+class RunTrainer(CheckpointingTrainer):
     """A Seq2SeqTrainer for both tasks whose loss, gradients and data order do not depend on the cluster's shape."""
 
     # compute_loss divides by the target tokens, or the pairs, of the whole global batch, accumulation steps included;
@@ -44,7 +44,7 @@ class RunTrainer(Checkpointing):
     def __init__(
         self,
         *,
-        batching: Batching,
+        batching: BatchingPlan,
         ds_config: dict[str, Any] | None,
         eval_progress: Callable[[int, int], None],
         context: RankContext,
@@ -76,7 +76,7 @@ class RunTrainer(Checkpointing):
         self._work = torch.zeros(5, dtype=torch.int64, device=self.args.device)
         self.seconds_not_training = 0.0
         self.already_finished = False
-        self.last_evaluation: Evaluation | None = None
+        self.last_evaluation: EvaluationResult | None = None
         self.last_metrics: tuple[int, dict[str, float]] | None = None
         self.step_times = StepTimes(self.args.device.type, self.split.world_size, ddp=ds_config is None)
         self.add_callback(DataPlace(self))

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from dsrun.train.base.labels import IGNORED, shifted_targets
 from dsrun.train.loss.cross_entropy import token_cross_entropy
-from dsrun.train.loss.protocol import Inputs, Loss
+from dsrun.train.loss.protocol import Loss, PreferenceInputs
 from dsrun.train.model.load import evaluating
 
 # Sums over pairs, in this order; the last one is the number of pairs.
@@ -21,10 +21,10 @@ METRICS = (*_SUMS[1:-1], "rewards/margins")
 """What is logged beside the loss; the names are those of TRL."""
 
 
-class Reference(Protocol):
+class ReferenceModel(Protocol):
     """The model as it was before DPO."""
 
-    def logits(self, trained: Any, inputs: Inputs) -> torch.Tensor:
+    def logits(self, trained: Any, inputs: PreferenceInputs) -> torch.Tensor:
         """Its logits, [rows, length, vocabulary]; `trained` is the model that is trained, as the Trainer wraps it."""
         ...
 
@@ -36,7 +36,7 @@ class AdaptersOff:
         self.adapted = adapted
 
     @torch.no_grad()
-    def logits(self, trained: Any, inputs: Inputs) -> torch.Tensor:
+    def logits(self, trained: Any, inputs: PreferenceInputs) -> torch.Tensor:
         # Not by way of `trained`: the hooks of ZeRO-3 are on the modules, and DDP has nothing to do without gradients.
         with evaluating(self.adapted), self.adapted.disable_adapter():
             logits: torch.Tensor = self.adapted(**inputs)["logits"]
@@ -52,7 +52,7 @@ class FrozenCopy:
         self._is_ready = False
 
     @torch.no_grad()
-    def logits(self, trained: Any, inputs: Inputs) -> torch.Tensor:
+    def logits(self, trained: Any, inputs: PreferenceInputs) -> torch.Tensor:
         if not self._is_ready:
             self._prepare(trained)
         logits: torch.Tensor = self.copy(**inputs)["logits"]
@@ -110,7 +110,7 @@ class DpoLoss(Loss):
     no_logits = "dpo's loss is one of pairs"
     window: torch.Tensor
 
-    def __init__(self, reference: Reference, *, beta: float, smoothing: float = 0.0) -> None:
+    def __init__(self, reference: ReferenceModel, *, beta: float, smoothing: float = 0.0) -> None:
         self.reference = reference
         self.beta = beta
         self.smoothing = smoothing
@@ -120,13 +120,13 @@ class DpoLoss(Loss):
         """The number of pairs that are not filler. `labels`: [2 x pairs, length]."""
         return self._is_pair(labels).sum()
 
-    def __call__(self, model: Any, inputs: Inputs, items: torch.Tensor) -> tuple[torch.Tensor, Any]:
+    def __call__(self, model: Any, inputs: PreferenceInputs, items: torch.Tensor) -> tuple[torch.Tensor, Any]:
         losses, sums, outputs = self._pairs(model, inputs)
         self.window = self.window.to(sums.device) + sums
         return losses.sum() / items, outputs
 
     @torch.no_grad()
-    def sums(self, model: Any, inputs: Inputs) -> torch.Tensor:
+    def sums(self, model: Any, inputs: PreferenceInputs) -> torch.Tensor:
         return self._pairs(model, inputs)[1]
 
     def metrics(self, sums: torch.Tensor) -> dict[str, float]:
@@ -140,7 +140,7 @@ class DpoLoss(Loss):
     def _is_pair(self, labels: torch.Tensor) -> torch.Tensor:
         return labels.ne(IGNORED).any(1).view(-1, self.rows).all(1)
 
-    def _pairs(self, model: Any, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor, Any]:
+    def _pairs(self, model: Any, inputs: PreferenceInputs) -> tuple[torch.Tensor, torch.Tensor, Any]:
         """The loss of each pair, 0 for filler, the sums over the pairs, and the model's outputs."""
         labels = inputs["labels"]
         read = {name: value for name, value in inputs.items() if name != "labels"}

@@ -15,9 +15,9 @@ from transformers.loss.loss_utils import ForCausalLMLoss
 
 from dsrun.train.base.labels import IGNORED, shifted_targets, shifts_labels, target_tokens
 from dsrun.train.loss.cross_entropy import causal_lm_loss, token_cross_entropy
-from dsrun.train.loss.protocol import Inputs, Loss
+from dsrun.train.loss.protocol import Loss, PreferenceInputs
 
-Kind = Literal["shared", "routed", "own", "logits"]
+LossKind = Literal["shared", "routed", "own", "logits"]
 """Where a model's loss comes from: `shared`, the loss function that transformers' models share; `routed`, the same with
 the router losses of a mixture of experts added; `own`, code of the model that makes something else of it; `logits`,
 cross entropy of the logits, which is also what the other models of transformers compute."""
@@ -26,7 +26,7 @@ cross entropy of the logits, which is also what the other models of transformers
 _ADDED = re.compile(r"loss *\+= .*loss|loss = .*loss \+ .*loss|loss = .*\+ .*_loss\b")
 
 
-def kind_of_loss(model: Any) -> Kind:
+def kind_of_loss(model: Any) -> LossKind:
     """Where the loss of `model` comes from, told by the source of its forward."""
     if is_liger(model):
         return "shared"
@@ -92,7 +92,7 @@ def perplexity(loss: float) -> float:
 class ModelLoss(Loss):
     """Cross entropy, or what the model computes in its place, as a mean over target tokens."""
 
-    def __init__(self, kind: Kind, shifted: bool, smoothing: float = 0.0) -> None:
+    def __init__(self, kind: LossKind, shifted: bool, smoothing: float = 0.0) -> None:
         self.kind = kind
         self.shifted = shifted
         self.smoothing = smoothing
@@ -114,7 +114,7 @@ class ModelLoss(Loss):
     def items(self, labels: torch.Tensor) -> torch.Tensor:
         return target_tokens(labels, shifted=self.shifted)
 
-    def __call__(self, model: Any, inputs: Inputs, items: torch.Tensor) -> tuple[torch.Tensor, Any]:
+    def __call__(self, model: Any, inputs: PreferenceInputs, items: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """All terms of a model's loss, those of its routers too, count by this micro batch's share of the target
         tokens: added once for each micro batch, they would grow with the accumulation steps and the ranks."""
         labels = inputs["labels"]
@@ -135,7 +135,7 @@ class ModelLoss(Loss):
         return total / items, outputs
 
     @torch.no_grad()
-    def sums(self, model: Any, inputs: Inputs) -> torch.Tensor:
+    def sums(self, model: Any, inputs: PreferenceInputs) -> torch.Tensor:
         """Summed cross entropy, loss times target tokens, and their number [3]."""
         labels, own = inputs["labels"], self.kind == "own"
         outputs = model(**{name: value for name, value in inputs.items() if own or name != "labels"})
@@ -171,7 +171,7 @@ class LossBySet(ModelLoss):
         # For each set the summed cross entropy in nats, and the target tokens.
         self.window = torch.zeros(len(self.names), 2, dtype=torch.float64)
 
-    def __call__(self, model: Any, inputs: Inputs, items: torch.Tensor) -> tuple[torch.Tensor, Any]:
+    def __call__(self, model: Any, inputs: PreferenceInputs, items: torch.Tensor) -> tuple[torch.Tensor, Any]:
         loss, outputs = super().__call__(model, inputs, items)
         if len(self.ids):
             self._count(outputs["logits"].detach(), inputs["labels"])

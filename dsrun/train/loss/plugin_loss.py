@@ -9,7 +9,7 @@ import torch
 from dsrun.train.base.labels import IGNORED, shifted_targets, shifts_labels
 from dsrun.train.base.plugin import LoadedPlugin
 from dsrun.train.loss.model_loss import perplexity, summed_cross_entropy
-from dsrun.train.loss.protocol import Inputs, Loss
+from dsrun.train.loss.protocol import Loss, PreferenceInputs
 
 
 class PluginLoss(Loss):
@@ -31,12 +31,12 @@ class PluginLoss(Loss):
         """What the logits are to predict at each position, [rows, length]."""
         return shifted_targets(labels) if self.shifted else labels
 
-    def __call__(self, model: Any, inputs: Inputs, items: torch.Tensor) -> tuple[torch.Tensor, Any]:
+    def __call__(self, model: Any, inputs: PreferenceInputs, items: torch.Tensor) -> tuple[torch.Tensor, Any]:
         total, outputs = self._total(model, inputs)
         return total / items, outputs
 
     @torch.no_grad()
-    def sums(self, model: Any, inputs: Inputs) -> torch.Tensor:
+    def sums(self, model: Any, inputs: PreferenceInputs) -> torch.Tensor:
         """Summed cross entropy and its target tokens, the plugin's loss and its items [4]."""
         total, outputs = self._total(model, inputs)
         targets = self.targets(inputs["labels"])
@@ -48,7 +48,7 @@ class PluginLoss(Loss):
         entropy, loss = (sums[::2] / sums[1::2].clamp(min=1)).tolist()
         return {"loss": loss, "perplexity": perplexity(entropy)}
 
-    def _total(self, model: Any, inputs: Inputs) -> tuple[torch.Tensor, Any]:
+    def _total(self, model: Any, inputs: PreferenceInputs) -> tuple[torch.Tensor, Any]:
         """The plugin's sum over a batch, and the outputs of its first forward pass."""
         outputs: list[Any] = []
         hook = model.register_forward_hook(lambda _model, _inputs, found: outputs.append(found))

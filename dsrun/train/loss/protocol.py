@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import torch
 
-Inputs = dict[str, Any]
+PreferenceInputs = dict[str, Any]
 
 
 class Loss(Protocol):
@@ -33,12 +33,12 @@ class Loss(Protocol):
         """What the loss is a mean over, counted in the labels of a micro batch."""
         ...
 
-    def __call__(self, model: Any, inputs: Inputs, items: torch.Tensor) -> tuple[torch.Tensor, Any]:
+    def __call__(self, model: Any, inputs: PreferenceInputs, items: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """The loss, a scalar, and the model's outputs, whose logits the backward pass may overwrite; `items` are those
         of the whole global batch."""
         ...
 
-    def sums(self, model: Any, inputs: Inputs) -> torch.Tensor:
+    def sums(self, model: Any, inputs: PreferenceInputs) -> torch.Tensor:
         """For evaluation: sums over a batch, fp64, which are added up over batches and ranks."""
         ...
 

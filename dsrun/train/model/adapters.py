@@ -14,7 +14,7 @@ from dsrun.errors import UsageError, nearest
 from dsrun.hub.modelscope_cache import local_name
 from dsrun.recipe.preflight.files import is_path
 from dsrun.recipe.spec import TrainSpec
-from dsrun.train.base.plan import Task
+from dsrun.train.base.plan import ModelTask
 
 ALL_LINEAR = "all-linear"
 
@@ -24,7 +24,7 @@ def lora_targets(spec: TrainSpec) -> list[str] | str:
     return ALL_LINEAR if spec.lora_targets in ([], [ALL_LINEAR]) else spec.lora_targets
 
 
-def select_trained(model: Any, spec: TrainSpec, task: Task, tokens: range, *, sharded: bool = False) -> Any:
+def select_trained(model: Any, spec: TrainSpec, task: ModelTask, tokens: range, *, sharded: bool = False) -> Any:
     """The model with only those parameters trained that the settings name; `tokens` are its new ones."""
     if spec.lora:
         return add_lora(model, spec, task, new_tokens=tokens, sharded=sharded)
@@ -32,7 +32,9 @@ def select_trained(model: Any, spec: TrainSpec, task: Task, tokens: range, *, sh
     return model
 
 
-def add_lora(model: Any, spec: TrainSpec, task: Task, *, new_tokens: range = range(0), sharded: bool = False) -> Any:
+def add_lora(
+    model: Any, spec: TrainSpec, task: ModelTask, *, new_tokens: range = range(0), sharded: bool = False
+) -> Any:
     """The model with adapters, and with the rows of `new_tokens` trained in its embeddings.
 
     Raises UsageError for modules that the model does not have, and for what peft cannot do with a `sharded` (ZeRO-3)

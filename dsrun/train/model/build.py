@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -10,25 +9,24 @@ import torch
 
 from dsrun.errors import one_line
 from dsrun.recipe.spec import TrainSpec
-from dsrun.train.base.plan import Task
+from dsrun.system.display import NotePrinter
+from dsrun.train.base.plan import ModelTask
 from dsrun.train.model.initial_weights import draw, initialise, undrawn
 from dsrun.train.model.load import AUTO_CLASS, OwnCode, from_hub, one_at_a_time, refused_attention
-from dsrun.train.model.loaded_weights import Differences, incomplete_refused, judge, refuse_or_note
+from dsrun.train.model.loaded_weights import WeightDifferences, incomplete_refused, judge, refuse_or_note
 from dsrun.train.model.quantization import keep_codes
 from dsrun.train.model.zero3 import is_sharding, loading, outside_zero3
-
-Notify = Callable[[str], None]
 
 
 def build(
     spec: TrainSpec,
     config: Any,
-    task: Task,
+    task: ModelTask,
     quantization: Any = None,
     *,
     seed: int = 0,
     device: str = "cpu",
-    notify: Notify = lambda _: None,
+    notify: NotePrinter = lambda _: None,
     alone: bool = False,
 ) -> Any:
     """The model with its weights: loaded, or drawn by `seed` on a `device` of this kind under --from-scratch; under
@@ -65,7 +63,7 @@ def build(
     return model
 
 
-def _built(spec: TrainSpec, config: Any, task: Task, options: dict[str, Any]) -> Any:
+def _built(spec: TrainSpec, config: Any, task: ModelTask, options: dict[str, Any]) -> Any:
     dtype = torch.float32 if options["dtype"] == "auto" else options["dtype"]
     try:
         with undrawn():
@@ -77,18 +75,20 @@ def _built(spec: TrainSpec, config: Any, task: Task, options: dict[str, Any]) ->
         raise
 
 
-def _load(spec: TrainSpec, task: Task, options: dict[str, Any], *, notify: Notify, alone: bool) -> tuple[Any, Any]:
+def _load(
+    spec: TrainSpec, task: ModelTask, options: dict[str, Any], *, notify: NotePrinter, alone: bool
+) -> tuple[Any, Any]:
     """The model with the weights of --model, and the names of those that its files do not give. Raises UsageError where
     they should have given them, or hold others."""
     sharded = is_sharding() and "quantization_config" not in options
 
-    def load(**more: Any) -> tuple[Any, Differences]:
+    def load(**more: Any) -> tuple[Any, WeightDifferences]:
         asked = {"output_loading_info": True, "ignore_mismatched_sizes": True}
         with incomplete_refused(spec):
             model, info = from_hub(AUTO_CLASS[task], spec.model or "", "model", spec, **options, **asked, **more)
-        return model, Differences.of(info)
+        return model, WeightDifferences.of(info)
 
-    def check(model: Any, found: Differences) -> None:
+    def check(model: Any, found: WeightDifferences) -> None:
         judgement = judge(model, found)
         for note in refuse_or_note(judgement, spec, sharded=sharded, alone=alone):
             notify(note)

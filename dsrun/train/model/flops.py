@@ -11,9 +11,9 @@ from torch import nn
 
 from dsrun.errors import UsageError
 from dsrun.hardware.gpus import peak_bf16_tflops
-from dsrun.recipe.precision import Precision
+from dsrun.recipe.precision import TrainingPrecision
 from dsrun.train.model.quantization import elements
-from dsrun.zero.memory.flops import Attention, Matrix, ModelFlops, model_flops
+from dsrun.zero.memory.flops import AttentionShape, MatrixWeights, ModelFlops, model_flops
 from dsrun.zero.memory.model.widths import architecture_of
 
 # Keys and values of attention over the source, in transformers' encoder-decoders: T5's names, and BART's.
@@ -34,11 +34,11 @@ def flops_of(model: Any) -> ModelFlops | None:
         return None
     decoder, encoder = architecture.decoder, architecture.encoder
     per_expert = decoder.experts_per_token / decoder.experts if decoder.experts else 1.0
-    attention = [Attention(side.layers, side.queries) for side in (decoder, encoder) if side]
+    attention = [AttentionShape(side.layers, side.queries) for side in (decoder, encoder) if side]
     return model_flops(_matrices(model, per_expert), *attention)
 
 
-def _matrices(model: Any, per_expert: float) -> Iterator[Matrix]:
+def _matrices(model: Any, per_expert: float) -> Iterator[MatrixWeights]:
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     output = getattr(base.get_output_embeddings(), "weight", None)
     tables = {id(each.weight) for each in model.modules() if isinstance(each, nn.Embedding)}
@@ -49,10 +49,10 @@ def _matrices(model: Any, per_expert: float) -> Iterator[Matrix]:
             continue
         of_source = parameter is not output and (id(parameter) in source or bool(_CROSS.search(name)))
         share = per_expert if _EXPERTS.search(name) else 1.0
-        yield Matrix(elements(parameter) * share, of_source, parameter.requires_grad)
+        yield MatrixWeights(elements(parameter) * share, of_source, parameter.requires_grad)
 
 
-def peak_flops(precision: Precision) -> float | None:
+def peak_flops(precision: TrainingPrecision) -> float | None:
     """Dense peak of this GPU in FLOP/s at the training precision, where the table knows it."""
     tflops = peak_bf16_tflops(torch.cuda.get_device_name())
     return tflops * 1e12 if tflops and precision != "fp32" else None

@@ -24,7 +24,7 @@ RANDOM = (
 )  # fmt: skip
 """Those of torch.nn.init that draw."""
 
-Named = tuple[str, nn.Module, Any]
+NamedModule = tuple[str, nn.Module, Any]
 """A module with its name and the model whose rules it is drawn by."""
 
 
@@ -91,7 +91,7 @@ def _draw(model: Any, seed: int, device: str, is_wanted: Callable[[str], bool]) 
         torch.cuda.empty_cache()  # of which training has another use
 
 
-def _parts(module: nn.Module, name: str, owner: Any) -> Iterator[tuple[list[Named], list[nn.Parameter]]]:
+def _parts(module: nn.Module, name: str, owner: Any) -> Iterator[tuple[list[NamedModule], list[nn.Parameter]]]:
     """The modules in the order in which to draw them, children first, with all parameters that their rules may set:
     layer by layer, then the modules around them, whose rules may set those of their children too."""
     owner = module if isinstance(module, PreTrainedModel) else owner
@@ -105,14 +105,14 @@ def _parts(module: nn.Module, name: str, owner: Any) -> Iterator[tuple[list[Name
     yield [(name, module, owner)], list(dict.fromkeys(each for part in held for each in part.parameters(recurse=False)))
 
 
-def _children_first(module: nn.Module, name: str, owner: Any) -> Iterator[Named]:
+def _children_first(module: nn.Module, name: str, owner: Any) -> Iterator[NamedModule]:
     owner = module if isinstance(module, PreTrainedModel) else owner
     for child_name, child in module.named_children():
         yield from _children_first(child, f"{name}.{child_name}", owner)
     yield name, module, owner
 
 
-def _draw_part(modules: list[Named], parameters: list[nn.Parameter], seed: int, place: torch.device) -> None:
+def _draw_part(modules: list[NamedModule], parameters: list[nn.Parameter], seed: int, place: torch.device) -> None:
     loaded = [each for each in parameters if getattr(each, "_is_hf_initialized", False)]
     drawn = [each for each in parameters if not getattr(each, "_is_hf_initialized", False)]
     sharded = [each for each in drawn if hasattr(each, "ds_id")]

@@ -38,7 +38,7 @@ from dsrun.recipe.preflight.model_folder import (
     NOT_CAUSAL,
 )
 from dsrun.recipe.spec import TrainSpec
-from dsrun.train.base.plan import Task
+from dsrun.train.base.plan import ModelTask
 from dsrun.train.model.quantization import elements
 
 logger = logging.getLogger(__name__)
@@ -112,14 +112,14 @@ def load_config(spec: TrainSpec) -> Any:
     return config
 
 
-def decide_task(config: Any, requested: str, model: str | None) -> Task:
+def decide_task(config: Any, requested: str, model: str | None) -> ModelTask:
     """The task the config's architecture is made for; `requested` is checked against what it can do."""
     if family_of(config.model_type).reads_both_ways and not getattr(config, "is_decoder", False):
         raise UsageError(f"{model} is a {config.model_type} model, {BOTH_WAYS}", fix=CHOOSE_CAUSAL_LM)
     able = [task for task, mapping in KNOWN.items() if type(config) in mapping]
     is_stock = type(config).__module__.startswith("transformers.")
     if requested != "auto":
-        wanted: Task = "seq2seq" if requested == "seq2seq" else "causal-lm"
+        wanted: ModelTask = "seq2seq" if requested == "seq2seq" else "causal-lm"
         if wanted not in able and is_stock:
             kind = f"{model} is a {config.model_type} model"
             if requested == "dpo":
@@ -127,7 +127,7 @@ def decide_task(config: Any, requested: str, model: str | None) -> Task:
             hint = f"use --task {able[0]}" if able else "choose another model"
             raise UsageError(f"--task {requested}: {kind}, which cannot do that", fix=hint)
         return wanted
-    task: Task = "seq2seq" if config.is_encoder_decoder else "causal-lm"
+    task: ModelTask = "seq2seq" if config.is_encoder_decoder else "causal-lm"
     if task not in able and is_stock:
         raise UsageError(f"{model} is a {config.model_type} model, {NEITHER}", fix=CHOOSE_TEXT_MODEL)
     return task

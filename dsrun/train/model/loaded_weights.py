@@ -27,7 +27,7 @@ OTHER_TASKS = ("Classification", "QuestionAnswering")
 
 
 @dataclass(frozen=True)
-class Differences:
+class WeightDifferences:
     """Between a model and its files, by the names of weights; of those with another shape also the shapes, in the files
     and in the model."""
 
@@ -36,7 +36,7 @@ class Differences:
     unexpected: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, loading_info: Mapping[str, Iterable[Any]]) -> Differences:
+    def of(cls, loading_info: Mapping[str, Iterable[Any]]) -> WeightDifferences:
         """From what `from_pretrained(output_loading_info=True)` returns."""
         shapes = {(name, tuple(found), tuple(wanted)) for name, found, wanted in loading_info["mismatched_keys"]}
         missing, unexpected = loading_info["missing_keys"], loading_info["unexpected_keys"]
@@ -49,7 +49,7 @@ class Differences:
 
 
 @dataclass(frozen=True)
-class Judgement:
+class WeightsJudgement:
     """`refusal` says what is wrong ("" if nothing is), `notes` what differs and is right."""
 
     refusal: str
@@ -57,7 +57,7 @@ class Judgement:
     has_other_shapes: bool
 
 
-def judge(model: Any, differences: Differences) -> Judgement:
+def judge(model: Any, differences: WeightDifferences) -> WeightsJudgement:
     head = _new_head(model, differences)
     parts = {name for name in differences.unexpected if _is_part_left_out(model, name)}
     computed = {name for name in differences.missing if _is_computed(model, name)}
@@ -77,10 +77,10 @@ def judge(model: Any, differences: Differences) -> Judgement:
     if parts:
         tops = {".".join(name.split(".")[:2]) for name in parts}
         notes.append(f"this model has no {_some(tops)}: {_count(parts, 'tensor')} of its files are left out")
-    return Judgement("; ".join(wrong), notes, bool(shapes))
+    return WeightsJudgement("; ".join(wrong), notes, bool(shapes))
 
 
-def refuse_or_note(judgement: Judgement, spec: TrainSpec, *, sharded: bool, alone: bool) -> list[str]:
+def refuse_or_note(judgement: WeightsJudgement, spec: TrainSpec, *, sharded: bool, alone: bool) -> list[str]:
     """What to print of a judgement. Raises UsageError on all ranks where one of them must refuse, as each node may have
     other files; a rank that is `alone` asks no other."""
     fix = CHECK_FILES
@@ -123,7 +123,7 @@ def incomplete_refused(spec: TrainSpec) -> Iterator[None]:
         modeling_utils.log_state_dict_report = original
 
 
-def _new_head(model: Any, differences: Differences) -> set[str]:
+def _new_head(model: Any, differences: WeightDifferences) -> set[str]:
     """The weights of a head that the model was saved without, by what its config says of its making; only where that is
     all that is missing."""
     made_as = getattr(model.config, "architectures", None) or []

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from dsrun.errors import UsageError
-from dsrun.recipe.precision import Precision
+from dsrun.recipe.precision import TrainingPrecision
 from dsrun.recipe.spec import TrainSpec
 from dsrun.zero.ops import stage_of
 
@@ -27,7 +27,7 @@ UNSHARDED = "torchao keeps each gathered weight until the backward pass, so ZeRO
 BITS = {"4bit": 4, "8bit": 8}
 
 
-def quantization_config(spec: TrainSpec, precision: Precision) -> Any:
+def quantization_config(spec: TrainSpec, precision: TrainingPrecision) -> Any:
     """The settings of QLoRA's paper: NF4 with quantised scales, computed in the precision of training. The 4-bit codes
     are stored under that dtype too: ZeRO-3 shards weights of one dtype only, and DeepSpeed casts all others to it."""
     from transformers import BitsAndBytesConfig
@@ -104,7 +104,7 @@ def keep_codes(model: Any) -> None:
             module.support_avx512bf16_for_cpu = False
 
 
-def check_fp8(spec: TrainSpec, precision: Precision, deepspeed: dict[str, Any] | None, device: str) -> None:
+def check_fp8(spec: TrainSpec, precision: TrainingPrecision, deepspeed: dict[str, Any] | None, device: str) -> None:
     """Raise UsageError where --fp8 was asked for, and this GPU or the rest of the run cannot do it."""
     if not spec.fp8:
         return

@@ -28,28 +28,28 @@ from transformers.pytorch_utils import Conv1D
 
 from dsrun.errors import MissingError
 from dsrun.hub.modelscope_cache import local_name
-from dsrun.models.folder import Found, find
+from dsrun.models.folder import FoundModel, find
 from dsrun.recipe.flags import ZERO_STAGE
-from dsrun.recipe.precision import Precision
+from dsrun.recipe.precision import TrainingPrecision
 from dsrun.recipe.recipe import Recipe
 from dsrun.recipe.resolve import with_defaults
 from dsrun.recipe.spec import DEFAULT_TARGET, TrainSpec
 from dsrun.train.base import distributed as worlds
-from dsrun.train.base.distributed import World
-from dsrun.train.base.plan import Task
+from dsrun.train.base.distributed import DistributedWorld
+from dsrun.train.base.plan import ModelTask
 from dsrun.train.model.load import one_at_a_time
 from dsrun.zero.generate.presets import GIB
 from dsrun.zero.memory import plan as memory_plan
-from dsrun.zero.memory.model.architecture import Architecture, Weight
+from dsrun.zero.memory.model.architecture import LayerWeight, ModelShapes
 from dsrun.zero.memory.model.count import count, describe
 from dsrun.zero.memory.model.widths import architecture_of
-from dsrun.zero.memory.request import Cluster, attention_of, cluster
+from dsrun.zero.memory.request import GpuCluster, attention_of, cluster
 
 SOURCE = "--zero auto"
 
 
 def resolve_zero_auto(
-    recipe: Recipe, config: Any, task: Task, precision: Precision, world: World
+    recipe: Recipe, config: Any, task: ModelTask, precision: TrainingPrecision, world: DistributedWorld
 ) -> tuple[Recipe, str]:
     """The recipe with a stage, and with offload, micro batch and recomputation where the user left them open; and the
     choice in words. Raises UsageError when nothing fits, with what would."""
@@ -71,7 +71,7 @@ def resolve_zero_auto(
 
 
 def _choose(
-    recipe: Recipe, config: Any, task: Task, precision: Precision, gpus: Cluster
+    recipe: Recipe, config: Any, task: ModelTask, precision: TrainingPrecision, gpus: GpuCluster
 ) -> tuple[dict[str, object], str]:
     spec = recipe.spec
     target, source = lengths(spec, task)
@@ -95,7 +95,7 @@ def _choose(
     return memory_plan.settings(chosen), memory_plan.message(chosen)
 
 
-def _architecture(spec: TrainSpec, found: Found | None, stored: dict[str, Any], config: Any) -> Architecture:
+def _architecture(spec: TrainSpec, found: FoundModel | None, stored: dict[str, Any], config: Any) -> ModelShapes:
     """The model's shapes; those that neither the headers of its weights nor its family tells are read off the model,
     without its storage."""
     try:
@@ -105,20 +105,20 @@ def _architecture(spec: TrainSpec, found: Found | None, stored: dict[str, Any], 
     except MissingError as unknown:
         try:
             made = report(without_storage(config, trust_remote_code=spec.trust_remote_code))
-            weights = tuple(Weight(name, tuple(shape), kind) for name, shape, kind in made["tensors"])
+            weights = tuple(LayerWeight(name, tuple(shape), kind) for name, shape, kind in made["tensors"])
             return architecture_of(made["config"], weights)
         except Exception as error:  # a model may fail in any way without storage, and train well with it
             raise unknown from error
 
 
-def lengths(spec: TrainSpec, task: Task) -> tuple[int | None, int | None]:
+def lengths(spec: TrainSpec, task: ModelTask) -> tuple[int | None, int | None]:
     """Tokens per target (or block) and per source that the run's flags allow; None: the model's usual length."""
     if task == "causal-lm":
         return spec.block_size or spec.max_length, None
     return spec.max_target_length or DEFAULT_TARGET, spec.max_source_length or spec.max_length
 
 
-def _found(spec: TrainSpec) -> Found | None:
+def _found(spec: TrainSpec) -> FoundModel | None:
     """The model's folder, where the run takes its config as it is."""
     changed = spec.model_config or spec.config_overrides or spec.config_name
     if spec.model and not changed:
@@ -127,7 +127,7 @@ def _found(spec: TrainSpec) -> Found | None:
     return None
 
 
-def _cluster(world: World) -> Cluster:
+def _cluster(world: DistributedWorld) -> GpuCluster:
     """This run's GPUs, all with the memory of the smallest: every rank has to choose alike."""
     # Earlier than other runs, which prepare their data first: ranks must agree on the stage before all else.
     worlds.init_process_group(world, deepspeed=True)

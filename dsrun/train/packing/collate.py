@@ -11,11 +11,11 @@ import numpy as np
 import torch
 
 from dsrun.train.base.labels import IGNORED
-from dsrun.train.data.collate import Collator
+from dsrun.train.data.collate import PaddingCollator
 from dsrun.train.packing.encoder_decoder import ids_tensor, pair_inputs
-from dsrun.train.packing.probe import ONE_ROW, Method, packed_inputs
+from dsrun.train.packing.probe import ONE_ROW, PackingMethod, packed_inputs
 
-Row = dict[str, Any]
+TokenRow = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,10 @@ class PackedCollator:
     """Joins the samples of each row, {"input_ids", "labels"}, and pads the rows to the width of the widest. The first
     label of each document is ignored, as no token of the same document comes before it."""
 
-    collator: Collator
-    method: Method
+    collator: PaddingCollator
+    method: PackingMethod
 
-    def __call__(self, rows: Sequence[Sequence[Row]]) -> dict[str, Any]:
+    def __call__(self, rows: Sequence[Sequence[TokenRow]]) -> dict[str, Any]:
         pad, multiple_of = self.collator.pad_id, self.collator.multiple_of
         if self.method == "pairs":
             return pair_inputs(rows, pad, self.collator.decoder_input_ids, multiple_of)
@@ -38,7 +38,7 @@ class PackedCollator:
             labels[row, start + 1 : stop] = ids_tensor(sample["labels"])[1:]
         return {**inputs, "labels": labels}
 
-    def spans(self, rows: Sequence[Sequence[Row]]) -> list[tuple[int, int, int]]:
+    def spans(self, rows: Sequence[Sequence[TokenRow]]) -> list[tuple[int, int, int]]:
         """Where the labels of each sample are in the batch: row, first position, and the one behind the last."""
         lengths = [[len(sample["labels"]) for sample in row] for row in rows]
         if self.method in ONE_ROW:

@@ -11,12 +11,12 @@ import torch
 from dsrun.errors import UsageError
 from dsrun.recipe.batch import BatchPlan
 from dsrun.train.base.distributed import all_ready
-from dsrun.train.base.plan import Plan
-from dsrun.train.data.batches import Split
+from dsrun.train.base.plan import TrainingPlan
+from dsrun.train.data.batches import BatchSplit
 from dsrun.train.data.mixture import side_lengths
 from dsrun.train.model.quantization import DTYPES
-from dsrun.train.packing.probe import ONE_ROW, Method, Verdict, probe
-from dsrun.train.packing.sampler import Grouping
+from dsrun.train.packing.probe import ONE_ROW, PackingMethod, ProbeVerdict, probe
+from dsrun.train.packing.sampler import BatchGrouping
 from dsrun.zero.ops import stage_of
 
 # Where samples are so alike that padded batches hold more than this share of tokens, there is nothing to gain.
@@ -30,19 +30,19 @@ LEAST_SHARE = 2
 
 
 @dataclass(frozen=True)
-class Batching:
+class BatchingPlan:
     """`split` counts rows where they are packed, else samples. `lengths` are tokens [samples, sides], None in a plain
     order, whose micro batches are joined without padding where `verdict` has a method for one row; `reason` says why
     samples are not packed, None where there is nothing to say."""
 
-    grouping: Grouping
-    split: Split
+    grouping: BatchGrouping
+    split: BatchSplit
     lengths: np.ndarray | None = None
-    verdict: Verdict | None = None
+    verdict: ProbeVerdict | None = None
     reason: str | None = None
 
     @property
-    def method(self) -> Method | None:
+    def method(self) -> PackingMethod | None:
         return self.verdict.method if self.verdict and self.grouping.kind != "budget" else None
 
     @property
@@ -69,12 +69,14 @@ class Batching:
         )
 
 
-def decide_batching(plan: Plan, rows: Any, model: Any, *, loss: Any, strategy: str | None, saved: Any) -> Batching:
+def decide_batching(
+    plan: TrainingPlan, rows: Any, model: Any, *, loss: Any, strategy: str | None, saved: Any
+) -> BatchingPlan:
     """How the training data `rows` are batched for `model`, which is probed; a collective under ZeRO-3. `strategy` is
     --train-sampling-strategy where it was given, `saved` the grouping of the checkpoint to go on from."""
     batch, spec = plan.batch, plan.recipe.spec
-    split = Split(batch.micro_batch, plan.world.rank, plan.world.size, batch.accumulation, batch.sharing)
-    plain = Batching(Grouping("plain", batch.global_batch), split)
+    split = BatchSplit(batch.micro_batch, plan.world.rank, plan.world.size, batch.accumulation, batch.sharing)
+    plain = BatchingPlan(BatchGrouping("plain", batch.global_batch), split)
     if strategy or spec.pad_to_max_length or spec.long_context:
         return plain
     if not hasattr(rows, "__len__"):
@@ -84,14 +86,14 @@ def decide_batching(plan: Plan, rows: Any, model: Any, *, loss: Any, strategy: s
     return _grouped(plan, plain, rows, model, loss=loss, saved=saved)
 
 
-def _grouped(plan: Plan, plain: Batching, rows: Any, model: Any, *, loss: Any, saved: Any) -> Batching:
+def _grouped(plan: TrainingPlan, plain: BatchingPlan, rows: Any, model: Any, *, loss: Any, saved: Any) -> BatchingPlan:
     """A table, packed or in samples of like lengths where either saves padding."""
     batch, spec, split = plan.batch, plan.recipe.spec, plain.split
     lengths = side_lengths(rows, both=plan.task == "seq2seq" and spec.task != "dpo")
     if lengths.sum(1).mean() > EVEN * lengths.max(axis=0).sum():
         return plain
     least = -(-batch.global_batch // LEAST_SHARE)
-    budget = replace(plain, grouping=Grouping("budget", batch.global_batch, least), lengths=lengths)
+    budget = replace(plain, grouping=BatchGrouping("budget", batch.global_batch, least), lengths=lengths)
     reason = "--packing off" if spec.packing == "off" else _cannot_pack(plan, loss)
     if saved is not None and saved.kind == "budget":
         reason = reason or "the checkpoint comes from a run without packing"
@@ -100,11 +102,11 @@ def _grouped(plan: Plan, plain: Batching, rows: Any, model: Any, *, loss: Any, s
     verdict = _probe(plan, model)
     if verdict.method is None:
         return replace(budget, verdict=verdict, reason=verdict.reason)
-    grouping = Grouping("packed", batch.global_batch, rows_per_step(lengths, batch.global_batch))
-    return Batching(grouping, split_of_rows(split, grouping, lengths), lengths, verdict)
+    grouping = BatchGrouping("packed", batch.global_batch, rows_per_step(lengths, batch.global_batch))
+    return BatchingPlan(grouping, split_of_rows(split, grouping, lengths), lengths, verdict)
 
 
-def _joined(plan: Plan, plain: Batching, model: Any, loss: Any) -> Batching:
+def _joined(plan: TrainingPlan, plain: BatchingPlan, model: Any, loss: Any) -> BatchingPlan:
     """A stream in its own order: how long the next samples are, is not known."""
     if plan.recipe.spec.packing == "off" or plan.task == "seq2seq" or _cannot_pack(plan, loss):
         return plain
@@ -112,16 +114,16 @@ def _joined(plan: Plan, plain: Batching, model: Any, loss: Any) -> Batching:
     return replace(plain, verdict=verdict) if verdict.method in ONE_ROW else plain
 
 
-def _probe(plan: Plan, model: Any) -> Verdict:
+def _probe(plan: TrainingPlan, model: Any) -> ProbeVerdict:
     spec = plan.recipe.spec
     is_whole = stage_of(plan.deepspeed) < 3 and not spec.quantization and not plan.recipe.hf.get("fsdp")
     dtype = None if plan.precision == "fp32" else DTYPES[plan.precision]
     if plan.world.device == "cuda" and is_whole and not all_ready(_moved(model, _engine_dtype(plan))):
-        return Verdict(None, None, f"{type(model).__name__} was not probed: the GPU has no room for its weights")
+        return ProbeVerdict(None, None, f"{type(model).__name__} was not probed: the GPU has no room for its weights")
     return probe(model, pairs=plan.task == "seq2seq", autocast=dtype)
 
 
-def _engine_dtype(plan: Plan) -> torch.dtype | None:
+def _engine_dtype(plan: TrainingPlan) -> torch.dtype | None:
     """The dtype to which DeepSpeed casts the weights, None where it does not."""
     section = (plan.deepspeed or {}).get(plan.precision)
     enabled = isinstance(section, dict) and section.get("enabled", "auto")
@@ -148,7 +150,7 @@ def cast_parameters(model: Any, dtype: torch.dtype | None) -> None:
             parameter.data = parameter.data.to(dtype)
 
 
-def _cannot_pack(plan: Plan, loss: Any) -> str | None:
+def _cannot_pack(plan: TrainingPlan, loss: Any) -> str | None:
     """Why these rows cannot be packed, whatever the model."""
     plugin, spec = plan.plugin, plan.recipe.spec
     if spec.task == "dpo":
@@ -172,7 +174,7 @@ def rows_per_step(lengths: np.ndarray, global_batch: int) -> int:
     return global_batch // next((each for each in divisors if (each * mean >= wanted).all()), global_batch)
 
 
-def split_of_rows(split: Split, grouping: Grouping, lengths: np.ndarray) -> Split:
+def split_of_rows(split: BatchSplit, grouping: BatchGrouping, lengths: np.ndarray) -> BatchSplit:
     """As many rows in a micro batch as take no more memory than the padded samples of `split`, and as many in a step as
     the ranks divide evenly: those of `grouping` where that is possible."""
     tokens, room = grouping.global_batch * lengths.sum(axis=1).mean(), split.micro_batch * lengths.max(axis=0).sum()
@@ -198,8 +200,12 @@ def batch_of_tokens(batch: BatchPlan, tokens: int, rows: Any, *, both: bool) -> 
     return replace(batch, global_batch=samples, accumulation=samples // unit)
 
 
-def keep_grouping(saved: dict[str, Any] | None) -> Grouping | None:
+def keep_grouping(saved: dict[str, Any] | None) -> BatchGrouping | None:
     """The grouping in a checkpoint's manifest; a checkpoint without one was trained on in a plain order."""
     if saved is None:
         return None
-    return Grouping(**saved["grouping"]) if "grouping" in saved else Grouping("plain", saved.get("global_batch", 0))
+    return (
+        BatchGrouping(**saved["grouping"])
+        if "grouping" in saved
+        else BatchGrouping("plain", saved.get("global_batch", 0))
+    )

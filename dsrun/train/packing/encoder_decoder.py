@@ -19,16 +19,16 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from dsrun.train.base.labels import IGNORED
-from dsrun.train.packing.measure import Trial
+from dsrun.train.packing.measure import PackingTrial
 
-Rows = Sequence[Sequence[Mapping[str, Any]]]
+TokenRows = Sequence[Sequence[Mapping[str, Any]]]
 
 # Tokens of the documents that a model is probed with: (source, target).
 PROBED = ((19, 22), (24, 17), (21, 20))
 
 
 def pair_inputs(
-    rows: Rows, pad_id: int, decoder_input_ids: Callable[[torch.Tensor], torch.Tensor], multiple_of: int = 1
+    rows: TokenRows, pad_id: int, decoder_input_ids: Callable[[torch.Tensor], torch.Tensor], multiple_of: int = 1
 ) -> dict[str, torch.Tensor]:
     """What an installed model is given for rows of samples {"input_ids", "labels"}, int64 each: input_ids [rows,
     source], labels [rows, target] with -100 where there is padding, decoder_input_ids likewise, source_segments [rows,
@@ -189,7 +189,7 @@ def document_positions(segments: torch.Tensor, counted: torch.Tensor) -> torch.T
     return (before - (before * begins).cummax(dim=1).values) * segments.ne(0)
 
 
-def trial_of_pairs(model: Any) -> Trial:
+def trial_of_pairs(model: Any) -> PackingTrial:
     """What shows whether an installed model keeps pairs apart (see measure.py)."""
     documents = _probed(model)
     one, two, three = ({name: ids.flip(0) for name, ids in each.items()} for each in documents)
@@ -202,7 +202,7 @@ def trial_of_pairs(model: Any) -> Trial:
     spans = [(n, start, start + PROBED[n][1]) for n, start in zip((0, 1, 2, 1), starts, strict=True)]
     unpacked = [_inputs([[documents[1]], [each]], packed=False) for each in (documents[1], two)]
     alone = [_inputs([[each]], packed=False) for each in documents]
-    return Trial(alone, packed, changed, spans, (1, 3), (unpacked[0], unpacked[1]))
+    return PackingTrial(alone, packed, changed, spans, (1, 3), (unpacked[0], unpacked[1]))
 
 
 def _probed(model: Any) -> list[dict[str, torch.Tensor]]:
@@ -214,7 +214,7 @@ def _probed(model: Any) -> list[dict[str, torch.Tensor]]:
     return [{"input_ids": source, "labels": target} for source, target in zip(parts, parts, strict=True)]
 
 
-def _inputs(rows: Rows, *, packed: bool) -> dict[str, torch.Tensor]:
+def _inputs(rows: TokenRows, *, packed: bool) -> dict[str, torch.Tensor]:
     names = ["input_ids", "decoder_input_ids"] + ["source_segments", "target_segments"] * packed
     inputs = pair_inputs(rows, 0, lambda labels: labels.clamp(min=0))
     return {name: inputs[name] for name in names}

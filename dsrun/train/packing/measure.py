@@ -17,7 +17,7 @@ import torch
 
 from dsrun.train.model.load import evaluating
 
-Inputs = Mapping[str, Any]
+ModelInputs = Mapping[str, Any]
 
 # Of the largest logit. In fp32 what rounding changes is below 1e-5; a token of another document changes far more.
 TOLERANCE = 1e-4
@@ -30,7 +30,7 @@ TIMES_NOISE = 4
 
 
 @dataclass(frozen=True)
-class Trial:
+class PackingTrial:
     """The calls of a model that show whether it keeps documents apart.
 
     `alone` are the documents one by one. `packed` and `changed` have one layout; `spans` are the documents of `packed`:
@@ -38,16 +38,16 @@ class Trial:
     spans, are in `changed`, too, beside other neighbours. `unpacked` are two batches whose first rows are one document.
     """
 
-    alone: Sequence[Inputs]
-    packed: Inputs
-    changed: Inputs
+    alone: Sequence[ModelInputs]
+    packed: ModelInputs
+    changed: ModelInputs
     spans: Sequence[tuple[int, int, int]]
     kept: Sequence[int]
-    unpacked: tuple[Inputs, Inputs]
+    unpacked: tuple[ModelInputs, ModelInputs]
 
 
 @dataclass(frozen=True)
-class Measured:
+class PackingMeasure:
     """`difference` is the largest one of a packed logit from that of the document alone, as a share of the largest
     logit; `problem` says why that, or what neighbours change, is too much."""
 
@@ -56,7 +56,7 @@ class Measured:
 
 
 @torch.no_grad()
-def measure(model: Any, trial: Trial, autocast: torch.dtype | None = None) -> Measured:
+def measure(model: Any, trial: PackingTrial, autocast: torch.dtype | None = None) -> PackingMeasure:
     """Call the model, under autocast to a dtype of 16 bits where one is given; whatever it raises is raised."""
     device = next(model.parameters()).device
     with evaluating(model), torch.autocast(device.type, autocast, enabled=autocast is not None):
@@ -68,17 +68,17 @@ def measure(model: Any, trial: Trial, autocast: torch.dtype | None = None) -> Me
         leak = _largest([packed[start:stop] - changed[start:stop] for _, start, stop in spans]) / unit
         bound = TOLERANCE_ROUNDED if autocast else tolerance(model)
         if difference > bound:
-            return Measured(difference, f"logits differ by {100 * difference:.2g}%")
+            return PackingMeasure(difference, f"logits differ by {100 * difference:.2g}%")
         if leak > LEAK:
             one, other = (_logits(model, inputs)[0] for inputs in trial.unpacked)
             again = _logits(model, trial.packed).flatten(0, 1)
             noise = _largest([one - other, packed - again]) / unit
             if leak > min(TIMES_NOISE * noise, bound):
-                return Measured(difference, f"neighbours change logits by {100 * leak:.2g}%")
-    return Measured(difference, None)
+                return PackingMeasure(difference, f"neighbours change logits by {100 * leak:.2g}%")
+    return PackingMeasure(difference, None)
 
 
-def _logits(model: Any, inputs: Inputs) -> torch.Tensor:
+def _logits(model: Any, inputs: ModelInputs) -> torch.Tensor:
     device = next(model.parameters()).device
     on_device = {name: each.to(device) if torch.is_tensor(each) else each for name, each in inputs.items()}
     logits: torch.Tensor = model(**on_device, use_cache=False)["logits"].float()

@@ -17,11 +17,11 @@ from dsrun.train.base.distributed import all_gather_object
 from dsrun.train.packing.documents import refuse_lost_window, use_document_attention
 from dsrun.train.packing.encoder_decoder import install, trial_of_pairs
 from dsrun.train.packing.gather import OtherRankError, gathered
-from dsrun.train.packing.measure import Measured, Trial, measure, widths
+from dsrun.train.packing.measure import PackingMeasure, PackingTrial, measure, widths
 
 DOCUMENTS = (5, 8, 7)
 
-Method = Literal["documents", "position_ids", "mask", "additive_mask", "flat", "pairs"]
+PackingMethod = Literal["documents", "position_ids", "mask", "additive_mask", "flat", "pairs"]
 """How documents are kept apart: in one row with their cumulative lengths, by attention of ours (see documents.py) or by
 flash attention (`flat`); by position ids; by a 4-D block mask beside them (bool for sdpa, to be added for eager
 attention); by the masks of an encoder-decoder (see encoder_decoder.py)."""
@@ -29,11 +29,11 @@ ONE_ROW = ("documents", "flat")
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ProbeVerdict:
     """How a model keeps packed documents apart, None where it does not; `difference` is the largest one of a packed
     logit from that of the document alone, as a share of the largest logit."""
 
-    method: Method | None
+    method: PackingMethod | None
     difference: float | None
     reason: str
 
@@ -46,13 +46,13 @@ class Verdict:
 class _Tried:
     """A method: what was measured, or what was raised."""
 
-    measured: Measured | None = None
+    measured: PackingMeasure | None = None
     error: str | None = None
     out_of_memory: bool = False
     elsewhere: bool = False  # another rank knows the error
 
 
-def probe(model: Any, *, pairs: bool = False, autocast: torch.dtype | None = None) -> Verdict:
+def probe(model: Any, *, pairs: bool = False, autocast: torch.dtype | None = None) -> ProbeVerdict:
     """Try each method on three documents, on `pairs` of source and target for an encoder-decoder. `autocast` is the
     dtype of training where that has 16 bits: on GPUs, and under flash attention, the probe computes in it, too. On all
     ranks, which get one verdict."""
@@ -63,30 +63,30 @@ def probe(model: Any, *, pairs: bool = False, autocast: torch.dtype | None = Non
     for method in methods:
         tried = _of_all_ranks(_try(model, method, autocast))
         if tried.out_of_memory:
-            return Verdict(None, None, f"the probe of {kind} ran out of GPU memory ({tried.error})")
+            return ProbeVerdict(None, None, f"the probe of {kind} ran out of GPU memory ({tried.error})")
         measured = tried.measured
         if measured and not measured.problem:
             instead = f" (not by {_NAMES['documents']}: {unused})" if unused else ""
-            return Verdict(method, measured.difference, f"documents are kept apart by {_NAMES[method]}{instead}")
+            return ProbeVerdict(method, measured.difference, f"documents are kept apart by {_NAMES[method]}{instead}")
         why = str(measured.problem if measured else tried.error)
         (mixed if measured else raised).append(f"{_NAMES[method]}: {why}")
         unused = why if method == "documents" else unused
     what = "mixes" if mixed else "takes no"
-    return Verdict(None, None, f"{kind} {what} packed documents ({'; '.join(mixed + raised)})")
+    return ProbeVerdict(None, None, f"{kind} {what} packed documents ({'; '.join(mixed + raised)})")
 
 
-def _methods(model: Any, pairs: bool, autocast: torch.dtype | None) -> tuple[list[Method], str | None]:
+def _methods(model: Any, pairs: bool, autocast: torch.dtype | None) -> tuple[list[PackingMethod], str | None]:
     """Those worth trying on all ranks, the fastest first, and why the fastest of all is not among them."""
     if pairs:
         return ["pairs"], None
     if "flash" in str(getattr(model.config, "_attn_implementation", "")):
         return ["flat"], None
-    masks: list[Method] = ["position_ids", "mask", "additive_mask"]
+    masks: list[PackingMethod] = ["position_ids", "mask", "additive_mask"]
     unused = next(filter(None, all_gather_object(use_document_attention(model, autocast))), None)
     return (masks, unused) if unused else (["documents", *masks], None)
 
 
-def _try(model: Any, method: Method, autocast: torch.dtype | None) -> _Tried:
+def _try(model: Any, method: PackingMethod, autocast: torch.dtype | None) -> _Tried:
     try:
         return _Tried(_measured(model, method, autocast))
     except torch.OutOfMemoryError as error:
@@ -106,7 +106,7 @@ def _of_all_ranks(mine: _Tried) -> _Tried:
     return max(all_gather_object(mine), key=badness)
 
 
-_NAMES: dict[Method, str] = {
+_NAMES: dict[PackingMethod, str] = {
     "documents": "attention within each",
     "position_ids": "position ids",
     "mask": "a block mask",
@@ -116,7 +116,7 @@ _NAMES: dict[Method, str] = {
 }
 
 
-def _measured(model: Any, method: Method, autocast: torch.dtype | None) -> Measured:
+def _measured(model: Any, method: PackingMethod, autocast: torch.dtype | None) -> PackingMeasure:
     _refuse_replaced_window(model, method)
     if max(widths(model), default=2) < 4 or not (method == "flat" or model.device.type == "cuda"):
         autocast = None
@@ -129,14 +129,14 @@ def _measured(model: Any, method: Method, autocast: torch.dtype | None) -> Measu
         return measured
 
 
-def _refuse_replaced_window(model: Any, method: Method) -> None:
+def _refuse_replaced_window(model: Any, method: PackingMethod) -> None:
     """A mask that is given takes the place of a sliding window (transformers' masking_utils.py), which only documents
     longer than the window would show."""
     if method in ("mask", "additive_mask") and getattr(model.config.get_text_config(), "sliding_window", None):
         raise ValueError("it would replace the sliding window")
 
 
-def _trial(model: Any, method: Method) -> Trial:
+def _trial(model: Any, method: PackingMethod) -> PackingTrial:
     """Rows of other layouts, so that none is read with the borders of another."""
     ids = _documents(model)
     others = [document.roll(1) for document in ids]
@@ -148,7 +148,7 @@ def _trial(model: Any, method: Method) -> Trial:
         spans.append((number, start, start + DOCUMENTS[number]))
         start += DOCUMENTS[number]
     one, other = ({"input_ids": torch.stack([ids[1], each])} for each in (ids[1], others[1]))
-    return Trial([{"input_ids": each[None]} for each in ids], packed, beside_others, spans, (1, 5), (one, other))
+    return PackingTrial([{"input_ids": each[None]} for each in ids], packed, beside_others, spans, (1, 5), (one, other))
 
 
 def _documents(model: Any) -> list[torch.Tensor]:
@@ -160,7 +160,7 @@ def _documents(model: Any) -> list[torch.Tensor]:
 
 
 def packed_inputs(
-    rows: list[list[torch.Tensor]], method: Method, *, pad_id: int, multiple_of: int = 1
+    rows: list[list[torch.Tensor]], method: PackingMethod, *, pad_id: int, multiple_of: int = 1
 ) -> dict[str, Any]:
     """What a model is given for rows of documents, ids [length] each: int64 [rows, width] input_ids and position_ids,
     and what the method needs. The padding at the end of a row is a document of its own."""

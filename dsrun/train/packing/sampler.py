@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 from torch.utils.data import Sampler
 
-from dsrun.train.data.batches import FILLER, Shares, Split, Taken, WithFiller
+from dsrun.train.data.batches import FILLER, BatchSplit, MicroBatchRows, MixtureShares, WithFiller
 from dsrun.train.packing.assign import allotted, equal_cost_steps, pack_rows, shuffled_windows
 from dsrun.train.packing.pairs import pack_pairs
 
@@ -25,11 +25,11 @@ WINDOW = 10_000
 # Of samples grouped by length, at least: smaller windows would shuffle less than they sort.
 WINDOW_BATCHES = 50
 
-Kind = Literal["plain", "budget", "packed"]
+BatchKind = Literal["plain", "budget", "packed"]
 
 
 @dataclass(frozen=True)
-class Grouping:
+class BatchGrouping:
     """How samples become steps: `plain`, a global batch each; `budget`, samples of like lengths whose cost is about the
     same in each step; `packed`, rows of several samples.
 
@@ -37,7 +37,7 @@ class Grouping:
     the data and the global batch alone, so that a step is the same on any number of ranks and in any micro batches.
     """
 
-    kind: Kind
+    kind: BatchKind
     global_batch: int
     per_step: int = 0
 
@@ -52,12 +52,12 @@ class WindowSampler(Sampler):
     def __init__(
         self,
         lengths: np.ndarray,
-        split: Split,
-        grouping: Grouping,
+        split: BatchSplit,
+        grouping: BatchGrouping,
         *,
         seed: int = 0,
         drop_last: bool = False,
-        shares: Shares | None = None,
+        shares: MixtureShares | None = None,
     ) -> None:
         self.lengths = lengths
         self.split = split
@@ -147,6 +147,6 @@ class WindowSampler(Sampler):
 class PackedRows(WithFiller):
     """Micro batches of packed rows of a table; an empty row is filler."""
 
-    def __getitems__(self, packed: list[list[int]]) -> Taken:
+    def __getitems__(self, packed: list[list[int]]) -> MicroBatchRows:
         rows = [[self[i] for i in row or [FILLER]] for row in packed]
-        return Taken(rows, [i for row in packed for i in row])
+        return MicroBatchRows(rows, [i for row in packed for i in row])

@@ -8,7 +8,7 @@ from dsrun.errors import UsageError
 from dsrun.recipe.recipe import Recipe
 from dsrun.recipe.resolve import with_defaults
 from dsrun.recipe.spec import TrainSpec
-from dsrun.train.base.distributed import World
+from dsrun.train.base.distributed import DistributedWorld
 
 SOURCE = "--long-context"
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -28,7 +28,7 @@ def with_long_context(recipe: Recipe) -> Recipe:
     return with_defaults(recipe, values, SOURCE)
 
 
-def decide_degree(spec: TrainSpec, config: Any, task: str, world: World) -> int:
+def decide_degree(spec: TrainSpec, config: Any, task: str, world: DistributedWorld) -> int:
     """Ranks that share a row: --sequence-parallel, else as many of a node's ranks as the attention heads allow. Raises
     UsageError for a model or a number of ranks that cannot do it."""
     if spec.long_context is None:

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dsrun.train.base.labels import IGNORED, shifted_targets
 from dsrun.train.loss.model_loss import ModelLoss
-from dsrun.train.loss.protocol import Inputs
+from dsrun.train.loss.protocol import PreferenceInputs
 from dsrun.train.sequence.attention import UlyssesAttention, sequence_group
 
 TILE = 1024
@@ -46,13 +46,13 @@ class SequenceLoss(ModelLoss):
             self.attention = UlyssesAttention(model, sequence_group(degree), length)
         self._tile_head(model)
 
-    def __call__(self, model: Any, inputs: Inputs, items: torch.Tensor) -> tuple[torch.Tensor, Any]:
+    def __call__(self, model: Any, inputs: PreferenceInputs, items: torch.Tensor) -> tuple[torch.Tensor, Any]:
         """This rank's share of the mean over `items`, the target tokens of the whole global batch."""
         outputs, _ = self._run(model, inputs, self.smoothing)
         return outputs["loss"] / items, outputs
 
     @torch.no_grad()
-    def sums(self, model: Any, inputs: Inputs) -> torch.Tensor:
+    def sums(self, model: Any, inputs: PreferenceInputs) -> torch.Tensor:
         """As ModelLoss.sums, of this rank's shards."""
         before = self.attention.is_on if self.attention else False
         outputs, targets = self._run(model, inputs, 0.0)
@@ -61,7 +61,7 @@ class SequenceLoss(ModelLoss):
         entropy = outputs["loss"]
         return torch.stack([entropy, entropy, targets.ne(IGNORED).sum().to(entropy)]).double()
 
-    def _run(self, model: Any, inputs: Inputs, smoothing: float) -> tuple[Any, torch.Tensor]:
+    def _run(self, model: Any, inputs: PreferenceInputs, smoothing: float) -> tuple[Any, torch.Tensor]:
         part = shard(inputs, self.degree, self.rank)
         targets = part.pop("targets")
         if self.attention:

@@ -19,9 +19,9 @@ from dsrun.wheel.verify.archive import PROVENANCE, record_hash
 from dsrun.wheel.verify.contents import symbol_versions
 
 if TYPE_CHECKING:
-    from dsrun.wheel.compile.environment import Request
-    from dsrun.wheel.platform.ops import Op
-    from dsrun.wheel.verify.contents import Library, WheelReport
+    from dsrun.wheel.compile.environment import WheelRequest
+    from dsrun.wheel.platform.ops import DeepspeedOp
+    from dsrun.wheel.verify.contents import WheelLibrary, WheelReport
 
 INSTALLED = "deepspeed/git_version_info_installed.py"
 _OPS_LINE = re.compile(r"^installed_ops=(\{.*\})$", re.MULTILINE)
@@ -33,11 +33,11 @@ _REGULAR = 0o100000
 # zlib's default, written out as it decides the bytes.
 _LEVEL = 6
 
-Contents = dict[str, tuple[bytes, int]]
+ArchiveContents = dict[str, tuple[bytes, int]]
 """Data and permissions of every file of a wheel by its name."""
 
 
-def assemble(parts: Sequence[Path], into: Path, request: Request) -> Path:
+def assemble(parts: Sequence[Path], into: Path, request: WheelRequest) -> Path:
     """Merge `parts`, wheels of one package with different operations compiled, into the wheel of `request` in `into`.
 
     Every file comes from the first part that has it; DeepSpeed's table of installed operations is the union. The
@@ -45,7 +45,7 @@ def assemble(parts: Sequence[Path], into: Path, request: Request) -> Path:
     and `.dist-info/dsrun.json` records what it was built from. Files are sorted, dated 1980 and have plain permissions,
     so equal contents give equal bytes. Raises ToolError when the parts differ in anything but their libraries.
     """
-    contents: Contents = {}
+    contents: ArchiveContents = {}
     tables: list[str] = []
     for part in parts:
         for name, data, mode in _members(part):
@@ -81,7 +81,7 @@ def _merge_tables(texts: Sequence[str]) -> str:
     return _OPS_LINE.sub(lambda _: f"installed_ops={merged}", texts[0])
 
 
-def _finished(contents: Contents, request: Request) -> tuple[str, Contents]:
+def _finished(contents: ArchiveContents, request: WheelRequest) -> tuple[str, ArchiveContents]:
     """The wheel's file name, and its files with the version, requirements, tag and provenance of `request`."""
     before = next(name.removesuffix(".dist-info/WHEEL") for name in contents if name.endswith(".dist-info/WHEEL"))
     version = f"{request.deepspeed}+{request.local_version}"
@@ -107,7 +107,7 @@ def _finished(contents: Contents, request: Request) -> tuple[str, Contents]:
     return f"{after}-{tag[1]}-{platform}.whl", named
 
 
-def provenance(request: Request) -> str:
+def provenance(request: WheelRequest) -> str:
     """What the wheel was built from, as JSON: the request and its key. It follows from the request alone."""
     return json.dumps({"version": 1, "key": request.key, "inputs": request.as_dict()}, indent=2) + "\n"
 
@@ -132,7 +132,7 @@ def platform_tag(libraries: Mapping[str, bytes], built: str) -> str:
     return tag if tag in platform_tags() else built
 
 
-def _write(into: Path, filename: str, contents: Contents) -> Path:
+def _write(into: Path, filename: str, contents: ArchiveContents) -> Path:
     record = next(f"{name.partition('/')[0]}/RECORD" for name in contents if name.endswith(".dist-info/WHEEL"))
     lines = [f"{name},{record_hash([data])},{len(data)}\n" for name, (data, _) in sorted(contents.items())]
     contents = {**dict(sorted(contents.items())), record: ("".join([*lines, f"{record},,\n"]).encode(), 0o644)}
@@ -145,7 +145,7 @@ def _write(into: Path, filename: str, contents: Contents) -> Path:
     return into / filename
 
 
-def wrong_with_wheel(report: WheelReport, request: Request, ops: Sequence[Op]) -> list[str]:
+def wrong_with_wheel(report: WheelReport, request: WheelRequest, ops: Sequence[DeepspeedOp]) -> list[str]:
     """What the wheel lacks of what `request` asked for, one line each; empty when it is right."""
     torch = ".".join(request.torch.split(".")[:2])
     cuda = ".".join(request.cuda.split(".")[:2]) or None
@@ -179,7 +179,7 @@ def expected_code(archs: str, lowest: str | None) -> tuple[set[str], set[str]]:
     return {cc for cc, _ in kept}, {cc for cc, suffix in kept if suffix == "PTX"}
 
 
-def _code(library: Library, op: Op, request: Request) -> list[str]:
+def _code(library: WheelLibrary, op: DeepspeedOp, request: WheelRequest) -> list[str]:
     sass, ptx = expected_code(request.archs, op.lowest)
     if not library.sass and not library.ptx:
         return [f"{op.name} contains no GPU code: DeepSpeed built its CPU variant"]

@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 from dsrun.errors import ToolError
 from dsrun.system.files import DISK_FULL
 from dsrun.wheel.compile.output import OnEvent
-from dsrun.wheel.compile.run import Parts, WheelBuild, build_wheel
+from dsrun.wheel.compile.run import WheelBuild, WheelParts, build_wheel
 from dsrun.wheel.find_links import take_from
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def cached_build(
         failed_log = store.root / f"{key}.failed.log"
         with store.staging(key) as staged:
             if force or not any(take_from(place, build, staged, notify) for place in find_links):
-                parts = Parts(store.root / "parts", reuse=not force)
+                parts = WheelParts(store.root / "parts", reuse=not force)
                 with build_folder(key, keep=keep) as folder:
                     if keep:
                         notify(f"compiled in {folder}, which is kept")

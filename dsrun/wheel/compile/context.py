@@ -27,8 +27,8 @@ from dsrun.wheel.platform.nvcc import compiled_by, find_nvcc
 from dsrun.wheel.platform.toolchain import check_tools, torch_facts
 
 if TYPE_CHECKING:
-    from dsrun.wheel.platform.cxx import Cxx
-    from dsrun.wheel.platform.gpus import Target
+    from dsrun.wheel.platform.cxx import CxxCompiler
+    from dsrun.wheel.platform.gpus import GpuTarget
     from dsrun.wheel.platform.nvcc import Nvcc
     from dsrun.wheel.platform.toolchain import TorchFacts
 
@@ -88,7 +88,7 @@ class BuildOptions:
 
 
 @dataclass
-class Diagnostics:
+class BuildDiagnostics:
     """Collects findings; errors among them are raised as one."""
 
     findings: list[Finding] = field(default_factory=list)
@@ -107,13 +107,15 @@ class BuildContext:
 
     python: Path
     torch: TorchFacts
-    target: Target
-    cxx: Cxx
+    target: GpuTarget
+    cxx: CxxCompiler
     nvcc: Nvcc | None
     level: str
 
 
-def detect_build_context(options: BuildOptions, environ: Mapping[str, str], diagnostics: Diagnostics) -> BuildContext:
+def detect_build_context(
+    options: BuildOptions, environ: Mapping[str, str], diagnostics: BuildDiagnostics
+) -> BuildContext:
     """The environment, the target and the tools. Raises UsageError, MissingError or ToolError when they do not fit."""
     python = _interpreter(options.python, environ)
     torch = _torch(python)
@@ -176,7 +178,7 @@ def _check_packages(python: Path, environ: Mapping[str, str]) -> None:
         raise MissingError("there is no ninja to run compilers with", fix=f"{python} -m pip install ninja")
 
 
-def _default_level(partition: str | None, diagnostics: Diagnostics) -> str:
+def _default_level(partition: str | None, diagnostics: BuildDiagnostics) -> str:
     """The level of all nodes of the cluster if their features name one, else the default for this machine."""
     try:
         nodes = cluster_nodes(partition) or ()

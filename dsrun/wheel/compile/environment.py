@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from packaging.version import Version
 
-from dsrun.wheel.platform.ops import Op, op_table
+from dsrun.wheel.platform.ops import DeepspeedOp, op_table
 
 SEARCH_PATHS = ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "CCL_ROOT", "CUTLASS_PATH")
 """Where compilers and DeepSpeed look for headers and libraries. They pass, and are part of the request's key."""
@@ -43,12 +43,12 @@ def without_flags(environ: Mapping[str, str]) -> dict[str, str]:
 
 def build_environment(
     environ: Mapping[str, str],
-    request: Request,
+    request: WheelRequest,
     *,
     python: Path,
     compilers: Mapping[str, str],
     cuda_home: Path | None,
-    ops: Iterable[Op],
+    ops: Iterable[DeepspeedOp],
     jobs: int,
     trees: Path,
 ) -> dict[str, str]:
@@ -96,7 +96,7 @@ def build_environment(
     }
 
 
-def _cuda(request: Request, cuda_home: Path | None) -> dict[str, str]:
+def _cuda(request: WheelRequest, cuda_home: Path | None) -> dict[str, str]:
     if request.accelerator != "cuda" or cuda_home is None:
         return {}
     return {
@@ -127,7 +127,7 @@ RECIPE = "2"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class WheelRequest:
     """One wheel. Two requests are equal exactly when their wheels may be exchanged for one another.
 
     deepspeed: version as in its version.txt; source: digest of its sources; label: "" or how another than a released

@@ -42,7 +42,7 @@ _MEMORY = re.compile(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failure:
+class BuildFailure:
     """What went wrong first: which build, where, what; `cause` is "memory" or "disk" when it was one of these."""
 
     label: str
@@ -56,7 +56,7 @@ class Failure:
         return f"{self.where}: {self.what}" if self.where else self.what
 
 
-def first_failure(lines: Iterable[tuple[str, str]], codes: dict[str, int]) -> Failure | None:
+def first_failure(lines: Iterable[tuple[str, str]], codes: dict[str, int]) -> BuildFailure | None:
     """The failure in `lines` of (label, text). `codes`: exit codes of the builds that ended.
 
     A full disk or a killed compiler anywhere explains the errors around it. Otherwise the first error of a compiler,
@@ -64,7 +64,7 @@ def first_failure(lines: Iterable[tuple[str, str]], codes: dict[str, int]) -> Fa
     ended because of it complain of that.
     """
     failed = {label for label, code in codes.items() if code}
-    found: dict[str, Failure] = {}
+    found: dict[str, BuildFailure] = {}
     for label, raw in lines:
         text = _ANSI.sub("", raw).rstrip().translate(_QUOTES)
         kind, failure = _classify(label, text)
@@ -77,7 +77,7 @@ def first_failure(lines: Iterable[tuple[str, str]], codes: dict[str, int]) -> Fa
         return best
     killed = next((label for label, code in codes.items() if code in (-signal.SIGKILL, 137)), None)
     if killed is not None:
-        return Failure(label=killed, where="", what="the build was killed", cause="memory")
+        return BuildFailure(label=killed, where="", what="the build was killed", cause="memory")
     return found.get("python")
 
 
@@ -86,16 +86,16 @@ def is_disk_full(text: str) -> bool:
     return bool(_DISK.search(text))
 
 
-def _classify(label: str, text: str) -> tuple[str, Failure | None]:
+def _classify(label: str, text: str) -> tuple[str, BuildFailure | None]:
     if is_disk_full(text):
-        return "disk", Failure(label=label, where="", what=text.strip(), cause="disk")
+        return "disk", BuildFailure(label=label, where="", what=text.strip(), cause="disk")
     if _MEMORY.search(text):
-        return "memory", Failure(label=label, where="", what=text.strip(), cause="memory")
+        return "memory", BuildFailure(label=label, where="", what=text.strip(), cause="memory")
     for kind, patterns in (("compiler", _COMPILER), ("tool", _TOOLS), ("python", (_PYTHON,))):
         for pattern in patterns:
             match = pattern.match(text)
             if match and not any(echo in text for echo in _ECHO):
-                return kind, Failure(label=label, where=match["where"], what=match["what"] or "failed")
+                return kind, BuildFailure(label=label, where=match["where"], what=match["what"] or "failed")
     return "", None
 
 

@@ -22,7 +22,7 @@ _EXTENSION = re.compile(r"^building '([\w.]+)' extension$")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Event:
+class BuildEvent:
     """A build or a library begins, a file is finished, a build has ended, or was not needed ("reused").
 
     `file` and its number `done` of `total` for "file"; `code` for "end"; `name` is the build's label or the library's
@@ -44,17 +44,19 @@ def split_line(line: str) -> tuple[str, str]:
     return label, text
 
 
-def parse_line(label: str, text: str) -> Event | None:
+def parse_line(label: str, text: str) -> BuildEvent | None:
     """The event in one line that the build `label` printed; None for everything else."""
     if text == BEGIN:
-        return Event(kind="begin", label=label, name=label)
+        return BuildEvent(kind="begin", label=label, name=label)
     if text.startswith(END + " "):
-        return Event(kind="end", label=label, name=label, code=int(text.rpartition(" ")[2]))
+        return BuildEvent(kind="end", label=label, name=label, code=int(text.rpartition(" ")[2]))
     if extension := _EXTENSION.match(text):
         name = extension[1].rpartition(".")[2].removesuffix("_op")
-        return Event(kind="library", label=label, name=name)
+        return BuildEvent(kind="library", label=label, name=name)
     if step := _NINJA.match(text):
-        return Event(kind="file", label=label, name=label, file=_source(step[3]), done=int(step[1]), total=int(step[2]))
+        return BuildEvent(
+            kind="file", label=label, name=label, file=_source(step[3]), done=int(step[1]), total=int(step[2])
+        )
     return None
 
 
@@ -79,7 +81,7 @@ class _Part:
 
 
 @dataclass
-class Tracker:
+class BuildTracker:
     """How far all builds are. Times are seconds of one clock, whatever its zero."""
 
     weights: Mapping[str, float]
@@ -92,7 +94,7 @@ class Tracker:
     def __post_init__(self) -> None:
         self._parts = {label: _Part(weight) for label, weight in self.weights.items()}
 
-    def note(self, event: Event, now: float) -> None:
+    def note(self, event: BuildEvent, now: float) -> None:
         """Record an event at `now`."""
         part = self._parts[event.label]
         if event.kind == "begin":
@@ -126,10 +128,10 @@ class Tracker:
         return {label: part.seconds for label, part in self._parts.items() if part.seconds is not None}
 
 
-OnEvent = Callable[[Event, Tracker], None]
+OnEvent = Callable[[BuildEvent, BuildTracker], None]
 
 
-def follow(pipe: IO[bytes], log: IO[str], tracker: Tracker, on_event: OnEvent, codes: dict[str, int]) -> None:
+def follow(pipe: IO[bytes], log: IO[str], tracker: BuildTracker, on_event: OnEvent, codes: dict[str, int]) -> None:
     """Log every line the parallel builds write into `pipe`, and call `on_event` for each event.
 
     `codes` gets the exit codes of the builds that end, and under "" the error of a log that could not be written.

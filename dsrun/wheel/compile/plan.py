@@ -16,14 +16,14 @@ from dsrun.findings.texts import finding_of
 from dsrun.system import host
 from dsrun.system.variables import cache_root
 from dsrun.wheel.compile.assemble import expected_code
-from dsrun.wheel.compile.context import BuildContext, BuildOptions, Diagnostics, detect_build_context
-from dsrun.wheel.compile.environment import Request, search_paths, unused_flags, without_flags
+from dsrun.wheel.compile.context import BuildContext, BuildDiagnostics, BuildOptions, detect_build_context
+from dsrun.wheel.compile.environment import WheelRequest, search_paths, unused_flags, without_flags
 from dsrun.wheel.compile.run import WheelBuild
-from dsrun.wheel.platform.arch import Archs, env_value
+from dsrun.wheel.platform.arch import CudaArchs, env_value
 from dsrun.wheel.platform.cpu import NATIVE, identity
-from dsrun.wheel.platform.cxx import Probe
+from dsrun.wheel.platform.cxx import CompileProbe
 from dsrun.wheel.platform.nvcc import prepare_home
-from dsrun.wheel.platform.ops import Op, choose_ops, missing, named_ops
+from dsrun.wheel.platform.ops import DeepspeedOp, choose_ops, missing, named_ops
 from dsrun.wheel.select_source import SourceIdentity, identify_source, resolve_source
 
 # cicc on DeepSpeed's larger kernels peaks between 2 and 4 GiB a process; g++ -O3 on torch's headers near 1.5 GiB.
@@ -70,7 +70,7 @@ def resolve(options: BuildOptions, environ: Mapping[str, str] = os.environ) -> B
 
     Raises UsageError, MissingError or ToolError in one line for whatever cannot be built.
     """
-    diagnostics = Diagnostics()
+    diagnostics = BuildDiagnostics()
     clean = without_flags(environ)
     context = detect_build_context(options, environ, diagnostics)
     with _identified(options.deepspeed, environ) as source, _probe(context, clean) as probe:
@@ -110,23 +110,23 @@ def _identified(text: str | None, environ: Mapping[str, str]) -> Iterator[Source
 
 
 @contextmanager
-def _probe(context: BuildContext, environ: Mapping[str, str]) -> Iterator[Probe]:
+def _probe(context: BuildContext, environ: Mapping[str, str]) -> Iterator[CompileProbe]:
     """Looks for headers and libraries with what the build will use."""
     with tempfile.TemporaryDirectory(prefix="dsrun-probe-") as folder:
         home = None
         if context.nvcc:
             home = prepare_home(context.nvcc, context.torch.site_packages, Path(folder) / "cuda", context.cxx)
-        yield Probe(cxx=context.cxx, home=home, python=str(context.python), environ=environ)
+        yield CompileProbe(cxx=context.cxx, home=home, python=str(context.python), environ=environ)
 
 
-def _with_code(op: Op, archs: Archs) -> bool:
+def _with_code(op: DeepspeedOp, archs: CudaArchs) -> bool:
     """Whether the operation's own builder keeps any of `archs`; without one it would fail after the others."""
     return not archs or op.lowest is None or bool(expected_code(env_value(archs), op.lowest)[0])
 
 
 def _without_too_new(
-    ops: Sequence[Op], archs: Archs, named: Collection[str], diagnostics: Diagnostics
-) -> tuple[Op, ...]:
+    ops: Sequence[DeepspeedOp], archs: CudaArchs, named: Collection[str], diagnostics: BuildDiagnostics
+) -> tuple[DeepspeedOp, ...]:
     """`ops` without those for newer GPUs than all of `archs`; such an operation named in --ops is an error."""
     for op in ops:
         if _with_code(op, archs):
@@ -141,7 +141,7 @@ def _without_too_new(
 
 
 def _remarks(
-    options: BuildOptions, environ: Mapping[str, str], ops: Sequence[Op], context: BuildContext
+    options: BuildOptions, environ: Mapping[str, str], ops: Sequence[DeepspeedOp], context: BuildContext
 ) -> Iterator[Finding]:
     unused = unused_flags(environ)
     if unused:
@@ -162,13 +162,13 @@ def _request(
     source: SourceIdentity,
     context: BuildContext,
     *,
-    ops: Sequence[Op],
+    ops: Sequence[DeepspeedOp],
     options: BuildOptions,
     environ: Mapping[str, str],
-) -> Request:
+) -> WheelRequest:
     on_gpu = context.target.kind == "cuda"
     libc = " ".join(filter(None, platform.libc_ver()))
-    return Request(
+    return WheelRequest(
         deepspeed=source.version,
         source=source.digest,
         label=source.label,

@@ -25,7 +25,7 @@ from dsrun.wheel.compile import parallel
 from dsrun.wheel.compile.assemble import assemble, wrong_with_wheel
 from dsrun.wheel.compile.environment import build_environment
 from dsrun.wheel.compile.failure import check_executable, copy_failed, explained, with_log
-from dsrun.wheel.compile.output import Event, OnEvent, Tracker, follow
+from dsrun.wheel.compile.output import BuildEvent, BuildTracker, OnEvent, follow
 from dsrun.wheel.compile.precompiled import launcher
 from dsrun.wheel.compile.wrappers import prefix_maps, write_nvcc_wrapper
 from dsrun.wheel.platform.cpu import compiler_environment
@@ -37,8 +37,8 @@ from dsrun.wheel.verify.contents import read_wheel
 
 if TYPE_CHECKING:
     from dsrun.wheel.compile.context import BuildContext
-    from dsrun.wheel.compile.environment import Request
-    from dsrun.wheel.platform.ops import Op
+    from dsrun.wheel.compile.environment import WheelRequest
+    from dsrun.wheel.platform.ops import DeepspeedOp
 
 # What a PEP 517 front end calls for a project without a build backend of its own. Called directly, as pip would
 # hold the output back, and is not there in an environment made by uv.
@@ -53,8 +53,8 @@ _GRACE_S = 3.0
 class WheelBuild:
     """One wheel to build: the request, and what does not change the result."""
 
-    request: Request
-    ops: tuple[Op, ...]
+    request: WheelRequest
+    ops: tuple[DeepspeedOp, ...]
     deepspeed: str | None
     """--deepspeed as given."""
     context: BuildContext
@@ -67,13 +67,13 @@ class CompileProcess:
 
     label: str
     key: str
-    ops: tuple[Op, ...]
+    ops: tuple[DeepspeedOp, ...]
     tree: Path
     argv: tuple[str, ...]
     env: dict[str, str]
 
 
-def group_ops(ops: Sequence[Op]) -> list[tuple[Op, ...]]:
+def group_ops(ops: Sequence[DeepspeedOp]) -> list[tuple[DeepspeedOp, ...]]:
     """Operations that must be compiled by one process: each by itself, but async_io and gds with pin_memory.
 
     Apart, because a builder that drops architectures writes the rest into TORCH_CUDA_ARCH_LIST for all that come
@@ -85,13 +85,13 @@ def group_ops(ops: Sequence[Op]) -> list[tuple[Op, ...]]:
     return sorted(groups, key=lambda group: -sum(_weight(op, 3) for op in group))
 
 
-def part_request(request: Request, group: Sequence[Op]) -> Request:
+def part_request(request: WheelRequest, group: Sequence[DeepspeedOp]) -> WheelRequest:
     """The request for a part: the same, with these operations alone."""
     return replace(request, ops=tuple(sorted(op.name for op in group)))
 
 
 def plan_processes(
-    build: WheelBuild, groups: Sequence[tuple[Op, ...]], folder: Path, environ: Mapping[str, str]
+    build: WheelBuild, groups: Sequence[tuple[DeepspeedOp, ...]], folder: Path, environ: Mapping[str, str]
 ) -> tuple[list[CompileProcess], int]:
     """The processes to start and how many may run at once; each has a source tree of its own below `folder`.
 
@@ -143,16 +143,16 @@ def plan_processes(
     return processes, width
 
 
-def make_tracker(processes: Sequence[CompileProcess], request: Request) -> Tracker:
+def make_tracker(processes: Sequence[CompileProcess], request: WheelRequest) -> BuildTracker:
     """A tracker that expects kernels to take longer, the more so the more architectures there are."""
     archs = len(request.archs.split(";"))
-    return Tracker(
+    return BuildTracker(
         weights={process.label: sum(_weight(op, archs) for op in process.ops) for process in processes},
         libraries={process.label: len(process.ops) for process in processes},
     )
 
 
-def _weight(op: Op, archs: int) -> float:
+def _weight(op: DeepspeedOp, archs: int) -> float:
     """Compile time relative to cpu_adam's (measured: fused_adam for three GPUs 1.5, async_io 1.5)."""
     if op.name in ("async_io", "gds"):
         return 1.5
@@ -160,7 +160,7 @@ def _weight(op: Op, archs: int) -> float:
 
 
 @dataclass(frozen=True)
-class Parts:
+class WheelParts:
     """Compiled operations in the folder `root`, each a wheel KEY.whl: later builds take them from here."""
 
     root: Path
@@ -187,7 +187,7 @@ def build_wheel(
     folder: Path,
     staged: Path,
     *,
-    parts: Parts,
+    parts: WheelParts,
     environ: Mapping[str, str],
     on_event: OnEvent,
     failed_log: Path,
@@ -207,7 +207,7 @@ def build_wheel(
 
 
 def _build(
-    build: WheelBuild, folder: Path, staged: Path, *, parts: Parts, environ: Mapping[str, str], on_event: OnEvent
+    build: WheelBuild, folder: Path, staged: Path, *, parts: WheelParts, environ: Mapping[str, str], on_event: OnEvent
 ) -> None:
     began, started = time.monotonic(), datetime.now(UTC).isoformat(timespec="seconds")
     keys = {group: part_request(build.request, group).key for group in group_ops(build.ops)}
@@ -217,7 +217,7 @@ def _build(
     processes, width = plan_processes(build, [group for group in keys if group not in ready], folder, environ)
     tracker = make_tracker(processes, build.request)
     for group in ready:
-        on_event(Event(kind="reused", label=_names(group), name=_names(group)), tracker)
+        on_event(BuildEvent(kind="reused", label=_names(group), name=_names(group)), tracker)
     if processes:
         _copy_sources(build, folder, processes, environ)
     prepared = time.monotonic()
@@ -240,7 +240,7 @@ def _build(
     write_record(staged, record)
 
 
-def _names(group: Sequence[Op]) -> str:
+def _names(group: Sequence[DeepspeedOp]) -> str:
     return "+".join(op.name for op in group)
 
 
@@ -273,7 +273,13 @@ def _only_wheel(folder: Path) -> Path:
 
 
 def _compile(
-    processes: Sequence[CompileProcess], width: int, log: Path, *, folder: Path, tracker: Tracker, on_event: OnEvent
+    processes: Sequence[CompileProcess],
+    width: int,
+    log: Path,
+    *,
+    folder: Path,
+    tracker: BuildTracker,
+    on_event: OnEvent,
 ) -> None:
     """Run all processes; ToolError names the first real error."""
     plan = folder / "plan.json"
@@ -287,7 +293,7 @@ def _compile(
         raise explained(log, codes, folder)
 
 
-def _run_builds(argv: Sequence[str], log: Path, tracker: Tracker, on_event: OnEvent) -> tuple[int, dict[str, int]]:
+def _run_builds(argv: Sequence[str], log: Path, tracker: BuildTracker, on_event: OnEvent) -> tuple[int, dict[str, int]]:
     """Run the parallel builds; their exit code and those of the builds that ended by themselves."""
     codes: dict[str, int] = {}
     read, write = os.pipe()

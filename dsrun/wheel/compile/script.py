@@ -13,7 +13,7 @@ from pathlib import Path
 from dsrun.system.variables import cache_root
 from dsrun.wheel.compile.cached import PREFIX, build_root
 from dsrun.wheel.compile.environment import difference
-from dsrun.wheel.compile.run import CompileProcess, Parts, WheelBuild, group_ops, plan_processes
+from dsrun.wheel.compile.run import CompileProcess, WheelBuild, WheelParts, group_ops, plan_processes
 
 _SOURCE = (
     "import sys; from pathlib import Path; from dsrun.wheel.select_source import resolve_source; "
@@ -23,7 +23,7 @@ _LEFT_OVERS = "build *.egg-info deepspeed/git_version_info_installed.py"
 _END = "END_OF_FILE"
 
 
-def build_script(build: WheelBuild, parts: Parts, environ: Mapping[str, str], again: Sequence[str]) -> str:
+def build_script(build: WheelBuild, parts: WheelParts, environ: Mapping[str, str], again: Sequence[str]) -> str:
     """A POSIX shell script that does what `build` would do in `environ`.
 
     It compiles each operation into a part, keeps it among `parts`, and then runs the command `again`, which merges them

@@ -13,7 +13,7 @@ from dsrun.datafiles import data_folder, read_toml
 from dsrun.errors import UsageError
 from dsrun.hardware.gpus import gpu_table, lookup, meanings, near_names
 
-Capability = tuple[int, int]
+ComputeCapability = tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class TorchRelease:
 
     release: str
     cuda: str
-    sass: tuple[Capability, ...]
+    sass: tuple[ComputeCapability, ...]
 
 
 @cache
@@ -30,13 +30,13 @@ def _facts() -> dict[str, Any]:
     return read_toml(data_folder("build") / "cuda.toml")
 
 
-def capability(text: str) -> Capability:
+def capability(text: str) -> ComputeCapability:
     """ "9.0" as numbers."""
     major, minor = text.split(".")
     return int(major), int(minor)
 
 
-def _capabilities(texts: list[str]) -> tuple[Capability, ...]:
+def _capabilities(texts: list[str]) -> tuple[ComputeCapability, ...]:
     return tuple(capability(text) for text in texts)
 
 
@@ -46,7 +46,7 @@ def minor_release(version: str) -> str:
 
 
 @cache
-def nvcc_versions() -> Mapping[str, tuple[Capability, ...]]:
+def nvcc_versions() -> Mapping[str, tuple[ComputeCapability, ...]]:
     """nvcc version -> what it compiles for, oldest version first."""
     return {entry["version"]: _capabilities(entry["capabilities"]) for entry in _facts()["nvcc"]}
 
@@ -61,13 +61,13 @@ def torch_releases() -> tuple[TorchRelease, ...]:
 
 
 @cache
-def generations() -> Mapping[str, tuple[Capability, ...]]:
+def generations() -> Mapping[str, tuple[ComputeCapability, ...]]:
     """The words for a generation of GPUs, and what each stands for."""
     return {word: _capabilities(texts) for word, texts in _facts()["generations"].items()}
 
 
 @cache
-def tegra() -> frozenset[Capability]:
+def tegra() -> frozenset[ComputeCapability]:
     """Capabilities of Tegra boards, which run only code that was compiled for exactly them."""
     return frozenset(_capabilities(_facts()["tegra"]["capabilities"]))
 
@@ -82,7 +82,7 @@ _ALONE = ("auto", "cpu", "slurm")
 
 
 @dataclass(frozen=True, order=True)
-class Arch:
+class CudaArch:
     """One architecture to compile for; `ptx`: with PTX beside it, which later GPUs compile when they load it."""
 
     major: int
@@ -103,23 +103,23 @@ class Arch:
         return f"{self.major}{self.minor}"
 
     @property
-    def capability(self) -> Capability:
+    def capability(self) -> ComputeCapability:
         """The compute capability as numbers."""
         return self.major, self.minor
 
 
-Archs = tuple[Arch, ...]
+CudaArchs = tuple[CudaArch, ...]
 
 
-def union(archs: Iterable[Arch]) -> Archs:
+def union(archs: Iterable[CudaArch]) -> CudaArchs:
     """Sorted, each once; PTX where one of them asks for it."""
-    merged: dict[Capability, bool] = {}
+    merged: dict[ComputeCapability, bool] = {}
     for arch in archs:
         merged[arch.capability] = merged.get(arch.capability, False) or arch.ptx
-    return tuple(Arch(*each, ptx) for each, ptx in sorted(merged.items()))
+    return tuple(CudaArch(*each, ptx) for each, ptx in sorted(merged.items()))
 
 
-def env_value(archs: Iterable[Arch]) -> str:
+def env_value(archs: Iterable[CudaArch]) -> str:
     """TORCH_CUDA_ARCH_LIST as DeepSpeed's parser takes it: `X.Y` or `X.Y+PTX`, ";" between, nothing else.
 
     Names, "9.0a", commas, a blank beside ";" and a ";" at the end make it fail with a bare ValueError
@@ -128,7 +128,7 @@ def env_value(archs: Iterable[Arch]) -> str:
     return ";".join(str(arch) for arch in union(archs))
 
 
-def runs_on(built: Arch, wanted: Capability) -> bool:
+def runs_on(built: CudaArch, wanted: ComputeCapability) -> bool:
     """Whether a GPU of capability `wanted` runs code compiled for `built`.
 
     Complete code (SASS) runs on GPUs of the same major and an equal or later minor version, on Tegra only on
@@ -141,13 +141,13 @@ def runs_on(built: Arch, wanted: Capability) -> bool:
     return built.major == wanted[0] and built.minor <= wanted[1]
 
 
-def known_capabilities() -> tuple[Capability, ...]:
+def known_capabilities() -> tuple[ComputeCapability, ...]:
     """Every compute capability that a GPU of the table has or an nvcc of the table compiles for."""
     compiled = {each for archs in nvcc_versions().values() for each in archs}
     return tuple(sorted(compiled | {row.capability for row in gpu_table()}))
 
 
-def parse_archs(text: str, flag: str = "--arch") -> Archs:
+def parse_archs(text: str, flag: str = "--arch") -> CudaArchs:
     """The architectures that `text` lists: GPU names, generations and capabilities in any mix.
 
     "," or ";" stands between them, between capabilities also a blank; "+PTX" may follow each. Raises UsageError
@@ -159,7 +159,7 @@ def parse_archs(text: str, flag: str = "--arch") -> Archs:
         raise UsageError(f"{flag}: {error.message}", fix=error.fix) from None
 
 
-def _listed(text: str) -> Archs:
+def _listed(text: str) -> CudaArchs:
     entries = [entry.strip() for part in re.split(r"[,;\n]", text) for entry in _blanks(part)]
     archs = union(arch for entry in entries if entry for arch in _entry(entry))
     if not archs:
@@ -174,7 +174,7 @@ def _blanks(part: str) -> list[str]:
     return words if all(_CAPABILITY.fullmatch(word) or _COMPILER_WORD.fullmatch(word) for word in bare) else [part]
 
 
-def _entry(entry: str) -> list[Arch]:
+def _entry(entry: str) -> list[CudaArch]:
     word, ptx = _PTX.subn("", entry.lower())
     word = word.strip()
     found = _capability(entry, word)
@@ -182,10 +182,10 @@ def _entry(entry: str) -> list[Arch]:
         found = generations().get(word)
     if found is None:
         found = _gpu(entry, entry[: len(entry) - len("+PTX")].strip() if ptx else entry)
-    return [Arch(*each, ptx=bool(ptx)) for each in found]
+    return [CudaArch(*each, ptx=bool(ptx)) for each in found]
 
 
-def _capability(entry: str, word: str) -> tuple[Capability, ...] | None:
+def _capability(entry: str, word: str) -> tuple[ComputeCapability, ...] | None:
     """What a capability or a compiler's word for one means; None when `word` is neither."""
     match = _CAPABILITY.fullmatch(word) or _COMPILER_WORD.fullmatch(word)
     if match:
@@ -209,7 +209,7 @@ def _no_such_capability(entry: str, major: int) -> UsageError:
     return UsageError(f"no GPU has the compute capability {entry}", fix=f"known: {names}")
 
 
-def _gpu(entry: str, name: str) -> tuple[Capability, ...]:
+def _gpu(entry: str, name: str) -> tuple[ComputeCapability, ...]:
     found = lookup(name)
     if found:
         return (found.capability,)

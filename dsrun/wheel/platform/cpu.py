@@ -11,7 +11,7 @@ from pathlib import Path
 
 from dsrun.errors import ToolError, UsageError, did_you_mean
 from dsrun.system.proc import capture
-from dsrun.wheel.platform.cxx import Cxx, c_compiler, predefined
+from dsrun.wheel.platform.cxx import CxxCompiler, c_compiler, predefined
 
 CPUINFO = Path("/proc/cpuinfo")
 NATIVE = "native"
@@ -37,7 +37,7 @@ _AVX2 = ("__AVX2__", "__FMA__", "__F16C__")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Level:
+class CpuLevel:
     """A CPU level as a compiler takes it: `flag` ("-march=x86-64-v3") and DeepSpeed's define for its vectors.
 
     Both are empty for "native": DeepSpeed's own flags stay.
@@ -112,20 +112,20 @@ def identity(level: str, cpuinfo: str | None = None) -> str:
     return f"{NATIVE}.{archspec.cpu.host().name}.{digest}"
 
 
-def resolve_level(cxx: Cxx, name: str) -> Level:
+def resolve_level(cxx: CxxCompiler, name: str) -> CpuLevel:
     """Level `name` in the words of compiler `cxx`, which must know it as -march or (Arm, POWER) -mcpu.
 
     Raises UsageError with the nearest name this compiler knows.
     """
     if name == NATIVE:
-        return Level(name=name, flag="", define="")
+        return CpuLevel(name=name, flag="", define="")
     if not re.fullmatch(r"[A-Za-z0-9][\w.+-]*", name):
         raise UsageError(f"--cpu {name!r} is not the name of a processor", fix="--cpu x86-64-v3")
     for option in ("-march", "-mcpu"):
         flag = f"{option}={name}"
         macros = predefined(cxx.path, [flag])
         if macros:
-            return Level(name=name, flag=flag, define=_define(macros))
+            return CpuLevel(name=name, flag=flag, define=_define(macros))
     raise UsageError(
         f"{cxx} does not know the processor {name!r}",
         fix=did_you_mean(name, _known_names(cxx), "--cpu x86-64-v3, or another name that its -march takes", cutoff=0.5),
@@ -142,7 +142,7 @@ def _define(macros: Mapping[str, str]) -> str:
     return "-D__NEON__" if "__aarch64__" in macros else "-D__SCALAR__"
 
 
-def _known_names(cxx: Cxx) -> list[str]:
+def _known_names(cxx: CxxCompiler) -> list[str]:
     """Processor names from the list that gcc and clang print with the refusal."""
     try:
         stderr = capture([str(cxx.path), "-march=?", "-E", "-x", "c++", "/dev/null"], seconds=_TIMEOUT_S).stderr
@@ -151,17 +151,17 @@ def _known_names(cxx: Cxx) -> list[str]:
     return re.findall(r"[\w.+-]{4,}", stderr.partition(" are:")[2].partition("\n")[0])
 
 
-Links = Mapping[str, tuple[Sequence[str], Sequence[str]]]
+CpuLinks = Mapping[str, tuple[Sequence[str], Sequence[str]]]
 
 
 def compiler_environment(
     folder: Path,
-    cxx: Cxx,
+    cxx: CxxCompiler,
     level: str,
     *,
     debug: bool = True,
     launcher: Sequence[str] = (),
-    links: Links | None = None,
+    links: CpuLinks | None = None,
     append: Sequence[str] = (),
 ) -> dict[str, str]:
     """CXX and CC for the build: scripts written into `folder`, in front of `cxx` and its C compiler.
@@ -184,7 +184,7 @@ def compiler_environment(
 
 
 def _script(
-    real: Path, level: Level, *, debug: bool, launcher: Sequence[str], links: Links, append: Sequence[str]
+    real: Path, level: CpuLevel, *, debug: bool, launcher: Sequence[str], links: CpuLinks, append: Sequence[str]
 ) -> str:
     """The wrapper's text, for a POSIX shell: `set --` keeps arguments with spaces and quotes whole."""
     rules = []
@@ -200,7 +200,7 @@ def _script(
     return _TEMPLATE.format(cases=cases, links=_link_rules(links), command=command, append=_spaced(append))
 
 
-def _link_rules(links: Links) -> str:
+def _link_rules(links: CpuLinks) -> str:
     return "".join(
         f'        {name}*.so) set --{_spaced(before)} "$@"{_spaced(after)} ;;\n'
         for name, (before, after) in links.items()

@@ -26,7 +26,7 @@ _VERSIONED = re.compile(r"(g\+\+|clang\+\+)-\d+")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cxx:
+class CxxCompiler:
     """A C++ compiler: the program, whether it is gcc or clang (or behaves like it), and its version ("12.2.0")."""
 
     path: Path
@@ -42,7 +42,7 @@ class Cxx:
         return f"{self.path.name} {self.version}"
 
 
-def find_cxx(environ: Mapping[str, str], wanted: str | None = None) -> Cxx:
+def find_cxx(environ: Mapping[str, str], wanted: str | None = None) -> CxxCompiler:
     """The C++ compiler to build with: `wanted` (--cxx), else the variable CXX, else c++, g++ or clang++.
 
     Compiler caches in front of it are dropped ("ccache g++" is g++). Raises UsageError when the one that was named
@@ -61,7 +61,7 @@ def find_cxx(environ: Mapping[str, str], wanted: str | None = None) -> Cxx:
     raise MissingError("there is no C++ compiler", fix=fix)
 
 
-def _named(text: str, by: str, environ: Mapping[str, str]) -> Cxx:
+def _named(text: str, by: str, environ: Mapping[str, str]) -> CxxCompiler:
     # A path with spaces is one word when it is there; anything else is read as a shell would.
     try:
         command = [text] if Path(text).exists() else shlex.split(text)
@@ -79,7 +79,7 @@ def _named(text: str, by: str, environ: Mapping[str, str]) -> Cxx:
     return found
 
 
-def all_cxx(environ: Mapping[str, str]) -> tuple[Cxx, ...]:
+def all_cxx(environ: Mapping[str, str]) -> tuple[CxxCompiler, ...]:
     """The C++ compilers on PATH with and without a version in their names, the first of each name."""
     names = {"c++", "g++", "clang++"}
     for folder in environ.get("PATH", "").split(":"):
@@ -90,7 +90,7 @@ def all_cxx(environ: Mapping[str, str]) -> tuple[Cxx, ...]:
     return tuple(cxx for cxx in found if cxx)
 
 
-def identify(path: Path) -> Cxx | None:
+def identify(path: Path) -> CxxCompiler | None:
     """Identify compiler `path` by its predefined macros; None when it does not compile C++.
 
     The name does not tell: `c++` is clang on some systems, and module systems put wrappers in front.
@@ -98,10 +98,10 @@ def identify(path: Path) -> Cxx | None:
     macros = predefined(path)
     if "__clang_major__" in macros:
         parts = [macros.get(f"__clang_{part}__", "0") for part in ("major", "minor", "patchlevel")]
-        return Cxx(path=path, kind="clang", version=".".join(parts))
+        return CxxCompiler(path=path, kind="clang", version=".".join(parts))
     if "__GNUC__" in macros and "__cplusplus" in macros:
         parts = [macros.get(name, "0") for name in ("__GNUC__", "__GNUC_MINOR__", "__GNUC_PATCHLEVEL__")]
-        return Cxx(path=path, kind="gcc", version=".".join(parts))
+        return CxxCompiler(path=path, kind="gcc", version=".".join(parts))
     return None
 
 
@@ -117,7 +117,7 @@ def predefined(path: Path, flags: Sequence[str] = ()) -> dict[str, str]:
     return {line[1]: line[2] if len(line) > 2 else "" for line in lines if len(line) > 1}
 
 
-def c_compiler(cxx: Cxx) -> Path | None:
+def c_compiler(cxx: CxxCompiler) -> Path | None:
     """The C compiler of the same installation (gcc-12 beside g++-12); None when it is not there.
 
     DeepSpeed's probe for libaio compiles C (OpBuilder.has_function), which a C++ compiler would mangle.
@@ -138,20 +138,20 @@ def compiler_cache(environ: Mapping[str, str]) -> Path | None:
     return next((Path(path) for path in paths if path), None)
 
 
-def has_header(cxx: Cxx, header: str, *, include: Sequence[Path] = ()) -> bool:
+def has_header(cxx: CxxCompiler, header: str, *, include: Sequence[Path] = ()) -> bool:
     """Whether `#include <header>` works, with the folders `include` and the compiler's own."""
     folders = [f"-I{folder}" for folder in include]
     return _compiles(cxx, f"#include <{header}>\n", [*folders, "-E", "-o", "/dev/null"])
 
 
-def has_function(cxx: Cxx, function: str, library: str, *, folders: Sequence[Path] = ()) -> bool:
+def has_function(cxx: CxxCompiler, function: str, library: str, *, folders: Sequence[Path] = ()) -> bool:
     """Whether a program that calls C `function` links with `library` found in `folders` or the linker's own."""
     source = f'extern "C" void {function}(void);\nint main() {{ {function}(); }}\n'
     places = [f"-L{folder}" for folder in folders]
     return _compiles(cxx, source, [*places, "-o", "probe"], [f"-l{library}", "-Wl,--allow-shlib-undefined"])
 
 
-def _compiles(cxx: Cxx, source: str, before: Sequence[str], after: Sequence[str] = ()) -> bool:
+def _compiles(cxx: CxxCompiler, source: str, before: Sequence[str], after: Sequence[str] = ()) -> bool:
     with tempfile.TemporaryDirectory(prefix="dsrun-probe-") as folder:
         (Path(folder) / "probe.cpp").write_text(source, encoding="utf-8")
         argv = [str(cxx.path), *before, "probe.cpp", *after]
@@ -194,7 +194,7 @@ def install_command(manager: str, packages: str) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Need:
+class BuildNeed:
     """A thing some operations need: the header, function or Python module that proves it, and its packages.
 
     `variable` names an environment variable whose folder counts as a place of the headers. `cuda`: its packages
@@ -216,14 +216,14 @@ _FIELDS = ("what", "headers", "function", "library", "module", "variable", "cuda
 
 
 @cache
-def needs() -> Mapping[str, Need]:
+def needs() -> Mapping[str, BuildNeed]:
     """Every need of build/ops.toml by name."""
     table = read_toml(data_folder("build") / "ops.toml")["need"]
     found = {}
     for name, row in table.items():
         known: dict[str, Any] = {key: row[key] for key in _FIELDS if key in row}
         known["headers"] = tuple(row.get("headers", ()))
-        found[name] = Need(name=name, packages={key: row[key] for key in row if key not in _FIELDS}, **known)
+        found[name] = BuildNeed(name=name, packages={key: row[key] for key in row if key not in _FIELDS}, **known)
     return found
 
 
@@ -249,14 +249,16 @@ def _filled(package: str, cuda: str | None) -> str:
     return package.replace("{cuda}", version).replace("{cuda-}", dashed).replace("{major}", major)
 
 
-class Probe:
+class CompileProbe:
     """Checks whether a need is met on this machine, compiling once for each.
 
     `home` is the CUDA_HOME that the build will use, `python` the interpreter it runs in. Flags such as CFLAGS do not
     count, since they do not reach the build; CPATH and LIBRARY_PATH do.
     """
 
-    def __init__(self, *, cxx: Cxx, home: Path | None, python: str, environ: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, *, cxx: CxxCompiler, home: Path | None, python: str, environ: Mapping[str, str] | None = None
+    ) -> None:
         self._cxx = cxx
         self._home = home
         self._python = python
@@ -269,7 +271,7 @@ class Probe:
             self._known[name] = self._query(needs()[name])
         return self._known[name]
 
-    def _query(self, wanted: Need) -> bool:
+    def _query(self, wanted: BuildNeed) -> bool:
         if wanted.module and self._has_module(wanted.module):
             return True
         if wanted.module and not wanted.headers:
@@ -284,7 +286,7 @@ class Probe:
         folders = [] if self._home is None else [self._home / "lib64"]
         return has_function(self._cxx, wanted.function, wanted.library, folders=folders)
 
-    def _include(self, wanted: Need) -> list[Path]:
+    def _include(self, wanted: BuildNeed) -> list[Path]:
         named = self._environ.get(wanted.variable, "") if wanted.variable else ""
         roots = [Path(named)] if named else []
         if self._home is not None:

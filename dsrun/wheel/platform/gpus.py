@@ -12,14 +12,14 @@ from dsrun.errors import ToolError, UsageError
 from dsrun.findings.finding import Finding, errors_in
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.hardware.gpus import gpu_table
-from dsrun.hardware.gres import Gres
+from dsrun.hardware.gres import GpuGres
 from dsrun.hardware.site import site_files
 from dsrun.messages import joined
-from dsrun.system.gpus import Gpu
+from dsrun.system.gpus import LocalGpu
 from dsrun.wheel.platform.arch import (
-    Arch,
-    Archs,
-    Capability,
+    ComputeCapability,
+    CudaArch,
+    CudaArchs,
     TorchRelease,
     capability,
     env_value,
@@ -35,21 +35,21 @@ from dsrun.wheel.platform.arch import (
 CHOICES = 'give --arch a100,h100 (GPU names or "8.0;9.0"), --arch slurm on a cluster, or --arch cpu'
 _CUDA_TORCH = "install a CUDA build of torch, or give --arch cpu for the CPU operations"
 
-Ask = Callable[[str | None], Sequence[Gres] | None]
+ClusterQuery = Callable[[str | None], Sequence[GpuGres] | None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target:
+class GpuTarget:
     """CPU operations, or CUDA ones for `archs`; `origin` tells the user where that comes from."""
 
     kind: Literal["cuda", "cpu"]
-    archs: Archs = ()
+    archs: CudaArchs = ()
     origin: str
 
 
 def decide_target(
-    arch: str, *, torch_cuda: str | None, gpus: Sequence[Gpu], gres: Ask, partition: str | None
-) -> Target:
+    arch: str, *, torch_cuda: str | None, gpus: Sequence[LocalGpu], gres: ClusterQuery, partition: str | None
+) -> GpuTarget:
     """The target that `--arch` means here.
 
     `auto` takes the GPUs of this machine, else those of the SLURM cluster, else, when torch is a CPU build
@@ -61,15 +61,15 @@ def decide_target(
     if partition is not None and word not in ("auto", "slurm"):
         raise UsageError(f"--partition {partition} does not go with --arch {arch}", fix="leave one of them out")
     if word == "cpu":
-        return Target(kind="cpu", origin="the CPU operations, as asked for")
+        return GpuTarget(kind="cpu", origin="the CPU operations, as asked for")
     if word == "slurm" or partition is not None:
         return _of_cluster(gres(partition), torch_cuda, partition)
     if word == "auto":
         return _automatic(torch_cuda, gpus, gres)
-    return _checked(Target(kind="cuda", archs=parse_archs(arch), origin=f"--arch {arch}"), torch_cuda)
+    return _checked(GpuTarget(kind="cuda", archs=parse_archs(arch), origin=f"--arch {arch}"), torch_cuda)
 
 
-def _checked(target: Target, torch_cuda: str | None) -> Target:
+def _checked(target: GpuTarget, torch_cuda: str | None) -> GpuTarget:
     if torch_cuda is None:
         raise _cpu_torch(target.origin)
     return target
@@ -79,12 +79,12 @@ def _cpu_torch(wanted: str) -> UsageError:
     return UsageError(f"torch is a CPU build and cannot build CUDA code for {wanted}", fix=_CUDA_TORCH)
 
 
-def _automatic(torch_cuda: str | None, gpus: Sequence[Gpu], gres: Ask) -> Target:
+def _automatic(torch_cuda: str | None, gpus: Sequence[LocalGpu], gres: ClusterQuery) -> GpuTarget:
     if gpus:
         counts = Counter(gpu.name for gpu in gpus)
         names = ", ".join(f"{count} × {name}" for name, count in counts.items())
-        archs = union(Arch(*gpu.capability) for gpu in gpus)
-        return _checked(Target(kind="cuda", archs=archs, origin=f"the GPUs here: {names}"), torch_cuda)
+        archs = union(CudaArch(*gpu.capability) for gpu in gpus)
+        return _checked(GpuTarget(kind="cuda", archs=archs, origin=f"the GPUs here: {names}"), torch_cuda)
     try:
         found = gres(None)
         silence = ""
@@ -97,11 +97,11 @@ def _automatic(torch_cuda: str | None, gpus: Sequence[Gpu], gres: Ask) -> Target
     raise UsageError(f"torch is built for CUDA {torch_cuda}, but there is no GPU here{silence}", fix=CHOICES)
 
 
-def _no_gpu(why: str) -> Target:
-    return Target(kind="cpu", origin=f"the CPU operations: torch is a CPU build and no GPU is visible{why}")
+def _no_gpu(why: str) -> GpuTarget:
+    return GpuTarget(kind="cpu", origin=f"the CPU operations: torch is a CPU build and no GPU is visible{why}")
 
 
-def _of_cluster(found: Sequence[Gres] | None, torch_cuda: str | None, partition: str | None) -> Target:
+def _of_cluster(found: Sequence[GpuGres] | None, torch_cuda: str | None, partition: str | None) -> GpuTarget:
     if found is None:
         raise UsageError("there is no SLURM cluster here: sinfo is missing or knows of none", fix=CHOICES)
     where = f"partition {partition}" if partition else "the cluster"
@@ -118,8 +118,8 @@ def _of_cluster(found: Sequence[Gres] | None, torch_cuda: str | None, partition:
             f"SLURM's names do not tell which GPUs {where} has: {', '.join(unclear)}",
             fix=f'name all its GPUs: --arch a100,h100 or "8.0;9.0", or teach dsrun the words in {site_files()[0]}',
         )
-    archs = union(Arch(*gpus.capability) for gpus in found if gpus.capability)
-    return Target(kind="cuda", archs=archs, origin=known)
+    archs = union(CudaArch(*gpus.capability) for gpus in found if gpus.capability)
+    return GpuTarget(kind="cuda", archs=archs, origin=known)
 
 
 # Boards and sizes of one product: "A100 SXM4 80GB", "GeForce RTX 3060 Laptop".
@@ -130,10 +130,10 @@ _RELEASED = re.compile(r"\d+\.\d+\.\d+(\+cu\d+)?")
 
 
 def check_archs(
-    archs: Archs,
+    archs: CudaArchs,
     *,
     nvcc: str | None,
-    compiled: Collection[Capability] | None,
+    compiled: Collection[ComputeCapability] | None,
     torch_version: str,
     torch_cuda: str,
     machine: str = "x86_64",
@@ -146,7 +146,7 @@ def check_archs(
     """
     release = _release(torch_version, torch_cuda) if machine == "x86_64" else None
     findings: list[Finding] = []
-    working: list[Arch] = []
+    working: list[CudaArch] = []
     for arch in archs:
         finding = _nvcc_finding(arch, nvcc, compiled) or _torch_finding(arch, release)
         if finding:
@@ -170,24 +170,24 @@ def _release(version: str, cuda: str) -> TorchRelease | None:
     return next((row for row in torch_releases() if (row.release, row.cuda) == wanted), None)
 
 
-def serves(release: TorchRelease, wanted: Capability) -> bool:
+def serves(release: TorchRelease, wanted: ComputeCapability) -> bool:
     """Whether a GPU of capability `wanted` runs the code in this torch."""
-    return any(runs_on(Arch(*built), wanted) for built in release.sass)
+    return any(runs_on(CudaArch(*built), wanted) for built in release.sass)
 
 
-def serving(wanted: Capability) -> list[TorchRelease]:
+def serving(wanted: ComputeCapability) -> list[TorchRelease]:
     """The releases of torch whose code a GPU of capability `wanted` runs, oldest first."""
     return [row for row in torch_releases() if serves(row, wanted)]
 
 
-def product_lines(wanted: Capability) -> list[str]:
+def product_lines(wanted: ComputeCapability) -> list[str]:
     """The GPUs of capability `wanted`, each once whatever its memory and board, servers' first."""
     rows = [row for row in gpu_table() if row.capability == wanted]
     rows.sort(key=lambda row: _SEGMENTS.index(row.segment) if row.segment in _SEGMENTS else len(_SEGMENTS))
     return list(dict.fromkeys(_BOARD.sub("", row.name) for row in rows))
 
 
-def _nvcc_finding(arch: Arch, nvcc: str | None, compiled: Collection[Capability] | None) -> Finding | None:
+def _nvcc_finding(arch: CudaArch, nvcc: str | None, compiled: Collection[ComputeCapability] | None) -> Finding | None:
     if nvcc is None or compiled is None or arch.capability in compiled:
         return None
     version = minor_release(nvcc)
@@ -196,7 +196,7 @@ def _nvcc_finding(arch: Arch, nvcc: str | None, compiled: Collection[Capability]
     return finding_of("nvcc_cannot_compile", version=version, arch=_named(arch), fix=fix)
 
 
-def _torch_finding(arch: Arch, release: TorchRelease | None) -> Finding | None:
+def _torch_finding(arch: CudaArch, release: TorchRelease | None) -> Finding | None:
     if release is None or serves(release, arch.capability):
         return None
     later = any(capability(row.release) > capability(release.release) for row in serving(arch.capability))
@@ -204,11 +204,11 @@ def _torch_finding(arch: Arch, release: TorchRelease | None) -> Finding | None:
     return finding_of("torch_has_no_code", release=release.release, cuda=release.cuda, arch=_named(arch), fix=fix)
 
 
-def _compilers(arch: Arch) -> list[str]:
+def _compilers(arch: CudaArch) -> list[str]:
     return [version for version, archs in nvcc_versions().items() if arch.capability in archs]
 
 
-def _for_old(arch: Arch) -> str:
+def _for_old(arch: CudaArch) -> str:
     """The last pair of torch and CUDA that serves a GPU which newer ones have dropped."""
     rows = serving(arch.capability)
     if rows:
@@ -219,7 +219,7 @@ def _for_old(arch: Arch) -> str:
     return text_of("torch_has_no_code.never", first=torch_releases()[0].release)
 
 
-def _for_new(arch: Arch) -> str:
+def _for_new(arch: CudaArch) -> str:
     """The first pair of torch and CUDA that serves a GPU which older ones do not know yet."""
     rows, compilers = serving(arch.capability), _compilers(arch)
     options = [text_of("nvcc_cannot_compile.first", nvcc=compilers[0])] if compilers else []
@@ -228,7 +228,7 @@ def _for_new(arch: Arch) -> str:
     return joined(", ", options)
 
 
-def _named(arch: Arch) -> str:
+def _named(arch: CudaArch) -> str:
     """The capability with GPUs that have it: "7.0 (Tesla V100, Tesla V100S, …)"."""
     names = product_lines(arch.capability)
     shown = [*names[:2], "…"] if len(names) > 2 else names

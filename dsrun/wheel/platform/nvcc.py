@@ -11,8 +11,8 @@ from pathlib import Path
 
 from dsrun.errors import MissingError, ToolError, UsageError
 from dsrun.system.proc import capture
-from dsrun.wheel.platform.arch import Capability
-from dsrun.wheel.platform.cxx import Cxx, has_function
+from dsrun.wheel.platform.arch import ComputeCapability
+from dsrun.wheel.platform.cxx import CxxCompiler, has_function
 
 _TIMEOUT_S = 60.0
 _RELEASE = re.compile(r"\brelease (\d+)\.(\d+)")
@@ -116,7 +116,7 @@ def nvcc_version(path: Path) -> str | None:
     return f"{found[1]}.{found[2]}" if found and answer.returncode == 0 else None
 
 
-def compiled_by(nvcc: Nvcc) -> frozenset[Capability] | None:
+def compiled_by(nvcc: Nvcc) -> frozenset[ComputeCapability] | None:
     """The compute capabilities that it compiles for, as it lists them; None if it does not."""
     try:
         answer = capture([str(nvcc.path), "--list-gpu-code"], seconds=_TIMEOUT_S)
@@ -163,7 +163,7 @@ def _has_header(home: Path, header: str) -> bool:
     return (home / "include" / header).exists() or any(home.glob(f"targets/*/include/{header}"))
 
 
-def prepare_home(nvcc: Nvcc, site_packages: Path | None, folder: Path, cxx: Cxx) -> Path:
+def prepare_home(nvcc: Nvcc, site_packages: Path | None, folder: Path, cxx: CxxCompiler) -> Path:
     """The CUDA_HOME to build with: the toolkit's own when it is whole, else one of links in `folder`.
 
     DeepSpeed and torch want CUDA_HOME/lib64/libX.so; the packages in site-packages have lib/libX.so.N. A toolkit
@@ -198,7 +198,7 @@ def _packages(nvidia: Path, major: int) -> list[Path]:
     return sorted(place.parent for place in nvidia.glob("*/include") if not place.parent.name.startswith("cu1"))
 
 
-def _links_driver(home: Path, cxx: Cxx) -> bool:
+def _links_driver(home: Path, cxx: CxxCompiler) -> bool:
     return has_function(cxx, "cuInit", "cuda", folders=[home / "lib64"])
 
 
@@ -226,7 +226,7 @@ def _link(link: Path, target: Path) -> None:
         link.symlink_to(target)
 
 
-def _add_driver(libraries: Path, cxx: Cxx) -> None:
+def _add_driver(libraries: Path, cxx: CxxCompiler) -> None:
     if (libraries / "libcuda.so").exists() or _links_driver(libraries.parent, cxx):
         return
     stubs = libraries / "stubs/libcuda.so"

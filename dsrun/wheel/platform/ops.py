@@ -16,14 +16,14 @@ from dsrun.findings.texts import finding_of, text_of
 from dsrun.messages import Message, joined
 from dsrun.wheel.platform.cxx import needs, way_to_install
 
-Code = Literal["host", "cuda-host", "cuda"]
+OpLanguage = Literal["host", "cuda-host", "cuda"]
 # setup.py compiles pin_memory with them whether it was asked for or not: they load it at run time.
 _WANT_PIN_MEMORY = ("async_io", "gds")
 _GROUPS = ("default", "all")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Op:
+class DeepspeedOp:
     """One operation as DeepSpeed's builder for one or more accelerators declares it.
 
     `code` is "host" (plain C++), "cuda-host" (C++ with CUDA's headers and libraries) or "cuda" (kernels).
@@ -36,7 +36,7 @@ class Op:
 
     name: str
     variable: str
-    code: Code
+    code: OpLanguage
     accelerators: tuple[str, ...]
     library: str
     needs: tuple[str, ...] = ()
@@ -60,16 +60,16 @@ class Op:
 
 
 @cache
-def all_ops() -> tuple[Op, ...]:
+def all_ops() -> tuple[DeepspeedOp, ...]:
     """Every row of build/ops.toml."""
     ops = []
     for row in read_toml(data_folder("build") / "ops.toml")["op"]:
         values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}
-        ops.append(Op(**values))
+        ops.append(DeepspeedOp(**values))
     return tuple(ops)
 
 
-def op_table(version: str | None = None) -> tuple[Op, ...]:
+def op_table(version: str | None = None) -> tuple[DeepspeedOp, ...]:
     """The operations of DeepSpeed `version`, by default of the newest one known here."""
     if version is None:
         return tuple(op for op in all_ops() if op.until is None)
@@ -84,7 +84,7 @@ def choose_ops(
     version: str | None = None,
     patched: bool = False,
     cuda: str | None = None,
-) -> tuple[tuple[Op, ...], tuple[str, ...]]:
+) -> tuple[tuple[DeepspeedOp, ...], tuple[str, ...]]:
     """The operations that `--ops text` means for accelerator `kind` ("cuda" or "cpu"), and what to tell the user.
 
     `text` is None or "default" (what fine-tuning with ZeRO uses), "all", or names separated by commas; group
@@ -98,8 +98,8 @@ def choose_ops(
     if not names:
         raise UsageError(f"--ops {text!r} names no operation", fix="--ops default, --ops all, or names")
     table = {op.name: op for op in op_table(version) if kind in op.accelerators}
-    chosen: dict[str, Op] = {}
-    lacking: dict[str, Op] = {}
+    chosen: dict[str, DeepspeedOp] = {}
+    lacking: dict[str, DeepspeedOp] = {}
     for word in names:
         if word in _GROUPS:
             lacking |= _add_group(word, table, chosen, available)
@@ -131,8 +131,8 @@ def named_ops(text: str | None, kind: str, version: str | None = None) -> frozen
 
 
 def _add_group(
-    word: str, table: Mapping[str, Op], chosen: dict[str, Op], available: Callable[[str], bool]
-) -> dict[str, Op]:
+    word: str, table: Mapping[str, DeepspeedOp], chosen: dict[str, DeepspeedOp], available: Callable[[str], bool]
+) -> dict[str, DeepspeedOp]:
     """Add the operations of group `word` that can be built to `chosen`; returns the others."""
     group = [op for op in table.values() if word == "all" or op.default]
     # Without these the wheel would not be what the group promises: that they cannot be built is an error.
@@ -142,7 +142,7 @@ def _add_group(
     return {op.name: op for op in lacking}
 
 
-def _left_out(ops: Sequence[Op], available: Callable[[str], bool], cuda: str | None) -> list[str]:
+def _left_out(ops: Sequence[DeepspeedOp], available: Callable[[str], bool], cuda: str | None) -> list[str]:
     """One line for each reason why some of `ops` are left out."""
     users: dict[str, list[str]] = {}
     for op in ops:
@@ -157,7 +157,7 @@ def _left_out(ops: Sequence[Op], available: Callable[[str], bool], cuda: str | N
     return [text_of("op_left_out.because", ops=_and(names), reason=reason) for reason, names in users.items()]
 
 
-def _find(word: str, table: Mapping[str, Op], kind: str) -> Op:
+def _find(word: str, table: Mapping[str, DeepspeedOp], kind: str) -> DeepspeedOp:
     """The row that `word` names: the operation's name, an alias, or its DS_BUILD_ variable, in any case."""
     key = word.strip().lower().replace("-", "_")
     for op in table.values():
@@ -176,7 +176,7 @@ def _find(word: str, table: Mapping[str, Op], kind: str) -> Op:
 
 
 def missing(
-    ops: Sequence[Op],
+    ops: Sequence[DeepspeedOp],
     available: Callable[[str], bool],
     *,
     cuda: str | None = None,
@@ -208,7 +208,7 @@ def _and(names: Sequence[str]) -> str:
 
 
 def links(
-    ops: Sequence[Op], environ: Mapping[str, str] | None = None
+    ops: Sequence[DeepspeedOp], environ: Mapping[str, str] | None = None
 ) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
     """Flags that the link of one library alone needs, variables filled in: {"async_io_op": (before, after)}.
 

@@ -13,7 +13,7 @@ from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.system.proc import capture
 from dsrun.wheel.platform.arch import minor_release
-from dsrun.wheel.platform.cxx import Cxx
+from dsrun.wheel.platform.cxx import CxxCompiler
 from dsrun.wheel.platform.nvcc import Nvcc, has_runtime, host_limits
 
 _TIMEOUT_S = 60.0
@@ -113,7 +113,7 @@ _FIRST_CXX20 = (2, 12)
 
 
 def check_tools(
-    kind: str, torch: TorchFacts | None, nvcc: Nvcc | None, cxx: Cxx, others: Sequence[Cxx] = ()
+    kind: str, torch: TorchFacts | None, nvcc: Nvcc | None, cxx: CxxCompiler, others: Sequence[CxxCompiler] = ()
 ) -> list[Finding]:
     """Check whether one can build for accelerator `kind` ("cuda" or "cpu") with these tools.
 
@@ -160,7 +160,7 @@ def check_versions(cuda: str, nvcc: Nvcc) -> list[Finding]:
     ]
 
 
-def check_standard(torch: TorchFacts, cxx: Cxx, others: Sequence[Cxx]) -> list[Finding]:
+def check_standard(torch: TorchFacts, cxx: CxxCompiler, others: Sequence[CxxCompiler]) -> list[Finding]:
     """An error for a compiler that is too old for torch's headers."""
     standard = "c++20" if torch.release >= _FIRST_CXX20 else "c++17"
     oldest = _OLDEST[standard]
@@ -171,7 +171,7 @@ def check_standard(torch: TorchFacts, cxx: Cxx, others: Sequence[Cxx]) -> list[F
     return [finding_of("compiler_too_old", cxx=cxx, version=torch.version, standard=standard.upper(), fix=fix)]
 
 
-def check_host(nvcc: Nvcc, cxx: Cxx, others: Sequence[Cxx]) -> list[Finding]:
+def check_host(nvcc: Nvcc, cxx: CxxCompiler, others: Sequence[CxxCompiler]) -> list[Finding]:
     """nvcc's crt/host_config.h stops with "unsupported GNU version" above its limit."""
     limits = host_limits(nvcc.home)
     newest = limits.get(cxx.kind)
@@ -181,7 +181,7 @@ def check_host(nvcc: Nvcc, cxx: Cxx, others: Sequence[Cxx]) -> list[Finding]:
     return [finding_of("compiler_too_new", cxx=cxx, version=nvcc.version, kind=cxx.kind, newest=newest, fix=fix)]
 
 
-def _use(fitting: Sequence[Cxx], wanted: str) -> str:
+def _use(fitting: Sequence[CxxCompiler], wanted: str) -> str:
     if not fitting:
         return text_of("compiler_too_old.install", wanted=wanted)
     best = max(fitting, key=lambda cxx: (cxx.kind == "gcc", cxx.major))

@@ -41,7 +41,7 @@ class WheelName:
     platform: str
 
 
-class Archive:
+class WheelArchive:
     """An open wheel. Get one from `open_wheel`."""
 
     def __init__(self, path: Path, opened: zipfile.ZipFile) -> None:
@@ -92,7 +92,7 @@ class Archive:
 
 
 @contextmanager
-def open_wheel(path: Path) -> Iterator[Archive]:
+def open_wheel(path: Path) -> Iterator[WheelArchive]:
     """Open the wheel at `path`. Raises UsageError for a file that is not a wheel or is truncated."""
     try:
         opened = zipfile.ZipFile(path)
@@ -101,7 +101,7 @@ def open_wheel(path: Path) -> Iterator[Archive]:
     except (zipfile.BadZipFile, ValueError, NotImplementedError):
         raise UsageError(f"{path}: not a wheel: not a zip archive, or truncated", fix=_AGAIN) from None
     with opened:
-        yield Archive(path, opened)
+        yield WheelArchive(path, opened)
 
 
 def wheel_name(path: Path) -> WheelName:
@@ -124,12 +124,12 @@ def _joined(tags: frozenset[Tag], part: str) -> str:
     return ".".join(sorted({str(getattr(tag, part)) for tag in tags}))
 
 
-def check_archive(archive: Archive) -> list[Finding]:
+def check_archive(archive: WheelArchive) -> list[Finding]:
     """Whether the content is what RECORD and METADATA promise."""
     return [*_check_metadata(archive), *_check_record(archive)]
 
 
-def _check_metadata(archive: Archive) -> list[Finding]:
+def _check_metadata(archive: WheelArchive) -> list[Finding]:
     where = archive.path.name
     member = archive.info_file("METADATA")
     if member is None:
@@ -143,7 +143,7 @@ def _check_metadata(archive: Archive) -> list[Finding]:
     return [finding_of("wheel_metadata.differs", where=where, named=named, name=name, version=version)]
 
 
-def _check_record(archive: Archive) -> list[Finding]:
+def _check_record(archive: WheelArchive) -> list[Finding]:
     where = archive.path.name
     member = archive.info_file("RECORD")
     if member is None:
@@ -170,6 +170,6 @@ def _recorded(kind: str, digest: bytes) -> str:
     return f"{kind}={base64.urlsafe_b64encode(digest).rstrip(b'=').decode()}"
 
 
-def _same(archive: Archive, name: str, recorded: str) -> bool:
+def _same(archive: WheelArchive, name: str, recorded: str) -> bool:
     kind = recorded.partition("=")[0]
     return kind in ("sha256", "sha384", "sha512") and archive.record_hash(name, kind) == recorded

@@ -19,13 +19,13 @@ from dsrun.system.display import cells, padded
 from dsrun.system.proc import capture
 from dsrun.wheel.verify.archive import check_archive, open_wheel
 from dsrun.wheel.verify.compatibility import compare, compare_with_gpus
-from dsrun.wheel.verify.contents import Library, WheelReport, read_archive
-from dsrun.wheel.verify.machine import Gpu, Machine, last_object, this_machine
+from dsrun.wheel.verify.contents import WheelLibrary, WheelReport, read_archive
+from dsrun.wheel.verify.machine import ProbedMachine, TargetGpu, last_object, this_machine
 
 if TYPE_CHECKING:
     from dsrun.wheel.verify.nodes import NodeReport
 
-Result = Literal["ran", "loaded", "failed"]
+OpOutcome = Literal["ran", "loaded", "failed"]
 
 # A program of its own: only a child process loads torch, and its source is sent to nodes that have no dsrun.
 RUN_OPS = Path(__file__).with_name("run_ops.py")
@@ -41,7 +41,7 @@ class OpResult:
     """The result of one operation: "ran" with a correct result, only "loaded", or "failed", with the details."""
 
     op: str
-    result: Result
+    result: OpOutcome
     what: str
     seconds: float
 
@@ -71,12 +71,12 @@ RUN_OPS_SECONDS = 900
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verification:
+class WheelVerification:
     """The results for a wheel on one machine. `machine` None: compared with GPUs alone."""
 
     report: WheelReport
     findings: tuple[Finding, ...]
-    machine: Machine | None = None
+    machine: ProbedMachine | None = None
     op_results: tuple[OpResult, ...] = ()
 
     @property
@@ -97,13 +97,13 @@ def needed_libraries(report: WheelReport) -> tuple[str, ...]:
     return tuple(sorted({name for library in report.libraries for name in library.needed} - brought))
 
 
-def verify_for(path: Path, gpus: Sequence[Gpu]) -> Verification:
+def verify_for(path: Path, gpus: Sequence[TargetGpu]) -> WheelVerification:
     """Compare the wheel with GPUs, regardless of this machine."""
     report, findings = examine(path)
-    return Verification(report=report, findings=(*findings, *compare_with_gpus(report, gpus)))
+    return WheelVerification(report=report, findings=(*findings, *compare_with_gpus(report, gpus)))
 
 
-def verify_here(path: Path, *, python: str, prove: bool = True) -> Verification:
+def verify_here(path: Path, *, python: str, prove: bool = True) -> WheelVerification:
     """Compare the wheel with this machine and the environment of the interpreter `python`.
 
     If torch is installed and no finding prevents it, the wheel is unpacked into a temporary folder and each operation
@@ -116,7 +116,7 @@ def verify_here(path: Path, *, python: str, prove: bool = True) -> Verification:
     if prove and can_smoke_test(report, findings):
         op_results, failures = _smoke_test(report, python, machine.node)
         findings += failures
-    return Verification(report=report, findings=tuple(findings), machine=machine, op_results=op_results)
+    return WheelVerification(report=report, findings=tuple(findings), machine=machine, op_results=op_results)
 
 
 def _smoke_test(report: WheelReport, python: str, where: str) -> tuple[tuple[OpResult, ...], list[Finding]]:
@@ -134,11 +134,11 @@ _NONE = "-"
 _HEAD = ("operation", "SASS", "PTX", "processor", "glibc", "MiB")
 
 
-def report_lines(done: Verification, reports: Sequence[NodeReport]) -> Iterator[str]:
+def report_lines(done: WheelVerification, reports: Sequence[NodeReport]) -> Iterator[str]:
     """The lines that verify-wheel prints."""
     yield from _heading(done.report)
     yield ""
-    yield from table([_HEAD, *(_library_row(each) for each in done.report.libraries)])
+    yield from aligned_rows([_HEAD, *(_library_row(each) for each in done.report.libraries)])
     yield ""
     if done.machine:
         torch = f"torch {done.machine.torch}" if done.machine.torch else "no torch"
@@ -146,7 +146,7 @@ def report_lines(done: Verification, reports: Sequence[NodeReport]) -> Iterator[
     for each in done.op_results:
         yield f"  {each.op}: {each.what if each.result != 'failed' else 'failed'} ({each.seconds:.1f} s)"
     if reports:
-        yield from table(rows(reports))
+        yield from aligned_rows(rows(reports))
 
 
 def _heading(report: WheelReport) -> Iterator[str]:
@@ -160,7 +160,7 @@ def _heading(report: WheelReport) -> Iterator[str]:
     yield f"sha256 {report.sha256}"
 
 
-def _library_row(library: Library) -> tuple[str, ...]:
+def _library_row(library: WheelLibrary) -> tuple[str, ...]:
     return (
         library.op or library.path,
         " ".join(library.sass) or _NONE,
@@ -171,14 +171,14 @@ def _library_row(library: Library) -> tuple[str, ...]:
     )
 
 
-def table(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
+def aligned_rows(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
     """Rows with their columns aligned, the last one free."""
     widths = [max(cells(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         yield "  ".join(padded(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
-def gpu_text(machine: Machine) -> str:
+def gpu_text(machine: ProbedMachine) -> str:
     """The GPUs of a machine: "4x NVIDIA A100-SXM4-80GB"."""
     counts = Counter(gpu.name for gpu in machine.gpus)
     return ", ".join(f"{count}x {name}" for name, count in counts.items())
@@ -223,7 +223,7 @@ def differences(reports: Sequence[NodeReport]) -> list[Finding]:
     return [each.finding() for each in compared(nodes)]
 
 
-_COMPARED: dict[str, Callable[[Machine], str | None]] = {
+_COMPARED: dict[str, Callable[[ProbedMachine], str | None]] = {
     "python": lambda machine: machine.python_version,
     "torch": lambda machine: machine.torch,
     "driver": lambda machine: machine.driver,

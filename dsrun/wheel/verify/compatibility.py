@@ -11,12 +11,12 @@ from dsrun.findings.texts import finding_of, text_of
 from dsrun.wheel.platform.arch import minor_release
 from dsrun.wheel.platform.ops import all_ops
 from dsrun.wheel.verify.contents import WheelReport, version_key
-from dsrun.wheel.verify.fatbin import Service, cuda_of_isa, service, sm
-from dsrun.wheel.verify.machine import Gpu, Machine
+from dsrun.wheel.verify.fatbin import ServedBy, cuda_of_isa, service, sm
+from dsrun.wheel.verify.machine import ProbedMachine, TargetGpu
 from dsrun.wheel.verify.system import names, system_findings
 
 
-def compare(report: WheelReport, machine: Machine) -> list[Finding]:
+def compare(report: WheelReport, machine: ProbedMachine) -> list[Finding]:
     """Every problem of a wheel on a machine, worst first; of another package's wheel, whether pip would install it."""
     if not report.is_deepspeed:
         return worst_first([*_about(report), *_python(report, machine)])
@@ -33,7 +33,7 @@ def compare(report: WheelReport, machine: Machine) -> list[Finding]:
     )
 
 
-def compare_with_gpus(report: WheelReport, gpus: Sequence[Gpu]) -> list[Finding]:
+def compare_with_gpus(report: WheelReport, gpus: Sequence[TargetGpu]) -> list[Finding]:
     """Every problem of a wheel on these GPUs, when nothing else is known of their machines."""
     if not report.is_deepspeed:
         return list(_about(report))
@@ -60,7 +60,7 @@ def _about(report: WheelReport) -> Iterator[Finding]:
         yield finding_of("wheel_without_ops")
 
 
-def _python(report: WheelReport, machine: Machine) -> Iterator[Finding]:
+def _python(report: WheelReport, machine: ProbedMachine) -> Iterator[Finding]:
     """Whether pip would install it there: by the tags of its file name (PEP 425, PEP 600)."""
     wheel = parse_tag(f"{report.python}-{report.abi}-{report.platform}")
     accepted = machine.tags()
@@ -80,7 +80,7 @@ def _python(report: WheelReport, machine: Machine) -> Iterator[Finding]:
             yield finding_of("platform_tag", where=where, platform=wanted, machine=here)
 
 
-def _torch(report: WheelReport, machine: Machine) -> Iterator[Finding]:
+def _torch(report: WheelReport, machine: ProbedMachine) -> Iterator[Finding]:
     if report.torch is None or not report.libraries:
         return
     install = f"pip install 'torch=={report.torch}.*'"
@@ -99,7 +99,7 @@ def _torch(report: WheelReport, machine: Machine) -> Iterator[Finding]:
     yield from _cxx11(report, machine)
 
 
-def _cxx11(report: WheelReport, machine: Machine) -> Iterator[Finding]:
+def _cxx11(report: WheelReport, machine: ProbedMachine) -> Iterator[Finding]:
     other = [each for each in report.libraries if each.cxx11_abi not in (None, machine.cxx11_abi)]
     if other and machine.cxx11_abi is not None:
         variant = "cxx11_abi.old" if machine.cxx11_abi else "cxx11_abi.new"
@@ -107,10 +107,10 @@ def _cxx11(report: WheelReport, machine: Machine) -> Iterator[Finding]:
 
 
 # By what `service` gives: the finding for the libraries that a GPU cannot run as they are.
-_SERVED: dict[Service, str] = {"none": "arch_missing", "ptx": "arch_ptx", "tegra": "arch_tegra"}
+_SERVED: dict[ServedBy, str] = {"none": "arch_missing", "ptx": "arch_ptx", "tegra": "arch_tegra"}
 
 
-def _gpu_code(report: WheelReport, gpus: Sequence[Gpu], where: str) -> Iterator[Finding]:
+def _gpu_code(report: WheelReport, gpus: Sequence[TargetGpu], where: str) -> Iterator[Finding]:
     with_code = [each for each in report.libraries if each.sass or each.ptx]
     for gpu in {gpu.capability: gpu for gpu in gpus}.values():
         for kind, code in _SERVED.items():
@@ -122,11 +122,11 @@ def _gpu_code(report: WheelReport, gpus: Sequence[Gpu], where: str) -> Iterator[
                 )
 
 
-def _capability(gpu: Gpu) -> str:
+def _capability(gpu: TargetGpu) -> str:
     return "{}.{}".format(*gpu.capability)
 
 
-def _driver(report: WheelReport, machine: Machine) -> Iterator[Finding]:
+def _driver(report: WheelReport, machine: ProbedMachine) -> Iterator[Finding]:
     if machine.driver_cuda is None:
         return
     known = version_key(machine.driver_cuda)
@@ -158,7 +158,7 @@ def _driver(report: WheelReport, machine: Machine) -> Iterator[Finding]:
             )
 
 
-def _accelerator(report: WheelReport, machine: Machine) -> Iterator[Finding]:
+def _accelerator(report: WheelReport, machine: ProbedMachine) -> Iterator[Finding]:
     """DeepSpeed uses a compiled operation only under the accelerator it was built for (OpBuilder.load)."""
     if report.accelerator == "cpu" and machine.gpus and machine.torch_cuda:
         yield finding_of("accelerator", where=machine.node)

@@ -22,8 +22,8 @@ from elftools.elf.gnuversions import GNUVerNeedSection
 
 from dsrun.errors import UsageError
 from dsrun.system.files import sha256_of
-from dsrun.wheel.verify.archive import PROVENANCE, Archive, open_wheel
-from dsrun.wheel.verify.fatbin import FatbinError, Section, architectures, read_fatbin
+from dsrun.wheel.verify.archive import PROVENANCE, WheelArchive, open_wheel
+from dsrun.wheel.verify.fatbin import ElfSection, FatbinError, architectures, read_fatbin
 from dsrun.wheel.verify.isa_level import cpu_level
 
 _LIBRARY = re.compile(r".+\.so(?:\.\d+)*")
@@ -40,7 +40,7 @@ _CPU_CHECK = b"vector_kernel_level"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Library:
+class WheelLibrary:
     """One compiled file of the wheel.
 
     `sass` and `ptx` are compute capabilities with nvcc's suffix, ascending ("8.0", "9.0a"); `lto` those that only
@@ -88,7 +88,7 @@ class WheelReport:
     cuda: str | None
     accelerator: str | None
     installed_ops: tuple[str, ...]
-    libraries: tuple[Library, ...]
+    libraries: tuple[WheelLibrary, ...]
     built_from: Mapping[str, Any] | None = None
 
     @property
@@ -103,7 +103,7 @@ def read_wheel(path: Path) -> WheelReport:
         return read_archive(archive)
 
 
-def read_archive(archive: Archive) -> WheelReport:
+def read_archive(archive: WheelArchive) -> WheelReport:
     """`read_wheel` for a wheel that is open already."""
     return WheelReport(
         path=archive.path,
@@ -116,7 +116,7 @@ def read_archive(archive: Archive) -> WheelReport:
     )
 
 
-def built_from(archive: Archive) -> dict[str, Any] | None:
+def built_from(archive: WheelArchive) -> dict[str, Any] | None:
     """The request that dsrun recorded in the wheel, with its key; None for another's, or a later record's."""
     member = archive.info_file(PROVENANCE)
     with suppress(ValueError, RecursionError, AttributeError, TypeError, LookupError):
@@ -136,7 +136,7 @@ class BuildNote:
     installed_ops: tuple[str, ...]
 
 
-def build_note(archive: Archive) -> BuildNote:
+def build_note(archive: WheelArchive) -> BuildNote:
     """The file that DeepSpeed's build wrote, parsed: nothing of the wheel is executed. Without one, nothing is known.
 
     deepspeed/git_version_info.py reads it when an operation is loaded.
@@ -167,7 +167,7 @@ def assignments(text: str) -> dict[str, Any]:
     return {name: value for name, value in found.items() if isinstance(value, kinds.get(name, object))}
 
 
-def _libraries(archive: Archive) -> tuple[Library, ...]:
+def _libraries(archive: WheelArchive) -> tuple[WheelLibrary, ...]:
     found = []
     with tempfile.TemporaryDirectory(prefix="dsrun-wheel-") as folder:
         file = Path(folder, "library")
@@ -189,7 +189,7 @@ def op_of(path: str) -> str | None:
     return PurePosixPath(path).name.partition(".")[0].removesuffix("_op").removeprefix("kernels")
 
 
-def read_library(file: Path, name: str) -> Library:
+def read_library(file: Path, name: str) -> WheelLibrary:
     """Read the ELF file `file`, which is `name` in its wheel. Raises UsageError when it is not one or is damaged."""
     try:
         with file.open("rb") as opened:
@@ -200,12 +200,12 @@ def read_library(file: Path, name: str) -> Library:
         raise UsageError(f"{name}: not a readable ELF library ({error})", fix="build it again") from None
 
 
-def _library(elf: ELFFile, opened: BinaryIO, file: Path, name: str) -> Library:
+def _library(elf: ELFFile, opened: BinaryIO, file: Path, name: str) -> WheelLibrary:
     versions = list(_versions(elf))
     # Hundreds of megabytes, of which only the headers are read.
-    code = read_fatbin(Section.of(elf, ".nv_fatbin", opened))
+    code = read_fatbin(ElfSection.of(elf, ".nv_fatbin", opened))
     op = op_of(name)
-    return Library(
+    return WheelLibrary(
         path=name,
         size=file.stat().st_size,
         op=op,
@@ -218,9 +218,9 @@ def _library(elf: ELFFile, opened: BinaryIO, file: Path, name: str) -> Library:
         glibcxx=_highest(versions, "GLIBCXX"),
         # Disassembling somebody else's 500 MB takes minutes, and tells no user of DeepSpeed anything.
         cpu_level=cpu_level(elf, file) if op else None,
-        cxx11_abi=_cxx11_abi(Section.of(elf, ".dynstr", opened)[:]),
+        cxx11_abi=_cxx11_abi(ElfSection.of(elf, ".dynstr", opened)[:]),
         machine=elf.get_machine_arch(),
-        reads_cpu=bool(op) and _CPU_CHECK in Section.of(elf, ".rodata", opened)[:],
+        reads_cpu=bool(op) and _CPU_CHECK in ElfSection.of(elf, ".rodata", opened)[:],
     )
 
 

@@ -21,14 +21,14 @@ from typing import BinaryIO, Literal
 
 from elftools.elf.elffile import ELFFile
 
-from dsrun.wheel.platform.arch import Capability, tegra
+from dsrun.wheel.platform.arch import ComputeCapability, tegra
 
-Kind = Literal["ptx", "sass", "lto", "other"]
+CodeKind = Literal["ptx", "sass", "lto", "other"]
 
 MAGIC = 0xBA55ED50
 _CONTAINER = struct.Struct("<IHHQ")
 _ENTRY = struct.Struct("<HHIQIIHHIIIQ")
-_KINDS: dict[int, Kind] = {1: "ptx", 2: "sass", 8: "lto"}
+_KINDS: dict[int, CodeKind] = {1: "ptx", 2: "sass", 8: "lto"}
 _CHUNK = 4096
 _NOT_ZERO = re.compile(rb"[^\0]")
 _EXACT, _FAMILY = 0x100000, 0x200000
@@ -39,20 +39,20 @@ class FatbinError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Entry:
+class FatbinEntry:
     """One piece of GPU code.
 
     `arch` is the compute capability with nvcc's suffix, "9.0" or "9.0a"; `version` the PTX ISA for PTX ("9.0").
     An LTO entry is an intermediate that only the just-in-time linker reads: the CUDA runtime does not run it.
     """
 
-    kind: Kind
+    kind: CodeKind
     arch: str
     version: str
 
 
 @dataclass(frozen=True)
-class Section:
+class ElfSection:
     """A section of an ELF file, of which only the parts that are asked for are read: `section[100:164]`.
 
     A memory map would do, but counts every page around what is looked at as the process's own memory.
@@ -63,7 +63,7 @@ class Section:
     size: int
 
     @classmethod
-    def of(cls, elf: ELFFile, name: str, file: BinaryIO) -> Section:
+    def of(cls, elf: ELFFile, name: str, file: BinaryIO) -> ElfSection:
         """The section `name` of `elf`, which `file` contains; empty where there is none."""
         found = elf.get_section_by_name(name)
         if found is None or found["sh_type"] == "SHT_NOBITS":
@@ -78,13 +78,13 @@ class Section:
         return os.pread(self.file.fileno(), max(0, stop - start), self.offset + start)
 
 
-def read_fatbin(section: bytes | Section) -> tuple[Entry, ...]:
+def read_fatbin(section: bytes | ElfSection) -> tuple[FatbinEntry, ...]:
     """Every entry in a `.nv_fatbin` section, in its order.
 
     Raises FatbinError where a container or an entry reaches past its end, or where something other than zeros lies
     between containers: a truncated or damaged library must not pass for one with less code.
     """
-    entries: list[Entry] = []
+    entries: list[FatbinEntry] = []
     at = 0
     while (at := _skip_zeros(section, at, len(section))) < len(section):
         if at + _CONTAINER.size > len(section):
@@ -100,7 +100,7 @@ def read_fatbin(section: bytes | Section) -> tuple[Entry, ...]:
     return tuple(entries)
 
 
-def _skip_zeros(section: bytes | Section, at: int, end: int) -> int:
+def _skip_zeros(section: bytes | ElfSection, at: int, end: int) -> int:
     """Where the next byte that is not zero lies; `end` when there is none before it."""
     while at < end:
         chunk = section[at : min(end, at + _CHUNK)]
@@ -110,14 +110,14 @@ def _skip_zeros(section: bytes | Section, at: int, end: int) -> int:
     return end
 
 
-def _entries(section: bytes | Section, at: int, end: int) -> Iterator[Entry]:
+def _entries(section: bytes | ElfSection, at: int, end: int) -> Iterator[FatbinEntry]:
     while at + _ENTRY.size <= end:
         kind, _, header, size, _, _, minor, major, arch, _, _, flags = _ENTRY.unpack(section[at : at + _ENTRY.size])
         if kind == 0 and header == 0:
             return
         if header < _ENTRY.size or at + header + size > end:
             raise FatbinError(f"the entry at byte {at} reaches past its container")
-        yield Entry(
+        yield FatbinEntry(
             kind=_KINDS.get(kind, "other"),
             arch=f"{arch // 10}.{arch % 10}{'a' if flags & _EXACT else 'f' if flags & _FAMILY else ''}",
             version=f"{major}.{minor}",
@@ -127,13 +127,13 @@ def _entries(section: bytes | Section, at: int, end: int) -> Iterator[Entry]:
         raise FatbinError(f"the container ends inside an entry's header, at byte {at}")
 
 
-def architectures(entries: Iterable[Entry], kind: Kind) -> tuple[str, ...]:
+def architectures(entries: Iterable[FatbinEntry], kind: CodeKind) -> tuple[str, ...]:
     """The architectures of all entries of one kind, ascending, each once: ("8.0", "9.0", "9.0a")."""
     return tuple(sorted({entry.arch for entry in entries if entry.kind == kind}, key=arch_order))
 
 
 def arch_order(arch: str) -> tuple[int, int, str]:
-    """Sort key of an architecture as `Entry` writes it: "9.0a" comes after "9.0" and before "10.0"."""
+    """Sort key of an architecture as `FatbinEntry` writes it: "9.0a" comes after "9.0" and before "10.0"."""
     major, _, minor = arch.partition(".")
     digits = minor.rstrip("af")
     return int(major), int(digits), minor[len(digits) :]
@@ -141,13 +141,13 @@ def arch_order(arch: str) -> tuple[int, int, str]:
 
 # "sass": runs as it is. "ptx": the driver compiles it first. "tegra": would have to cross between the desktop and
 # the Tegra chips of one major version, for which NVIDIA gives no promise.
-Service = Literal["sass", "ptx", "tegra", "none"]
+ServedBy = Literal["sass", "ptx", "tegra", "none"]
 
 _CUDA_OF_EARLY_8 = {5: "12.5", 6: "12.7", 7: "12.8", 8: "12.9"}
 
 
-def service(sass: Iterable[str], ptx: Iterable[str], gpu: Capability) -> Service:
-    """How a library with this code can run on a GPU; `sass` and `ptx` as in dsrun.wheel.verify.contents.Library."""
+def service(sass: Iterable[str], ptx: Iterable[str], gpu: ComputeCapability) -> ServedBy:
+    """How a library with this code can run on a GPU; `sass` and `ptx` as in dsrun.wheel.verify.contents.WheelLibrary."""
     fits = [arch for arch in sass if _binary_fits(arch, gpu)]
     if any(_same_family(arch, gpu) for arch in fits):
         return "sass"
@@ -156,7 +156,7 @@ def service(sass: Iterable[str], ptx: Iterable[str], gpu: Capability) -> Service
     return "tegra" if fits else "none"
 
 
-def _binary_fits(arch: str, gpu: Capability) -> bool:
+def _binary_fits(arch: str, gpu: ComputeCapability) -> bool:
     """Code for X.y runs on X.z with z >= y; with the suffix "a" on X.y alone, with "f" within its family."""
     major, minor, suffix = arch_order(arch)
     if suffix == "a":
@@ -164,12 +164,12 @@ def _binary_fits(arch: str, gpu: Capability) -> bool:
     return major == gpu[0] and minor <= gpu[1] and (suffix != "f" or _same_family(arch, gpu))
 
 
-def _same_family(arch: str, gpu: Capability) -> bool:
+def _same_family(arch: str, gpu: ComputeCapability) -> bool:
     major, minor, _ = arch_order(arch)
     return (major, minor) == gpu or ((major, minor) in tegra()) == (gpu in tegra())
 
 
-def _ptx_fits(arch: str, gpu: Capability) -> bool:
+def _ptx_fits(arch: str, gpu: ComputeCapability) -> bool:
     """PTX for X.y compiles for everything from X.y on; with the suffix "a" or "f" it is bound like a binary."""
     major, minor, suffix = arch_order(arch)
     return _binary_fits(arch, gpu) if suffix else (major, minor) <= gpu
@@ -183,6 +183,6 @@ def cuda_of_isa(isa: str) -> str:
     return f"{major + 4}.{minor}"
 
 
-def sm(gpu: Capability) -> str:
+def sm(gpu: ComputeCapability) -> str:
     """nvcc's name of a compute capability: (9, 0) -> "sm_90"."""
     return f"sm_{gpu[0]}{gpu[1]}"

@@ -38,7 +38,7 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # renameat2(2)
 _NO_EXCHANGE = (errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
-class Refused(Exception):
+class InstallRefused(Exception):
     """Why it was not done, in one line."""
 
 
@@ -55,7 +55,7 @@ def main() -> int:
             target, name, force = wanted["target"], wanted["name"], wanted["force"]
             how = into_folder(wheel, target) if target else into_environment(wheel, name, sha256, force=force)
         result = {"how": how}
-    except (Refused, OSError) as error:
+    except (InstallRefused, OSError) as error:
         result = {"error": str(error)}
     print(json.dumps(result))
     return 0
@@ -89,7 +89,7 @@ def place(part: Path, wheel: Path, sha256: str) -> None:
         check_folder(part.parent)
         with part.open("rb") as file:
             if digest_of(file) != sha256:
-                raise Refused("the copy differs from the wheel that was sent")
+                raise InstallRefused("the copy differs from the wheel that was sent")
             os.fsync(file.fileno())
         part.replace(wheel)
     finally:
@@ -115,7 +115,9 @@ def check_folder(folder: Path) -> None:
     about = folder.stat()
     open_to_others = about.st_mode & (stat.S_IWGRP | stat.S_IWOTH) and not about.st_mode & stat.S_ISVTX
     if open_to_others or about.st_uid not in (os.getuid(), 0):
-        raise Refused(f"{folder} can be written by others: chmod go-w {folder}, or name another folder with --to")
+        raise InstallRefused(
+            f"{folder} can be written by others: chmod go-w {folder}, or name another folder with --to"
+        )
 
 
 # --- the environment ---
@@ -209,7 +211,7 @@ def check_path(site: Path, name: str) -> None:
         spec = importlib.util.find_spec(name)
         folder = str(Path(spec.origin).parents[1]) if spec and spec.origin else str(site)
         if folder in sys.path and str(site) in sys.path and sys.path.index(folder) < sys.path.index(str(site)):
-            raise Refused(f"{name} in {folder} is imported first: remove it there")
+            raise InstallRefused(f"{name} in {folder} is imported first: remove it there")
 
 
 def replace_package(wheel: Path, site: Path, before: list[Path]) -> None:
@@ -296,9 +298,9 @@ def pip(arguments: list[str]) -> None:
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         if lines and lines[-1].endswith("No module named pip"):
-            raise Refused(f"this environment has no pip: {sys.executable} -m ensurepip")
+            raise InstallRefused(f"this environment has no pip: {sys.executable} -m ensurepip")
         wrong = [line for line in lines if line.startswith("ERROR")]
-        raise Refused(f"pip: {(wrong or lines or ['failed'])[0].removeprefix('ERROR: ')}")
+        raise InstallRefused(f"pip: {(wrong or lines or ['failed'])[0].removeprefix('ERROR: ')}")
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from packaging.tags import Tag, compatible_tags, cpython_tags
 from dsrun.errors import ToolError
 from dsrun.system.files import parse_json
 from dsrun.system.proc import capture
-from dsrun.wheel.platform.arch import Capability
+from dsrun.wheel.platform.arch import ComputeCapability
 from dsrun.wheel.verify import probe
 from dsrun.wheel.verify.fatbin import sm
 
@@ -24,15 +24,15 @@ _PROBE_SECONDS = 60
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gpu:
+class TargetGpu:
     """A GPU of a machine, or that a wheel is built for; `name` may be only "sm_90"."""
 
     name: str
-    capability: Capability
+    capability: ComputeCapability
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machine:
+class ProbedMachine:
     """What dsrun/wheel/verify/probe.py found; None is unknown. `python` is CPython's tag, `abi` its ABI: "cp311".
 
     `driver_cuda` is the newest CUDA the driver knows ("12.4"); `cpu_flags` are /proc/cpuinfo's, and `absent` the
@@ -51,7 +51,7 @@ class Machine:
     cxx11_abi: bool | None = None
     driver: str | None = None
     driver_cuda: str | None = None
-    gpus: tuple[Gpu, ...] = ()
+    gpus: tuple[TargetGpu, ...] = ()
     cpu_flags: frozenset[str] = frozenset()
     absent: tuple[str, ...] = ()
 
@@ -79,16 +79,17 @@ def _manylinux(machine: str, glibc: str | None) -> Iterator[str]:
             yield f"{_OLD_NAMES[minor]}_{machine}"
 
 
-def machine_from(facts: Mapping[str, Any], node: str | None = None) -> Machine:
+def machine_from(facts: Mapping[str, Any], node: str | None = None) -> ProbedMachine:
     """The machine that a probe's JSON describes; `node` is what the user calls it."""
     gpus = tuple(
-        Gpu(name=each["name"], capability=(each["capability"][0], each["capability"][1])) for each in facts["gpus"]
+        TargetGpu(name=each["name"], capability=(each["capability"][0], each["capability"][1]))
+        for each in facts["gpus"]
     )
     collections = {"cpu_flags": frozenset(facts["cpu_flags"]), "absent": tuple(facts["absent"]), "gpus": gpus}
-    return Machine(**{**facts, **collections, "node": node or str(facts["node"])})
+    return ProbedMachine(**{**facts, **collections, "node": node or str(facts["node"])})
 
 
-def this_machine(needed: Iterable[str], python: str = sys.executable) -> Machine:
+def this_machine(needed: Iterable[str], python: str = sys.executable) -> ProbedMachine:
     """This machine with the environment of the interpreter `python`; torch is not imported.
 
     Raises MissingError when there is no such interpreter, and ToolError when it does not run.
@@ -111,6 +112,6 @@ def last_object(answer: CompletedProcess[str], program: str) -> dict[str, Any]:
     raise ToolError(f"{program} failed with exit code {answer.returncode}: {stderr[-1] if stderr else 'no output'}")
 
 
-def gpus_for(capabilities: Iterable[Capability]) -> tuple[Gpu, ...]:
+def gpus_for(capabilities: Iterable[ComputeCapability]) -> tuple[TargetGpu, ...]:
     """GPUs of which only the compute capability is known."""
-    return tuple(Gpu(name=sm(capability), capability=capability) for capability in capabilities)
+    return tuple(TargetGpu(name=sm(capability), capability=capability) for capability in capabilities)

@@ -26,8 +26,8 @@ from dsrun.wheel.verify.check import (
 )
 from dsrun.wheel.verify.compatibility import compare
 from dsrun.wheel.verify.contents import WheelReport
-from dsrun.wheel.verify.machine import PROBE, Machine, machine_from
-from dsrun.wheel.verify.remote import Node, NodePool, Stopped
+from dsrun.wheel.verify.machine import PROBE, ProbedMachine, machine_from
+from dsrun.wheel.verify.remote import NodePool, ProgramInterrupted, RemoteNode
 
 INSTALL = Path(install_wheel.__file__)
 _COPY_SECONDS = 1800
@@ -48,7 +48,7 @@ class NodeReport:
 
     node: str
     installed: str | None = None
-    machine: Machine | None = None
+    machine: ProbedMachine | None = None
     op_results: tuple[OpResult, ...] = ()
     findings: tuple[Finding, ...] = ()
     stopped: bool = False
@@ -91,7 +91,7 @@ def default_folder() -> str:
     return f"/tmp/dsrun-wheels-{getpass.getuser()}"
 
 
-def push(nodes: Sequence[Node], task: NodeTask, pool: NodePool) -> list[NodeReport]:
+def push(nodes: Sequence[RemoteNode], task: NodeTask, pool: NodePool) -> list[NodeReport]:
     """Compare every node with the wheel; where it fits, copy, install and smoke-test it. Reports in `nodes`' order.
 
     A node that fails has a finding and does not block the others. In a SLURM allocation sbcast copies the wheel, if it
@@ -111,12 +111,12 @@ def push(nodes: Sequence[Node], task: NodeTask, pool: NodePool) -> list[NodeRepo
     return [ended.get(report.node, report) for report in checked]
 
 
-def verify_on(nodes: Sequence[Node], report: WheelReport, python: str, pool: NodePool) -> list[NodeReport]:
+def verify_on(nodes: Sequence[RemoteNode], report: WheelReport, python: str, pool: NodePool) -> list[NodeReport]:
     """Compare every node with the wheel and smoke-test it there, in a folder that is removed afterwards."""
     folder = f"/tmp/dsrun-verify-{uuid.uuid4().hex}"
     task = NodeTask(report=report, python=python, folder=folder, target=f"{folder}/site")
 
-    def verify(node: Node) -> NodeReport:
+    def verify(node: RemoteNode) -> NodeReport:
         checked = _check(node, task, pool)
         return _finish(node, checked, task, pool) if _is_open(checked) else checked
 
@@ -126,7 +126,7 @@ def verify_on(nodes: Sequence[Node], report: WheelReport, python: str, pool: Nod
         _remove(nodes, folder, pool.at_once)
 
 
-def _stopped(node: Node) -> NodeReport:
+def _stopped(node: RemoteNode) -> NodeReport:
     return NodeReport(node=node.name, stopped=True)
 
 
@@ -140,7 +140,7 @@ def _failed(done: NodeReport, error: DsrunError) -> NodeReport:
     return replace(done, findings=(*done.findings, fault), installed=installed)
 
 
-def _check(node: Node, task: NodeTask, pool: NodePool) -> NodeReport:
+def _check(node: RemoteNode, task: NodeTask, pool: NodePool) -> NodeReport:
     """Compare the node with the wheel, and ask whether it needs the file. Whatever fails is a finding of that node."""
     done = NodeReport(node=node.name)
     try:
@@ -155,7 +155,7 @@ def _check(node: Node, task: NodeTask, pool: NodePool) -> NodeReport:
         return _failed(done, error)
 
 
-def _finish(node: Node, done: NodeReport, task: NodeTask, pool: NodePool) -> NodeReport:
+def _finish(node: RemoteNode, done: NodeReport, task: NodeTask, pool: NodePool) -> NodeReport:
     """Copy and install the wheel if that is needed, and run its operations."""
     try:
         if done.installed == _NEEDS_FILE:
@@ -177,7 +177,7 @@ def _wanted(task: NodeTask, **more: object) -> str:
     return json.dumps({"wheel": wheel, "sha256": task.report.sha256, **more})
 
 
-def _send(node: Node, task: NodeTask, pool: NodePool) -> None:
+def _send(node: RemoteNode, task: NodeTask, pool: NodePool) -> None:
     wanted = _wanted(task, do="receive", size=task.report.size)
     _said(
         pool.run(node, task.python, INSTALL, wanted, seconds=_COPY_SECONDS, data=task.report.path),
@@ -185,7 +185,7 @@ def _send(node: Node, task: NodeTask, pool: NodePool) -> None:
     )
 
 
-def _install(node: Node, task: NodeTask, pool: NodePool) -> str:
+def _install(node: RemoteNode, task: NodeTask, pool: NodePool) -> str:
     more = {"name": task.report.name, "target": task.target, "part": task.part, "force": task.force}
     wanted = _wanted(task, do="install", **more)
     return _said(pool.run(node, task.python, INSTALL, wanted, seconds=_INSTALL_SECONDS), "installing")
@@ -197,13 +197,13 @@ def _said(output: dict[str, Any], what: str) -> str:
     return str(output["how"])
 
 
-def _broadcast(nodes: Sequence[Node], task: NodeTask, pool: NodePool) -> str | None:
+def _broadcast(nodes: Sequence[RemoteNode], task: NodeTask, pool: NodePool) -> str | None:
     """Copy the wheel to all nodes with sbcast, which needs the folder there: the copies' name; None if that failed."""
     if len(nodes) < 2 or any(node.way != "srun" for node in nodes):
         return None
     part = f".{uuid.uuid4().hex}.part"
 
-    def make_folder(node: Node) -> bool:
+    def make_folder(node: RemoteNode) -> bool:
         command = node.argv(["sh", "-c", _MAKE_FOLDER, "sh", task.folder])
         return pool.feed(command, seconds=_SHORT_SECONDS).returncode == 0
 
@@ -224,11 +224,11 @@ def _run(command: Sequence[str], pool: NodePool) -> bool:
     return pool.feed(command, seconds=_COPY_SECONDS).returncode == 0
 
 
-def _remove(nodes: Sequence[Node], path: str, at_once: int) -> None:
+def _remove(nodes: Sequence[RemoteNode], path: str, at_once: int) -> None:
     """Remove a file or folder from the nodes; one that cannot be reached keeps it."""
 
-    def remove(node: Node) -> None:
-        with suppress(DsrunError, Stopped):
+    def remove(node: RemoteNode) -> None:
+        with suppress(DsrunError, ProgramInterrupted):
             pool.feed(node.argv(["rm", "-rf", "--", path]), seconds=_SHORT_SECONDS)
 
     pool = NodePool(at_once=at_once)

@@ -21,7 +21,7 @@ from dsrun.system.hostlist import expand_hosts, read_hostfile
 from dsrun.wheel.verify import on_node
 from dsrun.wheel.verify.machine import last_object
 
-Way = Literal["srun", "ssh"]
+NodeAccess = Literal["srun", "ssh"]
 T = TypeVar("T")
 
 # BatchMode: a question for a password would hang unseen.
@@ -37,17 +37,17 @@ _POLL_S = 0.1
 _CHUNK = 1 << 20
 
 
-def way_here(environ: Mapping[str, str] = os.environ) -> Way:
+def way_here(environ: Mapping[str, str] = os.environ) -> NodeAccess:
     """How nodes are reached from here: srun inside a SLURM allocation, else ssh."""
     return "srun" if environ.get("SLURM_JOB_ID") and shutil.which("srun") else "ssh"
 
 
 @dataclass(frozen=True)
-class Node:
+class RemoteNode:
     """A machine and the way to it."""
 
     name: str
-    way: Way
+    way: NodeAccess
 
     def argv(self, command: Sequence[str]) -> list[str]:
         """What runs `command` there. ssh hands one line to the login shell; srun passes the words as they are."""
@@ -57,8 +57,8 @@ class Node:
 
 
 def nodes_meant(
-    nodes: str | None, hostfile: Path | None, environ: Mapping[str, str], way: Way | None = None
-) -> tuple[Node, ...]:
+    nodes: str | None, hostfile: Path | None, environ: Mapping[str, str], way: NodeAccess | None = None
+) -> tuple[RemoteNode, ...]:
     """The nodes of `--nodes`, of a hostfile, or else of the SLURM allocation around this process.
 
     Raises UsageError when none is given, or both are.
@@ -73,10 +73,10 @@ def nodes_meant(
     else:
         raise UsageError("no nodes: this is not a SLURM allocation", fix="give --hostfile FILE or --nodes gpu[01-04]")
     there = way or (way_here(environ) if not hostfile else "ssh")
-    return tuple(Node(name, there) for name in names)
+    return tuple(RemoteNode(name, there) for name in names)
 
 
-class Stopped(Exception):
+class ProgramInterrupted(Exception):
     """Ctrl-C ended the program that ran on a node."""
 
 
@@ -89,7 +89,9 @@ class NodePool:
     _running: set[subprocess.Popen[bytes]] = field(default_factory=set)
     _guard: threading.Lock = field(default_factory=threading.Lock)
 
-    def map(self, nodes: Sequence[Node], call: Callable[[Node], T], instead: Callable[[Node], T]) -> list[T]:
+    def map(
+        self, nodes: Sequence[RemoteNode], call: Callable[[RemoteNode], T], instead: Callable[[RemoteNode], T]
+    ) -> list[T]:
         """`call` each node; the answers in the order of `nodes`, `instead` for those that Ctrl-C has stopped."""
         futures: list[Future[T]] = []
         with ThreadPoolExecutor(max_workers=max(1, min(self.at_once, len(nodes)))) as pool:
@@ -112,7 +114,7 @@ class NodePool:
                 process.terminate()
 
     def run(
-        self, node: Node, python: str, program: Path, *arguments: str, seconds: float, data: Path | None = None
+        self, node: RemoteNode, python: str, program: Path, *arguments: str, seconds: float, data: Path | None = None
     ) -> dict[str, Any]:
         """Run one of dsrun's programs with the interpreter `python` of `node`: the JSON object it printed last.
 
@@ -132,7 +134,7 @@ class NodePool:
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
             with self._guard:
                 if self.stopped:
-                    raise Stopped
+                    raise ProgramInterrupted
                 process = self._start(argv, out, err)
                 self._running.add(process)
             try:
@@ -141,7 +143,7 @@ class NodePool:
                 with self._guard:
                     self._running.discard(process)
             if self.stopped:
-                raise Stopped
+                raise ProgramInterrupted
             texts = [_text(file) for file in (out, err)]
         return subprocess.CompletedProcess(argv, process.returncode, *texts)
 
@@ -153,8 +155,8 @@ class NodePool:
             raise MissingError(f"there is no program {argv[0]}") from None
 
 
-def _answer(node: Node, future: Future[T], instead: Callable[[Node], T]) -> T:
-    if future.cancelled() or isinstance(future.exception(), Stopped):
+def _answer(node: RemoteNode, future: Future[T], instead: Callable[[RemoteNode], T]) -> T:
+    if future.cancelled() or isinstance(future.exception(), ProgramInterrupted):
         return instead(node)
     return future.result()
 

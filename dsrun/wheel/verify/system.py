@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.wheel.platform.arch import minor_release
-from dsrun.wheel.verify.contents import Library, WheelReport, version_key
+from dsrun.wheel.verify.contents import WheelLibrary, WheelReport, version_key
 from dsrun.wheel.verify.isa_level import highest, lacking
-from dsrun.wheel.verify.machine import Machine
+from dsrun.wheel.verify.machine import ProbedMachine
 
 _DEBIAN = {"libaio.so.1": "libaio1", "libaio.so.1t64": "libaio1t64", "libgomp.so.1": "libgomp1"}
 # torch loads these itself before any operation; if torch is missing or another version, that is the finding.
@@ -17,12 +17,12 @@ _WITH_TORCH = ("libc10", "libtorch", "libcudart.so", "libcublas", "libcurand", "
 _ELF_NAMES = {"x86_64": "x64", "aarch64": "AArch64", "arm64": "AArch64"}
 
 
-def names(libraries: Iterable[Library]) -> str:
+def names(libraries: Iterable[WheelLibrary]) -> str:
     """The operations of these libraries, for a message."""
     return ", ".join(library.op or library.path for library in libraries)
 
 
-def system_findings(report: WheelReport, machine: Machine) -> Iterator[Finding]:
+def system_findings(report: WheelReport, machine: ProbedMachine) -> Iterator[Finding]:
     """Every problem with what is outside of Python, torch and the GPUs."""
     foreign = _ELF_NAMES.get(machine.machine)
     other = [each for each in report.libraries if each.machine and foreign and each.machine != foreign]
@@ -36,7 +36,7 @@ def system_findings(report: WheelReport, machine: Machine) -> Iterator[Finding]:
     yield from _missing_libraries(report, machine)
 
 
-def _too_new(report: WheelReport, machine: Machine, what: str, have: str | None) -> Iterator[Finding]:
+def _too_new(report: WheelReport, machine: ProbedMachine, what: str, have: str | None) -> Iterator[Finding]:
     if have is None:
         return
     over = {each: version for each in report.libraries if (version := getattr(each, what))}
@@ -46,7 +46,7 @@ def _too_new(report: WheelReport, machine: Machine, what: str, have: str | None)
         yield finding_of(what, where=machine.node, ops=names(over), wanted=newest, have=have)
 
 
-def _processor(report: WheelReport, machine: Machine) -> Iterator[Finding]:
+def _processor(report: WheelReport, machine: ProbedMachine) -> Iterator[Finding]:
     if not machine.cpu_flags:
         return
     bound = [each for each in report.libraries if each.cpu_level and not each.reads_cpu]
@@ -62,7 +62,7 @@ def _processor(report: WheelReport, machine: Machine) -> Iterator[Finding]:
         yield finding_of("cpu_unknown", ops=names(unknown))
 
 
-def _missing_libraries(report: WheelReport, machine: Machine) -> Iterator[Finding]:
+def _missing_libraries(report: WheelReport, machine: ProbedMachine) -> Iterator[Finding]:
     for name in machine.absent:
         users = [each for each in report.libraries if name in each.needed]
         if not users or (name.startswith(_WITH_TORCH) and not _torch_suits(report, machine)):
@@ -73,7 +73,7 @@ def _missing_libraries(report: WheelReport, machine: Machine) -> Iterator[Findin
         yield finding_of("library_missing", where=machine.node, ops=names(users), name=name, fix=fix)
 
 
-def _torch_suits(report: WheelReport, machine: Machine) -> bool:
+def _torch_suits(report: WheelReport, machine: ProbedMachine) -> bool:
     """Whether torch here is the wheel's; if not, that is the finding, and not each library of its own."""
     if machine.torch is None or (report.torch and minor_release(machine.torch) != report.torch):
         return False

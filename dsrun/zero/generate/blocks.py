@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from dsrun.datafiles import toml_beside
 from dsrun.models.families import family_of
 from dsrun.zero.generate import presets
-from dsrun.zero.generate.presets import PRESETS, Preset
+from dsrun.zero.generate.presets import PRESETS, SpeedPreset
 from dsrun.zero.generate.spec import ZeroSpec
 from dsrun.zero.view import AUTO, FILLED, ZERO
 
@@ -62,7 +62,7 @@ class ConfigContext(NamedTuple):
         return self.spec.target == "trainer"
 
     @property
-    def preset(self) -> Preset:
+    def preset(self) -> SpeedPreset:
         """The spec's preset."""
         return PRESETS[self.spec.preset]
 
@@ -200,7 +200,7 @@ def _sizes(case: ConfigContext) -> FlatConfig:
     return flat | _zero3_sizes(case, sizes, sized, is_auto=not width)
 
 
-def _zero3_sizes(case: ConfigContext, sizes: presets.Sizes, sized: str, *, is_auto: bool) -> FlatConfig:
+def _zero3_sizes(case: ConfigContext, sizes: presets.BufferSizes, sized: str, *, is_auto: bool) -> FlatConfig:
     preset, named = case.preset, f"preset {case.spec.preset}"
     live = ReasonedValue(
         sizes.live,

@@ -20,7 +20,7 @@ from dsrun.zero.generate.blocks import ConfigContext, FlatConfig, HardwareFacts,
 from dsrun.zero.generate.flag_rules import check_flags
 from dsrun.zero.generate.spec import ZeroSpec, as_typed, from_offload, given
 from dsrun.zero.lint.check import check as lint
-from dsrun.zero.schema import Entry, blocks, coerce, expected, homes, nearest, outside, removed
+from dsrun.zero.schema import SchemaEntry, blocks, coerce, expected, homes, nearest, outside, removed
 from dsrun.zero.view import AUTO
 
 REFUSED = frozenset({"bf16_needs_ampere", "conflict", "needs_stage", "offload_needs_stage"})
@@ -70,7 +70,7 @@ def switches(given: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, b
     return found
 
 
-def _known(key: str) -> tuple[str, Entry | None]:
+def _known(key: str) -> tuple[str, SchemaEntry | None]:
     """A key by its own name, and what is known of it: None for an argument of an optimizer or scheduler."""
     block, _, name = key.rpartition(".")
     if block in FREE:
@@ -96,7 +96,7 @@ def nearest_key(name: str) -> str | None:
     return f"{block}.{match}" if block else match
 
 
-def _typed(key: str, text: str, entry: Entry | None) -> Any:
+def _typed(key: str, text: str, entry: SchemaEntry | None) -> Any:
     """The value of a word: JSON where it is, else the text itself; for a list also words with commas."""
     value = _parsed(text)
     if entry is None or (value == AUTO and isinstance(value, str)):
@@ -212,7 +212,7 @@ def _overridden(spec: ZeroSpec, given: FlatConfig) -> FlatConfig:
     return {key: ReasonedValue(True, why) for key, why in enabled.items()} | flat
 
 
-def render(config: dict[str, Any]) -> str:
+def render_json(config: dict[str, Any]) -> str:
     """The configuration as it is written to a file: indented JSON with a final newline."""
     return json.dumps(config, indent=2, ensure_ascii=False) + "\n"
 

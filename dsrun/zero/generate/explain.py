@@ -21,7 +21,7 @@ VERSION = 1
 UNKNOWN = "see DeepSpeed's documentation"
 
 
-class Explained(NamedTuple):
+class ExplainedKey(NamedTuple):
     """One key of the configuration: its path, its value, what it does, and why it is this value."""
 
     key: str
@@ -36,17 +36,17 @@ def meanings() -> dict[str, str]:
     return read_toml(Path(__file__).parents[1] / "key_meanings.toml")
 
 
-def explain(spec: ZeroSpec, facts: HardwareFacts) -> list[Explained]:
+def explain(spec: ZeroSpec, facts: HardwareFacts) -> list[ExplainedKey]:
     """Every key of `generate(spec, facts=facts)` in its order. Raises UsageError as that does."""
     flat = build(spec, facts)
     check_config(nested(flat), spec, facts)
     return [
-        Explained(key=path, value=reasoned.value, does=meanings().get(path, UNKNOWN), why=reasoned.why)
+        ExplainedKey(key=path, value=reasoned.value, does=meanings().get(path, UNKNOWN), why=reasoned.why)
         for path, reasoned in flat.items()
     ]
 
 
-def as_text(rows: Sequence[Explained]) -> str:
+def as_text(rows: Sequence[ExplainedKey]) -> str:
     """The explanation for a reader: three lines a key."""
     return "\n".join(
         f"{row.key} = {json.dumps(row.value, ensure_ascii=False)}\n    {row.does}\n    because: {row.why}"
@@ -54,7 +54,7 @@ def as_text(rows: Sequence[Explained]) -> str:
     )
 
 
-def as_json(rows: Sequence[Explained]) -> str:
+def as_json(rows: Sequence[ExplainedKey]) -> str:
     """The explanation for a program: {"version": 1, "keys": [{"key", "value", "does", "why"}, …]}."""
     return json.dumps({"version": VERSION, "keys": [row._asdict() for row in rows]}, indent=2, ensure_ascii=False)
 

@@ -43,7 +43,7 @@ EXTRA_BYTES = 2
 """Per trained parameter, divided by the ranks: the sum is sharded at stages 2 and 3."""
 
 
-class Preset(NamedTuple):
+class SpeedPreset(NamedTuple):
     """How much a configuration spends on speed.
 
     `bucket` and `persistence` are factors to what the Trainer's "auto" gives; `prefetch` is the share of a bucket
@@ -63,7 +63,7 @@ class Preset(NamedTuple):
     why: str
 
 
-PRESETS = {name: Preset(**values) for name, values in toml_beside(__file__).items()}
+PRESETS = {name: SpeedPreset(**values) for name, values in toml_beside(__file__).items()}
 
 
 def memory_of(gpu: GpuModel | None) -> int:
@@ -71,7 +71,7 @@ def memory_of(gpu: GpuModel | None) -> int:
     return (gpu.memory if gpu else None) or USUAL_MEMORY_GIB
 
 
-def reduce_bucket(preset: Preset, hidden_size: int, gpu: GpuModel | None) -> int:
+def reduce_bucket(preset: SpeedPreset, hidden_size: int, gpu: GpuModel | None) -> int:
     """Elements of one reduce bucket; even, as DeepSpeed's ZeRO-1 and 2 want their all-gather bucket.
 
     (deepspeed/runtime/zero/stage_1_and_2.py: "allgather_bucket_size must be a multiple of
@@ -88,7 +88,7 @@ def reduce_bucket(preset: Preset, hidden_size: int, gpu: GpuModel | None) -> int
     return _even(min(wanted, most))
 
 
-class Sizes(NamedTuple):
+class BufferSizes(NamedTuple):
     """The sizes, in elements, that go into DeepSpeed's JSON for a model, GPU and preset.
 
     `prefetch` is what ZeRO-3 fetches ahead, `persistence` up to what size its parameters stay whole (norms and biases,
@@ -105,11 +105,11 @@ class Sizes(NamedTuple):
     pinned: bool
 
 
-def sizes(preset: str, hidden: int, gpu: GpuModel | None) -> Sizes:
+def sizes(preset: str, hidden: int, gpu: GpuModel | None) -> BufferSizes:
     """What a preset means for a model `hidden` elements wide."""
     chosen = PRESETS[preset]
     bucket = reduce_bucket(chosen, hidden, gpu)
-    return Sizes(
+    return BufferSizes(
         reduce_bucket=bucket,
         prefetch=int(chosen.prefetch * bucket),
         persistence=int(10 * chosen.persistence * hidden),

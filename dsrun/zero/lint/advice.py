@@ -7,7 +7,7 @@ from dsrun.findings.texts import text_of
 from dsrun.messages import Message
 from dsrun.models.families import family_of, overflow_in_fp16
 from dsrun.zero.generate.presets import FROM_STEPS, GIB, error_after, memory_of_sum, takes_fp32_sum
-from dsrun.zero.lint.codes import Findings
+from dsrun.zero.lint.codes import ConfigFindings
 from dsrun.zero.schema import blocks, shown
 from dsrun.zero.view import AUTO, MISSING, ZERO, ConfigView
 
@@ -33,20 +33,20 @@ ODD_FOLDERS = {
 }
 
 
-def check_advice(view: ConfigView, report: Findings) -> None:
+def check_advice(view: ConfigView, report: ConfigFindings) -> None:
     """Warnings and remarks."""
     for check in (_gather, _offload, _nvme_paths, _stage_3_only, _buckets, _half, _sums, _defaults):
         check(view, report)
 
 
-def _gather(view: ConfigView, report: Findings) -> None:
+def _gather(view: ConfigView, report: ConfigFindings) -> None:
     gather = view.taken(ZERO, "stage3_gather_16bit_weights_on_model_save")
     old = view.taken(ZERO, "stage3_gather_fp16_weights_on_model_save")
     if view.stage == 3 and gather is not True and old is not True:
         report.add("zero3_no_gather_on_save", view.spelled(ZERO, "stage3_gather_16bit_weights_on_model_save"))
 
 
-def _offload(view: ConfigView, report: Findings) -> None:
+def _offload(view: ConfigView, report: ConfigFindings) -> None:
     stage = view.stage
     optimizer, param = view.offload("offload_optimizer"), view.offload("offload_param")
     if param in ("cpu", "nvme") and stage is not None and stage < 3:
@@ -63,7 +63,7 @@ def _offload(view: ConfigView, report: Findings) -> None:
         report.add("offload_slow.torch", ("zero_force_ds_cpu_optimizer",))
 
 
-def _nvme_paths(view: ConfigView, report: Findings) -> None:
+def _nvme_paths(view: ConfigView, report: ConfigFindings) -> None:
     for what in ("offload_optimizer", "offload_param"):
         path = view.raw(ZERO, what, "nvme_path")
         if not isinstance(path, str) or view.offload(what) != "nvme" or path == AUTO:
@@ -76,7 +76,7 @@ def _nvme_paths(view: ConfigView, report: Findings) -> None:
             report.add("nvme_path_odd", where, path=path, odd=text_of(odd))
 
 
-def _stage_3_only(view: ConfigView, report: Findings) -> None:
+def _stage_3_only(view: ConfigView, report: ConfigFindings) -> None:
     zero = view.raw(ZERO)
     if not isinstance(zero, dict) or view.stage in (3, None):
         return
@@ -92,7 +92,7 @@ def _stage_3_only(view: ConfigView, report: Findings) -> None:
         report.add("needs_stage", (ZERO, "offload_optimizer", SUPER), stage=view.stage)
 
 
-def _buckets(view: ConfigView, report: Findings) -> None:
+def _buckets(view: ConfigView, report: ConfigFindings) -> None:
     if not isinstance(view.raw(ZERO), dict) or not view.stage:
         return
     for name in BUCKETS:
@@ -116,7 +116,7 @@ def _elements(number: int) -> str:
     return f"{number:,}" if number < LARGEST_NUMBER else shown(number)
 
 
-def _half(view: ConfigView, report: Findings) -> None:
+def _half(view: ConfigView, report: ConfigFindings) -> None:
     if _is_on(view, "fp16") and view.model_type and family_of(view.model_type).overflows_in_fp16:
         overflow = Message(overflow_in_fp16("{family}"), family=view.model_type)
         found = Finding(level="warning", code="t5_fp16", message=overflow, fix=text_of("t5_fp16.bf16"))
@@ -125,7 +125,7 @@ def _half(view: ConfigView, report: Findings) -> None:
         report.add("bf16_needs_ampere", ("bf16", "enabled"), name=view.gpu.name)
 
 
-def _sums(view: ConfigView, report: Findings) -> None:
+def _sums(view: ConfigView, report: ConfigFindings) -> None:
     """Gradients of many accumulation steps, summed in bf16."""
     steps = view.raw("gradient_accumulation_steps")
     if steps in (MISSING, AUTO) and view.flags is not None:
@@ -145,7 +145,7 @@ def _is_on(view: ConfigView, name: str) -> bool:
     return bool(view.precision(name))
 
 
-def _defaults(view: ConfigView, report: Findings) -> None:
+def _defaults(view: ConfigView, report: ConfigFindings) -> None:
     """Defaults that moved: gradient_clipping and check_grad_overflow in 0.19.3, pin_memory in 0.19.5."""
     if not view.has("gradient_clipping"):
         path, problem = ("gradient_clipping",), text_of("moved_default.clipping.message")

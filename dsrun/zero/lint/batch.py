@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dsrun.findings.texts import text_of
-from dsrun.zero.lint.codes import Findings
+from dsrun.zero.lint.codes import ConfigFindings
 from dsrun.zero.schema import shown
 from dsrun.zero.view import AUTO, MISSING, ConfigView
 
@@ -15,7 +15,7 @@ NAMES = (TRAIN, MICRO, STEPS)
 FORMULA = f"{TRAIN} = {MICRO} × {STEPS} × GPUs"
 
 
-def check_batch(view: ConfigView, report: Findings) -> None:
+def check_batch(view: ConfigView, report: ConfigFindings) -> None:
     """Check the three batch sizes as DeepSpeedConfig._batch_assertion does, as far as they are known."""
     sizes = {name: _size(view, name) for name in NAMES}
     if view.for_trainer and not view.has(STEPS):
@@ -83,7 +83,7 @@ def completed(sizes: dict[str, Any], ranks: float) -> tuple[Any, Any, Any]:
     return train, train // ranks // steps, steps
 
 
-def _for_world_size(sizes: dict[str, Any], ranks: float, report: Findings) -> None:
+def _for_world_size(sizes: dict[str, Any], ranks: float, report: ConfigFindings) -> None:
     train, micro, steps = completed(sizes, ranks)
     if micro > 0 and steps > 0 and train == micro * steps * ranks:
         return
@@ -106,7 +106,7 @@ def _first(sizes: dict[str, Any]) -> str:
     return next(name for name in NAMES if sizes[name] is not None)
 
 
-def _for_some_world_size(sizes: dict[str, Any], report: Findings) -> None:
+def _for_some_world_size(sizes: dict[str, Any], report: ConfigFindings) -> None:
     """Without a world size: wrong for every one of them, or right for one or a few."""
     train, micro, steps = (sizes[name] for name in NAMES)
     if train is None:

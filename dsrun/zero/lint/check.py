@@ -12,16 +12,16 @@ from dsrun.findings.show import in_english, refusal
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.zero.lint.advice import check_advice
 from dsrun.zero.lint.batch import check_batch
-from dsrun.zero.lint.codes import Findings
+from dsrun.zero.lint.codes import ConfigFindings
 from dsrun.zero.lint.engine import check_engine
 from dsrun.zero.lint.optimizer import check_optimizer, check_scheduler
 from dsrun.zero.lint.reading import check_reading
-from dsrun.zero.lint.source import NotJsonError, Source, dotted, read
+from dsrun.zero.lint.source import JsonSource, NotJsonError, dotted, read
 from dsrun.zero.lint.structure import check_structure, leaves
 from dsrun.zero.lint.trainer import check_against, check_auto, check_trainer
 from dsrun.zero.rules import broken
 from dsrun.zero.schema import shown
-from dsrun.zero.view import ConfigView, Flags, Target, find_target
+from dsrun.zero.view import ConfigTarget, ConfigView, TrainingFlags, find_target
 
 if TYPE_CHECKING:
     from dsrun.hardware.gpus import GpuModel
@@ -54,9 +54,9 @@ def check(
     text: str,
     *,
     file: str = "ds.json",
-    target: Target | None = None,
+    target: ConfigTarget | None = None,
     world_size: int | None = None,
-    against: Flags | None = None,
+    against: TrainingFlags | None = None,
     model_type: str | None = None,
     gpu: GpuModel | None = None,
     added: Mapping[str, Any] | None = None,
@@ -75,10 +75,10 @@ def check(
     try:
         source = read(text)
     except NotJsonError as error:
-        report = Findings(Source(None), file)
+        report = ConfigFindings(JsonSource(None), file)
         report.add("not_json", (), position=error.position, fix=error.fix, message=error.message)
         return report.findings()
-    report = Findings(source, file)
+    report = ConfigFindings(source, file)
     _check_text(source, target, report)
     if not isinstance(source.value, dict):
         value = text_of("expected.list") if isinstance(source.value, list) else shown(source.value)
@@ -106,7 +106,7 @@ def _with_added(config: dict[str, Any], added: Mapping[str, Any]) -> dict[str, A
     return config
 
 
-def _check_text(source: Source, target: Target | None, report: Findings) -> None:
+def _check_text(source: JsonSource, target: ConfigTarget | None, report: ConfigFindings) -> None:
     for issue in source.issues:
         tolerated = issue.kind == "number_word" or (target == "deepspeed" and issue.kind in HJSON)
         report.add(
@@ -127,7 +127,7 @@ def _beginning(comment: str) -> str:
     return first if len(first) <= 40 else first[:37] + "…"
 
 
-def _name_placeholders(config: dict[str, Any], report: Findings) -> None:
+def _name_placeholders(config: dict[str, Any], report: ConfigFindings) -> None:
     """Call the placeholders of a config what they are, where an error complains about one; warn of the others."""
     for path, value in leaves(config):
         if not isinstance(value, str) or not PLACEHOLDER_TEXT.fullmatch(value.strip()):
@@ -157,7 +157,7 @@ def refuse_errors(
     """Check the DeepSpeed JSON `text` of `file` for a run with these training arguments (`dsrun.recipe.deepspeed_file`
     says what the parameters are); `notify` gets the warnings and the errors that `force` waives. Raises UsageError.
     """
-    flags = Flags(dict(values), frozenset(places), dict(places))
+    flags = TrainingFlags(dict(values), frozenset(places), dict(places))
     found = check(text, file=file, world_size=world_size, against=flags, model_type=model_type, added=added)
     errors = [each for each in errors_in(found) if not force or each.code in _NEVER_FORCED]
     for each in found:

@@ -9,10 +9,10 @@ from dsrun.datafiles import toml_beside
 from dsrun.findings.finding import Finding, Level
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.zero import schema
-from dsrun.zero.lint.source import Position, Source, dotted
+from dsrun.zero.lint.source import JsonSource, TextPosition, dotted
 
 
-class Code(NamedTuple):
+class FindingCode(NamedTuple):
     """What a code stands for. `stops`: what does not run with an error of it, and when."""
 
     levels: str
@@ -20,7 +20,7 @@ class Code(NamedTuple):
     stops: str
 
 
-CODES = {name: Code(**row) for name, row in toml_beside(__file__).items()}
+CODES = {name: FindingCode(**row) for name, row in toml_beside(__file__).items()}
 
 
 def printable(text: str) -> str:
@@ -33,12 +33,12 @@ def printable(text: str) -> str:
 
 
 @dataclass
-class Findings:
+class ConfigFindings:
     """Findings about one file, each at a path in it. `file` is its name as the user wrote it."""
 
-    source: Source
+    source: JsonSource
     file: str
-    rows: list[tuple[Position, Finding]] = field(default_factory=list)
+    rows: list[tuple[TextPosition, Finding]] = field(default_factory=list)
 
     def add(
         self,
@@ -46,7 +46,7 @@ class Findings:
         path: schema.Path,
         /,
         *,
-        position: Position | None = None,
+        position: TextPosition | None = None,
         level: Level | None = None,
         fix: str | None = None,
         **values: Any,
@@ -56,7 +56,7 @@ class Findings:
         shared = {"key": path[-1] if path else "", "eager": text_of("stops.eager"), "late": text_of("stops.late")}
         self.put(finding_of(key, level=level, fix=fix, **shared | values), path, position)
 
-    def put(self, finding: Finding, path: schema.Path, position: Position | None = None) -> None:
+    def put(self, finding: Finding, path: schema.Path, position: TextPosition | None = None) -> None:
         """A finding at a path. Raises ValueError for a code or level that the table of codes does not have."""
         if finding.level not in CODES[finding.code].levels:
             raise ValueError(f"{finding.code} is never of level {finding.level}")

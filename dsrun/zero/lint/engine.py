@@ -8,14 +8,14 @@ from __future__ import annotations
 from typing import Any
 
 from dsrun.findings.texts import text_of
-from dsrun.zero.lint.codes import Findings
+from dsrun.zero.lint.codes import ConfigFindings
 from dsrun.zero.schema import blocks, nearest, shown
 from dsrun.zero.view import AUTO, MISSING, ZERO, ConfigView
 
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 
 
-def check_engine(view: ConfigView, report: Findings) -> None:
+def check_engine(view: ConfigView, report: ConfigFindings) -> None:
     """Errors that come after reading."""
     for check in (_numbers, _log_level, _dtypes, _clipping, _stages, _nvme, _zenflow):
         check(view, report)
@@ -25,7 +25,7 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float)
 
 
-def _numbers(view: ConfigView, report: Findings) -> None:
+def _numbers(view: ConfigView, report: ConfigFindings) -> None:
     """Keys that DeepSpeed computes with."""
     clipping = view.raw("gradient_clipping")
     filled = view.for_trainer and clipping == AUTO
@@ -44,7 +44,7 @@ def _numbers(view: ConfigView, report: Findings) -> None:
         report.add("breaks_later.profile_step", ("flops_profiler", "profile_step"), step=shown(step))
 
 
-def _log_level(view: ConfigView, report: Findings) -> None:
+def _log_level(view: ConfigView, report: ConfigFindings) -> None:
     """deepspeed.utils.logging.set_log_level_from_string."""
     level = view.raw("log_level")
     if level in (MISSING, None) or (view.for_trainer and level == AUTO):
@@ -56,7 +56,7 @@ def _log_level(view: ConfigView, report: Findings) -> None:
         report.add("breaks_later.log_level", ("log_level",), fix=fix, value=shown(level), log_levels=names)
 
 
-def _dtypes(view: ConfigView, report: Findings) -> None:
+def _dtypes(view: ConfigView, report: ConfigFindings) -> None:
     """DtypeEnum in DeepSpeedEngine.get_data_types, and the mixes that it refuses without ZeRO."""
     known = blocks()["torch_autocast"].keys["dtype"]["choices"]
     for name in ("grad_accum_dtype", "param_dtype"):
@@ -72,7 +72,7 @@ def _dtypes(view: ConfigView, report: Findings) -> None:
         report.add("breaks_later.sums", ("data_types", "grad_accum_dtype"), model=model, accumulated=accumulated)
 
 
-def _param_dtype(view: ConfigView, report: Findings) -> None:
+def _param_dtype(view: ConfigView, report: ConfigFindings) -> None:
     """DeepSpeedEngine._assert_valid_mixed_precision_config: it has to say what fp16 and bf16 say."""
     requested = _family(view.raw("data_types", "param_dtype"))
     fp16, bf16 = view.precision("fp16"), view.precision("bf16")
@@ -90,7 +90,7 @@ def _family(dtype: Any) -> str | None:
     return names.get(word, word if word in ("fp16", "bf16", "fp32") else None)
 
 
-def _clipping(view: ConfigView, report: Findings) -> None:
+def _clipping(view: ConfigView, report: ConfigFindings) -> None:
     """compute_grad_norm=false requires gradient_clipping=0 (DeepSpeedZeroOptimizer)."""
     clipping = view.raw("gradient_clipping")
     known = 1.0 if clipping is MISSING else clipping
@@ -98,7 +98,7 @@ def _clipping(view: ConfigView, report: Findings) -> None:
         report.add("breaks_later.grad_norm", view.spelled(ZERO, "compute_grad_norm"), known=shown(known))
 
 
-def _stages(view: ConfigView, report: Findings) -> None:
+def _stages(view: ConfigView, report: ConfigFindings) -> None:
     """Switches that the engine refuses at some stages."""
     stage = view.stage
     if isinstance(view.raw(ZERO), dict) and stage and view.taken(ZERO, "legacy_stage1") is True:
@@ -109,7 +109,7 @@ def _stages(view: ConfigView, report: Findings) -> None:
         report.add("breaks_later.overlap", ("managed_gradient_accumulation",))
 
 
-def _nvme(view: ConfigView, report: Findings) -> None:
+def _nvme(view: ConfigView, report: ConfigFindings) -> None:
     """Stage 3 joins the path of the swap folder without asking whether there is one."""
     for what in ("offload_optimizer", "offload_param"):
         if view.stage != 3 or view.offload(what) != "nvme":
@@ -118,7 +118,7 @@ def _nvme(view: ConfigView, report: Findings) -> None:
             report.add("nvme_path_missing", (ZERO, what), what=what)
 
 
-def _zenflow(view: ConfigView, report: Findings) -> None:
+def _zenflow(view: ConfigView, report: ConfigFindings) -> None:
     """ZenFlow lives in the optimizer that runs on the host."""
     zenflow = view.raw(ZERO, "zenflow")
     if isinstance(zenflow, dict) and view.stage in (1, 2) and view.offload("offload_optimizer") == "none":

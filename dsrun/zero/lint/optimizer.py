@@ -8,7 +8,7 @@ from typing import Any
 from dsrun.findings.finding import Level
 from dsrun.findings.texts import text_of
 from dsrun.messages import Message
-from dsrun.zero.lint.codes import Findings
+from dsrun.zero.lint.codes import ConfigFindings
 from dsrun.zero.lint.source import finite
 from dsrun.zero.schema import (
     legacy,
@@ -30,7 +30,7 @@ PARAMS = ("optimizer", "params")
 SCHEDULE = ("scheduler", "params")
 
 
-def check_optimizer(view: ConfigView, report: Findings) -> None:
+def check_optimizer(view: ConfigView, report: ConfigFindings) -> None:
     """Check the optimizer block."""
     block = view.raw("optimizer")
     if not isinstance(block, dict):
@@ -46,7 +46,7 @@ def check_optimizer(view: ConfigView, report: Findings) -> None:
             _params(name, params, view, report)
 
 
-def _name(name: str, view: ConfigView, report: Findings) -> None:
+def _name(name: str, view: ConfigView, report: ConfigFindings) -> None:
     path, own = ("optimizer", "type"), name.lower() in optimizer_params()
     if not own and name not in torch_optimizers():
         gone = legacy()["optimizers"].get(name.lower())
@@ -67,7 +67,7 @@ def _name(name: str, view: ConfigView, report: Findings) -> None:
         report.add("optimizer_needs.mup", path, name=name)
 
 
-def _params(name: str, params: dict[str, Any], view: ConfigView, report: Findings) -> None:
+def _params(name: str, params: dict[str, Any], view: ConfigView, report: ConfigFindings) -> None:
     own = name.lower() in optimizer_params()
     known = optimizer_params()[name.lower()] if own else list(torch_optimizers().get(name, ())) or None
     for key in params:
@@ -103,7 +103,7 @@ def _two_betas(betas: Any) -> bool:
     return isinstance(betas, list) and len(betas) == 2 and all(isinstance(b, int | float) and 0 <= b < 1 for b in betas)
 
 
-def check_scheduler(view: ConfigView, report: Findings) -> None:
+def check_scheduler(view: ConfigView, report: ConfigFindings) -> None:
     """Check the scheduler block."""
     block = view.raw("scheduler")
     if not isinstance(block, dict) or block.get("type") is None:
@@ -133,7 +133,7 @@ def check_scheduler(view: ConfigView, report: Findings) -> None:
         _warmup(str(name), params, view, report)
 
 
-def _warmup(name: str, params: dict[str, Any], view: ConfigView, report: Findings) -> None:
+def _warmup(name: str, params: dict[str, Any], view: ConfigView, report: ConfigFindings) -> None:
     """Where a warm-up fails, and where it quietly trains at another rate (deepspeed.runtime.lr_schedules)."""
     steps, total = params.get("warmup_num_steps", 1000), params.get("total_num_steps", MISSING)
     if not _filled(steps, view) and (not isinstance(steps, int) or steps <= 0):
@@ -153,7 +153,7 @@ def _warmup(name: str, params: dict[str, Any], view: ConfigView, report: Finding
     _peak(name, params, view, report)
 
 
-def _peak(name: str, params: dict[str, Any], view: ConfigView, report: Findings) -> None:
+def _peak(name: str, params: dict[str, Any], view: ConfigView, report: ConfigFindings) -> None:
     """WarmupLR and WarmupDecayLR write warmup_max_lr over the optimizer's lr; WarmupDecayLR's default is 0.001."""
     if name == "WarmupCosineLR":
         return

@@ -9,7 +9,7 @@ import math
 from typing import Any
 
 from dsrun.findings.finding import Level
-from dsrun.zero.lint.codes import Findings
+from dsrun.zero.lint.codes import ConfigFindings
 from dsrun.zero.lint.structure import check_model_value
 from dsrun.zero.schema import blocks, shown
 from dsrun.zero.view import AUTO, CONSTANTS, MISSING, ZERO, ConfigView
@@ -21,13 +21,13 @@ MASTER_KEYS = (
 )
 
 
-def check_reading(view: ConfigView, report: Findings) -> None:
+def check_reading(view: ConfigView, report: ConfigFindings) -> None:
     """Everything that makes DeepSpeedConfig raise and that no single key shows."""
     for check in (_zero, _both_names, _zenflow, _loss_scale, _precision, _allreduce, _optimizer, _data, _rest):
         check(view, report)
 
 
-def _zero(view: ConfigView, report: Findings) -> None:
+def _zero(view: ConfigView, report: ConfigFindings) -> None:
     """DeepSpeedZeroConfig's validators; read_zero_config_deprecated for a bare true."""
     bucket = view.raw("allgather_size")
     if view.raw(ZERO) is True and bucket not in (MISSING, AUTO):
@@ -42,7 +42,7 @@ def _zero(view: ConfigView, report: Findings) -> None:
             report.add("needs_stage.ratio", (ZERO, "offload_optimizer", "ratio"), stage=view.stage)
 
 
-def _both_names(view: ConfigView, report: Findings) -> None:
+def _both_names(view: ConfigView, report: ConfigFindings) -> None:
     """DeepSpeedConfigModel._process_deprecated_field: the old and the new name of one setting."""
     keys = blocks()[ZERO].keys
     for old, entry in keys.items():
@@ -55,7 +55,7 @@ def _both_names(view: ConfigView, report: Findings) -> None:
             report.add("given_twice", (ZERO, old), old=old, new=path[-1])
 
 
-def _zenflow(view: ConfigView, report: Findings) -> None:
+def _zenflow(view: ConfigView, report: ConfigFindings) -> None:
     """ZenFlowConfig.validate_fields."""
     if not isinstance(view.raw(ZERO, "zenflow"), dict):
         return
@@ -71,7 +71,7 @@ def _zenflow(view: ConfigView, report: Findings) -> None:
             report.add("out_of_range.update", path, name=name, value=value)
 
 
-def _loss_scale(view: ConfigView, report: Findings) -> None:
+def _loss_scale(view: ConfigView, report: ConfigFindings) -> None:
     """DeepSpeedFP16Config's validators."""
     if not isinstance(view.raw("fp16"), dict):
         return
@@ -93,7 +93,7 @@ def _loss_scale(view: ConfigView, report: Findings) -> None:
                 report.add("out_of_range.scale_window", ("fp16", name), level=level, name=name, value=value)
 
 
-def _precision(view: ConfigView, report: Findings) -> None:
+def _precision(view: ConfigView, report: ConfigFindings) -> None:
     """DeepSpeedConfig._initialize_params and _do_error_check."""
     if view.precision("fp16") and view.precision("bf16"):
         report.add("fp16_and_bf16", ("bf16",))
@@ -108,7 +108,7 @@ def _precision(view: ConfigView, report: Findings) -> None:
             report.add("needs_key.master_weights", (block, name), name=name)
 
 
-def _allreduce(view: ConfigView, report: Findings) -> None:
+def _allreduce(view: ConfigView, report: ConfigFindings) -> None:
     """DeepSpeedConfig._do_error_check: what gradient_allreduce_op "sum" does not go with."""
     value = view.raw("gradient_allreduce_op")
     if not isinstance(value, str) or value.lower() != "sum":
@@ -123,7 +123,7 @@ def _allreduce(view: ConfigView, report: Findings) -> None:
         report.add("needs_key.deepcompile", path)
 
 
-def _optimizer(view: ConfigView, report: Findings) -> None:
+def _optimizer(view: ConfigView, report: ConfigFindings) -> None:
     """get_optimizer_params and _do_warning_check: params have to be an object, max_grad_norm a number."""
     block = view.raw("optimizer")
     if not isinstance(block, dict) or not isinstance(block.get("type"), str):
@@ -136,7 +136,7 @@ def _optimizer(view: ConfigView, report: Findings) -> None:
         report.add("wrong_type.number", path, name=path[-1], raw=shown(raw))
 
 
-def _data(view: ConfigView, report: Findings) -> None:
+def _data(view: ConfigView, report: ConfigFindings) -> None:
     """deepspeed.runtime.data_pipeline.config: blocks that need a key once they are enabled, and int()."""
     at = ("data_efficiency", "data_sampling")
     curriculum = view.raw(*at, "curriculum_learning")
@@ -161,7 +161,7 @@ def _is_int_to_python(value: Any) -> bool:
     return True
 
 
-def _rest(view: ConfigView, report: Findings) -> None:
+def _rest(view: ConfigView, report: ConfigFindings) -> None:
     """autotuning's folders, data_types.keep_in_fp32_modules, torch_autocast's module names."""
     autotuning = view.raw("autotuning")
     for name in ("results_dir", "exps_dir"):

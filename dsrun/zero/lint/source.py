@@ -46,7 +46,7 @@ MARK = "\ufeff"
 DECODER = JSONDecoder()
 
 
-class Position(NamedTuple):
+class TextPosition(NamedTuple):
     """A place in the text; both count from 1."""
 
     line: int
@@ -60,7 +60,7 @@ class SyntaxIssue(NamedTuple):
     """Something that json.load refuses and that can be read all the same; `text` is what stands there."""
 
     kind: IssueKind
-    position: Position
+    position: TextPosition
     text: str
 
 
@@ -68,50 +68,50 @@ class DuplicateKey(NamedTuple):
     """A key that an object holds twice."""
 
     path: Path
-    position: Position
-    first: Position
+    position: TextPosition
+    first: TextPosition
 
 
 @dataclass
-class Source:
+class JsonSource:
     """The content of a JSON text. `positions` has the place of every key and of every element of a list."""
 
     value: Any
-    positions: dict[Path, Position] = field(default_factory=dict)
+    positions: dict[Path, TextPosition] = field(default_factory=dict)
     issues: list[SyntaxIssue] = field(default_factory=list)
     duplicates: list[DuplicateKey] = field(default_factory=list)
 
-    def position(self, path: Path) -> Position:
+    def position(self, path: Path) -> TextPosition:
         """Where the key stands, or the nearest enclosing one that does; the top of the file else."""
         while path and path not in self.positions:
             path = path[:-1]
-        return self.positions.get(path, Position(1, 1))
+        return self.positions.get(path, TextPosition(1, 1))
 
 
 class NotJsonError(Exception):
     """Text that cannot be read on."""
 
-    def __init__(self, message: str, position: Position, fix: str = "") -> None:
+    def __init__(self, message: str, position: TextPosition, fix: str = "") -> None:
         super().__init__(message)
         self.message, self.position, self.fix = message, position, fix
 
 
-def read(text: str) -> Source:
+def read(text: str) -> JsonSource:
     """The value in a JSON text, with places, issues and duplicate keys. Raises NotJsonError."""
-    source = _Reader(text.removeprefix(MARK)).read()
+    source = _JsonReader(text.removeprefix(MARK)).read()
     if text.startswith(MARK):
-        source.issues.insert(0, SyntaxIssue("mark", Position(1, 1), MARK))
+        source.issues.insert(0, SyntaxIssue("mark", TextPosition(1, 1), MARK))
     return source
 
 
-class _Reader:
+class _JsonReader:
     def __init__(self, text: str) -> None:
         self.text = text
         self.at = 0
-        self.source = Source(None)
+        self.source = JsonSource(None)
         self.starts = [0, *(match.end() for match in re.finditer("\n", text))]
 
-    def read(self) -> Source:
+    def read(self) -> JsonSource:
         self._skip()
         self.source.value = self._value((), 0)
         self._skip()
@@ -119,10 +119,10 @@ class _Reader:
             raise self._error("not_json.after")
         return self.source
 
-    def _position(self, at: int | None = None) -> Position:
+    def _position(self, at: int | None = None) -> TextPosition:
         at = self.at if at is None else at
         line = bisect_right(self.starts, at)
-        return Position(line, at - self.starts[line - 1] + 1)
+        return TextPosition(line, at - self.starts[line - 1] + 1)
 
     def _error(self, key: str, at: int | None = None, /, *, fix: str | None = None, **values: Any) -> NotJsonError:
         """The error of a key of dsrun/findings/text/config.toml."""

@@ -8,13 +8,13 @@ from typing import Any
 from dsrun.findings.finding import Level
 from dsrun.findings.texts import text_of
 from dsrun.messages import Message, joined
-from dsrun.zero.lint.codes import Findings
+from dsrun.zero.lint.codes import ConfigFindings
 from dsrun.zero.lint.source import dotted, finite
 from dsrun.zero.schema import (
     TRUE_WORDS,
-    Block,
-    Entry,
     Path,
+    SchemaBlock,
+    SchemaEntry,
     blocks,
     coerce,
     expected,
@@ -37,12 +37,14 @@ OPEN = ("data_efficiency.data_sampling", "data_efficiency.data_routing")
 SWALLOWED = "strict"
 
 
-def check_structure(view: ConfigView, report: Findings) -> None:
+def check_structure(view: ConfigView, report: ConfigFindings) -> None:
     """Check every key that the file holds."""
     _check_block(blocks()[""], (), view.config, view, report)
 
 
-def _check_block(block: Block, path: Path, content: dict[str, Any], view: ConfigView, report: Findings) -> None:
+def _check_block(
+    block: SchemaBlock, path: Path, content: dict[str, Any], view: ConfigView, report: ConfigFindings
+) -> None:
     spellings = block.spellings
     for name in content:
         here = (*path, name)
@@ -60,7 +62,7 @@ def _check_block(block: Block, path: Path, content: dict[str, Any], view: Config
             report.add("given_twice.one", (*path, other), other=other, key=key)
 
 
-def _unknown(block: Block, path: Path, name: str, content: dict[str, Any], report: Findings) -> None:
+def _unknown(block: SchemaBlock, path: Path, name: str, content: dict[str, Any], report: ConfigFindings) -> None:
     if block.style == "read" and block.path.startswith(OPEN):
         return
     # A model drops an "auto" before it looks at the key.
@@ -81,7 +83,7 @@ def _unknown(block: Block, path: Path, name: str, content: dict[str, Any], repor
         report.add("unknown_key.ignored", path, fix=fix, problem=problem)
 
 
-def _suggestion(block: Block, name: str, content: dict[str, Any]) -> Message:
+def _suggestion(block: SchemaBlock, name: str, content: dict[str, Any]) -> Message:
     """The key of this block that was meant, else the block that the key belongs to."""
     match = legacy()["renamed"].get(f"{block.path}.{name}") or nearest(name, block.spellings)
     elsewhere = [each for each in homes().get(name, ()) if each != block.path]
@@ -92,7 +94,7 @@ def _suggestion(block: Block, name: str, content: dict[str, Any]) -> Message:
     return text_of("repair.meant", match=match) if match else text_of("repair.remove")
 
 
-def _check_key(block: Block, path: Path, key: str, *, view: ConfigView, report: Findings) -> None:
+def _check_key(block: SchemaBlock, path: Path, key: str, *, view: ConfigView, report: ConfigFindings) -> None:
     entry, value = block.keys[key], view.raw(*path)
     _legacy(block, path, entry, report)
     if path == ("bfloat16",) and view.for_trainer:
@@ -107,7 +109,7 @@ def _check_key(block: Block, path: Path, key: str, *, view: ConfigView, report: 
         _check_read_value(path, entry, value, report)
 
 
-def _legacy(block: Block, path: Path, entry: Entry, report: Findings) -> None:
+def _legacy(block: SchemaBlock, path: Path, entry: SchemaEntry, report: ConfigFindings) -> None:
     advice = legacy()["deprecated"].get(dotted((*filter(None, block.path.split(".")), path[-1])))
     if advice is not None:
         report.add("legacy_key", path, fix=advice[1], name=Message(advice[0]))
@@ -115,12 +117,14 @@ def _legacy(block: Block, path: Path, entry: Entry, report: Findings) -> None:
         report.add("legacy_key", path, name=entry["deprecated"])
 
 
-def _auto_is_handled(block: Block, path: Path, view: ConfigView) -> bool:
+def _auto_is_handled(block: SchemaBlock, path: Path, view: ConfigView) -> bool:
     """Whether dsrun.zero.lint.trainer checks this "auto": the Trainer fills or refuses it, or a model drops it."""
     return view.for_trainer or block.style == "model" or path[-1] in MONITORS
 
 
-def _check_value_of_block(block: Block, path: Path, entry: Entry, *, view: ConfigView, report: Findings) -> None:
+def _check_value_of_block(
+    block: SchemaBlock, path: Path, entry: SchemaEntry, *, view: ConfigView, report: ConfigFindings
+) -> None:
     value = view.raw(*path)
     if isinstance(value, dict):
         _check_block(block, path, value, view, report)
@@ -132,7 +136,7 @@ def _check_value_of_block(block: Block, path: Path, entry: Entry, *, view: Confi
         report.add("wrong_type.block", path, value=shown(value))
 
 
-def _tolerated(block: Block, entry: Entry, value: Any) -> bool:
+def _tolerated(block: SchemaBlock, entry: SchemaEntry, value: Any) -> bool:
     """Values other than an object that DeepSpeed passes over."""
     if value is None:
         return (
@@ -145,7 +149,7 @@ def _tolerated(block: Block, entry: Entry, value: Any) -> bool:
     return False
 
 
-def check_model_value(path: Path, entry: Entry, value: Any, report: Findings) -> None:
+def check_model_value(path: Path, entry: SchemaEntry, value: Any, report: ConfigFindings) -> None:
     """Check a value as pydantic does: converted where it can be, then held against the bounds."""
     if path[-2:-1] == ("leaf_module",) and isinstance(value, str):
         return  # DeepSpeedZeroLeafModuleConfig makes a list of one of it
@@ -165,7 +169,7 @@ def check_model_value(path: Path, entry: Entry, value: Any, report: Findings) ->
         report.add("wrong_type.converted", path, fix=fix, name=name, value=shown(value), expected=expected(entry))
 
 
-def _repair(value: Any, entry: Entry) -> str:
+def _repair(value: Any, entry: SchemaEntry) -> str:
     """The value that was probably meant."""
     if isinstance(value, str):
         match = nearest(value.strip(), [each for each in entry.get("choices", ()) if isinstance(each, str)])
@@ -177,7 +181,7 @@ def _repair(value: Any, entry: Entry) -> str:
     return ""
 
 
-def _check_read_value(path: Path, entry: Entry, value: Any, report: Findings) -> None:
+def _check_read_value(path: Path, entry: SchemaEntry, value: Any, report: ConfigFindings) -> None:
     """Check a value that DeepSpeed takes as it is: only some of them make it stop."""
     name, kind = path[-1], json_type(value)
     if (value is None and entry.get("null")) or (entry.get("falsy") and not value):
@@ -195,7 +199,7 @@ def _check_read_value(path: Path, entry: Entry, value: Any, report: Findings) ->
         report.add("wrong_type.taken", path, fix=fix, taken=taken, **said)
 
 
-def _is_choice(value: Any, entry: Entry) -> bool:
+def _is_choice(value: Any, entry: SchemaEntry) -> bool:
     if entry.get("fold") and isinstance(value, str):
         return value.lower() in [each.lower() for each in entry["choices"]]
     return value in entry["choices"]

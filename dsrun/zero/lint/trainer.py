@@ -16,18 +16,18 @@ from typing import Any
 from dsrun.findings.finding import Level
 from dsrun.findings.texts import text_of
 from dsrun.zero.lint.batch import NAMES
-from dsrun.zero.lint.codes import Findings
+from dsrun.zero.lint.codes import ConfigFindings
 from dsrun.zero.lint.optimizer import PARAMS, SCHEDULE
 from dsrun.zero.lint.source import dotted
 from dsrun.zero.lint.structure import MONITORS, leaves
-from dsrun.zero.schema import Block, Path, blocks, shown
-from dsrun.zero.view import AUTO, CONSTANTS, MISSING, TRAINER_FILLS, ZERO, ConfigView, Flags
+from dsrun.zero.schema import Path, SchemaBlock, blocks, shown
+from dsrun.zero.view import AUTO, CONSTANTS, MISSING, TRAINER_FILLS, ZERO, ConfigView, TrainingFlags
 
 # fill_match looks into these; anything but an object in the way ends in AttributeError.
 LOOKED_INTO = (("optimizer",), ("optimizer", "params"), ("scheduler",), ("scheduler", "params"), ("fp16",), ("bf16",))
 
 
-def check_trainer(view: ConfigView, report: Findings) -> None:
+def check_trainer(view: ConfigView, report: ConfigFindings) -> None:
     """Errors when the file is for the Trainer, warnings where it stops a file that DeepSpeed alone would run."""
     level: Level = "error" if view.for_trainer else "warning"
     if not view.has(ZERO) and not (view.is_target_given and not view.for_trainer):
@@ -55,7 +55,7 @@ def check_trainer(view: ConfigView, report: Findings) -> None:
     _ignored(view, report)
 
 
-def _texts(view: ConfigView, report: Findings) -> None:
+def _texts(view: ConfigView, report: ConfigFindings) -> None:
     """Values that DeepSpeed converts from a text, and the Trainer compares as they are."""
     for name in ("fp16", "bf16"):
         value = view.raw(name, "enabled")
@@ -66,7 +66,7 @@ def _texts(view: ConfigView, report: Findings) -> None:
         report.add("trainer_stops.stage", (ZERO, "stage"), stage=shown(stage))
 
 
-def _ignored(view: ConfigView, report: Findings) -> None:
+def _ignored(view: ConfigView, report: ConfigFindings) -> None:
     """Keys that the Trainer makes useless."""
     if view.has("bfloat16"):
         report.add("ignored_key", ("bfloat16",))
@@ -76,14 +76,14 @@ def _ignored(view: ConfigView, report: Findings) -> None:
         report.add("no_effect.checkpointing", ("activation_checkpointing",))
 
 
-def check_auto(view: ConfigView, report: Findings) -> None:
+def check_auto(view: ConfigView, report: ConfigFindings) -> None:
     """Check every "auto" of the file."""
     for path, value in leaves(view.config):
         if isinstance(value, str) and value == AUTO:
             (_under_the_trainer if view.for_trainer else _under_deepspeed)(path, view, report)
 
 
-def _under_the_trainer(path: Path, view: ConfigView, report: Findings) -> None:
+def _under_the_trainer(path: Path, view: ConfigView, report: ConfigFindings) -> None:
     # DeepSpeedPlugin.__post_init__ sets steps_per_print to infinity, deepspeed_optim_sched the other to true.
     forced = path == ("zero_allow_untested_optimizer",) and not view.has("optimizer")
     if path in TRAINER_FILLS or path == ("steps_per_print",) or forced:
@@ -101,7 +101,7 @@ def _instead(path: Path) -> str:
     return text_of("repair.default", key=path[-1], value=shown(default))
 
 
-def _under_deepspeed(path: Path, view: ConfigView, report: Findings) -> None:
+def _under_deepspeed(path: Path, view: ConfigView, report: ConfigFindings) -> None:
     block = _block_of(path)
     if (block is not None and block.style == "model") or path[-1] in MONITORS:
         only_trainer = path in TRAINER_FILLS or path in CONSTANTS
@@ -113,7 +113,7 @@ def _under_deepspeed(path: Path, view: ConfigView, report: Findings) -> None:
         report.add("auto_nobody_fills.text", path, fix=_instead(path))
 
 
-def _block_of(path: Path) -> Block | None:
+def _block_of(path: Path) -> SchemaBlock | None:
     return blocks().get(dotted(path[:-1]))
 
 
@@ -127,7 +127,7 @@ def default_of(path: Path) -> object:
 UNKNOWN = object()
 
 
-def check_against(view: ConfigView, report: Findings) -> None:
+def check_against(view: ConfigView, report: ConfigFindings) -> None:
     """Check what the file and the flags say about the same thing."""
     flags = view.flags
     if flags is None:
@@ -160,7 +160,7 @@ def _fix(name: str, ours: Any) -> str:
     return f"--{name} {shown(ours)}"
 
 
-def _pairs(flags: Flags, world_size: int | None) -> list[tuple[Path, str, Any]]:
+def _pairs(flags: TrainingFlags, world_size: int | None) -> list[tuple[Path, str, Any]]:
     """(path in the file, flag, value the Trainer expects there) for everything that it compares."""
     get = flags.values.get
     micro = get("per_device_train_batch_size", UNKNOWN)
@@ -196,13 +196,13 @@ def _warmup_steps(warmup: Any, total: int) -> Any:
     return max(1, int(warmup) if warmup >= 1 else math.ceil(max(total, 0) * warmup))
 
 
-def _switch(flags: Flags, name: str) -> Any:
+def _switch(flags: TrainingFlags, name: str) -> Any:
     """dsrun chooses the precision after the file when no flag does."""
     requested = {each for each in ("fp16", "bf16", "fp16_full_eval", "bf16_full_eval") if each in flags.given}
     return bool(flags.values.get(name) or flags.values.get(f"{name}_full_eval")) if requested else UNKNOWN
 
 
-def _unanswered(view: ConfigView, flags: Flags, report: Findings) -> None:
+def _unanswered(view: ConfigView, flags: TrainingFlags, report: ConfigFindings) -> None:
     """Flags that a block of the file, or a key that it lacks, leaves without effect."""
     for name, key, is_silent, instead in (
         ("max_grad_norm", "gradient_clipping", not view.has("gradient_clipping"), "clips"),

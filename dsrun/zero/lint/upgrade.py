@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 from dsrun.errors import UsageError
 from dsrun.zero.lint.codes import printable
-from dsrun.zero.lint.source import NotJsonError, Source, dotted, read
+from dsrun.zero.lint.source import JsonSource, NotJsonError, dotted, read
 from dsrun.zero.schema import Path, blocks, coerce, legacy, optimizer_params, removed, shown
 from dsrun.zero.view import AUTO, MISSING, ZERO
 
-Config = dict[str, Any]
+ConfigObject = dict[str, Any]
 STAGE_3_GATHER = "stage3_gather_16bit_weights_on_model_save"
 OLD_GATHER = "stage3_gather_fp16_weights_on_model_save"
 OFFLOADS = ("cpu_offload", "cpu_offload_param", "cpu_offload_params")
@@ -25,7 +25,7 @@ FP32_ALLREDUCE = ("fp32_allreduce", "allreduce_always_fp32")
 BOOL = {"types": ["bool"], "null": True}
 
 
-class Change(NamedTuple):
+class ConfigChange(NamedTuple):
     """One thing that was rewritten: where, what, and why."""
 
     path: str
@@ -36,7 +36,7 @@ class Change(NamedTuple):
         return f"{self.path}: {self.what} ({self.why})"
 
 
-def block_at(config: Config, *path: str) -> Config:
+def block_at(config: ConfigObject, *path: str) -> ConfigObject:
     """The object at a path; an empty one where there is none."""
     for key in path:
         found = config.get(key)
@@ -45,15 +45,15 @@ def block_at(config: Config, *path: str) -> Config:
 
 
 @dataclass
-class Log:
+class ChangeLog:
     """The changes of a configuration so far."""
 
-    config: Config
-    changes: list[Change] = field(default_factory=list)
+    config: ConfigObject
+    changes: list[ConfigChange] = field(default_factory=list)
 
     def add(self, path: Path, what: str, why: str) -> None:
         """Note a change."""
-        self.changes.append(Change(dotted(path), what, why))
+        self.changes.append(ConfigChange(dotted(path), what, why))
 
     def leave_out(self, path: tuple[str, ...], why: str) -> None:
         """Remove the key at the end of `path`, if it is there."""
@@ -77,7 +77,7 @@ class Log:
             self.replace(path, new, block[path[-1]], f"renamed to {new}", why)
 
 
-def _removed(config: Config, log: Log) -> None:
+def _removed(config: ConfigObject, log: ChangeLog) -> None:
     """Blocks whose feature is gone."""
     _amp(config, log)
     sizes = block_at(config, "elasticity").get("micro_batch_sizes")
@@ -90,7 +90,7 @@ def _removed(config: Config, log: Log) -> None:
         log.add(("train_micro_batch_size_per_gpu",), what, "elasticity chose the batch size before")
 
 
-def _amp(config: Config, log: Log) -> None:
+def _amp(config: ConfigObject, log: ChangeLog) -> None:
     """Apex's mixed precision, which was fp16's but for opt_level O0."""
     amp = block_at(config, "amp")
     other = {"fp16", "bf16", "bfloat16", "torch_autocast", "data_types"} & config.keys()
@@ -101,7 +101,7 @@ def _amp(config: Config, log: Log) -> None:
     log.replace(("amp",), "fp16", fp16, f'is now "fp16": {shown(fp16)}', why)
 
 
-def _mics(zero: Config, log: Log) -> None:
+def _mics(zero: ConfigObject, log: ChangeLog) -> None:
     """MiCS, which sharded a model inside groups of ranks; hpZ does that for the weights of the backward pass."""
     size, hpz = zero.get("mics_shard_size"), "zero_hpz_partition_size"
     if isinstance(size, int) and not isinstance(size, bool) and size > 1 and zero.get("stage") == 3 and hpz not in zero:
@@ -109,11 +109,11 @@ def _mics(zero: Config, log: Log) -> None:
         log.rename((ZERO, "mics_shard_size"), hpz, why)
 
 
-def _bare_zero(config: Config, log: Log) -> None:
+def _bare_zero(config: ConfigObject, log: ChangeLog) -> None:
     """`"zero_optimization": true`, and the key that only it reads."""
     if not isinstance(config.get(ZERO), bool):
         return
-    zero: Config = {"stage": int(config[ZERO])}
+    zero: ConfigObject = {"stage": int(config[ZERO])}
     what = f'{shown(config[ZERO])} is now {{"stage": {zero["stage"]}}}'
     log.add((ZERO,), what, "the Trainer looks for a stage in it")
     if "allgather_size" in config:
@@ -122,7 +122,7 @@ def _bare_zero(config: Config, log: Log) -> None:
     config[ZERO] = zero
 
 
-def _offload(config: Config, log: Log) -> None:
+def _offload(config: ConfigObject, log: ChangeLog) -> None:
     """cpu_offload and its relatives."""
     zero = block_at(config, ZERO)
     pin = coerce(zero.get(OLD_PIN), BOOL).value
@@ -141,7 +141,7 @@ def _offload(config: Config, log: Log) -> None:
     _pin(zero, log)
 
 
-def _pin(zero: Config, log: Log) -> None:
+def _pin(zero: ConfigObject, log: ChangeLog) -> None:
     found = coerce(zero.get(OLD_PIN), BOOL)
     if OLD_PIN not in zero or (found.coerce == "refused" and zero[OLD_PIN] != AUTO):
         return
@@ -157,7 +157,7 @@ def _pin(zero: Config, log: Log) -> None:
     log.add((ZERO, OLD_PIN), what, "it does nothing by itself any more")
 
 
-def _zero_keys(config: Config, log: Log) -> None:
+def _zero_keys(config: ConfigObject, log: ChangeLog) -> None:
     """Renamed and removed keys of zero_optimization."""
     zero = block_at(config, ZERO)
     taken = STAGE_3_GATHER in zero or "gather_16bit_weights_on_model_save" in zero
@@ -169,7 +169,7 @@ def _zero_keys(config: Config, log: Log) -> None:
     log.leave_out((ZERO, "legacy_stage1"), "the old stage 1 was removed, and true is refused")
 
 
-def _moved_aio(config: Config, log: Log) -> None:
+def _moved_aio(config: ConfigObject, log: ChangeLog) -> None:
     """aio inside zero_optimization, where the Transformers documentation had it: DeepSpeed never read it there."""
     zero = block_at(config, ZERO)
     if not isinstance(zero.get("aio"), dict):
@@ -181,14 +181,14 @@ def _moved_aio(config: Config, log: Log) -> None:
         log.add((ZERO, "aio"), "moved to the top level", "DeepSpeed reads it only there, and refuses it here")
 
 
-def _renamed(config: Config, log: Log) -> None:
+def _renamed(config: ConfigObject, log: ChangeLog) -> None:
     """Keys that got another name inside their block."""
     for path, new in legacy()["renamed"].items():
         name, _, old = path.partition(".")
         log.rename((name, old), new, "DeepSpeed no longer reads the old name")
 
 
-def _compile(config: Config, log: Log) -> None:
+def _compile(config: ConfigObject, log: ChangeLog) -> None:
     """Keys of torch.compile that DeepSpeed 0.14 read from its file."""
     block = block_at(config, "compile")
     gone = [name for name in legacy()["old_compile"] if name in block]
@@ -198,7 +198,7 @@ def _compile(config: Config, log: Log) -> None:
         del config["compile"]
 
 
-def _bf16(config: Config, log: Log) -> None:
+def _bf16(config: ConfigObject, log: ChangeLog) -> None:
     """bfloat16, and what was copied from the fp16 block."""
     taken = isinstance(config.get("bf16"), dict)
     log.rename(("bfloat16",), "bf16", "the Trainer does not read bfloat16", taken=taken, holds="bf16 beside it holds")
@@ -209,7 +209,7 @@ def _bf16(config: Config, log: Log) -> None:
             log.leave_out(("bf16", name), "bf16 has no loss scale; it is a key of fp16")
 
 
-def _allreduce(config: Config, log: Log) -> None:
+def _allreduce(config: ConfigObject, log: ChangeLog) -> None:
     for name in FP32_ALLREDUCE:
         if config.get(name) is True and "communication_data_type" not in config:
             what = 'is now "communication_data_type": "fp32"'
@@ -218,7 +218,7 @@ def _allreduce(config: Config, log: Log) -> None:
             log.leave_out((name,), "DeepSpeed ignores it")
 
 
-def _optimizer(config: Config, log: Log) -> None:
+def _optimizer(config: ConfigObject, log: ChangeLog) -> None:
     """Optimizers that are gone, with the parameters that only they had, and max_grad_norm."""
     block, params = block_at(config, "optimizer"), block_at(config, "optimizer", "params")
     name = block.get("type")
@@ -237,7 +237,7 @@ def _optimizer(config: Config, log: Log) -> None:
         log.leave_out(("optimizer", "params", key), f"{instead} does not take it")
 
 
-def _scheduler(config: Config, log: Log) -> None:
+def _scheduler(config: ConfigObject, log: ChangeLog) -> None:
     """A warm-up of no steps: refused since 0.19.6, and taken for two steps before."""
     params = block_at(config, "scheduler", "params")
     steps = params.get("warmup_num_steps")
@@ -248,14 +248,14 @@ def _scheduler(config: Config, log: Log) -> None:
         log.add(("scheduler", "params", "warmup_num_steps"), what, "DeepSpeed 0.19.6 wants a whole number above 0")
 
 
-class Upgraded(NamedTuple):
+class UpgradedConfig(NamedTuple):
     """The new text, and what is different about it."""
 
     text: str
-    changes: tuple[Change, ...]
+    changes: tuple[ConfigChange, ...]
 
 
-def upgrade(text: str, *, file: str = "ds.json") -> Upgraded:
+def upgrade(text: str, *, file: str = "ds.json") -> UpgradedConfig:
     """Rewrite the keys of older DeepSpeed releases.
 
     `file` is the text's name in errors. Raises UsageError, with the place, for text that is not a JSON object.
@@ -267,7 +267,7 @@ def upgrade(text: str, *, file: str = "ds.json") -> Upgraded:
     config = source.value
     if not isinstance(config, dict):
         raise UsageError(f"{file}: not a JSON object", fix="a DeepSpeed config is one object {…}")
-    log = Log(config)
+    log = ChangeLog(config)
     _text(source, log)
     for step in (
         _removed, _bare_zero, _offload, _zero_keys, _moved_aio, _renamed, _compile, _bf16, _allreduce, _optimizer,
@@ -275,17 +275,17 @@ def upgrade(text: str, *, file: str = "ds.json") -> Upgraded:
     ):  # fmt: skip
         step(config, log)
     if not log.changes:
-        return Upgraded(text, ())
+        return UpgradedConfig(text, ())
     indent = re.search(r"^([ \t]+)\S", text, re.MULTILINE)
     try:
         made = json.dumps(config, indent=indent[1] if indent else 2, ensure_ascii=text.isascii(), allow_nan=False)
     except ValueError:
         raise UsageError(f"{file} holds NaN or a number above 1.8e308", fix="replace it with a finite number") from None
     written = printable(made + "\n")
-    return Upgraded(written.replace("\n", "\r\n") if "\r\n" in text else written, tuple(log.changes))
+    return UpgradedConfig(written.replace("\n", "\r\n") if "\r\n" in text else written, tuple(log.changes))
 
 
-def _text(source: Source, log: Log) -> None:
+def _text(source: JsonSource, log: ChangeLog) -> None:
     for kind, what in (
         ("comment", "comments left out"),
         ("trailing_comma", "commas after the last member left out"),
@@ -295,6 +295,6 @@ def _text(source: Source, log: Log) -> None:
     ):
         lines = [str(issue.position.line) for issue in source.issues if issue.kind == kind]
         if lines:
-            log.changes.append(Change(f"line {', '.join(lines)}", what, "accelerate reads strict JSON"))
+            log.changes.append(ConfigChange(f"line {', '.join(lines)}", what, "accelerate reads strict JSON"))
     for duplicate in source.duplicates:
         log.add(duplicate.path, f"the first of two left out (line {duplicate.first.line})", "the last one holds")

@@ -13,11 +13,11 @@ from __future__ import annotations
 from math import ceil
 from typing import Literal, NamedTuple
 
-from dsrun.zero.generate.presets import Sizes
-from dsrun.zero.memory.model.architecture import Architecture, NormKind, Stack, Training
-from dsrun.zero.memory.states import Sharding
+from dsrun.zero.generate.presets import BufferSizes
+from dsrun.zero.memory.model.architecture import LayerWidths, ModelShapes, NormKind, TrainedShapes
+from dsrun.zero.memory.states import StateSharding
 
-Attention = Literal["sdpa", "flash", "eager"]
+AttentionKernel = Literal["sdpa", "flash", "eager"]
 """torch's scaled_dot_product_attention; flash_attention_2 and the like; eager, which keeps scores and probabilities."""
 
 FP32 = 4
@@ -29,7 +29,7 @@ MASK_BYTES = 1
 """Per element that dropout looks at: CUDA's native_dropout keeps a bool."""
 
 
-class Work(NamedTuple):
+class TokenBatch(NamedTuple):
     """One rank's micro batch: samples, and tokens per sample (of a seq2seq model: of sources and of targets).
 
     `width` is the bytes of one activation; `autocast` says that fp32 weights are cast as they are used (plain DDP).
@@ -42,7 +42,7 @@ class Work(NamedTuple):
     source_length: int = 0
     width: int = 2
     checkpointing: bool = False
-    attention: Attention = "sdpa"
+    attention: AttentionKernel = "sdpa"
     autocast: bool = False
     adapters: int | None = None
     liger: bool = False
@@ -56,7 +56,7 @@ class Work(NamedTuple):
         return self.padded and self.micro_batch > 1 and self.attention != "flash"
 
 
-class Activations(NamedTuple):
+class ActivationBytes(NamedTuple):
     """Bytes of one micro batch.
 
     `kept` live from forward to backward; `working` is the largest extra need at a time while the backward pass runs
@@ -72,7 +72,7 @@ class Activations(NamedTuple):
         return self.kept + max(self.working, self.logits)
 
 
-def activations(model: Architecture, work: Work) -> Activations:
+def activations(model: ModelShapes, work: TokenBatch) -> ActivationBytes:
     """What `work` keeps of `model`."""
     samples, width, d = work.micro_batch, work.width, model.hidden
     kept = working = 0
@@ -92,10 +92,10 @@ def activations(model: Architecture, work: Work) -> Activations:
             kept += 2 * samples * length * d * MASK_BYTES
     kept += shared_bytes(model, work)
     logits = _chunked_logits(model, work) if work.liger else _whole_logits(model, work)
-    return Activations(kept=kept, working=working, logits=logits)
+    return ActivationBytes(kept=kept, working=working, logits=logits)
 
 
-def _whole_logits(model: Architecture, work: Work) -> int:
+def _whole_logits(model: ModelShapes, work: TokenBatch) -> int:
     """The logits, whose gradient takes their place, and two fp32 copies of a chunk (dsrun/train/loss/cross_entropy.py).
 
     Under autocast accelerate turns a model's outputs into fp32. Router losses keep the logits from being overwritten;
@@ -106,7 +106,7 @@ def _whole_logits(model: Architecture, work: Work) -> int:
     return each * count + 2 * FP32 * min(count, LOSS_CHUNK)
 
 
-def _chunked_logits(model: Architecture, work: Work) -> int:
+def _chunked_logits(model: ModelShapes, work: TokenBatch) -> int:
     """liger-kernel 0.8.5 (ops/fused_linear_cross_entropy.py): logits of one chunk of tokens, of about as many bytes as
     the hidden states; the gradients of these, and of the output embedding twice, as each chunk's is added."""
     tokens = work.micro_batch * work.length
@@ -114,14 +114,14 @@ def _chunked_logits(model: Architecture, work: Work) -> int:
     return work.width * (chunk * model.vocabulary + tokens * model.hidden + 2 * model.vocabulary * model.hidden)
 
 
-def _sides(model: Architecture, work: Work) -> list[tuple[Stack, int, int]]:
+def _sides(model: ModelShapes, work: TokenBatch) -> list[tuple[LayerWidths, int, int]]:
     """Each stack with its own length and that of what it attends across to, in tokens."""
     if model.encoder is None:
         return [(model.decoder, work.length, 0)]
     return [(model.encoder, work.source_length, 0), (model.decoder, work.length, work.source_length)]
 
 
-def layer_bytes(model: Architecture, stack: Stack, work: Work, length: int, other: int) -> int:
+def layer_bytes(model: ModelShapes, stack: LayerWidths, work: TokenBatch, length: int, other: int) -> int:
     """Everything one layer keeps of a micro batch of `length` tokens per sample."""
     tokens = work.micro_batch * length
     total = tokens * stack.norms * _norm(model.norm, model.hidden, work)
@@ -138,7 +138,7 @@ def layer_bytes(model: Architecture, stack: Stack, work: Work, length: int, othe
     return total
 
 
-def shared_bytes(model: Architecture, work: Work) -> int:
+def shared_bytes(model: ModelShapes, work: TokenBatch) -> int:
     """Kept once, not per layer: the bucket of each pair of positions (T5, int64), or the padding mask (bool)."""
     lengths = [work.length] + ([work.source_length] if model.encoder else [])
     cells = sum(length * length for length in lengths)
@@ -147,7 +147,7 @@ def shared_bytes(model: Architecture, work: Work) -> int:
     return work.micro_batch * cells if work.masked else 0
 
 
-def _norm(kind: NormKind, width: int, work: Work) -> int:
+def _norm(kind: NormKind, width: int, work: TokenBatch) -> int:
     """Per token: what a norm keeps, its output included, as the linear layers behind it keep that.
 
     rms: x in fp32, the normed x, which the weight's gradient needs, and the output. t5: the same, but in bf16 both x
@@ -165,7 +165,7 @@ def _norm(kind: NormKind, width: int, work: Work) -> int:
     return FP32 * width + copy + trained + b * width + FP32
 
 
-def _self_attention(model: Architecture, stack: Stack, work: Work, length: int) -> int:
+def _self_attention(model: ModelShapes, stack: LayerWidths, work: TokenBatch, length: int) -> int:
     """Queries, keys, values and output; scores only where the kernel keeps them.
 
     A padding mask keeps sdpa from grouped keys, so they are repeated for every head (integrations/sdpa_attention.py).
@@ -182,14 +182,14 @@ def _self_attention(model: Architecture, stack: Stack, work: Work, length: int) 
     return total + _scores(model, stack, work, length, length)
 
 
-def _cross_attention(model: Architecture, stack: Stack, work: Work, length: int, other: int) -> int:
+def _cross_attention(model: ModelShapes, stack: LayerWidths, work: TokenBatch, length: int, other: int) -> int:
     """Queries and output of the decoder's tokens, keys and values of the encoder's."""
     b = work.width
     own = work.micro_batch * length * (2 * b * stack.queries + FP32 * stack.heads)
     return own + work.micro_batch * other * 2 * b * stack.keys + _scores(model, stack, work, length, other)
 
 
-def _scores(model: Architecture, stack: Stack, work: Work, rows: int, columns: int) -> int:
+def _scores(model: ModelShapes, stack: LayerWidths, work: TokenBatch, rows: int, columns: int) -> int:
     """Matrices of rows × columns per sample and head.
 
     T5 adds a bias to the scores, so even fused attention is given a full matrix of them; a padding mask is turned into
@@ -206,7 +206,7 @@ def _scores(model: Architecture, stack: Stack, work: Work, rows: int, columns: i
     return cells * stack.heads * (probabilities + dropped)
 
 
-def _feed_forward(model: Architecture, stack: Stack, work: Work) -> int:
+def _feed_forward(model: ModelShapes, stack: LayerWidths, work: TokenBatch) -> int:
     """Per token: gated: both projections, the activation and the product; else the activation's input and output.
 
     gelu_new (gated T5, GPT-2) is written out in Python and keeps three more; T5's relu keeps only its output. Of a
@@ -223,7 +223,7 @@ def _feed_forward(model: Architecture, stack: Stack, work: Work) -> int:
     return total
 
 
-def _fuses(model: Architecture, stack: Stack, work: Work) -> bool:
+def _fuses(model: ModelShapes, stack: LayerWidths, work: TokenBatch) -> bool:
     """Whether a gated feed-forward part is Liger's, which computes the activation again from both projections."""
     return work.liger and stack.gated and not stack.experts and model.norm == "rms"
 
@@ -245,7 +245,7 @@ STEPPING = 0.33
 after them: 2.3 GiB of 6.9 on an H100."""
 
 
-class Buffers(NamedTuple):
+class BufferBytes(NamedTuple):
     """Bytes on one GPU."""
 
     buckets: int
@@ -259,8 +259,8 @@ class Buffers(NamedTuple):
 
 
 def buffers(
-    model: Architecture, training: Training, sharding: Sharding, chosen: Sizes, *, checkpointing: bool
-) -> Buffers:
+    model: ModelShapes, training: TrainedShapes, sharding: StateSharding, chosen: BufferSizes, *, checkpointing: bool
+) -> BufferBytes:
     """The buffers of one rank."""
     context = CUDA_CONTEXT + (NCCL_BUFFERS if sharding.world > 1 else 0)
     buckets = gathered = autocast = 0
@@ -271,10 +271,10 @@ def buffers(
         buckets = _buckets(training, sharding, chosen)
     if sharding.stage == 3:
         gathered = sharding.width * gathered_elements(model, training, chosen)
-    return Buffers(buckets=buckets, gathered=gathered, autocast=autocast, context=context)
+    return BufferBytes(buckets=buckets, gathered=gathered, autocast=autocast, context=context)
 
 
-def _buckets(training: Training, sharding: Sharding, chosen: Sizes) -> int:
+def _buckets(training: TrainedShapes, sharding: StateSharding, chosen: BufferSizes) -> int:
     """Reduce buckets, and the largest gradient before it is copied into one.
 
     ZeRO-1 and 2 keep two buckets to overlap (setup_buckets); ZeRO-3 keeps one and a copy that is cut up for the
@@ -284,7 +284,7 @@ def _buckets(training: Training, sharding: Sharding, chosen: Sizes) -> int:
     return sharding.width * (count * chosen.reduce_bucket + max(training.trained))
 
 
-def gathered_elements(model: Architecture, training: Training, chosen: Sizes) -> int:
+def gathered_elements(model: ModelShapes, training: TrainedShapes, chosen: BufferSizes) -> int:
     """Parameters that ZeRO-3 has whole at a time, at most.
 
     The layer that runs, what is fetched ahead, and at the turn from forward to backward those that are used again
@@ -293,7 +293,7 @@ def gathered_elements(model: Architecture, training: Training, chosen: Sizes) ->
     return min(training.parameters, model.largest_layer + chosen.prefetch + chosen.live // 2)
 
 
-def _cast_elements(model: Architecture, *, checkpointing: bool) -> int:
+def _cast_elements(model: ModelShapes, *, checkpointing: bool) -> int:
     """Weights that torch.autocast keeps a 16-bit copy of until their backward pass; of one layer when recomputing."""
     kinds = ("linear", "experts", "head")
     layers = [sum(weight.elements for weight in block.weights if weight.kind in kinds) for block in model.blocks]

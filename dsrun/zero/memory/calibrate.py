@@ -14,12 +14,12 @@ from dsrun.errors import MissingError, ToolError, UsageError
 from dsrun.zero.generate.presets import GIB
 
 if TYPE_CHECKING:
-    from dsrun.models.folder import Found
-    from dsrun.system.gpus import Gpu
-    from dsrun.zero.memory.calibration import Calibration
-    from dsrun.zero.memory.plan import Plan
-    from dsrun.zero.memory.request import Cluster
-    from dsrun.zero.memory.strategy import Candidate
+    from dsrun.models.folder import FoundModel
+    from dsrun.system.gpus import LocalGpu
+    from dsrun.zero.memory.calibration import MemoryCalibration
+    from dsrun.zero.memory.plan import MemoryPlan
+    from dsrun.zero.memory.request import GpuCluster
+    from dsrun.zero.memory.strategy import PlanCandidate
 
 STEPS = 2
 SECONDS = 3600.0
@@ -32,7 +32,9 @@ WORD = "four "
 """Repeated to the length asked for; every tokenizer makes at least one token of it."""
 
 
-def calibrate(made: Plan, found: Found, nvme_path: str = NVME_PATH, *, notify: Callable[[str], None]) -> Calibration:
+def calibrate(
+    made: MemoryPlan, found: FoundModel, nvme_path: str = NVME_PATH, *, notify: Callable[[str], None]
+) -> MemoryCalibration:
     """Train STEPS steps of random weights and compare the peak with the plan's figure.
 
     On a machine with the plan's GPUs the ratio is kept for later plans; without any GPU the resident memory of CPU
@@ -66,7 +68,7 @@ def calibrate(made: Plan, found: Found, nvme_path: str = NVME_PATH, *, notify: C
     return compare(made, row, found, records, on_gpu=bool(gpus), notify=notify)
 
 
-def is_another(gpu: Gpu, planned: Cluster) -> bool:
+def is_another(gpu: LocalGpu, planned: GpuCluster) -> bool:
     """Whether a GPU is of another architecture than those planned for, or smaller."""
     if gpu.capability is not None and planned.model.capability not in ((0, 0), gpu.capability):
         return True
@@ -74,7 +76,7 @@ def is_another(gpu: Gpu, planned: Cluster) -> bool:
     return size < (1 - SAME_SIZE) * planned.memory
 
 
-def _on_cpu(made: Plan, row: Candidate) -> tuple[Plan, Candidate]:
+def _on_cpu(made: MemoryPlan, row: PlanCandidate) -> tuple[MemoryPlan, PlanCandidate]:
     """The same strategy on as many ranks as there are cores, with a micro batch a CPU gets through."""
     from dsrun.system.host import cores
 
@@ -86,7 +88,7 @@ def _on_cpu(made: Plan, row: Candidate) -> tuple[Plan, Candidate]:
 
 
 def training_argv(
-    made: Plan, row: Candidate, found: Found, scratch: Path, *, nvme_path: str, on_gpu: bool
+    made: MemoryPlan, row: PlanCandidate, found: FoundModel, scratch: Path, *, nvme_path: str, on_gpu: bool
 ) -> list[str]:
     """The words after `dsrun train` for the two steps; writes the data they are taken with into `scratch`."""
     from dsrun.zero.memory.report import CommandOptions, train_argv
@@ -122,17 +124,17 @@ def _train(argv: list[str], scratch: Path) -> list[dict[str, Any]]:
 
 
 def compare(
-    made: Plan,
-    row: Candidate,
-    found: Found,
+    made: MemoryPlan,
+    row: PlanCandidate,
+    found: FoundModel,
     records: list[dict[str, Any]],
     *,
     on_gpu: bool,
     notify: Callable[[str], None],
-) -> Calibration:
+) -> MemoryCalibration:
     """What the steps' records say was taken, beside the prediction; on GPUs their ratio is kept for later plans."""
     from dsrun.zero.memory import strategy
-    from dsrun.zero.memory.calibration import Calibration, resident, save
+    from dsrun.zero.memory.calibration import MemoryCalibration, resident, save
 
     plain = replace(made.request, factor=1.0)
     if not records:
@@ -140,7 +142,7 @@ def compare(
     if not on_gpu:
         measured = max(int(each.get("host_memory_peak", each["host_memory"])) for each in records)
         predicted = resident(plain, row.strategy, row.micro_batch)
-        return Calibration(what="a CPU rank", predicted=predicted, measured=measured, saved=None)
+        return MemoryCalibration(what="a CPU rank", predicted=predicted, measured=measured, saved=None)
     gpu = strategy.gpu(plain, row.strategy, row.micro_batch)
     measured = max(int(each["gpu_memory_peak"]) for each in records) + gpu.buffers.context
     saved = None
@@ -148,4 +150,4 @@ def compare(
         saved = save(found.config, plain, gpu.total, measured)
     except OSError as error:  # the figures took minutes, and are worth knowing without it
         notify(f"the correction cannot be kept for later plans: {error}")
-    return Calibration(what="a GPU", predicted=gpu.total, measured=measured, saved=saved)
+    return MemoryCalibration(what="a GPU", predicted=gpu.total, measured=measured, saved=saved)

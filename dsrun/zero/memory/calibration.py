@@ -17,13 +17,13 @@ from dsrun.system.files import parse_json, replacing
 from dsrun.system.variables import cache_root
 from dsrun.zero.generate.presets import GIB
 from dsrun.zero.memory.request import PlanRequest
-from dsrun.zero.memory.strategy import Strategy, gpu
+from dsrun.zero.memory.strategy import ZeroStrategy, gpu
 
 SANE = (0.5, 2.0)
 """A correction outside this range is refused: the plan or the measurement is wrong, and applying it would hide that."""
 
 
-class Calibration(NamedTuple):
+class MemoryCalibration(NamedTuple):
     """A measurement beside its prediction, both in bytes of `what`: a GPU, or a CPU rank's resident memory."""
 
     what: str
@@ -99,7 +99,7 @@ HEAP = 0.02
 """Share of what is held that small blocks and their bookkeeping add."""
 
 
-def resident(request: PlanRequest, strategy: Strategy, micro_batch: int, *, baseline: int = BASELINE) -> int:
+def resident(request: PlanRequest, strategy: ZeroStrategy, micro_batch: int, *, baseline: int = BASELINE) -> int:
     """Peak resident bytes of one CPU rank.
 
     Before it is sharded, a model of ZeRO-0 to 2 is whole in fp32 and then cast, which never exceeds what training

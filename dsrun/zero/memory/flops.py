@@ -13,12 +13,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-Work = tuple[int, int, int, int, int]
+TokenCounts = tuple[int, int, int, int, int]
 """Of samples with a source and a target: the sums of source tokens, of target tokens, of the squares of either, and of
 their products. A causal language model has targets only."""
 
 
-class Matrix(NamedTuple):
+class MatrixWeights(NamedTuple):
     """`weights` that each source token, or each target token, is multiplied with."""
 
     weights: float
@@ -26,7 +26,7 @@ class Matrix(NamedTuple):
     trained: bool = True
 
 
-class Attention(NamedTuple):
+class AttentionShape(NamedTuple):
     """`width` is heads × head size."""
 
     layers: int
@@ -43,7 +43,9 @@ class ModelFlops:
         return float(sum(factor * count for factor, count in zip(self.factors, work, strict=True)))
 
 
-def model_flops(matrices: Iterable[Matrix], decoder: Attention, encoder: Attention | None = None) -> ModelFlops:
+def model_flops(
+    matrices: Iterable[MatrixWeights], decoder: AttentionShape, encoder: AttentionShape | None = None
+) -> ModelFlops:
     """Of a causal language model or, with an encoder, of one whose decoder attends to the source in each layer. The
     keys and values of that are matrices of the source."""
     source = target = 0.0
@@ -56,7 +58,7 @@ def model_flops(matrices: Iterable[Matrix], decoder: Attention, encoder: Attenti
     return ModelFlops((source, target, 12 * encoder.layers * encoder.width, own, own))
 
 
-def work_of(lengths: Iterable[tuple[int, int]]) -> Work:
+def work_of(lengths: Iterable[tuple[int, int]]) -> TokenCounts:
     """The sums for samples of (source, target) tokens."""
     sums = [0, 0, 0, 0, 0]
     for source, target in lengths:

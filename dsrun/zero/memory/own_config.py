@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 from dsrun.errors import UsageError
-from dsrun.zero.generate.presets import Sizes
+from dsrun.zero.generate.presets import BufferSizes
 from dsrun.zero.memory.optimizers import of_deepspeed
 from dsrun.zero.memory.request import PlanRequest
-from dsrun.zero.memory.states import Offload
+from dsrun.zero.memory.states import StateOffload
 from dsrun.zero.view import MISSING, ZERO, ConfigView, find_target
 
 # (offload_optimizer, offload_param) of ZeRO-3
-_PLACES: Mapping[tuple[str, str], Offload] = {
+_PLACES: Mapping[tuple[str, str], StateOffload] = {
     ("none", "none"): "none",
     ("cpu", "none"): "optimizer",
     ("cpu", "cpu"): "cpu",
@@ -49,7 +49,7 @@ def with_deepspeed(
     return replace(request, own_sizes=_sizes(view, request) if stage else None, sums_in_fp32=sums, **changes)
 
 
-def _place(view: ConfigView, stage: int, shown: str) -> Offload:
+def _place(view: ConfigView, stage: int, shown: str) -> StateOffload:
     optimizer, parameters = (view.offload(what) or "none" for what in ("offload_optimizer", "offload_param"))
     if stage < 3:
         return "none" if optimizer == "none" or not stage else "cpu"
@@ -80,7 +80,7 @@ def _precision(view: ConfigView) -> str | None:
     return next((name for name, enabled in on.items() if enabled), "fp32")
 
 
-def _sizes(view: ConfigView, request: PlanRequest) -> Sizes:
+def _sizes(view: ConfigView, request: PlanRequest) -> BufferSizes:
     """The JSON's own sizes; for "auto" what the Trainer fills in (transformers/integrations/deepspeed.py)."""
     hidden = request.model.hidden
     auto = {
@@ -94,7 +94,7 @@ def _sizes(view: ConfigView, request: PlanRequest) -> Sizes:
         return int(found) if isinstance(found, int | float) else auto.get(key, 0)
 
     overlap, pinned = view.taken(ZERO, "overlap_comm"), view.raw(ZERO, "offload_optimizer", "pin_memory")
-    return Sizes(
+    return BufferSizes(
         reduce_bucket=size("reduce_bucket_size"),
         prefetch=size("stage3_prefetch_bucket_size"),
         persistence=size("stage3_param_persistence_threshold"),

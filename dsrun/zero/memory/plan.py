@@ -9,30 +9,30 @@ from typing import Any
 
 from dsrun.errors import UsageError
 from dsrun.zero.generate.presets import GIB
-from dsrun.zero.memory.activations import Attention
+from dsrun.zero.memory.activations import AttentionKernel
 from dsrun.zero.memory.calibration import remembered
-from dsrun.zero.memory.model.architecture import Architecture
+from dsrun.zero.memory.model.architecture import ModelShapes
 from dsrun.zero.memory.remedies import remedies
-from dsrun.zero.memory.request import USUAL_LENGTH, Cluster, PlanRequest, Switch, is_place
-from dsrun.zero.memory.strategy import NEARLY, Candidate, best_of, bf16_strategies, compared, evaluate, strategies
+from dsrun.zero.memory.request import USUAL_LENGTH, GpuCluster, PlanRequest, PlanSwitch, is_place
+from dsrun.zero.memory.strategy import NEARLY, PlanCandidate, best_of, bf16_strategies, compared, evaluate, strategies
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class MemoryPlan:
     """`rows` in the order of stages; `choice` is one of them, None when nothing fits; `why` says why it was chosen.
 
     `remedies` are what would fit, computed, when nothing does.
     """
 
     request: PlanRequest
-    rows: tuple[Candidate, ...]
-    choice: Candidate | None
+    rows: tuple[PlanCandidate, ...]
+    choice: PlanCandidate | None
     why: str
     remedies: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Chosen:
+class ChosenPlan:
     """What `dsrun train --zero auto` needs to know."""
 
     stage: int
@@ -42,7 +42,7 @@ class Chosen:
     bf16_master: bool = False
 
 
-def plan(request: PlanRequest) -> Plan:
+def plan(request: PlanRequest) -> MemoryPlan:
     """Evaluate every strategy and choose the fastest that fits, or else the fastest that is tight; where none is
     either, of those with bf16 master weights, which are less exact and come last."""
     candidates = [evaluate(request, each) for each in strategies(request)]
@@ -51,10 +51,12 @@ def plan(request: PlanRequest) -> Plan:
     rows = compared(candidates)
     choice = best_of(_able(list(rows)))
     why = _why(choice, rows, request) if choice else ""
-    return Plan(request=request, rows=rows, choice=choice, why=why, remedies=() if choice else tuple(remedies(request)))
+    return MemoryPlan(
+        request=request, rows=rows, choice=choice, why=why, remedies=() if choice else tuple(remedies(request))
+    )
 
 
-def choose(request: PlanRequest, micro_batch: int | None = None, offload: str | None = None) -> Chosen:
+def choose(request: PlanRequest, micro_batch: int | None = None, offload: str | None = None) -> ChosenPlan:
     """The choice alone, of strategies with `micro_batch` and `offload` where given; NVMe is not chosen unasked.
 
     Raises UsageError when nothing fits, with what would.
@@ -67,7 +69,7 @@ def choose(request: PlanRequest, micro_batch: int | None = None, offload: str | 
         what = f"nothing fits {described(request)}" + (f" with {fixed}" if fixed else "")
         raise UsageError(what, fix=_way_out(made, micro_batch, offload))
     strategy = best.strategy
-    return Chosen(
+    return ChosenPlan(
         stage=strategy.stage,
         offload=strategy.offload,
         micro_batch=best.micro_batch,
@@ -76,12 +78,12 @@ def choose(request: PlanRequest, micro_batch: int | None = None, offload: str | 
     )
 
 
-def _able(rows: list[Candidate]) -> list[Candidate]:
+def _able(rows: list[PlanCandidate]) -> list[PlanCandidate]:
     """Those that fit, or else those that are tight."""
     return [row for row in rows if row.verdict == "fits"] or [row for row in rows if row.verdict == "tight"]
 
 
-def _against(row: Candidate, micro_batch: int | None, offload: str | None) -> list[str]:
+def _against(row: PlanCandidate, micro_batch: int | None, offload: str | None) -> list[str]:
     """Which flags would have to change for `row` to be chosen, as text for the user."""
     changes = []
     if offload is not None and not is_place(row.strategy.stage, row.strategy.offload, offload):
@@ -93,7 +95,7 @@ def _against(row: Candidate, micro_batch: int | None, offload: str | None) -> li
     return changes
 
 
-def _way_out(made: Plan, micro_batch: int | None, offload: str | None) -> str:
+def _way_out(made: MemoryPlan, micro_batch: int | None, offload: str | None) -> str:
     """The smallest change of what the user has fixed with which something fits, or else the first remedy."""
     able = _able(list(made.rows))
     fewest = min((len(_against(row, micro_batch, offload)) for row in able), default=0)
@@ -110,7 +112,7 @@ def described(request: PlanRequest) -> str:
     return f"{cluster.world} × {cluster.name} ({cluster.memory:g} GiB)"
 
 
-def _why(choice: Candidate, rows: tuple[Candidate, ...], request: PlanRequest) -> str:
+def _why(choice: PlanCandidate, rows: tuple[PlanCandidate, ...], request: PlanRequest) -> str:
     able = [row for row in rows if row.verdict == choice.verdict]
     share = choice.gpu.total / GIB / request.cluster.memory
     fits = f"{choice.strategy} with micro batch {choice.micro_batch} takes {share:.0%} of each GPU"
@@ -131,8 +133,8 @@ def _why(choice: Candidate, rows: tuple[Candidate, ...], request: PlanRequest) -
 
 def decide(
     config: Mapping[str, Any],
-    model: Architecture,
-    cluster: Cluster,
+    model: ModelShapes,
+    cluster: GpuCluster,
     *,
     precision: str,
     length: int | None = None,
@@ -142,8 +144,8 @@ def decide(
     lora: int | None = None,
     checkpointing: bool | None = None,
     offload: str | None = None,
-    attention: Attention = "sdpa",
-) -> Chosen:
+    attention: AttentionKernel = "sdpa",
+) -> ChosenPlan:
     """Stage, offload, micro batch and recomputation for a run on `cluster`, by the rules of `dsrun plan`.
 
     `config` is the model's config.json, by which corrections of `dsrun plan --calibrate` are found again.
@@ -152,7 +154,7 @@ def decide(
     sample, `micro_batch` samples per GPU, `global_batch` samples over all GPUs. Raises UsageError when nothing fits,
     with what would.
     """
-    switch: Switch = "auto" if checkpointing is None else "on" if checkpointing else "off"
+    switch: PlanSwitch = "auto" if checkpointing is None else "on" if checkpointing else "off"
     usual = min(USUAL_LENGTH, model.positions or USUAL_LENGTH)
     share = None if micro_batch is None else micro_batch * cluster.world
     if micro_batch is not None and global_batch is not None and global_batch % (micro_batch * cluster.world):
@@ -172,7 +174,7 @@ def decide(
     return choose(replace(request, factor=remembered(config, request)), micro_batch=micro_batch, offload=offload)
 
 
-def settings(chosen: Chosen) -> dict[str, object]:
+def settings(chosen: ChosenPlan) -> dict[str, object]:
     """The choice as values of `dsrun train`'s flags."""
     values: dict[str, object] = {"zero": str(chosen.stage), "micro_batch_size": chosen.micro_batch}
     if chosen.offload != "none":
@@ -184,7 +186,7 @@ def settings(chosen: Chosen) -> dict[str, object]:
     return values
 
 
-def message(chosen: Chosen) -> str:
+def message(chosen: ChosenPlan) -> str:
     """What was chosen, in one line for the user."""
     held = "optimizer states" if chosen.offload == "optimizer" else "states"
     place = "" if chosen.offload == "none" else f" with {held} on {'NVMe' if chosen.offload == 'nvme' else 'the host'}"

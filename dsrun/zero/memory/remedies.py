@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from dsrun.zero.generate.presets import GIB
 from dsrun.zero.memory.request import PlanRequest
-from dsrun.zero.memory.strategy import Candidate, best_of, compared, evaluate, strategies
+from dsrun.zero.memory.strategy import PlanCandidate, best_of, compared, evaluate, strategies
 
 MOST_MORE = 4096
 """How many times the nodes are multiplied in search of a cluster that is large enough."""
@@ -18,7 +18,7 @@ UNBOUNDED = 1e12
 """GiB that no host has."""
 
 
-Alternative = tuple[str, Candidate | None] | None
+PlanAlternative = tuple[str, PlanCandidate | None] | None
 """What would have to be different, and the strategy that then fits."""
 
 
@@ -29,23 +29,23 @@ def remedies(request: PlanRequest) -> list[str]:
     return [f"{each[0]}: {each[1].strategy}, micro batch {each[1].micro_batch}" for each in found if each and each[1]]
 
 
-def _fitting(request: PlanRequest) -> list[Candidate]:
+def _fitting(request: PlanRequest) -> list[PlanCandidate]:
     rows = [evaluate(request, each) for each in strategies(replace(request, checkpointing="auto"))]
     return [row for row in rows if row.verdict == "fits"]
 
 
-def _best_fitting(request: PlanRequest) -> Candidate | None:
+def _best_fitting(request: PlanRequest) -> PlanCandidate | None:
     fitting = _fitting(request)
     return best_of(list(compared(fitting))) if fitting else None
 
 
-def _smaller_batch(request: PlanRequest) -> Alternative:
+def _smaller_batch(request: PlanRequest) -> PlanAlternative:
     if request.micro_batch is None:
         return None
     return f"without --micro-batch-size {request.micro_batch}", _best_fitting(replace(request, micro_batch=None))
 
 
-def _other_strategy(request: PlanRequest) -> Alternative:
+def _other_strategy(request: PlanRequest) -> PlanAlternative:
     fixed = [("--zero", request.stage), ("--offload", request.offload)]
     flags = " ".join(f"{flag} {value}" for flag, value in fixed if value is not None)
     if not flags:
@@ -53,11 +53,11 @@ def _other_strategy(request: PlanRequest) -> Alternative:
     return f"without {flags}", _best_fitting(replace(request, stage=None, offload=None))
 
 
-def _recomputing(request: PlanRequest) -> Alternative:
+def _recomputing(request: PlanRequest) -> PlanAlternative:
     return ("--gradient-checkpointing auto", _best_fitting(request)) if request.checkpointing == "off" else None
 
 
-def _more_host(request: PlanRequest) -> Alternative:
+def _more_host(request: PlanRequest) -> PlanAlternative:
     """The host memory that the strategy which needs least of it would take."""
     fitting = _fitting(replace(request, host_memory=UNBOUNDED))
     if not fitting or _fitting(request):
@@ -79,10 +79,10 @@ def _smallest(least: int, most: int, fits: Callable[[int], bool]) -> int | None:
     return least
 
 
-def _more_gpus(request: PlanRequest) -> Alternative:
+def _more_gpus(request: PlanRequest) -> PlanAlternative:
     cluster = request.cluster
 
-    def row(nodes: int) -> Candidate | None:
+    def row(nodes: int) -> PlanCandidate | None:
         return _best_fitting(replace(request, global_batch=None, cluster=cluster.with_nodes(nodes)))
 
     nodes = _smallest(cluster.nodes, cluster.nodes * MOST_MORE, lambda each: row(each) is not None)
@@ -91,11 +91,11 @@ def _more_gpus(request: PlanRequest) -> Alternative:
     return f"{nodes * cluster.per_node} GPUs ({nodes} node{'' if nodes == 1 else 's'})", row(nodes)
 
 
-def _shorter(request: PlanRequest) -> Alternative:
+def _shorter(request: PlanRequest) -> PlanAlternative:
     """Both lengths of a seq2seq model are cut alike, to multiples of 64 tokens."""
     longest = max(request.length, request.source_length if request.model.seq2seq else 0)
 
-    def row(steps: int) -> Candidate | None:
+    def row(steps: int) -> PlanCandidate | None:
         most = max(longest - 64 * steps, 1)
         shorter = replace(request, length=min(request.length, most), source_length=min(request.source_length, most))
         return _best_fitting(shorter)
@@ -104,17 +104,17 @@ def _shorter(request: PlanRequest) -> Alternative:
     return (f"samples of at most {max(longest - 64 * steps, 1)} tokens", row(steps)) if steps else None
 
 
-def _with_lora(request: PlanRequest) -> Alternative:
+def _with_lora(request: PlanRequest) -> PlanAlternative:
     if request.lora is not None:
         return None
     return f"LoRA (--lora {ADVISED_RANK})", _best_fitting(replace(request, lora=ADVISED_RANK))
 
 
-def _larger_gpu(request: PlanRequest) -> Alternative:
+def _larger_gpu(request: PlanRequest) -> PlanAlternative:
     """The least memory each GPU would need, in whole GiB."""
     cluster = request.cluster
 
-    def row(gib: int) -> Candidate | None:
+    def row(gib: int) -> PlanCandidate | None:
         larger = replace(cluster, memory=float(gib), model=cluster.model.with_memory(gib))
         return _best_fitting(replace(request, global_batch=None, cluster=larger))
 

@@ -9,11 +9,11 @@ from typing import Any
 from dsrun.zero.generate.presets import GIB, NVME_PARAM_BUFFER, error_after, memory_of_sum, nvme_buffer
 from dsrun.zero.memory import optimizers
 from dsrun.zero.memory.model.architecture import training
-from dsrun.zero.memory.model.count import Counted
-from dsrun.zero.memory.plan import Plan, described
+from dsrun.zero.memory.model.count import CountedModel
+from dsrun.zero.memory.plan import MemoryPlan, described
 from dsrun.zero.memory.request import PlanRequest
 from dsrun.zero.memory.states import FP32
-from dsrun.zero.memory.strategy import Candidate, Strategy, sums_in_fp32
+from dsrun.zero.memory.strategy import PlanCandidate, ZeroStrategy, sums_in_fp32
 from dsrun.zero.offload import offloaded_to
 
 CONFIG_FILE = "ds.json"
@@ -38,7 +38,7 @@ class CommandOptions:
     config: str | None = None
 
 
-def config_argv(request: PlanRequest, row: Candidate, options: CommandOptions) -> list[str]:
+def config_argv(request: PlanRequest, row: PlanCandidate, options: CommandOptions) -> list[str]:
     """`dsrun config …`, whose output is CONFIG_FILE."""
     strategy = row.strategy
     argv = ["dsrun", "config", "--zero", str(strategy.stage)]
@@ -55,7 +55,7 @@ def config_argv(request: PlanRequest, row: Candidate, options: CommandOptions) -
             "--model", options.config or options.model]  # fmt: skip
 
 
-def train_argv(request: PlanRequest, row: Candidate, options: CommandOptions) -> list[str]:
+def train_argv(request: PlanRequest, row: PlanCandidate, options: CommandOptions) -> list[str]:
     """`dsrun train …` for one machine; on several it is started by the scheduler with the same words."""
     strategy = row.strategy
     batch = request.global_batch or row.micro_batch * request.groups
@@ -90,7 +90,7 @@ def train_argv(request: PlanRequest, row: Candidate, options: CommandOptions) ->
     return argv
 
 
-def _stage_argv(strategy: Strategy, options: CommandOptions, *, shared: bool) -> list[str]:
+def _stage_argv(strategy: ZeroStrategy, options: CommandOptions, *, shared: bool) -> list[str]:
     """--long-context takes no JSON, whose batch size may count every rank."""
     if not shared:
         return ["--zero", "0"] if strategy.stage == 0 else ["--deepspeed", options.deepspeed or CONFIG_FILE]
@@ -106,7 +106,7 @@ def _start(request: PlanRequest) -> list[str]:
     return ["srun", f"--nodes={nodes}", f"--ntasks-per-node={each}", f"--gpus-per-node={each}"]
 
 
-def lines(request: PlanRequest, row: Candidate, options: CommandOptions) -> list[str]:
+def lines(request: PlanRequest, row: PlanCandidate, options: CommandOptions) -> list[str]:
     """Both commands as a shell takes them. Plain DDP and the user's own JSON need none of dsrun's configurations."""
     train = shlex.join([*_start(request), *train_argv(request, row, options)])
     made = (
@@ -122,7 +122,7 @@ VERSION = 1
 HEADINGS = ("strategy", "recompute", "verdict", "micro batch", "GiB/GPU", "host GiB/node", "speed", "because")
 
 
-def as_json(plan: Plan, counted: Counted, options: CommandOptions) -> dict[str, Any]:
+def as_json(plan: MemoryPlan, counted: CountedModel, options: CommandOptions) -> dict[str, Any]:
     """The plan as plain JSON values; memory in bytes."""
     request, model = plan.request, plan.request.model
     trained = training(model, request.lora)
@@ -170,7 +170,7 @@ def as_json(plan: Plan, counted: Counted, options: CommandOptions) -> dict[str, 
     }
 
 
-def row_as_json(row: Candidate) -> dict[str, Any]:
+def row_as_json(row: PlanCandidate) -> dict[str, Any]:
     """One strategy; `gpu` adds up to `gpu_total` but for what does not meet at the peak."""
     gpu, states = row.gpu, row.gpu.states
     return {
@@ -204,7 +204,7 @@ def row_as_json(row: Candidate) -> dict[str, Any]:
     }
 
 
-def header(plan: Plan, counted: Counted, options: CommandOptions) -> list[str]:
+def header(plan: MemoryPlan, counted: CountedModel, options: CommandOptions) -> list[str]:
     """What was asked, in lines."""
     request, model = plan.request, plan.request.model
     trained = training(model, request.lora)
@@ -234,12 +234,12 @@ def _fixed(request: PlanRequest) -> list[str]:
     return [text.format(value) for text, value in named if value is not None]
 
 
-def table(plan: Plan) -> list[tuple[str, ...]]:
+def plan_rows(plan: MemoryPlan) -> list[tuple[str, ...]]:
     """The rows as text, the heading first."""
     return [HEADINGS, *(_cells(row) for row in plan.rows)]
 
 
-def _cells(row: Candidate) -> tuple[str, ...]:
+def _cells(row: PlanCandidate) -> tuple[str, ...]:
     strategy = row.strategy
     fits = row.verdict != "does not fit"
     name = f"ZeRO-{strategy.stage}" + ("" if strategy.offload == "none" else f" + {strategy.offload}")
@@ -256,12 +256,12 @@ def _cells(row: Candidate) -> tuple[str, ...]:
     )
 
 
-def _reason(row: Candidate) -> str:
+def _reason(row: PlanCandidate) -> str:
     """Why the row is as fast as it is, or why it does not fit."""
     return _too_much(row) if row.verdict == "does not fit" else row.reason
 
 
-def _too_much(row: Candidate) -> str:
+def _too_much(row: PlanCandidate) -> str:
     """What is in the way with one sample."""
     if row.host_short:
         return f"a node's host memory would have to be {max(row.host, row.host_loading) / GIB:.0f} GiB"
@@ -271,7 +271,7 @@ def _too_much(row: Candidate) -> str:
     return f"{largest} alone take {parts[largest] / GIB:.1f} GiB"
 
 
-def exact_sums(request: PlanRequest, row: Candidate) -> str:
+def exact_sums(request: PlanRequest, row: PlanCandidate) -> str:
     """That gradients are summed in fp32 and what it costs; empty where they are not."""
     if not sums_in_fp32(request, row.strategy, row.micro_batch):
         return ""
@@ -281,7 +281,7 @@ def exact_sums(request: PlanRequest, row: Candidate) -> str:
     return f"gradients of {row.accumulation} steps are summed in fp32, as a bf16 sum is off by {error}: {memory}"
 
 
-def details(row: Candidate) -> list[tuple[str, int]]:
+def details(row: PlanCandidate) -> list[tuple[str, int]]:
     """What fills a GPU under the chosen strategy: names and bytes."""
     gpu, held = row.gpu, row.gpu.states.gpu
     passing = [

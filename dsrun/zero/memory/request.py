@@ -14,11 +14,11 @@ from dsrun.errors import UsageError
 from dsrun.hardware.gpus import GpuModel, lookup, memory_sizes
 from dsrun.hardware.instances import instance
 from dsrun.models.families import family_of, overflow_in_fp16
-from dsrun.zero.generate.presets import GIB, Sizes, sizes
+from dsrun.zero.generate.presets import GIB, BufferSizes, sizes
 from dsrun.zero.memory import optimizers
-from dsrun.zero.memory.activations import Attention, Work
-from dsrun.zero.memory.model.architecture import Architecture
-from dsrun.zero.memory.states import FP32, Offload, Precision
+from dsrun.zero.memory.activations import AttentionKernel, TokenBatch
+from dsrun.zero.memory.model.architecture import ModelShapes
+from dsrun.zero.memory.states import FP32, StateOffload, StatePrecision
 
 MOST_GPUS = 1024
 """Per node; no machine has more in one."""
@@ -29,7 +29,7 @@ _FORM = re.compile(r"^(?P<name>.*?)(?::(?P<count>-?\d+))?$")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cluster:
+class GpuCluster:
     """GPUs of one kind: `per_node` on each of `nodes`, with `memory` GiB each; `name` as the user wrote it.
 
     `note` says what was assumed of a name that fits GPUs of different memory.
@@ -46,7 +46,7 @@ class Cluster:
     def world(self) -> int:
         return self.per_node * self.nodes
 
-    def with_nodes(self, nodes: int, per_node: int | None = None) -> Cluster:
+    def with_nodes(self, nodes: int, per_node: int | None = None) -> GpuCluster:
         """The same GPUs, more or fewer of them."""
         return replace(self, nodes=nodes, per_node=per_node or self.per_node)
 
@@ -61,7 +61,7 @@ class Cluster:
         )
 
 
-def cluster(text: str, *, nodes: int = 1, memory: float | None = None) -> Cluster:
+def cluster(text: str, *, nodes: int = 1, memory: float | None = None) -> GpuCluster:
     """What `--gpus NAME[:COUNT] --nodes N --gpu-memory GIB` describe; one GPU without a count.
 
     Raises UsageError for counts that make no cluster, and for a GPU whose memory is neither known nor given.
@@ -86,7 +86,7 @@ def cluster(text: str, *, nodes: int = 1, memory: float | None = None) -> Cluste
     known, note = (memory, "") if memory is not None else _memory(name, model)
     if known is None:
         raise UsageError(f"--gpus {text}: how much memory {model.name} has is not known", fix="add --gpu-memory GIB")
-    return Cluster(
+    return GpuCluster(
         name=name, model=model.with_memory(round(known)), per_node=per_node, nodes=nodes,
         memory=float(known), note=note,
     )  # fmt: skip
@@ -106,7 +106,7 @@ def _memory(name: str, model: GpuModel) -> tuple[float | None, str]:
     return (chosen, f"{name} is taken to be the one with {chosen} GiB; there are some with {others} GiB (--gpu-memory)")
 
 
-PLACES: dict[int, tuple[Offload, ...]] = {
+PLACES: dict[int, tuple[StateOffload, ...]] = {
     0: ("none",),
     1: ("none", "cpu"),
     2: ("none", "cpu"),
@@ -115,7 +115,7 @@ PLACES: dict[int, tuple[Offload, ...]] = {
 """Where DeepSpeed can keep the states of each stage; NVMe needs ZeRO-3, below which only the optimizer is offloaded."""
 
 
-def is_place(stage: int, place: Offload, wanted: str) -> bool:
+def is_place(stage: int, place: StateOffload, wanted: str) -> bool:
     """Whether --offload `wanted` means `place` at that stage: below ZeRO-3 cpu moves nothing but the optimizer."""
     return wanted == place or (stage < 3 and (wanted, place) == ("optimizer", "cpu"))
 
@@ -137,28 +137,28 @@ USUAL_HOST = 256.0
 UNIFIED_HOST = 0.2
 """Share of a unified memory that is left to the CPU: system, page cache and the training process. An assumption."""
 
-Switch = Literal["on", "off", "auto"]
+PlanSwitch = Literal["on", "off", "auto"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRequest:
     """Everything a plan depends on. Lengths are tokens per sample, `host_memory` GiB per node."""
 
-    model: Architecture
-    cluster: Cluster
+    model: ModelShapes
+    cluster: GpuCluster
     length: int = USUAL_LENGTH
     source_length: int = USUAL_LENGTH
     global_batch: int | None = None
     lora: int | None = None
     preset: str = "balanced"
-    precision: Precision = "bf16"
-    checkpointing: Switch = "auto"
-    attention: Attention = "sdpa"
+    precision: StatePrecision = "bf16"
+    checkpointing: PlanSwitch = "auto"
+    attention: AttentionKernel = "sdpa"
     packed: bool = False
     """Rows are packed, or all of one length: no micro batch has padding."""
     host_memory: float | None = None
     stage: int | None = None
-    offload: Offload | None = None
+    offload: StateOffload | None = None
     micro_batch: int | None = None
     """What the configuration fixes; None leaves it to the plan."""
     optimizer: str = optimizers.DEFAULT
@@ -168,7 +168,7 @@ class PlanRequest:
     """GPUs that share a sample (Ulysses); its activations are cut over them."""
     chunked_loss: bool = False
     """liger-kernel: the loss never has all logits at a time, and layers keep less."""
-    own_sizes: Sizes | None = None
+    own_sizes: BufferSizes | None = None
     """Those of the user's own DeepSpeed JSON instead of the preset's."""
     sums_in_fp32: bool | None = None
     """Whether bf16 gradients are summed in fp32; None: as dsrun's own configurations do."""
@@ -218,7 +218,7 @@ class PlanRequest:
         return self.cluster.world // self.sequence_parallel
 
     @property
-    def places(self) -> Iterator[tuple[int, Offload]]:
+    def places(self) -> Iterator[tuple[int, StateOffload]]:
         """Every stage and place that DeepSpeed has and the configuration does not rule out."""
         for stage, places in PLACES.items():
             for place in places:
@@ -228,7 +228,7 @@ class PlanRequest:
                     yield stage, place
 
     @cached_property
-    def sizes(self) -> Sizes:
+    def sizes(self) -> BufferSizes:
         """The sizes that the generator chooses for it."""
         return self.own_sizes or sizes(self.preset, self.model.hidden, self.cluster.model)
 
@@ -257,9 +257,9 @@ class PlanRequest:
         """Tokens of one sample that pass through the model."""
         return self.length + (self.source_length if self.model.seq2seq else 0)
 
-    def work(self, micro_batch: int, *, stage: int, checkpointing: bool) -> Work:
+    def work(self, micro_batch: int, *, stage: int, checkpointing: bool) -> TokenBatch:
         """One rank's micro batch. Plain DDP computes under autocast; DeepSpeed casts the model itself."""
-        return Work(
+        return TokenBatch(
             micro_batch=micro_batch,
             # Between its two all-to-alls Ulysses has whole samples of a share of the heads: as many elements
             # (Jacobs et al. 2023, https://arxiv.org/abs/2309.14509, section 3.2). It drops the padding mask.
@@ -275,18 +275,18 @@ class PlanRequest:
         )
 
 
-def attention_of(implementation: object) -> Attention:
+def attention_of(implementation: object) -> AttentionKernel:
     """What an --attn-implementation is counted as; without one models take sdpa."""
     name = str(implementation or "")
     return "eager" if name == "eager" else "flash" if "flash" in name else "sdpa"
 
 
-def default_precision(requested: str, model: Architecture, cluster: Cluster) -> Precision:
+def default_precision(requested: str, model: ModelShapes, cluster: GpuCluster) -> StatePrecision:
     """bf16 where the GPU computes in it (an unknown GPU is taken to), else fp16, or fp32 for what overflows in it."""
     if requested == "fp16" and family_of(model.family).overflows_in_fp16:
         raise UsageError(f"--precision fp16: {overflow_in_fp16(model.family)}", fix="use bf16 or fp32")
     if requested in ("bf16", "fp16", "fp32"):
-        chosen: dict[str, Precision] = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
+        chosen: dict[str, StatePrecision] = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
         return chosen[requested]
     if cluster.model.has_bf16 or cluster.model.capability == (0, 0):
         return "bf16"

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from dsrun.zero.memory.model.architecture import Training
-from dsrun.zero.memory.request import Cluster
-from dsrun.zero.memory.states import Sharding
+from dsrun.zero.memory.model.architecture import TrainedShapes
+from dsrun.zero.memory.request import GpuCluster
+from dsrun.zero.memory.states import StateSharding
 
 GIGA = 1e9
 USUAL_TFLOPS = 150.0
@@ -30,15 +30,15 @@ HIDDEN = 0.85
 """Share of the shorter of compute and communication that overlap hides."""
 
 
-class Step(NamedTuple):
+class StepWork(NamedTuple):
     """One optimizer step of `micro_batches` micro batches with `tokens` tokens each, on every rank.
 
     `active` counts the parameters that one token goes through.
     """
 
-    cluster: Cluster
-    sharding: Sharding
-    training: Training
+    cluster: GpuCluster
+    sharding: StateSharding
+    training: TrainedShapes
     active: int
     tokens: int
     micro_batches: int
@@ -46,14 +46,14 @@ class Step(NamedTuple):
     overlap: bool
 
 
-class Estimate(NamedTuple):
+class StepEstimate(NamedTuple):
     """Seconds per optimizer step, and what most of them are spent on."""
 
     seconds: float
     reason: str
 
 
-def estimate(step: Step) -> Estimate:
+def estimate(step: StepWork) -> StepEstimate:
     """The time of a step."""
     compute, moved, host = _compute(step), _communication(step), _offload(step)
     hidden = HIDDEN * min(compute, moved) if step.overlap else 0.0
@@ -63,10 +63,10 @@ def estimate(step: Step) -> Estimate:
         f"the optimizer on {'NVMe' if step.sharding.offload == 'nvme' else 'the CPU'}": host,
     }
     seconds = compute + moved - hidden + host
-    return Estimate(seconds=seconds, reason=_reason(parts, seconds, step.checkpointing))
+    return StepEstimate(seconds=seconds, reason=_reason(parts, seconds, step.checkpointing))
 
 
-def _compute(step: Step) -> float:
+def _compute(step: StepWork) -> float:
     """2 operations per parameter and token forward, 4 backward (Kaplan et al. 2020), 2 of them for weight gradients."""
     trained = min(1.0, step.training.trainable / step.training.parameters)
     operations = 4 + 2 * trained + (2 if step.checkpointing else 0)
@@ -75,7 +75,7 @@ def _compute(step: Step) -> float:
     return step.micro_batches * operations * step.active * step.tokens / (peak * reached)
 
 
-def _communication(step: Step) -> float:
+def _communication(step: StepWork) -> float:
     cluster, width, trainable = step.cluster, step.sharding.width, step.training.trainable
     if cluster.world == 1:
         return 0.0
@@ -91,7 +91,7 @@ def _communication(step: Step) -> float:
     return (cluster.world - 1) / cluster.world * moved / (speed * GIGA)
 
 
-def _offload(step: Step) -> float:
+def _offload(step: StepWork) -> float:
     if step.sharding.offload == "none":
         return 0.0
     share = step.training.trainable / step.cluster.world

@@ -14,11 +14,11 @@ from math import ceil
 from typing import Literal, NamedTuple
 
 from dsrun.zero.generate.presets import NVME_PARAM_BUFFER
-from dsrun.zero.memory.model.architecture import Training
+from dsrun.zero.memory.model.architecture import TrainedShapes
 
-Offload = Literal["none", "optimizer", "cpu", "nvme"]
+StateOffload = Literal["none", "optimizer", "cpu", "nvme"]
 """Where states are offloaded to; optimizer: those of the optimizer to host memory, ZeRO-3 parameters stay."""
-Precision = Literal["bf16", "fp16", "fp32"]
+StatePrecision = Literal["bf16", "fp16", "fp32"]
 
 FP32 = 4
 MOMENTS = 2
@@ -34,13 +34,13 @@ SUB_GROUP = 1_000_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sharding:
+class StateSharding:
     """How the states are spread: ZeRO stage, where offloaded ones live, over how many ranks, in which precision."""
 
     stage: int
-    offload: Offload
+    offload: StateOffload
     world: int
-    precision: Precision
+    precision: StatePrecision
     accumulates: bool = True
     """Whether a step has several micro batches."""
     sums_in_fp32: bool = False
@@ -78,7 +78,7 @@ class Sharding:
         return int(self.moments * elements)
 
 
-class Place(NamedTuple):
+class StateBytes(NamedTuple):
     """Bytes of one rank's states in one kind of memory.
 
     `staging` are buffers that copies between the kinds of memory go through.
@@ -95,16 +95,16 @@ class Place(NamedTuple):
         return self.parameters + self.gradients + self.master + self.optimizer + self.staging
 
 
-class States(NamedTuple):
+class RankStates(NamedTuple):
     """One rank's states on the GPU, in host memory and on NVMe, in bytes.
 
     `step` are bytes that exist on the GPU only while the optimizer steps, when activations are gone. `pinned` are the
     host's page-locked blocks, in bytes each: torch's pinning allocator rounds them up to powers of two.
     """
 
-    gpu: Place
-    host: Place = Place()
-    nvme: Place = Place()
+    gpu: StateBytes
+    host: StateBytes = StateBytes()
+    nvme: StateBytes = StateBytes()
     step: int = 0
     pinned: tuple[int, ...] = ()
 
@@ -119,7 +119,7 @@ def rounded(block: int) -> int:
     return 1 << (block - 1).bit_length() if block > 0 else 0
 
 
-def states(training: Training, sharding: Sharding, *, rank: int | None = None) -> States:
+def states(training: TrainedShapes, sharding: StateSharding, *, rank: int | None = None) -> RankStates:
     """One rank's states; of the fullest rank when `rank` is None."""
     if sharding.stage == 0:
         return _replicated(training, sharding)
@@ -128,15 +128,15 @@ def states(training: Training, sharding: Sharding, *, rank: int | None = None) -
     return _partitioned(training, sharding, rank)
 
 
-def _replicated(training: Training, sharding: Sharding) -> States:
+def _replicated(training: TrainedShapes, sharding: StateSharding) -> RankStates:
     """`dsrun train --zero 0`: plain DDP, over fp32 weights unless --weights-dtype says otherwise; bf16 is
     torch.autocast's, which casts as it computes.
 
     DDP's reducer keeps a second set of gradients in its buckets, as the Trainer leaves gradient_as_bucket_view off.
     """
     gradients = sharding.weights * training.trainable
-    return States(
-        gpu=Place(
+    return RankStates(
+        gpu=StateBytes(
             parameters=sharding.weights * training.parameters,
             gradients=gradients,
             optimizer=sharding.optimizer(training.trainable),
@@ -161,7 +161,7 @@ def round_robin(group: Sequence[int], world: int) -> list[int]:
     return [size for start in range(min(world, len(group))) for size in group[start::world]]
 
 
-def owned(group: Sequence[int], sharding: Sharding, rank: int | None) -> int:
+def owned(group: Sequence[int], sharding: StateSharding, rank: int | None) -> int:
     """Elements of the whole tensors that a rank's share touches: their gradients stay until the step.
 
     A tensor that lies across two shares is held whole by both ranks. `rank` None: the most any rank holds. dsrun's
@@ -183,7 +183,7 @@ def owned(group: Sequence[int], sharding: Sharding, rank: int | None) -> int:
     return max(held.values()) if rank is None else held[rank]
 
 
-def _partitioned(training: Training, sharding: Sharding, rank: int | None) -> States:
+def _partitioned(training: TrainedShapes, sharding: StateSharding, rank: int | None) -> RankStates:
     width, world = sharding.width, sharding.world
     shares = [partition(group, world) for group in training.groups]
     share = sum(shares)
@@ -198,17 +198,17 @@ def _partitioned(training: Training, sharding: Sharding, rank: int | None) -> St
     master, moments = sharding.master * share, sharding.optimizer(share)
     if sharding.offload == "none":
         # A sum in fp32 is flat already.
-        return States(
-            gpu=Place(parameters=parameters, gradients=gradients, master=master, optimizer=moments),
+        return RankStates(
+            gpu=StateBytes(parameters=parameters, gradients=gradients, master=master, optimizer=moments),
             step=0 if sharding.sums_in_fp32 else sharding.flat_gradient * max(shares),
         )
     largest = width * max(training.trained)
     kept = gradients if sharding.stage == 1 and sharding.accumulates else 0
     accumulated = held if sharding.stage == 2 and sharding.accumulates else 0
     blocks = [FP32 * each for each in shares for _ in ("master", "gradient")] + [width * each for each in shares]
-    return States(
-        gpu=Place(parameters=parameters, gradients=kept, staging=largest),
-        host=Place(
+    return RankStates(
+        gpu=StateBytes(parameters=parameters, gradients=kept, staging=largest),
+        host=StateBytes(
             gradients=FP32 * share + accumulated, master=master, optimizer=moments, staging=width * share + largest
         ),
         pinned=(*blocks, largest),
@@ -223,11 +223,11 @@ def _shares(sizes: Sequence[int], world: int) -> int:
     return sum(-(-size // world) for size in sizes)
 
 
-def _small(sizes: Sequence[int], sharding: Sharding) -> int:
+def _small(sizes: Sequence[int], sharding: StateSharding) -> int:
     return sum(size for size in sizes if size <= sharding.persistence)
 
 
-def _sharded(training: Training, sharding: Sharding) -> States:
+def _sharded(training: TrainedShapes, sharding: StateSharding) -> RankStates:
     width, world = sharding.width, sharding.world
     trained, frozen = _shares(training.trained, world), _shares(training.frozen, world)
     # peft makes adapters in fp32, and DeepSpeed casts nothing that zero.Init was at work on before.
@@ -240,16 +240,16 @@ def _sharded(training: Training, sharding: Sharding) -> States:
     master = 0 if sharding.bf16_master else FP32 * trained
     moments = sharding.optimizer(trained)
     if sharding.offload == "none":
-        return States(
-            gpu=Place(parameters=parameters + whole, gradients=gradients, master=master, optimizer=moments),
+        return RankStates(
+            gpu=StateBytes(parameters=parameters + whole, gradients=gradients, master=master, optimizer=moments),
             step=(FP32 if sharding.sums_in_fp32 else sharding.flat_gradient) * min(trained, sharding.sub_group),
         )
     if sharding.offload in ("cpu", "optimizer"):
         kept = parameters if sharding.offload == "optimizer" else 0
         steps = [FP32 * each for each in sub_groups(trained, sharding.sub_group)]
-        return States(
-            gpu=Place(parameters=whole + kept),
-            host=Place(
+        return RankStates(
+            gpu=StateBytes(parameters=whole + kept),
+            host=StateBytes(
                 parameters=parameters - kept, gradients=gradients + FP32 * trained, master=master, optimizer=moments
             ),
             pinned=(0 if kept else width * trained, gradients, *steps),
@@ -263,16 +263,16 @@ def sub_groups(elements: int, size: int) -> list[int]:
     return [size] * full + ([rest] if rest else [])
 
 
-def _on_nvme(trained: int, frozen: int, whole: int, sharding: Sharding) -> States:
+def _on_nvme(trained: int, frozen: int, whole: int, sharding: StateSharding) -> RankStates:
     """Optimizer and parameters on NVMe: the host keeps gradients, swap buffers and the first parameters."""
     width = sharding.width
     kept = min(trained, NVME_KEPT)
     buffers = NVME_PARAM_BUFFERS * width * sharding.nvme_buffer
     swapped = NVME_BUFFERS * FP32 * min(trained, sharding.sub_group)
-    return States(
-        gpu=Place(parameters=whole),
-        host=Place(parameters=width * kept, gradients=width * trained, staging=buffers + swapped),
-        nvme=Place(
+    return RankStates(
+        gpu=StateBytes(parameters=whole),
+        host=StateBytes(parameters=width * kept, gradients=width * trained, staging=buffers + swapped),
+        nvme=StateBytes(
             parameters=width * (trained - kept + frozen),
             gradients=FP32 * trained,
             master=FP32 * trained,
@@ -285,7 +285,7 @@ def _on_nvme(trained: int, frozen: int, whole: int, sharding: Sharding) -> State
 # checkpoints
 
 
-def checkpoint_bytes(training: Training, sharding: Sharding) -> int:
+def checkpoint_bytes(training: TrainedShapes, sharding: StateSharding) -> int:
     """One checkpoint of all ranks on disk: weights, master copy and moments.
 
     ZeRO stages 1 to 3 write the weights twice, once for DeepSpeed and once for from_pretrained; under LoRA only the

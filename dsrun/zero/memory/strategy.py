@@ -12,19 +12,19 @@ from dsrun.zero.memory.activations import (
     FRAGMENTATION,
     GATHERING,
     STEPPING,
-    Activations,
-    Buffers,
+    ActivationBytes,
+    BufferBytes,
     activations,
     buffers,
 )
-from dsrun.zero.memory.model.architecture import Architecture, Training, training
+from dsrun.zero.memory.model.architecture import ModelShapes, TrainedShapes, training
 from dsrun.zero.memory.optimizers import TORCH_ADAMW, state_bytes
 from dsrun.zero.memory.request import PlanRequest
-from dsrun.zero.memory.speed import Step, estimate
-from dsrun.zero.memory.states import Offload, Sharding, States, checkpoint_bytes, states
+from dsrun.zero.memory.speed import StepWork, estimate
+from dsrun.zero.memory.states import RankStates, StateOffload, StateSharding, checkpoint_bytes, states
 from dsrun.zero.offload import offloaded_to
 
-Verdict = Literal["fits", "tight", "does not fit"]
+FitVerdict = Literal["fits", "tight", "does not fit"]
 
 LARGEST_MICRO_BATCH = 4096
 NEARLY = 0.95
@@ -34,12 +34,12 @@ PROCESS = int(1.5 * GIB)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Strategy:
+class ZeroStrategy:
     """A ZeRO stage, where its states are offloaded to, whether activations are recomputed, and whether master weights
     and moments are in bf16 (`dsrun config --bf16-master-weights`), which is less exact."""
 
     stage: int
-    offload: Offload
+    offload: StateOffload
     checkpointing: bool
     bf16_master: bool = False
 
@@ -49,12 +49,12 @@ class Strategy:
         return f"ZeRO-{self.stage}{place}{', checkpointing' if self.checkpointing else ''}{master}"
 
 
-class Gpu(NamedTuple):
+class GpuPeak(NamedTuple):
     """Bytes of one GPU at the peak of a step with one micro batch size."""
 
-    states: States
-    buffers: Buffers
-    activations: Activations
+    states: RankStates
+    buffers: BufferBytes
+    activations: ActivationBytes
     factor: float = 1.0
 
     @property
@@ -88,7 +88,7 @@ class Gpu(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Candidate:
+class PlanCandidate:
     """A strategy's line in the table.
 
     `micro_batch` and `gpu` are for the largest micro batch within the preset's share, or for 1 when none is.
@@ -96,11 +96,11 @@ class Candidate:
     over that of the fastest strategy that fits.
     """
 
-    strategy: Strategy
-    verdict: Verdict
+    strategy: ZeroStrategy
+    verdict: FitVerdict
     micro_batch: int
     accumulation: int
-    gpu: Gpu
+    gpu: GpuPeak
     host: int
     host_loading: int
     nvme: int
@@ -112,15 +112,15 @@ class Candidate:
     """Whether the GPUs have room for it, and the node's host memory has not."""
 
 
-def strategies(request: PlanRequest) -> Iterator[Strategy]:
+def strategies(request: PlanRequest) -> Iterator[ZeroStrategy]:
     """Every strategy that DeepSpeed has and the request does not rule out."""
     recompute = {"on": (True,), "off": (False,), "auto": (False, True)}[request.checkpointing]
     for stage, place in request.places:
         for checkpointing in recompute:
-            yield Strategy(stage=stage, offload=place, checkpointing=checkpointing)
+            yield ZeroStrategy(stage=stage, offload=place, checkpointing=checkpointing)
 
 
-def bf16_strategies(request: PlanRequest) -> Iterator[Strategy]:
+def bf16_strategies(request: PlanRequest) -> Iterator[ZeroStrategy]:
     """The same with bf16 master weights, on the GPU, where these save memory: torch's AdamW keeps its moments in the
     dtype of what it updates, and adapters are in fp32. The user's own JSON says by itself what it keeps."""
     able = request.precision == "bf16" and request.optimizer in TORCH_ADAMW
@@ -132,19 +132,19 @@ def bf16_strategies(request: PlanRequest) -> Iterator[Strategy]:
 
 
 @lru_cache(maxsize=64)
-def _training(model: Architecture, lora: int | None) -> Training:
+def _training(model: ModelShapes, lora: int | None) -> TrainedShapes:
     return training(model, lora)
 
 
 @lru_cache(maxsize=512)
-def _states(model: Architecture, lora: int | None, sharding: Sharding) -> States:
+def _states(model: ModelShapes, lora: int | None, sharding: StateSharding) -> RankStates:
     return states(_training(model, lora), sharding)
 
 
-def sharding_of(request: PlanRequest, strategy: Strategy) -> Sharding:
+def sharding_of(request: PlanRequest, strategy: ZeroStrategy) -> StateSharding:
     """The strategy over the request's ranks. Without a global batch a step may have any number of micro batches."""
     share = request.global_batch and request.global_batch // request.groups
-    return Sharding(
+    return StateSharding(
         stage=strategy.stage,
         offload=strategy.offload,
         world=request.cluster.world,
@@ -160,14 +160,14 @@ def sharding_of(request: PlanRequest, strategy: Strategy) -> Sharding:
     )
 
 
-def gpu(request: PlanRequest, strategy: Strategy, micro_batch: int) -> Gpu:
+def gpu(request: PlanRequest, strategy: ZeroStrategy, micro_batch: int) -> GpuPeak:
     """One GPU's memory with this strategy and micro batch."""
     sharding = sharding_of(request, strategy)
     if sums_in_fp32(request, strategy, micro_batch):
         sharding = replace(sharding, sums_in_fp32=True)
     trained = _training(request.model, request.lora)
     work = request.work(micro_batch, stage=strategy.stage, checkpointing=strategy.checkpointing)
-    return Gpu(
+    return GpuPeak(
         states=_states(request.model, request.lora, sharding),
         buffers=buffers(request.model, trained, sharding, request.sizes, checkpointing=strategy.checkpointing),
         activations=activations(request.model, work),
@@ -175,7 +175,7 @@ def gpu(request: PlanRequest, strategy: Strategy, micro_batch: int) -> Gpu:
     )
 
 
-def sums_in_fp32(request: PlanRequest, strategy: Strategy, micro_batch: int) -> bool:
+def sums_in_fp32(request: PlanRequest, strategy: ZeroStrategy, micro_batch: int) -> bool:
     """Whether bf16 gradients are summed in fp32: where the user's own JSON or dsrun's configuration says so."""
     if strategy.bf16_master:  # dsrun's configurations then sum as the model is (training_blocks.accumulation)
         return False
@@ -185,7 +185,7 @@ def sums_in_fp32(request: PlanRequest, strategy: Strategy, micro_batch: int) -> 
     return able and _accumulation(request, micro_batch) >= FROM_STEPS
 
 
-def largest_micro_batch(request: PlanRequest, strategy: Strategy, room: float) -> int:
+def largest_micro_batch(request: PlanRequest, strategy: ZeroStrategy, room: float) -> int:
     """The largest micro batch whose peak stays within `room` bytes; 0 when not even one sample does.
 
     With a global batch, the largest that divides a rank's share of it; only the request's own, where it has one.
@@ -203,10 +203,10 @@ def largest_micro_batch(request: PlanRequest, strategy: Strategy, room: float) -
     return next((each for each in range(low, 0, -1) if share % each == 0), 0) if share else low
 
 
-def evaluate(request: PlanRequest, strategy: Strategy) -> Candidate:
+def evaluate(request: PlanRequest, strategy: ZeroStrategy) -> PlanCandidate:
     """The strategy's row, its speed not yet compared with the others'."""
     micro_batch = largest_micro_batch(request, strategy, request.budget)
-    verdict: Verdict = "fits" if micro_batch else "tight"
+    verdict: FitVerdict = "fits" if micro_batch else "tight"
     micro_batch = micro_batch or largest_micro_batch(request, strategy, request.limit)
     least = request.micro_batch or 1
     peak = gpu(request, strategy, micro_batch or least)
@@ -217,7 +217,7 @@ def evaluate(request: PlanRequest, strategy: Strategy) -> Candidate:
     sharding = sharding_of(request, strategy)
     trained = _training(request.model, request.lora)
     steps = _accumulation(request, micro_batch or least)
-    step = Step(
+    step = StepWork(
         cluster=request.cluster,
         sharding=sharding,
         training=trained,
@@ -228,7 +228,7 @@ def evaluate(request: PlanRequest, strategy: Strategy) -> Candidate:
         overlap=request.sizes.overlap,
     )
     time = estimate(step)
-    return Candidate(
+    return PlanCandidate(
         strategy=strategy,
         verdict=verdict if micro_batch else "does not fit",
         micro_batch=micro_batch,
@@ -245,14 +245,14 @@ def evaluate(request: PlanRequest, strategy: Strategy) -> Candidate:
     )
 
 
-def compared(rows: list[Candidate]) -> tuple[Candidate, ...]:
+def compared(rows: list[PlanCandidate]) -> tuple[PlanCandidate, ...]:
     """The rows with their speed over that of the fastest that fits, of all when none does."""
     possible = [row.samples_per_second for row in rows if row.verdict != "does not fit"]
     fastest = max(possible or [row.samples_per_second for row in rows])
     return tuple(replace(row, relative=row.samples_per_second / fastest) for row in rows)
 
 
-def best_of(rows: list[Candidate]) -> Candidate | None:
+def best_of(rows: list[PlanCandidate]) -> PlanCandidate | None:
     """The fastest; of those nearly as fast, the one that comes first: low stages and no offload are simpler."""
     if not rows:
         return None
@@ -260,7 +260,7 @@ def best_of(rows: list[Candidate]) -> Candidate | None:
     return next(row for row in rows if row.relative >= NEARLY * fastest)
 
 
-def active_parameters(model: Architecture) -> int:
+def active_parameters(model: ModelShapes) -> int:
     """Parameters that one token goes through: of a mixture of experts, those it is sent to; no look-up tables."""
     total = 0
     for weight in model.tensors():
@@ -278,7 +278,7 @@ def _accumulation(request: PlanRequest, micro_batch: int) -> int:
     return request.global_batch // (request.groups * micro_batch)
 
 
-def _host(request: PlanRequest, strategy: Strategy, peak: Gpu) -> tuple[int, int]:
+def _host(request: PlanRequest, strategy: ZeroStrategy, peak: GpuPeak) -> tuple[int, int]:
     """Host bytes per node: in training, and while the weights are loaded.
 
     Every process holds the whole model before that moves to its GPU; under ZeRO-3 only rank 0 reads the checkpoint

@@ -22,7 +22,7 @@ from bench.gpu.timing import command, figures
 from bench.gpu.wheel import wait
 from bench.mfu import causal_flops
 from dsrun.recipe.resolve import resolve
-from dsrun.system.gpus import Gpu
+from dsrun.system.gpus import LocalGpu
 from tests.processes import left_of
 
 ROOT = Path(__file__).parents[3]
@@ -112,7 +112,7 @@ def test_figures_leave_the_first_steps_out():
 def test_timed_command_is_accepted(timing, tmp_path, monkeypatch):
     """`dsrun train` resolves every flag of it."""
     monkeypatch.setattr("bench.gpu.timing.SAMPLES", 1)
-    h100 = Gpu(index=0, name="NVIDIA H100", uuid="", memory_total=80 * 2**30, capability=(9, 0))
+    h100 = LocalGpu(index=0, name="NVIDIA H100", uuid="", memory_total=80 * 2**30, capability=(9, 0))
     words = command(timing, tmp_path, tmp_path / "run", [h100])
     assert words[:4] == [sys.executable, "-m", "dsrun", "train"]
     recipe = resolve(words[4:], tmp_path)

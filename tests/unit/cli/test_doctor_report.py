@@ -4,8 +4,8 @@ import click
 import pytest
 
 from dsrun.cli.doctor.local import all_checks, chosen
-from dsrun.cli.doctor.report import as_json, table
-from dsrun.doctor.check import Check, Result
+from dsrun.cli.doctor.report import as_json, result_lines
+from dsrun.doctor.check import CheckResult, DoctorCheck
 from dsrun.doctor.registry import CHECKS
 from dsrun.errors import UsageError
 from dsrun.findings.finding import Finding
@@ -13,7 +13,7 @@ from dsrun.system.display import cells
 
 
 def result(code, title, *findings, needs=""):
-    return Result(check=Check(code, title, lambda *_: (), needs), findings=findings, seconds=0.1)
+    return CheckResult(check=DoctorCheck(code, title, lambda *_: (), needs), findings=findings, seconds=0.1)
 
 
 RESULTS = (
@@ -30,7 +30,7 @@ RESULTS = (
 
 
 def lines(**options):
-    return [click.unstyle(each) for each in table(RESULTS, every=False, **options)]
+    return [click.unstyle(each) for each in result_lines(RESULTS, every=False, **options)]
 
 
 def test_table_shows_errors_first_each_with_its_fix():
@@ -46,7 +46,7 @@ def test_table_shows_errors_first_each_with_its_fix():
 
 
 def test_table_with_all_says_what_checks_need():
-    shown = [click.unstyle(each) for each in table(RESULTS, every=True)]
+    shown = [click.unstyle(each) for each in result_lines(RESULTS, every=True)]
     assert "SKIP  Hub         needs a job" in shown
     assert shown[-1] == "1 passed, 1 failure; 1 check not needed here"
 
@@ -55,7 +55,7 @@ def test_table_wraps_words_in_a_narrow_terminal():
     text = "a message of many words that does not fit into one line of /a/path/that-stays-whole/" + 60 * "x"
     shown = [
         click.unstyle(each)
-        for each in table(
+        for each in result_lines(
             [result("a", "A", Finding(level="error", code="a", message=text, fix=text))], every=False, columns=60
         )
     ]
@@ -64,7 +64,7 @@ def test_table_wraps_words_in_a_narrow_terminal():
 
 
 def test_table_makes_control_characters_visible():
-    (first, *_) = table(
+    (first, *_) = result_lines(
         [result("a", "A", Finding(level="info", code="a", message="x\x1b]0;title\x07\ny"))], every=False
     )
     assert "\x1b" not in click.unstyle(first)
@@ -72,9 +72,9 @@ def test_table_makes_control_characters_visible():
 
 
 def test_words_of_the_table_are_translated_and_aligned(monkeypatch):
-    english = [click.unstyle(each) for each in table(RESULTS, every=True)]
+    english = [click.unstyle(each) for each in result_lines(RESULTS, every=True)]
     monkeypatch.setenv("DSRUN_LANG", "zh")
-    chinese = [click.unstyle(each) for each in table(RESULTS, every=True)]
+    chinese = [click.unstyle(each) for each in result_lines(RESULTS, every=True)]
     words = [row.split()[0] for row in chinese if row and not row.startswith(" ")][:-1]
     assert words == ["通过", "失败", "警告", "跳过"]
     columns = [

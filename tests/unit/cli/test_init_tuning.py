@@ -7,39 +7,39 @@ from typing import Any
 
 import pytest
 
-from dsrun.cli.init.data import Data
-from dsrun.cli.init.interview import Interview
-from dsrun.cli.init.model import Model
-from dsrun.cli.init.place import Place
-from dsrun.cli.init.tuning import Tuning, ask_tuning
+from dsrun.cli.init.data import InitData
+from dsrun.cli.init.interview import InitInterview
+from dsrun.cli.init.model import InitModel
+from dsrun.cli.init.place import JobPlace
+from dsrun.cli.init.tuning import InitTuning, ask_tuning
 from dsrun.errors import FindingsError, UsageError
 from dsrun.zero.memory.model.count import describe
 from dsrun.zero.memory.request import cluster
 
 NOTHING: dict[str, Any] = dict.fromkeys(("preset", "lora", "zero", "offload", "global_batch_size"))
-DATA = Data(source="", train_file=("train.jsonl",), row={})
-CPU = Place(source="", words="", world=1, cluster=None, host_memory=16, on_cpu=True)
+DATA = InitData(source="", train_file=("train.jsonl",), row={})
+CPU = JobPlace(source="", words="", world=1, cluster=None, host_memory=16, on_cpu=True)
 # Billions of parameters -> width, layers, inner width.
 SIZES = {1: (2048, 16, 8192), 8: (4096, 32, 14336), 70: (8192, 80, 28672)}
 
 
-def llama(billions: int) -> Model:
+def llama(billions: int) -> InitModel:
     width, layers, inner = SIZES[billions]
     config = {
         "model_type": "llama", "hidden_size": width, "intermediate_size": inner, "num_hidden_layers": layers,
         "num_attention_heads": width // 128, "num_key_value_heads": 8, "vocab_size": 128_256,
         "max_position_embeddings": 8192,
     }  # fmt: skip
-    return Model(name="llama", source="", from_scratch=False, config=config, architecture=describe(config))
+    return InitModel(name="llama", source="", from_scratch=False, config=config, architecture=describe(config))
 
 
-def gpus(text: str, host: float = 256) -> Place:
+def gpus(text: str, host: float = 256) -> JobPlace:
     found = cluster(text)
-    return Place(source="", words="", world=found.world, cluster=found, host_memory=host, on_cpu=False)
+    return JobPlace(source="", words="", world=found.world, cluster=found, host_memory=host, on_cpu=False)
 
 
-def proposed(model: Model, place: Place, data: Data = DATA, **given: str) -> Tuning:
-    return ask_tuning(Interview(accept_defaults=True), NOTHING | given, model, data, place)
+def proposed(model: InitModel, place: JobPlace, data: InitData = DATA, **given: str) -> InitTuning:
+    return ask_tuning(InitInterview(accept_defaults=True), NOTHING | given, model, data, place)
 
 
 def test_all_weights_where_they_fit():
@@ -120,7 +120,7 @@ def test_proposed_batch_divides_among_the_ranks(place, rows, batch):
 
 
 def test_demo_keeps_its_own_batch():
-    demo = Model(name="demo-t5", source="", from_scratch=False, config={"model_type": "t5"}, architecture=None)
+    demo = InitModel(name="demo-t5", source="", from_scratch=False, config={"model_type": "t5"}, architecture=None)
     found = proposed(demo, gpus("a100-80:8"))
     assert (found.batch, found.lora.value, found.zero) == (None, 0, {"zero": "2"})
     with pytest.raises(UsageError, match="--lora 8: demo-t5 is trained from scratch"):

@@ -10,18 +10,18 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dsrun.cli.init.data import Data
-from dsrun.cli.init.interview import Answer
-from dsrun.cli.init.model import Model
-from dsrun.cli.init.place import Place
-from dsrun.cli.init.tuning import Tuning
-from dsrun.cli.init.write import Answers, check_run_file, commands, plan_command, render, scalar
+from dsrun.cli.init.data import InitData
+from dsrun.cli.init.interview import InitAnswer
+from dsrun.cli.init.model import InitModel
+from dsrun.cli.init.place import JobPlace
+from dsrun.cli.init.tuning import InitTuning
+from dsrun.cli.init.write import InitAnswers, check_run_file, commands, plan_command, render_run_yaml, scalar
 from dsrun.errors import UsageError
 from dsrun.recipe.runfile import read_run_file
 from dsrun.zero.memory.request import cluster
 
 PRINTABLE = st.text(st.characters(codec="utf-8"), min_size=1).filter(str.isprintable)
-HERE = Place(
+HERE = JobPlace(
     source="there is no SLURM cluster here",
     words="this machine (its CPU)",
     world=2,
@@ -29,15 +29,19 @@ HERE = Place(
     host_memory=64,
     on_cpu=True,
 )
-ANSWERS = Answers(
-    model=Model(name="org/model", source="your answer", from_scratch=False, config=None, architecture=None),
-    data=Data(source="your answer", train_file=("train.jsonl",), row={}),
-    task=Answer("auto", ""),
+ANSWERS = InitAnswers(
+    model=InitModel(name="org/model", source="your answer", from_scratch=False, config=None, architecture=None),
+    data=InitData(source="your answer", train_file=("train.jsonl",), row={}),
+    task=InitAnswer("auto", ""),
     place=HERE,
-    tuning=Tuning(
-        preset=None, lora=Answer(0, "all weights fit"), batch=Answer(64, "a usual size"), zero={"zero": "auto"}, why="w"
+    tuning=InitTuning(
+        preset=None,
+        lora=InitAnswer(0, "all weights fit"),
+        batch=InitAnswer(64, "a usual size"),
+        zero={"zero": "auto"},
+        why="w",
     ),
-    output=Answer("runs/model", "the model's name"),
+    output=InitAnswer("runs/model", "the model's name"),
 )
 
 
@@ -71,7 +75,7 @@ def test_rendered_file_says_what_was_answered(tmp_path_factory, name, file, sour
         model=replace(ANSWERS.model, name=name, source=source),
         data=replace(ANSWERS.data, train_file=(file,), source=source),
     )
-    read = values_of(render(answers, "run.yaml"), tmp_path_factory.getbasetemp())
+    read = values_of(render_run_yaml(answers, "run.yaml"), tmp_path_factory.getbasetemp())
     assert read["model"] == name
     assert read["train_file"] == [file]
     assert (read["global_batch_size"], read["zero"], read["output"]) == (64, "auto", "runs/model")
@@ -79,7 +83,7 @@ def test_rendered_file_says_what_was_answered(tmp_path_factory, name, file, sour
 
 def test_foreign_text_cannot_leave_its_comment(tmp_path):
     layout_like = replace(ANSWERS.model, source="x\ntrain_batch: 1\x1b[31m\u2028zero: 3")
-    read = values_of(render(replace(ANSWERS, model=layout_like), "run.yaml"), tmp_path)
+    read = values_of(render_run_yaml(replace(ANSWERS, model=layout_like), "run.yaml"), tmp_path)
     assert set(read) == {"model", "train_file", "global_batch_size", "output", "zero"}
 
 
@@ -88,26 +92,26 @@ def test_foreign_text_cannot_leave_its_comment(tmp_path):
 )
 def test_learning_rate_of_families(tmp_path, name, rate):
     answers = replace(ANSWERS, model=replace(ANSWERS.model, name=name))
-    assert values_of(render(answers, "run.yaml"), tmp_path).get("learning_rate") == rate
+    assert values_of(render_run_yaml(answers, "run.yaml"), tmp_path).get("learning_rate") == rate
 
 
 @pytest.mark.parametrize(("task", "rate"), [("auto", 2e-4), ("dpo", 5e-6)])
 def test_learning_rate_of_lora(tmp_path, task, rate):
-    answers = replace(ANSWERS, tuning=replace(ANSWERS.tuning, lora=Answer(16, "")), task=Answer(task, ""))
-    read = values_of(render(answers, "run.yaml"), tmp_path)
+    answers = replace(ANSWERS, tuning=replace(ANSWERS.tuning, lora=InitAnswer(16, "")), task=InitAnswer(task, ""))
+    read = values_of(render_run_yaml(answers, "run.yaml"), tmp_path)
     assert (read["lora"], read["learning_rate"]) == (16, rate)
 
 
 def test_head_says_where_it_is_for_and_what_comes_next():
-    head = render(ANSWERS, "run.yaml").partition("\n\n")[0].splitlines()
+    head = render_run_yaml(ANSWERS, "run.yaml").partition("\n\n")[0].splitlines()
     assert head[1].split("  #")[0] == "#   dsrun train --config run.yaml --dry-run"
     assert head[-1] == "# It is for this machine (its CPU): there is no SLURM cluster here."
 
 
 def test_offered_source_prefix_for_t5_only():
-    assert "# source_prefix: " not in render(ANSWERS, "run.yaml")
+    assert "# source_prefix: " not in render_run_yaml(ANSWERS, "run.yaml")
     t5 = replace(ANSWERS, model=replace(ANSWERS.model, name="t5-small"))
-    assert '  # source_prefix: "translate English to German: "' in render(t5, "run.yaml")
+    assert '  # source_prefix: "translate English to German: "' in render_run_yaml(t5, "run.yaml")
 
 
 def test_check_run_file_names_file_and_line(tmp_path, monkeypatch):
@@ -123,7 +127,7 @@ def test_check_run_file_names_file_and_line(tmp_path, monkeypatch):
 
 
 def test_commands_quote_names():
-    assert list(commands(replace(ANSWERS, output=Answer("my runs/x", "")), "a b.yaml")) == [
+    assert list(commands(replace(ANSWERS, output=InitAnswer("my runs/x", "")), "a b.yaml")) == [
         "dsrun train --config 'a b.yaml' --dry-run",
         "dsrun train --config 'a b.yaml'",
         "dsrun monitor 'my runs/x'",
@@ -132,7 +136,7 @@ def test_commands_quote_names():
 
 def test_plan_command_repeats_what_was_planned():
     job = replace(HERE, cluster=cluster("a100-80:4", nodes=2), slurm={})
-    tuning = replace(ANSWERS.tuning, preset=Answer("aggressive", ""), lora=Answer(8, ""))
+    tuning = replace(ANSWERS.tuning, preset=InitAnswer("aggressive", ""), lora=InitAnswer(8, ""))
     assert list(plan_command(replace(ANSWERS, place=job, tuning=tuning), {"zero": None})) == [
         "dsrun plan --model org/model --gpus a100-80:4 --gpu-memory 80 --nodes 2 --lora 8 --global-batch-size 64"
         " --preset aggressive"

@@ -10,10 +10,10 @@ import pytest
 from rich.console import Console
 
 from dsrun.cli.monitor.run import ChangeLines
-from dsrun.cli.monitor.section import Room
-from dsrun.cli.monitor.snapshot import Snapshot, as_json, of_history, of_job, waiting_for
-from dsrun.cli.monitor.view import render
-from dsrun.monitoring.status import Best, RunStatus
+from dsrun.cli.monitor.section import TerminalSize
+from dsrun.cli.monitor.snapshot import MonitorSnapshot, as_json, of_history, of_job, waiting_for
+from dsrun.cli.monitor.view import render_view
+from dsrun.monitoring.status import BestMetric, RunStatus
 from dsrun.runs.goodput import Goodput
 from dsrun.runs.node_status import NodeStatus, RankProgress
 from dsrun.runs.reader import RunHistory
@@ -25,7 +25,7 @@ TIME = "2026-11-25T10:00:00.000Z"
 GIB = 1 << 30
 
 
-def snapshot(*, nodes: int = 1, per_node: int = 8, stuck: bool = False, **status: Any) -> Snapshot:
+def snapshot(*, nodes: int = 1, per_node: int = 8, stuck: bool = False, **status: Any) -> MonitorSnapshot:
     """A run of 1,000 of 5,000 steps."""
     steps = tuple(
         {"step": 10 * n, "loss": 5 / n, "lr": 1e-4, "grad_norm": 1.0, "tokens_per_s": 1000.0} for n in range(1, 101)
@@ -35,7 +35,7 @@ def snapshot(*, nodes: int = 1, per_node: int = 8, stuck: bool = False, **status
         path=Path("runs/llama"), state="training", model="meta-llama/Llama-3.1-8B", step=1000, max_steps=5000,
         epoch=0.5, loss=0.05, lr=1e-4, grad_norm=1.0, tokens_per_s=1000.0, mfu=0.41, padding=0.013, step_s=2.0,
         eta_s=8000.0, since_s=2100.0, silent_s=1.0, checkpoint_step=900, checkpoint_age_s=180.0, time=TIME_USE,
-        restarts=1, best=Best(metric="eval_loss", value=0.5, step=900), world_size=nodes * per_node,
+        restarts=1, best=BestMetric(metric="eval_loss", value=0.5, step=900), world_size=nodes * per_node,
     )  # fmt: skip
     history = RunHistory(
         path=Path("runs/llama"), steps=steps, events=events,
@@ -68,10 +68,12 @@ def node(number: int, count: int, *, stuck: bool) -> NodeStatus:
     )  # fmt: skip
 
 
-def drawn(shown: Snapshot, width: int = 120, height: int | None = None, *, ascii_only: bool = False) -> list[str]:
+def drawn(
+    shown: MonitorSnapshot, width: int = 120, height: int | None = None, *, ascii_only: bool = False
+) -> list[str]:
     console = Console(width=width, color_system=None)
     with console.capture() as captured:
-        console.print(render(shown, Room(width=width, height=height, ascii_only=ascii_only)))
+        console.print(render_view(shown, TerminalSize(width=width, height=height, ascii_only=ascii_only)))
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
@@ -136,7 +138,7 @@ def test_no_color_leaves_no_colours(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     console = Console(width=80, force_terminal=True)
     with console.capture() as captured:
-        console.print(render(snapshot(), Room(width=80)))
+        console.print(render_view(snapshot(), TerminalSize(width=80)))
     assert "\x1b[3" not in captured.get()
 
 

@@ -14,7 +14,7 @@ from dsrun.cli.launch import node as run_node
 from dsrun.errors import UsageError
 from dsrun.launch.context import LocalLauncher
 from dsrun.launch.coordinator.messages import RendezvousError
-from dsrun.launch.job import Outcome, Topology
+from dsrun.launch.job import ProcessTopology, RunOutcome
 from dsrun.launch.signals import StartupSignals
 from dsrun.recipe.resolve import resolve
 from dsrun.runs.attempts import JobStarts
@@ -32,7 +32,9 @@ EVENTS = """\
 def work_in(folder, **fields):
     """Of a program that must not begin, unless `fields` say how."""
     given = {"require": pytest.fail, "job": pytest.fail, "dry_run": False, **fields}
-    return run_node.Work(topology=Topology(1, "cpu", 1), output=str(folder), debug=False, force=False, **given)
+    return run_node.MachineWork(
+        topology=ProcessTopology(1, "cpu", 1), output=str(folder), debug=False, force=False, **given
+    )
 
 
 class BeginsError(Exception):
@@ -91,8 +93,8 @@ def test_goodput_reported_by_node_0_of_training(tmp_path, capsys, node, external
     """Only the first node reports the goodput of a training."""
     folder = RunFolder.create(tmp_path / "run")
     folder.events.write_text(EVENTS)
-    work = run_node.Work(
-        topology=Topology(1, "cpu", 1),
+    work = run_node.MachineWork(
+        topology=ProcessTopology(1, "cpu", 1),
         output=str(folder.path),
         debug=False,
         dry_run=False,
@@ -102,15 +104,15 @@ def test_goodput_reported_by_node_0_of_training(tmp_path, capsys, node, external
         recipe=None if external else resolve(["--model", "demo-t5"], tmp_path),
     )
     place = LocalLauncher(how="here", nodes=2, node=node)
-    assert run_node._report(Outcome(0), folder, work, place) == 0
+    assert run_node._report(RunOutcome(0), folder, work, place) == 0
     assert ("goodput 90.0%: 90 s training" in capsys.readouterr().err) is printed
 
 
 @pytest.mark.parametrize(("node", "targets", "senders"), [(0, ("true",), 1), (1, ("true",), 0), (0, (), 0)])
 def test_node_0_alone_sends_messages(tmp_path, node, targets, senders):
     """One process, where there are targets; nothing is left of it."""
-    work = run_node.Work(
-        topology=Topology(1, "cpu", 1),
+    work = run_node.MachineWork(
+        topology=ProcessTopology(1, "cpu", 1),
         output=str(RunFolder.create(tmp_path / "run").path),
         debug=False,
         dry_run=False,
@@ -122,7 +124,7 @@ def test_node_0_alone_sends_messages(tmp_path, node, targets, senders):
     before = {child.pid for child in psutil.Process().children()}
     with run_node.notifications(work, LocalLauncher(how="here", nodes=2, node=node), StartupSignals()) as ended:
         assert len({child.pid for child in psutil.Process().children()} - before) == senders
-        ended(Outcome(0))
+        ended(RunOutcome(0))
     assert {child.pid for child in psutil.Process().children()} - before == set()
 
 

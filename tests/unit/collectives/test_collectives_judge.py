@@ -8,13 +8,13 @@ import pytest
 
 from dsrun.collectives.facts import NodeFacts, differences, differing
 from dsrun.collectives.judge import judge, slower, slower_in_pairs
-from dsrun.collectives.observations import GroupResult, Member, Observations, RankResult
+from dsrun.collectives.observations import GroupResult, RankResult, TestMember, TestObservations
 from dsrun.collectives.operations import bus_bandwidth, bus_factor, rank_factor, summed_factor
-from dsrun.collectives.place import Place, place_of
-from dsrun.collectives.report import as_json, common_facts, table, together
-from dsrun.collectives.schedule import ALL_PAIRS_UP_TO, Phase, cover, rounds, units_of
+from dsrun.collectives.place import MemberPlace, place_of
+from dsrun.collectives.report import as_json, common_facts, member_rows, together
+from dsrun.collectives.schedule import ALL_PAIRS_UP_TO, TestPhase, cover, rounds, units_of
 from dsrun.errors import UsageError
-from dsrun.findings.texts import table as table_of
+from dsrun.findings.texts import text_table as table_of
 from dsrun.launch.context import SrunLauncher
 
 
@@ -67,13 +67,13 @@ def test_units_are_nodes_or_the_ranks_of_one_machine() -> None:
 FACTS = NodeFacts(host="", python="3.11.7", torch="2.13.0", deepspeed="0.19.8", dsrun="0.1.0", gpus=("A100", "A100"))
 
 
-def nodes(count: int, **others: NodeFacts) -> Observations:
+def nodes(count: int, **others: NodeFacts) -> TestObservations:
     """So many nodes with one rank each; `others` by host have their own facts."""
-    seen = Observations(count=count, names=[f"n{index}" for index in range(count)], address="n0:29500")
+    seen = TestObservations(count=count, names=[f"n{index}" for index in range(count)], address="n0:29500")
     for index in range(count):
         host = f"n{index}"
         facts = NodeFacts(**{**others.get(host, FACTS).as_dict(), "host": host})
-        seen.members[index] = Member(index=index, facts=facts, ranks=1, device="cuda", address=host)
+        seen.members[index] = TestMember(index=index, facts=facts, ranks=1, device="cuda", address=host)
     seen.units = units_of((index, f"n{index}", 1) for index in range(count))
     return seen
 
@@ -83,13 +83,13 @@ def done(seconds: float) -> RankResult:
     return RankResult(state="ok", at="end", measured={"all_reduce": own})
 
 
-def pair(seen: Observations, a: int, b: int, *results: RankResult) -> None:
+def pair(seen: TestObservations, a: int, b: int, *results: RankResult) -> None:
     units = (seen.units[a], seen.units[b])
-    phase = Phase("pairs", len(seen.groups), (units,))
+    phase = TestPhase("pairs", len(seen.groups), (units,))
     seen.groups.append(GroupResult(phase, units, {a: results[0], b: results[-1]}))
 
 
-def codes(seen: Observations) -> dict[str, str]:
+def codes(seen: TestObservations) -> dict[str, str]:
     return {each.code: each.message for each in judge(seen).findings}
 
 
@@ -100,7 +100,7 @@ def test_healthy_nodes_have_no_findings() -> None:
     verdict = judge(seen)
     assert verdict.findings == ()
     assert not verdict.failed
-    assert [row[-1] for row in table(seen, verdict)] == ["result", "ok", "ok", "ok"]
+    assert [row[-1] for row in member_rows(seen, verdict)] == ["result", "ok", "ok", "ok"]
 
 
 def test_node_that_others_cannot_reach_is_the_one_to_exclude() -> None:
@@ -121,7 +121,7 @@ def test_missing_node_is_in_the_table_and_excluded() -> None:
     seen.missing = [2]
     verdict = judge(seen)
     assert verdict.exclude == ("n2",)
-    row = table(seen, verdict)[-1]
+    row = member_rows(seen, verdict)[-1]
     assert (row[0], row[-1]) == ("n2", "node_missing")
 
 
@@ -141,7 +141,7 @@ def test_rank_that_stays_behind_is_named_and_the_waiting_ones_are_not() -> None:
     stuck = RankResult(state="hung", at="broadcast")
     waiting = RankResult(state="hung", at="all_reduce")
     units = tuple(seen.units)
-    seen.groups.append(GroupResult(Phase("all", 0, (units,)), units, {0: waiting, 1: stuck, 2: waiting}))
+    seen.groups.append(GroupResult(TestPhase("all", 0, (units,)), units, {0: waiting, 1: stuck, 2: waiting}))
     verdict = judge(seen)
     (finding,) = verdict.findings
     assert (finding.code, finding.message.values["rank"]) == ("rank_hung", "rank 1 on n1")
@@ -154,7 +154,7 @@ def test_wrong_values_name_their_source() -> None:
     wrong = RankResult(state="ok", wrong={"all_gather": {"count": 5, "of": 300, "from": [1]}})
     units = tuple(seen.units)
     ok = RankResult(state="ok")
-    seen.groups.append(GroupResult(Phase("all", 0, (units,)), units, {0: wrong, 1: ok, 2: ok}))
+    seen.groups.append(GroupResult(TestPhase("all", 0, (units,)), units, {0: wrong, 1: ok, 2: ok}))
     verdict = judge(seen)
     finding = verdict.findings[0]
     expected = {"operation": "all_gather", "rank": "rank 0 on n0", "count": 5, "total": 300, "sources": "1"}
@@ -185,7 +185,7 @@ def test_minority_of_versions_is_to_be_excluded() -> None:
     assert verdict.exclude == ("n1",)
     # Drivers may differ, which is worth a look.
     assert [each.level for each in verdict.findings] == ["error", "warning"]
-    head, *rows = table(seen, verdict)
+    head, *rows = member_rows(seen, verdict)
     assert head[5:-1] == ["torch", "driver"]
     assert rows[1][5:7] == ["2.12.0", "550.54"]
     assert "torch" not in common_facts([member.facts for member in seen.members.values()])
@@ -208,7 +208,7 @@ def test_clock_skew_is_a_warning() -> None:
 def test_report_has_bandwidths_of_all_ranks() -> None:
     seen = nodes(2)
     units = tuple(seen.units)
-    seen.groups.append(GroupResult(Phase("all", 0, (units,)), units, {0: done(0.001), 1: done(0.001)}))
+    seen.groups.append(GroupResult(TestPhase("all", 0, (units,)), units, {0: done(0.001), 1: done(0.001)}))
     assert together(seen) == "all 2 ranks, busbw in GB/s: all_reduce 4"
     found = as_json(seen, judge(seen))
     assert found["groups"][0]["busbw"] == {"all_reduce": 4.0}
@@ -220,14 +220,14 @@ STEP = {
 }  # fmt: skip
 
 
-def found_place(environ: dict[str, str], **given: object) -> Place | SrunLauncher:
+def found_place(environ: dict[str, str], **given: object) -> MemberPlace | SrunLauncher:
     nothing = {"ranks": None, "nodes": None, "node_rank": None, "master_addr": None, "master_port": None}
     return place_of(**{**nothing, **given}, environ=environ)
 
 
 def test_task_per_node_takes_part_as_a_node() -> None:
     place = found_place({**STEP, "SLURM_STEP_NUM_TASKS": "2", "SLURM_NODEID": "1", "SLURM_PROCID": "1"})
-    assert isinstance(place, Place)
+    assert isinstance(place, MemberPlace)
     assert (place.index, place.count, place.host, place.names) == (1, 2, "n1", ("n1", "n2"))
     assert (place.ranks, place.local_rank) == (None, None)
 
@@ -235,31 +235,31 @@ def test_task_per_node_takes_part_as_a_node() -> None:
 def test_task_per_rank_takes_part_with_one_rank() -> None:
     tasks = {"SLURM_STEP_NUM_TASKS": "4", "SLURM_NODEID": "1", "SLURM_PROCID": "3", "SLURM_LOCALID": "1"}
     place = found_place({**STEP, **tasks})
-    assert isinstance(place, Place)
+    assert isinstance(place, MemberPlace)
     assert (place.index, place.count, place.ranks, place.local_rank) == (3, 4, 1, 1)
 
 
 def test_allocation_outside_of_steps_needs_srun_except_for_ranks_here() -> None:
     environ = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURMD_NODENAME": "n1"}
     assert found_place(environ) == SrunLauncher(2)
-    assert isinstance(found_place(environ, ranks=2), Place)
+    assert isinstance(found_place(environ, ranks=2), MemberPlace)
 
 
 def test_job_without_srun_is_tested_here_or_by_mpirun() -> None:
     job = {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "n1 8 n2 8"}
     place = found_place(job)
-    assert isinstance(place, Place)
+    assert isinstance(place, MemberPlace)
     assert place.count == 1
     with pytest.raises(UsageError, match=r"--nodes 2 in LSF job 7.*mpirun"):
         found_place(job, nodes=2)
     place = found_place({**job, "PMI_RANK": "1", "PMI_SIZE": "2"})
-    assert isinstance(place, Place)
+    assert isinstance(place, MemberPlace)
     assert (place.index, place.count, place.host) == (1, 2, "n1")
 
 
 def test_nodes_by_hand_need_the_first_ones_name() -> None:
     place = found_place({}, nodes=3, node_rank=2, master_addr="n1")
-    assert isinstance(place, Place)
+    assert isinstance(place, MemberPlace)
     assert (place.index, place.count, place.host, place.port, place.by_hand) == (2, 3, "n1", 29500, True)
     with pytest.raises(UsageError, match="not where the first one is"):
         found_place({}, nodes=3, node_rank=2)

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.collectives.coordination.lead import Limits
+from dsrun.collectives.coordination.lead import PartLimits
 from dsrun.collectives.coordination.meeting import join
-from dsrun.collectives.judge import Verdict
-from dsrun.collectives.observations import Observations
+from dsrun.collectives.judge import CollectiveVerdict
+from dsrun.collectives.observations import TestObservations
 from dsrun.collectives.operations import OPERATIONS
-from dsrun.collectives.place import Place
+from dsrun.collectives.place import MemberPlace
 from dsrun.collectives.run import run_test
-from dsrun.findings.texts import table
+from dsrun.findings.texts import text_table
 from dsrun.launch.coordinator.messages import shared_key
 from dsrun.messages import Message
 from dsrun.system.net import free_port
@@ -62,16 +62,16 @@ def faulty(tmp_path, monkeypatch):
     return make
 
 
-def run(ranks: int, **limits: float) -> tuple[Observations, Verdict]:
+def run(ranks: int, **limits: float) -> tuple[TestObservations, CollectiveVerdict]:
     """The test of so many ranks on this machine."""
-    outcome = run_test(Place(ranks=ranks), secret=None, limits=Limits(**limits), notify=print)
+    outcome = run_test(MemberPlace(ranks=ranks), secret=None, limits=PartLimits(**limits), notify=print)
     assert outcome.seen is not None
     assert outcome.verdict is not None
     assert outcome.exit_code == (3 if outcome.verdict.failed else 0)
     return outcome.seen, outcome.verdict
 
 
-def errors(verdict: Verdict) -> dict[str, Message]:
+def errors(verdict: CollectiveVerdict) -> dict[str, Message]:
     return {each.code: each.message for each in verdict.findings if each.level == "error"}
 
 
@@ -92,7 +92,7 @@ def test_slow_rank_is_named(faulty) -> None:
     faulty("slow", 1)
     _, verdict = run(2)
     slow = [each.message for each in verdict.findings if each.code == "slow_rank"]
-    computing = table("slow_rank.computes")["message"]
+    computing = text_table("slow_rank.computes")["message"]
     assert "rank 1" in [each.values["rank"] for each in slow if each.template == computing]
     assert not errors(verdict)
 
@@ -157,8 +157,8 @@ def test_two_nodes_that_differ_are_compared(tmp_path: Path) -> None:
 
 
 def test_missing_node_is_named() -> None:
-    place = Place(count=2, port=free_port(), names=("gpu00", "gpu01"), ranks=1)
-    outcome = run_test(place, secret=None, limits=Limits(join_s=1), notify=print)
+    place = MemberPlace(count=2, port=free_port(), names=("gpu00", "gpu01"), ranks=1)
+    outcome = run_test(place, secret=None, limits=PartLimits(join_s=1), notify=print)
     assert outcome.exit_code == 3
     assert outcome.verdict is not None
     assert errors(outcome.verdict)["node_missing"].values["name"] == "node 1 (gpu01)"
@@ -166,8 +166,8 @@ def test_missing_node_is_named() -> None:
 
 
 def test_leader_that_cannot_be_reached_is_a_finding() -> None:
-    place = Place(index=1, count=2, port=free_port(), ranks=1)
-    outcome = run_test(place, secret=None, limits=Limits(join_s=0.5), notify=print)
+    place = MemberPlace(index=1, count=2, port=free_port(), ranks=1)
+    outcome = run_test(place, secret=None, limits=PartLimits(join_s=0.5), notify=print)
     assert outcome.exit_code == 3
     assert outcome.finding is not None
     assert outcome.finding.code == "tcp_unreachable"
@@ -177,8 +177,8 @@ def test_leader_that_cannot_be_reached_is_a_finding() -> None:
 
 def test_leader_with_an_unknown_name_is_a_finding() -> None:
     """Its own --master-addr is one that this machine cannot resolve."""
-    place = Place(count=2, host="node1.invalid", port=free_port(), ranks=1, by_hand=True)
-    outcome = run_test(place, secret=None, limits=Limits(join_s=0.5), notify=print)
+    place = MemberPlace(count=2, host="node1.invalid", port=free_port(), ranks=1, by_hand=True)
+    outcome = run_test(place, secret=None, limits=PartLimits(join_s=0.5), notify=print)
     assert outcome.exit_code == 3
     assert outcome.finding is not None
     assert outcome.finding.code == "tcp_unreachable"
@@ -190,7 +190,7 @@ def test_leader_with_an_unknown_name_is_a_finding() -> None:
 def test_pair_that_cannot_connect_is_named_before_torch() -> None:
     """Node 1 listens where nobody can reach it: node 0 says so without starting a rank."""
     port, closed = free_port(), free_port()
-    place = Place(count=2, port=port, ranks=1)
+    place = MemberPlace(count=2, port=port, ranks=1)
 
     def node_1() -> None:
         facts = {"host": "gpu01", "torch": ""}
@@ -207,7 +207,7 @@ def test_pair_that_cannot_connect_is_named_before_torch() -> None:
 
     thread = threading.Thread(target=node_1)
     thread.start()
-    outcome = run_test(place, secret=None, limits=Limits(), notify=print)
+    outcome = run_test(place, secret=None, limits=PartLimits(), notify=print)
     thread.join()
     assert outcome.verdict is not None
     values = errors(outcome.verdict)["tcp_unreachable"].values

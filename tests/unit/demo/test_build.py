@@ -222,7 +222,7 @@ def test_unknown_demo_name_rejected(make, name, tmp_path):
 
 def test_llama_demo_without_tokenizers_names_package(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    few = build.Splits(train=[{"text": "a"}], validation=[{"text": "b"}], test=[{"text": "c"}])
+    few = build.CorpusSplits(train=[{"text": "a"}], validation=[{"text": "b"}], test=[{"text": "c"}])
     monkeypatch.setattr(build, "python_docs", lambda: few)
     with pytest.raises(MissingError) as caught:
         materialise("demo-llama", tmp_path / "demo")

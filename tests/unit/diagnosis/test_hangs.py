@@ -7,22 +7,22 @@ import pickle
 
 import pytest
 
-from dsrun.diagnosis.flight_recorder import Recorded, parse_dump
-from dsrun.diagnosis.hangs import Standing, blamed, groups, outliers, read_standings, summary
-from dsrun.diagnosis.stacks import Place
+from dsrun.diagnosis.flight_recorder import RecordedOperation, parse_dump
+from dsrun.diagnosis.hangs import RankStanding, blamed, groups, outliers, read_standings, summary
+from dsrun.diagnosis.stacks import StackPlace
 
-REDUCE = Place("collective", "all_reduce", "step (train.py:9)")
-ELSEWHERE = Place("collective", "all_reduce", "evaluate (train.py:70)")
-BARRIER = Place("collective", "barrier", "save (train.py:40)")
-LOADER = Place("loader", "DataLoader.__next__", "main (train.py:5)")
-STOPPED = Place("stopped", "stopped (SIGSTOP)")
-READS = Place("code", "check (nan.py:9)", "check (nan.py:9)")
-UNKNOWN = Place("unknown", "without a stack")
-SYNC = Place("gpu", "torch.cuda.synchronize", "step (train.py:9)")
+REDUCE = StackPlace("collective", "all_reduce", "step (train.py:9)")
+ELSEWHERE = StackPlace("collective", "all_reduce", "evaluate (train.py:70)")
+BARRIER = StackPlace("collective", "barrier", "save (train.py:40)")
+LOADER = StackPlace("loader", "DataLoader.__next__", "main (train.py:5)")
+STOPPED = StackPlace("stopped", "stopped (SIGSTOP)")
+READS = StackPlace("code", "check (nan.py:9)", "check (nan.py:9)")
+UNKNOWN = StackPlace("unknown", "without a stack")
+SYNC = StackPlace("gpu", "torch.cuda.synchronize", "step (train.py:9)")
 
 
-def ranks(usual: Place, count: int, apart: dict[int, Place]) -> list[Standing]:
-    return [Standing(rank, apart.get(rank, usual)) for rank in range(count)]
+def ranks(usual: StackPlace, count: int, apart: dict[int, StackPlace]) -> list[RankStanding]:
+    return [RankStanding(rank, apart.get(rank, usual)) for rank in range(count)]
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,10 @@ def ranks(usual: Place, count: int, apart: dict[int, Place]) -> list[Standing]:
         (ranks(REDUCE, 2, {1: BARRIER}), (), "rank 0 in all_reduce; rank 1 in barrier"),
         (ranks(READS, 8, {6: LOADER}), (6,), "7 of 8 ranks in check (nan.py:9); rank 6 in DataLoader.__next__"),
         (
-            [Standing(rank, READS, None if rank == 1 else Recorded("all_reduce", 7, "0", 7)) for rank in range(2)],
+            [
+                RankStanding(rank, READS, None if rank == 1 else RecordedOperation("all_reduce", 7, "0", 7))
+                for rank in range(2)
+            ],
             (1,),
             "rank 0 in all_reduce #7; rank 1 in check (nan.py:9)",
         ),
@@ -62,7 +65,7 @@ def test_outliers_and_summary(standings, apart, line):
 
 
 def test_summary_names_four_places_and_counts_the_rest():
-    apart = {rank: Place("code", f"f{rank} (a.py:1)") for rank in range(6)}
+    apart = {rank: StackPlace("code", f"f{rank} (a.py:1)") for rank in range(6)}
     assert summary(ranks(REDUCE, 20, apart)).endswith("rank 2 in f2 (a.py:1); 3 more elsewhere")
     many = dict.fromkeys(range(9), LOADER)
     assert summary(ranks(REDUCE, 32, many)).endswith("ranks 0, 1, 2, 3, 4, 5 and 3 more in DataLoader.__next__")
@@ -98,7 +101,7 @@ DUMP = {
 @pytest.mark.parametrize("write", [pickle.dumps, lambda dump: json.dumps(dump).encode()], ids=["pickle", "json"])
 def test_flight_recorder_dump(write):
     """The oldest operation that is not done, of all ranks before those of a part of them."""
-    assert parse_dump(write(DUMP)) == Recorded("all_reduce", 481, "0", 482)
+    assert parse_dump(write(DUMP)) == RecordedOperation("all_reduce", 481, "0", 482)
 
 
 class Harmful:

@@ -5,7 +5,7 @@ import tomllib
 from importlib.resources import files
 from typing import get_args
 
-from dsrun.diagnosis.rules import UNKNOWN, Then, Weight, cause_named, causes
+from dsrun.diagnosis.rules import UNKNOWN, NextStep, SignWeight, cause_named, causes
 from dsrun.findings.finding import Level
 
 # The names that other programs rely on; more may be added, none may be renamed.
@@ -29,9 +29,9 @@ def test_cause_codes_are_unique() -> None:
 def test_cause_rule_values_are_known() -> None:
     for cause in causes().values():
         assert cause.level in get_args(Level), cause.code
-        assert cause.then in get_args(Then), cause.code
+        assert cause.then in get_args(NextStep), cause.code
         for sign in cause.signs:
-            assert sign.weight in get_args(Weight), cause.code
+            assert sign.weight in get_args(SignWeight), cause.code
             # A shorter word would stand in every line of a log.
             assert all(len(word) >= 3 for word in sign.has), cause.code
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dsrun.diagnosis.stacks import Frame, Place, parse_stacks, place_of
+from dsrun.diagnosis.stacks import StackFrame, StackPlace, parse_stacks, place_of
 
 TORCH = "/venv/lib/python3.11/site-packages/torch"
 PY_SPY = """\
@@ -48,14 +48,14 @@ def kernel(*, wchan: str = "0", syscall: str = "running", state: str = "S (sleep
 def test_threads_and_frames_of_py_spy():
     feeder, main = parse_stacks(PY_SPY)
     assert (feeder.main, main.main) == (False, True)
-    assert main.frames[1] == Frame("wrapper", "torch/distributed/c10d_logger.py", 83)
-    assert main.frames[3] == Frame("<lambda>", "eval.py", 25)
+    assert main.frames[1] == StackFrame("wrapper", "torch/distributed/c10d_logger.py", 83)
+    assert main.frames[3] == StackFrame("<lambda>", "eval.py", 25)
 
 
 def test_main_thread_of_faulthandler_is_the_last():
     feeder, main = parse_stacks(FAULTHANDLER)
     assert (feeder.main, main.main) == (False, True)
-    assert main.frames[0] == Frame("_try_get_data", f"{TORCH}/utils/data/dataloader.py", 1291)
+    assert main.frames[0] == StackFrame("_try_get_data", f"{TORCH}/utils/data/dataloader.py", 1291)
 
 
 def test_no_threads_in_other_text():
@@ -63,7 +63,7 @@ def test_no_threads_in_other_text():
 
 
 def test_collective_is_named_as_the_program_called_it():
-    assert place_of(PY_SPY) == Place("collective", "all_gather_object", "<lambda> (eval.py:25)")
+    assert place_of(PY_SPY) == StackPlace("collective", "all_gather_object", "<lambda> (eval.py:25)")
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_call_of_collective_is_told_without_what_passes_it_on():
         "allreduce_bucket deepspeed/runtime/zero/stage_1_and_2.py:2384",
         "training_step dsrun/train/loop/trainer.py:196",
     ]
-    assert place_of(stack(*frames)) == Place("collective", "all_reduce", "training_step (loop/trainer.py:196)")
+    assert place_of(stack(*frames)) == StackPlace("collective", "all_reduce", "training_step (loop/trainer.py:196)")
 
 
 def test_loader_that_waits_in_a_queue_is_the_loader():

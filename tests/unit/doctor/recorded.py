@@ -7,14 +7,14 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from typing import Any
 
-from dsrun.doctor.check import Check
-from dsrun.doctor.driver import Driver, Holder, Memory
+from dsrun.doctor.check import DoctorCheck
+from dsrun.doctor.driver import GpuDriver, MemoryHolder, MemoryUse
 from dsrun.doctor.gpu.nvml import GpuState, NvmlAnswer
-from dsrun.doctor.machine import Machine, Network, Packages, Target
+from dsrun.doctor.machine import CheckedMachine, DoctorTarget, HostNetwork, PythonPackages
 from dsrun.errors import MissingError
 from dsrun.findings.finding import Finding
 from dsrun.recipe.resolve import resolve
-from dsrun.system.gpus import Gpu
+from dsrun.system.gpus import LocalGpu
 
 GIB = 2**30
 A100 = ("NVIDIA A100-SXM4-80GB", 80, (8, 0))
@@ -26,20 +26,20 @@ def driver(
     *gpus: tuple[str, int, tuple[int, int]],
     cuda: str = "13.0",
     free: float | None = None,
-    holders: Sequence[Holder] = (),
-) -> Driver:
+    holders: Sequence[MemoryHolder] = (),
+) -> GpuDriver:
     """A driver with these GPUs (name, GiB, capability); on the first one `free` GiB are free and `holders` run."""
     found = [
-        Gpu(index=index, name=name, uuid=f"GPU-{index}", memory_total=gib * GIB, capability=capability)
+        LocalGpu(index=index, name=name, uuid=f"GPU-{index}", memory_total=gib * GIB, capability=capability)
         for index, (name, gib, capability) in enumerate(gpus)
     ]
-    memory = {each.uuid: Memory(free=int(each.memory_total or 0)) for each in found}
+    memory = {each.uuid: MemoryUse(free=int(each.memory_total or 0)) for each in found}
     if free is not None:
-        memory["GPU-0"] = Memory(free=int(free * GIB), holders=tuple(holders))
-    return Driver(version="580.65.06", cuda=cuda, gpus=tuple(found), memory=memory)
+        memory["GPU-0"] = MemoryUse(free=int(free * GIB), holders=tuple(holders))
+    return GpuDriver(version="580.65.06", cuda=cuda, gpus=tuple(found), memory=memory)
 
 
-class RecordedNetwork(Network):
+class RecordedNetwork(HostNetwork):
     """Names, interfaces and ports as a test says; `taken` and `open` are ports."""
 
     def __init__(
@@ -103,7 +103,7 @@ def recorded(
     files: Mapping[str, str | bytes] | None = None,
     *,
     environ: Mapping[str, str] | None = None,
-    found: Driver | None = None,
+    found: GpuDriver | None = None,
     gpus: Iterable[GpuState] = (),
     packages: Mapping[str, Path] | None = None,
     versions: Mapping[str, str] | None = None,
@@ -111,7 +111,7 @@ def recorded(
     programs: Mapping[str, str | tuple[int, str]] | None = None,
     now: float = 0.0,
     **more: Any,
-) -> Machine:
+) -> CheckedMachine:
     """A machine with these files below `root`, this driver, whose NVML tells of `gpus`, and nothing else."""
     for name, content in (files or {}).items():
         path = root / name.lstrip("/")
@@ -119,23 +119,23 @@ def recorded(
         path.write_bytes(content.encode() if isinstance(content, str) else content)
     run, answer = program_runs(programs or {}), NvmlAnswer(gpus=tuple(gpus))
     known = {"run": run, "run_long": run, "nvml": lambda: answer, "now": lambda: now, "ask_driver": lambda: found}
-    return Machine(
+    return CheckedMachine(
         root=root,
         environ={"HOME": str(root / "home")} | dict(environ or {}),
-        packages=Packages(dict(packages or {}), dict(versions or {})),
+        packages=PythonPackages(dict(packages or {}), dict(versions or {})),
         network=network or RecordedNetwork(),
         **{**known, **more},
     )
 
 
-def job(cwd: Path, *argv: str, **rest: object) -> Target:
+def job(cwd: Path, *argv: str, **rest: object) -> DoctorTarget:
     """The target of `dsrun train ARGV` in the folder `cwd`."""
-    return Target(recipe=resolve(argv, cwd), cwd=cwd, **rest)  # type: ignore[arg-type]
+    return DoctorTarget(recipe=resolve(argv, cwd), cwd=cwd, **rest)  # type: ignore[arg-type]
 
 
-def found_by(check: Check, here: Machine, target: Target | None = None) -> list[Finding]:
+def found_by(check: DoctorCheck, here: CheckedMachine, target: DoctorTarget | None = None) -> list[Finding]:
     """What the check finds, whose codes all begin with its own."""
-    found = list(check.look(here, target or Target(cwd=here.root)))
+    found = list(check.look(here, target or DoctorTarget(cwd=here.root)))
     assert all(each.code.startswith(check.code) for each in found), found
     assert all(each.fix for each in found if each.level != "info"), found
     return found
@@ -150,6 +150,6 @@ def codes(found: Sequence[Finding]) -> list[str]:
     return [each.code for each in found if each.level != "info"]
 
 
-def levels_by_code(check: Check, here: Machine, target: Target | None = None) -> dict[str, str]:
+def levels_by_code(check: DoctorCheck, here: CheckedMachine, target: DoctorTarget | None = None) -> dict[str, str]:
     """The level of each finding by its code."""
     return {each.code: each.level for each in found_by(check, here, target)}

@@ -4,7 +4,7 @@ import pytest
 
 from dsrun.doctor.gpu.nvml import GpuState
 from dsrun.doctor.host.cpu import CORES, NUMA, cpu_list
-from dsrun.doctor.machine import Target
+from dsrun.doctor.machine import DoctorTarget
 from dsrun.recipe.recipe import Recipe
 from tests.unit.doctor.recorded import found_by, levels_by_code, recorded
 
@@ -53,7 +53,9 @@ def test_cores_of_a_container(tmp_path):
 def test_adam_on_the_cpu_needs_cores(tmp_path):
     machine = recorded(tmp_path, cpus("0-5"), gpus=GPUS)
     assert levels_by_code(CORES, machine) == {"cores": "info"}
-    assert levels_by_code(CORES, machine, Target(recipe=Recipe.of({"offload": "cpu"}, {}))) == {"cores_few": "warning"}
+    assert levels_by_code(CORES, machine, DoctorTarget(recipe=Recipe.of({"offload": "cpu"}, {}))) == {
+        "cores_few": "warning"
+    }
 
 
 def test_gpus_near_their_cores(tmp_path):

@@ -10,7 +10,7 @@ from dsrun.doctor.gpu.health import CLOCKS, ECC
 from dsrun.doctor.gpu.nvml import GpuState
 from dsrun.doctor.registry import CHECKS
 from dsrun.doctor.software.compilers import HOST_COMPILER
-from dsrun.doctor.software.known_bad import VERSIONS, table
+from dsrun.doctor.software.known_bad import VERSIONS, known_bad_rows
 from dsrun.findings.translation import translated
 from dsrun.messages import Message
 from tests.unit.doctor.recorded import found_by, recorded, torch_at
@@ -56,5 +56,5 @@ def test_every_title_and_need_and_row_is_translated() -> None:
     same = {each.title for each in CHECKS if translated(each.title) == each.title}
     assert same <= {"/dev/shm", "NVLink", "GPUDirect RDMA", "DeepSpeed JSON", "Hugging Face Hub"}
     needs = [each.needs for each in CHECKS if each.needs]
-    rows = [row.message for row in table()]
+    rows = [row.message for row in known_bad_rows()]
     assert [text for text in needs + rows if translated(Message(text)) == text] == []

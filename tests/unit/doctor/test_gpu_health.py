@@ -5,7 +5,7 @@ import pytest
 from dsrun.doctor.gpu.gpu_settings import SETTINGS
 from dsrun.doctor.gpu.health import CLOCKS, ECC, PCIE
 from dsrun.doctor.gpu.nvml import GpuState
-from dsrun.doctor.machine import Target
+from dsrun.doctor.machine import DoctorTarget
 from tests.unit.doctor.recorded import found_by, levels_by_code, recorded
 
 HEALTHY = {
@@ -76,8 +76,8 @@ def test_exclusive_compute_mode(tmp_path):
     """It hurts only where ranks share a GPU."""
     exclusive = machine(tmp_path, compute_mode=3)
     assert levels_by_code(SETTINGS, exclusive) == {"gpu_settings": "info"}
-    assert levels_by_code(SETTINGS, exclusive, Target(nproc=2)) == {"gpu_settings": "info"}
-    assert levels_by_code(SETTINGS, exclusive, Target(nproc=4)) == {"gpu_settings_exclusive": "error"}
+    assert levels_by_code(SETTINGS, exclusive, DoctorTarget(nproc=2)) == {"gpu_settings": "info"}
+    assert levels_by_code(SETTINGS, exclusive, DoctorTarget(nproc=4)) == {"gpu_settings_exclusive": "error"}
 
 
 def test_one_gpu_in_mig_mode_is_no_fault(tmp_path):

@@ -6,7 +6,7 @@ import pytest
 
 from dsrun.doctor.gpu.nvml import GpuState
 from dsrun.doctor.host.limits import MEMLOCK, NOFILE, NPROC, SHM
-from dsrun.doctor.machine import Target
+from dsrun.doctor.machine import DoctorTarget
 from dsrun.recipe.recipe import Recipe
 from tests.unit.doctor.recorded import found_by, levels_by_code, recorded
 
@@ -65,7 +65,7 @@ def test_locked_memory(tmp_path, soft, expected):
 def test_locked_memory_does_not_matter_without_infiniband(tmp_path):
     machine = recorded(tmp_path, limits("Max locked memory", "65536"))
     assert levels_by_code(MEMLOCK, machine) == {}
-    nvme = Target(recipe=Recipe.of({"offload": "nvme"}, {}))
+    nvme = DoctorTarget(recipe=Recipe.of({"offload": "nvme"}, {}))
     assert levels_by_code(MEMLOCK, machine, nvme) == {"memlock_limited": "error"}
 
 
@@ -91,8 +91,8 @@ def test_processes_of_the_cgroup(tmp_path):
         "/sys/fs/cgroup/docker/pids.max": "1000\n",
         "/sys/fs/cgroup/docker/pids.current": "100\n",
     }
-    assert levels_by_code(NPROC, recorded(tmp_path, files), Target(nproc=1)) == {"nproc": "info"}
-    finding = found_by(NPROC, recorded(tmp_path, files), Target(nproc=2))[0]
+    assert levels_by_code(NPROC, recorded(tmp_path, files), DoctorTarget(nproc=1)) == {"nproc": "info"}
+    finding = found_by(NPROC, recorded(tmp_path, files), DoctorTarget(nproc=2))[0]
     assert (finding.code, finding.message) == (
         "nproc_small",
         "the cgroup docker may have 900 more processes and threads; 1024 would be safe",

@@ -7,7 +7,7 @@ import pytest
 
 from dsrun.doctor.gpu.nvml import GpuState
 from dsrun.doctor.host.host_memory import HOST_MEMORY
-from dsrun.doctor.machine import Target
+from dsrun.doctor.machine import DoctorTarget
 from dsrun.recipe.recipe import Recipe
 from tests.unit.doctor.recorded import found_by, levels_by_code, recorded
 
@@ -26,10 +26,10 @@ def memory(total: int, free: int | None = None) -> dict[str, str]:
     }
 
 
-def target(root, **settings) -> Target:
+def target(root, **settings) -> DoctorTarget:
     """Llama 2 7B."""
     (root / "config.json").write_text(json.dumps(CONFIG))
-    return Target(recipe=Recipe.of({"model": str(root), **settings}, {}), cwd=root)
+    return DoctorTarget(recipe=Recipe.of({"model": str(root), **settings}, {}), cwd=root)
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.doctor.driver import Holder
+from dsrun.doctor.driver import MemoryHolder
 from dsrun.doctor.job.memory import GPU_MEMORY
 from dsrun.doctor.job.precision import PRECISION
 from dsrun.doctor.job.run_folder import RUN_FOLDER
 from dsrun.doctor.job.settings import DEEPSPEED_JSON, FILES, SETTINGS
 from dsrun.doctor.job.tokens import TOKENIZER
 from dsrun.doctor.launch.ranks import check_requirements
-from dsrun.doctor.machine import Target
+from dsrun.doctor.machine import DoctorTarget
 from dsrun.findings.finding import Finding
 from tests.unit.doctor.recorded import A100, FINE, GIB, V100, codes, driver, found_by, job, levels, recorded
 
@@ -36,7 +36,7 @@ def test_settings_that_are_refused(tmp_path: Path) -> None:
     refused = Finding(
         level="error", code="settings", message="run.yaml:3: unknown key train.modle", fix="did you mean model?"
     )
-    assert levels(found_by(SETTINGS, recorded(tmp_path), Target(refused=refused))) == ["error"]
+    assert levels(found_by(SETTINGS, recorded(tmp_path), DoctorTarget(refused=refused))) == ["error"]
 
 
 def test_settings_with_removed_arguments(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ TRAINED = ("--zero", "3", "--max-length", "512", "--micro-batch-size", "1", "--g
 
 def test_gpu_memory_that_others_hold(tmp_path: Path) -> None:
     """Who holds it, and which GPUs are free."""
-    holder = Holder(pid=4711, name="python", user="ana", used=60 * GIB)
+    holder = MemoryHolder(pid=4711, name="python", user="ana", used=60 * GIB)
     here = recorded(tmp_path, found=driver(A100, A100, free=19.5, holders=[holder]))
     (found,) = found_by(GPU_MEMORY, here)
     assert found.level == "warning"
@@ -212,8 +212,8 @@ def test_run_folder_that_is_taken(tmp_path: Path) -> None:
     foreign.mkdir()
     (foreign / "holiday.jpg").touch()
     for folder in (tmp_path / "file", foreign):
-        assert codes(found_by(RUN_FOLDER, recorded(tmp_path), Target(output=folder))) == ["run_folder"]
-    assert levels(found_by(RUN_FOLDER, recorded(tmp_path), Target(output=tmp_path / "new"))) == FINE
+        assert codes(found_by(RUN_FOLDER, recorded(tmp_path), DoctorTarget(output=folder))) == ["run_folder"]
+    assert levels(found_by(RUN_FOLDER, recorded(tmp_path), DoctorTarget(output=tmp_path / "new"))) == FINE
 
 
 @pytest.mark.parametrize(
@@ -229,7 +229,7 @@ def test_run_folder_seen_by_all_nodes(tmp_path: Path, kind, nodes, expected) -> 
     here = recorded(
         tmp_path, files={"/proc/self/mounts": f"x {str(tmp_path).replace(' ', chr(92) + '040')} {kind} rw 0 0\n"}
     )
-    found = found_by(RUN_FOLDER, here, Target(output=tmp_path / "runs/a", nodes=nodes))
+    found = found_by(RUN_FOLDER, here, DoctorTarget(output=tmp_path / "runs/a", nodes=nodes))
     assert codes(found) == expected
     assert expected or levels(found) == FINE
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.doctor.software.known_bad import VERSIONS, required, table
+from dsrun.doctor.software.known_bad import VERSIONS, known_bad_rows, required
 from tests.unit.doctor.recorded import A100, FINE, codes, driver, found_by, job, levels, recorded
 
 ROOT = Path(__file__).parents[3]
@@ -92,7 +92,7 @@ def test_known_bad_on_arm_only(tmp_path: Path) -> None:
 def test_every_known_bad_row_has_a_source_and_known_packages(tmp_path: Path) -> None:
     from dsrun.doctor.machine import LOOKED_AT
 
-    for row in table():
+    for row in known_bad_rows():
         assert row.source.startswith("https://")
         assert set(row.packages) <= set(LOOKED_AT)
         assert row.message.format_map({name.replace("-", "_"): "1.0" for name in row.packages})

@@ -10,26 +10,26 @@ from dsrun.doctor.launch.interfaces import INTERFACES
 from dsrun.doctor.launch.ports import NAMES, PORT
 from dsrun.doctor.launch.ranks import RANKS
 from dsrun.doctor.launch.variables import VARIABLES
-from dsrun.doctor.machine import Target
+from dsrun.doctor.machine import DoctorTarget
 from tests.unit.doctor.recorded import A100, FINE, RecordedNetwork, codes, driver, found_by, levels, recorded
 
-SEVERAL = Target(nodes=2)
+SEVERAL = DoctorTarget(nodes=2)
 IN_JOB = {"SLURM_JOB_ID": "7"}
 
 
 @pytest.mark.parametrize(
     ("taken", "environ", "target", "expected"),
     [
-        ((), {}, Target(), []),
-        ((29500,), {}, Target(), ["port_default_taken"]),
-        ((29500,), {"MASTER_PORT": "29600"}, Target(), []),
-        ((29600,), {"MASTER_PORT": "29600"}, Target(), ["port_taken"]),
-        ((29600,), {"MASTER_PORT": "29600"}, Target(master_port=29700), []),
-        ((29700,), {}, Target(master_port=29700), ["port_taken"]),
-        ((29701,), {}, Target(master_port=29700), []),
-        ((29701,), {}, Target(master_port=29700, nodes=2), ["port_next_taken"]),
-        ((), {"MASTER_PORT": "29500x"}, Target(), ["port_invalid"]),
-        ((), {"MASTER_PORT": "99999"}, Target(), ["port_invalid"]),
+        ((), {}, DoctorTarget(), []),
+        ((29500,), {}, DoctorTarget(), ["port_default_taken"]),
+        ((29500,), {"MASTER_PORT": "29600"}, DoctorTarget(), []),
+        ((29600,), {"MASTER_PORT": "29600"}, DoctorTarget(), ["port_taken"]),
+        ((29600,), {"MASTER_PORT": "29600"}, DoctorTarget(master_port=29700), []),
+        ((29700,), {}, DoctorTarget(master_port=29700), ["port_taken"]),
+        ((29701,), {}, DoctorTarget(master_port=29700), []),
+        ((29701,), {}, DoctorTarget(master_port=29700, nodes=2), ["port_next_taken"]),
+        ((), {"MASTER_PORT": "29500x"}, DoctorTarget(), ["port_invalid"]),
+        ((), {"MASTER_PORT": "99999"}, DoctorTarget(), ["port_invalid"]),
     ],
 )
 def test_rendezvous_port(tmp_path: Path, taken, environ, target, expected) -> None:
@@ -40,24 +40,29 @@ def test_rendezvous_port(tmp_path: Path, taken, environ, target, expected) -> No
 
 def test_taken_port_names_holder_and_next_free_one(tmp_path: Path) -> None:
     here = recorded(tmp_path, network=RecordedNetwork(taken=[29700]))
-    (found,) = found_by(PORT, here, Target(master_port=29700))
+    (found,) = found_by(PORT, here, DoctorTarget(master_port=29700))
     assert found.message == "--master-port: port 29700 is taken by python (process 7); the next free one is 29701"
 
 
 @pytest.mark.parametrize(
     ("names", "environ", "target", "expected"),
     [
-        ({"node1": ["10.0.0.1"]}, {}, Target(), []),
-        ({"node1": ["127.0.1.1"]}, {}, Target(), []),
+        ({"node1": ["10.0.0.1"]}, {}, DoctorTarget(), []),
+        ({"node1": ["127.0.1.1"]}, {}, DoctorTarget(), []),
         ({"node1": ["127.0.1.1"]}, IN_JOB, SEVERAL, ["names_own_loopback"]),
         ({"node1": ["127.0.1.1"]}, {}, SEVERAL, []),  # on the login node, where it does not run
-        ({"node1": ["127.0.1.1"], "node2": ["10.0.0.2"]}, {"MASTER_ADDR": "node2"}, Target(), ["names_own_loopback"]),
-        ({}, {}, Target(), ["names_own_unknown"]),
-        ({"node1": None}, {}, Target(), ["names_own_unknown"]),
-        ({"node1": ["10.0.0.1"], "node2": None}, {"MASTER_ADDR": "node2"}, Target(), ["names_master_addr"]),
-        ({"node1": ["10.0.0.1"]}, {"MASTER_ADDR": "node9"}, Target(), ["names_master_addr"]),
-        ({"node1": ["10.0.0.1"]}, {}, Target(master_addr="node9"), ["names_master_addr"]),
-        ({"node1": ["10.0.0.1"], "node2": ["10.0.0.2"]}, {"MASTER_ADDR": "node2"}, Target(), []),
+        (
+            {"node1": ["127.0.1.1"], "node2": ["10.0.0.2"]},
+            {"MASTER_ADDR": "node2"},
+            DoctorTarget(),
+            ["names_own_loopback"],
+        ),
+        ({}, {}, DoctorTarget(), ["names_own_unknown"]),
+        ({"node1": None}, {}, DoctorTarget(), ["names_own_unknown"]),
+        ({"node1": ["10.0.0.1"], "node2": None}, {"MASTER_ADDR": "node2"}, DoctorTarget(), ["names_master_addr"]),
+        ({"node1": ["10.0.0.1"]}, {"MASTER_ADDR": "node9"}, DoctorTarget(), ["names_master_addr"]),
+        ({"node1": ["10.0.0.1"]}, {}, DoctorTarget(master_addr="node9"), ["names_master_addr"]),
+        ({"node1": ["10.0.0.1"], "node2": ["10.0.0.2"]}, {"MASTER_ADDR": "node2"}, DoctorTarget(), []),
     ],
 )
 def test_names_and_addresses(tmp_path: Path, names, environ, target, expected) -> None:
@@ -71,14 +76,14 @@ def test_network_that_does_not_answer_in_time(monkeypatch: pytest.MonkeyPatch) -
     for_ever = threading.Event()
     monkeypatch.setattr(machine, "RESOLVE_S", 0.01)
     monkeypatch.setattr("socket.getaddrinfo", lambda *_, **__: for_ever.wait() and [])
-    assert machine.Network().resolve("node9") is None
-    assert not machine.Network().reachable("node9", 443, 0.01)
+    assert machine.HostNetwork().resolve("node9") is None
+    assert not machine.HostNetwork().reachable("node9", 443, 0.01)
     for_ever.set()
 
 
 @pytest.mark.parametrize("host", ["", "..", "x" * 300])
 def test_name_that_cannot_be_one(host) -> None:
-    assert not machine.Network().resolve(host)
+    assert not machine.HostNetwork().resolve(host)
 
 
 LO = {"lo": ["127.0.0.1"]}
@@ -94,19 +99,24 @@ ETH = LO | {"eth0": ["10.0.0.1"]}
         (ETH | {"eth1": ["10.1.0.1"]}, IN_JOB, SEVERAL, ["interfaces_several"]),
         (ETH | {"eth1": ["10.1.0.1"]}, {}, SEVERAL, []),
         (ETH | {"eth1": ["fe80::1"]}, IN_JOB, SEVERAL, []),
-        (ETH | {"eth1": ["10.1.0.1"]}, {}, Target(), []),
-        (ETH | {"eth1": ["10.1.0.1"]}, {"SLURM_JOB_ID": "7", "SLURM_NNODES": "4"}, Target(), ["interfaces_several"]),
+        (ETH | {"eth1": ["10.1.0.1"]}, {}, DoctorTarget(), []),
+        (
+            ETH | {"eth1": ["10.1.0.1"]},
+            {"SLURM_JOB_ID": "7", "SLURM_NNODES": "4"},
+            DoctorTarget(),
+            ["interfaces_several"],
+        ),
         (ETH | {"eth1": ["10.1.0.1"], "ib0": ["10.2.0.1"]}, IN_JOB, SEVERAL, []),
         (ETH | {"eth1": ["10.1.0.1"]}, IN_JOB | {"NCCL_SOCKET_IFNAME": "eth1"}, SEVERAL, []),
         (LO, IN_JOB, SEVERAL, ["interfaces_none"]),
-        (ETH, {"NCCL_SOCKET_IFNAME": "eno1"}, Target(), ["interfaces_named"]),
-        (ETH, {"NCCL_SOCKET_IFNAME": "eth"}, Target(), []),
-        (ETH, {"NCCL_SOCKET_IFNAME": "=eth"}, Target(), ["interfaces_named"]),
-        (ETH, {"NCCL_SOCKET_IFNAME": "=eth0"}, Target(), []),
-        (ETH, {"NCCL_SOCKET_IFNAME": "^docker0,lo"}, Target(), []),
-        (ETH, {"NCCL_SOCKET_IFNAME": "^eth"}, Target(), ["interfaces_named"]),
-        (ETH, {"GLOO_SOCKET_IFNAME": "eno1"}, Target(), ["interfaces_named"]),
-        (ETH, {"GLOO_SOCKET_IFNAME": "eth0"}, Target(), []),
+        (ETH, {"NCCL_SOCKET_IFNAME": "eno1"}, DoctorTarget(), ["interfaces_named"]),
+        (ETH, {"NCCL_SOCKET_IFNAME": "eth"}, DoctorTarget(), []),
+        (ETH, {"NCCL_SOCKET_IFNAME": "=eth"}, DoctorTarget(), ["interfaces_named"]),
+        (ETH, {"NCCL_SOCKET_IFNAME": "=eth0"}, DoctorTarget(), []),
+        (ETH, {"NCCL_SOCKET_IFNAME": "^docker0,lo"}, DoctorTarget(), []),
+        (ETH, {"NCCL_SOCKET_IFNAME": "^eth"}, DoctorTarget(), ["interfaces_named"]),
+        (ETH, {"GLOO_SOCKET_IFNAME": "eno1"}, DoctorTarget(), ["interfaces_named"]),
+        (ETH, {"GLOO_SOCKET_IFNAME": "eth0"}, DoctorTarget(), []),
     ],
 )
 def test_network_interfaces(tmp_path: Path, there, environ, target, expected) -> None:
@@ -132,13 +142,13 @@ def test_network_interfaces(tmp_path: Path, there, environ, target, expected) ->
 def test_ranks_against_visible_gpus(tmp_path: Path, gpus, visible, nproc, expected) -> None:
     environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
     here = recorded(tmp_path, environ=environ, found=driver(*[A100] * gpus) if gpus else None)
-    found = found_by(RANKS, here, Target(nproc=nproc))
+    found = found_by(RANKS, here, DoctorTarget(nproc=nproc))
     assert codes(found) == expected
     assert expected or levels(found) == FINE
 
 
 def test_ranks_of_a_job_for_slurm_are_not_those_of_the_login_node(tmp_path: Path) -> None:
-    assert found_by(RANKS, recorded(tmp_path), Target(nproc=8, nodes=4)) == []
+    assert found_by(RANKS, recorded(tmp_path), DoctorTarget(nproc=8, nodes=4)) == []
 
 
 WORKER = {

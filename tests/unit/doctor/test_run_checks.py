@@ -6,35 +6,35 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.doctor.check import Check, run_checks
-from dsrun.doctor.machine import Machine, Target
+from dsrun.doctor.check import DoctorCheck, run_checks
+from dsrun.doctor.machine import CheckedMachine, DoctorTarget
 from dsrun.doctor.mounts import mount_of
 from dsrun.doctor.registry import CHECKS
 from dsrun.findings.finding import Finding
 from tests.unit.doctor.recorded import recorded
 
 
-def passes(_: Machine, __: Target) -> Iterator[Finding]:
+def passes(_: CheckedMachine, __: DoctorTarget) -> Iterator[Finding]:
     yield Finding(level="info", code="a", message="fine")
 
 
-def crashes(_: Machine, __: Target) -> Iterator[Finding]:
+def crashes(_: CheckedMachine, __: DoctorTarget) -> Iterator[Finding]:
     yield Finding(level="info", code="b", message="as far as this")
     raise ValueError("two\nlines")
 
 
-def applies_to_nothing(_: Machine, __: Target) -> Iterator[Finding]:
+def applies_to_nothing(_: CheckedMachine, __: DoctorTarget) -> Iterator[Finding]:
     yield from ()
 
 
 def test_results_in_the_order_of_the_checks(tmp_path: Path) -> None:
-    checks = [Check("a", "A", passes), Check("c", "C", applies_to_nothing), Check("b", "B", crashes)]
-    results = run_checks(checks, recorded(tmp_path), Target())
+    checks = [DoctorCheck("a", "A", passes), DoctorCheck("c", "C", applies_to_nothing), DoctorCheck("b", "B", crashes)]
+    results = run_checks(checks, recorded(tmp_path), DoctorTarget())
     assert [(each.check.code, each.status) for each in results] == [("a", "pass"), ("c", "skip"), ("b", "warn")]
 
 
 def test_crashing_check_is_a_warning_with_its_error(tmp_path: Path) -> None:
-    (result,) = run_checks([Check("b", "B", crashes)], recorded(tmp_path), Target())
+    (result,) = run_checks([DoctorCheck("b", "B", crashes)], recorded(tmp_path), DoctorTarget())
     (found,) = result.findings
     assert (found.code, found.message) == ("b_crashed", "the check failed with ValueError: two lines")
 
@@ -42,11 +42,13 @@ def test_crashing_check_is_a_warning_with_its_error(tmp_path: Path) -> None:
 def test_hanging_check_is_a_warning_and_holds_up_no_other(tmp_path: Path) -> None:
     for_ever = threading.Event()
 
-    def hangs(_: Machine, __: Target) -> Iterator[Finding]:
+    def hangs(_: CheckedMachine, __: DoctorTarget) -> Iterator[Finding]:
         for_ever.wait()
         yield Finding(level="warning", code="h", message="too late")
 
-    results = run_checks([Check("h", "H", hangs), Check("a", "A", passes)], recorded(tmp_path), Target(), limit_s=0.05)
+    results = run_checks(
+        [DoctorCheck("h", "H", hangs), DoctorCheck("a", "A", passes)], recorded(tmp_path), DoctorTarget(), limit_s=0.05
+    )
     for_ever.set()
     assert [each.status for each in results] == ["warn", "pass"]
     assert results[0].findings[0].message == "the check did not end within 0.05 s"
@@ -60,9 +62,9 @@ def test_codes_of_checks_are_unique_and_none_begins_another() -> None:
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda each: each.code)
-def test_check_of_bare_machine_does_not_crash(tmp_path: Path, check: Check) -> None:
+def test_check_of_bare_machine_does_not_crash(tmp_path: Path, check: DoctorCheck) -> None:
     """No /proc, no packages, no GPU, no job."""
-    found = list(check.look(recorded(tmp_path), Target(cwd=tmp_path)))
+    found = list(check.look(recorded(tmp_path), DoctorTarget(cwd=tmp_path)))
     assert all(each.code.startswith(check.code) for each in found)
 
 

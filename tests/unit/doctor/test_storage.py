@@ -11,8 +11,8 @@ import pytest
 from dsrun.doctor.host import storage
 from dsrun.doctor.host.quota import QUOTA, parse_quota
 from dsrun.doctor.host.storage import DISK, INODES, WRITE_SPEED, judged, write_speed
-from dsrun.doctor.job.plan import Needs, needs
-from dsrun.doctor.machine import Target
+from dsrun.doctor.job.plan import MemoryNeeds, needs
+from dsrun.doctor.machine import DoctorTarget
 from dsrun.recipe.recipe import Recipe
 from tests.unit.doctor.recorded import found_by, levels_by_code, recorded
 
@@ -25,12 +25,12 @@ PARAMETERS = 6_738_415_616
 """Of Llama 2 7B, whose shapes these are."""
 
 
-def job(root: Path, **settings) -> Target:
+def job(root: Path, **settings) -> DoctorTarget:
     """Llama 2 7B under ZeRO-2, its run folder below `root`."""
     model = root / "llama"
     model.mkdir(exist_ok=True)
     (model / "config.json").write_text(json.dumps(CONFIG))
-    return Target(recipe=Recipe.of({"model": str(model), **settings}, {}), cwd=root)
+    return DoctorTarget(recipe=Recipe.of({"model": str(model), **settings}, {}), cwd=root)
 
 
 def disk(*, free: float, inodes: int = 10**6, all_inodes: int = 10**7):
@@ -89,7 +89,7 @@ def test_space_for_checkpoints(tmp_path, free, settings, expected):
 
 def test_little_space_without_a_job(tmp_path):
     machine = recorded(tmp_path, statvfs=lambda path: disk(free=3))
-    assert levels_by_code(DISK, machine, Target(cwd=tmp_path)) == {"disk_little": "warning"}
+    assert levels_by_code(DISK, machine, DoctorTarget(cwd=tmp_path)) == {"disk_little": "warning"}
 
 
 def test_measuring_leaves_no_file(tmp_path):
@@ -134,7 +134,7 @@ def test_write_speed_of_the_run_folder(tmp_path):
     ],
 )
 def test_slow_disk(tmp_path, speed, checkpoint, nodes, code):
-    planned = None if checkpoint is None else Needs(0, 0, 0, checkpoint, 0)
+    planned = None if checkpoint is None else MemoryNeeds(0, 0, 0, checkpoint, 0)
     finding = judged(tmp_path, speed, planned, nodes)
     assert finding.code == code
     assert bool(finding.fix) == (code == "write_speed_slow")
@@ -145,7 +145,7 @@ def test_disk_that_cannot_be_written(tmp_path, monkeypatch):
         raise OSError(errno.EDQUOT, "Disk quota exceeded")
 
     monkeypatch.setattr(storage, "write_speed", full)
-    finding = found_by(WRITE_SPEED, recorded(tmp_path), Target(cwd=tmp_path))[0]
+    finding = found_by(WRITE_SPEED, recorded(tmp_path), DoctorTarget(cwd=tmp_path))[0]
     assert (finding.level, finding.code) == ("error", "write_speed_fails")
     assert "quota" in finding.fix
 
@@ -161,7 +161,7 @@ def test_disk_that_cannot_be_written(tmp_path, monkeypatch):
 )
 def test_inodes(tmp_path, inodes, all_inodes, expected):
     machine = recorded(tmp_path, statvfs=lambda path: disk(free=500, inodes=inodes, all_inodes=all_inodes))
-    assert levels_by_code(INODES, machine, Target(cwd=tmp_path)) == expected
+    assert levels_by_code(INODES, machine, DoctorTarget(cwd=tmp_path)) == expected
 
 
 HEADER = (
@@ -203,10 +203,10 @@ def test_quota_on_lustre(tmp_path):
         tmp_path, {"/proc/self/mounts": f"10.0.0.1@o2ib:/x {tmp_path} lustre rw 0 0\n"}, programs=programs
     )
     assert parse_quota(free)[0].hard == 10737418240 * 1024
-    assert levels_by_code(QUOTA, machine, Target(cwd=tmp_path)) == {"quota": "info"}
+    assert levels_by_code(QUOTA, machine, DoctorTarget(cwd=tmp_path)) == {"quota": "info"}
     assert levels_by_code(QUOTA, machine, job(tmp_path)) == {"quota_full": "error"}
 
 
 def test_no_quota(tmp_path):
     machine = recorded(tmp_path, {"/proc/self/mounts": f"/dev/sda1 {tmp_path} ext4 rw 0 0\n"})
-    assert levels_by_code(QUOTA, machine, Target(cwd=tmp_path)) == {}
+    assert levels_by_code(QUOTA, machine, DoctorTarget(cwd=tmp_path)) == {}

@@ -7,14 +7,14 @@ import shutil
 import pytest
 
 from dsrun.runs.manifest import write_manifest
-from dsrun.runs.records import Appender, append_start, append_step, ledger_of
+from dsrun.runs.records import LineAppender, append_start, append_step, ledger_file
 from tests.faults.oracle import findings
 
 EPOCH = [[0, 1], [2, 3], [4, 5]]
 
 
 def metrics(run, steps, *, shift=0.0):
-    with Appender(run / "metrics.jsonl") as file:
+    with LineAppender(run / "metrics.jsonl") as file:
         for step in steps:
             loss = step / 4 + shift
             file.append({"step": step, "loss": loss, "grad_norm": 1.0, "lr": 0.1, "tokens": 10 * step})
@@ -23,7 +23,7 @@ def metrics(run, steps, *, shift=0.0):
 
 
 def ledger(run, attempt, start, steps):
-    with Appender(ledger_of(run, 0)) as file:
+    with LineAppender(ledger_file(run, 0)) as file:
         append_start(file, attempt, step=start, ranks=1)
         for step in steps:
             epoch, place = divmod(step - 1, 3)
@@ -94,13 +94,13 @@ def samples_again(run):
 
 
 def samples_of_others(run):
-    with Appender(ledger_of(run, 0)) as file:
+    with LineAppender(ledger_file(run, 0)) as file:
         append_start(file, 2, step=5, ranks=1)
         append_step(file, 2, step=6, epoch=1, ids=[4])
 
 
 def no_ledger(run):
-    ledger_of(run, 0).unlink()
+    ledger_file(run, 0).unlink()
 
 
 def torn_checkpoint(run):

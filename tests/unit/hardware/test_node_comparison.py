@@ -4,7 +4,7 @@ from dsrun.collectives.facts import NodeFacts
 from dsrun.collectives.facts import differences as between_ranks
 from dsrun.hardware.node_comparison import NodeDifference, compared
 from dsrun.wheel.verify.check import differences as of_wheels
-from dsrun.wheel.verify.machine import Machine
+from dsrun.wheel.verify.machine import ProbedMachine
 from dsrun.wheel.verify.nodes import NodeReport
 
 
@@ -34,7 +34,9 @@ def test_doctor_and_wheel_push_tell_the_same():
     """Of torch, which has to be the same for both."""
     facts = {node: NodeFacts(host=node, torch=torch) for node, torch in (("a", "2.5"), ("b", "2.6"))}
     machines = [
-        Machine(node=node, python="cp311", abi="cp311", python_version="3.11.7", machine="x86_64", torch=own.torch)
+        ProbedMachine(
+            node=node, python="cp311", abi="cp311", python_version="3.11.7", machine="x86_64", torch=own.torch
+        )
         for node, own in facts.items()
     ]
     ((told, _),) = between_ranks(facts, {})
@@ -44,7 +46,8 @@ def test_doctor_and_wheel_push_tell_the_same():
 def test_wheel_push_names_nodes_without_a_driver():
     machine = {"python": "cp311", "abi": "cp311", "python_version": "3.11.7", "machine": "x86_64"}
     reports = [
-        NodeReport(node=n, machine=Machine(node=n, driver=own, **machine)) for n, own in (("a", "580"), ("b", None))
+        NodeReport(node=n, machine=ProbedMachine(node=n, driver=own, **machine))
+        for n, own in (("a", "580"), ("b", None))
     ]
     (finding,) = of_wheels([*reports, NodeReport(node="c")])
     assert finding.level == "error"

@@ -6,7 +6,7 @@ import pytest
 from huggingface_hub import constants
 
 from dsrun.errors import MissingError, UsageError
-from dsrun.hub.push import Repository, check_push, final_folder
+from dsrun.hub.push import HubRepository, check_push, final_folder
 from dsrun.recipe.resolve import resolve
 from dsrun.runs.folder import RunFolder
 from dsrun.system import variables
@@ -50,7 +50,7 @@ def test_push_uploads_the_folder_once(hub, recipe, model):
     assert hub.created[0]["organization"] == "org"
     assert hub.created[0].get("visibility", hub.created[0].get("private")) in ("private", True)
     beats = []
-    url = Repository.wanted(recipe(*flags), model.parent).push(model, beat=lambda: beats.append(1))
+    url = HubRepository.wanted(recipe(*flags), model.parent).push(model, beat=lambda: beats.append(1))
     assert url.startswith(f"{hub.endpoint}/org/mine/commit/")
     assert hub.repositories["org/mine"].keys() == {"README.md", "sub/weights"}
     assert hub.repositories["org/mine"]["sub/weights"] == b"\0\1"
@@ -111,7 +111,7 @@ def test_push_to_an_invalid_name(hub, recipe, model):
 
 def test_failed_push_names_the_command_that_repeats_it(hub, recipe, model):
     hub.failing = "/commit/main"
-    wanted = Repository.wanted(
+    wanted = HubRepository.wanted(
         recipe("--hub-model-id", "org/mine", "--hub-private-repo", "true", *WRITER), model.parent
     )
     with pytest.raises(MissingError) as caught:

@@ -8,7 +8,7 @@ import pytest
 
 from dsrun.diagnosis.rules import cause_named
 from dsrun.errors import MissingError, UsageError
-from dsrun.hub.reach import Hub, check_hub, downloads
+from dsrun.hub.reach import HubAddress, check_hub, downloads
 from dsrun.hub.unreachable import CAUSE, other_sources, refused
 from dsrun.recipe.resolve import resolve
 
@@ -81,7 +81,9 @@ def test_hub_addresses(job):
         (MODELSCOPE, {"MODELSCOPE_DOMAIN": "ms.test"}, "MODELSCOPE_DOMAIN", "https://ms.test"),
         (MODELSCOPE, {"MODELSCOPE_ENDPOINT": "http://a", "MODELSCOPE_DOMAIN": "b"}, "MODELSCOPE_ENDPOINT", "http://a"),
     ):
-        assert Hub.of(*job("--model", "org/m", *flags, **environ)) == Hub(variable=variable, address=address)
+        assert HubAddress.of(*job("--model", "org/m", *flags, **environ)) == HubAddress(
+            variable=variable, address=address
+        )
 
 
 def test_downloads_name_models_and_data_sets(tmp_path):

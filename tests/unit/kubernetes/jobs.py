@@ -8,14 +8,14 @@ from typing import Any
 import kubernetes_validate
 from kubeflow_trainer_api import models
 
-from dsrun.kubernetes.objects import render
+from dsrun.kubernetes.objects import render_objects
 from dsrun.kubernetes.options import KubernetesSpec
 from dsrun.kubernetes.spec import make_spec, run_file_value
-from dsrun.kubernetes.workload import Workload, completed
+from dsrun.kubernetes.workload import TrainingWorkload, completed
 
 KINDS = ("job", "jobset", "trainjob")
-TRAINING = Workload(words=("dsrun", "train", "--model", "t5-large"), name="t5-large", output="ro")
-SCRIPT = Workload(words=("python", "my_train.py", "--lr", "1e-4", "it's $(HOME)"), name="my_train")
+TRAINING = TrainingWorkload(words=("dsrun", "train", "--model", "t5-large"), name="t5-large", output="ro")
+SCRIPT = TrainingWorkload(words=("python", "my_train.py", "--lr", "1e-4", "it's $(HOME)"), name="my_train")
 # A job with every option that goes with the others.
 EVERYTHING: dict[str, Any] = {
     "name": "ro",
@@ -71,8 +71,8 @@ def spec_of(**options: Any) -> KubernetesSpec:
     )
 
 
-def objects_of(workload: Workload = TRAINING, **options: Any) -> list[dict[str, Any]]:
-    return render(completed(spec_of(**options), workload), workload)
+def objects_of(workload: TrainingWorkload = TRAINING, **options: Any) -> list[dict[str, Any]]:
+    return render_objects(completed(spec_of(**options), workload), workload)
 
 
 def job_of(objects: list[dict[str, Any]]) -> dict[str, Any]:

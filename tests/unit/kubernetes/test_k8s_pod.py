@@ -9,7 +9,7 @@ import pytest
 from dsrun.cli.launch.command import command
 from dsrun.kubernetes.objects import manifest
 from dsrun.kubernetes.options import KubernetesSpec
-from dsrun.kubernetes.workload import Workload, completed, notices
+from dsrun.kubernetes.workload import TrainingWorkload, completed, notices
 from tests.unit.kubernetes.jobs import EVERYTHING, SCRIPT, TRAINING, container_of, job_of, objects_of, pod_of, spec_of
 
 
@@ -81,7 +81,7 @@ def test_index_is_left_to_the_job_controller():
     ],
 )
 def test_gpus_and_workers_of_a_pod(options, on_cpu, gpus, nproc):
-    workload = Workload(words=("./x",), name="x", on_cpu=on_cpu)
+    workload = TrainingWorkload(words=("./x",), name="x", on_cpu=on_cpu)
     container = container_of(objects_of(workload, **options))
     assert container.get("resources", {}).get("limits", {}).get("nvidia.com/gpu") == gpus
     assert container["args"][container["args"].index("--nproc") + 1] == nproc

@@ -5,7 +5,7 @@ from __future__ import annotations
 import kubernetes_validate
 import pytest
 
-from dsrun.kubernetes.workload import Workload, longest_name
+from dsrun.kubernetes.workload import TrainingWorkload, longest_name
 from tests.unit.kubernetes.jobs import (
     EVERYTHING,
     KINDS,
@@ -86,7 +86,7 @@ def test_job_keeps_rules_of_pod_failure_policy(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_pod_names_have_at_most_63_characters(kind, nodes):
     """Of the longest name that is made or taken, each generated name is a DNS label."""
-    workload = Workload(words=("./x",), name="x" * 200)
+    workload = TrainingWorkload(words=("./x",), name="x" * 200)
     objects = objects_of(workload, kind=kind, nodes=nodes)
     name = objects[-1]["metadata"]["name"]
     last = f"{name}-{int(nodes) - 1}" if kind == "job" else f"{name}-node-0-{int(nodes) - 1}-abcde"

@@ -23,7 +23,7 @@ from dsrun.kubernetes.notation import (
 )
 from dsrun.kubernetes.objects import manifest
 from dsrun.kubernetes.options import KubernetesSpec
-from dsrun.kubernetes.workload import Workload
+from dsrun.kubernetes.workload import TrainingWorkload
 from tests.unit.kubernetes.jobs import container_of, objects_of
 
 NASTY = [
@@ -67,7 +67,7 @@ def test_expansion_would_have_happened():
 @given(st.lists(TEXT, min_size=1, max_size=4), TEXT)
 def test_yaml_gives_back_every_text(words, value):
     """A reader of YAML 1.1, and one that takes more for numbers than Python's does, read what was written."""
-    objects = objects_of(Workload(words=tuple(words), name="x"), env=[f"A={value}"])
+    objects = objects_of(TrainingWorkload(words=tuple(words), name="x"), env=[f"A={value}"])
     text = manifest(objects)
     assert list(yaml.safe_load_all(text)) == objects
     for node in plain_scalars(yaml.compose(text)):
@@ -112,11 +112,11 @@ def test_manifest_begins_with_its_command():
 
 def test_text_that_is_not_utf8_is_refused():
     with pytest.raises(UsageError, match="is not UTF-8"):
-        manifest(objects_of(Workload(words=("./x", "\udcff"), name="x")))
+        manifest(objects_of(TrainingWorkload(words=("./x", "\udcff"), name="x")))
 
 
 def test_arguments_escape_references():
-    container = container_of(objects_of(Workload(words=("./x", "$(HOME)"), name="x"), env=["A=$(HOME) $B"]))
+    container = container_of(objects_of(TrainingWorkload(words=("./x", "$(HOME)"), name="x"), env=["A=$(HOME) $B"]))
     assert container["args"][-1] == "$$(HOME)"
     assert {"name": "A", "value": "$$(HOME) $$B"} in container["env"]
 

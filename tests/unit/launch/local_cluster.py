@@ -14,11 +14,11 @@ from dsrun.launch.coordinator.messages import shared_key
 from dsrun.launch.coordinator.rendezvous import join
 from dsrun.launch.coordinator.server import CoordinatorServer
 from dsrun.launch.coordinator.transport import listen
-from dsrun.launch.supervisor.policy import Decision, Failure, MemoryFallback
+from dsrun.launch.supervisor.policy import AttemptFailure, MemoryFallback, RunDecision
 from tests.ports import free_ports
 
 KEY = shared_key(run="test", secret="word")
-FAILED = Failure(cause="rank_killed", rank=1, exit_code=-9, message="rank 1 was killed", step=7)
+FAILED = AttemptFailure(cause="rank_killed", rank=1, exit_code=-9, message="rank 1 was killed", step=7)
 NEVER = 1e9
 HANDSHAKE_TIMEOUT_S = 120.0
 
@@ -44,11 +44,11 @@ coordinator.close()
 
 
 def restart(why="again"):
-    return Decision(action="restart", exit_code=1, wait_s=0.0, why=why, remedy=MemoryFallback(halvings=2))
+    return RunDecision(action="restart", exit_code=1, wait_s=0.0, why=why, remedy=MemoryFallback(halvings=2))
 
 
 def stop(code=3):
-    return Decision(action="stop", exit_code=code, wait_s=0.0, why="enough", remedy=MemoryFallback(offload="cpu"))
+    return RunDecision(action="stop", exit_code=code, wait_s=0.0, why="enough", remedy=MemoryFallback(offload="cpu"))
 
 
 def until(condition):

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from dsrun.launch.coordinator.messages import Coordinator
-from dsrun.launch.job import Job, Topology
+from dsrun.launch.job import ProcessTopology, TrainingJob
 from dsrun.launch.signals import StopRequests
 from dsrun.launch.supervisor import attempt, reaper
-from dsrun.launch.supervisor.attempt import Attempt
+from dsrun.launch.supervisor.attempt import RunAttempt
 from dsrun.launch.supervisor.attempt_context import AttemptContext
 from dsrun.launch.supervisor.failures import explain
 from dsrun.launch.supervisor.phase_limits import PhaseLimits
-from dsrun.runs.heartbeat import Beat
+from dsrun.runs.heartbeat import RankHeartbeat
 from dsrun.runs.stop_request import StopRequest
 from dsrun.system import variables
 
@@ -55,7 +55,7 @@ def test_second_signal_ends_wait_for_unkillable_process(tmp_path, monkeypatch):
         return False
 
     monkeypatch.setattr(reaper, "end", end)
-    assert Attempt(surroundings(tmp_path, stop_requests), 0).run(Starter(), {}, 29500).ok
+    assert RunAttempt(surroundings(tmp_path, stop_requests), 0).run(Starter(), {}, 29500).ok
     assert stop_requests.force_quit == signal.SIGTERM
     assert len(waits) == 3
 
@@ -78,11 +78,11 @@ def test_stalled_time_is_only_what_wait_overran(slow, stalled, tmp_path, monkeyp
     if slow == "wait":
         monkeypatch.setattr(attempt.time, "sleep", lambda seconds: sleep(seconds + 0.5))
     else:
-        monkeypatch.setattr(Attempt, "_poll", lambda self: sleep(0.5))
+        monkeypatch.setattr(RunAttempt, "_poll", lambda self: sleep(0.5))
     starter = Starter()
     starter.start = lambda argv, env, *, ranks: FailingAgent()
     remains = (
-        Attempt(surroundings(tmp_path, StopRequests(tmp_path / "stop", lambda name: None)), 0)
+        RunAttempt(surroundings(tmp_path, StopRequests(tmp_path / "stop", lambda name: None)), 0)
         .run(starter, {}, 29500)
         .failure_inputs
     )
@@ -128,7 +128,7 @@ def attempted(tmp_path, monkeypatch):
 
     def make(agent, pid):
         around = surroundings(tmp_path, StopRequests(tmp_path / "stop", lambda name: None))
-        end = Attempt(around, 0).run(OneRank(agent, pid), {}, 29500)
+        end = RunAttempt(around, 0).run(OneRank(agent, pid), {}, 29500)
         return end, explain(end.failure_inputs, lambda text, code: "")
 
     return make
@@ -173,7 +173,9 @@ def until_zombie(pid):
 
 
 def surroundings(folder, stop_requests):
-    job = Job(topology=Topology(1, "cpu", 1), run=folder / "run", program=["x.py"], env={}, external=True)
+    job = TrainingJob(
+        topology=ProcessTopology(1, "cpu", 1), run=folder / "run", program=["x.py"], env={}, external=True
+    )
     return AttemptContext(
         job=job,
         scratch=folder,
@@ -194,7 +196,7 @@ def test_rank_that_requested_stop_is_not_signalled_back(rank, signalled, tmp_pat
     stop_requests.add(StopRequest("SIGTERM", rank=rank))
     around = surroundings(tmp_path, stop_requests)
     around = replace(around, job=replace(around.job, external=False))
-    Attempt(around, 0).run(OneRank(SlowAgent(os.getpid(), 0), os.getpid()), {}, 29500)
+    RunAttempt(around, 0).run(OneRank(SlowAgent(os.getpid(), 0), os.getpid()), {}, 29500)
     assert [signum for _, signum in sent] == signalled
 
 
@@ -205,10 +207,10 @@ def test_rank_that_requested_stop_is_not_signalled_back(rank, signalled, tmp_pat
 )  # fmt: skip
 def test_evidence_where_ranks_waited_for_another_node(silent_s, phase, by_others, collected, tmp_path):
     """The failure of another node may be a hang that these ranks waited for; else it costs no time here."""
-    attempt = Attempt(surroundings(tmp_path, StopRequests(tmp_path / "stop", lambda request: None)), 0)
+    attempt = RunAttempt(surroundings(tmp_path, StopRequests(tmp_path / "stop", lambda request: None)), 0)
     attempt._pids = {0: os.getpid()}
     attempt._by_others = by_others
-    beat = Beat(
+    beat = RankHeartbeat(
         rank=0, pid=os.getpid(), beats=9, time=time.monotonic() - silent_s, phase=phase, step=7, slowest_step=0.1,
         answers=False,
     )  # fmt: skip

@@ -11,7 +11,7 @@ import pytest
 from dsrun.launch.supervisor.attempt_context import AttemptResult
 from dsrun.launch.supervisor.events import REMEDY_FILE, RunEventWriter
 from dsrun.launch.supervisor.failures import FailureInputs, explain
-from dsrun.launch.supervisor.policy import Decision, Failure, Limits, MemoryFallback, decide
+from dsrun.launch.supervisor.policy import AttemptFailure, MemoryFallback, RestartLimits, RunDecision, decide
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import write_manifest
 from dsrun.runs.records import read_records
@@ -27,8 +27,8 @@ def ledger(tmp_path, said):
     return RunEventWriter(RunFolder(tmp_path), said.append)
 
 
-def restart(why: str, remedy: MemoryFallback | None = None) -> Decision:
-    return Decision(action="restart", exit_code=1, wait_s=2.0, why=why, remedy=remedy or MemoryFallback())
+def restart(why: str, remedy: MemoryFallback | None = None) -> RunDecision:
+    return RunDecision(action="restart", exit_code=1, wait_s=2.0, why=why, remedy=remedy or MemoryFallback())
 
 
 def test_unreadable_run_folder_has_no_newest_checkpoint(said):
@@ -77,7 +77,7 @@ def test_agent_that_starts_no_rank_is_named():
 
 def test_restart_event_recorded_and_reported_in_one_line(ledger, said, tmp_path):
     """A restart is recorded, and reported in one line."""
-    failure = Failure(
+    failure = AttemptFailure(
         cause="rank_killed",
         rank=1,
         exit_code=-9,
@@ -102,8 +102,8 @@ def test_restart_event_recorded_and_reported_in_one_line(ledger, said, tmp_path)
 
 def test_failure_of_unknown_cause_reported_once(ledger, said):
     """A failure of unknown cause is reported once."""
-    failure = Failure(cause="", rank=1, message="rank 1 ended with exit code 1")
-    decision = decide([failure], Limits(), progress=[None, None], remedy=MemoryFallback())
+    failure = AttemptFailure(cause="", rank=1, message="rank 1 ended with exit code 1")
+    decision = decide([failure], RestartLimits(), progress=[None, None], remedy=MemoryFallback())
     ledger.failed(failure, decision, attempt=0)
     assert said == ["rank 1 ended with exit code 1: again in 1 s (restart 1 of at most 3)"]
 
@@ -115,8 +115,8 @@ def test_failure_of_unknown_cause_reported_once(ledger, said):
 def test_node_with_hardware_error_named_to_job_script(ledger, tmp_path, monkeypatch, cause, max_restarts, accused):
     """By its number, once the run has ended."""
     monkeypatch.setenv("DSRUN_FAILURES", str(tmp_path))
-    failure = Failure(cause=cause, rank=7, node=3, message="uncorrectable ECC error")
-    limits = Limits(max_restarts=max_restarts)
+    failure = AttemptFailure(cause=cause, rank=7, node=3, message="uncorrectable ECC error")
+    limits = RestartLimits(max_restarts=max_restarts)
     ledger.failed(failure, decide([failure], limits, progress=[0, 0], remedy=MemoryFallback()), attempt=0)
     file = tmp_path / "faulty-node"
     assert (file.read_text().strip() if file.exists() else None) == accused
@@ -125,10 +125,12 @@ def test_node_with_hardware_error_named_to_job_script(ledger, tmp_path, monkeypa
 def test_node_that_fails_twice_named_to_job_script(ledger, tmp_path, monkeypatch):
     """The failures of earlier attempts and starts count: they are in the run folder."""
     monkeypatch.setenv("DSRUN_FAILURES", str(tmp_path))
-    failure = Failure(cause="rank_killed", rank=7, node=3, host="gpu07", exit_code=-9, message="rank 7 was killed")
+    failure = AttemptFailure(
+        cause="rank_killed", rank=7, node=3, host="gpu07", exit_code=-9, message="rank 7 was killed"
+    )
     ledger.failed(failure, restart("again"), attempt=0)
     assert not (tmp_path / "faulty-node").exists()
-    decision = decide([failure], Limits(max_restarts=0), progress=[0, 0], remedy=MemoryFallback())
+    decision = decide([failure], RestartLimits(max_restarts=0), progress=[0, 0], remedy=MemoryFallback())
     ledger.failed(failure, decision, attempt=1)
     assert (tmp_path / "faulty-node").read_text() == "3 2 failures\n"
     events = read_records(tmp_path / "events.jsonl")
@@ -138,7 +140,7 @@ def test_node_that_fails_twice_named_to_job_script(ledger, tmp_path, monkeypatch
 def test_memory_fallback_event_and_remedy_json_for_ranks(ledger, tmp_path):
     """A memory fallback is recorded, and put where the ranks find it."""
     decision = restart("GPU memory exhausted: again with half the micro batch", MemoryFallback(halvings=1))
-    ledger.failed(Failure(cause="cuda_oom"), decision, attempt=0)
+    ledger.failed(AttemptFailure(cause="cuda_oom"), decision, attempt=0)
     ledger.apply(decision)
     assert [event["kind"] for event in read_records(tmp_path / "events.jsonl")] == [
         "failure",
@@ -158,7 +160,7 @@ def test_damaged_remedy_json_is_noted_once(ledger, tmp_path, said, text):
 
 
 def test_failure_without_known_cause_is_recorded_as_unknown(ledger, tmp_path):
-    failure = Failure(cause="", rank=1, message="rank 1 ended with exit code 1")
+    failure = AttemptFailure(cause="", rank=1, message="rank 1 ended with exit code 1")
     ledger.failed(failure, restart("again"), attempt=0)
     assert read_records(tmp_path / "events.jsonl")[0]["cause"] == "unknown"
 
@@ -175,14 +177,14 @@ def test_only_complete_checkpoints_are_progress(ledger, tmp_path):
 def test_unwritable_event_log_does_not_end_run(said, tmp_path):
     """An event log that cannot be written does not end the run."""
     ledger = RunEventWriter(RunFolder(tmp_path / "nowhere"), said.append)
-    ledger.failed(Failure(cause="rank_killed", message="rank 0 was killed"), restart("again"), attempt=0)
+    ledger.failed(AttemptFailure(cause="rank_killed", message="rank 0 was killed"), restart("again"), attempt=0)
     assert said == ["rank 0 was killed: again"]
 
 
 def test_refused_run_writes_no_event_into_locked_folder(ledger, tmp_path):
     """A run that was refused writes nothing into the event log of the one that has the folder."""
-    refused = Failure(cause="", rank=0, exit_code=2, message="the folder is in use")
-    decision = decide([refused], Limits(), progress=[0, 0], remedy=MemoryFallback())
+    refused = AttemptFailure(cause="", rank=0, exit_code=2, message="the folder is in use")
+    decision = decide([refused], RestartLimits(), progress=[0, 0], remedy=MemoryFallback())
     with RunFolder(tmp_path).acquire():
         ledger.failed(refused, decision, attempt=0)
     assert read_records(tmp_path / "events.jsonl") == []

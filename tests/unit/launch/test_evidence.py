@@ -15,10 +15,10 @@ import pytest
 
 from dsrun.diagnosis.hangs import read_standings
 from dsrun.launch.supervisor.evidence import collect, explain_hang, explain_hang_of_nodes, query_ras
-from dsrun.launch.supervisor.policy import Failure
+from dsrun.launch.supervisor.policy import AttemptFailure
 from dsrun.launch.supervisor.reaper import state_and_parent
-from dsrun.launch.supervisor.watchdog import Hang
-from dsrun.runs.heartbeat import Heart, read_beats
+from dsrun.launch.supervisor.watchdog import RankHang
+from dsrun.runs.heartbeat import HeartbeatWriter, read_beats
 
 RANK = """
 import faulthandler, signal, sys, time
@@ -68,7 +68,7 @@ def ranks(tmp_path):
 
 def beats_of(folder, pids, answers):
     for rank, pid in pids.items():
-        heart = Heart(folder, rank, answers=answers)
+        heart = HeartbeatWriter(folder, rank, answers=answers)
         heart._beat = type(heart._beat)(**{**vars(heart._beat), "pid": pid})
         heart.step(7)
     return read_beats(folder)
@@ -219,7 +219,7 @@ def test_hang_is_explained_by_own_ranks(tmp_path):
     """Those of other nodes may not all have been written yet."""
     for rank, frames in enumerate([REDUCE, REDUCE, LOADER, REDUCE, LOADER]):
         stacks(tmp_path, rank, *frames)
-    hang = explain_hang(Hang(rank=0, silent_s=12.0, limit_s=10.0, stopped=False), tmp_path, range(4))
+    hang = explain_hang(RankHang(rank=0, silent_s=12.0, limit_s=10.0, stopped=False), tmp_path, range(4))
     assert hang.rank == 2
     assert hang.message == (
         "rank 2 hangs: no sign of life for 12 s (limit 10 s): 3 of 4 ranks in all_reduce; rank 2 in DataLoader.__next__"
@@ -229,7 +229,9 @@ def test_hang_is_explained_by_own_ranks(tmp_path):
 def test_hang_of_nodes_blames_rank_of_another_node(tmp_path):
     for rank, frames in enumerate([REDUCE, REDUCE, LOADER, REDUCE]):
         stacks(tmp_path, rank, *frames)
-    failure = Failure(cause="rank_hung", rank=0, node=0, exit_code=1, message="rank 0 hangs", step=7, detected_s=12.2)
+    failure = AttemptFailure(
+        cause="rank_hung", rank=0, node=0, exit_code=1, message="rank 0 hangs", step=7, detected_s=12.2
+    )
     explained = explain_hang_of_nodes(failure, tmp_path, 2)
     assert (explained.rank, explained.node, explained.step) == (2, 1, 7)
     assert explained.message == (
@@ -239,9 +241,9 @@ def test_hang_of_nodes_blames_rank_of_another_node(tmp_path):
 
 
 def test_hang_without_evidence_stays_as_it_was(tmp_path):
-    hang = Hang(rank=1, silent_s=12.0, limit_s=10.0, stopped=True)
+    hang = RankHang(rank=1, silent_s=12.0, limit_s=10.0, stopped=True)
     assert explain_hang(hang, tmp_path / "nowhere", {1}) == hang
-    failure = Failure(cause="rank_hung", rank=1, node=0, exit_code=1, message="rank 1 hangs")
+    failure = AttemptFailure(cause="rank_hung", rank=1, node=0, exit_code=1, message="rank 1 hangs")
     assert explain_hang_of_nodes(failure, tmp_path, 2) == failure
 
 

@@ -16,8 +16,8 @@ from dsrun.launch.supervisor.failures import (
     interruption,
     trace_of,
 )
-from dsrun.launch.supervisor.policy import Failure
-from dsrun.launch.supervisor.watchdog import Hang
+from dsrun.launch.supervisor.policy import AttemptFailure
+from dsrun.launch.supervisor.watchdog import RankHang
 
 TRACEBACK = """\
 Traceback (most recent call last):
@@ -145,7 +145,7 @@ def test_cause_classified_from_rank_log(remains, tmp_path):
 
 def test_hung_rank_precedes_later_exits_and_names_evidence(remains, tmp_path):
     """A hang is named, whatever ended since, and so is its evidence."""
-    hang = Hang(rank=1, silent_s=12.4, limit_s=10, stopped=True)
+    hang = RankHang(rank=1, silent_s=12.4, limit_s=10, stopped=True)
     found = {"hang": hang, "ended": {0: 1}, "steps": {1: 3}, "agent": None, "evidence": tmp_path / "seen"}
     failure = explain(remains(**found), unknown)
     assert failure.log == str(tmp_path / "seen")
@@ -208,14 +208,14 @@ def test_interruption_record_of_stopped_ranks(tmp_path):
 @pytest.mark.parametrize(
     ("first", "second", "begun"),
     [
-        (Failure(cause=""), Failure(cause="rank_killed", node=1), 1),
-        (Failure(cause="nccl_network"), Failure(cause="node_lost", node=1), 1),
-        (Failure(cause=""), Failure(cause="node_lost", node=1), 1),
-        (Failure(cause="node_lost"), Failure(cause="rank_killed", node=1), 1),
-        (Failure(cause="node_lost"), Failure(cause="nccl_timeout", node=1), 0),
-        (Failure(cause="node_lost"), Failure(cause="", exit_code=2, node=1), 1),
-        (Failure(cause="rank_killed"), Failure(cause="rank_hung", node=1), 0),
-        (Failure(cause=""), Failure(cause="", node=1), 0),
+        (AttemptFailure(cause=""), AttemptFailure(cause="rank_killed", node=1), 1),
+        (AttemptFailure(cause="nccl_network"), AttemptFailure(cause="node_lost", node=1), 1),
+        (AttemptFailure(cause=""), AttemptFailure(cause="node_lost", node=1), 1),
+        (AttemptFailure(cause="node_lost"), AttemptFailure(cause="rank_killed", node=1), 1),
+        (AttemptFailure(cause="node_lost"), AttemptFailure(cause="nccl_timeout", node=1), 0),
+        (AttemptFailure(cause="node_lost"), AttemptFailure(cause="", exit_code=2, node=1), 1),
+        (AttemptFailure(cause="rank_killed"), AttemptFailure(cause="rank_hung", node=1), 0),
+        (AttemptFailure(cause=""), AttemptFailure(cause="", node=1), 0),
     ],
 )
 def test_first_failure_of_nodes_prefers_root_cause(first, second, begun):

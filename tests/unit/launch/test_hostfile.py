@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.launch.compat import Host, excluded, included, parse_hostfile
+from dsrun.launch.compat import SshHost, excluded, included, parse_hostfile
 
 TEXT = """\
 # the cluster
@@ -60,8 +60,8 @@ def test_hostfile_error_names_line(text, says):
 def test_include_keeps_named_hosts_and_slots(hosts):
     """--include keeps what it names."""
     assert included(hosts, "gpu1:2,0@gpu2") == (
-        Host(name="gpu1", slots=(0, 2), chosen=True),
-        Host(name="gpu2", slots=(0, 1)),
+        SshHost(name="gpu1", slots=(0, 2), chosen=True),
+        SshHost(name="gpu2", slots=(0, 1)),
     )
 
 
@@ -74,8 +74,8 @@ def test_include_and_exclude_match_host_without_user(hosts):
 def test_exclude_keeps_other_hosts_and_slots(hosts):
     """--exclude keeps the rest."""
     assert excluded(hosts, "gpu1:0@gpu2") == (
-        Host(name="gpu1", slots=(1, 2, 3), chosen=True),
-        Host(name="me@10.0.0.3", slots=(0,)),
+        SshHost(name="gpu1", slots=(1, 2, 3), chosen=True),
+        SshHost(name="me@10.0.0.3", slots=(0,)),
     )
 
 

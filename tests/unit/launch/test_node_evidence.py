@@ -6,7 +6,7 @@ import pytest
 
 from dsrun.errors import EXIT_MISSING
 from dsrun.launch.supervisor.node_evidence import evidence_against
-from dsrun.launch.supervisor.policy import Failure
+from dsrun.launch.supervisor.policy import AttemptFailure
 
 
 def events(*failures: tuple[str, str]) -> list[dict[str, object]]:
@@ -15,7 +15,7 @@ def events(*failures: tuple[str, str]) -> list[dict[str, object]]:
 
 
 def evidence(cause: str, host: str, *earlier: tuple[str, str]) -> str | None:
-    return evidence_against(Failure(cause=cause, node=1, host=host), events(*earlier, (cause, host)))
+    return evidence_against(AttemptFailure(cause=cause, node=1, host=host), events(*earlier, (cause, host)))
 
 
 def test_hardware_error_counts_at_once() -> None:
@@ -24,7 +24,7 @@ def test_hardware_error_counts_at_once() -> None:
 
 def test_gpu_that_has_failed_and_is_gone_counts() -> None:
     """The attempt after a hardware error ends with code 4, as the rank sees fewer GPUs: another node has them."""
-    gone = Failure(cause="unknown", node=1, host="n1", exit_code=EXIT_MISSING)
+    gone = AttemptFailure(cause="unknown", node=1, host="n1", exit_code=EXIT_MISSING)
     assert evidence_against(gone, events(("ecc_or_xid_error", "n1"), ("unknown", "n1"))) == "a hardware error"
     assert evidence_against(gone, events(("ecc_or_xid_error", "n2"), ("unknown", "n1"))) is None
     assert evidence_against(gone, events(("unknown", "n1"))) is None
@@ -51,5 +51,6 @@ def test_failures_on_many_nodes_are_the_programs_own() -> None:
 
 def test_events_of_earlier_versions_have_no_host() -> None:
     assert (
-        evidence_against(Failure(cause="rank_killed", host="n1"), [{"kind": "failure", "cause": "rank_killed"}]) is None
+        evidence_against(AttemptFailure(cause="rank_killed", host="n1"), [{"kind": "failure", "cause": "rank_killed"}])
+        is None
     )

@@ -9,30 +9,30 @@ from dsrun.errors import EXIT_RESUME
 from dsrun.launch.supervisor.policy import (
     ROLLBACKS,
     STALLED,
-    Decision,
-    Failure,
-    Limits,
+    AttemptFailure,
     MemoryFallback,
+    RestartLimits,
+    RunDecision,
     decide,
     shrink,
 )
 
-KILLED = Failure(cause="rank_killed", rank=1, exit_code=-9)
-OOM = Failure(cause="cuda_oom", rank=0, exit_code=1)
-PLENTY = Limits(max_restarts=100)
+KILLED = AttemptFailure(cause="rank_killed", rank=1, exit_code=-9)
+OOM = AttemptFailure(cause="cuda_oom", rank=0, exit_code=1)
+PLENTY = RestartLimits(max_restarts=100)
 
 
-def crash(step: int | None = 7, trace: str = "t", message: str = "KeyError: 'x'") -> Failure:
-    return Failure(cause="", rank=0, exit_code=1, message=message, step=step, trace=trace)
+def crash(step: int | None = 7, trace: str = "t", message: str = "KeyError: 'x'") -> AttemptFailure:
+    return AttemptFailure(cause="", rank=0, exit_code=1, message=message, step=step, trace=trace)
 
 
 def answer(
-    *history: Failure,
-    limits: Limits = PLENTY,
+    *history: AttemptFailure,
+    limits: RestartLimits = PLENTY,
     progress: list[int | None] | None = None,
     remedy: MemoryFallback | None = None,
     micro: int | None = None,
-) -> Decision:
+) -> RunDecision:
     steps = progress if progress is not None else [0] * (len(history) + 1)
     return decide(list(history), limits, progress=steps, remedy=remedy or MemoryFallback(), micro_batch=micro)
 
@@ -69,14 +69,14 @@ def test_restart_backoff_without_known_progress() -> None:
     """Where progress cannot be known only --max-restarts ends the run, and the wait grows to a minute."""
     waits = [answer(*[KILLED] * n, progress=[None] * (n + 1)).wait_s for n in range(1, 10)]
     assert waits == [1, 2, 4, 8, 16, 32, 60, 60, 60]
-    assert answer(*[KILLED] * 4, progress=[None] * 5, limits=Limits(max_restarts=3)).action == "stop"
+    assert answer(*[KILLED] * 4, progress=[None] * 5, limits=RestartLimits(max_restarts=3)).action == "stop"
 
 
 @pytest.mark.parametrize(("allowed", "failures"), [(0, 1), (1, 2), (3, 4)])
 def test_max_restarts_limit(allowed: int, failures: int) -> None:
     """No more restarts than --max-restarts."""
     steps: list[int | None] = list(range(0, 10 * failures + 1, 10))
-    ended = answer(*[KILLED] * failures, limits=Limits(max_restarts=allowed), progress=steps)
+    ended = answer(*[KILLED] * failures, limits=RestartLimits(max_restarts=allowed), progress=steps)
     assert ended.action == "stop"
     assert f"--max-restarts is {allowed}" in ended.why
     one_less = answer(*[KILLED] * (failures - 1), progress=steps[:failures]) if failures > 1 else None
@@ -96,27 +96,27 @@ def test_deterministic_crash_is_not_restarted() -> None:
 
 
 @pytest.mark.parametrize("other", [crash(step=8), crash(trace="u"), crash(step=None)])
-def test_crash_at_other_step_or_trace_is_restarted(other: Failure) -> None:
+def test_crash_at_other_step_or_trace_is_restarted(other: AttemptFailure) -> None:
     """A crash at another place or step is another crash."""
     assert answer(crash(), other).action == "restart"
 
 
 def test_crash_without_trace_is_never_deterministic() -> None:
     """Two crashes without a traceback are never the same crash."""
-    nameless = Failure(cause="", exit_code=1)
+    nameless = AttemptFailure(cause="", exit_code=1)
     assert answer(nameless, nameless).action == "restart"
 
 
 def test_repeated_nccl_network_failure_is_restarted() -> None:
     """A broken network may fail twice at the same place."""
-    broken = Failure(cause="nccl_network", trace="t", step=3)
+    broken = AttemptFailure(cause="nccl_network", trace="t", step=3)
     assert answer(broken, broken).action == "restart"
 
 
 @pytest.mark.parametrize("code", [2, 3, 4])
 def test_a_configuration_error_is_not_restarted(code: int) -> None:
     for cause in ("", "address_in_use"):
-        decision = answer(Failure(cause=cause, exit_code=code))
+        decision = answer(AttemptFailure(cause=cause, exit_code=code))
         assert (decision.action, decision.exit_code) == ("stop", code)
         assert decision.why.startswith("configuration or usage error")
 
@@ -124,7 +124,7 @@ def test_a_configuration_error_is_not_restarted(code: int) -> None:
 @pytest.mark.parametrize("cause", ["disk_full", "nan_loss", "ds_config_invalid", "permission_denied"])
 def test_permanent_failure_is_not_restarted_and_names_fix(cause: str) -> None:
     """A failure that would repeat is not restarted, and the message says what helps."""
-    decision = answer(Failure(cause=cause, exit_code=1))
+    decision = answer(AttemptFailure(cause=cause, exit_code=1))
     assert (decision.action, decision.exit_code) == ("stop", 1)
     assert causes()[cause].title in decision.why
     assert causes()[cause].fix in decision.why
@@ -133,19 +133,21 @@ def test_permanent_failure_is_not_restarted_and_names_fix(cause: str) -> None:
 @pytest.mark.parametrize("cause", ["interrupted", "slurm_preempted", "slurm_time_limit"])
 def test_interrupted_run_stops_with_resume_exit_code(cause: str) -> None:
     """A run that was told to stop ends with the exit code for resuming."""
-    decision = answer(Failure(cause=cause, exit_code=143))
+    decision = answer(AttemptFailure(cause=cause, exit_code=143))
     assert (decision.action, decision.exit_code) == ("stop", EXIT_RESUME)
 
 
 def test_failure_classified_as_none_is_unknown() -> None:
     """A failure classified as `none` is one of unknown cause."""
-    assert answer(Failure(cause="none", exit_code=1, message="odd")).why.startswith("the workers failed: odd")
+    assert answer(AttemptFailure(cause="none", exit_code=1, message="odd")).why.startswith("the workers failed: odd")
 
 
 def test_oom_halves_micro_batch_then_recomputes_then_offloads() -> None:
     """Out of memory halves the micro batch, then recomputes, then offloads, then stops."""
     remedy, micro, seen = MemoryFallback(), 4, []
-    while (decision := answer(OOM, remedy=remedy, micro=micro, limits=Limits(max_restarts=0))).action == "restart":
+    while (
+        decision := answer(OOM, remedy=remedy, micro=micro, limits=RestartLimits(max_restarts=0))
+    ).action == "restart":
         remedy = decision.remedy
         micro = shrink(4, 1, remedy.halvings)[0]
         seen.append((remedy.halvings, remedy.recompute, remedy.offload))
@@ -173,7 +175,7 @@ def test_unknown_micro_batch_is_not_halved() -> None:
 
 def test_host_oom_fallback_skips_cpu_offload() -> None:
     """Offloading to host memory does not help when host memory ran out."""
-    killed = Failure(cause="host_oom_killed", exit_code=-9)
+    killed = AttemptFailure(cause="host_oom_killed", exit_code=-9)
     assert answer(killed, micro=2).remedy == MemoryFallback(halvings=1)
     ended = answer(killed, micro=1, remedy=MemoryFallback(recompute=True))
     assert (ended.action, ended.exit_code) == ("stop", 137)
@@ -181,14 +183,14 @@ def test_host_oom_fallback_skips_cpu_offload() -> None:
 
 def test_no_remedy_flag_disables_memory_fallback() -> None:
     """--no-remedy is respected."""
-    decision = answer(OOM, micro=8, limits=Limits(remedy=False))
+    decision = answer(OOM, micro=8, limits=RestartLimits(remedy=False))
     assert decision.action == "stop"
     assert causes()["cuda_oom"].fix in decision.why
 
 
 def test_memory_fallback_does_not_count_as_restart() -> None:
     """Memory fallbacks do not count as restarts of --max-restarts."""
-    after = answer(OOM, OOM, KILLED, limits=Limits(max_restarts=1))
+    after = answer(OOM, OOM, KILLED, limits=RestartLimits(max_restarts=1))
     assert (after.action, after.wait_s) == ("restart", 1.0)
     assert "(restart 1 of at most 1)" in after.why
 
@@ -197,28 +199,28 @@ def test_memory_fallback_in_force_is_kept() -> None:
     """The memory fallback in force is kept."""
     remedy = MemoryFallback(halvings=2, recompute=True, offload="cpu")
     assert answer(KILLED, remedy=remedy).remedy == remedy
-    assert answer(Failure(cause="disk_full"), remedy=remedy).remedy == remedy
+    assert answer(AttemptFailure(cause="disk_full"), remedy=remedy).remedy == remedy
 
 
 def test_nan_rollback_does_not_count_as_restart() -> None:
     """A rollback that a rank asks for does not count as a restart."""
-    back = Failure(cause="nan_loss", exit_code=1, rollback=True)
-    decision = answer(back, limits=Limits(max_restarts=0), progress=[0, 40])
+    back = AttemptFailure(cause="nan_loss", exit_code=1, rollback=True)
+    decision = answer(back, limits=RestartLimits(max_restarts=0), progress=[0, 40])
     assert (decision.action, decision.wait_s, decision.cause) == ("restart", 0.0, "nan_loss")
     assert decision.why == "the loss is not finite: again from step 40, without what failed"
-    assert "(restart 1 of at most 1)" in answer(back, back, KILLED, limits=Limits(max_restarts=1)).why
+    assert "(restart 1 of at most 1)" in answer(back, back, KILLED, limits=RestartLimits(max_restarts=1)).why
 
 
 def test_nan_rollback_limit() -> None:
     """The number of rollbacks is limited."""
-    back = Failure(cause="nan_loss", exit_code=1, rollback=True)
+    back = AttemptFailure(cause="nan_loss", exit_code=1, rollback=True)
     assert answer(*[back] * ROLLBACKS).action == "restart"
     assert answer(*[back] * (ROLLBACKS + 1)).action == "stop"
 
 
 def test_failure_exit_code_is_never_0() -> None:
     """A failure never ends with 0."""
-    assert answer(Failure(cause="disk_full", exit_code=0)).exit_code == 1
+    assert answer(AttemptFailure(cause="disk_full", exit_code=0)).exit_code == 1
 
 
 def test_remedy_json_round_trip() -> None:
@@ -248,7 +250,7 @@ def test_micro_batch_halving_keeps_global_batch(micro: int, steps: int, halvings
 
 CODES = [*causes(), "", "never heard of"]
 FAILURES = st.builds(
-    Failure,
+    AttemptFailure,
     cause=st.sampled_from(CODES),
     exit_code=st.integers(-15, 130),
     step=st.none() | st.integers(0, 3),
@@ -260,12 +262,12 @@ FAILURES = st.builds(
 # Drawing long lists takes seconds on a busy machine.
 @settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(st.lists(FAILURES, min_size=40, max_size=40), st.integers(0, 20), st.integers(1, 64))
-def test_restarts_without_progress_end_within_limits(failures: list[Failure], allowed: int, micro: int) -> None:
+def test_restarts_without_progress_end_within_limits(failures: list[AttemptFailure], allowed: int, micro: int) -> None:
     """A run that fails at every attempt and never saves: the supervisor's loop, with the policy's answers."""
     remedy, restarts, shrunk = MemoryFallback(), 0, 0
     for attempt in range(1, len(failures) + 1):
         now = shrink(micro, 1, remedy.halvings)[0]
-        decision = answer(*failures[:attempt], limits=Limits(max_restarts=allowed), remedy=remedy, micro=now)
+        decision = answer(*failures[:attempt], limits=RestartLimits(max_restarts=allowed), remedy=remedy, micro=now)
         assert decision.why
         assert "\n" not in decision.why
         if decision.action == "stop":
@@ -285,7 +287,9 @@ def test_restarts_in_a_row_without_progress_never_exceed_limit(steps: list[int],
     """Restarts in a row without progress are never more than allowed."""
     stalled = 0
     for attempt in range(1, len(steps)):
-        decision = answer(*[KILLED] * attempt, limits=Limits(max_restarts=allowed), progress=list(steps[: attempt + 1]))
+        decision = answer(
+            *[KILLED] * attempt, limits=RestartLimits(max_restarts=allowed), progress=list(steps[: attempt + 1])
+        )
         stalled = 1 if steps[attempt] > steps[attempt - 1] else stalled + 1
         assert (decision.action == "restart") == (stalled <= STALLED and attempt <= allowed)
         if decision.action == "stop":

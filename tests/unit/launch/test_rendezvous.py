@@ -18,7 +18,7 @@ from dsrun import __version__
 from dsrun.errors import EXIT_RESUME, UsageError
 from dsrun.launch.coordinator import rendezvous as follower_module
 from dsrun.launch.coordinator import server as leader_module
-from dsrun.launch.coordinator.messages import RendezvousError, Stopped, shared_key
+from dsrun.launch.coordinator.messages import RendezvousError, StoppedBeforeStart, shared_key
 from dsrun.launch.coordinator.transport import hmac_digest, listen
 from dsrun.runs.stop_request import StopRequest
 from dsrun.system import net
@@ -67,7 +67,7 @@ def test_rendezvous_signal_ends_wait_on_all_nodes(cluster):
     one = cluster.follower(1, 3)
     one.announce_stop(StopRequest("SIGTERM"))
     for coordinator in (leader, one):
-        with pytest.raises(Stopped) as stopped:
+        with pytest.raises(StoppedBeforeStart) as stopped:
             coordinator.gather()
         assert stopped.value.exit_code == EXIT_RESUME
 
@@ -80,7 +80,7 @@ def test_rendezvous_signalled_node_may_leave_at_once(cluster, first):
     signalled, other = (leader, one) if first else (one, leader)
     signalled.announce_stop(StopRequest("SIGTERM"))
     signalled.close()
-    with pytest.raises(Stopped):
+    with pytest.raises(StoppedBeforeStart):
         other.gather()
 
 
@@ -105,7 +105,7 @@ def test_rendezvous_node_0_sends_stop_before_goodbye(cluster, monkeypatch):
     assert telling.wait(60)
     leader.close()
     assert said.index("stop") < said.index("bye")
-    with pytest.raises(Stopped):
+    with pytest.raises(StoppedBeforeStart):
         one.gather()
 
 

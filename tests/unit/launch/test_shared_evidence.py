@@ -13,7 +13,7 @@ from dsrun.launch.coordinator import rendezvous, server
 from dsrun.launch.coordinator.messages import Coordinator, NodeResult
 from dsrun.launch.signals import StopRequests
 from dsrun.launch.supervisor import reaper
-from dsrun.launch.supervisor.attempt import Attempt
+from dsrun.launch.supervisor.attempt import RunAttempt
 from dsrun.launch.supervisor.evidence import evidence_folder
 from tests.unit.launch.local_cluster import FAILED, NEVER, report_all, restart, stop, until
 from tests.unit.launch.test_attempt import OneRank, SlowAgent, surroundings
@@ -104,6 +104,6 @@ def test_hang_elsewhere_is_looked_into_before_ranks_end(tmp_path, monkeypatch):
     monkeypatch.setattr(reaper, "end", lambda run_id, **_more: bool(rank.kill() or rank.wait()))
     with subprocess.Popen(["sleep", "1000"]) as rank:
         others = HangOfAnotherNode(rank.pid, evidence_folder(around.job.run, 0))
-        end = Attempt(replace(around, others=others), 0).run(OneRank(SlowAgent(os.getpid(), 0), rank.pid), {}, 29500)
+        end = RunAttempt(replace(around, others=others), 0).run(OneRank(SlowAgent(os.getpid(), 0), rank.pid), {}, 29500)
     assert others.seen == (True, ["rank-0.proc.txt"])
     assert end.by_others

@@ -12,7 +12,7 @@ import time
 import pytest
 
 from dsrun.launch.supervisor.reaper import state_and_parent
-from dsrun.launch.workers.spawn import RankStatus, Recorder, read_rank_statuses
+from dsrun.launch.workers.spawn import FailureRecorder, RankStatus, read_rank_statuses
 
 # What a rank sees of itself; the module stands for dsrun.train.
 RANK = """
@@ -117,7 +117,7 @@ def test_rank_status_read_line_by_line(tmp_path):
     """The rank status is read line by line."""
     file = tmp_path / "ranks"
     assert read_rank_statuses(file) == []
-    recorder = Recorder(file)
+    recorder = FailureRecorder(file)
     recorder.write(1, 77)
     recorder.write(1, 77, -9)
     with file.open("a") as half:

@@ -120,7 +120,7 @@ def test_ssh_reconnect_retried_until_host_is_back(remote, tmp_path, monkeypatch)
     for name in ("_TOGETHER_S", "_CALL_S", "_LEAVE_S"):
         monkeypatch.setattr(ssh, name, 0.1)
     # Only the first one has run for long, however slowly the calls after it fail.
-    monkeypatch.setattr(ssh._Running, "joined_run", property(lambda each: not each.losses))
+    monkeypatch.setattr(ssh._RunningSupervisor, "joined_run", property(lambda each: not each.losses))
     fake_ssh = tmp_path / "ssh"
     fake_ssh.write_text(
         f"#!/bin/sh\ncd {tmp_path}; echo call >> said\n"

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.launch.coordinator.messages import Coordinator, Stopped
-from dsrun.launch.job import Job, Topology
+from dsrun.launch.coordinator.messages import Coordinator, StoppedBeforeStart
+from dsrun.launch.job import ProcessTopology, TrainingJob
 from dsrun.launch.signals import startup_signals
 from dsrun.launch.supervisor.run import supervise
 from dsrun.runs.folder import RunFolder
@@ -34,7 +34,7 @@ def heeded():
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGHUP"])
 def test_signal_before_run_start_exits_with_resume_code(name):
     """A signal before the run begins ends the command with the exit code for resuming."""
-    with pytest.raises(Stopped, match=f"{name} came before the run started") as stopped, startup_signals():
+    with pytest.raises(StoppedBeforeStart, match=f"{name} came before the run started") as stopped, startup_signals():
         signal.raise_signal(signal.Signals[name])
     assert stopped.value.exit_code == 75
 
@@ -63,8 +63,8 @@ def test_swallowed_signal_still_reaches_coordinator(told_first):
 
 @pytest.fixture
 def job(tmp_path):
-    return Job(
-        topology=Topology(1, "cpu", 1),
+    return TrainingJob(
+        topology=ProcessTopology(1, "cpu", 1),
         run=tmp_path / "run",
         program=["--no-python", "touch", str(tmp_path / "begun")],
         env=os.environ,

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from dsrun.launch.job import Job, Topology
-from dsrun.launch.supervisor.status import Sample, StatusWriter, node_status
+from dsrun.launch.job import ProcessTopology, TrainingJob
+from dsrun.launch.supervisor.status import RanksSample, StatusWriter, node_status
 from dsrun.monitoring.status import STALE_S
-from dsrun.runs.heartbeat import Heart, read_beats
+from dsrun.runs.heartbeat import HeartbeatWriter, read_beats
 from dsrun.runs.node_status import GpuSample, NodeStatus, read_node_status, write_node_status
 
 GPU = GpuSample(index=0, name="NVIDIA H100", utilization=0.5)
@@ -19,7 +19,7 @@ GPU = GpuSample(index=0, name="NVIDIA H100", utilization=0.5)
 
 @pytest.fixture
 def job(tmp_path):
-    return Job(topology=Topology(2, "cuda", 2), run=tmp_path, program=["x.py"], env={"A": "b"}, nnodes=2)
+    return TrainingJob(topology=ProcessTopology(2, "cuda", 2), run=tmp_path, program=["x.py"], env={"A": "b"}, nnodes=2)
 
 
 def written(run) -> NodeStatus:
@@ -33,7 +33,7 @@ def written(run) -> NodeStatus:
 
 def test_status_of_ranks_gpus_and_host(job, tmp_path):
     """The environment of the job decides which GPUs are looked at."""
-    Heart(tmp_path / "beats", 0).step(7)
+    HeartbeatWriter(tmp_path / "beats", 0).step(7)
     beats = read_beats(tmp_path / "beats")
     seen = []
     with StatusWriter(job, gpus=lambda env: seen.append(env) or (GPU,)) as writer:
@@ -50,9 +50,9 @@ def test_status_of_ranks_gpus_and_host(job, tmp_path):
 
 def test_silence_of_rank_in_status(job, tmp_path):
     """By the clock of the heartbeats, at the time of the look."""
-    Heart(tmp_path / "beats", 1)
+    HeartbeatWriter(tmp_path / "beats", 1)
     beats = read_beats(tmp_path / "beats")
-    sample = Sample(attempt=0, beats=beats, pids={}, now=beats[1].time + 12.5)
+    sample = RanksSample(attempt=0, beats=beats, pids={}, now=beats[1].time + 12.5)
     assert node_status(sample, job, gpus=(), cpu=None).ranks[0].silent_s == 12.5
 
 

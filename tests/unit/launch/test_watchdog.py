@@ -15,17 +15,17 @@ from dsrun.launch.supervisor.phase_limits import (
     busy_limit,
 )
 from dsrun.launch.supervisor.watchdog import Watchdog
-from dsrun.runs.heartbeat import Beat
+from dsrun.runs.heartbeat import RankHeartbeat
 
 
-def beat(rank: int, *, phase="training", step=10, slowest=1.0, at=0.0, group=0.0, compiles=False) -> Beat:
-    return Beat(
+def beat(rank: int, *, phase="training", step=10, slowest=1.0, at=0.0, group=0.0, compiles=False) -> RankHeartbeat:
+    return RankHeartbeat(
         rank=rank, pid=rank, beats=1, time=at, phase=phase, step=step, slowest_step=slowest, answers=True,
         group_timeout_s=group, compiles=compiles,
     )  # fmt: skip
 
 
-def watched(*beats: Beat, timeout=None, states=None, until: float, every: float = 0.5):
+def watched(*beats: RankHeartbeat, timeout=None, states=None, until: float, every: float = 0.5):
     """What a watch says that looks from 0 s `until` then; the first hang and when."""
     watch = Watchdog(PhaseLimits(timeout))
     found = {each.rank: each for each in beats}
@@ -89,7 +89,9 @@ def test_later_attempts_know_times_of_earlier_ones():
     limits.update({0: beat(0, slowest=0.0, at=0.0)})
     limits.update({0: beat(0, slowest=0.0, at=50.0)})
     limits.update({0: beat(0, slowest=20.0, at=70.0)})
-    restarted = Beat(rank=0, pid=99, beats=1, time=500.0, phase="training", step=0, slowest_step=0.0, answers=True)
+    restarted = RankHeartbeat(
+        rank=0, pid=99, beats=1, time=500.0, phase="training", step=0, slowest_step=0.0, answers=True
+    )
     limits.update({0: restarted})
     assert limits.limit(restarted) == 3 * 50.0
     assert limits.limit(beat(0, slowest=1.0)) == 3 * 20.0

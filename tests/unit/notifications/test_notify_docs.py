@@ -9,7 +9,7 @@ from typing import get_args
 
 import yaml
 
-from dsrun.notifications.message import Kind, RunFacts, sample
+from dsrun.notifications.message import NotificationKind, RunFacts, sample
 from dsrun.notifications.target import parse_target, services
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -25,7 +25,7 @@ def first_column(text: str, heading: str) -> list[str]:
 
 
 def test_every_kind_of_message_is_documented():
-    assert set(first_column(NOTIFY, "| message | when |")) == set(get_args(Kind))
+    assert set(first_column(NOTIFY, "| message | when |")) == set(get_args(NotificationKind))
 
 
 def test_every_key_of_the_json_is_documented():

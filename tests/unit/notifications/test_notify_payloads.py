@@ -11,20 +11,20 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from dsrun.notifications.message import Cause, Message, RunFacts
+from dsrun.notifications.message import Notification, NotifiedCause, RunFacts
 from dsrun.notifications.payloads import refusal, request
 from dsrun.notifications.send import mail
-from dsrun.notifications.target import Address, services
+from dsrun.notifications.target import NotifyAddress, services
 
 FACTS = RunFacts(run="/scratch/runs/t5_large", name="t5-large", host="gpu07", job_id="4711")
-FAILURE = Message(
+FAILURE = Notification(
     kind="failure",
     facts=FACTS,
     time="2026-11-25T12:00:00.000Z",
     step=120,
     max_steps=1000,
     loss=1.23456,
-    cause=Cause.of("cuda_oom"),
+    cause=NotifiedCause.of("cuda_oom"),
     rank=3,
     detail="torch.OutOfMemoryError <@U1> @everyone & `x` *y*",
     exit_code=1,
@@ -34,7 +34,7 @@ URL = "https://example.org/hook?key=k"
 
 
 def body(kind, message=FAILURE, **address):
-    return json.loads(request(Address(kind=kind, url=URL, **address), message, NOW)[1])
+    return json.loads(request(NotifyAddress(kind=kind, url=URL, **address), message, NOW)[1])
 
 
 def test_slack_escapes_its_markup():
@@ -96,12 +96,12 @@ def test_feishu_signature():
 
 def test_dingtalk_signature():
     """The time in milliseconds and the secret are signed with the secret, in the URL."""
-    url, content = request(Address(kind="dingtalk", url=URL, secret="SECx"), FAILURE, NOW)
+    url, content = request(NotifyAddress(kind="dingtalk", url=URL, secret="SECx"), FAILURE, NOW)
     query = parse_qs(urlsplit(url).query)
     digest = hmac.new(b"SECx", b"1764072000500\nSECx", hashlib.sha256).digest()
     assert query == {"key": ["k"], "timestamp": ["1764072000500"], "sign": [base64.b64encode(digest).decode()]}
     assert b"SECx" not in content
-    assert request(Address(kind="dingtalk", url=URL), FAILURE, NOW)[0] == URL
+    assert request(NotifyAddress(kind="dingtalk", url=URL), FAILURE, NOW)[0] == URL
 
 
 @pytest.mark.parametrize("kind", ["slack", "discord", "feishu", "dingtalk", "wecom", "teams"])
@@ -124,7 +124,7 @@ def test_message_is_cut_to_what_the_service_takes(kind):
 
 def test_mail_has_subject_recipients_and_text():
     message = replace(FAILURE, detail="one\nTo: everyone@example.org\x1b[2J")
-    text = mail(Address(kind="mail", recipient="a@example.org,b@example.org"), message).decode()
+    text = mail(NotifyAddress(kind="mail", recipient="a@example.org,b@example.org"), message).decode()
     head, _, rest = text.partition("\n\n")
     assert head.count("To: ") == 1
     assert "Subject: [dsrun] t5-large failed after step 120: GPU memory exhausted" in head

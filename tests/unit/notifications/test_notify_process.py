@@ -16,10 +16,10 @@ import pytest
 from dsrun.diagnosis.run import of_run
 from dsrun.notifications.follow import LOG
 from dsrun.notifications.message import RunFacts
-from dsrun.notifications.process import Sender, preview
-from dsrun.notifications.rules import End
+from dsrun.notifications.process import NotificationSender, preview
+from dsrun.notifications.rules import SupervisorEnd
 from dsrun.runs.folder import RunFolder
-from dsrun.runs.records import Appender, EventLog, read_records
+from dsrun.runs.records import EventLog, LineAppender, read_records
 
 PATH = "/services/hunter2"
 ROOT = Path(__file__).parents[3]
@@ -58,9 +58,9 @@ def test_events_are_told_while_the_run_goes_on(run, chat):
     """What was there before is not told again; the secret is in no file and on no command line."""
     with EventLog(run.events) as log:
         log.write("nan", step=1, message="of an earlier start")
-    sender = Sender(facts(run), ["env:CHAT", "true --a-command-line"])
+    sender = NotificationSender(facts(run), ["env:CHAT", "true --a-command-line"])
     assert sender.pid is not None
-    with EventLog(run.events) as log, Appender(run.metrics) as metrics:
+    with EventLog(run.events) as log, LineAppender(run.metrics) as metrics:
         metrics.append({"step": 6, "loss": 1.5})
         log.write("nan", step=7, message="loss is NaN")
         until(lambda: chat.bodies)
@@ -69,7 +69,7 @@ def test_events_are_told_while_the_run_goes_on(run, chat):
         log.write("failure", cause="rank_killed", rank=1, message="rank 1 was killed (SIGKILL)")
         log.write("restart", attempt=1, message="again")
         until(lambda: len(chat.bodies) == 2)
-    sender.ended(End(exit_code=0))
+    sender.ended(SupervisorEnd(exit_code=0))
     assert sender.close() == []
     assert kinds(chat) == ["nan", "restart", "finish"]
     assert chat.bodies[2]["loss"] == 1.5
@@ -83,10 +83,10 @@ def test_events_are_told_while_the_run_goes_on(run, chat):
 
 
 def test_end_right_after_the_start_is_told(run, chat):
-    sender = Sender(facts(run), ["env:CHAT"])
+    sender = NotificationSender(facts(run), ["env:CHAT"])
     with EventLog(run.events) as log:
         log.write("failure", cause="rendezvous_timeout", message="node 1 did not join")
-    sender.ended(End(exit_code=1, message="node 1 did not join"))
+    sender.ended(SupervisorEnd(exit_code=1, message="node 1 did not join"))
     assert sender.close() == []
     assert [(body["kind"], body["cause"]["code"]) for body in chat.bodies] == [("failure", "rendezvous_timeout")]
 
@@ -96,21 +96,21 @@ def test_run_that_moved_its_earlier_results_aside_is_followed(run, chat):
     with EventLog(run.events) as log:
         for step in range(50):
             log.write("progress", step=step)
-    sender = Sender(facts(run), ["env:CHAT"])
+    sender = NotificationSender(facts(run), ["env:CHAT"])
     run.events.rename(run.path / "earlier.jsonl")
     with EventLog(run.events) as log:
         log.write("nan", step=1, message="new")
     until(lambda: chat.bodies)
     assert chat.bodies[0]["detail"] == "new"
-    sender.ended(End(exit_code=130))
+    sender.ended(SupervisorEnd(exit_code=130))
     sender.close()
 
 
 def test_server_that_hangs_holds_nobody(run, chat):
     """The supervisor goes on and ends; nothing is left, and the log says what happened."""
     chat.hangs = True
-    sender = Sender(facts(run), ["env:CHAT"])
-    sender.ended(End(exit_code=0))
+    sender = NotificationSender(facts(run), ["env:CHAT"])
+    sender.ended(SupervisorEnd(exit_code=0))
     (why,) = sender.close()
     assert "hunter2" not in why
     assert not chat.released.is_set()
@@ -123,39 +123,39 @@ def test_what_was_sent_is_no_log_of_the_run(run, chat):
     """`dsrun diagnose` takes the newest log beside those of the ranks for the launcher's."""
     (run.logs / "20261125-120000-launcher.log").write_text("torch.OutOfMemoryError: CUDA out of memory.\n")
     chat.answers = [(503, b"")]
-    sender = Sender(facts(run), ["env:CHAT"])
-    sender.ended(End(exit_code=1))
+    sender = NotificationSender(facts(run), ["env:CHAT"])
+    sender.ended(SupervisorEnd(exit_code=1))
     assert sender.close()
     assert (run.logs / LOG).is_file()
     assert of_run(run.path).cause.code == "cuda_oom"
 
 
 def test_signals_to_all_do_not_silence_it(run, chat):
-    sender = Sender(facts(run), ["env:CHAT"])
+    sender = NotificationSender(facts(run), ["env:CHAT"])
     with EventLog(run.events) as log:
         log.write("nan", step=1, message="so that it is there")
     until(lambda: chat.bodies)
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         os.kill(sender.pid, signum)
-    sender.ended(End(exit_code=75, message="stopped by SIGTERM"))
+    sender.ended(SupervisorEnd(exit_code=75, message="stopped by SIGTERM"))
     assert sender.close() == []
     assert kinds(chat) == ["nan", "preemption"]
 
 
 def test_sender_that_was_killed_ends_no_run(run, chat):
-    sender = Sender(facts(run), ["env:CHAT"])
+    sender = NotificationSender(facts(run), ["env:CHAT"])
     os.kill(sender.pid, signal.SIGKILL)
     psutil.Process(sender.pid).wait(PATIENCE_S)
-    sender.ended(End(exit_code=0))
+    sender.ended(SupervisorEnd(exit_code=0))
     assert sender.close() == []
     assert chat.bodies == []
 
 
 def test_sender_that_is_stuck_is_killed_at_the_end(run, chat, monkeypatch):
     monkeypatch.setattr("dsrun.notifications.process.LAST_S", 0.1)
-    sender = Sender(facts(run), ["env:CHAT"])
+    sender = NotificationSender(facts(run), ["env:CHAT"])
     os.kill(sender.pid, signal.SIGSTOP)
-    sender.ended(End(exit_code=0))
+    sender.ended(SupervisorEnd(exit_code=0))
     assert sender.close() == ["the last message was not sent in time"]
     assert not psutil.pid_exists(sender.pid)
 
@@ -181,8 +181,8 @@ def test_killed_supervisor_is_told(run, chat):
 
 
 def test_target_that_fails_leaves_others_their_messages(run, chat):
-    sender = Sender(facts(run), ["env:NOT_SET", "env:CHAT"])
-    sender.ended(End(exit_code=0))
+    sender = NotificationSender(facts(run), ["env:NOT_SET", "env:CHAT"])
+    sender.ended(SupervisorEnd(exit_code=0))
     (why,) = sender.close()
     assert "NOT_SET is not set" in why
     assert kinds(chat) == ["finish"]

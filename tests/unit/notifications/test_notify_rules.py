@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dsrun.errors import EXIT_INTERRUPTED, EXIT_RESUME
-from dsrun.notifications.message import Message, RunFacts, sample
-from dsrun.notifications.rules import INTERVAL_S, End, Narrator, RateLimit
+from dsrun.notifications.message import Notification, RunFacts, sample
+from dsrun.notifications.rules import INTERVAL_S, NotificationRules, RateLimit, SupervisorEnd
 
 FACTS = RunFacts(run="/runs/a", name="t5", host="gpu07")
 TIME = "2026-11-25T12:00:00.000Z"
@@ -23,19 +23,23 @@ def told(narrator, *events, end="running"):
 
 
 def test_finish_has_last_step_and_loss():
-    narrator = Narrator(FACTS)
+    narrator = NotificationRules(FACTS)
     narrator.metrics([{"step": 10, "loss": 2.5}, {"step": 20, "loss": 1.5}, {"step": 20, "eval_loss": 1.0}])
-    (message,) = told(narrator, event("training", step=0, max_steps=20), event("end", step=20), end=End(exit_code=0))
+    (message,) = told(
+        narrator, event("training", step=0, max_steps=20), event("end", step=20), end=SupervisorEnd(exit_code=0)
+    )
     assert (message.kind, message.step, message.max_steps, message.loss) == ("finish", 20, 20, 1.5)
     assert message.headline == "t5 finished after step 20, loss 1.5"
     assert message.next == "dsrun report /runs/a"
-    (message,) = told(Narrator(FACTS), end=End(exit_code=0))
+    (message,) = told(NotificationRules(FACTS), end=SupervisorEnd(exit_code=0))
     assert message.next == ""
 
 
 def test_failure_has_cause_first_rank_and_next_command():
     failure = event("failure", cause="cuda_oom", rank=3, step=7, message="out of memory", exit_code=1)
-    (message,) = told(Narrator(FACTS), failure, end=End(exit_code=1, message="no remedy", log="/runs/a/logs/x.log"))
+    (message,) = told(
+        NotificationRules(FACTS), failure, end=SupervisorEnd(exit_code=1, message="no remedy", log="/runs/a/logs/x.log")
+    )
     assert (message.kind, message.rank, message.step, message.exit_code) == ("failure", 3, 7, 1)
     lines = dict(message.lines())
     assert lines["cause"] == "GPU memory exhausted · cuda_oom"
@@ -46,7 +50,7 @@ def test_failure_has_cause_first_rank_and_next_command():
 
 def test_external_program_gets_fix_without_dsrun_flags():
     failure = event("failure", cause="cuda_oom", rank=0)
-    (message,) = told(Narrator(FACTS, external=True), failure, end=End(exit_code=1))
+    (message,) = told(NotificationRules(FACTS, external=True), failure, end=SupervisorEnd(exit_code=1))
     assert message.cause is not None
     assert "--" not in message.cause.fix
 
@@ -56,7 +60,7 @@ def test_external_program_gets_fix_without_dsrun_flags():
 )
 def test_failure_with_restart_is_one_message(cause, kind):
     failure = event("failure", cause=cause, rank=1, step=5, message="rank 1 was silent", attempt=0)
-    (message,) = told(Narrator(FACTS), failure, event("restart", attempt=1, message="again"))
+    (message,) = told(NotificationRules(FACTS), failure, event("restart", attempt=1, message="again"))
     assert (message.kind, message.attempt, message.rank) == (kind, 1, 1)
     assert message.cause is not None
     assert message.cause.code == cause
@@ -64,24 +68,24 @@ def test_failure_with_restart_is_one_message(cause, kind):
 
 def test_unknown_cause_shows_what_the_rank_said():
     failure = event("failure", cause="unknown", rank=1, message="ValueError: no such column")
-    (message,) = told(Narrator(FACTS), failure, end=End(exit_code=1))
+    (message,) = told(NotificationRules(FACTS), failure, end=SupervisorEnd(exit_code=1))
     assert message.headline == "t5 failed: ValueError: no such column"
 
 
 def test_failure_before_the_first_attempt_has_the_supervisors_words():
-    (message,) = told(Narrator(FACTS), end=End(exit_code=2, message="--output is a file"))
+    (message,) = told(NotificationRules(FACTS), end=SupervisorEnd(exit_code=2, message="--output is a file"))
     assert (message.kind, message.headline) == ("failure", "t5 failed: --output is a file")
 
 
 def test_supervisor_that_was_killed_is_a_failure():
-    (message,) = told(Narrator(FACTS), end=None)
+    (message,) = told(NotificationRules(FACTS), end=None)
     assert message.kind == "failure"
     assert message.cause is not None
     assert message.cause.code == "run_killed"
 
 
 def test_skipped_nan_step_is_told():
-    (message,) = told(Narrator(FACTS), event("nan", step=12, message="loss is NaN"))
+    (message,) = told(NotificationRules(FACTS), event("nan", step=12, message="loss is NaN"))
     assert (message.kind, message.step, message.detail) == ("nan", 12, "loss is NaN")
 
 
@@ -89,43 +93,45 @@ def test_preemption_is_told_once():
     """At the event that the ranks write, or at the end of a program that writes none."""
     signal = event("signal", step=40, signal="SIGUSR1", rank=2, signalled_host="gpu09")
     saved = event("checkpoint_end", step=40, path="checkpoint-40")
-    (message,) = told(Narrator(FACTS), saved, signal, end=End(exit_code=EXIT_RESUME, message="stopped"))
+    (message,) = told(
+        NotificationRules(FACTS), saved, signal, end=SupervisorEnd(exit_code=EXIT_RESUME, message="stopped")
+    )
     assert (message.kind, message.step) == ("preemption", 40)
     assert message.detail == "SIGUSR1 to rank 2 on gpu09; saved checkpoint-40"
-    (message,) = told(Narrator(FACTS), end=End(exit_code=EXIT_RESUME, message="stopped by SIGTERM"))
+    (message,) = told(NotificationRules(FACTS), end=SupervisorEnd(exit_code=EXIT_RESUME, message="stopped by SIGTERM"))
     assert (message.kind, message.detail) == ("preemption", "stopped by SIGTERM")
-    (message,) = told(Narrator(FACTS), end=End(exit_code=143, message="left", stopped=True))
+    (message,) = told(NotificationRules(FACTS), end=SupervisorEnd(exit_code=143, message="left", stopped=True))
     assert message.kind == "preemption"
 
 
 def test_interruption_by_the_user_is_not_told():
-    assert told(Narrator(FACTS), end=End(exit_code=EXIT_INTERRUPTED)) == []
+    assert told(NotificationRules(FACTS), end=SupervisorEnd(exit_code=EXIT_INTERRUPTED)) == []
 
 
 def test_requeued_job_is_told_at_its_start():
-    (message,) = Narrator(FACTS, requeue=2).begin()
+    (message,) = NotificationRules(FACTS, requeue=2).begin()
     assert (message.kind, message.headline) == ("requeue", "t5 runs again, requeued 2 times")
-    assert Narrator(FACTS).begin() == []
+    assert NotificationRules(FACTS).begin() == []
 
 
 def test_other_events_are_not_told():
     kinds = ("start", "resume", "progress", "checkpoint_begin", "checkpoint_end", "evaluate", "spike", "remedy", "end")
-    assert told(Narrator(FACTS), *(event(kind, step=1) for kind in kinds)) == []
+    assert told(NotificationRules(FACTS), *(event(kind, step=1) for kind in kinds)) == []
 
 
 def test_one_message_of_a_kind_in_a_minute():
     """The next one says how many were left out; other kinds are not held back."""
     now = [0.0]
     limit = RateLimit(lambda: now[0])
-    narrator = Narrator(FACTS)
+    narrator = NotificationRules(FACTS)
 
-    def restart() -> list[Message]:
+    def restart() -> list[Notification]:
         return told(narrator, event("failure", cause="rank_killed"), event("restart", attempt=1))
 
     assert len(limit.passed(restart())) == 1
     for _ in range(3):
         assert limit.passed(restart()) == []
-    assert [each.kind for each in limit.passed([*restart(), *narrator.end(End(exit_code=1))])] == ["failure"]
+    assert [each.kind for each in limit.passed([*restart(), *narrator.end(SupervisorEnd(exit_code=1))])] == ["failure"]
     now[0] = INTERVAL_S
     (message,) = limit.passed(restart())
     assert message.omitted == 4

@@ -11,7 +11,7 @@ import torch.distributed.distributed_c10d as c10d
 from dsrun.errors import UsageError
 from dsrun.recipe.group_timeout import DEFAULT_S, group_timeout_s
 from dsrun.train.base import distributed
-from dsrun.train.base.distributed import World
+from dsrun.train.base.distributed import DistributedWorld
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_time_out_holds_for_every_group(group, monkeypatch):
     for name in ("default_pg_timeout", "default_pg_nccl_timeout"):
         monkeypatch.setattr(c10d, name, getattr(c10d, name))
     monkeypatch.setattr(distributed.dist, "init_process_group", lambda *args, **more: given.append(more["timeout"]))
-    world = World(rank=0, size=1, local_rank=0, local_size=1, device="cpu", group_timeout_s=30.0)
+    world = DistributedWorld(rank=0, size=1, local_rank=0, local_size=1, device="cpu", group_timeout_s=30.0)
     distributed.init_process_group(world, deepspeed=False)
     found = given[0] if group == "of all" else c10d._get_default_timeout("gloo")
     assert found == c10d.default_pg_nccl_timeout == datetime.timedelta(seconds=30)

@@ -10,15 +10,15 @@ import pytest
 from dsrun.cli.export import command as export
 from dsrun.cli.launch.command import command as launch
 from dsrun.errors import UsageError
-from dsrun.recipe.compat.other_tools import table
+from dsrun.recipe.compat.other_tools import other_tools
 from dsrun.recipe.compat.removed import vocabulary
 from dsrun.recipe.resolve import resolve
 
 
-@pytest.mark.parametrize("name", table())
+@pytest.mark.parametrize("name", other_tools())
 def test_advice_names_flags_that_exist_for_one_that_does_not(name):
     assert name not in vocabulary()
-    _, advice = table()[name]
+    _, advice = other_tools()[name]
     of_commands = {option for command in (launch, export) for each in command.params for option in each.opts}
     for flag in re.findall(r"--([a-z][a-z0-9_-]+)", advice):
         assert flag.replace("-", "_") in vocabulary() or f"--{flag}" in of_commands or "render-slurm" in advice, flag

@@ -1,7 +1,7 @@
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.recipe.compat.removed import table, translate, vocabulary
+from dsrun.recipe.compat.removed import removed_flags, translate, vocabulary
 from dsrun.recipe.flags import by_spelling
 from dsrun.recipe.parser import parse
 
@@ -32,16 +32,16 @@ def now(*argv):
 
 def test_removed_flag_table_complete():
     """Every removed flag has a row, and every row is tested here."""
-    assert sorted(table()) == sorted(GONE)
+    assert sorted(removed_flags()) == sorted(GONE)
 
 
 def test_removed_flags_hide_no_current_flag():
-    assert not set(table()) & set(by_spelling())
-    assert set(vocabulary()) == set(table()) | set(by_spelling())
+    assert not set(removed_flags()) & set(by_spelling())
+    assert set(vocabulary()) == set(removed_flags()) | set(by_spelling())
 
 
 def test_removed_flags_translate_to_current_flags():
-    targets = [case.becomes for row in table().values() for case in row.cases if case.becomes]
+    targets = [case.becomes for row in removed_flags().values() for case in row.cases if case.becomes]
     assert set(targets) <= set(by_spelling())
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from dsrun.report.axes import linear_axis, log_axis, step_axis
 from dsrun.report.charts import HEIGHT, WIDTH, chart, path
-from dsrun.report.panels import MOST_POINTS, Curve, Panel, panels
+from dsrun.report.panels import MOST_POINTS, PanelCurve, ReportPanel, panels
 from dsrun.report.series import points_of, smoothed, thinned
 from dsrun.runs.reader import read_history
 from tests.run_folders import event, finished_run, steps, write_run
@@ -19,7 +19,7 @@ from tests.run_folders import event, finished_run, steps, write_run
 NAN = math.nan
 
 
-def one_panel(folder: Path, name: str) -> Panel:
+def one_panel(folder: Path, name: str) -> ReportPanel:
     """The panel of this name in the report of one run."""
     found = {panel.name: panel for panel in panels([read_history(folder)], ["run"])}
     return found[name]
@@ -102,8 +102,8 @@ def test_logarithmic_line_breaks_at_zero() -> None:
 
 def test_svg_is_well_formed_whatever_curves_are_called() -> None:
     name = "</svg><script>alert('&')</script>\""
-    curve = Curve(label=name, key="loss", run=0, colour=0, points=((1, 2.0), (2, NAN), (3, 1.0)))
-    found = chart(Panel(name="loss", title=name, unit=name, curves=(curve,), both=True))
+    curve = PanelCurve(label=name, key="loss", run=0, colour=0, points=((1, 2.0), (2, NAN), (3, 1.0)))
+    found = chart(ReportPanel(name="loss", title=name, unit=name, curves=(curve,), both=True))
     assert [view.scale for view in found.views] == ["linear", "log"]
     for view in found.views:
         root = ElementTree.fromstring(view.svg)
@@ -112,8 +112,10 @@ def test_svg_is_well_formed_whatever_curves_are_called() -> None:
 
 
 def test_gap_is_shown_with_its_value() -> None:
-    curve = Curve(label="training", key="loss", run=0, colour=0, points=((1, 2.0), (2, NAN), (3, math.inf), (4, 1.0)))
-    found = chart(Panel(name="loss", title="Loss", unit="", curves=(curve,)))
+    curve = PanelCurve(
+        label="training", key="loss", run=0, colour=0, points=((1, 2.0), (2, NAN), (3, math.inf), (4, 1.0))
+    )
+    found = chart(ReportPanel(name="loss", title="Loss", unit="", curves=(curve,)))
     root = ElementTree.fromstring(found.views[0].svg)
     assert [each.text for each in root.iter("title")] == ["step 2: training is NaN", "step 3: training is ∞"]
     assert "nonfinite" in found.marks

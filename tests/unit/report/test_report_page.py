@@ -20,7 +20,7 @@ from dsrun.monitoring import status
 from dsrun.monitoring.comparison import labels
 from dsrun.report.data import read_run
 from dsrun.report.nodes import node_tables
-from dsrun.report.page import MARKER, Report, render, report_of
+from dsrun.report.page import MARKER, ReportPage, render_page, report_of
 from dsrun.report.timeline import MOST_ROWS, clock, rows, strip, time_ticks
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.goodput import goodput
@@ -72,13 +72,13 @@ class Page(HTMLParser):
         return [attrs["id"] or "" for _, attrs in self.elements if "id" in attrs]
 
 
-def report_on(*folders: Path) -> Report:
+def report_on(*folders: Path) -> ReportPage:
     return report_of([read_run(path, name) for path, name in zip(folders, labels(folders), strict=True)])
 
 
 def page_of(*folders: Path) -> Page:
     """The page about these runs, which is well formed and loads nothing."""
-    html = render(report_on(*folders))
+    html = render_page(report_on(*folders))
     page = Page(html)
     assert (page.unbalanced, page.open) == ([], [])
     assert len(page.ids()) == len(set(page.ids()))
@@ -266,7 +266,7 @@ def test_foreign_text_is_no_html(tmp_path: Path) -> None:
 
 
 def test_control_characters_are_visible(tmp_path: Path) -> None:
-    html = render(report_on(hostile_run(tmp_path / "run", "a\x1b[2J\u202eb\x00\ud800c")))
+    html = render_page(report_on(hostile_run(tmp_path / "run", "a\x1b[2J\u202eb\x00\ud800c")))
     assert not set("\x1b\x00\u202e") & set(html)
     assert "\\u202eb\\x00" in html
     html.encode("utf-8", "backslashreplace")
@@ -279,7 +279,7 @@ def test_no_access_token_is_shown(tmp_path: Path) -> None:
     run["specs"]["train"]["hub_token"] = run["deepspeed"]["comet"] = {"api_key": "hunter2"}
     run["command"] = ["dsrun", "train", "--hub_token", "hunter2", f"--x={SECRET}"]
     (folder / "run.json").write_text(json.dumps(run))
-    html = render(report_on(folder))
+    html = render_page(report_on(folder))
     assert SECRET not in html
     assert "hunter2" not in html
     assert "***" in html
@@ -291,7 +291,7 @@ def test_page_of_a_long_run_is_small(tmp_path: Path) -> None:
         events += [event("checkpoint_begin", step, step=step), event("checkpoint_end", step + 1, step=step, seconds=1)]
     metrics = [{**record, "loss": record["loss"] + record["step"] % 13} for record in steps(50_000)]
     report = report_on(write_run(tmp_path, events=events, metrics=metrics))
-    assert len(render(report)) < 600_000
+    assert len(render_page(report)) < 600_000
     assert all(len(curve.points) <= 1010 for panel in report.panels for curve in panel.curves)
 
 
@@ -387,7 +387,7 @@ def test_odd_values_never_break_a_page(
     """Files of another version, of another program, or damaged."""
     (tmp_path / "run.json").unlink(missing_ok=True)
     folder = write_run(tmp_path, events=[*events, event("start")], metrics=metrics, run={**RUN, **run})
-    page = Page(render(report_on(folder)))
+    page = Page(render_page(report_on(folder)))
     assert (page.unbalanced, page.open) == ([], [])
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.errors import MissingError
-from dsrun.report.panels import Curve, Panel, panels
+from dsrun.report.panels import PanelCurve, ReportPanel, panels
 from dsrun.report.png import pictures
 from dsrun.runs.reader import read_history
 from tests.run_folders import finished_run
@@ -26,11 +26,13 @@ def test_every_panel_is_a_picture(tmp_path: Path) -> None:
 def test_names_and_values_of_all_kinds_are_drawn() -> None:
     """Foreign names are neither paths nor formulas; gaps and single points are no errors."""
     curves = tuple(
-        Curve(label=label, key="x", run=0, colour=colour, points=((1, 1.0), (2, math.nan), (3, 2.0)), mean=((1, 1.0),))
+        PanelCurve(
+            label=label, key="x", run=0, colour=colour, points=((1, 1.0), (2, math.nan), (3, 2.0)), mean=((1, 1.0),)
+        )
         for colour, label in enumerate(("_hidden", "$x^", "a"))
     )
-    one = Panel(name="eval_../../x", title="$\\frac", unit="", curves=curves, log=True)
-    other = Panel(name="eval_..\\..\\x", title="", unit="", curves=curves[:1])
+    one = ReportPanel(name="eval_../../x", title="$\\frac", unit="", curves=curves, log=True)
+    other = ReportPanel(name="eval_..\\..\\x", title="", unit="", curves=curves[:1])
     assert [name for name, _ in pictures([one, other])] == ["eval_-x.png", "eval_-x-.png"]
 
 

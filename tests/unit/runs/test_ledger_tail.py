@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dsrun.runs.records import Appender
+from dsrun.runs.records import LineAppender
 from dsrun.runs.tail import LineTail
 
 
@@ -11,7 +11,7 @@ def steps(tail: LineTail) -> list[int]:
 
 
 def append(path, *numbers: int) -> None:
-    with Appender(path) as ledger:
+    with LineAppender(path) as ledger:
         for number in numbers:
             ledger.append({"step": number, "loss": float("nan")})
 

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.runs.folder import Holder, RunFolder, is_in_use, lives
+from dsrun.runs.folder import LockHolder, RunFolder, is_in_use, lives
 from dsrun.system import host
 
 HOLD = """
@@ -143,7 +143,7 @@ def test_run_lock_holder_checked_by_process_without_flock(tmp_path):
             "since": "now",
             "began": other.create_time(),
         }
-        return Holder(**{**values, **changes})
+        return LockHolder(**{**values, **changes})
 
     assert lives(claim())
     assert lives(claim(began=None))

@@ -14,7 +14,7 @@ from dsrun.runs.attempts import saved_global_batch
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import newest_complete, write_manifest
 from dsrun.train.checkpoint import checkpointing, verify
-from dsrun.train.checkpoint.checkpointing import Checkpointing
+from dsrun.train.checkpoint.checkpointing import CheckpointingTrainer
 
 FILES = 50
 
@@ -83,7 +83,7 @@ def test_rotation_reads_old_checkpoints_once(run, monkeypatch):
     trainer = SimpleNamespace(_complete=None)
     for step in (20, 25):
         save(run, step)
-        steps = Checkpointing._complete_steps(trainer, SimpleNamespace(run=run, step=step))
+        steps = CheckpointingTrainer._complete_steps(trainer, SimpleNamespace(run=run, step=step))
     assert steps == [25, 20, 15, 5]
     assert len(surveys) == 1
 

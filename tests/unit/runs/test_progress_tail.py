@@ -7,7 +7,7 @@ import math
 
 import pytest
 
-from dsrun.runs.tail import Progress, progress
+from dsrun.runs.tail import RunProgress, progress
 
 
 def write(path, records, end=""):
@@ -22,7 +22,7 @@ def metrics(tmp_path):
 
 def test_progress_last_step_and_loss(metrics):
     write(metrics, [{"step": 1, "loss": 3.0}, {"step": 2, "loss": 2.0, "epoch": 0.5, "time": "t"}])
-    assert progress(metrics) == Progress(step=2, loss=2.0, epoch=0.5, time="t")
+    assert progress(metrics) == RunProgress(step=2, loss=2.0, epoch=0.5, time="t")
 
 
 def test_progress_loss_is_not_eval_loss(metrics):

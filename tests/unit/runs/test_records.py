@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsrun.runs.checksum import ManifestFile
-from dsrun.runs.manifest import Manifest
+from dsrun.runs.manifest import CheckpointManifest
 from dsrun.runs.records import (
-    Appender,
     EventLog,
+    LineAppender,
     iter_records,
     plain,
     read_records,
@@ -38,7 +38,7 @@ def same(left: object, right: object) -> bool:
 def test_jsonl_records_round_trip_with_time_stamps(tmp_path):
     """Records come back with time stamps."""
     path = tmp_path / "metrics.jsonl"
-    with Appender(path) as metrics:
+    with LineAppender(path) as metrics:
         metrics.append({"step": 1, "loss": 2.5, "name": "schön\nzwei"})
         metrics.append({"step": 2, "extra": {"unknown": [1, 2]}})
     first, second = read_records(path)
@@ -91,7 +91,7 @@ def test_json_record_values_of_other_types():
 def test_undecodable_file_name_in_json_record(tmp_path):
     """An undecodable file name can be written."""
     path = tmp_path / "events.jsonl"
-    with Appender(path) as events:
+    with LineAppender(path) as events:
         events.append({"path": Path(os.fsdecode(b"caf\xe9"))})
     assert read_records(path)[0]["path"] == "caf\udce9"
 
@@ -103,7 +103,7 @@ def test_jsonl_torn_line_costs_only_itself(tmp_path, torn):
     path.write_text('{"step": 1}\n' + torn)
     before = [record["step"] for record in iter_records(path)]
     assert before in ([1], [1, 3])
-    with Appender(path) as metrics:
+    with LineAppender(path) as metrics:
         metrics.append({"step": 4})
     assert [record["step"] for record in read_records(path)] == [*before, 4]
 
@@ -162,7 +162,7 @@ def test_event_log_names_writing_process(tmp_path):
 
 def test_jsonl_appender_may_be_closed_twice(tmp_path):
     """Closing twice is fine."""
-    out = Appender(tmp_path / "a.jsonl")
+    out = LineAppender(tmp_path / "a.jsonl")
     out.close()
     out.close()
 
@@ -205,5 +205,5 @@ KEYS = """
 def test_run_folder_docs_page_names_every_key():
     """docs/run-folder.md names every key."""
     page = (Path(__file__).parents[3] / "docs" / "run-folder.md").read_text()
-    keys = {key for record in (Manifest, ManifestFile) for key in get_type_hints(record)} | {*KEYS.split()}
+    keys = {key for record in (CheckpointManifest, ManifestFile) for key in get_type_hints(record)} | {*KEYS.split()}
     assert [key for key in sorted(keys) if f"`{key}`" not in page] == []

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dsrun.runs.records import Appender, append_start, append_step, ledger_of, next_attempt
+from dsrun.runs.records import LineAppender, append_start, append_step, ledger_file, next_attempt
 from tests.sample_ledger import ledgers, not_once, seen, steps
 
 
 def attempt(run, number, start, *ranks):
     """An attempt of len(ranks) ranks; each rank is its list of (epoch, ids) by step."""
     for rank, done in enumerate(ranks):
-        with Appender(ledger_of(run, rank)) as ledger:
+        with LineAppender(ledger_file(run, rank)) as ledger:
             append_start(ledger, number, step=start, ranks=len(ranks))
             for step, (epoch, ids) in enumerate(done, start + 1):
                 append_step(ledger, number, step=step, epoch=epoch, ids=ids)
@@ -90,7 +90,7 @@ def test_missing_sample_log_proves_nothing(tmp_path):
 def test_torn_line_of_sample_log_skipped(tmp_path):
     """A torn line is skipped."""
     attempt(tmp_path, 0, 0, FIRST[:1])
-    with ledger_of(tmp_path, 0).open("a") as file:
+    with ledger_file(tmp_path, 0).open("a") as file:
         file.write('{"attempt": 0, "step": 2, "ids": [')
     attempt(tmp_path, 1, 1, FIRST[1:])
     assert list(steps(ledgers(tmp_path))) == [1, 2, 3]

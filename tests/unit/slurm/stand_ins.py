@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
 
-from dsrun.slurm.render.program import Site, any_program, train_program
-from dsrun.slurm.render.script import render
+from dsrun.slurm.render.program import ClusterSite, any_program, train_program
+from dsrun.slurm.render.script import render_script
 from dsrun.slurm.render.spec import make_spec, run_file_value
 
 MODULE = "torch.distributed.run"
@@ -157,12 +157,16 @@ def spec_of(**options: str | list[str]):
 
 def training(shell: Shell, **options) -> str:
     """The script of a training run, with these keys of run.yaml."""
-    return render(spec_of(**options), train_program([]), Site(python=shell.python, own_python=shell.python))
+    return render_script(
+        spec_of(**options), train_program([]), ClusterSite(python=shell.python, own_python=shell.python)
+    )
 
 
 def other(shell: Shell, **options) -> str:
     """The script of any other program."""
-    return render(spec_of(**options), any_program(["./x"]), Site(python=shell.python, own_python=shell.python))
+    return render_script(
+        spec_of(**options), any_program(["./x"]), ClusterSite(python=shell.python, own_python=shell.python)
+    )
 
 
 def requeued(done) -> bool:

@@ -18,8 +18,8 @@ from dsrun.errors import UsageError
 from dsrun.slurm.lint.convert import convert
 from dsrun.slurm.lint.job import read_script
 from dsrun.slurm.render.options import SlurmSpec
-from dsrun.slurm.render.program import Site, any_program
-from dsrun.slurm.render.script import render
+from dsrun.slurm.render.program import ClusterSite, any_program
+from dsrun.slurm.render.script import render_script
 from dsrun.slurm.render.spec import make_spec
 
 STAND_IN = Path(__file__).with_name("launch_stand_in.py")
@@ -138,7 +138,7 @@ def rendered(text: str, machine: Machine) -> str:
     with render_command.make_context("render-slurm", list(args)) as context:
         spec = make_spec(from_flags(SlurmSpec, context.params))
     python = str(machine.root / "tools" / "python")
-    return render(spec, any_program(args[args.index("--") + 1 :]), Site(python=python, own_python=python))
+    return render_script(spec, any_program(args[args.index("--") + 1 :]), ClusterSite(python=python, own_python=python))
 
 
 @pytest.mark.parametrize("case", SAME)

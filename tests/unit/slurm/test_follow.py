@@ -9,7 +9,7 @@ import pytest
 from dsrun.errors import ToolError, UsageError
 from dsrun.slurm.jobs import submit
 from dsrun.slurm.jobs.status import JobStatus, from_history, read_jobs
-from dsrun.slurm.jobs.submit import JobMonitor, Tail, follow, interval
+from dsrun.slurm.jobs.submit import AddedLines, JobMonitor, follow, interval
 from dsrun.system import slurm
 from dsrun.system.slurm import NoAnswerError
 from tests.slurm_recordings import recorded, stand_in
@@ -220,7 +220,7 @@ def test_follow_reports_state_changes_only():
 
 def test_log_tail_after_truncation(tmp_path):
     log = tmp_path / "log"
-    tail = Tail(log)
+    tail = AddedLines(log)
     assert tail.lines() == []
     log.write_bytes(b"first \xff\nsecond\n")
     assert tail.lines() == ["first �", "second"]

@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dsrun.slurm.render.notation import shell_quote
-from dsrun.slurm.render.program import Site, any_program, slug, train_program
-from dsrun.slurm.render.script import render
+from dsrun.slurm.render.program import ClusterSite, any_program, slug, train_program
+from dsrun.slurm.render.script import render_script
 from tests.unit.slurm.stand_ins import Shell, spec_of
 
 NASTY = [
@@ -31,7 +31,7 @@ SLOW = settings(max_examples=12, deadline=None, suppress_health_check=[HealthChe
 
 
 def rendered(shell: Shell, program, **options) -> str:
-    return render(spec_of(**options), program, Site(python=shell.python, own_python=shell.python))
+    return render_script(spec_of(**options), program, ClusterSite(python=shell.python, own_python=shell.python))
 
 
 def fresh(folder: str) -> Shell:
@@ -144,7 +144,7 @@ def test_program_after_dashes_to_torchrun_argv(words, launched, name):
 
 def test_python_path_of_program_is_the_interpreter(shell):
     """A Python named by its path is used as the interpreter."""
-    script = render(spec_of(), any_program([shell.python, "x.py"]), Site(python="/no/such/python"))
+    script = render_script(spec_of(), any_program([shell.python, "x.py"]), ClusterSite(python="/no/such/python"))
     assert shell.run(script).received == ["x.py"]
 
 

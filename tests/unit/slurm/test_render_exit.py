@@ -9,8 +9,8 @@ import time
 import pytest
 
 from dsrun.runs.stop_request import read_stop_file
-from dsrun.slurm.render.program import Site, any_program
-from dsrun.slurm.render.script import render
+from dsrun.slurm.render.program import ClusterSite, any_program
+from dsrun.slurm.render.script import render_script
 from tests.unit.slurm.stand_ins import (
     FINISHED,
     JOB,
@@ -277,9 +277,9 @@ def test_node_without_its_gpus_ends_the_job(shell, program, env, runs):
         "python",
         'case $* in -c*) [ "${@: -1}" -le 1 ] || exit 4; exit 0 ;; esac\ntouch "$STAND_INS/began"\nkill -9 $$\n',
     )
-    site = Site(python=shell.python, own_python=shell.python)
+    site = ClusterSite(python=shell.python, own_python=shell.python)
     spec = spec_of(nodes="2", gpus_per_node="2", supervise="false", env=env)
-    done = shell.run(render(spec, any_program(program), site))
+    done = shell.run(render_script(spec, any_program(program), site))
     assert (shell.tools / "began").exists() == runs
     assert requeued(done) is False
     assert (done.code == 4) != runs

@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 
 from dsrun import __version__
-from dsrun.slurm.render.program import Site, any_program, functions_file, train_program
-from dsrun.slurm.render.script import render
+from dsrun.slurm.render.program import ClusterSite, any_program, functions_file, train_program
+from dsrun.slurm.render.script import render_script
 from tests.unit.slurm.stand_ins import spec_of
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "slurm"
 FUNCTIONS = "/opt/dsrun/share/job.bash"
-SITE = Site(python="/opt/dsrun/bin/python", own_python="/opt/dsrun/bin/python", functions=FUNCTIONS)
-ON_CLUSTER = Site(
+SITE = ClusterSite(python="/opt/dsrun/bin/python", own_python="/opt/dsrun/bin/python", functions=FUNCTIONS)
+ON_CLUSTER = ClusterSite(
     python="/opt/dsrun/bin/python",
     own_python="/opt/dsrun/bin/python",
     gpus_per_node=4,
@@ -118,7 +118,7 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_sbatch_script_matches_golden_file(name):
     """The rendered script equals the golden one."""
-    script = render(*CASES[name]).replace(f"dsrun {__version__}", "dsrun VERSION")
+    script = render_script(*CASES[name]).replace(f"dsrun {__version__}", "dsrun VERSION")
     path = GOLDEN / f"{name}.sh"
     if os.environ.get("UPDATE_GOLDEN"):
         path.write_text(script)
@@ -148,7 +148,9 @@ def test_inline_scripts_have_the_functions_they_use(tmp_path):
     values = {"spare": "1", "preflight": "true", "stage": "/shared/env.tar.gz"}
     for count in range(4):
         for names in combinations(values, count):
-            script = render(spec_of(nodes="4", inline="true", **{name: values[name] for name in names}), DEMO, SITE)
+            script = render_script(
+                spec_of(nodes="4", inline="true", **{name: values[name] for name in names}), DEMO, SITE
+            )
             assert {name for name, text in functions.items() if text in script} == set(names)
             (tmp_path / f"{'-'.join(names)}.sh").write_text(script)
     assert shellcheck(*tmp_path.iterdir()) == (0, "")
@@ -164,5 +166,5 @@ def shellcheck(*files: Path) -> tuple[int, str]:
 
 def test_sbatch_script_size_independent_of_node_count():
     """The size of the script does not grow with the nodes."""
-    small, large = (render(spec_of(nodes=nodes, gpus_per_node="8"), DEMO, SITE) for nodes in ("10", "10000"))
+    small, large = (render_script(spec_of(nodes=nodes, gpus_per_node="8"), DEMO, SITE) for nodes in ("10", "10000"))
     assert large == small.replace("--nodes=10\n", "--nodes=10000\n")

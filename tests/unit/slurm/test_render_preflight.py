@@ -7,8 +7,8 @@ import signal
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.slurm.render.program import Site, any_program
-from dsrun.slurm.render.script import render
+from dsrun.slurm.render.program import ClusterSite, any_program
+from dsrun.slurm.render.script import render_script
 from tests.unit.slurm.stand_ins import JOB, REQUEUE, requeued, signalled, spec_of, training
 
 # The doctor speaks against second-node, and the workers train to the end.
@@ -89,4 +89,4 @@ def test_requirements_need_preflight(shell):
 
 def test_image_without_dsrun_refuses_preflight(shell):
     with pytest.raises(UsageError, match="the image need not have dsrun"):
-        render(spec_of(preflight="true", apptainer="x.sif"), any_program(["python", "x.py"]), Site())
+        render_script(spec_of(preflight="true", apptainer="x.sif"), any_program(["python", "x.py"]), ClusterSite())

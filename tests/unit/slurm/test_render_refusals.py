@@ -15,12 +15,12 @@ from dsrun.errors import UsageError
 from dsrun.options import OptionValue
 from dsrun.slurm.render.login_node import missing_here
 from dsrun.slurm.render.notation import parse_gpus
-from dsrun.slurm.render.program import Site, any_program, functions_file, train_program
-from dsrun.slurm.render.script import _compiled, context, render, template_text
+from dsrun.slurm.render.program import ClusterSite, any_program, functions_file, train_program
+from dsrun.slurm.render.script import _compiled, context, render_script, template_text
 from dsrun.slurm.render.spec import make_spec
 from tests.unit.slurm.stand_ins import spec_of
 
-SITE = Site()
+SITE = ClusterSite()
 
 
 def made(name: str, *words: str, **others: str):
@@ -162,9 +162,9 @@ def test_setup_file_and_venv_not_searched_on_path():
 
 def test_training_env_defaults_yield_to_user():
     """Defaults for training give way to what the user has set."""
-    script = render(spec_of(), train_program([]), SITE)
+    script = render_script(spec_of(), train_program([]), SITE)
     assert "[ -v PYTORCH_CUDA_ALLOC_CONF ] || export PYTORCH_CUDA_ALLOC_CONF=" in script
-    script = render(spec_of(env=["TOKENIZERS_PARALLELISM=true"]), train_program([]), SITE)
+    script = render_script(spec_of(env=["TOKENIZERS_PARALLELISM=true"]), train_program([]), SITE)
     assert "export TOKENIZERS_PARALLELISM=true" in script
     assert "TOKENIZERS_PARALLELISM=false" not in script
 
@@ -183,7 +183,7 @@ def test_training_env_defaults_yield_to_user():
 def test_template_error_is_one_line_with_place(template, says):
     """An error in a template is reported in one line, with its place."""
     with pytest.raises(UsageError, match="the template") as refused:
-        render(spec_of(), any_program(["x"]), SITE, template)
+        render_script(spec_of(), any_program(["x"]), SITE, template)
     assert says in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -207,7 +207,7 @@ def test_render_slurm_contradictory_output_options_refused(words):
 def test_clean_env_exports_home_and_user():
     """A job with a clean environment still knows its user."""
     spec = spec_of(clean_env="true", env=["HF_TOKEN", "USER", "A=1"])
-    assert "#SBATCH --export=HOME,USER,LOGNAME,SHELL,HF_TOKEN\n" in render(spec, any_program(["x"]), SITE)
+    assert "#SBATCH --export=HOME,USER,LOGNAME,SHELL,HF_TOKEN\n" in render_script(spec, any_program(["x"]), SITE)
 
 
 def test_dsrun_train_after_dashes_is_training(tmp_path):
@@ -294,8 +294,8 @@ def test_shipped_template_kept_compiled_renders_the_same(monkeypatch):
     spec, program = spec_of(nodes="2", conda="it's; a name"), any_program(["./run", "$(id)"])
     for _ in range(2):
         _compiled.cache_clear()
-        assert render(spec, program, SITE) == render(spec, program, SITE, template_text())
-    assert "conda activate 'it'\"'\"'s; a name'" in render(spec, program, SITE)
+        assert render_script(spec, program, SITE) == render_script(spec, program, SITE, template_text())
+    assert "conda activate 'it'\"'\"'s; a name'" in render_script(spec, program, SITE)
     monkeypatch.setattr("dsrun.slurm.render.script.context", lambda *_: {"directives": []})
     with pytest.raises(UsageError, match=r"the template, line \d+: 'version' is undefined"):
-        render(spec, program, SITE)
+        render_script(spec, program, SITE)

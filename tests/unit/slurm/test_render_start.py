@@ -7,8 +7,8 @@ import re
 from dataclasses import replace
 
 from dsrun.launch.compat import parse_torchrun
-from dsrun.slurm.render.program import Site, any_program
-from dsrun.slurm.render.script import render
+from dsrun.slurm.render.program import ClusterSite, any_program
+from dsrun.slurm.render.script import render_script
 from tests.unit.slurm.stand_ins import FINISHED, other, rendezvous, requeued, spec_of, training
 
 
@@ -70,9 +70,9 @@ def test_srun_starts_one_agent_per_node_for_external_program(shell):
 def test_python_program_runs_under_supervisors(shell):
     """If its Python has dsrun: supervisors that leave the signals to it, and no agent's own settings."""
     shell.worker = "kill -USR1 $$; kill -TERM $$; exit 0"
-    site = Site(python=shell.python, own_python=shell.python)
+    site = ClusterSite(python=shell.python, own_python=shell.python)
     program = any_program(["python", "x$.py", "--x", "$HOME"])
-    done = shell.run(render(spec_of(nodes="2", gpus_per_node="4", rendezvous_timeout="5"), program, site))
+    done = shell.run(render_script(spec_of(nodes="2", gpus_per_node="4", rendezvous_timeout="5"), program, site))
     launch = ("-m", "dsrun", "launch", "--no-signals", "--rendezvous-timeout", "5", "--", "python", "-m")
     assert (done.code, done.supervisor) == (0, launch)
     assert rendezvous(done) == {
@@ -90,14 +90,14 @@ def test_python_program_runs_under_supervisors(shell):
 
 
 def test_python_without_dsrun_runs_under_torchrun_alone(shell):
-    site = Site(python=shell.python, own_python=shell.python)
+    site = ClusterSite(python=shell.python, own_python=shell.python)
     alone = [
         (spec_of(supervise="false"), site),
         (spec_of(), replace(site, has_dsrun=False)),
         (spec_of(apptainer="x.sif"), site),
     ]
     for spec, place in alone:
-        assert "dsrun launch" not in render(spec, any_program(["python", "x.py"]), place)
+        assert "dsrun launch" not in render_script(spec, any_program(["python", "x.py"]), place)
 
 
 def test_memory_and_gpus_of_the_job_reach_the_program(shell):

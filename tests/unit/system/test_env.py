@@ -3,7 +3,7 @@
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.system.env import Worker, expand_counts, first_host, worker_from_env
+from dsrun.system.env import WorkerPlace, expand_counts, first_host, worker_from_env
 
 TORCHRUN = {
     "RANK": "3",
@@ -39,7 +39,7 @@ SBATCH = {
 
 def test_torchrun_worker():
     worker = worker_from_env(TORCHRUN)
-    assert worker == Worker(
+    assert worker == WorkerPlace(
         rank=3,
         world_size=4,
         local_rank=1,

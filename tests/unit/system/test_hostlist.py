@@ -6,7 +6,7 @@ import pytest
 
 from dsrun.errors import UsageError
 from dsrun.system.hostlist import expand_hosts, read_hostfile
-from dsrun.wheel.verify.remote import Node, way_here
+from dsrun.wheel.verify.remote import RemoteNode, way_here
 
 
 @pytest.mark.parametrize(
@@ -62,13 +62,13 @@ def test_invalid_hostfile_rejected(tmp_path, content):
 
 def test_ssh_command_quoted_as_one_line():
     """ssh is given one line that the login shell takes apart again."""
-    argv = Node("n1", "ssh").argv(["sh", "-c", 'cat > "$1"', "sh", "it's here"])
+    argv = RemoteNode("n1", "ssh").argv(["sh", "-c", 'cat > "$1"', "sh", "it's here"])
     assert argv[-2] == "n1"
     assert argv[-1] == """sh -c 'cat > "$1"' sh 'it'"'"'s here'"""
 
 
 def test_srun_command_as_separate_arguments():
-    argv = Node("n1", "srun").argv(["echo", "a b"])
+    argv = RemoteNode("n1", "srun").argv(["echo", "a b"])
     assert argv[-3:] == ["--nodelist=n1", "echo", "a b"]
 
 

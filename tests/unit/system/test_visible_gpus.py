@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.system.gpus import Gpu, select_visible, visible_gpus
+from dsrun.system.gpus import LocalGpu, select_visible, visible_gpus
 
 ASK = """
 import dataclasses, json
@@ -17,8 +17,8 @@ print(json.dumps([len(visible_gpus()), [dataclasses.asdict(gpu) for gpu in visib
 """
 
 
-def gpu(index: int, uuid: str, mig: tuple[Gpu, ...] = ()) -> Gpu:
-    return Gpu(index=index, name="GPU", uuid=uuid, memory_total=1, capability=(8, 0), mig=mig)
+def gpu(index: int, uuid: str, mig: tuple[LocalGpu, ...] = ()) -> LocalGpu:
+    return LocalGpu(index=index, name="GPU", uuid=uuid, memory_total=1, capability=(8, 0), mig=mig)
 
 
 PLAIN = [gpu(0, "GPU-aa11"), gpu(1, "GPU-aa22"), gpu(2, "GPU-bb33")]

@@ -11,10 +11,10 @@ from dsrun.diagnosis.rules import causes
 from dsrun.hardware.gpus import gpu_table
 from dsrun.kubernetes.options import KubernetesSpec
 from dsrun.options import flag_of
-from dsrun.recipe.compat.removed import table as removed_flags
+from dsrun.recipe.compat.removed import removed_flags
 from dsrun.recipe.flags import hf_flags, own_flags
 from dsrun.slurm.render.options import options as slurm_options
-from dsrun.slurm.render.program import Site, train_program
+from dsrun.slurm.render.program import ClusterSite, train_program
 from dsrun.slurm.render.script import completed, context
 from dsrun.wheel.platform.gpus import product_lines
 from dsrun.zero.generate.spec import options as config_options
@@ -131,4 +131,4 @@ def test_template_readme_names_every_template_variable():
     first_cells = re.findall(r"^\| (`.*?) \|", text, re.MULTILINE)
     named = {word for cell in first_cells for word in re.findall(r"`(\w+)`", cell)}
     program = train_program([])
-    assert named == set(context(completed(spec_of(), program, Site()), program, Site()))
+    assert named == set(context(completed(spec_of(), program, ClusterSite()), program, ClusterSite()))

@@ -17,7 +17,7 @@ from transformers import (
 
 from dsrun.errors import UsageError
 from dsrun.recipe.spec import TrainSpec
-from dsrun.train.export.run import Request, export
+from dsrun.train.export.run import ExportRequest, export
 from dsrun.train.model.adapters import add_lora, freeze, new_tokens
 
 ROWS, NEW = 32, range(32, 35)
@@ -67,7 +67,7 @@ def test_rows_of_new_tokens_trained_and_no_others(tied, tmp_path):
     assert (merged.get_output_embeddings().weight is after) == tied
     # What is saved is a row a token and a layer, and not the embedding.
     saved = (tmp_path / "adapter" / "adapter_model.safetensors").stat().st_size
-    export(Request(tmp_path / "adapter", tmp_path / "out", None, True, 10**9, False), notify=lambda _: None)
+    export(ExportRequest(tmp_path / "adapter", tmp_path / "out", None, True, 10**9, False), notify=lambda _: None)
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     ids = torch.arange(35)[None]
     torch.testing.assert_close(exported(ids).logits, merged(ids).logits, rtol=1e-4, atol=1e-5)
@@ -158,7 +158,7 @@ def test_export_merges_every_kind_of_adapter(spec, tmp_path):
         model(input_ids=ids, labels=ids).loss.backward()
         optimizer.step()
     model.save_pretrained(tmp_path / "adapter")
-    export(Request(tmp_path / "adapter", tmp_path / "out", None, True, 10**9, False), notify=lambda _: None)
+    export(ExportRequest(tmp_path / "adapter", tmp_path / "out", None, True, 10**9, False), notify=lambda _: None)
     exported = AutoModelForCausalLM.from_pretrained(tmp_path / "out")(ids).logits
     fresh = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
     plain = fresh(ids).logits

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dsrun.errors import UsageError
 from dsrun.train.base.labels import IGNORED
-from dsrun.train.data.batches import FILLER, GlobalBatchSampler, Split, StreamOfBatches, WithFiller
+from dsrun.train.data.batches import FILLER, BatchSplit, GlobalBatchSampler, StreamOfBatches, WithFiller
 
 SIZES = st.integers(1, 6)
 
@@ -18,7 +18,8 @@ SIZES = st.integers(1, 6)
 def micro_batches(samples, micro, world, accumulation, epoch=0, **options):
     """All ranks' micro batches: [rank][micro step][sample]."""
     samplers = [
-        GlobalBatchSampler(samples, Split(micro, rank, world, accumulation), seed=7, **options) for rank in range(world)
+        GlobalBatchSampler(samples, BatchSplit(micro, rank, world, accumulation), seed=7, **options)
+        for rank in range(world)
     ]
     for sampler in samplers:
         sampler.set_epoch(epoch)
@@ -149,7 +150,7 @@ def rounds(count, global_batch, round_size):
 @given(count=st.integers(1, 60), micro=SIZES, world=st.integers(1, 3), accumulation=st.integers(1, 3))
 def test_stream_split_over_ranks_without_loss(count, micro, world, accumulation):
     """A stream is split over the ranks without loss, epoch after epoch."""
-    splits = [Split(micro, rank, world, accumulation) for rank in range(world)]
+    splits = [BatchSplit(micro, rank, world, accumulation) for rank in range(world)]
     epoch = rounds(count, splits[0].global_batch, splits[0].round)
     shares = [taken(count, split, 2 * epoch) for split in splits]
     seen = [(each.epoch, i) for share in shares for each in share for i in each.ids]
@@ -163,32 +164,33 @@ def test_stream_split_over_ranks_without_loss(count, micro, world, accumulation)
 @pytest.mark.parametrize(("micro", "world", "accumulation"), [(12, 1, 1), (6, 2, 1), (2, 2, 3), (4, 3, 1)])
 def test_stream_resumes_with_other_world_size(micro, world, accumulation):
     """Any number of ranks resumes a stream at the end of a global batch."""
-    whole = [sorted(each.ids) for each in taken(53, Split(12, 0, 1), 12)]
-    saved_by = taken(53, Split(3, 0, 2, 2), 24)
+    whole = [sorted(each.ids) for each in taken(53, BatchSplit(12, 0, 1), 12)]
+    saved_by = taken(53, BatchSplit(3, 0, 2, 2), 24)
     for step in range(12):
         places = [each.after for each in saved_by[2 * step : 2 * step + 2]]
         assert places[0] is None, "in the midst of a global batch nobody saves"
         shares = [
-            taken(53, Split(micro, rank, world, accumulation), accumulation, place=places[1]) for rank in range(world)
+            taken(53, BatchSplit(micro, rank, world, accumulation), accumulation, place=places[1])
+            for rank in range(world)
         ]
         if step < 11:
             assert sorted(i for each in chain(*shares) for i in each.ids) == whole[step + 1]
 
 
 def test_stream_without_position_reads_up_to_it():
-    split = Split(2, 1, 2)
+    split = BatchSplit(2, 1, 2)
     assert taken(53, split, 5, skipped=20) == taken(53, split, 25)[20:]
 
 
 def test_empty_stream_is_an_error():
     """A stream without rows is an error and no endless loop."""
     with pytest.raises(UsageError, match="no row"):
-        taken(0, Split(2, 0, 1), 1)
+        taken(0, BatchSplit(2, 0, 1), 1)
 
 
 def test_sampler_starts_at_any_micro_batch():
     """An epoch may begin at any micro batch; the next one begins at the first again."""
-    sampler = GlobalBatchSampler(53, Split(2, 0, 2), seed=7)
+    sampler = GlobalBatchSampler(53, BatchSplit(2, 0, 2), seed=7)
     whole = list(sampler)
     sampler.first = 9
     assert list(sampler) == whole[9:]

@@ -11,18 +11,18 @@ from transformers import TrainerControl
 
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import complete_checkpoints
-from dsrun.train.checkpoint.checkpointing import Checkpointing, Saving, _AfterEachStep
+from dsrun.train.checkpoint.checkpointing import CheckpointingTrainer, SavingPolicy, _AfterEachStep
 from dsrun.train.checkpoint.save import SaveFailed
 from dsrun.train.checkpoint.serialize import write_torch
-from dsrun.train.checkpoint.snapshot import Snapshots
+from dsrun.train.checkpoint.snapshot import SnapshotBuffers
 
 
-class Stub(Checkpointing):
+class Stub(CheckpointingTrainer):
     """A Trainer as far as a save goes: its n-th write fails with the n-th of `errors`, where that is not 0."""
 
     def __init__(self, run, *errors, background=False, **state):
         self.said, self.events = [], []
-        self.saving = Saving(run=run, background=background, notify=self.said.append)
+        self.saving = SavingPolicy(run=run, background=background, notify=self.said.append)
         known = {"global_step": 10, "max_steps": 100, "best_global_step": None, "best_model_checkpoint": None}
         self.state = SimpleNamespace(**known | state)
         self.args = SimpleNamespace()
@@ -128,7 +128,7 @@ def test_save_without_a_next_step_tried_at_once(run, last):
 def test_save_in_background_without_memory_is_told_once(run, monkeypatch):
     monkeypatch.setattr("dsrun.train.checkpoint.snapshot.memory_available", lambda: 0)
     trainer = Stub(run, background=True)
-    trainer._snapshots = Snapshots()
+    trainer._snapshots = SnapshotBuffers()
     trainer._write = lambda save: save.store(write_torch, torch.ones(9), save.folder / "model.pt")
     for _ in range(2):
         trainer.state.global_step += 1

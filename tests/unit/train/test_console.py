@@ -12,7 +12,7 @@ import pytest
 from dsrun.errors import UsageError
 from dsrun.system import variables
 from dsrun.train.base.console import ERROR_STYLE, SHOWN_LENGTH, Console, TrainingBar, duration, number, shortened
-from dsrun.train.base.rank_context import Progress, explain_failure, record_failure
+from dsrun.train.base.rank_context import ProcessProgress, explain_failure, record_failure
 from dsrun.train.export.final import check_room
 from dsrun.train.loop.recording import format_metrics
 from tests.ecs import parsed
@@ -124,7 +124,7 @@ def test_failure_message_is_one_line_with_advice(error, code, words):
 
 def test_failure_report_left_for_launcher(tmp_path, monkeypatch):
     monkeypatch.setenv(variables.FAILURES, str(tmp_path))
-    record_failure(UsageError("bad"), rank=3, log=None, progress=Progress())
+    record_failure(UsageError("bad"), rank=3, log=None, progress=ProcessProgress())
     facts = json.loads((tmp_path / "rank-3.json").read_text())
     assert (facts["exit_code"], facts["message"], facts["expected"]) == (2, "bad", True)
 

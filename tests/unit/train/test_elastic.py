@@ -12,8 +12,14 @@ from safetensors.torch import save_file
 
 from dsrun.errors import UsageError
 from dsrun.train.checkpoint import elastic
-from dsrun.train.checkpoint.elastic import Adapted, adapt, seed_of
-from dsrun.train.checkpoint.layout import GROUPS, Layout, common_hyperparameters, group_hyperparameters, layout_of
+from dsrun.train.checkpoint.elastic import AdaptedCheckpoint, adapt, seed_of
+from dsrun.train.checkpoint.layout import (
+    GROUPS,
+    CheckpointLayout,
+    common_hyperparameters,
+    group_hyperparameters,
+    layout_of,
+)
 from dsrun.train.checkpoint.zero_shards import ZeroCheckpoint, load
 from tests.zero_checkpoints import write_zero
 
@@ -82,24 +88,24 @@ def test_truncated_shard_is_named(tmp_path):
         ZeroCheckpoint(folder)
 
 
-PLAIN = Layout(world_size=2, stage=0, engine=False)
-ZERO2 = Layout(world_size=2, stage=2)
+PLAIN = CheckpointLayout(world_size=2, stage=0, engine=False)
+ZERO2 = CheckpointLayout(world_size=2, stage=2)
 
 
 @pytest.mark.parametrize(
     ("saved", "wanted", "change"),
     [
         (ZERO2, ZERO2, "none"),
-        (ZERO2, Layout(world_size=1, stage=2), "convert"),
-        (ZERO2, Layout(world_size=2, stage=3), "convert"),
-        (ZERO2, Layout(world_size=2, stage=1), "convert"),
-        (ZERO2, Layout(world_size=2, stage=2, own_adam=True), "convert"),
-        (ZERO2, Layout(world_size=2, stage=2, round_robin=True), "order"),
-        (Layout(world_size=2, stage=3), Layout(world_size=2, stage=3, round_robin=True), "none"),
-        (PLAIN, Layout(world_size=7, stage=0, engine=False), "none"),
+        (ZERO2, CheckpointLayout(world_size=1, stage=2), "convert"),
+        (ZERO2, CheckpointLayout(world_size=2, stage=3), "convert"),
+        (ZERO2, CheckpointLayout(world_size=2, stage=1), "convert"),
+        (ZERO2, CheckpointLayout(world_size=2, stage=2, own_adam=True), "convert"),
+        (ZERO2, CheckpointLayout(world_size=2, stage=2, round_robin=True), "order"),
+        (CheckpointLayout(world_size=2, stage=3), CheckpointLayout(world_size=2, stage=3, round_robin=True), "none"),
+        (PLAIN, CheckpointLayout(world_size=7, stage=0, engine=False), "none"),
         (PLAIN, ZERO2, "convert"),
         (ZERO2, PLAIN, "convert"),
-        (ZERO2, Layout(world_size=2, stage=2, nvme=True), "convert"),
+        (ZERO2, CheckpointLayout(world_size=2, stage=2, nvme=True), "convert"),
     ],
 )
 def test_checkpoint_layout_change(saved, wanted, change):
@@ -116,24 +122,24 @@ def test_checkpoint_layout_of_run_and_its_checkpoint(tmp_path):
         },
         "optimizer": {"type": "AdamW", "params": {"lr": "auto"}},
     }
-    wanted = Layout.wanted(3, config)
-    assert wanted == Layout(world_size=3, stage=2, own_adam=True, round_robin=True)
-    assert Layout.wanted(3, None) == Layout(world_size=3, stage=0, engine=False)
+    wanted = CheckpointLayout.wanted(3, config)
+    assert wanted == CheckpointLayout(world_size=3, stage=2, own_adam=True, round_robin=True)
+    assert CheckpointLayout.wanted(3, None) == CheckpointLayout(world_size=3, stage=0, engine=False)
     folder = write_zero(tmp_path / "checkpoint-5", tensors(), stage=2, ranks=3, config=config)
-    assert layout_of(folder) == Layout(world_size=3, stage=2, round_robin=True)
+    assert layout_of(folder) == CheckpointLayout(world_size=3, stage=2, round_robin=True)
 
 
 def test_checkpoint_with_same_layout_not_converted(tmp_path):
     folder = write_zero(tmp_path / "checkpoint-5", tensors(), stage=2, ranks=2)
     start = adapt(folder, ZERO2, run=tmp_path, notify=quiet)
-    assert start == Adapted(folder, folder)
+    assert start == AdaptedCheckpoint(folder, folder)
     assert start.configure({"a": 1}) == {"a": 1}
     assert not (tmp_path / ".universal").exists()
 
 
 def test_saved_parameter_order_kept_on_resume(tmp_path):
     folder = write_zero(tmp_path / "checkpoint-5", tensors(), stage=2, ranks=2)
-    start = adapt(folder, Layout(world_size=2, stage=2, round_robin=True), run=tmp_path, notify=quiet)
+    start = adapt(folder, CheckpointLayout(world_size=2, stage=2, round_robin=True), run=tmp_path, notify=quiet)
     assert start.path == folder
     config = {"zero_optimization": {"stage": 2, "round_robin_gradients": True}}
     assert start.configure(config)["zero_optimization"] == {"stage": 2, "round_robin_gradients": False}
@@ -146,7 +152,7 @@ def test_converted_checkpoint_reused_until_source_changes(tmp_path):
     said = []
 
     def again():
-        return adapt(folder, Layout(world_size=4, stage=2), run=tmp_path, notify=said.append)
+        return adapt(folder, CheckpointLayout(world_size=4, stage=2), run=tmp_path, notify=said.append)
 
     start = again()
     assert start.path == tmp_path / ".universal" / "checkpoint-5"
@@ -166,7 +172,7 @@ def test_killed_checkpoint_conversion_made_anew(tmp_path):
     folder = write_zero(tmp_path / "checkpoint-5", tensors(), stage=3, ranks=2)
     left = tmp_path / ".universal" / "checkpoint-5.partial" / "global_step5"
     left.mkdir(parents=True)
-    start = adapt(folder, Layout(world_size=1, stage=3), run=tmp_path, notify=quiet)
+    start = adapt(folder, CheckpointLayout(world_size=1, stage=3), run=tmp_path, notify=quiet)
     assert (start.path / "source.json").is_file()
     assert not left.exists()
 
@@ -175,7 +181,7 @@ def test_universal_checkpoint_contents(tmp_path):
     """Whole tensors under names that ZeRO-1, 2 and 3 look for, and no hyperparameter that the groups do not share."""
     groups = tensors()
     folder = write_zero(tmp_path / "checkpoint-5", groups, stage=2, ranks=2)
-    start = adapt(folder, Layout(world_size=1, stage=3), run=tmp_path, notify=quiet)
+    start = adapt(folder, CheckpointLayout(world_size=1, stage=3), run=tmp_path, notify=quiet)
     tag = start.path / (start.path / "latest_universal").read_text()
     saved = torch.load(tag / "zero" / "layer.weight" / "exp_avg.pt")
     assert torch.equal(saved["param"], groups[0]["layer.weight"] + 1)
@@ -206,7 +212,9 @@ def test_converted_scheduler_keeps_rates_of_same_groups(tmp_path):
     """A schedule keeps its rates where the groups stay the same."""
     folder = write_zero(tmp_path / "checkpoint-5", tensors(), stage=3, ranks=2)
     for own, rates in ((False, [0.02, 0.02]), (True, None)):
-        start = adapt(folder, Layout(world_size=1, stage=3, own_adam=own), run=tmp_path / str(own), notify=quiet)
+        start = adapt(
+            folder, CheckpointLayout(world_size=1, stage=3, own_adam=own), run=tmp_path / str(own), notify=quiet
+        )
         state = torch.load(start.path / "scheduler.pt")
         assert (state["last_epoch"], state.get("base_lrs")) == (5, rates)
 
@@ -214,9 +222,9 @@ def test_converted_scheduler_keeps_rates_of_same_groups(tmp_path):
 @pytest.mark.parametrize(
     ("wanted", "words"),
     [
-        (Layout(world_size=1, stage=2, nvme=True), r"NVMe offload.*--offload cpu"),
-        (Layout(world_size=1, stage=2, own_scheduler=True), "learning-rate schedule"),
-        (Layout(world_size=1, stage=0), "DeepSpeed at stage 0"),
+        (CheckpointLayout(world_size=1, stage=2, nvme=True), r"NVMe offload.*--offload cpu"),
+        (CheckpointLayout(world_size=1, stage=2, own_scheduler=True), "learning-rate schedule"),
+        (CheckpointLayout(world_size=1, stage=0), "DeepSpeed at stage 0"),
     ],
 )
 def test_impossible_conversion_error_names_possible_ones(tmp_path, wanted, words):
@@ -231,10 +239,10 @@ def test_impossible_conversion_error_names_possible_ones(tmp_path, wanted, words
 def test_non_adam_states_stay_with_zero_1_and_2(tmp_path):
     """States of another optimizer than Adam stay with ZeRO-1 and 2."""
     folder = write_zero(tmp_path / "checkpoint-5", tensors(), stage=2, ranks=2, states=("momentum",))
-    start = adapt(folder, Layout(world_size=1, stage=1), run=tmp_path, notify=quiet)
+    start = adapt(folder, CheckpointLayout(world_size=1, stage=1), run=tmp_path, notify=quiet)
     assert list((start.path / "global_step5" / "zero" / "bias").glob("momentum.pt"))
     with pytest.raises(UsageError, match="only Adam's"):
-        adapt(folder, Layout(world_size=1, stage=3), run=tmp_path / "other", notify=quiet)
+        adapt(folder, CheckpointLayout(world_size=1, stage=3), run=tmp_path / "other", notify=quiet)
 
 
 def plain_checkpoint(folder, optimizer, *, trained):
@@ -262,7 +270,7 @@ def plain_checkpoint(folder, optimizer, *, trained):
 def test_conversion_from_plain_ddp_needs_adam_states(optimizer, trained, stage, tmp_path):
     """Without ZeRO, only Adam's states of all parameters can be converted."""
     names = {"names": lambda: [["weight"], ["bias"]], "notify": quiet}
-    wanted = Layout(world_size=1, stage=stage)
+    wanted = CheckpointLayout(world_size=1, stage=stage)
     adam = plain_checkpoint(tmp_path / "adam" / "checkpoint-5", torch.optim.AdamW, trained=["weight", "bias"])
     assert adapt(adam, wanted, run=tmp_path / "adam", **names).converted
     other = plain_checkpoint(tmp_path / "checkpoint-5", optimizer, trained=trained)
@@ -280,7 +288,7 @@ def test_seed_of_joining_rank():
 
 def test_converted_checkpoint_discarded(tmp_path):
     folder = write_zero(tmp_path / "checkpoint-5", tensors(), stage=2, ranks=2)
-    adapt(folder, Layout(world_size=1, stage=2), run=tmp_path, notify=quiet)
+    adapt(folder, CheckpointLayout(world_size=1, stage=2), run=tmp_path, notify=quiet)
     elastic.discard(tmp_path)
     assert not (tmp_path / ".universal").exists()
     elastic.discard(tmp_path)

@@ -12,7 +12,7 @@ from deepspeed.ops.op_builder.builder import OpBuilder
 
 from dsrun.errors import ToolError, UsageError
 from dsrun.recipe.spec import TrainSpec
-from dsrun.train.base.distributed import World
+from dsrun.train.base.distributed import DistributedWorld
 from dsrun.train.loop.engine import (
     assert_engine_matches,
     configuration,
@@ -142,7 +142,7 @@ def test_compiled_ops_cache_set_by_user(tmp_path):
 
 def test_torchrun_worker_finds_ninja_of_its_environment(monkeypatch):
     monkeypatch.setenv("PATH", "/usr/bin")
-    prepare_ops({}, World(0, 1, 0, 1, "cuda"), notify=print)
+    prepare_ops({}, DistributedWorld(0, 1, 0, 1, "cuda"), notify=print)
     assert os.environ["PATH"] == f"{Path(sys.executable).parent}:/usr/bin"
 
 
@@ -157,7 +157,7 @@ def test_ops_compiled_without_debug_info_in_own_folder(shared, monkeypatch, tmp_
     config = {"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}, "optimizer": {"type": "AdamW"}}
     for _ in range(2):  # the second finds the variable that the first has set
         OpBuilder._loaded_ops.clear()
-        prepare_ops(config, World(0, 1, 0, 1, "cpu"), notify=print)
+        prepare_ops(config, DistributedWorld(0, 1, 0, 1, "cpu"), notify=print)
     last = [[flag for flag in flags if flag.startswith("-g")][-1] for flags in compiled]
     assert last == 2 * ["-g" if shared else "-g0"]
 
@@ -172,5 +172,5 @@ def test_communication_op_of_cpu_left_out_unprobed(monkeypatch):
 
     monkeypatch.setattr(deepspeed.ops, "_probe_compatible_ops", probe)
     monkeypatch.delitem(vars(deepspeed.ops), "__compatible_ops__", raising=False)
-    prepare_ops({}, World(rank=0, size=1, local_rank=0, local_size=1, device="cpu"), notify=print)
+    prepare_ops({}, DistributedWorld(rank=0, size=1, local_rank=0, local_size=1, device="cpu"), notify=print)
     assert build_shm_op() is None

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from bench.ladder.data import LLAMA, T5
 from bench.mfu import causal_flops, llama_parameters, seq2seq_flops
-from dsrun.train.loop.recording import Recorder
+from dsrun.train.loop.recording import StepRecorder
 from dsrun.train.model.flops import flops_of
 from dsrun.zero.memory.flops import work_of
 
@@ -66,8 +66,8 @@ def test_mfu_is_that_of_the_work_since_the_last_line():
     """Over the peak of all GPUs."""
     flops = flops_of(built(AutoConfig.for_model(**LLAMA)))
     trainer = SimpleNamespace(work_done=[0, 300, 0, 9000, 0], split=SimpleNamespace(world_size=2))
-    recorder = Recorder(trainer, None, None, flops=flops, peak_flops=1e12)
+    recorder = StepRecorder(trainer, None, None, flops=flops, peak_flops=1e12)
     assert recorder._mfu(2.0) == pytest.approx(flops.of([0, 300, 0, 9000, 0]) / (2.0 * 2e12))
     trainer.work_done = [0, 310, 0, 9100, 0]
     assert recorder._mfu(1.0) == pytest.approx(flops.of([0, 10, 0, 100, 0]) / 2e12)
-    assert Recorder(trainer, None, None, flops=flops)._mfu(1.0) is None
+    assert StepRecorder(trainer, None, None, flops=flops)._mfu(1.0) is None

@@ -12,9 +12,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from dsrun.train.base.labels import IGNORED
 from dsrun.train.data.batches import FILLER
-from dsrun.train.data.collate import Collator
-from dsrun.train.data.mixture import Mixture
-from dsrun.train.loop.generation import Generator, has_prompts, last_answer
+from dsrun.train.data.collate import PaddingCollator
+from dsrun.train.data.mixture import DataMixture
+from dsrun.train.loop.generation import TextGenerator, has_prompts, last_answer
 from dsrun.train.loss.model_loss import ModelLoss
 
 I = IGNORED  # noqa: E741
@@ -45,8 +45,8 @@ def test_running_text_has_no_prompts():
 def test_mixture_has_prompts_where_one_of_its_sets_has():
     text = Dataset.from_list([{"input_ids": [1, 2], "labels": [1, 2]}])
     prompt = Dataset.from_list([{"input_ids": [1, 2], "labels": [I, 2]}])
-    assert not has_prompts(Mixture({"a": text, "b": text}))
-    assert has_prompts(Mixture({"a": text, "b": prompt}))
+    assert not has_prompts(DataMixture({"a": text, "b": text}))
+    assert has_prompts(DataMixture({"a": text, "b": prompt}))
 
 
 class Words:
@@ -79,7 +79,7 @@ def generator(rows, **arguments):
         compute_loss_context_manager=nullcontext,
         context=SimpleNamespace(heart=SimpleNamespace(beat=lambda: None)),
     )
-    return Generator(trainer, Dataset.from_list(rows))
+    return TextGenerator(trainer, Dataset.from_list(rows))
 
 
 ROWS = [
@@ -90,7 +90,7 @@ ROWS = [
 
 
 def taken(found, indices, rows):
-    found.take(indices, Collator(pad_id=0, seq2seq=False)(rows))
+    found.take(indices, PaddingCollator(pad_id=0, seq2seq=False)(rows))
     return found.examples()
 
 

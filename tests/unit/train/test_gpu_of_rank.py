@@ -9,7 +9,7 @@ import torch
 
 from dsrun.errors import UsageError
 from dsrun.train.base import distributed
-from dsrun.train.base.distributed import World, gpu_of, world_from_env
+from dsrun.train.base.distributed import DistributedWorld, gpu_of, world_from_env
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_libraries_take_the_only_visible_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_device", taken.append)
     monkeypatch.setattr(distributed.dist, "init_process_group", lambda *args, **more: taken.append(more["device_id"]))
     world = world_from_env(use_cpu=False)
-    assert world == World(rank=3, size=4, local_rank=3, local_size=4, device="cuda", gpu=0)
+    assert world == DistributedWorld(rank=3, size=4, local_rank=3, local_size=4, device="cuda", gpu=0)
     distributed.init_process_group(world, deepspeed=False)
     assert taken == [0, torch.device("cuda", 0)]
     assert os.environ["LOCAL_RANK"] == "0"

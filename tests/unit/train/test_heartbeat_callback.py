@@ -8,7 +8,7 @@ import sys
 import time
 from types import SimpleNamespace
 
-from dsrun.runs.heartbeat import Heart, read_beats
+from dsrun.runs.heartbeat import HeartbeatWriter, read_beats
 from dsrun.train.base.rank_context import RankContext, handler_from_env, is_supervised
 from dsrun.train.loop.preemption import HeartbeatCallback
 from dsrun.train.loop.recording import PROGRESS_SECONDS, EventCallback
@@ -43,7 +43,7 @@ def test_stuck_rank_dumps_stacks_on_signal(tmp_path):
 
 def test_group_timeout_in_heartbeat(tmp_path):
     """By which the supervisor keeps its limits below it; it stays with later beats."""
-    heart = Heart(tmp_path, 1)
+    heart = HeartbeatWriter(tmp_path, 1)
     assert read_beats(tmp_path)[1].group_timeout_s == 0
     heart.join(30.0)
     heart.step(1)
@@ -51,7 +51,7 @@ def test_group_timeout_in_heartbeat(tmp_path):
 
 
 def test_steps_update_heartbeat_and_progress(tmp_path):
-    context = RankContext(Heart(tmp_path, 1, answers=True), handler_from_env({}))
+    context = RankContext(HeartbeatWriter(tmp_path, 1, answers=True), handler_from_env({}))
     beats = HeartbeatCallback(context)
     beats.on_train_begin(None, SimpleNamespace(global_step=40), None)
     assert context.progress.step == 40

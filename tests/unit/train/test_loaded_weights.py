@@ -25,7 +25,7 @@ from transformers import (
 )
 
 from dsrun.errors import UsageError
-from dsrun.recipe.precision import Precision
+from dsrun.recipe.precision import TrainingPrecision
 from dsrun.recipe.resolve import resolve
 from dsrun.recipe.spec import TrainSpec
 from dsrun.train.model import loaded_weights
@@ -39,7 +39,7 @@ SHAPE = {
 }  # fmt: skip
 LLAMA = LlamaConfig(**SHAPE)
 GATE = "model.layers.1.mlp.gate_proj.weight"
-BF16: Precision = "bf16"
+BF16: TrainingPrecision = "bf16"
 
 
 def saved(folder: Path, model, remove=(), add=None, **options) -> TrainSpec:

@@ -20,22 +20,22 @@ from datasets import Dataset as HubDataset
 from torch.utils.data import Dataset
 from transformers import Trainer
 
-from dsrun.train.data.batches import Split, Taken
-from dsrun.train.data.collate import Collator
+from dsrun.train.data.batches import BatchSplit, MicroBatchRows
+from dsrun.train.data.collate import PaddingCollator
 from dsrun.train.data.token_files import TokenBin
 from dsrun.train.loop.loaders import MicroBatch, TrainingLoader, _Collate, training_loader
-from dsrun.train.packing.decide import Batching
-from dsrun.train.packing.sampler import Grouping
+from dsrun.train.packing.decide import BatchingPlan
+from dsrun.train.packing.sampler import BatchGrouping
 from tests.forkserver.client import HEAVY
 from tests.processes import left_of
 
-COLLATE = Collator(pad_id=0, seq2seq=False)
+COLLATE = PaddingCollator(pad_id=0, seq2seq=False)
 
 
 def plain(*split):
     """Batches of an unchanged order, divided by `split`."""
-    divided = Split(*split)
-    return Batching(Grouping("plain", divided.global_batch), divided)
+    divided = BatchSplit(*split)
+    return BatchingPlan(BatchGrouping("plain", divided.global_batch), divided)
 
 
 class Counted(Dataset):
@@ -100,7 +100,7 @@ def test_micro_batches_know_sample_ids_and_epoch(workers):
 def test_micro_batch_counts_tokens_and_pairs_of_tokens(both_sides, sample, work):
     rows = [{**sample, "labels": [1, 2]}, {**sample, "labels": [0, 0]}]
     tensors = {name: torch.ones(2, 4) for name in ("input_ids", "labels")}
-    batch = _Collate(lambda _: tensors, both_sides=both_sides, joins=False)(Taken(rows, [0]))
+    batch = _Collate(lambda _: tensors, both_sides=both_sides, joins=False)(MicroBatchRows(rows, [0]))
     assert batch.work == work, "without filler, which has no id"
     assert batch.tokens == work[0] + work[1]
 

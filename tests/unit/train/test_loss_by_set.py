@@ -9,7 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, LlamaConfig, T5Config
 
 from dsrun.train.base.labels import IGNORED, target_tokens
-from dsrun.train.data.batches import Split
+from dsrun.train.data.batches import BatchSplit
 from dsrun.train.loop.evaluation import LossState
 from dsrun.train.loss.model_loss import LossBySet, ModelLoss, summed_cross_entropy
 
@@ -126,7 +126,7 @@ def test_sums_of_sets_go_on_after_a_resume(ranks, sets, expected):
     window = None if sets is None else torch.ones(sets, 2, dtype=torch.float64)
     trainer = SimpleNamespace(
         loss_of_model=SimpleNamespace(window=window),
-        split=Split(1, 1, ranks),
+        split=BatchSplit(1, 1, ranks),
         count_tokens=lambda _: None,
         _tr_loss=torch.zeros(()),
     )

@@ -15,12 +15,12 @@ from dsrun.recipe.batch import BatchPlan
 from dsrun.recipe.recipe import phases
 from dsrun.recipe.resolve import resolve
 from dsrun.runs.folder import RunFolder
-from dsrun.train.base.distributed import World
-from dsrun.train.base.plan import Given, Plan
+from dsrun.train.base.distributed import DistributedWorld
+from dsrun.train.base.plan import Given, TrainingPlan
 from dsrun.train.card.facts import CardFacts
 from dsrun.train.card.write import is_edited, model_card, write_cards
-from dsrun.train.data.collate import Collator
-from dsrun.train.data.counts import Truncation
+from dsrun.train.data.collate import PaddingCollator
+from dsrun.train.data.counts import TruncatedExamples
 from dsrun.train.data.request import PreparedData
 
 SECRET = "hf_canaryCANARY0123456789"
@@ -37,13 +37,13 @@ def facts(tmp_path):
         data = [] if {"--dataset", "--mix"} & set(flags) else files
         recipe = resolve(["--model", "org/base", *data, *flags, f"--hub-token={SECRET}"], tmp_path)
         config = T5Config() if task == "seq2seq" else LlamaConfig()
-        plan = Plan(
-            recipe, title or recipe.spec.model, World(0, 8, 0, 8, "cuda"), config, task, BATCH, "bf16",
+        plan = TrainingPlan(
+            recipe, title or recipe.spec.model, DistributedWorld(0, 8, 0, 8, "cuda"), config, task, BATCH, "bf16",
             {"zero_optimization": {"stage": 2}}, phases(recipe),
         )  # fmt: skip
         prepared = PreparedData(
-            train=None, validation=None, test=None, truncation={"train": Truncation(3, 53, 512)}, notices=(),
-            origin="train.jsonl: 53 train, 11 validation", collator=Collator(0, task == "seq2seq"),
+            train=None, validation=None, test=None, truncation={"train": TruncatedExamples(3, 53, 512)}, notices=(),
+            origin="train.jsonl: 53 train, 11 validation", collator=PaddingCollator(0, task == "seq2seq"),
         )  # fmt: skip
         state = SimpleNamespace(global_step=40, max_steps=50, epoch=1.5)
         known = {

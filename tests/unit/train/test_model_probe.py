@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from dsrun.errors import UsageError
-from dsrun.train.data.collate import Collator
+from dsrun.train.data.collate import PaddingCollator
 from dsrun.train.loss.model_loss import ModelLoss
 from dsrun.train.loss.probe import CausalityCheck, is_conditional, parameters_without_gradient
 from dsrun.train.model.load import decide_task
@@ -51,7 +51,7 @@ def trainer_of(model):
         loss_of_model=ModelLoss.of(model),
         args=SimpleNamespace(device=torch.device("cpu")),
         compute_loss_context_manager=nullcontext,
-        data_collator=Collator(pad_id=0, seq2seq=model.config.is_encoder_decoder, model=model),
+        data_collator=PaddingCollator(pad_id=0, seq2seq=model.config.is_encoder_decoder, model=model),
         _prepare_inputs=dict,
     )
 

@@ -27,7 +27,7 @@ from transformers import (
     UMT5Config,
 )
 
-from dsrun.train.data.collate import Collator
+from dsrun.train.data.collate import PaddingCollator
 from dsrun.train.loss.model_loss import summed_cross_entropy
 from dsrun.train.packing.encoder_decoder import install, pair_inputs, trial_of_pairs
 from dsrun.train.packing.measure import measure
@@ -107,7 +107,7 @@ def loss_and_gradients(model, batches):
 def packed_and_alone(model, base=None):
     """What loss_and_gradients gives for the packed rows, and for each sample alone."""
     base = base or model
-    collator = Collator(base.config.pad_token_id, seq2seq=True, model=base)
+    collator = PaddingCollator(base.config.pad_token_id, seq2seq=True, model=base)
     rows = samples()
     alone = loss_and_gradients(model, [collator([sample]) for row in rows for sample in row])
     install(model)
@@ -212,7 +212,7 @@ def test_tensors_of_packed_rows():
         [{"input_ids": [5, 6, 1], "labels": [7, 1]}, {"input_ids": [8, 1], "labels": [9, 9, 1]}],
         [{"input_ids": [5, 1], "labels": [-100, 1]}],
     ]
-    collator = Collator(0, seq2seq=True, model=model_of(PACKED[0]))
+    collator = PaddingCollator(0, seq2seq=True, model=model_of(PACKED[0]))
     batch = pair_inputs(rows, 0, collator.decoder_input_ids, 4)
     assert {name: values.tolist() for name, values in batch.items()} == {
         "input_ids": [[5, 6, 1, 8, 1, 0, 0, 0], [5, 1, 0, 0, 0, 0, 0, 0]],

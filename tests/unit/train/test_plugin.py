@@ -18,9 +18,9 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, LlamaConfi
 from dsrun.errors import MissingError, UsageError
 from dsrun.plugin import Example
 from dsrun.recipe.spec import TrainSpec
-from dsrun.runs.heartbeat import Heart
+from dsrun.runs.heartbeat import HeartbeatWriter
 from dsrun.train.base.plugin import load_plugin
-from dsrun.train.data.collate import Collator
+from dsrun.train.data.collate import PaddingCollator
 from dsrun.train.loop.evaluation import Evaluator
 from dsrun.train.loss.model_loss import ModelLoss
 from dsrun.train.loss.plugin_loss import PluginLoss
@@ -245,7 +245,7 @@ def test_loss_that_is_not_a_sum_is_refused(load, reduction, is_refused):
         loss_of_model=PluginLoss(plugin, model),
         plugin=plugin,
         compute_loss_context_manager=nullcontext,
-        data_collator=Collator(pad_id=0, seq2seq=False),
+        data_collator=PaddingCollator(pad_id=0, seq2seq=False),
         _prepare_inputs=dict,
     )
     with pytest.raises(UsageError, match=r"for two equal rows, so it is not the sum") if is_refused else nullcontext():
@@ -254,7 +254,7 @@ def test_loss_that_is_not_a_sum_is_refused(load, reduction, is_refused):
 
 def test_metrics_of_a_plugin_may_be_silent():
     """They may ask a larger model or a service for longer than a rank may be silent in a phase of dsrun's."""
-    heart, seen = Heart(None, 0), []
+    heart, seen = HeartbeatWriter(None, 0), []
     heart.enter("generating")
 
     def metrics(_):

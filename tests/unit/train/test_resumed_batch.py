@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from dsrun.recipe.resolve import resolve
-from dsrun.train.base.distributed import World
+from dsrun.train.base.distributed import DistributedWorld
 from dsrun.train.decide_plan import _batch
 
-ALONE = World(rank=0, size=1, local_rank=0, local_size=1, device="cpu")
+ALONE = DistributedWorld(rank=0, size=1, local_rank=0, local_size=1, device="cpu")
 
 
 @pytest.mark.parametrize(

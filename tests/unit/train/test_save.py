@@ -12,9 +12,9 @@ from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import complete_checkpoints, read_manifest, verify
 from dsrun.train.base.distributed import all_gather_object, all_ready, rank0_first
 from dsrun.train.checkpoint import save as saves
-from dsrun.train.checkpoint.save import Save, SaveFailed
+from dsrun.train.checkpoint.save import CheckpointSave, SaveFailed
 from dsrun.train.checkpoint.serialize import write_torch
-from dsrun.train.checkpoint.snapshot import Snapshots
+from dsrun.train.checkpoint.snapshot import SnapshotBuffers
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def run(tmp_path):
 
 
 def begin(run, step):
-    return Save(run, step, beat=lambda: None)
+    return CheckpointSave(run, step, beat=lambda: None)
 
 
 def test_checkpoint_invisible_until_save_is_finished(run):
@@ -87,7 +87,7 @@ def test_failed_save_keeps_older_checkpoints(run, error, said, cause):
 
 
 def in_background(run, step):
-    return Save(run, step, beat=lambda: None, snapshots=Snapshots())
+    return CheckpointSave(run, step, beat=lambda: None, snapshots=SnapshotBuffers())
 
 
 def test_tensor_changed_during_background_save(run):

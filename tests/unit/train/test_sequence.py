@@ -10,9 +10,9 @@ import torch
 from dsrun.errors import UsageError
 from dsrun.recipe.resolve import resolve
 from dsrun.recipe.spec import TrainSpec
-from dsrun.train.base.distributed import World
+from dsrun.train.base.distributed import DistributedWorld
 from dsrun.train.base.labels import IGNORED
-from dsrun.train.data.batches import GlobalBatchSampler, Split
+from dsrun.train.data.batches import BatchSplit, GlobalBatchSampler
 from dsrun.train.loss.model_loss import ModelLoss
 from dsrun.train.sequence import loss as sequence_loss
 from dsrun.train.sequence.degree import decide_degree
@@ -22,7 +22,7 @@ from dsrun.train.sequence.memory import on_host, tile_mlp
 
 def degree(*, ranks=8, node=8, heads=8, keys=2, given=None, family="llama", task="causal-lm"):
     config = SimpleNamespace(model_type=family, num_attention_heads=heads, num_key_value_heads=keys)
-    world = World(rank=0, size=ranks, local_rank=0, local_size=node, device="cuda")
+    world = DistributedWorld(rank=0, size=ranks, local_rank=0, local_size=node, device="cuda")
     return decide_degree(TrainSpec(long_context=1024, sequence_parallel=given), config, task, world)
 
 
@@ -72,7 +72,7 @@ def test_shards_hold_shifted_labels_and_positions():
 
 
 def test_sharing_ranks_take_same_samples():
-    found = [list(GlobalBatchSampler(8, Split(2, rank, 4, sharing=2), shuffle=False)) for rank in range(4)]
+    found = [list(GlobalBatchSampler(8, BatchSplit(2, rank, 4, sharing=2), shuffle=False)) for rank in range(4)]
     assert found[0] == found[1] == [[0, 1], [4, 5]]
     assert found[2] == found[3] == [[2, 3], [6, 7]]
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsrun.recipe.mixture import epoch_counts
-from dsrun.train.data.batches import FILLER, GlobalBatchSampler, Shares, Split
+from dsrun.train.data.batches import FILLER, BatchSplit, GlobalBatchSampler, MixtureShares
 
 SIZES = st.lists(st.integers(1, 60), min_size=1, max_size=5)
 WEIGHTS = st.floats(1e-3, 1e3)
@@ -28,12 +28,12 @@ def mixture(sizes, **options):
 def shares(draw):
     sizes = draw(SIZES)
     weights = draw(st.lists(WEIGHTS, min_size=len(sizes), max_size=len(sizes)))
-    return Shares(tuple(sizes), tuple(mixture(sizes, weights=weights)))
+    return MixtureShares(tuple(sizes), tuple(mixture(sizes, weights=weights)))
 
 
 def sampled(mixed, epoch, split=None, first=0, **options):
     """This rank's micro batches of an epoch."""
-    sampler = GlobalBatchSampler(sum(mixed.sizes), split or Split(4, 0, 1), seed=7, shares=mixed, **options)
+    sampler = GlobalBatchSampler(sum(mixed.sizes), split or BatchSplit(4, 0, 1), seed=7, shares=mixed, **options)
     sampler.set_epoch(epoch)
     sampler.first = first
     return list(sampler)
@@ -85,7 +85,7 @@ def test_mixed_batches_equal_for_any_micro_batch_and_ranks(mixed, epoch, grouped
     lengths = np.arange(sum(mixed.sizes)) % 7 if grouped else None
 
     def steps(micro, world, accumulation):
-        splits = [Split(micro, rank, world, accumulation) for rank in range(world)]
+        splits = [BatchSplit(micro, rank, world, accumulation) for rank in range(world)]
         ranks = [sampled(mixed, epoch, split, lengths=lengths) for split in splits]
         assert len({len(rank) for rank in ranks}) == 1
         return [
@@ -108,7 +108,7 @@ def test_mixed_epoch_goes_on_at_any_micro_batch(mixed, epoch, data):
 
 
 def test_mixed_epochs_are_shuffled_and_repeat_for_the_same_seed():
-    mixed = Shares((30, 10), (20, 20))
+    mixed = MixtureShares((30, 10), (20, 20))
     one, two = sampled(mixed, 0), sampled(mixed, 1)
     assert one != two
     assert one == sampled(mixed, 0)
@@ -120,7 +120,7 @@ def test_mixed_epochs_are_shuffled_and_repeat_for_the_same_seed():
 
 
 def test_sequential_sampling_keeps_the_order_of_each_set():
-    mixed = Shares((4, 2), (2, 4))
+    mixed = MixtureShares((4, 2), (2, 4))
     assert without_filler(sampled(mixed, 0, shuffle=False)) == [0, 1, 4, 5, 4, 5]
     assert without_filler(sampled(mixed, 1, shuffle=False)) == [2, 3, 4, 5, 4, 5]
 
@@ -128,7 +128,7 @@ def test_sequential_sampling_keeps_the_order_of_each_set():
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_orders_of_passes_differ(number):
     """Neither two passes of a set nor two sets of the same size have the same order."""
-    mixed = Shares((50, 50), (50, 50))
+    mixed = MixtureShares((50, 50), (50, 50))
     one, other = (mixed.samples(3, epoch, shuffle=True) for epoch in (0, number))
     assert one[:50].tolist() != other[:50].tolist()
     assert one[:50].tolist() != (one[50:] - 50).tolist()

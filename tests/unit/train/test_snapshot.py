@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from dsrun.train.checkpoint import snapshot as snapshots
-from dsrun.train.checkpoint.snapshot import Snapshots
+from dsrun.train.checkpoint.snapshot import SnapshotBuffers
 
 
 def test_snapshot_keeps_values_that_training_changes():
@@ -17,7 +17,7 @@ def test_snapshot_keeps_values_that_training_changes():
         "step": [7],
         "groups": {"lr": 0.1},
     }
-    copy = Snapshots().take(state).state
+    copy = SnapshotBuffers().take(state).state
     whole.zero_()
     state["half"].zero_()
     state["step"][0] = 8
@@ -34,7 +34,7 @@ def test_snapshot_keeps_values_that_training_changes():
 
 
 def test_snapshot_buffer_is_used_again():
-    taker = Snapshots()
+    taker = SnapshotBuffers()
     state = {"a": torch.ones(1000), "b": torch.ones(7)}
     first = taker.take(state)
     second = taker.take(state)
@@ -50,7 +50,7 @@ def test_snapshot_buffer_is_used_again():
 def test_snapshot_copies_only_live_tensors():
     """What was made for the save alone is not copied once more."""
     live, own = torch.ones(4), torch.ones(4)
-    copy = Snapshots().take({"live": live, "own": own}, live={live.untyped_storage()._cdata}).state
+    copy = SnapshotBuffers().take({"live": live, "own": own}, live={live.untyped_storage()._cdata}).state
     assert copy["own"].data_ptr() == own.data_ptr()
     live.zero_()
     assert torch.equal(copy["live"], torch.ones(4))
@@ -60,7 +60,7 @@ def test_snapshot_of_weights_gives_each_a_storage():
     """Weights in one vector, as under ZeRO-2, come apart; tied ones stay tied."""
     flat = torch.arange(10, dtype=torch.float32)
     weights = {"embed": flat[:6].view(2, 3), "head": flat[:6].view(2, 3), "bias": flat[6:], "none": torch.empty(0)}
-    copy = Snapshots().take_apart(weights).state
+    copy = SnapshotBuffers().take_apart(weights).state
     flat.zero_()
     assert torch.equal(copy["embed"], torch.arange(6.0).view(2, 3))
     assert torch.equal(copy["bias"], torch.arange(6.0, 10))
@@ -73,7 +73,7 @@ def test_snapshot_of_weights_gives_each_a_storage():
 def test_snapshot_takes_half_of_the_memory_left(monkeypatch, share, fits):
     """Ranks of one machine divide it; a buffer that is there already needs no more."""
     monkeypatch.setattr(snapshots, "memory_available", lambda: 8192)
-    taker = Snapshots(share=share)
+    taker = SnapshotBuffers(share=share)
     state = {"a": torch.ones(1024)}
     copy = taker.take(state)
     assert (copy is not None) == fits

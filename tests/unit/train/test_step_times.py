@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.distributed.distributed_c10d import Work
 
-from dsrun.runs.heartbeat import Beat, Heart, read_beats
+from dsrun.runs.heartbeat import HeartbeatWriter, RankHeartbeat, read_beats
 from dsrun.train.loop.step_times import REMEMBERED, WARM_UP, DeviceClock, StepTimes
 
 
@@ -96,9 +96,9 @@ def test_whole_window_has_quartile_and_longest_step(clock, tmp_path):
         compute = 1.0 if number % 3 else 5.0
         one_step(times, clock, data=0.5, compute=compute, wait=0.0)
         assert ("own_low_s" in times.recent()) == (number == WARM_UP + REMEMBERED - 1)
-    Heart(tmp_path, 0).step(40, times.recent())
+    HeartbeatWriter(tmp_path, 0).step(40, times.recent())
     beat = read_beats(tmp_path)[0]
-    assert isinstance(beat, Beat)
+    assert isinstance(beat, RankHeartbeat)
     assert (beat.compute_s, beat.own_low_s, beat.own_max_s) == (1.0, 1.5, 5.5)
     for _ in range(REMEMBERED):
         one_step(times, clock, data=0.5, compute=2.0, wait=0.0)

@@ -7,7 +7,7 @@ from transformers import TrainerControl, TrainerState, TrainingArguments
 from transformers.integrations.integration_utils import MLflowCallback, TensorBoardCallback
 from transformers.trainer_callback import CallbackHandler, ProgressCallback
 
-from dsrun.train.loop.callbacks import Tracker, guard_trackers
+from dsrun.train.loop.callbacks import GuardedTracker, guard_trackers
 
 
 class Writer:
@@ -32,7 +32,7 @@ def log(tmp_path):
         notices = []
         handler = CallbackHandler([TensorBoardCallback(writer), ProgressCallback()], None, None, None, None)
         guard_trackers(handler, notices.append)
-        assert [type(each) for each in handler.callbacks] == [Tracker, ProgressCallback]
+        assert [type(each) for each in handler.callbacks] == [GuardedTracker, ProgressCallback]
         arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none")
         state = TrainerState(is_world_process_zero=True)
         for loss in (1.0, 2.0):
@@ -59,7 +59,7 @@ def test_every_event_is_guarded():
     broken = MLflowCallback.__new__(MLflowCallback)
     broken._auto_end_run = False  # what it looks at when it is deleted
     notices = []
-    tracker = Tracker("mlflow", broken, notices.append)
+    tracker = GuardedTracker("mlflow", broken, notices.append)
     assert tracker.on_train_begin(None, None, None) is None
     assert tracker.on_train_end(None, None, None) is None
     assert len(notices) == 1

@@ -7,13 +7,13 @@ from transformers import AutoConfig, LlamaConfig, T5Config
 
 from dsrun.errors import UsageError
 from dsrun.recipe.resolve import resolve
-from dsrun.train.base.distributed import World
+from dsrun.train.base.distributed import DistributedWorld
 from dsrun.train.model import zero_auto
 from dsrun.zero.memory.model.count import FAMILIES
 from dsrun.zero.memory.request import cluster
 
-GPU = World(rank=0, size=4, local_rank=0, local_size=4, device="cuda")
-CPU = World(rank=0, size=2, local_rank=0, local_size=2, device="cpu")
+GPU = DistributedWorld(rank=0, size=4, local_rank=0, local_size=4, device="cuda")
+CPU = DistributedWorld(rank=0, size=2, local_rank=0, local_size=2, device="cpu")
 EIGHT_B = LlamaConfig(
     vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
     num_key_value_heads=8, max_position_embeddings=8192,

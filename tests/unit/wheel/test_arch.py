@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dsrun.errors import UsageError
 from dsrun.hardware.gpus import gpu_table
 from dsrun.wheel.platform.arch import (
-    Arch,
+    CudaArch,
     env_value,
     known_capabilities,
     parse_archs,
@@ -19,7 +19,7 @@ from dsrun.wheel.platform.arch import (
     union,
 )
 
-archs = st.builds(lambda each, ptx: Arch(*each, ptx), st.sampled_from(known_capabilities()), st.booleans())
+archs = st.builds(lambda each, ptx: CudaArch(*each, ptx), st.sampled_from(known_capabilities()), st.booleans())
 
 
 @pytest.mark.parametrize(
@@ -143,4 +143,4 @@ def test_arch_runs_on_gpu(built, gpu, runs):
 
 
 def test_arch_as_text():
-    assert [str(Arch(9, 0, True)), Arch(12, 1).sm, Arch(8, 0).name] == ["9.0+PTX", "121", "8.0"]
+    assert [str(CudaArch(9, 0, True)), CudaArch(12, 1).sm, CudaArch(8, 0).name] == ["9.0+PTX", "121", "8.0"]

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 
-from dsrun.wheel.compile.output import Tracker, follow
+from dsrun.wheel.compile.output import BuildTracker, follow
 
 COMPILED = "a\t[1/2] c++ -c one.cpp -o one.o\n"
 BEGIN, END = "a\t!begin\n", "a\t!end 0\n"
@@ -27,7 +27,7 @@ def followed(text, log=None):
     os.write(write, text.encode())
     os.close(write)
     seen, codes, log = [], {}, log or io.StringIO()
-    tracker = Tracker(weights={"a": 1.0, "b": 1.0}, libraries={"a": 1, "b": 1})
+    tracker = BuildTracker(weights={"a": 1.0, "b": 1.0}, libraries={"a": 1, "b": 1})
     with os.fdopen(read, "rb") as pipe:
         follow(pipe, log, tracker, lambda event, _: seen.append(event), codes)
     return [(event.kind, event.label, event.file) for event in seen], log, codes, tracker
@@ -48,7 +48,7 @@ def test_finished_file_is_reported_at_once():
     """A finished file is reported before the next line arrives."""
     read, write = os.pipe()
     seen: queue.Queue[str] = queue.Queue()
-    tracker = Tracker(weights={"a": 1.0}, libraries={"a": 1})
+    tracker = BuildTracker(weights={"a": 1.0}, libraries={"a": 1})
     with os.fdopen(read, "rb") as pipe:
         words = (pipe, io.StringIO(), tracker, lambda event, _: seen.put(event.kind), {})
         thread = threading.Thread(target=follow, args=words, daemon=True)
@@ -73,7 +73,7 @@ def test_build_output_of_invalid_utf8():
     os.close(write)
     log = io.StringIO()
     with os.fdopen(read, "rb") as pipe:
-        follow(pipe, log, Tracker(weights={}, libraries={}), lambda *_: None, {})
+        follow(pipe, log, BuildTracker(weights={}, libraries={}), lambda *_: None, {})
     assert log.getvalue().startswith("a\t\ufffd")
 
 
@@ -90,7 +90,7 @@ def test_failing_event_callback_does_not_block_builds():
 
     thread = threading.Thread(target=build, daemon=True)
     thread.start()
-    tracker = Tracker(weights={"a": 1.0}, libraries={"a": 1})
+    tracker = BuildTracker(weights={"a": 1.0}, libraries={"a": 1})
     with os.fdopen(read, "rb") as pipe, pytest.raises(RuntimeError):
         follow(pipe, io.StringIO(), tracker, watch, {})
     thread.join(60)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from elftools.elf.elffile import ELFFile
 
-from dsrun.wheel.verify.fatbin import FatbinError, Section, arch_order, architectures, read_fatbin
+from dsrun.wheel.verify.fatbin import ElfSection, FatbinError, arch_order, architectures, read_fatbin
 from tests.tiny_wheels import EXACT, FAMILY, LTO, LZ4, PTX, SASS, ZSTD, container, entry
 
 
@@ -165,7 +165,7 @@ def test_archs_of_nvcc_built_library(nvcc_built, name):
     """What nvcc was asked for is found again, as cuobjdump finds it."""
     library = nvcc_built(name)
     with library.open("rb") as file:
-        code = read_fatbin(Section.of(ELFFile(file), ".nv_fatbin", file))
+        code = read_fatbin(ElfSection.of(ELFFile(file), ".nv_fatbin", file))
     assert tuple(architectures(code, kind) for kind in ("sass", "ptx", "lto")) == EXPECTED[name]
     counts = cuobjdump_counts(library)
     if counts is not None:

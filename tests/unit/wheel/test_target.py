@@ -4,7 +4,7 @@ import pytest
 
 from dsrun.errors import ToolError, UsageError
 from dsrun.hardware.gres import parse_gres
-from dsrun.system.gpus import Gpu
+from dsrun.system.gpus import LocalGpu
 from dsrun.wheel.platform.arch import env_value
 from dsrun.wheel.platform.gpus import decide_target
 
@@ -12,7 +12,7 @@ A100 = "NVIDIA A100-SXM4-80GB"
 
 
 def gpu(name, capability):
-    return Gpu(index=0, name=name, uuid=f"GPU-{name}", memory_total=None, capability=capability)
+    return LocalGpu(index=0, name=name, uuid=f"GPU-{name}", memory_total=None, capability=capability)
 
 
 def decide(arch="auto", *, cuda="13.0", gpus=(), gres=None, partition=None):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.wheel.platform.cxx import Cxx
+from dsrun.wheel.platform.cxx import CxxCompiler
 from dsrun.wheel.platform.nvcc import Nvcc
 from dsrun.wheel.platform.toolchain import TorchFacts, check_tools
 
@@ -31,8 +31,8 @@ def nvcc(tmp_path):
     return of
 
 
-def cxx(version: str, kind="gcc", name: str = "g++") -> Cxx:
-    return Cxx(path=Path("/usr/bin") / name, kind=kind, version=version)
+def cxx(version: str, kind="gcc", name: str = "g++") -> CxxCompiler:
+    return CxxCompiler(path=Path("/usr/bin") / name, kind=kind, version=version)
 
 
 GCC = cxx("12.2.0")

@@ -10,7 +10,7 @@ import pytest
 from dsrun.wheel.compile.assemble import expected_code, wrong_with_wheel
 from dsrun.wheel.compile.run import group_ops
 from dsrun.wheel.platform.ops import op_table
-from dsrun.wheel.verify.contents import Library, WheelReport
+from dsrun.wheel.verify.contents import WheelLibrary, WheelReport
 from tests.unit.wheel.test_wheel_request import CUDA
 
 TABLE = {op.name: op for op in op_table("0.19.8") if "cuda" in op.accelerators}
@@ -19,7 +19,7 @@ REQUEST = replace(CUDA, archs="8.0;9.0+PTX", ops=("fused_adam", "utils"))
 
 
 def library(name, sass=(), ptx=()):
-    return Library(
+    return WheelLibrary(
         path=f"{TABLE[name].library}.cpython-311-x86_64-linux-gnu.so",
         size=1000,
         op=name,

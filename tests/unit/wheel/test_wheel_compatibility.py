@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from dsrun.wheel.verify.compatibility import compare, compare_with_gpus
-from dsrun.wheel.verify.contents import Library, WheelReport
+from dsrun.wheel.verify.contents import WheelLibrary, WheelReport
 from dsrun.wheel.verify.fatbin import cuda_of_isa, service
-from dsrun.wheel.verify.machine import Gpu, Machine, gpus_for
+from dsrun.wheel.verify.machine import ProbedMachine, TargetGpu, gpus_for
 
-ADAM = Library(
+ADAM = WheelLibrary(
     path="deepspeed/ops/adam/fused_adam_op.so",
     size=1000,
     op="fused_adam",
@@ -44,8 +44,8 @@ REPORT = WheelReport(
 )
 V2 = ["sse2", "cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"]
 V3 = frozenset([*V2, "abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"])
-A100 = Gpu(name="NVIDIA A100-SXM4-80GB", capability=(8, 0))
-NODE = Machine(
+A100 = TargetGpu(name="NVIDIA A100-SXM4-80GB", capability=(8, 0))
+NODE = ProbedMachine(
     node="gpu01",
     python="cp311",
     abi="cp311",
@@ -76,7 +76,7 @@ def only(report=REPORT, machine=NODE):
     return level, code, message
 
 
-def with_libraries(*libraries: Library) -> WheelReport:
+def with_libraries(*libraries: WheelLibrary) -> WheelReport:
     return replace(REPORT, libraries=libraries)
 
 
@@ -126,12 +126,12 @@ def test_no_sass_and_no_ptx_is_an_error():
 
 
 def test_local_gpu_is_named():
-    machine = replace(NODE, gpus=(Gpu(name="Tesla V100", capability=(7, 0)),))
+    machine = replace(NODE, gpus=(TargetGpu(name="Tesla V100", capability=(7, 0)),))
     assert only(machine=machine)[2].endswith("no sm_70 code, and no PTX to fall back on (Tesla V100)")
 
 
 def test_one_finding_per_gpu_type():
-    every = compare(REPORT, replace(NODE, gpus=(Gpu(name="V100", capability=(7, 0)),) * 8))
+    every = compare(REPORT, replace(NODE, gpus=(TargetGpu(name="V100", capability=(7, 0)),) * 8))
     assert [each.code for each in every] == ["arch_missing"]
     assert every[0].fix == "add 7.0 to --arch of dsrun build-wheel"
     assert every[0].where == "gpu01"
@@ -188,7 +188,7 @@ def test_driver_of_older_cuda_minor_runs_sass_only():
     machine = replace(NODE, torch_cuda="13.1", driver_cuda="13.0")
     assert found(report, machine) == {}
     later = replace(report, libraries=(replace(ADAM, ptx=("9.0",), ptx_isa="9.1"), HOST))
-    blackwell = replace(machine, gpus=(Gpu(name="B200", capability=(10, 0)),))
+    blackwell = replace(machine, gpus=(TargetGpu(name="B200", capability=(10, 0)),))
     message = found(later, blackwell)["error", "driver_ptx"]
     assert "sm_100 could only use its PTX, which needs a driver for CUDA 13.1; this one knows CUDA 13.0" in message
 

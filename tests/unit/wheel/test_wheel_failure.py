@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.errors import ToolError
-from dsrun.wheel.compile.failure import Failure, check_executable, copy_failed, explained, first_failure
+from dsrun.wheel.compile.failure import BuildFailure, check_executable, copy_failed, explained, first_failure
 
 NOISE = [
     "In file included from csrc/adam/cpu_adam.cpp:6:",
@@ -121,7 +121,7 @@ def test_compiler_killed_by_oom(line):
 
 
 def test_build_killed_by_sigkill():
-    assert first_failure([("cpu_adam", "running build_ext")], {"cpu_adam": -9}) == Failure(
+    assert first_failure([("cpu_adam", "running build_ext")], {"cpu_adam": -9}) == BuildFailure(
         label="cpu_adam", where="", what="the build was killed", cause="memory"
     )
 

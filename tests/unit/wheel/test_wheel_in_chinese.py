@@ -9,9 +9,9 @@ from dsrun.findings.finding import Finding
 from dsrun.findings.show import shown
 from dsrun.messages import Message
 from dsrun.system.display import cells
-from dsrun.wheel.compile.context import Diagnostics
+from dsrun.wheel.compile.context import BuildDiagnostics
 from dsrun.wheel.platform.ops import missing, op_table
-from dsrun.wheel.verify.check import table
+from dsrun.wheel.verify.check import aligned_rows
 
 FINDING = Finding(level="error", code="library_missing", message=Message("install {what}", what="a"), fix="see its log")
 
@@ -22,14 +22,14 @@ def _chinese(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_columns_of_wide_characters_are_aligned() -> None:
-    lines = list(table([("node", "result"), ("节点一", "x")]))
+    lines = list(aligned_rows([("node", "result"), ("节点一", "x")]))
     assert {cells(line[: line.rindex(word)]) for line, word in zip(lines, ("result", "x"), strict=True)} == {8}
 
 
 def test_note_is_translated_and_error_is_not() -> None:
     assert shown(FINDING).line == "安装 a [library_missing] (查看它的日志)"
     with pytest.raises(UsageError, match=r"^install a \[library_missing\]; also: install a \[library_missing\] \(see"):
-        Diagnostics().add([FINDING, FINDING])
+        BuildDiagnostics().add([FINDING, FINDING])
 
 
 def test_missing_need_names_what_is_missing() -> None:

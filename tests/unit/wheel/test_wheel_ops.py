@@ -11,7 +11,7 @@ import pytest
 
 from dsrun.errors import UsageError
 from dsrun.wheel.platform import ops as module
-from dsrun.wheel.platform.cxx import Probe, find_cxx, needs, way_to_install
+from dsrun.wheel.platform.cxx import CompileProbe, find_cxx, needs, way_to_install
 from dsrun.wheel.platform.ops import all_ops, choose_ops, links, missing, op_table
 
 # What DeepSpeed says about each operation, asked in a process of its own: its accelerator is chosen on import.
@@ -212,7 +212,7 @@ def test_need_is_probed_by_compiling(tmp_path):
     (home / "include/curand_kernel.h").write_text("#error broken\n")
 
     def available():
-        return Probe(cxx=cxx, home=home, python=sys.executable).available("curand")
+        return CompileProbe(cxx=cxx, home=home, python=sys.executable).available("curand")
 
     assert not available()
     (home / "include/curand_kernel.h").write_text("\n")
@@ -227,12 +227,12 @@ def test_need_is_probed_by_compiling(tmp_path):
 
 
 def test_need_is_probed_by_python_module(tmp_path, monkeypatch):
-    probe = Probe(cxx=find_cxx(os.environ), home=None, python=sys.executable)
+    probe = CompileProbe(cxx=find_cxx(os.environ), home=None, python=sys.executable)
     assert not probe.available("deepspeed-kernels")
     (tmp_path / "dskernels.py").write_text("")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     assert not probe.available("deepspeed-kernels"), "each question is asked once"
-    assert Probe(cxx=find_cxx(os.environ), home=None, python=sys.executable).available("deepspeed-kernels")
+    assert CompileProbe(cxx=find_cxx(os.environ), home=None, python=sys.executable).available("deepspeed-kernels")
 
 
 def test_oneccl_needs_ccl_root(tmp_path):
@@ -240,8 +240,10 @@ def test_oneccl_needs_ccl_root(tmp_path):
     header.parent.mkdir(parents=True)
     header.write_text("\n")
     cxx = find_cxx(os.environ)
-    assert Probe(cxx=cxx, home=None, python=sys.executable, environ={"CCL_ROOT": str(tmp_path)}).available("oneccl")
-    assert not Probe(cxx=cxx, home=tmp_path, python=sys.executable, environ={}).available("oneccl")
+    assert CompileProbe(cxx=cxx, home=None, python=sys.executable, environ={"CCL_ROOT": str(tmp_path)}).available(
+        "oneccl"
+    )
+    assert not CompileProbe(cxx=cxx, home=tmp_path, python=sys.executable, environ={}).available("oneccl")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dsrun.cli.build_wheel import line_of
-from dsrun.wheel.compile.output import Event, Tracker, parse_line, split_line
+from dsrun.wheel.compile.output import BuildEvent, BuildTracker, parse_line, split_line
 
 # Lines as setuptools, torch 2.13 and ninja 1.13 print them.
 COMPILE = (
@@ -21,20 +21,20 @@ NVCC = (
 @pytest.mark.parametrize(
     ("text", "event"),
     [
-        ("!begin", Event(kind="begin", label="L", name="L")),
-        ("!end 0", Event(kind="end", label="L", name="L")),
-        ("!end -15", Event(kind="end", label="L", name="L", code=-15)),
+        ("!begin", BuildEvent(kind="begin", label="L", name="L")),
+        ("!end 0", BuildEvent(kind="end", label="L", name="L")),
+        ("!end -15", BuildEvent(kind="end", label="L", name="L", code=-15)),
         (
             "building 'deepspeed.ops.adam.cpu_adam_op' extension",
-            Event(kind="library", label="L", name="cpu_adam"),
+            BuildEvent(kind="library", label="L", name="cpu_adam"),
         ),
         (
             "building 'deepspeed.inference.v2.kernelsinference_core_ops' extension",
-            Event(kind="library", label="L", name="kernelsinference_core_ops"),
+            BuildEvent(kind="library", label="L", name="kernelsinference_core_ops"),
         ),
-        (COMPILE, Event(kind="file", label="L", name="L", file="cpu_adam.cpp", done=1, total=2)),
-        (NVCC, Event(kind="file", label="L", name="L", file="multi_tensor_adam.cu", done=12, total=21)),
-        ("[1/2] it's no command", Event(kind="file", label="L", name="L", done=1, total=2)),
+        (COMPILE, BuildEvent(kind="file", label="L", name="L", file="cpu_adam.cpp", done=1, total=2)),
+        (NVCC, BuildEvent(kind="file", label="L", name="L", file="multi_tensor_adam.cu", done=12, total=21)),
+        ("[1/2] it's no command", BuildEvent(kind="file", label="L", name="L", done=1, total=2)),
         ("copying deepspeed/env_report.py -> build/lib", None),
         ("[WARNING] Torch did not find cuda available", None),
         ("building 'x", None),
@@ -60,7 +60,7 @@ def track(tracker, steps):
 
 def test_time_left_from_speed_so_far():
     """The time left is what the rest takes at the speed so far."""
-    tracker = Tracker(weights={"a": 1.0, "b": 3.0}, libraries={"a": 1, "b": 1})
+    tracker = BuildTracker(weights={"a": 1.0, "b": 3.0}, libraries={"a": 1, "b": 1})
     begin, library, half, end = events("!begin", "building 'x.a_op' extension", "[1/2] g++ -c a.cpp", "!end 0")
     assert tracker.left(5.0) is None
     track(tracker, [(100.0, begin), (101.0, library)])
@@ -75,7 +75,7 @@ def test_time_left_from_speed_so_far():
 
 
 def test_progress_through_several_libraries():
-    tracker = Tracker(weights={"a": 1.0}, libraries={"a": 2})
+    tracker = BuildTracker(weights={"a": 1.0}, libraries={"a": 2})
     lines = [
         ("!begin", 0.0),
         ("building 'x.pin_memory_op' extension", 0.0),
@@ -93,7 +93,7 @@ def test_progress_through_several_libraries():
 
 def test_progress_never_exceeds_one():
     """More libraries than expected do not take the progress beyond the whole."""
-    tracker = Tracker(weights={"a": 1.0}, libraries={"a": 1})
+    tracker = BuildTracker(weights={"a": 1.0}, libraries={"a": 1})
     for event in events("!begin", *["building 'x.y_op' extension", "[1/1] g++ -c a.cpp"] * 2):
         tracker.note(event, 1.0)
     assert tracker.done == 1.0
@@ -101,7 +101,7 @@ def test_progress_never_exceeds_one():
 
 
 def test_progress_lines_without_terminal():
-    tracker = Tracker(weights={"a": 1.0, "b": 1.0}, libraries={"a": 1, "b": 1})
+    tracker = BuildTracker(weights={"a": 1.0, "b": 1.0}, libraries={"a": 1, "b": 1})
     said = []
     steps = [
         ("!begin", 0.0),

@@ -8,9 +8,9 @@ import pytest
 from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
-from dsrun.wheel.compile.environment import Request
+from dsrun.wheel.compile.environment import WheelRequest
 
-CPU = Request(
+CPU = WheelRequest(
     deepspeed="0.19.8",
     source="sha256:aa",
     torch="2.13.0+cpu",
@@ -54,7 +54,7 @@ def test_cache_key_is_stable():
     assert (CPU.key, CUDA.key) == ("b96f065fb3de8aebc43d", "cb70d14ef8be1da81b74")
 
 
-@pytest.mark.parametrize("name", [each.name for each in fields(Request)])
+@pytest.mark.parametrize("name", [each.name for each in fields(WheelRequest)])
 def test_cache_key_depends_on_every_input(name):
     assert replace(CUDA, **{name: OTHER[name]}).key != CUDA.key
 
@@ -85,7 +85,7 @@ def test_wheel_local_version(request_, local):
     assert version.local == local
 
 
-@pytest.mark.parametrize("name", [each.name for each in fields(Request)])
+@pytest.mark.parametrize("name", [each.name for each in fields(WheelRequest)])
 def test_different_wheels_have_different_versions(name):
     """Else pip would keep the one that is installed."""
     other = replace(CUDA, **{name: OTHER[name]})

@@ -13,7 +13,7 @@ from dsrun.zero.generate.explain import explain
 from dsrun.zero.generate.presets import error_after, memory_of_sum
 from dsrun.zero.generate.spec import ZeroSpec
 from dsrun.zero.lint.check import check
-from dsrun.zero.view import Flags
+from dsrun.zero.view import TrainingFlags
 
 BATCH = {"global_batch_size": 64, "micro_batch_size": 1, "gpus": 8}
 NVME = {"offload_optimizer": "nvme", "nvme_path": "/n"}
@@ -107,7 +107,7 @@ def test_linter_names_bf16_sums_of_many_steps():
 def test_linter_counts_the_steps_of_the_flags():
     auto = {**FILE, "gradient_accumulation_steps": "auto", "bf16": {"enabled": "auto"}}
     for steps, bf16, number in ((16, True, 1), (2, True, 0), (16, False, 0)):
-        known = Flags({"gradient_accumulation_steps": steps, "bf16": bf16}, frozenset(("bf16",)))
+        known = TrainingFlags({"gradient_accumulation_steps": steps, "bf16": bf16}, frozenset(("bf16",)))
         assert len(remarks(auto, "bf16_sum", against=known)) == number
 
 

@@ -10,7 +10,7 @@ import pytest
 from dsrun.errors import UsageError
 from dsrun.models.folder import find
 from dsrun.recipe.resolve import resolve
-from dsrun.system.gpus import Gpu
+from dsrun.system.gpus import LocalGpu
 from dsrun.zero.memory.calibrate import calibrate, compare, is_another, training_argv
 from dsrun.zero.memory.model.count import describe
 from dsrun.zero.memory.plan import plan
@@ -64,7 +64,7 @@ def test_calibrate_plan_for_other_gpu_count_refused(here, planned, words, found,
 
 
 def gpu(name, memory, capability):
-    return Gpu(
+    return LocalGpu(
         index=0, name=name, uuid="GPU-1", memory_total=int(memory * 2**30), capability=capability
     )  # fmt: skip
 

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.zero.generate.config import SHIPPED, generate, render
+from dsrun.zero.generate.config import SHIPPED, generate, render_json
 from dsrun.zero.generate.presets import LARGEST_BUCKET, PRESETS, SMALLEST_BUCKET, reduce_bucket
 from dsrun.zero.generate.spec import ZeroSpec, from_offload
 
@@ -72,6 +72,6 @@ def test_incompatible_options_are_refused(spec, words):
 
 
 def test_rendered_config_is_json_with_final_newline():
-    text = render(generate(from_offload(3, "cpu")))
+    text = render_json(generate(from_offload(3, "cpu")))
     assert text.endswith("}\n")
     assert json.loads(text) == generate(from_offload(3, "cpu"))

@@ -9,7 +9,7 @@ import pytest
 from dsrun.hardware.gpus import lookup
 from dsrun.options import by_group
 from dsrun.zero.generate.blocks import MOVED, HardwareFacts
-from dsrun.zero.generate.config import SHIPPED, build, generate, render
+from dsrun.zero.generate.config import SHIPPED, build, generate, render_json
 from dsrun.zero.generate.explain import as_json, as_text, explain, meanings, notices
 from dsrun.zero.generate.presets import (
     LARGEST_BUCKET,
@@ -59,7 +59,7 @@ def test_transformers_fills_every_auto(tmp_path):
     filled.trainer_config_process(arguments)
     filled.trainer_config_finalize(arguments, SimpleNamespace(config=SimpleNamespace(hidden_size=WIDTH)), 100)
     try:
-        assert '"auto"' not in render(filled.config)
+        assert '"auto"' not in render_json(filled.config)
         assert filled.config["bf16"]["enabled"] is True
     finally:
         unset_hf_deepspeed_config()
@@ -100,7 +100,7 @@ def test_moved_defaults_match_installed_deepspeed():
 
 def test_rendering_is_deterministic():
     spec = ZeroSpec(stage=3, target="deepspeed", preset="aggressive", offload_optimizer="cpu")
-    assert render(generate(spec)) == render(generate(replace(spec)))
+    assert render_json(generate(spec)) == render_json(generate(replace(spec)))
 
 
 @pytest.mark.parametrize(

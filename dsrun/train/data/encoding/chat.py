@@ -10,7 +10,7 @@ from typing import Any
 from dsrun.errors import UsageError
 from dsrun.recipe.preflight.files import CHAT_TEMPLATES
 
-Messages = list[dict[str, Any]]
+ChatMessages = list[dict[str, Any]]
 
 UNLEARNED = "unlearned"
 """The key that marks a message of the assistant that is read but not learned; templates do not see it."""
@@ -45,7 +45,7 @@ def check_template(tokenizer: Any, where: str) -> None:
         )
 
 
-def encode_chat(tokenizer: Any, messages: Messages, tools: list[Any] | None, where: str) -> list[ChatSample]:
+def encode_chat(tokenizer: Any, messages: ChatMessages, tools: list[Any] | None, where: str) -> list[ChatSample]:
     """A conversation as one sample, or as several where the template changes earlier turns when later ones come: then
     each answer is learned after the history that the model sees when it writes that answer.
 
@@ -92,7 +92,7 @@ def _end_in(full: str, alone: str, start: int, chat: _Chat) -> int | None:
 @dataclass(frozen=True)
 class _Chat:
     tokenizer: Any
-    messages: Messages
+    messages: ChatMessages
     tools: list[Any] | None
     where: str
     control: dict[str, int]
@@ -105,7 +105,7 @@ class _Chat:
         """The first `count` messages as text."""
         return self._apply(self.messages[:count], tokenize=False, **how)
 
-    def _apply(self, messages: Messages, **how: Any) -> Any:
+    def _apply(self, messages: ChatMessages, **how: Any) -> Any:
         from jinja2 import TemplateError
 
         try:

@@ -9,7 +9,7 @@ from itertools import takewhile
 from typing import Any
 
 from dsrun.errors import UsageError
-from dsrun.recipe.preflight.layouts import SYSTEM, Layout
+from dsrun.recipe.preflight.layouts import SYSTEM, RowLayout
 from dsrun.system.files import parse_json
 from dsrun.train.data.encoding.chat import UNLEARNED
 
@@ -25,7 +25,7 @@ _ROLES = {
 """Roles as data sets write them (ShareGPT and others), and as chat templates know them."""
 
 
-def normal_or_bad(layout: Layout, where: str, row: Mapping[str, Any]) -> dict[str, Any]:
+def normal_or_bad(layout: RowLayout, where: str, row: Mapping[str, Any]) -> dict[str, Any]:
     """A row in normal form, or what is wrong with it, under `bad`."""
     try:
         return normalise(layout, row, where)
@@ -33,7 +33,7 @@ def normal_or_bad(layout: Layout, where: str, row: Mapping[str, Any]) -> dict[st
         return {"bad": str(error)}
 
 
-def normalise(layout: Layout, row: Mapping[str, Any], where: str) -> dict[str, Any]:
+def normalise(layout: RowLayout, row: Mapping[str, Any], where: str) -> dict[str, Any]:
     if layout.kind == "pair":
         source, target = _pair(layout, row, where)
         return {"source": source, "target": target}
@@ -49,7 +49,7 @@ def normalise(layout: Layout, row: Mapping[str, Any], where: str) -> dict[str, A
     return _tokens(layout, row, where)
 
 
-def _preference(layout: Layout, row: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _preference(layout: RowLayout, row: Mapping[str, Any], where: str) -> dict[str, Any]:
     texts = [_text(row.get(column) or None, column, where) for column in (layout.target or "", layout.rejected or "")]
     chosen, rejected = texts
     if layout.columns or chosen is None or rejected is None:
@@ -66,7 +66,7 @@ def _common_beginning(one: str, other: str) -> str:
     return same[: max(same.rfind(space) + 1 for space in (" ", "\n"))]
 
 
-def _chat_preference(layout: Layout, row: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _chat_preference(layout: RowLayout, row: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Both conversations, only the answers to be learned. Answers may come as texts, as messages, or after a repetition
     of the prompt."""
     names = [name for name in layout.columns if name not in (SYSTEM, "tools")]
@@ -109,7 +109,7 @@ def _divided(
     return chosen[:same], [chosen[same:], rejected[same:]]
 
 
-def _pair(layout: Layout, row: Mapping[str, Any], where: str) -> tuple[str | None, str | None]:
+def _pair(layout: RowLayout, row: Mapping[str, Any], where: str) -> tuple[str | None, str | None]:
     if layout.keys:
         value = row.get(layout.columns[0]) or {}
         if not isinstance(value, Mapping):
@@ -140,7 +140,7 @@ def _text(value: Any, column: str, where: str) -> str | None:
     return str(value)
 
 
-def _chat(layout: Layout, row: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _chat(layout: RowLayout, row: Mapping[str, Any], where: str) -> dict[str, Any]:
     if layout.target:
         messages = _as_conversation(layout, row, where)
     elif layout.columns[0] == "prompt":
@@ -152,7 +152,7 @@ def _chat(layout: Layout, row: Mapping[str, Any], where: str) -> dict[str, Any]:
     return _as_json({"messages": (messages, layout.columns[0]), "tools": (_tools(row, where), "tools")}, where)
 
 
-def _as_conversation(layout: Layout, row: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
+def _as_conversation(layout: RowLayout, row: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
     """A pair as what a user says and what the assistant answers; [] where one of them is missing."""
     source, target = _pair(layout, row, where)
     if not source or target is None:
@@ -181,7 +181,7 @@ def _tools(row: Mapping[str, Any], where: str) -> list[Any]:
     return list(without_none(value))
 
 
-def _tokens(layout: Layout, row: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _tokens(layout: RowLayout, row: Mapping[str, Any], where: str) -> dict[str, Any]:
     ids = _ids(row.get("input_ids"), "input_ids", where)
     labels = None if row.get("labels") is None else _ids(row["labels"], "labels", where)
     mask = row.get("attention_mask")

@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from dsrun.train.base.labels import IGNORED
-from dsrun.train.data.collate import Collator
-from dsrun.train.data.counts import Counts
-from dsrun.train.data.encoding.tokenise import Row, RowEncoder
+from dsrun.train.data.collate import PaddingCollator
+from dsrun.train.data.counts import RowCounts
+from dsrun.train.data.encoding.tokenise import RowEncoder
+from dsrun.train.data.reading.readers import RawRow
 
 REJECTED = {"rejected_ids": "input_ids", "rejected_labels": "labels"}
 """The columns of the rejected answer, and those of the chosen one that they stand beside."""
@@ -23,10 +24,10 @@ class PreferenceEncoder(RowEncoder):
     def columns(self) -> list[str]:
         return ["input_ids", "labels", *REJECTED]
 
-    def _incomplete(self, row: Row) -> bool:
+    def _incomplete(self, row: RawRow) -> bool:
         return row["chosen"] is None or row["rejected"] is None
 
-    def _encode(self, rows: list[Row], counts: Counts) -> list[Row]:
+    def _encode(self, rows: list[RawRow], counts: RowCounts) -> list[RawRow]:
         if self.kind == "chat-preference":
             pairs = [pair for row in rows for pair in self._conversations(row, counts)]
         else:
@@ -35,9 +36,9 @@ class PreferenceEncoder(RowEncoder):
             pairs = list(zip(chosen, rejected, strict=True))
         return [joined for pair in pairs for joined in self._joined(pair, counts)]
 
-    def _conversations(self, row: Row, counts: Counts) -> list[tuple[Row, Row]]:
+    def _conversations(self, row: RawRow, counts: RowCounts) -> list[tuple[RawRow, RawRow]]:
         """Both conversations of a row, or nothing where one of them cannot be rendered, which is counted."""
-        found = Counts()
+        found = RowCounts()
         chosen, rejected = (self._tolerant({**row, "messages": row[side]}, found) for side in ("chosen", "rejected"))
         if found.bad:
             counts.note_bad(found.first_bad)
@@ -47,7 +48,7 @@ class PreferenceEncoder(RowEncoder):
             return []
         return [(chosen[0], rejected[0])]
 
-    def _joined(self, pair: tuple[Row, Row], counts: Counts) -> list[Row]:
+    def _joined(self, pair: tuple[RawRow, RawRow], counts: RowCounts) -> list[RawRow]:
         """One row of both answers, cut to the limit; none where they do not differ within it."""
         limit = self.source_limit
         is_cut = any(len(row["input_ids"]) > limit for row in pair)
@@ -62,7 +63,7 @@ class PreferenceEncoder(RowEncoder):
         return [chosen | {name: rejected[beside] for name, beside in REJECTED.items()}]
 
 
-class PreferenceCollator(Collator):
+class PreferenceCollator(PaddingCollator):
     """Pads both answers of each row: tensors [2 x batch, length], a chosen answer before the rejected one."""
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:

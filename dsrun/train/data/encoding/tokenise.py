@@ -12,15 +12,14 @@ from typing import Any
 import numpy as np
 
 from dsrun.errors import UsageError
-from dsrun.recipe.preflight.layouts import Layout
+from dsrun.recipe.preflight.layouts import RowLayout
 from dsrun.system.files import parse_json
 from dsrun.train.base.labels import IGNORED
-from dsrun.train.data.counts import Counts
+from dsrun.train.data.counts import RowCounts
 from dsrun.train.data.encoding.chat import ChatSample, encode_chat
 from dsrun.train.data.encoding.normal import normal_or_bad
-from dsrun.train.data.encoding.tokenizer import Affixes, affixes_of, plain_backend
-
-Row = dict[str, Any]
+from dsrun.train.data.encoding.tokenizer import DocumentAffixes, affixes_of, plain_backend
+from dsrun.train.data.reading.readers import RawRow
 
 STREAMED_ROWS = 1000
 """Rows of a stream that a share of bad ones is a share of as long as fewer are read."""
@@ -73,14 +72,14 @@ class RowEncoder:
     target_limit: int
     prefix: str = ""
     separator: str = ""
-    layout: Layout | None = None
+    layout: RowLayout | None = None
     keep_text: bool = False
     ledger: Path | None = None
     vocab_size: int | None = None
     max_bad: float = 0.0
     piece: int = _PIECE
-    affixes: Affixes = field(init=False)
-    read: Counts = field(init=False, default_factory=Counts)
+    affixes: DocumentAffixes = field(init=False)
+    read: RowCounts = field(init=False, default_factory=RowCounts)
 
     def __post_init__(self) -> None:
         self.affixes = affixes_of(self.tokenizer)
@@ -94,7 +93,7 @@ class RowEncoder:
 
     def __call__(self, batch: dict[str, list[Any]], indices: Sequence[int]) -> dict[str, list[Any]]:
         """Encode the rows with these indices; rows without text or without loss are left out and counted."""
-        counts = Counts(rows=len(indices))
+        counts = RowCounts(rows=len(indices))
         rows = []
         for k, index in enumerate(indices):
             row = {name: values[k] for name, values in batch.items()}
@@ -122,13 +121,13 @@ class RowEncoder:
                 check_vocabulary(largest, self.vocab_size, self.where)
         return {name: [row[name] for row in encoded] for name in self.columns}
 
-    def _incomplete(self, row: Row) -> bool:
+    def _incomplete(self, row: RawRow) -> bool:
         if self.kind == "pair":
             # A causal model may write from nothing; an encoder needs something to read.
             return row["target"] is None or row["source"] is None or (self.task == "seq2seq" and not row["source"])
         return row[{"text": "text", "chat": "messages", "tokens": "input_ids"}[self.kind]] is None
 
-    def _encode(self, rows: list[Row], counts: Counts) -> list[Row]:
+    def _encode(self, rows: list[RawRow], counts: RowCounts) -> list[RawRow]:
         if self.kind == "text":
             return self._documents(rows)
         if self.kind == "tokens":
@@ -141,7 +140,7 @@ class RowEncoder:
             encoded = self._continuations(rows)
         return self._fit(encoded, counts)
 
-    def _documents(self, rows: list[Row]) -> list[Row]:
+    def _documents(self, rows: list[RawRow]) -> list[RawRow]:
         """One row of ids a document; of a long one, one a piece."""
         cut = [
             (text, row["starts"] and k == 0, row["ends"] and k == len(parts) - 1)
@@ -149,12 +148,12 @@ class RowEncoder:
             for parts in [list(pieces(row["text"], self.piece))]
             for k, text in enumerate(parts)
         ]
-        found: list[Row] = []
+        found: list[RawRow] = []
         for part in _batches([text for text, _, _ in cut], self.piece):
             found += self._wrapped(cut[part])
         return found
 
-    def _wrapped(self, cut: Sequence[tuple[str, bool, bool]]) -> list[Row]:
+    def _wrapped(self, cut: Sequence[tuple[str, bool, bool]]) -> list[RawRow]:
         """Rows of ids from texts that start or end a document. The tokenizer's own lists end here: kept until its next
         call they fragment the heap, which grows by 40 times the text."""
         ids = self._tokens("text", [text for text, _, _ in cut], add_special_tokens=False)
@@ -165,7 +164,7 @@ class RowEncoder:
             if tokens or not (starts and ends)
         ]
 
-    def _translate(self, rows: list[Row], counts: Counts) -> list[Row]:
+    def _translate(self, rows: list[RawRow], counts: RowCounts) -> list[RawRow]:
         sources = [self.prefix + row["source"] for row in rows]
         targets = [row["target"] for row in rows]
         source_ids, source_cut = self._limited("text", sources, self.source_limit)
@@ -195,7 +194,7 @@ class RowEncoder:
             cut[k] = len(tokens) > limit or len(heads[k]) < len(texts[k])
         return ids, cut
 
-    def _continuations(self, rows: list[Row]) -> list[Row]:
+    def _continuations(self, rows: list[RawRow]) -> list[RawRow]:
         """Prompt and completion as one sequence with loss on the completion and the end token. The prompt's tokens must
         be those it has alone: where the tokenizer would join it with the completion, the two are tokenised apart."""
         prompts = [self.prefix + row["source"] + self.separator for row in rows]
@@ -238,7 +237,7 @@ class RowEncoder:
                 continue
             yield from self.tokenizer(**{side: list(texts[batch])}, verbose=False, **_IDS_ONLY, **how)["input_ids"]
 
-    def _tolerant(self, row: Row, counts: Counts) -> list[Row]:
+    def _tolerant(self, row: RawRow, counts: RowCounts) -> list[RawRow]:
         """The samples of a conversation; none of one that cannot be rendered, which is counted."""
         try:
             return self._conversation(row, counts)
@@ -246,7 +245,7 @@ class RowEncoder:
             counts.note_bad(str(error))
             return []
 
-    def _conversation(self, row: Row, counts: Counts) -> list[Row]:
+    def _conversation(self, row: RawRow, counts: RowCounts) -> list[RawRow]:
         messages = parse_json(row["messages"])
         tools = parse_json(row["tools"]) if row["tools"] else None
         samples = encode_chat(self.tokenizer, messages, tools, row["where"])
@@ -254,7 +253,7 @@ class RowEncoder:
         counts.divided += len(samples) > 1
         return [self._chat_row(sample, messages, row["where"]) for sample in samples]
 
-    def _chat_row(self, sample: ChatSample, messages: list[Row], where: str) -> Row:
+    def _chat_row(self, sample: ChatSample, messages: list[RawRow], where: str) -> RawRow:
         labels = [token if mark else IGNORED for token, mark in zip(sample.ids, sample.learned, strict=True)]
         texts = {"source_text": "", "target_text": ""}
         if self.keep_text and sample.answer is not None:
@@ -262,7 +261,7 @@ class RowEncoder:
             texts = {"source_text": prompt, "target_text": messages[sample.answer]["content"]}
         return {"input_ids": sample.ids, "labels": labels, "where": where, **texts}
 
-    def _given(self, row: Row) -> Row:
+    def _given(self, row: RawRow) -> RawRow:
         labels = row["labels"]
         if self.task == "seq2seq":
             if labels is None:
@@ -276,7 +275,7 @@ class RowEncoder:
             )
         return {"input_ids": row["input_ids"], "labels": labels, "where": row["where"]}
 
-    def _fit(self, rows: list[Row], counts: Counts) -> list[Row]:
+    def _fit(self, rows: list[RawRow], counts: RowCounts) -> list[RawRow]:
         """Cut to the limits, count, and leave out what has no token to learn from."""
         target_limit = self.target_limit if self.task == "seq2seq" else self.source_limit
         kept = []

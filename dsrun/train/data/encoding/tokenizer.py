@@ -30,7 +30,7 @@ def load_tokenizer(spec: TrainSpec) -> Any:
 
 
 @dataclass(frozen=True)
-class Affixes:
+class DocumentAffixes:
     """Special tokens around a document: those the tokenizer puts there, and an end token in any case."""
 
     before: tuple[int, ...]
@@ -44,7 +44,7 @@ class Affixes:
         return ids
 
 
-def affixes_of(tokenizer: Any) -> Affixes:
+def affixes_of(tokenizer: Any) -> DocumentAffixes:
     """Find the affixes by looking at what the tokenizer adds to a word."""
     plain = tokenizer("a", add_special_tokens=False)["input_ids"]
     full = tokenizer("a")["input_ids"]
@@ -54,7 +54,7 @@ def affixes_of(tokenizer: Any) -> Affixes:
     end = tokenizer.eos_token_id
     if end is not None and end not in after:
         after = [*after, end]
-    return Affixes(tuple(before), tuple(after))
+    return DocumentAffixes(tuple(before), tuple(after))
 
 
 # What a class may override on the way from text to ids.

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 from dsrun.errors import UsageError
 from dsrun.train.base.plugin import LoadedPlugin
-from dsrun.train.data.reading.readers import Row, Rows, sample_of
-from dsrun.train.data.reading.sources import FileSource, Source
+from dsrun.train.data.reading.readers import RawRow, RawRows, sample_of
+from dsrun.train.data.reading.sources import DataSource, FileSource
 
 
 @dataclass(frozen=True)
 class PluginSource:
     """A split whose rows go through `rows` of a plugin."""
 
-    source: Source
+    source: DataSource
     plugin: LoadedPlugin
     split: str
 
@@ -32,18 +32,18 @@ class PluginSource:
             return None
         return f"{self.source.outline()} {self.plugin.fingerprint}"
 
-    def rows(self) -> Rows:
+    def rows(self) -> RawRows:
         return ((where, made) for where, row in self.source.rows() for made in self.made(where, row))
 
-    def made(self, where: str, row: Row) -> list[Row]:
+    def made(self, where: str, row: RawRow) -> list[RawRow]:
         """What the plugin makes of one row of the source."""
         return self.plugin.rows(row, self.split, where)
 
-    def sample(self) -> tuple[list[str], Row]:
+    def sample(self) -> tuple[list[str], RawRow]:
         columns, sample = sample_of(self.rows())
         if not sample:
             raise UsageError(f"rows() of --plugin {self.plugin.file.named} leaves no row of {self.where}")
         return columns, sample
 
 
-AnySource = Source | PluginSource
+AnySource = DataSource | PluginSource

@@ -22,8 +22,8 @@ from dsrun.recipe.preflight.data_files import HEAD, as_utf8, check_data_file, da
 from dsrun.system.files import parse_json
 from dsrun.train.data.reading.csv_records import csv_records
 
-Row = dict[str, Any]
-Rows = Iterator[tuple[str, Row]]
+RawRow = dict[str, Any]
+RawRows = Iterator[tuple[str, RawRow]]
 """Pairs of a place for error messages ("train.csv, line 3") and a row."""
 
 SAMPLE_ROWS = 100
@@ -31,7 +31,7 @@ SAMPLE_ROWS = 100
 _LONE_RETURN = re.compile(rb"(?<=\r)(?!\n)")
 
 
-class Mark(NamedTuple):
+class ReadPosition(NamedTuple):
     """Where reading a file goes on: lines (of Parquet and JSON documents: rows) before it, and bytes, unpacked if the
     file is compressed; formats without lines leave them at 0."""
 
@@ -39,12 +39,12 @@ class Mark(NamedTuple):
     offset: int = 0
 
 
-START = Mark()
-MarkedRows = Iterator[tuple[Mark, str, Row]]
+START = ReadPosition()
+MarkedRows = Iterator[tuple[ReadPosition, str, RawRow]]
 """As Rows, each with the mark after it, from which `read_marked` goes on without reading what is before it."""
 
 
-def read_marked(path: Path, *, keep_linebreaks: bool = True, start: Mark = START) -> MarkedRows:
+def read_marked(path: Path, *, keep_linebreaks: bool = True, start: ReadPosition = START) -> MarkedRows:
     """The rows of a json, csv, tsv, parquet or txt file from `start` on.
 
     A txt file gives one row a line, {"text", "starts", "ends"}: with line breaks kept the file is one document, else
@@ -65,12 +65,12 @@ def read_marked(path: Path, *, keep_linebreaks: bool = True, start: Mark = START
     raise UsageError(f"{path}: token files are for causal language models only")
 
 
-def sample_of(rows: Rows) -> tuple[list[str], Row]:
+def sample_of(rows: RawRows) -> tuple[list[str], RawRow]:
     """The columns found in the first rows, and a row made of the first value of each.
 
     JSON lines need not all have the same keys, and a value may be missing in the very first.
     """
-    sample: Row = {}
+    sample: RawRow = {}
     for _, row in islice(rows, SAMPLE_ROWS):
         for column, value in row.items():
             if sample.get(column) is None:
@@ -82,7 +82,7 @@ def _open(path: Path) -> IO[bytes] | gzip.GzipFile:
     return gzip.open(path, "rb") if is_gzip(path) else path.open("rb")
 
 
-def _numbered_lines(path: Path, start: Mark = START) -> Iterator[tuple[Mark, str]]:
+def _numbered_lines(path: Path, start: ReadPosition = START) -> Iterator[tuple[ReadPosition, str]]:
     """Lines with the marks after them; bytes that are not UTF-8 are an error naming the line.
 
     Read as bytes and not as text: a text file does not know where in it the next line begins.
@@ -99,7 +99,7 @@ def _numbered_lines(path: Path, start: Mark = START) -> Iterator[tuple[Mark, str
                 for piece in (raw,) if whole else filter(None, _LONE_RETURN.split(raw)):
                     text = piece.decode("utf-8-sig" if offset == 0 else "utf-8")
                     number, offset = number + 1, offset + len(piece)
-                    yield Mark(number, offset), text
+                    yield ReadPosition(number, offset), text
     except UnicodeDecodeError as error:
         raise UsageError(f"{path}, line {number + 1}: not UTF-8 text", fix=as_utf8(path, error)) from error
     except (EOFError, gzip.BadGzipFile) as error:
@@ -119,7 +119,7 @@ def _is_json_lines(path: Path) -> bool:
     return False
 
 
-def _json_lines(path: Path, start: Mark) -> MarkedRows:
+def _json_lines(path: Path, start: ReadPosition) -> MarkedRows:
     for mark, line in _numbered_lines(path, start):
         if not line.strip():
             continue
@@ -133,7 +133,7 @@ def _json_lines(path: Path, start: Mark) -> MarkedRows:
         yield mark, where, row
 
 
-def _json_document(path: Path, start: Mark) -> MarkedRows:
+def _json_document(path: Path, start: ReadPosition) -> MarkedRows:
     """A list of rows, or an object with such a list in it (as in {"version": …, "data": […]})."""
     with _open(path) as file:
         try:
@@ -150,14 +150,14 @@ def _json_document(path: Path, start: Mark) -> MarkedRows:
     for number, row in islice(enumerate([value] if rows is None else rows, 1), start.number, None):
         where = f"{path}, row {number}"
         if isinstance(row, str):
-            yield Mark(number), where, {"text": row}
+            yield ReadPosition(number), where, {"text": row}
         elif isinstance(row, dict):
-            yield Mark(number), where, row
+            yield ReadPosition(number), where, row
         else:
             raise UsageError(f"{where}: a row must be an object, not a {type(row).__name__}")
 
 
-def _rows_within(value: Row) -> list[Any] | None:
+def _rows_within(value: RawRow) -> list[Any] | None:
     """The rows of an object that wraps them: under `data`, or under its only key."""
     for key in ("data", *value) if len(value) == 1 else ("data",):
         rows = value.get(key)
@@ -167,11 +167,11 @@ def _rows_within(value: Row) -> list[Any] | None:
     return None
 
 
-def _table_rows(path: Path, delimiter: str, start: Mark) -> MarkedRows:
+def _table_rows(path: Path, delimiter: str, start: ReadPosition) -> MarkedRows:
     """Rows of a CSV or TSV file; every value is text as written."""
     last = START
 
-    def lines(since: Mark) -> Iterator[str]:
+    def lines(since: ReadPosition) -> Iterator[str]:
         nonlocal last
         for mark, line in _numbered_lines(path, since):
             last = mark
@@ -196,7 +196,7 @@ def _table_rows(path: Path, delimiter: str, start: Mark) -> MarkedRows:
         raise UsageError(f"{path}, line {last.number}: broken CSV ({error})") from error
 
 
-def _parquet_rows(path: Path, start: Mark) -> MarkedRows:
+def _parquet_rows(path: Path, start: ReadPosition) -> MarkedRows:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -209,7 +209,7 @@ def _parquet_rows(path: Path, start: Mark) -> MarkedRows:
                 for batch in file.iter_batches(1000, [group]) if number + rows > start.number else ():
                     seen = min(len(batch), max(0, start.number - number))
                     for i, row in enumerate(batch.slice(seen).to_pylist(), number + seen + 1):
-                        yield Mark(i), f"{path}, row {i}", row
+                        yield ReadPosition(i), f"{path}, row {i}", row
                     number += len(batch)
                     rows -= len(batch)
                 number += rows
@@ -217,7 +217,7 @@ def _parquet_rows(path: Path, start: Mark) -> MarkedRows:
         raise UsageError(f"{path} is not a valid Parquet file: {one_line(error)}") from error
 
 
-def _running_text(path: Path, start: Mark) -> MarkedRows:
+def _running_text(path: Path, start: ReadPosition) -> MarkedRows:
     """Lines with their breaks; the first starts the document and the last ends it."""
     lines = _numbered_lines(path, start)
     held = next(lines, None)
@@ -227,7 +227,7 @@ def _running_text(path: Path, start: Mark) -> MarkedRows:
         yield mark, f"{path}, line {mark.number}", row
 
 
-def _lines(path: Path, start: Mark) -> MarkedRows:
+def _lines(path: Path, start: ReadPosition) -> MarkedRows:
     for mark, line in _numbered_lines(path, start):
         if line.strip():
             row = {"text": line.rstrip("\r\n"), "starts": True, "ends": True}

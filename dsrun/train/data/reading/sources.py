@@ -19,7 +19,7 @@ from dsrun.recipe.preflight.data_files import FORMATS, data_format, expanded, na
 from dsrun.recipe.preflight.files import is_path
 from dsrun.recipe.spec import TrainSpec
 from dsrun.system.files import sha256_of
-from dsrun.train.data.reading.readers import START, Mark, Row, Rows, read_marked, sample_of
+from dsrun.train.data.reading.readers import START, RawRow, RawRows, ReadPosition, read_marked, sample_of
 from dsrun.train.model.load import HTTP_ERROR
 
 SPLITS = ("train", "validation", "test")
@@ -33,7 +33,7 @@ _NAMES = {
 # Formats whose rows have named columns.
 _TABLES = {"json", "csv", "tsv", "parquet"}
 
-Place = tuple[int, Mark]
+SourcePosition = tuple[int, ReadPosition]
 """Where reading the files of a split goes on: the number of a file, and a mark in it."""
 
 # Beyond this, hashing every byte takes longer than it protects; size, time and both ends must do.
@@ -66,10 +66,10 @@ class FileSource:
             digest.update(_ends(path))
         return digest.hexdigest()
 
-    def rows(self) -> Rows:
+    def rows(self) -> RawRows:
         return ((where, row) for _, where, row in self.rows_from((0, START)))
 
-    def rows_from(self, place: Place) -> Iterator[tuple[Place, str, Row]]:
+    def rows_from(self, place: SourcePosition) -> Iterator[tuple[SourcePosition, str, RawRow]]:
         """The rows from `place` on, each with the place after it; what lies before is not read."""
         first, start = place
         for number, path in enumerate(self.paths[first:], first):
@@ -77,7 +77,7 @@ class FileSource:
                 yield (number, mark), where, row
             start = START
 
-    def sample(self) -> tuple[list[str], Row]:
+    def sample(self) -> tuple[list[str], RawRow]:
         return sample_of(self.rows())
 
     def check_columns(self, wanted: Sequence[str]) -> None:
@@ -104,29 +104,29 @@ class TableSource:
         # Private, but what `datasets` names its own cache files by.
         return str(self.table._fingerprint)
 
-    def rows(self) -> Rows:
+    def rows(self) -> RawRows:
         for number, row in enumerate(self.table, 1):
             yield f"{self.where}, row {number}", row
 
-    def sample(self) -> tuple[list[str], Row]:
+    def sample(self) -> tuple[list[str], RawRow]:
         found, sample = sample_of(self.rows())
         return list(self.table.column_names or found), sample
 
 
-Source = FileSource | TableSource
+DataSource = FileSource | TableSource
 
 
 @dataclass(frozen=True)
-class Sources:
+class DataSources:
     """What there is: a name for the header, the splits that were found, and what is worth knowing about them."""
 
     name: str
-    splits: dict[str, Source]
+    splits: dict[str, DataSource]
     notices: list[str]
 
 
-def find_sources(spec: TrainSpec) -> Sources:
-    splits: dict[str, Source] = {}
+def find_sources(spec: TrainSpec) -> DataSources:
+    splits: dict[str, DataSource] = {}
     notices: list[str] = []
     name = ""
     if spec.dataset:
@@ -143,7 +143,7 @@ def find_sources(spec: TrainSpec) -> Sources:
             files = expanded(f"--{split}-file", names)
             splits[split] = file_source(files, keep_linebreaks=spec.keep_linebreaks)
             name = name or (files[0].name if len(files) == 1 else f"{files[0].name} and {len(files) - 1} more")
-    return Sources(name, splits, notices)
+    return DataSources(name, splits, notices)
 
 
 def file_source(paths: list[Path], *, keep_linebreaks: bool = True) -> FileSource:
@@ -165,7 +165,7 @@ def split_of(name: str) -> str | None:
     return next((split for split, names in _NAMES.items() if parts & set(names)), None)
 
 
-def _dataset(spec: TrainSpec, notices: list[str]) -> dict[str, Source]:
+def _dataset(spec: TrainSpec, notices: list[str]) -> dict[str, DataSource]:
     name = local_name(str(spec.dataset), "dataset", spec, os.environ)
     if not is_path(name):
         return _hub(spec)
@@ -188,7 +188,7 @@ def _dataset(spec: TrainSpec, notices: list[str]) -> dict[str, Source]:
     return _folder(path, spec, notices)
 
 
-def _saved(path: Path) -> dict[str, Source]:
+def _saved(path: Path) -> dict[str, DataSource]:
     import datasets
 
     try:
@@ -200,7 +200,7 @@ def _saved(path: Path) -> dict[str, Source]:
     return _tables(loaded, str(path))
 
 
-def _folder(path: Path, spec: TrainSpec, notices: list[str]) -> dict[str, Source]:
+def _folder(path: Path, spec: TrainSpec, notices: list[str]) -> dict[str, DataSource]:
     """A folder of data files; the split stands in the name of the file or of a folder above it."""
     visible = (file for file in path.rglob("[!.]*") if not any(p.startswith(".") for p in file.relative_to(path).parts))
     files = sorted((file for file in visible if file.is_file() and _is_data(file)), key=natural_order)
@@ -220,7 +220,7 @@ def _folder(path: Path, spec: TrainSpec, notices: list[str]) -> dict[str, Source
     return {split: file_source(paths, keep_linebreaks=spec.keep_linebreaks) for split, paths in found.items()}
 
 
-def _hub(spec: TrainSpec) -> dict[str, Source]:
+def _hub(spec: TrainSpec) -> dict[str, DataSource]:
     import datasets
 
     name = str(spec.dataset)
@@ -252,8 +252,8 @@ def _hub_error(name: str, error: Exception) -> DsrunError:
     return unreachable(f"dataset {name}", reason, instead="--train-file FILE", offline=constants.HF_HUB_OFFLINE)
 
 
-def _tables(loaded: Any, name: str) -> dict[str, Source]:
-    splits: dict[str, Source] = {}
+def _tables(loaded: Any, name: str) -> dict[str, DataSource]:
+    splits: dict[str, DataSource] = {}
     for key, table in loaded.items():
         split = next((split for split, names in _NAMES.items() if str(key) in names), None)
         if split and split not in splits:

@@ -8,36 +8,36 @@ from functools import cached_property
 from math import prod
 from typing import Literal, NamedTuple
 
-Kind = Literal["linear", "embedding", "vector", "experts", "head", "frozen"]
+WeightKind = Literal["linear", "embedding", "vector", "experts", "head", "frozen"]
 """linear: a matrix that gets a LoRA adapter under "all-linear"; embedding: token or position table; vector: norm
 weights and biases, which the Trainer keeps out of weight decay; experts: stacked matrices of a mixture of experts;
 head: the output embedding, which peft leaves alone; frozen: computed positions that are never trained."""
 
 
-class Weight(NamedTuple):
+class LayerWeight(NamedTuple):
     """One parameter tensor of a layer, with its shape in elements."""
 
     name: str
     shape: tuple[int, ...]
-    kind: Kind
+    kind: WeightKind
 
     @property
     def elements(self) -> int:
         return prod(self.shape)
 
 
-class Block(NamedTuple):
+class LayerBlock(NamedTuple):
     """The layer or module called `name`, with `weights` in the order of the model's parameters."""
 
     name: str
-    weights: tuple[Weight, ...]
+    weights: tuple[LayerWeight, ...]
 
     @property
     def elements(self) -> int:
         return sum(weight.elements for weight in self.weights)
 
 
-class Stack(NamedTuple):
+class LayerWidths(NamedTuple):
     """The widths that decide what one side (encoder or decoder) keeps for the backward pass, in elements per token.
 
     `queries` = heads × head size, `keys` = key/value heads × head size. `ffn` is the width one token goes through:
@@ -62,7 +62,7 @@ NormKind = Literal["rms", "t5", "layer"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Architecture:
+class ModelShapes:
     """A model's parameter tensors and widths, hashed as one object: a plan looks up hundreds of results by it.
 
     `blocks` hold every distinct tensor once, tied ones not twice. `hidden` is the residual width, `vocabulary` the
@@ -75,9 +75,9 @@ class Architecture:
     hidden: int
     vocabulary: int
     tied: bool
-    blocks: tuple[Block, ...]
-    decoder: Stack
-    encoder: Stack | None = None
+    blocks: tuple[LayerBlock, ...]
+    decoder: LayerWidths
+    encoder: LayerWidths | None = None
     norm: NormKind = "layer"
     positions: int | None = None
     relative_bias: bool = False
@@ -99,17 +99,17 @@ class Architecture:
         return max(weight.elements for block in self.blocks for weight in block.weights)
 
     @property
-    def stacks(self) -> tuple[Stack, ...]:
+    def stacks(self) -> tuple[LayerWidths, ...]:
         return (self.decoder,) if self.encoder is None else (self.encoder, self.decoder)
 
-    def tensors(self) -> Iterator[Weight]:
+    def tensors(self) -> Iterator[LayerWeight]:
         """Every parameter tensor in the model's own order."""
         for block in self.blocks:
             yield from block.weights
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
+class TrainedShapes:
     """A model's tensors in elements, in the model's own order, split into what trains and what is frozen.
 
     `decayed` and `undecayed` are the Trainer's two parameter groups: matrices, and norm weights with biases.
@@ -140,21 +140,21 @@ class Training:
         return sum(self.trained)
 
 
-def training(architecture: Architecture, rank: int | None) -> Training:
+def training(architecture: ModelShapes, rank: int | None) -> TrainedShapes:
     """What trains of `architecture`; with a LoRA `rank`, adapters on every linear layer but the output embedding."""
     tensors = list(architecture.tensors())
     if rank is not None:
         frozen = tuple(weight.elements for weight in tensors)
         adapters = tuple(size for weight in tensors for size in adapter(weight, rank))
-        return Training(decayed=adapters, undecayed=(), frozen=frozen, adapters=True)
-    return Training(
+        return TrainedShapes(decayed=adapters, undecayed=(), frozen=frozen, adapters=True)
+    return TrainedShapes(
         decayed=tuple(w.elements for w in tensors if w.kind not in ("vector", "frozen")),
         undecayed=tuple(w.elements for w in tensors if w.kind == "vector"),
         frozen=tuple(w.elements for w in tensors if w.kind == "frozen"),
     )
 
 
-def adapter(weight: Weight, rank: int) -> Iterator[int]:
+def adapter(weight: LayerWeight, rank: int) -> Iterator[int]:
     """Elements of LoRA's A [rank, into] and B [out, rank] for a linear layer (Hu et al. 2021); nothing for others."""
     if weight.kind == "linear":
         out, into = weight.shape

@@ -4,12 +4,12 @@ order."""
 from __future__ import annotations
 
 from dsrun.models.families import family_of
-from dsrun.zero.memory.model.architecture import Weight
-from dsrun.zero.memory.model.settings import Settings
-from dsrun.zero.memory.model.weights import head, linear, linears, norm, repeated, table
+from dsrun.zero.memory.model.architecture import LayerWeight
+from dsrun.zero.memory.model.settings import ConfigSettings
+from dsrun.zero.memory.model.weights import head, linear, linears, norm, repeated, table_weight
 
 
-def gpt2(config: Settings) -> list[Weight]:
+def gpt2(config: ConfigSettings) -> list[LayerWeight]:
     """GPT-2 (Radford et al. 2019): learned positions, LayerNorm, one matrix for queries, keys and values."""
     width = config.number("n_embd", default=768)
     rows = config.number("vocab_size", default=50257)
@@ -17,26 +17,26 @@ def gpt2(config: Settings) -> list[Weight]:
     # Conv1D keeps its matrix transposed: [into, out].
     layer = (
         *norm("ln_1", width, bias=True),
-        Weight("attn.c_attn.weight", (width, 3 * width), "linear"),
-        Weight("attn.c_attn.bias", (3 * width,), "vector"),
-        Weight("attn.c_proj.weight", (width, width), "linear"),
-        Weight("attn.c_proj.bias", (width,), "vector"),
+        LayerWeight("attn.c_attn.weight", (width, 3 * width), "linear"),
+        LayerWeight("attn.c_attn.bias", (3 * width,), "vector"),
+        LayerWeight("attn.c_proj.weight", (width, width), "linear"),
+        LayerWeight("attn.c_proj.bias", (width,), "vector"),
         *norm("ln_2", width, bias=True),
-        Weight("mlp.c_fc.weight", (width, ffn), "linear"),
-        Weight("mlp.c_fc.bias", (ffn,), "vector"),
-        Weight("mlp.c_proj.weight", (ffn, width), "linear"),
-        Weight("mlp.c_proj.bias", (width,), "vector"),
+        LayerWeight("mlp.c_fc.weight", (width, ffn), "linear"),
+        LayerWeight("mlp.c_fc.bias", (ffn,), "vector"),
+        LayerWeight("mlp.c_proj.weight", (ffn, width), "linear"),
+        LayerWeight("mlp.c_proj.bias", (width,), "vector"),
     )
     return [
-        *table("transformer.wte", rows, width),
-        *table("transformer.wpe", config.number("n_positions", default=1024), width),
+        *table_weight("transformer.wte", rows, width),
+        *table_weight("transformer.wpe", config.number("n_positions", default=1024), width),
         *repeated("transformer.h", range(config.number("n_layer", default=12)), layer),
         *norm("transformer.ln_f", width, bias=True),
         *head(config, rows, width),
     ]
 
 
-def gpt_neox(config: Settings) -> list[Weight]:
+def gpt_neox(config: ConfigSettings) -> list[LayerWeight]:
     """GPT-NeoX and Pythia (Black et al. 2022): rotary positions, LayerNorm, biases everywhere."""
     width = config.number("hidden_size", default=6144)
     rows = config.number("vocab_size", default=50432)
@@ -51,14 +51,14 @@ def gpt_neox(config: Settings) -> list[Weight]:
         *linear("mlp.dense_4h_to_h", width, ffn, bias=True),
     )
     return [
-        *table("gpt_neox.embed_in", rows, width),
+        *table_weight("gpt_neox.embed_in", rows, width),
         *repeated("gpt_neox.layers", range(config.number("num_hidden_layers", default=44)), layer),
         *norm("gpt_neox.final_layer_norm", width, bias=True),
         *head(config, rows, width),
     ]
 
 
-def opt(config: Settings) -> list[Weight]:
+def opt(config: ConfigSettings) -> list[LayerWeight]:
     """OPT (Zhang et al. 2022), with the two narrow-embedding projections of its smallest relative."""
     width = config.number("hidden_size", default=768)
     narrow = config.number("word_embed_proj_dim", default=width)
@@ -74,7 +74,10 @@ def opt(config: Settings) -> list[Weight]:
         *linear("fc2", width, ffn, bias=bias),
         *(norm("final_layer_norm", width, bias=True) if affine else []),
     )
-    weights = [*table("decoder.embed_tokens", rows, narrow), *table("decoder.embed_positions", positions, width)]
+    weights = [
+        *table_weight("decoder.embed_tokens", rows, narrow),
+        *table_weight("decoder.embed_positions", positions, width),
+    ]
     if narrow != width:
         weights += [*linear("decoder.project_out", narrow, width), *linear("decoder.project_in", width, narrow)]
     before = config.switch("do_layer_norm_before", True) and not config.switch("_remove_final_layer_norm", False)
@@ -84,7 +87,7 @@ def opt(config: Settings) -> list[Weight]:
     return [*weights, *layers, *head(config, rows, narrow)]
 
 
-def falcon(config: Settings) -> list[Weight]:
+def falcon(config: ConfigSettings) -> list[LayerWeight]:
     """Falcon (Almazrouei et al. 2023): few keys and values, attention beside the feed-forward part."""
     width = config.number("hidden_size", "n_embed", default=4544)
     rows = config.number("vocab_size", default=65024)
@@ -108,14 +111,14 @@ def falcon(config: Settings) -> list[Weight]:
         *(weight for name in names for weight in norm(name, width, bias=True)),
     )
     return [
-        *table("transformer.word_embeddings", rows, width),
+        *table_weight("transformer.word_embeddings", rows, width),
         *repeated("transformer.h", range(config.number("num_hidden_layers", default=32)), layer),
         *norm("transformer.ln_f", width, bias=True),
         *head(config, rows, width),
     ]
 
 
-def bloom(config: Settings) -> list[Weight]:
+def bloom(config: ConfigSettings) -> list[LayerWeight]:
     """BLOOM (Le Scao et al. 2022): ALiBi instead of positions, a norm behind the embedding, biases everywhere."""
     width, rows = config.number("hidden_size", "n_embed", default=64), config.number("vocab_size", default=250880)
     layer = (
@@ -127,7 +130,7 @@ def bloom(config: Settings) -> list[Weight]:
         *linear("mlp.dense_4h_to_h", width, 4 * width, bias=True),
     )
     return [
-        *table("transformer.word_embeddings", rows, width),
+        *table_weight("transformer.word_embeddings", rows, width),
         *norm("transformer.word_embeddings_layernorm", width, bias=True),
         *repeated("transformer.h", range(config.number("n_layer", "num_hidden_layers", default=2)), layer),
         *norm("transformer.ln_f", width, bias=True),
@@ -135,7 +138,7 @@ def bloom(config: Settings) -> list[Weight]:
     ]
 
 
-def gptj(config: Settings) -> list[Weight]:
+def gptj(config: ConfigSettings) -> list[LayerWeight]:
     """GPT-J (Wang and Komatsuzaki 2021): rotary positions, one norm a layer, an output embedding with a bias."""
     width, rows = config.number("n_embd", default=4096), config.number("vocab_size", default=50400)
     ffn = config.number("n_inner", default=4 * width)
@@ -146,9 +149,9 @@ def gptj(config: Settings) -> list[Weight]:
         *linear("mlp.fc_out", width, ffn, bias=True),
     )
     return [
-        *table("transformer.wte", rows, width),
+        *table_weight("transformer.wte", rows, width),
         *repeated("transformer.h", range(config.number("n_layer", default=28)), layer),
         *norm("transformer.ln_f", width, bias=True),
         *head(config, rows, width),
-        Weight("lm_head.bias", (rows,), "vector"),
+        LayerWeight("lm_head.bias", (rows,), "vector"),
     ]

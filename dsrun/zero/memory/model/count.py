@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 from dsrun.errors import MissingError, ToolError, UsageError, nearest
 from dsrun.findings.finding import Finding
 from dsrun.models.families import family_of, other_models
-from dsrun.models.folder import Found
+from dsrun.models.folder import FoundModel
 from dsrun.zero.memory.model import causal
-from dsrun.zero.memory.model.architecture import Architecture, Weight
-from dsrun.zero.memory.model.settings import Settings
+from dsrun.zero.memory.model.architecture import LayerWeight, ModelShapes
+from dsrun.zero.memory.model.settings import ConfigSettings
 from dsrun.zero.memory.model.widths import architecture_of
 
 FAMILIES: dict[str, str] = {
@@ -29,7 +29,7 @@ FAMILIES: dict[str, str] = {
 """The function, by its module here, that has the shapes of a family."""
 
 
-def describe(config: Mapping[str, Any], *, from_scratch: bool = False) -> Architecture:
+def describe(config: Mapping[str, Any], *, from_scratch: bool = False) -> ModelShapes:
     """The architecture behind a config.json's content.
 
     `from_scratch`: the model is initialised from the config instead of loaded, which ties embeddings of some T5
@@ -49,10 +49,10 @@ def describe(config: Mapping[str, Any], *, from_scratch: bool = False) -> Archit
         config = {**config, "tie_word_embeddings": True}
     module, _, function = make.partition(":")
     shapes = getattr(import_module(f"{__package__}.{module}"), function)
-    return architecture_of(config, tuple(shapes(Settings(config))))
+    return architecture_of(config, tuple(shapes(ConfigSettings(config))))
 
 
-def check_length(architecture: Architecture, flag: str, tokens: int) -> None:
+def check_length(architecture: ModelShapes, flag: str, tokens: int) -> None:
     """Refuse a length that the model's position table does not reach."""
     if architecture.positions is not None and tokens > architecture.positions:
         raise UsageError(
@@ -66,17 +66,17 @@ TOLERANCE = 0.005
 """Share by which files may differ from a config whose names for its widths are not the usual ones."""
 
 
-class Counted(NamedTuple):
+class CountedModel(NamedTuple):
     """An architecture, how its parameters were counted, and notes on that."""
 
-    architecture: Architecture
+    architecture: ModelShapes
     how: str
     findings: tuple[Finding, ...] = ()
     trained: bool = True
     """Whether `dsrun train` trains models of its kind."""
 
 
-def count(found: Found, *, meta: bool | None = None, from_scratch: bool = False) -> Counted:
+def count(found: FoundModel, *, meta: bool | None = None, from_scratch: bool = False) -> CountedModel:
     """The architecture of a model and its exact parameter count.
 
     Of a model that is loaded, the headers of its weights are the count. `meta`: count on the meta device all the same;
@@ -89,18 +89,18 @@ def count(found: Found, *, meta: bool | None = None, from_scratch: bool = False)
         meta = config_alone and find_spec("torch") is not None and find_spec("transformers") is not None
     known = found.config["model_type"] in FAMILIES
     if stored is not None and not meta and not (from_scratch and known):
-        made = Counted(architecture=stored, how="the headers of the weights")
+        made = CountedModel(architecture=stored, how="the headers of the weights")
     elif meta:
         made = _on_meta_device(found, from_scratch=from_scratch, known=known)
     else:
         shapes = describe(found.config, from_scratch=from_scratch)
-        made = Counted(architecture=shapes, how="the architecture's shapes")
+        made = CountedModel(architecture=shapes, how="the architecture's shapes")
     trained = found.config["model_type"] not in other_models()
     notes = _notes(found, made.architecture, belongs=stored is not None, trained=trained)
     return made._replace(findings=(*made.findings, *notes), trained=trained)
 
 
-def _stored(found: Found) -> Architecture | None:
+def _stored(found: FoundModel) -> ModelShapes | None:
     if not found.stored:
         return None
     from dsrun.zero.memory.model.stored import stored_architecture  # which a bare config does without
@@ -108,7 +108,7 @@ def _stored(found: Found) -> Architecture | None:
     return stored_architecture(found)
 
 
-def _on_meta_device(found: Found, *, from_scratch: bool, known: bool) -> Counted:
+def _on_meta_device(found: FoundModel, *, from_scratch: bool, known: bool) -> CountedModel:
     from dsrun.zero.memory.model.meta import on_meta_device  # a process, which the others do without
 
     try:
@@ -118,12 +118,12 @@ def _on_meta_device(found: Found, *, from_scratch: bool, known: bool) -> Counted
             raise
         finding = Finding(level="warning", code="plan.meta-count", message=str(error), where=str(found.folder))
         shapes = describe(found.config, from_scratch=from_scratch)
-        return Counted(architecture=shapes, how="the architecture's shapes", findings=(finding,))
+        return CountedModel(architecture=shapes, how="the architecture's shapes", findings=(finding,))
     loaded = _as_loaded(found, tensors, from_scratch=from_scratch)
-    return Counted(architecture=architecture_of(settings, loaded), how="transformers on the meta device")
+    return CountedModel(architecture=architecture_of(settings, loaded), how="transformers on the meta device")
 
 
-def _as_loaded(found: Found, tensors: tuple[Weight, ...], *, from_scratch: bool) -> tuple[Weight, ...]:
+def _as_loaded(found: FoundModel, tensors: tuple[LayerWeight, ...], *, from_scratch: bool) -> tuple[LayerWeight, ...]:
     """T5 models whose config unties the embeddings get their own output embedding when they are loaded.
 
     (transformers 5 builds them tied, see `dsrun.zero.memory.model.seq2seq.t5`.)
@@ -132,10 +132,10 @@ def _as_loaded(found: Found, tensors: tuple[Weight, ...], *, from_scratch: bool)
     if from_scratch or tied or not family_of(family).unties_when_loaded:
         return tensors
     table = max(tensors, key=lambda each: each.kind == "embedding")
-    return (*tensors, Weight("lm_head.weight", table.shape, "head"))
+    return (*tensors, LayerWeight("lm_head.weight", table.shape, "head"))
 
 
-def _notes(found: Found, architecture: Architecture, *, belongs: bool, trained: bool) -> Iterator[Finding]:
+def _notes(found: FoundModel, architecture: ModelShapes, *, belongs: bool, trained: bool) -> Iterator[Finding]:
     from dsrun.findings.texts import finding_of
 
     where = str(found.folder)

@@ -10,7 +10,7 @@ from typing import Any
 
 from dsrun.errors import ToolError
 from dsrun.system.proc import capture
-from dsrun.zero.memory.model.architecture import Weight
+from dsrun.zero.memory.model.architecture import LayerWeight
 
 COUNTER = "dsrun.train.model.zero_auto"
 SECONDS = 300.0
@@ -20,7 +20,7 @@ REASON = 300
 """Letters of it that are shown."""
 
 
-def on_meta_device(folder: Path) -> tuple[tuple[Weight, ...], dict[str, Any]]:
+def on_meta_device(folder: Path) -> tuple[tuple[LayerWeight, ...], dict[str, Any]]:
     """Every tensor of the model, and its settings with transformers' defaults, from a process that may load torch.
 
     Raises ToolError when it fails.
@@ -29,7 +29,7 @@ def on_meta_device(folder: Path) -> tuple[tuple[Weight, ...], dict[str, Any]]:
     if done.returncode != 0:
         raise ToolError(f"counting {folder} on the meta device failed: {_reason(done.stderr)}")
     output = json.loads(done.stdout.strip().splitlines()[-1])
-    tensors = tuple(Weight(name, tuple(shape), kind) for name, shape, kind in output["tensors"])
+    tensors = tuple(LayerWeight(name, tuple(shape), kind) for name, shape, kind in output["tensors"])
     return tensors, output["config"]
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dsrun.models.families import family_of
-from dsrun.zero.memory.model.architecture import Weight
-from dsrun.zero.memory.model.settings import Settings
-from dsrun.zero.memory.model.weights import head, linear, linears, norm, repeated, table, under
+from dsrun.zero.memory.model.architecture import LayerWeight
+from dsrun.zero.memory.model.settings import ConfigSettings
+from dsrun.zero.memory.model.weights import head, linear, linears, norm, repeated, table_weight, under
 
 
-def t5(config: Settings) -> list[Weight]:
+def t5(config: ConfigSettings) -> list[LayerWeight]:
     """T5 (Raffel et al. 2020), v1.1, mT5 and umT5.
 
     transformers 5 builds all of them with tied embeddings. A published v1.1 or mT5 checkpoint says
@@ -21,14 +21,14 @@ def t5(config: Settings) -> list[Weight]:
     encoder = config.number("num_layers", default=6 if small else 8)
     decoder = config.number("num_decoder_layers", default=encoder)
     return [
-        *table("shared", rows, width),
+        *table_weight("shared", rows, width),
         *_t5_side(config, "encoder", encoder, width),
         *_t5_side(config, "decoder", decoder, width),
         *head(config, rows, width),
     ]
 
 
-def _t5_side(config: Settings, side: str, layers: int, width: int) -> list[Weight]:
+def _t5_side(config: ConfigSettings, side: str, layers: int, width: int) -> list[LayerWeight]:
     """One side; only its first layer holds the table of position biases, in umT5 every layer does."""
     family = config.word("model_type", "t5")
     small = family == "t5"
@@ -36,11 +36,11 @@ def _t5_side(config: Settings, side: str, layers: int, width: int) -> list[Weigh
     inner = heads * config.number("d_kv", default=64)
     ffn = config.number("d_ff", default=2048 if small else 1024)
     gated = config.word("feed_forward_proj", "relu" if small else "gated-gelu").startswith("gated-")
-    bias = table("relative_attention_bias", config.number("relative_attention_num_buckets", default=32), heads)
+    bias = table_weight("relative_attention_bias", config.number("relative_attention_num_buckets", default=32), heads)
     attention = [*linears("qkv", inner, width), *linear("o", width, inner)]
     mlp = [*linears(("wi_0", "wi_1") if gated else ("wi",), ffn, width), *linear("wo", width, ffn)]
 
-    def layer(*, biased: bool) -> list[Weight]:
+    def layer(*, biased: bool) -> list[LayerWeight]:
         parts = [under("SelfAttention", [*attention, *(bias if biased else [])])]
         parts += [under("EncDecAttention", attention)] if side == "decoder" else []
         parts += [under("DenseReluDense", mlp)]
@@ -54,7 +54,7 @@ def _t5_side(config: Settings, side: str, layers: int, width: int) -> list[Weigh
     ]
 
 
-def bart(config: Settings) -> list[Weight]:
+def bart(config: ConfigSettings) -> list[LayerWeight]:
     """BART, mBART, Marian, Pegasus and M2M-100 (NLLB): one layer plan, different ends."""
     family = config.word("model_type", "bart")
     width = config.number("d_model", default=1024)
@@ -63,10 +63,10 @@ def bart(config: Settings) -> list[Weight]:
     # Untied, both sides get tables of their own beside the shared one.
     own = not (shared and config.switch("tie_word_embeddings", True))
     decoder_rows = rows if shared else config.number("decoder_vocab_size", default=rows)
-    weights = table("shared", rows, width) if shared else []
+    weights = table_weight("shared", rows, width) if shared else []
     for side in ("encoder", "decoder"):
         before, after = _bart_ends(config, family, width)
-        own_table = table("embed_tokens", decoder_rows if side == "decoder" else rows, width) if own else []
+        own_table = table_weight("embed_tokens", decoder_rows if side == "decoder" else rows, width) if own else []
         layers = range(config.number(f"{side}_layers", default=12))
         weights += under(side, [*own_table, *before, *repeated("layers", layers, _bart_layer(config, side, width))])
         # marian and pegasus list their own norms around the layers in the same places
@@ -74,21 +74,21 @@ def bart(config: Settings) -> list[Weight]:
     return [*weights, *head(config, decoder_rows, width)]
 
 
-def _bart_ends(config: Settings, family: str, width: int) -> tuple[list[Weight], list[Weight]]:
+def _bart_ends(config: ConfigSettings, family: str, width: int) -> tuple[list[LayerWeight], list[LayerWeight]]:
     """What stands before and after the layers of one side."""
     final = norm("layer_norm", width, bias=True)
     if family == "m2m_100":  # which computes its positions outside of its parameters
         return [], final
     rows = config.number("max_position_embeddings", default=1024)
     if family_of(family).computed_positions:
-        positions = [Weight("embed_positions.weight", (rows, width), "frozen")]
+        positions = [LayerWeight("embed_positions.weight", (rows, width), "frozen")]
         return positions, final if family == "pegasus" else []
-    positions = table("embed_positions", rows + family_of(family).unused_positions, width)
+    positions = table_weight("embed_positions", rows + family_of(family).unused_positions, width)
     embedding = norm("layernorm_embedding", width, bias=True)
     return (positions, [*embedding, *final]) if family == "mbart" else (positions, embedding)
 
 
-def _bart_layer(config: Settings, side: str, width: int) -> list[Weight]:
+def _bart_layer(config: ConfigSettings, side: str, width: int) -> list[LayerWeight]:
     ffn = config.number(f"{side}_ffn_dim", default=4096)
     weights = []
     for name in ("self_attn", "encoder_attn") if side == "decoder" else ("self_attn",):

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 
 from dsrun.errors import UsageError
 from dsrun.models.families import family_of
-from dsrun.models.folder import Found
-from dsrun.zero.memory.model.architecture import Architecture, Kind, Weight
-from dsrun.zero.memory.model.settings import Settings
+from dsrun.models.folder import FoundModel
+from dsrun.zero.memory.model.architecture import LayerWeight, ModelShapes, WeightKind
+from dsrun.zero.memory.model.settings import ConfigSettings
 from dsrun.zero.memory.model.widths import LAYERS, ROWS, WIDTH, architecture_of, leaf_of, part
 
 Shapes = dict[str, tuple[int, ...]]
@@ -32,15 +32,15 @@ _EMBEDDING = re.compile(r".*embed.*|wte|wpe|shared|relative_attention_bias")
 _LAYER = re.compile(r"(.*\.)?layers\.(\d+)\..*")
 
 
-def stored_architecture(found: Found) -> Architecture | None:
+def stored_architecture(found: FoundModel) -> ModelShapes | None:
     """The architecture that the headers of a model's files tell; None without files that hold this model's weights."""
     if not found.stored or found.quantised:  # packed tensors have other shapes than the weights they stand for
         return None
-    config, text = Settings(found.config), part(found.config, "decoder")
+    config, text = ConfigSettings(found.config), part(found.config, "decoder")
     shapes = _as_built(config, text, _stacked(_parameters(found.stored, text)))
     computed = family_of(config.word("model_type", "")).computed_positions
     names = sorted(shapes, key=_order)
-    weights = tuple(Weight(name, shapes[name], kind_of(name, shapes[name], computed)) for name in names)
+    weights = tuple(LayerWeight(name, shapes[name], kind_of(name, shapes[name], computed)) for name in names)
     try:
         architecture = architecture_of(found.config, weights)
     except UsageError:  # neither config nor tensors say what a model of that type has
@@ -53,7 +53,7 @@ def _order(name: str) -> str:
     return re.sub(r"\d+", lambda number: number[0].zfill(6), name)
 
 
-def _parameters(stored: Mapping[str, tuple[int, ...]], text: Settings) -> Shapes:
+def _parameters(stored: Mapping[str, tuple[int, ...]], text: ConfigSettings) -> Shapes:
     """Without buffers, and without the layers behind the last that predict further tokens, which are not loaded."""
     extra = text.number("num_nextn_predict_layers", default=0, least=0)
     last = text.number(*LAYERS, default=1) if extra else None
@@ -84,7 +84,7 @@ def _stacked(shapes: Shapes) -> Shapes:
     return stacked
 
 
-def _as_built(config: Settings, text: Settings, shapes: Shapes) -> Shapes:
+def _as_built(config: ConfigSettings, text: ConfigSettings, shapes: Shapes) -> Shapes:
     """With the embeddings tied or not as the config says, and with positions that are computed."""
     family = family_of(config.word("model_type", ""))
     ties = [each.config.get("tie_word_embeddings") for each in (config, text)]
@@ -107,7 +107,7 @@ def _as_built(config: Settings, text: Settings, shapes: Shapes) -> Shapes:
     return shapes
 
 
-def kind_of(name: str, shape: tuple[int, ...], computed: bool = False) -> Kind:
+def kind_of(name: str, shape: tuple[int, ...], computed: bool = False) -> WeightKind:
     """What the module of that name is in transformers' models; `computed`: its table of positions is never trained."""
     if len(shape) < 2:
         return "vector"
@@ -120,7 +120,7 @@ def kind_of(name: str, shape: tuple[int, ...], computed: bool = False) -> Kind:
     return "linear"
 
 
-def _belongs(architecture: Architecture, text: Settings) -> bool:
+def _belongs(architecture: ModelShapes, text: ConfigSettings) -> bool:
     """Whether the files are of the model that the config describes: as wide, as deep, with as many tokens."""
     sides = {side for weight in architecture.tensors() for side in weight.shape}
     depth = text.optional(*LAYERS)

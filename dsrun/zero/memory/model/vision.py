@@ -6,35 +6,35 @@ from __future__ import annotations
 from typing import Any
 
 from dsrun.errors import UsageError
-from dsrun.zero.memory.model.architecture import Weight
+from dsrun.zero.memory.model.architecture import LayerWeight
 from dsrun.zero.memory.model.causal import llama
-from dsrun.zero.memory.model.settings import Settings
-from dsrun.zero.memory.model.weights import linear, linears, norm, repeated, table, under
+from dsrun.zero.memory.model.settings import ConfigSettings
+from dsrun.zero.memory.model.weights import linear, linears, norm, repeated, table_weight, under
 
 # Of Gemma3TextConfig, which published configs leave out.
 _TEXT = {"hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26, "vocab_size": 262_208}
 
 
-def gemma3(config: Settings) -> list[Weight]:
+def gemma3(config: ConfigSettings) -> list[LayerWeight]:
     """Gemma 3 (Gemma Team 2025): a SigLIP tower, a projection, and the text model, whose widths are the model's."""
     text = {**_TEXT, **_inner(config, "text_config"), "model_type": "gemma3_text"}
-    tower = Settings(_inner(config, "vision_config"))
+    tower = ConfigSettings(_inner(config, "vision_config"))
     seen = tower.number("hidden_size", default=768)
     projector = [
-        Weight("mm_input_projection_weight", (seen, Settings(text).number("hidden_size")), "experts"),
+        LayerWeight("mm_input_projection_weight", (seen, ConfigSettings(text).number("hidden_size")), "experts"),
         *norm("mm_soft_emb_norm", seen),
     ]
-    return [*siglip(tower), *under("model.multi_modal_projector", projector), *llama(Settings(text))]
+    return [*siglip(tower), *under("model.multi_modal_projector", projector), *llama(ConfigSettings(text))]
 
 
-def _inner(config: Settings, name: str) -> dict[str, Any]:
+def _inner(config: ConfigSettings, name: str) -> dict[str, Any]:
     found = config.config.get(name)
     if not isinstance(found, dict | None):
         raise UsageError(f"config.json: {name} is not an object")
     return found or {}
 
 
-def siglip(config: Settings) -> list[Weight]:
+def siglip(config: ConfigSettings) -> list[LayerWeight]:
     """SigLIP's image encoder (Zhai et al. 2023); `vision_use_head`: with the head that pools its output."""
     width = config.number("hidden_size", default=768)
     ffn = config.number("intermediate_size", default=3072)
@@ -48,17 +48,17 @@ def siglip(config: Settings) -> list[Weight]:
         *mlp,
     )
     weights = [
-        Weight("embeddings.patch_embedding.weight", (width, channels, patch, patch), "experts"),
-        Weight("embeddings.patch_embedding.bias", (width,), "vector"),
-        *table("embeddings.position_embedding", patches, width),
+        LayerWeight("embeddings.patch_embedding.weight", (width, channels, patch, patch), "experts"),
+        LayerWeight("embeddings.patch_embedding.bias", (width,), "vector"),
+        *table_weight("embeddings.position_embedding", patches, width),
         *repeated("encoder.layers", range(config.number("num_hidden_layers", default=12)), layer),
         *norm("post_layernorm", width, bias=True),
     ]
     if config.switch("vision_use_head", True):
         pooling = [
-            Weight("probe", (1, 1, width), "experts"),
-            Weight("attention.in_proj_weight", (3 * width, width), "experts"),
-            Weight("attention.in_proj_bias", (3 * width,), "vector"),
+            LayerWeight("probe", (1, 1, width), "experts"),
+            LayerWeight("attention.in_proj_weight", (3 * width, width), "experts"),
+            LayerWeight("attention.in_proj_bias", (3 * width,), "vector"),
             *linear("attention.out_proj", width, width, bias=True),
             *norm("layernorm", width, bias=True),
             *mlp,

@@ -13,8 +13,8 @@ from itertools import groupby
 from typing import Any
 
 from dsrun.models.families import family_of
-from dsrun.zero.memory.model.architecture import Architecture, Block, NormKind, Stack, Weight
-from dsrun.zero.memory.model.settings import Settings
+from dsrun.zero.memory.model.architecture import LayerBlock, LayerWeight, LayerWidths, ModelShapes, NormKind
+from dsrun.zero.memory.model.settings import ConfigSettings
 
 LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 HEADS = ("num_attention_heads", "num_heads", "n_head", "n_heads")
@@ -44,7 +44,7 @@ _SENSES = re.compile(r"vision|visual|image|audio|speech")
 _LAYER = re.compile(r"(.*?)\.?\b(\d+)\.(.*)")
 
 
-def architecture_of(config: Mapping[str, Any], tensors: tuple[Weight, ...]) -> Architecture:
+def architecture_of(config: Mapping[str, Any], tensors: tuple[LayerWeight, ...]) -> ModelShapes:
     """The architecture of a decoder or encoder-decoder model; of one without `tensors`, what its config says.
 
     Raises UsageError for a config whose settings make no model, or that lacks what its tensors do not say.
@@ -59,7 +59,7 @@ def architecture_of(config: Mapping[str, Any], tensors: tuple[Weight, ...]) -> A
     positions = [w.shape[0] for w in outside if _POSITIONS.fullmatch(leaf_of(w.name)) and not _SENSES.search(w.name)]
     longest = max(positions) - family.unused_positions if positions else None
     relative = any("relative_attention_bias" in each.name for each in tensors)
-    return Architecture(
+    return ModelShapes(
         family=str(config["model_type"]), seq2seq=seq2seq, hidden=decoder.width, vocabulary=decoder.vocabulary,
         tied=not any(each.kind == "head" for each in tensors), blocks=layered(tensors),
         norm="t5" if relative else decoder.norm, decoder=decoder.stack(), encoder=encoder.stack() if encoder else None,
@@ -69,13 +69,13 @@ def architecture_of(config: Mapping[str, Any], tensors: tuple[Weight, ...]) -> A
     )  # fmt: skip
 
 
-def part(config: Mapping[str, Any], side: str) -> Settings:
+def part(config: Mapping[str, Any], side: str) -> ConfigSettings:
     """The settings of one side, or of the part that reads text. Where they differ by layer, the largest."""
     chosen = config
     for name in (side, "text_config"):
         inner = chosen.get(name)
         chosen = inner if isinstance(inner, dict) else chosen
-    return Settings({name: _largest(value) for name, value in chosen.items()})
+    return ConfigSettings({name: _largest(value) for name, value in chosen.items()})
 
 
 def _largest(value: Any) -> Any:
@@ -88,7 +88,7 @@ def leaf_of(name: str) -> str:
     return name.removesuffix(".weight").rpartition(".")[2]
 
 
-def _side(weight: Weight) -> str:
+def _side(weight: LayerWeight) -> str:
     """encoder or decoder, as the path of a tensor has it; empty for what both share."""
     return next((each for each in weight.name.split(".") if each in ("encoder", "decoder")), "")
 
@@ -96,11 +96,11 @@ def _side(weight: Weight) -> str:
 class _Side:
     """The tensors of one side: those of its layers, by their names within one, and those `outside`."""
 
-    def __init__(self, config: Settings, tensors: tuple[Weight, ...], side: str) -> None:
+    def __init__(self, config: ConfigSettings, tensors: tuple[LayerWeight, ...], side: str) -> None:
         self.config, self.side = config, side
         self.prefix = side or "decoder"
-        stacks: dict[str, dict[int, list[Weight]]] = {}
-        self.outside: list[Weight] = []
+        stacks: dict[str, dict[int, list[LayerWeight]]] = {}
+        self.outside: list[LayerWeight] = []
         for each in tensors:
             if side and _side(each) not in ("", side):
                 continue
@@ -113,12 +113,12 @@ class _Side:
         self.layers = max(stacks.values(), key=_elements, default={})
 
     @cached_property
-    def inner(self) -> list[Weight]:
+    def inner(self) -> list[LayerWeight]:
         """The tensors of all layers."""
         return [weight for layer in self.layers.values() for weight in layer]
 
     @cached_property
-    def tables(self) -> list[Weight]:
+    def tables(self) -> list[LayerWeight]:
         """The tables of tokens; those of this side where it has its own."""
         tables = [
             each for each in self.outside if each.kind == "embedding" and not _POSITIONS.fullmatch(leaf_of(each.name))
@@ -148,22 +148,22 @@ class _Side:
     def _norms(self) -> int:
         """Norms of the layer that has most."""
 
-        def counted(layer: list[Weight]) -> int:
+        def counted(layer: list[LayerWeight]) -> int:
             leaves = [leaf_of(each.name) for each in layer if each.kind == "vector" and each.name.endswith(".weight")]
             return sum(bool(_NORM.fullmatch(leaf)) and not _INNER_NORM.fullmatch(leaf) for leaf in leaves)
 
         return max((counted(layer) for layer in self.layers.values()), default=0)
 
-    def _most(self, leaf: re.Pattern[str], size: Callable[[Weight], int], within: str = "") -> int:
+    def _most(self, leaf: re.Pattern[str], size: Callable[[LayerWeight], int], within: str = "") -> int:
         """The largest `size` among the layers' matrices of such names; 0 without any."""
         found = (each for each in self.inner if len(each.shape) == 2 and leaf.fullmatch(leaf_of(each.name)))
         return max((size(each) for each in found if re.search(within, each.name)), default=0)
 
-    def _other(self, weight: Weight) -> int:
+    def _other(self, weight: LayerWeight) -> int:
         """The side of a matrix that is not the residual width, whichever comes first."""
         return weight.elements // self.width
 
-    def stack(self) -> Stack:
+    def stack(self) -> LayerWidths:
         """The widths of this side."""
         config, width = self.config, self.width
         fused = self._most(_FUSED, self._other)
@@ -179,7 +179,7 @@ class _Side:
         layers = len(self.layers) or config.number(
             f"{self.prefix}_layers", f"num_{self.prefix}_layers", *LAYERS, default=1
         )
-        return Stack(
+        return LayerWidths(
             layers=layers, heads=heads, queries=queries, keys=keys, ffn=ffn,
             gated=any("gate" in each.name or "wi_1" in each.name for each in self.inner),
             norms=self._norms or (3 if cross else 2), cross=cross,
@@ -217,19 +217,19 @@ class _Side:
         return experts, per_token, per_token * each + shared
 
 
-def _rows(weight: Weight) -> int:
+def _rows(weight: LayerWeight) -> int:
     return weight.shape[0]
 
 
-def _elements(layers: Mapping[int, list[Weight]]) -> int:
+def _elements(layers: Mapping[int, list[LayerWeight]]) -> int:
     return sum(weight.elements for layer in layers.values() for weight in layer)
 
 
-def layered(tensors: tuple[Weight, ...]) -> tuple[Block, ...]:
+def layered(tensors: tuple[LayerWeight, ...]) -> tuple[LayerBlock, ...]:
     """Tensors in their order, cut into layers where the first number in their names changes."""
 
-    def layer(weight: Weight) -> str:
+    def layer(weight: LayerWeight) -> str:
         numbered = _LAYER.fullmatch(weight.name)
         return f"{numbered[1]}.{numbered[2]}" if numbered else weight.name.rpartition(".")[0]
 
-    return tuple(Block(name, tuple(weights)) for name, weights in groupby(tensors, key=layer))
+    return tuple(LayerBlock(name, tuple(weights)) for name, weights in groupby(tensors, key=layer))

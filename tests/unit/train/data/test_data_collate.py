@@ -11,7 +11,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from dsrun.train.data.collate import Collator
+from dsrun.train.data.collate import PaddingCollator
 
 ROWS = [
     {"input_ids": [5, 6, 1], "labels": [7, 1], "source_text": "x"},
@@ -32,7 +32,7 @@ SMALL = {
 
 
 def test_collator_pads_right_with_ignored_labels():
-    batch = Collator(pad_id=0, seq2seq=True)(ROWS)
+    batch = PaddingCollator(pad_id=0, seq2seq=True)(ROWS)
     assert set(batch) == {"input_ids", "attention_mask", "labels"}
     assert batch["input_ids"].tolist() == [[5, 6, 1], [5, 0, 0]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1], [1, 0, 0]]
@@ -42,15 +42,15 @@ def test_collator_pads_right_with_ignored_labels():
 
 def test_eos_label_kept_though_it_also_pads():
     rows = [{"input_ids": [5, 6, 7, 1], "labels": [5, 6, 7, 1]}, {"input_ids": [5, 1], "labels": [5, 1]}]
-    batch = Collator(pad_id=1, seq2seq=False)(rows)
+    batch = PaddingCollator(pad_id=1, seq2seq=False)(rows)
     assert batch["labels"].tolist() == [[5, 6, 7, 1], [5, 1, -100, -100]]
     assert batch["attention_mask"].tolist() == [[1, 1, 1, 1], [1, 1, 0, 0]]
 
 
 def test_collator_padded_widths():
     rows = [{"input_ids": [5, 6, 1], "labels": [5, 6, 1]}]
-    assert Collator(pad_id=0, seq2seq=False, multiple_of=8)(rows)["labels"].shape == (1, 8)
-    batch = Collator(pad_id=0, seq2seq=True, length=10, target_length=6)(ROWS)
+    assert PaddingCollator(pad_id=0, seq2seq=False, multiple_of=8)(rows)["labels"].shape == (1, 8)
+    batch = PaddingCollator(pad_id=0, seq2seq=True, length=10, target_length=6)(ROWS)
     assert batch["input_ids"].shape == (2, 10)
     assert batch["labels"].shape == (2, 6)
 
@@ -74,13 +74,13 @@ def m2m100():
 
 
 def test_decoder_input_ids_are_shifted_labels(t5):
-    batch = Collator(pad_id=0, seq2seq=True, model=t5)(ROWS)
+    batch = PaddingCollator(pad_id=0, seq2seq=True, model=t5)(ROWS)
     assert batch["decoder_input_ids"].tolist() == [[0, 7, 1], [0, 8, 9]]
 
 
 def test_decoder_input_ids_of_model_that_shifts_itself(m2m100):
     """A model that only shifts labels itself gets the same decoder input."""
-    batch = Collator(pad_id=1, seq2seq=True, model=m2m100)(ROWS)
+    batch = PaddingCollator(pad_id=1, seq2seq=True, model=m2m100)(ROWS)
     assert batch["decoder_input_ids"].tolist() == [[2, 7, 1], [2, 8, 9]]
     own = m2m100(**{name: tensor for name, tensor in batch.items() if name != "decoder_input_ids"})
     ours = m2m100(**{name: tensor for name, tensor in batch.items() if name != "labels"})
@@ -91,6 +91,6 @@ def test_decoder_input_ids_of_model_that_shifts_itself(m2m100):
 def test_a_filler_row_goes_through_the_model(request, name):
     model = request.getfixturevalue(name)
     rows = [ROWS[0], {**ROWS[0], "labels": [-100, -100]}]
-    batch = Collator(pad_id=model.config.pad_token_id, seq2seq=True, model=model)(rows)
+    batch = PaddingCollator(pad_id=model.config.pad_token_id, seq2seq=True, model=model)(rows)
     assert batch["labels"][1].tolist() == [-100, -100]
     assert torch.isfinite(model(**batch).loss)

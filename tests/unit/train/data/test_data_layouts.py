@@ -5,11 +5,11 @@ import json
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.recipe.preflight.layouts import PAIRS, Hints, detect, translation_keys
+from dsrun.recipe.preflight.layouts import PAIRS, LayoutHints, detect, translation_keys
 from dsrun.train.data.encoding.normal import normalise
 
-SEQ2SEQ = Hints("seq2seq")
-CAUSAL = Hints("causal-lm")
+SEQ2SEQ = LayoutHints("seq2seq")
+CAUSAL = LayoutHints("causal-lm")
 
 
 def read(row, hints):
@@ -32,7 +32,7 @@ def test_instruction_with_empty_input():
 
 
 def test_named_columns_win_over_known_layout():
-    hints = Hints("seq2seq", text_column="b", summary_column="a")
+    hints = LayoutHints("seq2seq", text_column="b", summary_column="a")
     assert read({"a": "x", "b": "y", "source": "s", "target": "t"}, hints)[1] == {
         "source": "y",
         "target": "x",
@@ -41,7 +41,7 @@ def test_named_columns_win_over_known_layout():
 
 def test_missing_named_column_suggestion():
     with pytest.raises(UsageError, match=r"no column 'documnet'.*found: document, summary.*did you mean document"):
-        detect(["document", "summary"], {}, Hints("seq2seq", text_column="documnet"), "x.json")
+        detect(["document", "summary"], {}, LayoutHints("seq2seq", text_column="documnet"), "x.json")
 
 
 @pytest.mark.parametrize("hints", [SEQ2SEQ, CAUSAL])
@@ -76,7 +76,7 @@ def test_separator_of_prompt_and_completion():
 
 def test_translation_column():
     row = {"translation": {"en": "one", "ro": "unu"}}
-    layout, normal = read(row, Hints("seq2seq", source_lang="ro_RO", target_lang="en_XX"))
+    layout, normal = read(row, LayoutHints("seq2seq", source_lang="ro_RO", target_lang="en_XX"))
     assert normal == {"source": "unu", "target": "one"}
     assert layout.notice is None
     layout, normal = read(row, SEQ2SEQ)
@@ -249,10 +249,10 @@ def test_tools_column_beside_conversational_prompt():
 
 def test_summary_column_of_causal_model_not_ignored():
     """A target column of a causal model is not passed over."""
-    hints = Hints("causal-lm", summary_column="foo")
+    hints = LayoutHints("causal-lm", summary_column="foo")
     with pytest.raises(UsageError, match=r"cannot tell .*found: text, foo.*--text-column and --summary-column"):
         detect(["text", "foo"], {"text": "a", "foo": "b"}, hints, "x")
-    assert detect(["text", "summary"], {}, Hints("causal-lm", summary_column="summary"), "x").target == "summary"
+    assert detect(["text", "summary"], {}, LayoutHints("causal-lm", summary_column="summary"), "x").target == "summary"
 
 
 def test_pretokenised_ids_must_be_integers():

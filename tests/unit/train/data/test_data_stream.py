@@ -13,7 +13,7 @@ from datasets import Dataset, IterableDataset
 from torch.utils.data import DataLoader
 
 from dsrun.errors import UsageError
-from dsrun.train.data.batches import Split, StreamOfBatches
+from dsrun.train.data.batches import BatchSplit, StreamOfBatches
 from dsrun.train.data.reading import readers
 from dsrun.train.data.reading.readers import START, read_marked
 from dsrun.train.data.reading.sources import TableSource
@@ -147,7 +147,7 @@ def test_hub_stream_resumes_in_loader_worker(seq2seq, prepare, jsonl):
     rows = RowStream(TableSource(table, "table"), stream.layout, encoder)
 
     def batches(count, place=None):
-        loader = DataLoader(StreamOfBatches(rows, Split(4, 0, 1)), batch_size=None, num_workers=1, collate_fn=same)
+        loader = DataLoader(StreamOfBatches(rows, BatchSplit(4, 0, 1)), batch_size=None, num_workers=1, collate_fn=same)
         loader.dataset.place = place
         # `datasets` words the same place in more than one way.
         return [replace(taken, after=None) if place else taken for taken in islice(loader, count)]

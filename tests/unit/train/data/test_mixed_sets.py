@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.train.data.mixture import Mixture, token_lengths
+from dsrun.train.data.mixture import DataMixture, token_lengths
 from dsrun.train.data.preview import preview
 from dsrun.train.data.token_files import TokenBin
 
@@ -43,7 +43,7 @@ def texts(tokenizer, rows):
 def test_three_kinds_of_sets_joined(mixed, causal):
     """Running text as blocks, prompts as plain text, and questions as conversations, one behind the other."""
     train = mixed().train
-    assert isinstance(train, Mixture)
+    assert isinstance(train, DataMixture)
     assert isinstance(train.sets["docs"], TokenBin)
     assert [len(rows) for rows in train.sets.values()] == [6, 8, 4]
     assert len(train) == 18

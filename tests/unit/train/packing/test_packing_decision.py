@@ -12,15 +12,15 @@ from datasets import Dataset
 from dsrun.errors import UsageError
 from dsrun.recipe.batch import BatchPlan
 from dsrun.recipe.spec import TrainSpec
-from dsrun.train.data.batches import Split
+from dsrun.train.data.batches import BatchSplit
 from dsrun.train.packing import decide as module
 from dsrun.train.packing.decide import batch_of_tokens, decide_batching, keep_grouping, rows_per_step, split_of_rows
-from dsrun.train.packing.probe import Verdict
-from dsrun.train.packing.sampler import Grouping
+from dsrun.train.packing.probe import ProbeVerdict
+from dsrun.train.packing.sampler import BatchGrouping
 
 LENGTHS = np.array([[10], [20], [30], [100]] * 50)
-CLEARED = Verdict("position_ids", 1e-7, "documents are kept apart by position ids")
-MIXES = Verdict(None, None, "Llama mixes packed documents (position ids: logits differ by 5%)")
+CLEARED = ProbeVerdict("position_ids", 1e-7, "documents are kept apart by position ids")
+MIXES = ProbeVerdict(None, None, "Llama mixes packed documents (position ids: logits differ by 5%)")
 
 
 def rows_of(lengths=LENGTHS):
@@ -58,7 +58,7 @@ def test_cleared_model_is_packed(verdict):
     found = decided(plan())
     assert found.method == "position_ids"
     # Four samples of 40 tokens on average are longer than the longest sample.
-    assert found.grouping == Grouping("packed", 16, 4)
+    assert found.grouping == BatchGrouping("packed", 16, 4)
     assert found.split.global_batch == 4
     assert "about 16 samples, 640 tokens a step, in 4 rows of about 160 tokens" in found.sentence("1 GPU")
     assert found.facts["difference"] == CLEARED.difference
@@ -80,7 +80,7 @@ def test_samples_of_like_lengths_where_packing_cannot_be(verdict, changes, kind,
     made = plan(**changes)
     made.recipe.spec = TrainSpec(**task, packing=made.recipe.spec.packing)
     found = decided(made, kind=kind)
-    assert found.grouping == Grouping("budget", 16, 8)
+    assert found.grouping == BatchGrouping("budget", 16, 8)
     assert reason in found.reason
     assert reason in found.sentence("1 GPU")
     assert not verdict.asked, "nothing to be measured"
@@ -95,7 +95,7 @@ def test_model_that_mixes_documents_gets_samples_of_like_lengths(verdict):
 
 
 @pytest.mark.parametrize(
-    "options", [{"strategy": "random"}, {"strategy": "group_by_length"}, {"saved": Grouping("plain", 16)}]
+    "options", [{"strategy": "random"}, {"strategy": "group_by_length"}, {"saved": BatchGrouping("plain", 16)}]
 )
 def test_order_that_was_asked_for_or_begun_stays(verdict, options):
     found = decided(plan(), **options)
@@ -117,9 +117,9 @@ def test_order_that_was_asked_for_or_begun_stays(verdict, options):
 )
 def test_stream_is_joined_in_its_own_order_where_one_row_holds_all(verdict, method, changes, joined):
     """How long its next samples are, is not known; a micro batch that is one row has no padding."""
-    verdict.verdict = Verdict(method, 1e-7, "they are kept apart")
+    verdict.verdict = ProbeVerdict(method, 1e-7, "they are kept apart")
     found = decided(plan(**changes), iter(()))
-    assert found.grouping == Grouping("plain", 16)
+    assert found.grouping == BatchGrouping("plain", 16)
     assert found.split.global_batch == 16
     assert found.method == (method if joined else None)
     assert bool(found.sentence("1 GPU")) == joined
@@ -165,17 +165,17 @@ def test_samples_of_one_length_are_not_grouped(verdict):
 
 
 def test_checkpoint_without_packing_goes_on_without(verdict):
-    found = decided(plan(), saved=Grouping("budget", 16, 8))
-    assert found.grouping == Grouping("budget", 16, 8)
+    found = decided(plan(), saved=BatchGrouping("budget", 16, 8))
+    assert found.grouping == BatchGrouping("budget", 16, 8)
     assert not verdict.asked
 
 
 def test_rows_do_not_depend_on_ranks_and_micro_batches():
     """The step is the same; where rows do not divide, or memory does not hold them, its samples are packed anew."""
-    grouping = Grouping("packed", 16, rows_per_step(LENGTHS, 16))
+    grouping = BatchGrouping("packed", 16, rows_per_step(LENGTHS, 16))
     assert grouping.per_step == 4
     found = {
-        (world, micro): split_of_rows(Split(micro, 0, world, 16 // (micro * world)), grouping, LENGTHS)
+        (world, micro): split_of_rows(BatchSplit(micro, 0, world, 16 // (micro * world)), grouping, LENGTHS)
         for world, micro in ((1, 16), (1, 4), (2, 8), (4, 4), (8, 2), (1, 1))
     }
     sizes = {case: (split.micro_batch, split.accumulation, split.global_batch) for case, split in found.items()}

@@ -7,14 +7,14 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from dsrun.train.data.batches import FILLER, Shares, Split
+from dsrun.train.data.batches import FILLER, BatchSplit, MixtureShares
 from dsrun.train.packing import sampler as module
-from dsrun.train.packing.sampler import Grouping, WindowSampler
+from dsrun.train.packing.sampler import BatchGrouping, WindowSampler
 
 SAMPLES = 203
 LENGTHS = np.random.default_rng(0).integers(1, 60, (SAMPLES, 1))
-PACKED = Grouping("packed", 12, 4)
-BUDGET = Grouping("budget", 12, 4)
+PACKED = BatchGrouping("packed", 12, 4)
+BUDGET = BatchGrouping("budget", 12, 4)
 
 
 @pytest.fixture(autouse=True)
@@ -28,7 +28,7 @@ def ranks_of(grouping, world, micro, *, epoch=0, first=0, shares=None):
     rows = grouping.per_step if grouping.kind == "packed" else grouping.global_batch
     found = []
     for rank in range(world):
-        split = Split(micro, rank, world, -(-rows // (micro * world)))
+        split = BatchSplit(micro, rank, world, -(-rows // (micro * world)))
         sampler = WindowSampler(LENGTHS, split, grouping, seed=7, shares=shares)
         sampler.set_epoch(epoch)
         sampler.first = first
@@ -74,7 +74,7 @@ def test_windows_before_a_resumed_step_are_not_packed(monkeypatch):
         return [np.array(part) for part in np.array_split(np.arange(len(lengths)), rows)]
 
     monkeypatch.setattr(module, "pack_rows", counted)
-    split = Split(4, 0, 1, 1)
+    split = BatchSplit(4, 0, 1, 1)
     sampler = WindowSampler(LENGTHS, split, PACKED, seed=7)
     sampler.first = len(sampler) - 1
     assert len(list(sampler)) == 1
@@ -93,7 +93,7 @@ def test_rows_of_a_batch_are_about_as_wide_as_each_other():
 
 
 def test_samples_of_a_mixture_come_as_often_as_its_shares_say():
-    shares = Shares((100, 103), (150, 53))
+    shares = MixtureShares((100, 103), (150, 53))
     samples = list(chain.from_iterable(steps_of(ranks_of(PACKED, 1, 4, shares=shares), 1)))
     assert len(samples) == SAMPLES
     assert sum(sample < 100 for sample in samples) == 150

@@ -11,8 +11,8 @@ import pytest
 
 from dsrun.findings.texts import tables
 from dsrun.zero.lint.check import check
-from dsrun.zero.lint.codes import CODES, Findings
-from dsrun.zero.lint.source import Source
+from dsrun.zero.lint.codes import CODES, ConfigFindings
+from dsrun.zero.lint.source import JsonSource
 from dsrun.zero.lint.upgrade import upgrade
 from dsrun.zero.rules import rules
 from dsrun.zero.schema import CONVERTERS, blocks, legacy, removed
@@ -58,9 +58,9 @@ def test_every_lint_code_has_texts():
     """In findings/text or rules.toml; a finding of another code or level is not taken."""
     assert set(CODES) - tables().keys() - {rule.code for rule in rules()} == set()
     with pytest.raises(KeyError):
-        Findings(Source({}), "x").add("no_such_code", ())
+        ConfigFindings(JsonSource({}), "x").add("no_such_code", ())
     with pytest.raises(ValueError, match="never of level info"):
-        Findings(Source({}), "x").add("not_json", (), level="info", message="")
+        ConfigFindings(JsonSource({}), "x").add("not_json", (), level="info", message="")
 
 
 def test_schema_matches_installed_deepspeed():

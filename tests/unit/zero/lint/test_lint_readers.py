@@ -7,7 +7,7 @@ import pytest
 from dsrun.findings.translation import catalogue
 from dsrun.zero.lint.accelerate import read_accelerate
 from dsrun.zero.lint.check import check
-from dsrun.zero.view import Flags
+from dsrun.zero.view import TrainingFlags
 from tests.unit.zero.lint.lint_cases import CLIP, FILLED, MICRO, found, only, trainer, zero
 
 # -- who reads it -------------------------------------------------------------------------------------------------
@@ -60,7 +60,7 @@ def test_duplicate_key_names_line_of_first():
 
 
 def flags(**given):
-    return Flags(
+    return TrainingFlags(
         {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "learning_rate": 5e-5} | given,
         frozenset(given),
     )

@@ -6,7 +6,7 @@ import pytest
 
 from dsrun.hardware.gpus import lookup
 from dsrun.zero.lint.check import check
-from dsrun.zero.view import Flags
+from dsrun.zero.view import TrainingFlags
 from tests.unit.zero.lint.lint_cases import CLIP, MICRO, found, only, trainer, zero
 
 
@@ -233,7 +233,7 @@ def test_t5_in_fp16():
     config = {**zero(2), "fp16": {"enabled": True}}
     assert only(config, "t5_fp16", model_type="mt5").level == "warning"
     assert found(config, model_type="llama") == []
-    flags = Flags({"fp16": True}, frozenset({"fp16"}))
+    flags = TrainingFlags({"fp16": True}, frozenset({"fp16"}))
     assert only(trainer(2), "t5_fp16", model_type="t5", against=flags)
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from dsrun.zero.memory.activations import LOSS_CHUNK, Work, activations
+from dsrun.zero.memory.activations import LOSS_CHUNK, TokenBatch, activations
 from dsrun.zero.memory.model.count import describe
 
 SAMPLES, SOURCE, LENGTH = 2, 48, 40
@@ -82,7 +82,7 @@ def padded_batch(seq2seq):
 )  # fmt: skip
 def test_kept_activations_match_autograd(kind, settings, dtype):
     model, described = build(kind, settings, dtype)
-    work = Work(
+    work = TokenBatch(
         micro_batch=SAMPLES,
         length=LENGTH,
         source_length=SOURCE,
@@ -96,7 +96,9 @@ def test_kept_activations_match_autograd(kind, settings, dtype):
 
 def llama(**changes):
     work = {"micro_batch": 2, "length": 256, "width": 2}
-    return activations(describe({"model_type": "llama", "num_hidden_layers": 8, **LLAMA}), Work(**(work | changes)))
+    return activations(
+        describe({"model_type": "llama", "num_hidden_layers": 8, **LLAMA}), TokenBatch(**(work | changes))
+    )
 
 
 def test_activation_checkpointing_keeps_one_input_per_layer():
@@ -129,7 +131,7 @@ def test_fp32_outputs_and_router_losses_take_more_logits():
     few = 2 * 256 * 100
     assert llama(autocast=True).logits == (2 + 4 + 8) * few
     experts = describe({"model_type": "mixtral", "num_hidden_layers": 2, **LLAMA, "num_key_value_heads": 8})
-    assert activations(experts, Work(micro_batch=2, length=256)).logits == (2 + 2 + 8) * few
+    assert activations(experts, TokenBatch(micro_batch=2, length=256)).logits == (2 + 2 + 8) * few
 
 
 def test_frozen_norms_keep_fewer_activations():

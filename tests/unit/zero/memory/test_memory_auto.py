@@ -7,7 +7,7 @@ import pytest
 from dsrun.errors import UsageError
 from dsrun.recipe.resolve import resolve, with_defaults
 from dsrun.zero.memory.model.count import describe
-from dsrun.zero.memory.plan import Chosen, decide, message, settings
+from dsrun.zero.memory.plan import ChosenPlan, decide, message, settings
 from dsrun.zero.memory.request import cluster
 
 ONE_B = {
@@ -52,10 +52,10 @@ def test_zero_auto_keeps_given_offload():
 
 def test_zero_auto_sets_train_options():
     recipe = resolve(["--model", "m"], None)
-    chosen = Chosen(stage=3, offload="cpu", micro_batch=4, checkpointing=True)
+    chosen = ChosenPlan(stage=3, offload="cpu", micro_batch=4, checkpointing=True)
     settled = with_defaults(recipe, settings(chosen), "--zero auto")
     assert (settled.spec.zero, settled.spec.offload, settled.spec.micro_batch_size) == ("3", "cpu", 4)
     assert settled.hf["gradient_checkpointing"] is True
     assert "ZeRO-3 with states on the host, micro batch 4, recomputing" in message(chosen)
-    plain = Chosen(stage=0, offload="none", micro_batch=2, checkpointing=False)
+    plain = ChosenPlan(stage=0, offload="none", micro_batch=2, checkpointing=False)
     assert settings(plain) == {"zero": "0", "micro_batch_size": 2}

@@ -11,7 +11,7 @@ import pytest
 from dsrun.errors import MissingError, ToolError, UsageError
 from dsrun.models.folder import cached_snapshot, find, hub_cache
 from dsrun.models.headers import stored_tensors
-from dsrun.zero.memory.model.architecture import Weight
+from dsrun.zero.memory.model.architecture import LayerWeight
 from dsrun.zero.memory.model.count import count
 from dsrun.zero.memory.model.widths import architecture_of
 from dsrun.zero.memory.request import cluster
@@ -156,7 +156,7 @@ def built(folder, config):
     write(folder, config)
     said = counted(str(folder))
     return architecture_of(
-        said["config"], tuple(Weight(name, tuple(shape), kind) for name, shape, kind in said["tensors"])
+        said["config"], tuple(LayerWeight(name, tuple(shape), kind) for name, shape, kind in said["tensors"])
     )
 
 

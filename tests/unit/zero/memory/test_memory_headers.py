@@ -10,7 +10,7 @@ from dataclasses import fields
 import pytest
 
 from dsrun.models.folder import find
-from dsrun.zero.memory.model.architecture import Weight
+from dsrun.zero.memory.model.architecture import LayerWeight
 from dsrun.zero.memory.model.count import FAMILIES, count, describe
 from dsrun.zero.memory.model.stored import stored_architecture
 from dsrun.zero.memory.model.widths import architecture_of
@@ -142,7 +142,7 @@ def test_headers_tell_the_model_that_torch_loads(name, tmp_path):
     found = find(str(tmp_path))
     stored = stored_architecture(found)
     made = report(model)
-    tensors = (Weight(name, tuple(shape), kind) for name, shape, kind in made["tensors"])
+    tensors = (LayerWeight(name, tuple(shape), kind) for name, shape, kind in made["tensors"])
     real = architecture_of(made["config"], tuple(tensors))
     assert sum(w.elements for w in stored.tensors()) == sum(p.numel() for p in model.parameters())
     assert plain(stored) == plain(real)

@@ -13,7 +13,7 @@ from bench.memory import predict
 from dsrun.zero.memory.model.count import describe
 from dsrun.zero.memory.plan import plan
 from dsrun.zero.memory.request import PlanRequest, cluster
-from dsrun.zero.memory.strategy import Strategy, gpu
+from dsrun.zero.memory.strategy import ZeroStrategy, gpu
 
 GIB = 2**30
 KNOWN = tomllib.loads((Path(__file__).parents[3] / "data" / "memory" / "measured.toml").read_text(encoding="utf-8"))
@@ -28,7 +28,7 @@ def long_rows(tokens, **more):
 
 def total(request):
     recomputes = request.checkpointing == "on"
-    strategy = Strategy(stage=request.stage, offload=request.offload or "none", checkpointing=recomputes)
+    strategy = ZeroStrategy(stage=request.stage, offload=request.offload or "none", checkpointing=recomputes)
     return gpu(request, strategy, request.micro_batch).total / GIB
 
 
@@ -80,10 +80,10 @@ def test_liger_layers_keep_less():
 def test_peak_of_recomputation_is_in_the_step():
     """What the H100 showed: a flat copy of the gradients, and beside it the one in fp32."""
     request = replace(long_rows(1024), model=describe(memory_cases.LLAMA_1B), cluster=cluster("h100:1"))
-    found = gpu(request, Strategy(stage=2, offload="none", checkpointing=True), 1)
+    found = gpu(request, ZeroStrategy(stage=2, offload="none", checkpointing=True), 1)
     assert found.at_step
     assert found.states.step == pytest.approx((2 + 4) * found.states.gpu.master / 4, rel=0.001)
-    long = gpu(replace(request, length=65_536), Strategy(stage=2, offload="none", checkpointing=False), 1)
+    long = gpu(replace(request, length=65_536), ZeroStrategy(stage=2, offload="none", checkpointing=False), 1)
     assert not long.at_step
 
 

@@ -15,7 +15,7 @@ from dsrun.zero.memory.optimizers import state_bytes
 from dsrun.zero.memory.own_config import with_deepspeed
 from dsrun.zero.memory.plan import choose, plan
 from dsrun.zero.memory.request import is_place
-from dsrun.zero.memory.strategy import Strategy, gpu
+from dsrun.zero.memory.strategy import ZeroStrategy, gpu
 from tests.unit.zero.memory.test_memory_plan import LLAMA, ZERO_2, ask
 
 AUTO = {"train_micro_batch_size_per_gpu": "auto", "train_batch_size": "auto", "gradient_accumulation_steps": "auto"}
@@ -57,7 +57,7 @@ def test_global_batch_must_divide_by_gpus_and_micro_batch():
 def test_offloaded_optimizer_leaves_zero_3_parameters_on_the_gpu():
     request = ask()
     here, optimizer, both = (
-        gpu(request, Strategy(stage=3, offload=place, checkpointing=False), 1).states
+        gpu(request, ZeroStrategy(stage=3, offload=place, checkpointing=False), 1).states
         for place in ("none", "optimizer", "cpu")
     )
     assert optimizer.gpu.parameters == here.gpu.parameters > both.gpu.parameters
@@ -76,7 +76,7 @@ def test_zero_auto_keeps_to_the_offloading_that_was_asked_for(offload):
     [("adamw_8bit", 2, 2 + 8 / 256), ("lion_32bit", 2, 4), ("sgd", 3, 0), ("adafactor", 2, 4), ("adafactor", 0, 0)],
 )
 def test_optimizer_states_by_name(name, stage, moments):
-    strategy = Strategy(stage=stage, offload="none", checkpointing=False)
+    strategy = ZeroStrategy(stage=stage, offload="none", checkpointing=False)
     usual, other = (gpu(ask(optimizer=each), strategy, 1).states.gpu for each in ("adamw_torch", name))
     assert other.optimizer == pytest.approx(usual.optimizer * moments / 8)
     assert (other.parameters, other.master) == (usual.parameters, usual.master)
@@ -88,7 +88,7 @@ def test_unknown_optimizer_rejected():
 
 
 def test_plain_ddp_trains_weights_in_the_dtype_they_are_loaded_in():
-    plain = Strategy(stage=0, offload="none", checkpointing=False)
+    plain = ZeroStrategy(stage=0, offload="none", checkpointing=False)
     full, half = (gpu(ask(weights=width), plain, 1) for width in (4, 2))
     assert 2 * half.states.gpu.total == full.states.gpu.total
     assert half.buffers.autocast == 0 < full.buffers.autocast

@@ -11,14 +11,14 @@ from dsrun.errors import UsageError
 from dsrun.zero.memory.model.count import describe
 from dsrun.zero.memory.plan import choose, message, plan, settings
 from dsrun.zero.memory.request import PlanRequest, cluster
-from dsrun.zero.memory.strategy import Strategy, active_parameters, bf16_strategies, gpu, largest_micro_batch
+from dsrun.zero.memory.strategy import ZeroStrategy, active_parameters, bf16_strategies, gpu, largest_micro_batch
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,
     "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": True,
 }  # fmt: skip
 ONE_B = describe(LLAMA)
-ZERO_2 = Strategy(stage=2, offload="none", checkpointing=False)
+ZERO_2 = ZeroStrategy(stage=2, offload="none", checkpointing=False)
 
 
 def ask(gpus="a100-80:4", **more):
@@ -26,19 +26,19 @@ def ask(gpus="a100-80:4", **more):
 
 
 def row(made, stage, offload="none", checkpointing=False):
-    wanted = Strategy(stage=stage, offload=offload, checkpointing=checkpointing)
+    wanted = ZeroStrategy(stage=stage, offload=offload, checkpointing=checkpointing)
     return next(each for each in made.rows if each.strategy == wanted)
 
 
 def test_higher_stage_and_offload_take_less_gpu_memory():
     request = ask()
     totals = [
-        gpu(request, Strategy(stage=s, offload="none", checkpointing=False), 1).states.gpu.total for s in range(4)
+        gpu(request, ZeroStrategy(stage=s, offload="none", checkpointing=False), 1).states.gpu.total for s in range(4)
     ]
     assert totals == sorted(totals, reverse=True)
     for stage in (1, 2, 3):
-        here = gpu(request, Strategy(stage=stage, offload="none", checkpointing=False), 1)
-        away = gpu(request, Strategy(stage=stage, offload="cpu", checkpointing=False), 1)
+        here = gpu(request, ZeroStrategy(stage=stage, offload="none", checkpointing=False), 1)
+        away = gpu(request, ZeroStrategy(stage=stage, offload="cpu", checkpointing=False), 1)
         assert away.total < here.total
         assert away.states.host.total > here.states.host.total == 0
 
@@ -207,8 +207,8 @@ def test_bf16_master_weights_are_for_torch_adamw_in_bf16(other):
 def test_bf16_master_weights_halve_what_the_optimizer_keeps():
     """ZeRO-3 steps the parameters themselves (stage3.py, _create_fp32_partitions)."""
     for stage in (1, 2, 3):
-        exact = gpu(ask(), Strategy(stage=stage, offload="none", checkpointing=False), 1).states
-        less = gpu(ask(), Strategy(stage=stage, offload="none", checkpointing=False, bf16_master=True), 1).states
+        exact = gpu(ask(), ZeroStrategy(stage=stage, offload="none", checkpointing=False), 1).states
+        less = gpu(ask(), ZeroStrategy(stage=stage, offload="none", checkpointing=False, bf16_master=True), 1).states
         assert 2 * less.gpu.optimizer == exact.gpu.optimizer
         assert less.gpu.master == (0 if stage == 3 else exact.gpu.master // 2)
         assert less.gpu.parameters == exact.gpu.parameters
@@ -216,7 +216,7 @@ def test_bf16_master_weights_halve_what_the_optimizer_keeps():
 
 def test_sequence_parallel_cuts_activations_over_its_gpus():
     """Four GPUs that share a sample each keep what a sample of a quarter of its length keeps; states do not change."""
-    kept = Strategy(stage=3, offload="none", checkpointing=True)
+    kept = ZeroStrategy(stage=3, offload="none", checkpointing=True)
     shared = gpu(ask(length=65536, sequence_parallel=4), kept, 1)
     whole = gpu(ask(length=16384), kept, 1)
     assert shared.states == whole.states
