@@ -19,12 +19,12 @@ from typing import Any
 
 from bench.memory_cases import ON_CPU, Case, on_gpu
 from dsrun.launch.environment import run_command, worker_environment
-from dsrun.launch.job import ProcessTopology
-from dsrun.system.gpus import visible_gpus
+from dsrun.launch.training_job import ProcessTopology
+from dsrun.machine.gpus import visible_gpus
 from dsrun.system.net import free_port
 from dsrun.zero.memory.calibration import resident
 from dsrun.zero.memory.model.count import describe
-from dsrun.zero.memory.request import PlanRequest, cluster
+from dsrun.zero.memory.plan_request import PlanRequest, cluster
 from dsrun.zero.memory.strategy import ZeroStrategy, gpu
 
 GIB = 2**30

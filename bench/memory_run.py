@@ -16,8 +16,8 @@ from deepspeed.utils import logger
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers.integrations.deepspeed import HfDeepSpeedConfig
 
-from dsrun.recipe.spec import TrainSpec
-from dsrun.system.process_end import end
+from dsrun.recipe.recipe_spec import TrainSpec
+from dsrun.system.process.process_end import end
 from dsrun.train.base.distributed import DistributedWorld, destroy_process_group, init_process_group, world_from_env
 from dsrun.train.loop import engine as engines
 from dsrun.train.loss.model_loss import summed_cross_entropy

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Seq2SeqTrainingArguments, TrainerCallback
 
-from dsrun.recipe.spec import TrainSpec
+from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.runs.checksum import ChecksumFile, ChecksumPool
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import write_manifest

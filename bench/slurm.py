@@ -13,9 +13,10 @@ from pathlib import Path
 from statistics import median
 
 from bench.timing import ROUNDS, ratio_line
+from dsrun.launch.program import any_program
+from dsrun.slurm.render.job_script import render_script
 from dsrun.slurm.render.options import SlurmSpec
-from dsrun.slurm.render.program import ClusterSite, any_program
-from dsrun.slurm.render.script import render_script
+from dsrun.slurm.render.site import ClusterSite
 
 MANY = 10_000
 RENDERINGS = 200

@@ -165,8 +165,8 @@ def with_map(folder: Path, cache: Path) -> Iterator[Any]:
 
 def with_dsrun(folder: Path, _cache: Path) -> Iterator[Any]:
     from dsrun.recipe.resolve import resolve
+    from dsrun.train.data.data_request import data_request
     from dsrun.train.data.prepare import prepare_data
-    from dsrun.train.data.request import data_request
     from dsrun.train.model import load as models
 
     yield

@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 from dsrun.system.variables import cache_root
-from dsrun.wheel.compile.environment import FLAGS
+from dsrun.wheel.compile.wheel_request import FLAGS
 from dsrun.wheel.platform.cxx import compiler_cache
 from dsrun.wheel.platform.toolchain import torch_facts
 from dsrun.wheel.sdist import fetch_sdist, read_lock

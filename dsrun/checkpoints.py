@@ -14,8 +14,8 @@ from dsrun.runs.commit import HIDDEN
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import MANIFEST, STATE_FILE, missing_or_wrong_size, read_manifest, verify
 from dsrun.runs.records import whole
-from dsrun.system.display import utc_text
 from dsrun.system.files import parse_json, read_object
+from dsrun.system.terminal.display import utc_text
 
 CheckpointState = Literal["complete", "damaged", "saving", "foreign"]
 

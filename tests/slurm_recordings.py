@@ -6,8 +6,8 @@ import stat
 import sys
 from pathlib import Path
 
+from dsrun.slurm.cluster.cluster_facts import ClusterFacts
 from dsrun.slurm.cluster.discover import read_accounting, read_facts
-from dsrun.slurm.cluster.facts import ClusterFacts
 
 FOLDER = Path(__file__).parent / "data" / "slurm"
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import psutil
 
-from dsrun.system.process_end import with_pdeathsig
+from dsrun.system.process.process_end import with_pdeathsig
 
 ROOT = Path(__file__).parents[1]
 BUSY_PROCESSES = 2

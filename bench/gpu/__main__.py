@@ -17,7 +17,7 @@ from bench.gpu import few, wheel
 from bench.gpu.blocks import Block, blocks
 from bench.gpu.run import BAD, Row, run_blocks
 from bench.gpu.table import markdown, write_table
-from dsrun.system.gpus import visible_gpus
+from dsrun.machine.gpus import visible_gpus
 
 BUDGET_S = 600.0
 SLOW = 5

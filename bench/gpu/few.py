@@ -160,7 +160,7 @@ def memory() -> int:
     """The plan against the peak, in three cases; `python -m bench memory` has all."""
     from bench.memory import GOAL_GPU, TOO_LOW, measure, predict, words
     from bench.memory_cases import LLAMA_120M, PLANNED, Case
-    from dsrun.system.gpus import visible_gpus
+    from dsrun.machine.gpus import visible_gpus
 
     if dry():
         os.environ["DS_ACCELERATOR"] = "cpu"

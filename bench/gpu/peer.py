@@ -16,7 +16,7 @@ from bench.gpu.few import dry, tell, work
 from bench.gpu.timing import PASSES, SAMPLES, STEPS, WARM_UP
 from bench.memory_cases import LLAMA_120M, T5_120M
 from bench.mfu import causal_flops, seq2seq_flops
-from dsrun.hardware.gpus import peak_bf16_tflops
+from dsrun.hardware.gpu_facts import peak_bf16_tflops
 from dsrun.system.net import free_port
 
 SMALL = {"num_layers": 1, "num_hidden_layers": 1}

@@ -21,9 +21,9 @@ from bench.gpu.blocks import TIMINGS, Timing
 from bench.gpu.few import dry, tell
 from bench.ladder.data import make_tokenizer
 from bench.mfu import causal_flops, seq2seq_flops
-from dsrun.hardware.gpus import peak_bf16_tflops
+from dsrun.hardware.gpu_facts import peak_bf16_tflops
+from dsrun.machine.gpus import LocalGpu, visible_gpus
 from dsrun.runs.records import read_records
-from dsrun.system.gpus import LocalGpu, visible_gpus
 
 STEPS, WARM_UP = 14, 4
 PASSES = 8

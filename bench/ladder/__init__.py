@@ -24,8 +24,8 @@ from bench.ladder.data import LLAMA, SAMPLES, T5, make_data, make_model
 from bench.ladder.rungs import GPU_ACCUMULATION, GPU_MICRO_BATCH, PACKED, PADDED, RANKS, RUNGS, TRL, Cost, Ladder
 from bench.memory_cases import LLAMA_1B, T5_LARGE
 from bench.mfu import causal_flops, seq2seq_flops
-from dsrun.hardware.gpus import peak_bf16_tflops
-from dsrun.system.gpus import visible_gpus
+from dsrun.hardware.gpu_facts import peak_bf16_tflops
+from dsrun.machine.gpus import visible_gpus
 
 STEPS, WARM_UP, ROUNDS = 6, 2, 2
 GPU_STEPS = 40

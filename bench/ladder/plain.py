@@ -27,7 +27,7 @@ from transformers import (
     TrainingArguments,
 )
 
-from dsrun.system.process_end import end
+from dsrun.system.process.process_end import end
 
 PADDING = 0
 """The id that fills input_ids; no sample has it."""

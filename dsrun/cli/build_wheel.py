@@ -13,18 +13,19 @@ from typing import Any
 import click
 
 from dsrun.cli.options import HYPHENS, Command, format_option
-from dsrun.cli.output import print_advice, print_detail, print_json, print_note
+from dsrun.cli.output import print_advice, print_json
 from dsrun.errors import UsageError
-from dsrun.system.display import duration
 from dsrun.system.files import sha256_of
-from dsrun.system.proc import interrupted_by_stop_signals
+from dsrun.system.process.proc import interrupted_by_stop_signals
+from dsrun.system.terminal.display import duration
+from dsrun.system.terminal.stderr import print_detail, print_note
 from dsrun.system.variables import FIND_LINKS, cache_root
 from dsrun.wheel.cache import CacheEntry, WheelCache, copy_out
 from dsrun.wheel.compile.cached import cached_build
+from dsrun.wheel.compile.compile_wheel import WheelBuild, WheelParts
 from dsrun.wheel.compile.context import BuildOptions
 from dsrun.wheel.compile.output import BuildEvent, BuildTracker
 from dsrun.wheel.compile.plan import BuildPlan, resolve
-from dsrun.wheel.compile.run import WheelBuild, WheelParts
 from dsrun.wheel.compile.script import build_script
 
 

@@ -17,7 +17,7 @@ from dsrun.findings.translation import translated
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import FileDamage, complete_checkpoints
 from dsrun.runs.manifest import verify as read_through
-from dsrun.system.display import duration, size_text
+from dsrun.system.terminal.display import duration, size_text
 
 _WHERE = click.argument("where", metavar="RUN|CHECKPOINT", type=click.Path(path_type=Path))
 _HEAD = ("STEP", "SIZE", "AGE", "ZERO", "RANKS", "STATE")

@@ -156,7 +156,7 @@ class _Text(click.types.StringParamType):
 
 def gpu_names() -> list[str]:
     """Names of GPUs as one word each: a100, a100-sxm4-80gb, rtx-4090."""
-    from dsrun.hardware.gpus import gpu_table
+    from dsrun.hardware.gpu_facts import gpu_table
 
     names: dict[str, None] = {}
     for row in gpu_table():

@@ -13,14 +13,14 @@ from dsrun.cli.output import print_json, print_line
 from dsrun.diagnosis.diagnose import RunVerdict, likely, of_logs
 from dsrun.diagnosis.jobs import by_job, job_of, logs_below
 from dsrun.diagnosis.reading import members
-from dsrun.diagnosis.run import of_run
+from dsrun.diagnosis.run_diagnosis import of_run
 from dsrun.errors import EXIT_FINDINGS, UsageError
 from dsrun.findings.show import shown
 from dsrun.findings.texts import text_of
 from dsrun.findings.translation import translated
 from dsrun.messages import Message, joined
 from dsrun.runs.find import is_run, runs_below
-from dsrun.system.display import counted, padded
+from dsrun.system.terminal.display import counted, padded
 
 STDIN = "-"
 

@@ -12,11 +12,11 @@ import click
 
 from dsrun.checkpoints import export_source
 from dsrun.cli.options import DEBUG, Command
-from dsrun.cli.output import print_note
 from dsrun.errors import UsageError
 from dsrun.system.host import require_training_packages
+from dsrun.system.terminal.stderr import print_note
 
-EXPORTER = "dsrun.train.export.run"
+EXPORTER = "dsrun.train.export.export_model"
 
 # No GPU is needed, and its driver would only take memory; users cannot act on the warnings of libraries.
 # glibc's malloc keeps freed blocks of up to 32 MiB unless it maps and unmaps them (mallopt(3)).

@@ -8,11 +8,12 @@ from typing import Any
 import click
 
 from dsrun.cli.options import Command, format_option
-from dsrun.cli.output import print_json, print_note, print_table
-from dsrun.hardware.gpus import GpuModel, gpu_table, lookup, meanings, near_names
+from dsrun.cli.output import print_json, print_table
+from dsrun.hardware.gpu_facts import GpuModel, gpu_table, lookup, meanings, near_names
 from dsrun.hardware.gres import parse_gres
 from dsrun.hardware.instances import instance
-from dsrun.system.gpus import visible_gpus
+from dsrun.machine.gpus import visible_gpus
+from dsrun.system.terminal.stderr import print_note
 
 GpuRow = dict[str, Any]
 # Column of the table -> key of the JSON.

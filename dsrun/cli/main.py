@@ -82,7 +82,7 @@ def cli() -> None:
 def main() -> None:
     """The console script. Every error is one line on stderr and the exit code its kind has."""
     if os.getpid() == 1:
-        from dsrun.system.init import leave_init_behind
+        from dsrun.system.process.init import leave_init_behind
 
         leave_init_behind()
     debug = "--debug" in sys.argv
@@ -122,8 +122,8 @@ def main() -> None:
 def _check_language(name: str | None) -> None:
     if not name:
         return
-    from dsrun.cli.output import print_note
     from dsrun.findings.translation import LANGUAGES, language_named
+    from dsrun.system.terminal.stderr import print_note
 
     if language_named(name) is None:
         print_note(f"DSRUN_LANG={name} is not a language of dsrun: English is used ({' or '.join(LANGUAGES)})")
@@ -143,6 +143,6 @@ def _print_click_error(error: click.ClickException) -> None:
 
 
 def _print_error(message: str) -> None:
-    from dsrun.cli.output import print_error
+    from dsrun.system.terminal.stderr import print_error
 
     print_error(message)

@@ -59,7 +59,7 @@ def format_option(function: Callable[..., Any]) -> Callable[..., Any]:
 def _targets(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> tuple[str, ...]:
     """The values of --notify as they are, each checked; raises UsageError for a wrong one."""
     if values:
-        imported("dsrun.notifications.target:parse_targets")(values)
+        imported("dsrun.notifications.notify_target:parse_targets")(values)
     return values
 
 
@@ -75,7 +75,7 @@ notify_option = click.option(
 def _chosen_format(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
     """Chosen before other options are read, so that what is wrong with these is written in it."""
     if value is not None:
-        imported("dsrun.system.log_format:choose")(value)
+        imported("dsrun.system.terminal.log_format:choose")(value)
     return value
 
 

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dsrun.errors import UsageError
-from dsrun.system import variables
-from dsrun.system.display import cells, masked, padded, printable, without_tokens
 from dsrun.system.files import replacing
+from dsrun.system.terminal.display import cells, padded, printable
+from dsrun.system.terminal.stderr import print_error, print_note
 
 if TYPE_CHECKING:
     from dsrun.findings.finding import Finding
@@ -97,17 +95,6 @@ def _as_json(value: Any) -> Any:
     return os.fspath(value)
 
 
-def command_lines(argv: Sequence[str], changes: Mapping[str, str | None], folder: Path | None = None) -> list[str]:
-    """The changes of the environment (None: unset), a change into `folder`, and a command, ready for a shell."""
-    lines = [f"unset {k}" if v is None else f"export {k}={shlex.quote(v)}" for k, v in sorted(changes.items())]
-    return [*lines, *([] if folder is None else [f"cd {shlex.quote(str(folder))}"]), command_line(argv)]
-
-
-def command_line(argv: Sequence[str]) -> str:
-    """A command for a shell, without its access tokens."""
-    return shlex.join(masked(argv))
-
-
 def print_line(text: str = "") -> None:
     """Print a line on stdout in which foreign text may stand."""
     click.echo(printable(text))
@@ -130,59 +117,3 @@ def print_advice(findings: Iterable[Finding]) -> None:
         from dsrun.findings.show import shown  # most commands have none
 
         (print_error if each.level == "error" else print_note)(shown(each).line)
-
-
-def print_error(message: str) -> None:
-    """Print an error on stderr."""
-    _line("error", message, "red")
-
-
-def print_note(message: str) -> None:
-    """Print a note on stderr."""
-    _line("note", message, "yellow")
-
-
-def print_detail(line: str) -> None:
-    """Print a line on stderr that belongs to the one before."""
-    if _is_json():
-        for each in filter(str.strip, line.splitlines()):
-            _write_json(each.strip(), "detail")
-        return
-    with ignore_closed_stream(2):
-        click.echo(printable(line, keep="\t\n"), err=True)
-
-
-@contextmanager
-def ignore_closed_stream(fd: int) -> Iterator[None]:
-    """Ignore failures to write to `fd`: the pipe may have no reader, or the disk no room."""
-    try:
-        yield
-    except OSError:
-        # What is left in Python's buffer would fail once more at the end, and change the exit code.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), fd)
-
-
-def _is_json() -> bool:
-    return os.environ.get(variables.LOG_FORMAT) == "json"
-
-
-def _write_json(message: str, action: str) -> None:
-    """With --log-format json: write one line of it to stderr."""
-    from dsrun.system.log_format import ecs_line, write_stderr  # few processes write it
-
-    error = action == "error"
-    line = ecs_line(message, action=action, level="error" if error else "info", outcome="failure" if error else None)
-    with ignore_closed_stream(2):
-        write_stderr(line.encode())
-
-
-def _line(kind: str, message: str, colour: str) -> None:
-    if _is_json():
-        _write_json(message, kind)
-        return
-    # click leaves NO_COLOR (no-color.org) to the program.
-    plain = bool(os.environ.get("NO_COLOR"))
-    with ignore_closed_stream(2):
-        click.secho(
-            f"{kind}: {without_tokens(printable(message))}", fg=colour, err=True, color=False if plain else None
-        )

@@ -11,10 +11,11 @@ from typing import Any
 import click
 
 from dsrun.cli.options import Command, format_option
-from dsrun.cli.output import print_json, print_line, print_note, print_table
+from dsrun.cli.output import print_json, print_line, print_table
 from dsrun.diagnosis.hangs import RankStanding, groups, name_ranks, outliers, read_standings
 from dsrun.errors import EXIT_TOOL_FAILED, ToolError, UsageError
 from dsrun.runs.node_status import FOLDER, NodeStatus, StacksAnswer, read_answers, read_node_status, request_stacks
+from dsrun.system.terminal.stderr import print_note
 
 WAIT_S = 15.0
 STALE_S = 60.0

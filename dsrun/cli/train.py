@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from dsrun.cli.options import Command, imported
-from dsrun.cli.output import command_line, print_error, print_note, print_table
+from dsrun.cli.output import print_table
 from dsrun.errors import EXIT_USAGE
+from dsrun.system.shell import command_line
+from dsrun.system.terminal.stderr import print_error, print_note
 
 if TYPE_CHECKING:
     from dsrun.launch.signals import StartupSignals
@@ -64,7 +66,7 @@ def choose_log_format(args: list[str]) -> None:
     for word, value in zip(args, [*args[1:], ""], strict=False):
         flag, equals, joined = word.partition("=")
         if flag.replace("_", "-") == "--log-format":
-            from dsrun.system.log_format import FORMATS, choose
+            from dsrun.system.terminal.log_format import FORMATS, choose
 
             given = joined if equals else value
             if given in FORMATS:
@@ -109,13 +111,13 @@ def command(args: list[str]) -> int:
     from dsrun.system.host import require_training_packages
 
     if not started_alone(os.environ) and worker_from_env(os.environ) is not None:
-        from dsrun.slurm.render.program import WORKER
+        from dsrun.launch.program import WORKER
 
         require_training_packages()
         os.execv(sys.executable, [sys.executable, "-m", WORKER, *args])
     try:
         with startup_signals() as signals:
-            from dsrun.cli.launch.recipe import checked_recipe
+            from dsrun.launch.node.checked_recipe import checked_recipe
 
             recipe = checked_recipe(args)
             if recipe.spec.explain:
@@ -128,9 +130,9 @@ def command(args: list[str]) -> int:
 
 
 def _run(recipe: Recipe, signals: StartupSignals) -> int:
-    from dsrun.cli.launch.job import LaunchOptions, training_work
-    from dsrun.cli.launch.node import run_node
     from dsrun.launch.context import LocalLauncher
+    from dsrun.launch.node.run_node import run_node
+    from dsrun.launch.node.work import LaunchOptions, training_work
 
     spec, options = recipe.spec, LaunchOptions(output=recipe.spec.output)
     work = replace(training_work(recipe, options), find_port=spec.find_port)
@@ -140,7 +142,7 @@ def _run(recipe: Recipe, signals: StartupSignals) -> int:
 
 def show_values(recipe: Recipe) -> None:
     """--explain: print every value with its source; the --deepspeed file by its name."""
-    from dsrun.cli.launch.recipe import with_deepspeed_checked
+    from dsrun.launch.node.checked_recipe import with_deepspeed_checked
     from dsrun.recipe.resolve import explain
 
     found = with_deepspeed_checked(recipe, recipe.spec.nproc)
@@ -152,7 +154,7 @@ def show_values(recipe: Recipe) -> None:
 @click.pass_obj
 def prepare_command(args: list[str]) -> int:
     """Tokenise a run's data ahead of the job; takes the flags of `dsrun train`."""
-    from dsrun.cli.launch.recipe import with_deepspeed_checked
+    from dsrun.launch.node.checked_recipe import with_deepspeed_checked
     from dsrun.recipe.resolve import resolve
     from dsrun.system.host import require_training_packages
 
@@ -163,7 +165,7 @@ def prepare_command(args: list[str]) -> int:
         return 0
     with_deepspeed_checked(recipe, recipe.spec.nproc)
     if recipe.spec.dry_run:
-        from dsrun.cli.launch.node import without_dry_run
+        from dsrun.launch.node.run_node import without_dry_run
 
         click.echo(command_line(without_dry_run(argv)))
     else:

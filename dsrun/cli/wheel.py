@@ -16,9 +16,12 @@ from dsrun.cli.wheelhouse import gc_command, index_command, list_command
 from dsrun.errors import EXIT_FINDINGS, EXIT_INTERRUPTED, UsageError
 from dsrun.findings.finding import Finding, has_errors
 from dsrun.hardware.cluster_gpus import cluster_gpus
-from dsrun.system.proc import interrupted_by_stop_signals
+from dsrun.system.process.proc import interrupted_by_stop_signals
 from dsrun.wheel.platform.arch import parse_archs
-from dsrun.wheel.verify.check import (
+from dsrun.wheel.verify.nodes import NodeReport, NodeTask, default_folder, push, verify_on
+from dsrun.wheel.verify.probed_machine import TargetGpu, gpus_for
+from dsrun.wheel.verify.remote import AT_ONCE, NodePool, nodes_meant
+from dsrun.wheel.verify.wheel_check import (
     WheelVerification,
     differences,
     examine,
@@ -27,9 +30,6 @@ from dsrun.wheel.verify.check import (
     verify_for,
     verify_here,
 )
-from dsrun.wheel.verify.machine import TargetGpu, gpus_for
-from dsrun.wheel.verify.nodes import NodeReport, NodeTask, default_folder, push, verify_on
-from dsrun.wheel.verify.remote import AT_ONCE, NodePool, nodes_meant
 
 
 @click.command(cls=Command, name="verify-wheel")

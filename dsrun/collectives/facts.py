@@ -13,9 +13,9 @@ from typing import Any, Literal, Self
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of
 from dsrun.hardware.node_comparison import NodeDifference, compared
-from dsrun.system.gpus import visible_gpus
+from dsrun.machine.gpus import visible_gpus
+from dsrun.machine.nvml import NvmlError, nvml_session
 from dsrun.system.host import hostname, versions
-from dsrun.system.nvml import NvmlError, nvml_session
 
 MAX_SKEW_S = 2.0
 """Clocks further apart confuse whoever compares logs and files' times; file servers take newer files for older ones."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from dsrun.errors import UsageError
 from dsrun.launch.context import LaunchRequest, LocalLauncher, SrunLauncher, SshLauncher
 from dsrun.launch.detection.detect import detect
-from dsrun.launch.job import LOOPBACK
+from dsrun.launch.training_job import LOOPBACK
 from dsrun.system.hostlist import expand_hosts
 
 

@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from dsrun.collectives.operations import PERIOD, rank_factor, root_of, summed_factor
 from dsrun.errors import one_line
-from dsrun.system.process_end import die_with_parent
+from dsrun.system.process.process_end import die_with_parent
 
 _CPU_ELEMENTS, _CPU_REPEATS = 1 << 20, 5  # 4 MiB of fp32
 _GPU_ELEMENTS, _GPU_REPEATS = 1 << 26, 20  # 256 MiB: beyond what latency decides, within what any GPU has

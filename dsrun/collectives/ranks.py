@@ -16,11 +16,11 @@ from typing import Any
 
 from dsrun.errors import one_line
 from dsrun.launch.environment import has_libuv, network_variables, worker_environment
-from dsrun.launch.job import ProcessTopology, decide
-from dsrun.system.gpus import visible_gpus
+from dsrun.launch.training_job import ProcessTopology, decide
+from dsrun.machine.gpus import visible_gpus
 from dsrun.system.host import cores
 from dsrun.system.net import addresses, own_name_addresses
-from dsrun.system.process_end import with_pdeathsig
+from dsrun.system.process.process_end import with_pdeathsig
 
 PROGRAM = "dsrun.collectives.program"
 _LOG_TAIL = 4000

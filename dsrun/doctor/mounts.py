@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsrun.doctor.machine import CheckedMachine
+from dsrun.doctor.checked_machine import CheckedMachine
 
 # File systems that another machine serves.
 NETWORK = frozenset(

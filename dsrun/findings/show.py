@@ -16,7 +16,7 @@ from dsrun.findings.finding import LEVELS, Finding, Level
 from dsrun.findings.texts import text_of
 from dsrun.findings.translation import translated
 from dsrun.messages import joined
-from dsrun.system.display import cells, counted, padded, printable, wrapped
+from dsrun.system.terminal.display import cells, counted, padded, printable, wrapped
 
 CheckStatus = Literal["fail", "warn", "pass", "skip"]
 """The word for a level in a table of checks, and for a check that does not apply."""

@@ -85,7 +85,7 @@ def _gpus(match: re.Match[str], piece: str) -> GpuGres:
 
 
 def _capability(kind: str) -> tuple[int, int] | None:
-    from dsrun.hardware.gpus import lookup  # the table of all GPUs, which a mere number does without
+    from dsrun.hardware.gpu_facts import lookup  # the table of all GPUs, which a mere number does without
 
     model = lookup(kind)
     return model.capability if model else None

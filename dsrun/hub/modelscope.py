@@ -34,9 +34,9 @@ from dsrun.hub.unreachable import CAUSE, chain
 from dsrun.models.folder import has_weights
 from dsrun.recipe.preflight.data_files import FORMATS, suffix_of
 from dsrun.recipe.preflight.packages import MODELSCOPE
-from dsrun.recipe.spec import TrainSpec
+from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.runs.heartbeat import SignOfLife
-from dsrun.system.display import NotePrinter, without_tokens
+from dsrun.system.terminal.display import NotePrinter, without_tokens
 
 LOG_IN = "accept its terms on its page, and `modelscope login` or export MODELSCOPE_API_TOKEN"
 _WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")

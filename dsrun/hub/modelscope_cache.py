@@ -15,7 +15,7 @@ from typing import Literal
 from dsrun.errors import MissingError
 from dsrun.recipe.mixture import specs_of
 from dsrun.recipe.preflight.files import DEMO_MODELS, is_path
-from dsrun.recipe.spec import TrainSpec
+from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.runs.records import write_json_atomic
 from dsrun.system.files import parse_json
 

@@ -63,7 +63,7 @@ def missing_variables(spec: KubernetesSpec, targets: tuple[str, ...]) -> list[st
     """Variables that the targets of messages are in, and that the pods do not have."""
     if not targets:
         return []
-    from dsrun.notifications.target import parse_targets  # few jobs have any
+    from dsrun.notifications.notify_target import parse_targets  # few jobs have any
 
     given = {entry.partition("=")[0] for entry in (*spec.env, *spec.secret)}
     return [name for target in parse_targets(targets) for name in target.variables if name not in given]

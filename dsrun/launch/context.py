@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dsrun.errors import UsageError
-from dsrun.launch.job import LOOPBACK
+from dsrun.launch.training_job import LOOPBACK
 
 DEFAULT_PORT = 29500  # torch.distributed.run's own
 LAST_PORT = 65534  # the next one is the coordinator's

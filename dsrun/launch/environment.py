@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from dsrun.errors import UsageError
-from dsrun.launch.job import ProcessTopology, TrainingJob
+from dsrun.launch.training_job import ProcessTopology, TrainingJob
 from dsrun.system import variables
 from dsrun.system.host import own_programs_first
 

@@ -11,8 +11,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from dsrun.errors import MissingError, UsageError
-from dsrun.system import torch_gpus, variables
-from dsrun.system.gpus import visible_gpus
+from dsrun.machine import torch_gpus
+from dsrun.machine.gpus import visible_gpus
+from dsrun.system import variables
 from dsrun.system.host import ROOT, hostname
 
 # Long enough for imports from a slow file system, beside those of all other nodes.

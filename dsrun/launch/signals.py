@@ -12,7 +12,7 @@ from types import FrameType
 
 from dsrun.launch.coordinator.messages import Coordinator, StoppedBeforeStart
 from dsrun.runs.stop_request import StopRequest, read_stop_file, write_stop_file
-from dsrun.system.proc import handling
+from dsrun.system.process.proc import handling
 
 OUTER_POLL_S = 1.0
 """How often the outer file is looked at: all nodes of a large job ask one file server for it."""

@@ -17,7 +17,7 @@ from typing import IO
 
 from dsrun.errors import EXIT_TOOL_FAILED, MissingError, UsageError
 from dsrun.launch.environment import ON_THE_COMMAND_LINE
-from dsrun.system.proc import exit_of, handling
+from dsrun.system.process.proc import exit_of, handling
 
 FLAG = "--tied"
 

@@ -9,7 +9,7 @@ from dsrun.events import TextPieces, kind_of
 from dsrun.messages import PLACEHOLDER
 from dsrun.runs.reader import metric_keys
 from dsrun.runs.records import LedgerRecord, finite, mapping, whole
-from dsrun.system.display import counted, duration, figure, precise_duration, size_text
+from dsrun.system.terminal.display import counted, duration, figure, precise_duration, size_text
 
 _METRICS = 4
 _LEAST_S = 0.05

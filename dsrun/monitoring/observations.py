@@ -8,13 +8,13 @@ from typing import Any
 
 from dsrun.findings.finding import Finding, worst_first
 from dsrun.findings.texts import finding_of, text_of
+from dsrun.machine.gpu_samples import GpuSample
 from dsrun.messages import Message, joined
-from dsrun.monitoring.status import STALE_S, RunStatus
+from dsrun.monitoring.run_status import STALE_S, RunStatus
 from dsrun.monitoring.straggler import SLOWER_BY
 from dsrun.runs.node_status import NodeStatus, RankProgress
 from dsrun.runs.records import seconds_of
-from dsrun.system.display import duration, precise_duration
-from dsrun.system.gpu_samples import GpuSample
+from dsrun.system.terminal.display import duration, precise_duration
 
 # NVML counts the time in which any kernel ran (nvmlUtilization_t in nvml.h), one that only spins too.
 BUSY = 0.95

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import UsageError
-from dsrun.monitoring.status import RunStatus, status_of
+from dsrun.monitoring.run_status import RunStatus, status_of
 from dsrun.runs.find import is_run, runs_below
 from dsrun.runs.reader import read_history
 

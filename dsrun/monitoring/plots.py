@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
-from dsrun.system.display import figure
+from dsrun.system.terminal.display import figure
 
 PlotPoints = Sequence[tuple[float, float]]
 

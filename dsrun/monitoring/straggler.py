@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from dsrun.machine.gpu_samples import GpuSample
 from dsrun.runs.node_status import NodeStatus, RankProgress
-from dsrun.system.gpu_samples import GpuSample
 
 SLOWER_BY = 0.15
 """A rank whose own time exceeds the median of the others' by this share is slow."""

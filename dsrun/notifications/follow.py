@@ -2,8 +2,8 @@
 
 The ranks write their events into events.jsonl themselves, so that the ledger is the one place that has all that
 happens; and whatever a name server, a proxy or a command does to this process, no rank and no supervisor waits for it.
-Its first line on stdin is its `SenderTask`, another one is how the supervisor ended (`SupervisorEnd`); stdin ends with the
-supervisor, also where that was killed. RUN/logs/notifications.jsonl has a line for each message that was sent, or not.
+Its first line on stdin is its `SenderTask`, another one is how the supervisor ended (`SupervisorEnd`); stdin ends with
+the supervisor, also where that was killed. RUN/logs/notifications.jsonl has a line for each message, sent or not.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from dsrun.errors import DsrunError
-from dsrun.notifications.message import Notification, RunFacts
+from dsrun.notifications.notification import Notification, RunFacts
+from dsrun.notifications.notify_target import NotifyTarget, parse_target
 from dsrun.notifications.rules import NotificationRules, RateLimit, SupervisorEnd
 from dsrun.notifications.send import TIMEOUT_S, send
-from dsrun.notifications.target import NotifyTarget, parse_target
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.records import LineAppender
 from dsrun.runs.tail import LineTail

@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import quote_plus, urlsplit, urlunsplit
 
-from dsrun.notifications.message import Notification
-from dsrun.notifications.target import NotifyAddress, WebhookService, services
-from dsrun.system.display import printable
+from dsrun.notifications.notification import Notification
+from dsrun.notifications.notify_target import NotifyAddress, WebhookService, services
+from dsrun.system.terminal.display import printable
 
 _CARD = "application/vnd.microsoft.card.adaptive"
 PayloadBody = dict[str, Any]

@@ -9,7 +9,7 @@ from typing import Any, Self, cast
 
 from dsrun.errors import EXIT_INTERRUPTED, EXIT_RESUME
 from dsrun.events import kind_of
-from dsrun.notifications.message import Notification, NotificationKind, NotifiedCause, RunFacts
+from dsrun.notifications.notification import Notification, NotificationKind, NotifiedCause, RunFacts
 from dsrun.runs.records import utc_now, whole
 
 INTERVAL_S = 60.0

@@ -15,9 +15,9 @@ from email.utils import format_datetime
 from typing import TYPE_CHECKING
 
 from dsrun.errors import ToolError
-from dsrun.notifications.message import Notification
+from dsrun.notifications.notification import Notification
+from dsrun.notifications.notify_target import COMMAND, MAIL, NotifyAddress, NotifyTarget, services
 from dsrun.notifications.payloads import refusal, request
-from dsrun.notifications.target import COMMAND, MAIL, NotifyAddress, NotifyTarget, services
 from dsrun.system import variables
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 from dsrun.datafiles import toml_beside
 from dsrun.options import by_group, value_kind
-from dsrun.recipe.spec import TrainSpec
-from dsrun.system.display import MASK
+from dsrun.recipe.recipe_spec import TrainSpec
+from dsrun.system.terminal.display import MASK
 
 FlagKind = Literal["int", "float", "bool", "bool|str", "str", "json", "list", "list|str"]
 

@@ -1,6 +1,6 @@
 """A mixture of data sets: what a set is, and how much of each an epoch has.
 
-`TrainSpec.mix` is {"sets": {NAME: {OPTION: VALUE}}}, the options being those that spec.toml marks `per_set`, and
+`TrainSpec.mix` is {"sets": {NAME: {OPTION: VALUE}}}, the options being those that recipe_spec.toml marks `per_set`, and
 `weight`; beside `sets` it may have a `temperature`. What is not given for a set is as for the whole run.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 from dsrun.errors import DsrunError, UsageError
 from dsrun.recipe.flags import RecipeFlag, own_flags
 from dsrun.recipe.recipe import ranges
-from dsrun.recipe.spec import TrainSpec
+from dsrun.recipe.recipe_spec import TrainSpec
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 """What a set may be called: metrics are called after it."""

@@ -14,7 +14,7 @@ from dsrun.datafiles import toml_beside
 from dsrun.errors import UsageError
 from dsrun.recipe.flags import ZERO_STAGE, all_flags, hf_flags, own_flags, shown_value
 from dsrun.recipe.parsed_value import COMMAND_LINE, RejectedValue, pattern_and_rate
-from dsrun.recipe.spec import TrainSpec
+from dsrun.recipe.recipe_spec import TrainSpec
 
 DEFAULT = "default"
 OWN_GROUPS = ("galore", "apollo", "lomo", "adalomo")
@@ -277,7 +277,7 @@ def validate(recipe: Recipe) -> tuple[str, ...]:
         except RejectedValue as error:
             raise UsageError(f"{recipe.where('lr_for')}: {error}") from None
     if recipe.spec.notify:
-        from dsrun.notifications.target import parse_targets  # few runs have any
+        from dsrun.notifications.notify_target import parse_targets  # few runs have any
 
         parse_targets(recipe.spec.notify)
     notices = []

@@ -16,7 +16,7 @@ from typing import Any
 from dsrun.report.axes import ChartAxis, linear_axis, log_axis, step_axis
 from dsrun.report.panels import PanelCurve, ReportPanel
 from dsrun.report.series import SeriesPoint, finite_values
-from dsrun.system.display import figure
+from dsrun.system.terminal.display import figure
 
 WIDTH = 1000
 HEIGHT = 300

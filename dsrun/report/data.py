@@ -10,16 +10,16 @@ from typing import Any
 
 from dsrun.checkpoints import CheckpointEntry, entries
 from dsrun.diagnosis.diagnose import NONE, RunVerdict
-from dsrun.diagnosis.run import of_run
+from dsrun.diagnosis.run_diagnosis import of_run
 from dsrun.errors import UsageError
 from dsrun.findings.finding import Finding
-from dsrun.monitoring.status import RunStatus, status_json, status_of
+from dsrun.monitoring.run_status import RunStatus, status_json, status_of
 from dsrun.report.panels import shown_text
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.goodput import Goodput
 from dsrun.runs.reader import DEFAULT, RunHistory, metric_keys, read_history
 from dsrun.runs.records import iter_records, mapping, plain, whole
-from dsrun.system.display import masked, masked_values, without_tokens
+from dsrun.system.terminal.display import masked, masked_values, without_tokens
 
 MOST_PREDICTIONS = 12
 """Of each predictions file, so many rows are shown."""
@@ -140,7 +140,7 @@ def _verdict(history: RunHistory, status: RunStatus) -> RunVerdict | None:
 
 def _config_findings(history: RunHistory) -> tuple[Finding, ...]:
     """Errors and warnings of `dsrun config check` about the configuration that DeepSpeed got."""
-    from dsrun.zero.lint.check import check
+    from dsrun.zero.lint.config_check import check
 
     config = history.run.get("deepspeed")
     if not isinstance(config, dict):

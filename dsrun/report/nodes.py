@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from dsrun.machine.gpu_samples import GpuSample
 from dsrun.monitoring.observations import (
     is_waiting_while_busy,
     slowest,
@@ -13,8 +14,7 @@ from dsrun.monitoring.observations import (
     wait_share,
 )  # fmt: skip
 from dsrun.runs.node_status import NodeStatus, RankProgress
-from dsrun.system.display import precise_duration, size_text
-from dsrun.system.gpu_samples import GpuSample
+from dsrun.system.terminal.display import precise_duration, size_text
 
 MOST_ROWS = 16
 """Of more ranks those are shown that are behind or work the longest, of more GPUs those that are used least."""

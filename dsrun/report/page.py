@@ -15,7 +15,7 @@ from dsrun.findings.finding import Finding
 from dsrun.findings.show import shown
 from dsrun.findings.translation import translated
 from dsrun.monitoring.comparison import RunDifference, differences
-from dsrun.monitoring.status import RunStatus
+from dsrun.monitoring.run_status import RunStatus
 from dsrun.report import timeline
 from dsrun.report.charts import chart
 from dsrun.report.data import RunReport, deepspeed_json, shown_value
@@ -24,7 +24,7 @@ from dsrun.report.panels import ReportPanel, metric_name, panels, shown_text
 from dsrun.runs.goodput import LABELS
 from dsrun.runs.reader import DEFAULT
 from dsrun.runs.records import finite, plain, utc_now
-from dsrun.system.display import counted, duration, figure, precise_duration, size_text
+from dsrun.system.terminal.display import counted, duration, figure, precise_duration, size_text
 
 if TYPE_CHECKING:
     import jinja2

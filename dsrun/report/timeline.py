@@ -10,7 +10,7 @@ from dsrun.events import level_of
 from dsrun.monitoring.event_text import describe
 from dsrun.runs.goodput import LABELS, Goodput
 from dsrun.runs.records import LedgerRecord, seconds_of
-from dsrun.system.display import duration
+from dsrun.system.terminal.display import duration
 
 MOST_ROWS = 150
 """Of more events, the first third and the last two are shown."""

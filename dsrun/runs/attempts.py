@@ -18,7 +18,7 @@ from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import CheckpointManifest, read_manifest
 from dsrun.system import variables
 from dsrun.system.host import hostname
-from dsrun.system.proc import start_time
+from dsrun.system.process.proc import start_time
 
 RESUME_AUTO = ("auto", "true", "True")
 """--resume: the newest whole checkpoint of the run folder. Trainer.train also takes a boolean."""

@@ -16,8 +16,9 @@ from typing import Self
 
 from dsrun.errors import UsageError
 from dsrun.runs.records import utc_now
-from dsrun.system import host, proc
+from dsrun.system import host
 from dsrun.system.files import nearest_existing, parse_json
+from dsrun.system.process import proc
 
 _NO_LOCKS_HERE = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 # Somebody who only asks holds the lock for an instant; a run holds it for hours.

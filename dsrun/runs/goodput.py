@@ -13,7 +13,7 @@ from typing import Any, Literal, cast
 
 from dsrun.events import kind_of
 from dsrun.runs.records import finite, seconds_of, whole
-from dsrun.system.display import duration
+from dsrun.system.terminal.display import duration
 
 WallTimeUse = Literal["training", "restart", "saving", "evaluating", "queued", "idle"]
 TimeSpent = WallTimeUse | Literal["lost"]

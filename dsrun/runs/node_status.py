@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
+from dsrun.machine.gpu_samples import GpuSample
 from dsrun.runs.records import plain, write_json_atomic
 from dsrun.system.files import parse_json, replacing
-from dsrun.system.gpu_samples import GpuSample
 
 FOLDER = "status"
 SILENT_S = 60.0

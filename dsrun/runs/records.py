@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from dsrun.system import host
-from dsrun.system.display import utc_text
 from dsrun.system.files import parse_json, replacing
+from dsrun.system.terminal.display import utc_text
 
 LedgerRecord = Mapping[str, Any]
 _NAMES = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}

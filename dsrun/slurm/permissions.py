@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from dsrun.findings.finding import Finding, Level
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.messages import suggestion
-from dsrun.slurm.cluster.facts import ClusterFacts, Partition, QosLimits, UserAccounts
+from dsrun.slurm.cluster.cluster_facts import ClusterFacts, Partition, QosLimits, UserAccounts
+from dsrun.slurm.job_request import JobRequest
 from dsrun.slurm.render import notation
 from dsrun.slurm.render.environment import gpus_of
-from dsrun.slurm.request import JobRequest
 
 
 def check_permissions(wanted: JobRequest, partition: Partition, facts: ClusterFacts) -> Iterator[Finding]:

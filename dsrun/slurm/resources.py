@@ -11,11 +11,11 @@ from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.hardware.gres import GpuGres
 from dsrun.messages import Message, joined, suggestion
-from dsrun.slurm.cluster.facts import ClusterFacts, Partition, SlurmNode
+from dsrun.slurm.cluster.cluster_facts import ClusterFacts, Partition, SlurmNode
+from dsrun.slurm.job_request import JobRequest, feature_names, hosts
 from dsrun.slurm.render import notation
 from dsrun.slurm.render.environment import gpus_of, workers
-from dsrun.slurm.request import JobRequest, feature_names, hosts
-from dsrun.system.display import counted
+from dsrun.system.terminal.display import counted
 
 # A worker that imports torch and DeepSpeed and holds a small model needs about this much of the host (measured: 1.5 GiB
 # for the imports and pinned buffers of the demo); less ends in an OUT_OF_MEMORY job.

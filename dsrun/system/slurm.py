@@ -11,7 +11,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 from dsrun.errors import MissingError, ToolError
-from dsrun.system.proc import capture
+from dsrun.system.process.proc import capture
 
 # Clients try again and again for 9 to 18 s before they give a dead controller up (measured on 22.05).
 _TIMEOUT_S = 60

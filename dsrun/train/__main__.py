@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from dsrun.system.process_end import end
+from dsrun.system.process.process_end import end
 from dsrun.train.worker import main
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from dsrun.train.checkpoint.layout import CheckpointLayout
 from dsrun.train.checkpoint.resume import find_checkpoint
 from dsrun.train.checkpoint.verify import checkpoint_facts
 from dsrun.train.export.final import check_room
-from dsrun.train.loop.build import RunParts, TrainerBuilder
+from dsrun.train.loop.build_trainer import RunParts, TrainerBuilder
 from dsrun.train.loop.callbacks import build_callbacks
 from dsrun.train.loop.trainer import RunTrainer
 from dsrun.train.model.load import parameter_count

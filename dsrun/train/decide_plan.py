@@ -8,15 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dsrun.demo.build import DemoPaths, data_only, materialise
+from dsrun.demo.build_demo import DemoPaths, data_only, materialise
 from dsrun.demo.models import DEFAULTS
+from dsrun.launch.memory_fallback import MemoryFallback, shrink
 from dsrun.launch.supervisor.events import REMEDY_FILE, stored_fallback
-from dsrun.launch.supervisor.policy import MemoryFallback, shrink
 from dsrun.recipe.batch import BatchPlan, batch_plan
 from dsrun.recipe.precision import TrainingPrecision, decide_precision
 from dsrun.recipe.recipe import Recipe, has_data, phases
+from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.recipe.resolve import with_defaults
-from dsrun.recipe.spec import TrainSpec
 from dsrun.runs.attempts import earlier_signatures, is_another, saved_global_batch
 from dsrun.runs.folder import RunFolder
 from dsrun.system import variables
@@ -28,7 +28,7 @@ from dsrun.train.base.distributed import DistributedWorld
 from dsrun.train.base.plan import NOTHING, Given, ModelTask, TrainingPlan
 from dsrun.train.base.plugin import LoadedPlugin, load_plugin
 from dsrun.train.base.rank_context import is_supervised
-from dsrun.train.data.request import PreparedData
+from dsrun.train.data.data_request import PreparedData
 from dsrun.train.loop import engine
 from dsrun.train.loop.nan import SKIP_FILE
 from dsrun.train.model import load as models

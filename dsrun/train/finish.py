@@ -8,15 +8,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dsrun.demo.build import DEMO_NAMES
+from dsrun.demo.build_demo import DEMO_NAMES
 from dsrun.runs.stop_request import first_request
 from dsrun.train.base.console import Console, duration, number, shortened
 from dsrun.train.base.distributed import all_gather_object
 from dsrun.train.base.rank_context import is_supervised, record_interruption
-from dsrun.train.card.facts import CardFacts
-from dsrun.train.card.write import write_cards
+from dsrun.train.card.card_facts import CardFacts
+from dsrun.train.card.write_card import write_cards
 from dsrun.train.export.final import save_final
-from dsrun.train.loop.build import RunParts, unquantized_base
+from dsrun.train.loop.build_trainer import RunParts, unquantized_base
 from dsrun.train.loop.evaluation import write_predictions
 from dsrun.train.loop.preemption import EvaluationLeftError
 from dsrun.train.loop.recording import format_metrics

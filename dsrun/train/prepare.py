@@ -14,14 +14,14 @@ from dsrun.recipe.preflight.files import check_files
 from dsrun.recipe.preflight.packages import check_packages
 from dsrun.recipe.resolve import resolve
 from dsrun.runs.attempts import is_another
-from dsrun.system.log_format import is_json
+from dsrun.system.terminal.log_format import is_json
 from dsrun.train.base.console import ERROR_STYLE, MARKS, Console, PlainTask
 from dsrun.train.base.rank_context import explain_failure
 
 if TYPE_CHECKING:
     from dsrun.runs.heartbeat import HeartbeatWriter
     from dsrun.train.base.plan import TrainingPlan
-    from dsrun.train.data.request import DataRequest, PreparedData
+    from dsrun.train.data.data_request import DataRequest, PreparedData
 
 
 def main(argv: Sequence[str]) -> int:
@@ -55,8 +55,8 @@ def _prepare(argv: Sequence[str], console: Console) -> None:
     from transformers.utils import logging as transformers_logging
 
     from dsrun.train.base.plugin import load_plugin
+    from dsrun.train.data.data_request import data_request
     from dsrun.train.data.encoding.tokenizer import load_tokenizer
-    from dsrun.train.data.request import data_request
     from dsrun.train.decide_plan import with_demo
     from dsrun.train.model.load import decide_task, load_config
 
@@ -75,7 +75,7 @@ def _prepare(argv: Sequence[str], console: Console) -> None:
 
 def prepare_for_plan(plan: TrainingPlan, tokenizer: Any, console: Console, heart: HeartbeatWriter) -> PreparedData:
     """The data of a run, from the cache where `dsrun prepare` or another rank has made it."""
-    from dsrun.train.data.request import data_request, given_sources
+    from dsrun.train.data.data_request import data_request, given_sources
 
     request = data_request(
         plan.recipe,

@@ -23,7 +23,7 @@ from dsrun.train.begin import build_trainer, find_start
 from dsrun.train.data.encoding.tokenizer import load_tokenizer
 from dsrun.train.decide_plan import decide_run, in_tokens, saved_batch
 from dsrun.train.finish import evaluate_and_predict, leave, save_model, write_up
-from dsrun.train.loop.build import RunParts
+from dsrun.train.loop.build_trainer import RunParts
 from dsrun.train.loop.engine import prepare_engine
 from dsrun.train.loop.trainer import RunTrainer
 from dsrun.train.prepare import prepare_for_plan

@@ -15,18 +15,18 @@ from typing import Any
 
 from transformers.utils import logging as transformers_logging
 
-from dsrun.demo.build import DEMO_NAMES
+from dsrun.demo.build_demo import DEMO_NAMES
 from dsrun.errors import EXIT_RESUME, DsrunError, UsageError
 from dsrun.hub.modelscope import fetch
 from dsrun.launch.environment import worker_environment
-from dsrun.launch.job import decide
+from dsrun.launch.training_job import decide
+from dsrun.machine.gpus import visible_gpus
 from dsrun.recipe.preflight.files import check_files
 from dsrun.recipe.resolved import worker_recipe
 from dsrun.runs.folder import default_name
 from dsrun.runs.heartbeat import HeartbeatWriter
 from dsrun.system import variables
 from dsrun.system.env import WorkerPlace, worker_from_env
-from dsrun.system.gpus import visible_gpus
 from dsrun.system.host import cores
 from dsrun.system.net import free_port
 from dsrun.train.base.distributed import destroy_process_group, world_from_env
@@ -35,7 +35,7 @@ from dsrun.train.base.rank_context import RankContext, handler_from_env, is_supe
 from dsrun.train.decide_plan import with_demo
 from dsrun.train.run import BegunRun, begin, prepare_run, recorded
 from dsrun.train.worker import conclude, console_of, keep_temporary_files_with_run, open_records, take_folder
-from dsrun.zero.lint.check import refuse_errors
+from dsrun.zero.lint.config_check import refuse_errors
 
 # Flags that say how a run is started, and what follows once all ranks have left.
 _ELSEWHERE = {

@@ -29,9 +29,9 @@ from dsrun.runs.stop_request import StopRequest
 from dsrun.system import variables
 from dsrun.system.env import WorkerPlace, worker_from_env
 from dsrun.system.imports import without_collections
-from dsrun.system.log_format import is_json
 from dsrun.system.net import reachable
-from dsrun.system.process_end import die_with_parent
+from dsrun.system.process.process_end import die_with_parent
+from dsrun.system.terminal.log_format import is_json
 from dsrun.train.base.console import ERROR_STYLE, Console, open_console, send_output_to
 from dsrun.train.base.rank_context import (
     RankContext,
@@ -41,7 +41,7 @@ from dsrun.train.base.rank_context import (
     record_interruption,
     show_stacks_in,
 )
-from dsrun.zero.lint.check import refuse_errors
+from dsrun.zero.lint.config_check import refuse_errors
 
 
 def keep_temporary_files_with_run(environ: Mapping[str, str]) -> None:

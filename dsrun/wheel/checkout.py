@@ -14,7 +14,7 @@ from subprocess import CompletedProcess
 from urllib.parse import urlsplit
 
 from dsrun.errors import MissingError, ToolError, UsageError
-from dsrun.system.proc import capture
+from dsrun.system.process.proc import capture
 
 _LOCAL_S = 120.0
 _NETWORK_S = 1800.0

@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsrun.errors import DsrunError
-from dsrun.system.proc import capture
+from dsrun.system.process.proc import capture
 from dsrun.wheel.cache import LOG_NAME, make_record, write_record
 from dsrun.wheel.compile.assemble import wrong_with_wheel
 from dsrun.wheel.verify.archive import check_archive, open_wheel
 from dsrun.wheel.verify.contents import read_archive
 
 if TYPE_CHECKING:
-    from dsrun.wheel.compile.run import WheelBuild
+    from dsrun.wheel.compile.compile_wheel import WheelBuild
 
 _FETCH_S = 1800.0
 

@@ -20,7 +20,7 @@ from packaging.version import InvalidVersion, Version
 from dsrun.datafiles import data_folder, read_toml
 from dsrun.errors import MissingError, ToolError, UsageError
 from dsrun.system.files import DISK_FULL, sha256_of
-from dsrun.system.proc import capture
+from dsrun.system.process.proc import capture
 
 _FETCH_S = 1800.0
 _BROKEN = (OSError, EOFError, zlib.error, tarfile.TarError, ValueError)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from dsrun.zero.schema import FittedValue, Path, blocks, coerce
 
 if TYPE_CHECKING:
-    from dsrun.hardware.gpus import GpuModel
+    from dsrun.hardware.gpu_facts import GpuModel
 
 ConfigTarget = Literal["trainer", "deepspeed"]
 AUTO = "auto"

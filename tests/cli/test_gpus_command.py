@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from dsrun.hardware.gpus import gpu_table
+from dsrun.hardware.gpu_facts import gpu_table
 
 
 def gpus_json(dsrun, *args):

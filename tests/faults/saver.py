@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Seq2SeqTrainingArguments, TrainerCallback, set_seed
 
-from dsrun.recipe.spec import TrainSpec
+from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.runs.folder import RunFolder
 from dsrun.train.base import distributed
 from dsrun.train.checkpoint.checkpointing import CheckpointingTrainer, SavingPolicy

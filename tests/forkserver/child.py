@@ -28,7 +28,7 @@ from dsrun.launch.workers.spawn import (
     run_as_main,
     run_module,
 )
-from dsrun.system.process_end import die_with_parent, end, name_thread
+from dsrun.system.process.process_end import die_with_parent, end, name_thread
 
 # The values of stat in proc(5) that say where the kernel shows a process's command line and environment, counted from
 # the third, which follows the name.

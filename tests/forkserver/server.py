@@ -24,7 +24,7 @@ from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 
-from dsrun.system.process_end import die_with_parent, name_thread
+from dsrun.system.process.process_end import die_with_parent, name_thread
 from tests.forkserver.child import become
 
 PID = struct.Struct("!i")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dsrun.system.gpus import visible_gpus
+from dsrun.machine.gpus import visible_gpus
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -7,7 +7,7 @@ import torch
 
 from bench.ladder.data import LLAMA
 from bench.mfu import causal_flops, llama_parameters
-from dsrun.hardware.gpus import peak_bf16_tflops
+from dsrun.hardware.gpu_facts import peak_bf16_tflops
 from tests.gpu.runs import STEPS, train
 from tests.sample_ledger import ledgers, steps
 

@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
-from dsrun.system.process_end import end
+from dsrun.system.process.process_end import end
 
 
 def run_to_the_end(program: Callable[..., None], *args: str) -> NoReturn:

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 from transformers.integrations.deepspeed import HfDeepSpeedConfig, unset_hf_deepspeed_config
 
-from dsrun.recipe.spec import TrainSpec
+from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.train.base.distributed import destroy_process_group, init_process_group, world_from_env
 from dsrun.train.loop import engine as engines
 from dsrun.train.model.adapters import add_lora

@@ -16,8 +16,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from dsrun.zero.lint.check import check
 from dsrun.zero.lint.codes import CODES
+from dsrun.zero.lint.config_check import check
 from dsrun.zero.view import TrainingFlags
 
 HIDDEN_SIZE = 64

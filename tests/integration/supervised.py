@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 
 from dsrun.launch.coordinator.messages import Coordinator
-from dsrun.launch.job import ProcessTopology, TrainingJob
 from dsrun.launch.supervisor.policy import RestartLimits
-from dsrun.launch.supervisor.run import supervise
+from dsrun.launch.supervisor.supervise import supervise
+from dsrun.launch.training_job import ProcessTopology, TrainingJob
 
 
 def main() -> int:

@@ -25,8 +25,9 @@ from dsrun.cli.export import ENVIRONMENT
 from dsrun.errors import ToolError, UsageError
 from dsrun.train.checkpoint.weight_files import ExportWeight, write_file
 from dsrun.train.checkpoint.zero_shards import ZeroCheckpoint
-from dsrun.train.export import run, verify
-from dsrun.train.export.run import ExportRequest
+from dsrun.train.export import export_model as run
+from dsrun.train.export import verify
+from dsrun.train.export.export_model import ExportRequest
 from tests.forkserver.client import HEAVY
 from tests.integration.conftest import SHORT, make_tokenizer, many_runs
 from tests.zero_checkpoints import write_zero
@@ -264,8 +265,8 @@ def test_export_peak_memory_is_bounded_by_shard_size(tmp_path):
         }  # fmt: skip
         # Not ru_maxrss: it begins with the memory of this process, from which the child is forked.
         code = (
-            "import sys; from pathlib import Path; from dsrun.train.export import run; run.main(sys.argv[1:]);"
-            "print(Path('/proc/self/status').read_text())"
+            "import sys; from pathlib import Path; from dsrun.train.export.export_model import main\n"
+            "main(sys.argv[1:]); print(Path('/proc/self/status').read_text())"
         )
         argv = [sys.executable, "-c", code, json.dumps(request)]
         env = {**os.environ, **ENVIRONMENT}

@@ -13,8 +13,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from dsrun.errors import UsageError
-from dsrun.train.export import run
-from dsrun.train.export.run import ExportRequest
+from dsrun.train.export import export_model as run
+from dsrun.train.export.export_model import ExportRequest
 from tests.integration.conftest import make_tokenizer
 
 pytestmark = pytest.mark.train

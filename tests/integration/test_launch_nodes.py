@@ -44,10 +44,10 @@ os._exit(0)
 HANGING = PROGRAM.replace(
     "while True:",
     """
-from dsrun.runs.heartbeat import Heart
+from dsrun.runs.heartbeat import HeartbeatWriter
 import faulthandler, itertools, signal
 faulthandler.register(signal.SIGUSR2, all_threads=True)
-heart = Heart.from_environment(os.environ, rank, answers=True)
+heart = HeartbeatWriter.from_environment(os.environ, rank, answers=True)
 
 def fall_asleep():
     time.sleep(1000)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from dsrun.zero.lint.check import check
 from dsrun.zero.lint.codes import CODES
+from dsrun.zero.lint.config_check import check
 from tests.forkserver.ranks import Ranks
 from tests.integration.lint_truth import deepspeed_says
 

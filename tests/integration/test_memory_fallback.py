@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from dsrun.launch.supervisor.policy import MemoryFallback
+from dsrun.launch.memory_fallback import MemoryFallback
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.records import read_records
 from tests.integration.conftest import SHORT, many_runs, records

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from dsrun.launch.environment import run_arguments, run_command
-from dsrun.launch.job import ProcessTopology, TrainingJob
+from dsrun.launch.training_job import ProcessTopology, TrainingJob
 from dsrun.system.net import free_port
 
 pytestmark = pytest.mark.train

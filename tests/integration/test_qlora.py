@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from dsrun.runs.records import read_records
-from dsrun.train.export.run import ExportRequest, export
+from dsrun.train.export.export_model import ExportRequest, export
 from tests.integration.conftest import SHORT, many_runs
 
 pytestmark = pytest.mark.train

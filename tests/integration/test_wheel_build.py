@@ -41,7 +41,7 @@ ARGUMENTS = ("--deepspeed", version("deepspeed"), "--jobs", "2")
 # processor. The rest of dsrun chooses the request, after which the compiled operations are named: with another one they
 # are not found by `test_wheel_of_compiled_operations_is_the_same`.
 SOURCES = [
-    *(ROOT / "dsrun" / each for each in ("wheel/compile", "wheel/platform", "system/proc.py")),
+    *(ROOT / "dsrun" / each for each in ("wheel/compile", "wheel/platform", "system/process/proc.py")),
     *(ROOT / "build" / each for each in ("cpu.toml", "ops.toml", "deepspeed.lock.toml")),
     ROOT / "tests/integration/builder.py",
 ]

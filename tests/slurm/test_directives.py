@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from dsrun.slurm.render.program import ClusterSite, any_program
-from dsrun.slurm.render.script import render_script
+from dsrun.launch.program import any_program
+from dsrun.slurm.render.job_script import render_script
+from dsrun.slurm.render.site import ClusterSite
 from dsrun.slurm.render.spec import make_spec, run_file_value
 
 ODD = [

@@ -203,7 +203,7 @@ def test_resource_check_agrees_with_sbatch(ada, cluster):
     """What the scheduler would refuse is found before it is submitted."""
     code = (
         "import sys, json\n"
-        "from dsrun.slurm.check import check\n"
+        "from dsrun.slurm.job_check import check\n"
         "from dsrun.slurm.cluster.discover import discover\n"
         "from dsrun.slurm.render.options import SlurmSpec\n"
         "facts = discover()\n"

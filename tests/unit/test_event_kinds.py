@@ -14,17 +14,17 @@ from dsrun.cli.monitor.view import _EVENT_STYLES
 from dsrun.events import EventKind, event_kinds, kind_of, level_of
 from dsrun.messages import PLACEHOLDER
 from dsrun.monitoring.event_text import _FORMS, describe, filled
-from dsrun.monitoring.status import RunState
-from dsrun.notifications.message import NotificationKind
+from dsrun.monitoring.run_status import RunState
+from dsrun.notifications.notification import NotificationKind
 from dsrun.report.panels import MarkKind
 from dsrun.report.timeline import rows
 from dsrun.runs.goodput import WallTimeUse, goodput
-from dsrun.system.log_format import event_line
+from dsrun.system.terminal.log_format import event_line
 from tests.ecs import parsed
 from tests.run_folders import event
 
 PACKAGE = Path(__file__).parents[2] / "dsrun"
-WRITERS = ("EventLog", "RunRecords", "RunEventWriter")
+WRITERS = ("EventLog", "RunRecords", "RunEventWriter", "event_reporter")
 """A module that writes events names one of these."""
 
 
@@ -38,7 +38,7 @@ def written() -> Iterator[tuple[str, set[str]]]:
             if not isinstance(node, ast.Call) or not node.args or not isinstance(first := node.args[0], ast.Constant):
                 continue
             name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-            if name in ("write", "event", "_write", "_event", "_reporter") and isinstance(first.value, str):
+            if name in ("write", "event", "_write", "_event", "event_reporter") and isinstance(first.value, str):
                 yield first.value, {each.arg for each in node.keywords if each.arg}
 
 

@@ -14,7 +14,7 @@ from dsrun.errors import MissingError
 from dsrun.findings.finding import Finding, errors_in, has_errors, worst_first
 from dsrun.findings.show import finding_lines, in_english, refusal, shown, status_width, status_word, total_line
 from dsrun.messages import Message
-from dsrun.system.display import cells
+from dsrun.system.terminal.display import cells
 
 PACKAGE = Path(dsrun.__file__).parent
 ERROR = Finding(level="error", code="e", message=Message("no step was logged"), fix="mend it", where="f:3")

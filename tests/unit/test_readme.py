@@ -30,7 +30,7 @@ def named_paths() -> list[str]:
 
 def test_readme_tree_paths_exist():
     paths = named_paths()
-    assert "dsrun/recipe/spec.py" in paths
+    assert "dsrun/recipe/recipe_spec.py" in paths
     wrong = [path for path in paths if not (ROOT / path).exists() or path.endswith("/") != (ROOT / path).is_dir()]
     assert wrong == []
 

@@ -12,7 +12,7 @@ from dsrun.kubernetes.options import KubernetesSpec
 from dsrun.options import by_group, flag_of, value_kind
 from dsrun.recipe.compat.removed import SAME, RemovedCase, RemovedFlag, removed_flags
 from dsrun.recipe.flags import RecipeFlag, by_spelling, hf_flags, hf_version, own_flags, shown, shown_value
-from dsrun.recipe.spec import TrainSpec
+from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.slurm.render.environment import networks
 from dsrun.slurm.render.options import SlurmSpec
 from dsrun.slurm.render.spec import RESERVED_OPTIONS

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from dsrun.hardware.gpus import gpu_table
+from dsrun.hardware.gpu_facts import gpu_table
 from dsrun.wheel.platform.arch import ComputeCapability, nvcc_versions, tegra, torch_releases
-from dsrun.wheel.platform.gpus import product_lines, serving
+from dsrun.wheel.platform.gpu_target import product_lines, serving
 from tools.docs import table
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsrun.cli.output import print_note
 from dsrun.demo import models
 from dsrun.errors import DsrunError, MissingError
-from dsrun.hardware.gpus import require_gpu
+from dsrun.hardware.gpu_facts import require_gpu
 from dsrun.models.folder import FoundModel, find
+from dsrun.system.terminal.stderr import print_note
 from dsrun.zero.generate.blocks import HardwareFacts
 from dsrun.zero.generate.presets import FROM_STEPS
 from dsrun.zero.generate.spec import ZeroSpec

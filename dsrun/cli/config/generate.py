@@ -7,8 +7,9 @@ from typing import Any
 
 import click
 
-from dsrun.cli.output import json_text, print_note, write_output
+from dsrun.cli.output import json_text, write_output
 from dsrun.errors import UsageError
+from dsrun.system.terminal.stderr import print_note
 from dsrun.zero.generate.blocks import HardwareFacts
 from dsrun.zero.generate.config import PURPOSES, generate, render_json
 from dsrun.zero.generate.explain import as_json, as_text, explain, notices

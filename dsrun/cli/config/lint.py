@@ -11,17 +11,18 @@ from typing import Literal
 import click
 
 from dsrun.cli.options import Command, format_option
-from dsrun.cli.output import print_error, print_findings, print_json, print_note, write_output
+from dsrun.cli.output import print_findings, print_json, write_output
 from dsrun.errors import EXIT_FINDINGS, UsageError
 from dsrun.findings.finding import Finding, errors_in, has_errors
-from dsrun.hardware.gpus import require_gpu
+from dsrun.hardware.gpu_facts import require_gpu
 from dsrun.models.families import model_type_of
 from dsrun.recipe.batch import trainer_values
 from dsrun.recipe.compat.upgrade import upgrade_run_file
 from dsrun.recipe.resolve import given_values
+from dsrun.system.terminal.stderr import print_error, print_note
 from dsrun.zero.lint.accelerate import KEYS, AccelerateFile, read_accelerate
-from dsrun.zero.lint.check import check
 from dsrun.zero.lint.codes import printable
+from dsrun.zero.lint.config_check import check
 from dsrun.zero.lint.upgrade import upgrade
 from dsrun.zero.view import TrainingFlags
 

@@ -10,17 +10,18 @@ from contextlib import suppress
 from pathlib import Path
 
 from dsrun.cli.launch.remote import srun_argv
-from dsrun.cli.output import print_findings, print_json, print_line, print_note, print_table
+from dsrun.cli.output import print_findings, print_json, print_line, print_table
+from dsrun.collectives.collective_test import run_test
 from dsrun.collectives.judge import CollectiveVerdict
 from dsrun.collectives.observations import TestObservations
 from dsrun.collectives.place import place_of
 from dsrun.collectives.report import as_json, common_facts, member_rows, together
-from dsrun.collectives.run import run_test
 from dsrun.errors import MissingError
 from dsrun.findings.finding import Finding
 from dsrun.findings.show import shown
 from dsrun.launch.context import SrunLauncher
 from dsrun.system import variables
+from dsrun.system.terminal.stderr import print_note
 
 EXCLUDE_FILE = "doctor-exclude"
 """In the folder of DSRUN_FAILURES: the hosts that the test speaks against, one a line, for the job's script."""

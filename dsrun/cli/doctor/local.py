@@ -18,7 +18,7 @@ from dsrun.cli.output import print_json
 from dsrun.doctor import check as running
 from dsrun.doctor import registry
 from dsrun.doctor.check import DoctorCheck, run_checks
-from dsrun.doctor.machine import CheckedMachine
+from dsrun.doctor.checked_machine import CheckedMachine
 from dsrun.errors import EXIT_FINDINGS, UsageError, did_you_mean
 from dsrun.findings.finding import Finding
 from dsrun.launch.detection.slurm import in_slurm_step

@@ -12,7 +12,7 @@ from dsrun.findings.show import STATUSES, CheckStatus, status_width, status_word
 from dsrun.findings.texts import text_of
 from dsrun.findings.translation import translated
 from dsrun.messages import Message, joined
-from dsrun.system.display import cells, counted, padded
+from dsrun.system.terminal.display import cells, counted, padded
 
 _COUNTED: dict[CheckStatus, str] = {"pass": "passed", "warn": "warned", "fail": "failed", "skip": "skipped"}
 

@@ -11,12 +11,13 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from dsrun.cli.output import print_note, write_output
+from dsrun.cli.output import write_output
 from dsrun.errors import EXIT_INTERRUPTED, MissingError, UsageError
 from dsrun.monitoring.prometheus.samples import RunCollector, find_runs
-from dsrun.system.display import counted
 from dsrun.system.net import claim_port
-from dsrun.system.proc import handling
+from dsrun.system.process.proc import handling
+from dsrun.system.terminal.display import counted
+from dsrun.system.terminal.stderr import print_note
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry

@@ -10,12 +10,12 @@ from dsrun.cli.init.data import InitData
 from dsrun.cli.init.found import hints_for
 from dsrun.cli.init.interview import InitAnswer, InitInterview, InitQuestion
 from dsrun.cli.init.model import InitModel
-from dsrun.cli.output import print_detail, print_error
 from dsrun.errors import UsageError, did_you_mean
 from dsrun.recipe.preflight.conversations import lacks_template
 from dsrun.recipe.preflight.files import CHAT_TEMPLATES, is_path
 from dsrun.recipe.preflight.layouts import detect
-from dsrun.system.display import printable
+from dsrun.system.terminal.display import printable
+from dsrun.system.terminal.stderr import print_detail, print_error
 
 NONE = "none"
 

@@ -28,7 +28,7 @@ from dsrun.recipe.preflight.data_files import (
 )
 from dsrun.recipe.preflight.layouts import LayoutHints, RowLayout, detect
 from dsrun.recipe.preflight.model_folder import read_object
-from dsrun.system.display import size_text
+from dsrun.system.terminal.display import size_text
 
 SHOWN = 8
 """Models, and data files, that are offered."""

@@ -14,9 +14,9 @@ from typing import Generic, NamedTuple, TypeVar
 
 import click
 
-from dsrun.cli.output import print_detail, print_error
 from dsrun.errors import MissingError, UsageError
-from dsrun.system.display import printable
+from dsrun.system.terminal.display import printable
+from dsrun.system.terminal.stderr import print_detail, print_error
 
 T = TypeVar("T")
 

@@ -11,14 +11,14 @@ from typing import Any
 
 from dsrun.cli.init.found import SHOWN, cached_models, model_folders
 from dsrun.cli.init.interview import InitInterview, InitQuestion
-from dsrun.cli.output import print_note
 from dsrun.demo.models import DEMO_LLAMA, DEMO_T5, TASKS, model_config
 from dsrun.errors import DsrunError, MissingError, UsageError, nearest
 from dsrun.hub.unreachable import other_sources
 from dsrun.models.families import model_type_of
 from dsrun.models.folder import HUB_NAME, find, has_weights
 from dsrun.recipe.preflight.files import check_files, is_path
-from dsrun.recipe.spec import TrainSpec
+from dsrun.recipe.recipe_spec import TrainSpec
+from dsrun.system.terminal.stderr import print_note
 from dsrun.zero.memory.model.architecture import ModelShapes
 from dsrun.zero.memory.model.count import count
 

@@ -10,19 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.cli.init.interview import InitAnswer, InitInterview, InitQuestion
-from dsrun.cli.init.job import OPTIONS, ask_job
-from dsrun.cli.output import print_note
+from dsrun.cli.init.job_options import OPTIONS, ask_job
 from dsrun.errors import UsageError
+from dsrun.machine.gpus import LocalGpu, visible_gpus
+from dsrun.slurm.cluster.cluster_facts import ClusterFacts
 from dsrun.slurm.cluster.discover import discover_if_any
-from dsrun.slurm.cluster.facts import ClusterFacts
 from dsrun.slurm.cluster.plan_gpus import with_facts
 from dsrun.slurm.render.environment import gpus_of, workers
 from dsrun.slurm.render.notation import parse_gpus
 from dsrun.slurm.render.options import SlurmSpec
-from dsrun.system.gpus import LocalGpu, visible_gpus
 from dsrun.system.host import memory_total
+from dsrun.system.terminal.stderr import print_note
 from dsrun.zero.generate.presets import GIB
-from dsrun.zero.memory.request import GpuCluster, cluster
+from dsrun.zero.memory.plan_request import GpuCluster, cluster
 
 HERE, SLURM = "here", "slurm"
 

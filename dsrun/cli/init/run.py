@@ -14,11 +14,12 @@ from dsrun.cli.init.data import ask_data, ask_task
 from dsrun.cli.init.interview import InitAnswer, InitInterview, InitQuestion
 from dsrun.cli.init.model import ask_model
 from dsrun.cli.init.place import ask_place
+from dsrun.cli.init.run_yaml import InitAnswers, check_run_file, command_lines, plan_command, render_run_yaml
 from dsrun.cli.init.tuning import ask_tuning
-from dsrun.cli.init.write import InitAnswers, check_run_file, command_lines, plan_command, render_run_yaml
-from dsrun.cli.output import print_detail, print_line, print_note, write_file
+from dsrun.cli.output import print_line, write_file
 from dsrun.errors import UsageError
 from dsrun.runs.folder import default_name, refuse_unfit
+from dsrun.system.terminal.stderr import print_detail, print_note
 
 STDOUT = "-"
 MOST_RUNS = 1000

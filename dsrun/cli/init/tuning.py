@@ -9,17 +9,17 @@ from dsrun.cli.init.data import InitData
 from dsrun.cli.init.interview import InitAnswer, InitInterview, InitQuestion
 from dsrun.cli.init.model import InitModel
 from dsrun.cli.init.place import JobPlace
-from dsrun.cli.output import print_note
 from dsrun.demo.models import DEFAULTS
 from dsrun.errors import FindingsError, UsageError, did_you_mean
 from dsrun.recipe.batch import DEFAULT_MICRO_BATCH, batch_plan
 from dsrun.recipe.flags import ZERO_STAGE
-from dsrun.recipe.spec import DEFAULT_TARGET
+from dsrun.recipe.recipe_spec import DEFAULT_TARGET
+from dsrun.system.terminal.stderr import print_note
 from dsrun.zero.generate.presets import GIB
 from dsrun.zero.memory.calibration import remembered
 from dsrun.zero.memory.plan import ChosenPlan, choose, plan, settings
+from dsrun.zero.memory.plan_request import SHARES, USUAL_LENGTH, PlanRequest, default_precision
 from dsrun.zero.memory.remedies import ADVISED_RANK
-from dsrun.zero.memory.request import SHARES, USUAL_LENGTH, PlanRequest, default_precision
 
 FULL = "full"
 BYTES_PER_PARAMETER = 16

@@ -10,12 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli.output import print_note, write_output
-from dsrun.cli.render.job import JobRendering, RenderedProgram, find_job, from_flags, from_run_file, refuse_empty
+from dsrun.cli.output import write_output
+from dsrun.cli.render.rendered_job import (
+    JobRendering,
+    RenderedProgram,
+    find_job,
+    from_flags,
+    from_run_file,
+    refuse_empty,
+)
 from dsrun.kubernetes.objects import manifest, render_objects
 from dsrun.kubernetes.options import KubernetesSpec
 from dsrun.kubernetes.spec import make_spec, run_file_value
 from dsrun.kubernetes.workload import TrainingWorkload, completed, notices
+from dsrun.system.terminal.stderr import print_note
 
 if TYPE_CHECKING:
     from dsrun.recipe.recipe import Recipe
@@ -76,8 +84,8 @@ def _leaves_token_out(recipe: Recipe, spec: KubernetesSpec) -> bool:
 
 def _check_training(recipe: Recipe, spec: KubernetesSpec) -> None:
     """Raise now what `dsrun train` would raise in the pods; files and packages are those of the pods."""
-    from dsrun.cli.launch.recipe import with_deepspeed_checked
     from dsrun.cli.render.training import check_training
+    from dsrun.launch.node.checked_recipe import with_deepspeed_checked
 
     world_size = spec.nodes * (spec.nproc or 1)
     check_training(with_deepspeed_checked(recipe, world_size), world_size, files=False, packages=False)

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dsrun.cli.options import Command, log_format_option, notify_option
-from dsrun.cli.output import print_note
 from dsrun.errors import UsageError
+from dsrun.system.terminal.stderr import print_note
 
 if TYPE_CHECKING:
-    from dsrun.cli.launch.job import LaunchOptions
-    from dsrun.launch.job import ProcessTopology
+    from dsrun.launch.node.work import LaunchOptions
     from dsrun.launch.signals import StartupSignals
+    from dsrun.launch.training_job import ProcessTopology
 
 
 class _Seconds(click.FloatRange):
@@ -113,11 +113,11 @@ def command(program: tuple[str, ...], **given: Any) -> int:
 def _launch(given: dict[str, Any], program: tuple[str, ...], signals: StartupSignals) -> int:
     """Run this machine's part, or start all machines' parts from here."""
     # Imported when signals are handled, as this takes a while.
-    from dsrun.cli.launch.job import LaunchOptions, merge_torchrun, parse_program, work_of
-    from dsrun.cli.launch.node import run_node
     from dsrun.cli.launch.remote import over_ssh, through_srun
     from dsrun.launch.context import LaunchRequest, SrunLauncher, SshLauncher
     from dsrun.launch.detection.detect import detect
+    from dsrun.launch.node.run_node import run_node
+    from dsrun.launch.node.work import LaunchOptions, merge_torchrun, parse_program, work_of
     from dsrun.system.host import hostname
     from dsrun.system.net import is_this_machine
 

@@ -13,20 +13,21 @@ from pathlib import Path
 
 import click
 
-from dsrun.cli.launch.job import LaunchOptions, parse_program
-from dsrun.cli.output import command_line, print_error, print_note
 from dsrun.errors import MissingError, UsageError
 from dsrun.launch.compat import SshHost, excluded, included, parse_hostfile
 from dsrun.launch.context import SshLauncher
 from dsrun.launch.environment import ENVIRONMENT_FILE, forwarded_variables, parse_environment_file
+from dsrun.launch.node.work import LaunchOptions, parse_program
 from dsrun.launch.signals import StartupSignals
 from dsrun.launch.ssh import FLAG, RemoteSupervisor, first_line, remote_argv, run_on_hosts
 from dsrun.launch.supervisor.events import STUCK_S, AsyncLineWriter
-from dsrun.notifications.target import variable_names
+from dsrun.notifications.notify_target import variable_names
 from dsrun.system import variables
-from dsrun.system.display import split_secrets
 from dsrun.system.env import expand_counts
 from dsrun.system.net import behind_alias, is_this_machine
+from dsrun.system.shell import command_line
+from dsrun.system.terminal.display import split_secrets
+from dsrun.system.terminal.stderr import print_error, print_note
 
 SELF = (sys.executable, "-m", "dsrun", "launch")
 

@@ -13,9 +13,9 @@ from dsrun.cli.output import print_json, print_line, print_table
 from dsrun.errors import UsageError
 from dsrun.monitoring.comparison import ComparisonRow, curves, differences, labels, metrics
 from dsrun.monitoring.plots import curve_marks, line_plot
-from dsrun.monitoring.status import status_of
+from dsrun.monitoring.run_status import status_of
 from dsrun.runs.reader import read_history
-from dsrun.system.display import counted, duration, figure, printable, size_text
+from dsrun.system.terminal.display import counted, duration, figure, printable, size_text
 
 MOST = 10
 _WIDEST = 40

@@ -10,7 +10,7 @@ from dsrun.cli.monitor.section import EMPTY, MonitorSection, TerminalSize
 from dsrun.cli.monitor.snapshot import MonitorSnapshot
 from dsrun.monitoring.plots import line_plot, sparkline
 from dsrun.runs.reader import series
-from dsrun.system.display import counted, duration, figure, precise_duration, printable
+from dsrun.system.terminal.display import counted, duration, figure, precise_duration, printable
 
 _WIDE = 100
 _LABEL = 12

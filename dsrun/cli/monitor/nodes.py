@@ -10,6 +10,7 @@ from rich.text import Text
 
 from dsrun.cli.monitor.section import EMPTY, MonitorSection, TerminalSize, headed
 from dsrun.cli.monitor.snapshot import MonitorSnapshot
+from dsrun.machine.gpu_samples import GpuSample
 from dsrun.monitoring.observations import (
     is_waiting_while_busy,
     node_age_s,
@@ -20,8 +21,7 @@ from dsrun.monitoring.observations import (
 )  # fmt: skip
 from dsrun.monitoring.plots import bar
 from dsrun.runs.node_status import NodeStatus, RankProgress
-from dsrun.system.display import precise_duration, printable
-from dsrun.system.gpu_samples import GpuSample
+from dsrun.system.terminal.display import precise_duration, printable
 
 MANY = 16
 """Of more GPUs or ranks, a summary and the conspicuous ones are shown."""

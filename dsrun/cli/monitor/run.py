@@ -17,7 +17,7 @@ from dsrun.findings.show import shown
 from dsrun.monitoring.event_text import describe
 from dsrun.runs.records import LedgerRecord, seconds_of
 from dsrun.slurm.jobs.status import explain_reason
-from dsrun.system.display import duration, figure, printable
+from dsrun.system.terminal.display import duration, figure, printable
 
 _NARROWEST = 40
 _GONE_S = 3600.0

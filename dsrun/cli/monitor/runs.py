@@ -9,11 +9,12 @@ from typing import Any, get_args
 import click
 
 from dsrun.cli.options import Command, format_option
-from dsrun.cli.output import print_json, print_note, print_table
+from dsrun.cli.output import print_json, print_table
 from dsrun.errors import UsageError, nearest
 from dsrun.monitoring.overview import SORTS, RunRow, runs_of, sort_rows
-from dsrun.monitoring.status import RunState, status_json
-from dsrun.system.display import duration, figure, size_text
+from dsrun.monitoring.run_status import RunState, status_json
+from dsrun.system.terminal.display import duration, figure, size_text
+from dsrun.system.terminal.stderr import print_note
 
 HEAD = ("RUN", "STATE", "STEP", "LOSS", "BEST", "AGE", "TIME", "SIZE", "RANKS")
 

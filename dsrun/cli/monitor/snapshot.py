@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 from dsrun.findings.finding import Finding
 from dsrun.monitoring.observations import observe
-from dsrun.monitoring.status import RunState, RunStatus, status_json
+from dsrun.monitoring.run_status import RunState, RunStatus, status_json
 from dsrun.runs.node_status import NodeStatus
 from dsrun.runs.reader import RunHistory
 from dsrun.runs.records import LedgerRecord, plain
 from dsrun.slurm.jobs.queue import SlurmJob
-from dsrun.system.display import utc_text
+from dsrun.system.terminal.display import utc_text
 
 EVENTS = 20
 

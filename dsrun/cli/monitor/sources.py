@@ -13,7 +13,7 @@ from typing import Protocol
 
 from dsrun.cli.monitor.snapshot import MonitorSnapshot, of_history, of_job, waiting_for
 from dsrun.errors import UsageError
-from dsrun.monitoring.status import RunStatus, status_of
+from dsrun.monitoring.run_status import RunStatus, status_of
 from dsrun.monitoring.trainer_logs.status import (
     LogReader,
     history_of_log,
@@ -29,8 +29,8 @@ from dsrun.slurm.jobs.queue import SlurmJob, my_jobs
 from dsrun.slurm.jobs.status import read_jobs
 from dsrun.slurm.jobs.submit import interval
 from dsrun.system import host, slurm
-from dsrun.system.display import counted
 from dsrun.system.slurm import NoAnswerError
+from dsrun.system.terminal.display import counted
 
 STDIN = "-"
 _CHUNK = 1 << 20
@@ -218,7 +218,7 @@ def _this_node(*, is_first: bool) -> NodeStatus:
     """The GPUs and the load of this machine since the look before; the first look has none."""
     import psutil
 
-    from dsrun.system.gpu_samples import gpu_samples
+    from dsrun.machine.gpu_samples import gpu_samples
 
     cpu, total = psutil.cpu_percent() / 100, host.memory_total()
     return NodeStatus(

@@ -18,10 +18,10 @@ from dsrun.findings.finding import Finding, has_errors
 from dsrun.findings.show import shown
 from dsrun.monitoring.event_text import describe
 from dsrun.monitoring.plots import bar
-from dsrun.monitoring.status import RunState
+from dsrun.monitoring.run_status import RunState
 from dsrun.runs.records import seconds_of
 from dsrun.slurm.jobs.status import explain_reason
-from dsrun.system.display import counted, duration, printable
+from dsrun.system.terminal.display import counted, duration, printable
 
 STATE_STYLES: dict[RunState, str] = {
     "starting": "bold yellow", "training": "bold green", "evaluating": "bold cyan", "saving": "bold cyan",

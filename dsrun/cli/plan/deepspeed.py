@@ -8,9 +8,9 @@ from typing import Any
 from dsrun.findings.finding import errors_in
 from dsrun.findings.show import refusal
 from dsrun.recipe.deepspeed_file import as_object, read_text
-from dsrun.zero.lint.check import check
+from dsrun.zero.lint.config_check import check
 from dsrun.zero.memory.own_config import with_deepspeed
-from dsrun.zero.memory.request import PlanRequest
+from dsrun.zero.memory.plan_request import PlanRequest
 
 
 def with_file(request: PlanRequest, given: dict[str, Any]) -> PlanRequest:

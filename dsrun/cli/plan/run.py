@@ -7,20 +7,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dsrun.cli.output import print_advice, print_detail, print_json, print_line, print_note, print_table
+from dsrun.cli.output import print_advice, print_json, print_line, print_table
 from dsrun.demo.models import TASKS
 from dsrun.errors import EXIT_FINDINGS, UsageError
+from dsrun.machine.gpus import visible_gpus
 from dsrun.models.folder import find, has_weights
-from dsrun.system.gpus import visible_gpus
+from dsrun.system.terminal.stderr import print_detail, print_note
 from dsrun.system.variables import cache_root
 from dsrun.zero.generate.presets import GIB
-from dsrun.zero.memory import report
+from dsrun.zero.memory import plan_table as report
 from dsrun.zero.memory.calibration import remembered
 from dsrun.zero.memory.model.count import CountedModel, check_length, count
 from dsrun.zero.memory.optimizers import DEFAULT
 from dsrun.zero.memory.plan import MemoryPlan, plan
-from dsrun.zero.memory.report import CommandOptions, as_json
-from dsrun.zero.memory.request import USUAL_LENGTH, PlanRequest, cluster, default_precision
+from dsrun.zero.memory.plan_request import USUAL_LENGTH, PlanRequest, cluster, default_precision
+from dsrun.zero.memory.plan_table import CommandOptions, as_json
 from dsrun.zero.memory.states import FP32
 from dsrun.zero.memory.strategy import PlanCandidate
 
@@ -76,7 +77,7 @@ def _model_folder(name: str, hub: str) -> str:
         from dsrun.hub.modelscope import fetch
         from dsrun.hub.modelscope_cache import local_name
         from dsrun.recipe.preflight.files import check_owners
-        from dsrun.recipe.spec import TrainSpec
+        from dsrun.recipe.recipe_spec import TrainSpec
 
         spec = TrainSpec(model=name, hub=hub, from_scratch=True)
         check_owners(spec)
@@ -84,7 +85,7 @@ def _model_folder(name: str, hub: str) -> str:
         return local_name(name, "model", spec, os.environ)
     if name not in TASKS:
         return name
-    from dsrun.demo.build import materialise
+    from dsrun.demo.build_demo import materialise
 
     return str(materialise(name, cache_root() / "demo" / name).model)
 

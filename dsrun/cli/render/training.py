@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dsrun.cli.launch.recipe import with_deepspeed_checked
-from dsrun.cli.output import print_note
 from dsrun.errors import UsageError
+from dsrun.launch.node.checked_recipe import with_deepspeed_checked
+from dsrun.launch.program import JobProgram, train_program
 from dsrun.recipe.batch import batch_of
 from dsrun.recipe.deepspeed_file import with_deepspeed_read
 from dsrun.recipe.parsed_value import COMMAND_LINE
@@ -16,10 +16,10 @@ from dsrun.recipe.preflight.files import check_files
 from dsrun.recipe.preflight.packages import check_packages
 from dsrun.recipe.recipe import DEFAULT, Recipe
 from dsrun.recipe.resolve import resolve
-from dsrun.slurm.render.program import JobProgram, train_program
+from dsrun.system.terminal.stderr import print_note
 
 if TYPE_CHECKING:
-    from dsrun.cli.render.job import JobRendering
+    from dsrun.cli.render.rendered_job import JobRendering
 
 
 def refuse_no_training(name: str, cwd: Path) -> None:

@@ -16,7 +16,7 @@ command = format_option(
     Command(
         name="report",
         help=HELP,
-        callback=lazy_callback("dsrun.cli.report.write:run"),
+        callback=lazy_callback("dsrun.cli.report.write_page:run"),
         params=[
             click.Argument(["runs"], nargs=-1, required=True, metavar="RUN..."),
             click.Option(

@@ -6,13 +6,15 @@ import click
 
 from dsrun.cli.config.lint import read_text
 from dsrun.cli.options import Command, format_option
-from dsrun.cli.output import command_line, print_findings, print_json, print_note
+from dsrun.cli.output import print_findings, print_json
 from dsrun.cli.slurm.render import command as render_command
 from dsrun.errors import EXIT_FINDINGS, UsageError
 from dsrun.findings.finding import has_errors
-from dsrun.slurm.lint.check import check_script
 from dsrun.slurm.lint.convert import convert
-from dsrun.slurm.lint.job import read_script
+from dsrun.slurm.lint.job_script import read_script
+from dsrun.slurm.lint.script_check import check_script
+from dsrun.system.shell import command_line
+from dsrun.system.terminal.stderr import print_note
 from dsrun.zero.lint.codes import printable
 
 

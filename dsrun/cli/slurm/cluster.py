@@ -10,8 +10,8 @@ import click
 from dsrun.cli.options import Command, format_option
 from dsrun.cli.output import print_json, print_line, print_table
 from dsrun.errors import UsageError, did_you_mean
+from dsrun.slurm.cluster.cluster_facts import NO_LIMIT, ClusterFacts, GpuGroup, Partition, SlurmNode
 from dsrun.slurm.cluster.discover import discover
-from dsrun.slurm.cluster.facts import NO_LIMIT, ClusterFacts, GpuGroup, Partition, SlurmNode
 from dsrun.slurm.render import notation
 from dsrun.system.hostlist import compressed
 

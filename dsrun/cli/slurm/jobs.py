@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from dsrun.cli.options import Command, format_option
-from dsrun.cli.output import print_detail, print_fields, print_json, print_note, print_table
+from dsrun.cli.output import print_fields, print_json, print_table
 from dsrun.diagnosis.rules import cause_named
 from dsrun.errors import EXIT_INTERRUPTED, UsageError
 from dsrun.findings.texts import text_of
@@ -25,7 +25,8 @@ from dsrun.slurm.jobs.queue import SlurmJob, my_jobs
 from dsrun.slurm.jobs.status import explain_reason, read_jobs
 from dsrun.slurm.jobs.submit import follow
 from dsrun.system import slurm
-from dsrun.system.display import printable
+from dsrun.system.terminal.display import printable
+from dsrun.system.terminal.stderr import print_detail, print_note
 
 # A century; dates further back end somewhere before the calendar does.
 MOST_HOURS = 1_000_000

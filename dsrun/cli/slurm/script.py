@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli.output import print_advice, print_error, print_note, write_file
-from dsrun.cli.render.job import JobRendering, find_job, from_flags, from_run_file, refuse_empty
+from dsrun.cli.output import print_advice, write_file
+from dsrun.cli.render.rendered_job import JobRendering, find_job, from_flags, from_run_file, refuse_empty
 from dsrun.errors import EXIT_FINDINGS, UsageError
 from dsrun.findings.finding import has_errors
 from dsrun.slurm.render.environment import uses_own_python, workers
+from dsrun.slurm.render.find_site import find_site, notices
+from dsrun.slurm.render.job_script import completed, render_script, template_text
 from dsrun.slurm.render.login_node import missing_here
 from dsrun.slurm.render.options import SlurmSpec
-from dsrun.slurm.render.script import completed, render_script, template_text
-from dsrun.slurm.render.site import find_site, notices
 from dsrun.slurm.render.spec import make_spec, run_file_value
+from dsrun.system.terminal.stderr import print_error, print_note
 
 if TYPE_CHECKING:
     from dsrun.recipe.recipe import Recipe
@@ -68,7 +69,7 @@ def _script(values: dict[str, Any], cwd: Path) -> tuple[str, bool]:
         print_note(line)
     findings = list(missing_here(spec, job.program, cwd, os.environ, on_cluster=facts is not None))
     if facts is not None:
-        from dsrun.slurm.check import check
+        from dsrun.slurm.job_check import check
 
         findings += check(spec, facts)
     print_advice(findings)

@@ -13,8 +13,8 @@ from dsrun.collectives.place import MemberPlace
 from dsrun.collectives.ranks import MemberMessage, RankPrograms, rank_environment, topology_of
 from dsrun.errors import UsageError
 from dsrun.findings.finding import Finding
-from dsrun.launch.job import ProcessTopology
-from dsrun.system.gpus import visible_gpus
+from dsrun.launch.training_job import ProcessTopology
+from dsrun.machine.gpus import visible_gpus
 
 
 def take_part(

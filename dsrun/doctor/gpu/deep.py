@@ -9,8 +9,8 @@ from shutil import which
 from typing import Any
 
 from dsrun.doctor.check import DoctorCheck
+from dsrun.doctor.checked_machine import DEEP_PROGRAM_S, CheckedMachine, DoctorTarget
 from dsrun.doctor.gpu.presence import usable
-from dsrun.doctor.machine import DEEP_PROGRAM_S, CheckedMachine, DoctorTarget
 from dsrun.errors import DsrunError
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from dsrun.doctor.check import DoctorCheck
+from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
 from dsrun.doctor.gpu.nvml import GpuState, of_gpus
 from dsrun.doctor.gpu.presence import usable
-from dsrun.doctor.machine import CheckedMachine, DoctorTarget
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of
-from dsrun.system.display import counted
+from dsrun.system.terminal.display import counted
 
 EXCLUSIVE = (1, 3)
 PROHIBITED = 2

@@ -8,13 +8,13 @@ from typing import Any
 
 from dsrun.datafiles import toml_beside
 from dsrun.doctor.check import DoctorCheck
+from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
 from dsrun.doctor.gpu.nvml import GpuState, of_gpus
 from dsrun.doctor.gpu.presence import usable
-from dsrun.doctor.machine import CheckedMachine, DoctorTarget
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.messages import Message
-from dsrun.system.display import counted
+from dsrun.system.terminal.display import counted
 
 BUSY = 2
 """The highest performance state under load: P0 to P2. An idle GPU (P8) lets its PCIe link run slowly."""

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 from dsrun.datafiles import toml_beside
 from dsrun.doctor.check import DoctorCheck
-from dsrun.doctor.machine import CheckedMachine, DoctorTarget
+from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
 from dsrun.findings.finding import Finding, Level
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.messages import Message
-from dsrun.system.display import printable
+from dsrun.system.terminal.display import printable
 
 RECENT_S = 24 * 3600.0
 """Seconds after which a fault of a GPU that was left running is a warning: it may have been reset since."""

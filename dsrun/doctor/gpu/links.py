@@ -9,13 +9,13 @@ from typing import Any
 
 from dsrun.datafiles import toml_beside
 from dsrun.doctor.check import DoctorCheck
+from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
 from dsrun.doctor.gpu.nvml import P2P_OK, GpuState, of_gpus
 from dsrun.doctor.gpu.presence import usable
-from dsrun.doctor.machine import CheckedMachine, DoctorTarget
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.messages import Message
-from dsrun.system.display import counted
+from dsrun.system.terminal.display import counted
 
 TRANSLATES = ("DMA", "DMA-FQ")
 """Types of an IOMMU group whose devices' addresses are translated (the kernel's sysfs-kernel-iommu_groups)."""

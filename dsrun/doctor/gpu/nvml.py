@@ -11,8 +11,8 @@ from functools import cache
 from typing import Any
 
 from dsrun.findings.texts import text_of
+from dsrun.machine.nvml import NvmlError, NvmlSession, nvml_session
 from dsrun.messages import Message
-from dsrun.system.nvml import NvmlError, NvmlSession, nvml_session
 
 LIBRARY_NOT_FOUND = 12
 DRIVER_NOT_LOADED = 9

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dsrun.doctor.check import DoctorCheck
+from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
 from dsrun.doctor.gpu import nvml
 from dsrun.doctor.gpu.nvml import FABRIC_COMPLETED, GpuState, NvmlAnswer, of_gpus
-from dsrun.doctor.machine import CheckedMachine, DoctorTarget
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
+from dsrun.machine.gpus import LocalGpu, select_visible
 from dsrun.messages import joined
-from dsrun.system.display import counted
-from dsrun.system.gpus import LocalGpu, select_visible
+from dsrun.system.terminal.display import counted
 
 NVIDIA = "0x10de"
 DISPLAY = "0x03"

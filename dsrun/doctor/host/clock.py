@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from dsrun.doctor.check import DoctorCheck
+from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
 from dsrun.doctor.host.storage import run_folder
-from dsrun.doctor.machine import CheckedMachine, DoctorTarget
 from dsrun.doctor.mounts import mount_of
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dsrun.doctor.check import DoctorCheck
+from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
 from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.host.limits import ranks_of
-from dsrun.doctor.machine import CheckedMachine, DoctorTarget
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
-from dsrun.system.display import counted
 from dsrun.system.host import cpu_quota
+from dsrun.system.terminal.display import counted
 
 CORES_OF_RANK = 2
 """Below it the training process, NCCL's threads and the data loaders of a GPU wait for one another."""

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dsrun.doctor.check import DoctorCheck
+from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
 from dsrun.doctor.gpu.presence import usable
-from dsrun.doctor.job.plan import MemoryNeeds, needs
-from dsrun.doctor.machine import CheckedMachine, DoctorTarget
+from dsrun.doctor.job.memory_plan import MemoryNeeds, needs
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.messages import joined

@@ -10,7 +10,7 @@ from typing import Any
 
 from dsrun.datafiles import toml_beside
 from dsrun.doctor.check import DoctorCheck
-from dsrun.doctor.machine import CheckedMachine, DoctorTarget
+from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.messages import Message, joined

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from math import inf
 
 from dsrun.doctor.check import DoctorCheck
+from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
 from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.host.infiniband import active_ports
-from dsrun.doctor.machine import CheckedMachine, DoctorTarget
 from dsrun.findings.finding import Finding, Level
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.messages import Message, joined
-from dsrun.system.display import counted
 from dsrun.system.host import cgroups
+from dsrun.system.terminal.display import counted
 
 MIB = 2**20
 GIB = 2**30

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from dsrun.doctor.check import DoctorCheck
+from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
 from dsrun.doctor.host.storage import NO_INODES, run_folder
-from dsrun.doctor.job.plan import needs
-from dsrun.doctor.machine import CheckedMachine, DoctorTarget
+from dsrun.doctor.job.memory_plan import needs
 from dsrun.doctor.mounts import mount_of
 from dsrun.errors import DsrunError
 from dsrun.findings.finding import Finding

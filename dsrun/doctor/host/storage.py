@@ -10,12 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from dsrun.doctor.check import DoctorCheck
-from dsrun.doctor.job.plan import MemoryNeeds, needs
-from dsrun.doctor.machine import CheckedMachine, DoctorTarget
+from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
+from dsrun.doctor.job.memory_plan import MemoryNeeds, needs
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
-from dsrun.system.display import duration
 from dsrun.system.files import DISK_FULL, nearest_existing
+from dsrun.system.terminal.display import duration
 
 MIB = 2**20
 GIB = 2**30

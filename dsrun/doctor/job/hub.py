@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dsrun.doctor.check import DoctorCheck
-from dsrun.doctor.machine import CheckedMachine, DoctorTarget
+from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.hub.modelscope_cache import NAME as MODELSCOPE

@@ -7,20 +7,20 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from dsrun.doctor.check import DoctorCheck
-from dsrun.doctor.job.plan import request_of
-from dsrun.doctor.machine import CheckedMachine, DoctorTarget
+from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
+from dsrun.doctor.job.memory_plan import request_of
 from dsrun.errors import DsrunError, UsageError
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
+from dsrun.machine.gpus import LocalGpu
 from dsrun.messages import joined
 from dsrun.recipe.batch import batch_of
 from dsrun.recipe.preflight.files import DEMO_MODELS
 from dsrun.recipe.recipe import Recipe
-from dsrun.system.display import counted
-from dsrun.system.gpus import LocalGpu
+from dsrun.system.terminal.display import counted
 from dsrun.zero.generate.presets import GIB
 from dsrun.zero.memory.plan import plan
-from dsrun.zero.memory.request import PlanRequest, cluster
+from dsrun.zero.memory.plan_request import PlanRequest, cluster
 from dsrun.zero.memory.strategy import PlanCandidate, best_of, bf16_strategies, compared, evaluate, strategies
 
 # Of a GPU on which nobody works: the driver's own, and a desktop's.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dsrun.doctor.check import DoctorCheck
+from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
 from dsrun.doctor.job.settings import NEEDS_JOB
 from dsrun.doctor.job.zero_config import config_of
-from dsrun.doctor.machine import CheckedMachine, DoctorTarget
 from dsrun.errors import DsrunError
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of

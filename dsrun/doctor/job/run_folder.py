@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dsrun.doctor.check import DoctorCheck
-from dsrun.doctor.machine import CheckedMachine, DoctorTarget
+from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
 from dsrun.doctor.mounts import mount_of
 from dsrun.errors import UsageError
 from dsrun.findings.finding import Finding

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from dsrun.doctor.check import DoctorCheck
-from dsrun.doctor.machine import CheckedMachine, DoctorTarget
+from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
 from dsrun.errors import DsrunError
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
@@ -18,7 +18,7 @@ from dsrun.recipe.deepspeed_file import with_deepspeed_read
 from dsrun.recipe.preflight.files import check_files
 from dsrun.recipe.preflight.packages import check_packages
 from dsrun.recipe.recipe import Recipe
-from dsrun.zero.lint.check import check
+from dsrun.zero.lint.config_check import check
 from dsrun.zero.view import TrainingFlags
 
 NEEDS_JOB = Message("needs a job: --for run.yaml, or -- train FLAGS")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.doctor.check import DoctorCheck
-from dsrun.doctor.machine import CheckedMachine, DoctorTarget
+from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
 from dsrun.errors import DsrunError
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of

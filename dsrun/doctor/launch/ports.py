@@ -6,7 +6,7 @@ import ipaddress
 from collections.abc import Iterator
 
 from dsrun.doctor.check import DoctorCheck
-from dsrun.doctor.machine import RESOLVE_S, CheckedMachine, DoctorTarget
+from dsrun.doctor.checked_machine import RESOLVE_S, CheckedMachine, DoctorTarget
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.launch.context import DEFAULT_PORT, LAST_PORT

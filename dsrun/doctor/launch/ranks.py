@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dsrun.doctor.check import DoctorCheck
-from dsrun.doctor.machine import CheckedMachine, DoctorTarget
+from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
 from dsrun.errors import DsrunError
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of
-from dsrun.launch.job import decide
-from dsrun.system.display import counted
+from dsrun.launch.training_job import decide
+from dsrun.machine.torch_gpus import NO_DEVICES
 from dsrun.system.host import cores
-from dsrun.system.torch_gpus import NO_DEVICES
+from dsrun.system.terminal.display import counted
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 GIB = 2**30

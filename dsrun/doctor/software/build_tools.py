@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dsrun.doctor.check import DoctorCheck
+from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
 from dsrun.doctor.job.zero_config import ops_of
-from dsrun.doctor.machine import CheckedMachine, DoctorTarget
 from dsrun.doctor.software.compiled_code import compiled_at_start, compiled_ops, installed_ops
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of

@@ -14,8 +14,8 @@ from typing import Any
 from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
 
+from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
 from dsrun.doctor.job.zero_config import ops_of
-from dsrun.doctor.machine import CheckedMachine, DoctorTarget
 from dsrun.errors import UsageError
 from dsrun.runs.records import write_json_atomic
 from dsrun.system.variables import cache_root

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dsrun.doctor.check import DoctorCheck
-from dsrun.doctor.machine import CheckedMachine, DoctorTarget
+from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
 from dsrun.doctor.software.compiled_code import compiled_at_start
 from dsrun.errors import DsrunError, MissingError, UsageError
 from dsrun.findings.finding import Finding, Level

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from dsrun.doctor.check import DoctorCheck
+from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
 from dsrun.doctor.gpu.presence import DISPLAY, devices
-from dsrun.doctor.machine import CheckedMachine, DoctorTarget
 from dsrun.doctor.software.compiled_code import compiled_ops, torch_code
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
-from dsrun.system.gpus import LocalGpu
+from dsrun.machine.gpus import LocalGpu
 from dsrun.wheel.platform.arch import ComputeCapability, capability, minor_release
-from dsrun.wheel.platform.gpus import serving
+from dsrun.wheel.platform.gpu_target import serving
 from dsrun.wheel.platform.toolchain import TorchFacts
 from dsrun.wheel.verify.fatbin import service, sm
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dsrun.doctor.check import DoctorCheck
-from dsrun.doctor.machine import CheckedMachine, DoctorTarget
+from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
 from dsrun.doctor.mounts import mount_of
 from dsrun.doctor.software.compiled_code import compiled_at_start
 from dsrun.findings.finding import Finding, Level

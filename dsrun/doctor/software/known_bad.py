@@ -13,8 +13,8 @@ from packaging.version import InvalidVersion, Version
 
 from dsrun.datafiles import toml_beside
 from dsrun.doctor.check import DoctorCheck
+from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
 from dsrun.doctor.job.zero_config import config_of
-from dsrun.doctor.machine import CheckedMachine, DoctorTarget
 from dsrun.findings.finding import Finding, Level
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.messages import Message

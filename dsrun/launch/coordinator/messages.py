@@ -16,7 +16,8 @@ from typing import Any
 from dsrun import __version__
 from dsrun.errors import EXIT_RESUME, EXIT_TOOL_FAILED, DsrunError
 from dsrun.launch.coordinator.transport import PeerConnection, PeerMessage, digests_match, hmac_digest
-from dsrun.launch.supervisor.policy import AttemptFailure, MemoryFallback, RunDecision
+from dsrun.launch.memory_fallback import MemoryFallback
+from dsrun.launch.supervisor.policy import AttemptFailure, RunDecision
 from dsrun.runs.stop_request import StopRequest
 
 NODE_LOST = "node_lost"

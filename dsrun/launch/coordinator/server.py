@@ -33,7 +33,7 @@ from dsrun.launch.coordinator.messages import (
 from dsrun.launch.coordinator.transport import PEER_TIMEOUT_S, EventLoop, PeerConnection, PeerMessage, hmac_digest
 from dsrun.launch.supervisor.policy import RunDecision
 from dsrun.runs.stop_request import StopRequest
-from dsrun.system.display import printable
+from dsrun.system.terminal.display import printable
 
 # A host name of the DNS is no longer (RFC 1035).
 _LONGEST_NAME = 253

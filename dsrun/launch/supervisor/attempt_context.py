@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dsrun.launch.coordinator.messages import Coordinator
-from dsrun.launch.job import TrainingJob
 from dsrun.launch.signals import StopRequests
 from dsrun.launch.supervisor.failures import FailureInputs
 from dsrun.launch.supervisor.phase_limits import PhaseLimits
+from dsrun.launch.training_job import TrainingJob
 from dsrun.runs.heartbeat import RankHeartbeat
 
 

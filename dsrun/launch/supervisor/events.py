@@ -13,10 +13,10 @@ from typing import IO, Any
 
 from dsrun.diagnosis.rules import cause_named
 from dsrun.errors import UsageError
+from dsrun.launch.memory_fallback import MemoryFallback
 from dsrun.launch.supervisor.attempt_context import AttemptResult
 from dsrun.launch.supervisor.failures import classify_log, explain
-from dsrun.launch.supervisor.node_evidence import evidence_against
-from dsrun.launch.supervisor.policy import CONFIGURATION, AttemptFailure, MemoryFallback, RunDecision
+from dsrun.launch.supervisor.policy import CONFIGURATION, AttemptFailure, RunDecision, evidence_against
 from dsrun.monitoring.straggler import Straggler
 from dsrun.runs.attempts import RESUME_AUTO, RESUME_NEVER, earlier_signatures, saved_global_batch
 from dsrun.runs.commit import tidy
@@ -25,7 +25,7 @@ from dsrun.runs.manifest import newest_complete
 from dsrun.runs.records import EventLog, iter_records, write_json_atomic
 from dsrun.system import variables
 from dsrun.system.files import parse_json
-from dsrun.system.log_format import LineFormatter, write_stderr
+from dsrun.system.terminal.log_format import LineFormatter, write_stderr
 
 REMEDY_FILE = "remedy.json"
 

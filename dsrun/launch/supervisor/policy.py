@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, Self
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from dsrun.diagnosis.rules import UNKNOWN, FailureCause, cause_named
 from dsrun.errors import EXIT_MISSING, EXIT_RESUME, EXIT_TOOL_FAILED, EXIT_USAGE
-
-FallbackOffload = Literal["none", "cpu"]
+from dsrun.launch.memory_fallback import MemoryFallback
 
 LONGEST_WAIT = 60.0
 # Restarts that may follow one another without a new checkpoint in between.
@@ -18,6 +18,10 @@ STALLED = 2
 ROLLBACKS = 10
 # dsrun's own exit codes for usage, findings, something missing. 2 is argparse's and click's as well.
 CONFIGURATION = range(EXIT_USAGE, EXIT_MISSING + 1)
+REPEATED = 2
+"""So many failures that alone could be the program's fault are evidence against the node that had them all."""
+_MOST_SUSPECTS = 2
+"""Where they came on more nodes than that, it is the program that fails."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,29 +55,6 @@ class RestartLimits:
 
     max_restarts: int = 3
     remedy: bool = True
-
-
-@dataclass(frozen=True, kw_only=True)
-class MemoryFallback:
-    """remedy.json: how the run differs from its recipe, so that it fits into memory; the global batch never differs."""
-
-    halvings: int = 0
-    recompute: bool = False
-    offload: FallbackOffload = "none"
-
-    @classmethod
-    def from_dict(cls, found: Any) -> Self:
-        """The remedy of a remedy.json. Raises ValueError where the content is not one."""
-        match found:
-            case {"version": 1, "halvings": int(times), "recompute": bool(again), "offload": "none" | "cpu" as to} if (
-                times >= 0
-            ):
-                return cls(halvings=times, recompute=again, offload=to)
-        raise ValueError("not what this dsrun writes")
-
-    def as_dict(self) -> dict[str, Any]:
-        """The content of remedy.json."""
-        return {"version": 1, **asdict(self)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,15 +218,30 @@ def exit_code(failure: AttemptFailure) -> int:
     return 128 - code if code < 0 else code or EXIT_TOOL_FAILED
 
 
-def shrink(micro_batch: int, accumulation: int, halvings: int) -> tuple[int, int]:
-    """Micro batch and accumulation steps after `halvings` halvings; their product never changes.
+def evidence_against(failure: AttemptFailure, events: Iterable[Mapping[str, Any]]) -> str | None:
+    """What speaks against the node of `failure`, "a hardware error" or "2 failures"; None for nothing.
 
-    Each halving takes the largest micro batch of at most half the rows (at least 1) that divides the rank's share of
-    the global batch: 8 × 1 becomes 4 × 2, 5 × 4 becomes 2 × 10, 3 × 1 becomes 1 × 3.
+    `events` are those of the run folder, with this failure and those of earlier starts of the job.
     """
-    rows = micro_batch * accumulation
-    for _ in range(halvings):
-        if micro_batch == 1:
-            break
-        micro_batch = next(size for size in range(micro_batch // 2, 0, -1) if rows % size == 0)
-    return micro_batch, rows // micro_batch
+    cause, events = cause_named(failure.cause), list(events)
+    if cause.faulty_node or (failure.exit_code == EXIT_MISSING and _has_failed(failure.host, events)):
+        return "a hardware error"
+    if not cause.suspect_node or not failure.host:
+        return None
+    counts = Counter(
+        str(event["failed_host"])
+        for event in events
+        if event.get("kind") == "failure"
+        and "failed_host" in event
+        and cause_named(str(event.get("cause", ""))).suspect_node
+    )
+    suspects = [host for host, count in counts.items() if count >= REPEATED]
+    if failure.host not in suspects or len(suspects) > _MOST_SUSPECTS:
+        return None
+    return f"{counts[failure.host]} failures"
+
+
+def _has_failed(host: str, events: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether the hardware of `host` has failed before: the next attempt there may find no GPU any more."""
+    causes = (str(each.get("cause", "")) for each in events if host and each.get("failed_host") == host)
+    return any(cause_named(cause).faulty_node for cause in causes)

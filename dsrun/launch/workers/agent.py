@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import IO
 
-from dsrun.system.process_end import with_pdeathsig
+from dsrun.system.process.process_end import with_pdeathsig
 
 SEND_S = 60.0
 """Seconds in which a zygote must take a request: one with a large environment only when it has imported."""

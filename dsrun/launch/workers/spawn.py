@@ -23,7 +23,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-from dsrun.system.process_end import die_with_parent, end, name_thread, with_pdeathsig
+from dsrun.system.process.process_end import die_with_parent, end, name_thread, with_pdeathsig
 
 _WAIT_S = 0.02
 _MULTIPROCESSING = "torch.distributed.elastic.multiprocessing"

@@ -38,7 +38,7 @@ from dsrun.launch.workers.spawn import FailureRecorder, prefork, replace_environ
 from dsrun.runs.stop_request import StopRequest, write_stop_file
 from dsrun.system import variables
 from dsrun.system.imports import deferred, without_collections
-from dsrun.system.process_end import die_with_parent, end, name_thread
+from dsrun.system.process.process_end import die_with_parent, end, name_thread
 
 INITIALISING = ("torchao", "bitsandbytes")
 """Packages that ask for the capability of the GPUs when they are imported, which initialises CUDA (torchao's

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from dsrun.datafiles import toml_beside
 from dsrun.errors import UsageError
 from dsrun.monitoring.observations import throttle_reasons
-from dsrun.monitoring.status import RunState, status_of
+from dsrun.monitoring.run_status import RunState, status_of
 from dsrun.runs.find import is_run, runs_below
 from dsrun.runs.goodput import goodput
 from dsrun.runs.node_status import NodeStatus, RankProgress

@@ -10,7 +10,7 @@ from typing import Any
 
 from dsrun.diagnosis.diagnose import RunVerdict, of_logs
 from dsrun.errors import UsageError
-from dsrun.monitoring.status import RunState, RunStatus, recent_step_s
+from dsrun.monitoring.run_status import RunState, RunStatus, recent_step_s
 from dsrun.monitoring.trainer_logs.parser import TrainerLog
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.reader import RunHistory

@@ -11,7 +11,7 @@ from dsrun.recipe.mixture import naming, specs_of
 from dsrun.recipe.preflight.conversations import check_conversations
 from dsrun.recipe.preflight.data_files import FORMATS, check_data_file, expanded, suffix_of
 from dsrun.recipe.preflight.model_folder import check_model_folder
-from dsrun.recipe.spec import TrainSpec
+from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.system.files import nearest_existing
 
 CHAT_TEMPLATES: Final = ("chatml",)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from dsrun.errors import UsageError
 
 if TYPE_CHECKING:
-    from dsrun.recipe.spec import TrainSpec
+    from dsrun.recipe.recipe_spec import TrainSpec
 
 NEITHER = "which is neither a causal LM nor a seq2seq model of text"
 CHOOSE_TEXT_MODEL = "choose a seq2seq model (T5, BART, Marian …) or a causal LM (Llama, Qwen …)"

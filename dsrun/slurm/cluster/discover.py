@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 
 from dsrun.errors import MissingError, ToolError
-from dsrun.hardware.gpus import GpuModel, lookup, memory_sizes
+from dsrun.hardware.gpu_facts import GpuModel, lookup, memory_sizes
 from dsrun.hardware.gres import GpuGres, parse_gres
-from dsrun.slurm.cluster.facts import (
+from dsrun.slurm.cluster.cluster_facts import (
     NO_LIMIT,
     AccountAssociation,
     ClusterFacts,

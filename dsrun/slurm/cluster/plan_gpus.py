@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dsrun.errors import UsageError, did_you_mean
 
 if TYPE_CHECKING:
-    from dsrun.slurm.cluster.facts import ClusterFacts, GpuGroup, SlurmNode
+    from dsrun.slurm.cluster.cluster_facts import ClusterFacts, GpuGroup, SlurmNode
 
     Kinds = dict[str, list[tuple[SlurmNode, GpuGroup]]]
 
@@ -73,7 +73,7 @@ def _filled(
     pairs: list[tuple[SlurmNode, GpuGroup]], given: dict[str, Any], where: str, notify: Callable[[str], None]
 ) -> dict[str, Any]:
     """Flags for the number of GPUs that most nodes have (of equals the larger), among those that enough nodes have."""
-    from dsrun.hardware.gpus import lookup
+    from dsrun.hardware.gpu_facts import lookup
 
     counts = Counter(group.count for _, group in pairs)
     for per_node in sorted(counts, key=lambda count: (counts[count], count), reverse=True):

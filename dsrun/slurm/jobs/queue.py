@@ -17,10 +17,10 @@ from string import Template
 from typing import Any
 
 from dsrun.errors import ToolError, UsageError
+from dsrun.launch.program import slug
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.tail import RunProgress, last_cause, progress
 from dsrun.slurm.jobs.status import FINAL, task_order
-from dsrun.slurm.render.program import slug
 from dsrun.system import slurm, variables
 
 _EXPORT = re.compile(rf"^\s*(?:export {variables.OUTPUT}=|start_job (?!--per-job))(.*)$", re.MULTILINE)

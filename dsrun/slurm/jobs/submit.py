@@ -19,8 +19,8 @@ from subprocess import CompletedProcess
 from dsrun.errors import ToolError, UsageError
 from dsrun.slurm.jobs.status import HISTORY_FIELDS, MAYBE_FINAL, JobStatus, from_history, read_jobs
 from dsrun.system import slurm
-from dsrun.system.display import NotePrinter
 from dsrun.system.slurm import NoAnswerError
+from dsrun.system.terminal.display import NotePrinter
 
 _NUMBER = re.compile(r"(\d+)(?:;\S+)?")
 _WOULD = re.compile(

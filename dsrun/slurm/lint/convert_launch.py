@@ -11,8 +11,8 @@ from pathlib import Path, PurePosixPath
 
 from dsrun.errors import UsageError
 from dsrun.slurm.lint.launch import MODULES, ScriptLaunch, rules
-from dsrun.slurm.lint.shell import ASSIGNMENT, ShellCommand, commands, expand
 from dsrun.slurm.lint.words import literal, redirects
+from dsrun.system.shell import ASSIGNMENT, ShellCommand, commands, expand
 
 _PYTHON = re.compile(r"python(3(\.\d+)?)?")
 _MACRO = re.compile(r"\$(\$|local_rank\b|\{local_rank\})")

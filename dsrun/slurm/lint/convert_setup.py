@@ -10,9 +10,9 @@ from pathlib import Path
 
 from dsrun.slurm.lint.convert_launch import NotConverted
 from dsrun.slurm.lint.launch import rules
-from dsrun.slurm.lint.shell import ASSIGNMENT, DECLARATIONS, ShellCommand, commands, live
 from dsrun.slurm.lint.words import literal, redirects, references
-from dsrun.system.display import SECRET_VARIABLE
+from dsrun.system.shell import ASSIGNMENT, DECLARATIONS, ShellCommand, commands, live
+from dsrun.system.terminal.display import SECRET_VARIABLE
 
 _LOADS = re.compile(
     r"(?:module (?:load|add)|ml(?: load| add)?) "

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 
 from dsrun.findings.texts import text_of
-from dsrun.slurm.lint.job import JobScript, ScriptProblem
-from dsrun.slurm.lint.shell import ASSIGNMENT, commands, live
-from dsrun.system.display import SECRET_VARIABLE, is_secret_flag
+from dsrun.slurm.lint.job_script import JobScript, ScriptProblem
+from dsrun.system.shell import ASSIGNMENT, commands, live
+from dsrun.system.terminal.display import SECRET_VARIABLE, is_secret_flag
 
 _LOCAL = re.compile(r"(localhost|127\.0\.0\.1)(:\d+)?")
 _OWN_HOST = re.compile(r"\$\((/bin/)?hostname\b.*\)|\$\{?(HOSTNAME|SLURMD_NODENAME)\}?|`hostname\b.*`")

@@ -11,7 +11,7 @@ from pathlib import PurePosixPath
 from typing import Any, Literal
 
 from dsrun.datafiles import toml_beside
-from dsrun.slurm.lint.shell import ASSIGNMENT, ShellCommand, commands, expand, live
+from dsrun.system.shell import ASSIGNMENT, ShellCommand, commands, expand, live
 
 LauncherKind = Literal["torchrun", "accelerate", "deepspeed", "program"]
 _KEYWORDS = frozenset({"if", "then", "do", "else", "elif", "while", "until", "!", "{", "exec", "time", "nohup", "eval"})

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from dsrun.slurm.lint.job import JobScript, ScriptProblem
+from dsrun.slurm.lint.job_script import JobScript, ScriptProblem
 from dsrun.slurm.lint.launch import ScriptLaunch
-from dsrun.system.display import counted
+from dsrun.system.terminal.display import counted
 
 _RANK = re.compile(r"\$\{?(SLURM_(?:NODEID|PROCID|LOCALID))\b")
 _COUNTS_CPUS = re.compile(r"SLURM_(CPUS_\w+|JOB_CPUS_PER_NODE|NTASKS\w*|TASKS_PER_NODE)|\bnproc\b|os\.cpu_count")

@@ -8,9 +8,10 @@ from typing import Any, Literal, NamedTuple
 
 from dsrun.datafiles import data_folder, read_toml
 from dsrun.errors import UsageError
+from dsrun.launch.program import JobProgram
 from dsrun.slurm.render.notation import parse_gpus, shell_quote
 from dsrun.slurm.render.options import SlurmSpec
-from dsrun.slurm.render.program import ClusterSite, JobProgram
+from dsrun.slurm.render.site import ClusterSite
 from dsrun.slurm.render.spec import gres_gpus
 from dsrun.system.variables import GPUS
 
@@ -118,7 +119,7 @@ def gpu_check(spec: SlurmSpec, program: JobProgram, site: ClusterSite) -> str | 
     """The text of the program that compares the GPUs that torch sees with the job's, where no supervisor does it."""
     if not gpus_of(spec) or supervised(spec, program, site) or not program.uses_python:
         return None
-    from dsrun.system import torch_gpus  # few jobs need it
+    from dsrun.machine import torch_gpus  # few jobs need it
 
     return Path(torch_gpus.__file__).read_text(encoding="utf-8").rstrip()
 

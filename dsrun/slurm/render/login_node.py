@@ -14,8 +14,8 @@ from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of
 
 if TYPE_CHECKING:
+    from dsrun.launch.program import JobProgram
     from dsrun.slurm.render.options import SlurmSpec
-    from dsrun.slurm.render.program import JobProgram
 
 
 def missing_here(

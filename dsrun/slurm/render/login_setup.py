@@ -13,7 +13,7 @@ from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.messages import joined, suggestion
 from dsrun.system import slurm
-from dsrun.system.proc import capture
+from dsrun.system.process.proc import capture
 
 if TYPE_CHECKING:
     from dsrun.slurm.render.options import SlurmSpec

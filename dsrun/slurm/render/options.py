@@ -12,7 +12,7 @@ from dsrun.options import described
 @described(__file__)
 @dataclass(frozen=True, kw_only=True)
 class SlurmSpec:
-    """What is asked of a job; `dsrun.slurm.render.script.render_script` writes its script.
+    """What is asked of a job; `dsrun.slurm.render.job_script.render_script` writes its script.
 
     In options.toml `sbatch` is the long option of sbatch that gets the value unchanged, `short` its letter.
     """

@@ -22,8 +22,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.text import Text
 
-from dsrun.system.display import printable
-from dsrun.system.log_format import LogLevel, ecs_line
+from dsrun.system.terminal.display import printable
+from dsrun.system.terminal.log_format import LogLevel, ecs_line
 
 SECONDS_BETWEEN_PLAIN_LINES = 10.0
 

@@ -20,7 +20,7 @@ import torch.distributed.distributed_c10d as c10d
 from filelock import FileLock, Timeout
 
 from dsrun.errors import DsrunError, ToolError, UsageError
-from dsrun.hardware.gpus import AMPERE
+from dsrun.hardware.gpu_facts import AMPERE
 from dsrun.launch.expected_gpus import check_rank
 from dsrun.recipe.group_timeout import DEFAULT_S, group_timeout_s
 

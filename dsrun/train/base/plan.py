@@ -10,7 +10,7 @@ from dsrun.errors import UsageError
 from dsrun.recipe.batch import BatchPlan
 from dsrun.recipe.precision import TrainingPrecision
 from dsrun.recipe.recipe import Recipe, has_data
-from dsrun.recipe.spec import TrainSpec
+from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.train.base.distributed import DistributedWorld
 from dsrun.train.base.plugin import LoadedPlugin
 from dsrun.zero.offload import OPTIMIZER_ONLY, offloaded_to

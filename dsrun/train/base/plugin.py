@@ -16,7 +16,7 @@ from dsrun.diagnosis.rules import cause_named
 from dsrun.errors import DsrunError, MissingError, UsageError, one_line
 from dsrun.plugin import API_VERSION, Example, MeanOver, Plugin
 from dsrun.recipe.preflight.plugin_file import PluginFile, find_plugin, search_path, shown
-from dsrun.recipe.spec import TrainSpec
+from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.train.base.rank_context import cause_of
 
 PluginRow = dict[str, Any]

@@ -17,8 +17,8 @@ from dsrun.runs.folder import RunFolder
 from dsrun.runs.goodput import goodput, goodput_line
 from dsrun.runs.records import EventLog, LineAppender, read_records, utc_now, write_json_atomic
 from dsrun.runs.stop_request import StopRequest
-from dsrun.system.display import masked_values
 from dsrun.system.host import git_commit, hostname, versions
+from dsrun.system.terminal.display import masked_values
 from dsrun.train.base import speed
 from dsrun.train.base.console import Console
 from dsrun.train.base.plan import TrainingPlan

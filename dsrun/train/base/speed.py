@@ -13,7 +13,7 @@ import torch
 from transformers.utils import is_liger_kernel_available
 
 from dsrun.errors import UsageError
-from dsrun.hardware.gpus import AMPERE
+from dsrun.hardware.gpu_facts import AMPERE
 from dsrun.train.base.plan import TrainingPlan
 from dsrun.zero.generate.config import ADAMW_OF_TORCH
 from dsrun.zero.ops import stage_of

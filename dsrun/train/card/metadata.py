@@ -12,7 +12,7 @@ from huggingface_hub.repocard_data import CardData
 from yaml import YAMLError
 
 from dsrun.hub.modelscope_cache import local_name
-from dsrun.train.card.facts import CardFacts, hub_dataset, name_of
+from dsrun.train.card.card_facts import CardFacts, hub_dataset, name_of
 
 FILE = "README.md"
 _LANGUAGE = re.compile(r"([a-z]{2,3})(?:[_-]\w+)?")  # en, ro_RO, eng_Latn

@@ -17,9 +17,9 @@ from dsrun.runs.commit import CONVERTED, HIDDEN, set_aside, tidy
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.heartbeat import SignOfLife
 from dsrun.runs.manifest import MANIFEST, STATE_FILE, FileDamage, read_manifest
-from dsrun.system.display import NotePrinter
 from dsrun.system.files import parse_json
 from dsrun.system.host import hostname
+from dsrun.system.terminal.display import NotePrinter
 from dsrun.train.base.distributed import all_gather_object, rank0_first, ranks
 from dsrun.train.checkpoint.save import not_shared
 from dsrun.train.checkpoint.verify import CONFIG_FILE, check_foreign, check_states, read_through

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import ToolError, UsageError
-from dsrun.recipe.spec import TrainSpec
+from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.runs.attempts import refuse_untrusted, signatures
 from dsrun.runs.heartbeat import SignOfLife
 from dsrun.runs.manifest import (
@@ -27,8 +27,8 @@ from dsrun.system.files import parse_json
 from dsrun.system.host import versions
 from dsrun.train.base.distributed import all_gather_object, rank0_first, rank0_shares, ranks
 from dsrun.train.base.plan import TrainingPlan
+from dsrun.train.data.data_request import PreparedData
 from dsrun.train.data.encoding.tokenizer import tokenizer_identity
-from dsrun.train.data.request import PreparedData
 from dsrun.train.model.adapters import lora_targets
 from dsrun.train.model.parameter_groups import LearningRates
 from dsrun.zero.ops import stage_of

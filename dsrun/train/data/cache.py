@@ -31,7 +31,7 @@ from datasets import Dataset, Features
 from dsrun.errors import MissingError
 from dsrun.runs.manifest import read_manifest, verify, write_manifest
 from dsrun.system.files import DISK_FULL, parse_json, replace_folder
-from dsrun.system.process_end import die_with_parent
+from dsrun.system.process.process_end import die_with_parent
 from dsrun.system.variables import cache_root
 from dsrun.train.base.distributed import acquire_lock
 from dsrun.train.data.counts import RowCounts

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dsrun.errors import UsageError
-from dsrun.recipe.spec import DEFAULT_TARGET, TrainSpec
+from dsrun.recipe.recipe_spec import DEFAULT_TARGET, TrainSpec
 
 DEFAULT_LENGTH = 1024
 """Tokens of a source or block by default, as in the Transformers example scripts."""

@@ -12,11 +12,12 @@ from datasets import Dataset, IterableDataset
 from dsrun.errors import UsageError
 from dsrun.models.families import family_of
 from dsrun.recipe.preflight.layouts import LayoutHints
-from dsrun.system.display import NotePrinter
-from dsrun.train.data.build import BuildProgress, BuildSpec, SplitPart, build
+from dsrun.system.terminal.display import NotePrinter
+from dsrun.train.data.build_splits import BuildProgress, BuildSpec, SplitPart, build
 from dsrun.train.data.cache import CacheMeta, key_of, obtain, quiet
 from dsrun.train.data.collate import PaddingCollator
 from dsrun.train.data.counts import RowCounts, TruncatedExamples, check_sample_count, truncation_of
+from dsrun.train.data.data_request import DataRequest, PreparedData
 from dsrun.train.data.encoding.preferences import PreferenceCollator
 from dsrun.train.data.encoding.tokenise import check_vocabulary
 from dsrun.train.data.encoding.tokenizer import (
@@ -29,7 +30,6 @@ from dsrun.train.data.encoding.tokenizer import (
 from dsrun.train.data.lengths import idle_lengths, limits_of
 from dsrun.train.data.reading.plugin_rows import AnySource, PluginSource
 from dsrun.train.data.reading.sources import SPLITS, DataSource, DataSources, FileSource, TableSource, find_sources
-from dsrun.train.data.request import DataRequest, PreparedData
 from dsrun.train.data.stream import RowStream, materialise, stream
 from dsrun.train.data.token_files import TokenBin, TokenBlocks, divide, is_bin, open_tokens
 

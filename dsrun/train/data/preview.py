@@ -7,9 +7,9 @@ from operator import itemgetter
 from typing import Any
 
 from dsrun.train.base.labels import IGNORED
+from dsrun.train.data.data_request import PreparedData
 from dsrun.train.data.encoding.preferences import sides
 from dsrun.train.data.mixture import DataMixture
-from dsrun.train.data.request import PreparedData
 
 SAMPLES = 2
 LONGEST_PART = 200

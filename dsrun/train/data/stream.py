@@ -15,7 +15,7 @@ import pyarrow as pa
 from datasets import Dataset
 
 from dsrun.recipe.preflight.layouts import RowLayout
-from dsrun.train.data.build import NORMAL, BuildSpec, encoder_for, layout_of, normal_row, notices_of
+from dsrun.train.data.build_splits import NORMAL, BuildSpec, encoder_for, layout_of, normal_row, notices_of
 from dsrun.train.data.encoding.tokenise import RowEncoder
 from dsrun.train.data.reading.plugin_rows import AnySource, PluginSource
 from dsrun.train.data.reading.readers import RawRow, ReadPosition

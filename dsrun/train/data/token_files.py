@@ -18,10 +18,10 @@ from dsrun.recipe.preflight.layouts import known_layouts
 from dsrun.runs.checksum import sum_of
 from dsrun.system.files import sha256_of
 from dsrun.train.data.cache import CacheMeta, key_of, obtain
+from dsrun.train.data.data_request import DataRequest
 from dsrun.train.data.encoding.tokenise import check_vocabulary
 from dsrun.train.data.reading.sources import HASHED_WHOLE, DataSource, FileSource
 from dsrun.train.data.reading.token_format import DTYPE_HINT, DTYPES, TokenFormat, format_of, narrowest
-from dsrun.train.data.request import DataRequest
 
 # Tokens read at a time: 64 MiB of uint32.
 _CHUNK = 1 << 24

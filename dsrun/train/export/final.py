@@ -12,7 +12,7 @@ from dsrun.runs.records import fsync_folder, sync_file
 from dsrun.system.files import delete_tree, replace_folder
 from dsrun.train.base.plan import ModelTask
 from dsrun.train.card.metadata import FILE as CARD
-from dsrun.train.card.write import is_edited
+from dsrun.train.card.write_card import is_edited
 from dsrun.train.model.adapters import saved_embeddings
 from dsrun.train.model.initial_weights import leave_undrawn, undrawn
 from dsrun.train.model.load import AUTO_CLASS

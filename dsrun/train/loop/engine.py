@@ -11,10 +11,10 @@ from typing import Any
 from dsrun.errors import MissingError, ToolError
 from dsrun.recipe.deepspeed_file import as_object, read_text
 from dsrun.recipe.flags import ZERO_STAGE
-from dsrun.recipe.spec import TrainSpec
+from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.runs.heartbeat import HeartbeatWriter
-from dsrun.system.display import masked_values
 from dsrun.system.host import own_programs_first
+from dsrun.system.terminal.display import masked_values
 from dsrun.train.base.distributed import DistributedWorld, acquire_lock
 from dsrun.train.base.plan import TrainingPlan
 from dsrun.train.base.speed import compiles

@@ -17,7 +17,7 @@ from transformers.trainer_callback import ExportableState
 
 from dsrun.errors import DsrunError
 from dsrun.runs.records import LineAppender, append_start, append_step, ledger_file, next_attempt
-from dsrun.system.process_end import die_with_parent
+from dsrun.system.process.process_end import die_with_parent
 from dsrun.train.base.distributed import rank0_first
 from dsrun.train.data.batches import BatchLoader, GlobalBatchSampler, MicroBatchRows, StreamOfBatches, TrainingRows
 from dsrun.train.data.collate import PaddingCollator

@@ -106,7 +106,7 @@ class StepTimes(TrainerCallback):
         return found
 
     def recent(self) -> dict[str, float]:
-        """Median seconds of the last steps by the names of `dsrun.runs.heartbeat.RankHeartbeat`; {} before there are any.
+        """Median seconds of the last steps by the names of `RankHeartbeat` (dsrun.runs); {} before there are any.
 
         With a whole window also `own_low_s`, which three quarters of the steps exceeded in data and computing, and
         `own_max_s`, the longest of them.

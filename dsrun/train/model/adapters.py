@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 from dsrun.errors import UsageError, nearest
 from dsrun.hub.modelscope_cache import local_name
 from dsrun.recipe.preflight.files import is_path
-from dsrun.recipe.spec import TrainSpec
+from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.train.base.plan import ModelTask
 
 ALL_LINEAR = "all-linear"

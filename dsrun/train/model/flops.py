@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from dsrun.errors import UsageError
-from dsrun.hardware.gpus import peak_bf16_tflops
+from dsrun.hardware.gpu_facts import peak_bf16_tflops
 from dsrun.recipe.precision import TrainingPrecision
 from dsrun.train.model.quantization import elements
 from dsrun.zero.memory.flops import AttentionShape, MatrixWeights, ModelFlops, model_flops

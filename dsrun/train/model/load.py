@@ -37,7 +37,7 @@ from dsrun.recipe.preflight.model_folder import (
     NEITHER,
     NOT_CAUSAL,
 )
-from dsrun.recipe.spec import TrainSpec
+from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.train.base.plan import ModelTask
 from dsrun.train.model.quantization import elements
 

@@ -15,7 +15,7 @@ from torch import nn
 from transformers import PreTrainedModel, modeling_utils
 
 from dsrun.errors import UsageError
-from dsrun.recipe.spec import TrainSpec
+from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.train.base.distributed import all_gather_object
 
 FLAG = "--allow-missing-weights"

@@ -11,7 +11,7 @@ from transformers import Trainer
 
 from dsrun.errors import UsageError, nearest
 from dsrun.recipe.parsed_value import pattern_and_rate
-from dsrun.recipe.spec import TrainSpec
+from dsrun.recipe.recipe_spec import TrainSpec
 
 # What peft puts before the names of a model's modules.
 _PEFT = "base_model.model."

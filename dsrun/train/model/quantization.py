@@ -17,7 +17,7 @@ import torch
 
 from dsrun.errors import UsageError
 from dsrun.recipe.precision import TrainingPrecision
-from dsrun.recipe.spec import TrainSpec
+from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.zero.ops import stage_of
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}

@@ -32,8 +32,8 @@ from dsrun.models.folder import FoundModel, find
 from dsrun.recipe.flags import ZERO_STAGE
 from dsrun.recipe.precision import TrainingPrecision
 from dsrun.recipe.recipe import Recipe
+from dsrun.recipe.recipe_spec import DEFAULT_TARGET, TrainSpec
 from dsrun.recipe.resolve import with_defaults
-from dsrun.recipe.spec import DEFAULT_TARGET, TrainSpec
 from dsrun.train.base import distributed as worlds
 from dsrun.train.base.distributed import DistributedWorld
 from dsrun.train.base.plan import ModelTask
@@ -43,7 +43,7 @@ from dsrun.zero.memory import plan as memory_plan
 from dsrun.zero.memory.model.architecture import LayerWeight, ModelShapes
 from dsrun.zero.memory.model.count import count, describe
 from dsrun.zero.memory.model.widths import architecture_of
-from dsrun.zero.memory.request import GpuCluster, attention_of, cluster
+from dsrun.zero.memory.plan_request import GpuCluster, attention_of, cluster
 
 SOURCE = "--zero auto"
 

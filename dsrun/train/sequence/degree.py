@@ -6,8 +6,8 @@ from typing import Any
 
 from dsrun.errors import UsageError
 from dsrun.recipe.recipe import Recipe
+from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.recipe.resolve import with_defaults
-from dsrun.recipe.spec import TrainSpec
 from dsrun.train.base.distributed import DistributedWorld
 
 SOURCE = "--long-context"

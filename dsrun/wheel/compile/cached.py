@@ -15,8 +15,8 @@ from filelock import FileLock, Timeout
 
 from dsrun.errors import ToolError
 from dsrun.system.files import DISK_FULL
+from dsrun.wheel.compile.compile_wheel import WheelBuild, WheelParts, build_wheel
 from dsrun.wheel.compile.output import OnEvent
-from dsrun.wheel.compile.run import WheelBuild, WheelParts, build_wheel
 from dsrun.wheel.find_links import take_from
 
 if TYPE_CHECKING:

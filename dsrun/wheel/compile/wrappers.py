@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dsrun.errors import MissingError, ToolError
-from dsrun.system.proc import capture
+from dsrun.system.process.proc import capture
 
 if TYPE_CHECKING:
     from dsrun.wheel.platform.nvcc import Nvcc

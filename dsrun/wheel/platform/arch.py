@@ -11,7 +11,7 @@ from typing import Any
 
 from dsrun.datafiles import data_folder, read_toml
 from dsrun.errors import UsageError
-from dsrun.hardware.gpus import gpu_table, lookup, meanings, near_names
+from dsrun.hardware.gpu_facts import gpu_table, lookup, meanings, near_names
 
 ComputeCapability = tuple[int, int]
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsrun.errors import ToolError, UsageError, did_you_mean
-from dsrun.system.proc import capture
+from dsrun.system.process.proc import capture
 from dsrun.wheel.platform.cxx import CxxCompiler, c_compiler, predefined
 
 CPUINFO = Path("/proc/cpuinfo")

@@ -17,7 +17,7 @@ from dsrun.datafiles import data_folder, read_toml
 from dsrun.errors import MissingError, ToolError, UsageError
 from dsrun.findings.texts import text_of
 from dsrun.messages import Message
-from dsrun.system.proc import capture
+from dsrun.system.process.proc import capture
 
 _TIMEOUT_S = 60.0
 _CACHES = ("ccache", "sccache")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dsrun.errors import MissingError, ToolError, UsageError
-from dsrun.system.proc import capture
+from dsrun.system.process.proc import capture
 from dsrun.wheel.platform.arch import ComputeCapability
 from dsrun.wheel.platform.cxx import CxxCompiler, has_function
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from dsrun.errors import ToolError
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
-from dsrun.system.proc import capture
+from dsrun.system.process.proc import capture
 from dsrun.wheel.platform.arch import minor_release
 from dsrun.wheel.platform.cxx import CxxCompiler
 from dsrun.wheel.platform.nvcc import Nvcc, has_runtime, host_limits

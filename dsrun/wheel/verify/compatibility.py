@@ -12,7 +12,7 @@ from dsrun.wheel.platform.arch import minor_release
 from dsrun.wheel.platform.ops import all_ops
 from dsrun.wheel.verify.contents import WheelReport, version_key
 from dsrun.wheel.verify.fatbin import ServedBy, cuda_of_isa, service, sm
-from dsrun.wheel.verify.machine import ProbedMachine, TargetGpu
+from dsrun.wheel.verify.probed_machine import ProbedMachine, TargetGpu
 from dsrun.wheel.verify.system import names, system_findings
 
 

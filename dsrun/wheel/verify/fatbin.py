@@ -147,7 +147,7 @@ _CUDA_OF_EARLY_8 = {5: "12.5", 6: "12.7", 7: "12.8", 8: "12.9"}
 
 
 def service(sass: Iterable[str], ptx: Iterable[str], gpu: ComputeCapability) -> ServedBy:
-    """How a library with this code can run on a GPU; `sass` and `ptx` as in dsrun.wheel.verify.contents.WheelLibrary."""
+    """How a library with this code can run on a GPU; `sass` and `ptx` as in `WheelLibrary`."""
     fits = [arch for arch in sass if _binary_fits(arch, gpu)]
     if any(_same_family(arch, gpu) for arch in fits):
         return "sass"

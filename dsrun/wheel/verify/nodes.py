@@ -15,7 +15,11 @@ from typing import Any
 from dsrun.errors import DsrunError, ToolError
 from dsrun.findings.finding import Finding, has_errors
 from dsrun.wheel.verify import install_wheel
-from dsrun.wheel.verify.check import (
+from dsrun.wheel.verify.compatibility import compare
+from dsrun.wheel.verify.contents import WheelReport
+from dsrun.wheel.verify.probed_machine import PROBE, ProbedMachine, machine_from
+from dsrun.wheel.verify.remote import NodePool, ProgramInterrupted, RemoteNode
+from dsrun.wheel.verify.wheel_check import (
     RUN_OPS,
     RUN_OPS_SECONDS,
     OpResult,
@@ -24,10 +28,6 @@ from dsrun.wheel.verify.check import (
     needed_libraries,
     parse_op_results,
 )
-from dsrun.wheel.verify.compatibility import compare
-from dsrun.wheel.verify.contents import WheelReport
-from dsrun.wheel.verify.machine import PROBE, ProbedMachine, machine_from
-from dsrun.wheel.verify.remote import NodePool, ProgramInterrupted, RemoteNode
 
 INSTALL = Path(install_wheel.__file__)
 _COPY_SECONDS = 1800

@@ -19,7 +19,7 @@ from typing import IO, Any, Literal, TypeVar
 from dsrun.errors import MissingError, ToolError, UsageError
 from dsrun.system.hostlist import expand_hosts, read_hostfile
 from dsrun.wheel.verify import on_node
-from dsrun.wheel.verify.machine import last_object
+from dsrun.wheel.verify.probed_machine import last_object
 
 NodeAccess = Literal["srun", "ssh"]
 T = TypeVar("T")

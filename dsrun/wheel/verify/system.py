@@ -9,7 +9,7 @@ from dsrun.findings.texts import finding_of, text_of
 from dsrun.wheel.platform.arch import minor_release
 from dsrun.wheel.verify.contents import WheelLibrary, WheelReport, version_key
 from dsrun.wheel.verify.isa_level import highest, lacking
-from dsrun.wheel.verify.machine import ProbedMachine
+from dsrun.wheel.verify.probed_machine import ProbedMachine
 
 _DEBIAN = {"libaio.so.1": "libaio1", "libaio.so.1t64": "libaio1t64", "libgomp.so.1": "libgomp1"}
 # torch loads these itself before any operation; if torch is missing or another version, that is the finding.

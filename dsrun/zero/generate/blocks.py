@@ -16,7 +16,7 @@ from dsrun.zero.generate.spec import ZeroSpec
 from dsrun.zero.view import AUTO, FILLED, ZERO
 
 if TYPE_CHECKING:
-    from dsrun.hardware.gpus import GpuModel
+    from dsrun.hardware.gpu_facts import GpuModel
 
 # What changed, and where: written out so that a file means the same under every release.
 MOVED = {

@@ -19,7 +19,7 @@ from dsrun.zero.generate import training_blocks
 from dsrun.zero.generate.blocks import ConfigContext, FlatConfig, HardwareFacts, ReasonedValue, precision, zero
 from dsrun.zero.generate.flag_rules import check_flags
 from dsrun.zero.generate.spec import ZeroSpec, as_typed, from_offload, given
-from dsrun.zero.lint.check import check as lint
+from dsrun.zero.lint.config_check import check as lint
 from dsrun.zero.schema import SchemaEntry, blocks, coerce, expected, homes, nearest, outside, removed
 from dsrun.zero.view import AUTO
 

@@ -16,7 +16,7 @@ from dsrun.findings.texts import text_of
 from dsrun.messages import Message
 
 if TYPE_CHECKING:
-    from dsrun.hardware.gpus import GpuModel
+    from dsrun.hardware.gpu_facts import GpuModel
 
 # Below this many elements a bucket costs more in launches than it hides; above, its buffer eats GPU memory.
 SMALLEST_BUCKET = 5_000_000

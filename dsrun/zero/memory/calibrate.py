@@ -14,11 +14,11 @@ from dsrun.errors import MissingError, ToolError, UsageError
 from dsrun.zero.generate.presets import GIB
 
 if TYPE_CHECKING:
+    from dsrun.machine.gpus import LocalGpu
     from dsrun.models.folder import FoundModel
-    from dsrun.system.gpus import LocalGpu
     from dsrun.zero.memory.calibration import MemoryCalibration
     from dsrun.zero.memory.plan import MemoryPlan
-    from dsrun.zero.memory.request import GpuCluster
+    from dsrun.zero.memory.plan_request import GpuCluster
     from dsrun.zero.memory.strategy import PlanCandidate
 
 STEPS = 2
@@ -40,7 +40,7 @@ def calibrate(
     On a machine with the plan's GPUs the ratio is kept for later plans; without any GPU the resident memory of CPU
     ranks is compared, and nothing is kept. Raises UsageError when this machine is not the one planned for.
     """
-    from dsrun.system.gpus import visible_gpus
+    from dsrun.machine.gpus import visible_gpus
     from dsrun.system.host import require_training_packages
 
     require_training_packages()
@@ -91,7 +91,7 @@ def training_argv(
     made: MemoryPlan, row: PlanCandidate, found: FoundModel, scratch: Path, *, nvme_path: str, on_gpu: bool
 ) -> list[str]:
     """The words after `dsrun train` for the two steps; writes the data they are taken with into `scratch`."""
-    from dsrun.zero.memory.report import CommandOptions, train_argv
+    from dsrun.zero.memory.plan_table import CommandOptions, train_argv
 
     request = made.request
     data = scratch / "train.jsonl"
@@ -114,7 +114,7 @@ def training_argv(
 
 def _train(argv: list[str], scratch: Path) -> list[dict[str, Any]]:
     from dsrun.runs.records import read_records
-    from dsrun.system.proc import capture
+    from dsrun.system.process.proc import capture
 
     done = capture([sys.executable, "-m", "dsrun", "train", *argv], seconds=SECONDS)
     if done.returncode:

@@ -9,7 +9,7 @@ from typing import Any
 from dsrun.errors import UsageError
 from dsrun.zero.generate.presets import BufferSizes
 from dsrun.zero.memory.optimizers import of_deepspeed
-from dsrun.zero.memory.request import PlanRequest
+from dsrun.zero.memory.plan_request import PlanRequest
 from dsrun.zero.memory.states import StateOffload
 from dsrun.zero.view import MISSING, ZERO, ConfigView, find_target
 

@@ -12,8 +12,8 @@ from dsrun.zero.generate.presets import GIB
 from dsrun.zero.memory.activations import AttentionKernel
 from dsrun.zero.memory.calibration import remembered
 from dsrun.zero.memory.model.architecture import ModelShapes
+from dsrun.zero.memory.plan_request import USUAL_LENGTH, GpuCluster, PlanRequest, PlanSwitch, is_place
 from dsrun.zero.memory.remedies import remedies
-from dsrun.zero.memory.request import USUAL_LENGTH, GpuCluster, PlanRequest, PlanSwitch, is_place
 from dsrun.zero.memory.strategy import NEARLY, PlanCandidate, best_of, bf16_strategies, compared, evaluate, strategies
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from dsrun.zero.generate.presets import GIB
-from dsrun.zero.memory.request import PlanRequest
+from dsrun.zero.memory.plan_request import PlanRequest
 from dsrun.zero.memory.strategy import PlanCandidate, best_of, compared, evaluate, strategies
 
 MOST_MORE = 4096

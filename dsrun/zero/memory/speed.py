@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from dsrun.zero.memory.model.architecture import TrainedShapes
-from dsrun.zero.memory.request import GpuCluster
+from dsrun.zero.memory.plan_request import GpuCluster
 from dsrun.zero.memory.states import StateSharding
 
 GIGA = 1e9

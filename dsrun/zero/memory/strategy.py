@@ -19,7 +19,7 @@ from dsrun.zero.memory.activations import (
 )
 from dsrun.zero.memory.model.architecture import ModelShapes, TrainedShapes, training
 from dsrun.zero.memory.optimizers import TORCH_ADAMW, state_bytes
-from dsrun.zero.memory.request import PlanRequest
+from dsrun.zero.memory.plan_request import PlanRequest
 from dsrun.zero.memory.speed import StepWork, estimate
 from dsrun.zero.memory.states import RankStates, StateOffload, StateSharding, checkpoint_bytes, states
 from dsrun.zero.offload import offloaded_to

@@ -21,8 +21,8 @@ import time
 POINTS = {
     "import": ("dsrun.train.worker", "_run"),
     "rendezvous": ("dsrun.train.run", "init_process_group"),
-    "tokenising": ("dsrun.train.data.build", "map_rows"),
-    "loading": ("dsrun.train.loop.build", "build"),
+    "tokenising": ("dsrun.train.data.build_splits", "map_rows"),
+    "loading": ("dsrun.train.loop.build_trainer", "build"),
     "resuming": ("transformers.trainer", "deepspeed_load_checkpoint"),
     "forward": ("dsrun.train.loop.trainer", "RunTrainer.compute_loss"),
     "optimizer": ("deepspeed.runtime.engine", "DeepSpeedEngine.step"),

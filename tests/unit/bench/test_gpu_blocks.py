@@ -21,8 +21,8 @@ from bench.gpu.table import write_table
 from bench.gpu.timing import command, figures
 from bench.gpu.wheel import wait
 from bench.mfu import causal_flops
+from dsrun.machine.gpus import LocalGpu
 from dsrun.recipe.resolve import resolve
-from dsrun.system.gpus import LocalGpu
 from tests.processes import left_of
 
 ROOT = Path(__file__).parents[3]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from dsrun.cli.completion import gpu_names
-from dsrun.hardware.gpus import lookup, meanings
+from dsrun.hardware.gpu_facts import lookup, meanings
 
 
 def test_completed_gpu_names_are_known():

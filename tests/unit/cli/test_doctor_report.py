@@ -9,7 +9,7 @@ from dsrun.doctor.check import CheckResult, DoctorCheck
 from dsrun.doctor.registry import CHECKS
 from dsrun.errors import UsageError
 from dsrun.findings.finding import Finding
-from dsrun.system.display import cells
+from dsrun.system.terminal.display import cells
 
 
 def result(code, title, *findings, needs=""):

@@ -14,7 +14,7 @@ from dsrun.cli.init.place import JobPlace
 from dsrun.cli.init.tuning import InitTuning, ask_tuning
 from dsrun.errors import FindingsError, UsageError
 from dsrun.zero.memory.model.count import describe
-from dsrun.zero.memory.request import cluster
+from dsrun.zero.memory.plan_request import cluster
 
 NOTHING: dict[str, Any] = dict.fromkeys(("preset", "lora", "zero", "offload", "global_batch_size"))
 DATA = InitData(source="", train_file=("train.jsonl",), row={})

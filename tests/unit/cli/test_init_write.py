@@ -14,11 +14,11 @@ from dsrun.cli.init.data import InitData
 from dsrun.cli.init.interview import InitAnswer
 from dsrun.cli.init.model import InitModel
 from dsrun.cli.init.place import JobPlace
+from dsrun.cli.init.run_yaml import InitAnswers, check_run_file, commands, plan_command, render_run_yaml, scalar
 from dsrun.cli.init.tuning import InitTuning
-from dsrun.cli.init.write import InitAnswers, check_run_file, commands, plan_command, render_run_yaml, scalar
 from dsrun.errors import UsageError
 from dsrun.recipe.runfile import read_run_file
-from dsrun.zero.memory.request import cluster
+from dsrun.zero.memory.plan_request import cluster
 
 PRINTABLE = st.text(st.characters(codec="utf-8"), min_size=1).filter(str.isprintable)
 HERE = JobPlace(

@@ -13,12 +13,12 @@ from dsrun.cli.monitor.run import ChangeLines
 from dsrun.cli.monitor.section import TerminalSize
 from dsrun.cli.monitor.snapshot import MonitorSnapshot, as_json, of_history, of_job, waiting_for
 from dsrun.cli.monitor.view import render_view
-from dsrun.monitoring.status import BestMetric, RunStatus
+from dsrun.machine.gpu_samples import GpuSample
+from dsrun.monitoring.run_status import BestMetric, RunStatus
 from dsrun.runs.goodput import Goodput
 from dsrun.runs.node_status import NodeStatus, RankProgress
 from dsrun.runs.reader import RunHistory
 from dsrun.slurm.jobs.queue import SlurmJob, read_rows
-from dsrun.system.gpu_samples import GpuSample
 
 NOW = 1795600800.0
 TIME = "2026-11-25T10:00:00.000Z"

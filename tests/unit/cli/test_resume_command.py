@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.cli.launch.job import LaunchOptions, training_job
-from dsrun.launch.job import ProcessTopology
+from dsrun.launch.node.work import LaunchOptions, training_job
+from dsrun.launch.training_job import ProcessTopology
 from dsrun.recipe.resolve import resolve
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dsrun.cli.launch import node as run_node
 from dsrun.errors import UsageError
 from dsrun.launch.context import LocalLauncher
 from dsrun.launch.coordinator.messages import RendezvousError
-from dsrun.launch.job import ProcessTopology, RunOutcome
+from dsrun.launch.node import run_node
 from dsrun.launch.signals import StartupSignals
+from dsrun.launch.training_job import ProcessTopology, RunOutcome
 from dsrun.recipe.resolve import resolve
 from dsrun.runs.attempts import JobStarts
 from dsrun.runs.folder import RunFolder
@@ -132,9 +132,9 @@ def test_node_0_alone_sends_messages(tmp_path, node, targets, senders):
 CLOSED_OUTPUT = """
 import os, sys
 from pathlib import Path
-from dsrun.cli.launch.node import notifier, report
+from dsrun.launch.node.run_node import notifier, report
 from dsrun.launch.coordinator.messages import RendezvousError
-from dsrun.launch.job import Outcome
+from dsrun.launch.training_job import RunOutcome
 from dsrun.runs.attempts import JobStarts
 from dsrun.runs.folder import RunFolder
 read, write = os.pipe()
@@ -142,7 +142,7 @@ os.close(read)
 os.dup2(write, int(sys.argv[1]))
 folder = RunFolder(Path("run"))
 notifier(folder)("once more")
-sys.exit(report(Outcome(int(sys.argv[2]), "the reason", "the advice", "the log"), folder))
+sys.exit(report(RunOutcome(int(sys.argv[2]), "the reason", "the advice", "the log"), folder))
 """
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from dsrun.collectives.collective_test import run_test
 from dsrun.collectives.coordination.lead import PartLimits
 from dsrun.collectives.coordination.meeting import join
 from dsrun.collectives.judge import CollectiveVerdict
 from dsrun.collectives.observations import TestObservations
 from dsrun.collectives.operations import OPERATIONS
 from dsrun.collectives.place import MemberPlace
-from dsrun.collectives.run import run_test
 from dsrun.findings.texts import text_table
 from dsrun.launch.coordinator.messages import shared_key
 from dsrun.messages import Message

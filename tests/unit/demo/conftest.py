@@ -2,7 +2,7 @@
 
 import pytest
 
-from dsrun.demo.build import materialise
+from dsrun.demo.build_demo import materialise
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from dsrun.demo import build
-from dsrun.demo.build import DEMO_NAMES, MARK, data_only, materialise
+from dsrun.demo import build_demo as build
+from dsrun.demo.build_demo import DEMO_NAMES, MARK, data_only, materialise
 from dsrun.demo.models import DEFAULTS
 from dsrun.errors import MissingError, UsageError
 
@@ -124,7 +124,7 @@ def test_failed_demo_rebuild_keeps_old_folder(small, tmp_path, monkeypatch):
 def test_killed_demo_build_not_taken_as_finished(tmp_path):
     script = (
         "import os, sys, pathlib\n"
-        "from dsrun.demo import build\n"
+        "from dsrun.demo import build_demo as build\n"
         "build.tokenizers.model_files = lambda *_: os._exit(9)\n"
         "build.materialise('demo-t5', pathlib.Path(sys.argv[1]))\n"
     )
@@ -233,7 +233,7 @@ def test_llama_demo_without_tokenizers_names_package(tmp_path, monkeypatch):
 def test_t5_demo_imports_no_heavy_package(tmp_path):
     script = (
         "import sys, pathlib\n"
-        "from dsrun.demo.build import materialise\n"
+        "from dsrun.demo.build_demo import materialise\n"
         "materialise('demo-t5', pathlib.Path(sys.argv[1]))\n"
         "print([m for m in ('torch', 'transformers', 'tokenizers', 'datasets') if m in sys.modules])\n"
     )

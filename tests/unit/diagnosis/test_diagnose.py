@@ -11,7 +11,7 @@ import pytest
 
 from dsrun.diagnosis.diagnose import of_logs
 from dsrun.diagnosis.reading import NotText
-from dsrun.diagnosis.run import of_run
+from dsrun.diagnosis.run_diagnosis import of_run
 from dsrun.errors import UsageError
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.node_status import NodeStatus, RankProgress, write_node_status

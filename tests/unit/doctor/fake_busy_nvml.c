@@ -1,5 +1,5 @@
 /* The driver of tests/unit/system with a version, and a process that holds memory of its first GPU. */
-#include "../system/fake_nvml.c"
+#include "../machine/fake_nvml.c"
 
 typedef struct { unsigned pid; unsigned long long used; unsigned gpu_instance, compute_instance; } Process;
 

@@ -8,13 +8,13 @@ from subprocess import CompletedProcess
 from typing import Any
 
 from dsrun.doctor.check import DoctorCheck
-from dsrun.doctor.driver import GpuDriver, MemoryHolder, MemoryUse
+from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget, HostNetwork, PythonPackages
 from dsrun.doctor.gpu.nvml import GpuState, NvmlAnswer
-from dsrun.doctor.machine import CheckedMachine, DoctorTarget, HostNetwork, PythonPackages
 from dsrun.errors import MissingError
 from dsrun.findings.finding import Finding
+from dsrun.machine.driver import GpuDriver, MemoryHolder, MemoryUse
+from dsrun.machine.gpus import LocalGpu
 from dsrun.recipe.resolve import resolve
-from dsrun.system.gpus import LocalGpu
 
 GIB = 2**30
 A100 = ("NVIDIA A100-SXM4-80GB", 80, (8, 0))

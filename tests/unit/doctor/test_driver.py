@@ -10,7 +10,7 @@ import pytest
 
 ASK = """
 import json
-from dsrun.doctor.driver import query_driver
+from dsrun.machine.driver import query_driver
 found = query_driver()
 print(json.dumps(found and {
     "version": found.version, "cuda": found.cuda,

@@ -1,9 +1,9 @@
 """The checks of hardware and host among all of them, and on the machine of this test."""
 
 from dsrun.doctor.check import run_checks
+from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
 from dsrun.doctor.gpu import deep, gpu_settings, health, kernel_log, links, presence
 from dsrun.doctor.host import clock, cpu, host_memory, infiniband, limits, quota, storage
-from dsrun.doctor.machine import CheckedMachine, DoctorTarget
 from dsrun.doctor.registry import CHECKS, DEEP_CHECKS
 
 HOST = (limits, host_memory, storage, quota, infiniband, cpu, clock)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.doctor.check import DoctorCheck, run_checks
-from dsrun.doctor.machine import CheckedMachine, DoctorTarget
+from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
 from dsrun.doctor.mounts import mount_of
 from dsrun.doctor.registry import CHECKS
 from dsrun.findings.finding import Finding

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsrun.datafiles import data_folder, read_toml
-from dsrun.hardware.gpus import gpu_table, lookup, meanings, memory_sizes, near_names, peak_bf16_tflops
+from dsrun.hardware.gpu_facts import gpu_table, lookup, meanings, memory_sizes, near_names, peak_bf16_tflops
 from dsrun.hardware.instances import instance, instances
 from dsrun.zero.generate.presets import memory_of
-from dsrun.zero.memory.request import cluster
+from dsrun.zero.memory.plan_request import cluster
 
 TABLE = gpu_table()
 rows = st.sampled_from(TABLE)

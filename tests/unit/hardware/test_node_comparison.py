@@ -3,9 +3,9 @@
 from dsrun.collectives.facts import NodeFacts
 from dsrun.collectives.facts import differences as between_ranks
 from dsrun.hardware.node_comparison import NodeDifference, compared
-from dsrun.wheel.verify.check import differences as of_wheels
-from dsrun.wheel.verify.machine import ProbedMachine
 from dsrun.wheel.verify.nodes import NodeReport
+from dsrun.wheel.verify.probed_machine import ProbedMachine
+from dsrun.wheel.verify.wheel_check import differences as of_wheels
 
 
 def test_facts_that_differ():

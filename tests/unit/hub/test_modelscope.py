@@ -10,7 +10,7 @@ import pytest
 from dsrun.errors import MissingError, ToolError, UsageError
 from dsrun.hub.modelscope import fetch
 from dsrun.hub.modelscope_cache import HubAsset, cache_of, complete, folder_of, local_name
-from dsrun.recipe.spec import TrainSpec
+from dsrun.recipe.recipe_spec import TrainSpec
 from tests.modelscope_server import modelscope_server
 
 MODEL = {

@@ -14,7 +14,8 @@ from dsrun.launch.coordinator.messages import shared_key
 from dsrun.launch.coordinator.rendezvous import join
 from dsrun.launch.coordinator.server import CoordinatorServer
 from dsrun.launch.coordinator.transport import listen
-from dsrun.launch.supervisor.policy import AttemptFailure, MemoryFallback, RunDecision
+from dsrun.launch.memory_fallback import MemoryFallback
+from dsrun.launch.supervisor.policy import AttemptFailure, RunDecision
 from tests.ports import free_ports
 
 KEY = shared_key(run="test", secret="word")

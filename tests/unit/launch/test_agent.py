@@ -11,8 +11,8 @@ import pytest
 
 from dsrun.errors import UsageError
 from dsrun.launch.environment import run_arguments, worker_environment
-from dsrun.launch.job import ProcessTopology, TrainingJob, decide
 from dsrun.launch.supervisor.events import PipeTee, tee_output
+from dsrun.launch.training_job import ProcessTopology, TrainingJob, decide
 from dsrun.launch.workers.agent import ZygoteStarter
 
 ROOT = Path(__file__).parents[3]

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from dsrun.launch.coordinator.messages import Coordinator
-from dsrun.launch.job import ProcessTopology, TrainingJob
 from dsrun.launch.signals import StopRequests
 from dsrun.launch.supervisor import attempt, reaper
 from dsrun.launch.supervisor.attempt import RunAttempt
 from dsrun.launch.supervisor.attempt_context import AttemptContext
 from dsrun.launch.supervisor.failures import explain
 from dsrun.launch.supervisor.phase_limits import PhaseLimits
+from dsrun.launch.training_job import ProcessTopology, TrainingJob
 from dsrun.runs.heartbeat import RankHeartbeat
 from dsrun.runs.stop_request import StopRequest
 from dsrun.system import variables

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.launch.environment import launch_environment, library_has_libuv, network_variables
-from dsrun.launch.job import ProcessTopology
+from dsrun.launch.training_job import ProcessTopology
 
 CPU = ProcessTopology(2, "cpu", 8)
 GPU = ProcessTopology(2, "cuda", 8)

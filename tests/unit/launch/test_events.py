@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from dsrun.launch.memory_fallback import MemoryFallback
 from dsrun.launch.supervisor.attempt_context import AttemptResult
 from dsrun.launch.supervisor.events import REMEDY_FILE, RunEventWriter
 from dsrun.launch.supervisor.failures import FailureInputs, explain
-from dsrun.launch.supervisor.policy import AttemptFailure, MemoryFallback, RestartLimits, RunDecision, decide
+from dsrun.launch.supervisor.policy import AttemptFailure, RestartLimits, RunDecision, decide
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import write_manifest
 from dsrun.runs.records import read_records

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from dsrun.launch.supervisor.gpu_memory import GpuMemory
-from dsrun.system.gpus import memory_used
+from dsrun.machine.gpus import memory_used
 
 GIB = 1 << 30
 
@@ -46,9 +46,9 @@ def test_without_gpus_nothing_is_asked_again() -> None:
 
 def test_used_memory_is_that_of_the_visible_gpus(tmp_path: Path) -> None:
     """The real pynvml over a small driver."""
-    source = Path(__file__).parents[1] / "system" / "fake_nvml.c"
+    source = Path(__file__).parents[1] / "machine" / "fake_nvml.c"
     subprocess.run(["cc", "-shared", "-fPIC", "-w", "-o", str(tmp_path / "libnvidia-ml.so.1"), str(source)], check=True)
-    ask = "import json; from dsrun.system.gpus import memory_used; print(json.dumps(memory_used()))"
+    ask = "import json; from dsrun.machine.gpus import memory_used; print(json.dumps(memory_used()))"
     env = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": "0,3"}
     done = subprocess.run([sys.executable, "-c", ask], env=env, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == {"GPU-aaaa-1": 100, "GPU-cccc-4": 100}

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dsrun.errors import EXIT_MISSING
-from dsrun.launch.supervisor.node_evidence import evidence_against
-from dsrun.launch.supervisor.policy import AttemptFailure
+from dsrun.launch.supervisor.policy import AttemptFailure, evidence_against
 
 
 def events(*failures: tuple[str, str]) -> list[dict[str, object]]:

@@ -6,16 +6,8 @@ from hypothesis import strategies as st
 
 from dsrun.diagnosis.rules import causes
 from dsrun.errors import EXIT_RESUME
-from dsrun.launch.supervisor.policy import (
-    ROLLBACKS,
-    STALLED,
-    AttemptFailure,
-    MemoryFallback,
-    RestartLimits,
-    RunDecision,
-    decide,
-    shrink,
-)
+from dsrun.launch.memory_fallback import MemoryFallback, shrink
+from dsrun.launch.supervisor.policy import ROLLBACKS, STALLED, AttemptFailure, RestartLimits, RunDecision, decide
 
 KILLED = AttemptFailure(cause="rank_killed", rank=1, exit_code=-9)
 OOM = AttemptFailure(cause="cuda_oom", rank=0, exit_code=1)

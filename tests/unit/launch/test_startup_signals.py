@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from dsrun.launch.coordinator.messages import Coordinator, StoppedBeforeStart
-from dsrun.launch.job import ProcessTopology, TrainingJob
 from dsrun.launch.signals import startup_signals
-from dsrun.launch.supervisor.run import supervise
+from dsrun.launch.supervisor.supervise import supervise
+from dsrun.launch.training_job import ProcessTopology, TrainingJob
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import write_manifest
 from dsrun.runs.stop_request import StopRequest

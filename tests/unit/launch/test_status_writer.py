@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from dsrun.launch.job import ProcessTopology, TrainingJob
-from dsrun.launch.supervisor.status import RanksSample, StatusWriter, node_status
-from dsrun.monitoring.status import STALE_S
+from dsrun.launch.supervisor.status_files import RanksSample, StatusWriter, node_status
+from dsrun.launch.training_job import ProcessTopology, TrainingJob
+from dsrun.monitoring.run_status import STALE_S
 from dsrun.runs.heartbeat import HeartbeatWriter, read_beats
 from dsrun.runs.node_status import GpuSample, NodeStatus, read_node_status, write_node_status
 

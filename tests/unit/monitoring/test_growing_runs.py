@@ -13,7 +13,7 @@ import pytest
 
 from dsrun.errors import UsageError
 from dsrun.monitoring.overview import runs_of, size_on_disk, sort_rows
-from dsrun.monitoring.status import status_of
+from dsrun.monitoring.run_status import status_of
 from dsrun.monitoring.trainer_logs.status import LogReader, program_log, with_figures_of
 from dsrun.runs import reader as run_reader
 from dsrun.runs.goodput import goodput

@@ -10,7 +10,7 @@ import pytest
 from dsrun.errors import UsageError
 from dsrun.monitoring.comparison import configuration, curves, differences, labels, metrics
 from dsrun.monitoring.event_text import describe
-from dsrun.monitoring.status import status_of
+from dsrun.monitoring.run_status import status_of
 from dsrun.runs.reader import RunHistory
 
 

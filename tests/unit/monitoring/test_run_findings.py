@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from dsrun.machine.gpu_samples import GpuSample
 from dsrun.monitoring.observations import is_waiting_while_busy, observe, slowest, wait_share
-from dsrun.monitoring.status import RunStatus
+from dsrun.monitoring.run_status import RunStatus
 from dsrun.runs.node_status import NodeStatus, RankProgress
-from dsrun.system.gpu_samples import GpuSample
 
 NOW = 1795600800.0
 TIME = "2026-11-25T10:00:00.000Z"

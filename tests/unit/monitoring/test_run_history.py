@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.monitoring.status import RESTART_S, STALE_S, recent_step_s, status_of
+from dsrun.monitoring.run_status import RESTART_S, STALE_S, recent_step_s, status_of
 from dsrun.runs.find import is_run
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.node_status import NodeStatus, RankProgress, read_node_status, write_node_status

@@ -9,8 +9,8 @@ from typing import get_args
 
 import yaml
 
-from dsrun.notifications.message import NotificationKind, RunFacts, sample
-from dsrun.notifications.target import parse_target, services
+from dsrun.notifications.notification import NotificationKind, RunFacts, sample
+from dsrun.notifications.notify_target import parse_target, services
 
 DOCS = Path(__file__).parents[3] / "docs"
 NOTIFY = (DOCS / "notify.md").read_text(encoding="utf-8")

@@ -11,10 +11,10 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from dsrun.notifications.message import Notification, NotifiedCause, RunFacts
+from dsrun.notifications.notification import Notification, NotifiedCause, RunFacts
+from dsrun.notifications.notify_target import NotifyAddress, services
 from dsrun.notifications.payloads import refusal, request
 from dsrun.notifications.send import mail
-from dsrun.notifications.target import NotifyAddress, services
 
 FACTS = RunFacts(run="/scratch/runs/t5_large", name="t5-large", host="gpu07", job_id="4711")
 FAILURE = Notification(

@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dsrun.diagnosis.run import of_run
+from dsrun.diagnosis.run_diagnosis import of_run
 from dsrun.notifications.follow import LOG
-from dsrun.notifications.message import RunFacts
+from dsrun.notifications.notification import RunFacts
 from dsrun.notifications.process import NotificationSender, preview
 from dsrun.notifications.rules import SupervisorEnd
 from dsrun.runs.folder import RunFolder
@@ -164,9 +164,9 @@ def test_killed_supervisor_is_told(run, chat):
     """By the process that it has started, which then ends too."""
     code = (
         "import json, sys, time\n"
-        "from dsrun.notifications.process import Sender\n"
-        "from dsrun.notifications.message import RunFacts\n"
-        "sender = Sender(RunFacts(**json.loads(sys.argv[1])), ['env:CHAT'])\n"
+        "from dsrun.notifications.process import NotificationSender\n"
+        "from dsrun.notifications.notification import RunFacts\n"
+        "sender = NotificationSender(RunFacts(**json.loads(sys.argv[1])), ['env:CHAT'])\n"
         "print(sender.pid, flush=True)\n"
         "time.sleep(600)\n"
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dsrun.errors import EXIT_INTERRUPTED, EXIT_RESUME
-from dsrun.notifications.message import Notification, RunFacts, sample
+from dsrun.notifications.notification import Notification, RunFacts, sample
 from dsrun.notifications.rules import INTERVAL_S, NotificationRules, RateLimit, SupervisorEnd
 
 FACTS = RunFacts(run="/runs/a", name="t5", host="gpu07")

@@ -10,9 +10,9 @@ import psutil
 import pytest
 
 from dsrun.errors import ToolError, UsageError
-from dsrun.notifications.message import RunFacts, sample
+from dsrun.notifications.notification import RunFacts, sample
+from dsrun.notifications.notify_target import parse_target
 from dsrun.notifications.send import send
-from dsrun.notifications.target import parse_target
 
 FACTS = RunFacts(run="/runs/a", name="t5", host="gpu07")
 MESSAGE = sample(FACTS, "2026-11-25T12:00:00.000Z")

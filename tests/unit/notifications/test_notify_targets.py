@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.notifications.target import parse_target, parse_targets, services, variable_names
+from dsrun.notifications.notify_target import parse_target, parse_targets, services, variable_names
 
 SECRET = "T01ABCDEF/B02GHIJKL/abcdefghij0123456789"
 URLS = {

@@ -8,7 +8,7 @@ import pytest
 
 from dsrun.errors import UsageError
 from dsrun.recipe.preflight.files import check_files, check_owners
-from dsrun.recipe.spec import TrainSpec
+from dsrun.recipe.recipe_spec import TrainSpec
 
 
 @pytest.mark.parametrize("flag", ["train_file", "validation_file", "test_file", "dataset"])

@@ -10,7 +10,7 @@ import pytest
 from dsrun.errors import UsageError
 from dsrun.recipe.deepspeed_file import with_deepspeed_read
 from dsrun.recipe.resolve import resolve
-from dsrun.zero.lint.check import refuse_errors
+from dsrun.zero.lint.config_check import refuse_errors
 
 ADAM = {"type": "AdamW", "params": {"lr": 3e-5, "betas": [0.8, 0.9], "eps": 1e-6, "weight_decay": 0.1}}
 ZERO = {"zero_optimization": {"stage": 2}}

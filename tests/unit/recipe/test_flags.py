@@ -7,7 +7,7 @@ import pytest
 
 from dsrun.errors import nearest
 from dsrun.recipe.flags import all_flags, by_spelling, hf_flags, own_flags
-from dsrun.recipe.spec import TrainSpec
+from dsrun.recipe.recipe_spec import TrainSpec
 
 TOOL = Path(__file__).parents[3] / "tools" / "harvest_hf_flags.py"
 

@@ -10,7 +10,7 @@ import pytest
 
 from dsrun.errors import UsageError
 from dsrun.recipe.preflight.files import check_files
-from dsrun.recipe.spec import TrainSpec
+from dsrun.recipe.recipe_spec import TrainSpec
 
 LLAMA = {"model_type": "llama"}
 T5 = {"model_type": "t5", "is_encoder_decoder": True}

@@ -5,7 +5,7 @@ import pytest
 from dsrun.errors import UsageError
 from dsrun.recipe.preflight.files import check_files
 from dsrun.recipe.preflight.plugin_file import find_plugin
-from dsrun.recipe.spec import TrainSpec
+from dsrun.recipe.recipe_spec import TrainSpec
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,8 @@ import pytest
 
 from dsrun.errors import UsageError
 from dsrun.recipe.recipe import evaluates_while_training
+from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.recipe.resolve import explain, resolve, with_defaults
-from dsrun.recipe.spec import TrainSpec
 
 
 @pytest.fixture

@@ -16,7 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dsrun.errors import UsageError
-from dsrun.monitoring import status
+from dsrun.machine.gpu_samples import GpuSample
+from dsrun.monitoring import run_status as status
 from dsrun.monitoring.comparison import labels
 from dsrun.report.data import read_run
 from dsrun.report.nodes import node_tables
@@ -25,7 +26,6 @@ from dsrun.report.timeline import MOST_ROWS, clock, rows, strip, time_ticks
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.goodput import goodput
 from dsrun.runs.node_status import NodeStatus, RankProgress, write_node_status
-from dsrun.system.gpu_samples import GpuSample
 from tests.run_folders import RUN, at, event, finished_run, steps, write_run
 
 VOID = {"meta", "input", "br", "link", "img", "hr"}

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from dsrun.launch.supervisor.events import RunEventWriter
-from dsrun.launch.supervisor.run import _Supervision
+from dsrun.launch.supervisor.supervise import _Supervision
 from dsrun.runs import attempts
 from dsrun.runs.attempts import saved_global_batch
 from dsrun.runs.folder import RunFolder

@@ -117,8 +117,8 @@ def test_jsonl_concurrent_writers_do_not_mix_lines(tmp_path):
     """Two writers do not mix their lines."""
     path = tmp_path / "events.jsonl"
     code = """
-import sys; from pathlib import Path; from dsrun.runs.records import Appender
-with Appender(Path(sys.argv[1])) as out:
+import sys; from pathlib import Path; from dsrun.runs.records import LineAppender
+with LineAppender(Path(sys.argv[1])) as out:
     for n in range(200): out.append({"who": sys.argv[2], "n": n, "pad": "x" * 500})
 """
     writers = [subprocess.Popen([sys.executable, "-c", code, str(path), who]) for who in "ab"]
@@ -133,9 +133,9 @@ def test_jsonl_line_after_full_disk_is_whole(tmp_path):
     """After a full disk the next line is whole."""
     path = tmp_path / "metrics.jsonl"
     code = """
-import resource, signal, sys; from pathlib import Path; from dsrun.runs.records import Appender
+import resource, signal, sys; from pathlib import Path; from dsrun.runs.records import LineAppender
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-out = Appender(Path(sys.argv[1]))
+out = LineAppender(Path(sys.argv[1]))
 out.append({"step": 1})
 hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
 resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))

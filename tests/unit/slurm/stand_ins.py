@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
 
-from dsrun.slurm.render.program import ClusterSite, any_program, train_program
-from dsrun.slurm.render.script import render_script
+from dsrun.launch.program import any_program, train_program
+from dsrun.slurm.render.job_script import render_script
+from dsrun.slurm.render.site import ClusterSite
 from dsrun.slurm.render.spec import make_spec, run_file_value
 
 MODULE = "torch.distributed.run"

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from dsrun.hardware.gpus import lookup, memory_sizes
+from dsrun.hardware.gpu_facts import lookup, memory_sizes
 from dsrun.slurm.cluster.discover import gpu_groups, read_accounting
 from dsrun.slurm.render import notation
 from dsrun.system.hostlist import compressed, expand_hosts

@@ -12,14 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.cli.render.job import from_flags
+from dsrun.cli.render.rendered_job import from_flags
 from dsrun.cli.slurm.render import command as render_command
 from dsrun.errors import UsageError
+from dsrun.launch.program import any_program
 from dsrun.slurm.lint.convert import convert
-from dsrun.slurm.lint.job import read_script
+from dsrun.slurm.lint.job_script import read_script
+from dsrun.slurm.render.job_script import render_script
 from dsrun.slurm.render.options import SlurmSpec
-from dsrun.slurm.render.program import ClusterSite, any_program
-from dsrun.slurm.render.script import render_script
+from dsrun.slurm.render.site import ClusterSite
 from dsrun.slurm.render.spec import make_spec
 
 STAND_IN = Path(__file__).with_name("launch_stand_in.py")

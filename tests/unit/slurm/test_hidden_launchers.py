@@ -5,8 +5,8 @@ import shlex
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.slurm.render.launchers import refuse_scripts
-from dsrun.slurm.render.program import any_program
+from dsrun.launch.launchers import refuse_scripts
+from dsrun.launch.program import any_program
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from dsrun.launch.program import any_program, slug, train_program
+from dsrun.slurm.render.job_script import render_script
 from dsrun.slurm.render.notation import shell_quote
-from dsrun.slurm.render.program import ClusterSite, any_program, slug, train_program
-from dsrun.slurm.render.script import render_script
+from dsrun.slurm.render.site import ClusterSite
 from tests.unit.slurm.stand_ins import Shell, spec_of
 
 NASTY = [

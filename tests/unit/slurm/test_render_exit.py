@@ -8,9 +8,10 @@ import time
 
 import pytest
 
+from dsrun.launch.program import any_program
 from dsrun.runs.stop_request import read_stop_file
-from dsrun.slurm.render.program import ClusterSite, any_program
-from dsrun.slurm.render.script import render_script
+from dsrun.slurm.render.job_script import render_script
+from dsrun.slurm.render.site import ClusterSite
 from tests.unit.slurm.stand_ins import (
     FINISHED,
     JOB,

@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 
 from dsrun import __version__
-from dsrun.slurm.render.program import ClusterSite, any_program, functions_file, train_program
-from dsrun.slurm.render.script import render_script
+from dsrun.launch.program import any_program, train_program
+from dsrun.slurm.render.job_script import render_script
+from dsrun.slurm.render.site import ClusterSite, functions_file
 from tests.unit.slurm.stand_ins import spec_of
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "slurm"

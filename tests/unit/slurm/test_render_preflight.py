@@ -7,8 +7,9 @@ import signal
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.slurm.render.program import ClusterSite, any_program
-from dsrun.slurm.render.script import render_script
+from dsrun.launch.program import any_program
+from dsrun.slurm.render.job_script import render_script
+from dsrun.slurm.render.site import ClusterSite
 from tests.unit.slurm.stand_ins import JOB, REQUEUE, requeued, signalled, spec_of, training
 
 # The doctor speaks against second-node, and the workers train to the end.

@@ -8,15 +8,16 @@ import sys
 
 import pytest
 
-from dsrun.cli.render.job import find_job, from_run_file
+from dsrun.cli.render.rendered_job import find_job, from_run_file
 from dsrun.cli.slurm.render import command
 from dsrun.cli.slurm.script import SLURM
 from dsrun.errors import UsageError
+from dsrun.launch.program import any_program, train_program
 from dsrun.options import OptionValue
+from dsrun.slurm.render.job_script import _compiled, context, render_script, template_text
 from dsrun.slurm.render.login_node import missing_here
 from dsrun.slurm.render.notation import parse_gpus
-from dsrun.slurm.render.program import ClusterSite, any_program, functions_file, train_program
-from dsrun.slurm.render.script import _compiled, context, render_script, template_text
+from dsrun.slurm.render.site import ClusterSite, functions_file
 from dsrun.slurm.render.spec import make_spec
 from tests.unit.slurm.stand_ins import spec_of
 
@@ -296,6 +297,6 @@ def test_shipped_template_kept_compiled_renders_the_same(monkeypatch):
         _compiled.cache_clear()
         assert render_script(spec, program, SITE) == render_script(spec, program, SITE, template_text())
     assert "conda activate 'it'\"'\"'s; a name'" in render_script(spec, program, SITE)
-    monkeypatch.setattr("dsrun.slurm.render.script.context", lambda *_: {"directives": []})
+    monkeypatch.setattr("dsrun.slurm.render.job_script.context", lambda *_: {"directives": []})
     with pytest.raises(UsageError, match=r"the template, line \d+: 'version' is undefined"):
         render_script(spec, program, SITE)

@@ -7,8 +7,9 @@ import re
 from dataclasses import replace
 
 from dsrun.launch.compat import parse_torchrun
-from dsrun.slurm.render.program import ClusterSite, any_program
-from dsrun.slurm.render.script import render_script
+from dsrun.launch.program import any_program
+from dsrun.slurm.render.job_script import render_script
+from dsrun.slurm.render.site import ClusterSite
 from tests.unit.slurm.stand_ins import FINISHED, other, rendezvous, requeued, spec_of, training
 
 

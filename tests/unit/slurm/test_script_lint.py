@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.slurm.lint.check import check_script
-from dsrun.slurm.lint.job import read_script
+from dsrun.slurm.lint.job_script import read_script
 from dsrun.slurm.lint.launch import rules
-from dsrun.slurm.lint.shell import commands
+from dsrun.slurm.lint.script_check import check_script
+from dsrun.system.shell import commands
 
 TESTS = Path(__file__).parents[2]
 SCRIPTS = TESTS / "data" / "sbatch"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.findings.texts import tables
-from dsrun.slurm.check import check
+from dsrun.slurm.job_check import check
 from dsrun.slurm.render.options import SlurmSpec
 from tests.slurm_recordings import recorded, recorded_facts
 

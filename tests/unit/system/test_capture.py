@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from dsrun.errors import MissingError, ToolError
-from dsrun.system.proc import capture
+from dsrun.system.process.proc import capture
 
 
 def test_captured_output_and_exit_code(tmp_path):

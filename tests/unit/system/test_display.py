@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from dsrun.system.display import (
+from dsrun.system.terminal.display import (
     cells,
     counted,
     duration,

@@ -15,7 +15,7 @@ UNSHARE = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-ch
 HEAD = """
 import os, signal, subprocess, sys, time
 from pathlib import Path
-from dsrun.system.init import leave_init_behind
+from dsrun.system.process.init import leave_init_behind
 leave_init_behind()
 """
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsrun.runs.records import EventLog
-from dsrun.system.log_format import LineFormatter, ecs_line, event_line, labels_from
+from dsrun.system.terminal.log_format import LineFormatter, ecs_line, event_line, labels_from
 from tests.ecs import parsed
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dsrun.system.proc import exit_of, run_foreground, start_time
+from dsrun.system.process.proc import exit_of, run_foreground, start_time
 
 PATIENCE_S = 120
 
@@ -81,7 +81,7 @@ while not pathlib.Path(path).exists():
 def launcher_argv(argv: list[str], *, grace_s: float = 10) -> list[str]:
     code = f"""
 import sys
-from dsrun.system.proc import run_foreground
+from dsrun.system.process.proc import run_foreground
 try:
     sys.exit(run_foreground(sys.argv[1:], grace_s={grace_s}))
 except KeyboardInterrupt:

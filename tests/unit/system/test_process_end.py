@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-BEGIN = "import atexit, sys, threading; from dsrun.system.process_end import end; "
+BEGIN = "import atexit, sys, threading; from dsrun.system.process.process_end import end; "
 
 
 def ended(program: str, **more) -> subprocess.CompletedProcess:

@@ -8,7 +8,7 @@ import pytest
 
 from dsrun.findings.translation import language, language_named, translated
 from dsrun.messages import Message, joined
-from dsrun.system.display import counted
+from dsrun.system.terminal.display import counted
 
 OOM = Message("GPU memory exhausted")
 LOCALES = ("DSRUN_LANG", "LC_ALL", "LC_MESSAGES", "LANG")

@@ -8,15 +8,16 @@ from dataclasses import fields
 import pytest
 
 from dsrun.diagnosis.rules import causes
-from dsrun.hardware.gpus import gpu_table
+from dsrun.hardware.gpu_facts import gpu_table
 from dsrun.kubernetes.options import KubernetesSpec
+from dsrun.launch.program import train_program
 from dsrun.options import flag_of
 from dsrun.recipe.compat.removed import removed_flags
 from dsrun.recipe.flags import hf_flags, own_flags
+from dsrun.slurm.render.job_script import completed, context
 from dsrun.slurm.render.options import options as slurm_options
-from dsrun.slurm.render.program import ClusterSite, train_program
-from dsrun.slurm.render.script import completed, context
-from dsrun.wheel.platform.gpus import product_lines
+from dsrun.slurm.render.site import ClusterSite
+from dsrun.wheel.platform.gpu_target import product_lines
 from dsrun.zero.generate.spec import options as config_options
 from dsrun.zero.rules import rules
 from tests.unit.slurm.stand_ins import spec_of

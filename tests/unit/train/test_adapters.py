@@ -16,8 +16,8 @@ from transformers import (
 )
 
 from dsrun.errors import UsageError
-from dsrun.recipe.spec import TrainSpec
-from dsrun.train.export.run import ExportRequest, export
+from dsrun.recipe.recipe_spec import TrainSpec
+from dsrun.train.export.export_model import ExportRequest, export
 from dsrun.train.model.adapters import add_lora, freeze, new_tokens
 
 ROWS, NEW = 32, range(32, 35)

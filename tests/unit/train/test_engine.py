@@ -11,7 +11,7 @@ import torch.utils.cpp_extension
 from deepspeed.ops.op_builder.builder import OpBuilder
 
 from dsrun.errors import ToolError, UsageError
-from dsrun.recipe.spec import TrainSpec
+from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.train.base.distributed import DistributedWorld
 from dsrun.train.loop.engine import (
     assert_engine_matches,

@@ -16,8 +16,8 @@ from transformers import (
     initialization,
 )
 
-from dsrun.recipe.spec import TrainSpec
-from dsrun.train.model.build import build
+from dsrun.recipe.recipe_spec import TrainSpec
+from dsrun.train.model.build_model import build
 from dsrun.train.model.initial_weights import leave_undrawn, undrawn
 
 LLAMA = LlamaConfig(vocab_size=16, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)

@@ -26,10 +26,10 @@ from transformers import (
 
 from dsrun.errors import UsageError
 from dsrun.recipe.precision import TrainingPrecision
+from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.recipe.resolve import resolve
-from dsrun.recipe.spec import TrainSpec
 from dsrun.train.model import loaded_weights
-from dsrun.train.model.build import build
+from dsrun.train.model.build_model import build
 from dsrun.train.model.load import decide_task, load_config
 from dsrun.train.model.quantization import quantization_config
 

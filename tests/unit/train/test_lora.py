@@ -3,7 +3,7 @@
 import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from dsrun.recipe.spec import TrainSpec
+from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.train.model.adapters import add_lora
 
 ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}

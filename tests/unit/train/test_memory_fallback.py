@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.launch.supervisor.policy import MemoryFallback
+from dsrun.launch.memory_fallback import MemoryFallback
 from dsrun.recipe.batch import batch_plan
 from dsrun.recipe.resolve import resolve
 from dsrun.train.decide_plan import (

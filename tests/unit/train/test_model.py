@@ -8,8 +8,8 @@ import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from dsrun.errors import UsageError
-from dsrun.recipe.spec import TrainSpec
-from dsrun.train.model.build import build
+from dsrun.recipe.recipe_spec import TrainSpec
+from dsrun.train.model.build_model import build
 from dsrun.train.model.load import load_config, set_languages
 
 

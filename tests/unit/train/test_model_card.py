@@ -17,11 +17,11 @@ from dsrun.recipe.resolve import resolve
 from dsrun.runs.folder import RunFolder
 from dsrun.train.base.distributed import DistributedWorld
 from dsrun.train.base.plan import Given, TrainingPlan
-from dsrun.train.card.facts import CardFacts
-from dsrun.train.card.write import is_edited, model_card, write_cards
+from dsrun.train.card.card_facts import CardFacts
+from dsrun.train.card.write_card import is_edited, model_card, write_cards
 from dsrun.train.data.collate import PaddingCollator
 from dsrun.train.data.counts import TruncatedExamples
-from dsrun.train.data.request import PreparedData
+from dsrun.train.data.data_request import PreparedData
 
 SECRET = "hf_canaryCANARY0123456789"
 BATCH = BatchPlan(global_batch=64, micro_batch=4, world_size=8, accumulation=2)

@@ -20,7 +20,7 @@ from transformers.training_args import OptimizerNames
 
 from dsrun.errors import UsageError
 from dsrun.recipe.recipe import OWN_GROUPS
-from dsrun.recipe.spec import TrainSpec
+from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.train.model.adapters import add_lora, freeze
 from dsrun.train.model.parameter_groups import LearningRates
 

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, LlamaConfi
 
 from dsrun.errors import MissingError, UsageError
 from dsrun.plugin import Example
-from dsrun.recipe.spec import TrainSpec
+from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.runs.heartbeat import HeartbeatWriter
 from dsrun.train.base.plugin import load_plugin
 from dsrun.train.data.collate import PaddingCollator

@@ -10,10 +10,10 @@ import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from dsrun.errors import MissingError, UsageError
-from dsrun.launch.supervisor.policy import MemoryFallback
+from dsrun.launch.memory_fallback import MemoryFallback
 from dsrun.recipe.preflight import packages
+from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.recipe.resolve import resolve
-from dsrun.recipe.spec import TrainSpec
 from dsrun.train.checkpoint.verify import lora_identity
 from dsrun.train.decide_plan import with_fallback
 from dsrun.train.loop.nan import _weights_are_finite

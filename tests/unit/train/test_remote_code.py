@@ -9,9 +9,9 @@ import pytest
 from filelock import FileLock, Timeout
 from transformers import dynamic_module_utils
 
-from dsrun.recipe.spec import TrainSpec
+from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.train.model import load as models
-from dsrun.train.model.build import build
+from dsrun.train.model.build_model import build
 from dsrun.train.model.load import LOCK, one_at_a_time
 from tests.integration.poison import poisoned_model
 

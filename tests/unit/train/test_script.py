@@ -11,10 +11,10 @@ import pytest
 from datasets import Dataset
 
 from dsrun.errors import UsageError
+from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.recipe.resolve import resolve
-from dsrun.recipe.spec import TrainSpec
 from dsrun.train.base.plan import Given
-from dsrun.train.data.request import given_sources
+from dsrun.train.data.data_request import given_sources
 from dsrun.train.script import _given, _words
 
 

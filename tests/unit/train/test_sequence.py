@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from dsrun.errors import UsageError
+from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.recipe.resolve import resolve
-from dsrun.recipe.spec import TrainSpec
 from dsrun.train.base.distributed import DistributedWorld
 from dsrun.train.base.labels import IGNORED
 from dsrun.train.data.batches import BatchSplit, GlobalBatchSampler

@@ -10,7 +10,7 @@ from dsrun.recipe.resolve import resolve
 from dsrun.train.base.distributed import DistributedWorld
 from dsrun.train.model import zero_auto
 from dsrun.zero.memory.model.count import FAMILIES
-from dsrun.zero.memory.request import cluster
+from dsrun.zero.memory.plan_request import cluster
 
 GPU = DistributedWorld(rank=0, size=4, local_rank=0, local_size=4, device="cuda")
 CPU = DistributedWorld(rank=0, size=2, local_rank=0, local_size=2, device="cpu")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsrun.errors import UsageError
-from dsrun.hardware.gpus import gpu_table
+from dsrun.hardware.gpu_facts import gpu_table
 from dsrun.wheel.platform.arch import (
     CudaArch,
     env_value,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.hardware.gpus import gpu_table
+from dsrun.hardware.gpu_facts import gpu_table
 from dsrun.wheel.platform.arch import (
     generations,
     minor_release,
@@ -15,7 +15,7 @@ from dsrun.wheel.platform.arch import (
     tegra,
     torch_releases,
 )
-from dsrun.wheel.platform.gpus import check_archs, serving
+from dsrun.wheel.platform.gpu_target import check_archs, serving
 
 NVCC = shutil.which("nvcc") or "/usr/local/cuda/bin/nvcc"
 

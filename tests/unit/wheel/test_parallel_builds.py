@@ -14,7 +14,7 @@ from contextlib import suppress
 import psutil
 import pytest
 
-from dsrun.wheel.compile.run import parallel
+from dsrun.wheel.compile.compile_wheel import parallel
 from tests.processes import left_of
 
 PYTHON = sys.executable

@@ -4,9 +4,9 @@ import pytest
 
 from dsrun.errors import ToolError, UsageError
 from dsrun.hardware.gres import parse_gres
-from dsrun.system.gpus import LocalGpu
+from dsrun.machine.gpus import LocalGpu
 from dsrun.wheel.platform.arch import env_value
-from dsrun.wheel.platform.gpus import decide_target
+from dsrun.wheel.platform.gpu_target import decide_target
 
 A100 = "NVIDIA A100-SXM4-80GB"
 

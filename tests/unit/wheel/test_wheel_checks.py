@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.wheel.compile.assemble import expected_code, wrong_with_wheel
-from dsrun.wheel.compile.run import group_ops
+from dsrun.wheel.compile.compile_wheel import group_ops
 from dsrun.wheel.platform.ops import op_table
 from dsrun.wheel.verify.contents import WheelLibrary, WheelReport
 from tests.unit.wheel.test_wheel_request import CUDA

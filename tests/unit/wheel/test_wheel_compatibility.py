@@ -10,7 +10,7 @@ import pytest
 from dsrun.wheel.verify.compatibility import compare, compare_with_gpus
 from dsrun.wheel.verify.contents import WheelLibrary, WheelReport
 from dsrun.wheel.verify.fatbin import cuda_of_isa, service
-from dsrun.wheel.verify.machine import ProbedMachine, TargetGpu, gpus_for
+from dsrun.wheel.verify.probed_machine import ProbedMachine, TargetGpu, gpus_for
 
 ADAM = WheelLibrary(
     path="deepspeed/ops/adam/fused_adam_op.so",

@@ -13,7 +13,7 @@ from tests.tiny_wheels import SASS, compiled, container, entry, make_wheel, need
 READS = """
 import sys
 from pathlib import Path
-from dsrun.wheel.verify.check import examine
+from dsrun.wheel.verify.wheel_check import examine
 report, findings = examine(Path(sys.argv[1]))
 assert [library.sass for library in report.libraries] == [("8.0",)], report
 assert findings == []

@@ -12,7 +12,7 @@ from dsrun.zero.generate.config import generate
 from dsrun.zero.generate.explain import explain
 from dsrun.zero.generate.presets import error_after, memory_of_sum
 from dsrun.zero.generate.spec import ZeroSpec
-from dsrun.zero.lint.check import check
+from dsrun.zero.lint.config_check import check
 from dsrun.zero.view import TrainingFlags
 
 BATCH = {"global_batch_size": 64, "micro_batch_size": 1, "gpus": 8}

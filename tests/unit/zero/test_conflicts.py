@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.hardware.gpus import lookup
+from dsrun.hardware.gpu_facts import lookup
 from dsrun.recipe import recipe
-from dsrun.recipe.spec import TrainSpec
+from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.slurm.render.options import SlurmSpec
 from dsrun.zero import rules as rules_module
 from dsrun.zero.generate import flag_rules as flag_rules_module
@@ -23,7 +23,7 @@ from dsrun.zero.generate.config import build, generate, nested
 from dsrun.zero.generate.explain import notices
 from dsrun.zero.generate.flag_rules import STAGES_OF_OPTION, flag_rules
 from dsrun.zero.generate.spec import ZeroSpec, flag_of, options
-from dsrun.zero.lint.check import check as lint
+from dsrun.zero.lint.config_check import check as lint
 from dsrun.zero.rules import rules
 from dsrun.zero.view import ConfigView
 

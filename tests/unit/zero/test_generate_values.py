@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from dsrun.hardware.gpus import lookup
+from dsrun.hardware.gpu_facts import lookup
 from dsrun.options import by_group
 from dsrun.zero.generate.blocks import MOVED, HardwareFacts
 from dsrun.zero.generate.config import SHIPPED, build, generate, render_json

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 
 from dsrun.errors import UsageError
 from dsrun.models.families import family_of
-from dsrun.recipe.spec import TrainSpec
+from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.train.data.encoding.chat import set_template
 from dsrun.train.model.load import from_hub, one_at_a_time
 

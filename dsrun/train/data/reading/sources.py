@@ -17,7 +17,7 @@ from dsrun.hub.modelscope_cache import local_name
 from dsrun.hub.unreachable import refused, unreachable
 from dsrun.recipe.preflight.data_files import FORMATS, data_format, expanded, natural_order
 from dsrun.recipe.preflight.files import is_path
-from dsrun.recipe.spec import TrainSpec
+from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.system.files import sha256_of
 from dsrun.train.data.reading.readers import START, RawRow, RawRows, ReadPosition, read_marked, sample_of
 from dsrun.train.model.load import HTTP_ERROR

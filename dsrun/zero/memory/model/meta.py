@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import ToolError
-from dsrun.system.proc import capture
+from dsrun.system.process.proc import capture
 from dsrun.zero.memory.model.architecture import LayerWeight
 
 COUNTER = "dsrun.train.model.zero_auto"

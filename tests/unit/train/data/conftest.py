@@ -6,9 +6,9 @@ import pytest
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from dsrun.recipe.spec import TrainSpec
+from dsrun.recipe.recipe_spec import TrainSpec
+from dsrun.train.data.data_request import DataRequest
 from dsrun.train.data.mixture import preparation_of
-from dsrun.train.data.request import DataRequest
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

@@ -16,7 +16,7 @@ import pytest
 
 from dsrun.errors import MissingError
 from dsrun.system.variables import cache_root
-from dsrun.train.data import build as building
+from dsrun.train.data import build_splits as building
 from dsrun.train.data.cache import key_of, obtain
 from tests.forkserver.client import HEAVY
 from tests.processes import alive, left_of

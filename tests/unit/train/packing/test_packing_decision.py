@@ -11,7 +11,7 @@ from datasets import Dataset
 
 from dsrun.errors import UsageError
 from dsrun.recipe.batch import BatchPlan
-from dsrun.recipe.spec import TrainSpec
+from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.train.data.batches import BatchSplit
 from dsrun.train.packing import decide as module
 from dsrun.train.packing.decide import batch_of_tokens, decide_batching, keep_grouping, rows_per_step, split_of_rows

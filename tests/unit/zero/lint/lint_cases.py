@@ -2,7 +2,7 @@
 
 import json
 
-from dsrun.zero.lint.check import check
+from dsrun.zero.lint.config_check import check
 
 MICRO = {"train_micro_batch_size_per_gpu": 4}
 FILLED = {

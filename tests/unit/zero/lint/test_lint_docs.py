@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from dsrun.findings.texts import tables
-from dsrun.zero.lint.check import check
 from dsrun.zero.lint.codes import CODES, ConfigFindings
+from dsrun.zero.lint.config_check import check
 from dsrun.zero.lint.source import JsonSource
 from dsrun.zero.lint.upgrade import upgrade
 from dsrun.zero.rules import rules

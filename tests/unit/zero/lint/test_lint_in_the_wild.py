@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from dsrun.zero.lint.check import check
+from dsrun.zero.lint.config_check import check
 from dsrun.zero.lint.upgrade import upgrade
 
 BASE = {"train_micro_batch_size_per_gpu": "auto", "zero_optimization": {"stage": 3}}

@@ -6,7 +6,7 @@ import pytest
 
 from dsrun.findings.translation import catalogue
 from dsrun.zero.lint.accelerate import read_accelerate
-from dsrun.zero.lint.check import check
+from dsrun.zero.lint.config_check import check
 from dsrun.zero.view import TrainingFlags
 from tests.unit.zero.lint.lint_cases import CLIP, FILLED, MICRO, found, only, trainer, zero
 

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from dsrun.hardware.gpus import lookup
-from dsrun.zero.lint.check import check
+from dsrun.hardware.gpu_facts import lookup
+from dsrun.zero.lint.config_check import check
 from dsrun.zero.view import TrainingFlags
 from tests.unit.zero.lint.lint_cases import CLIP, MICRO, found, only, trainer, zero
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsrun.errors import UsageError
-from dsrun.zero.lint.check import check
+from dsrun.zero.lint.config_check import check
 from dsrun.zero.lint.upgrade import upgrade
 from dsrun.zero.schema import removed
 

@@ -8,7 +8,7 @@ from dsrun.errors import UsageError
 from dsrun.recipe.resolve import resolve, with_defaults
 from dsrun.zero.memory.model.count import describe
 from dsrun.zero.memory.plan import ChosenPlan, decide, message, settings
-from dsrun.zero.memory.request import cluster
+from dsrun.zero.memory.plan_request import cluster
 
 ONE_B = {
     "model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16,

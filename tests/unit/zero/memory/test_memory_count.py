@@ -14,7 +14,7 @@ from dsrun.models.headers import stored_tensors
 from dsrun.zero.memory.model.architecture import LayerWeight
 from dsrun.zero.memory.model.count import count
 from dsrun.zero.memory.model.widths import architecture_of
-from dsrun.zero.memory.request import cluster
+from dsrun.zero.memory.plan_request import cluster
 from dsrun.zero.memory.strategy import active_parameters
 
 LLAMA = {

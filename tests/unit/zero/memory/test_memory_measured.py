@@ -12,7 +12,7 @@ from bench import memory_cases
 from bench.memory import predict
 from dsrun.zero.memory.model.count import describe
 from dsrun.zero.memory.plan import plan
-from dsrun.zero.memory.request import PlanRequest, cluster
+from dsrun.zero.memory.plan_request import PlanRequest, cluster
 from dsrun.zero.memory.strategy import ZeroStrategy, gpu
 
 GIB = 2**30

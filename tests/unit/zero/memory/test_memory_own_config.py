@@ -14,7 +14,7 @@ from dsrun.zero.memory.activations import activations
 from dsrun.zero.memory.optimizers import state_bytes
 from dsrun.zero.memory.own_config import with_deepspeed
 from dsrun.zero.memory.plan import choose, plan
-from dsrun.zero.memory.request import is_place
+from dsrun.zero.memory.plan_request import is_place
 from dsrun.zero.memory.strategy import ZeroStrategy, gpu
 from tests.unit.zero.memory.test_memory_plan import LLAMA, ZERO_2, ask
 

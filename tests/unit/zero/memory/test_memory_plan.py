@@ -10,7 +10,7 @@ import pytest
 from dsrun.errors import UsageError
 from dsrun.zero.memory.model.count import describe
 from dsrun.zero.memory.plan import choose, message, plan, settings
-from dsrun.zero.memory.request import PlanRequest, cluster
+from dsrun.zero.memory.plan_request import PlanRequest, cluster
 from dsrun.zero.memory.strategy import ZeroStrategy, active_parameters, bf16_strategies, gpu, largest_micro_batch
 
 LLAMA = {

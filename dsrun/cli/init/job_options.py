@@ -1,0 +1,180 @@
+"""The options of a SLURM job: partition, GPUs, nodes and time, each answer checked against the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+from dsrun.cli.init.interview import InitAnswer, InitInterview, InitQuestion
+from dsrun.errors import UsageError
+from dsrun.findings.finding import Finding, errors_in, has_errors
+from dsrun.findings.show import shown
+from dsrun.options import OptionValue
+from dsrun.slurm.cluster.cluster_facts import NO_LIMIT, ClusterFacts, Partition
+from dsrun.slurm.job_check import check
+from dsrun.slurm.render.notation import clock, parse_gpus
+from dsrun.slurm.render.options import SlurmSpec
+from dsrun.slurm.render.spec import make_spec
+from dsrun.system.terminal.stderr import print_note
+
+ACCOUNT = "--account"
+LONGEST_DEFAULT_S = 24 * 3600
+DEMO_TIME_S = 30 * 60
+OPTIONS = ("partition", "account", "gpus_per_node", "nodes", "time")
+
+
+def ask_job(interview: InitInterview, given: dict[str, Any], facts: ClusterFacts | None, *, is_demo: bool) -> InitJob:
+    """Ask for the options of a job, which cannot be checked where the cluster's `facts` are None."""
+    job = InitJob(facts)
+    default = _default_partition(facts) if facts else None
+    if facts is not None or given["partition"]:
+        job.ask(interview, _partition_question(facts, default), given)
+    if given["account"] or job.needs_account():
+        job.ask(interview, _account_question(facts), given)
+    partition = facts.partition(job.named("partition")) if facts else None
+    job.ask(interview, _gpus_question(facts, partition), given)
+    job.ask(interview, _nodes_question(partition), given)
+    job.ask(interview, _time_question(partition, is_demo=is_demo), given)
+    for line in job.remarks():
+        print_note(line)
+    return job
+
+
+class InitJob:
+    """The job's options so far, checked against the cluster whenever one is added."""
+
+    def __init__(self, facts: ClusterFacts | None) -> None:
+        self.facts = facts
+        self.answers: dict[str, InitAnswer[str]] = {}
+
+    @property
+    def spec(self) -> SlurmSpec:
+        return self._spec({name: answer.value for name, answer in self.answers.items()})
+
+    def _spec(self, values: Mapping[str, str]) -> SlurmSpec:
+        flags = {name: f"--{name.replace('_', '-')}" for name in values}
+        spec = make_spec(OptionValue(name=name, values=(text,), where=flags[name]) for name, text in values.items())
+        if self.facts is None:
+            return spec
+        if spec.gpus_per_node is None:
+            spec = replace(spec, gpus_per_node=str(self.facts.usual_gpus(spec.partition) or 0))
+        least = partition.min_nodes if (partition := self.facts.partition(spec.partition)) else 1
+        return spec if "nodes" in values else replace(spec, nodes=max(1, least))
+
+    def ask(self, interview: InitInterview, question: InitQuestion[str], given: dict[str, Any]) -> None:
+        """Add the answer to a question; one that the cluster would refuse is asked for again."""
+        name = question.flag[2:].replace("-", "_")
+
+        def checked(text: str) -> str:
+            text = question.check(text)
+            before = {finding.code for finding in self._errors(self.spec)}
+            so_far = {key: each.value for key, each in self.answers.items()}
+            for finding in self._errors(self._spec({**so_far, name: text})):
+                # An account is asked for after the partition that needs it.
+                if finding.where == question.flag or (finding.code not in before and finding.where != ACCOUNT):
+                    raise UsageError(f"{question.flag} {text}: {finding.message}", fix=finding.fix)
+            return text
+
+        self.answers[name] = interview.answer(replace(question, check=checked), given[name])
+
+    def named(self, name: str) -> str | None:
+        """The answer to a question; None where it was not asked."""
+        return self.answers[name].value if name in self.answers else None
+
+    def needs_account(self) -> bool:
+        """Whether the partition does not take the user's default account."""
+        return any(each.where == ACCOUNT for each in self._errors(self.spec))
+
+    def _errors(self, spec: SlurmSpec) -> list[Finding]:
+        return errors_in(check(spec, self.facts)) if self.facts else []
+
+    def remarks(self) -> Iterator[str]:
+        """What the cluster would refuse or remark on all the same."""
+        for finding in check(self.spec, self.facts) if self.facts else ():
+            if finding.level != "info":
+                yield shown(finding).line
+
+
+def _default_partition(facts: ClusterFacts) -> str | None:
+    """The cluster's default partition if it has GPUs, else the first with GPUs that takes this user's jobs."""
+    names = [each.name for each in sorted(facts.partitions, key=lambda each: not each.default) if not each.hidden]
+    with_gpus = [name for name in names if facts.usual_gpus(name)]
+    return next((name for name in (*with_gpus, *names) if not _refuses(facts, name)), None)
+
+
+def _refuses(facts: ClusterFacts, partition: str) -> bool:
+    found = facts.partition(partition)
+    spec = SlurmSpec(
+        partition=partition,
+        nodes=max(1, found.min_nodes if found else 1),
+        gpus_per_node=str(facts.usual_gpus(partition) or 0),
+    )
+    return has_errors(check(spec, facts))
+
+
+def _partition_question(facts: ClusterFacts | None, default: str | None) -> InitQuestion[str]:
+    choices = []
+    for each in facts.partitions if facts else ():
+        nodes = facts.nodes_of(each) if facts else ()
+        if each.hidden or not each.is_up or not nodes:
+            continue
+        free, gpus = sum(node.gpus_free for node in nodes), sum(node.gpu_count for node in nodes)
+        limit = "no time limit" if each.time_limit == NO_LIMIT else f"at most {clock(each.time_limit)}"
+        shown = f"{free} of {gpus} GPUs free" if gpus else "no GPUs"
+        choices.append((each.name, f"{len(nodes)} node{'s' * (len(nodes) != 1)}, {shown}, {limit}"))
+    is_default = facts is not None and default is not None and (found := facts.partition(default)) and found.default
+    return InitQuestion(
+        flag="--partition", text="Which partition?", check=str, choices=choices, default=default,
+        why="the cluster's default" if is_default else "the first with GPUs that takes your jobs",
+        needed="the name of a partition: `dsrun cluster` lists them",
+    )  # fmt: skip
+
+
+def _account_question(facts: ClusterFacts | None) -> InitQuestion[str]:
+    known = facts.accounting if facts else None
+    mine = list(dict.fromkeys(each.account for each in known.associations)) if known else []
+    return InitQuestion(
+        flag=ACCOUNT, text="Which account pays? The partition does not take your default one.", check=str,
+        choices=[(name, "") for name in mine], needed="one of your accounts",
+    )  # fmt: skip
+
+
+def _nodes_question(partition: Partition | None) -> InitQuestion[str]:
+    least = max(1, partition.min_nodes if partition else 1)
+    why = "one is enough to begin with" if least == 1 else "the least that the partition takes"
+    return InitQuestion(flag="--nodes", text="How many nodes?", check=str, default=str(least), why=why)
+
+
+def _gpus_question(facts: ClusterFacts | None, partition: Partition | None) -> InitQuestion[str]:
+    usual = facts.usual_gpus(partition.name if partition else None) if facts else None
+    kinds = {}
+    for node in facts.nodes_of(partition) if facts and partition else ():
+        for group in node.gpus:
+            memory = " or ".join(map(str, group.memory))
+            kinds[f"{group.type}:{group.count}" if group.type else str(group.count)] = (
+                f"{group.count} × {group.model or group.name}" + (f", {memory} GiB" if memory else "")
+            )
+    several = len({text.rpartition(":")[0] for text in kinds}) > 1
+    default = next(iter(kinds)) if several else str(usual or 0) if facts else None
+    return InitQuestion(
+        flag="--gpus-per-node", text="How many GPUs of each node? 0 trains on CPUs.",
+        check=_check_gpus, choices=list(kinds.items()) if several else (), default=default,
+        why="as its nodes have" if usual else "the partition has no GPUs", needed="a number, or TYPE:N",
+    )  # fmt: skip
+
+
+def _check_gpus(text: str) -> str:
+    if parse_gpus(text) is None:
+        raise UsageError(f"--gpus-per-node {text} is not a number of GPUs", fix="4, or a100:4")
+    return text
+
+
+def _time_question(partition: Partition | None, *, is_demo: bool) -> InitQuestion[str]:
+    limit = partition.time_limit if partition else NO_LIMIT
+    default = min(limit, DEMO_TIME_S if is_demo else LONGEST_DEFAULT_S)
+    why = "the demo takes minutes" if is_demo else "an unfinished job is requeued and resumes from its checkpoint"
+    return InitQuestion(
+        flag="--time", text="How long may the job take? Hours as 8:00:00, days as 2-00:00:00.", check=str,
+        default=clock(default), why=why,
+    )  # fmt: skip

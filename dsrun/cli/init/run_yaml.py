@@ -1,0 +1,251 @@
+"""The answers as a run.yaml with comments, its check, and the commands that follow."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import textwrap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+from dsrun.cli.init.data import InitData
+from dsrun.cli.init.interview import InitAnswer
+from dsrun.cli.init.model import InitModel
+from dsrun.cli.init.place import JobPlace
+from dsrun.cli.init.tuning import InitTuning
+from dsrun.models.families import family_of
+from dsrun.recipe.flags import all_flags
+from dsrun.recipe.preflight.files import check_files
+from dsrun.recipe.preflight.packages import check_packages
+from dsrun.recipe.resolve import resolve
+from dsrun.slurm.render.options import options
+from dsrun.system.terminal.display import printable
+
+WIDTH = 100
+_PLAIN = re.compile(r"[A-Za-z./][\w./+-]*|\d+|0\.\d+", re.ASCII)
+# Words that YAML 1.1 reads as something else.
+_RESERVED = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null", ".inf", ".nan"})
+LORA_RATE, T5_RATE, DPO_RATE = "0.0002", "0.0001", "0.000005"
+"""Learning rates: of LoRA as in Hu et al. 2021 (GPT-3) and Dettmers et al. 2023 (7B and 13B); of T5 as in its page of
+the documentation of Transformers, where 1e-4 and 3e-4 work well; of DPO as in docs/train.md."""
+
+
+class YamlEntry(NamedTuple):
+    """A line of run.yaml: why it is so, and, if it is not `active`, one to try, as a comment."""
+
+    key: str
+    value: object
+    why: str = ""
+    active: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class InitAnswers:
+    """All that was answered."""
+
+    model: InitModel
+    data: InitData
+    task: InitAnswer[str]
+    place: JobPlace
+    tuning: InitTuning
+    output: InitAnswer[str]
+    dataset_config: str | None = None
+    chat_template: InitAnswer[str] | None = None
+
+
+def render_run_yaml(answers: InitAnswers, file: str) -> str:
+    """run.yaml. `file` is its name, for the commands at its head."""
+    found = sections(answers)
+    lines = [
+        "# Written by `dsrun init`. Options of the command line win over this file; docs/train.md lists all keys.",
+        *(f"#   {line}" for line in command_lines(answers, file)),
+        f"# It is for {printable(answers.place.words)}: {answers.place.source}.",
+    ]
+    for name, entries in found.items():
+        lines += ["", f"{name}:"]
+        for entry in entries:
+            lines += [f"  {line}" for line in _entry_lines(name, entry)]
+    return "\n".join(lines) + "\n"
+
+
+def _entry_lines(section: str, entry: YamlEntry) -> Iterator[str]:
+    text = f"{entry.key}: {scalar(entry.value)}"
+    if not entry.active:
+        yield f"# {text}" + (f"    # {printable(entry.why)}" if entry.why else "")
+        return
+    for comment in (_help(section, entry.key), f"why: {printable(entry.why)}" if entry.why else ""):
+        yield from (f"# {line}" for line in textwrap.wrap(comment, WIDTH, break_on_hyphens=False))
+    yield text
+
+
+def _help(section: str, key: str) -> str:
+    if section == "slurm":
+        return str(options()[key].metadata["help"])
+    return all_flags()["zero" if key == "stage" else key].help
+
+
+def scalar(value: object) -> str:
+    """A value as YAML reads it back, whatever is in it."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, tuple):
+        texts = [scalar(each) for each in value]
+        return texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
+    text = str(value)
+    if _PLAIN.fullmatch(text) and text.lower() not in _RESERVED:
+        return text
+    return json.dumps(text, ensure_ascii=False)
+
+
+def sections(answers: InitAnswers) -> dict[str, list[YamlEntry]]:
+    """The lines of each section."""
+    found = {"train": [*_data_entries(answers), *_training_entries(answers)], "zero": _zero_entries(answers.tuning)}
+    if answers.place.slurm is not None:
+        job = answers.place.slurm
+        found["slurm"] = [YamlEntry(name, answer.value, answer.source) for name, answer in job.items()]
+    return found
+
+
+def _data_entries(answers: InitAnswers) -> Iterator[YamlEntry]:
+    model, data, task = answers.model, answers.data, answers.task
+    yield YamlEntry("model", model.name, model.source)
+    if model.from_scratch:
+        yield YamlEntry("from_scratch", True, "it has no weights, or --from-scratch was given")
+    if task.value not in (model.task, "auto"):
+        yield YamlEntry("task", task.value, task.source)
+    if data.is_demo:
+        yield YamlEntry("train_file", "train.jsonl", "without it: the built-in demo data", active=False)
+    if data.train_file:
+        yield YamlEntry("train_file", data.train_file, _with_columns(data))
+    if data.dataset:
+        yield YamlEntry("dataset", data.dataset, _with_columns(data))
+    if answers.dataset_config:
+        yield YamlEntry("dataset_config", answers.dataset_config, "as --dataset-config says")
+    if data.validation_file:
+        yield YamlEntry("validation_file", data.validation_file, data.validation_source)
+        yield YamlEntry(
+            "eval_strategy", "epoch", "to evaluate after every epoch, too, not only at the end", active=False
+        )
+    elif data.train_file:
+        yield YamlEntry("validation_file", "dev.jsonl", "to evaluate", active=False)
+    for key, column in (("text_column", data.text_column), ("summary_column", data.summary_column)):
+        if column:
+            yield YamlEntry(key, column, "its name does not tell what it is")
+    if answers.chat_template:
+        yield YamlEntry("chat_template", answers.chat_template.value, answers.chat_template.source)
+    if family_of(model.kind).task_prefix and not data.is_demo:
+        prefix = "translate English to German: "
+        yield YamlEntry("source_prefix", prefix, "T5 was trained with the task before every source", active=False)
+
+
+def _with_columns(data: InitData) -> str:
+    return f"{data.source}; columns: {data.layout.name}" if data.layout else data.source
+
+
+def _training_entries(answers: InitAnswers) -> Iterator[YamlEntry]:
+    model, tuning = answers.model, answers.tuning
+    if tuning.lora.value:
+        yield YamlEntry("lora", tuning.lora.value, tuning.lora.source)
+    elif not model.is_demo and not model.from_scratch:
+        yield YamlEntry("lora", 16, f"all weights are trained: {tuning.lora.source}", active=False)
+    if tuning.batch is not None:
+        yield YamlEntry("global_batch_size", tuning.batch.value, tuning.batch.source)
+    for key, value in tuning.zero.items():
+        if key not in ("zero", "offload"):
+            yield YamlEntry(key, value, "part of the plan, see zero.stage")
+    yield from _rate_entries(model, tuning, answers.task.value)
+    yield YamlEntry("output", answers.output.value, answers.output.source)
+
+
+def _rate_entries(model: InitModel, tuning: InitTuning, task: str) -> Iterator[YamlEntry]:
+    if model.is_demo:
+        yield YamlEntry(
+            "num_train_epochs", 2, "the demo has its own number of epochs, batch size and rate", active=False
+        )
+        return
+    if task == "dpo":
+        yield YamlEntry("learning_rate", DPO_RATE, "usual for DPO, which begins with a trained model")
+    elif tuning.lora.value:
+        yield YamlEntry(
+            "learning_rate", LORA_RATE, "usual for LoRA, whose adapters learn at higher rates than all weights"
+        )
+    elif family_of(model.kind).overflows_in_fp16:
+        yield YamlEntry("learning_rate", T5_RATE, "T5 learns at higher rates than the 0.00005 of Transformers")
+    else:
+        yield YamlEntry("learning_rate", "0.00005", "the default of Transformers", active=False)
+    yield YamlEntry("num_train_epochs", 3, "the default of Transformers", active=False)
+
+
+def _zero_entries(tuning: InitTuning) -> list[YamlEntry]:
+    entries = [YamlEntry("stage", tuning.zero["zero"], tuning.why)]
+    if "offload" in tuning.zero:
+        entries.append(YamlEntry("offload", tuning.zero["offload"], "goes with the stage"))
+    elif tuning.zero["zero"] != "auto":
+        entries.append(
+            YamlEntry("stage", "auto", "plans again at every start, for the GPUs that are there", active=False)
+        )
+    return entries
+
+
+def check_run_file(text: str, name: str, *, slurm: bool) -> tuple[str, ...]:
+    """The notices of `dsrun train --config` for this text. Raises what it would raise, and what `dsrun render-slurm`
+    would raise for its options."""
+    with TemporaryDirectory(prefix="dsrun-init-") as folder:
+        path = Path(folder, name)
+        path.write_text(text, encoding="utf-8")
+        recipe = resolve(["--config", name], Path(folder))
+        if slurm:
+            _check_slurm(path, name)
+    check_files(recipe.spec)
+    check_packages(recipe)
+    return recipe.notices
+
+
+def _check_slurm(path: Path, name: str) -> None:
+    from dsrun.recipe.runfile import read_section
+    from dsrun.slurm.render.spec import make_spec, run_file_value
+
+    make_spec([run_file_value(key, values, where) for key, values, where in read_section(path, name, "slurm")])
+
+
+def commands(answers: InitAnswers, file: str) -> dict[str, str]:
+    """The next commands, each with its meaning."""
+    name, run = shlex.quote(file), shlex.quote(answers.output.value)
+    if answers.place.slurm is not None:
+        return {
+            f"dsrun render-slurm --config {name} --test-only": "whether and when it would start",
+            f"dsrun render-slurm --config {name} | sbatch": "submit it",
+            "dsrun jobs": "your jobs, with step and loss",
+            f"dsrun monitor {run}": "watch it",
+        }
+    return {
+        f"dsrun train --config {name} --dry-run": "check it, and see the command",
+        f"dsrun train --config {name}": "train; the same command resumes",
+        f"dsrun monitor {run}": "watch it, from another terminal",
+    }
+
+
+def plan_command(answers: InitAnswers, given: Mapping[str, Any]) -> dict[str, str]:
+    """`dsrun plan` for these GPUs, where something was planned."""
+    gpus, tuning = answers.place.cluster, answers.tuning
+    if gpus is None or tuning.preset is None or answers.model.is_demo or given["zero"]:
+        return {}
+    words = ["dsrun", "plan", "--model", answers.model.name]
+    if answers.place.slurm is not None:
+        words += ["--gpus", f"{gpus.name}:{gpus.per_node}", "--gpu-memory", f"{gpus.memory:g}"]
+        words += ["--nodes", str(gpus.nodes)] if gpus.nodes > 1 else []
+    words += ["--lora", str(tuning.lora.value)] if tuning.lora.value else []
+    words += ["--global-batch-size", str(tuning.batch.value)] if tuning.batch else []
+    words += ["--preset", tuning.preset.value] if tuning.preset.value != "balanced" else []
+    return {shlex.join(words): "what else would fit"}
+
+
+def command_lines(answers: InitAnswers, file: str) -> list[str]:
+    """The next commands as lines, their meanings aligned."""
+    found = commands(answers, file)
+    width = max(map(len, found))
+    return [f"{command:<{width}}  # {meaning}" for command, meaning in found.items()]

@@ -1,0 +1,118 @@
+"""The job to render: what the words after `--` or a run file say, and the options of the command line and run.yaml."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from dsrun.errors import UsageError
+from dsrun.launch.launchers import refuse_scripts
+from dsrun.launch.program import JobProgram, any_program
+from dsrun.options import OptionValue, flag_of
+from dsrun.system.terminal.display import MASK, masked
+from dsrun.system.terminal.stderr import print_note
+
+if TYPE_CHECKING:
+    from dsrun.recipe.recipe import Recipe
+
+RUN_FILE = "run.yaml"
+DEMO = ("--model", "demo-t5", "--zero", "2")
+
+
+class JobRendering(NamedTuple):
+    """What jobs are rendered as: its name in messages, its section of run.yaml, and how a job gets a token instead."""
+
+    noun: str
+    section: str
+    token_fix: str
+    training_token_fix: str
+    run_file_value: Callable[[str, Iterable[str], str], OptionValue]
+
+
+class RenderedProgram(NamedTuple):
+    """What a job runs: the program, and the run.yaml whose section applies, as the user wrote its path.
+
+    `recipe` is that of dsrun's own training.
+    """
+
+    program: JobProgram
+    config: str | None
+    recipe: Recipe | None = None
+
+
+def refuse_empty(values: dict[str, Any]) -> None:
+    """Raise UsageError for a flag that names a file, and does not."""
+    for name in ("output", "config", "template"):
+        if values.get(name) == "":
+            raise UsageError(f"--{name} is empty", fix="name a file, or remove it")
+
+
+def find_job(args: Sequence[str], config: str | None, cwd: Path, rendering: JobRendering) -> RenderedProgram:
+    """What runs: the arguments after `--`, else the run file, else the demo. Raises UsageError for wrong flags."""
+    here = RUN_FILE if (cwd / RUN_FILE).is_file() else None
+    if tuple(args[:2]) == ("dsrun", "train"):
+        args = args[1:]
+    if args and args[0] == "train":
+        return _train(args[1:], config or here, cwd, rendering)
+    if args:
+        _refuse_tokens(args, rendering)
+        refuse_scripts(args, cwd)
+        return RenderedProgram(program=any_program(args), config=config or here)
+    if config or here:
+        name = str(config or here)
+        from dsrun.cli.render.training import refuse_no_training
+
+        refuse_no_training(name, cwd)
+        print_note(f"no command after --: the job runs {name}")
+        return _train(["--config", name], name, cwd, rendering)
+    print_note(f"no command after --, and no {RUN_FILE} here: the job trains the demo")
+    return _train(DEMO, None, cwd, rendering)
+
+
+def _train(args: Sequence[str], config: str | None, cwd: Path, rendering: JobRendering) -> RenderedProgram:
+    """dsrun's own training; `config` is the run file here or that of --config."""
+    from dsrun.cli.render.training import training_of  # the flags of training, which other programs do without
+
+    recipe, program = training_of(args, cwd, rendering)
+    return RenderedProgram(program=program, config=recipe.spec.config or config, recipe=recipe)
+
+
+def _refuse_tokens(args: Sequence[str], rendering: JobRendering) -> None:
+    for before, arg, shown in zip(("", *args), args, masked(args), strict=False):
+        if arg != shown:
+            what = f"{before} has a value that" if shown == MASK and before.startswith("-") else f"{arg[:6]}…"
+            raise UsageError(
+                f"{what} looks like a token, and everybody can read a job's {rendering.noun}", fix=rendering.token_fix
+            )
+
+
+def from_run_file(config: str | None, cwd: Path, rendering: JobRendering) -> tuple[OptionValue, ...]:
+    """The options of the run file's section, and max_restarts of its `launch:` section."""
+    if config is None:
+        return ()
+    from dsrun.recipe.runfile import read_section  # PyYAML, only where it is needed
+
+    path, section = cwd / config, rendering.section
+    given = [rendering.run_file_value(key, values, where) for key, values, where in read_section(path, config, section)]
+    restarts = [
+        OptionValue(name="max_restarts", values=tuple(values), where=where)
+        for key, values, where in read_section(path, config, "launch")
+        if key.replace("-", "_") == "max_restarts" and all(each.name != "max_restarts" for each in given)
+    ]
+    if given:
+        print_note(f"options from the {section} section of {config}: {', '.join(each.name for each in given)}")
+    return (*given, *restarts)
+
+
+def from_flags(spec: type, values: dict[str, Any]) -> Iterable[OptionValue]:
+    """The options of the command line, unconverted."""
+    ctx = click.get_current_context()
+    for each in fields(spec):
+        if ctx.get_parameter_source(each.name) is click.core.ParameterSource.COMMANDLINE:
+            value = values[each.name]
+            several = value if isinstance(value, tuple) else (str(value).lower() if isinstance(value, bool) else value,)
+            yield OptionValue(name=each.name, values=several, where=flag_of(each))

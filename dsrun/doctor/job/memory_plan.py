@@ -1,0 +1,139 @@
+"""A job as the memory planner takes it, and what its plan says of host memory and checkpoints."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
+from dsrun.doctor.gpu.presence import usable
+from dsrun.doctor.host.limits import ranks_of
+from dsrun.doctor.job.zero_config import config_of
+from dsrun.errors import DsrunError
+from dsrun.hub.modelscope_cache import stored_name
+from dsrun.models.folder import find
+from dsrun.recipe.batch import batch_of
+from dsrun.recipe.flags import ZERO_STAGE
+from dsrun.recipe.recipe import Recipe
+from dsrun.recipe.recipe_spec import DEFAULT_TARGET
+from dsrun.zero.memory.model.architecture import ModelShapes
+from dsrun.zero.memory.model.count import count
+from dsrun.zero.memory.optimizers import DEFAULT
+from dsrun.zero.memory.own_config import with_deepspeed
+from dsrun.zero.memory.plan_request import (
+    PLACES,
+    USUAL_LENGTH,
+    GpuCluster,
+    PlanRequest,
+    PlanSwitch,
+    attention_of,
+    cluster,
+    default_precision,
+    is_place,
+)
+from dsrun.zero.memory.states import FP32, StateOffload
+from dsrun.zero.memory.strategy import ZeroStrategy, evaluate
+
+ANY_GPU = "GPU"
+ANY_GPU_GIB = 80.0
+"""What is planned for where there is no GPU: neither host memory nor checkpoints depend on it."""
+
+
+def request_of(machine: CheckedMachine, target: DoctorTarget, recipe: Recipe, here: GpuCluster) -> PlanRequest:
+    """The job on the GPUs `here`; with --zero auto, stage, micro batch and recomputation are left to the planner.
+
+    Raises DsrunError where the model's config is not on this machine, its shapes are not known, or the job's settings
+    do not go together.
+    """
+    spec, hf = recipe.spec, recipe.hf
+    name = stored_name(spec.model or "", spec, machine.environ)
+    model = count(find(name, machine.environ), meta=False, from_scratch=spec.from_scratch).architecture
+    usual = min(USUAL_LENGTH, model.positions or USUAL_LENGTH)
+    asked = "bf16" if hf.get("bf16") else "fp16" if hf.get("fp16") else "auto"
+    micro = spec.micro_batch_size or hf.get("per_device_train_batch_size")
+    if micro is None and spec.zero != "auto":
+        micro = batch_of(recipe, here.world).micro_batch
+    request = PlanRequest(
+        model=model,
+        cluster=here,
+        length=_length(recipe, model, usual),
+        source_length=spec.max_source_length or spec.max_length or usual,
+        global_batch=spec.global_batch_size,
+        lora=spec.lora,
+        precision=default_precision(asked, model, here),
+        checkpointing=_recomputation(recipe),
+        optimizer=str(hf.get("optim") or DEFAULT),
+        weights=2 if spec.weights_dtype in ("bfloat16", "float16") else FP32,
+        micro_batch=micro,
+        attention=attention_of(spec.attn_implementation),
+        chunked_loss=bool(hf.get("use_liger_kernel")) and not model.seq2seq,
+    )
+    own = config_of(target) if hf.get("deepspeed") else None
+    if own is not None:
+        return replace(with_deepspeed(request, own, "the DeepSpeed JSON", given={}), micro_batch=micro)
+    if spec.zero == "auto":
+        return request
+    stage = ZERO_STAGE if spec.zero is None else int(spec.zero)
+    return replace(request, stage=stage, offload=_place(stage, recipe))
+
+
+def _place(stage: int, recipe: Recipe) -> StateOffload:
+    """Where the optimizer states are, for the job's --offload."""
+    return next(each for each in PLACES[stage] if is_place(stage, each, recipe.spec.offload))
+
+
+def _length(recipe: Recipe, model: ModelShapes, usual: int) -> int:
+    spec = recipe.spec
+    if model.seq2seq:
+        return spec.max_target_length or DEFAULT_TARGET
+    return spec.block_size or spec.max_length or usual
+
+
+def _recomputation(recipe: Recipe) -> PlanSwitch:
+    given = recipe.hf.get("gradient_checkpointing")
+    if given is None and recipe.spec.zero == "auto":
+        return "auto"
+    return "on" if given else "off"
+
+
+class MemoryNeeds(NamedTuple):
+    """Bytes: of host memory per node in training and while the weights are loaded, of NVMe per node, of one checkpoint
+    and of the final model."""
+
+    host: int
+    host_loading: int
+    nvme: int
+    checkpoint: int
+    model: int
+
+
+def needs(machine: CheckedMachine, target: DoctorTarget) -> MemoryNeeds | None:
+    """What the job needs of this machine; None where no job is known, or its model's config is not here, or is of a
+    kind that is counted with torch only. A plan for `--zero auto` is one for the default stage."""
+    recipe = target.recipe
+    if recipe is None or recipe.spec.model is None:
+        return None
+    try:
+        request = request_of(machine, target, recipe, _cluster(machine, target))
+        strategy = _strategy(recipe, request)
+        # Activations are not what is asked here.
+        found = evaluate(replace(request, micro_batch=1, global_batch=None), strategy)
+    except DsrunError:
+        return None  # other checks say what is wrong with the job
+    width = FP32 if request.precision == "fp32" else 2
+    model = width * request.model.parameters
+    return MemoryNeeds(found.host, found.host_loading, found.nvme, found.checkpoint, model)
+
+
+def _cluster(machine: CheckedMachine, target: DoctorTarget) -> GpuCluster:
+    gpus = usable(machine)
+    name = gpus[0].name if gpus else ANY_GPU
+    return cluster(f"{name}:{ranks_of(machine, target)}", nodes=max(1, target.nodes), memory=ANY_GPU_GIB)
+
+
+def _strategy(recipe: Recipe, request: PlanRequest) -> ZeroStrategy:
+    """The job's own; with --zero auto one of the default stage."""
+    stage = ZERO_STAGE if request.stage is None else request.stage
+    place = request.offload or _place(stage, recipe)
+    master = recipe.spec.bf16_master_weights and place == "none"
+    return ZeroStrategy(stage=stage, offload=place, checkpointing=True, bf16_master=master)

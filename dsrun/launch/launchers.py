@@ -1,0 +1,145 @@
+"""Launchers of workers in a program that itself runs once per GPU: by name, behind other commands, in shell scripts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path, PurePosixPath
+
+from dsrun.errors import UsageError
+
+PYTHON = re.compile(r"python(?:3(?:\.\d+)?)?")
+_SCHEDULERS = frozenset({"srun", "mpirun", "mpiexec", "sbatch"})
+# What starts workers itself: as programs, and as Python's modules.
+LAUNCHERS = _SCHEDULERS | {
+    "torchrun", "deepspeed", "accelerate", "torch.distributed.run", "torch.distributed.launch",
+    "deepspeed.launcher.runner", "accelerate.commands.launch",
+}  # fmt: skip
+# What runs the command behind its own options, and those of them whose value is a word of its own.
+_WRAPPERS = {
+    "env": "-u --unset -C --chdir",
+    "exec": "-a",
+    "nice": "-n --adjustment",
+    "nohup": "",
+    "numactl": "-C -N -P -i -m -p --cpunodebind --interleave --membind --physcpubind --preferred",
+    "setsid": "",
+    "stdbuf": "-e -i -o --error --input --output",
+    "time": "-f -o --format --output",
+    "timeout": "-k -s --kill-after --signal",
+}
+_RUNNERS = {
+    "conda": "-n -p --cwd --name --prefix",
+    "hatch": "-e --env",
+    "mamba": "-n -p --cwd --name --prefix",
+    "micromamba": "-n -p --cwd --name --prefix",
+    "pdm": "-p --project",
+    "pixi": "-e --environment --manifest-path",
+    "poetry": "-C -P --directory --project",
+    "uv": "-p --allow-insecure-host --cache-dir --color --config-file --default-index --directory --env-file"
+    " --exclude-newer --extra --extra-index-url --find-links --group --index --index-strategy --index-url --link-mode"
+    " --no-extra --no-group --only-group --package --prerelease --project --python --refresh-package --resolution"
+    " --upgrade-package --with --with-editable --with-requirements",
+}
+SHELLS = frozenset({"bash", "sh", "dash", "zsh"})
+_BEFORE_COMMANDS = frozenset({"if", "then", "do", "else", "elif", "while", "until", "!", "{", "command", "eval"})
+_ASSIGNMENT = re.compile(r"\w+=.*", re.DOTALL)
+_DIRECTIVE = re.compile(r"^#SBATCH\s", re.MULTILINE)
+_LONGEST_SCRIPT = 1 << 18
+
+
+def launcher_in(argv: Sequence[str]) -> str | None:
+    """The launcher that the command `argv` starts, itself or through other commands; None for none."""
+    words = list(argv)
+    while words:
+        base = PurePosixPath(words[0]).name
+        if base in LAUNCHERS:
+            return base
+        if PYTHON.fullmatch(base):
+            return next((name for name in _module(words[1:]) if name in LAUNCHERS), None)
+        if base == "dsrun":
+            return next((f"dsrun {name}" for name in words[1:2] if name in ("launch", "render-slurm")), None)
+        if base in SHELLS:
+            return _in_shell(words[1:])
+        if base in _BEFORE_COMMANDS or _ASSIGNMENT.fullmatch(words[0]):
+            words = words[1:]
+        elif base in _WRAPPERS:
+            words = _behind_options(words[1:], _WRAPPERS[base])[base == "timeout" :]  # its first word is the time
+        elif base in _RUNNERS:
+            words = _behind_run(words[1:], _RUNNERS[base])
+        else:
+            return None
+    return None
+
+
+def _module(words: Sequence[str]) -> Iterable[str]:
+    """The module of Python's -m, if its arguments have one before the script."""
+    words = _behind_options(words, "-X -W", end="-m")
+    return words[1:2] if words[:1] == ["-m"] else ()
+
+
+def _behind_options(words: Sequence[str], valued: str, end: str = "") -> list[str]:
+    """`words` from the first that is neither an option, nor its value, nor NAME=VALUE; or from `end`."""
+    at = 0
+    while at < len(words) and words[at] != end and (words[at].startswith("-") or _ASSIGNMENT.fullmatch(words[at])):
+        at += 2 if words[at] in valued.split() else 1
+    return list(words[at:])
+
+
+def _behind_run(words: Sequence[str], valued: str) -> list[str]:
+    """The command of `uv run …` and the like; with -m of uv it is Python's module."""
+    words = _behind_options(words, valued)
+    if words[:1] != ["run"]:
+        return []
+    inner = _behind_options(words[1:], valued, end="-m")
+    return ["python", *inner] if inner[:1] == ["-m"] else inner
+
+
+def _in_shell(words: Sequence[str]) -> str | None:
+    """A launcher of `bash -c TEXT`, or the name of a batch script that bash would run."""
+    if words and words[0].startswith("-") and words[0].endswith("c"):
+        found = _in_commands(words[1]) if len(words) > 1 else None
+        return found[1] if found else None
+    return next((word for word in words[:1] if word.endswith((".sbatch", ".slurm"))), None)
+
+
+def _in_commands(text: str) -> tuple[int, str] | None:
+    """Line and name of the first launcher of training among the commands of a shell script.
+
+    A worker may well submit the next job; srun and mpirun are left out likewise.
+    """
+    from dsrun.system.shell import commands, live  # few programs are shell scripts
+
+    for each in commands(text):
+        name = launcher_in([live(word) for word in each.words])
+        if name and name not in _SCHEDULERS:
+            return each.line, name
+    return None
+
+
+def refuse_scripts(argv: Sequence[str], cwd: Path) -> None:
+    """Raise UsageError for a program that is a shell script for sbatch, or that starts workers itself."""
+    words = argv[1:] if PurePosixPath(argv[0]).name in SHELLS else argv
+    text = _shell_script(cwd / words[0], is_one=words is not argv) if words else None
+    if text is None:
+        return
+    if _DIRECTIVE.search(text):
+        raise UsageError(
+            f"-- {words[0]} is a script for sbatch, and each worker would run it",
+            fix=f"sbatch {words[0]}; dsrun check-slurm --convert {words[0]} renders its job",
+        )
+    if found := _in_commands(text):
+        raise UsageError(
+            f"{words[0]}:{found[0]}: {found[1]} starts workers, and each worker would run it",
+            fix="-- python my_train.py …; what comes before it, with --setup-file",
+        )
+
+
+def _shell_script(path: Path, *, is_one: bool) -> str | None:
+    """The text of a shell script; None for other files."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(_LONGEST_SCRIPT).decode("utf-8", "replace")
+    except (OSError, ValueError):
+        return None
+    first = text.partition("\n")[0]
+    return text if is_one or (first.startswith("#!") and re.search(r"\b(ba|da|z)?sh\b", first)) else None

@@ -1,0 +1,51 @@
+"""The recipe of dsrun's own training, checked before anything starts: flags, files, packages, --deepspeed, batch."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from dsrun.recipe.deepspeed_file import with_deepspeed_read
+from dsrun.recipe.preflight.files import check_files
+from dsrun.recipe.preflight.packages import check_packages
+from dsrun.recipe.recipe import Recipe
+from dsrun.recipe.resolve import resolve
+from dsrun.system import variables
+from dsrun.system.terminal.stderr import print_note
+
+
+def checked_recipe(args: list[str]) -> Recipe:
+    """The resolved flags. Raises UsageError for invalid settings and for files that do not exist or cannot be read."""
+    tokens = json.loads(os.environ.get(variables.TOKENS) or "{}")
+    recipe = resolve([*args, *(f"--{name}={value}" for name, value in tokens.items())], Path.cwd())
+    if recipe.given("log_format"):
+        from dsrun.system.terminal.log_format import choose  # few runs give it
+
+        choose(recipe.spec.log_format)
+    if tokens:
+        recipe = replace(recipe, argv=tuple(args))
+    if not recipe.spec.explain:
+        for notice in recipe.notices:
+            print_note(notice)
+        check_files(recipe.spec, generation_config=recipe.hf.get("generation_config"))
+        check_packages(recipe)
+    return recipe
+
+
+def with_deepspeed_checked(recipe: Recipe, world_size: int | None) -> Recipe:
+    """The recipe with its --deepspeed file read; prints the linter's warnings. Raises UsageError for its errors.
+
+    A requeued job goes on by the file as it was, whatever has become of it."""
+    if not recipe.hf.get("deepspeed"):
+        return recipe
+    from dsrun.runs.attempts import is_another
+
+    if is_another(os.environ):
+        return with_deepspeed_read(recipe, Path.cwd(), world_size=world_size)
+    from dsrun.zero.lint.config_check import refuse_errors  # only where it is needed
+
+    lint = partial(refuse_errors, notify=print_note)
+    return with_deepspeed_read(recipe, Path.cwd(), world_size=world_size, lint=lint)

@@ -1,0 +1,77 @@
+"""--notify: the process that sends messages about a run, beside the supervisor of its first node."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from dsrun.errors import EXIT_INTERRUPTED, EXIT_RESUME, EXIT_TOOL_FAILED, DsrunError, UsageError, one_line
+from dsrun.launch.context import LocalLauncher
+from dsrun.launch.coordinator.messages import StoppedBeforeStart
+from dsrun.launch.node.work import MachineWork
+from dsrun.launch.signals import StartupSignals
+from dsrun.launch.training_job import RunOutcome
+from dsrun.notifications.notify_target import parse_targets
+from dsrun.notifications.process import NotificationSender, preview, run_facts
+from dsrun.notifications.rules import SupervisorEnd
+from dsrun.runs.attempts import attempt
+from dsrun.system import variables
+from dsrun.system.terminal.stderr import print_detail, print_note
+
+
+@contextmanager
+def notifications(
+    work: MachineWork, place: LocalLauncher, signals: StartupSignals
+) -> Iterator[Callable[[RunOutcome], None]]:
+    """Send messages about what happens in here; the function that is yielded takes how the run ended.
+
+    What goes wrong with a message is noted. It neither ends the run nor holds it up; its end is waited for, for three
+    seconds at most: a batch system kills what is left of a job whose script has ended.
+    """
+    if place.node != 0 or not work.notify:
+        yield lambda _outcome: None
+        return
+    for target in parse_targets(work.notify):
+        try:
+            target.address(os.environ)
+        except UsageError as error:
+            print_note(f"{error}; until then no message goes there")
+    facts = run_facts(Path(work.output), work.name, os.environ)
+    sender = NotificationSender(
+        facts, work.notify, requeue=attempt(os.environ).get("requeue", 0), external=work.recipe is None
+    )
+    try:
+        yield lambda outcome: sender.ended(_end(outcome))
+    except BaseException as error:
+        sender.ended(_early_end(error, signals))
+        raise
+    finally:
+        with suppress(KeyboardInterrupt):  # the run is over; only the wait for its message is not
+            for line in sender.close():
+                print_note(f"--notify: {line}")
+
+
+def _early_end(error: BaseException, signals: StartupSignals) -> SupervisorEnd:
+    """The end of a run whose supervisor did not come to one: a signal before it began, a node that did not join."""
+    if isinstance(error, KeyboardInterrupt):
+        return SupervisorEnd(exit_code=EXIT_INTERRUPTED)
+    if signals.request is not None and not isinstance(error, DsrunError):
+        return SupervisorEnd(exit_code=EXIT_RESUME, message=str(StoppedBeforeStart(signals.request)))
+    return SupervisorEnd(exit_code=getattr(error, "exit_code", EXIT_TOOL_FAILED), message=one_line(error))
+
+
+def _end(outcome: RunOutcome) -> SupervisorEnd:
+    message = " ".join(filter(None, (outcome.message, outcome.advice and f"({outcome.advice})"))) or None
+    stop_file = os.environ.get(variables.STOP_FILE)
+    stopped = bool(stop_file) and Path(stop_file or "").exists()
+    log = str(Path(outcome.log).absolute()) if outcome.log else None
+    return SupervisorEnd(exit_code=outcome.exit_code, message=message, log=log, stopped=stopped)
+
+
+def print_preview(work: MachineWork) -> None:
+    """--dry-run: print what a message to each target would look like."""
+    facts = run_facts(Path(work.output), work.name, os.environ)
+    for line in preview(facts, work.notify, os.environ):
+        (print_note if line.startswith("--notify") else print_detail)(line)

@@ -1,0 +1,270 @@
+"""What one machine of a run does: train by its checked recipe, or run the program of a `dsrun launch` line."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from datetime import datetime
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from dsrun.errors import MissingError, UsageError
+from dsrun.launch.compat import parse_torchrun, torchrun_arguments
+from dsrun.launch.expected_gpus import check_driver, check_program
+from dsrun.launch.node.checked_recipe import checked_recipe, with_deepspeed_checked
+from dsrun.launch.program import WORKER, JobProgram, any_program, train_program
+from dsrun.launch.supervisor.policy import RestartLimits
+from dsrun.launch.training_job import ProcessTopology, TrainingJob, decide
+from dsrun.machine.gpus import visible_gpus
+from dsrun.models.families import model_type_of
+from dsrun.recipe.batch import batch_of
+from dsrun.recipe.group_timeout import group_timeout_s
+from dsrun.recipe.recipe import Recipe
+from dsrun.recipe.resolved import to_json
+from dsrun.runs.folder import default_name
+from dsrun.system import variables
+from dsrun.system.host import cores, require_training_packages
+from dsrun.system.terminal.stderr import print_note
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchOptions:
+    """The command line up to the program. `dsrun train` runs with the defaults."""
+
+    nodes: int | None = None
+    node_rank: int | None = None
+    master_addr: str | None = None
+    master_port: int | None = None
+    hostfile: Path | None = None
+    include: str | None = None
+    exclude: str | None = None
+    nproc: int | None = None
+    output: str | None = None
+    max_restarts: int | None = None
+    hang_timeout: float | None = None
+    remedy: bool = True
+    warm: bool = True
+    signals: bool = True
+    rendezvous_timeout: float = 600
+    force: bool = False
+    dry_run: bool = False
+    debug: bool = False
+    notify: tuple[str, ...] = ()
+    log_format: str | None = None
+    tied: bool = False
+
+    def argv(self, *names: str) -> list[str]:
+        """The options `names`, and those that every node's supervisor needs, as command-line arguments."""
+        names = (*names, "output", "max_restarts", "hang_timeout", "rendezvous_timeout", "force", "debug")
+        found = [word for target in self.notify for word in ("--notify", target)]
+        for name in names:
+            value = getattr(self, name)
+            flag = f"--{name.replace('_', '-')}"
+            if value is True:
+                found.append(flag)
+            elif value is not None and value is not False:
+                found += [flag, f"{value}"]
+        return found + [f"--no-{name}" for name in ("remedy", "warm", "signals") if not getattr(self, name)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineWork:
+    """What runs on this machine.
+
+    `output` is its run folder; `require` raises MissingError for what it needs and this machine lacks; `job` makes the
+    Job from the fields that depend on the place. `recipe` is that of dsrun's own training, None for an external
+    program; `job` takes it as a field too. `find_port` is passed to `claim_port` for a named port on one machine.
+    `name` is that of the model or program in messages, which go to the targets `notify`.
+    """
+
+    topology: ProcessTopology
+    output: str
+    debug: bool
+    dry_run: bool
+    force: bool
+    require: Callable[[], None]
+    job: Callable[..., TrainingJob]
+    recipe: Recipe | None = None
+    find_port: bool | None = None
+    name: str = ""
+    notify: tuple[str, ...] = ()
+
+
+def local_topology(nproc: int | None, *, use_cpu: bool) -> ProcessTopology:
+    """The workers of this machine: `nproc`, else one per visible GPU."""
+    visible = len(visible_gpus())
+    if not use_cpu:
+        check_driver(visible, os.environ)
+    return decide(nproc=nproc, visible_gpus=visible, cores=cores(), use_cpu=use_cpu)
+
+
+def training_work(recipe: Recipe, options: LaunchOptions, *, nodes: int = 1) -> MachineWork:
+    """dsrun's own training on `nodes` machines like this one. `options` take precedence over the recipe; their `output`
+    is the run folder, if named. Raises UsageError for a --deepspeed file that does not work."""
+    spec = recipe.spec
+    group_timeout_s(recipe.hf.get("ddp_timeout"), os.environ)
+    topology = local_topology(options.nproc or spec.nproc, use_cpu=bool(recipe.hf.get("use_cpu")))
+    recipe = with_deepspeed_checked(recipe, nodes * topology.workers)
+    return MachineWork(
+        topology=topology,
+        output=options.output or default_name(spec.model or spec.model_type or "model", datetime.now()),
+        debug=options.debug or spec.debug,
+        dry_run=options.dry_run or spec.dry_run,
+        force=options.force or spec.force,
+        require=require_training_packages,
+        job=partial(training_job, options, topology),
+        recipe=recipe,
+        name=spec.model or spec.model_type or "the model",
+        notify=(*options.notify, *spec.notify),
+    )
+
+
+def training_job(
+    options: LaunchOptions,
+    topology: ProcessTopology,
+    *,
+    recipe: Recipe,
+    run: Path,
+    env: Mapping[str, str],
+    nnodes: int = 1,
+    **place: Any,
+) -> TrainingJob:
+    """The job of dsrun's own workers; `place` are further fields of Job.
+
+    Raises UsageError where the batch does not divide among the workers of all nodes.
+    """
+    spec = recipe.spec
+    batch = batch_of(recipe, nnodes * topology.workers)
+    restarts = spec.max_restarts if options.max_restarts is None else options.max_restarts
+    return TrainingJob(
+        topology=topology,
+        run=run,
+        env=env,
+        nnodes=nnodes,
+        program=["--module", WORKER],
+        recipe=json.dumps(to_json(recipe)),
+        limits=RestartLimits(max_restarts=restarts, remedy=spec.remedy and options.remedy),
+        hang_timeout=spec.hang_timeout if options.hang_timeout is None else options.hang_timeout,
+        warm=spec.warm and options.warm,
+        echo=spec.debug or options.debug,
+        micro_batch=batch.micro_batch,
+        accumulation=batch.accumulation,
+        imports=_late_imports(recipe),
+        again="the same command" + ("" if options.output else f" with --output {shlex.quote(str(run))}"),
+        resume=spec.resume,
+        **place,
+    )
+
+
+def _late_imports(recipe: Recipe) -> list[str]:
+    """Modules that a worker of this recipe imports only when it needs them."""
+    # original_muon loads torch's compiler, whatever the optimizer: a second and a half.
+    zero = ["deepspeed.runtime.engine", "deepspeed.runtime.zero.muon.original_muon"] if recipe.spec.zero != "0" else []
+    kind = (recipe.spec.model_type or model_type_of(recipe.spec.model) or "").replace("-", "_")
+    return [*zero, f"transformers.models.{kind}.modeling_{kind}"] if kind else zero
+
+
+def merge_torchrun(options: LaunchOptions, argv: tuple[str, ...]) -> tuple[LaunchOptions, tuple[str, ...], str]:
+    """`options` with those of a torchrun line, the program that it starts, and the run ID of its rendezvous."""
+    after = torchrun_arguments(argv)
+    if after is None:
+        return options, argv, ""
+    found = parse_torchrun(after)
+    given: dict[str, Any] = {each.name: getattr(found, each.name, None) for each in fields(options)}
+    given = {name: value for name, value in given.items() if value is not None}
+    for name, value in given.items():
+        own = getattr(options, name)
+        if own is not None and own != value:
+            flag = f"--{name.replace('_', '-')}"
+            raise UsageError(f"{flag} {own} for dsrun launch, but {value} for torchrun", fix="give it once")
+    python = argv[0] if argv[1:2] == ("-m",) else "python"
+    program = {(): (python,), ("--module",): (python, "-m"), ("--no-python",): ()}[found.mode]
+    return replace(options, **given), (*program, *found.program), found.rdzv_id or ""
+
+
+def parse_program(argv: tuple[str, ...]) -> JobProgram:
+    """What is to run: dsrun's own training, or an external program. Raises UsageError for a script that is missing."""
+    first, *rest = argv
+    if Path(first).name == "dsrun" and rest[:1] == ["train"]:
+        return train_program(rest[1:])
+    if first == "-m" or first.endswith(".py"):
+        argv = ("python", *argv)
+    found = any_program(argv)
+    if found.mode == ("--module",) and found.entry in (WORKER, "dsrun"):
+        own = list(found.args)
+        if found.entry == "dsrun" and own[:1] != ["train"]:
+            raise UsageError("of dsrun's commands only train can be launched", fix="-- dsrun train --model …")
+        return train_program(own[1:] if found.entry == "dsrun" else own)
+    if found.file and not Path(found.file).is_file() and (found.mode == () or "/" in found.file):
+        raise UsageError(f"there is no file {found.file}", fix="-- path/to/my_train.py --flag value")
+    return found
+
+
+def work_of(options: LaunchOptions, program: JobProgram, *, nodes: int = 1) -> MachineWork:
+    """What each of `nodes` machines runs; the options of `dsrun launch` take precedence over those of `dsrun train`."""
+    environment_output = os.environ.get(variables.OUTPUT)
+    if not program.trains:
+        return _external_work(replace(options, output=options.output or environment_output), program)
+    recipe = checked_recipe(list(program.args))
+    named = recipe.spec.output
+    if options.output and named and options.output != named:
+        raise UsageError(f"--output {options.output} for dsrun launch, but {named} for dsrun train", fix="give it once")
+    return training_work(recipe, replace(options, output=options.output or named or environment_output), nodes=nodes)
+
+
+def _external_work(options: LaunchOptions, program: JobProgram) -> MachineWork:
+    """Any program but dsrun's own training."""
+    topology = local_topology(options.nproc, use_cpu=False)
+    restarts = {} if options.max_restarts is None else {"max_restarts": options.max_restarts}
+    return MachineWork(
+        topology=topology,
+        output=options.output or default_name(program.name, datetime.now()),
+        debug=options.debug,
+        dry_run=options.dry_run,
+        # The program may write into its folder whatever it likes.
+        force=True,
+        require=partial(_require, program),
+        name=program.name,
+        notify=options.notify,
+        job=partial(
+            TrainingJob,
+            topology=topology,
+            program=_worker_argv(program),
+            external=True,
+            signals=options.signals,
+            limits=RestartLimits(**restarts, remedy=False),
+            hang_timeout=options.hang_timeout,
+            warm=False,
+            # Users expect its output on the terminal, as with torchrun.
+            echo=True,
+        ),
+    )
+
+
+def _worker_argv(program: JobProgram) -> tuple[str, ...]:
+    """A `python` other than this one runs its scripts itself: torch.distributed.run would start its own otherwise."""
+    if "--no-python" in program.mode or program.interpreter is None:
+        return (*program.mode, program.entry, *program.args)
+    found = shutil.which(program.interpreter) or program.interpreter
+    if Path(found).parent == Path(sys.executable).parent:
+        return (*program.mode, program.entry, *program.args)
+    module = ("-m",) if "--module" in program.mode else ()
+    return ("--no-python", found, "-u", *module, program.entry, *program.args)
+
+
+def _require(program: JobProgram) -> None:
+    """Raise MissingError here, where the rank would only end with a traceback, and be restarted."""
+    if find_spec("torch") is None:
+        raise MissingError(f"there is no torch in {sys.executable}, which starts the workers", fix="pip install torch")
+    if "--no-python" in program.mode and shutil.which(program.entry) is None:
+        raise MissingError(f"there is no program {program.entry}", fix="-- PROGRAM ARGS, with its path")
+    if program.uses_python:
+        named = program.interpreter or (program.entry if program.entry.startswith("/") else None)
+        check_program(named or sys.executable, os.environ, print_note)

@@ -1,0 +1,296 @@
+"""Runs a job on this machine: attempt after attempt, until it is done, asked to stop, or cannot succeed.
+
+The process tree: this supervisor → a zygote (`dsrun.launch.workers.zygote`; not with `--no-warm` or for an external
+program) → torch.distributed.run → the ranks. A separate reaper (`dsrun.launch.supervisor.reaper`) ends all of them if
+the supervisor is killed. docs/launch.md explains signals, detection and decisions.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
+from datetime import datetime
+from functools import partial
+from pathlib import Path
+from typing import IO
+
+from dsrun.errors import EXIT_INTERRUPTED, EXIT_RESUME
+from dsrun.launch.coordinator.messages import NODE_LOST, Coordinator, NodeResult
+from dsrun.launch.memory_fallback import shrink
+from dsrun.launch.signals import StopRequests
+from dsrun.launch.supervisor import reaper
+from dsrun.launch.supervisor.attempt import NO_HEARTBEAT_PATIENCE_S, RunAttempt
+from dsrun.launch.supervisor.attempt_context import AttemptContext, AttemptResult
+from dsrun.launch.supervisor.events import STUCK_S, AsyncLineWriter, PipeTee, RunEventWriter, tee_output
+from dsrun.launch.supervisor.evidence import evidence_folder, explain_hang_of_nodes
+from dsrun.launch.supervisor.failures import classify_log, explain, first_of_nodes
+from dsrun.launch.supervisor.gpu_memory import GpuMemory
+from dsrun.launch.supervisor.phase_limits import PhaseLimits
+from dsrun.launch.supervisor.policy import CONFIGURATION, AttemptFailure, RunDecision, decide, exit_code
+from dsrun.launch.supervisor.status_files import StatusWriter
+from dsrun.launch.training_job import RunOutcome, TrainingJob
+from dsrun.launch.workers.agent import WORKER_IMPORTS, AgentStarter, SpawnStarter, ZygoteStarter
+from dsrun.launch.workers.zygote import TORCH_SIGNALS
+from dsrun.machine.gpus import memory_used
+from dsrun.runs.attempts import JobStarts
+from dsrun.runs.folder import RunFolder
+from dsrun.runs.stop_request import StopRequest
+from dsrun.system import variables
+from dsrun.system.host import hostname
+from dsrun.system.net import free_port
+from dsrun.system.terminal.display import NotePrinter
+from dsrun.system.terminal.log_format import LineFormatter, is_json
+
+WAIT_POLL_S = 0.1
+
+
+def supervise(job: TrainingJob, coordinator: Coordinator, notify: NotePrinter = lambda line: None) -> RunOutcome:
+    """Run `job` to its end, together with the supervisors of the other nodes.
+
+    Nothing of it is left afterwards. The exit code is 0 for a finished run, 75 (EXIT_RESUME) for one that was asked to
+    stop and goes on with the same command, 130 after Ctrl-C, 128 + n for signal n that allowed no time to save, else
+    that of the rank that failed first.
+    """
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dsrun-")))
+        stack.enter_context(_locked(scratch))
+        outer = job.env.get(variables.STOP_FILE)
+        stop_requests = StopRequests(
+            scratch / "stop",
+            coordinator.announce_stop,
+            outer=Path(outer) if outer else None,
+            to_program=not job.signals,
+        )
+        stack.enter_context(stop_requests.handling_signals())
+        run_id = uuid.uuid4().hex
+        reaper_process = stack.enter_context(reaper.Reaper(run_id, scratch))
+        job.run.joinpath("logs").mkdir(parents=True, exist_ok=True)
+        log = job.run / "logs" / f"{datetime.now():%Y%m%d-%H%M%S}-launcher.log"
+        if job.node_rank:
+            log = log.with_stem(f"{log.stem}-node-{job.node_rank}")
+        line_writer = stack.enter_context(AsyncLineWriter(notify, timeout_s=STUCK_S))
+        event_writer = RunEventWriter(RunFolder(job.run), line_writer)
+        status_writer = stack.enter_context(StatusWriter(job, on_straggler=event_writer.straggles))
+        context = AttemptContext(
+            job=job,
+            scratch=scratch,
+            run_id=run_id,
+            stop_requests=stop_requests,
+            others=coordinator,
+            log=log,
+            poll=reaper_process.keep,
+            observe=status_writer.offer,
+            limits=PhaseLimits(job.hang_timeout, others=job.nnodes > 1),
+            waiting=event_writer.waiting if job.node_rank == 0 else lambda line, _seconds: line_writer(line),
+            record_failing=partial(event_writer.failing, first=job.node_rank == 0),
+        )
+        # Without a buffer: what a full disk does not take would be tried, and fail, once more at the end.
+        formatters = (LineFormatter(), LineFormatter()) if is_json(job.env) else (None, None)
+        with (
+            log.open("ab", buffering=0) as file,
+            tee_output(file, scratch / "output", job.echo, formatters[0]) as sink,
+        ):
+            os.mkfifo(scratch / "console")
+            stack.enter_context(PipeTee(scratch / "console", formatter=formatters[1]))
+            return _Supervision(context, coordinator, event_writer, sink).run_attempts()
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Have systemd-tmpfiles, which clears /tmp of what is ten days old, leave `folder` alone: see tmpfiles.d(5)."""
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(fd, fcntl.LOCK_SH)
+        yield
+    finally:
+        os.close(fd)
+
+
+class _Supervision:
+    def __init__(
+        self, context: AttemptContext, coordinator: Coordinator, event_writer: RunEventWriter, sink: IO[bytes]
+    ) -> None:
+        self._job = job = context.job
+        self._context = context
+        self._coordinator = coordinator
+        self._stop_requests = context.stop_requests
+        self._run_id = context.run_id
+        self._log = context.log
+        self._event_writer = event_writer
+        self._number = coordinator.attempt
+        self._env = self._environment()
+        self._starter: AgentStarter = SpawnStarter(sink)
+        if job.warm:
+            module = None if job.external else job.program[1]
+            imports = () if job.external else (*WORKER_IMPORTS, *job.imports)
+            self._starter = ZygoteStarter(module, imports, self._env, sink)
+        self._gpu_memory = GpuMemory(partial(memory_used, context.job.env))
+        self._job_starts = JobStarts(job.run, job.env)
+        self._history: list[AttemptFailure] = []
+        self._progress: list[int | None] = []
+        # A node that joins a run later does not know its checkpoints.
+        self._saved_batch = job.saved_batch
+        self._knows_saved_batch = not job.external and coordinator.attempt == 0
+
+    def _environment(self) -> dict[str, str]:
+        """What agent and ranks of all attempts have in common."""
+        outer = self._job.env.get(variables.RUN_ID)
+        own = {
+            variables.BEGAN: self._job.env.get(variables.BEGAN) or f"{time.time():.3f}",
+            # With that of a supervisor around this one, whose reaper ends these processes as well.
+            variables.RUN_ID: f"{outer}/{self._run_id}" if outer else self._run_id,
+            variables.CONSOLE: str(self._context.scratch / "console"),
+            "PET_SIGNALS_TO_HANDLE": TORCH_SIGNALS,
+        }
+        if self._job.signals:
+            own |= {variables.STOP_FILE: str(self._stop_requests.file), variables.SAVE_ON: "USR1,TERM"}
+        else:
+            # By default torch kills ranks that still save 30 s after the first one of their node has left.
+            own["PET_SHUTDOWN_TIMEOUT"] = str(round(NO_HEARTBEAT_PATIENCE_S))
+        if self._job.recipe is not None:
+            file = self._context.scratch / "recipe.json"
+            file.write_text(self._job.recipe, encoding="utf-8")
+            own[variables.RECIPE] = str(file)
+        if self._job.terminal_width:
+            own[variables.TERMINAL] = str(self._job.terminal_width)
+        return {**self._job.env, **own}
+
+    def run_attempts(self) -> RunOutcome:
+        """Attempt after attempt; no process is left."""
+        try:
+            while True:
+                self._progress.append(self._newest())
+                end = self._attempt()
+                if end is None or self._stop_requests.force_quit is not None or self._stop_requests.interrupted:
+                    return self._result_after_signal()
+                decision = self._coordinator.report_and_wait(self._node_result(end), self._decide)
+                self._event_writer.apply(decision)
+                if decision.action == "stop":
+                    # Ranks of ours may have ended in the middle of a save.
+                    first = not self._job.external and self._job.node_rank == 0
+                    if first and decision.exit_code not in (0, EXIT_RESUME):
+                        self._event_writer.clean_up()
+                    return self._outcome(end, decision)
+                self._number += 1
+                self._saved_batch, self._knows_saved_batch = decision.saved_batch, not self._job.external
+                if not self._pause(decision.wait_s) or not self._gpus_are_free():
+                    return self._result_after_signal()
+        finally:
+            self._coordinator.close()
+            reaper.end(self._run_id)
+
+    def _attempt(self) -> AttemptResult | None:
+        """One attempt; None when no other one is wanted."""
+        if self._stop_wanted():
+            return None
+        port = self._job.port or free_port()
+        known = {variables.SAVED_BATCH: str(self._saved_batch or "")} if self._knows_saved_batch else {}
+        return RunAttempt(self._context, self._number).run(self._starter, {**self._env, **known}, port)
+
+    def _newest(self) -> int | None:
+        """The step of the newest complete checkpoint, 0 for none; None where only the program knows, if any.
+
+        Only node 0, which decides, looks: a thousand nodes would each ask the file server for every file.
+        """
+        unknown = self._job.external or self._job.node_rank != 0
+        return None if unknown else self._event_writer.newest_checkpoint()
+
+    def _node_result(self, end: AttemptResult) -> NodeResult:
+        failure = None
+        # SLURM's name of a node may be another than the machine's (slurm.conf(5), NodeHostname), and it is the one that
+        # ExcNodeList takes.
+        host = os.environ.get("SLURMD_NODENAME") or hostname()
+        if not end.ok and not end.by_others:
+            failure = replace(explain(end.failure_inputs, classify_log), host=host)
+        if end.unkillable and not end.ok:
+            why = end.unkillable if failure is None else f"{failure.message}; {end.unkillable}"
+            failure = failure or AttemptFailure(cause="", node=self._job.node_rank, host=host)
+            failure = replace(failure, cause="process_unkillable", message=why)
+        return NodeResult(node=self._job.node_rank, ok=end.ok, interrupted=end.stop_requested, failure=failure)
+
+    def _decide(self, ended: list[NodeResult]) -> RunDecision:
+        """On the first node: what all nodes do next."""
+        remedy = self._event_writer.remedy()
+        failure = first_of_nodes([each.failure for each in ended if each.failure])
+        if failure and failure.cause == "rank_hung":
+            folder = evidence_folder(self._job.run, self._number)
+            failure = explain_hang_of_nodes(failure, folder, self._job.topology.workers)
+        if failure is None:
+            stop_requested = any(each.interrupted for each in ended)
+            if not stop_requested:
+                self._job_starts.record("finished")  # before any node hears of it and may end
+            code = EXIT_RESUME if stop_requested else 0
+            return RunDecision(action="stop", exit_code=code, wait_s=0.0, why="", remedy=remedy)
+        if self._stop_requests.program_asked():
+            # Its exit code says whether it is finished; whoever has asked it to stop knows what comes next.
+            code = exit_code(failure)
+            why = f"the program left with exit code {code} after it was asked to stop"
+            return RunDecision(action="stop", exit_code=code, wait_s=0.0, why=why, remedy=remedy)
+        self._history.append(failure)
+        micro = self._job.micro_batch
+        if micro is not None:
+            micro, _ = shrink(micro, self._job.accumulation, remedy.halvings)
+        limits = replace(self._job.limits, remedy=self._job.limits.remedy and not self._job.external)
+        decision = decide(
+            self._history, limits, progress=[*self._progress, self._newest()], remedy=remedy, micro_batch=micro
+        )
+        self._event_writer.failed(failure, decision, attempt=self._number)
+        if decision.action == "restart" and not self._job.external:
+            environ = {**self._env, variables.ATTEMPT: str(self._number + 1)}
+            decision = replace(decision, saved_batch=self._event_writer.saved_batch(self._job.resume, environ))
+        return decision
+
+    def _pause(self, seconds: float) -> bool:
+        """Wait before the next attempt; False when a signal says that there is none."""
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            if self._stop_wanted():
+                return False
+            time.sleep(WAIT_POLL_S)
+        return True
+
+    def _gpus_are_free(self) -> bool:
+        """Wait for the GPU memory of the last attempt, in vain for a while at most; False when a signal came."""
+        if held := self._gpu_memory.wait_until_free(self._stop_wanted):
+            sizes = ", ".join(f"{size / 2**30:.1f} GiB on {uuid}" for uuid, size in held.items())
+            self._context.waiting(f"GPU memory is still in use: {sizes}; the ranks start all the same", 0.0)
+        return not self._stop_wanted()
+
+    def _stop_wanted(self) -> bool:
+        return bool(self._stop_requests.stop() or self._stop_requests.interrupted or self._coordinator.stop_requested())
+
+    def _result_after_signal(self) -> RunOutcome:
+        """The end by a signal."""
+        if self._stop_requests.force_quit is not None:
+            return RunOutcome(128 + self._stop_requests.force_quit, "ended at once, without saving")
+        if self._stop_requests.interrupted:
+            return RunOutcome(EXIT_INTERRUPTED)
+        return RunOutcome(EXIT_RESUME, self._stopped(None))
+
+    def _outcome(self, end: AttemptResult, decision: RunDecision) -> RunOutcome:
+        if decision.exit_code == 0:
+            return RunOutcome(0)
+        if decision.exit_code == EXIT_RESUME and decision.cause != NODE_LOST:
+            return RunOutcome(EXIT_RESUME, self._stopped(end.saved) if self._job.signals else decision.why)
+        failure = self._history[-1] if self._history else None
+        log = (failure and failure.log) or str(self._log)
+        if failure is None or failure.message in decision.why:  # also where there is no message
+            return RunOutcome(decision.exit_code, decision.why, log=log)
+        # Our own worker's words on a mistake in the command are all that helps.
+        advice = None if decision.exit_code in CONFIGURATION and not self._job.external else decision.why
+        return RunOutcome(decision.exit_code, failure.message, advice, log)
+
+    def _stopped(self, saved: str | None) -> str:
+        request = self._stop_requests.stop() or self._coordinator.stop_requested() or StopRequest()
+        what = f"saved {saved}" if saved else "nothing new was saved"
+        again = self._job.again
+        if not self._job.resumes and (saved or self._newest() not in (None, 0, *self._progress[:1])):
+            again += f"{' and' if ' with ' in again else ' with'} --resume auto"
+        return f"stopped by {request}: {what}; {again} resumes from there"

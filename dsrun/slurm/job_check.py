@@ -1,0 +1,123 @@
+"""A job against the cluster it is for: what the scheduler would refuse or leave pending for ever.
+
+SLURM 22.05 with EnforcePartLimits=NO takes a job whose time, nodes or memory are beyond its partition's limits, and
+never starts it; what it refuses, it refuses in words such as "Requested node configuration is not available".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+
+from dsrun.findings.finding import Finding, has_errors, worst_first
+from dsrun.findings.texts import finding_of, text_of
+from dsrun.messages import suggestion
+from dsrun.slurm import resources
+from dsrun.slurm.cluster.cluster_facts import NO_LIMIT, ClusterFacts, Partition
+from dsrun.slurm.job_request import JobRequest, feature_names, hosts, request
+from dsrun.slurm.licenses import check_licenses
+from dsrun.slurm.permissions import check_partition_list, check_permissions
+from dsrun.slurm.render import notation
+from dsrun.slurm.render.options import SlurmSpec
+
+
+def check(spec: SlurmSpec, facts: ClusterFacts) -> list[Finding]:
+    """What is wrong with `spec` on this cluster, the worst first; [] where it fits.
+
+    Of several partitions one that fits is enough: what the others lack are warnings then.
+    """
+    wanted = request(spec)
+    found = [*_names(wanted, facts), *_array(wanted, facts), *check_partition_list(wanted, facts)]
+    each = {name: _in_partition(wanted, facts, name) for name in wanted.partitions or (None,)}
+    some_fit = any(not has_errors(findings) for findings in each.values())
+    for findings in each.values():
+        found += [replace(one, level="warning") if some_fit and one.level == "error" else one for one in findings]
+    return worst_first(dict.fromkeys(found))
+
+
+def _names(wanted: JobRequest, facts: ClusterFacts) -> Iterator[Finding]:
+    """Names that the cluster does not have."""
+    for flag, text in (("--nodelist", wanted.spec.nodelist), ("--exclude", wanted.spec.exclude)):
+        unknown = [name for name in hosts(text) if name not in facts.by_name]
+        if unknown:
+            fix = suggestion(unknown[0], facts.by_name) if len(facts.nodes) <= 1000 else None
+            yield finding_of("slurm_node_unknown", where=flag, unknown=", ".join(unknown[:5]), fix=fix)
+    features = {feature for node in facts.nodes for feature in node.features}
+    for name in feature_names(wanted.spec.constraint or ""):
+        if name not in features:
+            yield finding_of("slurm_feature_unknown", where="--constraint", name=name, fix=suggestion(name, features))
+    asked = wanted.spec.reservation
+    if asked and not set(asked.split(",")) <= set(facts.reservations):
+        fix = suggestion(asked, facts.reservations)
+        yield finding_of("slurm_reservation_unknown", where="--reservation", reservation=asked, fix=fix)
+    if wanted.spec.licenses and facts.licenses is not None:
+        yield from check_licenses(wanted.spec.licenses, facts.licenses)
+
+
+def _array(wanted: JobRequest, facts: ClusterFacts) -> Iterator[Finding]:
+    # Of "0-9,20%4" the steps and the limit are not task numbers.
+    numbers = re.findall(r"\d+", re.sub(r"[:%]\d+", "", wanted.spec.array or ""))
+    highest = max(map(int, numbers), default=-1)
+    if highest >= facts.max_array_size:
+        most = facts.max_array_size
+        yield finding_of("slurm_array_size", where="--array", highest=highest, max_array_size=most)
+
+
+def _in_partition(wanted: JobRequest, facts: ClusterFacts, name: str | None) -> list[Finding]:
+    partition = facts.partition(name)
+    if partition is None:
+        return [_no_partition(facts, name)]
+    found = [*_state(partition, facts), *_time(wanted, partition), *_node_count(wanted, partition, facts)]
+    if all(name in facts.by_name for name in hosts(wanted.spec.nodelist)):
+        found += resources.check_resources(wanted, partition, facts)
+    return [*found, *check_permissions(wanted, partition, facts)]
+
+
+def _no_partition(facts: ClusterFacts, name: str | None) -> Finding:
+    known = [each.name for each in facts.partitions if not each.hidden]
+    if name is None:
+        return finding_of("slurm_partition_missing", where="--partition", known=", ".join(known))
+    return finding_of("slurm_partition_unknown", where="--partition", name=name, fix=suggestion(name, known))
+
+
+def _state(partition: Partition, facts: ClusterFacts) -> Iterator[Finding]:
+    others = ", ".join(each.name for each in facts.partitions if each.is_up and not each.hidden and each.nodes)
+    closed = partition.state in ("DRAIN", "INACTIVE")
+    if closed or not partition.is_up:
+        code = "slurm_partition_closed" if closed else "slurm_partition_down"
+        yield finding_of(code, where="--partition", name=partition.name, state=partition.state, others=others)
+
+
+def _time(wanted: JobRequest, partition: Partition) -> Iterator[Finding]:
+    limit = wanted.time
+    if limit is not None and limit > partition.time_limit:
+        asked, most = notation.clock(limit), notation.clock(partition.time_limit)
+        yield finding_of("slurm_time_limit", where="--time", limit=asked, name=partition.name, time_limit=most)
+    real = limit if limit is not None else (partition.time_default or partition.time_limit)
+    if (lead := wanted.spec.signal_lead) is not None and lead >= real:
+        yield finding_of("slurm_signal_lead", where="--signal-lead", lead=lead, real=notation.clock(real))
+    if limit is None and real != NO_LIMIT:
+        yield finding_of("slurm_time_default", where="--time", name=partition.name, real=notation.clock(real))
+
+
+def _node_count(wanted: JobRequest, partition: Partition, facts: ClusterFacts) -> Iterator[Finding]:
+    least, most = partition.min_nodes, partition.max_nodes
+    if not least <= wanted.spec.nodes <= most:
+        many = wanted.spec.nodes > most
+        limit = most if many else least
+        yield finding_of(
+            "slurm_node_limit",
+            where="--nodes",
+            name=partition.name,
+            bound=text_of("slurm.at_most" if many else "slurm.at_least", limit=limit),
+            nodes=wanted.spec.nodes,
+            fix=text_of("slurm_node_limit.within", nodes=limit),
+        )
+    named = hosts(wanted.spec.nodelist)
+    if len(named) > wanted.spec.nodes:
+        yield finding_of("slurm_nodelist_size", where="--nodelist", count=len(named), nodes=wanted.spec.nodes)
+    strangers = [name for name in named if name in facts.by_name and name not in partition.nodes]
+    if strangers:
+        shown = ", ".join(strangers[:5])
+        yield finding_of("slurm_node_elsewhere", where="--nodelist", strangers=shown, name=partition.name)

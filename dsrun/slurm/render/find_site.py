@@ -1,0 +1,137 @@
+"""What the cluster and earlier runs provide for a script, and the notes on what was chosen or is missing."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from dsrun import __version__
+from dsrun.errors import MissingError, ToolError
+from dsrun.slurm.render.site import ClusterSite
+
+if TYPE_CHECKING:
+    from dsrun.launch.program import JobProgram
+    from dsrun.slurm.cluster.cluster_facts import ClusterFacts
+    from dsrun.slurm.render.options import SlurmSpec
+
+
+# One rank's imports are 66,000 file operations; from here on they take longer than copying the environment.
+STAGE_NODES = 16
+# An interpreter on a busy file server.
+_TIMEOUT_S = 60
+
+
+def find_site(
+    spec: SlurmSpec, program: JobProgram, cwd: Path, notify: Callable[[str], None]
+) -> tuple[ClusterSite, ClusterFacts | None]:
+    """The site, and the facts of its cluster; None for these if there is no SLURM."""
+    site = ClusterSite(
+        checkpoint_s=checkpoint_seconds(cwd / program.output) if program.output else None,
+        has_dsrun=program.trains or "--no-python" in program.mode or has_dsrun(spec, program, cwd),
+    )
+    facts = _facts(notify)
+    if facts is None:
+        return site, None
+    partition = spec.partition.partition(",")[0] if spec.partition else None
+    return replace(
+        site,
+        gpus_per_node=facts.usual_gpus(partition) or 0,
+        cores_per_gpu=facts.cores_per_gpu(partition),
+        cwd=str(cwd),
+    ), facts
+
+
+def _facts(notify: Callable[[str], None]) -> ClusterFacts | None:
+    """The facts of the cluster; None where there is none, for which nothing has to be imported."""
+    if not os.environ.get("SLURM_CONF") and not any(
+        os.access(Path(each, "scontrol"), os.X_OK) for each in os.get_exec_path()
+    ):
+        return None
+    from dsrun.slurm.cluster.discover import discover_if_any
+
+    return discover_if_any(notify)
+
+
+def has_dsrun(spec: SlurmSpec, program: JobProgram, cwd: Path) -> bool:
+    """Whether the Python that the workers will run with is known to have this version of dsrun."""
+    from dsrun.slurm.render.environment import stage, uses_own_python
+
+    staged = stage(spec.stage, spec.local_dir) if spec.stage else None
+    if staged and staged.has_python:
+        python = f"{staged.path}/bin/python" if staged.kind == "folder" else None
+    else:
+        python = program.interpreter or (f"{spec.venv}/bin/python" if spec.venv else None)
+        if python is None and uses_own_python(spec):
+            return True
+    if python is None:
+        return False
+    if (cwd / python).parent == Path(sys.executable).parent:
+        return True
+    from dsrun.system.process.proc import capture  # only for another Python than this one
+
+    try:
+        words = [str(cwd / python), "-c", "import dsrun; print(dsrun.__version__)"]
+        return capture(words, seconds=_TIMEOUT_S, cwd=cwd).stdout.strip() == __version__
+    except (ToolError, MissingError, OSError):
+        return False
+
+
+def checkpoint_seconds(folder: Path) -> float | None:
+    """Seconds of the slowest checkpoint that the run in `folder` has written; None where it has written none."""
+    from dsrun.runs.folder import RunFolder
+    from dsrun.runs.records import iter_records
+
+    times = [
+        float(record["seconds"])
+        for record in iter_records(RunFolder(folder).events)
+        if record.get("kind") == "checkpoint_end" and isinstance(record.get("seconds"), (int, float))
+    ]
+    return max(times, default=None)
+
+
+def notices(
+    given: SlurmSpec, spec: SlurmSpec, program: JobProgram, site: ClusterSite, *, cluster: bool
+) -> Iterator[str]:
+    """What was chosen for the user: `spec` is `given`, completed."""
+    from dsrun.slurm.render.environment import gpus_of, workers
+
+    gpus, count = gpus_of(spec), workers(spec)
+    if not cluster:
+        yield "no SLURM here: nothing is checked against a cluster"
+        yield from _of_this_machine(spec, program, site)
+    if given.gpus_per_node != spec.gpus_per_node and gpus:
+        source = "as this cluster's nodes have" if cluster else "as the number per node is not known"
+        yield f"{gpus} GPU{'s' * (gpus > 1)} a node, {source} (--gpus-per-node)"
+    if spec.nodes >= STAGE_NODES and not (spec.stage or spec.container_image or spec.apptainer):
+        yield f"the Python of {spec.nodes} nodes starts from one file system: --stage copies it to their local disks"
+    if gpus == 0:
+        yield f"no GPUs: {count} worker{'s' * (count > 1)} a node, on CPUs"
+    if spec.cpus_per_task and spec.cpus_per_task < count:
+        cpus = f"{spec.cpus_per_task} CPU{'s' * (spec.cpus_per_task > 1)}"
+        yield f"{cpus} for {count} workers a node: they wait for each other (--cpus-per-task)"
+    if spec.signal_lead is None:
+        yield f"--time {spec.time} is too short for a signal: the job does not save before its end"
+    elif given.signal_lead is None and site.checkpoint_s is not None:
+        took = f"as a checkpoint took {site.checkpoint_s:.0f} s"
+        yield f"the workers save {spec.signal_lead} s before the time limit, {took}"
+
+
+def _of_this_machine(spec: SlurmSpec, program: JobProgram, site: ClusterSite) -> Iterator[str]:
+    """What a script that goes to another machine takes from this one."""
+    from dsrun.slurm.render.environment import uses_own_python
+
+    own, fixes = [], []
+    if program.interpreter is None and uses_own_python(spec) and site.python.startswith("/"):
+        own.append(site.python)
+        fixes.append("--venv DIR, --conda NAME or --module NAME for another Python")
+    if not spec.inline:
+        own.append(site.functions)
+        fixes.append("--inline for the shell functions")
+    if own:
+        yield f"the script calls {' and '.join(own)}, which the cluster must have there, too ({'; '.join(fixes)})"
+    if not any(entry.startswith("chdir=") for entry in spec.sbatch):
+        yield "the job runs in the folder where sbatch is called (--sbatch chdir=DIR names another)"

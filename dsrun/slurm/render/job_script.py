@@ -1,0 +1,258 @@
+"""SlurmSpec + Program + Site -> the sbatch script. Pure; it names no host: ten thousand nodes take as long as one."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
+
+from dsrun import __version__
+from dsrun.datafiles import data_folder, kept
+from dsrun.errors import UsageError
+from dsrun.launch.program import JobProgram, slug
+from dsrun.slurm.render.environment import (
+    as_path,
+    defaults,
+    gpu_check,
+    gpus_of,
+    has_own_programs,
+    launcher,
+    preflight,
+    pyxis_options,
+    stage,
+    staged_values,
+    supervised,
+    variables,
+    worker_python,
+    workers,
+)
+from dsrun.slurm.render.notation import directive_value, shell_quote, time_limit
+from dsrun.slurm.render.options import SlurmSpec, options
+from dsrun.slurm.render.site import MIN_LEAD_S, ClusterSite, functions_file
+from dsrun.slurm.render.spec import gres_gpus, sbatch_entry
+from dsrun.system.terminal.display import masked, printable
+from dsrun.system.variables import MISLEADING
+
+if TYPE_CHECKING:
+    import jinja2
+
+TEMPLATE = "job.sh.j2"
+# With --export=NONE or a list SLURM 22.05 starts jobs without even a HOME; its --get-user-env is ignored there.
+USER_VARIABLES = ("HOME", "USER", "LOGNAME", "SHELL")
+# slurmctld enforces limits about every 30 s, as it does the signal; what still runs then is ended by the script.
+_MARGIN_S = 30
+
+
+# bash, not HTML: the one filter that makes a value safe is q.
+_SYNTAX: dict[str, Any] = {
+    "trim_blocks": True,
+    "lstrip_blocks": True,
+    "keep_trailing_newline": True,
+    "autoescape": False,
+}
+
+
+def template_file() -> Path:
+    """The shipped template."""
+    return data_folder("slurm") / TEMPLATE
+
+
+def template_text() -> str:
+    """Its text."""
+    return template_file().read_text(encoding="utf-8")
+
+
+def completed(spec: SlurmSpec, program: JobProgram, site: ClusterSite) -> SlurmSpec:
+    """The spec with what follows from the cluster filled in: GPUs and CPUs of each node, and the signal's lead."""
+    if spec.gpus_per_node is None and not gres_gpus(spec) and spec.nproc is None:
+        usual = site.gpus_per_node if site.gpus_per_node is not None else 1
+        usual = 0 if program.on_cpu else usual
+        spec = replace(spec, gpus_per_node=str(usual))
+    count = gpus_of(spec)
+    if spec.cpus_per_task is None and not spec.exclusive:
+        if count and site.cores_per_gpu:
+            spec = replace(spec, cpus_per_task=count * site.cores_per_gpu)
+        elif not count:
+            spec = replace(spec, cpus_per_task=workers(spec))
+    return replace(spec, signal_lead=_lead(spec, site))
+
+
+def _lead(spec: SlurmSpec, site: ClusterSite) -> int | None:
+    """Seconds before the limit; None for a job too short to be signalled in time."""
+    if spec.signal_lead is not None:
+        return spec.signal_lead
+    limit = time_limit(spec.time) if spec.time else None
+    if limit and limit < 2 * site.signal_lead_s:
+        return MIN_LEAD_S if limit > 2 * MIN_LEAD_S else None
+    return site.signal_lead_s
+
+
+def render_script(spec: SlurmSpec, program: JobProgram, site: ClusterSite, template: str | None = None) -> str:
+    """The script. `template` is the text of the user's own.
+
+    Raises UsageError for a template that Jinja2 cannot fill, and for what the spec and the program together cannot be.
+    """
+    import jinja2
+
+    spec = completed(spec, program, site)
+    _refuse(spec, program, site)
+    blanks = context(spec, program, site)
+    try:
+        return str(_compiled(template).render(blanks))
+    except jinja2.TemplateSyntaxError as error:
+        raise UsageError(f"the template, line {error.lineno}: {error.message}") from None
+    except jinja2.UndefinedError as error:
+        raise UsageError(f"{_place(error)}: {error.message}", fix="slurm/README.md lists the names") from None
+    except (jinja2.TemplateError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        raise UsageError(f"{_place(error)} cannot be filled: {error}", fix="slurm/README.md lists the names") from None
+
+
+def _place(error: Exception) -> str:
+    """The line of the template that Jinja2 was at; it puts the template's own lines into the traceback."""
+    from traceback import walk_tb
+
+    lines = [line for frame, line in walk_tb(error.__traceback__) if frame.f_code.co_filename == "<template>"]
+    return f"the template, line {lines[-1]}" if lines else "the template"
+
+
+@cache
+def _compiled(text: str | None) -> jinja2.Template:
+    """The user's template, or the shipped one, which is compiled once: that takes as long as all other work here."""
+    import jinja2
+    from jinja2.bccache import bc_magic
+
+    environment = jinja2.Environment(undefined=jinja2.StrictUndefined, **_SYNTAX)
+    environment.filters["q"] = shell_quote
+    if text is not None:
+        return environment.from_string(text)
+    code = kept(
+        template_file(), lambda content: environment.compile(content.decode("utf-8")), f"{bc_magic!r} {_SYNTAX}"
+    )
+    return jinja2.Template.from_code(environment, code, environment.make_globals(None))
+
+
+def _refuse(spec: SlurmSpec, program: JobProgram, site: ClusterSite) -> None:
+    if spec.array and program.output:
+        raise UsageError(
+            f"the tasks of --array would all train in {program.output}",
+            fix="remove --output: each has runs/NAME-JOB_TASK",
+        )
+    if spec.preflight and (spec.container_image or spec.apptainer) and not program.trains:
+        raise UsageError("--preflight: the image need not have dsrun, which checks the nodes", fix="remove --preflight")
+    if spec.nproc and gpus_of(spec) and spec.nproc > gpus_of(spec):
+        raise UsageError(f"--nproc {spec.nproc}: each node has {gpus_of(spec)} GPUs", fix=f"--nproc {gpus_of(spec)}")
+    if spec.notify:
+        _refuse_notify(spec, program, site)
+
+
+def _refuse_notify(spec: SlurmSpec, program: JobProgram, site: ClusterSite) -> None:
+    from dsrun.notifications.notify_target import parse_targets  # few jobs have any
+
+    names = [name for target in parse_targets(spec.notify) for name in target.variables]
+    if not supervised(spec, program, site):
+        raise UsageError("--notify: the job has no supervisor, which sends messages", fix="run it with dsrun's Python")
+    given = {entry.partition("=")[0] for entry in spec.env}
+    if spec.clean_env and (hidden := [name for name in names if name not in given]):
+        raise UsageError(f"--notify: --clean-env hides {hidden[0]} from the job", fix=f"add --env {hidden[0]}")
+
+
+def context(spec: SlurmSpec, program: JobProgram, site: ClusterSite) -> dict[str, Any]:
+    """What the template can name. The spec is a completed one."""
+    staged = stage(spec.stage, spec.local_dir) if spec.stage else None
+    python = program.interpreter or worker_python(spec, site)
+    with_supervisor = supervised(spec, program, site)
+    exported = variables(spec)
+    return {
+        "version": __version__,
+        "user": printable(site.user),
+        "command": printable(shlex.join(masked(site.command))),
+        "functions": site.functions,
+        "functions_text": _functions_text(spec) if spec.inline else None,
+        "directives": directives(spec, program, site),
+        "modules": spec.module,
+        "setup_files": [as_path(each) for each in spec.setup_file],
+        "conda": spec.conda,
+        "venv": as_path(spec.venv) if spec.venv else None,
+        "needed": [entry for entry in spec.env if "=" not in entry],
+        "variables": list(exported.items()),
+        "defaults": [each for each in defaults(spec, program).items() if each[0] not in exported],
+        "unset": MISLEADING if program.trains else (),
+        "path_first": str(PurePosixPath(python).parent) if has_own_programs(spec, python, staged) else None,
+        "name": slug(spec.job_name) if spec.job_name else program.name,
+        "output": program.output,
+        "trains": program.trains,
+        "supervised": with_supervisor,
+        "nproc": workers(spec),
+        "cpu_only": gpus_of(spec) == 0,
+        "stage": staged_values(staged, python),
+        "launcher": launcher(spec, python, staged),
+        "gpu_check": gpu_check(spec, program, site),
+        "own_python": site.own_python,
+        "srun_options": pyxis_options(spec),
+        "rdzv_backend": "c10d" if with_supervisor or spec.max_restarts else "static",
+        "gpus_per_node": spec.gpus_per_node if gpus_of(spec) else None,
+        "max_restarts": spec.max_restarts or 0,
+        "restarts_given": spec.max_restarts is not None or not program.trains,
+        "rendezvous_timeout": spec.rendezvous_timeout,
+        "notify": spec.notify,
+        "requeue": spec.requeue and spec.max_requeues > 0,
+        "saving_time": max(_MARGIN_S, spec.signal_lead - _MARGIN_S) if spec.signal_lead else None,
+        "max_requeues": spec.max_requeues,
+        "array_flag": spec.array_flag,
+        "nodes": spec.nodes,
+        "spare": spec.spare,
+        "preflight": preflight(spec, program, site, staged) if spec.preflight else None,
+        "program": " ".join(map(shell_quote, program.argv)),
+    }
+
+
+def _functions_text(spec: SlurmSpec) -> str:
+    """The shell functions that this job uses: job.bash, and of the files beside it those of its options."""
+    uses = {"spare": spec.spare, "preflight": spec.preflight, "stage": spec.stage}
+    names = ["job", *(name for name, used in uses.items() if used)]
+    return "\n".join(functions_file(name).read_text(encoding="utf-8") for name in names)
+
+
+def directives(spec: SlurmSpec, program: JobProgram, site: ClusterSite) -> list[str]:
+    """The #SBATCH lines without that word, in the order of the options."""
+    spec = replace(
+        spec,
+        nodes=spec.nodes + spec.spare,
+        job_name=spec.job_name or program.name,
+        mail_type=spec.mail_type or ("END,FAIL,REQUEUE" if spec.mail_user else None),
+        gpus_per_node=spec.gpus_per_node if gpus_of(spec) else None,
+    )
+    lines = []
+    for name, each in options().items():
+        key, value = each.metadata.get("sbatch"), getattr(spec, name)
+        if key and value is True:
+            lines.append(f"--{key}")
+        elif key and value not in (None, False):
+            lines.append(f"--{key}={directive_value(value, f'--{key}')}")
+        if name == "nodes":
+            lines.append("--ntasks-per-node=1")
+    if site.cwd and not any(entry.partition("=")[0] == "chdir" for entry in spec.sbatch):
+        lines.append(f"--chdir={directive_value(site.cwd, '--chdir')}")
+    return lines + list(_last_directives(spec))
+
+
+def _last_directives(spec: SlurmSpec) -> Iterator[str]:
+    if spec.signal_lead:
+        # B: to the batch shell alone, which writes the stop file before it signals the steps (forward in job.bash).
+        yield f"--signal=B:USR1@{spec.signal_lead}"
+    # Both are written out: where neither is given the cluster's JobRequeue counts (slurm.conf(5)).
+    yield "--requeue" if spec.requeue else "--no-requeue"
+    # By default a requeued job empties its log (JobFileAppend in slurm.conf(5)).
+    yield "--open-mode=append"
+    if spec.spare:
+        # A lost node ends the steps on it, not the job.
+        yield "--no-kill"
+    if spec.clean_env:
+        names = (*USER_VARIABLES, *(entry for entry in spec.env if "=" not in entry))
+        yield f"--export={','.join(dict.fromkeys(names))}"
+    for entry in spec.sbatch:
+        key, value = sbatch_entry(entry, "--sbatch")
+        yield f"--{key}" if value is None else f"--{key}={value}"

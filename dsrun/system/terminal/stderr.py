@@ -1,0 +1,71 @@
+"""Lines on stderr: errors, notes and what belongs to them; as JSON with --log-format json.
+
+A closed terminal changes neither a run nor its exit code.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import click
+
+from dsrun.system import variables
+from dsrun.system.terminal.display import printable, without_tokens
+
+
+def print_error(message: str) -> None:
+    """Print an error on stderr."""
+    _line("error", message, "red")
+
+
+def print_note(message: str) -> None:
+    """Print a note on stderr."""
+    _line("note", message, "yellow")
+
+
+def print_detail(line: str) -> None:
+    """Print a line on stderr that belongs to the one before."""
+    if _is_json():
+        for each in filter(str.strip, line.splitlines()):
+            _write_json(each.strip(), "detail")
+        return
+    with ignore_closed_stream(2):
+        click.echo(printable(line, keep="\t\n"), err=True)
+
+
+@contextmanager
+def ignore_closed_stream(fd: int) -> Iterator[None]:
+    """Ignore failures to write to `fd`: the pipe may have no reader, or the disk no room."""
+    try:
+        yield
+    except OSError:
+        # What is left in Python's buffer would fail once more at the end, and change the exit code.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), fd)
+
+
+def _is_json() -> bool:
+    return os.environ.get(variables.LOG_FORMAT) == "json"
+
+
+def _write_json(message: str, action: str) -> None:
+    """With --log-format json: write one line of it to stderr."""
+    from dsrun.system.terminal.log_format import ecs_line, write_stderr  # few processes write it
+
+    error = action == "error"
+    line = ecs_line(message, action=action, level="error" if error else "info", outcome="failure" if error else None)
+    with ignore_closed_stream(2):
+        write_stderr(line.encode())
+
+
+def _line(kind: str, message: str, colour: str) -> None:
+    if _is_json():
+        _write_json(message, kind)
+        return
+    # click leaves NO_COLOR (no-color.org) to the program.
+    plain = bool(os.environ.get("NO_COLOR"))
+    with ignore_closed_stream(2):
+        click.secho(
+            f"{kind}: {without_tokens(printable(message))}", fg=colour, err=True, color=False if plain else None
+        )

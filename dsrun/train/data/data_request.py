@@ -1,0 +1,105 @@
+"""What is asked of the data, for which model, and what is answered: prepared rows, ready for the collator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from datasets import Dataset, IterableDataset
+
+from dsrun.errors import UsageError, one_line
+from dsrun.recipe.recipe import Recipe, evaluation_is_requested, phases
+from dsrun.recipe.recipe_spec import TrainSpec
+from dsrun.train.base.plan import ModelTask
+from dsrun.train.base.plugin import LoadedPlugin
+from dsrun.train.data.collate import PaddingCollator
+from dsrun.train.data.counts import TruncatedExamples
+from dsrun.train.data.reading.sources import DataSources, TableSource
+
+DataRows = Any
+"""A datasets.Dataset, Blocks, a RowStream or a Mixture: the modules that make them need this one."""
+
+
+@dataclass(frozen=True)
+class DataRequest:
+    """What is to be prepared, for which model. `splits` are wanted where there is data for them; those in `required`,
+    and train and test where wanted, must be there, unless it `is_part` of a mixture. `sources` are the data, None for
+    that which `spec` names. `max_positions` None: no limit."""
+
+    spec: TrainSpec
+    task: ModelTask
+    model_type: str
+    max_positions: int | None
+    vocab_size: int
+    splits: frozenset[str] = frozenset({"train", "validation"})
+    required: frozenset[str] = frozenset()
+    is_part: bool = False
+    plugin: LoadedPlugin | None = None
+    sources: DataSources | None = None
+
+    @property
+    def preference(self) -> bool:
+        """Whether rows are two answers, of which the first is preferred."""
+        return self.spec.task == "dpo"
+
+
+@dataclass(frozen=True)
+class PreparedData:
+    """Datasets ready for the collator, and what the user should know about them. Rows: {"input_ids", "labels"}, labels
+    being -100 where nothing is learned; those of validation and test may hold "source_text" and "target_text", those of
+    preferences "rejected_ids" and "rejected_labels".
+    `train_fingerprint` differs where the training rows, their order or their tokens do; None: not known."""
+
+    train: DataRows | None
+    validation: DataRows | None
+    test: DataRows | None
+    truncation: dict[str, TruncatedExamples]
+    notices: tuple[str, ...]
+    origin: str
+    collator: PaddingCollator
+    train_fingerprint: str | None = None
+
+
+def data_request(
+    recipe: Recipe,
+    config: Any,
+    task: ModelTask,
+    *,
+    tokens: int,
+    plugin: LoadedPlugin | None,
+    sources: DataSources | None = None,
+) -> DataRequest:
+    """What is asked of the data; `dsrun prepare` asks for the same, so both find the same cache."""
+    text = config.get_text_config()
+    return DataRequest(
+        spec=recipe.spec,
+        task=task,
+        model_type=config.model_type,
+        max_positions=getattr(text, "max_position_embeddings", None) or getattr(text, "n_positions", None),
+        vocab_size=max(text.vocab_size, tokens),
+        splits=phases(recipe),
+        required=frozenset({"validation"}) if evaluation_is_requested(recipe) else frozenset(),
+        plugin=plugin,
+        sources=sources,
+    )
+
+
+def given_sources(rows: Mapping[str, Any]) -> DataSources | None:
+    """The rows of a script in place of those of files; None where there are none."""
+    if not rows:
+        return None
+    return DataSources("given rows", {split: _table(split, each) for split, each in rows.items()}, [])
+
+
+def _table(split: str, rows: Any) -> TableSource:
+    where = f"{split} rows"
+    if isinstance(rows, Dataset | IterableDataset):
+        return TableSource(rows, where)
+    try:
+        return TableSource(Dataset.from_list(list(rows)), where)
+    except (TypeError, AttributeError, ValueError) as error:
+        raise UsageError(
+            f"{split}= of Trainer is not a sequence of rows: {one_line(error)}",
+            fix="dictionaries of the same columns, or a datasets.Dataset",
+        ) from error

@@ -1,0 +1,109 @@
+"""The model with its weights: drawn, or loaded from files that give all of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from dsrun.errors import one_line
+from dsrun.recipe.recipe_spec import TrainSpec
+from dsrun.system.terminal.display import NotePrinter
+from dsrun.train.base.plan import ModelTask
+from dsrun.train.model.initial_weights import draw, initialise, undrawn
+from dsrun.train.model.load import AUTO_CLASS, OwnCode, from_hub, one_at_a_time, refused_attention
+from dsrun.train.model.loaded_weights import WeightDifferences, incomplete_refused, judge, refuse_or_note
+from dsrun.train.model.quantization import keep_codes
+from dsrun.train.model.zero3 import is_sharding, loading, outside_zero3
+
+
+def build(
+    spec: TrainSpec,
+    config: Any,
+    task: ModelTask,
+    quantization: Any = None,
+    *,
+    seed: int = 0,
+    device: str = "cpu",
+    notify: NotePrinter = lambda _: None,
+    alone: bool = False,
+) -> Any:
+    """The model with its weights: loaded, or drawn by `seed` on a `device` of this kind under --from-scratch; under
+    ZeRO-3 shard by shard, provided the DeepSpeed configuration is registered before. Weights are fp32 unless asked
+    otherwise: in bf16 small updates are rounded away. With `quantization`, transformers' settings of it, each rank
+    loads the whole model.
+
+    All ranks call this together, unless one does so `alone`. Raises UsageError where files do not give all weights.
+    """
+    # Before the model, which under ZeRO-3 all ranks load together, so that none may wait for another then.
+    reference = (getattr(config, "auto_map", None) or {}).get(AUTO_CLASS[task].__name__)
+    if spec.trust_remote_code and reference:
+        name = (None if spec.from_scratch else spec.model) or config.name_or_path
+        with one_at_a_time(True):
+            from_hub(OwnCode, name, "model", spec, reference=reference)
+    dtype = "auto" if spec.weights_dtype == "auto" else getattr(torch, spec.weights_dtype)
+    options: dict[str, Any] = {"trust_remote_code": spec.trust_remote_code, "dtype": dtype}
+    if spec.attn_implementation:
+        options["attn_implementation"] = spec.attn_implementation
+    if spec.from_scratch or spec.model is None:
+        model = _built(spec, config, task, options)
+        initialise(model, seed, device)
+    else:
+        if quantization is not None:
+            options["quantization_config"] = quantization
+        model, drawn = _load(spec, task, options | {"config": config}, notify=notify, alone=alone)
+        if drawn:
+            draw(model, seed, only=drawn, device=device)
+        if quantization is not None:
+            keep_codes(model)
+    # Keys and values are of use in generation alone; in training they take memory, and checkpointed layers warn of them
+    # (transformers' modeling_layers.py).
+    model.config.use_cache = False
+    return model
+
+
+def _built(spec: TrainSpec, config: Any, task: ModelTask, options: dict[str, Any]) -> Any:
+    dtype = torch.float32 if options["dtype"] == "auto" else options["dtype"]
+    try:
+        with undrawn():
+            return AUTO_CLASS[task].from_config(config, **options | {"dtype": dtype})
+    except (ValueError, ImportError) as error:
+        refused = refused_attention(spec.attn_implementation, spec.model or config.model_type, one_line(error))
+        if refused:
+            raise refused from error
+        raise
+
+
+def _load(
+    spec: TrainSpec, task: ModelTask, options: dict[str, Any], *, notify: NotePrinter, alone: bool
+) -> tuple[Any, Any]:
+    """The model with the weights of --model, and the names of those that its files do not give. Raises UsageError where
+    they should have given them, or hold others."""
+    sharded = is_sharding() and "quantization_config" not in options
+
+    def load(**more: Any) -> tuple[Any, WeightDifferences]:
+        asked = {"output_loading_info": True, "ignore_mismatched_sizes": True}
+        with incomplete_refused(spec):
+            model, info = from_hub(AUTO_CLASS[task], spec.model or "", "model", spec, **options, **asked, **more)
+        return model, WeightDifferences.of(info)
+
+    def check(model: Any, found: WeightDifferences) -> None:
+        judgement = judge(model, found)
+        for note in refuse_or_note(judgement, spec, sharded=sharded, alone=alone):
+            notify(note)
+
+    if not sharded:
+        model, found = load()
+        check(model, found)
+    else:
+        # Under ZeRO-3 transformers does not look for all differences, and stops at others on rank 0 alone, while the
+        # other ranks wait. Without a device it reads names and shapes only.
+        with outside_zero3():
+            empty, known = load(device_map="meta")
+        check(empty, known)
+        with loading():
+            model, found = load()
+        # On all ranks, whatever this one has found.
+        check(model, replace(found, missing=found.missing - known.missing))
+    return model, found.drawn

@@ -1,0 +1,293 @@
+"""What a plan is asked: model, GPUs (`--gpus a100-80:8`), lengths and limits."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from math import ceil, inf
+from typing import Literal
+
+from dsrun.errors import UsageError
+from dsrun.hardware.gpu_facts import GpuModel, lookup, memory_sizes
+from dsrun.hardware.instances import instance
+from dsrun.models.families import family_of, overflow_in_fp16
+from dsrun.zero.generate.presets import GIB, BufferSizes, sizes
+from dsrun.zero.memory import optimizers
+from dsrun.zero.memory.activations import AttentionKernel, TokenBatch
+from dsrun.zero.memory.model.architecture import ModelShapes
+from dsrun.zero.memory.states import FP32, StateOffload, StatePrecision
+
+MOST_GPUS = 1024
+"""Per node; no machine has more in one."""
+MOST_NODES = 100_000
+LINKED = frozenset({(7, 0), (8, 0), (9, 0), (10, 0), (10, 3)})
+"""Compute capabilities of V100, A100, H100, B200 and B300."""
+_FORM = re.compile(r"^(?P<name>.*?)(?::(?P<count>-?\d+))?$")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuCluster:
+    """GPUs of one kind: `per_node` on each of `nodes`, with `memory` GiB each; `name` as the user wrote it.
+
+    `note` says what was assumed of a name that fits GPUs of different memory.
+    """
+
+    name: str
+    model: GpuModel
+    per_node: int
+    nodes: int
+    memory: float
+    note: str = ""
+
+    @property
+    def world(self) -> int:
+        return self.per_node * self.nodes
+
+    def with_nodes(self, nodes: int, per_node: int | None = None) -> GpuCluster:
+        """The same GPUs, more or fewer of them."""
+        return replace(self, nodes=nodes, per_node=per_node or self.per_node)
+
+    @property
+    def has_nvlink(self) -> bool:
+        """Whether the GPUs of a node are taken to be linked: datacenter boards with HBM that are no PCIe cards."""
+        model = self.model
+        return (
+            model.segment == "datacenter"
+            and model.capability in LINKED
+            and not any(word in f"{model.name} {self.name}".lower() for word in ("pcie", "nvl"))
+        )
+
+
+def cluster(text: str, *, nodes: int = 1, memory: float | None = None) -> GpuCluster:
+    """What `--gpus NAME[:COUNT] --nodes N --gpu-memory GIB` describe; one GPU without a count.
+
+    Raises UsageError for counts that make no cluster, and for a GPU whose memory is neither known nor given.
+    """
+    match = _FORM.match(text.strip())
+    name, count = (match["name"].strip(), match["count"]) if match else ("", None)
+    rented = instance(name)
+    per_node = int(count) if count is not None else rented.count if rented else 1
+    if not name:
+        raise UsageError(f"--gpus {text!r} names no GPU", fix="write it as a100-80:8")
+    if not 1 <= per_node <= MOST_GPUS:
+        raise UsageError(f"--gpus {text}: {per_node} GPUs in a node", fix=f"give 1 to {MOST_GPUS}")
+    if not 1 <= nodes <= MOST_NODES:
+        raise UsageError(f"--nodes {nodes} is not a valid number of nodes", fix=f"give 1 to {MOST_NODES:,}")
+    if memory is not None and not 1 <= memory <= 10_000:
+        raise UsageError(f"--gpu-memory {memory:g} GiB is not a valid GPU memory", fix="give GiB, such as 48")
+    model = lookup(name)
+    if model is None:
+        if memory is None:
+            raise UsageError(f"--gpus {text}: no GPU called {name!r} is known", fix="add --gpu-memory GIB")
+        model = GpuModel(name=name, capability=(0, 0), memory_gib=round(memory))
+    known, note = (memory, "") if memory is not None else _memory(name, model)
+    if known is None:
+        raise UsageError(f"--gpus {text}: how much memory {model.name} has is not known", fix="add --gpu-memory GIB")
+    return GpuCluster(
+        name=name, model=model.with_memory(round(known)), per_node=per_node, nodes=nodes,
+        memory=float(known), note=note,
+    )  # fmt: skip
+
+
+def _memory(name: str, model: GpuModel) -> tuple[float | None, str]:
+    """The GPU's memory in GiB; of several that a name fits the most common one, and of equals the smallest."""
+    if model.unified and model.memory:
+        return model.memory * (1 - UNIFIED_HOST), f"{model.name} shares its {model.memory} GiB with the CPU"
+    sizes = Counter(memory_sizes(model))
+    if not sizes:
+        return None, ""
+    chosen = min(sizes, key=lambda each: (-sizes[each], each))
+    others = " or ".join(str(each) for each in sorted(sizes) if each != chosen)
+    if not others:
+        return chosen, ""
+    return (chosen, f"{name} is taken to be the one with {chosen} GiB; there are some with {others} GiB (--gpu-memory)")
+
+
+PLACES: dict[int, tuple[StateOffload, ...]] = {
+    0: ("none",),
+    1: ("none", "cpu"),
+    2: ("none", "cpu"),
+    3: ("none", "optimizer", "cpu", "nvme"),
+}
+"""Where DeepSpeed can keep the states of each stage; NVMe needs ZeRO-3, below which only the optimizer is offloaded."""
+
+
+def is_place(stage: int, place: StateOffload, wanted: str) -> bool:
+    """Whether --offload `wanted` means `place` at that stage: below ZeRO-3 cpu moves nothing but the optimizer."""
+    return wanted == place or (stage < 3 and (wanted, place) == ("optimizer", "cpu"))
+
+
+LONGEST = 100_000_000
+"""Tokens; nothing trains on longer samples."""
+LARGEST_BATCH = 100_000_000
+LARGEST_RANK = 65_536
+USUAL_LENGTH = 1024
+
+SHARES = {"conservative": 0.50, "balanced": 0.65, "aggressive": 0.90}
+"""Share of a GPU's memory that a preset lets a run fill."""
+PHYSICAL = 0.96
+"""Share that can be filled at all; the rest is reserved by driver and ECC."""
+
+USUAL_HOST = 256.0
+"""GiB of host memory per GPU that a node is taken to have when nothing is said; 2 TiB beside eight GPUs is common."""
+
+UNIFIED_HOST = 0.2
+"""Share of a unified memory that is left to the CPU: system, page cache and the training process. An assumption."""
+
+PlanSwitch = Literal["on", "off", "auto"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRequest:
+    """Everything a plan depends on. Lengths are tokens per sample, `host_memory` GiB per node."""
+
+    model: ModelShapes
+    cluster: GpuCluster
+    length: int = USUAL_LENGTH
+    source_length: int = USUAL_LENGTH
+    global_batch: int | None = None
+    lora: int | None = None
+    preset: str = "balanced"
+    precision: StatePrecision = "bf16"
+    checkpointing: PlanSwitch = "auto"
+    attention: AttentionKernel = "sdpa"
+    packed: bool = False
+    """Rows are packed, or all of one length: no micro batch has padding."""
+    host_memory: float | None = None
+    stage: int | None = None
+    offload: StateOffload | None = None
+    micro_batch: int | None = None
+    """What the configuration fixes; None leaves it to the plan."""
+    optimizer: str = optimizers.DEFAULT
+    weights: int = FP32
+    """Bytes of a weight as it is loaded (--weights-dtype); DeepSpeed casts it, plain DDP trains it so."""
+    sequence_parallel: int = 1
+    """GPUs that share a sample (Ulysses); its activations are cut over them."""
+    chunked_loss: bool = False
+    """liger-kernel: the loss never has all logits at a time, and layers keep less."""
+    own_sizes: BufferSizes | None = None
+    """Those of the user's own DeepSpeed JSON instead of the preset's."""
+    sums_in_fp32: bool | None = None
+    """Whether bf16 gradients are summed in fp32; None: as dsrun's own configurations do."""
+    factor: float = field(default=1.0)
+    """Measured over predicted GPU memory, from `dsrun plan --calibrate`."""
+
+    def __post_init__(self) -> None:
+        for flag, value, most in (
+            ("--max-length", self.length, LONGEST),
+            ("--max-source-length", self.source_length, LONGEST),
+            ("--global-batch-size", self.global_batch, LARGEST_BATCH),
+            ("--lora", self.lora, LARGEST_RANK),
+            ("--micro-batch-size", self.micro_batch, LARGEST_BATCH),
+        ):
+            if value is not None and not 1 <= value <= most:
+                raise UsageError(f"{flag} {value} is not a valid value", fix=f"give a number from 1 to {most:,}")
+        if self.preset not in SHARES:
+            raise UsageError(f"there is no preset {self.preset!r}", fix=f"choose {', '.join(SHARES)}")
+        if self.host_memory is not None and not 0 < self.host_memory < inf:
+            raise UsageError(f"--host-memory {self.host_memory:g} is not a valid size", fix="give GiB per node")
+        optimizers.state_bytes(self.optimizer, stage=1)  # refuses unknown ones
+        if self.sequence_parallel < 1 or self.cluster.world % self.sequence_parallel:
+            raise UsageError(
+                f"--sequence-parallel {self.sequence_parallel} does not divide the {self.cluster.world} GPUs",
+                fix="use a divisor of their number",
+            )
+        at_once = self.groups * (self.micro_batch or 1)
+        if self.global_batch is not None and self.global_batch % at_once:
+            below = self.global_batch // at_once * at_once
+            either = f"{below} or {below + at_once}" if below else str(at_once)
+            times = f" with micro batch {self.micro_batch}" if self.micro_batch else ""
+            units = "GPUs" if self.sequence_parallel == 1 else "groups of GPUs"
+            raise UsageError(
+                f"global batch {self.global_batch} does not divide by {self.groups} {units}{times}",
+                fix=f"use --global-batch-size {either}",
+            )
+        if not any(True for _ in self.places):
+            offload = "" if self.offload is None else f" --offload {self.offload}"
+            raise UsageError(
+                f"DeepSpeed has no --zero {self.stage}{offload}",
+                fix="--offload needs --zero 1 to 3, and nvme --zero 3",
+            )
+
+    @property
+    def groups(self) -> int:
+        """Micro batches that the cluster takes at a time."""
+        return self.cluster.world // self.sequence_parallel
+
+    @property
+    def places(self) -> Iterator[tuple[int, StateOffload]]:
+        """Every stage and place that DeepSpeed has and the configuration does not rule out."""
+        for stage, places in PLACES.items():
+            for place in places:
+                if stage == 0 and self.sequence_parallel > 1:
+                    continue  # dsrun train has it with DeepSpeed's engine only
+                if self.stage in (None, stage) and (self.offload is None or is_place(stage, place, self.offload)):
+                    yield stage, place
+
+    @cached_property
+    def sizes(self) -> BufferSizes:
+        """The sizes that the generator chooses for it."""
+        return self.own_sizes or sizes(self.preset, self.model.hidden, self.cluster.model)
+
+    @property
+    def budget(self) -> float:
+        """Bytes of one GPU that the preset lets a run fill."""
+        return SHARES[self.preset] * self.cluster.memory * GIB
+
+    @property
+    def limit(self) -> float:
+        """Bytes of one GPU that can be filled at all."""
+        return PHYSICAL * self.cluster.memory * GIB
+
+    @property
+    def host(self) -> float:
+        """GiB of host memory per node, assumed where not given."""
+        if self.host_memory is not None:
+            return self.host_memory
+        model = self.cluster.model
+        if model.unified:  # of whose memory the cluster has the GPU's part
+            return self.cluster.memory * UNIFIED_HOST / (1 - UNIFIED_HOST) * self.cluster.per_node
+        return USUAL_HOST * self.cluster.per_node
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one sample that pass through the model."""
+        return self.length + (self.source_length if self.model.seq2seq else 0)
+
+    def work(self, micro_batch: int, *, stage: int, checkpointing: bool) -> TokenBatch:
+        """One rank's micro batch. Plain DDP computes under autocast; DeepSpeed casts the model itself."""
+        return TokenBatch(
+            micro_batch=micro_batch,
+            # Between its two all-to-alls Ulysses has whole samples of a share of the heads: as many elements
+            # (Jacobs et al. 2023, https://arxiv.org/abs/2309.14509, section 3.2). It drops the padding mask.
+            length=ceil(self.length / self.sequence_parallel),
+            padded=self.sequence_parallel == 1 and not self.packed,
+            source_length=self.source_length if self.model.seq2seq else 0,
+            width=4 if self.precision == "fp32" else 2,
+            checkpointing=checkpointing,
+            attention=self.attention,
+            autocast=stage == 0 and self.precision != "fp32",
+            adapters=self.lora,
+            liger=self.chunked_loss,
+        )
+
+
+def attention_of(implementation: object) -> AttentionKernel:
+    """What an --attn-implementation is counted as; without one models take sdpa."""
+    name = str(implementation or "")
+    return "eager" if name == "eager" else "flash" if "flash" in name else "sdpa"
+
+
+def default_precision(requested: str, model: ModelShapes, cluster: GpuCluster) -> StatePrecision:
+    """bf16 where the GPU computes in it (an unknown GPU is taken to), else fp16, or fp32 for what overflows in it."""
+    if requested == "fp16" and family_of(model.family).overflows_in_fp16:
+        raise UsageError(f"--precision fp16: {overflow_in_fp16(model.family)}", fix="use bf16 or fp32")
+    if requested in ("bf16", "fp16", "fp32"):
+        chosen: dict[str, StatePrecision] = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
+        return chosen[requested]
+    if cluster.model.has_bf16 or cluster.model.capability == (0, 0):
+        return "bf16"
+    return "fp32" if family_of(model.family).overflows_in_fp16 else "fp16"
