@@ -1,7 +1,7 @@
 """TrainSpec: everything dsrun itself asks about a training run.
 
 The command line, the keys of run.yaml, their validation, `--help` and docs/train.md are derived from these fields and
-from what recipe_spec.toml says of each; the flags of Seq2SeqTrainingArguments stand beside them as data in hf_flags.json
+from what recipe_spec.toml says of each; the flags of Seq2SeqTrainingArguments are data in hf_flags.json
 (see `dsrun.recipe.flags`).
 """
 

@@ -35,9 +35,12 @@ def written() -> Iterator[tuple[str, set[str]]]:
         if not any(name in source for name in WRITERS):
             continue
         for node in ast.walk(ast.parse(source)):
-            if not isinstance(node, ast.Call) or not node.args or not isinstance(first := node.args[0], ast.Constant):
+            if not isinstance(node, ast.Call):
                 continue
             name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            words = node.args if name == "event_reporter" else node.args[:1]
+            if not (first := next((each for each in words if isinstance(each, ast.Constant)), None)):
+                continue
             if name in ("write", "event", "_write", "_event", "event_reporter") and isinstance(first.value, str):
                 yield first.value, {each.arg for each in node.keywords if each.arg}
 
