@@ -19,10 +19,10 @@ import tempfile
 import time
 from pathlib import Path
 
+from dsrun.machine.torch_facts import torch_facts
 from dsrun.system.variables import cache_root
 from dsrun.wheel.compile.wheel_request import FLAGS
 from dsrun.wheel.platform.cxx import compiler_cache
-from dsrun.wheel.platform.toolchain import torch_facts
 from dsrun.wheel.sdist import fetch_sdist, read_lock
 
 UNCHANGED_LIMIT_S = 2.0

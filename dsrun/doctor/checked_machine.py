@@ -23,10 +23,10 @@ from dsrun.errors import DsrunError, UsageError
 from dsrun.findings.finding import Finding
 from dsrun.machine.driver import GpuDriver, query_driver
 from dsrun.machine.gpus import LocalGpu
+from dsrun.machine.torch_facts import TorchFacts, facts_at
 from dsrun.system import net
 from dsrun.system.host import ROOT, VERSIONED, versions
 from dsrun.system.process.proc import capture
-from dsrun.wheel.platform.toolchain import TorchFacts, facts_at
 
 if TYPE_CHECKING:
     from dsrun.recipe.recipe import Recipe

@@ -11,9 +11,9 @@ from dsrun.doctor.software.compiled_code import compiled_ops, torch_code
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.machine.gpus import LocalGpu
+from dsrun.machine.torch_facts import TorchFacts
 from dsrun.wheel.platform.arch import ComputeCapability, capability, minor_release
 from dsrun.wheel.platform.gpu_target import serving
-from dsrun.wheel.platform.toolchain import TorchFacts
 from dsrun.wheel.verify.fatbin import service, sm
 
 # PyTorch's own package indexes, one for each CUDA, oldest first.

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.errors import MissingError, ToolError, UsageError
+from dsrun.machine.torch_facts import torch_facts
 from dsrun.wheel.compile.plan import jobs
 from dsrun.wheel.platform import cxx as compilers
 from dsrun.wheel.platform.cxx import (
@@ -21,7 +22,6 @@ from dsrun.wheel.platform.cxx import (
     has_header,
     install_command,
 )
-from dsrun.wheel.platform.toolchain import torch_facts
 from tests.unit.wheel.fake_programs import path_of, program
 
 GIB = 1 << 30

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from dsrun.machine.torch_facts import TorchFacts
 from dsrun.wheel.platform.cxx import CxxCompiler
 from dsrun.wheel.platform.nvcc import Nvcc
-from dsrun.wheel.platform.toolchain import TorchFacts, check_tools
+from dsrun.wheel.platform.toolchain import check_tools
 
 
 def torch(version: str = "2.13.0+cu130", cuda: str | None = "13.0", hip: str | None = None) -> TorchFacts:
