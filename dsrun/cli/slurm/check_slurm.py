@@ -11,7 +11,7 @@ from dsrun.cli.slurm.render import command as render_command
 from dsrun.errors import EXIT_FINDINGS, UsageError
 from dsrun.findings.finding import has_errors
 from dsrun.slurm.lint.convert import convert
-from dsrun.slurm.lint.job_script import read_script
+from dsrun.slurm.lint.read_script import read_script
 from dsrun.slurm.lint.script_check import check_script
 from dsrun.system.shell import command_line
 from dsrun.system.terminal.stderr import print_note

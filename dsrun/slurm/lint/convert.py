@@ -24,8 +24,8 @@ from dsrun.slurm.lint.convert_launch import (
     read_program,
 )
 from dsrun.slurm.lint.convert_setup import RENDEZVOUS, ScriptSetup, read_setup
-from dsrun.slurm.lint.job_script import JobScript, SbatchDirective
 from dsrun.slurm.lint.launch import ScriptLaunch, rules
+from dsrun.slurm.lint.read_script import JobScript, SbatchDirective
 from dsrun.slurm.lint.words import literal, references, same_on_nodes
 from dsrun.slurm.render.notation import parse_gpus
 from dsrun.slurm.render.options import options

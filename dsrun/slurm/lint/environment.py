@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from dsrun.findings.texts import text_of
-from dsrun.slurm.lint.job_script import JobScript, ScriptProblem
+from dsrun.slurm.lint.read_script import JobScript, ScriptProblem
 from dsrun.system.shell import ASSIGNMENT, commands, live
 from dsrun.system.terminal.display import SECRET_VARIABLE, is_secret_flag
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from dsrun.slurm.lint.job_script import JobScript, ScriptProblem
 from dsrun.slurm.lint.launch import ScriptLaunch
+from dsrun.slurm.lint.read_script import JobScript, ScriptProblem
 from dsrun.system.terminal.display import counted
 
 _RANK = re.compile(r"\$\{?(SLURM_(?:NODEID|PROCID|LOCALID))\b")

@@ -10,9 +10,9 @@ from typing import Any
 from dsrun.findings.finding import Finding
 from dsrun.messages import Message, suggestion
 from dsrun.slurm.lint.environment import check_environment
-from dsrun.slurm.lint.job_script import JobScript, ScriptProblem, read_script
 from dsrun.slurm.lint.launch import rules
 from dsrun.slurm.lint.launches import check_launches
+from dsrun.slurm.lint.read_script import JobScript, ScriptProblem, read_script
 from dsrun.slurm.render.notation import time_limit
 
 # %j, %x, %A … are SLURM's own; only these are meant for a shell.

@@ -17,7 +17,7 @@ from dsrun.cli.slurm.render import command as render_command
 from dsrun.errors import UsageError
 from dsrun.launch.program import any_program
 from dsrun.slurm.lint.convert import convert
-from dsrun.slurm.lint.job_script import read_script
+from dsrun.slurm.lint.read_script import read_script
 from dsrun.slurm.render.job_script import render_script
 from dsrun.slurm.render.options import SlurmSpec
 from dsrun.slurm.render.site import ClusterSite

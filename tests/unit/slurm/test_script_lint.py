@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.slurm.lint.job_script import read_script
 from dsrun.slurm.lint.launch import rules
+from dsrun.slurm.lint.read_script import read_script
 from dsrun.slurm.lint.script_check import check_script
 from dsrun.system.shell import commands
 
