@@ -19,7 +19,7 @@ from typing import Any
 
 from bench.memory_cases import ON_CPU, Case, on_gpu
 from dsrun.launch.environment import run_command, worker_environment
-from dsrun.launch.training_job import ProcessTopology
+from dsrun.launch.training_job import LocalWorkers
 from dsrun.machine.gpus import visible_gpus
 from dsrun.system.net import free_port
 from dsrun.zero.memory.calibration import resident
@@ -77,7 +77,7 @@ def measure(case: Case, world: int, device: Any) -> list[dict[str, Any]]:
         args = [str(folder / "case.json"), str(folder / "out")]
         rendezvous = [f"--nproc-per-node={world}", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
         argv = run_command([*rendezvous, "--module", "bench.memory_run", *args])
-        changes = worker_environment(ProcessTopology(world, device, world), os.environ, debug=False) | FIXED_THRESHOLD
+        changes = worker_environment(LocalWorkers(world, device, world), os.environ, debug=False) | FIXED_THRESHOLD
         env = {name: value for name, value in {**os.environ, **changes}.items() if value is not None}
         done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
         if done.returncode:

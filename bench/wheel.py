@@ -21,7 +21,7 @@ from pathlib import Path
 
 from dsrun.machine.torch_facts import torch_facts
 from dsrun.system.variables import cache_root
-from dsrun.wheel.compile.wheel_request import FLAGS
+from dsrun.wheel.compile.build_environment import FLAGS
 from dsrun.wheel.platform.cxx import compiler_cache
 from dsrun.wheel.sdist import fetch_sdist, read_lock
 

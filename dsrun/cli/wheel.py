@@ -19,7 +19,7 @@ from dsrun.hardware.cluster_gpus import cluster_gpus
 from dsrun.system.process.proc import interrupted_by_stop_signals
 from dsrun.wheel.platform.arch import parse_archs
 from dsrun.wheel.verify.nodes import NodeReport, NodeTask, default_folder, push, verify_on
-from dsrun.wheel.verify.probed_machine import TargetGpu, gpus_for
+from dsrun.wheel.verify.probed_machine import WheelGpu, gpus_for
 from dsrun.wheel.verify.remote import AT_ONCE, NodePool, nodes_meant
 from dsrun.wheel.verify.wheel_check import (
     WheelVerification,
@@ -64,7 +64,7 @@ def verify_command(
     return EXIT_FINDINGS if done.failed else 0
 
 
-def target_gpus(text: str) -> tuple[TargetGpu, ...]:
+def target_gpus(text: str) -> tuple[WheelGpu, ...]:
     """The GPUs of `--for`: those of the SLURM cluster for "slurm", else a list as `build-wheel --arch` takes it."""
     name = text.strip().lower()
     if name in ("auto", "cpu", "native"):

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from dsrun.collectives.facts import differences
 from dsrun.collectives.failures import culprits, during, reason
-from dsrun.collectives.observations import GroupResult, TestObservations
+from dsrun.collectives.observations import CollectiveObservations, GroupResult
 from dsrun.collectives.schedule import cover
 from dsrun.findings.finding import Finding, has_errors, worst_first
 from dsrun.findings.texts import finding_of, text_of
@@ -39,7 +39,7 @@ class CollectiveVerdict:
         return has_errors(self.findings)
 
 
-def judge(seen: TestObservations) -> CollectiveVerdict:
+def judge(seen: CollectiveObservations) -> CollectiveVerdict:
     """What is wrong, and where."""
     judged = [
         *_members(seen),
@@ -54,7 +54,7 @@ def judge(seen: TestObservations) -> CollectiveVerdict:
     return CollectiveVerdict(tuple(worst_first(finding for finding, _ in judged)), tuple(exclude))
 
 
-def _members(seen: TestObservations) -> Iterator[JudgedHosts]:
+def _members(seen: CollectiveObservations) -> Iterator[JudgedHosts]:
     for index in seen.missing:
         host = seen.host(index)
         yield finding_of("node_missing", name=seen.name(index), address=seen.address, where=host), [host]
@@ -73,7 +73,7 @@ def _members(seen: TestObservations) -> Iterator[JudgedHosts]:
             yield finding_of("no_gpu", name=seen.name(index), where=host), [host]
 
 
-def _own_checks(seen: TestObservations) -> Iterator[JudgedHosts]:
+def _own_checks(seen: CollectiveObservations) -> Iterator[JudgedHosts]:
     """What the nodes' own checks have found, once for all nodes that found the same. What fails on every one of several
     nodes is the job's or the site's fault, and none of them is to be avoided for it."""
     hosts_of: dict[Finding, list[str]] = {}
@@ -92,7 +92,7 @@ def _own_checks(seen: TestObservations) -> Iterator[JudgedHosts]:
         yield replace(finding, message=message, where=", ".join(own)), [] if everywhere else own
 
 
-def _connections(seen: TestObservations) -> Iterator[JudgedHosts]:
+def _connections(seen: CollectiveObservations) -> Iterator[JudgedHosts]:
     """The pairs that cannot connect over TCP: one finding each, with all the ports."""
     found: dict[tuple[int, int], dict[str, str]] = {}
     for index, peer, endpoint, why in seen.unreachable:
@@ -111,7 +111,7 @@ def _connections(seen: TestObservations) -> Iterator[JudgedHosts]:
         yield finding, sorted(accused & hosts)
 
 
-def _ranks(seen: TestObservations) -> Iterator[JudgedHosts]:
+def _ranks(seen: CollectiveObservations) -> Iterator[JudgedHosts]:
     """Ranks that died or hung, and groups that failed; what a rank has done once is not repeated for later phases."""
     named: set[tuple[str, int]] = set()
     pairs: list[tuple[GroupResult, str]] = []
@@ -144,7 +144,7 @@ def _ranks(seen: TestObservations) -> Iterator[JudgedHosts]:
         yield finding, hosts
 
 
-def _values(seen: TestObservations) -> Iterator[JudgedHosts]:
+def _values(seen: CollectiveObservations) -> Iterator[JudgedHosts]:
     for group in seen.groups:
         for rank, result in group.ranks.items():
             for operation, wrong in result.wrong.items():
@@ -165,7 +165,7 @@ def _values(seen: TestObservations) -> Iterator[JudgedHosts]:
                 yield finding, hosts if sources else []
 
 
-def _speed(seen: TestObservations) -> Iterator[JudgedHosts]:
+def _speed(seen: CollectiveObservations) -> Iterator[JudgedHosts]:
     compute = {
         rank: result.compute_s
         for group in seen.of("alone")
@@ -214,7 +214,7 @@ def _percent(factor: float) -> str:
     return f"{(factor - 1) * 100:.0f}%"
 
 
-def _differences(seen: TestObservations) -> Iterator[JudgedHosts]:
+def _differences(seen: CollectiveObservations) -> Iterator[JudgedHosts]:
     facts = {member.facts.host: member.facts for member in seen.members.values()}
     skew = {member.facts.host: member.ahead_s for member in seen.members.values()}
     yield from differences(facts, skew)

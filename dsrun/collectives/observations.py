@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from dsrun.collectives.facts import NodeFacts
 from dsrun.collectives.operations import average_bandwidths
-from dsrun.collectives.schedule import TestPhase, TestUnit
+from dsrun.collectives.schedule import CollectivePhase, CollectiveUnit
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import text_of
 
@@ -18,7 +18,7 @@ STAGES = ("start", "connect", "compute", "broadcast", "all_reduce", "all_gather"
 
 
 @dataclass(frozen=True, kw_only=True)
-class TestMember:
+class CollectiveMember:
     """A process of the doctor on one node, or a task of srun. `ahead_s` is how far its clock is ahead of the
     leader's; `address` and `endpoints` are where the others reach it; `findings` are those of its own checks."""
 
@@ -62,8 +62,8 @@ class RankResult:
 class GroupResult:
     """How a phase went in one group of units, by rank."""
 
-    phase: TestPhase
-    units: tuple[TestUnit, ...]
+    phase: CollectivePhase
+    units: tuple[CollectiveUnit, ...]
     ranks: Mapping[int, RankResult]
 
     @property
@@ -83,19 +83,19 @@ class GroupResult:
 
 
 @dataclass
-class TestObservations:
+class CollectiveObservations:
     """`missing` members did not join; `lost` ones left, with what was going on; `unready` ranks' programs did not
     start, by member; `unreachable` has (from, to, endpoint, why)."""
 
     count: int
     names: Sequence[str] = ()
     address: str = ""
-    members: dict[int, TestMember] = field(default_factory=dict)
+    members: dict[int, CollectiveMember] = field(default_factory=dict)
     missing: list[int] = field(default_factory=list)
     lost: dict[int, str] = field(default_factory=dict)
     unreachable: list[tuple[int, int, str, str]] = field(default_factory=list)
     unready: dict[int, str] = field(default_factory=dict)
-    units: list[TestUnit] = field(default_factory=list)
+    units: list[CollectiveUnit] = field(default_factory=list)
     groups: list[GroupResult] = field(default_factory=list)
 
     def name(self, index: int) -> str:

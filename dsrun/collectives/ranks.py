@@ -16,7 +16,7 @@ from typing import Any
 
 from dsrun.errors import one_line
 from dsrun.launch.environment import has_libuv, network_variables, worker_environment
-from dsrun.launch.training_job import ProcessTopology, decide
+from dsrun.launch.training_job import LocalWorkers, decide
 from dsrun.machine.gpus import visible_gpus
 from dsrun.system.host import cores
 from dsrun.system.net import addresses, own_name_addresses
@@ -30,13 +30,13 @@ AnswerCallback = Callable[[int, MemberMessage], None]
 """Takes what a local rank has answered, in a thread of its own."""
 
 
-def topology_of(ranks: int | None) -> ProcessTopology:
+def topology_of(ranks: int | None) -> LocalWorkers:
     """This member's ranks: `ranks`, else one per visible GPU, else one. Raises UsageError for more than GPUs."""
     return decide(nproc=ranks, visible_gpus=len(visible_gpus()), cores=cores(), use_cpu=False)
 
 
 def rank_environment(
-    topology: ProcessTopology, environ: Mapping[str, str], *, local_address: str | None
+    topology: LocalWorkers, environ: Mapping[str, str], *, local_address: str | None
 ) -> dict[str, str]:
     """The environment of the rank programs, as that of a training's ranks; `local_address` where there are several
     nodes."""

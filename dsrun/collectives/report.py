@@ -8,13 +8,13 @@ from typing import Any
 
 from dsrun.collectives.facts import COMPARED, NodeFacts, differing, shown
 from dsrun.collectives.judge import CollectiveVerdict, names
-from dsrun.collectives.observations import TestObservations
+from dsrun.collectives.observations import CollectiveObservations
 from dsrun.collectives.operations import OPERATIONS
-from dsrun.collectives.schedule import TestUnit
+from dsrun.collectives.schedule import CollectiveUnit
 from dsrun.hardware.node_comparison import TITLES
 
 
-def member_rows(seen: TestObservations, verdict: CollectiveVerdict) -> list[list[str]]:
+def member_rows(seen: CollectiveObservations, verdict: CollectiveVerdict) -> list[list[str]]:
     """One row per unit (a node; on one machine a rank), with the facts in which nodes differ as further columns."""
     columns = differing([member.facts for member in seen.members.values()])
     skewed = any(abs(member.ahead_s) > 0.1 for member in seen.members.values())
@@ -38,7 +38,7 @@ def member_rows(seen: TestObservations, verdict: CollectiveVerdict) -> list[list
     return rows
 
 
-def _speeds(seen: TestObservations, unit: TestUnit) -> list[str]:
+def _speeds(seen: CollectiveObservations, unit: CollectiveUnit) -> list[str]:
     """Of the unit: TFLOP/s of its slowest rank, busbw of all_reduce within it, and the median of that in pairs."""
     alone = next((group for group in seen.of("alone") if group.units == (unit,)), None)
     results = list(alone.ranks.values()) if alone else []
@@ -56,7 +56,7 @@ def _speeds(seen: TestObservations, unit: TestUnit) -> list[str]:
     ]
 
 
-def _result(seen: TestObservations, verdict: CollectiveVerdict, unit: TestUnit) -> str:
+def _result(seen: CollectiveObservations, verdict: CollectiveVerdict, unit: CollectiveUnit) -> str:
     host = seen.host(unit.members[0])
     codes = names(verdict.findings, unit.name)
     if unit.name != host and len(seen.hosts) == 1:
@@ -78,7 +78,7 @@ def common_facts(nodes: Sequence[NodeFacts]) -> str:
     return ", ".join(parts)
 
 
-def together(seen: TestObservations) -> str:
+def together(seen: CollectiveObservations) -> str:
     """busbw of each collective over all ranks, in one line; "" where they were not run together."""
     for group in seen.of("all"):
         if bandwidths := group.bandwidths:
@@ -87,7 +87,7 @@ def together(seen: TestObservations) -> str:
     return ""
 
 
-def as_json(seen: TestObservations, verdict: CollectiveVerdict) -> dict[str, Any]:
+def as_json(seen: CollectiveObservations, verdict: CollectiveVerdict) -> dict[str, Any]:
     """The whole test as JSON values; bandwidths are busbw in GB/s."""
     return {
         "nodes": [

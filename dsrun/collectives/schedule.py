@@ -19,7 +19,7 @@ PhaseKind = Literal["alone", "pairs", "all"]
 
 
 @dataclass(frozen=True)
-class TestUnit:
+class CollectiveUnit:
     """`ranks` are global ranks, `members` the numbers of the processes of the doctor that have started them."""
 
     name: str
@@ -28,12 +28,12 @@ class TestUnit:
 
 
 @dataclass(frozen=True)
-class TestPhase:
+class CollectivePhase:
     """Groups of units that are tested at the same time."""
 
     kind: PhaseKind
     number: int
-    groups: tuple[tuple[TestUnit, ...], ...]
+    groups: tuple[tuple[CollectiveUnit, ...], ...]
 
     @property
     def compute(self) -> bool:
@@ -46,17 +46,17 @@ class TestPhase:
         return ("all_reduce",) if self.kind == "pairs" else OPERATIONS
 
 
-def units_of(members: Iterable[tuple[int, str, int]]) -> list[TestUnit]:
+def units_of(members: Iterable[tuple[int, str, int]]) -> list[CollectiveUnit]:
     """The units of `members`: number, host and count of ranks of each, in the order of the ranks."""
     members = list(members)
     several = len({host for _, host, _ in members}) > 1
-    found: dict[str, TestUnit] = {}
+    found: dict[str, CollectiveUnit] = {}
     rank = 0
     for member, host, count in members:
         for own in range(rank, rank + count):
             name = host if several else f"rank {own}"
-            before = found.get(name, TestUnit(name, (), ()))
-            found[name] = TestUnit(name, (*before.ranks, own), tuple(dict.fromkeys((*before.members, member))))
+            before = found.get(name, CollectiveUnit(name, (), ()))
+            found[name] = CollectiveUnit(name, (*before.ranks, own), tuple(dict.fromkeys((*before.members, member))))
         rank += count
     return list(found.values())
 
@@ -89,7 +89,7 @@ def _neighbour_rounds(count: int) -> list[list[tuple[int, int]]]:
     return found
 
 
-def apart(group: Sequence[TestUnit], unfit: Collection[frozenset[int]]) -> bool:
+def apart(group: Sequence[CollectiveUnit], unfit: Collection[frozenset[int]]) -> bool:
     """Whether two members of the group are one of the `unfit` pairs, which cannot connect."""
     members = {member for unit in group for member in unit.members}
     return any(pair <= members for pair in unfit)

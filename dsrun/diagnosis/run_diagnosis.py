@@ -23,9 +23,6 @@ from dsrun.runs.reader import RunHistory, read_history
 from dsrun.runs.records import LedgerRecord
 
 _LOG = re.compile(r".*\.(log|out|err|txt)(\.gz)?")
-# A run of another machine whose lock cannot be seen here counts as running if it wrote something so recently.
-_RECENTLY_S = 300.0
-_JUST_NOW_S = 10.0
 
 
 def of_run(folder: Path, history: RunHistory | None = None) -> RunVerdict:

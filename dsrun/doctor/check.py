@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
+from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.errors import one_line
 from dsrun.findings.finding import Finding, worst_first
 from dsrun.findings.show import STATUSES, CheckStatus
@@ -27,7 +27,7 @@ class DoctorCheck:
 
     code: str
     title: str
-    look: Callable[[CheckedMachine, DoctorTarget], Iterable[Finding]]
+    look: Callable[[MachineFacts, DoctorTarget], Iterable[Finding]]
     needs: str = ""
     finds: str = ""
 
@@ -58,7 +58,7 @@ class CheckResult:
 
 
 def run_checks(
-    checks: Sequence[DoctorCheck], machine: CheckedMachine, target: DoctorTarget, *, limit_s: float = LIMIT_S
+    checks: Sequence[DoctorCheck], machine: MachineFacts, target: DoctorTarget, *, limit_s: float = LIMIT_S
 ) -> tuple[CheckResult, ...]:
     """The results in the order of `checks`. One that crashes, or does not end within `limit_s`, is a warning.
 
@@ -72,7 +72,7 @@ def run_checks(
 class _RunningCheck:
     """A check in a thread of its own."""
 
-    def __init__(self, check: DoctorCheck, machine: CheckedMachine, target: DoctorTarget) -> None:
+    def __init__(self, check: DoctorCheck, machine: MachineFacts, target: DoctorTarget) -> None:
         self._check = check
         self._began = time.monotonic()
         self._result: CheckResult | None = None
@@ -81,7 +81,7 @@ class _RunningCheck:
         )
         self._thread.start()
 
-    def _look(self, machine: CheckedMachine, target: DoctorTarget) -> None:
+    def _look(self, machine: MachineFacts, target: DoctorTarget) -> None:
         try:
             findings = tuple(self._check.look(machine, target))
         except Exception as error:  # whatever a strange machine makes of a check, the others are shown

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from dsrun.doctor.checked_machine import CheckedMachine
+from dsrun.doctor.machine_facts import MachineFacts
 
 # File systems that another machine serves.
 NETWORK = frozenset(
@@ -30,7 +30,7 @@ class MountPoint:
         return self.kind in NETWORK
 
 
-def mount_of(machine: CheckedMachine, path: Path) -> MountPoint | None:
+def mount_of(machine: MachineFacts, path: Path) -> MountPoint | None:
     """The file system that holds `path`, links followed; None where /proc does not tell."""
     text = machine.text("/proc/self/mounts")
     real = path.resolve()

@@ -22,7 +22,7 @@ from dsrun.errors import DsrunError, MissingError, ToolError, UsageError, did_yo
 from dsrun.hub.modelscope_cache import (
     SETTINGS,
     WHOLE,
-    HubAsset,
+    ModelscopeAsset,
     assets_of,
     cache_of,
     complete,
@@ -69,7 +69,7 @@ def fetch(spec: TrainSpec, *, notify: NotePrinter, beat: SignOfLife = lambda: No
 
 
 def obtain(
-    asset: HubAsset, cache: Path, *, token: str | None, notify: NotePrinter, beat: SignOfLife = lambda: None
+    asset: ModelscopeAsset, cache: Path, *, token: str | None, notify: NotePrinter, beat: SignOfLife = lambda: None
 ) -> Path:
     """The folder with what is needed of `asset`."""
     found = complete(asset, cache)
@@ -92,7 +92,7 @@ def obtain(
 
 
 @contextmanager
-def _one_at_a_time(asset: HubAsset, cache: Path, *, notify: NotePrinter, beat: SignOfLife) -> Iterator[None]:
+def _one_at_a_time(asset: ModelscopeAsset, cache: Path, *, notify: NotePrinter, beat: SignOfLife) -> Iterator[None]:
     """No other process downloads the same; where no lock can be written, the package's own per file must do."""
     lock = FileLock(cache / ".lock" / f"dsrun-{asset.kind}-{asset.name.replace('/', '--')}.lock")
     waits = False
@@ -112,7 +112,7 @@ def _one_at_a_time(asset: HubAsset, cache: Path, *, notify: NotePrinter, beat: S
         lock.release()
 
 
-def _download(asset: HubAsset, cache: Path, *, token: str | None, notify: NotePrinter, beat: SignOfLife) -> Path:
+def _download(asset: ModelscopeAsset, cache: Path, *, token: str | None, notify: NotePrinter, beat: SignOfLife) -> Path:
     api, callback = _client(token)
     files = needed(asset, api.list_repo_files(asset.name, asset.kind, revision=asset.revision))
     size = sum(each.size for each in files)
@@ -161,7 +161,7 @@ def _progress(base: type, total: int, notify: NotePrinter, beat: SignOfLife) -> 
     return Progress
 
 
-def needed(asset: HubAsset, listed: Sequence[Any]) -> list[Any]:
+def needed(asset: ModelscopeAsset, listed: Sequence[Any]) -> list[Any]:
     """Of the files of a repository, each with a `path`, those that are read. Raises UsageError where there are none."""
     files = [each for each in listed if not each.is_dir and _is_inside(each.path)]
     if asset.kind == "model":
@@ -199,7 +199,7 @@ def _is_inside(path: str) -> bool:
     return bool(parts) and not path.startswith("/") and not any(part.startswith(".") for part in parts)
 
 
-def _looks_complete(asset: HubAsset, folder: Path) -> bool:
+def _looks_complete(asset: ModelscopeAsset, folder: Path) -> bool:
     """Whether a folder without a record, as `modelscope download` leaves it, may hold everything."""
     if not folder.is_dir() or any(unfinished(folder)):
         return False
@@ -208,7 +208,7 @@ def _looks_complete(asset: HubAsset, folder: Path) -> bool:
     return (folder / "config.json").is_file() and (asset.part == SETTINGS or has_weights(folder))
 
 
-def explained(asset: HubAsset, error: Exception) -> DsrunError:
+def explained(asset: ModelscopeAsset, error: Exception) -> DsrunError:
     """What the package raised, as one line."""
     from modelscope_hub import errors
 

@@ -28,7 +28,7 @@ _BRANCHES = ("master", "main")
 
 
 @dataclass(frozen=True, kw_only=True)
-class HubAsset:
+class ModelscopeAsset:
     """A model or dataset of ModelScope. `revision` None is its default branch; `part` says which files are needed."""
 
     kind: Literal["model", "dataset"]
@@ -42,7 +42,7 @@ class HubAsset:
         return f"{self.part} @ {self.revision or _BRANCHES[0]}"
 
 
-def assets_of(spec: TrainSpec) -> list[HubAsset]:
+def assets_of(spec: TrainSpec) -> list[ModelscopeAsset]:
     """What the run takes from ModelScope."""
     if spec.hub != NAME:
         return []
@@ -51,12 +51,12 @@ def assets_of(spec: TrainSpec) -> list[HubAsset]:
     if spec.model:
         parts[spec.model] = SETTINGS if spec.from_scratch else WHOLE
     models = [
-        HubAsset(kind="model", name=name, revision=revision, part=part)
+        ModelscopeAsset(kind="model", name=name, revision=revision, part=part)
         for name, part in parts.items()
         if name not in DEMO_MODELS and not is_path(name)
     ]
     named = [(each.dataset, each.dataset_config or WHOLE) for each in specs_of(spec).values()]
-    data = [HubAsset(kind="dataset", name=name, part=part) for name, part in named if name and not is_path(name)]
+    data = [ModelscopeAsset(kind="dataset", name=name, part=part) for name, part in named if name and not is_path(name)]
     return [*models, *dict.fromkeys(data)]
 
 
@@ -88,7 +88,7 @@ def cache_of(environ: Mapping[str, str], chosen: str | None = None) -> Path:
     return Path(environ.get("HOME") or "~").expanduser() / ".cache" / NAME
 
 
-def folder_of(asset: HubAsset, cache: Path) -> Path:
+def folder_of(asset: ModelscopeAsset, cache: Path) -> Path:
     """Where its files are, or will be (modelscope_hub/_download.py: `_repo_cache_dir_path`, `_find_legacy_repo_dir`).
 
     Releases of modelscope before 1.38 had one folder for all revisions.
@@ -103,7 +103,7 @@ def folder_of(asset: HubAsset, cache: Path) -> Path:
     return next((snapshots / name for name in names if _has_entries(snapshots / name)), snapshots / names[0])
 
 
-def complete(asset: HubAsset, cache: Path) -> Path | None:
+def complete(asset: ModelscopeAsset, cache: Path) -> Path | None:
     """The folder with all that is needed of `asset`, as its record says; None where anything is missing."""
     folder = folder_of(asset, cache)
     parts = _recorded(folder)
@@ -114,7 +114,7 @@ def complete(asset: HubAsset, cache: Path) -> Path | None:
     return folder
 
 
-def record(asset: HubAsset, folder: Path, files: Mapping[str, int]) -> None:
+def record(asset: ModelscopeAsset, folder: Path, files: Mapping[str, int]) -> None:
     """Note that these files, by size, are all that is needed of `asset`."""
     content = {"version": VERSION, "parts": {**_recorded(folder), asset.key: dict(files)}}
     write_json_atomic(_record_file(folder), content)

@@ -1,4 +1,4 @@
-"""KubernetesSpec + Workload -> the objects of a job, and their YAML. Pure.
+"""KubernetesSpec + TrainingWorkload -> the objects of a job, and their YAML. Pure.
 
 - `job`: a headless Service and an Indexed Job (batch/v1; backoffLimitPerIndex needs Kubernetes 1.29).
 - `jobset`: a JobSet of one replicated Job, which makes the Service itself (api/jobset/v1alpha2 of

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from dsrun.errors import UsageError
-from dsrun.launch.training_job import ProcessTopology, TrainingJob
+from dsrun.launch.training_job import LocalWorkers, TrainingJob
 from dsrun.system import variables
 from dsrun.system.host import own_programs_first
 
@@ -55,7 +55,7 @@ def run_command(arguments: Sequence[str]) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", *arguments]
 
 
-def worker_environment(topology: ProcessTopology, environ: Mapping[str, str], *, debug: bool) -> dict[str, str | None]:
+def worker_environment(topology: LocalWorkers, environ: Mapping[str, str], *, debug: bool) -> dict[str, str | None]:
     """The variables to set for the workers (None: to remove). What the user has set stays as it is."""
     wanted: dict[str, str] = {
         # Forked data loader workers would otherwise deadlock or warn once a tokenizer has used its threads.
@@ -82,7 +82,7 @@ _FLIGHT_RECORDER_ENTRIES = "2000"
 
 
 def launch_environment(
-    topology: ProcessTopology,
+    topology: LocalWorkers,
     environ: Mapping[str, str],
     *,
     run: Path,

@@ -142,7 +142,7 @@ class StartupSignals:
 
 @contextmanager
 def startup_signals() -> Iterator[StartupSignals]:
-    """Have a signal end what is in here, until something in here handles signals itself. Raises Stopped then."""
+    """Have a signal end what is in here by StoppedBeforeStart, until something in here handles signals itself."""
     early = StartupSignals()
     try:
         with handling(early.handle, STARTUP_HANDLED_SIGNALS):

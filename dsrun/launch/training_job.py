@@ -13,7 +13,7 @@ from dsrun.runs.attempts import RESUME_AUTO
 
 
 @dataclass(frozen=True)
-class ProcessTopology:
+class LocalWorkers:
     """`workers` processes on this machine, one per GPU or, on CPU, sharing `cores`."""
 
     workers: int
@@ -30,7 +30,7 @@ class ProcessTopology:
 _WORKERS_PER_CORE = 16
 
 
-def decide(*, nproc: int | None, visible_gpus: int, cores: int, use_cpu: bool) -> ProcessTopology:
+def decide(*, nproc: int | None, visible_gpus: int, cores: int, use_cpu: bool) -> LocalWorkers:
     """One worker per visible GPU unless `nproc` says otherwise; on CPU `nproc` workers, by default one.
 
     Raises UsageError where more workers than visible GPUs are asked for, or 16 times as many as there are cores.
@@ -42,10 +42,10 @@ def decide(*, nproc: int | None, visible_gpus: int, cores: int, use_cpu: bool) -
                 f"--nproc {nproc}: only {seen}",
                 fix=f"use --nproc {visible_gpus}, or check CUDA_VISIBLE_DEVICES; --use-cpu trains without GPUs",
             )
-        return ProcessTopology(nproc or visible_gpus, "cuda", cores)
+        return LocalWorkers(nproc or visible_gpus, "cuda", cores)
     if nproc is not None and nproc > cores * _WORKERS_PER_CORE:
         raise UsageError(f"--nproc {nproc}: there are {cores} CPU cores", fix=f"use at most --nproc {cores}")
-    return ProcessTopology(nproc or 1, "cpu", cores)
+    return LocalWorkers(nproc or 1, "cpu", cores)
 
 
 LOOPBACK = "127.0.0.1"
@@ -68,7 +68,7 @@ class TrainingJob:
     is the global batch of the checkpoint that the first attempt resumes from.
     """
 
-    topology: ProcessTopology
+    topology: LocalWorkers
     run: Path
     program: Sequence[str]
     env: Mapping[str, str]

@@ -32,7 +32,7 @@ class MemoryUse:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GpuDriver:
+class DriverState:
     """`version` of the driver ("580.65.06"), the newest CUDA that it knows ("13.0"), all GPUs in PCI order, and their
     memory by UUID."""
 
@@ -46,7 +46,7 @@ class GpuDriver:
         return select_visible(self.gpus, environ.get("CUDA_VISIBLE_DEVICES"))
 
 
-def query_driver() -> GpuDriver | None:
+def query_driver() -> DriverState | None:
     """What NVML says; None without a driver."""
     with suppress(NvmlError), nvml_session() as nvml:
         version = str(nvml.ask("nvmlSystemGetDriverVersion") or "")
@@ -56,7 +56,7 @@ def query_driver() -> GpuDriver | None:
         gpus = tuple(all_gpus())
         every = [each for gpu in gpus for each in (gpu, *gpu.mig)]
         memory = {each.uuid: _memory(nvml, each.uuid) for each in every}
-        return GpuDriver(version=version, cuda=cuda, gpus=gpus, memory=memory)
+        return DriverState(version=version, cuda=cuda, gpus=gpus, memory=memory)
     return None
 
 

@@ -1,5 +1,5 @@
-"""Where messages about a run go: the values of --notify, read and checked. Pure, but for `Target.address`, which reads
-the variables of the environment that a target names.
+"""Where messages about a run go: the values of --notify, read and checked. Pure, but for `NotifyTarget.address`, which
+reads the variables of the environment that a target names.
 
     https://example.org/runs                    a webhook that takes dsrun's own JSON
     env:SLACK_URL                               the URL in a variable: its host tells the service

@@ -34,7 +34,7 @@ DERIVED = dict.fromkeys(BATCH[1:], "auto")
 GATHER = ("stage3_gather_16bit_weights_on_model_save", "stage3_gather_fp16_weights_on_model_save")
 
 
-class FileLinter(Protocol):
+class DeepspeedFileCheck(Protocol):
     """Raises UsageError for what DeepSpeed or the Trainer would stop on.
 
     `text` is the JSON of `file`, and `added` what dsrun adds to it, blocks joined by dots. `values` are the training
@@ -56,7 +56,7 @@ class FileLinter(Protocol):
 
 
 def with_deepspeed_read(
-    recipe: Recipe, cwd: Path, *, world_size: int | None = None, lint: FileLinter | None = None
+    recipe: Recipe, cwd: Path, *, world_size: int | None = None, lint: DeepspeedFileCheck | None = None
 ) -> Recipe:
     """The recipe with the content of the `--deepspeed` file, which may be edited while the run is on.
 

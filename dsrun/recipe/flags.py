@@ -184,7 +184,7 @@ def all_flags() -> dict[str, RecipeFlag]:
 def by_spelling() -> dict[str, RecipeFlag]:
     """Every flag by every spelling it has.
 
-    Raises ValueError when two flags share one, which only a change of spec.py or of hf_flags.json can bring
+    Raises ValueError when two flags share one, which only a change of recipe_spec.py or of hf_flags.json can bring
     about.
     """
     table: dict[str, RecipeFlag] = {}

@@ -147,7 +147,7 @@ def _word(value: Any) -> str:
 
 
 def check_choice(text: str, choices: tuple[str, ...]) -> None:
-    """Raise Rejected unless the word is one of the choices."""
+    """Raise RejectedValue unless the word is one of the choices."""
     if text in choices:
         return
     if len(choices) <= MANY_CHOICES:

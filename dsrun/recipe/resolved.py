@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import UsageError
-from dsrun.recipe.deepspeed_file import FileLinter, with_deepspeed_read
+from dsrun.recipe.deepspeed_file import DeepspeedFileCheck, with_deepspeed_read
 from dsrun.recipe.flags import RENAMED, SECRETS, all_flags, own_flags, shown_value
 from dsrun.recipe.recipe import Recipe
 from dsrun.recipe.resolve import resolve
@@ -172,7 +172,11 @@ def recipe_in_force(requested: Recipe, folder: RunFolder, environ: Mapping[str, 
 
 
 def worker_recipe(
-    argv: Sequence[str], environ: Mapping[str, str], *, world_size: int | None = None, lint: FileLinter | None = None
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    *,
+    world_size: int | None = None,
+    lint: DeepspeedFileCheck | None = None,
 ) -> Recipe:
     """The recipe of a rank: its supervisor's, or for a rank that torchrun or srun started itself, that of its flags,
     whose --deepspeed file `lint` checks."""

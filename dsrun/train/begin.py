@@ -21,14 +21,14 @@ from dsrun.train.checkpoint.layout import CheckpointLayout
 from dsrun.train.checkpoint.resume import find_checkpoint
 from dsrun.train.checkpoint.verify import checkpoint_facts
 from dsrun.train.export.final import check_room
-from dsrun.train.loop.build_trainer import RunParts, TrainerBuilder
+from dsrun.train.loop.build_trainer import PreparedRun, TrainerBuilder
 from dsrun.train.loop.callbacks import build_callbacks
 from dsrun.train.loop.trainer import RunTrainer
 from dsrun.train.model.load import parameter_count
 from dsrun.train.packing.decide import BatchingPlan, keep_grouping
 
 
-def find_start(run: RunParts) -> tuple[elastic.AdaptedCheckpoint | None, dict[str, Any]]:
+def find_start(run: PreparedRun) -> tuple[elastic.AdaptedCheckpoint | None, dict[str, Any]]:
     """The checkpoint to go on from, made fit for this number of ranks and this stage, None to start at step 0; and the
     facts of this run that it was compared with. Before the Trainer's arguments, as it may change DeepSpeed's
     configuration, and before the model is built, which changes the config that the facts are about."""
@@ -62,7 +62,7 @@ def find_start(run: RunParts) -> tuple[elastic.AdaptedCheckpoint | None, dict[st
     return start, facts
 
 
-def build_trainer(run: RunParts, start: elastic.AdaptedCheckpoint | None, facts: dict[str, Any]) -> RunTrainer:
+def build_trainer(run: PreparedRun, start: elastic.AdaptedCheckpoint | None, facts: dict[str, Any]) -> RunTrainer:
     """The Trainer around the model, with all callbacks; prints the header and records the start. `facts` go into the
     manifests of its checkpoints."""
     # Samples stay grouped as they were, so that the place in the data means the same.
@@ -99,7 +99,7 @@ def build_trainer(run: RunParts, start: elastic.AdaptedCheckpoint | None, facts:
     return trainer
 
 
-def _record_start(run: RunParts, trainer: RunTrainer, start: elastic.AdaptedCheckpoint | None) -> None:
+def _record_start(run: PreparedRun, trainer: RunTrainer, start: elastic.AdaptedCheckpoint | None) -> None:
     plan, batching = run.plan, trainer.batching
     parameters = parameter_count(trainer.model)
     trainable = parameter_count(trainer.model, trainable=True)
@@ -118,7 +118,7 @@ def _record_start(run: RunParts, trainer: RunTrainer, start: elastic.AdaptedChec
     run.records.start(plan, parameters=parameters, packing=batching.facts, gpus=gpus, resumed_from=source)
 
 
-def _print_header(run: RunParts, batching: BatchingPlan, *, parameters: int, trainable: int) -> None:
+def _print_header(run: PreparedRun, batching: BatchingPlan, *, parameters: int, trainable: int) -> None:
     """What is about to be trained, on what, and how; after a restart only what it may have changed."""
     plan, spec = run.plan, run.plan.recipe.spec
     how = f"{parameters:,} parameters" + _origin(plan)

@@ -16,7 +16,7 @@ from dsrun.train.base.rank_context import is_supervised, record_interruption
 from dsrun.train.card.card_facts import CardFacts
 from dsrun.train.card.write_card import write_cards
 from dsrun.train.export.final import save_final
-from dsrun.train.loop.build_trainer import RunParts, unquantized_base
+from dsrun.train.loop.build_trainer import PreparedRun, unquantized_base
 from dsrun.train.loop.evaluation import write_predictions
 from dsrun.train.loop.preemption import EvaluationLeftError
 from dsrun.train.loop.recording import format_metrics
@@ -32,7 +32,7 @@ NEXT_COMMANDS = (
 )
 
 
-def save_model(run: RunParts, trainer: RunTrainer) -> None:
+def save_model(run: PreparedRun, trainer: RunTrainer) -> None:
     """Write the final model, once its weights are known to be finite."""
     if trainer.already_finished:
         run.console.notice(_already_finished(trainer.state))
@@ -52,7 +52,7 @@ class FinalResults:
     predictions: list[Path]
 
 
-def evaluate_and_predict(run: RunParts, trainer: RunTrainer) -> FinalResults | None:
+def evaluate_and_predict(run: PreparedRun, trainer: RunTrainer) -> FinalResults | None:
     """The final evaluation and, with --do-predict, the test split; None where the ranks were asked to stop in it."""
     try:
         return _results(run, trainer)
@@ -60,7 +60,7 @@ def evaluate_and_predict(run: RunParts, trainer: RunTrainer) -> FinalResults | N
         return None
 
 
-def _results(run: RunParts, trainer: RunTrainer) -> FinalResults:
+def _results(run: PreparedRun, trainer: RunTrainer) -> FinalResults:
     console, plan, data = run.console, run.plan, run.data
     results = FinalResults({}, [])
     for split, rows, prefix in (("validation", data.validation, "eval"), ("test", data.test, "test")):
@@ -96,7 +96,7 @@ def _show(console: Console, examples: list[Any]) -> None:
         console.print(f"    -> {shortened(example.prediction)}{reference}")
 
 
-def write_up(run: RunParts, trainer: RunTrainer, results: FinalResults, *, seconds: float) -> None:
+def write_up(run: PreparedRun, trainer: RunTrainer, results: FinalResults, *, seconds: float) -> None:
     """Write the model's card and the run's last records, and print the summary; `seconds` were spent in training."""
     run.context.heart.enter("ending")
     if "train" in run.plan.phases and run.plan.world.is_main:
@@ -106,7 +106,7 @@ def write_up(run: RunParts, trainer: RunTrainer, results: FinalResults, *, secon
     _print_summary(run, trainer, results.predictions, seconds)
 
 
-def _print_summary(run: RunParts, trainer: RunTrainer, predictions: list[Path], seconds: float) -> None:
+def _print_summary(run: PreparedRun, trainer: RunTrainer, predictions: list[Path], seconds: float) -> None:
     console, plan, folder = run.console, run.plan, run.folder
     # A supervisor prints the goodput itself, of all attempts.
     goodput = None if is_supervised(os.environ) else run.records.goodput()
@@ -133,7 +133,7 @@ def _print_summary(run: RunParts, trainer: RunTrainer, predictions: list[Path], 
             console.print(f"  {line}")
 
 
-def _card_facts(run: RunParts, trainer: RunTrainer, results: FinalResults) -> CardFacts:
+def _card_facts(run: PreparedRun, trainer: RunTrainer, results: FinalResults) -> CardFacts:
     return CardFacts(
         plan=run.plan,
         data=run.data,
@@ -149,7 +149,7 @@ def _card_facts(run: RunParts, trainer: RunTrainer, results: FinalResults) -> Ca
     )
 
 
-def leave(run: RunParts, step: int, *, is_saved: bool) -> None:
+def leave(run: PreparedRun, step: int, *, is_saved: bool) -> None:
     """Print and record that the run was asked to stop, and from which checkpoint it can go on. A collective."""
     path = run.folder.checkpoint(step)
     # The ranks may have been asked by different signals, or by one at different times: all name the first.

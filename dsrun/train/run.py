@@ -23,7 +23,7 @@ from dsrun.train.begin import build_trainer, find_start
 from dsrun.train.data.encoding.tokenizer import load_tokenizer
 from dsrun.train.decide_plan import decide_run, in_tokens, saved_batch
 from dsrun.train.finish import evaluate_and_predict, leave, save_model, write_up
-from dsrun.train.loop.build_trainer import RunParts
+from dsrun.train.loop.build_trainer import PreparedRun
 from dsrun.train.loop.engine import prepare_engine
 from dsrun.train.loop.trainer import RunTrainer
 from dsrun.train.prepare import prepare_for_plan
@@ -56,7 +56,7 @@ def prepare_run(
     *,
     context: RankContext | None = None,
     given: Given = NOTHING,
-) -> RunParts:
+) -> PreparedRun:
     """Decide everything, prepare the data, and join the process group. A script's own model and rows are `given`."""
     context = context or RankContext.unsupervised()
     context.heart.enter("loading")
@@ -69,11 +69,11 @@ def prepare_run(
     plan = in_tokens(plan, data, saved)
     prepare_engine(plan, context.heart, notify=console.notice)
     init_process_group(world, deepspeed=plan.deepspeed is not None)
-    return RunParts(plan, tokenizer, data, folder, console, RunRecords(folder, main=world.is_main), context)
+    return PreparedRun(plan, tokenizer, data, folder, console, RunRecords(folder, main=world.is_main), context)
 
 
 @contextmanager
-def recorded(parts: RunParts) -> Iterator[None]:
+def recorded(parts: PreparedRun) -> Iterator[None]:
     """Record an error inside, where no supervisor does, which knows which rank failed first, and what comes next."""
     try:
         yield
@@ -83,7 +83,7 @@ def recorded(parts: RunParts) -> Iterator[None]:
         raise
 
 
-def begin(parts: RunParts) -> BegunRun:
+def begin(parts: PreparedRun) -> BegunRun:
     """Find the checkpoint to go on from, and build the model and its Trainer."""
     start, facts = find_start(parts)
     if start:
@@ -95,7 +95,7 @@ def begin(parts: RunParts) -> BegunRun:
 class BegunRun:
     """A run with its Trainer: first `train`, then `finish`."""
 
-    parts: RunParts
+    parts: PreparedRun
     trainer: RunTrainer
     checkpoint: str | None
     seconds: float = 0.0

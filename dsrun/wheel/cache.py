@@ -23,7 +23,7 @@ from dsrun.errors import MissingError, UsageError
 from dsrun.system.files import parse_json, replace_folder, replacing, sha256_of
 
 if TYPE_CHECKING:
-    from dsrun.wheel.compile.wheel_request import WheelRequest
+    from dsrun.wheel.compile.build_environment import WheelRequest
     from dsrun.wheel.verify.contents import WheelReport
 
 RECORD_NAME = "WHEEL.json"

@@ -108,6 +108,7 @@ STRANGE = """
 import threading
 from dsrun.cli.main import main
 from dsrun.doctor import check, registry
+from dsrun.findings.finding import Finding
 
 def crash(machine, target):
     raise RuntimeError("no such luck")
@@ -117,9 +118,9 @@ def hang(machine, target):
 
 check.LIMIT_S = 0.2
 registry.CHECKS = (
-    check.Check("crash", "crashing", crash),
-    check.Check("hang", "hanging", hang),
-    check.Check("good", "good", lambda *_: [check.fine("good", "fine")]),
+    check.DoctorCheck("crash", "crashing", crash),
+    check.DoctorCheck("hang", "hanging", hang),
+    check.DoctorCheck("good", "good", lambda *_: [Finding(level="info", code="good", message="fine")]),
 )
 main()
 """

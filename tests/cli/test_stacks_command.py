@@ -12,7 +12,7 @@ import pytest
 
 from dsrun.launch.supervisor.reaper import state_and_parent
 from dsrun.launch.supervisor.status_files import StatusWriter
-from dsrun.launch.training_job import ProcessTopology, TrainingJob
+from dsrun.launch.training_job import LocalWorkers, TrainingJob
 from dsrun.runs.node_status import NodeStatus, open_requests, read_node_status, request_stacks, write_node_status
 from dsrun.system.host import hostname
 
@@ -41,7 +41,7 @@ def run(tmp_path):
         subprocess.Popen([sys.executable, str(tmp_path / "train.py"), str(rank)], stdout=subprocess.PIPE)
         for rank in range(3)
     ]
-    job = TrainingJob(topology=ProcessTopology(3, "cpu", 1), run=folder, program=["train.py"], env={})
+    job = TrainingJob(topology=LocalWorkers(3, "cpu", 1), run=folder, program=["train.py"], env={})
     try:
         with StatusWriter(job) as writer:
             for each in ranks:

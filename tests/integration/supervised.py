@@ -10,13 +10,13 @@ from pathlib import Path
 from dsrun.launch.coordinator.messages import Coordinator
 from dsrun.launch.supervisor.policy import RestartLimits
 from dsrun.launch.supervisor.supervise import supervise
-from dsrun.launch.training_job import ProcessTopology, TrainingJob
+from dsrun.launch.training_job import LocalWorkers, TrainingJob
 
 
 def main() -> int:
     spec = json.loads(Path(sys.argv[1]).read_text())
     job = TrainingJob(
-        topology=ProcessTopology(spec["ranks"], "cpu", spec["ranks"]),
+        topology=LocalWorkers(spec["ranks"], "cpu", spec["ranks"]),
         run=Path(spec["run"]),
         program=spec["program"],
         env={**os.environ, "OMP_NUM_THREADS": "1", **spec.get("env", {})},

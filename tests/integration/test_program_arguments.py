@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from dsrun.launch.environment import run_arguments, run_command
-from dsrun.launch.training_job import ProcessTopology, TrainingJob
+from dsrun.launch.training_job import LocalWorkers, TrainingJob
 from dsrun.system.net import free_port
 
 pytestmark = pytest.mark.train
@@ -20,7 +20,7 @@ def test_torchrun_passes_argv_with_dollar_signs_unchanged(tmp_path):
     (tmp_path / "say_words.py").write_text("import json, sys; print('WORDS', json.dumps(sys.argv[1:]))\n")
     words = ["$local_rank", "$$HOME", "${x}", "a b", "--cost=5$", "'\"`"]
     job = TrainingJob(
-        topology=ProcessTopology(1, "cpu", 1), run=tmp_path, program=["--module", "say_words", *words], env={}
+        topology=LocalWorkers(1, "cpu", 1), run=tmp_path, program=["--module", "say_words", *words], env={}
     )
     argv = run_command(run_arguments(job, attempt=0, port=free_port()))
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}

@@ -14,7 +14,7 @@ from dsrun.zero.generate.blocks import HardwareFacts
 from dsrun.zero.generate.presets import FROM_STEPS
 from dsrun.zero.generate.spec import ZeroSpec
 from dsrun.zero.generate.training_blocks import steps_of
-from dsrun.zero.memory.model.settings import ConfigSettings
+from dsrun.zero.memory.model.settings import ModelSettings
 
 if TYPE_CHECKING:
     from dsrun.zero.memory.model.architecture import ModelShapes
@@ -26,9 +26,9 @@ def find_facts(spec: ZeroSpec) -> HardwareFacts:
     config = found.config if found else {}
     inner = config.get("text_config")
     names = ("hidden_size", "d_model", "n_embd", "hidden_dim")
-    width = ConfigSettings(config).optional(*names) or ConfigSettings(
-        inner if isinstance(inner, dict) else {}
-    ).optional(*names)
+    width = ModelSettings(config).optional(*names) or ModelSettings(inner if isinstance(inner, dict) else {}).optional(
+        *names
+    )
     if spec.model and config and not width:
         print_note(f"the config.json of {spec.model} has no width: sizes as without --model")
     # Counted only where a value or its reason depends on it: counting some models takes seconds.

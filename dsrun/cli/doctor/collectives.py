@@ -11,11 +11,11 @@ from pathlib import Path
 
 from dsrun.cli.launch.remote import srun_argv
 from dsrun.cli.output import print_findings, print_json, print_line, print_table
-from dsrun.collectives.collective_test import run_test
 from dsrun.collectives.judge import CollectiveVerdict
-from dsrun.collectives.observations import TestObservations
+from dsrun.collectives.observations import CollectiveObservations
 from dsrun.collectives.place import place_of
 from dsrun.collectives.report import as_json, common_facts, member_rows, together
+from dsrun.collectives.run_collectives import run_test
 from dsrun.errors import MissingError
 from dsrun.findings.finding import Finding
 from dsrun.findings.show import shown
@@ -80,7 +80,7 @@ def _hand_over(verdict: CollectiveVerdict) -> None:
             Path(shared, EXCLUDE_FILE).write_text("".join(f"{host}\n" for host in verdict.exclude))
 
 
-def _print(seen: TestObservations, verdict: CollectiveVerdict, form: str) -> None:
+def _print(seen: CollectiveObservations, verdict: CollectiveVerdict, form: str) -> None:
     if form == "json":
         print_json(as_json(seen, verdict))
         return

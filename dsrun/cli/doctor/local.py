@@ -18,7 +18,7 @@ from dsrun.cli.output import print_json
 from dsrun.doctor import check as running
 from dsrun.doctor import registry
 from dsrun.doctor.check import DoctorCheck, run_checks
-from dsrun.doctor.checked_machine import CheckedMachine
+from dsrun.doctor.machine_facts import MachineFacts
 from dsrun.errors import EXIT_FINDINGS, UsageError, did_you_mean
 from dsrun.findings.finding import Finding
 from dsrun.launch.detection.slurm import in_slurm_step
@@ -41,10 +41,10 @@ def run(*, form: str, every: bool, only: Sequence[str], skip: Sequence[str], **g
         master_addr=given["master_addr"], master_port=given["master_port"],
     )  # fmt: skip
     quick = [each for each in checks if each not in registry.DEEP_CHECKS]
-    results = list(run_checks(quick, CheckedMachine(), target, limit_s=running.LIMIT_S))
+    results = list(run_checks(quick, MachineFacts(), target, limit_s=running.LIMIT_S))
     # One after the other: two tests of bandwidth would disturb each other.
     for check in checks[len(quick) :]:
-        results += run_checks([check], CheckedMachine(), target, limit_s=registry.DEEP_LIMIT_S)
+        results += run_checks([check], MachineFacts(), target, limit_s=registry.DEEP_LIMIT_S)
     if given["preflight"]:
         return _collectives(given, form, [each for result in results for each in result.findings])
     if form == "json":
@@ -73,7 +73,7 @@ def all_checks(min_gpus: int | None, min_gpu_memory: float | None) -> tuple[Doct
         return registry.CHECKS
     from dsrun.doctor.launch.ranks import check_requirements
 
-    def look(machine: CheckedMachine, _: Any) -> Any:
+    def look(machine: MachineFacts, _: Any) -> Any:
         return check_requirements(machine, min_gpus, min_gpu_memory)
 
     return (DoctorCheck("requirements", "GPUs that you require", look), *registry.CHECKS)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dsrun.doctor.checked_machine import DoctorTarget
+from dsrun.doctor.machine_facts import DoctorTarget
 from dsrun.errors import DsrunError, UsageError
 from dsrun.findings.finding import Finding
 from dsrun.recipe.resolve import resolve

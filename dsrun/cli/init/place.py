@@ -28,7 +28,7 @@ HERE, SLURM = "here", "slurm"
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobPlace:
+class TrainingPlace:
     """`words` describe it, `source` says why; `world` ranks in all. `cluster` are their GPUs, None on CPUs and where
     SLURM does not say which GPUs they are: `unknown` says why. `host_memory` is GiB per node. `slurm` are the options
     of the job, None on this machine."""
@@ -48,7 +48,7 @@ def _has_sbatch() -> bool:
     return any(os.access(Path(each, "sbatch"), os.X_OK) for each in os.get_exec_path())
 
 
-def ask_place(interview: InitInterview, given: dict[str, Any], *, is_demo: bool) -> JobPlace:
+def ask_place(interview: InitInterview, given: dict[str, Any], *, is_demo: bool) -> TrainingPlace:
     """Ask where it runs, where there is a choice, and for SLURM's options if it is to run there."""
     gpus = visible_gpus()
     implied = any(given[name] is not None for name in OPTIONS)
@@ -93,7 +93,7 @@ def _described(gpus: list[LocalGpu]) -> str:
     return f"{len(gpus)} × {gpus[0].name}{memory}"
 
 
-def _this_machine(gpus: list[LocalGpu], source: str) -> JobPlace:
+def _this_machine(gpus: list[LocalGpu], source: str) -> TrainingPlace:
     found, unknown = None, ""
     if gpus:
         sizes = [each.memory_total / GIB for each in gpus if each.memory_total is not None]
@@ -104,7 +104,7 @@ def _this_machine(gpus: list[LocalGpu], source: str) -> JobPlace:
     words = f"this machine ({_described(gpus) if gpus else 'its CPU'})"
     if not gpus:
         print_note("no GPU here: the run trains on the CPU, slowly")
-    return JobPlace(
+    return TrainingPlace(
         source=source, words=words, world=len(gpus) or 1, cluster=found, host_memory=memory_total() / GIB,
         on_cpu=not gpus, unknown=unknown,
     )  # fmt: skip
@@ -112,7 +112,7 @@ def _this_machine(gpus: list[LocalGpu], source: str) -> JobPlace:
 
 def _slurm(
     interview: InitInterview, given: dict[str, Any], source: str, facts: ClusterFacts | None, *, is_demo: bool
-) -> JobPlace:
+) -> TrainingPlace:
     job = ask_job(interview, given, facts, is_demo=is_demo)
     spec = job.spec
     gpus, unknown, host = None, "", None
@@ -120,7 +120,7 @@ def _slurm(
         gpus, host, unknown = _gpus_of_cluster(facts, spec)
     count = gpus_of(spec)
     each = f"{count} GPU{'s' * (count > 1)}" if count else "CPUs"
-    return JobPlace(
+    return TrainingPlace(
         source=source, words=f"a SLURM job on {spec.nodes} node{'s' * (spec.nodes > 1)} with {each}",
         world=spec.nodes * workers(spec), cluster=gpus, host_memory=host, on_cpu=not count, unknown=unknown,
         slurm=job.answers,

@@ -14,7 +14,7 @@ from dsrun.cli.init.data import ask_data, ask_task
 from dsrun.cli.init.interview import InitAnswer, InitInterview, InitQuestion
 from dsrun.cli.init.model import ask_model
 from dsrun.cli.init.place import ask_place
-from dsrun.cli.init.run_yaml import InitAnswers, check_run_file, command_lines, plan_command, render_run_yaml
+from dsrun.cli.init.run_yaml import RunYamlAnswers, check_run_file, command_lines, plan_command, render_run_yaml
 from dsrun.cli.init.tuning import ask_tuning
 from dsrun.cli.output import print_line, write_file
 from dsrun.errors import UsageError
@@ -66,7 +66,7 @@ def _refuse_file(path: Path, *, force: bool) -> None:
         raise UsageError(f"{path}: {path.parent} cannot be written", fix="name a file elsewhere with -o")
 
 
-def _ask(interview: InitInterview, given: dict[str, Any]) -> InitAnswers:
+def _ask(interview: InitInterview, given: dict[str, Any]) -> RunYamlAnswers:
     model = ask_model(interview, given)
     data = ask_data(interview, given, model)
     task = ask_task(interview, given, model, data)
@@ -74,7 +74,7 @@ def _ask(interview: InitInterview, given: dict[str, Any]) -> InitAnswers:
     template = ask_chat_template(interview, given, model, data)
     place = ask_place(interview, given, is_demo=model.is_demo)
     tuning = ask_tuning(interview, given, model, data, place)
-    return InitAnswers(
+    return RunYamlAnswers(
         model=model,
         data=data,
         task=task,

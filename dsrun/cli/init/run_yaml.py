@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from dsrun.cli.init.data import InitData
 from dsrun.cli.init.interview import InitAnswer
 from dsrun.cli.init.model import InitModel
-from dsrun.cli.init.place import JobPlace
+from dsrun.cli.init.place import TrainingPlace
 from dsrun.cli.init.tuning import InitTuning
 from dsrun.models.families import family_of
 from dsrun.recipe.flags import all_flags
@@ -44,20 +44,20 @@ class YamlEntry(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class InitAnswers:
+class RunYamlAnswers:
     """All that was answered."""
 
     model: InitModel
     data: InitData
     task: InitAnswer[str]
-    place: JobPlace
+    place: TrainingPlace
     tuning: InitTuning
     output: InitAnswer[str]
     dataset_config: str | None = None
     chat_template: InitAnswer[str] | None = None
 
 
-def render_run_yaml(answers: InitAnswers, file: str) -> str:
+def render_run_yaml(answers: RunYamlAnswers, file: str) -> str:
     """run.yaml. `file` is its name, for the commands at its head."""
     found = sections(answers)
     lines = [
@@ -101,7 +101,7 @@ def scalar(value: object) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def sections(answers: InitAnswers) -> dict[str, list[YamlEntry]]:
+def sections(answers: RunYamlAnswers) -> dict[str, list[YamlEntry]]:
     """The lines of each section."""
     found = {"train": [*_data_entries(answers), *_training_entries(answers)], "zero": _zero_entries(answers.tuning)}
     if answers.place.slurm is not None:
@@ -110,7 +110,7 @@ def sections(answers: InitAnswers) -> dict[str, list[YamlEntry]]:
     return found
 
 
-def _data_entries(answers: InitAnswers) -> Iterator[YamlEntry]:
+def _data_entries(answers: RunYamlAnswers) -> Iterator[YamlEntry]:
     model, data, task = answers.model, answers.data, answers.task
     yield YamlEntry("model", model.name, model.source)
     if model.from_scratch:
@@ -146,7 +146,7 @@ def _with_columns(data: InitData) -> str:
     return f"{data.source}; columns: {data.layout.name}" if data.layout else data.source
 
 
-def _training_entries(answers: InitAnswers) -> Iterator[YamlEntry]:
+def _training_entries(answers: RunYamlAnswers) -> Iterator[YamlEntry]:
     model, tuning = answers.model, answers.tuning
     if tuning.lora.value:
         yield YamlEntry("lora", tuning.lora.value, tuning.lora.source)
@@ -212,7 +212,7 @@ def _check_slurm(path: Path, name: str) -> None:
     make_spec([run_file_value(key, values, where) for key, values, where in read_section(path, name, "slurm")])
 
 
-def commands(answers: InitAnswers, file: str) -> dict[str, str]:
+def commands(answers: RunYamlAnswers, file: str) -> dict[str, str]:
     """The next commands, each with its meaning."""
     name, run = shlex.quote(file), shlex.quote(answers.output.value)
     if answers.place.slurm is not None:
@@ -229,7 +229,7 @@ def commands(answers: InitAnswers, file: str) -> dict[str, str]:
     }
 
 
-def plan_command(answers: InitAnswers, given: Mapping[str, Any]) -> dict[str, str]:
+def plan_command(answers: RunYamlAnswers, given: Mapping[str, Any]) -> dict[str, str]:
     """`dsrun plan` for these GPUs, where something was planned."""
     gpus, tuning = answers.place.cluster, answers.tuning
     if gpus is None or tuning.preset is None or answers.model.is_demo or given["zero"]:
@@ -244,7 +244,7 @@ def plan_command(answers: InitAnswers, given: Mapping[str, Any]) -> dict[str, st
     return {shlex.join(words): "what else would fit"}
 
 
-def command_lines(answers: InitAnswers, file: str) -> list[str]:
+def command_lines(answers: RunYamlAnswers, file: str) -> list[str]:
     """The next commands as lines, their meanings aligned."""
     found = commands(answers, file)
     width = max(map(len, found))

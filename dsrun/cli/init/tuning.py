@@ -8,7 +8,7 @@ from typing import Any
 from dsrun.cli.init.data import InitData
 from dsrun.cli.init.interview import InitAnswer, InitInterview, InitQuestion
 from dsrun.cli.init.model import InitModel
-from dsrun.cli.init.place import JobPlace
+from dsrun.cli.init.place import TrainingPlace
 from dsrun.demo.models import DEFAULTS
 from dsrun.errors import FindingsError, UsageError, did_you_mean
 from dsrun.recipe.batch import DEFAULT_MICRO_BATCH, batch_plan
@@ -85,7 +85,7 @@ class InitTuning:
 
 
 def ask_tuning(
-    interview: InitInterview, given: dict[str, Any], model: InitModel, data: InitData, place: JobPlace
+    interview: InitInterview, given: dict[str, Any], model: InitModel, data: InitData, place: TrainingPlace
 ) -> InitTuning:
     """Ask for the preset where GPUs are planned for, for LoRA, and for the global batch.
 
@@ -107,7 +107,7 @@ class _Planner:
     """The plan of `dsrun train --zero auto` for the GPUs of a place; none where the user has fixed the strategy, where
     the model's shapes or the GPUs are not known, and for demos, which fit anywhere."""
 
-    def __init__(self, model: InitModel, data: InitData, place: JobPlace, *, is_fixed: bool) -> None:
+    def __init__(self, model: InitModel, data: InitData, place: TrainingPlace, *, is_fixed: bool) -> None:
         self.model, self.data, self.place = model, data, place
         self.preset = "balanced"
         self.plans = model.architecture is not None and place.cluster is not None and not is_fixed
@@ -190,7 +190,7 @@ def _ask_lora(interview: InitInterview, given: dict[str, Any], planner: _Planner
     return interview.answer(question, given["lora"])
 
 
-def _lora_default(model: InitModel, place: JobPlace, full: PlannedChoice, small: PlannedChoice) -> tuple[str, str]:
+def _lora_default(model: InitModel, place: TrainingPlace, full: PlannedChoice, small: PlannedChoice) -> tuple[str, str]:
     parameters = model.architecture.parameters if model.architecture else 0
     needed = parameters * BYTES_PER_PARAMETER / GIB
     if place.on_cpu and place.host_memory is not None and needed > place.host_memory:

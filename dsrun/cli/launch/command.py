@@ -18,7 +18,7 @@ from dsrun.system.terminal.stderr import print_note
 if TYPE_CHECKING:
     from dsrun.launch.node.work import LaunchOptions
     from dsrun.launch.signals import StartupSignals
-    from dsrun.launch.training_job import ProcessTopology
+    from dsrun.launch.training_job import LocalWorkers
 
 
 class _Seconds(click.FloatRange):
@@ -156,7 +156,7 @@ def _launch(given: dict[str, Any], program: tuple[str, ...], signals: StartupSig
     return run_node(work, place, signals, rendezvous_timeout_s=options.rendezvous_timeout)
 
 
-def _note_binding(topology: ProcessTopology, tool: str) -> None:
+def _note_binding(topology: LocalWorkers, tool: str) -> None:
     """mpirun and others bind what they start to one core by default, and so all that this starts."""
     there = os.cpu_count() or 1
     if topology.cores < min(there, max(2, topology.workers)):

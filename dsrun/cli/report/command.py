@@ -1,4 +1,4 @@
-"""`dsrun report`: its options. What it does is in write_report.py."""
+"""`dsrun report`: its options. What it does is in write_page.py."""
 
 from __future__ import annotations
 

@@ -13,15 +13,15 @@ from typing import Any
 
 from dsrun.collectives.coordination.meeting import CONNECT_S, LeaderConnections
 from dsrun.collectives.facts import NodeFacts
-from dsrun.collectives.observations import GroupResult, RankResult, TestMember, TestObservations
+from dsrun.collectives.observations import CollectiveMember, CollectiveObservations, GroupResult, RankResult
 from dsrun.collectives.place import MemberPlace
-from dsrun.collectives.schedule import TestPhase, TestUnit, apart, cover, rounds, units_of
+from dsrun.collectives.schedule import CollectivePhase, CollectiveUnit, apart, cover, rounds, units_of
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import text_of
 
 
 @dataclass(frozen=True, kw_only=True)
-class PartLimits:
+class CollectiveTimeouts:
     """Seconds that each part may take. `join_s`: until all members are there; `import_s`: until torch is loaded;
     `phase_s`: a phase of few ranks, `all_s` that of all; `grace_s`: what the others get to end after one has failed;
     `answer_s`: what messages need beyond that."""
@@ -48,7 +48,7 @@ class CollectiveLead:
         meeting: LeaderConnections,
         place: MemberPlace,
         port: int,
-        limits: PartLimits,
+        limits: CollectiveTimeouts,
         notify: Callable[[str], None],
     ) -> None:
         self._meeting = meeting
@@ -56,10 +56,10 @@ class CollectiveLead:
         self._port = port
         self._limits = limits
         self._notify = notify
-        self.seen = TestObservations(count=place.count, names=place.names, address=f"{place.host}:{port}")
+        self.seen = CollectiveObservations(count=place.count, names=place.names, address=f"{place.host}:{port}")
         self._local: dict[int, tuple[int, int]] = {}
 
-    def run(self) -> TestObservations:
+    def run(self) -> CollectiveObservations:
         """The whole test."""
         self._wait_for_members()
         if self._place.count > 1:
@@ -88,7 +88,7 @@ class CollectiveLead:
             if message is None:
                 self._lose(index, text_of("node_lost.before"))
             elif "facts" in message:
-                seen.members[index] = TestMember(
+                seen.members[index] = CollectiveMember(
                     index=index,
                     facts=NodeFacts.from_dict(message["facts"]),
                     ranks=int(message["ranks"]),
@@ -171,9 +171,9 @@ class CollectiveLead:
         if len(remaining) > 1:
             self._run("all", [remaining], self._limits.all_s)
 
-    def _run(self, kind: Any, groups: Iterable[tuple[TestUnit, ...]], timeout_s: float) -> list[GroupResult]:
+    def _run(self, kind: Any, groups: Iterable[tuple[CollectiveUnit, ...]], timeout_s: float) -> list[GroupResult]:
         number = len({group.phase.number for group in self.seen.groups})
-        phase = TestPhase(kind, number, tuple(groups))
+        phase = CollectivePhase(kind, number, tuple(groups))
         self._notify(_title(phase))
         tasks: dict[int, dict[str, ReceivedMessage]] = {}
         group_of: dict[int, int] = {}
@@ -274,7 +274,7 @@ class CollectiveLead:
         self.seen.lost.setdefault(index, how)
 
 
-def _title(phase: TestPhase) -> str:
+def _title(phase: CollectivePhase) -> str:
     if phase.kind == "all":
         count = sum(len(unit.ranks) for unit in phase.groups[0])
         return f"all {count} ranks together"

@@ -13,7 +13,7 @@ from dsrun.collectives.place import MemberPlace
 from dsrun.collectives.ranks import MemberMessage, RankPrograms, rank_environment, topology_of
 from dsrun.errors import UsageError
 from dsrun.findings.finding import Finding
-from dsrun.launch.training_job import ProcessTopology
+from dsrun.launch.training_job import LocalWorkers
 from dsrun.machine.gpus import visible_gpus
 
 
@@ -46,7 +46,7 @@ def take_part(
 
 
 class _Member:
-    def __init__(self, place: MemberPlace, port: int, topology: ProcessTopology, membership: MemberConnection) -> None:
+    def __init__(self, place: MemberPlace, port: int, topology: LocalWorkers, membership: MemberConnection) -> None:
         self._place = place
         self._port = port
         self._topology = topology

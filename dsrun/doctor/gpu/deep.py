@@ -9,8 +9,8 @@ from shutil import which
 from typing import Any
 
 from dsrun.doctor.check import DoctorCheck
-from dsrun.doctor.checked_machine import DEEP_PROGRAM_S, CheckedMachine, DoctorTarget
 from dsrun.doctor.gpu.presence import usable
+from dsrun.doctor.machine_facts import DEEP_PROGRAM_S, DoctorTarget, MachineFacts
 from dsrun.errors import DsrunError
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
@@ -27,13 +27,13 @@ SLOW_COPY_GBPS = 5.0
 """GB/s of one GPU below which its PCIe link is broken: four lanes of generation 3 make 4."""
 
 
-def _program(machine: CheckedMachine, *names: str) -> str | None:
+def _program(machine: MachineFacts, *names: str) -> str | None:
     """The first of these programs that is on PATH."""
     search = machine.environ.get("PATH", "")
     return next((name for name in names if which(name, path=search)), None)
 
 
-def _ran(machine: CheckedMachine, argv: Sequence[str], code: str) -> tuple[str, Finding | None]:
+def _ran(machine: MachineFacts, argv: Sequence[str], code: str) -> tuple[str, Finding | None]:
     """The program's output, and a finding where it failed or took too long."""
     shown = " ".join(argv)
     try:
@@ -48,7 +48,7 @@ def _ran(machine: CheckedMachine, argv: Sequence[str], code: str) -> tuple[str, 
     return done.stdout, finding_of("fails", prefix=f"{code}_", command=shown, last=last)
 
 
-def _dcgm(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
+def _dcgm(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     """Level 1 of DCGM's diagnostics: software, permissions, and memory of the GPUs, some seconds."""
     if not usable(machine) or not _program(machine, "dcgmi"):
         return
@@ -81,7 +81,7 @@ def _failed_tests(report: Any, name: str = "") -> Iterator[tuple[str, str]]:
                 yield from _failed_tests(value, name)
 
 
-def _all_reduce(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
+def _all_reduce(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     """nccl-tests' all_reduce over the GPUs of this machine: right values, and its bus bandwidth."""
     gpus = usable(machine)
     program = _program(machine, "all_reduce_perf", "all_reduce_perf_mpi")
@@ -97,7 +97,7 @@ def _all_reduce(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Findi
         yield finding_of("nccl_tests", count=len(gpus), bandwidth=float(bandwidth[1]))
 
 
-def _bandwidth(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
+def _bandwidth(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     """nvbandwidth's copies between host and GPUs."""
     gpus = usable(machine)
     if not gpus or not _program(machine, "nvbandwidth"):

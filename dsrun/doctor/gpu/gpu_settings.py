@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from dsrun.doctor.check import DoctorCheck
-from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
 from dsrun.doctor.gpu.nvml import GpuState, of_gpus
 from dsrun.doctor.gpu.presence import usable
+from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of
 from dsrun.system.terminal.display import counted
@@ -17,7 +17,7 @@ PROHIBITED = 2
 """nvmlComputeMode_t: 0 default, 1 exclusive thread (since removed), 2 prohibited, 3 exclusive process."""
 
 
-def _settings(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
+def _settings(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     gpus = usable(machine)
     found = list(_unfit(gpus, target.nproc))
     yield from found

@@ -8,9 +8,9 @@ from typing import Any
 
 from dsrun.datafiles import toml_beside
 from dsrun.doctor.check import DoctorCheck
-from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
 from dsrun.doctor.gpu.nvml import GpuState, of_gpus
 from dsrun.doctor.gpu.presence import usable
+from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.messages import Message
@@ -20,7 +20,7 @@ BUSY = 2
 """The highest performance state under load: P0 to P2. An idle GPU (P8) lets its PCIe link run slowly."""
 
 
-def _ecc(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
+def _ecc(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     gpus = usable(machine)
     found = [finding for gpu in gpus for finding in _memory_errors(gpu)]
     yield from found
@@ -47,7 +47,7 @@ def _reasons() -> dict[str, Any]:
     return toml_beside(__file__, "throttle_reasons.toml")
 
 
-def _clocks(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
+def _clocks(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     gpus = [each for each in usable(machine) if each.throttle_reasons is not None]
     found = False
     for code, reason in _reasons().items():
@@ -66,7 +66,7 @@ def _clocks(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
         yield finding_of("gpu_clocks", gpus=of_gpus(gpus))
 
 
-def _pcie(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
+def _pcie(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     known = [each for each in usable(machine) if each.pcie_width and each.pcie_width_max]
     found = [finding for gpu in known for finding in _slow_link(gpu)]
     yield from found

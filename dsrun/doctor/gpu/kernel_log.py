@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from dsrun.datafiles import toml_beside
 from dsrun.doctor.check import DoctorCheck
-from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
+from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.findings.finding import Finding, Level
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.messages import Message
@@ -66,7 +66,7 @@ def meaning(number: int) -> XidMeaning:
     return XidMeaning(row["level"], Message(row["means"]), Message(facts["fix"][row["remedy"]]))
 
 
-def kernel_lines(machine: CheckedMachine) -> list[str]:
+def kernel_lines(machine: MachineFacts) -> list[str]:
     """The kernel's messages, each with its time; none where this user may not read them."""
     with suppress(OSError):
         return _records(machine.path("/dev/kmsg"))
@@ -111,12 +111,12 @@ def xids(lines: Iterable[str], pattern: re.Pattern[str] = _XID) -> Iterator[XidE
         yield XidEvent(seconds, found["bus"].lower().partition(".")[0], int(found["number"]), printable(text[:SHOWN]))
 
 
-def _uptime(machine: CheckedMachine) -> float:
+def _uptime(machine: MachineFacts) -> float:
     words = (machine.text("/proc/uptime") or "0").split()
     return float(words[0])
 
 
-def _look(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
+def _look(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     gpus = machine.nvml().gpus
     if not gpus and not machine.path("/proc/driver/nvidia").exists():
         return

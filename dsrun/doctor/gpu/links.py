@@ -9,9 +9,9 @@ from typing import Any
 
 from dsrun.datafiles import toml_beside
 from dsrun.doctor.check import DoctorCheck
-from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
 from dsrun.doctor.gpu.nvml import P2P_OK, GpuState, of_gpus
 from dsrun.doctor.gpu.presence import usable
+from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.messages import Message
@@ -22,7 +22,7 @@ TRANSLATES = ("DMA", "DMA-FQ")
 PEER_MODULES = ("nvidia_peermem", "nv_peer_mem")
 
 
-def _nvlink(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
+def _nvlink(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     """Links that are up on one GPU and not on another of the same model; how many a machine joins, none tells."""
     gpus = [each for each in usable(machine) if each.nvlinks]
     joined = [each for each in gpus if any(each.nvlinks)]
@@ -45,7 +45,7 @@ def _peer_states() -> dict[int, dict[str, Any]]:
     return {int(number): row for number, row in toml_beside(__file__, "peer_states.toml")["state"].items()}
 
 
-def _peers(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
+def _peers(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     gpus = usable(machine)
     if len(gpus) < 2:
         return
@@ -77,7 +77,7 @@ def _blocked(state: int, pairs: Sequence[tuple[GpuState, GpuState]]) -> Finding:
     return finding_of("peer_access_blocked.several" if len(pairs) > 1 else "peer_access_blocked", **values)
 
 
-def _bounced(machine: CheckedMachine, gpus: Sequence[GpuState]) -> Finding | None:
+def _bounced(machine: MachineFacts, gpus: Sequence[GpuState]) -> Finding | None:
     """Whether an IOMMU or PCIe access control (ACS) sends traffic between GPUs up to the CPU and back.
 
     NCCL's troubleshooting page, "PCI Access Control Services (ACS)": slow, and can hang. In a virtual machine it has
@@ -94,7 +94,7 @@ def _bounced(machine: CheckedMachine, gpus: Sequence[GpuState]) -> Finding | Non
     return None
 
 
-def _rdma(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
+def _rdma(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     if not usable(machine) or not _has_rdma(machine):
         return
     modules = {line.split()[0] for line in (machine.text("/proc/modules") or "").splitlines() if line}
@@ -108,17 +108,17 @@ def _rdma(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
         yield finding_of("gpudirect_no_peermem", outcome=text_of("gpudirect_no_peermem.outcome"))
 
 
-def _has_rdma(machine: CheckedMachine) -> bool:
+def _has_rdma(machine: MachineFacts) -> bool:
     folder = machine.path("/sys/class/infiniband")
     return machine.environ.get("NCCL_IB_DISABLE") != "1" and folder.is_dir() and any(folder.iterdir())
 
 
-def _open_driver(machine: CheckedMachine) -> bool:
+def _open_driver(machine: MachineFacts) -> bool:
     """Whether the kernel modules are the open ones: the others offer no DMA-BUF."""
     return "Open Kernel Module" in (machine.text("/proc/driver/nvidia/version") or "")
 
 
-def _kernel(machine: CheckedMachine) -> tuple[int, ...]:
+def _kernel(machine: MachineFacts) -> tuple[int, ...]:
     words = (machine.text("/proc/sys/kernel/osrelease") or "0.0").split("-")[0].split(".")
     return tuple(int(word) for word in words[:2] if word.isdigit())
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from dsrun.doctor.check import DoctorCheck
-from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
 from dsrun.doctor.gpu import nvml
 from dsrun.doctor.gpu.nvml import FABRIC_COMPLETED, GpuState, NvmlAnswer, of_gpus
+from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.machine.gpus import LocalGpu, select_visible
@@ -38,7 +38,7 @@ class PciDevice(NamedTuple):
     answers: bool
 
 
-def devices(machine: CheckedMachine) -> list[PciDevice]:
+def devices(machine: MachineFacts) -> list[PciDevice]:
     """NVIDIA's devices on the PCI bus. A container and a batch job see those of the whole machine."""
     found = []
     for folder in _entries(machine.path("/sys/bus/pci/devices")):
@@ -64,7 +64,7 @@ def _starts_with(file: Path, head: bytes) -> bool:
         return False
 
 
-def _driver(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
+def _driver(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     on_bus = [each for each in devices(machine) if each.kind.startswith(DISPLAY)]
     version = machine.text("/proc/driver/nvidia/version")
     told = machine.nvml()
@@ -99,7 +99,7 @@ def _unusable(told: NvmlAnswer, *, loaded: bool, count: int) -> Finding:
     return finding_of("gpu_driver_fails", why=told.message)
 
 
-def _bus(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
+def _bus(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     told = machine.nvml()
     on_bus = [each for each in devices(machine) if each.kind.startswith(DISPLAY)]
     gone = {each.address for each in on_bus if not each.answers}
@@ -114,7 +114,7 @@ def _bus(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
         yield finding_of("gpu_bus", gpus=counted(len(told.gpus), "GPU"))
 
 
-def _minors(machine: CheckedMachine) -> Iterator[tuple[str, int]]:
+def _minors(machine: MachineFacts) -> Iterator[tuple[str, int]]:
     """The GPUs that the driver has begun with: PCI address, and the number N of /dev/nvidiaN."""
     for folder in _entries(machine.path("/proc/driver/nvidia/gpus")):
         text = machine.text(f"/proc/driver/nvidia/gpus/{folder.name}/information") or ""
@@ -122,7 +122,7 @@ def _minors(machine: CheckedMachine) -> Iterator[tuple[str, int]]:
             yield folder.name.lower(), int(found[1])
 
 
-def _is_ours(machine: CheckedMachine, minor: int) -> bool:
+def _is_ours(machine: MachineFacts, minor: int) -> bool:
     """Whether this process may use a GPU: batch systems and containers keep those of others away by its device file."""
     try:
         os.close(os.open(machine.path(f"/dev/nvidia{minor}"), os.O_RDONLY | os.O_NONBLOCK))
@@ -131,7 +131,7 @@ def _is_ours(machine: CheckedMachine, minor: int) -> bool:
     return True
 
 
-def _fabric(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
+def _fabric(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     gpus = machine.nvml().gpus
     waiting = [each for each in gpus if each.fabric is not None and each.fabric != FABRIC_COMPLETED]
     if waiting:
@@ -147,7 +147,7 @@ def _fabric(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
             yield finding_of("fabric_manager")
 
 
-def _runs(machine: CheckedMachine, name: str) -> bool | None:
+def _runs(machine: MachineFacts, name: str) -> bool | None:
     """Whether a process of this name runs; None in a container, which does not see the machine's processes."""
     if machine.text("/proc/1/comm") not in ("systemd", "init"):
         return None
@@ -155,7 +155,7 @@ def _runs(machine: CheckedMachine, name: str) -> bool | None:
     return name in comms
 
 
-def usable(machine: CheckedMachine) -> tuple[GpuState, ...]:
+def usable(machine: MachineFacts) -> tuple[GpuState, ...]:
     """The GPUs that a run here would take: those that CUDA_VISIBLE_DEVICES leaves."""
     states = {each.uuid or f"GPU {each.index}": each for each in machine.nvml().gpus}
     gpus = [

@@ -10,8 +10,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from dsrun.doctor.check import DoctorCheck
-from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
 from dsrun.doctor.host.storage import run_folder
+from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.doctor.mounts import mount_of
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of
@@ -22,7 +22,7 @@ _OFFSET = re.compile(r"^System time\s*:\s*([\d.]+) seconds (slow|fast)", re.MULT
 _LEAP = re.compile(r"^Leap status\s*:\s*(.+?)\s*$", re.MULTILINE)
 
 
-def _look(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
+def _look(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     away = _behind_server(machine, run_folder(target))
     if away is not None and abs(away) > MOST_S:
         yield finding_of("clock_differs.behind" if away > 0 else "clock_differs.ahead", seconds=abs(away))
@@ -34,7 +34,7 @@ def _look(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
         yield finding_of("clock.agrees")
 
 
-def _behind_server(machine: CheckedMachine, folder: Path) -> float | None:
+def _behind_server(machine: MachineFacts, folder: Path) -> float | None:
     """Seconds by which a network file system's clock, which stamps a new file, is ahead of ours; None for others."""
     mount = mount_of(machine, folder)
     if mount is None or not mount.shared:
@@ -49,7 +49,7 @@ def _behind_server(machine: CheckedMachine, folder: Path) -> float | None:
     return None
 
 
-def _chrony(machine: CheckedMachine) -> Finding | None:
+def _chrony(machine: MachineFacts) -> Finding | None:
     text = machine.answer("chronyc", "-n", "tracking")
     leap = _LEAP.search(text or "")
     if not text or not leap:
@@ -64,7 +64,7 @@ def _chrony(machine: CheckedMachine) -> Finding | None:
     return finding_of("clock.offset", milliseconds=seconds * 1000)
 
 
-def _timedatectl(machine: CheckedMachine) -> Finding | None:
+def _timedatectl(machine: MachineFacts) -> Finding | None:
     text = machine.answer("timedatectl", "show", "--property=NTPSynchronized", "--value")
     if text is None or text.strip() not in ("yes", "no"):
         return None

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dsrun.doctor.check import DoctorCheck
-from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
 from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.host.limits import ranks_of
+from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.system.host import cpu_quota
@@ -29,7 +29,7 @@ def cpu_list(text: str) -> frozenset[int]:
     return frozenset(found)
 
 
-def allowed_cpus(machine: CheckedMachine) -> frozenset[int]:
+def allowed_cpus(machine: MachineFacts) -> frozenset[int]:
     """The cores that this process may run on: its affinity mask within its cpuset."""
     for line in (machine.text("/proc/self/status") or "").splitlines():
         name, _, value = line.partition(":")
@@ -38,7 +38,7 @@ def allowed_cpus(machine: CheckedMachine) -> frozenset[int]:
     return frozenset()
 
 
-def _cores(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
+def _cores(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     cpus = len(allowed_cpus(machine))
     if not cpus:
         return
@@ -58,7 +58,7 @@ def _cores(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
         yield finding_of("cores", cores=held, ranks=shared)
 
 
-def _threads(machine: CheckedMachine, cpus: int, ranks: int) -> Iterator[Finding]:
+def _threads(machine: MachineFacts, cpus: int, ranks: int) -> Iterator[Finding]:
     """OMP_NUM_THREADS, which dsrun sets where it is not set: a value of the environment stays."""
     text = machine.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     if not text:
@@ -70,7 +70,7 @@ def _threads(machine: CheckedMachine, cpus: int, ranks: int) -> Iterator[Finding
         yield finding_of("cores_threads.many", text=text, threads=threads, cores=held, share=share)
 
 
-def _numa(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
+def _numa(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     nodes = {
         int(each.name[4:]): cpu_list(machine.text(f"/sys/devices/system/node/{each.name}/cpulist") or "")
         for each in machine.path("/sys/devices/system/node").glob("node*")

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dsrun.doctor.check import DoctorCheck
-from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
 from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.job.memory_plan import MemoryNeeds, needs
+from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.messages import joined
@@ -18,7 +18,7 @@ from dsrun.system.host import memory_available, memory_total
 GIB = 2**30
 
 
-def _memory(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
+def _memory(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     # The memory of a login node says nothing about the machine that will train.
     elsewhere = not usable(machine) or (target.nodes and not machine.environ.get("SLURM_JOB_ID"))
     planned = None if elsewhere else needs(machine, target)
@@ -44,7 +44,7 @@ def _memory(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
     yield from _nvme(machine, target, planned)
 
 
-def _machines(machine: CheckedMachine) -> int:
+def _machines(machine: MachineFacts) -> int:
     """The bytes of the machine, of which a cgroup may leave less; 0 where the kernel does not say."""
     for line in (machine.text("/proc/meminfo") or "").splitlines():
         if line.startswith("MemTotal:"):
@@ -52,7 +52,7 @@ def _machines(machine: CheckedMachine) -> int:
     return 0
 
 
-def _nvme(machine: CheckedMachine, target: DoctorTarget, planned: MemoryNeeds) -> Iterator[Finding]:
+def _nvme(machine: MachineFacts, target: DoctorTarget, planned: MemoryNeeds) -> Iterator[Finding]:
     """The folder of --offload nvme has to hold the states of all ranks of this node."""
     path = target.recipe.spec.nvme_path if target.recipe else None
     if not planned.nvme or not path:

@@ -10,7 +10,7 @@ from typing import Any
 
 from dsrun.datafiles import toml_beside
 from dsrun.doctor.check import DoctorCheck
-from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
+from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.messages import Message, joined
@@ -31,7 +31,7 @@ class InfinibandPort:
     counters: dict[str, int]
 
 
-def ports(machine: CheckedMachine) -> list[InfinibandPort]:
+def ports(machine: MachineFacts) -> list[InfinibandPort]:
     """All ports of this machine."""
     folder = machine.path(FOLDER)
     found = []
@@ -51,7 +51,7 @@ def ports(machine: CheckedMachine) -> list[InfinibandPort]:
     return found
 
 
-def active_ports(machine: CheckedMachine) -> list[InfinibandPort]:
+def active_ports(machine: MachineFacts) -> list[InfinibandPort]:
     """Those that data can go through, unless NCCL_IB_DISABLE keeps NCCL from them."""
     if machine.environ.get("NCCL_IB_DISABLE") == "1":
         return []
@@ -68,12 +68,12 @@ def _limits() -> dict[str, dict[str, Any]]:
     return dict(toml_beside(__file__)["counter"])
 
 
-def _counters(machine: CheckedMachine, base: str) -> dict[str, int]:
+def _counters(machine: MachineFacts, base: str) -> dict[str, int]:
     texts = {name: machine.text(f"{base}/counters/{name}") or "" for name in _limits()}
     return {name: int(text) for name, text in texts.items() if text.isdigit()}
 
 
-def _chosen(machine: CheckedMachine) -> list[InfinibandPort]:
+def _chosen(machine: MachineFacts) -> list[InfinibandPort]:
     """The ports that NCCL_IB_HCA leaves, which names devices, with ports or without, "^" before those to leave out."""
     everyone = [] if machine.environ.get("NCCL_IB_DISABLE") == "1" else ports(machine)
     names = machine.environ.get("NCCL_IB_HCA", "").strip()
@@ -89,7 +89,7 @@ def _chosen(machine: CheckedMachine) -> list[InfinibandPort]:
     return [each for each in everyone if is_named(each) != leaves_out]
 
 
-def _look(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
+def _look(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     found = _chosen(machine)
     if not found:
         names = ", ".join(each.name for each in ports(machine))

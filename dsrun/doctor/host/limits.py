@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from math import inf
 
 from dsrun.doctor.check import DoctorCheck
-from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
 from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.host.infiniband import active_ports
+from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.findings.finding import Finding, Level
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.messages import Message, joined
@@ -32,7 +32,7 @@ TASKS_OF_RANK = 512
 _LIMIT = re.compile(r"^(?P<name>Max [a-z ]+?)\s{2,}(?P<soft>\S+)\s+(?P<hard>\S+)", re.MULTILINE)
 
 
-def limit(machine: CheckedMachine, name: str) -> tuple[float, float] | None:
+def limit(machine: MachineFacts, name: str) -> tuple[float, float] | None:
     """The soft and the hard limit called `name` in /proc/self/limits ("Max open files"), inf for none."""
     for found in _LIMIT.finditer(machine.text("/proc/self/limits") or ""):
         if found["name"] == name:
@@ -41,12 +41,12 @@ def limit(machine: CheckedMachine, name: str) -> tuple[float, float] | None:
     return None
 
 
-def ranks_of(machine: CheckedMachine, target: DoctorTarget) -> int:
+def ranks_of(machine: MachineFacts, target: DoctorTarget) -> int:
     """Ranks that will run here: as many as were asked for, or one a GPU, at least one."""
     return target.nproc or len(usable(machine)) or 1
 
 
-def _shm(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
+def _shm(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     folder = machine.path("/dev/shm")
     if not folder.is_dir():
         yield finding_of("shm_missing")
@@ -74,7 +74,7 @@ def _more_shm(total: int, free: int, wanted: int) -> Message:
     return text_of("shm_small.enlarge", size=f"{max(8, round(wanted / GIB))}g")
 
 
-def _memlock(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
+def _memlock(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     found = limit(machine, "Max locked memory")
     needs = [f"InfiniBand ({active_ports(machine)[0].name})"] if active_ports(machine) else []
     if target.recipe and target.recipe.spec.offload == "nvme":
@@ -94,7 +94,7 @@ def _memlock(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]
     )
 
 
-def _files(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
+def _files(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     found = limit(machine, "Max open files")
     if found is None:
         return
@@ -106,7 +106,7 @@ def _files(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
         yield finding_of("nofile", soft=soft)
 
 
-def _tasks(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
+def _tasks(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     """Threads count as processes, for the user's limit as for that of the cgroup."""
     wanted = TASKS_OF_RANK * ranks_of(machine, target)
     found = limit(machine, "Max processes")
@@ -122,7 +122,7 @@ def _tasks(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
         yield finding_of("nproc")
 
 
-def _pids_left(machine: CheckedMachine) -> tuple[float, str]:
+def _pids_left(machine: MachineFacts) -> tuple[float, str]:
     """The least that a cgroup above this process leaves (pids.max - pids.current), and its name."""
     least, name = inf, ""
     for folder in cgroups(machine.root, "pids"):

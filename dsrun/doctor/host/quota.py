@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from dsrun.doctor.check import DoctorCheck
-from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
 from dsrun.doctor.host.storage import NO_INODES, run_folder
 from dsrun.doctor.job.memory_plan import needs
+from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.doctor.mounts import mount_of
 from dsrun.errors import DsrunError
 from dsrun.findings.finding import Finding
@@ -53,7 +53,7 @@ def parse_quota(text: str) -> list[DiskQuota]:
     return [each for each in found if each.limit or each.files_limit]
 
 
-def _look(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
+def _look(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     folder = run_folder(target)
     mount = mount_of(machine, folder)
     if mount is None:
@@ -72,14 +72,14 @@ def _look(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
         )
 
 
-def _commands(machine: CheckedMachine, kind: str, point: str) -> list[list[str]]:
+def _commands(machine: MachineFacts, kind: str, point: str) -> list[list[str]]:
     if kind != "lustre":
         return [["quota", "--no-wrap", "--raw-grace", "--filesystem-list", point]]
     names = {option: (machine.answer("id", f"{option}n") or "").strip() for option in ("-u", "-g")}
     return [["lfs", "quota", "-q", option, name, point] for option, name in names.items()]
 
 
-def _output(machine: CheckedMachine, command: Sequence[str]) -> str:
+def _output(machine: MachineFacts, command: Sequence[str]) -> str:
     """The output; quota(1) fails where a limit is exceeded, and prints it all the same."""
     try:
         return machine.run(command).stdout

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from dsrun.doctor.check import DoctorCheck
-from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
 from dsrun.doctor.job.memory_plan import MemoryNeeds, needs
+from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.system.files import DISK_FULL, nearest_existing
@@ -67,7 +67,7 @@ def _wanted(target: DoctorTarget, planned: MemoryNeeds) -> tuple[int, int]:
     return planned.model + planned.checkpoint, planned.model + (keep + 1) * planned.checkpoint
 
 
-def _space(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
+def _space(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     folder = run_folder(target)
     state = machine.statvfs(folder)
     free = state.f_frsize * state.f_bavail
@@ -88,7 +88,7 @@ def _space(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
         yield finding_of("disk.all_fit", folder=folder, free=free / GIB, size=size)
 
 
-def _speed(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
+def _speed(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     folder = run_folder(target)
     if not os.access(folder, os.W_OK):
         return  # the check of the run folder says so
@@ -116,7 +116,7 @@ def judged(folder: Path, speed: float, planned: MemoryNeeds | None, nodes: int) 
     return replace(found, level="warning", code="write_speed_slow", fix=fix)
 
 
-def _inodes(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
+def _inodes(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     folder = run_folder(target)
     state = machine.statvfs(folder)
     if not state.f_files:  # btrfs and others make inodes as they need them

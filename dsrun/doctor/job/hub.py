@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dsrun.doctor.check import DoctorCheck
-from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
+from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.hub.modelscope_cache import NAME as MODELSCOPE
@@ -29,7 +29,7 @@ GATED = (
 TIMEOUT_S = 1.0
 
 
-def look(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
+def look(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     """Only what the job needs is asked for, and only whether the Hub can be reached, nothing else."""
     recipe = target.recipe
     if recipe is None:
@@ -67,7 +67,7 @@ def _named(download: str) -> str:
     return download
 
 
-def token_of(machine: CheckedMachine, recipe: Recipe) -> str | None:
+def token_of(machine: MachineFacts, recipe: Recipe) -> str | None:
     """The access token that huggingface_hub would use: the flag's, the variable's, or that of `hf auth login`."""
     given = recipe.spec.token or recipe.hf.get("hub_token")
     for value in (given, machine.environ.get("HF_TOKEN"), machine.environ.get("HUGGING_FACE_HUB_TOKEN")):
@@ -80,7 +80,7 @@ def token_of(machine: CheckedMachine, recipe: Recipe) -> str | None:
         return None
 
 
-def _token(machine: CheckedMachine, recipe: Recipe, missing: list[str]) -> Iterator[Finding]:
+def _token(machine: MachineFacts, recipe: Recipe, missing: list[str]) -> Iterator[Finding]:
     token = token_of(machine, recipe)
     log_in = text_of("hub.log_in")
     if token is not None and (token != token.strip() or any(sign.isspace() for sign in token)):
@@ -96,7 +96,7 @@ def _token(machine: CheckedMachine, recipe: Recipe, missing: list[str]) -> Itera
             yield finding_of("hub_token_missing", fix=log_in)
 
 
-def _reach(machine: CheckedMachine, hub: HubAddress, *, what: str, fix: str) -> Iterator[Finding]:
+def _reach(machine: MachineFacts, hub: HubAddress, *, what: str, fix: str) -> Iterator[Finding]:
     """Whether the hub can be reached; `fix` is what else helps."""
     if hub.invalid:
         fix = text_of("hub_endpoint.unset", variable=hub.variable)

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from dsrun.doctor.check import DoctorCheck
-from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
 from dsrun.doctor.job.memory_plan import request_of
+from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.errors import DsrunError, UsageError
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
@@ -27,7 +27,7 @@ from dsrun.zero.memory.strategy import PlanCandidate, best_of, bf16_strategies, 
 _USUALLY_FREE = 0.9
 
 
-def look(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
+def look(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     """With a job: whether its plan fits into what is free. Without: whether the GPUs are free."""
     gpus = machine.gpus
     if not gpus or not target.runs_on(machine):
@@ -57,7 +57,7 @@ def look(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
         yield finding_of("gpu_memory_taken", state=state, needed=needed, fix=fix)
 
 
-def _unused(machine: CheckedMachine, gpus: list[LocalGpu]) -> Iterator[Finding]:
+def _unused(machine: MachineFacts, gpus: list[LocalGpu]) -> Iterator[Finding]:
     busy = [gpu for gpu in gpus if gpu.memory_total and _free(machine, gpu) < _USUALLY_FREE * gpu.memory_total]
     for gpu in busy:
         state, fix = _state(machine, gpu), _way_out(machine, gpu, gpus)
@@ -67,13 +67,13 @@ def _unused(machine: CheckedMachine, gpus: list[LocalGpu]) -> Iterator[Finding]:
         yield finding_of("gpu_memory.free", total=total / GIB, gpus=counted(len(gpus), "GPU"))
 
 
-def _free(machine: CheckedMachine, gpu: LocalGpu) -> int:
+def _free(machine: MachineFacts, gpu: LocalGpu) -> int:
     """Free bytes; all of them where the driver does not say, as on GPUs that share the host's memory."""
     memory = machine.driver.memory.get(gpu.uuid) if machine.driver else None
     return (gpu.memory_total or 1 << 60) if memory is None or memory.free is None else memory.free
 
 
-def _state(machine: CheckedMachine, gpu: LocalGpu) -> str:
+def _state(machine: MachineFacts, gpu: LocalGpu) -> str:
     memory = machine.driver.memory.get(gpu.uuid) if machine.driver else None
     holders = sorted(memory.holders if memory else (), key=lambda each: -(each.used or 0))
     free = text_of(
@@ -87,7 +87,7 @@ def _state(machine: CheckedMachine, gpu: LocalGpu) -> str:
     return text_of("gpu_memory_taken.held", free=free, holders=shown)
 
 
-def _way_out(machine: CheckedMachine, gpu: LocalGpu, gpus: list[LocalGpu]) -> str:
+def _way_out(machine: MachineFacts, gpu: LocalGpu, gpus: list[LocalGpu]) -> str:
     memory = machine.driver.memory.get(gpu.uuid) if machine.driver else None
     named = [str(each.pid) for each in (memory.holders if memory else ()) if each.name]
     end = text_of("gpu_memory_taken.kill", pids=" ".join(named)) if named else text_of("gpu_memory_taken.wait")
@@ -98,7 +98,7 @@ def _way_out(machine: CheckedMachine, gpu: LocalGpu, gpus: list[LocalGpu]) -> st
     return end
 
 
-def _request(machine: CheckedMachine, target: DoctorTarget, recipe: Recipe, gpus: list[LocalGpu]) -> PlanRequest:
+def _request(machine: MachineFacts, target: DoctorTarget, recipe: Recipe, gpus: list[LocalGpu]) -> PlanRequest:
     """The job as the planner takes it. Raises DsrunError where it cannot be planned."""
     for name in ("long_context", "quantization", "fp8"):
         if recipe.value(name):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
 from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.host.limits import ranks_of
 from dsrun.doctor.job.zero_config import config_of
+from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.errors import DsrunError
 from dsrun.hub.modelscope_cache import stored_name
 from dsrun.models.folder import find
@@ -39,7 +39,7 @@ ANY_GPU_GIB = 80.0
 """What is planned for where there is no GPU: neither host memory nor checkpoints depend on it."""
 
 
-def request_of(machine: CheckedMachine, target: DoctorTarget, recipe: Recipe, here: GpuCluster) -> PlanRequest:
+def request_of(machine: MachineFacts, target: DoctorTarget, recipe: Recipe, here: GpuCluster) -> PlanRequest:
     """The job on the GPUs `here`; with --zero auto, stage, micro batch and recomputation are left to the planner.
 
     Raises DsrunError where the model's config is not on this machine, its shapes are not known, or the job's settings
@@ -107,7 +107,7 @@ class MemoryNeeds(NamedTuple):
     model: int
 
 
-def needs(machine: CheckedMachine, target: DoctorTarget) -> MemoryNeeds | None:
+def needs(machine: MachineFacts, target: DoctorTarget) -> MemoryNeeds | None:
     """What the job needs of this machine; None where no job is known, or its model's config is not here, or is of a
     kind that is counted with torch only. A plan for `--zero auto` is one for the default stage."""
     recipe = target.recipe
@@ -125,7 +125,7 @@ def needs(machine: CheckedMachine, target: DoctorTarget) -> MemoryNeeds | None:
     return MemoryNeeds(found.host, found.host_loading, found.nvme, found.checkpoint, model)
 
 
-def _cluster(machine: CheckedMachine, target: DoctorTarget) -> GpuCluster:
+def _cluster(machine: MachineFacts, target: DoctorTarget) -> GpuCluster:
     gpus = usable(machine)
     name = gpus[0].name if gpus else ANY_GPU
     return cluster(f"{name}:{ranks_of(machine, target)}", nodes=max(1, target.nodes), memory=ANY_GPU_GIB)

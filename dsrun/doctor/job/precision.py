@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dsrun.doctor.check import DoctorCheck
-from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
 from dsrun.doctor.job.settings import NEEDS_JOB
 from dsrun.doctor.job.zero_config import config_of
+from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.errors import DsrunError
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
@@ -18,7 +18,7 @@ from dsrun.system.host import cpu_bf16
 _FIRST_BF16 = (8, 0)
 
 
-def look(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
+def look(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     """What `dsrun train` would refuse, or choose in place of what is fast."""
     recipe = target.recipe
     if recipe is None or not target.runs_on(machine):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dsrun.doctor.check import DoctorCheck
-from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
+from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.doctor.mounts import mount_of
 from dsrun.errors import UsageError
 from dsrun.findings.finding import Finding
@@ -14,7 +14,7 @@ from dsrun.runs.folder import refuse_unfit
 from dsrun.system.files import nearest_existing
 
 
-def look(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
+def look(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     """What would keep a run from starting in its folder, `runs/` of the working folder by default."""
     folder = target.output or target.cwd / "runs"
     path = folder if folder.is_absolute() else target.cwd / folder

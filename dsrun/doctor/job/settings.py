@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from dsrun.doctor.check import DoctorCheck
-from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
+from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.errors import DsrunError
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
@@ -24,20 +24,20 @@ from dsrun.zero.view import TrainingFlags
 NEEDS_JOB = Message("needs a job: --for run.yaml, or -- train FLAGS")
 
 
-def ranks_here(machine: CheckedMachine, target: DoctorTarget) -> int | None:
+def ranks_here(machine: MachineFacts, target: DoctorTarget) -> int | None:
     """Ranks on this machine; None for a job of SLURM's that does not say, as its nodes are others."""
     if target.nproc is not None:
         return target.nproc
     return len(machine.gpus) or 1 if target.runs_on(machine) else None
 
 
-def world_size(machine: CheckedMachine, target: DoctorTarget) -> int | None:
+def world_size(machine: MachineFacts, target: DoctorTarget) -> int | None:
     """Ranks of the whole job; None where it is not known."""
     ranks = ranks_here(machine, target)
     return None if ranks is None else ranks * max(1, target.nodes)
 
 
-def look_at_config(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
+def look_at_config(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     """What `dsrun config check --against` finds in the job's DeepSpeed JSON."""
     recipe = target.recipe
     if recipe is None or not recipe.hf.get("deepspeed"):
@@ -87,7 +87,7 @@ DEEPSPEED_JSON = DoctorCheck(
 )
 
 
-def look_at_settings(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
+def look_at_settings(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     """Flags that do not exist any more or contradict each other, and batch sizes that do not divide."""
     if target.refused:
         yield target.refused
@@ -121,7 +121,7 @@ SETTINGS = DoctorCheck(
 )
 
 
-def look_at_files(_: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
+def look_at_files(_: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     """What `dsrun train` looks at before it starts: model, data, plugin, packages."""
     recipe = target.recipe
     if recipe is None:

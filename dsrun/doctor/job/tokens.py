@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.doctor.check import DoctorCheck
-from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
+from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.errors import DsrunError
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
@@ -20,7 +20,7 @@ LARGEST = 64 * 2**20
 """Bytes of tokenizer.json; the largest on the Hub, with 260,000 tokens, have 35 MiB."""
 
 
-def look(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
+def look(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     """What ends in a ValueError about padding, or in an index out of range on the GPU."""
     spec = target.recipe.spec if target.recipe else None
     if spec is None or not spec.model:
@@ -54,7 +54,7 @@ def _summary(largest: int | None, rows: int | None, settings: Mapping[str, Any])
     return joined(", ", parts)
 
 
-def _folder(name: str, machine: CheckedMachine) -> Path | None:
+def _folder(name: str, machine: MachineFacts) -> Path | None:
     path = Path(name).expanduser()
     return path if path.is_dir() else cached_snapshot(name, hub_cache(machine.environ))
 

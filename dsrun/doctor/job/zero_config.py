@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dsrun.doctor.checked_machine import DoctorTarget
+from dsrun.doctor.machine_facts import DoctorTarget
 from dsrun.errors import DsrunError
 from dsrun.recipe.deepspeed_file import as_object, read_text
 from dsrun.recipe.flags import ZERO_STAGE

@@ -6,13 +6,13 @@ import ipaddress
 from collections.abc import Iterator
 
 from dsrun.doctor.check import DoctorCheck
-from dsrun.doctor.checked_machine import RESOLVE_S, CheckedMachine, DoctorTarget
+from dsrun.doctor.machine_facts import RESOLVE_S, DoctorTarget, MachineFacts
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.launch.context import DEFAULT_PORT, LAST_PORT
 
 
-def look_at_port(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
+def look_at_port(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     """The port that was named must be free; without one dsrun takes a free one on one machine, and 29500 on several."""
     named, by = _named_port(machine, target)
     if isinstance(named, str):
@@ -31,7 +31,7 @@ def look_at_port(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Find
         yield finding_of("port", port=port)
 
 
-def _named_port(machine: CheckedMachine, target: DoctorTarget) -> tuple[int | str | None, str]:
+def _named_port(machine: MachineFacts, target: DoctorTarget) -> tuple[int | str | None, str]:
     """The port and what names it; the text where that is not a port."""
     if target.master_port is not None:
         return target.master_port, "--master-port"
@@ -49,7 +49,7 @@ PORT = DoctorCheck(
 )
 
 
-def look_at_names(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
+def look_at_names(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     """gloo and torch look up MASTER_ADDR and this machine's own name; Debian gives that the address 127.0.1.1."""
     address = target.master_addr or machine.environ.get("MASTER_ADDR", "").strip()
     own = machine.network.hostname()
@@ -72,7 +72,7 @@ def look_at_names(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Fin
         )
 
 
-def _master(machine: CheckedMachine, target: DoctorTarget, address: str) -> list[Finding]:
+def _master(machine: MachineFacts, target: DoctorTarget, address: str) -> list[Finding]:
     """Whether the name of node 0 is known here."""
     resolved = machine.network.resolve(address)
     if resolved:
@@ -87,7 +87,7 @@ def _is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address).is_loopback
 
 
-def _is_local(machine: CheckedMachine, host: str) -> bool:
+def _is_local(machine: MachineFacts, host: str) -> bool:
     own = {address for addresses in machine.network.interfaces().values() for address in addresses}
     return host == machine.network.hostname() or any(
         each in own or _is_loopback(each) for each in machine.network.resolve(host) or ()

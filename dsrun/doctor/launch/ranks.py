@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dsrun.doctor.check import DoctorCheck
-from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
+from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.errors import DsrunError
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of
@@ -18,7 +18,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 GIB = 2**30
 
 
-def look(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
+def look(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     """What `dsrun train --nproc` refuses, and GPUs that a variable hides."""
     every = list(machine.driver.gpus) if machine.driver else []
     seen = machine.gpus
@@ -66,9 +66,7 @@ RANKS = DoctorCheck(
 )
 
 
-def check_requirements(
-    machine: CheckedMachine, min_gpus: int | None, min_gpu_memory_gib: float | None
-) -> list[Finding]:
+def check_requirements(machine: MachineFacts, min_gpus: int | None, min_gpu_memory_gib: float | None) -> list[Finding]:
     """An error if fewer than `min_gpus` GPUs are visible here, and one for each GPU with less memory."""
     gpus = machine.gpus
     found = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from dsrun.doctor.check import DoctorCheck
-from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
+from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.errors import DsrunError
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
@@ -27,13 +27,13 @@ _SLOW = {
 }
 
 
-def look(machine: CheckedMachine, _: DoctorTarget) -> Iterator[Finding]:
+def look(machine: MachineFacts, _: DoctorTarget) -> Iterator[Finding]:
     """What would make `dsrun train` here a rank of a run that is not there, train without DeepSpeed, or slowly."""
     found = [*_worker(machine), *_job(machine), *_accelerate(machine), *_slow(machine)]
     yield from found or [finding_of("variables")]
 
 
-def _worker(machine: CheckedMachine) -> Iterator[Finding]:
+def _worker(machine: MachineFacts) -> Iterator[Finding]:
     environ = machine.environ
     if launcher_of(LaunchRequest(), environ):  # A pod's own, which `dsrun launch` reads.
         return
@@ -49,7 +49,7 @@ def _worker(machine: CheckedMachine) -> Iterator[Finding]:
         yield finding_of("variables_worker", rank=worker.rank, world_size=worker.world_size, unset=unset)
 
 
-def _job(machine: CheckedMachine) -> Iterator[Finding]:
+def _job(machine: MachineFacts) -> Iterator[Finding]:
     """The variables of an allocation that has ended, as a terminal multiplexer keeps them."""
     job = machine.environ.get("SLURM_JOB_ID", "")
     if not job:
@@ -59,7 +59,7 @@ def _job(machine: CheckedMachine) -> Iterator[Finding]:
         yield finding_of("variables_slurm", job=job, state=text.strip() or text_of("variables_slurm.gone"))
 
 
-def _accelerate(machine: CheckedMachine) -> Iterator[Finding]:
+def _accelerate(machine: MachineFacts) -> Iterator[Finding]:
     names = [name for name in MISLEADING if machine.environ.get(name)]
     if names:
         key = "variables_accelerate.one" if len(names) == 1 else "variables_accelerate"
@@ -68,7 +68,7 @@ def _accelerate(machine: CheckedMachine) -> Iterator[Finding]:
         yield finding_of("variables_ds_accelerator")
 
 
-def _slow(machine: CheckedMachine) -> Iterator[Finding]:
+def _slow(machine: MachineFacts) -> Iterator[Finding]:
     for name, slow in _SLOW.items():
         value = machine.environ.get(name, "")
         if value.upper() == slow:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dsrun.doctor.check import DoctorCheck
-from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
 from dsrun.doctor.job.zero_config import ops_of
+from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.doctor.software.compiled_code import compiled_at_start, compiled_ops, installed_ops
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of
@@ -22,7 +22,7 @@ _AIO_HEADERS = ("usr/include/libaio.h", "usr/local/include/libaio.h")
 _AIO_LIBRARIES = ("libaio.so.1", "libaio.so.1t64")
 
 
-def look_at_tools(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
+def look_at_tools(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     """ninja, Python's headers and libaio, where the job compiles or loads what needs them."""
     ops = compiled_at_start(machine, target, cuda=False)
     aio = "async_io" in ops_of(target)
@@ -40,12 +40,12 @@ def look_at_tools(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Fin
         yield finding_of("build_tools_compiles", ops=", ".join(ops)) if ops else finding_of("build_tools")
 
 
-def _ninja(machine: CheckedMachine) -> bool:
+def _ninja(machine: MachineFacts) -> bool:
     own = Path(sys.executable).parent
     return bool(shutil.which("ninja", path=f"{own}:{machine.environ.get('PATH', '')}"))
 
 
-def _has_aio(machine: CheckedMachine, *, header: bool) -> bool:
+def _has_aio(machine: MachineFacts, *, header: bool) -> bool:
     if header and not any(machine.path(name).exists() for name in _AIO_HEADERS):
         return False
     folders = ("lib", "usr/lib", "lib64", "usr/lib64", "usr/local/lib", "lib/*-linux-gnu", "usr/lib/*-linux-gnu")
@@ -61,7 +61,7 @@ TOOLS = DoctorCheck(
 )
 
 
-def look_at_processor(machine: CheckedMachine, _: DoctorTarget) -> Iterator[Finding]:
+def look_at_processor(machine: MachineFacts, _: DoctorTarget) -> Iterator[Finding]:
     """A wheel that was compiled with -march=native on a newer processor ends in SIGILL."""
     folder = machine.packages.folder("deepspeed")
     ops = installed_ops(machine)

@@ -14,8 +14,8 @@ from typing import Any
 from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
 
-from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
 from dsrun.doctor.job.zero_config import ops_of
+from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.errors import UsageError
 from dsrun.runs.records import write_json_atomic
 from dsrun.system.variables import cache_root
@@ -96,7 +96,7 @@ def _read_cache() -> dict[str, Any]:
 _RECORD = "git_version_info_installed.py"
 
 
-def installed_ops(machine: CheckedMachine) -> frozenset[str]:
+def installed_ops(machine: MachineFacts) -> frozenset[str]:
     """The operations that the installed DeepSpeed was compiled with, by the record of its build."""
     folder = machine.packages.folder("deepspeed")
     try:
@@ -106,7 +106,7 @@ def installed_ops(machine: CheckedMachine) -> frozenset[str]:
     return frozenset(str(name) for name, there in record.get("installed_ops", {}).items() if there)
 
 
-def compiled_at_start(machine: CheckedMachine, target: DoctorTarget, *, cuda: bool) -> list[str]:
+def compiled_at_start(machine: MachineFacts, target: DoctorTarget, *, cuda: bool) -> list[str]:
     """The operations that the job compiles at its start; with `cuda` those that nvcc or CUDA's headers are needed for.
 
     Without a job, none: nothing is known to be needed.

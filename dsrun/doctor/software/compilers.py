@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dsrun.doctor.check import DoctorCheck
-from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
+from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.doctor.software.compiled_code import compiled_at_start
 from dsrun.errors import DsrunError, MissingError, UsageError
 from dsrun.findings.finding import Finding, Level
@@ -19,14 +19,14 @@ from dsrun.wheel.platform.nvcc import Nvcc, find_nvcc
 from dsrun.wheel.platform.toolchain import check_host, check_standard, check_versions
 
 
-def _nvcc(machine: CheckedMachine) -> Nvcc | None:
+def _nvcc(machine: MachineFacts) -> Nvcc | None:
     """The nvcc that torch would call: CUDA_HOME's, else the one on PATH, else /usr/local/cuda's."""
     torch = machine.packages.torch
     site = torch.path.parent if torch else None
     return find_nvcc(machine.environ, site, root=machine.root)
 
 
-def look_at_toolkit(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
+def look_at_toolkit(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     """torch refuses an nvcc of another major version, and DeepSpeed another minor one of most (op_builder/builder.py,
     assert_no_cuda_mismatch)."""
     torch = machine.packages.torch
@@ -58,7 +58,7 @@ TOOLKIT = DoctorCheck(
 )
 
 
-def look_at_host_compiler(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
+def look_at_host_compiler(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     """nvcc stops above its newest host compiler (crt/host_config.h), and torch's headers below their oldest."""
     torch = machine.packages.torch
     if torch is None:

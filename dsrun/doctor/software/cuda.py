@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from dsrun.doctor.check import DoctorCheck
-from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
 from dsrun.doctor.gpu.presence import DISPLAY, devices
+from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.doctor.software.compiled_code import compiled_ops, torch_code
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
@@ -20,7 +20,7 @@ from dsrun.wheel.verify.fatbin import service, sm
 _INDEXES = ("cu118", "cu121", "cu124", "cu126", "cu128", "cu129", "cu130")
 
 
-def look_at_driver(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
+def look_at_driver(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     """torch can use a driver of its CUDA's major version, or above (NVIDIA, "Minor Version Compatibility")."""
     torch, driver = machine.packages.torch, machine.driver
     here = target.runs_on(machine)
@@ -53,7 +53,7 @@ def _against_driver(version: str, ours: str, driver: str, cuda: str, gpus: list[
     return finding_of("torch_driver", version=version, driver=driver, cuda=cuda, seen=_counted(gpus))
 
 
-def _has_nvidia_gpu(machine: CheckedMachine) -> bool:
+def _has_nvidia_gpu(machine: MachineFacts) -> bool:
     """Whether there is a GPU whose driver does not answer, which the check of the driver reports."""
     loaded = machine.path("/proc/driver/nvidia/version").exists()
     return loaded or any(each.kind.startswith(DISPLAY) for each in devices(machine))
@@ -85,7 +85,7 @@ DRIVER = DoctorCheck(
 )
 
 
-def look_at_gpu_code(machine: CheckedMachine, _: DoctorTarget) -> Iterator[Finding]:
+def look_at_gpu_code(machine: MachineFacts, _: DoctorTarget) -> Iterator[Finding]:
     """What ends in "no kernel image is available for execution on the device"."""
     torch = machine.packages.torch
     gpus = {gpu.capability: gpu for gpu in machine.gpus}
@@ -116,7 +116,7 @@ def _suiting_torch(wanted: ComputeCapability) -> str:
     return text_of("gpu_code_torch.several", first=first, last=last)
 
 
-def _op_code(machine: CheckedMachine, gpus: Mapping[ComputeCapability, LocalGpu]) -> Iterator[Finding]:
+def _op_code(machine: MachineFacts, gpus: Mapping[ComputeCapability, LocalGpu]) -> Iterator[Finding]:
     folder = machine.packages.folder("deepspeed")
     for op, code in compiled_ops(folder) if folder else ():
         for wanted, gpu in gpus.items():

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dsrun.doctor.check import DoctorCheck
-from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
+from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.doctor.mounts import mount_of
 from dsrun.doctor.software.compiled_code import compiled_at_start
 from dsrun.findings.finding import Finding, Level
@@ -20,7 +20,7 @@ STALE_S = 30 * 60
 """A lock on a network file system may be held by another node; nothing is compiled for longer than this."""
 
 
-def look(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
+def look(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     """torch.utils.file_baton waits for ever for a `lock` that a killed process has left."""
     if machine.packages.torch is None:
         return
@@ -32,7 +32,7 @@ def look(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
         yield finding_of("jit_cache", folder=_shown(own), kind=mount.kind if mount else text_of("jit_cache.local"))
 
 
-def _problems(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
+def _problems(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     own = _own(machine)
     folder = _shown(own)
     yield from _locks(machine, own)
@@ -56,7 +56,7 @@ def _problems(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding
         yield finding_of("jit_cache_noexec", folder=folder)
 
 
-def _locks(machine: CheckedMachine, own: Path) -> Iterator[Finding]:
+def _locks(machine: MachineFacts, own: Path) -> Iterator[Finding]:
     for folder in dict.fromkeys((own, _of_torch(machine))):
         # dsrun train compiles under a lock of its own, and then removes those of torch; other programs wait.
         level: Level = "warning" if folder == own else "error"
@@ -65,7 +65,7 @@ def _locks(machine: CheckedMachine, own: Path) -> Iterator[Finding]:
                 yield finding_of("jit_cache_lock", level=level, lock=lock, age=age)
 
 
-def _own(machine: CheckedMachine) -> Path:
+def _own(machine: MachineFacts) -> Path:
     """The folder that dsrun train compiles into."""
     home = machine.environ.get("HOME")
     environ = dict(machine.environ)
@@ -74,19 +74,19 @@ def _own(machine: CheckedMachine) -> Path:
     return extension_cache(environ)
 
 
-def _of_torch(machine: CheckedMachine) -> Path:
+def _of_torch(machine: MachineFacts) -> Path:
     """The folder that every other program compiles into (torch/utils/cpp_extension.py, get_default_build_root)."""
     given = machine.environ.get("TORCH_EXTENSIONS_DIR")
     home = machine.environ.get("XDG_CACHE_HOME") or str(Path(machine.environ.get("HOME", "~")).expanduser() / ".cache")
     return Path(given or f"{home}/torch_extensions")
 
 
-def _of_triton(machine: CheckedMachine) -> Path:
+def _of_triton(machine: MachineFacts) -> Path:
     given = machine.environ.get("TRITON_CACHE_DIR")
     return Path(given) if given else Path(machine.environ.get("HOME", "~")).expanduser() / ".triton"
 
 
-def _stale(machine: CheckedMachine, lock: Path) -> str:
+def _stale(machine: MachineFacts, lock: Path) -> str:
     """How old the lock is, in words, if nobody holds it; "" otherwise."""
     try:
         age = machine.now() - lock.stat().st_mtime

@@ -13,8 +13,8 @@ from packaging.version import InvalidVersion, Version
 
 from dsrun.datafiles import toml_beside
 from dsrun.doctor.check import DoctorCheck
-from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
 from dsrun.doctor.job.zero_config import config_of
+from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.findings.finding import Finding, Level
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.messages import Message
@@ -38,7 +38,7 @@ class KnownBad:
     gpus: int = 0
     unless_variable: Mapping[str, str] = field(default_factory=dict)
 
-    def holds(self, machine: CheckedMachine, stage: int | None) -> bool:
+    def holds(self, machine: MachineFacts, stage: int | None) -> bool:
         """Whether this machine, and a job of this ZeRO stage (None: unknown), is like that."""
         if not all(_matches(machine.packages.versions.get(name), text) for name, text in self.packages.items()):
             return False
@@ -63,7 +63,7 @@ def _matches(version: str | None, specifiers: str) -> bool:
         return False
 
 
-def look(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
+def look(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     """Rows that hold, and packages outside of the ranges in pyproject.toml."""
     versions = machine.packages.versions
     if not versions.keys() - {"python"}:
@@ -89,7 +89,7 @@ def look(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
         yield finding_of("versions", shown=", ".join(f"{name} {versions[name]}" for name in shown))
 
 
-def _missing(machine: CheckedMachine, target: DoctorTarget) -> Iterator[Finding]:
+def _missing(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     """Training packages that are not there, beside others that are."""
     missing = [name for name in NEEDED if name not in machine.packages.versions]
     if missing:

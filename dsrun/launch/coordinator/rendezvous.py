@@ -258,8 +258,8 @@ def rendezvous(
     """The coordinator, once all nodes have joined.
 
     `run_info` is used on node 0 only; `name` is this machine's name in messages; `early` forwards signals that come
-    before the body handles them. Raises Stopped if another node was signalled, RendezvousError if nodes are missing,
-    UsageError if they were started with different settings.
+    before the body handles them. Raises StoppedBeforeStart if another node was signalled, RendezvousError if nodes are
+    missing, UsageError if they were started with different settings.
     """
     coordinator: Coordinator | None = None
     try:

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dsrun.launch.context import LocalLauncher
-from dsrun.launch.node.work import MachineWork
+from dsrun.launch.node.work import NodeProgram
 from dsrun.launch.supervisor.events import STUCK_S
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.tail import LineTail
@@ -18,7 +18,7 @@ POLL_S = 1.0
 
 
 @contextmanager
-def printed_events(work: MachineWork, place: LocalLauncher) -> Iterator[None]:
+def printed_events(work: NodeProgram, place: LocalLauncher) -> Iterator[None]:
     """On node 0, write each event that comes in here to stderr, if that takes JSON; with text, ranks print what
     matters."""
     if place.node != 0 or not log_format.is_json():

@@ -23,7 +23,7 @@ from dsrun.launch.coordinator.rendezvous import rendezvous
 from dsrun.launch.environment import has_libuv, launch_environment, network_variables, run_arguments, run_command
 from dsrun.launch.node.printed_events import printed_events
 from dsrun.launch.node.sender import notifications, print_preview
-from dsrun.launch.node.work import MachineWork
+from dsrun.launch.node.work import NodeProgram
 from dsrun.launch.signals import StartupSignals
 from dsrun.launch.supervisor.events import RunEventWriter
 from dsrun.launch.supervisor.supervise import supervise
@@ -43,8 +43,8 @@ from dsrun.system.terminal.stderr import ignore_closed_stream, print_detail, pri
 _HOLDER_POLL_S = 1.0
 
 
-def run_node(work: MachineWork, place: LocalLauncher, signals: StartupSignals, *, rendezvous_timeout_s: float) -> int:
-    """Run this machine's part of the run to its end; the exit code. Raises Stopped if a signal came before."""
+def run_node(work: NodeProgram, place: LocalLauncher, signals: StartupSignals, *, rendezvous_timeout_s: float) -> int:
+    """Run this machine's part of the run; the exit code. Raises StoppedBeforeStart if a signal came before."""
     starts = JobStarts(Path(work.output), os.environ)
     if starts.finished and not work.dry_run:
         print_note(f"the run in {work.output} has finished: nothing is left to do for this job")
@@ -72,7 +72,7 @@ def run_node(work: MachineWork, place: LocalLauncher, signals: StartupSignals, *
 
 
 def _run_supervised(
-    work: MachineWork, place: LocalLauncher, signals: StartupSignals, *, rendezvous_timeout_s: float
+    work: NodeProgram, place: LocalLauncher, signals: StartupSignals, *, rendezvous_timeout_s: float
 ) -> tuple[RunOutcome, RunFolder]:
     """Meet the other nodes, and run until the end; how it ended, and the folder that node 0 has chosen."""
     if place.node == 0 and place.own_terminal:
@@ -128,7 +128,7 @@ def _wait_for_earlier_holder(run: Path, seconds: float) -> None:
         holder = is_in_use(run)
 
 
-def _with_recipe_in_force(work: MachineWork) -> MachineWork:
+def _with_recipe_in_force(work: NodeProgram) -> NodeProgram:
     """On node 0: a requeued job keeps the recipe that it started with."""
     if work.recipe is None:
         return work
@@ -138,7 +138,7 @@ def _with_recipe_in_force(work: MachineWork) -> MachineWork:
     return replace(work, recipe=recipe)
 
 
-def _run_info(work: MachineWork, place: LocalLauncher) -> dict[str, str]:
+def _run_info(work: NodeProgram, place: LocalLauncher) -> dict[str, str]:
     """What node 0 sends to all nodes, whose working directories may differ."""
     found = {"output": str(Path(work.output).absolute()) if place.nodes > 1 else work.output}
     found |= {name: value for name, value in os.environ.items() if name == variables.REQUEUE}
@@ -151,7 +151,7 @@ def _run_info(work: MachineWork, place: LocalLauncher) -> dict[str, str]:
     return {**found, "saved_batch": str(saved or "")}
 
 
-def _with_recipe_of_node_0(work: MachineWork, run_info: Mapping[str, str], place: LocalLauncher) -> MachineWork:
+def _with_recipe_of_node_0(work: NodeProgram, run_info: Mapping[str, str], place: LocalLauncher) -> NodeProgram:
     """On the other nodes: all ranks of a run train by one recipe."""
     if work.recipe is None or "recipe" not in run_info:
         return work
@@ -162,7 +162,7 @@ def _with_recipe_of_node_0(work: MachineWork, run_info: Mapping[str, str], place
 
 
 def _job(
-    work: MachineWork, place: LocalLauncher, run: Path, met_from: str | None, *, saved_batch: str | None = None
+    work: NodeProgram, place: LocalLauncher, run: Path, met_from: str | None, *, saved_batch: str | None = None
 ) -> tuple[TrainingJob, dict[str, str | None]]:
     """This machine's job, and what the environment of the workers has that this process's does not; None for what it
     has not."""
@@ -194,7 +194,7 @@ def _job(
     return job, changes
 
 
-def _dry_run(work: MachineWork, place: LocalLauncher) -> int:
+def _dry_run(work: NodeProgram, place: LocalLauncher) -> int:
     """Print what would be set here, and the command that would start the agent."""
     if place.how:
         print_note(place.how)
@@ -228,7 +228,7 @@ def _append_to_console(line: str, folder: RunFolder) -> None:
         log.write(without_tokens(printable(line)) + "\n")
 
 
-def _report(outcome: RunOutcome, folder: RunFolder, work: MachineWork, place: LocalLauncher) -> int:
+def _report(outcome: RunOutcome, folder: RunFolder, work: NodeProgram, place: LocalLauncher) -> int:
     """Print how the run ended: node 0 in full, the others if each has a terminal of its own. Returns the exit code."""
     if place.node == 0:
         if work.recipe is not None:

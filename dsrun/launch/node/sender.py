@@ -10,7 +10,7 @@ from pathlib import Path
 from dsrun.errors import EXIT_INTERRUPTED, EXIT_RESUME, EXIT_TOOL_FAILED, DsrunError, UsageError, one_line
 from dsrun.launch.context import LocalLauncher
 from dsrun.launch.coordinator.messages import StoppedBeforeStart
-from dsrun.launch.node.work import MachineWork
+from dsrun.launch.node.work import NodeProgram
 from dsrun.launch.signals import StartupSignals
 from dsrun.launch.training_job import RunOutcome
 from dsrun.notifications.notify_target import parse_targets
@@ -23,7 +23,7 @@ from dsrun.system.terminal.stderr import print_detail, print_note
 
 @contextmanager
 def notifications(
-    work: MachineWork, place: LocalLauncher, signals: StartupSignals
+    work: NodeProgram, place: LocalLauncher, signals: StartupSignals
 ) -> Iterator[Callable[[RunOutcome], None]]:
     """Send messages about what happens in here; the function that is yielded takes how the run ended.
 
@@ -70,7 +70,7 @@ def _end(outcome: RunOutcome) -> SupervisorEnd:
     return SupervisorEnd(exit_code=outcome.exit_code, message=message, log=log, stopped=stopped)
 
 
-def print_preview(work: MachineWork) -> None:
+def print_preview(work: NodeProgram) -> None:
     """--dry-run: print what a message to each target would look like."""
     facts = run_facts(Path(work.output), work.name, os.environ)
     for line in preview(facts, work.notify, os.environ):

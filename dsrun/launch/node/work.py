@@ -21,7 +21,7 @@ from dsrun.launch.expected_gpus import check_driver, check_program
 from dsrun.launch.node.checked_recipe import checked_recipe, with_deepspeed_checked
 from dsrun.launch.program import WORKER, JobProgram, any_program, train_program
 from dsrun.launch.supervisor.policy import RestartLimits
-from dsrun.launch.training_job import ProcessTopology, TrainingJob, decide
+from dsrun.launch.training_job import LocalWorkers, TrainingJob, decide
 from dsrun.machine.gpus import visible_gpus
 from dsrun.models.families import model_type_of
 from dsrun.recipe.batch import batch_of
@@ -75,16 +75,16 @@ class LaunchOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MachineWork:
+class NodeProgram:
     """What runs on this machine.
 
     `output` is its run folder; `require` raises MissingError for what it needs and this machine lacks; `job` makes the
-    Job from the fields that depend on the place. `recipe` is that of dsrun's own training, None for an external
+    TrainingJob from the fields that depend on the place. `recipe` is that of dsrun's own training, None for an external
     program; `job` takes it as a field too. `find_port` is passed to `claim_port` for a named port on one machine.
     `name` is that of the model or program in messages, which go to the targets `notify`.
     """
 
-    topology: ProcessTopology
+    topology: LocalWorkers
     output: str
     debug: bool
     dry_run: bool
@@ -97,7 +97,7 @@ class MachineWork:
     notify: tuple[str, ...] = ()
 
 
-def local_topology(nproc: int | None, *, use_cpu: bool) -> ProcessTopology:
+def local_topology(nproc: int | None, *, use_cpu: bool) -> LocalWorkers:
     """The workers of this machine: `nproc`, else one per visible GPU."""
     visible = len(visible_gpus())
     if not use_cpu:
@@ -105,14 +105,14 @@ def local_topology(nproc: int | None, *, use_cpu: bool) -> ProcessTopology:
     return decide(nproc=nproc, visible_gpus=visible, cores=cores(), use_cpu=use_cpu)
 
 
-def training_work(recipe: Recipe, options: LaunchOptions, *, nodes: int = 1) -> MachineWork:
+def training_work(recipe: Recipe, options: LaunchOptions, *, nodes: int = 1) -> NodeProgram:
     """dsrun's own training on `nodes` machines like this one. `options` take precedence over the recipe; their `output`
     is the run folder, if named. Raises UsageError for a --deepspeed file that does not work."""
     spec = recipe.spec
     group_timeout_s(recipe.hf.get("ddp_timeout"), os.environ)
     topology = local_topology(options.nproc or spec.nproc, use_cpu=bool(recipe.hf.get("use_cpu")))
     recipe = with_deepspeed_checked(recipe, nodes * topology.workers)
-    return MachineWork(
+    return NodeProgram(
         topology=topology,
         output=options.output or default_name(spec.model or spec.model_type or "model", datetime.now()),
         debug=options.debug or spec.debug,
@@ -128,7 +128,7 @@ def training_work(recipe: Recipe, options: LaunchOptions, *, nodes: int = 1) -> 
 
 def training_job(
     options: LaunchOptions,
-    topology: ProcessTopology,
+    topology: LocalWorkers,
     *,
     recipe: Recipe,
     run: Path,
@@ -136,7 +136,7 @@ def training_job(
     nnodes: int = 1,
     **place: Any,
 ) -> TrainingJob:
-    """The job of dsrun's own workers; `place` are further fields of Job.
+    """The job of dsrun's own workers; `place` are further fields of TrainingJob.
 
     Raises UsageError where the batch does not divide among the workers of all nodes.
     """
@@ -207,7 +207,7 @@ def parse_program(argv: tuple[str, ...]) -> JobProgram:
     return found
 
 
-def work_of(options: LaunchOptions, program: JobProgram, *, nodes: int = 1) -> MachineWork:
+def work_of(options: LaunchOptions, program: JobProgram, *, nodes: int = 1) -> NodeProgram:
     """What each of `nodes` machines runs; the options of `dsrun launch` take precedence over those of `dsrun train`."""
     environment_output = os.environ.get(variables.OUTPUT)
     if not program.trains:
@@ -219,11 +219,11 @@ def work_of(options: LaunchOptions, program: JobProgram, *, nodes: int = 1) -> M
     return training_work(recipe, replace(options, output=options.output or named or environment_output), nodes=nodes)
 
 
-def _external_work(options: LaunchOptions, program: JobProgram) -> MachineWork:
+def _external_work(options: LaunchOptions, program: JobProgram) -> NodeProgram:
     """Any program but dsrun's own training."""
     topology = local_topology(options.nproc, use_cpu=False)
     restarts = {} if options.max_restarts is None else {"max_restarts": options.max_restarts}
-    return MachineWork(
+    return NodeProgram(
         topology=topology,
         output=options.output or default_name(program.name, datetime.now()),
         debug=options.debug,

@@ -47,7 +47,7 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class RanksSample:
+class RankSnapshot:
     """What the supervisor saw at one look: the heartbeats and the process ids of the living ranks, by rank; `now` by
     the heartbeats' clock."""
 
@@ -80,9 +80,9 @@ class StatusWriter:
         self._look_s = min(_LONGEST_LOOK_S, max(REQUEST_S, job.nnodes / _LOOKS_PER_S))
         self._gpus = gpus
         self._last: float | None = None
-        self._newest: RanksSample | None = None
+        self._newest: RankSnapshot | None = None
         self._seen: set[Path] = set()
-        self._samples: Queue[RanksSample | None] = Queue(maxsize=1)
+        self._samples: Queue[RankSnapshot | None] = Queue(maxsize=1)
         self._thread = threading.Thread(target=self._work, name="node status", daemon=True)
 
     def __enter__(self) -> StatusWriter:
@@ -97,7 +97,7 @@ class StatusWriter:
     def offer(self, attempt: int, beats: Mapping[int, RankHeartbeat], pids: Mapping[int, int]) -> None:
         """Called at every look of the supervisor; never blocks."""
         now = time.monotonic()
-        self._newest = sample = RanksSample(attempt=attempt, beats=dict(beats), pids=dict(pids), now=now)
+        self._newest = sample = RankSnapshot(attempt=attempt, beats=dict(beats), pids=dict(pids), now=now)
         if pids and (self._last is None or now - self._last >= self.every_s):
             self._last = now
             with suppress(Full):
@@ -119,14 +119,14 @@ class StatusWriter:
             self._try(self._answer, self._newest)
 
     @staticmethod
-    def _try(action: Callable[[RanksSample], None], sample: RanksSample | None) -> None:
+    def _try(action: Callable[[RankSnapshot], None], sample: RankSnapshot | None) -> None:
         try:
             if sample is not None:
                 action(sample)
         except Exception:  # whatever it is: what only informs must not end, or fail, the run
             logger.debug("no status was written", exc_info=True)
 
-    def _write(self, sample: RanksSample) -> None:
+    def _write(self, sample: RankSnapshot) -> None:
         import psutil
 
         gpus = self._gpus(self._job.env) if self._job.topology.device == "cuda" else ()
@@ -135,7 +135,7 @@ class StatusWriter:
             for found in self._stragglers.update(read_node_status(self._job.run)):
                 self._on_straggler(found)
 
-    def _answer(self, sample: RanksSample) -> None:
+    def _answer(self, sample: RankSnapshot) -> None:
         """Write the stacks of this node's ranks for each new request."""
         requests = open_requests(self._job.run)
         for request in requests - self._seen:
@@ -159,7 +159,9 @@ class StatusWriter:
                     file.unlink()
 
 
-def node_status(sample: RanksSample, job: TrainingJob, *, gpus: tuple[GpuSample, ...], cpu: float | None) -> NodeStatus:
+def node_status(
+    sample: RankSnapshot, job: TrainingJob, *, gpus: tuple[GpuSample, ...], cpu: float | None
+) -> NodeStatus:
     """The status of this node."""
     total = memory_total()
     return NodeStatus(
@@ -176,7 +178,7 @@ def node_status(sample: RanksSample, job: TrainingJob, *, gpus: tuple[GpuSample,
     )
 
 
-def _progress(rank: int, sample: RanksSample) -> RankProgress:
+def _progress(rank: int, sample: RankSnapshot) -> RankProgress:
     beat = sample.beats.get(rank)
     if beat is None:
         return RankProgress(rank=rank, pid=sample.pids[rank], phase="running", step=0, silent_s=0.0)

@@ -17,8 +17,8 @@ from dsrun.slurm.lint.convert_launch import (
     LOCAL_RANK,
     ON_COMMAND_LINE,
     RANKS,
-    LaunchedProgram,
     NotConverted,
+    ScriptProgram,
     command_line,
     quoted,
     read_program,
@@ -73,7 +73,7 @@ class _Conversion:
         args += [*setup.args, *(word for each in program.set_here.items() for word in ("--env", "=".join(each)))]
         return [*args, "--", *self._words(program, setup)]
 
-    def _counts(self, program: LaunchedProgram) -> Iterator[str]:
+    def _counts(self, program: ScriptProgram) -> Iterator[str]:
         """Nodes, GPUs, workers and CPUs of each node."""
         script, srun = self.script, program.srun or {}
         nodes, tasks = script.nodes, script.tasks_per_node
@@ -116,7 +116,7 @@ class _Conversion:
             raise NotConverted(first.line, f"--{first.option} is not converted", "#SBATCH --gpus-per-node=N")
         return count, ["--gpus-per-node", f"{parsed[0]}:{count}" if parsed[0] else str(count)]
 
-    def _workers(self, program: LaunchedProgram, nodes: int, gpus: int, tasks: int) -> int:
+    def _workers(self, program: ScriptProgram, nodes: int, gpus: int, tasks: int) -> int:
         """Processes of each node."""
         line, given = self.launch.line, program.count
         if program.srun is None and nodes > 1:
@@ -152,7 +152,7 @@ class _Conversion:
         elif per_gpu and gpus:
             yield from ("--cpus-per-task", str(per_gpu * gpus))
 
-    def _words(self, program: LaunchedProgram, setup: ScriptSetup) -> list[str]:
+    def _words(self, program: ScriptProgram, setup: ScriptSetup) -> list[str]:
         """The words of the program; a shell on the nodes where it has to expand something in them."""
         in_env = [f"export {each};" for each in program.env if not RENDEZVOUS.fullmatch(each.partition("=")[0])]
         words = [*program.words, *in_env]

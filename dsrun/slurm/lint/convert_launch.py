@@ -35,7 +35,7 @@ class NotConverted(UsageError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaunchedProgram:
+class ScriptProgram:
     """`words` are the program's, as they are written. `count` is the launcher's number of workers, of each node or, of
     Accelerate, of all; "" if it gives none. `env` are the assignments before it, as written, `set_here` the values that
     the launcher sets, `srun` its numbers; `has_ranks`: tasks of srun get torch's variables from SLURM's."""
@@ -51,7 +51,7 @@ class LaunchedProgram:
     has_ranks: bool
 
 
-def read_program(command: ShellCommand, launch: ScriptLaunch, variables: Mapping[str, str]) -> LaunchedProgram:
+def read_program(command: ShellCommand, launch: ScriptLaunch, variables: Mapping[str, str]) -> ScriptProgram:
     """What `command`, which holds `launch`, starts. Raises NotConverted for a part that is not understood."""
     return _LaunchReader(command.line, variables).read(list(command.raw), launch)
 
@@ -61,7 +61,7 @@ class _LaunchReader:
     line: int
     variables: Mapping[str, str]
 
-    def read(self, raw: list[str], launch: ScriptLaunch) -> LaunchedProgram:
+    def read(self, raw: list[str], launch: ScriptLaunch) -> ScriptProgram:
         if any(map(redirects, raw)):
             fix = "remove the redirection: the job's log has the output (#SBATCH --output)"
             raise NotConverted(self.line, "the output is redirected", fix)
@@ -80,7 +80,7 @@ class _LaunchReader:
             fix = "have the program read LOCAL_RANK"
             raise NotConverted(self.line, f"{macro}: torchrun replaces $$ and $local_rank", fix)
         count, nodes = rules()["convert"][launch.kind]["counts"] if options else ("", "")
-        return LaunchedProgram(
+        return ScriptProgram(
             kind=launch.kind, words=tuple(words), count=options.get(count, ""), nodes=options.get(nodes, ""),
             max_restarts=options.get("max_restarts"), env=tuple(env), srun=srun, has_ranks=has_ranks,
             set_here={variable: options[name] for name, variable in _SETS.items() if options.get(name)},

@@ -1,4 +1,4 @@
-"""SlurmSpec + Program + Site -> the sbatch script. Pure; it names no host: ten thousand nodes take as long as one."""
+"""SlurmSpec + JobProgram + ClusterSite -> the sbatch script. Pure; ten thousand nodes take as long as one."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ class CheckpointSave:
 
     def store(self, dump: DumpFunction, state: Any, file: Path, *, live: Container[int] | None = None) -> None:
         """Have `dump` write `state` as it is now to `file`; at once, or from a copy while training goes on. A failure
-        is kept as `write` does. `live`: see `Snapshots.take`."""
+        is kept as `write` does. `live`: see `SnapshotBuffers.take`."""
         if self.fault:
             return
         self._sealer.expect(file)

@@ -78,7 +78,7 @@ def has_whole_weights(engine: Any) -> bool:
 
 
 def write_through(engine: Any, under_way: Callable[[], Any]) -> None:
-    """Have a DeepSpeed engine write through the `Save` under way, unless its JSON chose another checkpoint engine.
+    """Have a DeepSpeed engine write through the `CheckpointSave` under way, unless its JSON chose another engine.
 
     Between two files DeepSpeed's save_checkpoint meets in barriers: an exception on one rank would leave the others
     in the next one until the process group times out.

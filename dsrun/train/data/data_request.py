@@ -18,7 +18,7 @@ from dsrun.train.data.counts import TruncatedExamples
 from dsrun.train.data.reading.sources import DataSources, TableSource
 
 DataRows = Any
-"""A datasets.Dataset, Blocks, a RowStream or a Mixture: the modules that make them need this one."""
+"""A datasets.Dataset, TokenBlocks, a RowStream or a DataMixture: the modules that make them need this one."""
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ DEFAULT_LOGGING_STEPS = 10
 
 
 @dataclass(frozen=True)
-class RunParts:
+class PreparedRun:
     """What a run on this worker consists of before its model is built."""
 
     plan: TrainingPlan
@@ -62,7 +62,7 @@ class RunParts:
 
 
 @dataclass(frozen=True)
-class TrainerBuilder(RunParts):
+class TrainerBuilder(PreparedRun):
     """Builds the Trainer of a run; `grouping` is that of the checkpoint to go on from."""
 
     grouping: BatchGrouping | None = None

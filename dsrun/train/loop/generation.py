@@ -72,7 +72,7 @@ def write_texts(trainer: Any, ids: torch.Tensor, mask: torch.Tensor, **options: 
     options["stopping_criteria"] = StoppingCriteriaList([_BeatEachToken(trainer.context.heart.beat)])
     given = {name: value for name, value in options.items() if value is not None}
     with trainer.compute_loss_context_manager():
-        # The config says use_cache=False, for training (model/build.py): each token would cost a forward over all text.
+        # The config says use_cache=False, for training (build_model.py): each token would cost a forward over all text.
         tokens = trainer.model.generate(input_ids=ids, attention_mask=mask, use_cache=True, **given)
     new = tokens[:, ids.shape[1] :] if is_causal else tokens
     return trainer.processing_class.batch_decode(new, skip_special_tokens=True)

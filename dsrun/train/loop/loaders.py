@@ -35,7 +35,7 @@ DEATH_SECONDS = 5
 
 class MicroBatch(dict[str, Any]):
     """What the collator made, and beside it the ids of the samples, their epoch, and a stream's place after them (see
-    `batches.Taken`); where the labels of each sample are: row, first position, and the one behind the last; the tokens
+    `MicroBatchRows`); where the labels of each sample are: row, first position, and the one behind the last; the tokens
     of the samples, the cells of the tensors that could hold some, and the sums that FLOPs follow from. The Trainer
     hands the model a plain copy without these."""
 

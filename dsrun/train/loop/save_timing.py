@@ -1,4 +1,4 @@
-"""The Trainer's callbacks, in the order in which they must be called; events, saves and --save-every auto."""
+"""When checkpoints are saved: --save-every auto, and the time that a save takes."""
 
 from __future__ import annotations
 

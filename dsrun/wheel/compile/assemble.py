@@ -19,7 +19,7 @@ from dsrun.wheel.verify.archive import PROVENANCE, record_hash
 from dsrun.wheel.verify.contents import symbol_versions
 
 if TYPE_CHECKING:
-    from dsrun.wheel.compile.wheel_request import WheelRequest
+    from dsrun.wheel.compile.build_environment import WheelRequest
     from dsrun.wheel.platform.ops import DeepspeedOp
     from dsrun.wheel.verify.contents import WheelLibrary, WheelReport
 

@@ -23,10 +23,10 @@ from dsrun.system.variables import cache_root
 from dsrun.wheel.cache import LOG_NAME, make_record, write_record
 from dsrun.wheel.compile import parallel
 from dsrun.wheel.compile.assemble import assemble, wrong_with_wheel
+from dsrun.wheel.compile.build_environment import build_environment
 from dsrun.wheel.compile.failure import check_executable, copy_failed, explained, with_log
 from dsrun.wheel.compile.output import BuildEvent, BuildTracker, OnEvent, follow
 from dsrun.wheel.compile.precompiled import launcher
-from dsrun.wheel.compile.wheel_request import build_environment
 from dsrun.wheel.compile.wrappers import prefix_maps, write_nvcc_wrapper
 from dsrun.wheel.platform.cpu import compiler_environment
 from dsrun.wheel.platform.cxx import compiler_cache
@@ -36,8 +36,8 @@ from dsrun.wheel.select_source import resolve_source
 from dsrun.wheel.verify.contents import read_wheel
 
 if TYPE_CHECKING:
+    from dsrun.wheel.compile.build_environment import WheelRequest
     from dsrun.wheel.compile.context import BuildContext
-    from dsrun.wheel.compile.wheel_request import WheelRequest
     from dsrun.wheel.platform.ops import DeepspeedOp
 
 # What a PEP 517 front end calls for a project without a build backend of its own. Called directly, as pip would

@@ -20,7 +20,7 @@ from dsrun.hardware.cluster_gpus import cluster_gpus, cluster_nodes
 from dsrun.machine.gpus import visible_gpus
 from dsrun.machine.torch_facts import torch_facts
 from dsrun.system.process.proc import capture
-from dsrun.wheel.compile.wheel_request import without_flags
+from dsrun.wheel.compile.build_environment import without_flags
 from dsrun.wheel.platform.cpu import CPUINFO, common_level, default_level, host_level, resolve_level
 from dsrun.wheel.platform.cxx import all_cxx, find_cxx
 from dsrun.wheel.platform.gpu_target import check_archs, decide_target
@@ -30,7 +30,7 @@ from dsrun.wheel.platform.toolchain import check_tools
 if TYPE_CHECKING:
     from dsrun.machine.torch_facts import TorchFacts
     from dsrun.wheel.platform.cxx import CxxCompiler
-    from dsrun.wheel.platform.gpu_target import GpuTarget
+    from dsrun.wheel.platform.gpu_target import BuildTarget
     from dsrun.wheel.platform.nvcc import Nvcc
 
 # Xeon Phi has AVX-512, but not all parts that x86-64-v4 needs.
@@ -108,7 +108,7 @@ class BuildContext:
 
     python: Path
     torch: TorchFacts
-    target: GpuTarget
+    target: BuildTarget
     cxx: CxxCompiler
     nvcc: Nvcc | None
     level: str

@@ -16,9 +16,9 @@ from dsrun.findings.texts import finding_of
 from dsrun.system import host
 from dsrun.system.variables import cache_root
 from dsrun.wheel.compile.assemble import expected_code
+from dsrun.wheel.compile.build_environment import WheelRequest, search_paths, unused_flags, without_flags
 from dsrun.wheel.compile.compile_wheel import WheelBuild
 from dsrun.wheel.compile.context import BuildContext, BuildDiagnostics, BuildOptions, detect_build_context
-from dsrun.wheel.compile.wheel_request import WheelRequest, search_paths, unused_flags, without_flags
 from dsrun.wheel.platform.arch import CudaArchs, env_value
 from dsrun.wheel.platform.cpu import NATIVE, identity
 from dsrun.wheel.platform.cxx import CompileProbe

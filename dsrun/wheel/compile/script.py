@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from dsrun.system.variables import cache_root
+from dsrun.wheel.compile.build_environment import difference
 from dsrun.wheel.compile.cached import PREFIX, build_root
 from dsrun.wheel.compile.compile_wheel import CompileProcess, WheelBuild, WheelParts, group_ops, plan_processes
-from dsrun.wheel.compile.wheel_request import difference
 
 _SOURCE = (
     "import sys; from pathlib import Path; from dsrun.wheel.select_source import resolve_source; "

@@ -39,7 +39,7 @@ ClusterQuery = Callable[[str | None], Sequence[GpuGres] | None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class GpuTarget:
+class BuildTarget:
     """CPU operations, or CUDA ones for `archs`; `origin` tells the user where that comes from."""
 
     kind: Literal["cuda", "cpu"]
@@ -49,7 +49,7 @@ class GpuTarget:
 
 def decide_target(
     arch: str, *, torch_cuda: str | None, gpus: Sequence[LocalGpu], gres: ClusterQuery, partition: str | None
-) -> GpuTarget:
+) -> BuildTarget:
     """The target that `--arch` means here.
 
     `auto` takes the GPUs of this machine, else those of the SLURM cluster, else, when torch is a CPU build
@@ -61,15 +61,15 @@ def decide_target(
     if partition is not None and word not in ("auto", "slurm"):
         raise UsageError(f"--partition {partition} does not go with --arch {arch}", fix="leave one of them out")
     if word == "cpu":
-        return GpuTarget(kind="cpu", origin="the CPU operations, as asked for")
+        return BuildTarget(kind="cpu", origin="the CPU operations, as asked for")
     if word == "slurm" or partition is not None:
         return _of_cluster(gres(partition), torch_cuda, partition)
     if word == "auto":
         return _automatic(torch_cuda, gpus, gres)
-    return _checked(GpuTarget(kind="cuda", archs=parse_archs(arch), origin=f"--arch {arch}"), torch_cuda)
+    return _checked(BuildTarget(kind="cuda", archs=parse_archs(arch), origin=f"--arch {arch}"), torch_cuda)
 
 
-def _checked(target: GpuTarget, torch_cuda: str | None) -> GpuTarget:
+def _checked(target: BuildTarget, torch_cuda: str | None) -> BuildTarget:
     if torch_cuda is None:
         raise _cpu_torch(target.origin)
     return target
@@ -79,12 +79,12 @@ def _cpu_torch(wanted: str) -> UsageError:
     return UsageError(f"torch is a CPU build and cannot build CUDA code for {wanted}", fix=_CUDA_TORCH)
 
 
-def _automatic(torch_cuda: str | None, gpus: Sequence[LocalGpu], gres: ClusterQuery) -> GpuTarget:
+def _automatic(torch_cuda: str | None, gpus: Sequence[LocalGpu], gres: ClusterQuery) -> BuildTarget:
     if gpus:
         counts = Counter(gpu.name for gpu in gpus)
         names = ", ".join(f"{count} × {name}" for name, count in counts.items())
         archs = union(CudaArch(*gpu.capability) for gpu in gpus)
-        return _checked(GpuTarget(kind="cuda", archs=archs, origin=f"the GPUs here: {names}"), torch_cuda)
+        return _checked(BuildTarget(kind="cuda", archs=archs, origin=f"the GPUs here: {names}"), torch_cuda)
     try:
         found = gres(None)
         silence = ""
@@ -97,11 +97,11 @@ def _automatic(torch_cuda: str | None, gpus: Sequence[LocalGpu], gres: ClusterQu
     raise UsageError(f"torch is built for CUDA {torch_cuda}, but there is no GPU here{silence}", fix=CHOICES)
 
 
-def _no_gpu(why: str) -> GpuTarget:
-    return GpuTarget(kind="cpu", origin=f"the CPU operations: torch is a CPU build and no GPU is visible{why}")
+def _no_gpu(why: str) -> BuildTarget:
+    return BuildTarget(kind="cpu", origin=f"the CPU operations: torch is a CPU build and no GPU is visible{why}")
 
 
-def _of_cluster(found: Sequence[GpuGres] | None, torch_cuda: str | None, partition: str | None) -> GpuTarget:
+def _of_cluster(found: Sequence[GpuGres] | None, torch_cuda: str | None, partition: str | None) -> BuildTarget:
     if found is None:
         raise UsageError("there is no SLURM cluster here: sinfo is missing or knows of none", fix=CHOICES)
     where = f"partition {partition}" if partition else "the cluster"
@@ -119,7 +119,7 @@ def _of_cluster(found: Sequence[GpuGres] | None, torch_cuda: str | None, partiti
             fix=f'name all its GPUs: --arch a100,h100 or "8.0;9.0", or teach dsrun the words in {site_files()[0]}',
         )
     archs = union(CudaArch(*gpus.capability) for gpus in found if gpus.capability)
-    return GpuTarget(kind="cuda", archs=archs, origin=known)
+    return BuildTarget(kind="cuda", archs=archs, origin=known)
 
 
 # Boards and sizes of one product: "A100 SXM4 80GB", "GeForce RTX 3060 Laptop".

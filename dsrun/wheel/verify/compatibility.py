@@ -12,7 +12,7 @@ from dsrun.wheel.platform.arch import minor_release
 from dsrun.wheel.platform.ops import all_ops
 from dsrun.wheel.verify.contents import WheelReport, version_key
 from dsrun.wheel.verify.fatbin import ServedBy, cuda_of_isa, service, sm
-from dsrun.wheel.verify.probed_machine import ProbedMachine, TargetGpu
+from dsrun.wheel.verify.probed_machine import ProbedMachine, WheelGpu
 from dsrun.wheel.verify.system import names, system_findings
 
 
@@ -33,7 +33,7 @@ def compare(report: WheelReport, machine: ProbedMachine) -> list[Finding]:
     )
 
 
-def compare_with_gpus(report: WheelReport, gpus: Sequence[TargetGpu]) -> list[Finding]:
+def compare_with_gpus(report: WheelReport, gpus: Sequence[WheelGpu]) -> list[Finding]:
     """Every problem of a wheel on these GPUs, when nothing else is known of their machines."""
     if not report.is_deepspeed:
         return list(_about(report))
@@ -110,7 +110,7 @@ def _cxx11(report: WheelReport, machine: ProbedMachine) -> Iterator[Finding]:
 _SERVED: dict[ServedBy, str] = {"none": "arch_missing", "ptx": "arch_ptx", "tegra": "arch_tegra"}
 
 
-def _gpu_code(report: WheelReport, gpus: Sequence[TargetGpu], where: str) -> Iterator[Finding]:
+def _gpu_code(report: WheelReport, gpus: Sequence[WheelGpu], where: str) -> Iterator[Finding]:
     with_code = [each for each in report.libraries if each.sass or each.ptx]
     for gpu in {gpu.capability: gpu for gpu in gpus}.values():
         for kind, code in _SERVED.items():
@@ -122,7 +122,7 @@ def _gpu_code(report: WheelReport, gpus: Sequence[TargetGpu], where: str) -> Ite
                 )
 
 
-def _capability(gpu: TargetGpu) -> str:
+def _capability(gpu: WheelGpu) -> str:
     return "{}.{}".format(*gpu.capability)
 
 

@@ -24,7 +24,7 @@ _PROBE_SECONDS = 60
 
 
 @dataclass(frozen=True, kw_only=True)
-class TargetGpu:
+class WheelGpu:
     """A GPU of a machine, or that a wheel is built for; `name` may be only "sm_90"."""
 
     name: str
@@ -51,7 +51,7 @@ class ProbedMachine:
     cxx11_abi: bool | None = None
     driver: str | None = None
     driver_cuda: str | None = None
-    gpus: tuple[TargetGpu, ...] = ()
+    gpus: tuple[WheelGpu, ...] = ()
     cpu_flags: frozenset[str] = frozenset()
     absent: tuple[str, ...] = ()
 
@@ -82,8 +82,7 @@ def _manylinux(machine: str, glibc: str | None) -> Iterator[str]:
 def machine_from(facts: Mapping[str, Any], node: str | None = None) -> ProbedMachine:
     """The machine that a probe's JSON describes; `node` is what the user calls it."""
     gpus = tuple(
-        TargetGpu(name=each["name"], capability=(each["capability"][0], each["capability"][1]))
-        for each in facts["gpus"]
+        WheelGpu(name=each["name"], capability=(each["capability"][0], each["capability"][1])) for each in facts["gpus"]
     )
     collections = {"cpu_flags": frozenset(facts["cpu_flags"]), "absent": tuple(facts["absent"]), "gpus": gpus}
     return ProbedMachine(**{**facts, **collections, "node": node or str(facts["node"])})
@@ -112,6 +111,6 @@ def last_object(answer: CompletedProcess[str], program: str) -> dict[str, Any]:
     raise ToolError(f"{program} failed with exit code {answer.returncode}: {stderr[-1] if stderr else 'no output'}")
 
 
-def gpus_for(capabilities: Iterable[ComputeCapability]) -> tuple[TargetGpu, ...]:
+def gpus_for(capabilities: Iterable[ComputeCapability]) -> tuple[WheelGpu, ...]:
     """GPUs of which only the compute capability is known."""
-    return tuple(TargetGpu(name=sm(capability), capability=capability) for capability in capabilities)
+    return tuple(WheelGpu(name=sm(capability), capability=capability) for capability in capabilities)

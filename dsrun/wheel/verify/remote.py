@@ -118,8 +118,8 @@ class NodePool:
     ) -> dict[str, Any]:
         """Run one of dsrun's programs with the interpreter `python` of `node`: the JSON object it printed last.
 
-        The file `data` follows on its stdin. Raises ToolError when it fails or takes longer than `seconds`, Stopped
-        after Ctrl-C.
+        The file `data` follows on its stdin. Raises ToolError when it fails or takes longer than `seconds`,
+        ProgramInterrupted after Ctrl-C.
         """
         source = program.read_bytes()
         size = data.stat().st_size if data else 0

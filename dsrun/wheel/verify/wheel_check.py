@@ -20,7 +20,7 @@ from dsrun.system.terminal.display import cells, padded
 from dsrun.wheel.verify.archive import check_archive, open_wheel
 from dsrun.wheel.verify.compatibility import compare, compare_with_gpus
 from dsrun.wheel.verify.contents import WheelLibrary, WheelReport, read_archive
-from dsrun.wheel.verify.probed_machine import ProbedMachine, TargetGpu, last_object, this_machine
+from dsrun.wheel.verify.probed_machine import ProbedMachine, WheelGpu, last_object, this_machine
 
 if TYPE_CHECKING:
     from dsrun.wheel.verify.nodes import NodeReport
@@ -97,7 +97,7 @@ def needed_libraries(report: WheelReport) -> tuple[str, ...]:
     return tuple(sorted({name for library in report.libraries for name in library.needed} - brought))
 
 
-def verify_for(path: Path, gpus: Sequence[TargetGpu]) -> WheelVerification:
+def verify_for(path: Path, gpus: Sequence[WheelGpu]) -> WheelVerification:
     """Compare the wheel with GPUs, regardless of this machine."""
     report, findings = examine(path)
     return WheelVerification(report=report, findings=(*findings, *compare_with_gpus(report, gpus)))

@@ -12,7 +12,7 @@ from dsrun.zero import schema
 from dsrun.zero.lint.source import JsonSource, TextPosition, dotted
 
 
-class FindingCode(NamedTuple):
+class LintCode(NamedTuple):
     """What a code stands for. `stops`: what does not run with an error of it, and when."""
 
     levels: str
@@ -20,7 +20,7 @@ class FindingCode(NamedTuple):
     stops: str
 
 
-CODES = {name: FindingCode(**row) for name, row in toml_beside(__file__).items()}
+CODES = {name: LintCode(**row) for name, row in toml_beside(__file__).items()}
 
 
 def printable(text: str) -> str:

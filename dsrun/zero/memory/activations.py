@@ -14,7 +14,7 @@ from math import ceil
 from typing import Literal, NamedTuple
 
 from dsrun.zero.generate.presets import BufferSizes
-from dsrun.zero.memory.model.architecture import LayerWidths, ModelShapes, NormKind, TrainedShapes
+from dsrun.zero.memory.model.architecture import LayerWidths, ModelShapes, NormKind, ParameterGroups
 from dsrun.zero.memory.states import StateSharding
 
 AttentionKernel = Literal["sdpa", "flash", "eager"]
@@ -259,7 +259,7 @@ class BufferBytes(NamedTuple):
 
 
 def buffers(
-    model: ModelShapes, training: TrainedShapes, sharding: StateSharding, chosen: BufferSizes, *, checkpointing: bool
+    model: ModelShapes, training: ParameterGroups, sharding: StateSharding, chosen: BufferSizes, *, checkpointing: bool
 ) -> BufferBytes:
     """The buffers of one rank."""
     context = CUDA_CONTEXT + (NCCL_BUFFERS if sharding.world > 1 else 0)
@@ -274,7 +274,7 @@ def buffers(
     return BufferBytes(buckets=buckets, gathered=gathered, autocast=autocast, context=context)
 
 
-def _buckets(training: TrainedShapes, sharding: StateSharding, chosen: BufferSizes) -> int:
+def _buckets(training: ParameterGroups, sharding: StateSharding, chosen: BufferSizes) -> int:
     """Reduce buckets, and the largest gradient before it is copied into one.
 
     ZeRO-1 and 2 keep two buckets to overlap (setup_buckets); ZeRO-3 keeps one and a copy that is cut up for the
@@ -284,7 +284,7 @@ def _buckets(training: TrainedShapes, sharding: StateSharding, chosen: BufferSiz
     return sharding.width * (count * chosen.reduce_bucket + max(training.trained))
 
 
-def gathered_elements(model: ModelShapes, training: TrainedShapes, chosen: BufferSizes) -> int:
+def gathered_elements(model: ModelShapes, training: ParameterGroups, chosen: BufferSizes) -> int:
     """Parameters that ZeRO-3 has whole at a time, at most.
 
     The layer that runs, what is fetched ahead, and at the turn from forward to backward those that are used again

@@ -16,7 +16,7 @@ from dsrun.zero.generate.presets import GIB
 if TYPE_CHECKING:
     from dsrun.machine.gpus import LocalGpu
     from dsrun.models.folder import FoundModel
-    from dsrun.zero.memory.calibration import MemoryCalibration
+    from dsrun.zero.memory.calibration import MemoryComparison
     from dsrun.zero.memory.plan import MemoryPlan
     from dsrun.zero.memory.plan_request import GpuCluster
     from dsrun.zero.memory.strategy import PlanCandidate
@@ -34,7 +34,7 @@ WORD = "four "
 
 def calibrate(
     made: MemoryPlan, found: FoundModel, nvme_path: str = NVME_PATH, *, notify: Callable[[str], None]
-) -> MemoryCalibration:
+) -> MemoryComparison:
     """Train STEPS steps of random weights and compare the peak with the plan's figure.
 
     On a machine with the plan's GPUs the ratio is kept for later plans; without any GPU the resident memory of CPU
@@ -131,10 +131,10 @@ def compare(
     *,
     on_gpu: bool,
     notify: Callable[[str], None],
-) -> MemoryCalibration:
+) -> MemoryComparison:
     """What the steps' records say was taken, beside the prediction; on GPUs their ratio is kept for later plans."""
     from dsrun.zero.memory import strategy
-    from dsrun.zero.memory.calibration import MemoryCalibration, resident, save
+    from dsrun.zero.memory.calibration import MemoryComparison, resident, save
 
     plain = replace(made.request, factor=1.0)
     if not records:
@@ -142,7 +142,7 @@ def compare(
     if not on_gpu:
         measured = max(int(each.get("host_memory_peak", each["host_memory"])) for each in records)
         predicted = resident(plain, row.strategy, row.micro_batch)
-        return MemoryCalibration(what="a CPU rank", predicted=predicted, measured=measured, saved=None)
+        return MemoryComparison(what="a CPU rank", predicted=predicted, measured=measured, saved=None)
     gpu = strategy.gpu(plain, row.strategy, row.micro_batch)
     measured = max(int(each["gpu_memory_peak"]) for each in records) + gpu.buffers.context
     saved = None
@@ -150,4 +150,4 @@ def compare(
         saved = save(found.config, plain, gpu.total, measured)
     except OSError as error:  # the figures took minutes, and are worth knowing without it
         notify(f"the correction cannot be kept for later plans: {error}")
-    return MemoryCalibration(what="a GPU", predicted=gpu.total, measured=measured, saved=saved)
+    return MemoryComparison(what="a GPU", predicted=gpu.total, measured=measured, saved=saved)

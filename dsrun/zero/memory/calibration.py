@@ -23,7 +23,7 @@ SANE = (0.5, 2.0)
 """A correction outside this range is refused: the plan or the measurement is wrong, and applying it would hide that."""
 
 
-class MemoryCalibration(NamedTuple):
+class MemoryComparison(NamedTuple):
     """A measurement beside its prediction, both in bytes of `what`: a GPU, or a CPU rank's resident memory."""
 
     what: str

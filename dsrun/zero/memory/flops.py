@@ -35,7 +35,7 @@ class AttentionShape(NamedTuple):
 
 @dataclass(frozen=True)
 class ModelFlops:
-    """FLOPs for one of each number in Work."""
+    """FLOPs for one of each number in TokenCounts."""
 
     factors: tuple[float, float, float, float, float]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from dsrun.zero.memory.model.architecture import TrainedShapes
+from dsrun.zero.memory.model.architecture import ParameterGroups
 from dsrun.zero.memory.plan_request import GpuCluster
 from dsrun.zero.memory.states import StateSharding
 
@@ -38,7 +38,7 @@ class StepWork(NamedTuple):
 
     cluster: GpuCluster
     sharding: StateSharding
-    training: TrainedShapes
+    training: ParameterGroups
     active: int
     tokens: int
     micro_batches: int

@@ -14,7 +14,7 @@ from math import ceil
 from typing import Literal, NamedTuple
 
 from dsrun.zero.generate.presets import NVME_PARAM_BUFFER
-from dsrun.zero.memory.model.architecture import TrainedShapes
+from dsrun.zero.memory.model.architecture import ParameterGroups
 
 StateOffload = Literal["none", "optimizer", "cpu", "nvme"]
 """Where states are offloaded to; optimizer: those of the optimizer to host memory, ZeRO-3 parameters stay."""
@@ -119,7 +119,7 @@ def rounded(block: int) -> int:
     return 1 << (block - 1).bit_length() if block > 0 else 0
 
 
-def states(training: TrainedShapes, sharding: StateSharding, *, rank: int | None = None) -> RankStates:
+def states(training: ParameterGroups, sharding: StateSharding, *, rank: int | None = None) -> RankStates:
     """One rank's states; of the fullest rank when `rank` is None."""
     if sharding.stage == 0:
         return _replicated(training, sharding)
@@ -128,7 +128,7 @@ def states(training: TrainedShapes, sharding: StateSharding, *, rank: int | None
     return _partitioned(training, sharding, rank)
 
 
-def _replicated(training: TrainedShapes, sharding: StateSharding) -> RankStates:
+def _replicated(training: ParameterGroups, sharding: StateSharding) -> RankStates:
     """`dsrun train --zero 0`: plain DDP, over fp32 weights unless --weights-dtype says otherwise; bf16 is
     torch.autocast's, which casts as it computes.
 
@@ -183,7 +183,7 @@ def owned(group: Sequence[int], sharding: StateSharding, rank: int | None) -> in
     return max(held.values()) if rank is None else held[rank]
 
 
-def _partitioned(training: TrainedShapes, sharding: StateSharding, rank: int | None) -> RankStates:
+def _partitioned(training: ParameterGroups, sharding: StateSharding, rank: int | None) -> RankStates:
     width, world = sharding.width, sharding.world
     shares = [partition(group, world) for group in training.groups]
     share = sum(shares)
@@ -227,7 +227,7 @@ def _small(sizes: Sequence[int], sharding: StateSharding) -> int:
     return sum(size for size in sizes if size <= sharding.persistence)
 
 
-def _sharded(training: TrainedShapes, sharding: StateSharding) -> RankStates:
+def _sharded(training: ParameterGroups, sharding: StateSharding) -> RankStates:
     width, world = sharding.width, sharding.world
     trained, frozen = _shares(training.trained, world), _shares(training.frozen, world)
     # peft makes adapters in fp32, and DeepSpeed casts nothing that zero.Init was at work on before.
@@ -285,7 +285,7 @@ def _on_nvme(trained: int, frozen: int, whole: int, sharding: StateSharding) -> 
 # checkpoints
 
 
-def checkpoint_bytes(training: TrainedShapes, sharding: StateSharding) -> int:
+def checkpoint_bytes(training: ParameterGroups, sharding: StateSharding) -> int:
     """One checkpoint of all ranks on disk: weights, master copy and moments.
 
     ZeRO stages 1 to 3 write the weights twice, once for DeepSpeed and once for from_pretrained; under LoRA only the

@@ -17,7 +17,7 @@ from dsrun.zero.memory.activations import (
     activations,
     buffers,
 )
-from dsrun.zero.memory.model.architecture import ModelShapes, TrainedShapes, training
+from dsrun.zero.memory.model.architecture import ModelShapes, ParameterGroups, training
 from dsrun.zero.memory.optimizers import TORCH_ADAMW, state_bytes
 from dsrun.zero.memory.plan_request import PlanRequest
 from dsrun.zero.memory.speed import StepWork, estimate
@@ -132,7 +132,7 @@ def bf16_strategies(request: PlanRequest) -> Iterator[ZeroStrategy]:
 
 
 @lru_cache(maxsize=64)
-def _training(model: ModelShapes, lora: int | None) -> TrainedShapes:
+def _training(model: ModelShapes, lora: int | None) -> ParameterGroups:
     return training(model, lora)
 
 

@@ -31,7 +31,7 @@ POINTS = {
     "scripts": ("deepspeed.runtime.engine", "DeepSpeedEngine._copy_recovery_script"),
     "committing": ("dsrun.runs.records", "write_json_atomic"),
     "evaluating": ("dsrun.train.loss.model_loss", "ModelLoss.sums"),
-    "generating": ("dsrun.train.loop.generation", "Generator.take"),
+    "generating": ("dsrun.train.loop.generation", "TextGenerator.take"),
     "exporting": ("dsrun.train.finish", "save_final"),
 }
 

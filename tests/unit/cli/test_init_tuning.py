@@ -10,7 +10,7 @@ import pytest
 from dsrun.cli.init.data import InitData
 from dsrun.cli.init.interview import InitInterview
 from dsrun.cli.init.model import InitModel
-from dsrun.cli.init.place import JobPlace
+from dsrun.cli.init.place import TrainingPlace
 from dsrun.cli.init.tuning import InitTuning, ask_tuning
 from dsrun.errors import FindingsError, UsageError
 from dsrun.zero.memory.model.count import describe
@@ -18,7 +18,7 @@ from dsrun.zero.memory.plan_request import cluster
 
 NOTHING: dict[str, Any] = dict.fromkeys(("preset", "lora", "zero", "offload", "global_batch_size"))
 DATA = InitData(source="", train_file=("train.jsonl",), row={})
-CPU = JobPlace(source="", words="", world=1, cluster=None, host_memory=16, on_cpu=True)
+CPU = TrainingPlace(source="", words="", world=1, cluster=None, host_memory=16, on_cpu=True)
 # Billions of parameters -> width, layers, inner width.
 SIZES = {1: (2048, 16, 8192), 8: (4096, 32, 14336), 70: (8192, 80, 28672)}
 
@@ -33,12 +33,12 @@ def llama(billions: int) -> InitModel:
     return InitModel(name="llama", source="", from_scratch=False, config=config, architecture=describe(config))
 
 
-def gpus(text: str, host: float = 256) -> JobPlace:
+def gpus(text: str, host: float = 256) -> TrainingPlace:
     found = cluster(text)
-    return JobPlace(source="", words="", world=found.world, cluster=found, host_memory=host, on_cpu=False)
+    return TrainingPlace(source="", words="", world=found.world, cluster=found, host_memory=host, on_cpu=False)
 
 
-def proposed(model: InitModel, place: JobPlace, data: InitData = DATA, **given: str) -> InitTuning:
+def proposed(model: InitModel, place: TrainingPlace, data: InitData = DATA, **given: str) -> InitTuning:
     return ask_tuning(InitInterview(accept_defaults=True), NOTHING | given, model, data, place)
 
 

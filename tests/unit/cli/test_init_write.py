@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from dsrun.cli.init.data import InitData
 from dsrun.cli.init.interview import InitAnswer
 from dsrun.cli.init.model import InitModel
-from dsrun.cli.init.place import JobPlace
-from dsrun.cli.init.run_yaml import InitAnswers, check_run_file, commands, plan_command, render_run_yaml, scalar
+from dsrun.cli.init.place import TrainingPlace
+from dsrun.cli.init.run_yaml import RunYamlAnswers, check_run_file, commands, plan_command, render_run_yaml, scalar
 from dsrun.cli.init.tuning import InitTuning
 from dsrun.errors import UsageError
 from dsrun.recipe.runfile import read_run_file
 from dsrun.zero.memory.plan_request import cluster
 
 PRINTABLE = st.text(st.characters(codec="utf-8"), min_size=1).filter(str.isprintable)
-HERE = JobPlace(
+HERE = TrainingPlace(
     source="there is no SLURM cluster here",
     words="this machine (its CPU)",
     world=2,
@@ -29,7 +29,7 @@ HERE = JobPlace(
     host_memory=64,
     on_cpu=True,
 )
-ANSWERS = InitAnswers(
+ANSWERS = RunYamlAnswers(
     model=InitModel(name="org/model", source="your answer", from_scratch=False, config=None, architecture=None),
     data=InitData(source="your answer", train_file=("train.jsonl",), row={}),
     task=InitAnswer("auto", ""),

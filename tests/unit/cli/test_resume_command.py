@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.launch.node.work import LaunchOptions, training_job
-from dsrun.launch.training_job import ProcessTopology
+from dsrun.launch.training_job import LocalWorkers
 from dsrun.recipe.resolve import resolve
 
 
@@ -24,5 +24,5 @@ def test_resume_command_in_job(flags, named, again, resumes, tmp_path):
     args = ["--model", "demo-t5", *flags]
     options = LaunchOptions(output="runs/a b" if named else None)
     recipe = resolve(args, tmp_path)
-    job = training_job(options, ProcessTopology(1, "cpu", 1), recipe=recipe, run=Path("runs/a b"), env={})
+    job = training_job(options, LocalWorkers(1, "cpu", 1), recipe=recipe, run=Path("runs/a b"), env={})
     assert (job.again, job.resumes) == (again, resumes)

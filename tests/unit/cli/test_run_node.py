@@ -15,7 +15,7 @@ from dsrun.launch.context import LocalLauncher
 from dsrun.launch.coordinator.messages import RendezvousError
 from dsrun.launch.node import run_node
 from dsrun.launch.signals import StartupSignals
-from dsrun.launch.training_job import ProcessTopology, RunOutcome
+from dsrun.launch.training_job import LocalWorkers, RunOutcome
 from dsrun.recipe.resolve import resolve
 from dsrun.runs.attempts import JobStarts
 from dsrun.runs.folder import RunFolder
@@ -32,8 +32,8 @@ EVENTS = """\
 def work_in(folder, **fields):
     """Of a program that must not begin, unless `fields` say how."""
     given = {"require": pytest.fail, "job": pytest.fail, "dry_run": False, **fields}
-    return run_node.MachineWork(
-        topology=ProcessTopology(1, "cpu", 1), output=str(folder), debug=False, force=False, **given
+    return run_node.NodeProgram(
+        topology=LocalWorkers(1, "cpu", 1), output=str(folder), debug=False, force=False, **given
     )
 
 
@@ -93,8 +93,8 @@ def test_goodput_reported_by_node_0_of_training(tmp_path, capsys, node, external
     """Only the first node reports the goodput of a training."""
     folder = RunFolder.create(tmp_path / "run")
     folder.events.write_text(EVENTS)
-    work = run_node.MachineWork(
-        topology=ProcessTopology(1, "cpu", 1),
+    work = run_node.NodeProgram(
+        topology=LocalWorkers(1, "cpu", 1),
         output=str(folder.path),
         debug=False,
         dry_run=False,
@@ -111,8 +111,8 @@ def test_goodput_reported_by_node_0_of_training(tmp_path, capsys, node, external
 @pytest.mark.parametrize(("node", "targets", "senders"), [(0, ("true",), 1), (1, ("true",), 0), (0, (), 0)])
 def test_node_0_alone_sends_messages(tmp_path, node, targets, senders):
     """One process, where there are targets; nothing is left of it."""
-    work = run_node.MachineWork(
-        topology=ProcessTopology(1, "cpu", 1),
+    work = run_node.NodeProgram(
+        topology=LocalWorkers(1, "cpu", 1),
         output=str(RunFolder.create(tmp_path / "run").path),
         debug=False,
         dry_run=False,

@@ -8,11 +8,11 @@ import pytest
 
 from dsrun.collectives.facts import NodeFacts, differences, differing
 from dsrun.collectives.judge import judge, slower, slower_in_pairs
-from dsrun.collectives.observations import GroupResult, RankResult, TestMember, TestObservations
+from dsrun.collectives.observations import CollectiveMember, CollectiveObservations, GroupResult, RankResult
 from dsrun.collectives.operations import bus_bandwidth, bus_factor, rank_factor, summed_factor
 from dsrun.collectives.place import MemberPlace, place_of
 from dsrun.collectives.report import as_json, common_facts, member_rows, together
-from dsrun.collectives.schedule import ALL_PAIRS_UP_TO, TestPhase, cover, rounds, units_of
+from dsrun.collectives.schedule import ALL_PAIRS_UP_TO, CollectivePhase, cover, rounds, units_of
 from dsrun.errors import UsageError
 from dsrun.findings.texts import text_table as table_of
 from dsrun.launch.context import SrunLauncher
@@ -67,13 +67,13 @@ def test_units_are_nodes_or_the_ranks_of_one_machine() -> None:
 FACTS = NodeFacts(host="", python="3.11.7", torch="2.13.0", deepspeed="0.19.8", dsrun="0.1.0", gpus=("A100", "A100"))
 
 
-def nodes(count: int, **others: NodeFacts) -> TestObservations:
+def nodes(count: int, **others: NodeFacts) -> CollectiveObservations:
     """So many nodes with one rank each; `others` by host have their own facts."""
-    seen = TestObservations(count=count, names=[f"n{index}" for index in range(count)], address="n0:29500")
+    seen = CollectiveObservations(count=count, names=[f"n{index}" for index in range(count)], address="n0:29500")
     for index in range(count):
         host = f"n{index}"
         facts = NodeFacts(**{**others.get(host, FACTS).as_dict(), "host": host})
-        seen.members[index] = TestMember(index=index, facts=facts, ranks=1, device="cuda", address=host)
+        seen.members[index] = CollectiveMember(index=index, facts=facts, ranks=1, device="cuda", address=host)
     seen.units = units_of((index, f"n{index}", 1) for index in range(count))
     return seen
 
@@ -83,13 +83,13 @@ def done(seconds: float) -> RankResult:
     return RankResult(state="ok", at="end", measured={"all_reduce": own})
 
 
-def pair(seen: TestObservations, a: int, b: int, *results: RankResult) -> None:
+def pair(seen: CollectiveObservations, a: int, b: int, *results: RankResult) -> None:
     units = (seen.units[a], seen.units[b])
-    phase = TestPhase("pairs", len(seen.groups), (units,))
+    phase = CollectivePhase("pairs", len(seen.groups), (units,))
     seen.groups.append(GroupResult(phase, units, {a: results[0], b: results[-1]}))
 
 
-def codes(seen: TestObservations) -> dict[str, str]:
+def codes(seen: CollectiveObservations) -> dict[str, str]:
     return {each.code: each.message for each in judge(seen).findings}
 
 
@@ -141,7 +141,7 @@ def test_rank_that_stays_behind_is_named_and_the_waiting_ones_are_not() -> None:
     stuck = RankResult(state="hung", at="broadcast")
     waiting = RankResult(state="hung", at="all_reduce")
     units = tuple(seen.units)
-    seen.groups.append(GroupResult(TestPhase("all", 0, (units,)), units, {0: waiting, 1: stuck, 2: waiting}))
+    seen.groups.append(GroupResult(CollectivePhase("all", 0, (units,)), units, {0: waiting, 1: stuck, 2: waiting}))
     verdict = judge(seen)
     (finding,) = verdict.findings
     assert (finding.code, finding.message.values["rank"]) == ("rank_hung", "rank 1 on n1")
@@ -154,7 +154,7 @@ def test_wrong_values_name_their_source() -> None:
     wrong = RankResult(state="ok", wrong={"all_gather": {"count": 5, "of": 300, "from": [1]}})
     units = tuple(seen.units)
     ok = RankResult(state="ok")
-    seen.groups.append(GroupResult(TestPhase("all", 0, (units,)), units, {0: wrong, 1: ok, 2: ok}))
+    seen.groups.append(GroupResult(CollectivePhase("all", 0, (units,)), units, {0: wrong, 1: ok, 2: ok}))
     verdict = judge(seen)
     finding = verdict.findings[0]
     expected = {"operation": "all_gather", "rank": "rank 0 on n0", "count": 5, "total": 300, "sources": "1"}
@@ -208,7 +208,7 @@ def test_clock_skew_is_a_warning() -> None:
 def test_report_has_bandwidths_of_all_ranks() -> None:
     seen = nodes(2)
     units = tuple(seen.units)
-    seen.groups.append(GroupResult(TestPhase("all", 0, (units,)), units, {0: done(0.001), 1: done(0.001)}))
+    seen.groups.append(GroupResult(CollectivePhase("all", 0, (units,)), units, {0: done(0.001), 1: done(0.001)}))
     assert together(seen) == "all 2 ranks, busbw in GB/s: all_reduce 4"
     found = as_json(seen, judge(seen))
     assert found["groups"][0]["busbw"] == {"all_reduce": 4.0}

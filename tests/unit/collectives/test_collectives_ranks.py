@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.collectives.collective_test import run_test
-from dsrun.collectives.coordination.lead import PartLimits
+from dsrun.collectives.coordination.lead import CollectiveTimeouts
 from dsrun.collectives.coordination.meeting import join
 from dsrun.collectives.judge import CollectiveVerdict
-from dsrun.collectives.observations import TestObservations
+from dsrun.collectives.observations import CollectiveObservations
 from dsrun.collectives.operations import OPERATIONS
 from dsrun.collectives.place import MemberPlace
+from dsrun.collectives.run_collectives import run_test
 from dsrun.findings.texts import text_table
 from dsrun.launch.coordinator.messages import shared_key
 from dsrun.messages import Message
@@ -62,9 +62,9 @@ def faulty(tmp_path, monkeypatch):
     return make
 
 
-def run(ranks: int, **limits: float) -> tuple[TestObservations, CollectiveVerdict]:
+def run(ranks: int, **limits: float) -> tuple[CollectiveObservations, CollectiveVerdict]:
     """The test of so many ranks on this machine."""
-    outcome = run_test(MemberPlace(ranks=ranks), secret=None, limits=PartLimits(**limits), notify=print)
+    outcome = run_test(MemberPlace(ranks=ranks), secret=None, limits=CollectiveTimeouts(**limits), notify=print)
     assert outcome.seen is not None
     assert outcome.verdict is not None
     assert outcome.exit_code == (3 if outcome.verdict.failed else 0)
@@ -158,7 +158,7 @@ def test_two_nodes_that_differ_are_compared(tmp_path: Path) -> None:
 
 def test_missing_node_is_named() -> None:
     place = MemberPlace(count=2, port=free_port(), names=("gpu00", "gpu01"), ranks=1)
-    outcome = run_test(place, secret=None, limits=PartLimits(join_s=1), notify=print)
+    outcome = run_test(place, secret=None, limits=CollectiveTimeouts(join_s=1), notify=print)
     assert outcome.exit_code == 3
     assert outcome.verdict is not None
     assert errors(outcome.verdict)["node_missing"].values["name"] == "node 1 (gpu01)"
@@ -167,7 +167,7 @@ def test_missing_node_is_named() -> None:
 
 def test_leader_that_cannot_be_reached_is_a_finding() -> None:
     place = MemberPlace(index=1, count=2, port=free_port(), ranks=1)
-    outcome = run_test(place, secret=None, limits=PartLimits(join_s=0.5), notify=print)
+    outcome = run_test(place, secret=None, limits=CollectiveTimeouts(join_s=0.5), notify=print)
     assert outcome.exit_code == 3
     assert outcome.finding is not None
     assert outcome.finding.code == "tcp_unreachable"
@@ -178,7 +178,7 @@ def test_leader_that_cannot_be_reached_is_a_finding() -> None:
 def test_leader_with_an_unknown_name_is_a_finding() -> None:
     """Its own --master-addr is one that this machine cannot resolve."""
     place = MemberPlace(count=2, host="node1.invalid", port=free_port(), ranks=1, by_hand=True)
-    outcome = run_test(place, secret=None, limits=PartLimits(join_s=0.5), notify=print)
+    outcome = run_test(place, secret=None, limits=CollectiveTimeouts(join_s=0.5), notify=print)
     assert outcome.exit_code == 3
     assert outcome.finding is not None
     assert outcome.finding.code == "tcp_unreachable"
@@ -207,7 +207,7 @@ def test_pair_that_cannot_connect_is_named_before_torch() -> None:
 
     thread = threading.Thread(target=node_1)
     thread.start()
-    outcome = run_test(place, secret=None, limits=PartLimits(), notify=print)
+    outcome = run_test(place, secret=None, limits=CollectiveTimeouts(), notify=print)
     thread.join()
     assert outcome.verdict is not None
     values = errors(outcome.verdict)["tcp_unreachable"].values

@@ -8,11 +8,11 @@ from subprocess import CompletedProcess
 from typing import Any
 
 from dsrun.doctor.check import DoctorCheck
-from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget, HostNetwork, PythonPackages
 from dsrun.doctor.gpu.nvml import GpuState, NvmlAnswer
+from dsrun.doctor.machine_facts import DoctorTarget, HostNetwork, MachineFacts, PythonPackages
 from dsrun.errors import MissingError
 from dsrun.findings.finding import Finding
-from dsrun.machine.driver import GpuDriver, MemoryHolder, MemoryUse
+from dsrun.machine.driver import DriverState, MemoryHolder, MemoryUse
 from dsrun.machine.gpus import LocalGpu
 from dsrun.recipe.resolve import resolve
 
@@ -27,7 +27,7 @@ def driver(
     cuda: str = "13.0",
     free: float | None = None,
     holders: Sequence[MemoryHolder] = (),
-) -> GpuDriver:
+) -> DriverState:
     """A driver with these GPUs (name, GiB, capability); on the first one `free` GiB are free and `holders` run."""
     found = [
         LocalGpu(index=index, name=name, uuid=f"GPU-{index}", memory_total=gib * GIB, capability=capability)
@@ -36,7 +36,7 @@ def driver(
     memory = {each.uuid: MemoryUse(free=int(each.memory_total or 0)) for each in found}
     if free is not None:
         memory["GPU-0"] = MemoryUse(free=int(free * GIB), holders=tuple(holders))
-    return GpuDriver(version="580.65.06", cuda=cuda, gpus=tuple(found), memory=memory)
+    return DriverState(version="580.65.06", cuda=cuda, gpus=tuple(found), memory=memory)
 
 
 class RecordedNetwork(HostNetwork):
@@ -103,7 +103,7 @@ def recorded(
     files: Mapping[str, str | bytes] | None = None,
     *,
     environ: Mapping[str, str] | None = None,
-    found: GpuDriver | None = None,
+    found: DriverState | None = None,
     gpus: Iterable[GpuState] = (),
     packages: Mapping[str, Path] | None = None,
     versions: Mapping[str, str] | None = None,
@@ -111,7 +111,7 @@ def recorded(
     programs: Mapping[str, str | tuple[int, str]] | None = None,
     now: float = 0.0,
     **more: Any,
-) -> CheckedMachine:
+) -> MachineFacts:
     """A machine with these files below `root`, this driver, whose NVML tells of `gpus`, and nothing else."""
     for name, content in (files or {}).items():
         path = root / name.lstrip("/")
@@ -119,7 +119,7 @@ def recorded(
         path.write_bytes(content.encode() if isinstance(content, str) else content)
     run, answer = program_runs(programs or {}), NvmlAnswer(gpus=tuple(gpus))
     known = {"run": run, "run_long": run, "nvml": lambda: answer, "now": lambda: now, "ask_driver": lambda: found}
-    return CheckedMachine(
+    return MachineFacts(
         root=root,
         environ={"HOME": str(root / "home")} | dict(environ or {}),
         packages=PythonPackages(dict(packages or {}), dict(versions or {})),
@@ -133,7 +133,7 @@ def job(cwd: Path, *argv: str, **rest: object) -> DoctorTarget:
     return DoctorTarget(recipe=resolve(argv, cwd), cwd=cwd, **rest)  # type: ignore[arg-type]
 
 
-def found_by(check: DoctorCheck, here: CheckedMachine, target: DoctorTarget | None = None) -> list[Finding]:
+def found_by(check: DoctorCheck, here: MachineFacts, target: DoctorTarget | None = None) -> list[Finding]:
     """What the check finds, whose codes all begin with its own."""
     found = list(check.look(here, target or DoctorTarget(cwd=here.root)))
     assert all(each.code.startswith(check.code) for each in found), found
@@ -150,6 +150,6 @@ def codes(found: Sequence[Finding]) -> list[str]:
     return [each.code for each in found if each.level != "info"]
 
 
-def levels_by_code(check: DoctorCheck, here: CheckedMachine, target: DoctorTarget | None = None) -> dict[str, str]:
+def levels_by_code(check: DoctorCheck, here: MachineFacts, target: DoctorTarget | None = None) -> dict[str, str]:
     """The level of each finding by its code."""
     return {each.code: each.level for each in found_by(check, here, target)}

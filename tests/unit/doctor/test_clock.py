@@ -4,8 +4,8 @@ import time
 
 import pytest
 
-from dsrun.doctor.checked_machine import DoctorTarget
 from dsrun.doctor.host.clock import CLOCK
+from dsrun.doctor.machine_facts import DoctorTarget
 from tests.unit.doctor.recorded import found_by, levels_by_code, recorded
 
 CHRONY = "Stratum         : 4\nSystem time     : {} seconds {} of NTP time\nLeap status     : {}\n"

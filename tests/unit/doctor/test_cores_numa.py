@@ -2,9 +2,9 @@
 
 import pytest
 
-from dsrun.doctor.checked_machine import DoctorTarget
 from dsrun.doctor.gpu.nvml import GpuState
 from dsrun.doctor.host.cpu import CORES, NUMA, cpu_list
+from dsrun.doctor.machine_facts import DoctorTarget
 from dsrun.recipe.recipe import Recipe
 from tests.unit.doctor.recorded import found_by, levels_by_code, recorded
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from dsrun.doctor.checked_machine import DoctorTarget
 from dsrun.doctor.gpu.gpu_settings import SETTINGS
 from dsrun.doctor.gpu.health import CLOCKS, ECC, PCIE
 from dsrun.doctor.gpu.nvml import GpuState
+from dsrun.doctor.machine_facts import DoctorTarget
 from tests.unit.doctor.recorded import found_by, levels_by_code, recorded
 
 HEALTHY = {

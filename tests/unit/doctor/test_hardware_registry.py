@@ -1,9 +1,9 @@
 """The checks of hardware and host among all of them, and on the machine of this test."""
 
 from dsrun.doctor.check import run_checks
-from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
 from dsrun.doctor.gpu import deep, gpu_settings, health, kernel_log, links, presence
 from dsrun.doctor.host import clock, cpu, host_memory, infiniband, limits, quota, storage
+from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.doctor.registry import CHECKS, DEEP_CHECKS
 
 HOST = (limits, host_memory, storage, quota, infiniband, cpu, clock)
@@ -25,7 +25,7 @@ def test_every_hardware_check_is_registered():
 
 def test_hardware_checks_of_this_machine(tmp_path):
     """None of them crashes, whatever machine this is, and nothing is left of the files that they write."""
-    results = run_checks(HARDWARE, CheckedMachine(), DoctorTarget(cwd=tmp_path), limit_s=60)
+    results = run_checks(HARDWARE, MachineFacts(), DoctorTarget(cwd=tmp_path), limit_s=60)
     broken = [each for result in results for each in result.findings if each.code.endswith(("_crashed", "_hangs"))]
     assert broken == []
     assert not list(tmp_path.iterdir())

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from dsrun.doctor.checked_machine import DoctorTarget
 from dsrun.doctor.gpu.nvml import GpuState
 from dsrun.doctor.host.limits import MEMLOCK, NOFILE, NPROC, SHM
+from dsrun.doctor.machine_facts import DoctorTarget
 from dsrun.recipe.recipe import Recipe
 from tests.unit.doctor.recorded import found_by, levels_by_code, recorded
 

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from dsrun.doctor.checked_machine import DoctorTarget
 from dsrun.doctor.gpu.nvml import GpuState
 from dsrun.doctor.host.host_memory import HOST_MEMORY
+from dsrun.doctor.machine_facts import DoctorTarget
 from dsrun.recipe.recipe import Recipe
 from tests.unit.doctor.recorded import found_by, levels_by_code, recorded
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.doctor.job.hub import HUB
-from dsrun.hub.modelscope_cache import HubAsset, record
+from dsrun.hub.modelscope_cache import ModelscopeAsset, record
 from tests.unit.doctor.recorded import FINE, RecordedNetwork, codes, found_by, job, levels, recorded
 
 HUB_HOST = ("huggingface.co", 443)
@@ -98,7 +98,7 @@ def test_model_in_the_cache_of_modelscope(tmp_path: Path) -> None:
     folder = tmp_path / "home/.cache/modelscope/models/org--m/snapshots/master"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text("{}")
-    asset = HubAsset(kind="model", name="org/m")
+    asset = ModelscopeAsset(kind="model", name="org/m")
     record(asset, folder, {"config.json": 2})
     assert levels(look(tmp_path, "--hub", "modelscope", "--model", "org/m", reachable=())) == FINE
     record(asset, folder, {"config.json": 2, "model.safetensors": 9})

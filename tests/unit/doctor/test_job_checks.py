@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.doctor.checked_machine import DoctorTarget
 from dsrun.doctor.job.memory import GPU_MEMORY
 from dsrun.doctor.job.precision import PRECISION
 from dsrun.doctor.job.run_folder import RUN_FOLDER
 from dsrun.doctor.job.settings import DEEPSPEED_JSON, FILES, SETTINGS
 from dsrun.doctor.job.tokens import TOKENIZER
 from dsrun.doctor.launch.ranks import check_requirements
+from dsrun.doctor.machine_facts import DoctorTarget
 from dsrun.findings.finding import Finding
 from dsrun.machine.driver import MemoryHolder
 from tests.unit.doctor.recorded import A100, FINE, GIB, V100, codes, driver, found_by, job, levels, recorded

@@ -90,7 +90,7 @@ def test_known_bad_on_arm_only(tmp_path: Path) -> None:
 
 
 def test_every_known_bad_row_has_a_source_and_known_packages(tmp_path: Path) -> None:
-    from dsrun.doctor.checked_machine import LOOKED_AT
+    from dsrun.doctor.machine_facts import LOOKED_AT
 
     for row in known_bad_rows():
         assert row.source.startswith("https://")

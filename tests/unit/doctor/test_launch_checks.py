@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.doctor import checked_machine as machine
-from dsrun.doctor.checked_machine import DoctorTarget
+from dsrun.doctor import machine_facts as machine
 from dsrun.doctor.launch.interfaces import INTERFACES
 from dsrun.doctor.launch.ports import NAMES, PORT
 from dsrun.doctor.launch.ranks import RANKS
 from dsrun.doctor.launch.variables import VARIABLES
+from dsrun.doctor.machine_facts import DoctorTarget
 from tests.unit.doctor.recorded import A100, FINE, RecordedNetwork, codes, driver, found_by, levels, recorded
 
 SEVERAL = DoctorTarget(nodes=2)

@@ -7,23 +7,23 @@ from pathlib import Path
 import pytest
 
 from dsrun.doctor.check import DoctorCheck, run_checks
-from dsrun.doctor.checked_machine import CheckedMachine, DoctorTarget
+from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.doctor.mounts import mount_of
 from dsrun.doctor.registry import CHECKS
 from dsrun.findings.finding import Finding
 from tests.unit.doctor.recorded import recorded
 
 
-def passes(_: CheckedMachine, __: DoctorTarget) -> Iterator[Finding]:
+def passes(_: MachineFacts, __: DoctorTarget) -> Iterator[Finding]:
     yield Finding(level="info", code="a", message="fine")
 
 
-def crashes(_: CheckedMachine, __: DoctorTarget) -> Iterator[Finding]:
+def crashes(_: MachineFacts, __: DoctorTarget) -> Iterator[Finding]:
     yield Finding(level="info", code="b", message="as far as this")
     raise ValueError("two\nlines")
 
 
-def applies_to_nothing(_: CheckedMachine, __: DoctorTarget) -> Iterator[Finding]:
+def applies_to_nothing(_: MachineFacts, __: DoctorTarget) -> Iterator[Finding]:
     yield from ()
 
 
@@ -42,7 +42,7 @@ def test_crashing_check_is_a_warning_with_its_error(tmp_path: Path) -> None:
 def test_hanging_check_is_a_warning_and_holds_up_no_other(tmp_path: Path) -> None:
     for_ever = threading.Event()
 
-    def hangs(_: CheckedMachine, __: DoctorTarget) -> Iterator[Finding]:
+    def hangs(_: MachineFacts, __: DoctorTarget) -> Iterator[Finding]:
         for_ever.wait()
         yield Finding(level="warning", code="h", message="too late")
 

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from dsrun.doctor.checked_machine import DoctorTarget
 from dsrun.doctor.host import storage
 from dsrun.doctor.host.quota import QUOTA, parse_quota
 from dsrun.doctor.host.storage import DISK, INODES, WRITE_SPEED, judged, write_speed
 from dsrun.doctor.job.memory_plan import MemoryNeeds, needs
+from dsrun.doctor.machine_facts import DoctorTarget
 from dsrun.recipe.recipe import Recipe
 from tests.unit.doctor.recorded import found_by, levels_by_code, recorded
 

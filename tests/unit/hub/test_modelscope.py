@@ -9,7 +9,7 @@ import pytest
 
 from dsrun.errors import MissingError, ToolError, UsageError
 from dsrun.hub.modelscope import fetch
-from dsrun.hub.modelscope_cache import HubAsset, cache_of, complete, folder_of, local_name
+from dsrun.hub.modelscope_cache import ModelscopeAsset, cache_of, complete, folder_of, local_name
 from dsrun.recipe.recipe_spec import TrainSpec
 from tests.modelscope_server import modelscope_server
 
@@ -70,7 +70,7 @@ def test_only_files_that_are_read_are_downloaded(server, tmp_path):
     assert server.sent() == SETTINGS | SHARDS
     place = folder({"MODELSCOPE_CACHE": str(tmp_path / "cache")})
     assert place == str(tmp_path / "cache/models/org--tiny/snapshots/master")
-    assert complete(HubAsset(kind="model", name="org/tiny"), tmp_path / "cache") is not None
+    assert complete(ModelscopeAsset(kind="model", name="org/tiny"), tmp_path / "cache") is not None
 
 
 def test_second_start_makes_no_request(server):
@@ -189,7 +189,7 @@ def test_content_that_is_not_what_is_listed(server, tmp_path):
     server.wrong.add("config.json")
     with pytest.raises(ToolError, match=r"model org/tiny: config.json: what ModelScope sent is not what it lists"):
         fetched()
-    assert complete(HubAsset(kind="model", name="org/tiny"), tmp_path / "cache") is None
+    assert complete(ModelscopeAsset(kind="model", name="org/tiny"), tmp_path / "cache") is None
 
 
 def test_names_that_leave_the_folder_are_not_downloaded(server, tmp_path):
@@ -218,7 +218,7 @@ def test_copy_of_the_package_is_used_without_network(monkeypatch, tmp_path):
 
 def test_folder_of_older_releases_is_found(tmp_path):
     """Before 1.38: models/OWNER/NAME with ___ for dots, below hub/ in the default cache."""
-    asset = HubAsset(kind="model", name="Org/Tiny-0.5B")
+    asset = ModelscopeAsset(kind="model", name="Org/Tiny-0.5B")
     assert folder_of(asset, tmp_path) == tmp_path / "models/Org--Tiny-0.5B/snapshots/master"
     old = tmp_path / "hub/models/Org/Tiny-0___5B"
     old.mkdir(parents=True)
@@ -232,7 +232,7 @@ def test_damaged_record_counts_as_none(tmp_path):
     (place / "config.json").write_text("{}")
     for content in ("{", "[]", json.dumps({"version": 1, "parts": {"* @ master": 3}}), "null"):
         (place.parent / ".dsrun-master.json").write_text(content)
-        assert complete(HubAsset(kind="model", name="org/tiny"), tmp_path) is None
+        assert complete(ModelscopeAsset(kind="model", name="org/tiny"), tmp_path) is None
 
 
 def test_names_stay_without_modelscope(tmp_path):

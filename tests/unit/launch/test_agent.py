@@ -12,7 +12,7 @@ import pytest
 from dsrun.errors import UsageError
 from dsrun.launch.environment import run_arguments, worker_environment
 from dsrun.launch.supervisor.events import PipeTee, tee_output
-from dsrun.launch.training_job import ProcessTopology, TrainingJob, decide
+from dsrun.launch.training_job import LocalWorkers, TrainingJob, decide
 from dsrun.launch.workers.agent import ZygoteStarter
 
 ROOT = Path(__file__).parents[3]
@@ -27,11 +27,11 @@ def patient(monkeypatch):
 @pytest.mark.parametrize(
     ("nproc", "gpus", "use_cpu", "expected"),
     [
-        (None, 4, False, ProcessTopology(4, "cuda", 8)),
-        (2, 4, False, ProcessTopology(2, "cuda", 8)),
-        (None, 0, False, ProcessTopology(1, "cpu", 8)),
-        (3, 0, False, ProcessTopology(3, "cpu", 8)),
-        (2, 4, True, ProcessTopology(2, "cpu", 8)),
+        (None, 4, False, LocalWorkers(4, "cuda", 8)),
+        (2, 4, False, LocalWorkers(2, "cuda", 8)),
+        (None, 0, False, LocalWorkers(1, "cpu", 8)),
+        (3, 0, False, LocalWorkers(3, "cpu", 8)),
+        (2, 4, True, LocalWorkers(2, "cpu", 8)),
     ],
 )
 def test_one_worker_per_gpu_by_default(nproc, gpus, use_cpu, expected):
@@ -53,28 +53,28 @@ def test_far_more_cpu_workers_than_cores_are_refused():
 
 def test_omp_num_threads_of_user_kept():
     """OMP_NUM_THREADS stays what the user has set."""
-    changes = worker_environment(ProcessTopology(2, "cpu", 8), {"OMP_NUM_THREADS": "3"}, debug=False)
+    changes = worker_environment(LocalWorkers(2, "cpu", 8), {"OMP_NUM_THREADS": "3"}, debug=False)
     assert "OMP_NUM_THREADS" not in changes
-    assert worker_environment(ProcessTopology(2, "cpu", 8), {}, debug=False)["OMP_NUM_THREADS"] == "4"
+    assert worker_environment(LocalWorkers(2, "cpu", 8), {}, debug=False)["OMP_NUM_THREADS"] == "4"
 
 
 def test_venv_bin_first_in_worker_path():
     """The environment's own tools come first in PATH."""
     own = str(Path(sys.executable).parent)
-    topology = ProcessTopology(1, "cpu", 1)
+    topology = LocalWorkers(1, "cpu", 1)
     assert worker_environment(topology, {"PATH": "/usr/bin"}, debug=False)["PATH"] == f"{own}:/usr/bin"
     assert "PATH" not in worker_environment(topology, {"PATH": f"/usr/bin:{own}"}, debug=False)
 
 
 def test_accelerate_variables_removed_from_worker_env():
     """Variables that would drop DeepSpeed are removed."""
-    changes = worker_environment(ProcessTopology(1, "cpu", 1), {"ACCELERATE_USE_CPU": "true"}, debug=False)
+    changes = worker_environment(LocalWorkers(1, "cpu", 1), {"ACCELERATE_USE_CPU": "true"}, debug=False)
     assert changes["ACCELERATE_USE_CPU"] is None
 
 
 def test_debug_enables_nccl_logs():
     """--debug turns NCCL's logs on."""
-    topology = ProcessTopology(1, "cuda", 1)
+    topology = LocalWorkers(1, "cuda", 1)
     assert worker_environment(topology, {}, debug=True)["NCCL_DEBUG"] == "INFO"
     assert "NCCL_DEBUG" not in worker_environment(topology, {}, debug=False)
 
@@ -169,7 +169,7 @@ def test_ranks_start_where_imports_of_zygote_fail(tmp_path, monkeypatch):
 
 
 def job(*program: str, **more: Any) -> TrainingJob:
-    return TrainingJob(topology=ProcessTopology(2, "cpu", 2), run=Path("run"), program=program, env={}, **more)
+    return TrainingJob(topology=LocalWorkers(2, "cpu", 2), run=Path("run"), program=program, env={}, **more)
 
 
 def test_attempt_argv_is_torch_agent_without_restarts():

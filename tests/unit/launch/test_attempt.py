@@ -19,7 +19,7 @@ from dsrun.launch.supervisor.attempt import RunAttempt
 from dsrun.launch.supervisor.attempt_context import AttemptContext
 from dsrun.launch.supervisor.failures import explain
 from dsrun.launch.supervisor.phase_limits import PhaseLimits
-from dsrun.launch.training_job import ProcessTopology, TrainingJob
+from dsrun.launch.training_job import LocalWorkers, TrainingJob
 from dsrun.runs.heartbeat import RankHeartbeat
 from dsrun.runs.stop_request import StopRequest
 from dsrun.system import variables
@@ -173,9 +173,7 @@ def until_zombie(pid):
 
 
 def surroundings(folder, stop_requests):
-    job = TrainingJob(
-        topology=ProcessTopology(1, "cpu", 1), run=folder / "run", program=["x.py"], env={}, external=True
-    )
+    job = TrainingJob(topology=LocalWorkers(1, "cpu", 1), run=folder / "run", program=["x.py"], env={}, external=True)
     return AttemptContext(
         job=job,
         scratch=folder,

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from dsrun.launch.environment import launch_environment, library_has_libuv, network_variables
-from dsrun.launch.training_job import ProcessTopology
+from dsrun.launch.training_job import LocalWorkers
 
-CPU = ProcessTopology(2, "cpu", 8)
-GPU = ProcessTopology(2, "cuda", 8)
+CPU = LocalWorkers(2, "cpu", 8)
+GPU = LocalWorkers(2, "cuda", 8)
 
 
 def changes(topology=CPU, environ=None, **options):

@@ -15,7 +15,7 @@ import pytest
 from dsrun.launch.coordinator.messages import Coordinator, StoppedBeforeStart
 from dsrun.launch.signals import startup_signals
 from dsrun.launch.supervisor.supervise import supervise
-from dsrun.launch.training_job import ProcessTopology, TrainingJob
+from dsrun.launch.training_job import LocalWorkers, TrainingJob
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import write_manifest
 from dsrun.runs.stop_request import StopRequest
@@ -64,7 +64,7 @@ def test_swallowed_signal_still_reaches_coordinator(told_first):
 @pytest.fixture
 def job(tmp_path):
     return TrainingJob(
-        topology=ProcessTopology(1, "cpu", 1),
+        topology=LocalWorkers(1, "cpu", 1),
         run=tmp_path / "run",
         program=["--no-python", "touch", str(tmp_path / "begun")],
         env=os.environ,

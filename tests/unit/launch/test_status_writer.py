@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from dsrun.launch.supervisor.status_files import RanksSample, StatusWriter, node_status
-from dsrun.launch.training_job import ProcessTopology, TrainingJob
+from dsrun.launch.supervisor.status_files import RankSnapshot, StatusWriter, node_status
+from dsrun.launch.training_job import LocalWorkers, TrainingJob
 from dsrun.monitoring.run_status import STALE_S
 from dsrun.runs.heartbeat import HeartbeatWriter, read_beats
 from dsrun.runs.node_status import GpuSample, NodeStatus, read_node_status, write_node_status
@@ -19,7 +19,7 @@ GPU = GpuSample(index=0, name="NVIDIA H100", utilization=0.5)
 
 @pytest.fixture
 def job(tmp_path):
-    return TrainingJob(topology=ProcessTopology(2, "cuda", 2), run=tmp_path, program=["x.py"], env={"A": "b"}, nnodes=2)
+    return TrainingJob(topology=LocalWorkers(2, "cuda", 2), run=tmp_path, program=["x.py"], env={"A": "b"}, nnodes=2)
 
 
 def written(run) -> NodeStatus:
@@ -52,7 +52,7 @@ def test_silence_of_rank_in_status(job, tmp_path):
     """By the clock of the heartbeats, at the time of the look."""
     HeartbeatWriter(tmp_path / "beats", 1)
     beats = read_beats(tmp_path / "beats")
-    sample = RanksSample(attempt=0, beats=beats, pids={}, now=beats[1].time + 12.5)
+    sample = RankSnapshot(attempt=0, beats=beats, pids={}, now=beats[1].time + 12.5)
     assert node_status(sample, job, gpus=(), cpu=None).ranks[0].silent_s == 12.5
 
 

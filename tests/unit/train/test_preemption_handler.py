@@ -124,7 +124,7 @@ def test_second_sigterm_exits_at_once(start):
 
 def test_simultaneous_preemption_signals_count_once(start):
     # However long this test is held up, it is one moment.
-    moment = "import dsrun.train.base.rank_context as module; module.SAME_WISH_SECONDS = 600\n"
+    moment = "import dsrun.train.base.rank_context as module; module.SAME_REQUEST_SECONDS = 600\n"
     process = start(moment + WORKS_ON.format(first="stopping._first_term", seconds=3))
     hears(process)
     for each in (signal.SIGUSR1, signal.SIGTERM):

@@ -10,7 +10,7 @@ import pytest
 from dsrun.wheel.verify.compatibility import compare, compare_with_gpus
 from dsrun.wheel.verify.contents import WheelLibrary, WheelReport
 from dsrun.wheel.verify.fatbin import cuda_of_isa, service
-from dsrun.wheel.verify.probed_machine import ProbedMachine, TargetGpu, gpus_for
+from dsrun.wheel.verify.probed_machine import ProbedMachine, WheelGpu, gpus_for
 
 ADAM = WheelLibrary(
     path="deepspeed/ops/adam/fused_adam_op.so",
@@ -44,7 +44,7 @@ REPORT = WheelReport(
 )
 V2 = ["sse2", "cx16", "lahf_lm", "popcnt", "pni", "sse4_1", "sse4_2", "ssse3"]
 V3 = frozenset([*V2, "abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"])
-A100 = TargetGpu(name="NVIDIA A100-SXM4-80GB", capability=(8, 0))
+A100 = WheelGpu(name="NVIDIA A100-SXM4-80GB", capability=(8, 0))
 NODE = ProbedMachine(
     node="gpu01",
     python="cp311",
@@ -126,12 +126,12 @@ def test_no_sass_and_no_ptx_is_an_error():
 
 
 def test_local_gpu_is_named():
-    machine = replace(NODE, gpus=(TargetGpu(name="Tesla V100", capability=(7, 0)),))
+    machine = replace(NODE, gpus=(WheelGpu(name="Tesla V100", capability=(7, 0)),))
     assert only(machine=machine)[2].endswith("no sm_70 code, and no PTX to fall back on (Tesla V100)")
 
 
 def test_one_finding_per_gpu_type():
-    every = compare(REPORT, replace(NODE, gpus=(TargetGpu(name="V100", capability=(7, 0)),) * 8))
+    every = compare(REPORT, replace(NODE, gpus=(WheelGpu(name="V100", capability=(7, 0)),) * 8))
     assert [each.code for each in every] == ["arch_missing"]
     assert every[0].fix == "add 7.0 to --arch of dsrun build-wheel"
     assert every[0].where == "gpu01"
@@ -188,7 +188,7 @@ def test_driver_of_older_cuda_minor_runs_sass_only():
     machine = replace(NODE, torch_cuda="13.1", driver_cuda="13.0")
     assert found(report, machine) == {}
     later = replace(report, libraries=(replace(ADAM, ptx=("9.0",), ptx_isa="9.1"), HOST))
-    blackwell = replace(machine, gpus=(TargetGpu(name="B200", capability=(10, 0)),))
+    blackwell = replace(machine, gpus=(WheelGpu(name="B200", capability=(10, 0)),))
     message = found(later, blackwell)["error", "driver_ptx"]
     assert "sm_100 could only use its PTX, which needs a driver for CUDA 13.1; this one knows CUDA 13.0" in message
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from dsrun.wheel.compile.wheel_request import (
+from dsrun.wheel.compile.build_environment import (
     build_environment,
     difference,
     search_paths,

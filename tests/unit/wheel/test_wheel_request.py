@@ -8,7 +8,7 @@ import pytest
 from packaging.utils import parse_wheel_filename
 from packaging.version import Version
 
-from dsrun.wheel.compile.wheel_request import WheelRequest
+from dsrun.wheel.compile.build_environment import WheelRequest
 
 CPU = WheelRequest(
     deepspeed="0.19.8",

@@ -41,7 +41,7 @@ class ReadPosition(NamedTuple):
 
 START = ReadPosition()
 MarkedRows = Iterator[tuple[ReadPosition, str, RawRow]]
-"""As Rows, each with the mark after it, from which `read_marked` goes on without reading what is before it."""
+"""As RawRows, each with the mark after it, from which `read_marked` goes on without reading what is before it."""
 
 
 def read_marked(path: Path, *, keep_linebreaks: bool = True, start: ReadPosition = START) -> MarkedRows:

@@ -109,7 +109,7 @@ class ModelShapes:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainedShapes:
+class ParameterGroups:
     """A model's tensors in elements, in the model's own order, split into what trains and what is frozen.
 
     `decayed` and `undecayed` are the Trainer's two parameter groups: matrices, and norm weights with biases.
@@ -140,14 +140,14 @@ class TrainedShapes:
         return sum(self.trained)
 
 
-def training(architecture: ModelShapes, rank: int | None) -> TrainedShapes:
+def training(architecture: ModelShapes, rank: int | None) -> ParameterGroups:
     """What trains of `architecture`; with a LoRA `rank`, adapters on every linear layer but the output embedding."""
     tensors = list(architecture.tensors())
     if rank is not None:
         frozen = tuple(weight.elements for weight in tensors)
         adapters = tuple(size for weight in tensors for size in adapter(weight, rank))
-        return TrainedShapes(decayed=adapters, undecayed=(), frozen=frozen, adapters=True)
-    return TrainedShapes(
+        return ParameterGroups(decayed=adapters, undecayed=(), frozen=frozen, adapters=True)
+    return ParameterGroups(
         decayed=tuple(w.elements for w in tensors if w.kind not in ("vector", "frozen")),
         undecayed=tuple(w.elements for w in tensors if w.kind == "vector"),
         frozen=tuple(w.elements for w in tensors if w.kind == "frozen"),

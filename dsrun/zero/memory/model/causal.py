@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from dsrun.zero.memory.model.architecture import LayerWeight
-from dsrun.zero.memory.model.settings import ConfigSettings
+from dsrun.zero.memory.model.settings import ModelSettings
 from dsrun.zero.memory.model.weights import head, linear, linears, norm, repeated, table_weight, under
 
 
@@ -55,7 +55,7 @@ FAMILIES: dict[str, FamilyLayer] = {
 }
 
 
-def llama(config: ConfigSettings) -> list[LayerWeight]:
+def llama(config: ModelSettings) -> list[LayerWeight]:
     """Llama and the many families that share its plan: rotary positions, RMS norms, gated feed-forward."""
     recipe = FAMILIES[config.word("model_type", "llama")]
     width, rows = config.number("hidden_size"), config.number("vocab_size")
@@ -68,7 +68,7 @@ def llama(config: ConfigSettings) -> list[LayerWeight]:
 
 
 class _Layer:
-    def __init__(self, config: ConfigSettings, recipe: FamilyLayer, width: int) -> None:
+    def __init__(self, config: ModelSettings, recipe: FamilyLayer, width: int) -> None:
         self.config, self.recipe, self.width = config, recipe, width
         self.heads = config.number("num_attention_heads", default=recipe.heads)
         self.size = config.number("head_dim", default=recipe.head_dim or width // self.heads)
@@ -141,7 +141,7 @@ class _Layer:
         return [router, inside, outside] if self.recipe.query_norms == "" else [inside, outside, router]
 
 
-def deepseek_v3(config: ConfigSettings) -> list[LayerWeight]:
+def deepseek_v3(config: ModelSettings) -> list[LayerWeight]:
     """DeepSeek-V3 (DeepSeek-AI 2024): low-rank queries, keys and values, shared beside routed experts."""
     width, rows = config.number("hidden_size", default=7168), config.number("vocab_size", default=129280)
     layers = config.number("num_hidden_layers", default=61)
@@ -166,7 +166,7 @@ def deepseek_v3(config: ConfigSettings) -> list[LayerWeight]:
     ]
 
 
-def _low_rank_attention(config: ConfigSettings, width: int) -> list[LayerWeight]:
+def _low_rank_attention(config: ModelSettings, width: int) -> list[LayerWeight]:
     """Multi-head latent attention."""
     heads, bias = config.number("num_attention_heads", default=128), config.switch("attention_bias", False)
     rank, rotary = config.number("kv_lora_rank", default=512), config.number("qk_rope_head_dim", default=64)

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 from dsrun.models.families import family_of
 from dsrun.zero.memory.model.architecture import LayerWeight
-from dsrun.zero.memory.model.settings import ConfigSettings
+from dsrun.zero.memory.model.settings import ModelSettings
 from dsrun.zero.memory.model.weights import head, linear, linears, norm, repeated, table_weight
 
 
-def gpt2(config: ConfigSettings) -> list[LayerWeight]:
+def gpt2(config: ModelSettings) -> list[LayerWeight]:
     """GPT-2 (Radford et al. 2019): learned positions, LayerNorm, one matrix for queries, keys and values."""
     width = config.number("n_embd", default=768)
     rows = config.number("vocab_size", default=50257)
@@ -36,7 +36,7 @@ def gpt2(config: ConfigSettings) -> list[LayerWeight]:
     ]
 
 
-def gpt_neox(config: ConfigSettings) -> list[LayerWeight]:
+def gpt_neox(config: ModelSettings) -> list[LayerWeight]:
     """GPT-NeoX and Pythia (Black et al. 2022): rotary positions, LayerNorm, biases everywhere."""
     width = config.number("hidden_size", default=6144)
     rows = config.number("vocab_size", default=50432)
@@ -58,7 +58,7 @@ def gpt_neox(config: ConfigSettings) -> list[LayerWeight]:
     ]
 
 
-def opt(config: ConfigSettings) -> list[LayerWeight]:
+def opt(config: ModelSettings) -> list[LayerWeight]:
     """OPT (Zhang et al. 2022), with the two narrow-embedding projections of its smallest relative."""
     width = config.number("hidden_size", default=768)
     narrow = config.number("word_embed_proj_dim", default=width)
@@ -87,7 +87,7 @@ def opt(config: ConfigSettings) -> list[LayerWeight]:
     return [*weights, *layers, *head(config, rows, narrow)]
 
 
-def falcon(config: ConfigSettings) -> list[LayerWeight]:
+def falcon(config: ModelSettings) -> list[LayerWeight]:
     """Falcon (Almazrouei et al. 2023): few keys and values, attention beside the feed-forward part."""
     width = config.number("hidden_size", "n_embed", default=4544)
     rows = config.number("vocab_size", default=65024)
@@ -118,7 +118,7 @@ def falcon(config: ConfigSettings) -> list[LayerWeight]:
     ]
 
 
-def bloom(config: ConfigSettings) -> list[LayerWeight]:
+def bloom(config: ModelSettings) -> list[LayerWeight]:
     """BLOOM (Le Scao et al. 2022): ALiBi instead of positions, a norm behind the embedding, biases everywhere."""
     width, rows = config.number("hidden_size", "n_embed", default=64), config.number("vocab_size", default=250880)
     layer = (
@@ -138,7 +138,7 @@ def bloom(config: ConfigSettings) -> list[LayerWeight]:
     ]
 
 
-def gptj(config: ConfigSettings) -> list[LayerWeight]:
+def gptj(config: ModelSettings) -> list[LayerWeight]:
     """GPT-J (Wang and Komatsuzaki 2021): rotary positions, one norm a layer, an output embedding with a bias."""
     width, rows = config.number("n_embd", default=4096), config.number("vocab_size", default=50400)
     ffn = config.number("n_inner", default=4 * width)

@@ -15,7 +15,7 @@ from dsrun.models.families import family_of, other_models
 from dsrun.models.folder import FoundModel
 from dsrun.zero.memory.model import causal
 from dsrun.zero.memory.model.architecture import LayerWeight, ModelShapes
-from dsrun.zero.memory.model.settings import ConfigSettings
+from dsrun.zero.memory.model.settings import ModelSettings
 from dsrun.zero.memory.model.widths import architecture_of
 
 FAMILIES: dict[str, str] = {
@@ -49,7 +49,7 @@ def describe(config: Mapping[str, Any], *, from_scratch: bool = False) -> ModelS
         config = {**config, "tie_word_embeddings": True}
     module, _, function = make.partition(":")
     shapes = getattr(import_module(f"{__package__}.{module}"), function)
-    return architecture_of(config, tuple(shapes(ConfigSettings(config))))
+    return architecture_of(config, tuple(shapes(ModelSettings(config))))
 
 
 def check_length(architecture: ModelShapes, flag: str, tokens: int) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dsrun.models.families import family_of
 from dsrun.zero.memory.model.architecture import LayerWeight
-from dsrun.zero.memory.model.settings import ConfigSettings
+from dsrun.zero.memory.model.settings import ModelSettings
 from dsrun.zero.memory.model.weights import head, linear, linears, norm, repeated, table_weight, under
 
 
-def t5(config: ConfigSettings) -> list[LayerWeight]:
+def t5(config: ModelSettings) -> list[LayerWeight]:
     """T5 (Raffel et al. 2020), v1.1, mT5 and umT5.
 
     transformers 5 builds all of them with tied embeddings. A published v1.1 or mT5 checkpoint says
@@ -28,7 +28,7 @@ def t5(config: ConfigSettings) -> list[LayerWeight]:
     ]
 
 
-def _t5_side(config: ConfigSettings, side: str, layers: int, width: int) -> list[LayerWeight]:
+def _t5_side(config: ModelSettings, side: str, layers: int, width: int) -> list[LayerWeight]:
     """One side; only its first layer holds the table of position biases, in umT5 every layer does."""
     family = config.word("model_type", "t5")
     small = family == "t5"
@@ -54,7 +54,7 @@ def _t5_side(config: ConfigSettings, side: str, layers: int, width: int) -> list
     ]
 
 
-def bart(config: ConfigSettings) -> list[LayerWeight]:
+def bart(config: ModelSettings) -> list[LayerWeight]:
     """BART, mBART, Marian, Pegasus and M2M-100 (NLLB): one layer plan, different ends."""
     family = config.word("model_type", "bart")
     width = config.number("d_model", default=1024)
@@ -74,7 +74,7 @@ def bart(config: ConfigSettings) -> list[LayerWeight]:
     return [*weights, *head(config, decoder_rows, width)]
 
 
-def _bart_ends(config: ConfigSettings, family: str, width: int) -> tuple[list[LayerWeight], list[LayerWeight]]:
+def _bart_ends(config: ModelSettings, family: str, width: int) -> tuple[list[LayerWeight], list[LayerWeight]]:
     """What stands before and after the layers of one side."""
     final = norm("layer_norm", width, bias=True)
     if family == "m2m_100":  # which computes its positions outside of its parameters
@@ -88,7 +88,7 @@ def _bart_ends(config: ConfigSettings, family: str, width: int) -> tuple[list[La
     return (positions, [*embedding, *final]) if family == "mbart" else (positions, embedding)
 
 
-def _bart_layer(config: ConfigSettings, side: str, width: int) -> list[LayerWeight]:
+def _bart_layer(config: ModelSettings, side: str, width: int) -> list[LayerWeight]:
     ffn = config.number(f"{side}_ffn_dim", default=4096)
     weights = []
     for name in ("self_attn", "encoder_attn") if side == "decoder" else ("self_attn",):

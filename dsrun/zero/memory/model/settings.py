@@ -13,7 +13,7 @@ LARGEST_SIDE = 10**8
 """No width or vocabulary comes near it; a larger number is a typo."""
 
 
-class ConfigSettings:
+class ModelSettings:
     """A config's settings by name, with the names' defaults in transformers given by the caller."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:

@@ -13,7 +13,7 @@ from dsrun.errors import UsageError
 from dsrun.models.families import family_of
 from dsrun.models.folder import FoundModel
 from dsrun.zero.memory.model.architecture import LayerWeight, ModelShapes, WeightKind
-from dsrun.zero.memory.model.settings import ConfigSettings
+from dsrun.zero.memory.model.settings import ModelSettings
 from dsrun.zero.memory.model.widths import LAYERS, ROWS, WIDTH, architecture_of, leaf_of, part
 
 Shapes = dict[str, tuple[int, ...]]
@@ -36,7 +36,7 @@ def stored_architecture(found: FoundModel) -> ModelShapes | None:
     """The architecture that the headers of a model's files tell; None without files that hold this model's weights."""
     if not found.stored or found.quantised:  # packed tensors have other shapes than the weights they stand for
         return None
-    config, text = ConfigSettings(found.config), part(found.config, "decoder")
+    config, text = ModelSettings(found.config), part(found.config, "decoder")
     shapes = _as_built(config, text, _stacked(_parameters(found.stored, text)))
     computed = family_of(config.word("model_type", "")).computed_positions
     names = sorted(shapes, key=_order)
@@ -53,7 +53,7 @@ def _order(name: str) -> str:
     return re.sub(r"\d+", lambda number: number[0].zfill(6), name)
 
 
-def _parameters(stored: Mapping[str, tuple[int, ...]], text: ConfigSettings) -> Shapes:
+def _parameters(stored: Mapping[str, tuple[int, ...]], text: ModelSettings) -> Shapes:
     """Without buffers, and without the layers behind the last that predict further tokens, which are not loaded."""
     extra = text.number("num_nextn_predict_layers", default=0, least=0)
     last = text.number(*LAYERS, default=1) if extra else None
@@ -84,7 +84,7 @@ def _stacked(shapes: Shapes) -> Shapes:
     return stacked
 
 
-def _as_built(config: ConfigSettings, text: ConfigSettings, shapes: Shapes) -> Shapes:
+def _as_built(config: ModelSettings, text: ModelSettings, shapes: Shapes) -> Shapes:
     """With the embeddings tied or not as the config says, and with positions that are computed."""
     family = family_of(config.word("model_type", ""))
     ties = [each.config.get("tie_word_embeddings") for each in (config, text)]
@@ -120,7 +120,7 @@ def kind_of(name: str, shape: tuple[int, ...], computed: bool = False) -> Weight
     return "linear"
 
 
-def _belongs(architecture: ModelShapes, text: ConfigSettings) -> bool:
+def _belongs(architecture: ModelShapes, text: ModelSettings) -> bool:
     """Whether the files are of the model that the config describes: as wide, as deep, with as many tokens."""
     sides = {side for weight in architecture.tensors() for side in weight.shape}
     depth = text.optional(*LAYERS)

@@ -8,33 +8,33 @@ from typing import Any
 from dsrun.errors import UsageError
 from dsrun.zero.memory.model.architecture import LayerWeight
 from dsrun.zero.memory.model.causal import llama
-from dsrun.zero.memory.model.settings import ConfigSettings
+from dsrun.zero.memory.model.settings import ModelSettings
 from dsrun.zero.memory.model.weights import linear, linears, norm, repeated, table_weight, under
 
 # Of Gemma3TextConfig, which published configs leave out.
 _TEXT = {"hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26, "vocab_size": 262_208}
 
 
-def gemma3(config: ConfigSettings) -> list[LayerWeight]:
+def gemma3(config: ModelSettings) -> list[LayerWeight]:
     """Gemma 3 (Gemma Team 2025): a SigLIP tower, a projection, and the text model, whose widths are the model's."""
     text = {**_TEXT, **_inner(config, "text_config"), "model_type": "gemma3_text"}
-    tower = ConfigSettings(_inner(config, "vision_config"))
+    tower = ModelSettings(_inner(config, "vision_config"))
     seen = tower.number("hidden_size", default=768)
     projector = [
-        LayerWeight("mm_input_projection_weight", (seen, ConfigSettings(text).number("hidden_size")), "experts"),
+        LayerWeight("mm_input_projection_weight", (seen, ModelSettings(text).number("hidden_size")), "experts"),
         *norm("mm_soft_emb_norm", seen),
     ]
-    return [*siglip(tower), *under("model.multi_modal_projector", projector), *llama(ConfigSettings(text))]
+    return [*siglip(tower), *under("model.multi_modal_projector", projector), *llama(ModelSettings(text))]
 
 
-def _inner(config: ConfigSettings, name: str) -> dict[str, Any]:
+def _inner(config: ModelSettings, name: str) -> dict[str, Any]:
     found = config.config.get(name)
     if not isinstance(found, dict | None):
         raise UsageError(f"config.json: {name} is not an object")
     return found or {}
 
 
-def siglip(config: ConfigSettings) -> list[LayerWeight]:
+def siglip(config: ModelSettings) -> list[LayerWeight]:
     """SigLIP's image encoder (Zhai et al. 2023); `vision_use_head`: with the head that pools its output."""
     width = config.number("hidden_size", default=768)
     ffn = config.number("intermediate_size", default=3072)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from dsrun.models.families import family_of
 from dsrun.zero.memory.model.architecture import LayerWeight
-from dsrun.zero.memory.model.settings import ConfigSettings
+from dsrun.zero.memory.model.settings import ModelSettings
 
 
 def linear(name: str, out: int, into: int, *, bias: bool = False) -> list[LayerWeight]:
@@ -42,7 +42,7 @@ def repeated(name: str, layers: Iterable[int], weights: Iterable[LayerWeight]) -
     return [weight for layer in layers for weight in under(f"{name}.{layer}", each)]
 
 
-def head(config: ConfigSettings, rows: int, width: int) -> list[LayerWeight]:
+def head(config: ModelSettings, rows: int, width: int) -> list[LayerWeight]:
     """An output embedding of its own, unless the config or the family's default ties it."""
     if config.switch("tie_word_embeddings", family_of(config.word("model_type", "")).ties_embeddings):
         return []

@@ -14,7 +14,7 @@ from typing import Any
 
 from dsrun.models.families import family_of
 from dsrun.zero.memory.model.architecture import LayerBlock, LayerWeight, LayerWidths, ModelShapes, NormKind
-from dsrun.zero.memory.model.settings import ConfigSettings
+from dsrun.zero.memory.model.settings import ModelSettings
 
 LAYERS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 HEADS = ("num_attention_heads", "num_heads", "n_head", "n_heads")
@@ -69,13 +69,13 @@ def architecture_of(config: Mapping[str, Any], tensors: tuple[LayerWeight, ...])
     )  # fmt: skip
 
 
-def part(config: Mapping[str, Any], side: str) -> ConfigSettings:
+def part(config: Mapping[str, Any], side: str) -> ModelSettings:
     """The settings of one side, or of the part that reads text. Where they differ by layer, the largest."""
     chosen = config
     for name in (side, "text_config"):
         inner = chosen.get(name)
         chosen = inner if isinstance(inner, dict) else chosen
-    return ConfigSettings({name: _largest(value) for name, value in chosen.items()})
+    return ModelSettings({name: _largest(value) for name, value in chosen.items()})
 
 
 def _largest(value: Any) -> Any:
@@ -96,7 +96,7 @@ def _side(weight: LayerWeight) -> str:
 class _Side:
     """The tensors of one side: those of its layers, by their names within one, and those `outside`."""
 
-    def __init__(self, config: ConfigSettings, tensors: tuple[LayerWeight, ...], side: str) -> None:
+    def __init__(self, config: ModelSettings, tensors: tuple[LayerWeight, ...], side: str) -> None:
         self.config, self.side = config, side
         self.prefix = side or "decoder"
         stacks: dict[str, dict[int, list[LayerWeight]]] = {}

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsrun.zero.memory.model.architecture import TrainedShapes, training
+from dsrun.zero.memory.model.architecture import ParameterGroups, training
 from dsrun.zero.memory.model.count import describe
 from dsrun.zero.memory.states import StateSharding, checkpoint_bytes, owned, partition, rounded, states, sub_groups
 
 # 100 + 20 + 7 trained elements in two groups, 10 frozen
-SMALL = TrainedShapes(decayed=(100, 20), undecayed=(7,), frozen=(10,))
+SMALL = ParameterGroups(decayed=(100, 20), undecayed=(7,), frozen=(10,))
 
 
 def sharding(stage, offload="none", world=2, precision="bf16", **more):
@@ -94,7 +94,7 @@ def test_offload_frees_gpu_of_optimizer_states(stage):
 
 def test_nvme_offload_leaves_host_buffers():
     """NVMe takes the optimizer states, and leaves buffers in host memory."""
-    made = states(TrainedShapes(decayed=(4 * 10**9,), undecayed=(), frozen=()), sharding(3, "nvme"))
+    made = states(ParameterGroups(decayed=(4 * 10**9,), undecayed=(), frozen=()), sharding(3, "nvme"))
     share = 2 * 10**9
     assert made.nvme.master == 4 * share
     assert made.nvme.optimizer == 8 * share
@@ -132,6 +132,6 @@ def test_lora_trains_adapters_and_freezes_the_rest():
 
 def test_checkpoint_bytes():
     """A checkpoint holds the weights twice, the master copy and the moments."""
-    plain = TrainedShapes(decayed=(100,), undecayed=(), frozen=())
+    plain = ParameterGroups(decayed=(100,), undecayed=(), frozen=())
     assert checkpoint_bytes(plain, sharding(2)) == 100 * (2 + 2 + 4 + 8)
     assert checkpoint_bytes(plain, sharding(0)) == 100 * (4 + 8)

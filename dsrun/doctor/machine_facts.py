@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, TypeVar
 from dsrun.doctor.gpu.nvml import NvmlAnswer, query_gpus
 from dsrun.errors import DsrunError, UsageError
 from dsrun.findings.finding import Finding
-from dsrun.machine.driver import GpuDriver, query_driver
+from dsrun.machine.driver import DriverState, query_driver
 from dsrun.machine.gpus import LocalGpu
 from dsrun.machine.torch_facts import TorchFacts, facts_at
 from dsrun.system import net
@@ -122,7 +122,7 @@ def _run_long(argv: Sequence[str]) -> CompletedProcess[str]:
 
 
 @dataclass(frozen=True)
-class CheckedMachine:
+class MachineFacts:
     """This machine, or a recorded one below `root`.
 
     `run` runs a program to its end and raises DsrunError where there is none, or it takes more than PROGRAM_S seconds;
@@ -137,7 +137,7 @@ class CheckedMachine:
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     run: RunCommand = _run
     now: Callable[[], float] = time.time
-    ask_driver: Callable[[], GpuDriver | None] = query_driver
+    ask_driver: Callable[[], DriverState | None] = query_driver
     packages: PythonPackages = field(default_factory=PythonPackages)
     network: HostNetwork = field(default_factory=HostNetwork)
     run_long: RunCommand = _run_long
@@ -165,13 +165,13 @@ class CheckedMachine:
         return done.stdout if done.returncode == 0 else None
 
     @property
-    def driver(self) -> GpuDriver | None:
+    def driver(self) -> DriverState | None:
         """NVIDIA's driver, asked once, which takes seconds where it has to initialise the GPUs; None without one."""
         with self._asking:
             return self._driver
 
     @cached_property
-    def _driver(self) -> GpuDriver | None:
+    def _driver(self) -> DriverState | None:
         return self.ask_driver()
 
     @property
@@ -195,6 +195,6 @@ class DoctorTarget:
     cwd: Path = field(default_factory=Path.cwd)
     nodes: int = 0
 
-    def runs_on(self, machine: CheckedMachine) -> bool:
+    def runs_on(self, machine: MachineFacts) -> bool:
         """Whether the job runs on this machine; one for SLURM does not run on the login node."""
         return not self.nodes or bool(machine.environ.get("SLURM_JOB_ID"))

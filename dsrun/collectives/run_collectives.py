@@ -6,11 +6,11 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from dsrun.collectives.coordination.lead import CollectiveLead, PartLimits
+from dsrun.collectives.coordination.lead import CollectiveLead, CollectiveTimeouts
 from dsrun.collectives.coordination.meeting import LeaderConnections, LeaderUnreachable
 from dsrun.collectives.coordination.member import take_part
 from dsrun.collectives.judge import CollectiveVerdict, judge
-from dsrun.collectives.observations import TestObservations
+from dsrun.collectives.observations import CollectiveObservations
 from dsrun.collectives.place import MemberPlace
 from dsrun.errors import EXIT_FINDINGS, EXIT_TOOL_FAILED
 from dsrun.findings.finding import Finding
@@ -30,7 +30,7 @@ class CollectiveOutcome:
     knows."""
 
     exit_code: int
-    seen: TestObservations | None = None
+    seen: CollectiveObservations | None = None
     verdict: CollectiveVerdict | None = None
     finding: Finding | None = None
 
@@ -39,12 +39,12 @@ def run_test(
     place: MemberPlace,
     *,
     secret: str | None,
-    limits: PartLimits | None,
+    limits: CollectiveTimeouts | None,
     notify: NotePrinter,
     findings: Sequence[Finding] = (),
 ) -> CollectiveOutcome:
     """Take part in the test, and lead it as member 0; `findings` are those of this node's own checks."""
-    limits = limits or PartLimits(join_s=BY_HAND_S if place.by_hand else PartLimits.join_s)
+    limits = limits or CollectiveTimeouts(join_s=BY_HAND_S if place.by_hand else CollectiveTimeouts.join_s)
     key = shared_key(run=place.run, secret=secret)
     port = place.port or 0
     try:
@@ -66,7 +66,7 @@ def run_test(
 
 
 def _lead(
-    place: MemberPlace, key: bytes, limits: PartLimits, notify: NotePrinter, findings: Sequence[Finding]
+    place: MemberPlace, key: bytes, limits: CollectiveTimeouts, notify: NotePrinter, findings: Sequence[Finding]
 ) -> CollectiveOutcome:
     """The leader's test in a thread, and its own part as a member here: the kernel ends a process that is tied to its
     parent when the thread that has started it ends."""
@@ -74,7 +74,7 @@ def _lead(
     place = replace(place, port=port)
     allow_open_files(place.count)
     meeting = LeaderConnections(listen(place.host, port + 1), place.count, key)
-    found: list[TestObservations | BaseException] = []
+    found: list[CollectiveObservations | BaseException] = []
 
     def lead() -> None:
         code = EXIT_TOOL_FAILED
