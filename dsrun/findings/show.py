@@ -81,7 +81,8 @@ def total_line(name: str, findings: Iterable[Finding]) -> str:
         "info": counted(counts["info"], "remark"),
     }
     parts = [numbers[level] for level in LEVELS if counts[level]]
-    return f"{name}: {translated(joined(', ', parts) if parts else text_of('total.none'))}"
+    total = joined(", ", parts) if parts else text_of("total.none")
+    return translated(text_of("total.line", name=name, total=total))
 
 
 def status_word(status: CheckStatus) -> str:
@@ -106,10 +107,11 @@ def table_lines(finding: Finding, columns: int | None) -> Iterator[str]:
 
 
 def refusal(errors: Sequence[Finding], *, before: str = "", kind: type[DsrunError] = UsageError) -> DsrunError:
-    """What ends a command because of these findings: one line in English, after `before`, with the fix of the first."""
+    """What ends a command because of these findings: one line in English, after `before`, each with its fix."""
     first, *others = map(in_english, errors)
-    also = "".join(f"; also: {each.line}" for each in others)
-    return kind(f"{before}{first.text}{also}", fix=first.fix or None)
+    if not others:
+        return kind(before + first.text, fix=first.fix or None)
+    return kind(before + "; also: ".join(each.line for each in (first, *others)))
 
 
 def _wrapped(text: str, columns: int | None) -> list[str]:

@@ -11,6 +11,8 @@ from dsrun.findings.texts import finding_of, text_of
 from dsrun.messages import Message, joined
 from dsrun.system.hostlist import compressed
 
+_LONGEST = 80
+
 TITLES = {
     "nccl": "NCCL",
     "gpus": "GPUs",
@@ -39,7 +41,7 @@ class NodeDifference:
     def finding(self, level: Level = "error", where: str = "") -> Finding:
         """What to tell about it: which nodes have which value."""
         parts = [
-            text_of("nodes_differ.part", value=value, nodes=compressed(self._with(value)))
+            text_of("nodes_differ.part", value=value, nodes=_listed(self._with(value)))
             for value in dict.fromkeys(self.values.values())
         ]
         fix = text_of("nodes_differ.gpus") if self.fact == "gpus" else None
@@ -48,6 +50,12 @@ class NodeDifference:
 
     def _with(self, value: str) -> list[str]:
         return [node for node, own in self.values.items() if own == value]
+
+
+def _listed(nodes: list[str]) -> str:
+    """As SLURM writes them; how many there are, where their names have nothing in common."""
+    names = compressed(nodes)
+    return names if len(names) <= _LONGEST else text_of("nodes_differ.many", count=len(nodes))
 
 
 def compared(nodes: Mapping[str, Mapping[str, str]]) -> list[NodeDifference]:

@@ -103,6 +103,10 @@ def parse_json(text: str | bytes) -> Any:
         value = json.loads(text)
     except RecursionError:
         value, deep = None, True
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        raise
+    except ValueError as error:  # an integer of more digits than Python converts (sys.get_int_max_str_digits)
+        raise json.JSONDecodeError(str(error), "", 0) from None
     else:
         opened = text.count("[") + text.count("{") if isinstance(text, str) else text.count(b"[") + text.count(b"{")
         deep = opened > _DEEPEST_JSON and _is_deep(value)

@@ -58,12 +58,13 @@ def test_total_counts_each_level() -> None:
     assert total_line("f", []) == "f: no findings"
 
 
-def test_refusal_has_all_errors_and_the_first_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusal_has_all_errors_each_with_its_fix(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DSRUN_LANG", "zh")
     error = refusal([ERROR, REMARK], before="--flag: ", kind=MissingError)
     assert isinstance(error, MissingError)
-    assert error.message.startswith("--flag: f:3: no step was logged [e]; also: ")
-    assert error.fix == "mend it"
+    assert error.message.startswith("--flag: f:3: no step was logged [e] (mend it); also: ")
+    assert error.fix is None
+    assert refusal([ERROR]).fix == "mend it"
 
 
 def test_order_and_errors_of_findings() -> None:

@@ -78,13 +78,13 @@ def _of_findings(tables: dict[str, Any], above: str = "") -> Iterator[tuple[str,
 
 
 def literals(source: str) -> Iterator[str]:
-    """The templates that a module gives to Message, joined, counted and translated, and the titles of Checks."""
+    """The templates that a module gives to Message, joined, counted and translated; titles and needs of checks."""
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name):
             continue
         if node.func.id in ("Message", "joined", "translated") and node.args:
             yield from _constants(node.args[0])
-        elif node.func.id == "Check" and len(node.args) > 1:
+        elif node.func.id == "DoctorCheck" and len(node.args) > 1:
             yield from _constants(node.args[1])
             yield from (text for each in node.keywords if each.arg == "needs" for text in _constants(each.value))
         elif node.func.id == "counted" and len(node.args) == 2:

@@ -18,7 +18,15 @@ def test_parse_json_of_200_levels(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "{", "[" * 1_000_000, '{"a":' * 1_000_000, "[" * 201 + "]" * 201, b'{"a":' * 201 + b"1" + b"}" * 201],
+    [
+        "",
+        "{",
+        "[" * 1_000_000,
+        '{"a":' * 1_000_000,
+        "[" * 201 + "]" * 201,
+        b'{"a":' * 201 + b"1" + b"}" * 201,
+        "9" * 5000,
+    ],
 )
 def test_parse_json_of_damaged_or_deep_text(text: str | bytes) -> None:
     """Also where Python's parser runs out of stack, or what goes through the value would."""

@@ -28,7 +28,7 @@ def test_columns_of_wide_characters_are_aligned() -> None:
 
 def test_note_is_translated_and_error_is_not() -> None:
     assert shown(FINDING).line == "安装 a [library_missing] (查看它的日志)"
-    with pytest.raises(UsageError, match=r"^install a \[library_missing\]; also: install a \[library_missing\] \(see"):
+    with pytest.raises(UsageError, match=r"^install a \[library_missing\] \(see its log\); also: install a "):
         BuildDiagnostics().add([FINDING, FINDING])
 
 

@@ -83,11 +83,13 @@ def count(found: FoundModel, *, meta: bool | None = None, from_scratch: bool = F
     None does so for a bare config where torch and transformers are installed. Raises MissingError when no way knows
     the model, ToolError when the child process fails on a model that needs it.
     """
+    known = found.config["model_type"] in FAMILIES
     stored = _stored(found)
+    if stored is not None and known and _contradicts(stored, found.config):
+        stored = None
     if meta is None:
         config_alone = stored is None or from_scratch
         meta = config_alone and find_spec("torch") is not None and find_spec("transformers") is not None
-    known = found.config["model_type"] in FAMILIES
     if stored is not None and not meta and not (from_scratch and known):
         made = CountedModel(architecture=stored, how="the headers of the weights")
     elif meta:
@@ -106,6 +108,15 @@ def _stored(found: FoundModel) -> ModelShapes | None:
     from dsrun.zero.memory.model.stored import stored_architecture  # which a bare config does without
 
     return stored_architecture(found)
+
+
+def _contradicts(stored: ModelShapes, config: Mapping[str, Any]) -> bool:
+    """Whether the files lack weights that a config describes, or hold others: training refuses them, or draws them."""
+    try:
+        described = describe(config).parameters
+    except UsageError:  # the headers know what the config does not say
+        return False
+    return abs(stored.parameters - described) > TOLERANCE * described
 
 
 def _on_meta_device(found: FoundModel, *, from_scratch: bool, known: bool) -> CountedModel:

@@ -223,3 +223,10 @@ def test_weights_of_another_model_are_noted_and_the_config_counted(tmp_path):
     other = count(find(str(tmp_path)), meta=False)
     assert [each.code for each in other.findings] == ["plan.files-differ"]
     assert other.architecture.parameters == describe(config).parameters > made.architecture.parameters
+
+
+def test_files_that_lack_weights_are_noted_and_the_config_counted(tmp_path):
+    """`dsrun train` refuses them, or draws what is missing with --allow-missing-weights."""
+    made = published(tmp_path, _DEEP, lambda shapes: dict(list(shapes.items())[:-3]))
+    assert [each.code for each in made.findings] == ["plan.files-differ"]
+    assert made.architecture.parameters == describe(_DEEP).parameters
