@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from dataclasses import replace
-from html.parser import HTMLParser
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,77 +15,16 @@ from hypothesis import strategies as st
 from dsrun.errors import UsageError
 from dsrun.machine.gpu_samples import GpuSample
 from dsrun.monitoring import run_status as status
-from dsrun.monitoring.comparison import labels
 from dsrun.report.data import read_run
 from dsrun.report.nodes import node_tables
-from dsrun.report.page import MARKER, ReportPage, render_page, report_of
-from dsrun.report.timeline import MOST_ROWS, clock, rows, strip, time_ticks
+from dsrun.report.page import render_page
 from dsrun.runs.folder import RunFolder
-from dsrun.runs.goodput import goodput
 from dsrun.runs.node_status import NodeStatus, RankProgress, write_node_status
 from tests.run_folders import RUN, at, event, finished_run, steps, write_run
+from tests.unit.report.pages import Page, page_of, report_on
 
-VOID = {"meta", "input", "br", "link", "img", "hr"}
 SECRET = "hf_" + "a1B2c3D4e5F6g7H8i9J0"
 HOSTILE = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'"
-
-
-class Page(HTMLParser):
-    """The elements, attributes and text of a page; `unbalanced` are tags that do not match."""
-
-    def __init__(self, html: str) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None]]] = []
-        self.open: list[str] = []
-        self.unbalanced: list[str] = []
-        self.texts: list[str] = []
-        self.script = ""
-        self.feed(html)
-        self.close()
-        self.text = " ".join(" ".join(self.texts).split())
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        if not self.open or self.open.pop() != tag:
-            self.unbalanced.append(tag)
-
-    def handle_data(self, data: str) -> None:
-        if self.open[-1:] == ["script"] and data.lstrip().startswith("["):
-            self.script += data
-        elif not {"script", "style"} & set(self.open):
-            self.texts.append(data)
-
-    def tags(self) -> set[str]:
-        return {tag for tag, _ in self.elements}
-
-    def ids(self) -> list[str]:
-        return [attrs["id"] or "" for _, attrs in self.elements if "id" in attrs]
-
-
-def report_on(*folders: Path) -> ReportPage:
-    return report_of([read_run(path, name) for path, name in zip(folders, labels(folders), strict=True)])
-
-
-def page_of(*folders: Path) -> Page:
-    """The page about these runs, which is well formed and loads nothing."""
-    html = render_page(report_on(*folders))
-    page = Page(html)
-    assert (page.unbalanced, page.open) == ([], [])
-    assert len(page.ids()) == len(set(page.ids()))
-    assert MARKER in html[:2048]
-    loading = {"src", "srcset", "data", "poster", "background", "action", "xlink:href"}
-    assert not [attrs for _, attrs in page.elements if loading & set(attrs)]
-    assert not page.tags() & {"link", "img", "iframe", "object", "embed", "base", "form"}
-    assert {attrs["href"][:1] for _, attrs in page.elements if attrs.get("href")} <= {"#"}
-    assert not re.search(r"@import|url\(|https?://(?!www\.w3\.org/2000/svg)", html)
-    return page
 
 
 def killed(folder: Path) -> Path:
@@ -327,34 +263,6 @@ def test_several_runs_and_what_differs(tmp_path: Path) -> None:
     assert "3 runs" in page.text
     assert "learning_rate 0.0001 0.0002 —" in page.text
     assert {"run-0", "run-1", "run-2"} <= set(page.ids())
-
-
-def test_many_events_are_shortened_but_not_failures() -> None:
-    events = [event("evaluate", second, step=second) for second in range(1000)]
-    events[500] = event("failure", 500, cause="nan_loss")
-    found = rows(events)
-    assert len(found) <= MOST_ROWS + 2
-    assert [row.text for row in found if row.bad] == ["failed: nan_loss"]
-    assert sum(row.skipped for row in found) + len(found) - 1 == 1000
-
-
-def test_strip_of_time_is_all_of_it() -> None:
-    """What is too short to be seen is not lost, either."""
-    events = [event("start", starting_s=10.0, queued_s=20.0), event("training", 1)]
-    for second in range(10, 25_000, 10):
-        events += [event("checkpoint_begin", second), event("checkpoint_end", second + 1, seconds=1.0)]
-    segments = strip(goodput([*events, event("end", 30_000)]))
-    assert [segment.use for segment in segments[:2]] == ["queued", "training"]
-    assert len(segments) < 1000
-    assert sum(segment.length for segment in segments) == pytest.approx(1)
-    assert all(b.begin == pytest.approx(a.begin + a.length) for a, b in pairwise(segments))
-
-
-def test_times_in_words() -> None:
-    assert [clock(seconds) for seconds in (5, 754, 10921, 183721)] == ["0:05", "12:34", "3:02:01", "2 d 3:02:01"]
-    assert [text for _, text in time_ticks(85)] == ["0", "15 s", "30 s", "45 s", "1 min", "1.25 min"]
-    assert time_ticks(0) == []
-    assert len(time_ticks(1e9)) <= 7
 
 
 def test_folder_without_a_run_is_refused(tmp_path: Path) -> None:
