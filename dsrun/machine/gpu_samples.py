@@ -85,8 +85,8 @@ def _sample(nvml: NvmlSession, gpu: LocalGpu) -> GpuSample:
         memory_total=int(memory.total) if memory else None,
         power_w=None if power is None else power / 1000,
         power_limit_w=None if limit is None else limit / 1000,
-        temperature_c=ask("nvmlDeviceGetTemperature", whole, nvml.library.NVML_TEMPERATURE_GPU),
-        clock_mhz=ask("nvmlDeviceGetClockInfo", whole, nvml.library.NVML_CLOCK_SM),
+        temperature_c=ask("nvmlDeviceGetTemperature", whole, nvml.pynvml.NVML_TEMPERATURE_GPU),
+        clock_mhz=ask("nvmlDeviceGetClockInfo", whole, nvml.pynvml.NVML_CLOCK_SM),
         throttled=throttle_reasons(ask("nvmlDeviceGetCurrentClocksThrottleReasons", whole) or 0),
     )
 

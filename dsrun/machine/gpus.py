@@ -120,7 +120,7 @@ def _gpu(nvml: NvmlSession, handle: Any, index: int, capability: tuple[int, int]
 
 def _mig_instances(nvml: NvmlSession, handle: Any, parent: LocalGpu) -> tuple[LocalGpu, ...]:
     with suppress(NvmlError):  # not supported before A100
-        if nvml.call("nvmlDeviceGetMigMode", handle)[0] != nvml.library.NVML_DEVICE_MIG_ENABLE:
+        if nvml.call("nvmlDeviceGetMigMode", handle)[0] != nvml.pynvml.NVML_DEVICE_MIG_ENABLE:
             return ()
         found = []
         for slot in range(nvml.call("nvmlDeviceGetMaxMigDeviceCount", handle)):

@@ -18,15 +18,15 @@ class NvmlError(Exception):
 
 @dataclass(frozen=True)
 class NvmlSession:
-    """NVML while it is open; `library` is pynvml, for its constants and structures."""
+    """NVML while it is open; `pynvml` has its constants and structures."""
 
-    library: Any
+    pynvml: Any
 
     def call(self, name: str, *arguments: Any) -> Any:
         """What the function `name` of NVML returns. Raises NvmlError."""
         try:
-            return getattr(self.library, name)(*arguments)
-        except self.library.NVMLError as error:
+            return getattr(self.pynvml, name)(*arguments)
+        except self.pynvml.NVMLError as error:
             raise NvmlError(int(error.value), str(error)) from error
 
     def ask(self, name: str, *arguments: Any) -> Any:

@@ -151,13 +151,13 @@ def _gpu(nvml: NvmlSession, index: int, handle: Any, everyone: Sequence[Any]) ->
         compute_mode=ask("nvmlDeviceGetComputeMode"),
         performance_state=ask("nvmlDeviceGetPerformanceState"),
         throttle_reasons=ask("nvmlDeviceGetCurrentClocksThrottleReasons"),
-        temperature_c=ask("nvmlDeviceGetTemperature", nvml.library.NVML_TEMPERATURE_GPU),
+        temperature_c=ask("nvmlDeviceGetTemperature", nvml.pynvml.NVML_TEMPERATURE_GPU),
         power_limit_w=_watts(ask("nvmlDeviceGetPowerManagementLimit")),
         power_limit_default_w=_watts(ask("nvmlDeviceGetPowerManagementDefaultLimit")),
         ecc_uncorrected=ask(
             "nvmlDeviceGetTotalEccErrors",
-            nvml.library.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
-            nvml.library.NVML_VOLATILE_ECC,
+            nvml.pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+            nvml.pynvml.NVML_VOLATILE_ECC,
         ),
         remap_pending=None if rows is None else bool(rows[2]),
         remap_failed=None if rows is None else bool(rows[3]),
@@ -204,7 +204,7 @@ def _nvlinks(nvml: NvmlSession, handle: Any) -> Iterator[bool]:
 def _fabric(nvml: NvmlSession, handle: Any) -> int | None:
     """The state of the registration with the fabric; None where the GPU needs none."""
     with suppress(NvmlError, AttributeError):
-        info = nvml.library.c_nvmlGpuFabricInfo_t()
+        info = nvml.pynvml.c_nvmlGpuFabricInfo_t()
         nvml.call("nvmlDeviceGetGpuFabricInfo", handle, byref(info))
         return int(info.state) or None
     return None
