@@ -66,6 +66,11 @@ class LineTail:
             lines[:1] = _sampled(self._tail.path, begin, self._samples)
         return lines, is_new
 
+    def take_torn(self) -> bytes:
+        """The line that has not been ended, which is not waited for any more."""
+        torn, self._torn = self._torn, b""
+        return torn
+
     def new_records(self) -> list[dict[str, Any]]:
         """The records of the new lines; none while the file is not there, or cannot be read."""
         with suppress(OSError):

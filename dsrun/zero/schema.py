@@ -62,11 +62,6 @@ def blocks() -> dict[str, SchemaBlock]:
     return {path: SchemaBlock(path, **entry) for path, entry in _content()["blocks"].items()}
 
 
-def version() -> str:
-    """The release of DeepSpeed that the data was taken from."""
-    return str(_content()["deepspeed"])
-
-
 def removed(block: str) -> tuple[str, ...]:
     """The keys of a block whose feature is gone: DeepSpeed refuses them."""
     return tuple(_content()["removed"].get(block, ()))

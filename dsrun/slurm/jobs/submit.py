@@ -17,6 +17,7 @@ from pathlib import Path
 from subprocess import CompletedProcess
 
 from dsrun.errors import ToolError, UsageError
+from dsrun.runs.tail import LineTail
 from dsrun.slurm.jobs.status import HISTORY_FIELDS, MAYBE_FINAL, JobStatus, from_history, read_jobs
 from dsrun.system import slurm
 from dsrun.system.slurm import NoAnswerError
@@ -78,7 +79,6 @@ TICK_S = 1.0
 """How often logs are read. The controller, which many users share, is asked less and less often."""
 _MAX_INTERVAL_S = 10.0
 _ACCOUNTING_TICKS = 30  # for accounting, which may learn of a job's end later than the controller forgets it
-_CHUNK = 1 << 20
 
 
 def interval(elapsed: float) -> float:
@@ -147,24 +147,16 @@ class AddedLines:
     """The whole lines that have been added to a file since the last call."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self._offset = 0
-        self._rest = b""
+        self._tail = LineTail(path)
 
     def lines(self, *, last: bool = False) -> list[str]:
         """New lines; with `last` also the one that was not ended. None while the file cannot be read."""
-        with suppress(OSError), self.path.open("rb") as file:
-            if file.seek(0, 2) < self._offset:  # truncated by a restart, or replaced
-                self._offset, self._rest = 0, b""
-            file.seek(self._offset)
-            while chunk := file.read(_CHUNK):
-                self._offset += len(chunk)
-                self._rest += chunk
-        *whole, self._rest = self._rest.split(b"\n")
-        if last and self._rest:
-            whole.append(self._rest)
-            self._rest = b""
-        return [line.decode("utf-8", "replace") for line in whole]
+        found: list[bytes] = []
+        with suppress(OSError):
+            found, _ = self._tail.read()
+        if last and (torn := self._tail.take_torn()):
+            found.append(torn)
+        return [line.decode("utf-8", "replace") for line in found]
 
 
 def follow(job_id: str, *, notify: NotePrinter, show: NotePrinter, pause: Callable[[float], None] = time.sleep) -> int:

@@ -11,7 +11,6 @@ from dsrun.system.terminal.display import counted
 
 _RANK = re.compile(r"\$\{?(SLURM_(?:NODEID|PROCID|LOCALID))\b")
 _COUNTS_CPUS = re.compile(r"SLURM_(CPUS_\w+|JOB_CPUS_PER_NODE|NTASKS\w*|TASKS_PER_NODE)|\bnproc\b|os\.cpu_count")
-NPROC = ("--nproc-per-node", "--nproc-per-gpu")
 NODES = {"torchrun": "--nnodes", "accelerate": "--num_machines"}
 NODE_RANK = {"torchrun": "--node_rank", "accelerate": "--machine_rank"}
 

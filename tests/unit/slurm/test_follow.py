@@ -224,8 +224,10 @@ def test_log_tail_after_truncation(tmp_path):
     assert tail.lines() == []
     log.write_bytes(b"first \xff\nsecond\n")
     assert tail.lines() == ["first �", "second"]
-    log.write_text("new\n")  # --open-mode=truncate after a requeue
+    log.write_text("new\nhalf")  # --open-mode=truncate after a requeue
     assert tail.lines() == ["new"]
+    assert tail.lines(last=True) == ["half"]
+    assert tail.lines(last=True) == []
 
 
 @pytest.fixture

@@ -63,7 +63,7 @@ def check_length(architecture: ModelShapes, flag: str, tokens: int) -> None:
 
 PREFIX = "plan."
 TOLERANCE = 0.005
-"""Share by which files may differ from a config whose names for its widths are not the usual ones."""
+"""Share by which files may differ from what their config describes."""
 
 
 class CountedModel(NamedTuple):
