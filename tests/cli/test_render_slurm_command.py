@@ -38,6 +38,14 @@ def test_render_slurm_default_trains_demo(dsrun, here):
     assert list(here.iterdir()) == []
 
 
+def test_note_names_every_file_of_functions_that_the_job_sources(dsrun, here):
+    """Whoever copies them to the cluster as the note says has a job that runs."""
+    plain = dsrun("render-slurm", "--nodes", "4", "--", "python", "x.py")
+    more = dsrun("render-slurm", "--nodes", "4", "--spare", "1", "--preflight", "--", "python", "x.py")
+    named = [set(re.findall(r"\w+\.bash", done.stderr)) for done in (plain, more)]
+    assert named == [{"job.bash"}, {"job.bash", "spare.bash", "preflight.bash"}]
+
+
 def test_render_slurm_reads_run_yaml(dsrun, here):
     """The folder's run.yaml is what runs, and its slurm section is read."""
     (here / "run.yaml").write_text(

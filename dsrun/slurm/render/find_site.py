@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from dsrun import __version__
 from dsrun.errors import MissingError, ToolError
-from dsrun.slurm.render.site import ClusterSite
+from dsrun.slurm.render.site import ClusterSite, used_functions
 
 if TYPE_CHECKING:
     from dsrun.launch.program import JobProgram
@@ -129,7 +129,8 @@ def _of_this_machine(spec: SlurmSpec, program: JobProgram, site: ClusterSite) ->
         own.append(site.python)
         fixes.append("--venv DIR, --conda NAME or --module NAME for another Python")
     if not spec.inline:
-        own.append(site.functions)
+        beside = [f"{name}.bash" for name in used_functions(spec) if name != "job"]
+        own.append(f"{site.functions} with {' and '.join(beside)} beside it" if beside else site.functions)
         fixes.append("--inline for the shell functions")
     if own:
         yield f"the script calls {' and '.join(own)}, which the cluster must have there, too ({'; '.join(fixes)})"

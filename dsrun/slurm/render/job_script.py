@@ -31,7 +31,7 @@ from dsrun.slurm.render.environment import (
 )
 from dsrun.slurm.render.notation import directive_value, shell_quote, time_limit
 from dsrun.slurm.render.options import SlurmSpec, options
-from dsrun.slurm.render.site import MIN_LEAD_S, ClusterSite, functions_file
+from dsrun.slurm.render.site import MIN_LEAD_S, ClusterSite, functions_file, used_functions
 from dsrun.slurm.render.spec import gres_gpus, sbatch_entry
 from dsrun.system.terminal.display import masked, printable
 from dsrun.system.variables import MISLEADING
@@ -210,10 +210,8 @@ def context(spec: SlurmSpec, program: JobProgram, site: ClusterSite) -> dict[str
 
 
 def _functions_text(spec: SlurmSpec) -> str:
-    """The shell functions that this job uses: job.bash, and of the files beside it those of its options."""
-    uses = {"spare": spec.spare, "preflight": spec.preflight, "stage": spec.stage}
-    names = ["job", *(name for name, used in uses.items() if used)]
-    return "\n".join(functions_file(name).read_text(encoding="utf-8") for name in names)
+    """The shell functions that this job uses."""
+    return "\n".join(functions_file(name).read_text(encoding="utf-8") for name in used_functions(spec))
 
 
 def directives(spec: SlurmSpec, program: JobProgram, site: ClusterSite) -> list[str]:

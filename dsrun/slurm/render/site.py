@@ -5,8 +5,12 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dsrun.datafiles import data_folder
+
+if TYPE_CHECKING:
+    from dsrun.slurm.render.options import SlurmSpec
 
 # Where no earlier run says how long a checkpoint takes: ten minutes' training lost to a signal that came too late
 # cost more than three minutes' training not done.
@@ -19,6 +23,12 @@ _SAVING_TIMES = 2  # the step in progress and a slow file system
 def functions_file(name: str = "job") -> Path:
     """The shell functions that job scripts call; `name` another for those of --spare, --preflight or --stage."""
     return data_folder("slurm") / f"{name}.bash"
+
+
+def used_functions(spec: SlurmSpec) -> list[str]:
+    """The names of the files with shell functions that a job uses: job, and of those beside it those of its options."""
+    uses = {"spare": spec.spare, "preflight": spec.preflight, "stage": spec.stage}
+    return ["job", *(name for name, used in uses.items() if used)]
 
 
 @dataclass(frozen=True, kw_only=True)
