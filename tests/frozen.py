@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -12,6 +14,7 @@ import pytest
 
 # Of the first version: a process that the second one's freezer holds dies of SIGKILL.
 _FREEZER = Path("/sys/fs/cgroup/freezer")
+_EXIT_SECONDS = 30.0
 
 
 @contextmanager
@@ -29,4 +32,16 @@ def frozen(pid: int) -> Iterator[None]:
         (group / "freezer.state").write_text("THAWED")
         with suppress(OSError):  # it has died meanwhile
             (_FREEZER / "cgroup.procs").write_text(str(pid))
-        group.rmdir()
+        _remove(group)
+
+
+def _remove(group: Path) -> None:
+    """Remove the cgroup: its last process may have been killed and still be on its way out."""
+    deadline = time.monotonic() + _EXIT_SECONDS
+    while True:
+        try:
+            return group.rmdir()
+        except OSError as error:
+            if error.errno != errno.EBUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
