@@ -28,13 +28,16 @@ Path(f"rank-{dist.get_rank()}").write_text(f"node {os.environ['NODE_RANK']} sum 
 dist.destroy_process_group()
 os._exit(0)
 """
-# Stands for ssh, which tests/slurm has: it gets options, the machine's name and a command for its shell.
+# Stands for ssh, which tests/slurm has: it gets options, the machine's name and a command for its shell. Each machine
+# has its own /tmp: two daemons of Open MPI 4.1 that make the same session folder at once fail with "File exists".
 AGENT = """#!/bin/sh
 while [ "${1#-}" != "$1" ]; do
     [ "$1" != -o ] || shift
     shift
 done
 shift
+TMPDIR=$(mktemp -d "${0%/*}/XXXX") || exit
+export TMPDIR
 exec sh -c "$*"
 """
 # Debian has both under names of their own. -x: Open MPI passes on no variables but its own.
