@@ -128,9 +128,9 @@ def recorded(
     )
 
 
-def job(cwd: Path, *argv: str, **rest: object) -> DoctorTarget:
+def job(cwd: Path, *argv: str, **rest: Any) -> DoctorTarget:
     """The target of `dsrun train ARGV` in the folder `cwd`."""
-    return DoctorTarget(recipe=resolve(argv, cwd), cwd=cwd, **rest)  # type: ignore[arg-type]
+    return DoctorTarget(recipe=resolve(argv, cwd), cwd=cwd, **rest)
 
 
 def found_by(check: DoctorCheck, here: MachineFacts, target: DoctorTarget | None = None) -> list[Finding]:
