@@ -3,6 +3,7 @@ where torch is installed, else from the shapes that are written down of its fami
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from importlib.util import find_spec
@@ -85,8 +86,8 @@ def count(found: FoundModel, *, meta: bool | None = None, from_scratch: bool = F
     """
     known = found.config["model_type"] in FAMILIES
     stored = _stored(found)
-    if stored is not None and known and _contradicts(stored, found.config):
-        stored = None
+    if stored is not None and known:
+        stored = _ordered(stored, found.config)
     if meta is None:
         config_alone = stored is None or from_scratch
         meta = config_alone and find_spec("torch") is not None and find_spec("transformers") is not None
@@ -110,13 +111,21 @@ def _stored(found: FoundModel) -> ModelShapes | None:
     return stored_architecture(found)
 
 
-def _contradicts(stored: ModelShapes, config: Mapping[str, Any]) -> bool:
-    """Whether the files lack weights that a config describes, or hold others: training refuses them, or draws them."""
+def _ordered(stored: ModelShapes, config: Mapping[str, Any]) -> ModelShapes | None:
+    """In the model's own order, which the shapes of its family have; None where the files lack weights that the config
+    describes, or hold others: training refuses them, or draws them."""
     try:
-        described = describe(config).parameters
+        described = describe(config)
     except UsageError:  # the headers know what the config does not say
-        return False
-    return abs(stored.parameters - described) > TOLERANCE * described
+        return stored
+    if _tensors(described) == _tensors(stored):
+        return described
+    differs = abs(stored.parameters - described.parameters) > TOLERANCE * described.parameters
+    return None if differs else stored
+
+
+def _tensors(architecture: ModelShapes) -> Counter[tuple[tuple[int, ...], str]]:
+    return Counter((weight.shape, weight.kind) for weight in architecture.tensors())
 
 
 def _on_meta_device(found: FoundModel, *, from_scratch: bool, known: bool) -> CountedModel:

@@ -29,6 +29,15 @@ _GATES, _UPS, _DOWNS = ("w1", "gate_proj"), ("w3", "up_proj"), ("w2", "down_proj
 _HEAD = re.compile(r"(?!.*\.\d+\.)(.*\.)?(lm_head|embed_out|output_projection|proj_out|head)\.weight")
 _ROUTER = re.compile(r"gate|router")
 _EMBEDDING = re.compile(r".*embed.*|wte|wpe|shared|relative_attention_bias")
+# What models of transformers declare first, at each level; layers follow by their number.
+_ORDER = (
+    r"wte|shared|embed_tokens|word_embeddings|embed_in",
+    r"wpe|embed_.*(?<!out)",
+    r"encoder|.*att(n|ention)|q(_.*)?",
+    r"(?!.*(norm|head|out|down|dense_4h)|ln_f|w2$|o_proj|o$|dense$|relative).*",
+    r"(?!.*(norm|head)|embed_out|ln_f|relative).*",
+    r".*",
+)
 _LAYER = re.compile(r"(.*\.)?layers\.(\d+)\..*")
 
 
@@ -48,9 +57,12 @@ def stored_architecture(found: FoundModel) -> ModelShapes | None:
     return architecture if _belongs(architecture, text) else None
 
 
-def _order(name: str) -> str:
-    """Layers by their number."""
-    return re.sub(r"\d+", lambda number: number[0].zfill(6), name)
+def _order(name: str) -> list[tuple[int, str]]:
+    """About the model's own order, by which ranks share the tensors out: files are sorted by name."""
+    return [
+        (next(place for place, pattern in enumerate(_ORDER) if re.fullmatch(pattern, segment)), segment.zfill(6))
+        for segment in name.split(".")
+    ]
 
 
 def _parameters(stored: Mapping[str, tuple[int, ...]], text: ModelSettings) -> Shapes:
