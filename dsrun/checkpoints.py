@@ -10,21 +10,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dsrun.errors import FindingsError, UsageError
+from dsrun.models.headers import read_header
 from dsrun.runs.commit import HIDDEN
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import MANIFEST, STATE_FILE, missing_or_wrong_size, read_manifest, verify
 from dsrun.runs.records import whole
-from dsrun.system.files import parse_json, read_object
+from dsrun.system.files import read_object
 from dsrun.system.terminal.display import utc_text
 
 CheckpointState = Literal["complete", "damaged", "saving", "foreign"]
 
-
-# Safetensors, read without torch (https://github.com/huggingface/safetensors, "Format"): eight bytes, the header's
-# length as a little-endian number; the header, JSON with dtype, shape and data_offsets by tensor name, and
-# "__metadata__"; the data.
-# The format's own limit.
-_LONGEST_HEADER = 100_000_000
 _TOKENIZER_FILES = "tokenizer|vocab|merges|special_tokens|added_tokens|chat_template|spiece|sentencepiece|source|target"
 # First match wins; paths are relative to the checkpoint, with /.
 _KINDS = (
@@ -158,29 +153,19 @@ def weights(folder: Path) -> CheckpointWeights | None:
     empty: list[str] = []
     tensors = 0
     for file in files:
-        for name, facts in header(file).items():
-            count = math.prod(facts["shape"])
+        for name, (dtype, shape) in _header(file).items():
+            count = math.prod(shape)
             tensors += 1
-            by_dtype[facts["dtype"]] = by_dtype.get(facts["dtype"], 0) + count
+            by_dtype[dtype] = by_dtype.get(dtype, 0) + count
             if not count:
                 empty.append(name)
     return CheckpointWeights(tensors=tensors, parameters=sum(by_dtype.values()), by_dtype=by_dtype, empty=empty)
 
 
-def header(file: Path) -> dict[str, Any]:
-    """The tensors of a safetensors file by name, each with `dtype` and `shape`. UsageError when it is damaged."""
+def _header(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     try:
-        with file.open("rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            if length > _LONGEST_HEADER:
-                raise ValueError
-            content = parse_json(stream.read(length))
-        content.pop("__metadata__", None)
-        return {
-            str(name): {"dtype": str(facts["dtype"]), "shape": [int(size) for size in facts["shape"]]}
-            for name, facts in content.items()
-        }
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return read_header(file)
+    except ValueError as error:
         raise UsageError(f"{file} is not a complete safetensors file") from error
     except OSError as error:
         raise UsageError(f"{file}: {error.strerror}") from error

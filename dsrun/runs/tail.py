@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.events import kind_of
-from dsrun.runs.records import records_in, revive
+from dsrun.runs.records import finite, records_in, revive, whole
 
 # Evaluations write lines without a loss; between two steps' lines there are never a mebibyte of them.
 _LAST = 1 << 20
@@ -109,7 +109,7 @@ def progress(metrics: Path) -> RunProgress | None:
     last: dict[str, Any] = {}
     loss = None
     for record in _backwards(metrics):
-        if not last and isinstance(record.get("step"), int):
+        if not last and whole(record.get("step")) is not None:
             last = record
         if last and (loss := record.get("loss")) is not None:
             break
@@ -120,7 +120,8 @@ def progress(metrics: Path) -> RunProgress | None:
 
 
 def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, (int, float)) else None
+    # A loss that is NaN is shown as such.
+    return value if isinstance(value, float) else finite(value)
 
 
 def last_cause(events: Path) -> str | None:

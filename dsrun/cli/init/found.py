@@ -27,7 +27,7 @@ from dsrun.recipe.preflight.data_files import (
     suffix_of,
 )
 from dsrun.recipe.preflight.layouts import LayoutHints, RowLayout, detect
-from dsrun.recipe.preflight.model_folder import read_object
+from dsrun.system.files import read_object
 from dsrun.system.terminal.display import size_text
 
 SHOWN = 8

@@ -14,7 +14,7 @@ from dsrun.findings.texts import finding_of, text_of
 from dsrun.hub.modelscope_cache import stored_name
 from dsrun.messages import joined
 from dsrun.models.folder import cached_snapshot, find, hub_cache
-from dsrun.recipe.preflight.model_folder import read_object
+from dsrun.system.files import read_object
 
 LARGEST = 64 * 2**20
 """Bytes of tokenizer.json; the largest on the Hub, with 260,000 tokens, have 35 MiB."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from elftools.common.exceptions import ELFError
 from elftools.elf.elffile import ELFFile
@@ -18,6 +16,7 @@ from dsrun.doctor.job.zero_config import ops_of
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.errors import UsageError
 from dsrun.runs.records import write_json_atomic
+from dsrun.system.files import read_object
 from dsrun.system.variables import cache_root
 from dsrun.wheel.platform.ops import all_ops
 from dsrun.wheel.verify.contents import assignments, op_of, read_library
@@ -68,7 +67,7 @@ def _remembered(library: Path, read: Callable[[Path], CompiledCode]) -> Compiled
     """What `read` finds in the library; None where it cannot be read. A file of the same size and time is not read
     again: torch's kernels take a second, and disassembling an operation several."""
     with _one_at_a_time:
-        known = _read_cache()
+        known = read_object(cache_root() / CACHE_NAME)
         with suppress(OSError, KeyError, TypeError):
             facts = library.stat()
             key = f"{library.resolve()} {facts.st_size} {facts.st_mtime_ns}"
@@ -84,13 +83,6 @@ def _remembered(library: Path, read: Callable[[Path], CompiledCode]) -> Compiled
             cache_root().mkdir(parents=True, exist_ok=True)
             write_json_atomic(cache_root() / CACHE_NAME, kept | {key: asdict(code)})
         return code
-
-
-def _read_cache() -> dict[str, Any]:
-    with suppress(OSError, ValueError, RecursionError):
-        found = json.loads((cache_root() / CACHE_NAME).read_text(encoding="utf-8"))
-        return found if isinstance(found, dict) else {}
-    return {}
 
 
 _RECORD = "git_version_info_installed.py"

@@ -19,7 +19,7 @@ from typing import Any
 from dsrun.errors import EXIT_TOOL_FAILED
 from dsrun.launch.supervisor.policy import CONFIGURATION, AttemptFailure
 from dsrun.launch.supervisor.watchdog import RankHang
-from dsrun.system.files import parse_json
+from dsrun.system.files import read_object
 
 INTERRUPTED_FILE = "interrupted.json"
 _LOG_TAIL = 1 << 18
@@ -39,7 +39,7 @@ def first_failure(folder: Path, *, only_expected: bool = False, first: Collectio
     exit_code, message, time, log, expected; of newer workers also cause, consequence, trace, step.
     """
     failures = sorted(
-        (found for file in folder.glob("rank-*.json") if (found := _read_json(file))),
+        (found for file in folder.glob("rank-*.json") if (found := read_object(file))),
         key=lambda each: float(each["time"]),
     )
     known = [
@@ -71,14 +71,14 @@ def first_of_nodes(failures: Sequence[AttemptFailure]) -> AttemptFailure | None:
 
 def exit_code_of(folder: Path, rank: int) -> int | None:
     """The exit code that `rank` wrote down before it ended; None where it wrote nothing."""
-    record = _read_json(folder / f"rank-{rank}.json")
+    record = read_object(folder / f"rank-{rank}.json")
     return int(record["exit_code"]) if record else None
 
 
 def interruption(folder: Path) -> dict[str, Any] | None:
     """What a rank wrote that left because it was told to: {"step", "path"}, None in both where nothing was saved."""
     file = folder / INTERRUPTED_FILE
-    return (_read_json(file) or {}) if file.exists() else None
+    return read_object(file) if file.exists() else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,14 +228,6 @@ def _exception_line(text: str) -> str:
     lines: Sequence[str] = [line.strip() for line in text.splitlines() if line.strip()]
     named = [line for line in lines if "Error" in line and not line.startswith(("File ", "raise ", "[", "="))]
     return named[-1][:300] if named else ""
-
-
-def _read_json(file: Path) -> dict[str, Any] | None:
-    try:
-        found = parse_json(file.read_text())
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) else None
 
 
 def classify_log(text: str, exit_code: int | None) -> str:

@@ -7,8 +7,8 @@ from typing import Any
 
 from dsrun.errors import UsageError
 from dsrun.recipe.preflight.data_files import data_format, expanded, first_row
-from dsrun.recipe.preflight.model_folder import read_object
 from dsrun.recipe.recipe_spec import TrainSpec
+from dsrun.system.files import read_object
 
 # Columns that may hold messages.
 _CHATS = ("messages", "conversations", "prompt", "completion", "chosen", "rejected")

@@ -5,12 +5,11 @@ What is told here from a few small files takes an instant; told by the libraries
 
 from __future__ import annotations
 
-import json
-from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dsrun.errors import UsageError
+from dsrun.system.files import read_object
 
 if TYPE_CHECKING:
     from dsrun.recipe.recipe_spec import TrainSpec
@@ -40,6 +39,7 @@ def check_model_folder(path: Path, spec: TrainSpec) -> None:
         raise UsageError(
             f"--model {name} holds config.json but no weights", fix="--from-scratch initialises a model from its config"
         )
+    # The libraries report what cannot be read.
     config = read_object(path / "config.json")
     kind = config.get("model_type")
     # Code that comes with a model may make of it what it likes.
@@ -49,11 +49,3 @@ def check_model_folder(path: Path, spec: TrainSpec) -> None:
         raise UsageError(f"--model {name} is a {kind} model, {BOTH_WAYS}", fix=CHOOSE_CAUSAL_LM)
     if spec.task == "dpo" and config.get("is_encoder_decoder"):
         raise UsageError(f"--task dpo: --model {name} is a {kind} model, {NOT_CAUSAL}", fix=CHOOSE_FOR_DPO)
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; {} where there is none, which the libraries report."""
-    with suppress(OSError, ValueError, RecursionError):
-        found = json.loads(path.read_text(encoding="utf-8"))
-        return found if isinstance(found, dict) else {}
-    return {}

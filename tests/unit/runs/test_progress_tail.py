@@ -43,6 +43,11 @@ def test_progress_with_nonfinite_loss(metrics):
     assert progress(metrics).step == 2
 
 
+def test_progress_passes_over_foreign_values(metrics):
+    write(metrics, [{"step": 2, "loss": 10**400, "epoch": True}, {"step": True, "loss": 1.0}])
+    assert progress(metrics) == RunProgress(step=2, loss=None, epoch=None, time="")
+
+
 @pytest.mark.parametrize("text", ["", "\n", "not json\n", '{"step": 1', "[1]\n", '{"event": "start"}\n'])
 def test_progress_of_metrics_without_step(metrics, text):
     metrics.write_text(text)
