@@ -7,10 +7,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dsrun.errors import MissingError, UsageError
 from dsrun.system.files import parse_json
+
+if TYPE_CHECKING:
+    from dsrun.models.headers import StoredWeights
 
 LARGEST_CONFIG = 32 * 2**20
 """Bytes; the longest config.json on the Hub, with a label for each of 20,000 classes, has one or two MiB."""
@@ -22,23 +25,25 @@ HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
 class FoundModel:
     """A model's folder, its config.json and, where its weights lie beside it, the tensors they hold.
 
-    `stored` maps tensor names to shapes, None where no safetensors files are there.
+    `stored` maps tensor names to shapes, None where no safetensors files are there; `packed` is the dtype of matrices
+    that are no floats, such as F8_E4M3.
     """
 
     name: str
     folder: Path
     config: dict[str, Any]
     stored: Mapping[str, tuple[int, ...]] | None
+    packed: str = ""
 
     @property
     def quantised(self) -> str:
-        """How the weights are quantised, by the config's `quantization_config`; empty where they are not."""
+        """How the weights are quantised, by the config's `quantization_config` or their dtype; "" if they are not."""
         text = self.config.get("text_config")
         for config in (self.config, text if isinstance(text, dict) else {}):
             block = config.get("quantization_config")
             if isinstance(block, dict) and block:
                 return str(block.get("quant_method", "bitsandbytes"))
-        return ""
+        return self.packed
 
 
 def find(name: str, environ: Mapping[str, str] = os.environ) -> FoundModel:
@@ -118,15 +123,18 @@ def _found(name: str, folder: Path, file: Path) -> FoundModel:
         raise _no_config(f"{file} cannot be read: {str(error).partition(';')[0]}") from error
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise _no_config(f"{file} is not a model config: it has no model_type")
-    return FoundModel(name=name, folder=folder, config=config, stored=_stored(folder))
+    stored = _stored(folder)
+    if stored is None:
+        return FoundModel(name=name, folder=folder, config=config, stored=None)
+    return FoundModel(name=name, folder=folder, config=config, stored=stored.shapes, packed=stored.packed)
 
 
-def _stored(folder: Path) -> dict[str, tuple[int, ...]] | None:
+def _stored(folder: Path) -> StoredWeights | None:
     if next(folder.glob("*.safetensors"), None) is None:
         return None
-    from dsrun.models.headers import stored_tensors  # which a bare config does without
+    from dsrun.models.headers import stored_weights  # which a bare config does without
 
-    return stored_tensors(folder)
+    return stored_weights(folder)
 
 
 def has_weights(folder: Path) -> bool:

@@ -8,32 +8,47 @@ from __future__ import annotations
 
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dsrun.system.files import parse_json
 
 _LONGEST_HEADER = 100_000_000
 """Bytes; the format's own limit."""
 _MOST_ELEMENTS = 2**63 - 1
-FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
-"""The dtypes of weights; masks and positions, which some files keep too, are of others."""
+_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+"""The dtypes of weights that train; masks and positions, which some files keep too, are of others."""
 
 
-def stored_tensors(folder: Path) -> dict[str, tuple[int, ...]] | None:
-    """Names and shapes of all float tensors in the folder's safetensors files, from their headers alone.
+class StoredWeights(NamedTuple):
+    """The shapes of all float tensors by name, and the dtype of matrices that are no floats, "" if there are none."""
+
+    shapes: dict[str, tuple[int, ...]]
+    packed: str = ""
+
+
+def stored_weights(folder: Path) -> StoredWeights | None:
+    """What the folder's safetensors files hold, from their headers alone.
 
     None without such files, or when a file named by the index is missing or damaged: the shapes are then unknown.
     """
-    index = folder / "model.safetensors.index.json"
-    found: dict[str, tuple[int, ...]] = {}
+    tensors: dict[str, tuple[str, tuple[int, ...]]] = {}
     try:
-        names = set(parse_json(index.read_text())["weight_map"].values()) if index.is_file() else {"model.safetensors"}
-        for name in sorted(names):
-            tensors = read_header(folder / name).items()
-            found |= {tensor: shape for tensor, (dtype, shape) in tensors if dtype in FLOATS}
+        for name in _file_names(folder):
+            tensors |= read_header(folder / name)
     except (OSError, ValueError, KeyError, AttributeError, TypeError):
         return None
-    return found
+    shapes = {name: shape for name, (dtype, shape) in tensors.items() if dtype in _FLOATS}
+    others = [(dtype, shape) for name, (dtype, shape) in tensors.items() if name.endswith(".weight")]
+    packed = next((dtype for dtype, shape in others if dtype not in _FLOATS and len(shape) > 1), "")
+    return StoredWeights(shapes, packed)
+
+
+def _file_names(folder: Path) -> list[str]:
+    """As `PreTrainedModel.from_pretrained` chooses: the one file before those of an index."""
+    index = folder / "model.safetensors.index.json"
+    if (folder / "model.safetensors").exists() or not index.is_file():
+        return ["model.safetensors"]
+    return sorted(set(parse_json(index.read_text())["weight_map"].values()))
 
 
 def read_header(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:

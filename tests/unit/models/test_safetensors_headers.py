@@ -10,7 +10,7 @@ import pytest
 
 from dsrun.checkpoints import weights
 from dsrun.errors import UsageError
-from dsrun.models.headers import read_header, stored_tensors
+from dsrun.models.headers import read_header, stored_weights
 
 
 def tensor(shape, dtype="F32"):
@@ -27,7 +27,7 @@ def test_read_header(tmp_path):
     file = tmp_path / "model.safetensors"
     file.write_bytes(encoded({"__metadata__": {"format": "pt"}, "b": tensor([2, 3], "I64")["a"], **tensor([])}))
     assert read_header(file) == {"b": ("I64", (2, 3)), "a": ("F32", ())}
-    assert stored_tensors(tmp_path) == {"a": ()}
+    assert stored_weights(tmp_path).shapes == {"a": ()}
     file.write_bytes(encoded(b'{"a": 1, "a": {"dtype": "F16", "shape": [0]}}'))
     assert read_header(file) == {"a": ("F16", (0,))}
 
@@ -58,7 +58,7 @@ DAMAGED = {
 @pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
 def test_read_header_of_damaged_file(tmp_path, content):
     (tmp_path / "model.safetensors").write_bytes(content)
-    assert stored_tensors(tmp_path) is None
+    assert stored_weights(tmp_path) is None
     with pytest.raises(UsageError, match="is not a complete safetensors file"):
         weights(tmp_path)
 
@@ -68,4 +68,14 @@ def test_read_header_of_named_pipe(tmp_path):
     os.mkfifo(tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match="is not a regular file"):
         read_header(tmp_path / "model.safetensors")
-    assert stored_tensors(tmp_path) is None
+    assert stored_weights(tmp_path) is None
+
+
+def test_one_file_comes_before_those_of_an_index(tmp_path):
+    """As transformers loads them."""
+    (tmp_path / "model.safetensors").write_bytes(encoded(tensor([2])))
+    (tmp_path / "part.safetensors").write_bytes(encoded(tensor([3])))
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "part.safetensors"}}))
+    assert stored_weights(tmp_path).shapes == {"a": (2,)}
+    (tmp_path / "model.safetensors").unlink()
+    assert stored_weights(tmp_path).shapes == {"a": (3,)}

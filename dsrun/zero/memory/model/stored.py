@@ -19,26 +19,29 @@ from dsrun.zero.memory.model.widths import LAYERS, ROWS, WIDTH, architecture_of,
 Shapes = dict[str, tuple[int, ...]]
 
 _BUFFER = re.compile(
-    r"(.*\.)?(final_logits_bias|masked_bias|inv_freq|position_ids|e_score_correction_bias|embed_positions\.weights)"
+    r"(.*\.)?(final_logits_bias|masked_bias|inv_freq|position_ids|e_score_correction_bias|embed_positions\.weights"
+    r"|(lm_head|predictions)\.decoder\.bias)"
 )
-"""What is in files, but no parameter."""
+"""What is in files, but no parameter, or the same one under a second name."""
 _MASK = re.compile(r"(.*\.)?(attn|attention|crossattention)\.bias")
 """GPT-2's causal mask, of four dimensions."""
-_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.+)")
+_EXPERT = re.compile(r"(.*\.experts)\.(\d{1,6})\.(.+)")
 _GATES, _UPS, _DOWNS = ("w1", "gate_proj"), ("w3", "up_proj"), ("w2", "down_proj")
-_HEAD = re.compile(r"(?!.*\.\d+\.)(.*\.)?(lm_head|embed_out|output_projection|proj_out|head)\.weight")
+_HEAD = re.compile(
+    r"(?!.*\.\d+\.)(.*\.)?(lm_head|(lm_head|predictions)\.decoder|embed_out|output_projection|proj_out|head)\.weight"
+)
 _ROUTER = re.compile(r"gate|router")
 _EMBEDDING = re.compile(r".*embed.*|wte|wpe|shared|relative_attention_bias")
 # What models of transformers declare first, at each level; layers follow by their number.
 _ORDER = (
     r"wte|shared|embed_tokens|word_embeddings|embed_in",
-    r"wpe|embed_.*(?<!out)",
+    r"wpe|embed.*(?<!out)",
     r"encoder|.*att(n|ention)|q(_.*)?",
     r"(?!.*(norm|head|out|down|dense_4h)|ln_f|w2$|o_proj|o$|dense$|relative).*",
     r"(?!.*(norm|head)|embed_out|ln_f|relative).*",
     r".*",
 )
-_LAYER = re.compile(r"(.*\.)?layers\.(\d+)\..*")
+_LAYER = re.compile(r"(.*\.)?layers\.(\d{1,6})\..*")
 
 
 def stored_architecture(found: FoundModel) -> ModelShapes | None:
@@ -46,7 +49,10 @@ def stored_architecture(found: FoundModel) -> ModelShapes | None:
     if not found.stored or found.quantised:  # packed tensors have other shapes than the weights they stand for
         return None
     config, text = ModelSettings(found.config), part(found.config, "decoder")
-    shapes = _as_built(config, text, _stacked(_parameters(found.stored, text)))
+    stacked = _stacked(_parameters(found.stored, text))
+    if stacked is None:
+        return None
+    shapes = _as_built(config, text, stacked)
     computed = family_of(config.word("model_type", "")).computed_positions
     names = sorted(shapes, key=_order)
     weights = tuple(LayerWeight(name, shapes[name], kind_of(name, shapes[name], computed)) for name in names)
@@ -78,14 +84,20 @@ def _parameters(stored: Mapping[str, tuple[int, ...]], text: ModelSettings) -> S
     return {name: shape for name, shape in kept.items() if len(shape) < 4 or not _MASK.fullmatch(name)}
 
 
-def _stacked(shapes: Shapes) -> Shapes:
-    """Experts' matrices, which files hold one by one, stacked into two as transformers 5 keeps them in memory."""
+def _stacked(shapes: Shapes) -> Shapes | None:
+    """Experts' matrices, which files hold one by one, stacked into two as transformers 5 keeps them in memory; None
+    where the experts of a layer are not all alike."""
     stacked = {name: shape for name, shape in shapes.items() if not _EXPERT.fullmatch(name)}
     experts: dict[str, dict[str, list[tuple[int, ...]]]] = {}
     for name, shape in shapes.items():
         if found := _EXPERT.fullmatch(name):
             experts.setdefault(found[1], {}).setdefault(found[3].removesuffix(".weight"), []).append(shape)
     for path, tensors in experts.items():
+        alike = {name: {*each} for name, each in tensors.items()}
+        into_both = {shape for name in (*_GATES, *_UPS) for shape in alike.get(name, ())}
+        counts = {len(each) for each in tensors.values()}
+        if len(into_both) > 1 or len(counts) > 1 or any(len(each) > 1 or () in each for each in alike.values()):
+            return None
         for name, each in tensors.items():
             out, *into = each[0]
             if name in (*_GATES, *_UPS):

@@ -41,7 +41,7 @@ _CROSS = re.compile(r"EncDecAttention|encoder_attn|cross_?attn|crossattention")
 _POSITIONS = re.compile(r"wpe|embed_positions|position_embeddings?")
 _SENSES = re.compile(r"vision|visual|image|audio|speech")
 """In the names of the parts of a model that see or hear."""
-_LAYER = re.compile(r"(.*?)\.?\b(\d+)\.(.*)")
+_LAYER = re.compile(r"(.*?)\.?\b(\d{1,6})\.(.*)")
 
 
 def architecture_of(config: Mapping[str, Any], tensors: tuple[LayerWeight, ...]) -> ModelShapes:

@@ -10,7 +10,7 @@ import pytest
 
 from dsrun.errors import MissingError, ToolError, UsageError
 from dsrun.models.folder import cached_snapshot, find, hub_cache
-from dsrun.models.headers import stored_tensors
+from dsrun.models.headers import stored_weights
 from dsrun.zero.memory.model.architecture import LayerWeight
 from dsrun.zero.memory.model.count import count
 from dsrun.zero.memory.model.widths import architecture_of
@@ -103,9 +103,9 @@ def test_stored_tensors_from_safetensors_headers(tmp_path):
     save_file({"c": torch.zeros(())}, tmp_path / "two.safetensors")
     index = {"weight_map": {"a": "one.safetensors", "b": "one.safetensors", "c": "two.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert stored_tensors(tmp_path) == {"a": (3, 4), "b": (5,), "c": ()}
+    assert stored_weights(tmp_path).shapes == {"a": (3, 4), "b": (5,), "c": ()}
     (tmp_path / "two.safetensors").unlink()
-    assert stored_tensors(tmp_path) is None
+    assert stored_weights(tmp_path) is None
 
 
 def test_stored_tensors_without_computed_positions(tmp_path):
@@ -124,19 +124,19 @@ def test_stored_tensors_without_computed_positions(tmp_path):
 
 def test_stored_tensors_damaged_header(tmp_path):
     (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", 2**60))
-    assert stored_tensors(tmp_path) is None
+    assert stored_weights(tmp_path) is None
 
 
 @pytest.mark.parametrize("shape", [[3, "4"], [2.5], [-1], 3, [True]])
 def test_stored_tensors_invalid_shape(tmp_path, shape):
     header = json.dumps({"a": {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]}}).encode()
     (tmp_path / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
-    assert stored_tensors(tmp_path) is None
+    assert stored_weights(tmp_path) is None
 
 
 def test_stored_tensors_deeply_nested_index(tmp_path):
     (tmp_path / "model.safetensors.index.json").write_text("[" * 100_000)
-    assert stored_tensors(tmp_path) is None
+    assert stored_weights(tmp_path) is None
 
 
 def test_cluster_from_gpu_spec():
