@@ -180,7 +180,8 @@ def best_of(history: RunHistory) -> BestMetric | None:
 
 def _state(history: RunHistory, now: float, lock_tries: int) -> RunState:
     events = history.events
-    last = events[-1] if events else {}
+    # What was before a wait goes on: training, or the restart whose ranks wait for GPU memory.
+    last = next((each for each in reversed(events) if each.get("kind") != "waiting"), {})
     kind = kind_of(last)
     is_fresh = _has_fresh_nodes(history, now)
     if _is_running(history, kind.name, now, lock_tries):
@@ -188,15 +189,13 @@ def _state(history: RunHistory, now: float, lock_tries: int) -> RunState:
         return "saving" if kind.state == "saving" else cast(RunState, _PHASES.get(phase) or kind.state)
     if RunFolder(history.path).finished.exists():
         return "finished"
-    # A supervisor may wait for GPU memory after it has announced the next attempt.
-    begins = next((name for each in reversed(events) if (name := each.get("kind")) != "waiting"), None)
-    if history.nodes and (not events or begins in ("remedy", "restart")):
+    if history.nodes and (not events or kind.name in ("remedy", "restart")):
         # A dsrun launch of another program: nobody holds its folder, and only failures are events.
         if is_fresh:
             return "training"
         if not events and not history.run:
             return "silent"
-    if kind.state == "restarting" and not kind.final and now - (seconds_of(last) or 0.0) < RESTART_S:
+    if kind.state == "restarting" and not kind.final and now - (seconds_of(events[-1]) or 0.0) < RESTART_S:
         return "restarting"
     code = whole(last.get("exit_code")) if kind.over == "finished" else None
     over = "starting" if not events else "stopped" if code == EXIT_RESUME else "failed" if code else kind.over

@@ -144,6 +144,7 @@ def test_wheel_push_nodes_with_different_torch(dsrun, here, nodes):
     done = push(dsrun, path, "--nodes", "n1,n2")
     assert done.returncode == 3
     (differ,) = [line for line in done.stdout.splitlines() if "[nodes_differ]" in line]
+    assert differ.startswith("error: torch ")
     assert f"{torch_minor()}.99+other on n2" in differ
 
 

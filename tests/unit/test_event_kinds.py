@@ -73,6 +73,47 @@ def test_values_are_those_that_readers_know(kind: EventKind) -> None:
     assert {name for name, _, _ in pieces} <= {*re.findall(r"`(\w+)`", kind.keys), "cause", "message"}
 
 
+TRAINS = {
+    "training", "progress", "checkpoint_end", "checkpoint_failed", "evaluate", "nan", "spike", "interval", "straggler",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "kinds"),
+    [
+        ("state", "training", TRAINS),
+        ("state", "saving", {"checkpoint_begin"}),
+        ("state", "starting", {"start", "resume", "signal", "end"}),
+        ("is_under_way", True, {*TRAINS, "checkpoint_begin", "start", "resume", "end"}),
+        ("level", "quiet", {"progress", "checkpoint_begin"}),
+        (
+            "level",
+            "warning",
+            {"checkpoint_failed", "failing", "nan", "remedy", "restart", "signal", "spike", "straggler", "waiting"},
+        ),
+        ("level", "error", {"failure"}),
+        ("outcome", "success", {"checkpoint_end", "end"}),
+        ("outcome", "failure", {"checkpoint_failed", "failure"}),
+        ("timed", True, {"checkpoint_end", "evaluate", "end"}),
+    ],
+)
+def test_kinds_of_a_meaning(field: str, value: object, kinds: set[str]) -> None:
+    assert {kind.name for kind in event_kinds().values() if getattr(kind, field) == value} == kinds
+
+
+def test_marks_of_charts_have_their_text() -> None:
+    found = {
+        name: filled(kind.label, {"step": 5, "message": "it is inf"})
+        for name, kind in event_kinds().items()
+        if kind.mark
+    }
+    assert found == {
+        "training": "training continued after step 5",
+        "checkpoint_end": "checkpoint 5",
+        "nan": "step 5 was skipped: it is inf",
+    }
+
+
 @pytest.mark.parametrize("kind", event_kinds())
 @pytest.mark.parametrize("odd", [None, "", "7", -1, 1e300, [], {}, True])
 def test_any_value_has_a_text(kind: str, odd: Any) -> None:

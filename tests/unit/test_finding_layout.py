@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -12,7 +13,16 @@ import pytest
 import dsrun
 from dsrun.errors import MissingError
 from dsrun.findings.finding import Finding, errors_in, has_errors, worst_first
-from dsrun.findings.show import finding_lines, in_english, refusal, shown, status_width, status_word, total_line
+from dsrun.findings.show import (
+    finding_lines,
+    in_english,
+    refusal,
+    shown,
+    status_width,
+    status_word,
+    table_lines,
+    total_line,
+)
 from dsrun.messages import Message
 from dsrun.system.terminal.display import cells
 
@@ -38,7 +48,9 @@ def test_levels_are_coloured_unless_no_color(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delenv("NO_COLOR", raising=False)
     coloured = next(finding_lines([ERROR]))
     assert coloured != click.unstyle(coloured)
-    assert status_word("fail") != click.unstyle(status_word("fail"))
+    assert coloured.startswith("\x1b[31m")
+    words = [status_word(each) for each in ("fail", "warn", "pass", "skip")]
+    assert [word[: word.index("m") + 1] for word in words] == ["\x1b[31m", "\x1b[33m", "\x1b[32m", "\x1b[90m"]
     monkeypatch.setenv("NO_COLOR", "1")
     assert next(finding_lines([ERROR])) == click.unstyle(coloured)
 
@@ -51,11 +63,22 @@ def test_words_are_chinese_and_equally_wide(monkeypatch: pytest.MonkeyPatch) -> 
     assert not any(word.isascii() for word in words)
     assert {cells(word) for word in words} == {status_width()}
     assert in_english(ERROR).line == "f:3: no step was logged [e] (mend it)"
+    assert total_line("f", [ERROR]).startswith("f：")
 
 
 def test_total_counts_each_level() -> None:
     assert total_line("f", [REMARK, ERROR, ERROR]) == "f: 2 errors, 1 remark"
     assert total_line("f", []) == "f: no findings"
+
+
+def test_table_has_the_fix_of_a_problem_only() -> None:
+    assert list(table_lines(ERROR, None)) == ["f:3: no step was logged", "-> mend it"]
+    assert list(table_lines(replace(ERROR, level="info"), None)) == ["f:3: no step was logged"]
+
+
+@pytest.mark.parametrize(("columns", "lines"), [(None, 1), (29, 1), (30, 2)])
+def test_table_is_wrapped_unless_it_is_too_narrow(columns: int | None, lines: int) -> None:
+    assert len(list(table_lines(Finding(level="info", code="i", message="word " * 10), columns))) == lines
 
 
 def test_refusal_has_all_errors_each_with_its_fix(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from dsrun.collectives.place import MemberPlace, place_of
 from dsrun.collectives.report import as_json, common_facts, member_rows, together
 from dsrun.collectives.schedule import ALL_PAIRS_UP_TO, CollectivePhase, cover, rounds, units_of
 from dsrun.errors import UsageError
+from dsrun.findings.texts import text_of
 from dsrun.findings.texts import text_table as table_of
 from dsrun.launch.context import SrunLauncher
 
@@ -133,6 +134,7 @@ def test_pair_that_hangs_while_connecting_is_named() -> None:
     verdict = judge(seen)
     first = verdict.findings[0]
     assert (first.code, first.message.values["who"]) == ("cannot_connect", "n0 and n2")
+    assert first.message.values["during"] == text_of("collective_failed.in_pair", names="n0 and n2")
     assert verdict.exclude == ("n2",)
 
 
@@ -145,7 +147,8 @@ def test_rank_that_stays_behind_is_named_and_the_waiting_ones_are_not() -> None:
     verdict = judge(seen)
     (finding,) = verdict.findings
     assert (finding.code, finding.message.values["rank"]) == ("rank_hung", "rank 1 on n1")
-    assert "broadcast" in finding.message.values["what"]
+    assert finding.message.values["what"].values["stage"].values == {"stage": "broadcast"}
+    assert finding.message.values["during"] == text_of("collective_failed.all_together")
     assert verdict.exclude == ("n1",)
 
 
@@ -181,7 +184,11 @@ def test_minority_of_versions_is_to_be_excluded() -> None:
     seen = nodes(3, n1=other)
     verdict = judge(seen)
     (torch,) = [each for each in verdict.findings if each.level == "error"]
-    assert (torch.code, torch.where) == ("nodes_differ", "n1")
+    assert (torch.code, torch.where, torch.message.values["title"]) == ("nodes_differ", "n1", "torch")
+    parts = torch.message.values["parts"].values
+    assert [each.values for each in parts] == [
+        {"value": "2.13.0", "nodes": "n[0,2]"}, {"value": "2.12.0", "nodes": "n1"},
+    ]  # fmt: skip
     assert verdict.exclude == ("n1",)
     # Drivers may differ, which is worth a look.
     assert [each.level for each in verdict.findings] == ["error", "warning"]

@@ -2,6 +2,7 @@
 
 from dsrun.collectives.facts import NodeFacts
 from dsrun.collectives.facts import differences as between_ranks
+from dsrun.findings.texts import text_of
 from dsrun.hardware.node_comparison import NodeDifference, compared
 from dsrun.wheel.verify.nodes import NodeReport
 from dsrun.wheel.verify.probed_machine import ProbedMachine
@@ -28,6 +29,28 @@ def test_nodes_of_a_value_are_listed_as_slurm_does():
     finding = NodeDifference(fact="driver", values=values).finding("warning")
     assert (finding.level, finding.code) == ("warning", "nodes_differ")
     assert "new on n[0-2,4-9]; old on n3" in finding.message
+
+
+def test_values_are_in_the_order_of_the_nodes():
+    values = {"n1": "b", "n2": "a", "n3": "b"}
+    finding = NodeDifference(fact="torch", values=values).finding(where="n2")
+    assert [part.values["value"] for part in finding.message.values["parts"].values] == ["b", "a"]
+    assert (finding.level, finding.where) == ("error", "n2")
+
+
+def test_other_gpus_cannot_be_installed():
+    found = [NodeDifference(fact=fact, values={"n1": "a", "n2": "b"}).finding() for fact in ("gpus", "torch")]
+    assert [each.fix == text_of("nodes_differ.gpus") for each in found] == [True, False]
+
+
+def test_many_names_without_a_pattern_are_counted():
+    """Up to 80 characters of them are listed: here 9 × 8, and 10 × 8, with commas."""
+    for count, listed in ((9, True), (10, False)):
+        names = [f"node-{letter * 3}" for letter in "abcdefghijkl"[:count]]
+        values = {**dict.fromkeys(names, "new"), "other": "old"}
+        (part, _) = NodeDifference(fact="driver", values=values).finding().message.values["parts"].values
+        expected = ",".join(names) if listed else text_of("nodes_differ.many", count=count)
+        assert part.values["nodes"] == expected
 
 
 def test_doctor_and_wheel_push_tell_the_same():

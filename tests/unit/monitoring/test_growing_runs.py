@@ -119,6 +119,15 @@ def test_a_long_file_is_sampled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert history.series("eval_loss") == [(500, 0.5)]
 
 
+def test_newest_steps_are_enough_for_a_status(tmp_path: Path) -> None:
+    begin(tmp_path)
+    add(tmp_path / "metrics.jsonl", *({"step": step, "loss": 1 / step} for step in range(1, 20_001)))
+    counts = [len(RunReader(tmp_path, extent).read().steps) for extent in ("newest", "view")]
+    assert counts[0] < 2000
+    assert counts[1] > 8000
+    assert RunReader(tmp_path, "newest").read().steps[-1]["step"] == 20_000
+
+
 def test_steps_in_memory_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_reader, "MOST_STEPS", 100)
     begin(tmp_path)

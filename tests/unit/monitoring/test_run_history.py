@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -76,19 +78,28 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
         ([event("start"), event("training", 1)], "killed"),
         ([event("start"), event("end", 5, exit_code=75)], "stopped"),
         ([event("start"), event("end", 5, exit_code=1)], "failed"),
+        ([event("start"), event("training", 1), event("waiting", 3)], "killed"),
+        ([event("failure", 3), event("waiting", 4)], "failed"),
+        ([event("failure", 3), event("restart", 4, attempt=1), event("waiting", 5)], "restarting"),
     ],
 )
 def test_state_follows_from_the_last_event(tmp_path: Path, events: list[dict[str, Any]], state: str) -> None:
     assert status_of(read_history(run_folder(tmp_path, events=events)), AT_START + 60).state == state
 
 
-@pytest.mark.parametrize(("age_s", "state"), [(5, "training"), (STALE_S + 1, "killed")])
+@pytest.mark.parametrize(("age_s", "state"), [(29, "training"), (31, "restarting"), (RESTART_S + 5, "killed")])
 def test_launched_program_runs_while_its_node_reports(tmp_path: Path, age_s: float, state: str) -> None:
     """Another program holds no lock, and after a restart writes no event."""
     run_folder(tmp_path, events=[event("failure", 3), event("restart", 4)])
     write_node_status(tmp_path, NodeStatus(time=at(50), host="gpu01", node=0, attempt=1, world_size=1))
-    now = AT_START + 50 + age_s + (RESTART_S if state == "killed" else 0)
-    assert status_of(read_history(tmp_path), now).state == state
+    assert status_of(read_history(tmp_path), AT_START + 50 + age_s).state == state
+
+
+@pytest.mark.parametrize(("restarted", "state"), [(50, "training"), (51, "restarting")])
+def test_status_of_a_node_counts_from_the_last_event_on(tmp_path: Path, restarted: float, state: str) -> None:
+    run_folder(tmp_path, events=[event("failure", 3), event("restart", restarted)])
+    write_node_status(tmp_path, NodeStatus(time=at(50), host="gpu01", node=0, attempt=1, world_size=1))
+    assert status_of(read_history(tmp_path), AT_START + 55).state == state
 
 
 def test_launched_program_that_waited_for_memory_runs_again(tmp_path: Path) -> None:
@@ -141,8 +152,9 @@ def test_a_held_folder_is_a_run_that_goes_on(tmp_path: Path) -> None:
     with RunFolder(tmp_path).acquire():
         history = read_history(tmp_path)
         assert status_of(history).state == "training"
-        (tmp_path / "events.jsonl").open("a").write(json.dumps(event("checkpoint_begin", 5, step=10)) + "\n")
-        assert status_of(read_history(tmp_path)).state == "saving"
+        for last, state in ((event("waiting", 4), "training"), (event("checkpoint_begin", 5, step=10), "saving")):
+            (tmp_path / "events.jsonl").open("a").write(json.dumps(last) + "\n")
+            assert status_of(read_history(tmp_path)).state == state
 
 
 def test_figures_of_a_run_that_goes_on(tmp_path: Path) -> None:
@@ -174,19 +186,47 @@ def test_goodput_counts_what_was_trained_since_the_last_event(tmp_path: Path) ->
     assert status_of(read_history(tmp_path)).goodput == 0  # it was killed, and none of that is on the disk
 
 
+def test_steps_logged_during_a_save_do_not_end_it(tmp_path: Path) -> None:
+    metrics = [{"step": n, "loss": 2.0, "time": at(10 + n)} for n in range(1, 31)]
+    events = [event("start"), event("training", 10, step=0), event("checkpoint_begin", 20, step=10)]
+    run_folder(tmp_path, metrics=metrics, events=events)
+    with RunFolder(tmp_path).acquire():
+        status = status_of(read_history(tmp_path))
+    assert status.time is not None
+    assert (status.time.total, status.time.saving) == (20, 0)
+
+
 def test_the_best_evaluation_is_by_the_runs_own_metric(tmp_path: Path) -> None:
     metrics = [{"step": 1, "eval_bleu": 3.0, "eval_loss": 1.0}, {"step": 2, "eval_bleu": 9.0, "eval_loss": 2.0}]
     run_folder(tmp_path, metrics=metrics, events=[event("start")])
     (tmp_path / "run.json").write_text(json.dumps({"specs": {"train": {"metric_for_best_model": "bleu"}}}))
     best = status_of(read_history(tmp_path)).best
     assert best is not None
-    assert (best.metric, best.value, best.step) == ("eval_bleu", 9.0, 2)
+    assert (best.metric, best.value, best.step, best.rank) == ("eval_bleu", 9.0, 2, -9.0)
+    assert replace(best, greater_is_better=False).rank == 9.0
 
 
 def test_failure_and_its_cause_are_told(tmp_path: Path) -> None:
     events = [event("start"), event("failure", 3, cause="cuda_oom", message="rank 1 has no memory")]
     status = status_of(read_history(run_folder(tmp_path, events=events)))
     assert (status.cause, status.message) == ("cuda_oom", "rank 1 has no memory")
+
+
+def test_earlier_failure_is_no_cause_of_a_run_that_finished_or_goes_on(tmp_path: Path) -> None:
+    events = [event("failure", 3, cause="cuda_oom"), event("restart", 4), event("training", 5)]
+    run_folder(tmp_path, events=events)
+    with RunFolder(tmp_path).acquire():
+        assert status_of(read_history(tmp_path)).cause is None
+    status = status_of(read_history(run_folder(tmp_path, events=[*events, event("end", 9, exit_code=0)])))
+    assert (status.state, status.cause) == ("finished", None)
+
+
+def test_step_time_is_of_the_last_twenty() -> None:
+    """Ten of 1 s and ten of 3 s, and before them one of either."""
+    for before in (1, 3):
+        seconds = accumulate([before, *[1] * 10, *[3] * 10], initial=0)
+        steps = [{"step": step, "time": at(second)} for step, second in enumerate(seconds)]
+        assert recent_step_s(steps) == 2.0
 
 
 def test_step_time_ignores_one_pause() -> None:

@@ -70,6 +70,14 @@ def test_goodput_of_requeued_job_counts_queue_and_start_up() -> None:
     assert "6 min in the queue" in goodput_line(ledger)
 
 
+def test_goodput_while_the_supervisor_waits_is_that_of_before() -> None:
+    """Training while it waits during an attempt, restarting where GPU memory is waited for."""
+    events = [at(0, "start"), at(10, "training", step=0), at(20, "waiting"), at(50, "progress", step=40)]
+    assert seconds(events) == {"productive": 40, "restart": 10, "total": 50}
+    events += [at(60, "checkpoint_end", step=50), at(60, "failure", step=50), at(61, "restart"), at(65, "waiting")]
+    assert seconds([*events, at(70, "start", attempt=1)]) == {"productive": 50, "restart": 20, "total": 70}
+
+
 def test_goodput_of_finished_run_that_could_not_be_pushed() -> None:
     """The final model is on the disk: what fails after the end loses no work."""
     events = [at(0, "start"), at(10, "training", step=0), at(60, "end", step=50), at(70, "failure")]

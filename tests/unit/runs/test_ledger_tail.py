@@ -28,6 +28,15 @@ def test_only_new_records_are_read(tmp_path):
     assert steps(tail) == []
 
 
+def test_lines_of_the_tail_are_not_sampled_too(tmp_path):
+    """The sample is of what lies before; its last line may end in the tail."""
+    path = tmp_path / "events.jsonl"
+    path.write_text("".join(f'{{"step": {step}}}\n' for step in range(100, 200)))
+    found = steps(LineTail(path, whole=1000, tail=690, samples=500))
+    assert [step for step in found if step > 150] == list(range(151, 200))
+    assert set(found) == set(range(100, 200))
+
+
 def test_file_may_come_later(tmp_path):
     path = tmp_path / "events.jsonl"
     tail = LineTail(path, begin=None)

@@ -1,5 +1,6 @@
 """Complete and damaged checkpoints, with every kind of damage that a crash or a disk can do."""
 
+import errno
 import json
 import zlib
 
@@ -7,6 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dsrun.findings.texts import finding_of, text_of
+from dsrun.runs import manifest
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import (
     complete_checkpoints,
@@ -117,17 +120,17 @@ def empty_manifest(checkpoint):
 
 
 @pytest.mark.parametrize(
-    ("damage", "code", "name"),
+    ("damage", "key", "name", "values"),
     [
-        (shorten, "checkpoint_corrupt", "trainer_state.json"),
-        (remove, "checkpoint_incomplete", "trainer_state.json"),
-        (remove_manifest, "checkpoint_incomplete", ""),
-        (tear_manifest, "checkpoint_incomplete", ""),
-        (empty_manifest, "checkpoint_incomplete", ""),
-        (nest_manifest, "checkpoint_incomplete", ""),
+        (shorten, "checkpoint_corrupt.size", "trainer_state.json", {"size": 1, "saved": 2}),
+        (remove, "checkpoint_incomplete.no_file", "trainer_state.json", {}),
+        (remove_manifest, "checkpoint_incomplete.no_manifest", "", {}),
+        (tear_manifest, "checkpoint_incomplete.bad_manifest", "", {}),
+        (empty_manifest, "checkpoint_incomplete.bad_manifest", "", {}),
+        (nest_manifest, "checkpoint_incomplete.bad_manifest", "", {}),
     ],
 )
-def test_torn_checkpoint_passed_over_and_named(run, damage, code, name):
+def test_torn_checkpoint_passed_over_and_named(run, damage, key, name, values):
     """A torn checkpoint is passed over, and named."""
     for step in (7, 9):
         write_manifest(save(run, step), {})
@@ -136,9 +139,9 @@ def test_torn_checkpoint_passed_over_and_named(run, damage, code, name):
     assert not is_complete(torn)
     assert complete_checkpoints(run) == [(7, run.checkpoint(7))]
     (found,) = verify(torn)
-    assert (found.finding.level, found.finding.code, found.name) == ("error", code, name)
-    assert found.finding.where == str(torn / name)
-    assert found.finding.fix
+    assert found.name == name
+    assert found.finding == finding_of(key, where=str(torn / name), fix=text_of("checkpoint.older"), **values)
+    assert found.finding.level == "error"
 
 
 def test_damage_names_its_file_for_json_and_below_a_checkpoint(run):
@@ -168,6 +171,20 @@ def test_verify_finds_flipped_bit_in_checkpoint(tmp_path_factory, place, bit):
     assert is_complete(checkpoint)
     (found,) = verify(checkpoint)
     assert (found.finding.code, found.finding.where) == ("checkpoint_corrupt", str(shard))
+    assert found.finding.message == text_of("checkpoint_corrupt.differs.message")
+
+
+def test_file_that_cannot_be_read_is_damaged(run, monkeypatch):
+    """Root may read everything, so the system's answer is played."""
+
+    def refuse(_path):
+        raise OSError(errno.EIO, "Input/output error")
+
+    write_manifest(save(run, 5), {})
+    monkeypatch.setattr(manifest, "sum_of", refuse)
+    found = verify(run.checkpoint(5))
+    reason = text_of("checkpoint_corrupt.unreadable.message", reason="Input/output error")
+    assert {each.finding.message for each in found} == {reason}
 
 
 def test_complete_checkpoints_newest_first(run):

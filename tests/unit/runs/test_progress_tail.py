@@ -31,6 +31,11 @@ def test_progress_loss_is_not_eval_loss(metrics):
     assert (progress(metrics).step, progress(metrics).loss) == (10, 2.0)
 
 
+def test_progress_loss_without_step_is_foreign(metrics):
+    write(metrics, [{"step": 1, "loss": 3.0}, {"loss": 9.0}])
+    assert (progress(metrics).step, progress(metrics).loss) == (1, 3.0)
+
+
 def test_progress_ignores_torn_last_line(metrics):
     """A torn last line does not count."""
     write(metrics, [{"step": 1, "loss": 3.0}], end='{"step": 2, "loss": 1.0}')

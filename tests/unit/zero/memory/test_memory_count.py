@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
-from dataclasses import replace
+from dataclasses import asdict
 
 import pytest
 
@@ -32,8 +32,7 @@ def write(folder, config):
 def test_parameter_count_meta_device_and_shapes_agree(tmp_path):
     found = write(tmp_path, LLAMA)
     meta, shapes = count(found, meta=True), count(found, meta=False)
-    assert vars(replace(meta.architecture, blocks=())) == vars(replace(shapes.architecture, blocks=()))
-    assert list(meta.architecture.tensors()) == list(shapes.architecture.tensors())
+    assert asdict(meta.architecture) == asdict(shapes.architecture)
     assert (meta.how, shapes.how) == ("transformers on the meta device", "the architecture's shapes")
     assert meta.findings == ()
 
