@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from dsrun.errors import UsageError, did_you_mean
+from dsrun.launch.launchers import PYTHON
 
 _LINE = re.compile(r"(?P<name>\S+)\s+slots\s*=\s*(?P<slots>\S+)")
 _NAME = re.compile(r"[A-Za-z0-9_.:%@-]+")
@@ -125,7 +126,6 @@ def _slots(text: str, host: SshHost, flag: str) -> tuple[int, ...]:
 
 
 MODULE = "torch.distributed.run"
-_PYTHON = re.compile(r"python(?:3(?:\.\d+)?)?")
 # Options that count here, and those that the supervisor ignores.
 _VALUED = frozenset(
     {"nnodes", "node_rank", "nproc_per_node", "master_addr", "master_port", "max_restarts"}
@@ -162,7 +162,7 @@ def torchrun_arguments(argv: Sequence[str]) -> tuple[str, ...] | None:
     name = PurePosixPath(first).name
     if name == "torchrun":
         return tuple(rest)
-    if _PYTHON.fullmatch(name) and rest[:2] == ["-m", MODULE]:
+    if PYTHON.fullmatch(name) and rest[:2] == ["-m", MODULE]:
         return tuple(rest[2:])
     return None
 
