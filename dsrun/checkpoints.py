@@ -225,7 +225,7 @@ def export_source(source: Path, *, merge_lora: bool, notify: Callable[[str], Non
     """
     if not source.is_dir():
         raise UsageError(f"there is no folder {source}", fix="give a run folder or a checkpoint")
-    if (source / "run.json").is_file():
+    if RunFolder(source).run_json.is_file():
         return _run_source(source, merge_lora=merge_lora, notify=notify)
     if (source / MANIFEST).is_file():
         damage = verify(source)
@@ -246,7 +246,7 @@ def _run_source(run: Path, *, merge_lora: bool, notify: Callable[[str], None]) -
     folder = RunFolder(run)
     if folder.finished.is_file():
         # A LoRA run has both its adapter and the merged model.
-        finals = [folder.model] if merge_lora else [run / "adapter", folder.model]
+        finals = [folder.model] if merge_lora else [folder.adapter, folder.model]
         for final in finals:
             if final.is_dir():
                 return final

@@ -20,6 +20,7 @@ from dsrun.findings.texts import text_of
 from dsrun.findings.translation import translated
 from dsrun.messages import Message, joined
 from dsrun.runs.find import is_run, runs_below
+from dsrun.runs.folder import RunFolder
 from dsrun.system.terminal.display import counted, padded
 
 STDIN = "-"
@@ -67,7 +68,7 @@ def _verdicts(logs: tuple[str, ...]) -> dict[str, RunVerdict]:
 def _of_folder(folder: Path) -> dict[str, RunVerdict]:
     runs = runs_below(folder)
     paths = logs_below(folder)
-    if is_run(folder) or (not runs and paths and all(path.parent == folder / "logs" for path in paths)):
+    if is_run(folder) or (not runs and paths and all(path.parent == RunFolder(folder).logs for path in paths)):
         return {str(folder): of_run(folder)}
     verdicts = {str(run): of_run(run) for run in runs}
     others = [path for path in paths if not any(path.is_relative_to(run) for run in runs)]

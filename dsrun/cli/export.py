@@ -13,6 +13,7 @@ import click
 from dsrun.checkpoints import export_source
 from dsrun.cli.options import DEBUG, Command
 from dsrun.errors import UsageError
+from dsrun.runs.folder import RunFolder
 from dsrun.system.host import require_training_packages
 from dsrun.system.terminal.stderr import print_note
 
@@ -49,7 +50,8 @@ def command(*, source: Path, to: Path, dtype: str | None, merge_lora: bool, max_
     limit = shard_bytes(max_shard_size)
     refuse_target(to, source, force=force)
     chosen = export_source(source, merge_lora=merge_lora, notify=print_note)
-    is_merged = chosen == source / "model" and (source / "adapter").is_dir()
+    run = RunFolder(source)
+    is_merged = chosen == run.model and run.adapter.is_dir()
     request = {
         "source": str(chosen.absolute()),
         "to": str(to.absolute()),
@@ -82,5 +84,5 @@ def refuse_target(to: Path, source: Path, *, force: bool) -> None:
         raise UsageError(f"--to {to} is not empty", fix="choose another folder, or --force to replace it")
     if source.resolve().is_relative_to(to.resolve()):
         raise UsageError(f"--to {to} would replace {source} itself", fix="choose another folder")
-    if (to / "run.json").is_file():
+    if RunFolder(to).run_json.is_file():
         raise UsageError(f"--to {to} is a run folder, with its checkpoints", fix="choose another folder")

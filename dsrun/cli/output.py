@@ -17,7 +17,7 @@ import click
 
 from dsrun.errors import UsageError
 from dsrun.system.files import replacing
-from dsrun.system.terminal.display import cells, padded, printable
+from dsrun.system.terminal.display import aligned_rows, printable
 from dsrun.system.terminal.stderr import print_error, print_note
 
 if TYPE_CHECKING:
@@ -65,10 +65,8 @@ def write_output(text: str, name: str | None, *, force: bool) -> None:
 
 def print_table(rows: Iterable[Sequence[str]]) -> None:
     """Print rows of cells with aligned columns."""
-    rows = [[printable(cell) for cell in row] for row in rows]
-    widths = [max(map(cells, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        click.echo("  ".join(padded(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    for line in aligned_rows([[printable(cell) for cell in row] for row in rows]):
+        click.echo(line)
 
 
 def print_fields(fields: Iterable[tuple[str, str]], *, width: int) -> None:

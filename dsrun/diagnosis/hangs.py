@@ -13,6 +13,7 @@ from pathlib import Path
 
 from dsrun.diagnosis.flight_recorder import RecordedOperation, parse_dump
 from dsrun.diagnosis.stacks import StackPlace, place_of
+from dsrun.system.files import text_of_file
 
 # What waits for other ranks is not what they wait for.
 _WAITING = ("collective", "gpu")
@@ -49,18 +50,12 @@ def read_standings(folder: Path) -> list[RankStanding]:
         for file in folder.iterdir()
         if (match := _DUMP_FILE.search(file.name)) and file.is_file()
     }
-    return [
-        RankStanding(rank, place_of(_text(folder / f"rank-{rank}.stacks.txt"), _text(folder / f"rank-{rank}.proc.txt")),
-                 dumps.get(rank))
-        for rank in ranks
-    ]  # fmt: skip
+    return [RankStanding(rank, _place(folder, rank), dumps.get(rank)) for rank in ranks]
 
 
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
+def _place(folder: Path, rank: int) -> StackPlace:
+    stacks, state = folder / f"rank-{rank}.stacks.txt", folder / f"rank-{rank}.proc.txt"
+    return place_of(text_of_file(stacks), text_of_file(state))
 
 
 def outliers(standings: Sequence[RankStanding]) -> tuple[int, ...]:

@@ -43,7 +43,7 @@ def of_run(folder: Path, history: RunHistory | None = None) -> RunVerdict:
     kind = kind_of(ending)
     ended_well = kind.over == "finished" and not ending.get("exit_code")
     verdict = _of_logs(logs, exit_code=0 if ended_well or RunFolder(folder).finished.exists() else None)
-    where = str(folder / "events.jsonl")
+    where = str(RunFolder(folder).events)
     # While its supervisor ends the ranks of an attempt that has failed, one of them still holds the folder.
     is_failing = kind.is_failure and not kind.final
     if not ended_well and not is_failing and (running := who_runs(folder)):
@@ -84,7 +84,7 @@ def _running(history: RunHistory, who: str, verdict: RunVerdict, where: str) -> 
 
 
 def _killed(folder: Path) -> Message:
-    named = read_holder(folder / ".lock")
+    named = read_holder(RunFolder(folder).lock)
     gone = text_of("run_state.gone", pid=named.pid, host=named.host)
     ended = joined(", ", [text_of("run_state.no_end"), last_step(folder)])
     why = text_of("run_state.killed_by")
@@ -146,8 +146,7 @@ def _last_logs(folder: Path) -> dict[str, Path]:
     others = (path for path in sorted(run.logs.glob("*")) if path not in ranks)
     launchers = [path for path in others if path.is_file() and _LOG.fullmatch(path.name)]
     outside = [path for path in folder.glob("*") if path.is_file() and _LOG.fullmatch(path.name)]
-    for several in (launchers, [path for path in outside if path.name != "console.log"]):
+    for several in (launchers, [path for path in outside if path != run.console]):
         found += sorted(several, key=lambda path: path.stat().st_mtime)[-1:]
-    figures = folder / "metrics.jsonl"
-    found += [figures] if figures.is_file() else []
+    found += [run.metrics] if run.metrics.is_file() else []
     return {str(path): path for path in found}

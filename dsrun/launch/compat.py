@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from dsrun.errors import UsageError, did_you_mean
+from dsrun.launch.launchers import PYTHON
+from dsrun.system.env import is_count, shortened
 
 _LINE = re.compile(r"(?P<name>\S+)\s+slots\s*=\s*(?P<slots>\S+)")
 _NAME = re.compile(r"[A-Za-z0-9_.:%@-]+")
@@ -65,8 +67,8 @@ def _entry(entry: str, where: str) -> tuple[str, int]:
     name, slots = found["name"], found["slots"]
     if not _NAME.fullmatch(name) or name.startswith("-"):  # ssh would take it for an option
         raise UsageError(f"{where}: {name!r} is not a machine name", fix=_FORM)
-    if not (slots.isascii() and slots.isdigit() and 1 <= int(slots) <= _MOST_SLOTS):
-        raise UsageError(f"{where}: slots={slots} is not a number of GPUs", fix=_FORM)
+    if not (is_count(slots) and 1 <= int(slots) <= _MOST_SLOTS):
+        raise UsageError(f"{where}: slots={shortened(slots)} is not a number of GPUs", fix=_FORM)
     return name, int(slots)
 
 
@@ -116,16 +118,16 @@ def _choices(hosts: Sequence[SshHost], choice: str, flag: str) -> dict[str, tupl
 def _slots(text: str, host: SshHost, flag: str) -> tuple[int, ...]:
     numbers = []
     for word in text.split(","):
-        if not (word.strip().isascii() and word.strip().isdigit()) or int(word) not in host.slots:
+        slot = word.strip()
+        if not is_count(slot) or int(slot) not in host.slots:
             raise UsageError(
-                f"{flag}: {host.address} has no slot {word.strip()!r}", fix=f"it has 0 to {len(host.slots) - 1}"
+                f"{flag}: {host.address} has no slot {shortened(slot)!r}", fix=f"it has 0 to {len(host.slots) - 1}"
             )
-        numbers.append(int(word))
+        numbers.append(int(slot))
     return tuple(sorted(set(numbers)))
 
 
 MODULE = "torch.distributed.run"
-_PYTHON = re.compile(r"python(?:3(?:\.\d+)?)?")
 # Options that count here, and those that the supervisor ignores.
 _VALUED = frozenset(
     {"nnodes", "node_rank", "nproc_per_node", "master_addr", "master_port", "max_restarts"}
@@ -162,7 +164,7 @@ def torchrun_arguments(argv: Sequence[str]) -> tuple[str, ...] | None:
     name = PurePosixPath(first).name
     if name == "torchrun":
         return tuple(rest)
-    if _PYTHON.fullmatch(name) and rest[:2] == ["-m", MODULE]:
+    if PYTHON.fullmatch(name) and rest[:2] == ["-m", MODULE]:
         return tuple(rest[2:])
     return None
 
@@ -226,9 +228,9 @@ def _integer(values: dict[str, str], name: str) -> int | None:
     if text is None:
         return None
     flag = f"--{name.replace('_', '-')}"
-    if not (text.isascii() and text.isdigit()):
+    if not is_count(text):
         hint = "a range of nodes cannot be supervised: name one number" if ":" in text else f"{flag}=N"
-        raise UsageError(f"torchrun {flag} {text} is not a number", fix=hint)
+        raise UsageError(f"torchrun {flag} {shortened(text)} is not a number", fix=hint)
     return int(text)
 
 
@@ -239,6 +241,8 @@ def _endpoint(text: str) -> tuple[str | None, int | None]:
     host, colon, port = text.rpartition(":")
     if not colon or text.endswith("]"):
         return text.strip("[]"), None
-    if not (port.isascii() and port.isdigit()):
-        raise UsageError(f"torchrun --rdzv-endpoint {text} is not HOST:PORT", fix="--rdzv-endpoint=HOST:29500")
+    if not is_count(port):
+        raise UsageError(
+            f"torchrun --rdzv-endpoint {shortened(text)} is not HOST:PORT", fix="--rdzv-endpoint=HOST:29500"
+        )
     return host.strip("[]"), int(port)

@@ -7,12 +7,10 @@ from dataclasses import dataclass
 
 from dsrun.errors import UsageError
 from dsrun.launch.training_job import LOOPBACK
+from dsrun.system.env import is_count, shortened
 
 DEFAULT_PORT = 29500  # torch.distributed.run's own
 LAST_PORT = 65534  # the next one is the coordinator's
-# int() itself refuses thousands of digits, with a traceback (sys.set_int_max_str_digits).
-_MOST_DIGITS = 9
-_MOST_SHOWN = 80
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,11 +84,6 @@ def integer(environ: Mapping[str, str], name: str, default: int | None = None) -
     text = environ.get(name, "").strip()
     if not text and default is not None:
         return default
-    if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS):
+    if not is_count(text):
         raise UsageError(f"{name}={shortened(text)!r} is not a number", fix=f"unset {name}, or give it one")
     return int(text)
-
-
-def shortened(text: str) -> str:
-    """The value of a variable, for a message of one line."""
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"

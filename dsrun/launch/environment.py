@@ -14,6 +14,7 @@ from pathlib import Path
 
 from dsrun.errors import UsageError
 from dsrun.launch.training_job import LocalWorkers, TrainingJob
+from dsrun.runs.folder import RunFolder
 from dsrun.system import variables
 from dsrun.system.host import own_programs_first
 
@@ -117,7 +118,7 @@ def launch_environment(
             "TORCH_NCCL_TRACE_BUFFER_SIZE": _FLIGHT_RECORDER_ENTRIES,
             "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
             # torch appends the rank.
-            "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str(run / "logs" / "flight-recorder-rank-"),
+            "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": str(RunFolder(run).logs / "flight-recorder-rank-"),
         }
     if not libuv:
         # torch takes libuv for its store since 2.4, and fails where it was built without.

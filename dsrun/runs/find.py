@@ -18,14 +18,15 @@ from dsrun.system import host
 # A run of another machine whose lock cannot be seen here counts as running if it wrote something so recently.
 _RECENTLY_S = 300.0
 _JUST_NOW_S = 10.0
-# The last one is all that a dsrun launch of a program of its own leaves beside logs.
-_MARKS = ("run.json", "events.jsonl", "recipe.json", ".lock", f"{STATUS}/node-0.json")
 
 
 def is_run(folder: Path) -> bool:
     """Whether `folder` is the run folder of a dsrun train or launch."""
+    run = RunFolder(folder)
+    # The last one is all that a dsrun launch of a program of its own leaves beside logs.
+    marks = (run.run_json, run.events, run.recipe, run.lock, folder / STATUS / "node-0.json")
     with suppress(PermissionError):  # a colleague's own folder among those of a shared file system
-        return any((folder / name).is_file() for name in _MARKS)
+        return any(mark.is_file() for mark in marks)
     return False
 
 
@@ -51,7 +52,7 @@ def who_runs(folder: Path, *, tries: int = LOCK_TRIES) -> str:
     holder = is_in_use(folder, tries=tries)
     if holder is not None:
         return joined(", ", [text_of("run_state.runs", holder=str(holder)), last_step(folder)])
-    named = read_holder(folder / ".lock")
+    named = read_holder(RunFolder(folder).lock)
     silent = _silent_s(folder)
     if named.pid > 0 and named.host != host.hostname() and silent is not None and silent < _RECENTLY_S:
         wrote = text_of("run_state.wrote", holder=str(named), seconds=silent)

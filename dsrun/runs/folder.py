@@ -45,8 +45,7 @@ class LockHolder:
 class RunLock:
     """An flock on RUN/.lock, freed by the kernel when its process dies, however it dies.
 
-    Forked children (data-loader workers) give their copy up at once, else an orphaned one would keep the
-    lock.
+    Forked children (data-loader workers) give their copy up at once, else an orphaned one would keep the lock.
     """
 
     def __init__(self, path: Path) -> None:
@@ -91,7 +90,7 @@ def is_in_use(run: Path, *, tries: int = LOCK_TRIES) -> LockHolder | None:
     It takes 0.1 s a try while somebody does. One is enough for who only shows it: a run that has just begun or ended
     is seen the next time.
     """
-    path = run / ".lock"
+    path = RunFolder(run).lock
     try:
         # Reading is all that a shared lock needs, also over NFS; the folder may be another user's.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -153,8 +152,7 @@ def lives(holder: LockHolder) -> bool:
 
 # The names that `RunFolder.checkpoint` gives; a checkpoint-0030 is somebody's copy, and would not be found by its step.
 _CHECKPOINT = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
-# What a run leaves when it dies before run.json is written, and what a batch system puts there before it
-# starts.
+# What a run leaves when it dies before run.json is written, and what a batch system puts there before it starts.
 _OWN = re.compile(
     r"\.lock|\.saving|\.universal|set-aside|earlier-\d+-\d+|logs|nan|status|console\.log|(metrics|events|samples)\.jsonl"
     r"|(recipe|remedy|skip-steps)\.json|\..*\.json\..*\.tmp|slurm-.*\.(out|err)|\.nfs.*|report\.html"
@@ -231,6 +229,12 @@ class RunFolder:
         """Folder of the checkpoint after optimizer step `step`."""
         return self.path / f"checkpoint-{step}"
 
+    @property
+    def results(self) -> tuple[Path, ...]:
+        """What `--resume never` sets aside beside checkpoints, predictions and samples, there or not."""
+        kept = (self.model, self.adapter, self.metrics, self.events, self.run_json, self.recipe, self.console)
+        return (*kept, self.finished)
+
     def log(self, rank: int, attempt: int = 0, *, node: int | None = None) -> Path:
         """Log of one rank in one attempt; in the sub-folder of its node, if that is given."""
         folder = self.logs if node is None else self.logs / f"node-{node}"
@@ -282,7 +286,7 @@ def refuse_unfit(path: Path, *, force: bool = False) -> None:
     holder = is_in_use(path)
     if holder:
         raise in_use(path, holder)
-    if path.is_dir() and not force and not (path / "run.json").is_file():
+    if path.is_dir() and not force and not RunFolder(path).run_json.is_file():
         foreign = sorted(entry.name for entry in path.iterdir() if not _OWN.fullmatch(entry.name))
         if foreign:
             raise UsageError(

@@ -14,6 +14,9 @@ _TORCHRUN_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTE
 # Below Linux's ephemeral ports (32768 and up), so that no outgoing connection sits on the port by chance.
 FIRST_PORT = 15000
 PORTS = 15000
+# int() itself refuses thousands of digits, with a traceback (sys.set_int_max_str_digits).
+_MOST_DIGITS = 9
+_MOST_SHOWN = 80
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,19 +164,29 @@ def expand_counts(text: str) -> list[int]:
     """SLURM's tasks per node, one number a node: "4(x2),3" is [4, 4, 3]; [] for what cannot be read."""
     counts: list[int] = []
     for part in text.split(",") if text else []:
-        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
+        found = re.fullmatch(r"(\d{1,9})(?:\(x(\d{1,5})\))?", part.strip())
         if not found:
             return []
         counts += [int(found[1])] * int(found[2] or 1)
     return counts
 
 
+def is_count(text: str) -> bool:
+    """Whether `text` is a whole number from 0 that is not absurd."""
+    return text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS
+
+
+def shortened(text: str) -> str:
+    """The value of a variable, for a message of one line."""
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}…"
+
+
 def _integer(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
     text = environ.get(name, "").strip()
     if not text and default is not None:
         return default
-    if not re.fullmatch(r"-?\d+", text):
-        raise UsageError(f"{name}={text!r} is not an integer", fix="start workers with torchrun or srun")
+    if not re.fullmatch(r"-?\d{1,18}", text):
+        raise UsageError(f"{name}={shortened(text)!r} is not an integer", fix="start workers with torchrun or srun")
     return int(text)
 
 

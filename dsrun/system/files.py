@@ -115,6 +115,14 @@ def parse_json(text: str | bytes) -> Any:
     return value
 
 
+def text_of_file(path: Path) -> str:
+    """The text in `path`, with marks for what is no UTF-8; "" where none can be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in `path`; {} where there is none that can be read."""
     try:

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from dsrun.errors import MissingError
-from dsrun.system.files import nearest_existing
+from dsrun.system.files import nearest_existing, text_of_file
 
 ROOT = Path("/")
 # Linux writes the first two for x86, bf16 for Arm (Documentation/arch/arm64/elf_hwcaps.rst).
@@ -45,7 +45,7 @@ def hostname() -> str:
 @cache
 def boot_id() -> str:
     """A short name for the time since this machine started; "" where the kernel has none."""
-    return _text(ROOT / "proc/sys/kernel/random/boot_id")[:8]
+    return text_of_file(ROOT / "proc/sys/kernel/random/boot_id")[:8]
 
 
 def uptime_s() -> float:
@@ -55,7 +55,7 @@ def uptime_s() -> float:
 
 def cpu_flags(root: Path = ROOT) -> frozenset[str]:
     """Instruction-set flags of the first processor in /proc/cpuinfo; empty where there is none."""
-    for line in _text(root / "proc/cpuinfo").splitlines():
+    for line in text_of_file(root / "proc/cpuinfo").splitlines():
         key, _, value = line.partition(":")
         if key.strip() in ("flags", "Features"):
             return frozenset(value.split())
@@ -100,7 +100,7 @@ def oom_kills(root: Path = ROOT) -> int:
     files = [root / "proc/vmstat"]
     for folder in cgroups(root, "memory"):
         files += [folder / "memory.events", folder / "memory.oom_control"]
-    lines = (line.split() for file in files for line in _text(file).splitlines())
+    lines = (line.split() for file in files for line in text_of_file(file).splitlines())
     return sum(int(fields[1]) for fields in lines if len(fields) == 2 and fields[0] == "oom_kill")
 
 
@@ -150,16 +150,9 @@ def _installed(package: str) -> str | None:
         return None
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
 def _meminfo(root: Path, key: str) -> int:
     """A line of /proc/meminfo in bytes; psutil where that file does not exist."""
-    for line in _text(root / "proc/meminfo").splitlines():
+    for line in text_of_file(root / "proc/meminfo").splitlines():
         name, _, value = line.partition(":")
         if name == key:
             return int(value.split()[0]) * 1024
@@ -175,7 +168,7 @@ def cgroups(root: Path, controller: str) -> Iterator[Path]:
     Inside a container /proc/self/cgroup may name a path of the host that is not mounted here; the folders
     above it then remain, up to the container's own root.
     """
-    for line in _text(root / "proc/self/cgroup").splitlines():
+    for line in text_of_file(root / "proc/self/cgroup").splitlines():
         number, _, rest = line.partition(":")
         names, _, path = rest.partition(":")
         mount = root / "sys/fs/cgroup"
@@ -193,13 +186,13 @@ def cgroups(root: Path, controller: str) -> Iterator[Path]:
 
 def _number(*paths: Path) -> int | None:
     """The number in the first of the files that holds one: v2 writes "max" for no limit."""
-    texts = (_text(path).strip() for path in paths)
+    texts = (text_of_file(path).strip() for path in paths)
     return next((int(text) for text in texts if text.lstrip("-").isdigit()), None)
 
 
 def _cpu_quota(folder: Path) -> float | None:
     """Cores' worth of CPU time per period that cgroup `folder` allows (v2 cpu.max, v1 cpu.cfs_*)."""
-    quota, _, period = _text(folder / "cpu.max").strip().partition(" ")
+    quota, _, period = text_of_file(folder / "cpu.max").strip().partition(" ")
     if quota.isdigit() and period.isdigit():
         return int(quota) / int(period)
     v1_quota, v1_period = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
@@ -217,7 +210,7 @@ def _memory_left(folder: Path) -> int | None:
     used = _number(folder / "memory.current", folder / "memory.usage_in_bytes")
     if limit is None or used is None:
         return None
-    stat = dict(line.split(maxsplit=1) for line in _text(folder / "memory.stat").splitlines() if " " in line)
+    stat = dict(line.split(maxsplit=1) for line in text_of_file(folder / "memory.stat").splitlines() if " " in line)
     cache = int(stat.get("total_inactive_file", stat.get("inactive_file", "0")))
     return limit - used + cache
 

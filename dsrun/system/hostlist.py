@@ -11,6 +11,8 @@ from dsrun.errors import UsageError
 _NAME = re.compile(r"[A-Za-z0-9_.:@%-]+")
 # A slip such as gpu[1-999999999] must not fill the memory; no cluster has so many nodes.
 _MOST = 100_000
+# Nor must a number of thousands of digits end in a traceback, as int() refuses it (sys.set_int_max_str_digits).
+_NUMBER = r"\d{1,18}"
 
 
 def expand_hosts(text: str) -> tuple[str, ...]:
@@ -42,7 +44,7 @@ def _numbers(ranges: str, whole: str) -> list[str]:
     """The numbers in one pair of brackets, with their leading zeros: "08-10,3" is 08, 09, 10, 3."""
     numbers: list[str] = []
     for each in ranges.split(","):
-        found = re.fullmatch(r"(\d+)(?:-(\d+))?", each.strip())
+        found = re.fullmatch(rf"({_NUMBER})(?:-({_NUMBER}))?", each.strip())
         if not found or int(found[2] or found[1]) - int(found[1]) not in range(_MOST):
             raise UsageError(f"{whole!r}: [{ranges}] is not a range of numbers", fix="write it as gpu[01-04],login")
         numbers += [str(n).zfill(len(found[1])) for n in range(int(found[1]), int(found[2] or found[1]) + 1)]
@@ -69,7 +71,7 @@ def read_hostfile(path: Path) -> tuple[str, ...]:
     return names
 
 
-_NUMBERED = re.compile(r"(.*?)(\d+)(\D*)")
+_NUMBERED = re.compile(rf"(.*?)({_NUMBER})(\D*)")
 
 
 def compressed(names: Iterable[str]) -> str:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 
 from dsrun.errors import MissingError, UsageError
+from dsrun.runs.records import sync_file
 from dsrun.system.files import parse_json, replace_folder, replacing, sha256_of
 
 if TYPE_CHECKING:
@@ -178,10 +179,10 @@ class WheelCache:
         Everything is on the disk before the rename makes it visible. Raises OSError.
         """
         for path in (*staged.iterdir(), staged):
-            _sync(path)
+            sync_file(path)
         folder = self.folder(key)
         replace_folder(staged, folder)
-        _sync(self.root)
+        sync_file(self.root)
         return _entry(folder)
 
     def unused(self, days: float) -> list[Path]:
@@ -238,11 +239,3 @@ def _entry(folder: Path) -> CacheEntry:
     record = read_record(folder)
     assert record is not None  # wrong_with() has just read it
     return CacheEntry(folder, folder / Path(record["wheel"]).name)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -18,7 +18,7 @@ from dsrun.cli.init.run_yaml import RunYamlAnswers, check_run_file, command_line
 from dsrun.cli.init.tuning import ask_tuning
 from dsrun.cli.output import print_line, write_file
 from dsrun.errors import UsageError
-from dsrun.runs.folder import default_name, refuse_unfit
+from dsrun.runs.folder import RunFolder, default_name, refuse_unfit
 from dsrun.system.terminal.stderr import print_detail, print_note
 
 STDOUT = "-"
@@ -107,6 +107,6 @@ def _free_folder(model: str) -> str:
 def _check_output(name: str) -> str:
     folder = Path(name).expanduser()
     refuse_unfit(folder)
-    if (folder / "run.json").exists():
+    if RunFolder(folder).run_json.exists():
         print_note(f"{name} is the folder of a run: training would go on from its newest checkpoint")
     return name

@@ -13,6 +13,7 @@ import click
 
 from dsrun.cli.options import Command, log_format_option, notify_option
 from dsrun.errors import UsageError
+from dsrun.system.env import is_count, shortened
 from dsrun.system.terminal.stderr import print_note
 
 if TYPE_CHECKING:
@@ -35,9 +36,9 @@ def _workers(_ctx: click.Context, _param: click.Parameter, value: str) -> int | 
     """The number of workers; None for auto."""
     if value == "auto":
         return None
-    if value.isascii() and value.isdigit() and int(value) > 0:
+    if is_count(value) and int(value) > 0:
         return int(value)
-    raise click.BadParameter(f"{value!r} is neither auto nor a number of workers")
+    raise click.BadParameter(f"{shortened(value)!r} is neither auto nor a number of workers")
 
 
 @click.command(cls=Command, name="launch", context_settings={"allow_interspersed_args": False})

@@ -16,6 +16,7 @@ from dsrun.recipe.batch import batch_of
 from dsrun.recipe.flags import ZERO_STAGE
 from dsrun.recipe.recipe import Recipe
 from dsrun.recipe.recipe_spec import DEFAULT_TARGET
+from dsrun.zero.generate.presets import USUAL_MEMORY_GIB
 from dsrun.zero.memory.model.architecture import ModelShapes
 from dsrun.zero.memory.model.count import count
 from dsrun.zero.memory.optimizers import DEFAULT
@@ -35,7 +36,6 @@ from dsrun.zero.memory.states import FP32, StateOffload
 from dsrun.zero.memory.strategy import ZeroStrategy, evaluate
 
 ANY_GPU = "GPU"
-ANY_GPU_GIB = 80.0
 """What is planned for where there is no GPU: neither host memory nor checkpoints depend on it."""
 
 
@@ -128,7 +128,7 @@ def needs(machine: MachineFacts, target: DoctorTarget) -> MemoryNeeds | None:
 def _cluster(machine: MachineFacts, target: DoctorTarget) -> GpuCluster:
     gpus = usable(machine)
     name = gpus[0].name if gpus else ANY_GPU
-    return cluster(f"{name}:{ranks_of(machine, target)}", nodes=max(1, target.nodes), memory=ANY_GPU_GIB)
+    return cluster(f"{name}:{ranks_of(machine, target)}", nodes=max(1, target.nodes), memory=float(USUAL_MEMORY_GIB))
 
 
 def _strategy(recipe: Recipe, request: PlanRequest) -> ZeroStrategy:

@@ -15,13 +15,12 @@ from dsrun.launch.context import (
     SshLauncher,
     integer,
     port_of,
-    shortened,
 )
 from dsrun.launch.detection.hosts import HostReader, machines, read
 from dsrun.launch.detection.slurm import in_allocation, in_slurm_step, in_step
 from dsrun.launch.detection.started import job_port, launcher_of, place_by, processes, refuse_unflagged
 from dsrun.launch.detection.table import LauncherFacts, SchedulerFacts, scheduler_of
-from dsrun.system.env import is_only_process
+from dsrun.system.env import is_only_process, shortened
 
 _ADDRESS = re.compile(r"[^\s-]\S*")
 

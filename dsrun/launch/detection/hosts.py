@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import UsageError
-from dsrun.launch.context import shortened
 from dsrun.launch.detection.table import HostSource
+from dsrun.system.env import shortened
 
 _NAME = re.compile(r"[A-Za-z0-9_.:%][A-Za-z0-9_.:%-]*")
 _COMMAND_S = 20.0

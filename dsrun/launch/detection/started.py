@@ -7,10 +7,10 @@ import zlib
 from collections.abc import Mapping
 
 from dsrun.errors import UsageError
-from dsrun.launch.context import DEFAULT_PORT, LaunchRequest, LocalLauncher, integer, port_in, port_of, shortened
+from dsrun.launch.context import DEFAULT_PORT, LaunchRequest, LocalLauncher, integer, port_in, port_of
 from dsrun.launch.detection.hosts import HostReader, cluster_rank, machines
 from dsrun.launch.detection.table import LauncherFacts, launchers, scheduler_of
-from dsrun.system.env import FIRST_PORT, PORTS, first_host
+from dsrun.system.env import FIRST_PORT, PORTS, first_host, shortened
 
 
 def launcher_of(request: LaunchRequest, environ: Mapping[str, str]) -> LauncherFacts | None:

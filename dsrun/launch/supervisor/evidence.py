@@ -19,6 +19,7 @@ from dsrun.diagnosis.hangs import blamed, groups, name_ranks, read_standings, su
 from dsrun.launch.supervisor.policy import AttemptFailure
 from dsrun.launch.supervisor.reaper import state_and_parent
 from dsrun.launch.supervisor.watchdog import RankHang
+from dsrun.runs.folder import RunFolder
 from dsrun.runs.heartbeat import RankHeartbeat
 
 SUMMARY_FILE = "summary.txt"
@@ -26,7 +27,7 @@ SUMMARY_FILE = "summary.txt"
 
 def evidence_folder(run: Path, attempt: int) -> Path:
     """Where the supervisors of all nodes collect what their ranks were doing."""
-    return run / "logs" / f"evidence-attempt-{attempt}"
+    return RunFolder(run).logs / f"evidence-attempt-{attempt}"
 
 
 def explain_hang(hang: RankHang, folder: Path, ranks: Collection[int]) -> RankHang:

@@ -70,12 +70,13 @@ def supervise(job: TrainingJob, coordinator: Coordinator, notify: NotePrinter = 
         stack.enter_context(stop_requests.handling_signals())
         run_id = uuid.uuid4().hex
         reaper_process = stack.enter_context(reaper.Reaper(run_id, scratch))
-        job.run.joinpath("logs").mkdir(parents=True, exist_ok=True)
-        log = job.run / "logs" / f"{datetime.now():%Y%m%d-%H%M%S}-launcher.log"
+        run = RunFolder(job.run)
+        run.logs.mkdir(parents=True, exist_ok=True)
+        log = run.logs / f"{datetime.now():%Y%m%d-%H%M%S}-launcher.log"
         if job.node_rank:
             log = log.with_stem(f"{log.stem}-node-{job.node_rank}")
         line_writer = stack.enter_context(AsyncLineWriter(notify, timeout_s=STUCK_S))
-        event_writer = RunEventWriter(RunFolder(job.run), line_writer)
+        event_writer = RunEventWriter(run, line_writer)
         status_writer = stack.enter_context(StatusWriter(job, on_straggler=event_writer.straggles))
         context = AttemptContext(
             job=job,

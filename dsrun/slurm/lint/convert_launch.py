@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from dsrun.errors import UsageError
+from dsrun.launch.launchers import PYTHON
 from dsrun.slurm.lint.launch import MODULES, ScriptLaunch, rules
 from dsrun.slurm.lint.words import literal, redirects
 from dsrun.system.shell import ASSIGNMENT, ShellCommand, commands, expand
 
-_PYTHON = re.compile(r"python(3(\.\d+)?)?")
 _MACRO = re.compile(r"\$(\$|local_rank\b|\{local_rank\})")
 # What the launcher sets by its options.
 _SETS = {"mixed_precision": "ACCELERATE_MIXED_PRECISION", "num_cpu_threads_per_process": "OMP_NUM_THREADS"}
@@ -169,7 +169,7 @@ class _LaunchReader:
         texts = [literal(each) for each in raw]
         head = PurePosixPath(texts[0] or "") if raw else PurePosixPath()
         if launch.kind == "program":
-            if not _PYTHON.fullmatch(head.name):
+            if not PYTHON.fullmatch(head.name):
                 what = f"{' '.join(raw[:1])} … is not converted"
                 raise NotConverted(self.line, what, "write python before the script")
             return {}, raw

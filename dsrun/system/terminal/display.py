@@ -6,7 +6,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from dsrun.messages import Message
@@ -165,6 +165,13 @@ def cells(text: str) -> int:
 def padded(text: str, width: int) -> str:
     """`text` with the spaces that make it as wide as so many columns."""
     return text + " " * (width - cells(text))
+
+
+def aligned_rows(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """A line for each row of cells, with their columns aligned."""
+    widths = [max(map(cells, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(padded(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
 def wrapped(text: str, width: int) -> list[str]:

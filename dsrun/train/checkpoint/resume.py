@@ -88,11 +88,10 @@ def set_earlier_run_aside(folder: RunFolder, now: datetime, *, discard: bool) ->
     """Make room for --resume never: an earlier run's results move into `earlier-<time>/` of the run folder, or are
     deleted with `discard` (--force); its logs stay. Returns the folder they moved to, if any did."""
     tidy(folder)
-    names = [path.name for _, path in folder.checkpoints()]
-    names += ["model", "adapter", "metrics.jsonl", "events.jsonl", "run.json", "recipe.json", "console.log", "FINISHED"]
+    paths = [path for _, path in folder.checkpoints()] + list(folder.results)
     for pattern in ("predictions-*.jsonl", "samples-rank-*.jsonl"):
-        names += [path.name for path in folder.path.glob(pattern)]
-    results = [path for path in (folder.path / name for name in names) if path.exists()]
+        paths += folder.path.glob(pattern)
+    results = [path for path in paths if path.exists()]
     aside = folder.path / f"earlier-{now:%Y%m%d-%H%M%S}"
     if results and not discard:
         aside.mkdir()

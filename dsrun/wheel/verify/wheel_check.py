@@ -16,7 +16,7 @@ from dsrun.findings.translation import translated
 from dsrun.hardware.node_comparison import compared
 from dsrun.messages import Message
 from dsrun.system.process.proc import capture
-from dsrun.system.terminal.display import cells, padded
+from dsrun.system.terminal.display import aligned_rows
 from dsrun.wheel.verify.archive import check_archive, open_wheel
 from dsrun.wheel.verify.compatibility import compare, compare_with_gpus
 from dsrun.wheel.verify.contents import WheelLibrary, WheelReport, read_archive
@@ -169,13 +169,6 @@ def _library_row(library: WheelLibrary) -> tuple[str, ...]:
         library.glibc or _NONE,
         f"{library.size / 2**20:.1f}",
     )
-
-
-def aligned_rows(rows: Sequence[tuple[str, ...]]) -> Iterator[str]:
-    """Rows with their columns aligned, the last one free."""
-    widths = [max(cells(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        yield "  ".join(padded(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
 def gpu_text(machine: ProbedMachine) -> str:

@@ -113,6 +113,7 @@ def training_argv(
 
 
 def _train(argv: list[str], scratch: Path) -> list[dict[str, Any]]:
+    from dsrun.runs.folder import RunFolder
     from dsrun.runs.records import read_records
     from dsrun.system.process.proc import capture
 
@@ -120,7 +121,7 @@ def _train(argv: list[str], scratch: Path) -> list[dict[str, Any]]:
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no output"])[-1]
         raise ToolError(f"the two steps failed: {last}")
-    return [record for record in read_records(scratch / RUN / "metrics.jsonl") if "host_memory" in record]
+    return [record for record in read_records(RunFolder(scratch / RUN).metrics) if "host_memory" in record]
 
 
 def compare(

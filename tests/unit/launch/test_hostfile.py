@@ -43,6 +43,7 @@ def test_hostfile_address_is_name_without_user(hosts):
         ("gpu1 slots=", "hosts:1: 'gpu1 slots=' is not a machine with its slots"),
         ("gpu1 slots=0", "hosts:1: slots=0 is not a number of GPUs"),
         ("gpu1 slots=-1", "slots=-1"),
+        (f"gpu1 slots={'9' * 5000}", "slots=9+… is not a number of GPUs"),
         ("gpu1 slots=four", "slots=four"),
         ("gpu1 slots=8 max_slots=8", "not a machine with its slots"),
         ("-oProxyCommand=x slots=1", "'-oProxyCommand=x' is not a machine name"),
@@ -92,6 +93,7 @@ def test_exclude_drops_host_without_slots_left(hosts):
         ("gpu1:7", r"gpu1 has no slot '7' \(it has 0 to 3\)"),
         ("gpu1:", "gpu1 has no slot ''"),
         ("gpu1:a", "no slot 'a'"),
+        (f"gpu1:{'9' * 5000}", "no slot '9+…'"),
         ("gpu1:0@gpu1:1", "gpu1 is given twice"),
     ],
 )

@@ -89,6 +89,8 @@ def test_torchrun_nproc_per_node_auto_is_default(workers):
     [
         ("--nnodes=1:4 x.py", "--nnodes 1:4 is not a number.*a range of nodes"),
         ("--nproc-per-node=all x.py", "--nproc-per-node all is not a number"),
+        (f"--nnodes={'9' * 5000} x.py", "--nnodes 9+… is not a number"),
+        (f"--rdzv-endpoint=gpu1:{'9' * 5000} x.py", "is not HOST:PORT"),
         ("--rdzv-backend=etcd x.py", "--rdzv-backend etcd"),
         ("--rdzv-endpoint=gpu1:port x.py", "is not HOST:PORT"),
         ("--frobnicate x.py", "--frobnicate: dsrun launch does not know"),

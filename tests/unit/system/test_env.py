@@ -151,6 +151,7 @@ def test_deepspeed_launcher_local_size():
     ("changes", "said"),
     [
         ({"RANK": "one"}, "RANK='one' is not an integer"),
+        ({"RANK": "9" * 5000}, "RANK='9+…' is not an integer"),
         ({"WORLD_SIZE": "4.0"}, "WORLD_SIZE='4.0'"),
         ({"MASTER_PORT": "http"}, "MASTER_PORT='http'"),
         ({"RANK": "4"}, "RANK 4 is outside WORLD_SIZE 4"),
@@ -171,6 +172,8 @@ def test_invalid_torchrun_variables_rejected(changes, said):
         ({"SLURM_STEP_TASKS_PER_NODE": "4"}, "node 2"),
         ({"SLURM_STEP_NODELIST": ""}, "SLURM_STEP_NODELIST"),
         ({"SLURM_PROCID": ""}, "SLURM_PROCID"),
+        ({"SLURM_STEP_NUM_TASKS": "9" * 5000}, "SLURM_STEP_NUM_TASKS"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "9" * 5000}, "node 2"),
     ],
 )
 def test_invalid_srun_step_variables_rejected(changes, said):
@@ -198,3 +201,4 @@ def test_expand_counts():
     assert expand_counts("8") == [8]
     assert expand_counts("") == []
     assert expand_counts("many") == []
+    assert expand_counts(f"4(x{'9' * 5000})") == []

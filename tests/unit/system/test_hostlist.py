@@ -36,6 +36,7 @@ def test_expand_slurm_hostlist(text, names):
         "gpu[a-b]",
         "gpu[3-1]",
         "gpu[1-999999999]",
+        f"gpu[{'9' * 5000}]",
         "-oProxyCommand=x",
         "a;b",
         "n[1-999]m[1-999]",

@@ -8,10 +8,9 @@ from dsrun.errors import UsageError
 from dsrun.findings.finding import Finding
 from dsrun.findings.show import shown
 from dsrun.messages import Message
-from dsrun.system.terminal.display import cells
+from dsrun.system.terminal.display import aligned_rows, cells
 from dsrun.wheel.compile.context import BuildDiagnostics
 from dsrun.wheel.platform.ops import missing, op_table
-from dsrun.wheel.verify.wheel_check import aligned_rows
 
 FINDING = Finding(level="error", code="library_missing", message=Message("install {what}", what="a"), fix="see its log")
 
