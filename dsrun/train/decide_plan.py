@@ -10,8 +10,7 @@ from typing import Any
 
 from dsrun.demo.build_demo import DemoPaths, data_only, materialise
 from dsrun.demo.models import DEFAULTS
-from dsrun.launch.memory_fallback import MemoryFallback, shrink
-from dsrun.launch.supervisor.events import REMEDY_FILE, stored_fallback
+from dsrun.launch.memory_fallback import REMEDY_FILE, MemoryFallback, shrink, stored_fallback
 from dsrun.recipe.batch import BatchPlan, batch_plan
 from dsrun.recipe.precision import TrainingPrecision, decide_precision
 from dsrun.recipe.recipe import Recipe, has_data, phases

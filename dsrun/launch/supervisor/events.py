@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from dsrun.diagnosis.rules import cause_named
 from dsrun.errors import UsageError
-from dsrun.launch.memory_fallback import MemoryFallback
+from dsrun.launch.memory_fallback import REMEDY_FILE, MemoryFallback, stored_fallback
 from dsrun.launch.supervisor.attempt_context import AttemptResult
 from dsrun.launch.supervisor.failures import classify_log, explain
 from dsrun.launch.supervisor.policy import CONFIGURATION, AttemptFailure, RunDecision, evidence_against
@@ -24,20 +24,7 @@ from dsrun.runs.folder import RunFolder, is_in_use
 from dsrun.runs.manifest import newest_complete
 from dsrun.runs.records import EventLog, iter_records, write_json_atomic
 from dsrun.system import variables
-from dsrun.system.files import parse_json
 from dsrun.system.terminal.log_format import LineFormatter, write_stderr
-
-REMEDY_FILE = "remedy.json"
-
-
-def stored_fallback(run: Path) -> MemoryFallback | None:
-    """What remedy.json in the folder of a run says, nothing where there is no such file; None where it is damaged."""
-    try:
-        return MemoryFallback.from_dict(parse_json((run / REMEDY_FILE).read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        return MemoryFallback()
-    except (OSError, ValueError):
-        return None
 
 
 class RunEventWriter:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.launch.memory_fallback import MemoryFallback
+from dsrun.launch.memory_fallback import REMEDY_FILE, MemoryFallback
 from dsrun.launch.supervisor.attempt_context import AttemptResult
-from dsrun.launch.supervisor.events import REMEDY_FILE, RunEventWriter
+from dsrun.launch.supervisor.events import RunEventWriter
 from dsrun.launch.supervisor.failures import FailureInputs, explain
 from dsrun.launch.supervisor.policy import AttemptFailure, RestartLimits, RunDecision, decide
 from dsrun.runs.folder import RunFolder
