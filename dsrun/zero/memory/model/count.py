@@ -127,7 +127,9 @@ def _on_meta_device(found: FoundModel, *, from_scratch: bool, known: bool) -> Co
     except ToolError as error:
         if not known:
             raise
-        finding = Finding(level="warning", code="plan.meta-count", message=str(error), where=str(found.folder))
+        from dsrun.findings.texts import finding_of
+
+        finding = finding_of("meta-count", prefix=PREFIX, why=str(error), where=str(found.folder))
         shapes = describe(found.config, from_scratch=from_scratch)
         return CountedModel(architecture=shapes, how="the architecture's shapes", findings=(finding,))
     loaded = _as_loaded(found, tensors, from_scratch=from_scratch)
