@@ -90,7 +90,7 @@ class Coordinator:
     def gather(self) -> None:
         """Wait until all nodes have joined and node 0 starts the first attempt.
 
-        Raises RendezvousError if nodes are missing, and Stopped if any node was asked to stop.
+        Raises RendezvousError if nodes are missing, and StoppedBeforeStart if any node was asked to stop.
         """
 
     def check(self) -> bool:
