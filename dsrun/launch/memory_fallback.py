@@ -22,7 +22,7 @@ class MemoryFallback:
 
     @classmethod
     def from_dict(cls, found: Any) -> Self:
-        """The remedy of a remedy.json. Raises ValueError where the content is not one."""
+        """The fallback of a remedy.json. Raises ValueError where the content is not one."""
         match found:
             case {"version": 1, "halvings": int(times), "recompute": bool(again), "offload": "none" | "cpu" as to} if (
                 times >= 0

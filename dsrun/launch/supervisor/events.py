@@ -28,7 +28,7 @@ from dsrun.system.terminal.log_format import LineFormatter, write_stderr
 
 
 class RunEventWriter:
-    """Writes the supervisor's events and remedy into the run folder, and notifies the user."""
+    """Writes the supervisor's events and memory fallback into the run folder, and notifies the user."""
 
     def __init__(self, folder: RunFolder, notify: Callable[[str], None]) -> None:
         self._folder = folder
@@ -48,7 +48,7 @@ class RunEventWriter:
         # --resume never is about the first start.
         return saved_global_batch(self._folder, RESUME_AUTO[0] if again and resume == RESUME_NEVER else resume, again)
 
-    def remedy(self) -> MemoryFallback:
+    def fallback(self) -> MemoryFallback:
         """What remedy.json says; none where it is damaged, which is noted once."""
         found = stored_fallback(self._folder.path)
         if found is None and not self._noted:
@@ -74,7 +74,7 @@ class RunEventWriter:
 
     def failed(self, failure: AttemptFailure, decision: RunDecision, *, attempt: int) -> None:
         """On the first node: print and record what failed and what is done about it."""
-        remedy = decision.remedy if decision.remedy != self.remedy() else None
+        fallback = decision.fallback if decision.fallback != self.fallback() else None
         self._event(
             "failure",
             cause=decision.cause or failure.cause or "unknown",
@@ -88,8 +88,8 @@ class RunEventWriter:
             stalled_s=failure.stalled_s,
             attempt=attempt,
         )
-        if remedy is not None:
-            self._event("remedy", message=decision.why, cause=failure.cause, attempt=attempt + 1, **asdict(remedy))
+        if fallback is not None:
+            self._event("remedy", message=decision.why, cause=failure.cause, attempt=attempt + 1, **asdict(fallback))
         if decision.action == "stop":
             self._accuse(failure)
         if decision.action == "restart":
@@ -124,9 +124,9 @@ class RunEventWriter:
         self._event("failure", cause=cause, message=message, exit_code=exit_code)
 
     def apply(self, decision: RunDecision) -> None:
-        """On every node: put the remedy where the ranks find it."""
-        if decision.action == "restart" and decision.remedy != self.remedy():
-            write_json_atomic(self._folder.path / REMEDY_FILE, decision.remedy.as_dict())
+        """On every node: put the memory fallback where the ranks find it."""
+        if decision.action == "restart" and decision.fallback != self.fallback():
+            write_json_atomic(self._folder.path / REMEDY_FILE, decision.fallback.as_dict())
 
     def clean_up(self) -> None:
         """After the last attempt, on the first node: delete what a save left that failed on one rank while others wrote
