@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 
 import psutil
@@ -44,6 +45,13 @@ def by_name(pid: int) -> dict[str, psutil.Process]:
         with suppress(psutil.NoSuchProcess):
             found[each.name()] = each
     return found
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 300) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.1)
 
 
 def left_of(processes: list[psutil.Process], seconds: float = 60) -> list[psutil.Process]:

@@ -18,7 +18,6 @@ from click.shell_completion import BashComplete, CompletionItem, ShellComplete, 
 from dsrun.cli.options import LazyGroup
 from dsrun.errors import UsageError
 
-VARIABLE = "_DSRUN_COMPLETE"
 SHELLS = ("bash", "zsh", "fish")
 # Words of a placeholder -> what it takes. The first that matches: RUN.YAML is a file, DIR|FILE may be one.
 KINDS = {
@@ -36,8 +35,8 @@ if TYPE_CHECKING:
     Item = CompletionItem[str]  # generic since click 8.4
 
 
-def complete(cli: click.Command, instruction: str) -> int:
-    """Answer what the shell asks in _DSRUN_COMPLETE: the script that it reads once, or the words that may follow.
+def complete(cli: click.Command, variable: str, instruction: str) -> int:
+    """Answer what the shell asks in `variable`: the script that it reads once, or the words that may follow.
 
     Nothing but these is written: stderr would appear in the line that is being typed.
     """
@@ -45,8 +44,8 @@ def complete(cli: click.Command, instruction: str) -> int:
     found = get_completion_class(shell) if shell in SHELLS else None
     if found is None or task not in ("source", "complete"):
         named = ", ".join(f"{each}_source" for each in SHELLS)
-        raise UsageError(f"{VARIABLE}={instruction} is not known", fix=f"use one of {named}")
-    asked = found(cli, {}, "dsrun", VARIABLE)
+        raise UsageError(f"{variable}={instruction} is not known", fix=f"use one of {named}")
+    asked = found(cli, {}, "dsrun", variable)
     if task == "source":
         click.echo(asked.source(), nl=False)
         return 0

@@ -11,6 +11,9 @@ from dsrun import __version__
 from dsrun.cli.options import LazyGroup
 from dsrun.errors import EXIT_INTERRUPTED, EXIT_USAGE, DsrunError, UsageError
 
+COMPLETION_VARIABLE = "_DSRUN_COMPLETE"
+"""In which a shell's completion says what it asks."""
+
 # name -> ("module:attribute", one line for --help)
 COMMANDS = {
     "init": ("dsrun.cli.init.command:command", "write a first run.yaml by answering a few questions"),
@@ -88,10 +91,10 @@ def main() -> None:
     debug = "--debug" in sys.argv
     _check_language(os.environ.get("DSRUN_LANG"))
     try:
-        if asked := os.environ.get("_DSRUN_COMPLETE"):
+        if asked := os.environ.get(COMPLETION_VARIABLE):
             from dsrun.cli.completion import complete  # a shell asks at each press of the Tab key
 
-            sys.exit(complete(cli, asked))
+            sys.exit(complete(cli, COMPLETION_VARIABLE, asked))
         code = cli.main(sys.argv[1:] or ["--help"], prog_name="dsrun", standalone_mode=False)
     except DsrunError as error:
         if debug:

@@ -12,8 +12,8 @@ from typing import Any, Literal, Self
 
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of
-from dsrun.hardware.node_comparison import NodeDifference, compared
 from dsrun.machine.gpus import visible_gpus
+from dsrun.machine.node_comparison import NodeDifference, compared
 from dsrun.machine.nvml import NvmlError, nvml_session
 from dsrun.system.host import hostname, versions
 

@@ -11,7 +11,7 @@ from dsrun.collectives.judge import CollectiveVerdict, names
 from dsrun.collectives.observations import CollectiveObservations
 from dsrun.collectives.operations import OPERATIONS
 from dsrun.collectives.schedule import CollectiveUnit
-from dsrun.hardware.node_comparison import TITLES
+from dsrun.machine.node_comparison import TITLES
 
 
 def member_rows(seen: CollectiveObservations, verdict: CollectiveVerdict) -> list[list[str]]:

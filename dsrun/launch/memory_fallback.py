@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal, Self
 
+from dsrun.system.files import parse_json
+
+REMEDY_FILE = "remedy.json"
 FallbackOffload = Literal["none", "cpu"]
 
 
@@ -18,7 +22,7 @@ class MemoryFallback:
 
     @classmethod
     def from_dict(cls, found: Any) -> Self:
-        """The remedy of a remedy.json. Raises ValueError where the content is not one."""
+        """The fallback of a remedy.json. Raises ValueError where the content is not one."""
         match found:
             case {"version": 1, "halvings": int(times), "recompute": bool(again), "offload": "none" | "cpu" as to} if (
                 times >= 0
@@ -29,6 +33,16 @@ class MemoryFallback:
     def as_dict(self) -> dict[str, Any]:
         """The content of remedy.json."""
         return {"version": 1, **asdict(self)}
+
+
+def stored_fallback(run: Path) -> MemoryFallback | None:
+    """What remedy.json in the folder of a run says, nothing where there is no such file; None where it is damaged."""
+    try:
+        return MemoryFallback.from_dict(parse_json((run / REMEDY_FILE).read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return MemoryFallback()
+    except (OSError, ValueError):
+        return None
 
 
 def shrink(micro_batch: int, accumulation: int, halvings: int) -> tuple[int, int]:

@@ -157,18 +157,11 @@ def _stragglers(nodes: Sequence[NodeStatus]) -> Iterator[Finding]:
     host = next(node.host for node, rank in ranks if rank is slow)
     works = [work for _, rank in ranks if (work := rank.own_s) is not None]
     own = slow.own_s
-    how = text_of("straggler.step", step=slow.step)
+    how = text_of("slow_rank.straggles.step", step=slow.step)
     if own and works:
         usual = precise_duration(statistics.median(works))
-        how = text_of("straggler.work", own=precise_duration(own), works=usual)
-    # `dsrun doctor` has the texts of this code: its own findings of slow ranks.
-    yield Finding(
-        level="warning",
-        code="slow_rank",
-        message=text_of("straggler.slow", rank=slow.rank, host=host, how=how),
-        fix=text_of("straggler.compare"),
-        where=f"rank {slow.rank}",
-    )
+        how = text_of("slow_rank.straggles.work", own=precise_duration(own), works=usual)
+    yield finding_of("slow_rank.straggles", rank=slow.rank, host=host, how=how, where=f"rank {slow.rank}")
 
 
 def _gpus(found: Sequence[tuple[NodeStatus, GpuSample]]) -> Message:

@@ -187,7 +187,7 @@ class RunFolder:
     metrics = _Inside("metrics.jsonl")
     """One line per logged step."""
     events = _Inside("events.jsonl")
-    """The ledger of what happened."""
+    """One line per event."""
     console = _Inside("console.log")
     """What the user saw."""
     finished = _Inside("FINISHED")

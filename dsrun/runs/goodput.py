@@ -1,4 +1,4 @@
-"""Where a run's time went, from its own ledger: training that counts, and everything else.
+"""Where a run's time went, from its own events: training that counts, and everything else.
 
 Goodput is the share of the wall time, from submission or start to the last event, that went into steps the run has
 kept. The word and the idea are those of ML Productivity Goodput, Google Cloud, 2024.
@@ -79,7 +79,7 @@ class _Span:
 
 
 def goodput(events: Iterable[Mapping[str, Any]]) -> Goodput:
-    """The ledger of a run from its events.jsonl, in the file's order.
+    """Where the time of a run went, from its events.jsonl, in the file's order.
 
     Events without a time or of an unknown kind are passed over. Between two events of one machine its uptime counts,
     whatever its clock was set to; else a clock that goes back stands still. A start says how long its job or supervisor
@@ -204,14 +204,14 @@ LABELS: Mapping[TimeSpent, str] = {
 """What each use of time is called, in the order in which they are told."""
 
 
-def goodput_line(ledger: Goodput) -> str:
+def goodput_line(spent: Goodput) -> str:
     """One line: "goodput 93.1%: 41 min training, 1 min starting"; what is too little is left out."""
     parts = [
         f"{duration(seconds)} {LABELS[use]}"
-        for use, seconds in ledger.by_use().items()
-        if seconds >= max(0.5, ledger.total / 1000) or use == "training"
+        for use, seconds in spent.by_use().items()
+        if seconds >= max(0.5, spent.total / 1000) or use == "training"
     ]
-    return f"goodput {ledger.share:.1%}: {', '.join(parts)}"
+    return f"goodput {spent.share:.1%}: {', '.join(parts)}"
 
 
 HOUR = 3600.0
@@ -239,7 +239,7 @@ def save_interval(save_s: float, mtbf_s: float) -> float:
 
 
 def mean_time_between_failures(events: Iterable[Mapping[str, Any]], ranks: int) -> float:
-    """Seconds between two failures of a run on `ranks` GPUs (or CPU ranks), from its own ledger and the published rate.
+    """Seconds between two failures of a run on `ranks` GPUs (or CPU ranks), from its own events and the published rate.
 
     The rate's prior is a Gamma distribution whose mean is the published rate and that weighs like an hour of watching;
     the run's own failures in its own time of work move it, n failures in T seconds to (n + prior·1 h) / (T + 1 h). A
@@ -247,8 +247,8 @@ def mean_time_between_failures(events: Iterable[Mapping[str, Any]], ranks: int) 
     """
     known = list(events)
     prior = max(1, ranks) * FAILURES_PER_GPU_SECOND
-    ledger = goodput(known)
-    rate = (failures(known) + prior * PRIOR_WATCH) / (ledger.total - ledger.idle - ledger.queued + PRIOR_WATCH)
+    spent = goodput(known)
+    rate = (failures(known) + prior * PRIOR_WATCH) / (spent.total - spent.idle - spent.queued + PRIOR_WATCH)
     return 1 / max(rate, prior)
 
 

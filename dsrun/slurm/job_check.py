@@ -7,7 +7,8 @@ never starts it; what it refuses, it refuses in words such as "Requested node co
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from dsrun.findings.finding import Finding, has_errors, worst_first
@@ -16,7 +17,6 @@ from dsrun.messages import suggestion
 from dsrun.slurm import resources
 from dsrun.slurm.cluster.cluster_facts import NO_LIMIT, ClusterFacts, Partition
 from dsrun.slurm.job_request import JobRequest, feature_names, hosts, request
-from dsrun.slurm.licenses import check_licenses
 from dsrun.slurm.permissions import check_partition_list, check_permissions
 from dsrun.slurm.render import notation
 from dsrun.slurm.render.options import SlurmSpec
@@ -52,7 +52,33 @@ def _names(wanted: JobRequest, facts: ClusterFacts) -> Iterator[Finding]:
         fix = suggestion(asked, facts.reservations)
         yield finding_of("slurm_reservation_unknown", where="--reservation", reservation=asked, fix=fix)
     if wanted.spec.licenses and facts.licenses is not None:
-        yield from check_licenses(wanted.spec.licenses, facts.licenses)
+        yield from _licenses(wanted.spec.licenses, facts.licenses)
+
+
+def _licenses(text: str, known: Mapping[str, int]) -> Iterator[Finding]:
+    """What `text`, as --licenses has it, asks for beyond `known`, the totals by name.
+
+    SLURM's words for all of this are "Invalid license specification"; it tells upper from lower case, and a name
+    includes its server. Of alternatives (`a|b`, since 24.11) one that is there is enough.
+    """
+    found = [list(_license_list(each, known)) for each in text.split("|")]
+    if all(found):
+        yield from found[0]
+
+
+def _license_list(text: str, known: Mapping[str, int]) -> Iterator[Finding]:
+    wanted: Counter[str] = Counter()
+    for entry in re.split("[,;]", text):
+        name, colon, count = entry.strip().partition(":")
+        if not name or (colon and not re.fullmatch(r"[0-9]{1,9}", count)):
+            yield finding_of("slurm_license_form", where="--licenses", entry=entry.strip())
+            return
+        wanted[name] += int(count or 1)
+    for name, count in wanted.items():
+        if name not in known:
+            yield finding_of("slurm_license_unknown", where="--licenses", name=name, fix=suggestion(name, known))
+        elif count > known[name]:
+            yield finding_of("slurm_license_count", where="--licenses", count=count, name=name, total=known[name])
 
 
 def _array(wanted: JobRequest, facts: ClusterFacts) -> Iterator[Finding]:

@@ -10,8 +10,7 @@ from typing import Any
 
 from dsrun.demo.build_demo import DemoPaths, data_only, materialise
 from dsrun.demo.models import DEFAULTS
-from dsrun.launch.memory_fallback import MemoryFallback, shrink
-from dsrun.launch.supervisor.events import REMEDY_FILE, stored_fallback
+from dsrun.launch.memory_fallback import REMEDY_FILE, MemoryFallback, shrink, stored_fallback
 from dsrun.recipe.batch import BatchPlan, batch_plan
 from dsrun.recipe.precision import TrainingPrecision, decide_precision
 from dsrun.recipe.recipe import Recipe, has_data, phases
@@ -77,7 +76,7 @@ def decide_run(
         title,
         world,
         notify=notify,
-        remedy=read_memory_fallback(run, recipe),
+        fallback=read_memory_fallback(run, recipe),
         saved_batch=saved_batch,
         plugin=load_plugin(recipe.spec),
         given=given,
@@ -90,7 +89,7 @@ def decide_plan(
     world: DistributedWorld,
     *,
     notify: Callable[[str], None],
-    remedy: MemoryFallback = NO_FALLBACK,
+    fallback: MemoryFallback = NO_FALLBACK,
     saved_batch: int | None = None,
     plugin: LoadedPlugin | None = None,
     given: Given = NOTHING,
@@ -100,7 +99,7 @@ def decide_plan(
     config = models.load_config(recipe.spec) if given.config is None else given.config
     task = models.decide_task(config, recipe.spec.task, recipe.spec.model or recipe.spec.model_type)
     recipe = _with_stage(recipe, config, task, world, notify)
-    recipe = with_fallback(recipe, remedy)
+    recipe = with_fallback(recipe, fallback)
     deepspeed = engine.configuration(recipe.spec, recipe.hf, engine.hidden_size(config))
     check_quantization(recipe.spec, config, deepspeed)
     precision = _precision(recipe, config, world, deepspeed)
@@ -108,10 +107,10 @@ def decide_plan(
     sharing = decide_degree(recipe.spec, config, task, world)
     groups = replace(world, size=world.size // sharing)
     requested = replace(_batch(recipe, groups, saved_batch, notify), sharing=sharing)
-    if deepspeed is not None and precision == "bf16" and remedy == NO_FALLBACK and not recipe.hf.get("deepspeed"):
+    if deepspeed is not None and precision == "bf16" and fallback == NO_FALLBACK and not recipe.hf.get("deepspeed"):
         deepspeed = _with_exact_sums(deepspeed, recipe.spec, requested.accumulation, notify)
-    batch = with_smaller_batch(requested, remedy)
-    if changes := fallback_notice(requested, batch, remedy):
+    batch = with_smaller_batch(requested, fallback)
+    if changes := fallback_notice(requested, batch, fallback):
         notify(changes)
     return TrainingPlan(recipe, title, world, config, task, batch, precision, deepspeed, phases(recipe), plugin, given)
 
@@ -221,37 +220,37 @@ def _data(paths: DemoPaths, spec: TrainSpec) -> dict[str, object]:
 
 
 def read_memory_fallback(run: Path, recipe: Recipe) -> MemoryFallback:
-    """The remedy in force for a start in `run`; none where the file is damaged, which the supervisor notes."""
+    """The fallback in force for a start in `run`; none where the file is damaged, which the supervisor notes."""
     if recipe.spec.resume == "never" or not recipe.spec.remedy:
         return MemoryFallback()
     return stored_fallback(run) or MemoryFallback()
 
 
-def with_fallback(recipe: Recipe, remedy: MemoryFallback) -> Recipe:
-    """The recipe with the recomputation and offloading of `remedy`; ZeRO-0 cannot offload."""
-    if remedy.recompute:
+def with_fallback(recipe: Recipe, fallback: MemoryFallback) -> Recipe:
+    """The recipe with the recomputation and offloading of `fallback`; ZeRO-0 cannot offload."""
+    if fallback.recompute:
         recipe = replace(recipe, hf=recipe.hf | {"gradient_checkpointing": True})
-    if remedy.offload != "none" and recipe.spec.zero != "0" and not recipe.hf.get("deepspeed"):
+    if fallback.offload != "none" and recipe.spec.zero != "0" and not recipe.hf.get("deepspeed"):
         # Quantised weights stay on the GPU.
-        offload = "optimizer" if recipe.spec.quantization else remedy.offload
+        offload = "optimizer" if recipe.spec.quantization else fallback.offload
         recipe = replace(recipe, spec=replace(recipe.spec, offload=offload))
     return recipe
 
 
-def with_smaller_batch(batch: BatchPlan, remedy: MemoryFallback) -> BatchPlan:
-    micro, accumulation = shrink(batch.micro_batch, batch.accumulation, remedy.halvings)
+def with_smaller_batch(batch: BatchPlan, fallback: MemoryFallback) -> BatchPlan:
+    micro, accumulation = shrink(batch.micro_batch, batch.accumulation, fallback.halvings)
     return replace(batch, micro_batch=micro, accumulation=accumulation)
 
 
-def fallback_notice(before: BatchPlan, after: BatchPlan, remedy: MemoryFallback) -> str | None:
-    """What the remedy changes, in one line; None where nothing is."""
+def fallback_notice(before: BatchPlan, after: BatchPlan, fallback: MemoryFallback) -> str | None:
+    """What the fallback changes, in one line; None where nothing is."""
     changes = []
     if after != before:
         changes.append(
             f"micro batch {after.micro_batch} instead of {before.micro_batch}, {after.accumulation} accumulation steps"
         )
-    changes += ["activations are recomputed"] if remedy.recompute else []
-    changes += ["optimizer states on the host"] if remedy.offload != "none" else []
+    changes += ["activations are recomputed"] if fallback.recompute else []
+    changes += ["optimizer states on the host"] if fallback.offload != "none" else []
     if not changes:
         return None
     return f"memory ran out before: {', '.join(changes)}; the global batch stays {after.global_batch}"

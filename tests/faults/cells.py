@@ -12,9 +12,6 @@ PHASES = (
 RESUME = 75
 RANK_KILLED, AGENT_KILLED, HUNG = "rank_killed", "agent_killed", "rank_hung"
 
-# Nothing has happened to the weights yet, and nobody else waits.
-BEFORE_TRAINING = ("import", "rendezvous", "tokenising", "loading", "resuming")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:

@@ -163,6 +163,12 @@ def many_engines(
     return json.loads(Path(f"{file}.out").read_text())
 
 
+def without(flags: list[str], name: str) -> list[str]:
+    """The flags without this one and its value."""
+    place = flags.index(name)
+    return flags[:place] + flags[place + 2 :]
+
+
 def records(folder: Path, key: str) -> list[float]:
     return [row[key] for row in read_records(folder / "metrics.jsonl") if key in row]
 

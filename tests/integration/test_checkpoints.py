@@ -7,7 +7,6 @@ import os
 import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,7 @@ from dsrun.system.net import free_port
 from tests.faults.hold import INJECT
 from tests.forkserver.client import HEAVY
 from tests.integration.conftest import SHORT, dsrun, many_runs, records
-from tests.processes import by_name
+from tests.processes import by_name, wait_for
 
 pytestmark = pytest.mark.train
 
@@ -104,13 +103,6 @@ def test_resume_saves_evaluates_and_logs_as_often_as_asked_now(tiny, pairs, tmp_
     assert [each["step"] for each in found if "eval_loss" in each] == [2, 3, 6, 7]
     saved = [each["step"] for each in read_records(run.events) if each["kind"] == "checkpoint_end"]
     assert saved == [2, 3, 6, 7]
-
-
-def wait_for(condition, seconds: float = 300) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.1)
 
 
 def test_async_save_checkpoints_equal_synchronous_ones(tiny, pairs, tmp_path):

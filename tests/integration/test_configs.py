@@ -145,7 +145,6 @@ UNFIT_SHIPPED = {
     "zero3_superoffload.json": "asserts CUDA",
     "zero3_zeropp.json": "the quantizer is a CUDA kernel",
 }
-MUON_SHIPPED = "zero2_muon.json"
 
 
 def printed(flags: str, folder: Path) -> dict:

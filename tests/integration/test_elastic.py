@@ -18,7 +18,7 @@ from dsrun.runs.manifest import verify
 from dsrun.runs.records import read_records
 from dsrun.train.checkpoint.layout import write_universal
 from dsrun.train.checkpoint.zero_shards import ZeroCheckpoint
-from tests.integration.conftest import SHORT, many_runs
+from tests.integration.conftest import SHORT, many_runs, without
 from tests.sample_ledger import ledgers, not_once, steps
 
 pytestmark = [pytest.mark.train, pytest.mark.exhaustive]
@@ -113,12 +113,6 @@ def runs(tiny, pairs, tmp_path_factory):
     many_runs(whole(2) + resumed(2), ranks=2, scratch=root)
     many_runs(resumed(1), ranks=1, scratch=root)
     return root
-
-
-def without(flags, name):
-    """The flags without this one and its value."""
-    place = flags.index(name)
-    return flags[:place] + flags[place + 2 :]
 
 
 def by_step(run, key):

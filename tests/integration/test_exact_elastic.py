@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from tests.integration.conftest import many_runs
+from tests.integration.conftest import many_runs, without
 from tests.integration.test_exact_resume import SAMPLES, STEPS, Case, curve, documents, flags
 from tests.sample_ledger import ledgers, not_once, seen, steps
 
@@ -47,12 +47,6 @@ def folders(tiny, pairs, documents, tmp_path_factory):
 
 
 DROPOUT = {"t5": "dropout_rate", "llama": "attention_dropout"}
-
-
-def without(line, flag):
-    """The arguments without this flag and its value."""
-    place = line.index(flag)
-    return line[:place] + line[place + 2 :]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -25,8 +25,7 @@ from transformers import (
     xLSTMForCausalLM,
 )
 
-from dsrun.runs.records import read_records
-from tests.integration.conftest import FP32, make_model, make_tokenizer, many_runs, phrase
+from tests.integration.conftest import FP32, make_model, make_tokenizer, many_runs, phrase, records
 from tests.integration.many_runs import MAY_FAIL
 
 pytestmark = pytest.mark.train
@@ -123,33 +122,29 @@ def ran(models, pairs, tmp_path_factory) -> Path:
     return scratch
 
 
-def losses(folder: Path) -> list[float]:
-    return [row["loss"] for row in read_records(folder / "metrics.jsonl") if "loss" in row]
-
-
 @pytest.mark.parametrize("case", REFUSED)
 def test_missing_weight_refused_on_every_rank_before_the_first_step(ran, case):
     messages = [json.loads((ran / case / f"error-{rank}.json").read_text())["message"] for rank in (0, 1)]
     assert GATE in messages[0]
     assert messages[0] == messages[1]
-    assert not losses(ran / case)
+    assert not records(ran / case, "loss")
 
 
 def test_missing_weight_drawn_alike_under_every_stage(ran):
-    assert losses(ran / "zero3-allowed") == pytest.approx(losses(ran / "zero0-allowed"), rel=1e-5)
+    assert records(ran / "zero3-allowed", "loss") == pytest.approx(records(ran / "zero0-allowed", "loss"), rel=1e-5)
 
 
 @pytest.mark.parametrize("case", ["dpo2-allowed", "dpo3-allowed"])
 def test_reference_of_dpo_has_the_same_drawn_weights(ran, case):
     """The first loss is ln 2 where policy and reference are one model."""
-    assert losses(ran / case)[0] == pytest.approx(0.693147, abs=1e-5)
+    assert records(ran / case, "loss")[0] == pytest.approx(0.693147, abs=1e-5)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_family_whose_rules_unpack_shapes_trains_alike_under_zero_3(ran, family):
-    assert losses(ran / f"{family}-3") == pytest.approx(losses(ran / f"{family}-0"), rel=1e-4)
+    assert records(ran / f"{family}-3", "loss") == pytest.approx(records(ran / f"{family}-0", "loss"), rel=1e-4)
 
 
 @pytest.mark.parametrize("family", SCRATCH)
 def test_weights_from_scratch_are_drawn_alike_under_zero_3(ran, family):
-    assert losses(ran / f"{family}-3") == pytest.approx(losses(ran / f"{family}-0"), rel=1e-4)
+    assert records(ran / f"{family}-3", "loss") == pytest.approx(records(ran / f"{family}-0", "loss"), rel=1e-4)

@@ -35,11 +35,11 @@ def runs(tmp_path_factory, tiny, pairs):
     many_runs([*whole.values(), *halved.values(), auto, often], ranks=2, scratch=home)
     for stage in halved:
         folder = RunFolder(home / f"halved-{stage}")
-        # As after an out-of-memory error in step 4: the supervisor has written the remedy.
+        # As after an out-of-memory error in step 4: the supervisor has written the fallback.
         folder.finished.unlink()
         folder.checkpoint(6).rename(home / f"gone-{stage}")
-        remedy = MemoryFallback(halvings=1, recompute=True)
-        (folder.path / "remedy.json").write_text(json.dumps(remedy.as_dict()))
+        fallback = MemoryFallback(halvings=1, recompute=True)
+        (folder.path / "remedy.json").write_text(json.dumps(fallback.as_dict()))
     many_runs(list(halved.values()), ranks=2, scratch=home)
     return {path.name: RunFolder(path) for path in home.iterdir() if path.is_dir()}
 

@@ -18,7 +18,6 @@ pytestmark = pytest.mark.train
 STEPS = 9
 AFTER = 4
 """The step after which the run is interrupted: between two lines of the log, and before the first epoch's end."""
-SIZES = {"docs": 18, "pairs": 14, "chats": 10}
 SETS = ("docs", "pairs", "chats")
 
 

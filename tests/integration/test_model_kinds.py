@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dsrun.runs.records import read_records
-from tests.integration.conftest import FP32, make_tokenizer, many_runs
+from tests.integration.conftest import FP32, make_tokenizer, many_runs, records
 
 pytestmark = pytest.mark.train
 
@@ -112,35 +112,31 @@ def ran(models, pairs, tmp_path_factory) -> Path:
     return scratch
 
 
-def losses(folder: Path) -> list[float]:
-    return [row["loss"] for row in read_records(folder / "metrics.jsonl") if "loss" in row]
-
-
 def test_model_with_parameters_without_gradient_trains_at_zero_0(ran):
     """Marian's positions are computed: loaded, they are parameters that get no gradient, which DDP waits for."""
-    assert len(losses(ran / "marian-0-1-8")) == 3
-    assert losses(ran / "marian-0-2-4") == pytest.approx(losses(ran / "marian-0-1-8"), rel=1e-4)
+    assert len(records(ran / "marian-0-1-8", "loss")) == 3
+    assert records(ran / "marian-0-2-4", "loss") == pytest.approx(records(ran / "marian-0-1-8", "loss"), rel=1e-4)
 
 
 def test_router_loss_counts_once_however_the_batch_is_cut(ran):
     """Balance is measured in each micro batch, so it is not the same number; but it does not grow with their count."""
-    whole = losses(ran / "mixtral-0-1-8")
+    whole = records(ran / "mixtral-0-1-8", "loss")
     assert whole[0] > 20, "the routers weigh more than the cross entropy"
     for cut in ("mixtral-0-1-1", "mixtral-0-2-2", "mixtral-2-2-4"):
-        assert losses(ran / cut)[0] == pytest.approx(whole[0], rel=0.1), cut
+        assert records(ran / cut, "loss")[0] == pytest.approx(whole[0], rel=0.1), cut
 
 
 def test_own_loss_of_remote_code_used(ran):
-    first = losses(ran / "own-0-1-8")
+    first = records(ran / "own-0-1-8", "loss")
     assert 103 < first[0] < 106, "cross entropy over 64 words plus 100"
     for cut in ("own-0-1-2", "own-2-2-1"):
-        assert losses(ran / cut) == pytest.approx(first, rel=1e-4), cut
+        assert records(ran / cut, "loss") == pytest.approx(first, rel=1e-4), cut
 
 
 def test_random_weights_the_same_under_every_stage_and_number_of_ranks(ran):
-    first = losses(ran / "scratch-0-1-8")
+    first = records(ran / "scratch-0-1-8", "loss")
     for cut in ("scratch-3-1-8", "scratch-2-2-4", "scratch-3-2-2"):
-        assert losses(ran / cut) == pytest.approx(first, rel=1e-4), cut
+        assert records(ran / cut, "loss") == pytest.approx(first, rel=1e-4), cut
 
 
 def test_causal_model_scored_by_what_it_writes_after_the_prompt(ran, pairs):

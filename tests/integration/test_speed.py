@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from dsrun.runs.records import read_records
-from tests.integration.conftest import SHORT, many_runs
+from tests.integration.conftest import SHORT, many_runs, records
 
 pytestmark = pytest.mark.train
 
@@ -33,13 +32,9 @@ def runs(tiny, pairs, tmp_path_factory):
     return root
 
 
-def losses(run):
-    return [row["loss"] for row in read_records(run / "metrics.jsonl") if "loss" in row]
-
-
 @pytest.mark.parametrize("name", ["compiled", "compiled-ddp"])
 def test_compiled_blocks_keep_the_losses(runs, name):
-    assert losses(runs / name) == pytest.approx(losses(runs / "plain"), rel=1e-5)
+    assert records(runs / name, "loss") == pytest.approx(records(runs / "plain", "loss"), rel=1e-5)
     made = {each["name"]: each for each in json.loads((runs / name / "run.json").read_text())["speed"]["choices"]}
     assert made["torch.compile"]["applied"]
 
@@ -47,7 +42,7 @@ def test_compiled_blocks_keep_the_losses(runs, name):
 @pytest.mark.parametrize("name", ["master", "master-3"])
 def test_bf16_master_weights_train_like_bf16(runs, name):
     """The moments are rounded to 8 bits of mantissa, so the losses agree only to bf16's."""
-    assert losses(runs / name) == pytest.approx(losses(runs / "bf16"), rel=2e-2)
+    assert records(runs / name, "loss") == pytest.approx(records(runs / "bf16", "loss"), rel=2e-2)
 
 
 def test_safe_applies_nothing_and_is_recorded(runs):

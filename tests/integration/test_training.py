@@ -22,7 +22,7 @@ from dsrun.runs.records import read_records
 from dsrun.system.net import free_port
 from tests.forkserver.client import HEAVY
 from tests.integration.conftest import FP32, SHORT, Ran, dsrun, make_tokenizer, many_runs, phrase, records
-from tests.processes import alive, by_name
+from tests.processes import alive, by_name, wait_for
 
 pytestmark = pytest.mark.train
 
@@ -191,13 +191,6 @@ def test_killed_worker_ends_run_and_leaves_no_processes(tiny, pairs, tmp_path):
 
 def records_or_nothing(folder: Path) -> list[float]:
     return records(folder, "loss") if (folder / "metrics.jsonl").exists() else []
-
-
-def wait_for(condition, seconds: float = 300) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.2)
 
 
 def chats(tmp_path):

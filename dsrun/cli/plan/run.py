@@ -50,9 +50,7 @@ def run(**given: Any) -> int:
             "--sequence-parallel is for causal LM, without --deepspeed and --calibrate", fix="leave it out"
         )
     if given["deepspeed"]:
-        from dsrun.cli.plan.deepspeed import with_file  # the linter
-
-        request = with_file(request, given)
+        request = _with_deepspeed_file(request, given)
     request = replace(request, factor=remembered(found.config, request))
     made = plan(request)
     print_advice(counted.findings)
@@ -121,6 +119,25 @@ def _request(counted: CountedModel, given: dict[str, Any]) -> PlanRequest:
         flag = "--max-length" if given["max_source_length"] is None else "--max-source-length"
         check_length(model, flag, request.source_length)
     return request
+
+
+def _with_deepspeed_file(request: PlanRequest, given: dict[str, Any]) -> PlanRequest:
+    """The request as the JSON of --deepspeed has it, once the linter finds no error in that."""
+    # The linter, which a plan without a file does without.
+    from dsrun.findings.finding import errors_in
+    from dsrun.findings.show import refusal
+    from dsrun.recipe.deepspeed_file import as_object, read_text
+    from dsrun.zero.lint.config_check import check
+    from dsrun.zero.memory.own_config import with_deepspeed
+
+    file = given["deepspeed"]
+    text = read_text(Path(file).expanduser(), file)
+    if errors := errors_in(check(text, file=file, world_size=request.cluster.world)):
+        raise refusal(errors, before="--deepspeed: ")
+    flags = {f"--{name.replace('_', '-')}": given[name] for name in ("offload", "micro_batch_size", "optim")}
+    flags |= {"--zero": request.stage, "--global-batch-size": request.global_batch}
+    flags["--precision"] = None if given["precision"] == "auto" else given["precision"]
+    return with_deepspeed(request, as_object(text, file), file, given=flags)
 
 
 def _note_unused_lengths(seq2seq: bool, given: dict[str, Any]) -> None:

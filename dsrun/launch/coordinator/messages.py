@@ -90,7 +90,7 @@ class Coordinator:
     def gather(self) -> None:
         """Wait until all nodes have joined and node 0 starts the first attempt.
 
-        Raises RendezvousError if nodes are missing, and Stopped if any node was asked to stop.
+        Raises RendezvousError if nodes are missing, and StoppedBeforeStart if any node was asked to stop.
         """
 
     def check(self) -> bool:
@@ -152,7 +152,7 @@ def decide_without_server(host: str, *, ended_by_signal: bool, recreated: bool =
         why = f"the first node ({host}) is lost; the run resumes from its last checkpoint when all nodes are back"
     code = EXIT_RESUME if ended_by_signal or recreated else EXIT_TOOL_FAILED
     cause = "" if ended_by_signal else NODE_LOST
-    return RunDecision(action="stop", exit_code=code, wait_s=0.0, why=why, remedy=MemoryFallback(), cause=cause)
+    return RunDecision(action="stop", exit_code=code, wait_s=0.0, why=why, fallback=MemoryFallback(), cause=cause)
 
 
 def format_nodes(nodes: list[int], hosts: Mapping[int, str]) -> str:
@@ -163,7 +163,7 @@ def format_nodes(nodes: list[int], hosts: Mapping[int, str]) -> str:
 
 def decision_from_dict(found: Mapping[str, Any]) -> RunDecision:
     """The inverse of `asdict`; TypeError or KeyError for anything else."""
-    return RunDecision(**{**found, "remedy": MemoryFallback(**found["remedy"])})
+    return RunDecision(**{**found, "fallback": MemoryFallback(**found["fallback"])})
 
 
 def shared_key(*, run: str, secret: str | None) -> bytes:

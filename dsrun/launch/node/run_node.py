@@ -241,9 +241,9 @@ def _report(outcome: RunOutcome, folder: RunFolder, work: NodeProgram, place: Lo
 
 def _print_goodput(folder: RunFolder) -> None:
     """Print where the time of the run went, over all its attempts and earlier starts."""
-    ledger = goodput(iter_records(folder.events))
-    if ledger.productive:
-        line = f"  {goodput_line(ledger)}"
+    spent = goodput(iter_records(folder.events))
+    if spent.productive:
+        line = f"  {goodput_line(spent)}"
         print_detail(line)
         _append_to_console(line, folder)
 

@@ -13,7 +13,7 @@ from typing import IO, Any
 
 from dsrun.diagnosis.rules import cause_named
 from dsrun.errors import UsageError
-from dsrun.launch.memory_fallback import MemoryFallback
+from dsrun.launch.memory_fallback import REMEDY_FILE, MemoryFallback, stored_fallback
 from dsrun.launch.supervisor.attempt_context import AttemptResult
 from dsrun.launch.supervisor.failures import classify_log, explain
 from dsrun.launch.supervisor.policy import CONFIGURATION, AttemptFailure, RunDecision, evidence_against
@@ -24,24 +24,11 @@ from dsrun.runs.folder import RunFolder, is_in_use
 from dsrun.runs.manifest import newest_complete
 from dsrun.runs.records import EventLog, iter_records, write_json_atomic
 from dsrun.system import variables
-from dsrun.system.files import parse_json
 from dsrun.system.terminal.log_format import LineFormatter, write_stderr
-
-REMEDY_FILE = "remedy.json"
-
-
-def stored_fallback(run: Path) -> MemoryFallback | None:
-    """What remedy.json in the folder of a run says, nothing where there is no such file; None where it is damaged."""
-    try:
-        return MemoryFallback.from_dict(parse_json((run / REMEDY_FILE).read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        return MemoryFallback()
-    except (OSError, ValueError):
-        return None
 
 
 class RunEventWriter:
-    """Writes the supervisor's events and remedy into the run folder, and notifies the user."""
+    """Writes the supervisor's events and memory fallback into the run folder, and notifies the user."""
 
     def __init__(self, folder: RunFolder, notify: Callable[[str], None]) -> None:
         self._folder = folder
@@ -61,7 +48,7 @@ class RunEventWriter:
         # --resume never is about the first start.
         return saved_global_batch(self._folder, RESUME_AUTO[0] if again and resume == RESUME_NEVER else resume, again)
 
-    def remedy(self) -> MemoryFallback:
+    def fallback(self) -> MemoryFallback:
         """What remedy.json says; none where it is damaged, which is noted once."""
         found = stored_fallback(self._folder.path)
         if found is None and not self._noted:
@@ -87,7 +74,7 @@ class RunEventWriter:
 
     def failed(self, failure: AttemptFailure, decision: RunDecision, *, attempt: int) -> None:
         """On the first node: print and record what failed and what is done about it."""
-        remedy = decision.remedy if decision.remedy != self.remedy() else None
+        fallback = decision.fallback if decision.fallback != self.fallback() else None
         self._event(
             "failure",
             cause=decision.cause or failure.cause or "unknown",
@@ -101,8 +88,8 @@ class RunEventWriter:
             stalled_s=failure.stalled_s,
             attempt=attempt,
         )
-        if remedy is not None:
-            self._event("remedy", message=decision.why, cause=failure.cause, attempt=attempt + 1, **asdict(remedy))
+        if fallback is not None:
+            self._event("remedy", message=decision.why, cause=failure.cause, attempt=attempt + 1, **asdict(fallback))
         if decision.action == "stop":
             self._accuse(failure)
         if decision.action == "restart":
@@ -137,9 +124,9 @@ class RunEventWriter:
         self._event("failure", cause=cause, message=message, exit_code=exit_code)
 
     def apply(self, decision: RunDecision) -> None:
-        """On every node: put the remedy where the ranks find it."""
-        if decision.action == "restart" and decision.remedy != self.remedy():
-            write_json_atomic(self._folder.path / REMEDY_FILE, decision.remedy.as_dict())
+        """On every node: put the memory fallback where the ranks find it."""
+        if decision.action == "restart" and decision.fallback != self.fallback():
+            write_json_atomic(self._folder.path / REMEDY_FILE, decision.fallback.as_dict())
 
     def clean_up(self) -> None:
         """After the last attempt, on the first node: delete what a save left that failed on one rank while others wrote

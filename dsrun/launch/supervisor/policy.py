@@ -69,7 +69,7 @@ class RunDecision:
     exit_code: int
     wait_s: float
     why: str
-    remedy: MemoryFallback
+    fallback: MemoryFallback
     cause: str = ""
     saved_batch: int | None = None
 
@@ -79,46 +79,46 @@ def decide(
     limits: RestartLimits,
     *,
     progress: Sequence[int | None],
-    remedy: MemoryFallback,
+    fallback: MemoryFallback,
     micro_batch: int | None = None,
 ) -> RunDecision:
     """The answer to the last failure of `history`, which holds all failures of this run so far, the first one first.
 
     `progress` is the step of the newest complete checkpoint before each attempt, 0 for none, and last the one the next
     attempt would begin from; None where that is unknown, as with a script of the user's own: then only `max_restarts`
-    is the limit. `remedy` is the one in force and `micro_batch` the rows per rank and pass that it led to (see
+    is the limit. `fallback` is the one in force and `micro_batch` the rows per rank and pass that it led to (see
     `shrink`), None where unknown.
     """
     last = history[-1]
-    decision = _rolled_back(history, progress, remedy) or _stop_without_retry(history, remedy)
+    decision = _rolled_back(history, progress, fallback) or _stop_without_retry(history, fallback)
     if decision is None and _cause(last).then == "shrink":
-        decision = _shrunk(last, limits, remedy, micro_batch)
+        decision = _shrunk(last, limits, fallback, micro_batch)
     if decision is None:
-        decision = _restarted(history, limits, progress, remedy)
+        decision = _restarted(history, limits, progress, fallback)
     return decision if decision.cause else replace(decision, cause=last.cause)
 
 
 def _rolled_back(
-    history: Sequence[AttemptFailure], progress: Sequence[int | None], remedy: MemoryFallback
+    history: Sequence[AttemptFailure], progress: Sequence[int | None], fallback: MemoryFallback
 ) -> RunDecision | None:
     """What a rank asks for that wants to go back and leave something out. No chance failure, so no restart counts."""
     last = history[-1]
     if not last.rollback or sum(failure.rollback for failure in history) > ROLLBACKS:
         return None
     why = f"{_title(last)}: {_beginning(progress)}, without what failed"
-    return RunDecision(action="restart", exit_code=exit_code(last), wait_s=0.0, why=why, remedy=remedy)
+    return RunDecision(action="restart", exit_code=exit_code(last), wait_s=0.0, why=why, fallback=fallback)
 
 
-def _stop_without_retry(history: Sequence[AttemptFailure], remedy: MemoryFallback) -> RunDecision | None:
+def _stop_without_retry(history: Sequence[AttemptFailure], fallback: MemoryFallback) -> RunDecision | None:
     """The decision where another attempt would end like this one, or is not ours to make."""
     last = history[-1]
     cause = _cause(last)
     if cause.then == "resume":
-        return _stop(f"{cause.title}: the same command goes on from here", remedy, EXIT_RESUME)
+        return _stop(f"{cause.title}: the same command goes on from here", fallback, EXIT_RESUME)
     if cause.then == "stop":
-        return _stop(f"{cause.title}; not restarted, it would end the same way: {cause.fix}", remedy, last)
+        return _stop(f"{cause.title}; not restarted, it would end the same way: {cause.fix}", fallback, last)
     if last.exit_code in CONFIGURATION and cause.then != "shrink":
-        return _stop("configuration or usage error; not restarted, it would end the same way", remedy, last)
+        return _stop("configuration or usage error; not restarted, it would end the same way", fallback, last)
     if (
         cause is UNKNOWN
         and last.trace
@@ -126,7 +126,7 @@ def _stop_without_retry(history: Sequence[AttemptFailure], remedy: MemoryFallbac
     ):
         at = "before training began" if last.step is None else f"after step {last.step}"
         why = f"the same crash twice {at}, so a restart does not help: {last.message}"
-        return replace(_stop(why, remedy, last), cause="deterministic_crash")
+        return replace(_stop(why, fallback, last), cause="deterministic_crash")
     return None
 
 
@@ -141,47 +141,48 @@ def _title(failure: AttemptFailure) -> str:
 
 
 def _shrunk(
-    last: AttemptFailure, limits: RestartLimits, remedy: MemoryFallback, micro_batch: int | None
+    last: AttemptFailure, limits: RestartLimits, fallback: MemoryFallback, micro_batch: int | None
 ) -> RunDecision:
-    """Out of memory: the next remedy, in the order of what it costs in speed."""
+    """Out of memory: the next fallback, in the order of what it costs in speed."""
     title = cause_named(last.cause).title
     if not limits.remedy:
-        return _stop(f"{title}, and no remedy is allowed: {cause_named(last.cause).fix}", remedy, last)
+        return _stop(f"{title}, and no remedy is allowed: {cause_named(last.cause).fix}", fallback, last)
     if micro_batch is not None and micro_batch > 1:
-        change = replace(remedy, halvings=remedy.halvings + 1)
+        change = replace(fallback, halvings=fallback.halvings + 1)
         what = "half the micro batch and more accumulation, the global batch stays"
-    elif not remedy.recompute:
-        change, what = replace(remedy, recompute=True), "activations recomputed (gradient checkpointing)"
-    elif remedy.offload == "none" and last.cause != "host_oom_killed":  # which offloading would make worse
-        change, what = replace(remedy, offload="cpu"), "the optimizer offloaded to the CPU"
+    elif not fallback.recompute:
+        change, what = replace(fallback, recompute=True), "activations recomputed (gradient checkpointing)"
+    elif fallback.offload == "none" and last.cause != "host_oom_killed":  # which offloading would make worse
+        change, what = replace(fallback, offload="cpu"), "the optimizer offloaded to the CPU"
     else:
-        return _stop(f"{title}, with every remedy in force: {cause_named(last.cause).fix}", remedy, last)
+        return _stop(f"{title}, with every remedy in force: {cause_named(last.cause).fix}", fallback, last)
     return RunDecision(
-        action="restart", exit_code=exit_code(last), wait_s=0.0, why=f"{title}: again with {what}", remedy=change
+        action="restart", exit_code=exit_code(last), wait_s=0.0, why=f"{title}: again with {what}", fallback=change
     )
 
 
 def _restarted(
-    history: Sequence[AttemptFailure], limits: RestartLimits, progress: Sequence[int | None], remedy: MemoryFallback
+    history: Sequence[AttemptFailure], limits: RestartLimits, progress: Sequence[int | None], fallback: MemoryFallback
 ) -> RunDecision:
     """Another attempt, as long as restarts are left and the run gets on."""
     last = history[-1]
     title = _title(last)
     done = sum(_counts(failure) for failure in history[:-1])
     if done >= limits.max_restarts:
-        return _stop(f"{title}; {_times(done)}, and --max-restarts is {limits.max_restarts}", remedy, last)
+        return _stop(f"{title}; {_times(done)}, and --max-restarts is {limits.max_restarts}", fallback, last)
     stalled = _since_progress(history, progress)
     if stalled > STALLED and progress[-1] is not None:
-        return _stop(f"{title}; {STALLED} restarts brought no new checkpoint, so another would not help", remedy, last)
+        why = f"{title}; {STALLED} restarts brought no new checkpoint, so another would not help"
+        return _stop(why, fallback, last)
     # The exponent is bounded too: --max-restarts is not, and 2.0 ** 1024 is an OverflowError.
     wait = min(LONGEST_WAIT, 2.0 ** min(stalled - 1, 10))
     order = f"restart {done + 1} of at most {limits.max_restarts}"
     why = f"{title}: {_beginning(progress)} in {wait:.0f} s ({order})"
-    return RunDecision(action="restart", exit_code=exit_code(last), wait_s=wait, why=why, remedy=remedy)
+    return RunDecision(action="restart", exit_code=exit_code(last), wait_s=wait, why=why, fallback=fallback)
 
 
 def _counts(failure: AttemptFailure) -> bool:
-    """Whether the restart after it was one of --max-restarts; remedies and rollbacks have bounds of their own."""
+    """Whether the restart after it was one of --max-restarts; fallbacks and rollbacks have bounds of their own."""
     return _cause(failure).then != "shrink" and not failure.rollback
 
 
@@ -207,9 +208,9 @@ def _times(count: int) -> str:
     return "restarted once" if count == 1 else f"restarted {count} times" if count else "not restarted"
 
 
-def _stop(why: str, remedy: MemoryFallback, code: AttemptFailure | int) -> RunDecision:
+def _stop(why: str, fallback: MemoryFallback, code: AttemptFailure | int) -> RunDecision:
     number = code if isinstance(code, int) else exit_code(code)
-    return RunDecision(action="stop", exit_code=number, wait_s=0.0, why=why, remedy=remedy)
+    return RunDecision(action="stop", exit_code=number, wait_s=0.0, why=why, fallback=fallback)
 
 
 def exit_code(failure: AttemptFailure) -> int:

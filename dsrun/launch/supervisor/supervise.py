@@ -218,7 +218,7 @@ class _Supervision:
 
     def _decide(self, ended: list[NodeResult]) -> RunDecision:
         """On the first node: what all nodes do next."""
-        remedy = self._event_writer.remedy()
+        fallback = self._event_writer.fallback()
         failure = first_of_nodes([each.failure for each in ended if each.failure])
         if failure and failure.cause == "rank_hung":
             folder = evidence_folder(self._job.run, self._number)
@@ -228,19 +228,19 @@ class _Supervision:
             if not stop_requested:
                 self._job_starts.record("finished")  # before any node hears of it and may end
             code = EXIT_RESUME if stop_requested else 0
-            return RunDecision(action="stop", exit_code=code, wait_s=0.0, why="", remedy=remedy)
+            return RunDecision(action="stop", exit_code=code, wait_s=0.0, why="", fallback=fallback)
         if self._stop_requests.program_asked():
             # Its exit code says whether it is finished; whoever has asked it to stop knows what comes next.
             code = exit_code(failure)
             why = f"the program left with exit code {code} after it was asked to stop"
-            return RunDecision(action="stop", exit_code=code, wait_s=0.0, why=why, remedy=remedy)
+            return RunDecision(action="stop", exit_code=code, wait_s=0.0, why=why, fallback=fallback)
         self._history.append(failure)
         micro = self._job.micro_batch
         if micro is not None:
-            micro, _ = shrink(micro, self._job.accumulation, remedy.halvings)
+            micro, _ = shrink(micro, self._job.accumulation, fallback.halvings)
         limits = replace(self._job.limits, remedy=self._job.limits.remedy and not self._job.external)
         decision = decide(
-            self._history, limits, progress=[*self._progress, self._newest()], remedy=remedy, micro_batch=micro
+            self._history, limits, progress=[*self._progress, self._newest()], fallback=fallback, micro_batch=micro
         )
         self._event_writer.failed(failure, decision, attempt=self._number)
         if decision.action == "restart" and not self._job.external:

@@ -13,7 +13,7 @@ from dsrun.slurm.render.notation import parse_gpus, shell_quote
 from dsrun.slurm.render.options import SlurmSpec
 from dsrun.slurm.render.site import ClusterSite
 from dsrun.slurm.render.spec import gres_gpus
-from dsrun.system.variables import GPUS
+from dsrun.system.variables import GPUS, LOCAL
 
 
 @cache
@@ -133,7 +133,7 @@ def has_own_programs(spec: SlurmSpec, python: str, staged: StagedEnvironment | N
 def launcher(spec: SlurmSpec, python: str, staged: StagedEnvironment | None) -> str:
     """The command, quoted for the shell, that starts Python on a node."""
     if staged and staged.has_python:
-        return '"$DSRUN_LOCAL/env/bin/python"'
+        return f'"${LOCAL}/env/bin/python"'
     if spec.apptainer:
         binds = [f"--bind={shell_quote(each)}" for each in spec.container_mounts]
         nv = ["--nv"] if gpus_of(spec) else []

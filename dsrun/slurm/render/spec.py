@@ -11,6 +11,7 @@ from dsrun.options import MAX_NUMBER, OptionValue, filled, flag_of, section_valu
 from dsrun.slurm.render.notation import check_notation, directive_value, parse_gpus, shell_quote, time_limit
 from dsrun.slurm.render.options import SlurmSpec, options
 from dsrun.system.terminal.display import SECRET_VARIABLE
+from dsrun.system.variables import BEGAN, FAILURES, LOCAL, OUTPUT, QUEUED, SAVE_ON, STOP_FILE
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # The largest sig_time of --signal (sbatch(1)).
@@ -28,7 +29,8 @@ _SETUP_COMMANDS = {
 _MEMORY = re.compile(r"\d+[KMGT]?B?", re.IGNORECASE | re.ASCII)
 # What bash keeps to itself, and what the script or SLURM sets for every job.
 _RESERVED_VARIABLES = re.compile(
-    r"UID|EUID|PPID|PWD|BASHOPTS|BASH_VERSINFO|SHELLOPTS|DSRUN_(OUTPUT|FAILURES|STOP_FILE|SAVE_ON|LOCAL|BEGAN|QUEUED)"
+    r"UID|EUID|PPID|PWD|BASHOPTS|BASH_VERSINFO|SHELLOPTS"
+    rf"|{OUTPUT}|{FAILURES}|{STOP_FILE}|{SAVE_ON}|{LOCAL}|{BEGAN}|{QUEUED}"
     r"|SLURM_(JOB|JOBID|ARRAY|RESTART|NODEID|PROCID|LOCALID|NTASKS|NNODES)(_.*)?"
 )
 # The script's own variables: one that is exported already reaches the program with the script's value.

@@ -15,7 +15,7 @@ class Loss(Protocol):
     batch, target tokens or samples or pairs, so that neither micro batches nor ranks change it."""
 
     kind: str
-    """Where it comes from: see `model_loss.Kind`; "plugin" for one of the user's."""
+    """Where it comes from: see `model_loss.LossKind`; "plugin" for one of the user's."""
     shifted: bool
     """Whether label i is the target of position i - 1 (causal LM)."""
     rows: int = 1

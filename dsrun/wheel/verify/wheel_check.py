@@ -13,7 +13,7 @@ from dsrun.errors import ToolError
 from dsrun.findings.finding import Finding, errors_in, has_errors
 from dsrun.findings.texts import text_of
 from dsrun.findings.translation import translated
-from dsrun.hardware.node_comparison import compared
+from dsrun.machine.node_comparison import compared
 from dsrun.messages import Message
 from dsrun.system.process.proc import capture
 from dsrun.system.terminal.display import aligned_rows

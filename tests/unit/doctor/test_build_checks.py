@@ -10,18 +10,12 @@ from dsrun.doctor.job.zero_config import ops_of
 from dsrun.doctor.software.build_tools import PROCESSOR, TOOLS
 from dsrun.doctor.software.compilers import HOST_COMPILER, TOOLKIT
 from dsrun.doctor.software.jit import JIT_CACHE
+from tests.fake_programs import program
 from tests.tiny_wheels import built_note, compiled, needs_gcc
 from tests.unit.doctor.recorded import A100, FINE, codes, driver, found_by, job, levels, recorded, torch_at
 
 OFFLOADED = ("--model", "m", "--zero", "3", "--offload", "cpu")
 ON_NVME = ("--model", "m", "--zero", "3", "--offload", "nvme", "--nvme-path", "/scratch")
-
-
-def program(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-    return path
 
 
 def toolkit(home: Path, version: str, newest_gcc: int = 99) -> Path:

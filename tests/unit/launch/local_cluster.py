@@ -45,11 +45,11 @@ coordinator.close()
 
 
 def restart(why="again"):
-    return RunDecision(action="restart", exit_code=1, wait_s=0.0, why=why, remedy=MemoryFallback(halvings=2))
+    return RunDecision(action="restart", exit_code=1, wait_s=0.0, why=why, fallback=MemoryFallback(halvings=2))
 
 
 def stop(code=3):
-    return RunDecision(action="stop", exit_code=code, wait_s=0.0, why="enough", remedy=MemoryFallback(offload="cpu"))
+    return RunDecision(action="stop", exit_code=code, wait_s=0.0, why="enough", fallback=MemoryFallback(offload="cpu"))
 
 
 def until(condition):

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.launch.memory_fallback import MemoryFallback
+from dsrun.launch.memory_fallback import REMEDY_FILE, MemoryFallback
 from dsrun.launch.supervisor.attempt_context import AttemptResult
-from dsrun.launch.supervisor.events import REMEDY_FILE, RunEventWriter
+from dsrun.launch.supervisor.events import RunEventWriter
 from dsrun.launch.supervisor.failures import FailureInputs, explain
 from dsrun.launch.supervisor.policy import AttemptFailure, RestartLimits, RunDecision, decide
 from dsrun.runs.folder import RunFolder
@@ -28,8 +28,8 @@ def ledger(tmp_path, said):
     return RunEventWriter(RunFolder(tmp_path), said.append)
 
 
-def restart(why: str, remedy: MemoryFallback | None = None) -> RunDecision:
-    return RunDecision(action="restart", exit_code=1, wait_s=2.0, why=why, remedy=remedy or MemoryFallback())
+def restart(why: str, fallback: MemoryFallback | None = None) -> RunDecision:
+    return RunDecision(action="restart", exit_code=1, wait_s=2.0, why=why, fallback=fallback or MemoryFallback())
 
 
 def test_unreadable_run_folder_has_no_newest_checkpoint(said):
@@ -104,7 +104,7 @@ def test_restart_event_recorded_and_reported_in_one_line(ledger, said, tmp_path)
 def test_failure_of_unknown_cause_reported_once(ledger, said):
     """A failure of unknown cause is reported once."""
     failure = AttemptFailure(cause="", rank=1, message="rank 1 ended with exit code 1")
-    decision = decide([failure], RestartLimits(), progress=[None, None], remedy=MemoryFallback())
+    decision = decide([failure], RestartLimits(), progress=[None, None], fallback=MemoryFallback())
     ledger.failed(failure, decision, attempt=0)
     assert said == ["rank 1 ended with exit code 1: again in 1 s (restart 1 of at most 3)"]
 
@@ -118,7 +118,7 @@ def test_node_with_hardware_error_named_to_job_script(ledger, tmp_path, monkeypa
     monkeypatch.setenv("DSRUN_FAILURES", str(tmp_path))
     failure = AttemptFailure(cause=cause, rank=7, node=3, message="uncorrectable ECC error")
     limits = RestartLimits(max_restarts=max_restarts)
-    ledger.failed(failure, decide([failure], limits, progress=[0, 0], remedy=MemoryFallback()), attempt=0)
+    ledger.failed(failure, decide([failure], limits, progress=[0, 0], fallback=MemoryFallback()), attempt=0)
     file = tmp_path / "faulty-node"
     assert (file.read_text().strip() if file.exists() else None) == accused
 
@@ -131,7 +131,7 @@ def test_node_that_fails_twice_named_to_job_script(ledger, tmp_path, monkeypatch
     )
     ledger.failed(failure, restart("again"), attempt=0)
     assert not (tmp_path / "faulty-node").exists()
-    decision = decide([failure], RestartLimits(max_restarts=0), progress=[0, 0], remedy=MemoryFallback())
+    decision = decide([failure], RestartLimits(max_restarts=0), progress=[0, 0], fallback=MemoryFallback())
     ledger.failed(failure, decision, attempt=1)
     assert (tmp_path / "faulty-node").read_text() == "3 2 failures\n"
     events = read_records(tmp_path / "events.jsonl")
@@ -149,14 +149,14 @@ def test_memory_fallback_event_and_remedy_json_for_ranks(ledger, tmp_path):
         "restart",
     ]
     assert json.loads((tmp_path / REMEDY_FILE).read_text())["halvings"] == 1
-    assert ledger.remedy() == MemoryFallback(halvings=1)
+    assert ledger.fallback() == MemoryFallback(halvings=1)
 
 
 @pytest.mark.parametrize("text", ['{"version": 99}', "[" * 100_000, ""])
 def test_damaged_remedy_json_is_noted_once(ledger, tmp_path, said, text):
     """A remedy.json that is damaged or of another version does not stop the run."""
     (tmp_path / REMEDY_FILE).write_text(text)
-    assert [ledger.remedy(), ledger.remedy()] == [MemoryFallback(), MemoryFallback()]
+    assert [ledger.fallback(), ledger.fallback()] == [MemoryFallback(), MemoryFallback()]
     assert said == [f"{tmp_path / REMEDY_FILE} is damaged; the run begins with its own memory settings"]
 
 
@@ -185,7 +185,7 @@ def test_unwritable_event_log_does_not_end_run(said, tmp_path):
 def test_refused_run_writes_no_event_into_locked_folder(ledger, tmp_path):
     """A run that was refused writes nothing into the event log of the one that has the folder."""
     refused = AttemptFailure(cause="", rank=0, exit_code=2, message="the folder is in use")
-    decision = decide([refused], RestartLimits(), progress=[0, 0], remedy=MemoryFallback())
+    decision = decide([refused], RestartLimits(), progress=[0, 0], fallback=MemoryFallback())
     with RunFolder(tmp_path).acquire():
         ledger.failed(refused, decision, attempt=0)
     assert read_records(tmp_path / "events.jsonl") == []

@@ -22,11 +22,11 @@ def answer(
     *history: AttemptFailure,
     limits: RestartLimits = PLENTY,
     progress: list[int | None] | None = None,
-    remedy: MemoryFallback | None = None,
+    fallback: MemoryFallback | None = None,
     micro: int | None = None,
 ) -> RunDecision:
     steps = progress if progress is not None else [0] * (len(history) + 1)
-    return decide(list(history), limits, progress=steps, remedy=remedy or MemoryFallback(), micro_batch=micro)
+    return decide(list(history), limits, progress=steps, fallback=fallback or MemoryFallback(), micro_batch=micro)
 
 
 def test_restart_killed_rank_from_newest_checkpoint() -> None:
@@ -136,13 +136,13 @@ def test_failure_classified_as_none_is_unknown() -> None:
 
 def test_oom_halves_micro_batch_then_recomputes_then_offloads() -> None:
     """Out of memory halves the micro batch, then recomputes, then offloads, then stops."""
-    remedy, micro, seen = MemoryFallback(), 4, []
+    fallback, micro, seen = MemoryFallback(), 4, []
     while (
-        decision := answer(OOM, remedy=remedy, micro=micro, limits=RestartLimits(max_restarts=0))
+        decision := answer(OOM, fallback=fallback, micro=micro, limits=RestartLimits(max_restarts=0))
     ).action == "restart":
-        remedy = decision.remedy
-        micro = shrink(4, 1, remedy.halvings)[0]
-        seen.append((remedy.halvings, remedy.recompute, remedy.offload))
+        fallback = decision.fallback
+        micro = shrink(4, 1, fallback.halvings)[0]
+        seen.append((fallback.halvings, fallback.recompute, fallback.offload))
         assert decision.wait_s == 0
     assert seen == [
         (1, False, "none"), (2, False, "none"), (2, True, "none"), (2, True, "cpu"),
@@ -157,19 +157,19 @@ def test_memory_fallback_message_names_change() -> None:
         "GPU memory exhausted: again with half the micro batch and more accumulation, the global batch stays"
     )
     assert "gradient checkpointing" in answer(OOM, micro=1).why
-    assert "offloaded" in answer(OOM, micro=1, remedy=MemoryFallback(recompute=True)).why
+    assert "offloaded" in answer(OOM, micro=1, fallback=MemoryFallback(recompute=True)).why
 
 
 def test_unknown_micro_batch_is_not_halved() -> None:
     """A micro batch that nobody knows is not halved."""
-    assert answer(OOM).remedy == MemoryFallback(recompute=True)
+    assert answer(OOM).fallback == MemoryFallback(recompute=True)
 
 
 def test_host_oom_fallback_skips_cpu_offload() -> None:
     """Offloading to host memory does not help when host memory ran out."""
     killed = AttemptFailure(cause="host_oom_killed", exit_code=-9)
-    assert answer(killed, micro=2).remedy == MemoryFallback(halvings=1)
-    ended = answer(killed, micro=1, remedy=MemoryFallback(recompute=True))
+    assert answer(killed, micro=2).fallback == MemoryFallback(halvings=1)
+    ended = answer(killed, micro=1, fallback=MemoryFallback(recompute=True))
     assert (ended.action, ended.exit_code) == ("stop", 137)
 
 
@@ -189,9 +189,9 @@ def test_memory_fallback_does_not_count_as_restart() -> None:
 
 def test_memory_fallback_in_force_is_kept() -> None:
     """The memory fallback in force is kept."""
-    remedy = MemoryFallback(halvings=2, recompute=True, offload="cpu")
-    assert answer(KILLED, remedy=remedy).remedy == remedy
-    assert answer(AttemptFailure(cause="disk_full"), remedy=remedy).remedy == remedy
+    fallback = MemoryFallback(halvings=2, recompute=True, offload="cpu")
+    assert answer(KILLED, fallback=fallback).fallback == fallback
+    assert answer(AttemptFailure(cause="disk_full"), fallback=fallback).fallback == fallback
 
 
 def test_nan_rollback_does_not_count_as_restart() -> None:
@@ -217,9 +217,9 @@ def test_failure_exit_code_is_never_0() -> None:
 
 def test_remedy_json_round_trip() -> None:
     """remedy.json is read as it is written."""
-    remedy = MemoryFallback(halvings=3, recompute=True, offload="cpu")
-    assert remedy.as_dict() == {"version": 1, "halvings": 3, "recompute": True, "offload": "cpu"}
-    assert MemoryFallback.from_dict(remedy.as_dict()) == remedy
+    fallback = MemoryFallback(halvings=3, recompute=True, offload="cpu")
+    assert fallback.as_dict() == {"version": 1, "halvings": 3, "recompute": True, "offload": "cpu"}
+    assert MemoryFallback.from_dict(fallback.as_dict()) == fallback
 
 
 @pytest.mark.parametrize(
@@ -256,18 +256,18 @@ FAILURES = st.builds(
 @given(st.lists(FAILURES, min_size=40, max_size=40), st.integers(0, 20), st.integers(1, 64))
 def test_restarts_without_progress_end_within_limits(failures: list[AttemptFailure], allowed: int, micro: int) -> None:
     """A run that fails at every attempt and never saves: the supervisor's loop, with the policy's answers."""
-    remedy, restarts, shrunk = MemoryFallback(), 0, 0
+    fallback, restarts, shrunk = MemoryFallback(), 0, 0
     for attempt in range(1, len(failures) + 1):
-        now = shrink(micro, 1, remedy.halvings)[0]
-        decision = answer(*failures[:attempt], limits=RestartLimits(max_restarts=allowed), remedy=remedy, micro=now)
+        now = shrink(micro, 1, fallback.halvings)[0]
+        decision = answer(*failures[:attempt], limits=RestartLimits(max_restarts=allowed), fallback=fallback, micro=now)
         assert decision.why
         assert "\n" not in decision.why
         if decision.action == "stop":
             assert decision.exit_code != 0
             break
-        shrunk += decision.remedy != remedy
-        restarts += decision.remedy == remedy and not failures[attempt - 1].rollback
-        remedy = decision.remedy
+        shrunk += decision.fallback != fallback
+        restarts += decision.fallback == fallback and not failures[attempt - 1].rollback
+        fallback = decision.fallback
         assert 0 <= decision.wait_s <= 60
     assert decision.action == "stop"
     assert restarts <= min(allowed, STALLED)

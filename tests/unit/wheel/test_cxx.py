@@ -22,7 +22,7 @@ from dsrun.wheel.platform.cxx import (
     has_header,
     install_command,
 )
-from tests.unit.wheel.fake_programs import path_of, program
+from tests.fake_programs import path_of, program
 
 GIB = 1 << 30
 TORCH = """from typing import Optional

@@ -20,7 +20,7 @@ from dsrun.wheel.platform.nvcc import (
     prepare_home,
     toolkit_home,
 )
-from tests.unit.wheel.fake_programs import path_of, program
+from tests.fake_programs import path_of, program
 
 # nvcc's own words, of 13.0 and 12.4.
 SAID = """nvcc: NVIDIA (R) Cuda compiler driver

@@ -1,4 +1,4 @@
-"""Architecture: what the memory formulas need to know of a model; Training: which of its parameters train."""
+"""ModelShapes: what the memory formulas need to know of a model; ParameterGroups: which of its parameters train."""
 
 from __future__ import annotations
 

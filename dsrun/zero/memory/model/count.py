@@ -3,11 +3,15 @@ where torch is installed, else from the shapes that are written down of its fami
 
 from __future__ import annotations
 
+import json
+import re
+import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from math import prod
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from dsrun.errors import MissingError, ToolError, UsageError, nearest
@@ -65,6 +69,12 @@ def check_length(architecture: ModelShapes, flag: str, tokens: int) -> None:
 PREFIX = "plan."
 TOLERANCE = 0.005
 """Share by which files may differ from what their config describes."""
+_COUNTER = "dsrun.train.model.zero_auto"
+_COUNTER_S = 300.0
+_RAISED = re.compile(r"[\w.]+(Error|Exception): \S")
+"""The line of a traceback that names the exception."""
+_REASON = 300
+"""Letters of it that are shown."""
 
 
 class CountedModel(NamedTuple):
@@ -129,18 +139,46 @@ def _tensors(architecture: ModelShapes) -> Counter[tuple[tuple[int, ...], str]]:
 
 
 def _on_meta_device(found: FoundModel, *, from_scratch: bool, known: bool) -> CountedModel:
-    from dsrun.zero.memory.model.meta import on_meta_device  # a process, which the others do without
-
     try:
-        tensors, settings = on_meta_device(found.folder)
+        tensors, settings = _tensors_of(found.folder)
     except ToolError as error:
         if not known:
             raise
-        finding = Finding(level="warning", code="plan.meta-count", message=str(error), where=str(found.folder))
+        from dsrun.findings.texts import finding_of
+
+        finding = finding_of("meta-count", prefix=PREFIX, why=str(error), where=str(found.folder))
         shapes = describe(found.config, from_scratch=from_scratch)
         return CountedModel(architecture=shapes, how="the architecture's shapes", findings=(finding,))
     loaded = _as_loaded(found, tensors, from_scratch=from_scratch)
     return CountedModel(architecture=architecture_of(settings, loaded), how="transformers on the meta device")
+
+
+def _tensors_of(folder: Path) -> tuple[tuple[LayerWeight, ...], dict[str, Any]]:
+    """Every tensor of the model, and its settings with transformers' defaults, from a process that may load torch.
+
+    Raises ToolError when it fails.
+    """
+    from dsrun.system.process.proc import capture  # a process, which the other ways do without
+
+    done = capture([sys.executable, "-m", _COUNTER, str(folder)], seconds=_COUNTER_S, changes={"HF_HUB_OFFLINE": "1"})
+    if done.returncode != 0:
+        raise ToolError(f"counting {folder} on the meta device failed: {_reason(done.stderr)}")
+    output = json.loads(done.stdout.strip().splitlines()[-1])
+    tensors = tuple(LayerWeight(name, tuple(shape), kind) for name, shape, kind in output["tensors"])
+    return tensors, output["config"]
+
+
+def _reason(stderr: str) -> str:
+    """The first line of the exception that ended a process: transformers' go on for several. One that ends in a colon
+    is nothing without the next."""
+    lines = stderr.strip().splitlines() or ["no output"]
+    raised = [number for number, line in enumerate(lines) if _RAISED.match(line)]
+    if not raised:
+        return lines[-1][:_REASON]
+    reason = lines[raised[-1]].partition(": ")[2]
+    if reason.endswith(":"):
+        reason = " ".join([reason, *(line.strip() for line in lines[raised[-1] + 1 :][:1])])
+    return reason[:_REASON]
 
 
 def _as_loaded(found: FoundModel, tensors: tuple[LayerWeight, ...], *, from_scratch: bool) -> tuple[LayerWeight, ...]:

@@ -17,4 +17,4 @@ def forked_counter(monkeypatch):
         env = {**os.environ, **changes}
         return HEAVY.run(argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True)
 
-    monkeypatch.setattr("dsrun.zero.memory.model.meta.capture", capture)
+    monkeypatch.setattr("dsrun.system.process.proc.capture", capture)

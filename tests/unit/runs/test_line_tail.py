@@ -1,4 +1,4 @@
-"""Following a ledger that others write."""
+"""Following a file of records that others write."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 from dsrun.collectives.facts import NodeFacts
 from dsrun.collectives.facts import differences as between_ranks
 from dsrun.findings.texts import text_of
-from dsrun.hardware.node_comparison import NodeDifference, compared
+from dsrun.machine.node_comparison import NodeDifference, compared
 from dsrun.wheel.verify.nodes import NodeReport
 from dsrun.wheel.verify.probed_machine import ProbedMachine
 from dsrun.wheel.verify.wheel_check import differences as of_wheels
