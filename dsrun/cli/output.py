@@ -16,9 +16,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dsrun.errors import UsageError
-from dsrun.system.files import replacing
-from dsrun.system.terminal.display import aligned_rows, printable
-from dsrun.system.terminal.stderr import print_error, print_note
 
 if TYPE_CHECKING:
     from dsrun.findings.finding import Finding
@@ -44,6 +41,8 @@ def write_file(path: Path, content: bytes, *, force: bool, executable: bool = Fa
             raise UsageError(f"{path} exists", fix="add --force to replace it")
         if mode is not None and not mode & WRITABLE:
             raise UsageError(f"{path} is read-only", fix="name another file, or make it writable")
+        from dsrun.system.files import replacing  # not for what goes to stdout
+
         with replacing(path.resolve()) as partial:
             partial.write_bytes(content)
             mode = partial.stat().st_mode if mode is None else mode
@@ -65,6 +64,8 @@ def write_output(text: str, name: str | None, *, force: bool) -> None:
 
 def print_table(rows: Iterable[Sequence[str]]) -> None:
     """Print rows of cells with aligned columns."""
+    from dsrun.system.terminal.display import aligned_rows, printable  # not for JSON and files
+
     for line in aligned_rows([[printable(cell) for cell in row] for row in rows]):
         click.echo(line)
 
@@ -95,6 +96,8 @@ def _as_json(value: Any) -> Any:
 
 def print_line(text: str = "") -> None:
     """Print a line on stdout in which foreign text may stand."""
+    from dsrun.system.terminal.display import printable  # not for JSON and files
+
     click.echo(printable(text))
 
 
@@ -113,5 +116,6 @@ def print_advice(findings: Iterable[Finding]) -> None:
     """Print findings on stderr, beside the product of a command: a line for each, an error or a note."""
     for each in findings:
         from dsrun.findings.show import shown  # most commands have none
+        from dsrun.system.terminal.stderr import print_error, print_note
 
         (print_error if each.level == "error" else print_note)(shown(each).line)

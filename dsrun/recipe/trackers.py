@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import netrc
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -69,6 +68,8 @@ def _why_offline(environ: Mapping[str, str], reachable: Callable[[str], bool]) -
 
 
 def _has_netrc_entry(environ: Mapping[str, str], host: str) -> bool:
+    import netrc  # for wandb only
+
     file = environ.get("NETRC") or str(Path(environ.get("HOME", "~")).expanduser() / ".netrc")
     try:
         return netrc.netrc(file).authenticators(host) is not None

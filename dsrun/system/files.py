@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import sys
@@ -142,5 +141,7 @@ def _is_deep(value: Any) -> bool:
 
 
 def sha256_of(path: Path) -> str:
+    import hashlib  # OpenSSL, which few commands need
+
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

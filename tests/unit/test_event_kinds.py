@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
@@ -24,34 +25,39 @@ from tests.ecs import parsed
 from tests.run_folders import event
 
 PACKAGE = Path(__file__).parents[2] / "dsrun"
-WRITERS = ("EventLog", "RunRecords", "RunEventWriter", "event_reporter")
-"""A module that writes events names one of these."""
+WRITERS = ("write", "event", "_write", "_event", "event_reporter")
+"""Functions that take the kind of an event. Of the files that are written to, none gets a single word."""
 
 
-def written() -> Iterator[tuple[str, set[str]]]:
-    """Each kind that a module of dsrun writes, with the keys that the call names."""
-    for module in PACKAGE.rglob("*.py"):
-        source = module.read_text(encoding="utf-8")
-        if not any(name in source for name in WRITERS):
+def written(source: str) -> Iterator[tuple[str, set[str]]]:
+    """Each kind that a module writes, with the keys that the call names."""
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call):
             continue
-        for node in ast.walk(ast.parse(source)):
-            if not isinstance(node, ast.Call):
-                continue
-            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
-            words = node.args if name == "event_reporter" else node.args[:1]
-            if not (first := next((each for each in words if isinstance(each, ast.Constant)), None)):
-                continue
-            if name in ("write", "event", "_write", "_event", "event_reporter") and isinstance(first.value, str):
-                yield first.value, {each.arg for each in node.keywords if each.arg}
+        name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+        words = node.args if name == "event_reporter" else node.args[:1]
+        words = [*words, *(each.value for each in node.keywords if each.arg == "kind")]
+        for kind in [each.value for each in words if isinstance(each, ast.Constant) and isinstance(each.value, str)]:
+            if name in WRITERS and re.fullmatch(r"\w+", kind):
+                yield kind, {each.arg for each in node.keywords if each.arg and each.arg != "kind"}
+
+
+@cache
+def written_by_dsrun() -> list[tuple[str, set[str]]]:
+    return [each for module in PACKAGE.rglob("*.py") for each in written(module.read_text(encoding="utf-8"))]
 
 
 def test_table_has_what_dsrun_writes_and_nothing_else() -> None:
-    assert {kind for kind, _ in written()} == set(event_kinds())
+    assert {kind for kind, _ in written_by_dsrun()} == set(event_kinds())
+
+
+def test_kind_is_found_in_any_module() -> None:
+    assert list(written("def f(log):\n    log.write('brand_new', step=1)")) == [("brand_new", {"step"})]
 
 
 @pytest.mark.parametrize("kind", event_kinds())
 def test_keys_of_a_kind_are_documented(kind: str) -> None:
-    keys = {key for name, named in written() if name == kind for key in named}
+    keys = {key for name, named in written_by_dsrun() if name == kind for key in named}
     assert [key for key in sorted(keys) if f"`{key}`" not in event_kinds()[kind].keys] == []
 
 

@@ -28,7 +28,7 @@ def test_workflow_pythons_equal_classifiers():
     assert lint["python-version"] == versions[0]
 
 
-def test_workflow_only_reads_and_pins_its_actions():
+def test_workflow_only_reads_and_takes_actions_of_a_release():
     assert WORKFLOW["permissions"] == {"contents": "read"}
     assert not any("permissions" in job for job in WORKFLOW["jobs"].values())
     used = [step["uses"] for step in STEPS if "uses" in step]

@@ -9,7 +9,6 @@ import click
 
 from dsrun.cli.output import json_text, write_output
 from dsrun.errors import UsageError
-from dsrun.system.terminal.stderr import print_note
 from dsrun.zero.generate.blocks import HardwareFacts
 from dsrun.zero.generate.config import PURPOSES, generate, render_json
 from dsrun.zero.generate.explain import as_json, as_text, explain, notices
@@ -60,6 +59,8 @@ def run(**values: Any) -> int:
         else:
             text = render_json(generate(spec, facts=facts))
         for line in notices(spec, facts):
+            from dsrun.system.terminal.stderr import print_note  # most configurations need none
+
             print_note(line)
     write_output(text, own["output"], force=own["force"])
     return 0

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import codecs
 import csv
-import gzip
 import io
 import json
 import re
 import zlib
 from collections.abc import Sequence
-from glob import has_magic
 from pathlib import Path
 from typing import Any, Final
 
@@ -75,6 +73,8 @@ def expanded(flag: str, names: Sequence[str]) -> list[Path]:
     """
     found: list[Path] = []
     for name in names:
+        from glob import has_magic  # many runs name no file
+
         path = Path(name).expanduser()
         matches = [path]
         if has_magic(name) and not path.exists():
@@ -174,6 +174,8 @@ def suffix_of(path: Path) -> str:
 
 def _read_head(path: Path) -> tuple[bytes, bool]:
     """The first bytes of the content and whether they are all of it."""
+    import gzip  # many runs name no file
+
     try:
         if is_gzip(path):
             with gzip.open(path, "rb") as packed:

@@ -8,9 +8,7 @@ from typing import Final
 
 from dsrun.errors import UsageError, nearest
 from dsrun.recipe.mixture import naming, specs_of
-from dsrun.recipe.preflight.conversations import check_conversations
 from dsrun.recipe.preflight.data_files import FORMATS, check_data_file, expanded, suffix_of
-from dsrun.recipe.preflight.model_folder import check_model_folder
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.system.files import nearest_existing
 
@@ -43,6 +41,8 @@ def check_files(spec: TrainSpec, *, generation_config: str | None = None) -> Non
             _check_data(each)
             # A plugin may make other rows of those in the files.
             if model and not spec.plugin:
+                from dsrun.recipe.preflight.conversations import check_conversations  # of models in a local folder
+
                 check_conversations(model, each)
     if spec.sample_prompts:
         for file in expanded("--sample-prompts", [spec.sample_prompts]):
@@ -107,6 +107,8 @@ def _check_model(spec: TrainSpec) -> Path | None:
     path = Path(name).expanduser()
     if not _is_there(path):
         raise UsageError(f"--model {name} does not exist", fix=_near(path))
+    from dsrun.recipe.preflight.model_folder import check_model_folder  # many models are of the Hub
+
     check_model_folder(path, spec)
     return path
 

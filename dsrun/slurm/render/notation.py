@@ -12,7 +12,6 @@ import shlex
 from collections.abc import Callable, Mapping
 
 from dsrun.errors import UsageError
-from dsrun.system.hostlist import expand_hosts
 
 _INDICES = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?(?:%\d+)?", re.ASCII)
 _AFTER = (
@@ -35,6 +34,8 @@ def _is_array(text: str) -> bool:
 def _is_nodes(text: str) -> bool:
     if "/" in text:  # sbatch reads a file of that name
         return True
+    from dsrun.system.hostlist import expand_hosts  # few jobs name their nodes
+
     try:
         return bool(expand_hosts(text))
     except UsageError:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import json
 import math
 import re
-import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from dsrun.messages import Message
-from dsrun.system.files import parse_json
 
 NotePrinter = Callable[[str], None]
 """Prints a line about what is being done."""
@@ -122,8 +120,12 @@ def _masked(words: Iterable[str]) -> Iterator[str]:
 def _masked_object(word: str) -> str:
     """A word that is or ends in a JSON object, as of --deepspeed; "" where it holds nothing to hide."""
     start = word.find("{")
+    if start < 0:
+        return ""
+    from dsrun.system.files import parse_json  # few words are JSON
+
     try:
-        found = parse_json(word[start:]) if start >= 0 else None
+        found = parse_json(word[start:])
     except ValueError:
         return ""
     shown = masked_values(found)
@@ -132,6 +134,8 @@ def _masked_object(word: str) -> str:
 
 def _masked_line(line: str) -> str:
     """A word that is a command itself, as the last one of an ssh command is; "" where it holds nothing to hide."""
+    import shlex  # few words are commands
+
     try:
         words = shlex.split(line)
     except ValueError:

@@ -8,7 +8,6 @@ measured on engines of DeepSpeed 0.19.8, at stages 2 and 3, on two ranks with ra
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from typing import TYPE_CHECKING, NamedTuple
 
 from dsrun.datafiles import toml_beside
@@ -152,8 +151,7 @@ def takes_fp32_sum(stage: int, offload_optimizer: str) -> bool:
 
 def error_after(steps: int) -> Message:
     """The error of a bf16 sum at the largest measured number of steps up to `steps`: "0.36% after 8 steps"."""
-    known = list(SUM_ERRORS)
-    number = known[max(0, bisect_right(known, steps) - 1)]
+    number = max((each for each in SUM_ERRORS if each <= steps), default=min(SUM_ERRORS))
     return text_of("bf16_sum.error", error=SUM_ERRORS[number], steps=number)
 
 

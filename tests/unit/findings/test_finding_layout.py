@@ -27,6 +27,12 @@ from dsrun.messages import Message
 from dsrun.system.terminal.display import cells
 
 PACKAGE = Path(dsrun.__file__).parent
+_BESIDE = ("where", "code", "fix")
+_PRINTERS = {
+    "findings/show.py",
+    "errors.py",  # an error has a message and a fix too, and prints itself
+    "zero/generate/explain.py",  # a note of `dsrun config`: the key alone, as there is no file with lines
+}
 ERROR = Finding(level="error", code="e", message=Message("no step was logged"), fix="mend it", where="f:3")
 REMARK = Finding(level="info", code="i", message="x\x1b]0;title\x07")
 
@@ -96,9 +102,23 @@ def test_order_and_errors_of_findings() -> None:
     assert (has_errors([REMARK, ERROR]), has_errors([REMARK])) == (True, False)
 
 
+def put_together(source: str) -> Iterator[int]:
+    """Lines with a text that has the message of an object beside its fix, code or place, at any depth of an f-string,
+    of + and %, or of what formats, joins or prints."""
+    for node in ast.walk(ast.parse(source)) if ".message" in source else ():
+        if not isinstance(node, ast.expr):
+            continue
+        name = getattr(node.func, "attr", getattr(node.func, "id", "")) if isinstance(node, ast.Call) else ""
+        prints = name in ("str", "format", "join", "echo", "secho", "write") or name.startswith("print")
+        if prints or isinstance(node, ast.JoinedStr | ast.BinOp):
+            parts = {(ast.dump(each.value), each.attr) for each in ast.walk(node) if isinstance(each, ast.Attribute)}
+            if any((of, "message") in parts and (of, other) in parts for of, other in parts if other in _BESIDE):
+                yield node.lineno
+
+
 def laid_out_by_itself(source: str) -> Iterator[int]:
-    """Lines that lay a finding out without dsrun/findings/show.py: translated(x.message), f"{x.where}: {x.message}",
-    f"[{x.code}]"; any(x.level == "error"), and a table of the levels' order."""
+    """Lines that lay a finding out without dsrun/findings/show.py: translated(x.message), f"[{x.code}]";
+    any(x.level == "error"), and a table of the levels' order."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             of_finding = {each.attr for each in node.args if isinstance(each, ast.Attribute)}
@@ -108,10 +128,6 @@ def laid_out_by_itself(source: str) -> Iterator[int]:
             if node.func.id in ("any", "all") and any(getattr(each, "attr", "") == "level" for each in compared):
                 yield node.lineno
         elif isinstance(node, ast.JoinedStr):
-            shows = [each.value for each in node.values if isinstance(each, ast.FormattedValue)]
-            parts = {(ast.dump(each.value), each.attr) for each in shows if isinstance(each, ast.Attribute)}
-            if any((of, "message") in parts and (of, other) in parts for of, _ in parts for other in ("where", "code")):
-                yield node.lineno
             for text, value in zip(node.values, node.values[1:], strict=False):
                 bracket = isinstance(text, ast.Constant) and str(text.value).endswith("[")
                 if bracket and isinstance(value, ast.FormattedValue) and getattr(value.value, "attr", "") == "code":
@@ -123,12 +139,38 @@ def laid_out_by_itself(source: str) -> Iterator[int]:
                 yield node.lineno
 
 
+def test_no_module_puts_a_message_beside_its_fix() -> None:
+    found = [
+        f"{name}:{line}"
+        for module in sorted(PACKAGE.rglob("*.py"))
+        if (name := str(module.relative_to(PACKAGE))) not in _PRINTERS
+        for line in put_together(module.read_text(encoding="utf-8"))
+    ]
+    assert found == []
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        'f"{x.message} ({x.fix})"',
+        'x.level + ": " + x.message + " [" + x.code + "]"',
+        'f"{x.where}: {translated(str(x.message))}"',
+        '"{}: {}".format(x.where, x.message)',
+        '": ".join([x.where, x.message])',
+        "print_line(f'{x.message}', x.fix)",
+    ],
+)
+def test_message_beside_its_fix_is_found(source: str) -> None:
+    assert list(put_together(source))
+    assert list(put_together(source.replace("x.message", "y.message"))) == []
+
+
 def test_no_module_lays_findings_out_by_itself() -> None:
     found = [
         f"{module.relative_to(PACKAGE)}:{line}"
         for module in sorted(PACKAGE.rglob("*.py"))
-        if module.parent.name != "findings" and "dsrun.findings" in (source := module.read_text(encoding="utf-8"))
-        for line in laid_out_by_itself(source)
+        if module.parent.name != "findings"
+        for line in laid_out_by_itself(module.read_text(encoding="utf-8"))
     ]
     assert found == []
 
@@ -137,7 +179,6 @@ def test_no_module_lays_findings_out_by_itself() -> None:
     "source",
     [
         "translated(finding.message)",
-        'f"{each.where}: {each.message}"',
         'f"{text} [{each.code}]"',
         'any(each.level == "error" for each in found)',
         'order = {"error": 0, "warning": 1, "info": 2}',

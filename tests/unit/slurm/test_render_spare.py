@@ -9,6 +9,7 @@ import pytest
 from tests.unit.slurm.stand_ins import JOB, SAVES, SCONTROL, SRUN, Shell, requeued, signalled, training
 
 HOSTS = SCONTROL.replace('echo "first-node"', "printf '%s\\n' n1 n2 n3 n4")
+FIVE_HOSTS = HOSTS.replace("n4", "n4 n5")
 # The worker fails on n2, and trains to the end elsewhere. A task cannot be started on n2 either.
 ON_LOST_NODE = """\
 nodes=
@@ -66,6 +67,47 @@ def test_spare_node_takes_the_place_of_a_faulty_one(shell):
     assert "a hardware error of n1: again on n2 n3 n4" in done.stderr
 
 
+def test_each_fault_takes_a_spare_node(shell):
+    """The first node of the step, twice: its CPUs may still count as taken when the next step begins."""
+    shell.put("scontrol", FIVE_HOSTS)
+    shell.worker = """\
+        [ ! -e twice ] || { touch "$DSRUN_OUTPUT/FINISHED"; exit; }
+        [ ! -e once ] || touch twice
+        touch once
+        echo "0 a hardware error" >"$DSRUN_FAILURES/faulty-node"; exit 4
+    """
+    done = shell.run(training(shell, nodes="3", spare="2"))
+    assert (done.code, requeued(done), steps(done)) == (0, False, ["n1,n2,n3", "n2,n3,n4", "n3,n4,n5"])
+    assert done.environment["SLURM_RESTART_COUNT"] == "2"
+    assert ["--overlap" in words for words in done.of("srun") if "dsrun-node" in words] == [False, True, True]
+
+
+@pytest.mark.parametrize("spare", ["1", "2"])
+def test_fault_of_a_replaced_node_is_over(shell, spare):
+    """What fails next is the program; with no spare node left no node is asked whether it is lost."""
+    shell.put("scontrol", HOSTS if spare == "1" else FIVE_HOSTS)
+    shell.worker = """\
+        [ ! -e once ] || exit 3
+        touch once "$DSRUN_FAILURES/no-gpus"
+        echo "0 a hardware error" >"$DSRUN_FAILURES/faulty-node"; exit 4
+    """
+    done = shell.run(training(shell, nodes="3", spare=spare))
+    assert (done.code, requeued(done), steps(done)) == (3, False, ["n1,n2,n3", "n2,n3,n4"])
+    assert any({"--nodes=1", "true"} <= set(words) for words in done.of("srun")) is (spare == "2")
+
+
+def test_too_few_spare_nodes_are_not_swapped_in(shell):
+    shell.put("srun", ON_LOST_NODE.replace("*,n2,*", "*,n1,* | *,n2,*") + SRUN)
+    done = shell.run(three_of_four(shell))
+    assert steps(done) == ["n1,n2,n3"]
+
+
+def test_workers_that_have_saved_use_no_spare_node(shell):
+    shell.worker = 'echo "0 a hardware error" >"$DSRUN_FAILURES/faulty-node"; exit 75'
+    done = shell.run(three_of_four(shell))
+    assert steps(done) == ["n1,n2,n3"]
+
+
 def test_without_spare_nodes_left_the_job_is_requeued(shell):
     """With n1 replaced, n2 is at fault: the requeued job avoids it."""
     shell.worker = 'echo "0 a hardware error" >"$DSRUN_FAILURES/faulty-node"; exit 1'
@@ -100,3 +142,13 @@ def test_node_that_fails_preflight_is_replaced_by_a_spare_one(shell, inline):
     assert (done.code, requeued(done)) == (0, False)
     assert steps(done) == ["n1,n2,n4"]
     assert "preflight: n3 failed: left out, for spare nodes" in done.stderr
+
+
+def test_signal_during_preflight_uses_no_spare_node(shell):
+    """Also where the doctor has spoken against a node by then: the job goes back into the queue."""
+    shell.worker = """\
+        echo n3 >"$DSRUN_FAILURES/doctor-exclude"
+        until [ -e "$DSRUN_STOP_FILE" ]; do sleep 0.02; done; exit 143
+    """
+    done = signalled(shell, three_of_four(shell, preflight="true"), signal.SIGUSR1)
+    assert (done.code, requeued(done), steps(done)) == (0, True, [])

@@ -94,6 +94,16 @@ def test_progress_line_outside_terminal():
     assert line.startswith("step 15/20  loss 1.5  lr 1.0e-04  12,346 tokens/s  ETA ")
 
 
+@pytest.mark.parametrize(("step", "eta"), [(50, "?"), (75, "1:40"), (100, "0:00")])
+def test_eta_of_a_resumed_run_is_by_its_own_steps(step, eta):
+    """From step 50 on, in 100 seconds."""
+    out = io.StringIO()
+    bar = TrainingBar(Console(out), total=100, start=50)
+    bar.began -= 100
+    bar.figures(step, {"loss": 1.5}, last=True)
+    assert out.getvalue().rstrip().endswith(f"ETA {eta}")
+
+
 @pytest.mark.parametrize(
     ("error", "code", "words"),
     [

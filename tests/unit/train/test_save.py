@@ -10,6 +10,7 @@ from dsrun.errors import UsageError
 from dsrun.runs import commit
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import complete_checkpoints, read_manifest, verify
+from dsrun.train.base import distributed
 from dsrun.train.base.distributed import all_gather_object, all_ready, rank0_first
 from dsrun.train.checkpoint import save as saves
 from dsrun.train.checkpoint.save import CheckpointSave, SaveFailed
@@ -193,3 +194,16 @@ def test_collectives_of_a_single_rank():
     assert not all_ready(False)
     with pytest.raises(UsageError, match="no"):
         rank0_first(fail_with(UsageError("no")))
+    with pytest.raises(PermissionError):
+        rank0_first(fail_with(PermissionError("no")))
+
+
+@pytest.mark.parametrize("error", [UsageError("no"), PermissionError("no")])
+def test_other_ranks_get_the_error_of_rank_0(monkeypatch, error):
+    """They would wait for its answer for ever."""
+    sent = []
+    monkeypatch.setattr(distributed, "ranks", lambda: 2)
+    monkeypatch.setattr(distributed.dist, "broadcast_object_list", lambda answer, src: sent.append((src, *answer)))
+    with pytest.raises(type(error)):
+        rank0_first(fail_with(error))
+    assert sent == [(0, None, error)]

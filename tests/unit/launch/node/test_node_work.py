@@ -1,0 +1,48 @@
+"""What `dsrun launch` and `dsrun train` make of their options for one machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dsrun.errors import UsageError
+from dsrun.launch.node.work import LaunchOptions, merge_torchrun, training_job, training_work
+from dsrun.launch.supervisor.policy import RestartLimits
+from dsrun.launch.training_job import LocalWorkers
+from dsrun.recipe.resolve import resolve
+
+
+@pytest.mark.parametrize(
+    ("options", "flags", "limits"),
+    [
+        ({"max_restarts": 0, "remedy": False}, [], RestartLimits(max_restarts=0, remedy=False)),
+        ({"max_restarts": 0}, ["--max-restarts", "7"], RestartLimits(max_restarts=0, remedy=True)),
+        ({}, ["--max-restarts", "7", "--no-remedy"], RestartLimits(max_restarts=7, remedy=False)),
+    ],
+)
+def test_limits_of_launch_before_those_of_the_recipe(
+    tmp_path: Path, options: dict[str, Any], flags: list[str], limits: RestartLimits
+) -> None:
+    recipe = resolve(["--model", "demo-t5", *flags], tmp_path)
+    workers = LocalWorkers(1, "cpu", 1)
+    job = training_job(LaunchOptions(**options), workers, recipe=recipe, run=tmp_path, env={})
+    assert job.limits == limits
+
+
+@pytest.mark.parametrize(("nproc", "workers"), [(2, 2), (None, 3)])
+def test_workers_of_launch_before_those_of_the_recipe(tmp_path: Path, nproc: int | None, workers: int) -> None:
+    recipe = resolve(["--model", "demo-t5", "--use-cpu", "--nproc", "3"], tmp_path)
+    assert training_work(recipe, LaunchOptions(nproc=nproc)).topology.workers == workers
+
+
+@pytest.mark.parametrize("own", [2, None])
+def test_torchrun_may_say_the_same_as_launch(own: int | None) -> None:
+    options, program, _ = merge_torchrun(LaunchOptions(nproc=own), ("torchrun", "--nproc-per-node=2", "x.py"))
+    assert (options.nproc, program) == (2, ("python", "x.py"))
+
+
+def test_torchrun_may_not_say_another_thing_than_launch() -> None:
+    with pytest.raises(UsageError, match="--nproc 2 for dsrun launch, but 3 for torchrun"):
+        merge_torchrun(LaunchOptions(nproc=2), ("torchrun", "--nproc-per-node=3", "x.py"))
