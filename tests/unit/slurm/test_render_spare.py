@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 
 import pytest
 
+from dsrun.slurm.render.site import functions_file
 from tests.unit.slurm.stand_ins import JOB, SAVES, SCONTROL, SRUN, Shell, requeued, signalled, training
 
 HOSTS = SCONTROL.replace('echo "first-node"', "printf '%s\\n' n1 n2 n3 n4")
@@ -100,3 +102,20 @@ def test_node_that_fails_preflight_is_replaced_by_a_spare_one(shell, inline):
     assert (done.code, requeued(done)) == (0, False)
     assert steps(done) == ["n1,n2,n4"]
     assert "preflight: n3 failed: left out, for spare nodes" in done.stderr
+
+
+# empty, cut within a function, and not there
+@pytest.mark.parametrize("content", ["", "choose_nodes() {\n    local host", None])
+@pytest.mark.parametrize("name", ["spare", "preflight", "stage"])
+def test_job_ends_where_a_file_of_functions_is_not_whole(shell, tmp_path, name, content):
+    """Its stub in job.bash would call itself until the stack is full."""
+    functions = tmp_path / "functions"
+    shutil.copytree(functions_file().parent, functions)
+    (functions / f"{name}.bash").unlink()
+    if content is not None:
+        (functions / f"{name}.bash").write_text(content)
+    script = three_of_four(shell, preflight="true", stage="/shared/x-1-py3-none-any.whl", local_dir=str(shell.tools))
+    done = shell.run(script.replace(str(functions_file().parent), str(functions)))
+    assert done.code == 4
+    assert steps(done) == []
+    assert f"dsrun: {functions}/{name}.bash does not define" in done.stderr
