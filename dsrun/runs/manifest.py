@@ -13,6 +13,7 @@ from typing import Any, NotRequired, TypedDict
 
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
+from dsrun.messages import joined
 from dsrun.runs.checksum import PATIENCE_S, ChecksumPool, ManifestFile, sum_of, threads
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.records import fsync_folder, plain, utc_now, write_json_atomic
@@ -49,7 +50,7 @@ class FileDamage:
     def named(self) -> Finding:
         """The finding with the file's name in its message too, as JSON has it."""
         name = Path(self.finding.where).name
-        return replace(self.finding, message=f"{name}: {self.finding.message}")
+        return replace(self.finding, message=joined(": ", [name, self.finding.message]))
 
 
 def write_manifest(
