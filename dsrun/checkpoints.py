@@ -14,7 +14,7 @@ from dsrun.runs.commit import HIDDEN
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.manifest import MANIFEST, STATE_FILE, missing_or_wrong_size, read_manifest, verify
 from dsrun.runs.records import whole
-from dsrun.system.files import parse_json, read_object
+from dsrun.system.files import open_regular, parse_json, read_object
 from dsrun.system.terminal.display import utc_text
 
 CheckpointState = Literal["complete", "damaged", "saving", "foreign"]
@@ -170,7 +170,7 @@ def weights(folder: Path) -> CheckpointWeights | None:
 def header(file: Path) -> dict[str, Any]:
     """The tensors of a safetensors file by name, each with `dtype` and `shape`. UsageError when it is damaged."""
     try:
-        with file.open("rb") as stream:
+        with open_regular(file) as stream:
             length = int.from_bytes(stream.read(8), "little")
             if length > _LONGEST_HEADER:
                 raise ValueError

@@ -17,7 +17,7 @@ from dsrun.messages import joined
 from dsrun.runs.checksum import PATIENCE_S, ChecksumPool, ManifestFile, sum_of, threads
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.records import fsync_folder, plain, utc_now, write_json_atomic
-from dsrun.system.files import parse_json
+from dsrun.system.files import parse_json, read_bytes
 
 MANIFEST = "manifest.json"
 # Of the Trainer, in every checkpoint.
@@ -88,7 +88,7 @@ def write_manifest(
 def read_manifest(checkpoint: Path) -> CheckpointManifest | None:
     """The manifest of `checkpoint`; None when it is missing, cannot be read, or differs from its own checksum."""
     try:
-        manifest = parse_json((checkpoint / MANIFEST).read_text(encoding="utf-8"))
+        manifest = parse_json(read_bytes(checkpoint / MANIFEST))
         if manifest.get("crc32", _own_sum(manifest)) != _own_sum(manifest):
             return None
         files: dict[str, ManifestFile] = {
@@ -101,7 +101,7 @@ def read_manifest(checkpoint: Path) -> CheckpointManifest | None:
             "files": files,
             "extra": dict(manifest.get("extra", {})),
         }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, OverflowError, KeyError, TypeError, AttributeError):
         return None
 
 
