@@ -35,10 +35,18 @@ step_nodes=()
 
 # What only some jobs need is in files beside this one, which the first call loads; scripts of --inline contain those that
 # they use.
-choose_nodes() { load_functions spare && choose_nodes; }
-preflight() { load_functions preflight && preflight "$@"; }
-stage_environment() { load_functions stage && stage_environment "$@"; }
-load_functions() { source "$(dirname "${BASH_SOURCE[0]}")/$1.bash" || exit 4; }
+choose_nodes() { load_functions spare choose_nodes && choose_nodes; }
+preflight() { load_functions preflight preflight && preflight "$@"; }
+stage_environment() { load_functions stage stage_environment && stage_environment "$@"; }
+
+# load_functions FILE NAME: ends the job unless FILE.bash defines NAME, which would otherwise call itself without end.
+load_functions() {
+    local file
+    file="$(dirname "${BASH_SOURCE[0]}")/$1.bash"
+    unset -f "$2"
+    { source "$file" && declare -F "$2" >/dev/null; } ||
+        { echo "dsrun: $file does not define $2: it is missing, or not whole" >&2; exit 4; }
+}
 
 note() { echo "$(date '+%F %T') dsrun: $*" >&2; }
 

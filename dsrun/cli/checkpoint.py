@@ -99,7 +99,7 @@ def _one(where: Path) -> Path:
 
 
 def _state(entry: CheckpointEntry) -> str:
-    return entry.state + (", best" if entry.best else "") + (f": {entry.why}" if entry.why else "")
+    return entry.state + (", best" if entry.best else "") + (f": {translated(entry.why)}" if entry.why else "")
 
 
 def _row(entry: CheckpointEntry) -> tuple[str, ...]:

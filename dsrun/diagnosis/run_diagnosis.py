@@ -15,12 +15,13 @@ from dsrun.diagnosis.tracebacks import is_exception
 from dsrun.errors import UsageError
 from dsrun.events import kind_of
 from dsrun.findings.finding import Finding
-from dsrun.findings.texts import text_of
+from dsrun.findings.texts import finding_of, text_of
 from dsrun.messages import Message, joined
 from dsrun.runs.find import is_run, last_step, who_runs
 from dsrun.runs.folder import RunFolder, read_holder
 from dsrun.runs.reader import RunHistory, read_history
 from dsrun.runs.records import LedgerRecord
+from dsrun.system.files import open_regular
 
 _LOG = re.compile(r".*\.(log|out|err|txt)(\.gz)?")
 
@@ -30,12 +31,26 @@ def of_run(folder: Path, history: RunHistory | None = None) -> RunVerdict:
     what the last attempt's logs show.
 
     A run that goes on has the cause "running", one that ended without writing an end "run_killed". Raises UsageError
-    where there is neither an event file nor a log.
+    where there is neither an event file nor a log. A metrics.jsonl that cannot be read is a finding.
     """
     if history is None:
-        history = read_history(folder, "newest") if is_run(folder) else RunHistory(path=folder)
+        history = read_history(folder, "events") if is_run(folder) else RunHistory(path=folder)
+    logs, figures = _last_logs(folder), RunFolder(folder).metrics
+    unread = None
+    try:
+        with open_regular(figures) as stream:
+            stream.read(1)
+        logs[str(figures)] = figures
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:
+        unread = finding_of("metrics_unreadable", where=str(figures), reason=(error.strerror or str(error)).lower())
+    verdict = _of_history(folder, history, logs)
+    return verdict if unread is None else replace(verdict, findings=(*verdict.findings, unread))
+
+
+def _of_history(folder: Path, history: RunHistory, logs: Mapping[str, Path]) -> RunVerdict:
     events = history.events
-    logs = _last_logs(folder)
     if not events and not logs:
         raise UsageError(f"{folder} contains no logs yet", fix="give log files, or the --output of a dsrun train")
     # A failure that training came after is over.
@@ -138,7 +153,7 @@ def _is_told(finding: Finding, cause: FailureCause, message: str) -> bool:
 
 
 def _last_logs(folder: Path) -> dict[str, Path]:
-    """The logs of the last attempt: its ranks', the launcher's, the scheduler's, and the logged figures."""
+    """The logs of the last attempt: its ranks', the launcher's, the scheduler's."""
     run = RunFolder(folder)
     ranks = run.rank_logs()
     last = max((attempt for _, attempt in ranks.values()), default=0)
@@ -148,5 +163,4 @@ def _last_logs(folder: Path) -> dict[str, Path]:
     outside = [path for path in folder.glob("*") if path.is_file() and _LOG.fullmatch(path.name)]
     for several in (launchers, [path for path in outside if path != run.console]):
         found += sorted(several, key=lambda path: path.stat().st_mtime)[-1:]
-    found += [run.metrics] if run.metrics.is_file() else []
     return {str(path): path for path in found}

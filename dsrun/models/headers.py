@@ -6,11 +6,11 @@ data_offsets by tensor name, and "__metadata__"; the data (https://github.com/hu
 
 from __future__ import annotations
 
-import stat
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dsrun.system.files import parse_json
+from dsrun.system.files import open_regular, parse_json
 
 _LONGEST_HEADER = 100_000_000
 """Bytes; the format's own limit."""
@@ -53,12 +53,9 @@ def _file_names(folder: Path) -> list[str]:
 
 def read_header(file: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Dtype and shape of each tensor in a safetensors file. Raises ValueError for what is none, and OSError."""
-    found = file.stat()
-    if not stat.S_ISREG(found.st_mode):  # a named pipe would keep its reader waiting
-        raise ValueError(f"{file} is not a regular file")
-    with file.open("rb") as opened:
+    with open_regular(file) as opened:
         length = int.from_bytes(opened.read(8), "little")
-        if length > min(_LONGEST_HEADER, found.st_size - 8):
+        if length > min(_LONGEST_HEADER, os.fstat(opened.fileno()).st_size - 8):
             raise ValueError(f"{file}: header of {length} bytes")
         header = parse_json(opened.read(length))
     try:

@@ -12,7 +12,8 @@ from typing import Any
 from dsrun.errors import UsageError
 from dsrun.monitoring.run_status import RunStatus, status_of
 from dsrun.runs.find import is_run, runs_below
-from dsrun.runs.reader import read_history
+from dsrun.runs.reader import UnreadableRun, read_history
+from dsrun.system.terminal.stderr import print_note
 
 _AT_ONCE = 8
 """Runs are looked at side by side: on a parallel file system the time goes into waiting for it."""
@@ -30,7 +31,8 @@ class RunRow:
 
 
 def runs_of(folder: Path, *, with_size: bool = True) -> list[RunRow]:
-    """The runs in `folder` and its sub-folders, and itself if it is one, by their names.
+    """The runs in `folder` and its sub-folders, and itself if it is one, by their names. One that cannot be read is
+    left out, with a note.
 
     Raises UsageError where there is no such folder, or no run in it.
     """
@@ -48,6 +50,9 @@ def runs_of(folder: Path, *, with_size: bool = True) -> list[RunRow]:
 def _row(path: Path, folder: Path, *, with_size: bool) -> RunRow | None:
     try:
         history = read_history(path, "newest")
+    except UnreadableRun as error:
+        print_note(f"{path} is left out: {error}")
+        return None
     except UsageError:  # it has been removed meanwhile, or another program left a lock file there
         return None
     gpus = history.run.get("gpus")

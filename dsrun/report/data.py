@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -203,10 +204,11 @@ def _environment(history: RunHistory, status: RunStatus) -> tuple[tuple[str, str
 
 def _prompts(path: Path) -> tuple[ModelSample, ...]:
     texts: dict[str, dict[int, str]] = {}
-    for record in iter_records(path / "samples.jsonl"):
-        step = whole(record.get("step"))
-        if step is not None and "prompt" in record:
-            texts.setdefault(_text(record["prompt"]), {})[step] = _text(record.get("text"))
+    with suppress(OSError):
+        for record in iter_records(path / "samples.jsonl"):
+            step = whole(record.get("step"))
+            if step is not None and "prompt" in record:
+                texts.setdefault(_text(record["prompt"]), {})[step] = _text(record.get("text"))
     return tuple(
         ModelSample(prompt=prompt, texts=_spread(sorted(by_step.items())))
         for prompt, by_step in islice(texts.items(), MOST_PROMPTS)

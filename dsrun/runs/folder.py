@@ -17,7 +17,7 @@ from typing import Self
 from dsrun.errors import UsageError
 from dsrun.runs.records import utc_now
 from dsrun.system import host
-from dsrun.system.files import nearest_existing, parse_json
+from dsrun.system.files import nearest_existing, parse_json, read_bytes
 from dsrun.system.process import proc
 
 _NO_LOCKS_HERE = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -93,7 +93,7 @@ def is_in_use(run: Path, *, tries: int = LOCK_TRIES) -> LockHolder | None:
     path = RunFolder(run).lock
     try:
         # Reading is all that a shared lock needs, also over NFS; the folder may be another user's.
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return None
     try:
@@ -110,11 +110,11 @@ def in_use(run: Path, holder: LockHolder) -> UsageError:
 def read_holder(path: Path) -> LockHolder:
     """The holder that the lock file names, with question marks while it is empty."""
     try:
-        found = parse_json(path.read_text(encoding="utf-8"))
+        found = parse_json(read_bytes(path))
         return LockHolder(
             pid=int(found["pid"]), host=str(found["host"]), since=str(found["since"]), began=found.get("began")
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, OverflowError, KeyError, TypeError):
         return LockHolder(pid=0, host="?", since="?", began=None)
 
 

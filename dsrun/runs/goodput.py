@@ -132,11 +132,12 @@ def _spans(events: list[Mapping[str, Any]]) -> list[_Span]:
 
 def _uptime_between(before: Mapping[str, Any], event: Mapping[str, Any]) -> int | None:
     """Milliseconds between two events by the uptime of the machine that wrote both; None where there is none."""
-    one, other = before.get("uptime"), event.get("uptime")
+    one, other = finite(before.get("uptime")), finite(event.get("uptime"))
     same = event.get("boot") and all(before.get(name) == event.get(name) for name in ("host", "boot"))
-    if not same or not isinstance(one, (int, float)) or not isinstance(other, (int, float)):
+    if not same or one is None or other is None:
         return None
-    return max(0, round(1000 * (other - one)))
+    between = finite(1000 * (other - one))
+    return None if between is None else max(0, round(between))
 
 
 def _between(
@@ -189,7 +190,8 @@ def _time(event: Mapping[str, Any]) -> int | None:
 
 
 def _milliseconds(event: Mapping[str, Any], name: str = "seconds") -> int:
-    return max(0, round(1000 * (finite(event.get(name)) or 0.0)))
+    taken = finite(1000 * (finite(event.get(name)) or 0.0)) or 0.0
+    return max(0, round(taken))
 
 
 LABELS: Mapping[TimeSpent, str] = {

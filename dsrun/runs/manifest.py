@@ -13,10 +13,11 @@ from typing import Any, NotRequired, TypedDict
 
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
+from dsrun.messages import joined
 from dsrun.runs.checksum import PATIENCE_S, ChecksumPool, ManifestFile, sum_of, threads
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.records import fsync_folder, plain, utc_now, write_json_atomic
-from dsrun.system.files import parse_json
+from dsrun.system.files import parse_json, read_bytes
 
 MANIFEST = "manifest.json"
 # Of the Trainer, in every checkpoint.
@@ -49,7 +50,7 @@ class FileDamage:
     def named(self) -> Finding:
         """The finding with the file's name in its message too, as JSON has it."""
         name = Path(self.finding.where).name
-        return replace(self.finding, message=f"{name}: {self.finding.message}")
+        return replace(self.finding, message=joined(": ", [name, self.finding.message]))
 
 
 def write_manifest(
@@ -87,7 +88,7 @@ def write_manifest(
 def read_manifest(checkpoint: Path) -> CheckpointManifest | None:
     """The manifest of `checkpoint`; None when it is missing, cannot be read, or differs from its own checksum."""
     try:
-        manifest = parse_json((checkpoint / MANIFEST).read_text(encoding="utf-8"))
+        manifest = parse_json(read_bytes(checkpoint / MANIFEST))
         if manifest.get("crc32", _own_sum(manifest)) != _own_sum(manifest):
             return None
         files: dict[str, ManifestFile] = {
@@ -100,7 +101,7 @@ def read_manifest(checkpoint: Path) -> CheckpointManifest | None:
             "files": files,
             "extra": dict(manifest.get("extra", {})),
         }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, OverflowError, KeyError, TypeError, AttributeError):
         return None
 
 

@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from dsrun.machine.gpu_samples import GpuSample
 from dsrun.runs.records import plain, write_json_atomic
-from dsrun.system.files import parse_json, replacing
+from dsrun.system.files import parse_json, read_bytes, replacing
 
 FOLDER = "status"
 SILENT_S = 60.0
@@ -101,7 +101,7 @@ def read_node_status(run: Path) -> tuple[NodeStatus, ...]:
     found = []
     for file in (run / FOLDER).glob("node-*.json"):
         with suppress(OSError, ValueError, TypeError, AttributeError):
-            found.append(NodeStatus.from_dict(parse_json(file.read_text(encoding="utf-8"))))
+            found.append(NodeStatus.from_dict(parse_json(read_bytes(file))))
     return tuple(sorted(found, key=lambda each: each.node))
 
 
@@ -173,7 +173,7 @@ def read_answers(request: Path) -> Mapping[int, StacksAnswer]:
     for file in request.iterdir():
         if _ANSWER.fullmatch(file.name):
             with suppress(OSError, ValueError, TypeError, KeyError):
-                said = parse_json(file.read_text(encoding="utf-8"))
+                said = parse_json(read_bytes(file))
                 answer = StacksAnswer(node=int(said["node"]), host=str(said["host"]), ranks=tuple(said["ranks"]))
                 found[answer.node] = answer
     return found

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from dsrun.errors import UsageError
 from dsrun.runs.find import refuse_without_run
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.node_status import NodeStatus, read_node_status
@@ -28,7 +29,7 @@ MOST_STEPS = 4000
 """So many steps are held; beyond twice as many, every second one of the older half is let go."""
 # As json.dumps writes it; a run writes one a minute, and only the last of several in a row tells anything.
 _PROGRESS = b'"kind": "progress"'
-Extent = Literal["all", "view", "newest"]
+Extent = Literal["all", "view", "newest", "events"]
 # Figures of an evaluation itself, not of the model.
 _COSTS = ("_seconds", "_runtime", "_per_second", "_samples", "_steps", "_epoch")
 
@@ -89,12 +90,17 @@ def series(records: Iterable[LedgerRecord], key: str) -> list[tuple[int, float]]
     return [(step, value) for step, value in found if step is not None and value is not None]
 
 
+class UnreadableRun(UsageError):
+    """A file of a run folder is there, and cannot be read."""
+
+
 class RunReader:
     """The history of the run in a folder, as it grows.
 
     How much of it: "all"; a "view", for which a sample of the older steps of a long metrics.jsonl stands for all of
     them, its evaluations are taken from events.jsonl, and of progress events that follow each other the last is kept;
-    or that with only the "newest" steps, enough for a RunStatus.
+    that with only the "newest" steps, enough for a RunStatus; or with none, "events", for which metrics.jsonl is not
+    opened.
     """
 
     def __init__(self, path: Path, extent: Extent = "view") -> None:
@@ -111,6 +117,7 @@ class RunReader:
             "all": {},
             "view": {"whole": WHOLE, "tail": TAIL, "samples": SAMPLES},
             "newest": {"whole": NEWEST, "tail": NEWEST},
+            "events": {},
         }
         self._metrics = LineTail(self._folder.metrics, **limits[self._extent])
         self._kept = _KeptRecords()
@@ -120,13 +127,22 @@ class RunReader:
         self._happened: list[LedgerRecord] = []
 
     def read(self) -> RunHistory:
-        """The history up to now. Raises UsageError where the folder is not that of a run, OSError where a file of it
-        cannot be read."""
+        """The history up to now. Raises UsageError where the folder is not that of a run, UnreadableRun where a file
+        of it cannot be read."""
+        try:
+            return self._history()
+        except OSError as error:
+            fix = "ask its owner for it" if isinstance(error, PermissionError) else "move it aside, or repair it"
+            reason = (error.strerror or str(error)).lower()
+            raise UnreadableRun(f"{error.filename or self.path}: {reason}", fix=fix) from error
+
+    def _history(self) -> RunHistory:
         self._read_events()
         self._read_run_json()
         if not self._run and not self._happened:
             refuse_without_run(self.path)
-        self._read_metrics()
+        if self._extent != "events":
+            self._read_metrics()
         return RunHistory(
             path=self.path,
             run=self._run,
@@ -222,5 +238,5 @@ def _evaluations(events: list[LedgerRecord]) -> tuple[LedgerRecord, ...]:
 
 
 def read_history(path: Path, extent: Extent = "all") -> RunHistory:
-    """The history of the run in folder `path`. Raises UsageError where it is not a run folder."""
+    """The history of the run in folder `path`. Raises UsageError where it is not a run folder, or cannot be read."""
     return RunReader(path, extent).read()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from dsrun.system import host
-from dsrun.system.files import parse_json, replacing
+from dsrun.system.files import open_regular, parse_json, replacing
 from dsrun.system.terminal.display import utc_text
 
 LedgerRecord = Mapping[str, Any]
@@ -119,7 +119,8 @@ def revive(record: Mapping[str, Any]) -> dict[str, Any]:
     """`record` with the top-level values that were not finite put back as floats."""
     lost = record.get("nonfinite")
     lost = lost if isinstance(lost, dict) else {}
-    back = {key: _NAMES[name] for key, name in lost.items() if key in record and name in _NAMES}
+    named = {key: name for key, name in lost.items() if key in record and isinstance(name, str)}
+    back = {key: _NAMES[name] for key, name in named.items() if name in _NAMES}
     return {key: value for key, value in {**record, **back}.items() if key != "nonfinite"}
 
 
@@ -129,7 +130,7 @@ def iter_records(path: Path) -> Iterator[dict[str, Any]]:
     Lines that are no JSON object are passed over: the last one of a run that is writing or was killed, and
     the torn one that a resumed run ended. Unknown keys are kept.
     """
-    with suppress(FileNotFoundError), path.open("rb") as lines:
+    with suppress(FileNotFoundError), open_regular(path) as lines:
         yield from records_in(lines)
 
 
@@ -179,9 +180,12 @@ def records_in(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
 # The values of records, which another version, another program or a damaged disk may have written.
 
 
+_LARGEST = 2**63 - 1
+
+
 def whole(value: object) -> int | None:
-    """A whole number; None for anything else."""
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    """A whole number of 64 bits; None for anything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _LARGEST else None
 
 
 def mapping(value: object) -> LedgerRecord:

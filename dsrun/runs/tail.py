@@ -11,9 +11,12 @@ from typing import Any
 
 from dsrun.events import kind_of
 from dsrun.runs.records import finite, records_in, revive, whole
+from dsrun.system.files import open_regular
 
 # Evaluations write lines without a loss; between two steps' lines there are never a mebibyte of them.
 _LAST = 1 << 20
+# Of a line that never ends, so much is held; what comes later of it is no record.
+_LONGEST_LINE = 64 << 20
 
 
 class FileTail:
@@ -33,7 +36,7 @@ class FileTail:
 
     def read(self) -> tuple[bytes, bool]:
         """The new bytes, and whether they are those of another file. Raises OSError."""
-        with self.path.open("rb") as file:
+        with open_regular(self.path) as file:
             found = os.fstat(file.fileno())
             is_new = self._file != (found.st_dev, found.st_ino) or found.st_size < self.offset
             if is_new:
@@ -64,6 +67,8 @@ class LineTail:
         *lines, self._torn = ((b"" if is_new else self._torn) + added).split(b"\n")
         if is_new and begin > 0:  # within a line
             lines[:1] = _sampled(self._tail.path, begin, self._samples)
+        if len(self._torn) > _LONGEST_LINE:
+            self._torn = b""
         return lines, is_new
 
     def take_torn(self) -> bytes:
@@ -81,7 +86,7 @@ class LineTail:
 def _sampled(path: Path, end: int, count: int) -> list[bytes]:
     """`count` lines from the bytes of a file up to `end`, evenly spread; the first line is one of them."""
     lines = []
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         for place in range(count):
             file.seek(end * place // count)
             if place:

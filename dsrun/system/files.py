@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import os
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Error numbers of a full disk, an exhausted quota and a limit on the size of files: only the user can make room."""
@@ -122,10 +123,29 @@ def text_of_file(path: Path) -> str:
         return ""
 
 
+def open_regular(path: Path) -> BinaryIO:
+    """A regular file, to be read. Raises OSError, also for a named pipe, which may have no writer for ever."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    mode = os.fstat(fd).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(fd)
+        is_folder = stat.S_ISDIR(mode)
+        why = os.strerror(errno.EISDIR) if is_folder else "Not a regular file"
+        raise OSError(errno.EISDIR if is_folder else errno.EINVAL, why, str(path))
+    os.set_blocking(fd, True)
+    return os.fdopen(fd, "rb")
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a regular file. Raises OSError as `open_regular` does."""
+    with open_regular(path) as stream:
+        return stream.read()
+
+
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in `path`; {} where there is none that can be read."""
     try:
-        found = parse_json(path.read_text(encoding="utf-8"))
+        found = parse_json(read_bytes(path).decode())
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -48,6 +48,7 @@ COMMANDS = {
         "verify",
         "checkpoint-5",
     ): "checkpoint-5: 无法读取它的清单，因此无法检查它的文件 [checkpoint_incomplete]",
+    ("checkpoint", "list", "."): "damaged: checkpoint-5: 无法读取它的清单，因此无法检查它的文件",
 }
 
 

@@ -21,8 +21,9 @@ from dsrun.monitoring.run_status import RunState, status_of
 from dsrun.runs.find import is_run, runs_below
 from dsrun.runs.goodput import goodput
 from dsrun.runs.node_status import NodeStatus, RankProgress
-from dsrun.runs.reader import RunHistory, RunReader
+from dsrun.runs.reader import RunHistory, RunReader, UnreadableRun
 from dsrun.runs.records import finite, seconds_of, whole
+from dsrun.system.terminal.stderr import print_note
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -152,6 +153,7 @@ class RunCollector:
         self._now = now
         # Only what was written since is read when Prometheus asks again.
         self._readers: dict[Path, RunReader] = {}
+        self._told: dict[Path, str] = {}
 
     def collect(self) -> Iterator[Metric]:
         """One family for each metric, with the samples of all runs."""
@@ -163,10 +165,16 @@ class RunCollector:
         newest = sorted(find_runs(folders).items(), key=lambda each: _changed(each[1]), reverse=True)
         found: dict[str, RunHistory] = {}
         for name, path in newest:
-            with suppress(OSError, UsageError):  # removed meanwhile
+            try:
                 history = self._readers.setdefault(path, RunReader(path, "newest")).read()
                 if is_exported(history, now):
                     found[name] = history
+            except UnreadableRun as error:
+                if self._told.get(path) != str(error):  # Prometheus asks again and again
+                    print_note(f"{path} is left out: {error}")
+                self._told[path] = str(error)
+            except (OSError, UsageError):  # removed meanwhile
+                pass
             if len(found) == MOST_RUNS:
                 break
         paths = {path for _, path in newest}

@@ -106,7 +106,7 @@ def event_line(record: Mapping[str, Any]) -> str:
         "event.dataset": "dsrun.events",
     }
     seconds = record.get("seconds")
-    if meaning.timed and isinstance(seconds, (int, float)):
+    if meaning.timed and isinstance(seconds, (int, float)) and abs(seconds) < _LONGEST_S:
         about["event.duration"] = round(seconds * 1e9)  # nanoseconds
     if isinstance(record.get("message"), str) and level == "error":
         about["error.message"] = without_tokens(printable(str(record["message"])))
@@ -128,6 +128,8 @@ def event_line(record: Mapping[str, Any]) -> str:
 
 _LEVELS: Mapping[EventLevel, LogLevel] = {"quiet": "info", "info": "info", "warning": "warn", "error": "error"}
 _ENVELOPE = ("time", "kind", "host", "pid", "message")
+# Nanoseconds in 64 bits, the type of ECS's event.duration.
+_LONGEST_S = 2**63 / 1e9
 
 
 class LineFormatter:

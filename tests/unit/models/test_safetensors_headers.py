@@ -66,7 +66,7 @@ def test_read_header_of_damaged_file(tmp_path, content):
 def test_read_header_of_named_pipe(tmp_path):
     """It is not waited for."""
     os.mkfifo(tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match="is not a regular file"):
+    with pytest.raises(OSError, match="Not a regular file"):
         read_header(tmp_path / "model.safetensors")
     assert stored_weights(tmp_path) is None
 

@@ -21,7 +21,9 @@ def test_only_finite_numbers_are_figures(value: Any, number: float | None) -> No
 
 
 def test_whole_numbers_and_times() -> None:
-    assert [whole(value) for value in (3, True, 3.0, None, 10**400)] == [3, None, None, None, 10**400]
+    assert [whole(value) for value in (3, True, 3.0, None, 2**63 - 1, 2**63, -(2**63))] == [
+        3, None, None, None, 2**63 - 1, None, None,
+    ]  # fmt: skip
     assert seconds_of({"time": "1970-01-01T00:01:00Z"}) == 60
     assert [seconds_of({"time": time}) for time in ("yesterday", None, 5)] == [None] * 3
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 
 import pytest
 
+from dsrun.slurm.render.site import functions_file
 from tests.unit.slurm.stand_ins import JOB, SAVES, SCONTROL, SRUN, Shell, requeued, signalled, training
 
 HOSTS = SCONTROL.replace('echo "first-node"', "printf '%s\\n' n1 n2 n3 n4")
@@ -152,3 +154,20 @@ def test_signal_during_preflight_uses_no_spare_node(shell):
     """
     done = signalled(shell, three_of_four(shell, preflight="true"), signal.SIGUSR1)
     assert (done.code, requeued(done), steps(done)) == (0, True, [])
+
+
+# empty, cut within a function, and not there
+@pytest.mark.parametrize("content", ["", "choose_nodes() {\n    local host", None])
+@pytest.mark.parametrize("name", ["spare", "preflight", "stage"])
+def test_job_ends_where_a_file_of_functions_is_not_whole(shell, tmp_path, name, content):
+    """Its stub in job.bash would call itself until the stack is full."""
+    functions = tmp_path / "functions"
+    shutil.copytree(functions_file().parent, functions)
+    (functions / f"{name}.bash").unlink()
+    if content is not None:
+        (functions / f"{name}.bash").write_text(content)
+    script = three_of_four(shell, preflight="true", stage="/shared/x-1-py3-none-any.whl", local_dir=str(shell.tools))
+    done = shell.run(script.replace(str(functions_file().parent), str(functions)))
+    assert done.code == 4
+    assert steps(done) == []
+    assert f"dsrun: {functions}/{name}.bash does not define" in done.stderr
