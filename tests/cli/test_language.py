@@ -93,7 +93,7 @@ def test_notes_of_a_plan_are_printed_in_chinese(dsrun, environ, here):
     environ["DSRUN_LANG"] = "zh"
     (here / "config.json").write_text(json.dumps(LLAMA | {"quantization_config": {"quant_method": "fp8"}}))
     done = dsrun("plan", "--model", ".", "--count", "shapes", "--gpus", "a100-80:1")
-    assert done.stderr.startswith("note: .: config.json 表明权重已量化 (fp8)：")
+    assert done.stderr.startswith("note: .: 权重已量化 (fp8)：")
 
 
 def test_report_has_findings_in_chinese(dsrun, environ, inputs):

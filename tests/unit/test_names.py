@@ -78,7 +78,7 @@ def test_modules_and_classes_that_words_name_exist() -> None:
     modules = {path: path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
     known = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts) for path in modules}
     folders = {name.rpartition(".")[0] for name in known}
-    classes = {f"{path.stem}.{name}" for path in modules for name in type_names(path)}
+    classes = {f"{path.stem}.{name}" for path, source in modules.items() for name in type_names(source)}
     stems = {path.stem for path in modules}
     gone = []
     for source in modules.values():
