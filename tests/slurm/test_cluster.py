@@ -43,15 +43,18 @@ def test_cluster_users_can_import_this_checkout(ada):
     assert where.strip() == str(CHECKOUT / "dsrun" / "__init__.py")
 
 
-def test_cluster_ready_until_a_node_is_off(cluster):
-    """A cluster with several partitions counts each node once, and is ready until one is off."""
+def test_cluster_ready_until_a_node_is_off(cluster, ada):
+    """A cluster with several partitions counts each node once, and is ready until one is off; then its neighbours,
+    who have just talked to it, reach it again."""
     listed = subprocess.run(["sinfo", "-hN"], env=cluster.env, capture_output=True, text=True, check=True).stdout
     assert len(listed.splitlines()) > len(cluster.node_states()) == 4
     assert cluster.ready()
+    ada.run("srun", "--nodes=4", "true")
     cluster.machines["node4"].power_off()
     assert not cluster.ready()
     cluster.machines["node4"].power_on()
     cluster.wait_until_ready()
+    ada.run("srun", "--nodes=4", "true")
 
 
 def test_cluster_ends_with_killed_session():
