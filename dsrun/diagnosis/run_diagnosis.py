@@ -18,7 +18,8 @@ from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.messages import Message, joined
 from dsrun.runs.find import is_run, last_step, who_runs
-from dsrun.runs.folder import RunFolder, read_holder
+from dsrun.runs.folder import RunFolder
+from dsrun.runs.lock import last_holder
 from dsrun.runs.reader import RunHistory, read_history
 from dsrun.runs.records import LedgerRecord
 from dsrun.system.files import open_regular
@@ -99,7 +100,7 @@ def _running(history: RunHistory, who: str, verdict: RunVerdict, where: str) -> 
 
 
 def _killed(folder: Path) -> Message:
-    named = read_holder(RunFolder(folder).lock)
+    named = last_holder(folder)
     gone = text_of("run_state.gone", pid=named.pid, host=named.host)
     ended = joined(", ", [text_of("run_state.no_end"), last_step(folder)])
     why = text_of("run_state.killed_by")

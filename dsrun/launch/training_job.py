@@ -55,23 +55,24 @@ LOOPBACK = "127.0.0.1"
 class TrainingJob:
     """One training run, as one machine sees it.
 
-    `program` are the words for torch.distributed.run: `train.py --flag`, or `--module NAME --flag`, or
-    `--no-python ./program --flag`. `env` is the whole environment of agent and ranks. `port` None takes a free one for
-    every attempt, which is only possible on one node. `external` is every program but dsrun.train: no fallback is
-    applied to it and no sign of life expected of it. `hang_timeout` is in seconds, 0 for never, None for the default of
-    `dsrun.launch.supervisor.watchdog`; `patience` the seconds a run that was asked to stop may take, None for as long
-    as it beats. Without `signals` SIGTERM and SIGUSR1 are no requests to this run, but the program's own affair.
-    `micro_batch` and `accumulation` are those of the recipe, before any fallback. `imports` are modules that the ranks
-    will load late, for the zygote to load early; one that is missing is skipped. `recipe` is the JSON by
-    which the ranks of dsrun.train train (`dsrun.recipe.resolved`). `again` is the command that resumes a stopped run,
-    with `--resume auto` added where `resume`, the value of --resume, is another and something was saved. `saved_batch`
-    is the global batch of the checkpoint that the first attempt resumes from.
+    `program` are the words for torch.distributed.run: `train.py --flag`, or `--module NAME --flag`, or `--no-python
+    ./program --flag`. `env` is the whole environment of agent and ranks. `port` None takes a free one for every
+    attempt, which is only possible on one node. `name` is that of the model or program in messages. `external` is every
+    program but dsrun.train: no fallback is applied to it and no sign of life expected of it. `hang_timeout` is in
+    seconds, 0 for never, None for the default of `dsrun.launch.supervisor.watchdog`; `patience` the seconds a run that
+    was asked to stop may take, None for as long as it beats. Without `signals` SIGTERM and SIGUSR1 are no requests to
+    this run, but the program's own affair. `micro_batch` and `accumulation` are those of the recipe, before any
+    fallback. `imports` are modules that the ranks will load late, for the zygote to load early; one that is missing is
+    skipped. `recipe` is the JSON by which the ranks of dsrun.train train (`dsrun.recipe.resolved`). `again` is the
+    command that resumes a stopped run, with `--resume auto` added where `resume`, the value of --resume, is another and
+    something was saved. `saved_batch` is the global batch of the checkpoint that the first attempt resumes from.
     """
 
     topology: LocalWorkers
     run: Path
     program: Sequence[str]
     env: Mapping[str, str]
+    name: str = ""
     nnodes: int = 1
     node_rank: int = 0
     host: str = LOOPBACK

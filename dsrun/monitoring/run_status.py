@@ -11,20 +11,19 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from dsrun.errors import EXIT_RESUME
-from dsrun.events import kind_of
+from dsrun.events import EventKind, kind_of
 from dsrun.runs.find import last_write, who_runs
-from dsrun.runs.folder import LOCK_TRIES, RunFolder, is_in_use
+from dsrun.runs.folder import RunFolder
 from dsrun.runs.goodput import Goodput, failures, goodput
+from dsrun.runs.lock import LOCK_TRIES, is_in_use, last_holder
 from dsrun.runs.reader import RunHistory
 from dsrun.runs.records import LedgerRecord, finite, plain, seconds_of, whole
 
 RunState = Literal[
     "starting", "training", "evaluating", "saving", "restarting", "finished", "failed", "stopped", "killed", "silent"
 ]
-"""What a run does, or how it ended. "silent" is another trainer, launched by dsrun or not, without news for minutes."""
+"""What a run does, or how it ended. "silent" is a trainer that dsrun knows by a log only, without news for minutes."""
 OVER: tuple[RunState, ...] = ("finished", "failed", "stopped", "killed")
-RESTART_S = 900.0
-"""Between two attempts nobody holds the run folder: for so long after its last event a run counts as restarting."""
 _PHASES: dict[str, RunState] = {"training": "training", "evaluating": "evaluating", "generating": "evaluating"}
 STALE_S = 30.0
 """A node's status is written every five seconds, every 15 on hundreds of nodes."""
@@ -122,7 +121,7 @@ def status_of(history: RunHistory, now: float | None = None, *, lock_tries: int 
     return RunStatus(
         path=history.path,
         state=state,
-        model=_text(history.run.get("model")),
+        model=_text(history.run.get("model")) or _text(history.program),
         host=_text(history.run.get("host")),
         step=step,
         max_steps=history.max_steps,
@@ -135,7 +134,7 @@ def status_of(history: RunHistory, now: float | None = None, *, lock_tries: int 
         checkpoint_step=whole(saved.get("step")),
         checkpoint_age_s=None if (at := seconds_of(saved)) is None else max(0.0, now - at),
         best=best_of(history),
-        time=goodput(_ledger(history, state)) if events else None,
+        time=goodput(_ledger(history, state)) if history.tells_of_training else None,
         restarts=failures(events),
         world_size=next((size for each in reversed(events) if (size := whole(each.get("world_size")))), None),
         cause=_text(ending.get("cause")) or ("run_killed" if state == "killed" else None),
@@ -179,34 +178,37 @@ def best_of(history: RunHistory) -> BestMetric | None:
 
 
 def _state(history: RunHistory, now: float, lock_tries: int) -> RunState:
-    events = history.events
     # What was before a wait goes on: training, or the restart whose ranks wait for GPU memory.
-    last = next((each for each in reversed(events) if each.get("kind") != "waiting"), {})
+    last = next((each for each in reversed(history.events) if each.get("kind") != "waiting"), {})
     kind = kind_of(last)
-    is_fresh = _has_fresh_nodes(history, now)
-    if _is_running(history, kind.name, now, lock_tries):
-        phase = next((rank.phase for node in history.nodes for rank in node.ranks), "") if is_fresh else ""
-        return "saving" if kind.state == "saving" else cast(RunState, _PHASES.get(phase) or kind.state)
+    if kind.name == "end":
+        code = whole(last.get("exit_code"))
+        return "stopped" if code == EXIT_RESUME else "failed" if code else "finished"
+    if _is_running(history, kind, now, lock_tries):
+        return _doing(history, last, now)
     if RunFolder(history.path).finished.exists():
         return "finished"
-    if history.nodes and (not events or kind.name in ("remedy", "restart")):
-        # A dsrun launch of another program: nobody holds its folder, and only failures are events.
-        if is_fresh:
-            return "training"
-        if not events and not history.run:
-            return "silent"
-    if kind.state == "restarting" and not kind.final and now - (seconds_of(events[-1]) or 0.0) < RESTART_S:
-        return "restarting"
-    code = whole(last.get("exit_code")) if kind.over == "finished" else None
-    over = "starting" if not events else "stopped" if code == EXIT_RESUME else "failed" if code else kind.over
-    return cast(RunState, over)
+    if not history.events and not history.run and not last_holder(history.path).pid:
+        return "silent"  # logs of a run that nobody has ever kept a record of
+    return cast(RunState, kind.over)
 
 
-def _is_running(history: RunHistory, kind: str, now: float, lock_tries: int) -> bool:
-    """Whether somebody holds the folder, or, where the lock of another machine cannot be seen, writes to it."""
+def _doing(history: RunHistory, last: LedgerRecord, now: float) -> RunState:
+    """What a run does that goes on."""
+    state = kind_of(last).state
+    if state == "saving":
+        return "saving"
+    if last.get("kind") == "start" and history.program:
+        return "training"  # where its output tells nothing, for as long as it runs
+    phases = (rank.phase for node in history.nodes for rank in node.ranks) if _has_fresh_nodes(history, now) else ()
+    return _PHASES.get(next(iter(phases), "")) or cast(RunState, state)
+
+
+def _is_running(history: RunHistory, kind: EventKind, now: float, lock_tries: int) -> bool:
+    """Whether somebody has the folder, or, where the locks of another machine cannot be seen, writes to it."""
     if is_in_use(history.path, tries=lock_tries):
         return True
-    if kind == "end" or (kind == "failure" and history.nodes and not _has_fresh_nodes(history, now, since_event=False)):
+    if kind.final and history.nodes and not _has_fresh_nodes(history, now, since_event=False):
         return False  # the last thing that was written
     return bool(who_runs(history.path, tries=lock_tries))
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from dsrun.errors import UsageError
 from dsrun.findings.texts import text_of
 from dsrun.messages import Message, joined
-from dsrun.runs.folder import LOCK_TRIES, RunFolder, is_in_use, read_holder
+from dsrun.runs.folder import RunFolder
+from dsrun.runs.lock import LOCK_TRIES, is_in_use, last_holder
 from dsrun.runs.node_status import FOLDER as STATUS
 from dsrun.runs.tail import progress
 from dsrun.system import host
@@ -23,8 +24,7 @@ _JUST_NOW_S = 10.0
 def is_run(folder: Path) -> bool:
     """Whether `folder` is the run folder of a dsrun train or launch."""
     run = RunFolder(folder)
-    # The last one is all that a dsrun launch of a program of its own leaves beside logs.
-    marks = (run.run_json, run.events, run.recipe, run.lock, folder / STATUS / "node-0.json")
+    marks = (run.run_json, run.events, run.recipe, run.lock, run.supervisor_lock, folder / STATUS / "node-0.json")
     with suppress(PermissionError):  # a colleague's own folder among those of a shared file system
         return any(mark.is_file() for mark in marks)
     return False
@@ -52,7 +52,7 @@ def who_runs(folder: Path, *, tries: int = LOCK_TRIES) -> str:
     holder = is_in_use(folder, tries=tries)
     if holder is not None:
         return joined(", ", [text_of("run_state.runs", holder=str(holder)), last_step(folder)])
-    named = read_holder(RunFolder(folder).lock)
+    named = last_holder(folder)
     silent = _silent_s(folder)
     if named.pid > 0 and named.host != host.hostname() and silent is not None and silent < _RECENTLY_S:
         wrote = text_of("run_state.wrote", holder=str(named), seconds=silent)

@@ -1,160 +1,23 @@
-"""The run folder: its paths, which folders may become one, and its lock."""
+"""The run folder: its paths, and which folders may become one."""
 
 from __future__ import annotations
 
-import errno
-import fcntl
-import json
 import os
 import re
-import time
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Self
 
 from dsrun.errors import UsageError
-from dsrun.runs.records import utc_now
-from dsrun.system import host
-from dsrun.system.files import nearest_existing, parse_json, read_bytes
-from dsrun.system.process import proc
-
-_NO_LOCKS_HERE = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-# Somebody who only asks holds the lock for an instant; a run holds it for hours.
-LOCK_TRIES = 5
-_PAUSE_S = 0.1
-# A start time is ticks since the boot plus the boot's time, which is in whole seconds and moves when the clock is set
-# (btime in proc_stat(5); psutil's Process.create_time).
-_CLOCK_SLACK_S = 2.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class LockHolder:
-    """Who holds a run folder. `began` is the process's start in seconds since the epoch."""
-
-    pid: int
-    host: str
-    since: str
-    began: float | None
-
-    def __str__(self) -> str:
-        return f"process {self.pid} on host {self.host} since {self.since}"
-
-
-class RunLock:
-    """An flock on RUN/.lock, freed by the kernel when its process dies, however it dies.
-
-    Forked children (data-loader workers) give their copy up at once, else an orphaned one would keep the lock.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._fd = -1
-
-    def acquire(self) -> Self:
-        """Take the lock and write who has it. Raises UsageError when another process, or this one, has it."""
-        # For writing, as over NFS flock is a lock on bytes, and an exclusive one needs that (flock(2)).
-        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        if not _lock(fd, fcntl.LOCK_EX):
-            os.close(fd)
-            raise in_use(self.path.parent, read_holder(self.path))
-        self._fd = fd
-        os.register_at_fork(after_in_child=self._forget)
-        own = LockHolder(pid=os.getpid(), host=host.hostname(), since=utc_now(), began=proc.start_time(os.getpid()))
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, json.dumps(asdict(own)).encode(), 0)
-        return self
-
-    def release(self) -> None:
-        """Free the folder; a second call does nothing. The file stays: removing it would race with a run."""
-        if self._fd >= 0:
-            os.ftruncate(self._fd, 0)
-            self._forget()
-
-    def _forget(self) -> None:
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            os.close(fd)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.release()
-
-
-def is_in_use(run: Path, *, tries: int = LOCK_TRIES) -> LockHolder | None:
-    """Who trains in the run folder `run` now; None for no one or where there is no such folder.
-
-    It takes 0.1 s a try while somebody does. One is enough for who only shows it: a run that has just begun or ended
-    is seen the next time.
-    """
-    path = RunFolder(run).lock
-    try:
-        # Reading is all that a shared lock needs, also over NFS; the folder may be another user's.
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError:
-        return None
-    try:
-        return None if _lock(fd, fcntl.LOCK_SH, tries=tries) else read_holder(path)
-    finally:
-        os.close(fd)
-
-
-def in_use(run: Path, holder: LockHolder) -> UsageError:
-    """The error for a folder that `holder` has."""
-    return UsageError(f"output folder {run} is in use by {holder}", fix="choose another --output or stop it")
-
-
-def read_holder(path: Path) -> LockHolder:
-    """The holder that the lock file names, with question marks while it is empty."""
-    try:
-        found = parse_json(read_bytes(path))
-        return LockHolder(
-            pid=int(found["pid"]), host=str(found["host"]), since=str(found["since"]), began=found.get("began")
-        )
-    except (OSError, ValueError, OverflowError, KeyError, TypeError):
-        return LockHolder(pid=0, host="?", since="?", began=None)
-
-
-def _lock(fd: int, kind: int, *, tries: int = LOCK_TRIES) -> bool:
-    """Try to flock `fd`; where the file system has no locks, see whether the holder it names still lives."""
-    for attempt in range(tries):
-        if attempt:
-            time.sleep(_PAUSE_S)
-        try:
-            fcntl.flock(fd, kind | fcntl.LOCK_NB)
-            return True
-        except OSError as error:
-            if error.errno in _NO_LOCKS_HERE:
-                return not lives(read_holder(Path(f"/proc/self/fd/{fd}")))
-            # EACCES: what fcntl(2) may say of a lock that is held; over NFS flock becomes that.
-            if error.errno not in (errno.EWOULDBLOCK, errno.EACCES):
-                raise
-    return False
-
-
-def lives(holder: LockHolder) -> bool:
-    """Whether `holder` runs, as far as this machine can tell; a process of another host is believed dead.
-
-    The start time tells a process apart from a later one with the same number.
-    """
-    if holder.pid <= 0 or holder.host != host.hostname() or holder.pid == os.getpid():
-        return False
-    began = proc.start_time(holder.pid)
-    if began is None:
-        return False
-    with suppress(TypeError, ValueError):
-        return holder.began is None or abs(began - float(holder.began)) < _CLOCK_SLACK_S
-    return False
-
+from dsrun.runs.lock import SUPERVISOR_LOCK, TRAINER_LOCK, RunLock, in_use, is_in_use, trainer_of
+from dsrun.system import variables
+from dsrun.system.files import nearest_existing
 
 # The names that `RunFolder.checkpoint` gives; a checkpoint-0030 is somebody's copy, and would not be found by its step.
 _CHECKPOINT = re.compile(r"checkpoint-(0|[1-9][0-9]*)")
 # What a run leaves when it dies before run.json is written, and what a batch system puts there before it starts.
 _OWN = re.compile(
-    r"\.lock|\.saving|\.universal|set-aside|earlier-\d+-\d+|logs|nan|status|console\.log|(metrics|events|samples)\.jsonl"
+    r"\.lock|\.supervisor|\.saving|\.universal|set-aside|earlier-\d+-\d+|logs|nan|status|console\.log|(metrics|events|samples)\.jsonl"
     r"|(recipe|remedy|skip-steps)\.json|\..*\.json\..*\.tmp|slurm-.*\.(out|err)|\.nfs.*|report\.html"
 )
 RANK_LOG = re.compile(r"rank-(\d+)\.attempt-(\d+)\.log(\.gz)?")
@@ -198,8 +61,10 @@ class RunFolder:
     """Folder of the final model."""
     adapter = _Inside("adapter")
     """Folder of a LoRA run's adapter."""
-    lock = _Inside(".lock")
-    """The lock file."""
+    lock = _Inside(TRAINER_LOCK)
+    """Locked by rank 0 of dsrun's own training."""
+    supervisor_lock = _Inside(SUPERVISOR_LOCK)
+    """Locked by the supervisor of the first node."""
 
     @classmethod
     def create(cls, path: Path | str, *, force: bool = False) -> RunFolder:
@@ -256,8 +121,12 @@ class RunFolder:
         return sorted(found, reverse=True)
 
     def acquire(self) -> RunLock:
-        """Lock the folder for this process; UsageError when a run is going on in it."""
+        """Lock the folder for this process, which trains; UsageError when another one does."""
         return RunLock(self.lock).acquire()
+
+    def acquire_as_supervisor(self) -> RunLock:
+        """Lock the folder for this process, which supervises the run; UsageError when another one does."""
+        return RunLock(self.supervisor_lock).acquire()
 
 
 def default_name(model: str, now: datetime) -> str:
@@ -283,7 +152,8 @@ def refuse_unfit(path: Path, *, force: bool = False) -> None:
         raise UsageError(f"output {path} lies below the file {base}", fix="give a folder as --output")
     if not os.access(base, os.W_OK | os.X_OK):
         raise _cannot_write(path, f"no permission in {base}")
-    holder = is_in_use(path)
+    # A rank may train in the folder of its supervisor.
+    holder = trainer_of(path) if variables.RUN_ID in os.environ else is_in_use(path)
     if holder:
         raise in_use(path, holder)
     if path.is_dir() and not force and not RunFolder(path).run_json.is_file():

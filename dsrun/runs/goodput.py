@@ -103,6 +103,8 @@ def _spans(events: list[Mapping[str, Any]]) -> list[_Span]:
     spans: list[_Span] = []
     before: Mapping[str, Any] = {}
     use: WallTimeUse = "idle"
+    # What another program has saved is not known: its steps count until it makes them again.
+    program = any(event.get("program") for event in events)
     step = saved = now = shift = 0
     waits = _waits(events)
     for event in events:
@@ -124,7 +126,7 @@ def _spans(events: list[Mapping[str, Any]]) -> list[_Span]:
         elif kind == "training":
             for span in spans:
                 span.lose(step)
-    if kind_of(before).is_failure:
+    if kind_of(before).is_failure and not program:
         for span in spans:
             span.lose(saved)
     return spans

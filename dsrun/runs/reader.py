@@ -67,6 +67,18 @@ class RunHistory:
         return next((number for each in reversed(self.events) if (number := whole(each.get("max_steps")))), None)
 
     @property
+    def program(self) -> str | None:
+        """The program that a dsrun launch runs here, where that is not dsrun's own training."""
+        start = next((each for each in reversed(self.events) if each.get("kind") == "start"), {})
+        name = start.get("program")
+        return name if isinstance(name, str) else None
+
+    @property
+    def tells_of_training(self) -> bool:
+        """Whether its events tell what its time went into: of another program, only once its output shows steps."""
+        return bool(self.events) and (not self.program or any(each.get("kind") == "training" for each in self.events))
+
+    @property
     def present_nodes(self) -> tuple[NodeStatus, ...]:
         """The nodes of this start: one that was started again under torchrun leaves the status of its former ones."""
         starts = (each for each in reversed(self.events) if each.get("kind") == "start" and not each.get("attempt"))

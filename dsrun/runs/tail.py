@@ -22,11 +22,20 @@ _LONGEST_LINE = 64 << 20
 class FileTail:
     """The bytes that are added to a file. One that was replaced or cut short is read from its beginning."""
 
-    def __init__(self, path: Path, *, begin: int | None = 0, whole: int | None = None, tail: int = 0) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        begin: int | None = 0,
+        whole: int | None = None,
+        tail: int = 0,
+        most: int | None = None,
+    ) -> None:
         """What lies before `begin`, None: before the present end, is not read. Of a file longer than `whole` bytes, the
-        first read takes the `tail` at its end."""
+        first read takes the `tail` at its end; of what is added later, each read the last `most` bytes."""
         self.path = path
         self.offset = 0
+        self._most = most
         self._whole, self._tail = whole, tail
         self._file: tuple[int, int] | None = None
         if begin != 0:
@@ -43,6 +52,8 @@ class FileTail:
                 is_long = self._whole is not None and found.st_size > self._whole
                 self.offset = max(0, found.st_size - self._tail) if is_long else 0
                 self._file = (found.st_dev, found.st_ino)
+            if self._most is not None:
+                self.offset = max(self.offset, found.st_size - self._most)
             file.seek(self.offset)
             added = file.read()
         self.offset += len(added)
@@ -139,6 +150,11 @@ def last_cause(events: Path) -> str | None:
         if kind_of(record).is_under_way:
             return None
     return None
+
+
+def last_record(path: Path) -> dict[str, Any]:
+    """The last record of a JSON-lines file; {} where there is none, or the file cannot be read."""
+    return next(_backwards(path), {})
 
 
 def _backwards(path: Path) -> Iterator[dict[str, Any]]:

@@ -13,17 +13,11 @@ from typing import Protocol
 
 from dsrun.cli.monitor.snapshot import MonitorSnapshot, of_history, of_job, waiting_for
 from dsrun.errors import UsageError
-from dsrun.monitoring.run_status import RunStatus, status_of
-from dsrun.monitoring.trainer_logs.status import (
-    LogReader,
-    history_of_log,
-    program_log,
-    status_of_log,
-    with_figures_of,
-)  # fmt: skip
+from dsrun.monitoring.run_status import status_of
+from dsrun.monitoring.trainer_logs.status import LogReader, history_of_log, status_of_log
 from dsrun.runs.find import is_run, newest_of, runs_below
 from dsrun.runs.node_status import NodeStatus
-from dsrun.runs.reader import RunHistory, RunReader
+from dsrun.runs.reader import RunReader
 from dsrun.runs.records import utc_now
 from dsrun.slurm.jobs.queue import SlurmJob, my_jobs
 from dsrun.slurm.jobs.status import read_jobs
@@ -44,29 +38,15 @@ class MonitorSource(Protocol):
 
 
 class RunSource:
-    """A run folder; of another program that dsrun launch runs, with the figures that its log shows."""
+    """A run folder."""
 
     def __init__(self, path: Path) -> None:
         self._reader = RunReader(path)
-        self._log: LogReader | None = None
 
     def read(self) -> MonitorSnapshot:
         now = time.time()
         history = self._reader.read()
-        status = status_of(history, now, lock_tries=1)
-        if not history.run and not history.steps:
-            history, status = self._read_log(history, status, now)
-        return of_history(history, status, now)
-
-    def _read_log(self, history: RunHistory, status: RunStatus, now: float) -> tuple[RunHistory, RunStatus]:
-        path = program_log(history.path)
-        if path is None:
-            return history, status
-        if self._log is None or self._log.path != path:
-            self._log = LogReader(path)
-        self._log.read()
-        status = with_figures_of(self._log.status(now), status)
-        return replace(history, steps=tuple(self._log.log.steps), evaluations=tuple(self._log.log.evaluations)), status
+        return of_history(history, status_of(history, now, lock_tries=1), now)
 
 
 class LogSource:

@@ -9,7 +9,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,8 +30,9 @@ from dsrun.launch.supervisor.supervise import supervise
 from dsrun.launch.training_job import RunOutcome, TrainingJob
 from dsrun.recipe.resolved import differences, from_json, recipe_in_force, to_json, with_secrets_of, without_secrets
 from dsrun.runs.attempts import JobStarts, earlier_signatures, saved_global_batch
-from dsrun.runs.folder import RunFolder, is_in_use, refuse_unfit
+from dsrun.runs.folder import RunFolder, refuse_unfit
 from dsrun.runs.goodput import goodput, goodput_line
+from dsrun.runs.lock import is_in_use
 from dsrun.runs.records import iter_records
 from dsrun.system import variables
 from dsrun.system.host import hostname
@@ -89,7 +90,7 @@ def _run_supervised(
         timeout_s=rendezvous_timeout_s,
     )
     try:
-        with joining as coordinator:
+        with joining as coordinator, ExitStack() as stack:
             run_info = coordinator.run_info
             folder = RunFolder(Path(run_info["output"]))
             os.environ |= {name: value for name, value in run_info.items() if name == variables.REQUEUE}
@@ -97,7 +98,7 @@ def _run_supervised(
                 work = _with_recipe_of_node_0(work, run_info, place)
             job, _ = _job(work, place, folder.path, coordinator.local_address, saved_batch=run_info.get("saved_batch"))
             if place.node == 0:
-                RunFolder.create(folder.path, force=work.force)
+                stack.enter_context(RunFolder.create(folder.path, force=work.force).acquire_as_supervisor())
                 JobStarts(folder.path, os.environ).record("began")
             outcome = supervise(job, coordinator, notifier(folder) if place.node == 0 else lambda _line: None)
             signals.is_over = True

@@ -238,6 +238,7 @@ def _external_work(options: LaunchOptions, program: JobProgram) -> NodeProgram:
             topology=topology,
             program=_worker_argv(program),
             external=True,
+            name=program.name,
             signals=options.signals,
             limits=RestartLimits(**restarts, remedy=False),
             hang_timeout=options.hang_timeout,

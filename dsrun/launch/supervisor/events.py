@@ -20,7 +20,8 @@ from dsrun.launch.supervisor.policy import CONFIGURATION, AttemptFailure, RunDec
 from dsrun.monitoring.straggler import Straggler
 from dsrun.runs.attempts import RESUME_AUTO, RESUME_NEVER, earlier_signatures, saved_global_batch
 from dsrun.runs.commit import tidy
-from dsrun.runs.folder import RunFolder, is_in_use
+from dsrun.runs.folder import RunFolder
+from dsrun.runs.lock import trainer_of
 from dsrun.runs.manifest import newest_complete
 from dsrun.runs.records import EventLog, iter_records, write_json_atomic
 from dsrun.system import variables
@@ -137,7 +138,7 @@ class RunEventWriter:
 
     def _event(self, kind: str, **details: Any) -> None:
         # Our ranks have ended, so it is another run that has the folder and refused ours. These are its events then.
-        if is_in_use(self._folder.path):
+        if trainer_of(self._folder.path):
             return
         self._write(kind, **details)
 

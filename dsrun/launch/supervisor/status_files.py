@@ -62,7 +62,7 @@ class StatusWriter:
 
     A sample is dropped while the one before is still being written: the file server or the GPU's driver may hang, the
     disk may be full. `every_s` is by default what the number of nodes allows. On node 0 `on_straggler` is called, in
-    the thread, for each rank that holds the others up.
+    the thread, for each rank that holds the others up. `record` is called there about every second.
     """
 
     def __init__(
@@ -70,11 +70,13 @@ class StatusWriter:
         job: TrainingJob,
         *,
         on_straggler: Callable[[Straggler], None] = lambda _found: None,
+        record: Callable[[], None] = lambda: None,
         every_s: float | None = None,
         gpus: Callable[[Mapping[str, str]], tuple[GpuSample, ...]] = gpu_samples,
     ) -> None:
         self._job = job
         self._on_straggler = on_straggler
+        self._record = record
         self._stragglers = StragglerDetector()
         self.every_s = min(LONGEST_S, max(EVERY_S, job.nnodes / _WRITES_PER_S)) if every_s is None else every_s
         self._look_s = min(_LONGEST_LOOK_S, max(REQUEST_S, job.nnodes / _LOOKS_PER_S))
@@ -117,6 +119,7 @@ class StatusWriter:
             except Empty:
                 pass
             self._try(self._answer, self._newest)
+            self._try(lambda _sample: self._record(), self._newest)
 
     @staticmethod
     def _try(action: Callable[[RankSnapshot], None], sample: RankSnapshot | None) -> None:

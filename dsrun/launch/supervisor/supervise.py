@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import tempfile
 import time
 import uuid
@@ -23,6 +24,7 @@ from typing import IO
 from dsrun.errors import EXIT_INTERRUPTED, EXIT_RESUME
 from dsrun.launch.coordinator.messages import NODE_LOST, Coordinator, NodeResult
 from dsrun.launch.memory_fallback import shrink
+from dsrun.launch.program_record import ProgramRecord
 from dsrun.launch.signals import StopRequests
 from dsrun.launch.supervisor import reaper
 from dsrun.launch.supervisor.attempt import NO_HEARTBEAT_PATIENCE_S, RunAttempt
@@ -77,7 +79,8 @@ def supervise(job: TrainingJob, coordinator: Coordinator, notify: NotePrinter = 
             log = log.with_stem(f"{log.stem}-node-{job.node_rank}")
         line_writer = stack.enter_context(AsyncLineWriter(notify, timeout_s=STUCK_S))
         event_writer = RunEventWriter(run, line_writer)
-        status_writer = stack.enter_context(StatusWriter(job, on_straggler=event_writer.straggles))
+        record = ProgramRecord(job, log)
+        status_writer = stack.enter_context(StatusWriter(job, on_straggler=event_writer.straggles, record=record.look))
         context = AttemptContext(
             job=job,
             scratch=scratch,
@@ -99,7 +102,7 @@ def supervise(job: TrainingJob, coordinator: Coordinator, notify: NotePrinter = 
         ):
             os.mkfifo(scratch / "console")
             stack.enter_context(PipeTee(scratch / "console", formatter=formatters[1]))
-            return _Supervision(context, coordinator, event_writer, sink).run_attempts()
+            return _Supervision(context, coordinator, event_writer, record, sink).run()
 
 
 @contextmanager
@@ -116,7 +119,12 @@ def _locked(folder: Path) -> Iterator[None]:
 
 class _Supervision:
     def __init__(
-        self, context: AttemptContext, coordinator: Coordinator, event_writer: RunEventWriter, sink: IO[bytes]
+        self,
+        context: AttemptContext,
+        coordinator: Coordinator,
+        event_writer: RunEventWriter,
+        record: ProgramRecord,
+        sink: IO[bytes],
     ) -> None:
         self._job = job = context.job
         self._context = context
@@ -125,6 +133,7 @@ class _Supervision:
         self._run_id = context.run_id
         self._log = context.log
         self._event_writer = event_writer
+        self._record = record
         self._number = coordinator.attempt
         self._env = self._environment()
         self._starter: AgentStarter = SpawnStarter(sink)
@@ -163,8 +172,13 @@ class _Supervision:
             own[variables.TERMINAL] = str(self._job.terminal_width)
         return {**self._job.env, **own}
 
-    def run_attempts(self) -> RunOutcome:
-        """Attempt after attempt; no process is left."""
+    def run(self) -> RunOutcome:
+        """Attempt after attempt, and the record of their end; no process is left."""
+        outcome = self._run_attempts()
+        self._record.end(outcome, self._signal_of_end())
+        return outcome
+
+    def _run_attempts(self) -> RunOutcome:
         try:
             while True:
                 self._progress.append(self._newest())
@@ -192,6 +206,7 @@ class _Supervision:
         if self._stop_wanted():
             return None
         port = self._job.port or free_port()
+        self._record.begin(self._number, self._env)
         known = {variables.SAVED_BATCH: str(self._saved_batch or "")} if self._knows_saved_batch else {}
         return RunAttempt(self._context, self._number).run(self._starter, {**self._env, **known}, port)
 
@@ -263,6 +278,18 @@ class _Supervision:
             sizes = ", ".join(f"{size / 2**30:.1f} GiB on {uuid}" for uuid, size in held.items())
             self._context.waiting(f"GPU memory is still in use: {sizes}; the ranks start all the same", 0.0)
         return not self._stop_wanted()
+
+    def _signal_of_end(self) -> str | None:
+        """The name of the signal that has ended the run; None where it ended by itself."""
+        stops = self._stop_requests
+        if stops.force_quit is not None:
+            return signal.Signals(stops.force_quit).name
+        if stops.interrupted:
+            return signal.SIGINT.name
+        request = stops.stop() or self._coordinator.stop_requested()
+        if request is None and stops.program_asked():
+            request = StopRequest()
+        return request.signal if request else None
 
     def _stop_wanted(self) -> bool:
         return bool(self._stop_requests.stop() or self._stop_requests.interrupted or self._coordinator.stop_requested())

@@ -147,7 +147,8 @@ class TrainerLog:
         self.step_s = found.pop("step_s", self.step_s)
         self.figures |= {key: value for key, value in found.items() if key not in ("step", "max_steps")}
         if step is None and "loss" in found:
-            step = len(self.steps) + 1  # no step is written anywhere: the lines are counted
+            # No step is written anywhere: the lines are counted.
+            step = self.steps[-1]["step"] + 1 if self.steps else 1
         elif step is not None:
             self.step = step
         if "loss" not in found or step is None:

@@ -12,13 +12,12 @@ from dsrun.diagnosis.diagnose import RunVerdict, of_logs
 from dsrun.errors import UsageError
 from dsrun.monitoring.run_status import RunState, RunStatus, recent_step_s
 from dsrun.monitoring.trainer_logs.parser import TrainerLog
-from dsrun.runs.folder import RunFolder
 from dsrun.runs.reader import RunHistory
 from dsrun.runs.records import utc_now
 from dsrun.runs.tail import FileTail
 
 BACKLOG = 2 << 20
-"""Of a long log, so many bytes at its end are read: a second or two."""
+"""Of a long log, and of what is added between two looks, so many bytes at the end are read: a second or two."""
 SILENT_S = 300.0
 """A log to which nothing was written for so long may be that of a trainer that is gone."""
 _END = 256 << 10
@@ -31,7 +30,7 @@ class LogReader:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.log = TrainerLog()
-        self._tail = FileTail(path, whole=BACKLOG, tail=BACKLOG)
+        self._tail = FileTail(path, whole=BACKLOG, tail=BACKLOG, most=BACKLOG)
         self._torn = b""
         self._verdict: tuple[int, RunVerdict | None] = (-1, None)
 
@@ -116,26 +115,4 @@ def history_of_log(log: TrainerLog, path: Path) -> RunHistory:
     return RunHistory(path=path, steps=tuple(log.steps), evaluations=tuple(log.evaluations))
 
 
-def program_log(folder: Path) -> Path | None:
-    """The newest log of the program that a dsrun launch runs in `folder`: the launcher's, or else rank 0's."""
-    run = RunFolder(folder)
-    logs = [*run.logs.glob("*-launcher.log"), *(path for path, (rank, _) in run.rank_logs().items() if rank == 0)]
-    found = []
-    for path in logs:
-        with suppress(OSError):
-            found.append((path.stat().st_mtime, path))
-    return max(found)[1] if found else None
-
-
 _LOGGED = ("epoch", "loss", "lr", "grad_norm", "tokens_per_s", "samples_per_s", "mfu")
-# What a log may tell where the run folder does not.
-_FIGURES = ("step", "max_steps", "step_s", "eta_s", *_LOGGED)
-
-
-def with_figures_of(log: RunStatus, status: RunStatus) -> RunStatus:
-    """The status of a launched program with the figures that its log shows, and how it ended, where only that does."""
-    missing: dict[str, Any] = {name: getattr(log, name) for name in _FIGURES if getattr(status, name) is None}
-    filled = replace(status, **missing)
-    if status.state != "silent":
-        return filled
-    return replace(filled, state=log.state, cause=log.cause, message=log.message)

@@ -17,6 +17,7 @@ from dsrun.runs.folder import RunFolder
 from dsrun.runs.goodput import goodput, goodput_line
 from dsrun.runs.records import EventLog, LineAppender, read_records, utc_now, write_json_atomic
 from dsrun.runs.stop_request import StopRequest
+from dsrun.runs.tail import last_record
 from dsrun.system.host import git_commit, hostname, versions
 from dsrun.system.terminal.display import masked_values
 from dsrun.train.base import speed
@@ -42,7 +43,10 @@ class RunRecords:
         self.folder.finished.unlink(missing_ok=True)
         write_json_atomic(self.folder.run_json, _description(plan) | facts)
         counts = attempt(os.environ)
-        self._events.write("start", world_size=plan.world.size, **counts, **start_times(os.environ))
+        last = last_record(self.folder.events)
+        # The supervisor of a script of one's own has written it, before the script was known to train with dsrun.
+        if last.get("kind") != "start" or last.get("attempt") != counts["attempt"]:
+            self._events.write("start", world_size=plan.world.size, **counts, **start_times(os.environ))
         if resumed_from:
             self._events.write("resume", path=resumed_from.name, step=step_of(resumed_from), **counts)
 

@@ -13,7 +13,7 @@ from dsrun.diagnosis.run_diagnosis import of_run
 from dsrun.errors import UsageError
 from dsrun.monitoring.overview import runs_of
 from dsrun.monitoring.prometheus.samples import RunCollector
-from dsrun.runs.folder import is_in_use
+from dsrun.runs.lock import is_in_use
 from dsrun.runs.node_status import read_node_status
 from dsrun.runs.reader import UnreadableRun, read_history
 from dsrun.runs.records import read_records

@@ -11,7 +11,8 @@ import psutil
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.runs.folder import LockHolder, RunFolder, is_in_use, lives
+from dsrun.runs.folder import RunFolder
+from dsrun.runs.lock import LockHolder, is_in_use, lives
 from dsrun.system import host
 
 HOLD = """
@@ -110,7 +111,7 @@ def test_run_lock_cannot_be_taken_twice_by_one_process(tmp_path):
 def test_run_lock_is_asked_for_once_if_wanted(tmp_path, monkeypatch):
     """Whoever only shows a run does not wait for the lock of one that goes on."""
     pauses = []
-    monkeypatch.setattr("dsrun.runs.folder.time.sleep", pauses.append)
+    monkeypatch.setattr("dsrun.runs.lock.time.sleep", pauses.append)
     with RunFolder.create(tmp_path).acquire():
         assert is_in_use(tmp_path, tries=1)
         assert pauses == []
