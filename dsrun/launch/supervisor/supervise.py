@@ -102,7 +102,11 @@ def supervise(job: TrainingJob, coordinator: Coordinator, notify: NotePrinter = 
         ):
             os.mkfifo(scratch / "console")
             stack.enter_context(PipeTee(scratch / "console", formatter=formatters[1]))
-            return _Supervision(context, coordinator, event_writer, record, sink).run()
+            supervision = _Supervision(context, coordinator, event_writer, record, sink)
+            outcome = supervision.run_attempts()
+        # Now all that the program has written is in the log.
+        record.end(outcome, supervision.signal_of_end())
+        return outcome
 
 
 @contextmanager
@@ -172,13 +176,8 @@ class _Supervision:
             own[variables.TERMINAL] = str(self._job.terminal_width)
         return {**self._job.env, **own}
 
-    def run(self) -> RunOutcome:
-        """Attempt after attempt, and the record of their end; no process is left."""
-        outcome = self._run_attempts()
-        self._record.end(outcome, self._signal_of_end())
-        return outcome
-
-    def _run_attempts(self) -> RunOutcome:
+    def run_attempts(self) -> RunOutcome:
+        """Attempt after attempt; no process is left."""
         try:
             while True:
                 self._progress.append(self._newest())
@@ -279,7 +278,7 @@ class _Supervision:
             self._context.waiting(f"GPU memory is still in use: {sizes}; the ranks start all the same", 0.0)
         return not self._stop_wanted()
 
-    def _signal_of_end(self) -> str | None:
+    def signal_of_end(self) -> str | None:
         """The name of the signal that has ended the run; None where it ended by itself."""
         stops = self._stop_requests
         if stops.force_quit is not None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +11,8 @@ import pytest
 
 from dsrun.errors import UsageError
 from dsrun.monitoring.overview import runs_of, size_on_disk, sort_rows
-from dsrun.monitoring.run_status import status_of
-from dsrun.monitoring.trainer_logs.status import LogReader, program_log, with_figures_of
 from dsrun.runs import reader as run_reader
 from dsrun.runs.goodput import goodput
-from dsrun.runs.node_status import NodeStatus, RankProgress, write_node_status
 from dsrun.runs.reader import RunReader, read_history
 from dsrun.runs.tail import FileTail
 
@@ -192,36 +187,3 @@ def test_size_counts_hard_links_once(tmp_path: Path) -> None:
     (tmp_path / "again").hardlink_to(tmp_path / "sub" / "weights")
     (tmp_path / "link").symlink_to("/")
     assert size_on_disk(tmp_path) < alone + 50_000
-
-
-def launched(folder: Path, log: str) -> Path:
-    """What a dsrun launch of another program leaves: its ranks' log, and the status of its node."""
-    (folder / "logs").mkdir(parents=True)
-    (folder / "logs" / "20261125-100000-launcher.log").write_text(log)
-    ranks = (RankProgress(rank=0, pid=7, phase="running", step=0, silent_s=0.0),)
-    write_node_status(
-        folder, NodeStatus(time="2026-11-25T10:00:00.000Z", host="gpu01", node=0, attempt=0, world_size=1, ranks=ranks)
-    )
-    return folder
-
-
-@pytest.mark.parametrize(
-    ("log", "after_s", "state"),
-    [
-        ("step 10/100 loss 2.5\n", 5, "training"),
-        ("step 10/100 loss 2.5\n", 5000, "silent"),
-        ("step 100/100 loss 2.5\n", 5000, "finished"),
-        ("step 10/100 loss 2.5\ntorch.OutOfMemoryError: CUDA out of memory.\n", 5000, "failed"),
-    ],
-)
-def test_launched_programs_show_what_their_log_tells(tmp_path: Path, log: str, after_s: float, state: str) -> None:
-    """The state is that of the node's status while it is written, and then that of the log."""
-    folder = launched(tmp_path / "run", log)
-    at = datetime(2026, 11, 25, 10, tzinfo=UTC).timestamp() + after_s
-    path = program_log(folder)
-    assert path is not None
-    os.utime(path, (at - after_s, at - after_s))
-    reader = LogReader(path)
-    reader.read()
-    status = with_figures_of(reader.status(at), status_of(RunReader(folder).read(), at))
-    assert (status.state, status.loss, status.max_steps) == (state, 2.5, 100)

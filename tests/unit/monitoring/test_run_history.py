@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.monitoring.run_status import RESTART_S, STALE_S, recent_step_s, status_of
+from dsrun.monitoring.run_status import STALE_S, recent_step_s, status_of
 from dsrun.runs.find import is_run
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.node_status import NodeStatus, RankProgress, read_node_status, write_node_status
 from dsrun.runs.reader import read_history
+from dsrun.system.host import hostname
 
 START = "2026-11-25T10:00:00.000Z"
 AT_START = 1795600800.0
@@ -74,42 +75,47 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
         ([event("start"), event("training", 1), event("end", 9, exit_code=0, step=5)], "finished"),
         ([event("start"), event("failure", 3, cause="cuda_oom", message="rank 1: no memory")], "failed"),
         ([event("start"), event("training", 1), event("signal", 3, signal="SIGTERM")], "stopped"),
-        ([event("start"), event("failure", 3), event("restart", 4, attempt=1)], "restarting"),
+        ([event("start"), event("failure", 3), event("restart", 4, attempt=1)], "killed"),
         ([event("start"), event("training", 1)], "killed"),
         ([event("start"), event("end", 5, exit_code=75)], "stopped"),
         ([event("start"), event("end", 5, exit_code=1)], "failed"),
         ([event("start"), event("training", 1), event("waiting", 3)], "killed"),
         ([event("failure", 3), event("waiting", 4)], "failed"),
-        ([event("failure", 3), event("restart", 4, attempt=1), event("waiting", 5)], "restarting"),
+        ([event("failure", 3), event("restart", 4, attempt=1), event("waiting", 5)], "killed"),
+        ([event("start"), event("failing", 3)], "failed"),
     ],
 )
 def test_state_follows_from_the_last_event(tmp_path: Path, events: list[dict[str, Any]], state: str) -> None:
     assert status_of(read_history(run_folder(tmp_path, events=events)), AT_START + 60).state == state
 
 
-@pytest.mark.parametrize(("age_s", "state"), [(29, "training"), (31, "restarting"), (RESTART_S + 5, "killed")])
-def test_launched_program_runs_while_its_node_reports(tmp_path: Path, age_s: float, state: str) -> None:
-    """Another program holds no lock, and after a restart writes no event."""
-    run_folder(tmp_path, events=[event("failure", 3), event("restart", 4)])
+@pytest.mark.parametrize(
+    ("events", "state"),
+    [
+        ([], "starting"),
+        ([event("start")], "starting"),
+        ([event("start", program="ddp")], "training"),
+        ([event("start", program="ddp"), event("training", 1)], "training"),
+        ([event("start"), event("failing", 3)], "restarting"),
+        ([event("failure", 3), event("restart", 4)], "restarting"),
+        ([event("failure", 3), event("restart", 4), event("waiting", 5)], "restarting"),
+        ([event("failure", 3), event("restart", 4), event("start", 6, program="ddp")], "training"),
+        ([event("start"), event("end", 5, exit_code=0)], "finished"),
+    ],
+)
+def test_supervisor_that_lives_keeps_the_run_going(tmp_path: Path, events: list[dict[str, Any]], state: str) -> None:
+    """Between two attempts no rank has the folder, and of another program none ever does."""
+    run_folder(tmp_path, events=events)
+    with RunFolder(tmp_path).acquire_as_supervisor():
+        assert status_of(read_history(tmp_path), AT_START + 10_000).state == state
+
+
+def test_folder_that_nobody_kept_a_record_of_is_silent(tmp_path: Path) -> None:
+    """One whose holder died before its first event was killed."""
     write_node_status(tmp_path, NodeStatus(time=at(50), host="gpu01", node=0, attempt=1, world_size=1))
-    assert status_of(read_history(tmp_path), AT_START + 50 + age_s).state == state
-
-
-@pytest.mark.parametrize(("restarted", "state"), [(50, "training"), (51, "restarting")])
-def test_status_of_a_node_counts_from_the_last_event_on(tmp_path: Path, restarted: float, state: str) -> None:
-    run_folder(tmp_path, events=[event("failure", 3), event("restart", restarted)])
-    write_node_status(tmp_path, NodeStatus(time=at(50), host="gpu01", node=0, attempt=1, world_size=1))
-    assert status_of(read_history(tmp_path), AT_START + 55).state == state
-
-
-def test_launched_program_that_waited_for_memory_runs_again(tmp_path: Path) -> None:
-    """The event of the wait comes after that of the restart; one that waits for its ranks to end does not train."""
-    for folder, kind, state in (("a", "restart", "training"), ("b", "failing", "restarting")):
-        run = tmp_path / folder
-        run.mkdir()
-        run_folder(run, events=[event("failure", 3), event(kind, 4), event("waiting", 5)])
-        write_node_status(run, NodeStatus(time=at(50), host="gpu01", node=0, attempt=1, world_size=1))
-        assert status_of(read_history(run), AT_START + 55).state == state
+    assert status_of(read_history(tmp_path), AT_START + 500).state == "silent"
+    (tmp_path / ".supervisor").write_text(f'{{"pid": 7, "host": "{hostname()}", "since": "", "began": null}}')
+    assert status_of(read_history(tmp_path), AT_START + 500).state == "killed"
 
 
 def test_run_of_another_machine_goes_on_while_its_node_reports(tmp_path: Path) -> None:
@@ -139,11 +145,6 @@ def test_run_of_another_machine_that_has_just_ended(
     (tmp_path / ".lock").write_text('{"pid": 7, "host": "another", "since": "", "began": null}')
     write_node_status(tmp_path, NodeStatus(time=at(8), host="another", node=0, attempt=0, world_size=1))
     assert status_of(read_history(tmp_path), AT_START + 8 + age_s).state == state
-
-
-def test_an_old_restart_is_a_killed_run(tmp_path: Path) -> None:
-    run_folder(tmp_path, events=[event("start"), event("restart", 4, attempt=1)])
-    assert status_of(read_history(tmp_path), AT_START + RESTART_S + 5).state == "killed"
 
 
 def test_a_held_folder_is_a_run_that_goes_on(tmp_path: Path) -> None:

@@ -45,4 +45,4 @@ def test_names_of_files_in_runs_alone():
 
 def test_results_are_all_but_logs_and_lock():
     """A new file of a run is set aside by --resume never, or named here."""
-    assert set(RUN.results) == set(INSIDE.values()) - {RUN.logs, RUN.lock}
+    assert set(RUN.results) == set(INSIDE.values()) - {RUN.logs, RUN.lock, RUN.supervisor_lock}

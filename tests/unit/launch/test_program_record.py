@@ -1,0 +1,166 @@
+"""What the supervisor records of a program of the user's own, from its output."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from dsrun.launch import program_record
+from dsrun.launch.program_record import ProgramFigures, ProgramRecord
+from dsrun.launch.training_job import LocalWorkers, RunOutcome, TrainingJob
+from dsrun.monitoring.run_status import status_of
+from dsrun.runs.folder import RunFolder
+from dsrun.runs.reader import read_history
+from dsrun.runs.records import read_records, seconds_of
+from dsrun.runs.tail import FileTail
+
+
+class Program:
+    """A run folder, and a program whose output is written by hand."""
+
+    def __init__(self, path: Path, **more: object) -> None:
+        self.run = RunFolder(path)
+        self.log = path / "launcher.log"
+        self.log.touch()
+        options = {"external": True, "name": "ddp", **more}
+        self.record = ProgramRecord(
+            TrainingJob(topology=LocalWorkers(2, "cpu", 2), run=path, program=["x.py"], env={}, **options), self.log
+        )
+
+    def write(self, text: str) -> None:
+        with self.log.open("a") as file:
+            file.write(text)
+        self.record.look()
+
+    @property
+    def events(self) -> list[tuple[object, ...]]:
+        return [(each["kind"], each.get("step"), each.get("attempt")) for each in read_records(self.run.events)]
+
+    @property
+    def losses(self) -> list[tuple[int, float]]:
+        return read_history(self.run.path).series("loss")
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Program:
+    return Program(tmp_path)
+
+
+def test_program_that_ends_well(program: Program) -> None:
+    program.record.begin(0, {})
+    program.write("loading\n")
+    program.write("step 1/4 loss 2.5\nstep 2/4 loss 2.25 lr 0.1\nstep 3/4 lo")
+    program.write("ss 2.0\nstep 4/4 loss 1.0\n{'eval_loss': 0.5}\n")
+    program.record.end(RunOutcome(0), None)
+    assert program.events == [("start", None, 0), ("training", 0, None), ("end", 4, None)]
+    history = read_history(program.run.path)
+    assert program.losses == [(1, 2.5), (2, 2.25), (3, 2.0), (4, 1.0)]
+    assert (history.series("lr"), history.series("eval_loss")) == ([(2, 0.1)], [(4, 0.5)])
+    status = status_of(history)
+    assert (status.state, status.step, status.max_steps, status.model, status.world_size) == (
+        "finished",
+        4,
+        4,
+        "ddp",
+        2,
+    )
+
+
+def test_restarted_program_makes_steps_again(program: Program) -> None:
+    """Those of the attempt before that it makes again do not count, and its log is not read twice."""
+    program.record.begin(0, {})
+    program.write("step 10/40 loss 2.5\nstep 20/40 loss 2.25\nstep 30/40 loss 2.0\n")
+    program.log.open("a").write("step 31/40 loss 2.0\n")
+    program.record.begin(1, {})
+    program.write("resumed\nstep 21/40 loss 2.5\n")
+    assert program.events[2:] == [("start", None, 1), ("training", 20, None)]
+    assert program.losses == [(10, 2.5), (20, 2.25), (21, 2.5)]
+
+
+def test_figures_of_the_last_step_that_come_later(program: Program) -> None:
+    """A line of their own belongs to the step before; nothing is written while nothing is new."""
+    program.record.begin(0, {})
+    program.write("step 1 loss 2.5\n")
+    size = program.run.metrics.stat().st_size
+    program.write("")
+    assert program.run.metrics.stat().st_size == size
+    program.write("step 1 loss 2.5 grad_norm 3.0\n")
+    assert read_history(program.run.path).series("grad_norm") == [(1, 3.0)]
+    assert program.losses == [(1, 2.5)]
+
+
+def test_lines_without_a_step_are_counted_over_looks(program: Program) -> None:
+    program.record.begin(0, {})
+    for loss in (3.0, 2.0, 1.0):
+        program.write(f"loss {loss}\n")
+    assert program.losses == [(1, 3.0), (2, 2.0), (3, 1.0)]
+
+
+def test_loss_that_is_not_a_number_is_recorded_as_such(program: Program) -> None:
+    program.record.begin(0, {})
+    program.write("step 1 loss 2.5\nstep 2 loss nan\n")
+    *_, last = read_history(program.run.path).steps
+    assert last["step"] == 2
+    assert math.isnan(last["loss"])
+
+
+def test_steps_of_one_look_are_spread_over_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How fast a program is follows from the times of its steps, and its lines seldom bear one."""
+    log, clock = tmp_path / "log", iter([100.0, 104.0])
+    monkeypatch.setattr("dsrun.launch.program_record.time.time", lambda: next(clock))
+    figures = ProgramFigures(FileTail(log))
+    log.write_text("".join(f"step {step} loss 1.0\n" for step in range(1, 5)))
+    assert [seconds_of(record) for record in figures.read()] == [101.0, 102.0, 103.0, 104.0]
+
+
+def test_progress_is_told_now_and_then(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    program.record.begin(0, {})
+    for step in (1, 2):
+        program.write(f"step {step} loss 1.0\n")
+    assert program.events[1:] == [("training", 0, None)]
+    monkeypatch.setattr(program_record, "PROGRESS_S", 0.0)
+    program.write("step 3 loss 1.0\n")
+    assert program.events[2:] == [("progress", 3, None)]
+
+
+def test_script_that_keeps_its_own_record_is_left_alone(program: Program) -> None:
+    """dsrun.train.Trainer writes run.json, metrics and its end itself."""
+    program.record.begin(0, {})
+    program.run.run_json.write_text("{}")
+    program.write("step 1/4 loss 2.5\n")
+    assert not program.run.metrics.exists()
+    program.run.events.open("a").write('{"kind": "end", "step": 4, "exit_code": 0}\n')
+    program.record.end(RunOutcome(0), None)
+    assert program.events == [("start", None, 0), ("end", 4, None)]
+
+
+@pytest.mark.parametrize(
+    ("more", "code", "signal", "events"),
+    [
+        ({}, 0, None, [("start", None, 0), ("end", None, None)]),
+        ({}, 75, "SIGTERM", [("start", None, 0), ("signal", None, None)]),
+        ({}, 1, None, [("start", None, 0)]),  # the failure is an event already
+        ({"external": False}, 0, None, []),
+        ({"external": False}, 130, "SIGINT", [("signal", None, None)]),
+        ({"nnodes": 2, "node_rank": 1}, 0, None, []),
+        ({"nnodes": 2, "node_rank": 1}, 130, "SIGINT", []),
+    ],
+)
+def test_who_tells_the_end(
+    tmp_path: Path, more: dict[str, object], code: int, signal: str | None, events: list[tuple[object, ...]]
+) -> None:
+    program = Program(tmp_path, **more)
+    program.record.begin(0, {})
+    program.record.end(RunOutcome(code), signal)
+    assert program.events == events
+
+
+def test_long_output_is_read_at_its_end(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much a program writes between two looks, they take no longer."""
+    program = Program(program.run.path)
+    program.record.begin(0, {})
+    program.write("step 1 loss 9.0\n" * 10)
+    program.write(f"step 2 loss 8.0\n{'x' * program_record.MOST_BYTES}\nstep 3 loss 7.0\n")
+    assert program.losses == [(1, 9.0), (3, 7.0)]
