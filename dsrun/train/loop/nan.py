@@ -219,7 +219,7 @@ def _weights_are_finite(model: Any) -> bool:
 
 
 def guard_against_nan(plan: TrainingPlan, run: Path, records: RunRecords, console: Console) -> NanGuard:
-    skipped = steps_to_skip(run, plan.recipe)
+    skipped = steps_to_skip(run, plan.recipe, console.notice)
     return NanGuard(
         plan.recipe.spec.on_nan,
         run,
@@ -230,14 +230,21 @@ def guard_against_nan(plan: TrainingPlan, run: Path, records: RunRecords, consol
     )
 
 
-def steps_to_skip(run: Path, recipe: Recipe) -> frozenset[int]:
-    """The optimizer steps, counted from 1, that are not to be applied."""
+def steps_to_skip(run: Path, recipe: Recipe, notify: Callable[[str], None]) -> frozenset[int]:
+    """The optimizer steps, counted from 1, that are not to be applied; none where the file is damaged, which is
+    noted."""
     if recipe.spec.resume == "never":
         return frozenset()
     try:
-        return frozenset(map(int, parse_json((run / SKIP_FILE).read_text())["steps"]))
-    except (OSError, ValueError, KeyError, TypeError):
+        match parse_json((run / SKIP_FILE).read_text(encoding="utf-8")):
+            case {"version": 1, "steps": [*steps]} if all(type(step) is int and step > 0 for step in steps):
+                return frozenset(steps)
+    except FileNotFoundError:
         return frozenset()
+    except (OSError, ValueError):
+        pass
+    notify(f"{run / SKIP_FILE} is damaged; steps that it named are not left out, and may fail again")
+    return frozenset()
 
 
 def rollback_recorder(run: Path, known: frozenset[int], *, main: bool) -> Callable[[int], bool]:

@@ -17,7 +17,7 @@ from dsrun.train.decide_plan import (
     with_fallback,
     with_smaller_batch,
 )
-from dsrun.train.loop.nan import MOST_SKIPPED_STEPS, rollback_recorder, steps_to_skip
+from dsrun.train.loop.nan import MOST_SKIPPED_STEPS, SKIP_FILE, rollback_recorder, steps_to_skip
 
 
 def recipe(*flags):
@@ -72,9 +72,22 @@ def test_skipped_steps_recorded_and_limited(tmp_path):
     wish = rollback_recorder(tmp_path, known, main=True)
     assert not wish(3)
     assert wish(8)
-    assert steps_to_skip(tmp_path, recipe()) == {3, 8}
-    assert steps_to_skip(tmp_path, recipe("--resume", "never")) == frozenset()
+    noted = []
+    assert steps_to_skip(tmp_path, recipe(), noted.append) == {3, 8}
+    assert steps_to_skip(tmp_path, recipe("--resume", "never"), noted.append) == frozenset()
+    assert noted == []
     assert not rollback_recorder(tmp_path, frozenset(range(MOST_SKIPPED_STEPS)), main=True)(99)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "\xff", "{}", "[]", '{"version": 1, "steps": 3}', '{"version": 1, "steps": [0]}', '{"steps": [3]}']
+)
+def test_damaged_file_of_skipped_steps_is_noted(tmp_path, text):
+    """As a damaged remedy.json is: the run goes on without it."""
+    (tmp_path / SKIP_FILE).write_bytes(text.encode("latin-1"))
+    noted = []
+    assert steps_to_skip(tmp_path, recipe(), noted.append) == frozenset()
+    assert len(noted) == 1
 
 
 def test_skipped_steps_not_written_by_other_ranks(tmp_path):
