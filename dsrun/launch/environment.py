@@ -21,6 +21,9 @@ from dsrun.system.host import own_programs_first
 # Options of torch.distributed.run that may stand at the head of a job's program.
 HEAD = ("--module", "-m", "--no-python")
 
+LOCAL_RANK = "${local_rank}"
+"""As the value of a program's flag: the number of the rank on its machine, which torch.distributed.run fills in."""
+
 
 def run_arguments(job: TrainingJob, *, attempt: int, port: int, logs: Path | None = None) -> list[str]:
     """The words for torch.distributed.run: one attempt of `job` on this machine, with the rendezvous at `port`.
@@ -47,7 +50,7 @@ def run_arguments(job: TrainingJob, *, attempt: int, port: int, logs: Path | Non
         # torchrun substitutes in what follows the interpreter, which without one is the program's own words only
         # (macros.substitute in torch.distributed.elastic.utils.api, a string.Template).
         entry if "--no-python" in head else entry.replace("$", "$$"),
-        *(word.replace("$", "$$") for word in arguments),
+        *(word if word.endswith(f"={LOCAL_RANK}") else word.replace("$", "$$") for word in arguments),
     ]
 
 

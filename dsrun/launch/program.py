@@ -74,8 +74,13 @@ def train_program(
     )
 
 
-def any_program(argv: Sequence[str]) -> JobProgram:
-    """A Python script or module, or any other executable. Raises UsageError for anything else."""
+def any_program(
+    argv: Sequence[str], *, fix: str = "-- python my_train.py …; variables with --env NAME=VALUE"
+) -> JobProgram:
+    """A Python script or module, or any other executable. Raises UsageError for anything else, with `fix` for what
+    starts workers itself."""
+    if argv[0] == "-m" or argv[0].endswith(".py"):
+        argv = ("python", *argv)
     first, *rest = argv
     if not first:
         raise UsageError("the program after -- is an empty word")
@@ -85,8 +90,7 @@ def any_program(argv: Sequence[str]) -> JobProgram:
     if launcher := launcher_in(argv):
         shown = first if launcher == base else f"{first} … {launcher}"
         raise UsageError(
-            f"-- {shown}: the job starts one worker per GPU itself, and each would start all of them again",
-            fix="-- python my_train.py …; variables with --env NAME=VALUE",
+            f"-- {shown}: the job starts one worker per GPU itself, and each would start all of them again", fix=fix
         )
     if not PYTHON.fullmatch(base):
         return JobProgram(entry=first, args=tuple(rest), mode=("--no-python",), name=slug(base))

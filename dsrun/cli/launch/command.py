@@ -117,14 +117,18 @@ def _launch(given: dict[str, Any], program: tuple[str, ...], signals: StartupSig
     from dsrun.cli.launch.remote import over_ssh, through_srun
     from dsrun.launch.context import LaunchRequest, SrunLauncher, SshLauncher
     from dsrun.launch.detection.detect import detect
+    from dsrun.launch.launcher_line import launcher_line
     from dsrun.launch.node.run_node import run_node
-    from dsrun.launch.node.work import LaunchOptions, merge_torchrun, parse_program, work_of
+    from dsrun.launch.node.work import LaunchOptions, launch_command, merge_launcher, parse_program, work_of
     from dsrun.system.host import hostname
     from dsrun.system.net import is_this_machine
 
     options = LaunchOptions(**given)
+    line = launcher_line(program, os.environ)
+    if line is not None:
+        options, program = merge_launcher(options, line), line.command
+        os.environ |= line.env
     _check(options)
-    options, argv, name = merge_torchrun(options, program)
     place = detect(
         LaunchRequest(
             nodes=options.nodes,
@@ -136,11 +140,13 @@ def _launch(given: dict[str, Any], program: tuple[str, ...], signals: StartupSig
         # What is here was looked at where this was started from; the flags say the rest.
         {} if options.tied else os.environ,
     )
-    parsed = parse_program(argv)
+    if line is not None and getattr(place, "node", 0) == 0:
+        print_note(f"{line.launcher}: the same as {launch_command(line)}")
+    parsed = parse_program(program)
     if parsed.trains and not options.signals:
         raise UsageError("--no-signals: dsrun train saves on signals, and could not", fix="remove it")
     if isinstance(place, SshLauncher):
-        return over_ssh(options, place, program, signals)
+        return over_ssh(options, place, program, signals, more=line.env if line else {})
     if isinstance(place, SrunLauncher):
         return through_srun(options, place.nodes, program)
     if place.listed and place.node == 0 and not is_this_machine(place.host):
@@ -148,7 +154,7 @@ def _launch(given: dict[str, Any], program: tuple[str, ...], signals: StartupSig
             f"{place.how}, but the list of the job begins with {place.host}, which is another machine",
             fix=f"--master-addr {hostname()}",
         )
-    place = replace(place, run=f"{place.run} {name}")
+    place = replace(place, run=f"{place.run} {(line and line.rdzv_id) or ''}")
     if options.tied:
         place = replace(place, how=f"node {place.node} of {place.nodes}, over ssh", own_terminal=False)
     work = work_of(options, parsed, nodes=place.nodes)

@@ -14,9 +14,9 @@ from pathlib import Path
 import click
 
 from dsrun.errors import MissingError, UsageError
-from dsrun.launch.compat import SshHost, excluded, included, parse_hostfile
 from dsrun.launch.context import SshLauncher
 from dsrun.launch.environment import ENVIRONMENT_FILE, forwarded_variables, parse_environment_file
+from dsrun.launch.hostfile import SshHost, excluded, included, parse_hostfile
 from dsrun.launch.node.work import LaunchOptions, parse_program
 from dsrun.launch.signals import StartupSignals
 from dsrun.launch.ssh import FLAG, RemoteSupervisor, first_line, remote_argv, run_on_hosts
@@ -32,10 +32,18 @@ from dsrun.system.terminal.stderr import print_error, print_note
 SELF = (sys.executable, "-m", "dsrun", "launch")
 
 
-def over_ssh(options: LaunchOptions, place: SshLauncher, program: tuple[str, ...], signals: StartupSignals) -> int:
-    """Run one supervisor on each machine of the hostfile or of the job; the exit code of node 0."""
+def over_ssh(
+    options: LaunchOptions,
+    place: SshLauncher,
+    program: tuple[str, ...],
+    signals: StartupSignals,
+    *,
+    more: Mapping[str, str],
+) -> int:
+    """Run one supervisor on each machine of the hostfile or of the job, with the variables `more` of another launcher;
+    the exit code of node 0."""
     hosts = _hosts_of_job(place) if place.hosts else _hosts(options)
-    remotes = _remote_supervisors(options, hosts, program, place)
+    remotes = _remote_supervisors(options, hosts, program, place, more)
     if options.dry_run:
         return _dry_run(place.job or str(options.hostfile), remotes)
     if any(remote.argv[0] == "ssh" for remote in remotes) and shutil.which("ssh") is None:
@@ -71,7 +79,11 @@ def _hosts_of_job(place: SshLauncher) -> tuple[SshHost, ...]:
 
 
 def _remote_supervisors(
-    options: LaunchOptions, hosts: tuple[SshHost, ...], program: tuple[str, ...], place: SshLauncher
+    options: LaunchOptions,
+    hosts: tuple[SshHost, ...],
+    program: tuple[str, ...],
+    place: SshLauncher,
+    more: Mapping[str, str],
 ) -> list[RemoteSupervisor]:
     """The command of each machine's supervisor, and what it reads from stdin: the environment and the run's secret."""
     # ssh's own aliases mean nothing to the ranks, nor on the other machines.
@@ -84,7 +96,7 @@ def _remote_supervisors(
         )
     program, tokens = _without_tokens(program)
     secret = {variables.SECRET: os.environ.get(variables.SECRET) or secrets.token_hex(16), **tokens}
-    environ = forwarded_variables(os.environ, _environment_files()) | secret
+    environ = forwarded_variables(os.environ, _environment_files()) | {**more, **secret}
     named = variable_names([*options.argv(), *program])
     environ |= {name: os.environ[name] for name in named if name in os.environ}
     port = options.master_port or place.port

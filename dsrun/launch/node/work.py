@@ -12,15 +12,16 @@ from dataclasses import dataclass, fields, replace
 from datetime import datetime
 from functools import partial
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from dsrun.errors import MissingError, UsageError
-from dsrun.launch.compat import parse_torchrun, torchrun_arguments
 from dsrun.launch.expected_gpus import check_driver, check_program
 from dsrun.launch.node.checked_recipe import checked_recipe, with_deepspeed_checked
 from dsrun.launch.program import WORKER, JobProgram, any_program, train_program
 from dsrun.launch.supervisor.policy import RestartLimits
+from dsrun.launch.torchrun_line import LauncherLine
 from dsrun.launch.training_job import LocalWorkers, TrainingJob, decide
 from dsrun.machine.gpus import visible_gpus
 from dsrun.models.families import model_type_of
@@ -31,6 +32,8 @@ from dsrun.recipe.resolved import to_json
 from dsrun.runs.folder import default_name
 from dsrun.system import variables
 from dsrun.system.host import cores, require_training_packages
+from dsrun.system.shell import command_line
+from dsrun.system.terminal.display import without_tokens
 from dsrun.system.terminal.stderr import print_note
 
 
@@ -171,22 +174,36 @@ def _late_imports(recipe: Recipe) -> list[str]:
     return [*zero, f"transformers.models.{kind}.modeling_{kind}"] if kind else zero
 
 
-def merge_torchrun(options: LaunchOptions, argv: tuple[str, ...]) -> tuple[LaunchOptions, tuple[str, ...], str]:
-    """`options` with those of a torchrun line, the program that it starts, and the run ID of its rendezvous."""
-    after = torchrun_arguments(argv)
-    if after is None:
-        return options, argv, ""
-    found = parse_torchrun(after)
-    given: dict[str, Any] = {each.name: getattr(found, each.name, None) for each in fields(options)}
+def merge_launcher(options: LaunchOptions, line: LauncherLine) -> LaunchOptions:
+    """`options` with those of another launcher's line. Raises UsageError where they contradict each other."""
+    given: dict[str, Any] = {each.name: getattr(line, each.name, None) for each in fields(options)}
     given = {name: value for name, value in given.items() if value is not None}
     for name, value in given.items():
         own = getattr(options, name)
         if own is not None and own != value:
             flag = f"--{name.replace('_', '-')}"
-            raise UsageError(f"{flag} {own} for dsrun launch, but {value} for torchrun", fix="give it once")
-    python = argv[0] if argv[1:2] == ("-m",) else "python"
-    program = {(): (python,), ("--module",): (python, "-m"), ("--no-python",): ()}[found.mode]
-    return replace(options, **given), (*program, *found.program), found.rdzv_id or ""
+            raise UsageError(f"{flag} {own} for dsrun launch, but {value} for {line.launcher}", fix="give it once")
+    return replace(options, **given)
+
+
+def launch_command(line: LauncherLine) -> str:
+    """The dsrun launch line that starts the same, with the variables that say something."""
+    said = {name: value for name, value in line.env.items() if value.lower() not in ("no", "false", "default")}
+    names = (
+        "nodes",
+        "node_rank",
+        "master_addr",
+        "master_port",
+        "max_restarts",
+        "hostfile",
+        "include",
+        "exclude",
+        "nproc",
+    )
+    flags = [(f"--{name.replace('_', '-')}", getattr(line, name)) for name in names]
+    words = [str(word) for flag, value in flags if value is not None for word in (flag, value)]
+    env = [f"{name}={value}" for name, value in said.items()]
+    return without_tokens(command_line([*env, "dsrun", "launch", *chain(*flags), "--", *line.command]))
 
 
 def parse_program(argv: tuple[str, ...]) -> JobProgram:
@@ -194,9 +211,7 @@ def parse_program(argv: tuple[str, ...]) -> JobProgram:
     first, *rest = argv
     if Path(first).name == "dsrun" and rest[:1] == ["train"]:
         return train_program(rest[1:])
-    if first == "-m" or first.endswith(".py"):
-        argv = ("python", *argv)
-    found = any_program(argv)
+    found = any_program(argv, fix="-- python my_train.py …; set variables before dsrun launch")
     if found.mode == ("--module",) and found.entry in (WORKER, "dsrun"):
         own = list(found.args)
         if found.entry == "dsrun" and own[:1] != ["train"]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.launch.compat import parse_torchrun, torchrun_arguments
+from dsrun.launch.torchrun_line import parse_torchrun
 
 
 def parsed(line):

@@ -6,7 +6,7 @@ import os
 import re
 from dataclasses import replace
 
-from dsrun.launch.compat import parse_torchrun
+from dsrun.launch.torchrun_line import parse_torchrun
 from dsrun.launch.program import any_program
 from dsrun.slurm.render.job_script import render_script
 from dsrun.slurm.render.site import ClusterSite

@@ -1,0 +1,143 @@
+"""torchrun's command line, which is also that of torch.distributed.launch. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dsrun.errors import UsageError
+from dsrun.launch.environment import LOCAL_RANK
+from dsrun.system.env import is_count, shortened
+
+# Options that count here, and those that the supervisor ignores.
+_VALUED = frozenset(
+    {"nnodes", "node_rank", "nproc_per_node", "master_addr", "master_port", "max_restarts"}
+    | {"rdzv_backend", "rdzv_endpoint", "rdzv_id"}
+)
+_IGNORED = frozenset(
+    {"rdzv_conf", "monitor_interval", "start_method", "role", "local_addr", "log_dir", "redirects", "tee"}
+    | {"logs_specs", "event_log_handler", "local_ranks_filter", "signals_to_handle", "shutdown_timeout"}
+    | {"duplicate_stdout_filters", "duplicate_stderr_filters"}
+)
+_MODES = {"m": "--module", "module": "--module", "no_python": "--no-python"}
+_SWITCHES = frozenset({"standalone", "use_env"})
+_SHORT = {"r": "redirects", "t": "tee", "m": "m"}
+_BACKENDS = ("c10d", "static")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LauncherLine:
+    """What the command line of a launcher says; None for what it does not say.
+
+    `mode` and `program` are its program's, which `python` runs, with the flag `local_rank` for each rank's number on
+    its machine, if the launcher hands that on; `env` are the variables that it sets.
+    """
+
+    launcher: str = "torchrun"
+    python: str = "python"
+    nodes: int | None = None
+    node_rank: int | None = None
+    nproc: int | None = None
+    master_addr: str | None = None
+    master_port: int | None = None
+    max_restarts: int | None = None
+    hostfile: Path | None = None
+    include: str | None = None
+    exclude: str | None = None
+    rdzv_id: str | None = None
+    mode: tuple[str, ...] = ()
+    program: tuple[str, ...]
+    local_rank: str | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def command(self) -> tuple[str, ...]:
+        """The program as the command that each rank runs."""
+        before = {(): (self.python,), ("--module",): (self.python, "-m"), ("--no-python",): ()}[self.mode]
+        entry, *words = self.program
+        rank = (f"{self.local_rank}={LOCAL_RANK}",) if self.local_rank else ()
+        return (*before, entry, *rank, *words)
+
+
+def parse_torchrun(argv: Sequence[str]) -> LauncherLine:
+    """Read the options up to the program. Raises UsageError for those that are none, or that cannot be followed.
+
+    Those of torch.distributed.launch are the same, and its own --use-env.
+    """
+    values: dict[str, str] = {}
+    mode: list[str] = []
+    position = 0
+    while position < len(argv) and argv[position].startswith("-"):
+        word = argv[position]
+        position += 1
+        if word == "--":
+            break
+        name, equals, value = word.lstrip("-").partition("=")
+        name = name.replace("-", "_")
+        name = _SHORT.get(name, name) if not word.startswith("--") else name
+        if name in _SWITCHES:
+            continue
+        if name in _MODES:
+            mode.append(_MODES[name])
+            continue
+        if name not in _VALUED | _IGNORED:
+            raise UsageError(
+                f"torchrun {word}: dsrun launch does not know this option", fix="-- before the program, or remove it"
+            )
+        if not equals:
+            if position == len(argv):
+                raise UsageError(f"torchrun {word}: its value is missing", fix=f"{word}=VALUE")
+            value = argv[position]
+            position += 1
+        values[name] = value
+    if position >= len(argv):
+        raise UsageError("torchrun: no program is named", fix="-- torchrun --nproc-per-node 8 my_train.py")
+    return _torchrun(values, tuple(mode), argv[position:])
+
+
+def _torchrun(values: dict[str, str], mode: tuple[str, ...], program: Sequence[str]) -> LauncherLine:
+    backend = values.get("rdzv_backend") or "c10d"
+    if backend not in _BACKENDS:
+        raise UsageError(f"torchrun --rdzv-backend {backend}: dsrun launch has the nodes meet itself", fix="c10d")
+    host, port = _endpoint(values.get("rdzv_endpoint", ""))
+    nproc = values.get("nproc_per_node")
+    return LauncherLine(
+        nodes=_integer(values, "nnodes"),
+        node_rank=_integer(values, "node_rank"),
+        nproc=None if nproc in ("auto", "gpu") else _integer(values, "nproc_per_node"),
+        master_addr=values.get("master_addr") or host,
+        master_port=_integer(values, "master_port") or port,
+        max_restarts=_integer(values, "max_restarts"),
+        rdzv_id=values.get("rdzv_id"),
+        mode=mode,
+        # torchrun makes one $ of two, and so will the one that is started with these words.
+        program=tuple(
+            word if at == 0 and "--no-python" in mode else word.replace("$$", "$") for at, word in enumerate(program)
+        ),
+    )
+
+
+def _integer(values: dict[str, str], name: str) -> int | None:
+    text = values.get(name)
+    if text is None:
+        return None
+    flag = f"--{name.replace('_', '-')}"
+    if not is_count(text):
+        hint = "a range of nodes cannot be supervised: name one number" if ":" in text else f"{flag}=N"
+        raise UsageError(f"torchrun {flag} {shortened(text)} is not a number", fix=hint)
+    return int(text)
+
+
+def _endpoint(text: str) -> tuple[str | None, int | None]:
+    """ "host:port", "[::1]:port", "host"."""
+    if not text:
+        return None, None
+    host, colon, port = text.rpartition(":")
+    if not colon or text.endswith("]"):
+        return text.strip("[]"), None
+    if not is_count(port):
+        raise UsageError(
+            f"torchrun --rdzv-endpoint {shortened(text)} is not HOST:PORT", fix="--rdzv-endpoint=HOST:29500"
+        )
+    return host.strip("[]"), int(port)
