@@ -188,21 +188,9 @@ def merge_launcher(options: LaunchOptions, line: LauncherLine) -> LaunchOptions:
 
 def launch_command(line: LauncherLine) -> str:
     """The dsrun launch line that starts the same, with the variables that say something."""
-    said = {name: value for name, value in line.env.items() if value.lower() not in ("no", "false", "default")}
-    names = (
-        "nodes",
-        "node_rank",
-        "master_addr",
-        "master_port",
-        "max_restarts",
-        "hostfile",
-        "include",
-        "exclude",
-        "nproc",
-    )
-    flags = [(f"--{name.replace('_', '-')}", getattr(line, name)) for name in names]
-    words = [str(word) for flag, value in flags if value is not None for word in (flag, value)]
-    env = [f"{name}={value}" for name, value in said.items()]
+    env = [f"{name}={value}" for name, value in line.env.items() if value.lower() not in ("no", "false", "default")]
+    given = {each.name: getattr(line, each.name, None) for each in fields(LaunchOptions)}
+    flags = [(f"--{name.replace('_', '-')}", str(value)) for name, value in given.items() if value is not None]
     return without_tokens(command_line([*env, "dsrun", "launch", *chain(*flags), "--", *line.command]))
 
 
