@@ -12,23 +12,6 @@ def parsed(line):
     return parse_torchrun(line.split())
 
 
-@pytest.mark.parametrize(
-    ("line", "after"),
-    [
-        ("torchrun --x y.py", ("--x", "y.py")),
-        ("/env/bin/torchrun y.py", ("y.py",)),
-        ("python3.11 -m torch.distributed.run y.py", ("y.py",)),
-        ("/env/bin/python -m torch.distributed.run", ()),
-        ("python -m torch.distributed.launch y.py", None),
-        ("python torchrun.py", None),
-        ("my_train.py torchrun", None),
-    ],
-)
-def test_torchrun_command_recognized(line, after):
-    """torchrun is recognized by any of its names."""
-    assert torchrun_arguments(line.split()) == after
-
-
 def test_torchrun_topology_flags_parsed():
     found = parsed(
         "--nnodes=2 --nproc_per_node 4 --node-rank=1 --master_addr gpu1 --master-port=3000 --max-restarts 2 x.py"

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.launch.node.work import LaunchOptions, merge_torchrun, training_job, training_work
+from dsrun.launch.node.work import LaunchOptions, merge_launcher, training_job, training_work
 from dsrun.launch.supervisor.policy import RestartLimits
+from dsrun.launch.torchrun_line import parse_torchrun
 from dsrun.launch.training_job import LocalWorkers
 from dsrun.recipe.resolve import resolve
 
@@ -39,10 +40,10 @@ def test_workers_of_launch_before_those_of_the_recipe(tmp_path: Path, nproc: int
 
 @pytest.mark.parametrize("own", [2, None])
 def test_torchrun_may_say_the_same_as_launch(own: int | None) -> None:
-    options, program, _ = merge_torchrun(LaunchOptions(nproc=own), ("torchrun", "--nproc-per-node=2", "x.py"))
-    assert (options.nproc, program) == (2, ("python", "x.py"))
+    options = merge_launcher(LaunchOptions(nproc=own, output="run"), parse_torchrun(["--nproc-per-node=2", "x.py"]))
+    assert (options.nproc, options.output) == (2, "run")
 
 
 def test_torchrun_may_not_say_another_thing_than_launch() -> None:
     with pytest.raises(UsageError, match="--nproc 2 for dsrun launch, but 3 for torchrun"):
-        merge_torchrun(LaunchOptions(nproc=2), ("torchrun", "--nproc-per-node=3", "x.py"))
+        merge_launcher(LaunchOptions(nproc=2), parse_torchrun(["--nproc-per-node=3", "x.py"]))
