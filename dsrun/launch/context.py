@@ -11,6 +11,8 @@ from dsrun.system.env import is_count, shortened
 
 DEFAULT_PORT = 29500  # torch.distributed.run's own
 LAST_PORT = 65534  # the next one is the coordinator's
+COORDINATOR_PORTS = 8
+"""So many ports are tried for the supervisors, every second one, as jobs take two each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +50,16 @@ class LocalLauncher:
     """How to start one process per machine with what has started this one, where a user has chosen it."""
     listed: bool = False
     """Whether `host` is only the first of a scheduler's list, and mpirun may have put node 0 elsewhere."""
+    chosen_port: bool = False
+    """Whether `port` follows from the job alone, so that node 0 takes another one where it is taken."""
+
+    @property
+    def coordinator_ports(self) -> tuple[int, ...]:
+        """The ports on node 0 that its supervisor tries, and the others with it: that after `port`, and if nobody has
+        named that one, a few more."""
+        port = self.port or 0
+        last = min(port + 2 * COORDINATOR_PORTS, LAST_PORT) if self.chosen_port else port + 1
+        return tuple(range(port + 1, last + 1, 2))
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,15 @@ NODE_LOST = "node_lost"
 """The cause (docs/diagnose.md) that is the nodes' own, and no failure of the run."""
 
 RunInfo = Mapping[str, str]
+PORT = "port"
+"""The key of a RunInfo whose value is the port on node 0 where the ranks meet."""
 
 RENDEZVOUS_TIMEOUT_S = 600.0
 """Seconds to wait for all nodes at the start, and for a lost node to come back."""
+
+TELL_S = 10.0
+"""Seconds after which a node that waits for others says so; on a cluster they start within seconds of each other."""
+TELL_AGAIN_S = 60.0
 
 STRAGGLER_TIMEOUT_S = 60.0
 """Seconds in which a node must end its attempt after another node failed."""
@@ -180,6 +186,7 @@ def shared_key(*, run: str, secret: str | None) -> bytes:
 HANDSHAKE_TIMEOUT_S = 10.0
 """Seconds in which a new connection must authenticate."""
 
+ANOTHER_RUN = "it belongs to another run, or has another DSRUN_SECRET"
 # A second supervisor for a node is rejected if the first was heard from within this time; later it replaces it.
 _REPLACE_AFTER_S = 3.0
 
@@ -210,7 +217,7 @@ def reject_reason(challenge: str, message: PeerMessage, *, key: bytes, nodes: in
     node, their_nodes, version = (message.get(name) for name in ("node", "nodes", "version"))
     expected = hmac_digest(key, "follower", challenge, node, their_nodes)
     if not digests_match(message.get("proof"), expected):
-        return "it belongs to another run, or has another DSRUN_SECRET"
+        return ANOTHER_RUN
     if their_nodes != nodes:
         return f"it was started for {their_nodes} nodes, the first one for {nodes}"
     if not isinstance(node, int) or not 1 <= node < nodes:

@@ -12,11 +12,14 @@ from dataclasses import asdict, replace
 from dsrun import __version__
 from dsrun.errors import EXIT_RESUME, EXIT_TOOL_FAILED
 from dsrun.launch.coordinator.messages import (
+    ANOTHER_RUN,
     EVIDENCE_TIMEOUT_S,
     HANDSHAKE_TIMEOUT_S,
     NODE_LOST,
     RENDEZVOUS_TIMEOUT_S,
     STRAGGLER_TIMEOUT_S,
+    TELL_AGAIN_S,
+    TELL_S,
     Coordinator,
     DecideNext,
     NodeResult,
@@ -34,9 +37,11 @@ from dsrun.launch.coordinator.transport import PEER_TIMEOUT_S, EventLoop, PeerCo
 from dsrun.launch.supervisor.policy import RunDecision
 from dsrun.runs.stop_request import StopRequest
 from dsrun.system.terminal.display import printable
+from dsrun.system.terminal.stderr import print_note
 
 # A host name of the DNS is no longer (RFC 1035).
 _LONGEST_NAME = 253
+_MOST_REFUSED = 8
 _SILENT = "stopped answering"
 _DISCONNECTED = "disconnected: its supervisor or the machine died"
 
@@ -44,8 +49,9 @@ _DISCONNECTED = "disconnected: its supervisor or the machine died"
 class CoordinatorServer(Coordinator, EventLoop):
     """The coordinator of node 0.
 
-    `run_info` is sent to every node that joins. Waits `timeout_s` seconds for all nodes at the start and, with
-    `returns`, for lost nodes to come back; when these do not, `recreated` ones end to be resumed.
+    `run_info` is sent to every node that joins, and `notify` is told now and then whom it waits for. Waits `timeout_s`
+    seconds for all nodes at the start and, with `returns`, for lost nodes to come back; when these do not, `recreated`
+    ones end to be resumed.
     """
 
     def __init__(
@@ -58,6 +64,7 @@ class CoordinatorServer(Coordinator, EventLoop):
         timeout_s: float = RENDEZVOUS_TIMEOUT_S,
         returns: bool = True,
         recreated: bool = False,
+        notify: Callable[[str], None] = print_note,
     ) -> None:
         Coordinator.__init__(self, run_info)
         EventLoop.__init__(self, listener)
@@ -66,11 +73,14 @@ class CoordinatorServer(Coordinator, EventLoop):
         self._timeout_s = timeout_s
         self._returns = returns
         self._recreated = recreated
+        self._notify = notify
         self._now = 0
         self._challenges: dict[PeerConnection, str] = {}
         self._peers: dict[int, Peer] = {}
         self._by_connection: dict[PeerConnection, Peer] = {}
         self._hosts: dict[int, str] = {}
+        self._refused: dict[str, str] = {}
+        self._has_refused_own = False
         self._ends: dict[int, NodeResult] = {}
         self._failed_at: float | None = None
         self._with_evidence: set[int] = set()
@@ -91,8 +101,13 @@ class CoordinatorServer(Coordinator, EventLoop):
         if request := self.stop_requested():
             raise StoppedBeforeStart(request)
         if missing:
+            who = format_nodes(missing, self._hosts)
+            if self._refused:
+                refused = "; ".join(f"{name} was refused: {why}" for name, why in self._refused.items())
+                fix = "all nodes need the same dsrun, --nodes and DSRUN_SECRET"
+                raise RendezvousError(f"rendezvous: {who} did not join; {refused}", fix=fix)
             raise RendezvousError(
-                f"rendezvous: {format_nodes(missing, self._hosts)} did not join within {self._timeout_s:.0f} s",
+                f"rendezvous: {who} did not join within {self._timeout_s:.0f} s",
                 fix="is `dsrun launch` running there, with the same --master-addr and --master-port?",
             )
         self._send_begin()
@@ -143,12 +158,22 @@ class CoordinatorServer(Coordinator, EventLoop):
     def _wait_for_all(self, seconds: float) -> list[int]:
         """The nodes still missing after that time, or when a stop is requested."""
         deadline = time.monotonic() + seconds
-        with self.changed:
-            while missing := [node for node in range(1, self.nodes) if node not in self._peers]:
-                if time.monotonic() >= deadline or self.stop_requested():
+        told, told_of = time.monotonic() + TELL_S, 0
+        while True:
+            with self.changed:
+                missing = [node for node in range(1, self.nodes) if node not in self._peers]
+                now = time.monotonic()
+                # What does not come back joins no more.
+                is_futile = self._has_refused_own and not self._returns
+                if not missing or now >= deadline or self.stop_requested() or is_futile:
                     return missing
                 self.changed.wait(0.2)
-        return []
+            for name in list(self._refused)[told_of:]:
+                self._notify(f"{name} was refused: {self._refused[name]}")
+            told_of = len(self._refused)
+            if now >= told:
+                told = now + TELL_AGAIN_S
+                self._notify(f"waiting for {format_nodes(missing, self._hosts)}, for {deadline - now:.0f} s more")
 
     def _with_all(self, decision: RunDecision) -> RunDecision:
         """A restart only if every lost node has come back."""
@@ -267,7 +292,7 @@ class CoordinatorServer(Coordinator, EventLoop):
                 del self._challenges[connection]
                 self.drop(connection)
         for peer in list(self._peers.values()):
-            if now - peer.connection.last_received > PEER_TIMEOUT_S:
+            if self.is_lost(peer.connection, PEER_TIMEOUT_S):
                 self._drop_peer(peer.node, _SILENT)
             else:
                 self.post(peer.connection, {"alive": True})
@@ -284,8 +309,12 @@ class CoordinatorServer(Coordinator, EventLoop):
         why = reject_reason(challenge, message, key=self._key, nodes=self.nodes)
         taken = None if why else still_taken(message, self._peers)
         if why or taken:
-            self.post(connection, {"refused": why} if why else {"refused": taken, "for_now": True})
+            ours = why != ANOTHER_RUN
+            self.post(connection, {"refused": why or taken, "ours": ours, "for_now": bool(taken)})
             self.dismiss(connection)
+            if why:
+                self._note_refusal(message, why)
+                self._has_refused_own = self._has_refused_own or ours
             return
         node, host = int(message["node"]), printable(str(message.get("host")))[:_LONGEST_NAME]
         if node in self._peers:
@@ -296,4 +325,13 @@ class CoordinatorServer(Coordinator, EventLoop):
             self._hosts[node] = host
             peer = Peer(node, host, connection)
             self._peers[node] = self._by_connection[connection] = peer
+            self.changed.notify_all()
+
+    def _note_refusal(self, message: PeerMessage, why: str) -> None:
+        """Remember why somebody may not join, by the name that it gives itself."""
+        host, node = printable(str(message.get("host")))[:_LONGEST_NAME], message.get("node")
+        who = f"node {node} ({host})" if type(node) is int and 0 <= node < 10**6 else host
+        with self.changed:
+            if len(self._refused) < _MOST_REFUSED:
+                self._refused.setdefault(who, why)
             self.changed.notify_all()

@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 from dsrun.errors import UsageError
+from dsrun.launch.coordinator.delays import RecentDelays
 from dsrun.system.net import own_address, plain_address
 
 PeerMessage = dict[str, Any]
@@ -24,7 +25,12 @@ PeerMessage = dict[str, Any]
 HEARTBEAT_INTERVAL_S = 1.0
 """Seconds between two heartbeats of a connection."""
 PEER_TIMEOUT_S = 15.0
-"""Seconds without a message after which a peer counts as lost; a closed connection is noticed at once."""
+"""Seconds without a message after which a peer counts as lost, where its messages come in time; a closed connection is
+noticed at once."""
+LONGEST_TIMEOUT_S = 120.0
+"""The limit on machines so busy that messages come late."""
+# A silence is a loss only if it is so many times as long as the delays of the last minutes.
+_TIMES_A_DELAY = 5
 
 _POLL_S = 0.25
 # Below PEER_TIMEOUT_S: one peer that takes nothing holds up the thread whose heartbeats keep all others alive.
@@ -56,6 +62,7 @@ class PeerConnection:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock = sock
         self.opened = self.last_received = time.monotonic()
+        self.delays = RecentDelays()
         self._rest = b""
 
     def send(self, message: PeerMessage) -> None:
@@ -67,7 +74,9 @@ class PeerConnection:
         data = self.sock.recv(65536)
         if not data:
             raise ConnectionError("closed by the peer")
-        self.last_received = time.monotonic()
+        now = time.monotonic()
+        self.delays.add(now, now - self.last_received)
+        self.last_received = now
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > _LONGEST:
             raise ConnectionError("not a supervisor's message")
@@ -112,6 +121,7 @@ class EventLoop:
             listener.setblocking(False)
             self._selector.register(listener, selectors.EVENT_READ, None)
         self._closing = False
+        self._delays = RecentDelays()
         self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
 
     def post(self, connection: PeerConnection, message: PeerMessage) -> None:
@@ -165,6 +175,14 @@ class EventLoop:
     def on_timer(self) -> None:
         """Called once every HEARTBEAT_INTERVAL_S."""
 
+    def is_lost(self, connection: PeerConnection, limit_s: float) -> bool:
+        """Whether the peer has been silent for `limit_s` seconds; on a busy machine, for several times as long as its
+        messages, or this thread, came late before."""
+        now = time.monotonic()
+        delay = max(connection.delays.longest(now), self._delays.longest(now))
+        limit_s = max(limit_s, min(LONGEST_TIMEOUT_S, _TIMES_A_DELAY * delay))
+        return now - connection.last_received > limit_s
+
     def wait_until(self, condition: Callable[[], bool], timeout_s: float) -> None:
         """Wait for what a message may change, at most `timeout_s` seconds."""
         deadline = time.monotonic() + timeout_s
@@ -179,8 +197,10 @@ class EventLoop:
                 self._read(key)
             self.on_wake()
             self._flush()
-            if time.monotonic() - last >= HEARTBEAT_INTERVAL_S:
-                last = time.monotonic()
+            now = time.monotonic()
+            if now - last >= HEARTBEAT_INTERVAL_S:
+                self._delays.add(now, now - last if last else 0.0)
+                last = now
                 self.on_timer()
                 self._flush()
         self._flush()

@@ -18,7 +18,7 @@ import click
 from dsrun.errors import EXIT_RESUME, EXIT_TOOL_FAILED
 from dsrun.hub.push import check_push
 from dsrun.launch.context import LocalLauncher
-from dsrun.launch.coordinator.messages import RendezvousError
+from dsrun.launch.coordinator.messages import PORT, RendezvousError
 from dsrun.launch.coordinator.rendezvous import rendezvous
 from dsrun.launch.environment import has_libuv, launch_environment, network_variables, run_arguments, run_command
 from dsrun.launch.node.printed_events import printed_events
@@ -96,7 +96,9 @@ def _run_supervised(
             os.environ |= {name: value for name, value in run_info.items() if name == variables.REQUEUE}
             if place.node != 0:
                 work = _with_recipe_of_node_0(work, run_info, place)
-            job, _ = _job(work, place, folder.path, coordinator.local_address, saved_batch=run_info.get("saved_batch"))
+            saved, port = run_info.get("saved_batch"), run_info.get(PORT)
+            met_at = int(port) if port else None
+            job, _ = _job(work, place, folder.path, coordinator.local_address, met_at=met_at, saved_batch=saved)
             if place.node == 0:
                 stack.enter_context(RunFolder.create(folder.path, force=work.force).acquire_as_supervisor())
                 JobStarts(folder.path, os.environ).record("began")
@@ -163,7 +165,13 @@ def _with_recipe_of_node_0(work: NodeProgram, run_info: Mapping[str, str], place
 
 
 def _job(
-    work: NodeProgram, place: LocalLauncher, run: Path, met_from: str | None, *, saved_batch: str | None = None
+    work: NodeProgram,
+    place: LocalLauncher,
+    run: Path,
+    met_from: str | None,
+    *,
+    met_at: int | None = None,
+    saved_batch: str | None = None,
 ) -> tuple[TrainingJob, dict[str, str | None]]:
     """This machine's job, and what the environment of the workers has that this process's does not; None for what it
     has not."""
@@ -178,7 +186,7 @@ def _job(
         network=network_variables(met_from, addresses(), own_name_addresses()) if place.nodes > 1 else {},
         libuv=has_libuv(),
     )
-    port = place.port
+    port = met_at or place.port
     if place.nodes == 1 and port is not None:
         port = claim_port(port, find=work.find_port)
     job = work.job(

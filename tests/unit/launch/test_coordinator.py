@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
 from dsrun.errors import EXIT_RESUME
-from dsrun.launch.coordinator import rendezvous as follower_module
+from dsrun.launch.coordinator import client as follower_module
 from dsrun.launch.coordinator import server as leader_module
 from dsrun.launch.coordinator.messages import (
     Coordinator,

@@ -10,6 +10,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,9 @@ from dsrun.errors import EXIT_RESUME, UsageError
 from dsrun.launch.coordinator import rendezvous as follower_module
 from dsrun.launch.coordinator import server as leader_module
 from dsrun.launch.coordinator.messages import RendezvousError, StoppedBeforeStart, shared_key
+from dsrun.launch.coordinator.rendezvous import join, rendezvous
 from dsrun.launch.coordinator.transport import hmac_digest, listen
+from dsrun.launch.signals import StartupSignals
 from dsrun.runs.stop_request import StopRequest
 from dsrun.system import net
 from tests.ports import free_ports
@@ -48,7 +51,9 @@ def test_rendezvous_timeout_names_missing_nodes(cluster):
 
 def test_rendezvous_timeout_names_unreachable_node_0(cluster):
     """A first node that does not come is named."""
-    with pytest.raises(RendezvousError, match=rf"node 1 could not reach .*127\.0\.0\.1:{cluster.port} within 0 s"):
+    with pytest.raises(
+        RendezvousError, match=rf"node 1 could not reach .*127\.0\.0\.1 within 0 s: port {cluster.port}: "
+    ):
         cluster.follower(1, 2, timeout_s=0.0)
 
 
@@ -272,3 +277,69 @@ def test_master_port_in_use_is_usage_error(cluster):
 def test_handshake_key_depends_on_run_and_secret():
     keys = {shared_key(run=run, secret=secret) for run in "ab" for secret in (None, "x")}
     assert len(keys) == 4
+
+
+def test_node_0_tells_why_it_has_refused_a_node(cluster, monkeypatch):
+    """At once, and where what does not come back has been refused for good, that is the end of the wait."""
+    noted = []
+    leader = cluster.leader(3, notify=noted.append, returns=False)
+    with pytest.raises(UsageError, match="belongs to another run"):
+        cluster.follower(1, 3, key=shared_key(run="test", secret="other"))
+    monkeypatch.setattr(follower_module, "__version__", "0.0.1")
+    with pytest.raises(UsageError, match=r"it has dsrun 0\.0\.1"):
+        cluster.follower(2, 3)
+    why = r"nodes 1, 2 did not join; node 1 \(machine-1\) was refused: it belongs to another run.*; node 2 .*0\.0\.1"
+    with pytest.raises(RendezvousError, match=why):
+        leader.gather()
+
+
+def test_refused_node_that_may_come_back_is_waited_for(cluster):
+    noted = []
+    leader = cluster.leader(2, notify=noted.append)
+    with pytest.raises(UsageError, match="started for 3 nodes"):
+        cluster.follower(1, 3)
+    cluster.follower(1, 2)
+    leader.gather()
+    assert noted in ([], ["node 1 (machine-1) was refused: it was started for 3 nodes, the first one for 2"])
+
+
+def test_nodes_say_whom_they_wait_for(cluster, monkeypatch):
+    for module in (follower_module, leader_module):
+        monkeypatch.setattr(module, "TELL_S", 0.1)
+    noted = []
+    with pytest.raises(RendezvousError):
+        join(cluster.place(1, 2), name="machine-1", key=KEY, timeout_s=1.0, notify=noted.append)
+    assert [line.partition(",")[0] for line in noted] == ["waiting for node 0 at 127.0.0.1"]
+    leader = cluster.leader(3, timeout_s=1.0, notify=noted.append)
+    with pytest.raises(RendezvousError):
+        leader.gather()
+    assert noted[1].startswith("waiting for nodes 1, 2, for ")
+
+
+def test_first_node_takes_other_ports_where_those_of_its_job_are_taken(cluster):
+    """The others look for it there, pass by whoever has the first one, and are told where the ranks meet."""
+    port = free_ports(2)
+    places = [replace(cluster.place(node, 2), port=port, chosen_port=True) for node in (0, 1)]
+    taken = [listen("127.0.0.1", each) for each in (port, port + 1)]
+    found = {}
+
+    def meet(place):
+        with rendezvous(place, StartupSignals(), run_info={}, secret="word", name="machine", timeout_s=60) as one:
+            found[place.node] = one.run_info["port"]
+
+    other = threading.Thread(target=_talk, args=(taken[1], [b"SSH-2.0-OpenSSH_9.6\r\n"]), daemon=True)
+    other.start()
+    with taken[0], taken[1], ThreadPoolExecutor(2) as pool:
+        list(pool.map(meet, places))
+    assert found[0] == found[1]
+    assert port < int(found[0]) <= port + 10
+
+
+def test_named_port_that_is_taken_is_refused(cluster):
+    place = replace(cluster.place(0, 2), port=cluster.port)
+    with (
+        listen("127.0.0.1", cluster.port),
+        pytest.raises(UsageError, match=f"port {cluster.port} is taken"),
+        rendezvous(place, StartupSignals(), run_info={}, secret=None, name="machine"),
+    ):
+        pass
