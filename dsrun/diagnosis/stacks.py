@@ -85,6 +85,7 @@ _KNOWN: tuple[tuple[StackKind, str, str, str], ...] = (
     ("files", "torch.load", r"torch/serialization\.py$", r"load|_load"),
     ("files", "a save of safetensors", r"safetensors/torch\.py$", r"save\w*"),
     ("lock", "a lock file", r"(^|/)filelock/", r"acquire|_acquire"),
+    ("lock", "the lock of another build of the operation", r"torch/utils/file_baton\.py$", r"wait"),
     ("child", "the compilation of an operation", r"torch/utils/cpp_extension\.py$", r"\w*"),
     ("child", "a child process", r"(^|/)subprocess\.py$", r"wait|_wait|_try_wait|communicate|_communicate"),
     ("network", "an HTTP request", r"(^|/)(urllib3|httpx|httpcore|requests|http)/", r"\w*"),

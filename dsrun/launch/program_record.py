@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,24 +18,30 @@ from dsrun.runs.lock import trainer_of
 from dsrun.runs.records import EventLog, LedgerRecord, LineAppender
 from dsrun.runs.tail import FileTail, last_record
 from dsrun.system import variables
+from dsrun.system.build_locks import remove_abandoned
 from dsrun.system.terminal.display import utc_text
 
 PROGRESS_S = 60.0
 """Seconds between two events that tell that training goes on."""
+LOCKS_S = 30.0
+"""Seconds between two looks for locks that killed builds have left: /proc is read, for each lock that there is."""
 MOST_BYTES = 2 << 20
 """Of what a program has written since the look before, so much at its end is read: half a second."""
 
 
 class ProgramRecord:
-    """The record that the supervisor of the first node keeps of a program of the user's own.
+    """The record that the supervisor of the first node keeps of a program of the user's own; and on each node, its
+    operations are kept from waiting for a build that was killed, which `notify` is told.
 
     Its steps are those that `log`, the output of this node's ranks, shows to `dsrun monitor --log`. A script that
     trains with dsrun.train.Trainer keeps its record itself, in the same files. Of dsrun's own training, only an end is
     recorded that its ranks did not tell; on other nodes nothing is.
     """
 
-    def __init__(self, job: TrainingJob, log: Path) -> None:
+    def __init__(self, job: TrainingJob, log: Path, notify: Callable[[str], None]) -> None:
         self._job = job
+        self._notify = notify
+        self._unlocked_at = 0.0
         self._folder = RunFolder(job.run)
         self._is_ours = job.external and job.node_rank == 0
         self._run_json = _written(self._folder.run_json)
@@ -47,6 +53,7 @@ class ProgramRecord:
 
     def begin(self, number: int, environ: Mapping[str, str]) -> None:
         """Attempt `number`, with the environment of its ranks, begins."""
+        self._unlock(within_s=0.0)
         if not self._is_ours:
             return
         with self._lock, suppress(OSError):  # a full disk is a reason to write less, not to end
@@ -58,12 +65,14 @@ class ProgramRecord:
 
     def look(self) -> None:
         """Record what the program has written since the look before. Raises OSError."""
+        self._unlock(within_s=LOCKS_S)
         with self._lock:
             self._look()
 
     def end(self, outcome: RunOutcome, signal: str | None) -> None:
         """Record how the run ended, unless somebody has: by the signal of this name that it was asked to stop by, or
         well. A failure is an event already."""
+        self._unlock(within_s=0.0)  # of a build that was ended with its rank
         if self._job.node_rank or not (signal or (self._is_ours and outcome.exit_code == 0)):
             return
         with self._lock, suppress(OSError):
@@ -75,6 +84,13 @@ class ProgramRecord:
                 self._event("signal", signal=signal, step=step)
             else:
                 self._event("end", exit_code=outcome.exit_code, step=step)
+
+    def _unlock(self, *, within_s: float) -> None:
+        """Remove locks of torch's builds that nobody holds, unless that was done within so many seconds."""
+        now = time.monotonic()
+        if self._job.external and now - self._unlocked_at >= within_s:
+            self._unlocked_at = now
+            remove_abandoned(self._job.env, self._notify)
 
     def _look(self) -> None:
         if self._figures is None or _written(self._folder.run_json) != self._run_json:

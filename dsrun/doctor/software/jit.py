@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 from dsrun.doctor.check import DoctorCheck
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.doctor.mounts import mount_of
 from dsrun.doctor.software.compiled_code import compiled_at_start
-from dsrun.findings.finding import Finding, Level
+from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
+from dsrun.system.build_locks import abandoned_s, build_locks, build_root
 from dsrun.system.files import nearest_existing
 from dsrun.zero.ops import extension_cache
-
-STALE_S = 30 * 60
-"""A lock on a network file system may be held by another node; nothing is compiled for longer than this."""
 
 
 def look(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
@@ -57,12 +54,10 @@ def _problems(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
 
 
 def _locks(machine: MachineFacts, own: Path) -> Iterator[Finding]:
-    for folder in dict.fromkeys((own, _of_torch(machine))):
-        # dsrun train compiles under a lock of its own, and then removes those of torch; other programs wait.
-        level: Level = "warning" if folder == own else "error"
-        for lock in sorted(folder.glob("**/lock")):
+    for folder in dict.fromkeys((own, build_root(machine.environ))):
+        for lock in build_locks(folder):
             if age := _stale(machine, lock):
-                yield finding_of("jit_cache_lock", level=level, lock=lock, age=age)
+                yield finding_of("jit_cache_lock", lock=lock, age=age)
 
 
 def _own(machine: MachineFacts) -> Path:
@@ -74,13 +69,6 @@ def _own(machine: MachineFacts) -> Path:
     return extension_cache(environ)
 
 
-def _of_torch(machine: MachineFacts) -> Path:
-    """The folder that every other program compiles into (torch/utils/cpp_extension.py, get_default_build_root)."""
-    given = machine.environ.get("TORCH_EXTENSIONS_DIR")
-    home = machine.environ.get("XDG_CACHE_HOME") or str(Path(machine.environ.get("HOME", "~")).expanduser() / ".cache")
-    return Path(given or f"{home}/torch_extensions")
-
-
 def _of_triton(machine: MachineFacts) -> Path:
     given = machine.environ.get("TRITON_CACHE_DIR")
     return Path(given) if given else Path(machine.environ.get("HOME", "~")).expanduser() / ".triton"
@@ -88,26 +76,11 @@ def _of_triton(machine: MachineFacts) -> Path:
 
 def _stale(machine: MachineFacts, lock: Path) -> str:
     """How old the lock is, in words, if nobody holds it; "" otherwise."""
-    try:
-        age = machine.now() - lock.stat().st_mtime
-    except OSError:
-        return ""
     mount = mount_of(machine, lock)
-    if (mount and mount.shared and age < STALE_S) or _is_open(lock):
+    age = abandoned_s(lock, machine.now(), shared=mount is not None and mount.shared)
+    if age is None:
         return ""
-    return f"{age / 3600:.0f} h" if age >= 7200 else f"{max(age, 0) / 60:.0f} min"
-
-
-def _is_open(path: Path) -> bool:
-    """Whether a process of this user here has the file open: torch keeps its lock open until it has compiled."""
-    with suppress(OSError):
-        for process in Path("/proc").glob("[0-9]*/fd"):
-            with suppress(OSError):
-                for entry in process.iterdir():
-                    with suppress(OSError):
-                        if entry.readlink() == path:
-                            return True
-    return False
+    return f"{age / 3600:.0f} h" if age >= 7200 else f"{age / 60:.0f} min"
 
 
 def _shown(folder: Path) -> str:

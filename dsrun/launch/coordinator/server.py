@@ -156,24 +156,24 @@ class CoordinatorServer(Coordinator, EventLoop):
         self.end()
 
     def _wait_for_all(self, seconds: float) -> list[int]:
-        """The nodes still missing after that time, or when a stop is requested."""
-        deadline = time.monotonic() + seconds
-        told, told_of = time.monotonic() + TELL_S, 0
-        while True:
+        """The nodes still missing after that time, or when a stop is requested, or it is clear that they stay away."""
+        deadline, told, refused = time.monotonic() + seconds, time.monotonic() + TELL_S, 0
+        while (missing := self._missing()) and time.monotonic() < deadline and not self.stop_requested():
+            if self._has_refused_own and not self._returns:
+                break
             with self.changed:
-                missing = [node for node in range(1, self.nodes) if node not in self._peers]
-                now = time.monotonic()
-                # What does not come back joins no more.
-                is_futile = self._has_refused_own and not self._returns
-                if not missing or now >= deadline or self.stop_requested() or is_futile:
-                    return missing
                 self.changed.wait(0.2)
-            for name in list(self._refused)[told_of:]:
+            for name in list(self._refused)[refused:]:
                 self._notify(f"{name} was refused: {self._refused[name]}")
-            told_of = len(self._refused)
-            if now >= told:
-                told = now + TELL_AGAIN_S
-                self._notify(f"waiting for {format_nodes(missing, self._hosts)}, for {deadline - now:.0f} s more")
+            refused = len(self._refused)
+            if time.monotonic() >= told:
+                left, told = deadline - time.monotonic(), time.monotonic() + TELL_AGAIN_S
+                self._notify(f"waiting for {format_nodes(missing, self._hosts)}, for {left:.0f} s more")
+        return missing
+
+    def _missing(self) -> list[int]:
+        with self.changed:
+            return [node for node in range(1, self.nodes) if node not in self._peers]
 
     def _with_all(self, decision: RunDecision) -> RunDecision:
         """A restart only if every lost node has come back."""

@@ -79,7 +79,7 @@ def supervise(job: TrainingJob, coordinator: Coordinator, notify: NotePrinter = 
             log = log.with_stem(f"{log.stem}-node-{job.node_rank}")
         line_writer = stack.enter_context(AsyncLineWriter(notify, timeout_s=STUCK_S))
         event_writer = RunEventWriter(run, line_writer)
-        record = ProgramRecord(job, log)
+        record = ProgramRecord(job, log, line_writer)
         status_writer = stack.enter_context(StatusWriter(job, on_straggler=event_writer.straggles, record=record.look))
         context = AttemptContext(
             job=job,

@@ -13,6 +13,7 @@ from dsrun.recipe.deepspeed_file import as_object, read_text
 from dsrun.recipe.flags import ZERO_STAGE
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.runs.heartbeat import HeartbeatWriter
+from dsrun.system.build_locks import build_locks
 from dsrun.system.host import own_programs_first
 from dsrun.system.terminal.display import masked_values
 from dsrun.train.base.distributed import DistributedWorld, acquire_lock
@@ -89,7 +90,7 @@ def prepare_ops(
         notify("another run is compiling DeepSpeed's operations; waiting for it")
 
     with acquire_lock(cache / ".dsrun.lock", wait, seconds=PATIENCE_SECONDS):
-        for stale in cache.glob("**/lock"):
+        for stale in build_locks(cache):
             stale.unlink()
         for name in names:
             builder = get_accelerator().create_op_builder(name)

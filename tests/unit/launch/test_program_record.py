@@ -24,9 +24,14 @@ class Program:
         self.run = RunFolder(path)
         self.log = path / "launcher.log"
         self.log.touch()
+        self.noted: list[str] = []
         options = {"external": True, "name": "ddp", **more}
         self.record = ProgramRecord(
-            TrainingJob(topology=LocalWorkers(2, "cpu", 2), run=path, program=["x.py"], env={}, **options), self.log
+            TrainingJob(
+                topology=LocalWorkers(2, "cpu", 2), run=path, program=["x.py"], env={"HOME": str(path)}, **options
+            ),
+            self.log,
+            self.noted.append,
         )
 
     def write(self, text: str) -> None:
@@ -164,3 +169,17 @@ def test_long_output_is_read_at_its_end(program: Program, monkeypatch: pytest.Mo
     program.write("step 1 loss 9.0\n" * 10)
     program.write(f"step 2 loss 8.0\n{'x' * program_record.MOST_BYTES}\nstep 3 loss 7.0\n")
     assert program.losses == [(1, 9.0), (3, 7.0)]
+
+
+def test_lock_of_a_killed_build_is_removed(program: Program) -> None:
+    """Before the ranks would wait for it, and after those that have compiled are ended; not one that somebody holds."""
+    folder = program.run.path / ".cache" / "torch_extensions" / "py311_cpu"
+    left, held = folder / "cpu_adam" / "lock", folder / "fused_adam" / "lock"
+    for lock in (left, held):
+        lock.parent.mkdir(parents=True)
+    with held.open("w"):
+        for step in (lambda: program.record.begin(0, {}), lambda: program.record.end(RunOutcome(1), None)):
+            left.touch()
+            step()
+            assert (left.exists(), held.exists()) == (False, True)
+    assert [line.partition(" ")[0] for line in program.noted] == [str(left)] * 2
