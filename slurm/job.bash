@@ -84,9 +84,9 @@ start_job() {
     # srun does not inherit --cpus-per-task from sbatch (since SLURM 22.05).
     cpus=(${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"})
     # Expanded by bash on each node: what `prepare_node` needs, and then the command.
-    on_node="nproc=$nproc cpu_only=$cpu_only trains=$trains supervised=$supervised join_timeout=$join_timeout"
+    on_node="job=$job nproc=$nproc cpu_only=$cpu_only trains=$trains supervised=$supervised join_timeout=$join_timeout"
     on_node+=" rdzv_backend=$rdzv_backend gpus_per_node=$gpus_per_node memory=$memory gpu_check=${gpu_check@Q};"
-    on_node+=" $(declare -f prepare_node check_gpus)"'; prepare_node "$1"; check_gpus "$@"; exec "$@"'
+    on_node+=" $(declare -f prepare_node pass_on_term tell_workers check_gpus)"'; prepare_node "$1"; check_gpus "$@"; exec "$@"'
 }
 
 # What the run's goodput counts as time in the queue and as start-up.
@@ -113,6 +113,7 @@ forget_outer_job() {
 
 # Runs on each node, before the command "$1 …": caches on the node's own disk, and threads.
 prepare_node() {
+    pass_on_term
     # The workers save on these; until their handlers are installed, a signal must not end them.
     trap "" USR1 TERM
     touch "$DSRUN_FAILURES/reached"
@@ -151,6 +152,17 @@ prepare_node() {
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((threads > 1 ? threads : 1))}
 }
 
+# A preemption begins with a TERM to the steps; the batch script's shell gets one when the grace time is over. dsrun's own
+# training saves on it. Of other programs node 0 has all workers told what `forward` tells them.
+pass_on_term() {
+    [ -z "$trains" ] && [ "$SLURM_NODEID" = 0 ] || return 0
+    {
+        trap "" USR1
+        trap 'tell_workers TERM; exit' TERM
+        while kill -0 "$$"; do sleep 1 & wait "$!"; done
+    } </dev/null >/dev/null 2>&1 &
+}
+
 # check_gpus COMMAND…: ends the task if the Python that is to run torch.distributed.run sees fewer GPUs than the job has.
 check_gpus() {
     [ -n "$gpu_check" ] && [[ " $* " == *" -m torch.distributed.run "* ]] || return 0
@@ -167,18 +179,25 @@ check_gpus() {
     esac
 }
 
-# forward SIGNAL: tells the workers of all nodes to save and exit.
-forward() {
-    signalled=$1
-    interrupted=1
-    note "received $1, forwarded to the workers"
+# tell_workers SIGNAL: has the workers of all nodes save and exit.
+tell_workers() {
     # Written atomically; the first signal stays. On a full disk an empty file still stops the workers.
     if [ ! -e "$DSRUN_STOP_FILE" ]; then
         echo "SIG$1" >"$DSRUN_STOP_FILE.new"
         mv "$DSRUN_STOP_FILE.new" "$DSRUN_STOP_FILE" || touch "$DSRUN_STOP_FILE"
+    elif [ -z "$trains" ]; then
+        return # a program may take a second signal for another request
     fi
-    # Without --batch the steps get it, and this shell does not (scancel(1)).
+    # Without --batch the steps get it, and the batch script's shell does not (scancel(1)).
     scancel --quiet --signal=USR1 "$job"
+}
+
+# forward SIGNAL: passes the job's signal on.
+forward() {
+    signalled=$1
+    interrupted=1
+    note "received $1, forwarded to the workers"
+    tell_workers "$1"
     # A job that is still saving at its time limit dies with its batch script, and cannot be requeued.
     if [ "$1" = USR1 ] && [ -z "$watchdog" ] && [ "$trains$requeue" = yesyes ] && [ -n "$saving_time" ]; then
         # HUP is the second request, at which the supervisors end all ranks at once.
@@ -205,6 +224,8 @@ finish() {
 
 conclude() {
     clean_up
+    # Perhaps node 0 alone has heard of a preemption.
+    [ -n "$signalled" ] || ! read -r signalled 2>/dev/null <"$DSRUN_STOP_FILE" || signalled=${signalled#SIG}
     # Of a node whose GPU failed in this job another start does without that node.
     if [ -e "$DSRUN_FAILURES/no-gpus" ] && [ ! -e "$DSRUN_FAILURES/faulty-node" ]; then
         note "a node shows fewer GPUs than the job has: not requeued, another start would see no more"

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.slurm.conftest import GRACE_S
 from tests.slurm.jobs import Job
 
 SHOW = """\
@@ -343,3 +344,22 @@ def test_converted_job_runs_the_same_program(ada, place):
     for rank, was in before.items():
         argv = [word.replace("-before/", "-after/") for word in was["argv"]]
         assert {key: after[rank][key] for key in same} == {key: was[key] for key in same} | {"argv": argv}
+
+
+@pytest.mark.parametrize("python", ["with dsrun", "without"])
+def test_preempted_program_is_told_at_once(ada, place, python):
+    """SLURM tells the batch script's shell when the grace time is over, and the steps when it begins."""
+    (place / "x.py").write_text(SAVES)
+    options = ["--gpus-per-node", "0", "--nodes", 2, "--nproc", 1, "--no-requeue", "--partition", "back", "--exclusive"]
+    if python == "without":
+        options += ["--no-supervise"]
+    job = ada.submit(*options, program=["python", "x.py", "saves"], cwd=place)
+    job.until(lambda: len(list(place.glob("ready-*"))) == 2, "with all ranks")
+    nodes = ",".join(job.machines())
+    urgent = ada.sbatch(
+        "#!/bin/bash\nsleep 1\n", "--partition=urgent", "--exclusive", f"--nodelist={nodes}", "--nodes=2"
+    )
+    began = time.monotonic()
+    job.until(lambda: len(list(place.glob("saved-*"))) == 2, "saved")
+    assert time.monotonic() - began < GRACE_S / 2
+    urgent.wait_for("COMPLETED")
