@@ -158,7 +158,7 @@ pass_on_term() {
     [ -z "$trains" ] && [ "$SLURM_NODEID" = 0 ] || return 0
     {
         trap "" USR1
-        trap 'tell_workers TERM; exit' TERM
+        trap 'touch "$DSRUN_FAILURES/told"; tell_workers TERM; exit' TERM
         while kill -0 "$$"; do sleep 1 & wait "$!"; done
     } </dev/null >/dev/null 2>&1 &
 }
@@ -185,8 +185,6 @@ tell_workers() {
     if [ ! -e "$DSRUN_STOP_FILE" ]; then
         echo "SIG$1" >"$DSRUN_STOP_FILE.new"
         mv "$DSRUN_STOP_FILE.new" "$DSRUN_STOP_FILE" || touch "$DSRUN_STOP_FILE"
-    elif [ -z "$trains" ]; then
-        return # a program may take a second signal for another request
     fi
     # Without --batch the steps get it, and the batch script's shell does not (scancel(1)).
     scancel --quiet --signal=USR1 "$job"
@@ -197,7 +195,8 @@ forward() {
     signalled=$1
     interrupted=1
     note "received $1, forwarded to the workers"
-    tell_workers "$1"
+    # Of the TERM that ends a grace time node 0 has told them when it began: a second one may mean another thing to them.
+    if [ "$1" = TERM ] && rm "$DSRUN_FAILURES/told" 2>/dev/null; then :; else tell_workers "$1"; fi
     # A job that is still saving at its time limit dies with its batch script, and cannot be requeued.
     if [ "$1" = USR1 ] && [ -z "$watchdog" ] && [ "$trains$requeue" = yesyes ] && [ -n "$saving_time" ]; then
         # HUP is the second request, at which the supervisors end all ranks at once.
