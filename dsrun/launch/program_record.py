@@ -50,6 +50,7 @@ class ProgramRecord:
         self._tail = FileTail(log, most=MOST_BYTES)
         self._figures: ProgramFigures | None = None
         self._told_at: float | None = None
+        self._is_going = False
 
     def begin(self, number: int, environ: Mapping[str, str]) -> None:
         """Attempt `number`, with the environment of its ranks, begins."""
@@ -61,7 +62,13 @@ class ProgramRecord:
             environ = {**environ, variables.ATTEMPT: str(number)}
             name, size = self._job.name, self._job.world_size
             self._event("start", program=name, world_size=size, **attempt(environ), **start_times(environ))
-            self._figures, self._told_at = ProgramFigures(self._tail), None
+            self._figures, self._told_at, self._is_going = ProgramFigures(self._tail), None, True
+
+    def over(self) -> None:
+        """The attempt is over, or about to be ended: what it has written so far comes before that."""
+        with self._lock, suppress(OSError):
+            self._look()
+        self._is_going = False
 
     def look(self) -> None:
         """Record what the program has written since the look before. Raises OSError."""
@@ -73,10 +80,12 @@ class ProgramRecord:
         """Record how the run ended, unless somebody has: by the signal of this name that it was asked to stop by, or
         well. A failure is an event already."""
         self._unlock(within_s=0.0)  # of a build that was ended with its rank
-        if self._job.node_rank or not (signal or (self._is_ours and outcome.exit_code == 0)):
-            return
+        is_failure = outcome.exit_code != 0 and signal is None
         with self._lock, suppress(OSError):
+            self._is_going = not is_failure
             self._look()
+            if is_failure or self._job.node_rank or not (signal or self._is_ours):
+                return
             if kind_of(last_record(self._folder.events)).over != "killed" or trainer_of(self._folder.path):
                 return
             step = self._figures.step if self._figures else None
@@ -101,7 +110,11 @@ class ProgramRecord:
                 for record in records:
                     file.append(record)
         now = time.monotonic()
-        if figures.step is None or (self._told_at is not None and now - self._told_at < PROGRESS_S):
+        if (
+            not self._is_going
+            or figures.step is None
+            or (self._told_at is not None and now - self._told_at < PROGRESS_S)
+        ):
             return
         if self._told_at is None:
             self._event("training", step=max(0, figures.first_step - 1), max_steps=figures.max_steps)

@@ -81,6 +81,11 @@ def supervise(job: TrainingJob, coordinator: Coordinator, notify: NotePrinter = 
         event_writer = RunEventWriter(run, line_writer)
         record = ProgramRecord(job, log, line_writer)
         status_writer = stack.enter_context(StatusWriter(job, on_straggler=event_writer.straggles, record=record.look))
+
+        def failing(number: int, result: AttemptResult) -> None:
+            record.over()
+            event_writer.failing(number, result, first=job.node_rank == 0)
+
         context = AttemptContext(
             job=job,
             scratch=scratch,
@@ -92,7 +97,7 @@ def supervise(job: TrainingJob, coordinator: Coordinator, notify: NotePrinter = 
             observe=status_writer.offer,
             limits=PhaseLimits(job.hang_timeout, others=job.nnodes > 1),
             waiting=event_writer.waiting if job.node_rank == 0 else lambda line, _seconds: line_writer(line),
-            record_failing=partial(event_writer.failing, first=job.node_rank == 0),
+            record_failing=failing,
         )
         # Without a buffer: what a full disk does not take would be tried, and fail, once more at the end.
         formatters = (LineFormatter(), LineFormatter()) if is_json(job.env) else (None, None)
@@ -182,6 +187,7 @@ class _Supervision:
             while True:
                 self._progress.append(self._newest())
                 end = self._attempt()
+                self._record.over()
                 if end is None or self._stop_requests.force_quit is not None or self._stop_requests.interrupted:
                     return self._result_after_signal()
                 decision = self._coordinator.report_and_wait(self._node_result(end), self._decide)

@@ -130,6 +130,16 @@ def test_progress_is_told_now_and_then(program: Program, monkeypatch: pytest.Mon
     assert program.events[2:] == [("progress", 3, None)]
 
 
+def test_output_of_an_attempt_that_has_failed_is_no_sign_of_life(program: Program) -> None:
+    """What is still read after the failure was told: its figures count, and nothing goes on."""
+    program.record.begin(0, {})
+    program.record.over()
+    program.write("step 3/9 loss 1.0\n")
+    program.record.end(RunOutcome(1), None)
+    assert program.events == [("start", None, 0)]
+    assert program.losses == [(3, 1.0)]
+
+
 def test_script_that_keeps_its_own_record_is_left_alone(program: Program) -> None:
     """dsrun.train.Trainer writes run.json, metrics and its end itself."""
     program.record.begin(0, {})
