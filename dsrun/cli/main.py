@@ -117,9 +117,25 @@ def main() -> None:
             _print_error(f"{os.fsdecode(error.filename)}: permission denied (ask its owner for it)")
         code = EXIT_USAGE
     except (KeyboardInterrupt, click.Abort):
-        _print_error("interrupted")
-        code = EXIT_INTERRUPTED
+        code = _interrupted()
+    except Exception as error:
+        # What an import makes of Ctrl-C: a RuntimeError of Python's __set_name__, an ImportError of a library.
+        if not _comes_of_ctrl_c(error):
+            raise
+        code = _interrupted()
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _interrupted() -> int:
+    _print_error("interrupted")
+    return EXIT_INTERRUPTED
+
+
+def _comes_of_ctrl_c(error: BaseException | None) -> bool:
+    """Whether an exception was raised from KeyboardInterrupt, or while that was handled."""
+    while error is not None and not isinstance(error, KeyboardInterrupt):
+        error = error.__cause__ or error.__context__
+    return error is not None
 
 
 def _check_language(name: str | None) -> None:

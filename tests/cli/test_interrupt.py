@@ -1,0 +1,54 @@
+"""Ctrl-C in the first moments of a command: one line, and 130."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+# As the console script, with Ctrl-C in the import of a module of ours or of what we build on.
+AT_IMPORT = """
+import os, signal, sys
+import importlib.abc
+
+class Interrupts(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == sys.argv[1]:
+            sys.meta_path.remove(self)
+            if sys.argv[2] == "swallowed":
+                try:
+                    os.kill(os.getpid(), signal.SIGINT)
+                except KeyboardInterrupt as error:
+                    raise RuntimeError("Error calling __set_name__") from error
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupts())
+sys.argv[:] = ["/env/bin/dsrun", *sys.argv[1:]]
+from dsrun.__main__ import main
+sys.argv[1:] = ["render-slurm", "--nodes", "2"]
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "how"),
+    [
+        ("dsrun.cli.main", "raised"),
+        ("click", "raised"),
+        ("dsrun.cli.slurm.render", "raised"),
+        ("dsrun.cli.slurm.render", "swallowed"),
+    ],
+)
+def test_ctrl_c_while_a_command_loads_is_one_line(module, how, here):
+    argv = [sys.executable, "-c", AT_IMPORT, module, how]
+    done = subprocess.run(argv, cwd=here, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "error: interrupted\n")
+
+
+def test_error_of_ours_is_not_taken_for_ctrl_c(dsrun):
+    """An exception that no Ctrl-C has caused is shown as it is."""
+    program = "import dsrun.cli.main as m\nm.cli.main = lambda *_, **__: 1 / 0\nm.main()"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "ZeroDivisionError" in done.stderr
