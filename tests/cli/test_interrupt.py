@@ -11,12 +11,13 @@ import pytest
 AT_IMPORT = """
 import os, signal, sys
 import importlib.abc
+module, how = sys.argv[1:]
 
 class Interrupts(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name == sys.argv[1]:
+        if name == module:
             sys.meta_path.remove(self)
-            if sys.argv[2] == "swallowed":
+            if how == "swallowed":
                 try:
                     os.kill(os.getpid(), signal.SIGINT)
                 except KeyboardInterrupt as error:
@@ -24,9 +25,8 @@ class Interrupts(importlib.abc.MetaPathFinder):
             os.kill(os.getpid(), signal.SIGINT)
 
 sys.meta_path.insert(0, Interrupts())
-sys.argv[:] = ["/env/bin/dsrun", *sys.argv[1:]]
+sys.argv[:] = ["/env/bin/dsrun", "render-slurm", "--nodes", "2"]
 from dsrun.__main__ import main
-sys.argv[1:] = ["render-slurm", "--nodes", "2"]
 main()
 """
 
