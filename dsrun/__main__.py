@@ -6,8 +6,8 @@ import sys
 
 
 def _interrupted(*_: object) -> None:
-    # An exception might be swallowed by whatever is being imported, or leave it half loaded.
-    os.write(2, b"error: interrupted\n")
+    # An exception might be swallowed by whatever is being imported, or leave it half loaded. A terminal shows ^C.
+    os.write(2, b"\nerror: interrupted\n" if os.isatty(2) else b"error: interrupted\n")
     os._exit(130)
 
 
