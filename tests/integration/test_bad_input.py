@@ -114,7 +114,7 @@ def test_disk_too_small_for_checkpoint_is_refused(tiny, pairs, tmp_path):
             "--model", tiny["llama"], "--from-scratch", "--model-config", "hidden_size=128", "--model-config",
             "intermediate_size=512", "--train-file", pairs["train"], output=small / "run",
         )  # fmt: skip
-        refused(done, "GiB free", "--output")
+        refused(done, "B free", "--output")
 
 
 def mounted(folder, size):

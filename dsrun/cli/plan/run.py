@@ -12,6 +12,7 @@ from dsrun.demo.models import TASKS
 from dsrun.errors import EXIT_FINDINGS, UsageError
 from dsrun.machine.gpus import visible_gpus
 from dsrun.models.folder import find, has_weights
+from dsrun.system.terminal.display import size_text
 from dsrun.system.terminal.stderr import print_detail, print_note
 from dsrun.system.variables import cache_root
 from dsrun.zero.generate.presets import GIB
@@ -206,8 +207,8 @@ def _print(made: MemoryPlan, counted: CountedModel, options: CommandOptions) -> 
     _print_parts(made.choice)
     if sums := report.exact_sums(made.request, made.choice):
         print_line(f"  {sums}")
-    disk = f"  one checkpoint: {made.choice.checkpoint / GIB:.1f} GiB on disk"
-    print_line(disk + (f"; NVMe: {made.choice.nvme / GIB:.0f} GiB per node" if made.choice.nvme else ""))
+    disk = f"  one checkpoint: {size_text(made.choice.checkpoint)} on disk"
+    print_line(disk + (f"; NVMe: {size_text(made.choice.nvme)} per node" if made.choice.nvme else ""))
     print_line()
     for line in report.lines(made.request, made.choice, options):
         print_line(line)

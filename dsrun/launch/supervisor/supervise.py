@@ -46,7 +46,7 @@ from dsrun.runs.stop_request import StopRequest
 from dsrun.system import variables
 from dsrun.system.host import hostname
 from dsrun.system.net import free_port
-from dsrun.system.terminal.display import NotePrinter
+from dsrun.system.terminal.display import NotePrinter, size_text
 from dsrun.system.terminal.log_format import LineFormatter, is_json
 
 WAIT_POLL_S = 0.1
@@ -280,7 +280,7 @@ class _Supervision:
     def _gpus_are_free(self) -> bool:
         """Wait for the GPU memory of the last attempt, in vain for a while at most; False when a signal came."""
         if held := self._gpu_memory.wait_until_free(self._stop_wanted):
-            sizes = ", ".join(f"{size / 2**30:.1f} GiB on {uuid}" for uuid, size in held.items())
+            sizes = ", ".join(f"{size_text(size)} on {uuid}" for uuid, size in held.items())
             self._context.waiting(f"GPU memory is still in use: {sizes}; the ranks start all the same", 0.0)
         return not self._stop_wanted()
 

@@ -28,6 +28,7 @@ from dsrun.runs.manifest import MANIFEST
 from dsrun.runs.records import write_json_atomic
 from dsrun.system.files import parse_json
 from dsrun.system.host import disk_free
+from dsrun.system.terminal.display import size_text
 from dsrun.train.base.distributed import acquire_lock
 from dsrun.train.checkpoint import plain
 from dsrun.train.checkpoint.layout import (
@@ -181,8 +182,8 @@ def _check_room(source: CheckpointSource, folder: Path) -> None:
     free = disk_free(folder)
     if free < needed:
         raise UsageError(
-            f"resuming on another number of ranks takes {needed / 2**30:.1f} GiB in {folder} for a converted"
-            f" checkpoint, and {free / 2**30:.1f} GiB are free",
+            f"resuming on another number of ranks takes {size_text(needed)} in {folder} for a converted"
+            f" checkpoint, and {size_text(free)} are free",
             fix="free some space, or resume with the ranks and the ZeRO stage it was saved with",
         )
 

@@ -23,7 +23,7 @@ from dsrun.runs.manifest import STATE_FILE
 from dsrun.runs.records import write_json_atomic
 from dsrun.system.files import parse_json, replace_folder, sha256_of
 from dsrun.system.host import disk_free
-from dsrun.system.terminal.display import printable
+from dsrun.system.terminal.display import printable, size_text
 from dsrun.train.card.metadata import FILE as CARD
 from dsrun.train.checkpoint.plain import in_adapter
 from dsrun.train.checkpoint.weight_files import ExportWeight, write_weights
@@ -183,7 +183,8 @@ class _Job:
         needed, free = sum(weight.nbytes for weight in weights), disk_free(self.folder)
         if free < needed:
             raise UsageError(
-                f"--to {self.request.to}: the weights take {needed / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free"
+                f"--to {self.request.to}: the weights take {size_text(needed)}, {size_text(free)} are free",
+                fix="free space there, or choose another folder",
             )
         hashes = write_weights(weights, self.folder, stem=stem, limit=self.request.limit, beat=lambda: None)
         for name, written in hashes.items():

@@ -10,6 +10,7 @@ from typing import Any
 from dsrun.errors import ToolError, UsageError
 from dsrun.runs.records import fsync_folder, sync_file
 from dsrun.system.files import delete_tree, replace_folder
+from dsrun.system.terminal.display import size_text
 from dsrun.train.base.plan import ModelTask
 from dsrun.train.card.metadata import FILE as CARD
 from dsrun.train.card.write_card import is_edited
@@ -31,8 +32,8 @@ def check_room(
         needed += parameters * weight_bytes + trainable * OPTIMIZER_BYTES
     if free < needed:
         raise UsageError(
-            f"the disk of {where} has {free / 2**30:.1f} GiB free; a checkpoint and the final model take"
-            f" {needed / 2**30:.1f} GiB",
+            f"the disk of {where} has {size_text(free)} free; a checkpoint and the final model take"
+            f" {size_text(needed)}",
             fix="free some space, choose another --output, or --save-strategy no",
         )
 

@@ -6,6 +6,7 @@ import shlex
 from dataclasses import dataclass
 from typing import Any
 
+from dsrun.system.terminal.display import size_text
 from dsrun.zero.generate.presets import GIB, NVME_PARAM_BUFFER, error_after, memory_of_sum, nvme_buffer
 from dsrun.zero.memory import optimizers
 from dsrun.zero.memory.model.architecture import training
@@ -268,7 +269,7 @@ def _too_much(row: PlanCandidate) -> str:
     gpu = row.gpu
     parts = {"model states": gpu.states.gpu.total, "activations": gpu.activations.peak, "buffers": gpu.buffers.total}
     largest = max(parts, key=lambda each: parts[each])
-    return f"{largest} alone take {parts[largest] / GIB:.1f} GiB"
+    return f"{largest} alone take {size_text(parts[largest])}"
 
 
 def exact_sums(request: PlanRequest, row: PlanCandidate) -> str:

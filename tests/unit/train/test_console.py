@@ -148,7 +148,7 @@ def test_disk_space_for_checkpoint_and_model(free, checkpoints, fits):
     if fits:
         check_room(free, checkpoints=checkpoints, **room)
     else:
-        with pytest.raises(UsageError, match="GiB free"):
+        with pytest.raises(UsageError, match="B free"):
             check_room(free, checkpoints=checkpoints, **room)
 
 
