@@ -21,6 +21,7 @@ from dsrun.recipe.compat.removed import vocabulary
 from dsrun.recipe.flags import RecipeFlag, normalise
 from dsrun.recipe.mixture import NAME, TEMPERATURE, check_sets, check_value, set_keys
 from dsrun.recipe.parsed_value import YAML_FLOAT, ParsedValue, from_data, from_words
+from dsrun.system.yaml_nodes import refuse_endless
 
 NULL_TAG = "tag:yaml.org,2002:null"
 OF_RENDERERS = ("slurm", "k8s")
@@ -105,7 +106,9 @@ def _composed(text: str, shown: str) -> Iterator[tuple[_Loader, yaml.Node | None
     except yaml.reader.ReaderError:
         raise UsageError(f"{shown}: not a text file", fix="give a YAML file") from None
     try:
-        yield loader, loader.get_single_node()
+        root = loader.get_single_node()
+        refuse_endless(root, shown)
+        yield loader, root
     except RecursionError:
         raise UsageError(f"{shown}: nested too deeply", fix="give a YAML file") from None
     except yaml.MarkedYAMLError as error:

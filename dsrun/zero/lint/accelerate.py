@@ -15,6 +15,7 @@ from dsrun.errors import UsageError
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.messages import suggestion
+from dsrun.system.yaml_nodes import refuse_endless
 from dsrun.zero.view import AUTO, ZERO
 
 FILE = "deepspeed_config_file"
@@ -71,7 +72,9 @@ class AccelerateFile:
 def read_accelerate(text: str, file: str) -> AccelerateFile | None:
     """What accelerate's YAML asks for; None for text that is not one. Raises UsageError for broken YAML."""
     try:
-        root, content = yaml.compose(text, yaml.SafeLoader), yaml.safe_load(text)
+        root = yaml.compose(text, yaml.SafeLoader)
+        refuse_endless(root, file)
+        content = yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{file}:{mark.line + 1}" if mark else file
