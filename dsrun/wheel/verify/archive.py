@@ -5,10 +5,12 @@ from __future__ import annotations
 import base64
 import csv
 import hashlib
+import stat
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from email.parser import HeaderParser
 from io import StringIO
@@ -21,10 +23,20 @@ from packaging.version import InvalidVersion, Version
 from dsrun.errors import UsageError
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of
+from dsrun.system.files import open_regular
+from dsrun.system.terminal.display import size_text
 
+UNSAFE = "wheel_entry"
+"""The code of what makes unpacking a wheel dangerous."""
 PROVENANCE = "dsrun.json"
 """In .dist-info of a wheel that dsrun built: what it was built from."""
+LONGEST_TEXT = 64 << 20
+"""Bytes: RECORD has 100 for each file; METADATA, parsed, takes ten times its size."""
 _CHUNK = 1 << 20
+# zlib reaches a thousandth, compiled code a third: no wheel of more than a gigabyte is so much smaller packed.
+_LARGE = 1 << 30
+_TIMES = 100
+_MOST_FILES = 20
 _UNSIGNED = ("/RECORD", "/RECORD.jws", "/RECORD.p7s")  # the binary distribution format exempts these from RECORD
 _AGAIN = "copy or build it again"
 
@@ -49,10 +61,19 @@ class WheelArchive:
         self.name = wheel_name(path)
         self._zip = opened
         self._hashes: dict[str, str] = {}
-        self.names = tuple(info.filename for info in opened.infolist() if not info.is_dir())
+        self.entries = tuple(info for info in opened.infolist() if not info.is_dir())
+        # In the archive's order, each once.
+        self.names = tuple(dict.fromkeys(info.filename for info in self.entries))
+        self._known = frozenset(self.names)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._known
 
     def read_text(self, name: str) -> str:
-        """A text file of the wheel. Raises UsageError when it is damaged or not UTF-8."""
+        """A text file of the wheel. Raises UsageError when it is damaged, too long, or not UTF-8."""
+        if (size := self._zip.getinfo(name).file_size) > LONGEST_TEXT:
+            longest = size_text(LONGEST_TEXT)
+            raise UsageError(f"{self.path.name}: {name} has {size_text(size)}: no wheel's has {longest}", fix=_AGAIN)
         try:
             return b"".join(self._chunks(name)).decode("utf-8")
         except UnicodeDecodeError:
@@ -94,13 +115,14 @@ class WheelArchive:
 @contextmanager
 def open_wheel(path: Path) -> Iterator[WheelArchive]:
     """Open the wheel at `path`. Raises UsageError for a file that is not a wheel or is truncated."""
-    try:
-        opened = zipfile.ZipFile(path)
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be read: {error.strerror or error}", fix="name a .whl file") from None
-    except (zipfile.BadZipFile, ValueError, NotImplementedError):
-        raise UsageError(f"{path}: not a wheel: not a zip archive, or truncated", fix=_AGAIN) from None
-    with opened:
+    with ExitStack() as stack:
+        try:
+            opened = zipfile.ZipFile(stack.enter_context(open_regular(path)))
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be read: {error.strerror or error}", fix="name a .whl file") from None
+        except (zipfile.BadZipFile, ValueError, NotImplementedError):
+            raise UsageError(f"{path}: not a wheel: not a zip archive, or truncated", fix=_AGAIN) from None
+        stack.enter_context(opened)
         yield WheelArchive(path, opened)
 
 
@@ -125,8 +147,35 @@ def _joined(tags: frozenset[Tag], part: str) -> str:
 
 
 def check_archive(archive: WheelArchive) -> list[Finding]:
-    """Whether the content is what RECORD and METADATA promise."""
-    return [*_check_metadata(archive), *_check_record(archive)]
+    """Whether the content stays in its folder and has a sane size, and is what RECORD and METADATA promise."""
+    unsafe = _check_entries(archive)
+    # What fills a disk is not read either.
+    return unsafe or [*_check_metadata(archive), *_check_record(archive)]
+
+
+def _check_entries(archive: WheelArchive) -> list[Finding]:
+    """Names that lead out of the folder it is installed into, links, doubled names, and a size that none has."""
+    where, counts = archive.path.name, Counter(info.filename for info in archive.entries)
+    packed = sum(info.compress_size for info in archive.entries)
+    size = sum(info.file_size for info in archive.entries)
+    escaping = [name for name in archive.names if _escapes(name)]
+    links = [info.filename for info in archive.entries if stat.S_ISLNK(info.external_attr >> 16)]
+    doubled = [name for name, count in counts.items() if count > 1]
+    found = [
+        *((f"{UNSAFE}.escapes", name) for name in escaping),
+        *((f"{UNSAFE}.link", name) for name in links),
+        *((f"{UNSAFE}.doubled", name) for name in doubled),
+    ]
+    findings = [finding_of(code, where=where, file=name) for code, name in found[:_MOST_FILES]]
+    if size > _LARGE and size > _TIMES * packed:
+        findings.append(finding_of(f"{UNSAFE}.bomb", where=where, packed=size_text(packed), size=size_text(size)))
+    return findings
+
+
+def _escapes(name: str) -> bool:
+    """Whether an installer that joins the name to a folder would write elsewhere."""
+    parts = name.replace("\\", "/").split("/")
+    return ".." in parts or parts[0] in ("", "~") or ":" in parts[0] or "\0" in name
 
 
 def _check_metadata(archive: WheelArchive) -> list[Finding]:
@@ -148,14 +197,21 @@ def _check_record(archive: WheelArchive) -> list[Finding]:
     member = archive.info_file("RECORD")
     if member is None:
         return [finding_of("wheel_record", where=where)]
-    rows = {row[0]: row[1] for row in csv.reader(StringIO(archive.read_text(member))) if len(row) == 3}
+    try:
+        rows = {row[0]: row[1] for row in csv.reader(StringIO(archive.read_text(member))) if len(row) == 3}
+    except csv.Error as error:
+        return [finding_of("wheel_record.unreadable", where=where, reason=str(error))]
     present = {name for name in archive.names if not name.endswith(_UNSIGNED)}
     changed = [name for name in sorted(present & set(rows)) if not _same(archive, name, rows[name])]
-    return [
-        *(finding_of("wheel_record.gone", where=where, file=name) for name in rows if name not in archive.names),
-        *(finding_of("wheel_record.more", where=where, file=name) for name in sorted(present - set(rows))),
-        *(finding_of("wheel_record.differs", where=where, file=name) for name in changed),
+    found = [
+        *(("wheel_record.gone", name) for name in rows if name not in archive),
+        *(("wheel_record.more", name) for name in sorted(present - set(rows))),
+        *(("wheel_record.differs", name) for name in changed),
     ]
+    findings = [finding_of(code, where=where, file=name) for code, name in found[:_MOST_FILES]]
+    if others := len(found) - len(findings):
+        findings.append(finding_of("wheel_record.others", where=where, count=others))
+    return findings
 
 
 def record_hash(chunks: Iterable[bytes], kind: str = "sha256") -> str:

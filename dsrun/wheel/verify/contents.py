@@ -103,15 +103,15 @@ def read_wheel(path: Path) -> WheelReport:
         return read_archive(archive)
 
 
-def read_archive(archive: WheelArchive) -> WheelReport:
-    """`read_wheel` for a wheel that is open already."""
+def read_archive(archive: WheelArchive, *, libraries: bool = True) -> WheelReport:
+    """`read_wheel` for a wheel that is open already; without its `libraries`, which are unpacked to be read."""
     return WheelReport(
         path=archive.path,
         sha256=sha256_of(archive.path),
         size=archive.path.stat().st_size,
         **vars(archive.name),
         **vars(build_note(archive)),
-        libraries=_libraries(archive),
+        libraries=_libraries(archive) if libraries else (),
         built_from=built_from(archive),
     )
 
@@ -141,7 +141,7 @@ def build_note(archive: WheelArchive) -> BuildNote:
 
     deepspeed/git_version_info.py reads it when an operation is loaded.
     """
-    built = assignments(archive.read_text(_BUILT)) if _BUILT in archive.names else {}
+    built = assignments(archive.read_text(_BUILT)) if _BUILT in archive else {}
     torch: dict[str, Any] = built.get("torch_info") or {}
     cuda = str(torch.get("cuda_version", _NO_CUDA))
     ops: dict[str, Any] = built.get("installed_ops") or {}

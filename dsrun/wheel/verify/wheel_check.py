@@ -17,7 +17,7 @@ from dsrun.machine.node_comparison import compared
 from dsrun.messages import Message
 from dsrun.system.process.proc import capture
 from dsrun.system.terminal.display import aligned_rows
-from dsrun.wheel.verify.archive import check_archive, open_wheel
+from dsrun.wheel.verify.archive import UNSAFE, check_archive, open_wheel
 from dsrun.wheel.verify.compatibility import compare, compare_with_gpus
 from dsrun.wheel.verify.contents import WheelLibrary, WheelReport, read_archive
 from dsrun.wheel.verify.probed_machine import ProbedMachine, WheelGpu, last_object, this_machine
@@ -32,7 +32,8 @@ RUN_OPS = Path(__file__).with_name("run_ops.py")
 
 # With these findings installing or importing is bound to fail; they are reported once.
 _FATAL = frozenset(
-    ["python_tag", "platform_tag", "platform_code", "torch_missing", "torch_version", "torch_cuda", "cxx11_abi"]
+    {"python_tag", "platform_tag", "platform_code", "torch_missing", "torch_version", "torch_cuda", "cxx11_abi"}
+    | {UNSAFE}
 )
 
 
@@ -88,7 +89,9 @@ class WheelVerification:
 def examine(path: Path) -> tuple[WheelReport, list[Finding]]:
     """Read the wheel, and check its content against its own RECORD. Raises UsageError as `read_wheel` does."""
     with open_wheel(path) as archive:
-        return read_archive(archive), check_archive(archive)
+        findings = check_archive(archive)
+        is_safe = not any(each.code == UNSAFE for each in findings)
+        return read_archive(archive, libraries=is_safe), findings
 
 
 def needed_libraries(report: WheelReport) -> tuple[str, ...]:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import stat
+import warnings
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.wheel.verify.archive import check_archive, open_wheel
+from dsrun.wheel.verify import archive as module
+from dsrun.wheel.verify.archive import UNSAFE, check_archive, open_wheel
+from dsrun.wheel.verify.wheel_check import examine
 from tests.tiny_wheels import TAG, VERSION, hashed, make_wheel
 
 NAME = f"deepspeed-{VERSION}-{TAG}.whl"
@@ -70,7 +75,7 @@ def test_member_names_cannot_lead_out_of_the_folder(tmp_path):
     path = with_members(tmp_path, ("../../escaped", b"x"), ("deepspeed/a", b"y"))
     with open_wheel(path) as archive:
         archive.unpack(tmp_path / "deep/er")
-        assert [each.code for each in check_archive(archive)] == ["wheel_metadata", "wheel_record"]
+        assert [each.code for each in check_archive(archive)] == [UNSAFE]
     assert not (tmp_path / "escaped").exists()
 
 
@@ -129,3 +134,55 @@ def test_version_spelling_is_normalised(tmp_path):
         tmp_path / f"deepspeed-0.19.8+cpu.torch-{TAG}.whl"
     )
     assert findings(path) == []
+
+
+def link(name):
+    found = zipfile.ZipInfo(name)
+    found.external_attr = (stat.S_IFLNK | 0o777) << 16
+    return found
+
+
+@pytest.mark.parametrize(
+    "member", ["../x", "a/../../x", "/etc/x", "..\\x", "c:x", "~/x", link("deepspeed/link"), "deepspeed/__init__.py"]
+)
+def test_entry_that_an_installer_should_not_write_is_an_error(tmp_path, member):
+    """The last one is in it already. Nothing of such a wheel is unpacked, not even to read its libraries."""
+    path = make_wheel(tmp_path, {"deepspeed/__init__.py": "", "deepspeed/a.so": "no library"})
+    with zipfile.ZipFile(path, "a") as opened, warnings.catch_warnings(action="ignore"):
+        opened.writestr(member, b"x")
+    report, findings = examine(path)
+    assert ([each.code for each in findings], report.libraries) == ([UNSAFE], ())
+
+
+def test_bomb_is_an_error_and_is_not_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "_LARGE", 1 << 20)
+    path = make_wheel(tmp_path, {"deepspeed/__init__.py": "", "deepspeed/a.so": bytes(2 << 20)})
+    _, findings = examine(path)
+    assert [each.code for each in findings] == [UNSAFE]
+
+
+def test_named_pipe_is_refused(tmp_path):
+    os.mkfifo(tmp_path / NAME)
+    assert "Not a regular file" in refusal(tmp_path / NAME)
+
+
+def test_field_of_any_length_in_record(tmp_path):
+    path = with_members(tmp_path, (f"{INFO}/METADATA", b"Name: deepspeed\n"), (f"{INFO}/RECORD", b"x" * 200_000))
+    with open_wheel(path) as archive:
+        assert "wheel_record" in [each.code for each in check_archive(archive)]
+
+
+def test_text_that_would_fill_the_memory_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "LONGEST_TEXT", 1000)
+    path = with_members(tmp_path, (f"{INFO}/METADATA", bytes(1001)))
+    with open_wheel(path) as archive, pytest.raises(UsageError, match="METADATA has 1001 B"):
+        check_archive(archive)
+
+
+def test_many_files_without_a_record_are_counted(tmp_path):
+    members = [(f"deepspeed/{number}", b"") for number in range(3000)]
+    path = with_members(tmp_path, *members, (f"{INFO}/RECORD", b""))
+    with open_wheel(path) as archive:
+        findings = [each for each in check_archive(archive) if each.code == "wheel_record"]
+    assert len(findings) == 21
+    assert findings[-1].message.startswith("2,980 more files")
