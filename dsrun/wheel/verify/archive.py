@@ -162,13 +162,13 @@ def _check_entries(archive: WheelArchive) -> list[Finding]:
     links = [info.filename for info in archive.entries if stat.S_ISLNK(info.external_attr >> 16)]
     doubled = [name for name, count in counts.items() if count > 1]
     found = [
-        *((f"{UNSAFE}.escapes", name) for name in escaping),
-        *((f"{UNSAFE}.link", name) for name in links),
-        *((f"{UNSAFE}.doubled", name) for name in doubled),
+        *(("wheel_entry.escapes", name) for name in escaping),
+        *(("wheel_entry.link", name) for name in links),
+        *(("wheel_entry.doubled", name) for name in doubled),
     ]
     findings = [finding_of(code, where=where, file=name) for code, name in found[:_MOST_FILES]]
     if size > _LARGE and size > _TIMES * packed:
-        findings.append(finding_of(f"{UNSAFE}.bomb", where=where, packed=size_text(packed), size=size_text(size)))
+        findings.append(finding_of("wheel_entry.bomb", where=where, packed=size_text(packed), size=size_text(size)))
     return findings
 
 
