@@ -6,10 +6,10 @@ What is told here from a few small files takes an instant; told by the libraries
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dsrun.errors import UsageError
-from dsrun.system.files import read_object
+from dsrun.system.files import parse_json, read_bytes
 
 if TYPE_CHECKING:
     from dsrun.recipe.recipe_spec import TrainSpec
@@ -39,8 +39,12 @@ def check_model_folder(path: Path, spec: TrainSpec) -> None:
         raise UsageError(
             f"--model {name} holds config.json but no weights", fix="--from-scratch initialises a model from its config"
         )
-    # The libraries report what cannot be read.
-    config = read_object(path / "config.json")
+    if not spec.from_scratch and not any(path.glob("*.safetensors")):
+        from dsrun.models.pickled import refuse_code  # few models have no safetensors
+
+        for file in sorted(path.glob("pytorch_model*.bin")):
+            refuse_code(file)
+    config = _config(path / "config.json")
     kind = config.get("model_type")
     # Code that comes with a model may make of it what it likes.
     if kind in other_models() and "auto_map" not in config:
@@ -49,3 +53,15 @@ def check_model_folder(path: Path, spec: TrainSpec) -> None:
         raise UsageError(f"--model {name} is a {kind} model, {BOTH_WAYS}", fix=CHOOSE_CAUSAL_LM)
     if spec.task == "dpo" and config.get("is_encoder_decoder"):
         raise UsageError(f"--task dpo: --model {name} is a {kind} model, {NOT_CAUSAL}", fix=CHOOSE_FOR_DPO)
+
+
+def _config(file: Path) -> dict[str, Any]:
+    try:
+        config = parse_json(read_bytes(file))
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror}", fix="ask its owner for it") from None
+    except ValueError as error:
+        raise UsageError(f"{file} cannot be read: {error}", fix="get the model again") from None
+    if not isinstance(config, dict):
+        raise UsageError(f"{file} is not a model's config: it holds no settings", fix="get the model again")
+    return config

@@ -8,6 +8,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 from filelock import FileLock
@@ -219,6 +220,11 @@ def from_hub(loader: Any, name: str, what: str, spec: TrainSpec, **options: Any)
         raise UsageError(
             f"{what} {name!r} could not be loaded: {first}", fix="give a local folder or the name of a Hub repository"
         ) from error
+    except (UnpicklingError, RecursionError) as error:
+        logger.exception("loading %s %s failed", what, name)
+        # torch's own advice is to set weights_only=False.
+        reason = "a file of it holds more than weights" if isinstance(error, UnpicklingError) else "nested too deeply"
+        raise UsageError(f"{what} {name!r} could not be loaded: {reason}", fix="get it as safetensors") from None
     except ImportError as error:
         raise MissingError(f"{what} {name!r} needs a package: {one_line(error)}") from error
 
