@@ -150,8 +150,10 @@ def refuse_unfit(path: Path, *, force: bool = False) -> None:
     base = nearest_existing(path)
     if not base.is_dir():
         raise UsageError(f"output {path} lies below the file {base}", fix="give a folder as --output")
-    if not os.access(base, os.W_OK | os.X_OK):
-        raise _cannot_write(path, f"no permission in {base}")
+    # On another disk, as a link, or left by another user.
+    inside = [folder for folder in (base, RunFolder(path).logs) if folder.is_dir()]
+    if unfit := next((folder for folder in inside if not os.access(folder, os.W_OK | os.X_OK)), None):
+        raise _cannot_write(path, f"no permission in {unfit}")
     # A rank may train in the folder of its supervisor.
     holder = trainer_of(path) if variables.RUN_ID in os.environ else is_in_use(path)
     if holder:

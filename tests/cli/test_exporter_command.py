@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -102,6 +103,21 @@ def test_metrics_are_served_until_sigterm(run: Path) -> None:
         assert 'dsrun_step{run="en-ro"} 9.0' in get(url)
         started.send_signal(signal.SIGTERM)
         assert started.wait(timeout=WAIT_S) == 0
+
+
+def test_silent_connection_is_closed(run: Path) -> None:
+    """Each would hold a thread and a descriptor. Others are answered meanwhile."""
+    program = "import dsrun.cli.exporter.serve as s; s.CONNECTION_S = 0.5; from dsrun.cli.main import main; main()"
+    with process(sys.executable, "-c", program, "exporter", str(run), "--port", "0") as started:
+        assert started.stderr is not None
+        url = next(word for word in started.stderr.readline().split() if word.startswith("http"))
+        where = urllib.parse.urlparse(url)
+        with socket.create_connection((where.hostname, where.port), timeout=WAIT_S) as silent:
+            assert "dsrun_step" in get(url)
+            assert silent.recv(1) == b""
+        started.send_signal(signal.SIGTERM)
+        assert started.wait(timeout=WAIT_S) == 0
+        assert "Traceback" not in started.stderr.read()
 
 
 def test_new_run_is_found(run: Path) -> None:

@@ -7,9 +7,10 @@ import itertools
 import signal
 import socket
 import threading
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dsrun.cli.output import write_output
 from dsrun.errors import EXIT_INTERRUPTED, MissingError, UsageError
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
 DEFAULT_FOLDER = Path("runs")
+CONNECTION_S = 10.0
+"""Seconds that a connection may be silent; Prometheus itself gives up after as many (scrape_timeout)."""
 
 
 def run(
@@ -86,6 +89,19 @@ def metrics_url(address: str, port: int) -> str:
     return f"http://{f'[{address}]' if ':' in address else address}:{port}/metrics"
 
 
+def _with_limit(handler: Any) -> type[Any]:
+    """The handler of connections, with a limit: each holds a thread and a descriptor until it says something."""
+
+    class LimitedHandler(handler):  # type: ignore[misc]
+        timeout = CONNECTION_S
+
+        def handle(self) -> None:
+            with suppress(TimeoutError, ConnectionError):
+                super().handle()
+
+    return LimitedHandler
+
+
 def _serve(registry: CollectorRegistry, address: str, port: int, runs: str) -> int:
     from prometheus_client import start_http_server
 
@@ -94,6 +110,7 @@ def _serve(registry: CollectorRegistry, address: str, port: int, runs: str) -> i
     try:
         socket.getaddrinfo(address, port)
         server, thread = start_http_server(port, addr=address, registry=registry)
+        server.RequestHandlerClass = _with_limit(server.RequestHandlerClass)
     except OSError as error:
         raise UsageError(
             f"--address {address}: cannot listen on port {port}: {error.strerror}",

@@ -145,3 +145,11 @@ def test_checkpoint_folder_name_is_its_step(tmp_path):
     for name in ("checkpoint-0", "checkpoint-20", "checkpoint-0030", "checkpoint-", "checkpoint-٣"):
         (tmp_path / name).mkdir()
     assert run.checkpoints() == [(20, run.checkpoint(20)), (0, run.checkpoint(0))]
+
+
+def test_folder_whose_logs_cannot_be_written_refused(tmp_path, monkeypatch):
+    """They may be a link to another place, or of another user."""
+    (tmp_path / "logs").mkdir()
+    monkeypatch.setattr("dsrun.runs.folder.os.access", lambda path, _mode: path.name != "logs")
+    with pytest.raises(UsageError, match=r"no permission in .*logs"):
+        RunFolder.create(tmp_path)
