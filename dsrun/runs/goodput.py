@@ -23,10 +23,10 @@ TimeSpent = WallTimeUse | Literal["lost"]
 class Goodput:
     """Seconds of wall time by what they were used for; they add up to `total`.
 
-    `productive`: training whose steps the run has kept; `lost`: training that had to be done again; `restart`:
-    starting, loading and resuming, the first time as well; `saving` and `evaluating`: training waited for it; `queued`:
-    its SLURM job was in the queue; `idle`: the run did not work, or unknown. `uses`: what it did, one thing after the
-    other, each with its seconds; "training" are the productive ones.
+    `productive`: training whose steps the run has kept; `lost`: training that had to be done again, or waited for a
+    rank that stalled; `restart`: starting, loading and resuming, the first time as well; `saving` and `evaluating`:
+    training waited for it; `queued`: its SLURM job was in the queue; `idle`: the run did not work, or unknown. `uses`:
+    what it did, one thing after the other, each with its seconds; "training" are the productive ones.
     """
 
     productive: float
@@ -158,6 +158,9 @@ def _between(
     if kind == "evaluate" and use in ("training", "restart"):
         taken = min(span.length, _milliseconds(event))
         return [replace(span, length=span.length - taken), replace(span, use="evaluating", length=taken)]
+    if kind == "straggler" and use == "training":
+        taken = min(span.length, _milliseconds(event, "lost_s"))
+        return [replace(span, length=span.length - taken), replace(span, length=taken, lost=taken)]
     return [span]
 
 

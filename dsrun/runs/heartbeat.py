@@ -24,6 +24,9 @@ RankPhase = Literal[
 ]  # fmt: skip
 """`running` is code of the user's own, around dsrun's Trainer or in a plugin: it gives no signs of life."""
 
+STALL_TIMES = 5.0
+"""A single step stalled that took so many times the usual own time, and so many seconds longer."""
+STALL_S = 2.0
 # Bytes to which a beat is filled up, as a shorter one must not leave the end of a longer one; the longest seen has 350.
 SignOfLife = Callable[[], None]
 """Called now and then during long work, so that it does not look like a hang."""
@@ -40,7 +43,8 @@ class RankHeartbeat:
     step waiting, the first and any that meets new shapes.
     `answers` tells whether SIGUSR2 makes the process write its stacks (faulthandler) to its log. Of its recent steps,
     the median seconds of a step and of its parts: waiting for data, computing, and waiting for other ranks; `own_low_s`
-    is what three quarters of 30 steps exceeded in data and computing together, `own_max_s` the longest.
+    is what three quarters of 30 steps exceeded in data and computing together. `stalls` counts the steps so far that
+    took it far longer than that, together `stalled_s` seconds more.
     """
 
     rank: int
@@ -58,7 +62,8 @@ class RankHeartbeat:
     compute_s: float | None = None
     wait_s: float | None = None
     own_low_s: float | None = None
-    own_max_s: float | None = None
+    stalls: int = 0
+    stalled_s: float = 0.0
 
 
 class HeartbeatWriter:

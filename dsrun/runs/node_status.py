@@ -33,8 +33,9 @@ class RankProgress:
 
     `silent_s`: seconds since its last heartbeat. Of its recent steps, the median seconds of a step (`step_s`) and of
     its parts: waiting for data, computing, and waiting for other ranks; `own_low_s` is what three quarters of at least
-    30 steps exceeded in data and computing together, `own_max_s` the longest. None where they are not known. A program
-    without heartbeats has the phase "running" and step 0.
+    30 steps exceeded in data and computing together. None where they are not known. `stalls` counts the steps so far
+    that took it far longer, together `stalled_s` seconds more. A program without heartbeats has the phase "running" and
+    step 0.
     """
 
     rank: int
@@ -47,7 +48,8 @@ class RankProgress:
     compute_s: float | None = None
     wait_s: float | None = None
     own_low_s: float | None = None
-    own_max_s: float | None = None
+    stalls: int = 0
+    stalled_s: float = 0.0
 
     @property
     def is_silent(self) -> bool:

@@ -107,8 +107,10 @@ class RunEventWriter:
                 Path(shared, "faulty-node").write_text(f"{failure.node} {why}\n")
 
     def straggles(self, found: Straggler) -> None:
-        """On the first node, while ranks run: print and record which rank holds the others up."""
-        self._notify(f"step {found.step}: {found.message}")
+        """On the first node, while ranks run: print and record which rank holds the others up; of many stalls of one
+        rank ever fewer are printed."""
+        if found.kind == "slow" or found.stalls & (found.stalls - 1) == 0:
+            self._notify(f"step {found.step}: {found.message}")
         self._write(
             "straggler",
             rank=found.rank,
@@ -116,7 +118,9 @@ class RunEventWriter:
             gpu=found.gpu or None,
             step=found.step,
             slowdown=found.slowdown,
-            chronic=found.kind == "slow",
+            chronic=found.is_chronic,
+            stalls=found.stalls or None,
+            lost_s=found.lost_s,
             message=found.message,
         )
 

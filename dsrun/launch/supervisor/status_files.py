@@ -196,5 +196,6 @@ def _progress(rank: int, sample: RankSnapshot) -> RankProgress:
         compute_s=beat.compute_s,
         wait_s=beat.wait_s,
         own_low_s=beat.own_low_s,
-        own_max_s=beat.own_max_s,
+        stalls=beat.stalls,
+        stalled_s=beat.stalled_s,
     )

@@ -20,6 +20,8 @@ import torch
 from torch.distributed.distributed_c10d import Work
 from transformers import TrainerCallback
 
+from dsrun.runs.heartbeat import STALL_S, STALL_TIMES
+
 REMEMBERED = 30
 """Steps of which the medians are taken."""
 # The first steps compile, tune and fill caches.
@@ -92,7 +94,8 @@ class StepTimes(TrainerCallback):
         if world_size > 1 and device != "cuda":
             self._clock.install()
         self._windows = {name: deque[float](maxlen=REMEMBERED) for name in ("step", "data", "compute", "wait")}
-        self._steps = 0
+        self._steps = self._stalls = 0
+        self._stalled_s = 0.0
         self._began: float | None = None
         self._data = self._waited = 0.0
         self._blocked_since: float | None = None
@@ -108,15 +111,16 @@ class StepTimes(TrainerCallback):
     def recent(self) -> dict[str, float]:
         """Median seconds of the last steps by the names of `RankHeartbeat` (dsrun.runs); {} before there are any.
 
-        With a whole window also `own_low_s`, which three quarters of the steps exceeded in data and computing, and
-        `own_max_s`, the longest of them.
+        With a whole window also `own_low_s`, which three quarters of the steps exceeded in data and computing, and the
+        `stalls` so far with their `stalled_s`.
         """
         if not all(self._windows.values()):
             return {}
         found = {f"{name}_s": statistics.median(values) for name, values in self._windows.items()}
         if len(self._windows["compute"]) == REMEMBERED:
-            own = sorted(map(sum, zip(self._windows["data"], self._windows["compute"], strict=True)))
-            found |= {"own_low_s": own[math.floor(_LOW * len(own))], "own_max_s": own[-1]}
+            own = sorted(self._own())
+            found |= {"own_low_s": own[math.floor(_LOW * len(own))]}
+            found |= {"stalls": self._stalls, "stalled_s": self._stalled_s}
         return {name: round(seconds, 6) for name, seconds in found.items()}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
@@ -180,5 +184,19 @@ class StepTimes(TrainerCallback):
             # Batches that are fetched while the device computes hold nobody up.
             computed = [min(seconds, step - data) for seconds in self._device.finished()]
             known = {"compute": computed, "wait": [step - data - seconds for seconds in computed[-1:]]}
+        for computed_s in known["compute"]:
+            self._note_stall(data + computed_s)
         for name, values in {"step": [step], "data": [data], **known}.items():
             self._windows[name] += values
+
+    def _own(self) -> list[float]:
+        """Seconds of the last steps in data and computing."""
+        return list(map(sum, zip(self._windows["data"], self._windows["compute"], strict=True)))
+
+    def _note_stall(self, own: float) -> None:
+        if len(self._windows["compute"]) < REMEMBERED:
+            return
+        usual = statistics.median(self._own())
+        if own > max(STALL_TIMES * usual, usual + STALL_S):
+            self._stalls += 1
+            self._stalled_s += own - usual

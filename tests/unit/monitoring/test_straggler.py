@@ -13,12 +13,14 @@ from dsrun.runs.node_status import GpuSample, NodeStatus, RankProgress
 GPUS = tuple(GpuSample(index=4 + place, name="NVIDIA H100") for place in range(4))
 
 
-def progress(rank: int, own: list[float], *, step: int = 100, data: float = 0.01, phase="training") -> RankProgress:
+def progress(
+    rank: int, own: list[float], *, step: int = 100, data: float = 0.01, phase="training", stalled=(0, 0.0)
+) -> RankProgress:
     """A rank whose last 30 steps took it `own` seconds each, as `dsrun.train.loop.step_times` sums them up."""
     usual = statistics.median(own)
     return RankProgress(
         rank=rank, pid=rank, phase=phase, step=step, silent_s=0.1, step_s=1.0, data_s=data, compute_s=usual - data,
-        wait_s=1.0 - usual, own_low_s=sorted(own)[len(own) // 4], own_max_s=max(own),
+        wait_s=1.0 - usual, own_low_s=sorted(own)[len(own) // 4], stalls=stalled[0], stalled_s=stalled[1],
     )  # fmt: skip
 
 
@@ -46,7 +48,7 @@ def test_rank_slower_by_a_fifth_is_named_with_host_and_gpu(slow, noise):
     assert (found.rank, found.host, found.kind, found.step) == (slow, f"node{slow // 4}", "slow", 100)
     assert found.gpu == f"GPU {4 + slow % 4} (NVIDIA H100)"
     assert found.slowdown == pytest.approx(1.2, abs=0.04)
-    assert f"rank {slow} (node{slow // 4}, GPU" in found.message
+    assert f"(node{slow // 4}, GPU" in found.message
     assert "computing" in found.message
 
 
@@ -67,22 +69,38 @@ def test_slow_loader_is_named_as_such():
     assert "the excess is in waiting for data" in found.message
 
 
-def test_single_long_step_is_a_stall():
-    """It is no slow rank, and is named once while that step is among the last ones."""
+def test_stalls_are_counted_and_become_chronic():
+    """Each is told, with the seconds that it took from all; none of them makes a slow rank."""
+    detector, found = StragglerDetector(), []
+    for stalled in ((0, 0.0), (1, 8.5), (1, 8.5), (2, 14.0), (4, 25.0)):
+        found += detector.update(nodes([progress(0, [0.5] * 30), progress(1, [0.5] * 30, stalled=stalled)]))
+    assert [(each.rank, each.kind, each.stalls, each.lost_s, each.is_chronic) for each in found] == [
+        (1, "stall", 1, 8.5, False),
+        (1, "stall", 2, 5.5, False),
+        (1, "stall", 4, 11.0, True),
+    ]
+    assert [each.slowdown for each in found] == [18.0, 12.0, 12.0]
+    assert "stalled for 11 s, 4 times so far (25 s)" in found[-1].message
+
+
+def test_stall_of_all_ranks_is_none():
+    """As when the file server does not answer. A later one of a single rank is."""
     detector = StragglerDetector()
-    ranks = [progress(0, [0.5] * 30), progress(1, [0.5] * 29 + [9.0])]
-    [found] = detector.update(nodes(ranks))
-    assert (found.rank, found.kind, found.slowdown) == (1, "stall", 18.0)
-    assert "instead of about 0.5 s" in found.message
-    assert detector.update(nodes(ranks)) == []
-    assert detector.update(nodes([progress(0, [0.5] * 30), progress(1, [0.5] * 30)])) == []
-    assert len(detector.update(nodes(ranks))) == 1
+    assert detector.update(nodes([progress(rank, [0.5] * 30, stalled=(1, 9.0)) for rank in range(4)])) == []
+    ranks = [progress(rank, [0.5] * 30, stalled=(2 if rank == 2 else 1, 12.0)) for rank in range(4)]
+    assert [each.rank for each in detector.update(nodes(ranks))] == [2]
 
 
-def test_step_that_was_long_for_all_is_no_stall():
-    """As when the file server does not answer."""
-    ranks = [progress(rank, [0.5] * 29 + [9.0]) for rank in range(4)]
-    assert StragglerDetector().update(nodes(ranks)) == []
+@pytest.mark.parametrize(("slower", "named"), [(1.2, 10), (1.3, 10), (1.05, 0)])
+def test_rank_slower_by_a_fifth_is_named_in_nine_of_ten_noisy_runs(slower, named):
+    """With a noise of a tenth, as on a busy machine."""
+    rng = random.Random(7)
+    found = 0
+    for _ in range(10):
+        ranks = [progress(rank, steps(rng, 0.5 * (slower if rank == 3 else 1.0), 0.1)) for rank in range(8)]
+        found += [each.rank for each in StragglerDetector().update(nodes(ranks))] == [3]
+    assert found >= min(named, 9)
+    assert found <= named
 
 
 def test_few_long_steps_are_no_slow_rank():

@@ -52,6 +52,32 @@ def test_goodput_of_undisturbed_run() -> None:
     assert ledger.share == pytest.approx(100 / 120)
 
 
+def test_time_that_all_waited_for_a_stalled_rank_is_lost() -> None:
+    """No more of it than there was since the event before; a slow rank's event has none."""
+    events = [
+        at(0, "start", attempt=0),
+        at(10, "training", step=0),
+        at(60, "straggler", step=40, rank=1, stalls=2, lost_s=12.0),
+        at(70, "straggler", step=50, rank=2),
+        at(71, "straggler", step=51, rank=1, stalls=3, lost_s=30.0),
+        at(110, "end", step=100),
+    ]
+    assert seconds(events) == {"productive": 87, "restart": 10, "lost": 13, "total": 110}
+
+
+def test_what_a_program_of_ones_own_has_saved_is_not_known() -> None:
+    """So its steps count after a failure too, until a restart makes them again."""
+    events = [at(0, "start", program="ddp"), at(10, "training", step=0), at(110, "failure", step=100)]
+    assert seconds(events) == {"productive": 100, "restart": 10, "total": 110}
+    again = [
+        *events,
+        at(120, "start", program="ddp", attempt=1),
+        at(130, "training", step=50),
+        at(180, "end", step=100),
+    ]
+    assert seconds(again)["lost"] == 100
+
+
 def test_goodput_of_requeued_job_counts_queue_and_start_up() -> None:
     """Before its first start as well; of the time since the event before no more than there is."""
     events = [

@@ -88,8 +88,8 @@ def test_saves_and_evaluations_are_no_part_of_a_step(clock):
     assert times.recent()["step_s"] == 2.0
 
 
-def test_whole_window_has_quartile_and_longest_step(clock, tmp_path):
-    """They reach the supervisor in the heartbeat; steps before the window do not count."""
+def test_whole_window_has_quartile(clock, tmp_path):
+    """It reaches the supervisor in the heartbeat; steps before the window do not count."""
     times = StepTimes("cpu", 1, ddp=False)
     times.on_train_begin(None, None, None)
     for number in range(WARM_UP + REMEMBERED):
@@ -99,10 +99,20 @@ def test_whole_window_has_quartile_and_longest_step(clock, tmp_path):
     HeartbeatWriter(tmp_path, 0).step(40, times.recent())
     beat = read_beats(tmp_path)[0]
     assert isinstance(beat, RankHeartbeat)
-    assert (beat.compute_s, beat.own_low_s, beat.own_max_s) == (1.0, 1.5, 5.5)
+    assert (beat.compute_s, beat.own_low_s, beat.stalls) == (1.0, 1.5, 0)
+
+
+def test_steps_that_stall_are_counted_from_a_whole_window_on(clock):
+    """A stall is many times the usual step, and seconds more; a slow rank has none."""
+    times = StepTimes("cpu", 1, ddp=False)
+    times.on_train_begin(None, None, None)
+    for _ in range(WARM_UP):
+        one_step(times, clock, data=0.5, compute=90.0, wait=0.0)
     for _ in range(REMEMBERED):
-        one_step(times, clock, data=0.5, compute=2.0, wait=0.0)
-    assert times.recent()["own_max_s"] == 2.5
+        one_step(times, clock, data=0.5, compute=1.0, wait=0.0)
+    for compute in (2.0, 6.5, 9.5, 1.0, 21.0):
+        one_step(times, clock, data=0.5, compute=compute, wait=0.0)
+    assert (times.recent()["stalls"], times.recent()["stalled_s"]) == (2, 8.5 + 20.0)
 
 
 class RecordedEvent:
