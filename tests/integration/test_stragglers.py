@@ -31,10 +31,10 @@ def test_slowed_rank_is_named(zero, tiny, pairs, tmp_path):
     events = [each for each in read_records(tmp_path / "run" / "events.jsonl") if each["kind"] == "straggler"]
     # A busy machine may keep either rank from the processor for a moment: a stall, and not chronic. Or rank 0 for so
     # long that rank 1 counts as recovered, and is named again.
-    slow = [each for each in events if each["chronic"]]
+    slow = [each for each in events if each["chronic"] and not each.get("stalls")]
     assert {(each["rank"], each["host"]) for each in slow} == {(1, hostname())}
     assert slow[0]["slowdown"] > 1.15
-    assert f"rank 1 ({hostname()}) is slow" in done.err
+    assert "rank 1 takes 1." in done.err
     first, second = read_node_status(tmp_path / "run")[0].ranks
     assert first.wait_s > second.wait_s
     assert first.own_s < second.own_s

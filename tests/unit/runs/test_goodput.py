@@ -75,7 +75,7 @@ def test_what_a_program_of_ones_own_has_saved_is_not_known() -> None:
         at(130, "training", step=50),
         at(180, "end", step=100),
     ]
-    assert seconds(again)["lost"] == 100
+    assert seconds(again)["lost"] == 50
 
 
 def test_goodput_of_requeued_job_counts_queue_and_start_up() -> None:
