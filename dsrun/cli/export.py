@@ -17,7 +17,7 @@ from dsrun.runs.folder import RunFolder
 from dsrun.system.host import require_training_packages
 from dsrun.system.terminal.stderr import print_note
 
-EXPORTER = "dsrun.train.export.export_model"
+EXPORTER = "dsrun.train.export"
 
 # No GPU is needed, and its driver would only take memory; users cannot act on the warnings of libraries.
 # glibc's malloc keeps freed blocks of up to 32 MiB unless it maps and unmaps them (mallopt(3)).

@@ -25,23 +25,31 @@ class Interrupts(importlib.abc.MetaPathFinder):
             os.kill(os.getpid(), signal.SIGINT)
 
 sys.meta_path.insert(0, Interrupts())
+"""
+CONSOLE_SCRIPT = """
 sys.argv[:] = ["/env/bin/dsrun", "render-slurm", "--nodes", "2"]
 from dsrun.__main__ import main
 main()
 """
+EXPORT = """
+import runpy
+runpy.run_module("dsrun.train.export", run_name="__main__")
+"""
 
 
 @pytest.mark.parametrize(
-    ("module", "how"),
+    ("program", "module", "how"),
     [
-        ("dsrun.cli.main", "raised"),
-        ("click", "raised"),
-        ("dsrun.cli.slurm.render", "raised"),
-        ("dsrun.cli.slurm.render", "swallowed"),
+        (CONSOLE_SCRIPT, "dsrun.cli.main", "raised"),
+        (CONSOLE_SCRIPT, "click", "raised"),
+        (CONSOLE_SCRIPT, "dsrun.cli.slurm.render", "raised"),
+        (CONSOLE_SCRIPT, "dsrun.cli.slurm.render", "swallowed"),
+        (EXPORT, "torch", "raised"),
+        (EXPORT, "torch", "swallowed"),
     ],
 )
-def test_ctrl_c_while_a_command_loads_is_one_line(module, how, here):
-    argv = [sys.executable, "-c", AT_IMPORT, module, how]
+def test_ctrl_c_while_a_command_loads_is_one_line(program, module, how, here):
+    argv = [sys.executable, "-c", AT_IMPORT + program, module, how]
     done = subprocess.run(argv, cwd=here, capture_output=True, text=True, check=False)
     # click begins a new line, as a terminal shows ^C on the present one.
     assert (done.returncode, done.stdout, done.stderr.strip()) == (130, "", "error: interrupted")

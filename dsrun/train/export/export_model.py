@@ -1,4 +1,4 @@
-"""`python -m dsrun.train.export.export_model REQUEST`: a checkpoint as a Hugging Face folder, whatever its ZeRO stage.
+"""A checkpoint as a Hugging Face folder, whatever its ZeRO stage.
 
 The work of `dsrun export`, in a process of its own because it needs torch. Tensors are streamed: memory holds one
 tensor and a window of mapped files, however large the model is.
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from transformers.utils.logging import disable_progress_bar
 
-from dsrun.errors import DsrunError, MissingError, ToolError, UsageError
+from dsrun.errors import EXIT_INTERRUPTED, DsrunError, MissingError, ToolError, UsageError
 from dsrun.runs.manifest import STATE_FILE
 from dsrun.runs.records import write_json_atomic
 from dsrun.system.files import parse_json, replace_folder, sha256_of
@@ -72,6 +72,9 @@ def main(argv: list[str]) -> int:
     except DsrunError as error:
         print(f"error: {printable(str(error))}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
     os.write(product, f"{request.to}\n".encode())
     return 0
 
@@ -268,7 +271,3 @@ def _copy_card(source: Path, folder: Path) -> None:
     card = source / CARD
     if card.is_file() and not (source / STATE_FILE).is_file():
         shutil.copyfile(card, folder / CARD)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
