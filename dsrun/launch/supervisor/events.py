@@ -35,6 +35,26 @@ class RunEventWriter:
         self._folder = folder
         self._notify = notify
         self._noted = False
+        self._finished: int | None = None
+
+    def begin(self) -> None:
+        """An attempt begins: a FINISHED that is there is that of an earlier run."""
+        self._finished = self._written_finished()
+
+    def has_finished(self) -> bool:
+        """Whether this attempt has reached the run's end, which is told after everything else is done."""
+        return self._written_finished() not in (None, self._finished)
+
+    def _written_finished(self) -> int | None:
+        with suppress(OSError):
+            return self._folder.finished.stat().st_mtime_ns
+        return None
+
+    def finished_all_the_same(self, failure: AttemptFailure) -> None:
+        """On the first node: print and record that what happened after the run's end does not matter."""
+        message = f"{failure.message}, after the run had finished: all of it is there"
+        self._notify(message)
+        self._event("end", exit_code=0, step=failure.step, message=message)
 
     def newest_checkpoint(self) -> int | None:
         """The step of the newest complete checkpoint, 0 for none; None where the file server fails."""

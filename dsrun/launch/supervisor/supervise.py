@@ -212,6 +212,7 @@ class _Supervision:
             return None
         port = self._job.port or free_port()
         self._record.begin(self._number, self._env)
+        self._event_writer.begin()
         known = {variables.SAVED_BATCH: str(self._saved_batch or "")} if self._knows_saved_batch else {}
         return RunAttempt(self._context, self._number).run(self._starter, {**self._env, **known}, port)
 
@@ -243,6 +244,10 @@ class _Supervision:
         if failure and failure.cause == "rank_hung":
             folder = evidence_folder(self._job.run, self._number)
             failure = explain_hang_of_nodes(failure, folder, self._job.topology.workers)
+        if failure is not None and self._event_writer.has_finished():
+            # All that the run was to make is there; only its processes did not come to their end.
+            self._event_writer.finished_all_the_same(failure)
+            failure = None
         if failure is None:
             stop_requested = any(each.interrupted for each in ended)
             if not stop_requested:
