@@ -165,13 +165,14 @@ def with_map(folder: Path, cache: Path) -> Iterator[Any]:
 def with_dsrun(folder: Path, _cache: Path) -> Iterator[Any]:
     from dsrun.recipe.resolve import resolve
     from dsrun.train.data.data_request import data_request
+    from dsrun.train.data.encoding.tokenizer import load_tokenizer
     from dsrun.train.data.prepare import prepare_data
     from dsrun.train.model import load as models
 
     yield
     flags = ["--validation-split-percentage", "0", "--max-length", "128", "--do-train", "true"]
     recipe = resolve(["--model", str(folder / "model"), "--train-file", str(folder / "train.jsonl"), *flags], folder)
-    config, tokenizer = models.load_config(recipe.spec), models.load_tokenizer(recipe.spec)
+    config, tokenizer = models.load_config(recipe.spec), load_tokenizer(recipe.spec)
     task = models.decide_task(config, recipe.spec.task, recipe.spec.model)
     request = data_request(recipe, config, task, tokens=len(tokenizer), plugin=None)
     data = prepare_data(request, tokenizer, notify=lambda line: None, progress=lambda *_: None)
