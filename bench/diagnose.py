@@ -14,6 +14,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from bench.processes import COMMAND_S, run
+
 SIZE = 100_000_000
 RANKS = 64
 LIMIT_S = 2.0
@@ -66,7 +68,7 @@ def _cpu(argv: list[str], env: dict[str, str] | None = None) -> float:
     found = []
     for _ in range(3):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run(argv, stdout=subprocess.DEVNULL, env=env, check=False)
+        run(argv, what=argv[0], limit_s=COMMAND_S, stdout=subprocess.DEVNULL, env=env)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         found.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     return min(found)

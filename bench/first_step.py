@@ -12,20 +12,17 @@ import argparse
 import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from statistics import median
-
-import psutil
 
 from bench.cpu_clock import cpu_seconds
 from bench.ladder.data import LLAMA, VOCABULARY, make_model
 from bench.ladder.rungs import DEEPSPEED, PACKED, PADDED, PATIENCE_S, RUNGS, Ladder, environment
+from bench.processes import LimitedProcess
 
 GOAL = 0.7
 ROUNDS = 3
@@ -89,21 +86,19 @@ def compare(ladder: Ladder, rounds: int, *, cold: bool) -> bool:
 
 def first_step(command: list[str], output: Path) -> tuple[float, float]:
     """CPU and wall seconds until rank 0 has written its first step down; ends the run. RuntimeError if it fails."""
-    log, begin = output / "bench.log", time.monotonic()
+    log, what = output / "bench.log", " ".join(command[:4])
     with log.open("wb") as out:
-        process = psutil.Popen(command, env=environment(gpu=False), stdin=subprocess.DEVNULL, stdout=out, stderr=out)
+        kinds = {"env": environment(gpu=False), "compiles": True, "stdout": out, "stderr": out}
+        process = LimitedProcess(command, what=what, limit_s=PATIENCE_S, **kinds)
     try:
         while not any(file.stat().st_size for file in output.glob("**/metrics*.jsonl")):
-            if process.poll() is not None or time.monotonic() - begin > PATIENCE_S:
-                raise RuntimeError(f"{' '.join(command[:4])} made no step; see {log}")
+            if process.poll() is not None:
+                raise RuntimeError(f"{what} made no step; see {log}")
+            process.check()
             time.sleep(POLL_S)
-        return cpu_seconds(process.pid), time.monotonic() - begin
+        return cpu_seconds(process.pid), time.monotonic() - process.began
     finally:
-        with suppress(psutil.NoSuchProcess):
-            for each in (*process.children(recursive=True), process):
-                with suppress(psutil.NoSuchProcess):
-                    each.kill()
-        process.wait()
+        process.end(grace_s=0)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ it holds more than before there were logits: these and their gradient count, too
 
 from __future__ import annotations
 
-import multiprocessing
 import resource
 import time
 from dataclasses import dataclass
@@ -15,9 +14,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench.processes import forked
+
 GIB = 2**30
 TOKENS = 512
 ROUNDS = 3
+RUN_S = 600.0
+"""Of one run, which takes seconds."""
 GOAL_MEMORY = 0.6
 """Of the plain way's peak."""
 GOAL_TIME = 1.1
@@ -66,17 +69,11 @@ def main() -> bool:
 
 def measured(case: Case, chunked: bool) -> tuple[float, float]:
     """The peak in GiB and the CPU seconds of one run."""
-    fork = multiprocessing.get_context("fork")
-    receiver, sender = fork.Pipe(duplex=False)
-    process = fork.Process(target=_run, args=(case, chunked, sender))
-    process.start()
-    sender.close()
-    found: tuple[float, float] = receiver.recv()
-    process.join()
-    return found
+    gib, seconds = forked(_run, case, chunked, what=case.name, limit_s=RUN_S, size=2)
+    return gib, seconds
 
 
-def _run(case: Case, chunked: bool, sender: Any) -> None:
+def _run(case: Case, chunked: bool, found: Any) -> None:
     import torch
     from torch.nn import functional as F
 
@@ -108,7 +105,7 @@ def _run(case: Case, chunked: bool, sender: Any) -> None:
     loss.backward()
     seconds = time.process_time() - began
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    sender.send(((peak - before) / GIB, seconds))
+    found[:] = (peak - before) / GIB, seconds
 
 
 def _resident() -> int:

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from bench.memory_cases import ON_CPU, Case, on_gpu
+from bench.processes import HOUR_S, run
 from dsrun.launch.environment import run_command, worker_environment
 from dsrun.launch.training_job import LocalWorkers
 from dsrun.machine.gpus import visible_gpus
@@ -79,7 +79,7 @@ def measure(case: Case, world: int, device: Any) -> list[dict[str, Any]]:
         argv = run_command([*rendezvous, "--module", "bench.memory_run", *args])
         changes = worker_environment(LocalWorkers(world, device, world), os.environ, debug=False) | FIXED_THRESHOLD
         env = {name: value for name, value in {**os.environ, **changes}.items() if value is not None}
-        done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+        done = run(argv, what=words(case), limit_s=HOUR_S, env=env, compiles=True, capture_output=True, text=True)
         if done.returncode:
             sys.exit(f"{words(case)} failed:\n{done.stderr[-3000:]}")
         return [json.loads((folder / f"out-{rank}").read_text()) for rank in range(world)]

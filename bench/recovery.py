@@ -68,10 +68,8 @@ def _kills(run: Run) -> Iterator[float]:
         run.wait("a checkpoint", partial(_saved, run, run.checkpoint(), kill))
         time.sleep(AFTER_CHECKPOINT_S)
         moment = run.kill()
-        try:
-            run.wait("a new step", partial(_saved, run, 0, kill + 1))
-        except RuntimeError as error:
-            print(error)
+        if not run.reaches(partial(_saved, run, 0, kill + 1)):
+            print(run.missing("a new step"))
             yield math.inf
             return
         yield run.attempts()[kill] - moment

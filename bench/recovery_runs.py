@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -17,6 +16,7 @@ from typing import Any
 
 import psutil
 
+from bench.processes import HOUR_S, LimitedProcess, locks_of
 from dsrun.runs.records import read_records
 
 RANKS = 2
@@ -44,14 +44,8 @@ class Run(ABC):
         env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         env["PYTHONPATH"] = str(Path(__file__).parents[1])
         self.log = (folder / "bench.log").open("wb")
-        self.process = subprocess.Popen(
-            command,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=self.log,
-            stderr=self.log,
-            start_new_session=True,
-        )
+        kinds = {"stdout": self.log, "stderr": self.log, "start_new_session": True}
+        self.process = LimitedProcess(command, what=self.name, limit_s=HOUR_S, env=env, compiles=True, **kinds)
 
     @abstractmethod
     def steps(self) -> list[tuple[float, int]]:
@@ -70,12 +64,22 @@ class Run(ABC):
         return max((int(path.name.partition("-")[2]) for path in self.folder.glob("checkpoint-*[0-9]")), default=0)
 
     def wait(self, what: str, condition: Callable[[], object]) -> None:
-        """Until `condition()`; RuntimeError when the run ends or nothing happens."""
+        """Until `condition()`; ends the benchmark when the run ends or nothing happens."""
+        if not self.reaches(condition):
+            sys.exit(f"error: {self.missing(what)}")
+
+    def reaches(self, condition: Callable[[], object]) -> bool:
+        """Wait until `condition()`; False when the run ends or nothing happens."""
         deadline = time.monotonic() + PATIENCE_S
         while not condition():
+            self.process.check()
             if self.process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"{self.name}: {what} did not come; see {self.log.name}")
+                return False
             time.sleep(0.05)
+        return True
+
+    def missing(self, what: str) -> str:
+        return f"{self.name}: {what} did not come; see {self.log.name}{locks_of(self.process.env)}"
 
     def kill(self) -> float:
         """Kill rank 1; the moment of it."""
@@ -88,11 +92,7 @@ class Run(ABC):
 
     def end(self) -> None:
         """Kill everything at once."""
-        family = [self.process, *_children(self.process.pid)]
-        for each in family:
-            with suppress(psutil.NoSuchProcess, ProcessLookupError):
-                each.kill()
-        self.process.wait()
+        self.process.end(grace_s=0)
         self.log.close()
 
 

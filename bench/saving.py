@@ -39,6 +39,8 @@ STEPS = 4
 """Between two saves, every second of which is asynchronous."""
 MODEL = {"hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 1, "num_attention_heads": 8}
 ASYNC_GOAL = 5
+WRITTEN_S = 600.0
+"""Of an asynchronous save, which takes a second."""
 
 State = dict[str, torch.Tensor]
 
@@ -119,7 +121,10 @@ class _Written(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         save = self.trainer._under_way
+        deadline = time.monotonic() + WRITTEN_S
         while save and state.global_step % STEPS == STEPS - 2 and not save.is_sealed:
+            if time.monotonic() > deadline:
+                sys.exit(f"error: an asynchronous save is not written after {WRITTEN_S:g} s")
             time.sleep(0.01)
 
 

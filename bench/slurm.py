@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import tempfile
 import time
-import venv
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
+from bench.processes import COMMAND_S, run
 from bench.timing import ROUNDS, ratio_line
 from dsrun.launch.program import any_program
 from dsrun.slurm.render.job_script import render_script
@@ -25,6 +24,7 @@ LIMIT_S = 0.005
 ALIKE = 1.25
 """Renderings whose medians differ by less than this factor take the same time."""
 TORCHX = "torchx==0.7.0"
+INSTALL_S = 1800.0
 NODES, GPUS = 4, 8
 SCRIPT = ("train.py", "--x", "1")
 
@@ -95,9 +95,10 @@ def _against_torchx(scratch: Path) -> None:
 
 def _install(folder: Path) -> Path | None:
     """torchx in an environment of its own; None where pip cannot get it."""
-    venv.create(folder, with_pip=True)
+    venv = [sys.executable, "-m", "venv", folder]
+    run(venv, what="python -m venv", limit_s=INSTALL_S, check=True)
     pip = [str(folder / "bin" / "pip"), "install", "--quiet", "--disable-pip-version-check", TORCHX]
-    done = subprocess.run(pip, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    done = run(pip, what=f"pip install {TORCHX}", limit_s=INSTALL_S, capture_output=True)
     return folder / "bin" / "torchx" if done.returncode == 0 else None
 
 
@@ -110,7 +111,7 @@ def cpu_in_turn(commands: Mapping[str, Sequence[str]], cwd: Path, env: Mapping[s
     for counted in [False] + [True] * ROUNDS:
         for name, command in commands.items():
             began = _children()
-            subprocess.run(command, cwd=cwd, env=env, stdin=subprocess.DEVNULL, capture_output=True, check=True)
+            run(command, what=name, limit_s=COMMAND_S, cwd=cwd, env=env, capture_output=True, check=True)
             if counted:
                 seconds[name].append(_children() - began)
     return {name: median(values) for name, values in seconds.items()}

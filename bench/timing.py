@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from resource import RUSAGE_CHILDREN, getrusage
 from statistics import median
+
+from bench.processes import COMMAND_S, run
 
 ROUNDS = 12
 
@@ -35,7 +36,7 @@ def interleaved(
     for counted in [False] + [True] * rounds:
         for name, command in commands.items():
             begin = clock()
-            subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=True, env=environ)
+            run(command, what=name, limit_s=COMMAND_S, capture_output=True, check=True, env=environ)
             if counted:
                 seconds[name].append(clock() - begin)
     return {name: median(values) for name, values in seconds.items()}

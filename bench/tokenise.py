@@ -25,6 +25,7 @@ from typing import Any
 import psutil
 
 from bench.cpu_clock import cpu_seconds
+from bench.processes import HOUR_S, LimitedProcess
 
 TEXTS, ROUNDS = 200_000, 2
 FASTER, LESS = 1.3, 0.5
@@ -101,23 +102,21 @@ def measure(side: str, folder: Path, number: int) -> Cost:
     env["PYTHONPATH"] = str(Path(__file__).parents[1])
     command = [sys.executable, "-m", "bench.tokenise", side, str(folder), str(cache)]
     with (folder / f"{side}.log").open("wb") as log:
-        process = subprocess.Popen(
-            command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True
-        )
-    assert process.stdin
-    assert process.stdout
-    process.stdout.readline()
-    cpu, peak, begin = cpu_seconds(process.pid), 0, time.monotonic()
-    before = pss(process.pid)
-    done = folder / f"{side}.done"
-    done.unlink(missing_ok=True)
-    process.stdin.write(f"{done}\n")
-    process.stdin.flush()
-    while not done.exists() and process.poll() is None:
-        peak = max(peak, pss(process.pid))
-        time.sleep(SAMPLE_S)
-    wall, cpu = time.monotonic() - begin, cpu_seconds(process.pid) - cpu
-    digest, _ = process.communicate()
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": log, "text": True}
+        process = LimitedProcess(command, what=side, limit_s=HOUR_S, env=env, **pipes)
+    with process:
+        process.line("stdout")
+        cpu, peak, begin = cpu_seconds(process.pid), 0, time.monotonic()
+        before = pss(process.pid)
+        done = folder / f"{side}.done"
+        done.unlink(missing_ok=True)
+        process.write(f"{done}\n")
+        while not done.exists() and process.poll() is None:
+            process.check()
+            peak = max(peak, pss(process.pid))
+            time.sleep(SAMPLE_S)
+        wall, cpu = time.monotonic() - begin, cpu_seconds(process.pid) - cpu
+        digest, _ = process.finish()
     if process.returncode:
         raise RuntimeError(f"{side} failed: {(folder / f'{side}.log').read_text()[-2000:]}")
     return Cost(cpu, wall, peak - before, digest)
@@ -166,13 +165,14 @@ def with_map(folder: Path, cache: Path) -> Iterator[Any]:
 def with_dsrun(folder: Path, _cache: Path) -> Iterator[Any]:
     from dsrun.recipe.resolve import resolve
     from dsrun.train.data.data_request import data_request
+    from dsrun.train.data.encoding.tokenizer import load_tokenizer
     from dsrun.train.data.prepare import prepare_data
     from dsrun.train.model import load as models
 
     yield
     flags = ["--validation-split-percentage", "0", "--max-length", "128", "--do-train", "true"]
     recipe = resolve(["--model", str(folder / "model"), "--train-file", str(folder / "train.jsonl"), *flags], folder)
-    config, tokenizer = models.load_config(recipe.spec), models.load_tokenizer(recipe.spec)
+    config, tokenizer = models.load_config(recipe.spec), load_tokenizer(recipe.spec)
     task = models.decide_task(config, recipe.spec.task, recipe.spec.model)
     request = data_request(recipe, config, task, tokens=len(tokenizer), plugin=None)
     data = prepare_data(request, tokenizer, notify=lambda line: None, progress=lambda *_: None)

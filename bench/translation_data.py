@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from gettext import GNUTranslations
 from pathlib import Path
 
+from bench.processes import COMMAND_S, HOUR_S, run
 from dsrun.errors import MissingError
 
 # The most new strings for a download of 150 MB. Left out: iso-codes, which holds names and no sentences, and KDE's
@@ -53,7 +54,8 @@ def fetch_packages(names: Iterable[str], folder: Path) -> dict[str, str]:
     """Download and unpack packages below `folder`; the version of each. Those that this release of Debian does not
     have are left out. MissingError where there is no apt, or nothing to download from."""
     try:
-        policy = subprocess.run(["apt-cache", "policy", *names], capture_output=True, text=True, check=True).stdout
+        kinds = {"capture_output": True, "text": True, "check": True}
+        policy = run(["apt-cache", "policy", *names], what="apt-cache policy", limit_s=COMMAND_S, **kinds).stdout
     except (FileNotFoundError, subprocess.CalledProcessError) as error:
         raise MissingError("the data comes from Debian packages, and apt-cache failed", fix="use Debian") from error
     versions = dict(re.findall(r"^(\S+):\n.*\n  Candidate: (?!\(none\))(\S+)", policy, re.MULTILINE))
@@ -61,11 +63,13 @@ def fetch_packages(names: Iterable[str], folder: Path) -> dict[str, str]:
         raise MissingError("apt knows none of the packages", fix="run apt-get update")
     folder.mkdir(parents=True, exist_ok=True)
     wanted = [f"{name}={version}" for name, version in versions.items()]
-    done = subprocess.run(["apt-get", "download", *wanted], cwd=folder, capture_output=True, text=True, check=False)
+    argv = ["apt-get", "download", *wanted]
+    done = run(argv, what="apt-get download", limit_s=HOUR_S, cwd=folder, capture_output=True, text=True)
     if done.returncode:
         raise MissingError(f"apt-get download failed: {done.stderr.strip().splitlines()[-1]}", fix="run apt-get update")
     for package in sorted(folder.glob("*.deb")):
-        subprocess.run(["dpkg", "-x", package, folder / package.name.partition("_")[0]], check=True)
+        argv = ["dpkg", "-x", str(package), str(folder / package.name.partition("_")[0])]
+        run(argv, what=f"dpkg -x {package.name}", limit_s=COMMAND_S, check=True)
         package.unlink()
     return versions
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,9 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from bench.cpu_clock import CpuClock
+from bench.processes import HOUR_S, LimitedProcess
 from dsrun.runs.records import read_records
 
 SAMPLE_S = 1.0
+SILENCE_S = 2 * HOUR_S
+"""Between two lines of metrics.jsonl, and for evaluation and predictions."""
 VOCABULARY = 5000
 LONGEST = 64
 """Tokens of a source or a target, its end included."""
@@ -40,10 +42,11 @@ class Run:
 
     name: str
     recipe: Recipe
-    process: subprocess.Popen[bytes]
+    process: LimitedProcess
     clock: CpuClock = field(init=False)
     began: float = field(default_factory=time.time)
     wall_s: float = 0.0
+    written: int = 0
 
     def __post_init__(self) -> None:
         self.clock = CpuClock(self.process.pid)
@@ -54,6 +57,10 @@ class Run:
             self.wall_s = self.wall_s or time.time() - self.began
             return False
         self.clock.sample()
+        metrics = Path(self.recipe.output, "metrics.jsonl")
+        if metrics.exists() and (written := metrics.stat().st_size) != self.written:
+            self.written = written
+            self.process.renew()
         return True
 
     @property
@@ -79,19 +86,21 @@ def side_by_side(runs: Iterable[tuple[str, Recipe, Sequence[str]]]) -> list[Run]
     try:
         for name, recipe, command in runs:
             with _log(recipe).open("wb") as log:
-                process = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+                kinds = {"env": env, "compiles": True, "stdout": log, "stderr": log}
+                process = LimitedProcess(command, what=name, limit_s=SILENCE_S, **kinds)
             started.append(Run(name, recipe, process))
         running = started
         while running:
             time.sleep(SAMPLE_S)
             running = [run for run in running if run.sample()]
             for run in started:
+                if run in running:
+                    run.process.check()
                 if run.process.returncode:
                     raise RuntimeError(f"{run.name} failed; see {_log(run.recipe)}")
     finally:
         for run in started:
-            run.process.terminate()
-            run.process.wait()
+            run.process.end()
     return started
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from statistics import median
 
 from bench.cpu_clock import cpu_seconds
+from bench.processes import LimitedProcess
 from bench.recovery_runs import Dsrun, make_data, make_model
 from dsrun.runs.heartbeat import HeartbeatWriter
 
@@ -29,6 +30,8 @@ WINDOWS = 12
 WINDOW_S = 15.0
 REFRESH_S = 2.0
 SCRAPE_S = 15.0
+START_S = 300.0
+"""Of a watcher, which takes a second."""
 LIMIT = 1.01
 """A step may take so many times as long while the run is watched."""
 BEATS = 20_000
@@ -79,8 +82,8 @@ def _windows(run: Dsrun) -> tuple[float, float, float]:
 class Watchers:
     """A monitor and an exporter of one run."""
 
-    monitor: subprocess.Popen[str]
-    exporter: subprocess.Popen[str]
+    monitor: LimitedProcess
+    exporter: LimitedProcess
     url: str
     scraped: float = 0.0
 
@@ -98,22 +101,21 @@ class Watchers:
 def _watchers(run: Path) -> Iterator[Watchers]:
     """Both, once they are under way."""
     command = [sys.executable, "-m", "dsrun"]
-    kinds = {"stdin": subprocess.DEVNULL, "stderr": subprocess.PIPE, "text": True}
-    monitor = subprocess.Popen(
-        [*command, "monitor", str(run), "--interval", str(REFRESH_S)], stdout=subprocess.PIPE, **kinds
-    )
-    exporter = subprocess.Popen([*command, "exporter", str(run), "--port", "0"], **kinds)
+    kinds = {"limit_s": START_S, "stderr": subprocess.PIPE, "text": True}
+    started: list[LimitedProcess] = []
     try:
-        assert monitor.stdout is not None
-        assert exporter.stderr is not None
-        monitor.stdout.readline()
-        url = re.search(r"http://\S+/metrics", exporter.stderr.readline())
+        words = ["monitor", str(run), "--interval", str(REFRESH_S)]
+        started.append(LimitedProcess([*command, *words], what="dsrun monitor", stdout=subprocess.PIPE, **kinds))
+        words = ["exporter", str(run), "--port", "0"]
+        started.append(LimitedProcess([*command, *words], what="dsrun exporter", **kinds))
+        monitor, exporter = started
+        monitor.line("stdout")
+        url = re.search(r"http://\S+/metrics", exporter.line("stderr"))
         assert url is not None
         yield Watchers(monitor, exporter, url[0])
     finally:
-        for each in (monitor, exporter):
-            each.kill()
-            each.communicate()
+        for each in started:
+            each.end(grace_s=0)
 
 
 def _beat_s(folder: Path) -> float:

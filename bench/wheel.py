@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+from bench.processes import HOUR_S, run
 from dsrun.machine.torch_facts import torch_facts
 from dsrun.system.variables import cache_root
 from dsrun.wheel.compile.build_environment import FLAGS
@@ -26,6 +26,8 @@ from dsrun.wheel.platform.cxx import compiler_cache
 from dsrun.wheel.sdist import fetch_sdist, read_lock
 
 UNCHANGED_LIMIT_S = 2.0
+BUILD_S = 3 * HOUR_S
+"""Of one build: the stock command compiles one file after the other."""
 ON_CPU = ("cpu", "cpu_adam,cpu_lion", ("DS_BUILD_CPU_ADAM", "DS_BUILD_CPU_LION"))
 ON_GPU = (
     "8.0;9.0",
@@ -87,7 +89,7 @@ def _dsrun(arch: str, ops: str, env: dict[str, str]) -> tuple[float, Path]:
 
 
 def _run(argv: list[str], env: dict[str, str]) -> str:
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+    done = run(argv, what=" ".join(argv[1:4]), limit_s=BUILD_S, env=env, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{' '.join(argv)} failed:\n{done.stderr[-3000:]}")
     return done.stdout

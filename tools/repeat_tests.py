@@ -28,6 +28,9 @@ ROOT = Path(__file__).parents[1]
 BUSY_PROCESSES = 2
 LONGEST_STOP_S = 3.0
 PAUSE_S = 0.5
+RUN_S = 4 * 3600.0
+"""Of one `make test`, which takes minutes."""
+ENDING_S = 60.0
 # Nothing is tested in these, and make waits for no one.
 SPARED = re.compile(r"^(make|sh|bash)$")
 FAILED = re.compile(r"^(?:FAILED|ERROR) (\S+?):?(?: |$)", re.MULTILINE)
@@ -43,7 +46,8 @@ def busy() -> Iterator[None]:
     finally:
         for each in others:
             each.kill()
-            each.wait()
+        for each in others:
+            each.wait(ENDING_S)
 
 
 @contextlib.contextmanager
@@ -56,7 +60,7 @@ def stopping(pid: int) -> Iterator[None]:
         yield
     finally:
         over.set()
-        stopper.join()
+        stopper.join(ENDING_S)
 
 
 def _stop_and_go(pid: int, over: threading.Event) -> None:
@@ -94,14 +98,18 @@ def run_once(number: int, *, disturbed: bool) -> list[str]:
         if disturbed:
             stack.enter_context(busy())
             stack.enter_context(stopping(process.pid))
-        code = process.wait()
+        try:
+            code: int | None = process.wait(RUN_S)
+        except subprocess.TimeoutExpired:
+            code = None
     minutes = (time.monotonic() - began) / 60
     kind = "disturbed" if disturbed else "quiet"
-    failed = sorted(set(FAILED.findall(log.read_text(errors="replace")))) if code else []
+    failed = sorted(set(FAILED.findall(log.read_text(errors="replace")))) if code != 0 else []
     if code == 0:
         log.unlink()
     elif not failed:
-        failed = [f"make test ended with {code}: {log}"]
+        ended = f"did not end within {RUN_S / 3600:g} h" if code is None else f"ended with {code}"
+        failed = [f"make test {ended}: {log}"]
     print(
         f"run {number}, {kind}: {minutes:.1f} min, {', '.join(failed) if failed else 'no failure'}",
         flush=True,
@@ -113,7 +121,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     """What pytest leaves is ended by its reaper."""
     if process.poll() is None:
         os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        process.wait(ENDING_S)
 
 
 def main(runs: int) -> int:

@@ -9,7 +9,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -19,6 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from bench.processes import COMMAND_S, HOUR_S, LimitedProcess, run
 from dsrun.runs.records import read_records
 
 WORK, DRY = "DSRUN_BENCH_WORK", "DSRUN_BENCH_DRY"
@@ -87,7 +87,7 @@ def facts() -> int:
         return 0
     import torch
 
-    subprocess.run(["nvidia-smi"], check=False)
+    run(["nvidia-smi"], what="nvidia-smi", limit_s=COMMAND_S)
     free, total = torch.cuda.mem_get_info()
     tell(f"CUDA {torch.version.cuda}, NCCL {torch.cuda.nccl.version()}, {free / GIB:.1f} of {total / GIB:.1f} GiB free")
     one = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
@@ -121,10 +121,10 @@ def demo(name: str) -> int:
         flags += ["--deepspeed", str(file)]
     if dry():
         flags += ["--max-steps", "3"]
-    run = work() / name
-    shutil.rmtree(run, ignore_errors=True)
-    code = subprocess.run(training(run, flags), check=False).returncode
-    tell(f"{name}: {described(run)}")
+    folder = work() / name
+    shutil.rmtree(folder, ignore_errors=True)
+    code = run(training(folder, flags), what=f"dsrun train, {name}", limit_s=HOUR_S, compiles=True).returncode
+    tell(f"{name}: {described(folder)}")
     return code
 
 
@@ -189,55 +189,58 @@ def packing(kind: str) -> int:
 
 def kill() -> int:
     """A rank is killed after a checkpoint: how long until the next step, and does the run end well."""
-    run, patience = work() / "kill", 400 if dry() else 70
-    shutil.rmtree(run, ignore_errors=True)
+    folder, patience = work() / "kill", 400 if dry() else 70
+    shutil.rmtree(folder, ignore_errors=True)
     flags = ["--zero", "2", "--model", "demo-llama", "--save-steps", "20", "--max-steps", "60", "--logging-steps", "1"]
-    process = subprocess.Popen(training(run, flags))
+    kinds = {"what": "dsrun train", "limit_s": 2 * patience, "compiles": True}
+    with LimitedProcess(training(folder, flags), **kinds) as process:
+        return _killed(process, folder, patience)
 
+
+def _killed(process: LimitedProcess, folder: Path, patience: int) -> int:
     def steps() -> list[tuple[float, int]]:
-        rows = read_records(run / "metrics.jsonl") if (run / "metrics.jsonl").exists() else []
+        rows = read_records(folder / "metrics.jsonl") if (folder / "metrics.jsonl").exists() else []
         return [(datetime.fromisoformat(row["time"]).timestamp(), row["step"]) for row in rows if "loss" in row]
 
     deadline = time.monotonic() + patience
     while time.monotonic() < deadline and process.poll() is None and not any(step >= 25 for _, step in steps()):
         time.sleep(0.05)
     try:
-        rank = json.loads((run / "status" / "node-0.json").read_text())["ranks"][0]["pid"]
+        rank = json.loads((folder / "status" / "node-0.json").read_text())["ranks"][0]["pid"]
     except (OSError, ValueError, LookupError) as error:
         tell(f"no rank was found: {error!r}")
-        process.send_signal(signal.SIGINT)
-        process.wait()
         return 1
     moment = time.time()
     os.kill(rank, signal.SIGKILL)
-    code = process.wait(patience)
+    process.finish()
     before = max((step for when, step in steps() if when <= moment), default=None)
     after = [(when, step) for when, step in steps() if when > moment]
     then = f"step {after[0][1]} after {after[0][0] - moment:.1f} s, last step {after[-1][1]}" if after else "no step"
-    tell(f"killed at step {before}: {then}, exit code {code}")
-    return code
+    tell(f"killed at step {before}: {then}, exit code {process.returncode}")
+    return int(process.returncode or 0)
 
 
 def doctor() -> int:
     """The commands that look at a machine and at a run; that of the block t5."""
-    run = str(work() / "t5")
+    folder = str(work() / "t5")
     commands = {
         "doctor": ["doctor"],
-        "monitor": ["monitor", "--once", run],
+        "monitor": ["monitor", "--once", folder],
         "plan": [
             "plan",
             "--model",
-            f"{run}/model",
+            f"{folder}/model",
             "--global-batch-size",
             "256",
             *(["--gpus", "h100"] if dry() else []),
         ],
-        "diagnose": ["diagnose", run],
-        "report": ["report", run, "-o", str(work() / "report.html")],
+        "diagnose": ["diagnose", folder],
+        "report": ["report", folder, "-o", str(work() / "report.html")],
     }
     codes = {}
     for name, words in commands.items():
-        codes[name] = subprocess.run([sys.executable, "-m", "dsrun", *words], check=False).returncode
+        argv = [sys.executable, "-m", "dsrun", *words]
+        codes[name] = run(argv, what=f"dsrun {name}", limit_s=COMMAND_S).returncode
     tell("exit codes: " + ", ".join(f"{name} {code}" for name, code in codes.items()))
     return 0 if dry() else max(codes.values())
 

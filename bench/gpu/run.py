@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from bench.gpu.blocks import Block
+from bench.processes import LimitedProcess, locks_of
 
 GRACE_S = 6.0
 MISSED = ("MISSED", "NO")
@@ -23,8 +22,6 @@ LAST_CHARACTERS = 300
 TOLD = "=> "
 """How a line of a block's output begins that belongs into the table."""
 TOLD_CHARACTERS = 700
-MARK = "DSRUN_BENCH_BLOCK"
-"""The environment variable by which what a block has started is found after it."""
 MISSING = 4
 """The exit code of a block that needs what is not installed here."""
 CLOSING_S = 4.0
@@ -68,21 +65,19 @@ def run_blocks(
 
 def run_block(block: Block, log: Path) -> Row:
     """Run it in a process group of its own, which is killed at the time limit with all that it started."""
-    root, mark = str(Path(__file__).parents[2]), f"{os.getpid()}-{block.name}"
-    env = {**os.environ, "PYTHONPATH": root, "PYTHONUNBUFFERED": "1", MARK: mark}
+    root = str(Path(__file__).parents[2])
+    env = {**os.environ, "PYTHONPATH": root, "PYTHONUNBUFFERED": "1"}
     began = time.monotonic()
     with log.open("wb") as out:
-        process = subprocess.Popen(
-            [sys.executable, *block.argv],
-            cwd=root, env=env, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
+        process = LimitedProcess(
+            [sys.executable, *block.argv], what=block.name, limit_s=block.limit_s,
+            cwd=root, env=env, compiles=True, stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
         try:
-            process.wait(block.limit_s)
-            status: Status = "failed" if process.returncode else "ok"
-        except subprocess.TimeoutExpired:
-            status = "timeout"
+            has_ended = process.ends()
         finally:
-            _end(process, mark)
+            process.end(GRACE_S)
+    status: Status = "timeout" if not has_ended else "failed" if process.returncode else "ok"
     figures = _figures(block)
     if status == "ok" and figures.get("mfu") is not None and figures["mfu"] < figures.get("goal", 0):
         status = "missed"
@@ -91,23 +86,10 @@ def run_block(block: Block, log: Path) -> Row:
         status = "missed"
     if status == "failed" and process.returncode == MISSING:
         status = "skipped"
-    ended = f"after its limit of {block.limit_s} s" if status == "timeout" else f"exit code {process.returncode}"
+    locks = locks_of(process.env) if status == "timeout" else ""
+    ended = f"after its limit of {block.limit_s} s{locks}" if status == "timeout" else f"exit code {process.returncode}"
     detail = told if status in ("ok", "missed") else "; ".join(each for each in (told, f"{ended}: {last}") if each)
     return Row(block.name, status, round(time.monotonic() - began, 1), detail, figures)
-
-
-def _end(process: subprocess.Popen[bytes], mark: str) -> None:
-    """SIGTERM to the group, whose supervisors then end their ranks; SIGKILL to what is left, in other sessions too."""
-    for signum in (signal.SIGTERM, signal.SIGKILL):
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signum)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(GRACE_S)
-    wanted = f"{MARK}={mark}".encode()
-    for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            if wanted in (folder / "environ").read_bytes().split(b"\0"):
-                os.kill(int(folder.name), signal.SIGKILL)
 
 
 def _figures(block: Block) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -21,6 +20,7 @@ from bench.gpu.blocks import TIMINGS, Timing
 from bench.gpu.few import dry, tell
 from bench.ladder.data import make_tokenizer
 from bench.mfu import causal_flops, seq2seq_flops
+from bench.processes import HOUR_S, run
 from dsrun.hardware.gpu_facts import peak_bf16_tflops
 from dsrun.machine.gpus import LocalGpu, visible_gpus
 from dsrun.runs.records import read_records
@@ -36,15 +36,16 @@ def main(name: str, result: str) -> int:
     timing = next(each for each in TIMINGS if each.name == name)
     gpus = [] if dry() else visible_gpus()
     with tempfile.TemporaryDirectory() as scratch:
-        run = Path(scratch) / "run"
+        output = Path(scratch) / "run"
         if not gpus:
             h100 = LocalGpu(index=0, name="NVIDIA H100", uuid="", memory_total=80 * 2**30, capability=(9, 0))
-            tell(" ".join(command(replace(timing, length=32), Path(scratch), run, [h100])[2:]))
+            tell(" ".join(command(replace(timing, length=32), Path(scratch), output, [h100])[2:]))
             return 0
-        done = subprocess.run(command(timing, Path(scratch), run, gpus), check=False)
+        argv = command(timing, Path(scratch), output, gpus)
+        done = run(argv, what=f"dsrun train, {name}", limit_s=HOUR_S, compiles=True)
         if done.returncode:
             return done.returncode
-        rows = [row for row in read_records(run / "metrics.jsonl") if "loss" in row]
+        rows = [row for row in read_records(output / "metrics.jsonl") if "loss" in row]
     found = {"note": timing.optimizer(_gib(gpus[0]))} | figures(timing, rows, peak_bf16_tflops(gpus[0].name), len(gpus))
     Path(result).write_text(json.dumps(found, indent=2), encoding="utf-8")
     print(json.dumps(found))

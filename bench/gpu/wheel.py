@@ -7,30 +7,27 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from bench.gpu.few import dry, tell, work
+from bench.processes import COMMAND_S, HOUR_S, LimitedProcess, run
 
 NICE = 15
+BUILD_S = 2 * HOUR_S
 
 
 @contextmanager
 def building(folder: Path) -> Iterator[None]:
     """Compile meanwhile; what is not finished at the end is ended."""
     argv = [sys.executable, "-m", "bench.gpu.wheel", "build", str(folder)]
-    process = subprocess.Popen(argv, cwd=Path(__file__).parents[2], start_new_session=True)
-    try:
+    root = Path(__file__).parents[2]
+    with LimitedProcess(argv, what="the wheel's build", limit_s=BUILD_S, cwd=root, start_new_session=True):
         yield
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
-        process.wait()
 
 
 def build(folder: Path) -> int:
@@ -39,7 +36,7 @@ def build(folder: Path) -> int:
     began = time.monotonic()
     with (folder / "build.log").open("wb") as log:
         argv = [sys.executable, "-m", "dsrun", "build-wheel", "--arch", "auto"]
-        done = subprocess.run(argv, stdout=subprocess.PIPE, stderr=log, text=True, check=False)
+        done = run(argv, what="dsrun build-wheel", limit_s=BUILD_S, stdout=subprocess.PIPE, stderr=log, text=True)
     path = "".join(done.stdout.strip().splitlines()[-1:])
     partial = folder / "wheel.json.part"
     partial.write_text(json.dumps({"path": path, "code": done.returncode, "seconds": time.monotonic() - began}))
@@ -48,8 +45,11 @@ def build(folder: Path) -> int:
 
 
 def wait(folder: Path) -> int:
-    """Until it is there; the time limit is the block's."""
+    """Until it is there; the block's time limit is shorter."""
+    deadline = time.monotonic() + BUILD_S
     while not (folder / "wheel.json").exists():
+        if time.monotonic() > deadline:
+            sys.exit(f"error: no wheel came within {BUILD_S:g} s; see {folder / 'build.log'}")
         time.sleep(0.5)
     made = json.loads((folder / "wheel.json").read_text())
     print((folder / "build.log").read_text(errors="replace")[-8000:])
@@ -63,15 +63,15 @@ def verify(folder: Path) -> int:
         print("there is no wheel")
         return 4
     path = json.loads((folder / "wheel.json").read_text())["path"]
-    checked = subprocess.run([sys.executable, "-m", "dsrun", "verify-wheel", path], check=False).returncode
+    argv = [sys.executable, "-m", "dsrun", "verify-wheel", path]
+    checked = run(argv, what="dsrun verify-wheel", limit_s=HOUR_S).returncode
     tell(f"verify-wheel: exit code {checked}")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-index", "--no-deps"]
-    subprocess.run([*pip, "--force-reinstall", path], check=True)
+    run([*pip, "--force-reinstall", path], what="pip install", limit_s=COMMAND_S, check=True)
     files = ["tests/gpu/test_gpu_ops.py", "tests/gpu/test_gpu_training.py"]
     pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--timeout", "120", "--tb=short"]
-    tested = subprocess.run(
-        [*pytest, *files, "-k", "test_gpu_ops or offload"], stdout=subprocess.PIPE, text=True, check=False
-    )
+    argv = [*pytest, *files, "-k", "test_gpu_ops or offload"]
+    tested = run(argv, what="pytest tests/gpu", limit_s=HOUR_S, compiles=True, stdout=subprocess.PIPE, text=True)
     print(tested.stdout)
     tell("operations and offload: " + "".join(tested.stdout.strip().splitlines()[-1:]))
     return 1 if checked or tested.returncode else 0

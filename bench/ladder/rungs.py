@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -18,6 +17,7 @@ from typing import Any
 
 from bench.cpu_clock import CpuClock
 from bench.ladder.data import LONGEST
+from bench.processes import LimitedProcess
 from dsrun.runs.records import read_records
 
 RANKS = 2
@@ -200,20 +200,16 @@ def environment(*, gpu: bool) -> dict[str, str]:
 
 
 def run_sampled(command: list[str], log: Path, name: str, *, gpu: bool) -> CpuClock:
-    """Run it to its end with a thread a rank; its CPU time by the clock. RuntimeError when it fails or hangs."""
+    """Run it to its end with a thread a rank; its CPU time by the clock. RuntimeError when it fails."""
     with log.open("wb") as out:
-        process = subprocess.Popen(command, env=environment(gpu=gpu), stdin=subprocess.DEVNULL, stdout=out, stderr=out)
-    clock, deadline = CpuClock(process.pid), time.monotonic() + PATIENCE_S
-    try:
+        kinds = {"env": environment(gpu=gpu), "compiles": True, "stdout": out, "stderr": out}
+        process = LimitedProcess(command, what=name, limit_s=PATIENCE_S, **kinds)
+    clock = CpuClock(process.pid)
+    with process:
         while process.poll() is None:
             clock.sample()
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"{name} takes more than {PATIENCE_S:g} s; see {log}")
+            process.check()
             time.sleep(SAMPLE_S)
-    finally:
-        # torchrun and dsrun end their ranks on SIGTERM.
-        process.terminate()
-        process.wait()
     if process.returncode:
         raise RuntimeError(f"{name} failed; see {log}")
     return clock

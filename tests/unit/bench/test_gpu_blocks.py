@@ -28,6 +28,12 @@ from tests.processes import left_of
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.fixture(autouse=True)
+def builds(tmp_path, monkeypatch):
+    """No locks of the user's are looked at, or removed before a block."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "torch_extensions"))
+
+
 def block(code, name="one", **more):
     return Block(name=name, argv=("-c", code), **more)
 
