@@ -22,7 +22,7 @@ from dsrun.kubernetes.notation import (
 from dsrun.kubernetes.options import KubernetesSpec
 from dsrun.kubernetes.workload import CLAIM_PATH, missing_variables, mounts
 from dsrun.options import OptionValue, filled, section_value
-from dsrun.system.terminal.display import SECRET_VARIABLE, without_tokens
+from dsrun.system.terminal.secrets import SECRET_VARIABLE, without_tokens
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 APP_LABEL, INSTANCE_LABEL = "app.kubernetes.io/name", "app.kubernetes.io/instance"

@@ -24,7 +24,8 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from dsrun.datafiles import toml_beside
 from dsrun.errors import UsageError, did_you_mean
-from dsrun.system.terminal.display import MASK, masked, printable
+from dsrun.system.terminal.display import printable
+from dsrun.system.terminal.secrets import MASK, masked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from dsrun.datafiles import toml_beside
 from dsrun.options import by_group, value_kind
 from dsrun.recipe.recipe_spec import TrainSpec
-from dsrun.system.terminal.display import MASK
+from dsrun.system.terminal.secrets import MASK
 
 FlagKind = Literal["int", "float", "bool", "bool|str", "str", "json", "list", "list|str"]
 

@@ -23,7 +23,7 @@ from dsrun.recipe.flags import (
 from dsrun.recipe.parsed_value import ParsedValue
 from dsrun.recipe.parser import parse, read_json
 from dsrun.recipe.recipe import DEFAULT, Recipe, validate
-from dsrun.system.terminal.display import MASK
+from dsrun.system.terminal.secrets import MASK
 
 
 def resolve(argv: Sequence[str], cwd: Path) -> Recipe:

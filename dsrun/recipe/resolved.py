@@ -21,7 +21,7 @@ from dsrun.runs.attempts import earlier_signatures, signatures
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.records import write_json_atomic
 from dsrun.system import variables
-from dsrun.system.terminal.display import MASK, masked, masked_values, unmasked_values
+from dsrun.system.terminal.secrets import MASK, masked, masked_values, unmasked_values
 
 VERSION = 1
 

@@ -9,7 +9,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
-from dsrun.system.terminal.display import masked
+from dsrun.system.terminal.secrets import masked
 
 # Stands for a dollar sign that this shell does not expand: one in single quotes, or behind a backslash.
 LITERAL_DOLLAR = "\ue000"

@@ -13,7 +13,7 @@ from dsrun.errors import UsageError
 from dsrun.launch.launchers import refuse_scripts
 from dsrun.launch.program import JobProgram, any_program
 from dsrun.options import OptionValue, flag_of
-from dsrun.system.terminal.display import MASK, masked
+from dsrun.system.terminal.secrets import MASK, masked
 from dsrun.system.terminal.stderr import print_note
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from dsrun.errors import UsageError
 from dsrun.options import MAX_NUMBER, OptionValue, filled, flag_of, section_value
 from dsrun.slurm.render.notation import check_notation, directive_value, parse_gpus, shell_quote, time_limit
 from dsrun.slurm.render.options import SlurmSpec, options
-from dsrun.system.terminal.display import SECRET_VARIABLE
+from dsrun.system.terminal.secrets import SECRET_VARIABLE
 from dsrun.system.variables import BEGAN, FAILURES, LOCAL, OUTPUT, QUEUED, SAVE_ON, STOP_FILE
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 import click
 
 from dsrun.system import variables
-from dsrun.system.terminal.display import printable, without_tokens
+from dsrun.system.terminal.display import printable
+from dsrun.system.terminal.secrets import without_tokens
 
 
 def print_error(message: str) -> None:

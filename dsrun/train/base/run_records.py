@@ -19,7 +19,7 @@ from dsrun.runs.records import EventLog, LineAppender, read_records, utc_now, wr
 from dsrun.runs.stop_request import StopRequest
 from dsrun.runs.tail import last_record
 from dsrun.system.host import git_commit, hostname, versions
-from dsrun.system.terminal.display import masked_values
+from dsrun.system.terminal.secrets import masked_values
 from dsrun.train.base import speed
 from dsrun.train.base.console import Console
 from dsrun.train.base.plan import TrainingPlan
