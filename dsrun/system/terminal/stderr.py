@@ -33,7 +33,7 @@ def print_detail(line: str) -> None:
             _write_json(each.strip(), "detail")
         return
     with ignore_closed_stream(2):
-        click.echo(printable(line, keep="\t\n"), err=True)
+        click.echo(without_tokens(printable(line, keep="\t\n")), err=True)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from dsrun.system.terminal.secrets import (
     masked_values,
     split_secrets,
     unmasked_values,
+    without_tokens,
 )
 
 TOKEN = "hf_canaryCANARY0123456789"
@@ -55,6 +56,49 @@ def test_masked_values_of_settings_and_back() -> None:
     hidden = '{"comet": {"api_key": "***"}, "a": 1}'
     assert masked(["--deepspeed", text, f"--deepspeed={text}", "{x}"]) == [
         "--deepspeed", hidden, f"--deepspeed={hidden}", "{x}",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("curl -u me:sesame https://x", "curl -u me:*** https://x"),
+        ("curl -ume:sesame https://x", "curl -ume:*** https://x"),
+        ("curl -H 'Authorization: Basic sesame' x", "curl -H 'Authorization: Basic ***' x"),
+        ('curl -H "X-Api-Key: sesame" x', 'curl -H "X-Api-Key: ***" x'),
+        ("curl 'https://x/?a=b&key=sesame#c'", "curl 'https://x/?a=b&key=***#c'"),
+        ('not JSON: \'{"a": {"api_key": "sesame"},}\'', 'not JSON: \'{"a": {"api_key": "***"},}\''),
+        ("not JSON: '{a: {password: sesame}'", "not JSON: '{a: {password: ***}'"),
+        ('{"token": 12, "a": 3}', '{"token": "***", "a": 3}'),
+        ("GET https:/me:sesame@x/a", "GET https:/***@x/a"),
+    ],
+)
+def test_forms_of_secrets_in_text(line: str, shown: str) -> None:
+    assert without_tokens(line) == shown
+    assert without_tokens(shown) == shown
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "docker run -u me:users x",
+        "curl -u me:$PASSWORD https://x",
+        'curl -H "Authorization: Bearer $TOKEN" https://x',
+        "--hub-token: is empty",
+        "write --secret API_KEY=SECRET:KEY",
+        '{"token": null, "has_secret": true, "api_key": ""}',
+        "unexpected token: x",
+    ],
+)
+def test_text_without_a_secret_stays(line: str) -> None:
+    assert without_tokens(line) == line
+
+
+def test_settings_of_a_vocabulary_stay() -> None:
+    words = ["pad_token_id=3", "model.eos_token=</s>", "max_tokens=4", "sep_token=x"]
+    assert masked(words) == words
+    assert masked(["trainer.api_key=x", "+wandb.token=x", "WANDB_API_KEY=x"]) == [
+        "trainer.api_key=***", "+wandb.token=***", "WANDB_API_KEY=***",
     ]  # fmt: skip
 
 
