@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from dsrun.runs.records import EventLog
+
 CANARY = "Canary4u7xq"
 MODEL = ("--model", "demo-t5")
 BLOCK = {"zero_optimization": {"stage": 1}, "comet": {"enabled": False, "api_key": CANARY}}
@@ -134,6 +136,8 @@ def test_secret_in_option_of_job_is_refused_unseen(leaks, args):
 
 def test_secret_of_run_is_not_recorded(leaks, here):
     """What a run of any program writes about itself."""
+    with EventLog(here / "events.jsonl") as events:
+        events.write("failure", message=f"GET https://me:{CANARY}@example.org")
     code, said = leaks("launch", "--output", "run", "--nproc", "1", "--", "python", "x.py", "--api-key", CANARY)
     assert (code, said) == (0, [])
     assert any((here / "run").iterdir())
