@@ -39,7 +39,8 @@ _LITERAL = r"(?![$`{<%])"
 def _forms() -> tuple[re.Pattern[str], ...]:
     """What is a secret wherever it stands; what precedes it, group 1, stays."""
     key = (
-        r"[\w.-]*(?:secret|passw|credential)[\w.-]*|(?:[\w.-]*[-_.])?(?:\w*token|api_?key|key|sig|signature|auth|code)"
+        r"[\w.-]{0,64}(?:secret|passw|credential)[\w.-]{0,64}"
+        r"|(?:[\w.-]{0,64}[-_.])?(?:\w{0,64}token|api_?key|key|sig|signature|auth|code)"
     )
     header = (
         r"(?:Proxy-)?Authorization|Cookie|X-[\w-]*(?:Key|Token|Secret|Auth)|(?:Private|Access|Auth|Api)-(?:Token|Key)"
@@ -49,7 +50,7 @@ def _forms() -> tuple[re.Pattern[str], ...]:
         r"()\b(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-|xox[abp]-)[A-Za-z0-9_-]{16,}",
         r"()\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*",
         # The password of a URL, which pathlib writes with one slash, a key in its query; chats' webhooks as a whole.
-        r"(:/{1,2})[^\s/@]*:[^\s/@]+(?=@)",
+        r"(:/{1,2})[^\s/@:]*:[^\s/@]++(?=@)",
         rf"(?i:([?&](?:{key})=)){_LITERAL}[^\s&#\"'\\]+",
         r"(\b(?:hooks\.slack\.com/\w+|discord(?:app)?\.com/api/webhooks)/)[^\s\"'\\]+",
         # Headers.
