@@ -36,7 +36,8 @@ from dsrun.recipe.preflight.data_files import FORMATS, suffix_of
 from dsrun.recipe.preflight.packages import MODELSCOPE
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.runs.heartbeat import SignOfLife
-from dsrun.system.terminal.display import NotePrinter, without_tokens
+from dsrun.system.terminal.display import NotePrinter
+from dsrun.system.terminal.secrets import without_tokens
 
 LOG_IN = "accept its terms on its page, and `modelscope login` or export MODELSCOPE_API_TOKEN"
 _WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")

@@ -14,7 +14,7 @@ from dsrun.hub.unreachable import CAUSE
 from dsrun.recipe.recipe import Recipe
 from dsrun.runs.attempts import is_another
 from dsrun.runs.folder import RunFolder
-from dsrun.system.terminal.display import without_tokens
+from dsrun.system.terminal.secrets import without_tokens
 
 FLAG = "--push_to_hub"
 AFTERWARDS = "leave it out and upload the model afterwards: hf upload NAME RUN/model"

@@ -17,7 +17,7 @@ from dsrun.recipe.preflight.files import DEMO_MODELS, is_path
 from dsrun.recipe.recipe import Recipe
 from dsrun.runs.attempts import is_another
 from dsrun.system.net import reachable
-from dsrun.system.terminal.display import without_tokens
+from dsrun.system.terminal.secrets import without_tokens
 
 DATA_SET = "data set "
 OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dsrun.errors import MissingError
 from dsrun.findings.texts import text_of
 from dsrun.messages import Message
-from dsrun.system.terminal.display import without_tokens
+from dsrun.system.terminal.secrets import without_tokens
 
 CAUSE = "hf_gated_or_offline"
 ENDPOINT = "HF_ENDPOINT"

@@ -21,7 +21,8 @@ from dsrun.kubernetes.options import KubernetesSpec
 from dsrun.kubernetes.pod import KubernetesObject, labels, pairs, pod_template, present
 from dsrun.kubernetes.spec import APP_LABEL, QUEUE_LABEL
 from dsrun.kubernetes.workload import NODE, TrainingWorkload, claim
-from dsrun.system.terminal.display import masked, printable
+from dsrun.system.terminal.display import printable
+from dsrun.system.terminal.secrets import masked
 
 if TYPE_CHECKING:
     import yaml

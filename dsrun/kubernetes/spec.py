@@ -22,7 +22,7 @@ from dsrun.kubernetes.notation import (
 from dsrun.kubernetes.options import KubernetesSpec
 from dsrun.kubernetes.workload import CLAIM_PATH, missing_variables, mounts
 from dsrun.options import OptionValue, filled, section_value
-from dsrun.system.terminal.display import SECRET_VARIABLE, without_tokens
+from dsrun.system.terminal.secrets import SECRET_VARIABLE, holds_secret, without_tokens
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 APP_LABEL, INSTANCE_LABEL = "app.kubernetes.io/name", "app.kubernetes.io/instance"
@@ -66,9 +66,7 @@ def make_spec(*places: Iterable[OptionValue]) -> KubernetesSpec:
 def _tokens(spec: KubernetesSpec) -> Iterator[PodProblem]:
     """First of all, as what is wrong with a value names the value. Those left out are never named."""
     for each in fields(spec):
-        value = getattr(spec, each.name)
-        words = (value,) if isinstance(value, str) else value if isinstance(value, tuple) else ()
-        if each.name not in ("env", "secret", "notify") and any(without_tokens(word) != word for word in words):
+        if each.name not in ("env", "secret", "notify") and holds_secret(getattr(spec, each.name)):
             yield each.name, "a token or password is in it, and everybody can read a job's manifest", "remove it"
 
 
@@ -147,7 +145,7 @@ def _variables(spec: KubernetesSpec) -> Iterator[PodProblem]:
     for entry in spec.env:
         name, equals, value = entry.partition("=")
         yield from _variable("env", name)
-        if SECRET_VARIABLE.search(name) or without_tokens(value) != value:
+        if SECRET_VARIABLE.search(name) or holds_secret(value):
             fix = f"put it into a secret, and write --secret {name}=SECRET:KEY"
             yield "env", f"{name} looks like a secret, and everybody can read a job's manifest", fix
         if not equals:

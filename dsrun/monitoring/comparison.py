@@ -13,7 +13,7 @@ from dsrun.errors import UsageError, nearest
 from dsrun.monitoring.run_status import RunStatus
 from dsrun.runs.reader import DEFAULT, RunHistory, metric_keys
 from dsrun.runs.records import LedgerRecord, finite
-from dsrun.system.terminal.display import masked_values, without_tokens
+from dsrun.system.terminal.secrets import masked_values, without_tokens
 
 # Of run.json: what a run is made of, beside the resolved settings.
 _SECTIONS = ("model", "model_type", "parameters", "task", "precision", "zero_stage", "world_size", "batch")

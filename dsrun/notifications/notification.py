@@ -9,7 +9,8 @@ from typing import Any, Literal
 from dsrun.diagnosis.rules import cause_named
 from dsrun.errors import LONGEST_MESSAGE
 from dsrun.runs.records import plain
-from dsrun.system.terminal.display import figure, printable, without_tokens
+from dsrun.system.terminal.display import figure, printable
+from dsrun.system.terminal.secrets import without_tokens
 
 VERSION = 1
 

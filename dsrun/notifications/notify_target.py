@@ -1,5 +1,5 @@
 """Where messages about a run go: the values of --notify, read and checked. Pure, but for `NotifyTarget.address`, which
-reads the variables of the environment that a target names.
+reads the variables of the environment that a target names, and for the question whether HOST/PATH is a file.
 
     https://example.org/runs                    a webhook that takes dsrun's own JSON
     env:SLACK_URL                               the URL in a variable: its host tells the service
@@ -16,15 +16,18 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from dsrun.datafiles import toml_beside
 from dsrun.errors import UsageError, did_you_mean
-from dsrun.system.terminal.display import MASK, masked, printable
+from dsrun.system.terminal.display import printable
+from dsrun.system.terminal.secrets import MASK, masked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,6 +42,8 @@ _VARIABLE = re.compile(r"env:(?P<name>[A-Za-z_]\w*)(?:\?secret_env=(?P<secret>[A
 _PREFIXED = re.compile(r"(?P<kind>[A-Za-z][A-Za-z-]*)\+(?P<rest>(?:https?|env):.*)", re.DOTALL)
 _NAME_ALONE = re.compile(r"[A-Z][A-Z0-9]*_[A-Z0-9_]+")
 _ADDRESS = re.compile(r"[^\s@,<>\"]+@[^\s@,<>\"]+")
+# HOST/PATH, which reads as a program in a folder.
+_WITHOUT_SCHEME = re.compile(r"(?:[a-z0-9-]+\.)+[a-z]{2,}(?::\d+)?/", re.IGNORECASE)
 _SECRET_KEY = re.compile(r"token|secret|passw|key|sig|auth|code|credential", re.IGNORECASE)
 # As long as a part of a path that was drawn at random, such as a UUID; words have no digits.
 _RANDOM = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w-]{20,}|[0-9a-f]{16,}", re.IGNORECASE)
@@ -121,6 +126,13 @@ class NotifyTarget:
             raise UsageError(f"{FLAG} {self.text}: {found.kind} messages are not signed", fix="remove ?secret_env=")
         return replace(found, secret=secret)
 
+    def usable_address(self, environ: Mapping[str, str]) -> NotifyAddress:
+        """`address`, on the machine that sends. Raises UsageError also where it has no such program."""
+        found = self.address(environ)
+        if found.command and shutil.which(found.argv[0]) is None:
+            raise UsageError(f"{FLAG} {self.text}: there is no such program here", fix="write its whole path")
+        return found
+
 
 def parse_target(text: str) -> NotifyTarget:
     """The target that a value of --notify names. Raises UsageError for what is none, and for a URL with a secret."""
@@ -191,8 +203,13 @@ def _command(text: str, where: str) -> NotifyAddress:
     if where == FLAG and _NAME_ALONE.fullmatch(text):
         raise UsageError(f"{where} {text}: neither a URL nor a command", fix=f"write --notify env:{text}")
     first = text.partition("/")[0]
-    if "://" in text.partition(" ")[0] or _service_at(first):
+    word = text.partition(" ")[0]
+    if "://" in word or _service_at(first):
         raise UsageError(f"{where}: not a URL that messages can be sent to", fix="it begins with https://")
+    if _WITHOUT_SCHEME.match(word) and not Path(word).exists():
+        secret = where != FLAG or _has_secret(urlsplit(f"https://{word}"))
+        fix = "it begins with https://" if secret else f"write https://{word}"
+        raise UsageError(f"{where}: neither a URL nor a program that exists", fix=fix)
     found = NotifyAddress(kind=COMMAND, command=text)
     try:
         argv = found.argv

@@ -112,7 +112,7 @@ def preview(facts: RunFacts, targets: Sequence[str], environ: Mapping[str, str])
     found = []
     for target in parse_targets(targets):
         try:
-            address = target.address(environ)
+            address = target.usable_address(environ)
         except DsrunError as error:
             found.append(str(error))
             continue

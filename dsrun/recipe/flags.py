@@ -16,7 +16,7 @@ from typing import Any, Literal
 from dsrun.datafiles import toml_beside
 from dsrun.options import by_group, value_kind
 from dsrun.recipe.recipe_spec import TrainSpec
-from dsrun.system.terminal.display import MASK
+from dsrun.system.terminal.secrets import MASK, masked_values
 
 FlagKind = Literal["int", "float", "bool", "bool|str", "str", "json", "list", "list|str"]
 
@@ -90,6 +90,7 @@ def shown_value(name: str, value: Any) -> str:
     """A value as a message or `--explain` shows it: secrets hidden, booleans and lists as they are typed."""
     if name in SECRETS and value is not None:
         return MASK
+    value = masked_values(value)
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, list):

@@ -23,7 +23,7 @@ from dsrun.recipe.flags import (
 from dsrun.recipe.parsed_value import ParsedValue
 from dsrun.recipe.parser import parse, read_json
 from dsrun.recipe.recipe import DEFAULT, Recipe, validate
-from dsrun.system.terminal.display import MASK
+from dsrun.system.terminal.secrets import MASK, masked_values
 
 
 def resolve(argv: Sequence[str], cwd: Path) -> Recipe:
@@ -156,6 +156,6 @@ def explain(recipe: Recipe) -> list[tuple[str, Any, str]]:
     rows = []
     for name in (*own_flags(), *given, *rest):
         value = recipe.value(name) if recipe.given(name) else FIXED.get(name, CHOSEN.get(name, recipe.value(name)))
-        shown = MASK if name in SECRETS and value is not None else value
+        shown = MASK if name in SECRETS and value is not None else masked_values(value)
         rows.append((name, shown, recipe.sources.get(name, DEFAULT)))
     return rows

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from dsrun.runs.attempts import earlier_signatures, signatures
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.records import write_json_atomic
 from dsrun.system import variables
-from dsrun.system.terminal.display import MASK, masked, masked_values, unmasked_values
+from dsrun.system.terminal.secrets import MASK, masked, masked_values, unmasked_values
 
 VERSION = 1
 
@@ -60,17 +60,18 @@ def from_json(found: Mapping[str, Any], where: str) -> Recipe:
 
 
 def with_secrets_of(recipe: Recipe, other: Recipe) -> Recipe:
-    """The recipe with the access tokens of `other`: tokens are neither written to run folders nor sent to nodes."""
-    spec: dict[str, Any] = {name: other.value(name) for name in SECRETS if name in own_flags()}
+    """The recipe with the secrets of `other`: they are neither written to run folders nor sent to nodes."""
+    given, others = asdict(recipe.spec), asdict(other.spec)
+    spec: dict[str, Any] = unmasked_values(given, others) | {name: others[name] for name in SECRETS & others.keys()}
     hf = {name: other.hf[name] for name in SECRETS if name in other.hf}
     kept = {name: value for name, value in recipe.hf.items() if name not in SECRETS}
     return replace(recipe, spec=replace(recipe.spec, **spec), hf=unmasked_values(kept, other.hf) | hf)
 
 
 def without_secrets(recipe: Recipe) -> Recipe:
-    """The recipe with its access tokens removed, from `argv`, too."""
+    """The recipe with its access tokens removed, from `argv`, too, and all other secrets masked."""
     secrets = {str(recipe.value(name)) for name in SECRETS if recipe.given(name)} - {"True", "None"}
-    spec: dict[str, Any] = dict.fromkeys(SECRETS & own_flags().keys())
+    spec: dict[str, Any] = masked_values(asdict(recipe.spec)) | dict.fromkeys(SECRETS & own_flags().keys())
     argv = masked(recipe.argv)
     for secret in secrets:
         argv = [word.replace(secret, MASK) for word in argv]

@@ -20,7 +20,7 @@ from dsrun.runs.folder import RunFolder
 from dsrun.runs.goodput import Goodput
 from dsrun.runs.reader import DEFAULT, RunHistory, metric_keys, read_history
 from dsrun.runs.records import iter_records, mapping, plain, whole
-from dsrun.system.terminal.display import masked, masked_values, without_tokens
+from dsrun.system.terminal.secrets import masked, masked_values, without_tokens
 
 MOST_PREDICTIONS = 12
 """Of each predictions file, so many rows are shown."""

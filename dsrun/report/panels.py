@@ -12,7 +12,8 @@ from dsrun.monitoring.event_text import filled
 from dsrun.report.series import SeriesPoint, finite_values, points_of, smoothed, thinned
 from dsrun.runs.reader import RunHistory, metric_keys
 from dsrun.runs.records import whole
-from dsrun.system.terminal.display import printable, without_tokens
+from dsrun.system.terminal.display import printable
+from dsrun.system.terminal.secrets import without_tokens
 
 GIB = float(2**30)
 MOST_POINTS = 1000

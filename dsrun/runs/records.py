@@ -15,6 +15,7 @@ from typing import Any, Self
 from dsrun.system import host
 from dsrun.system.files import open_regular, parse_json, replacing
 from dsrun.system.terminal.display import utc_text
+from dsrun.system.terminal.secrets import without_tokens
 
 LedgerRecord = Mapping[str, Any]
 _NAMES = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -78,9 +79,11 @@ class EventLog(LineAppender):
         super().__init__(path, fsync=True)
 
     def write(self, kind: str, **details: Any) -> dict[str, Any]:
-        """Append an event; its kind and the keys of `details` are in dsrun/events.toml. What is None is left out."""
+        """Append an event; its kind and the keys of `details` are in dsrun/events.toml. What is None is left out,
+        secrets are masked."""
         clock = {"boot": host.boot_id(), "uptime": host.uptime_s()}
-        known = {name: value for name, value in details.items() if value is not None}
+        shown = {name: without_tokens(value) if isinstance(value, str) else value for name, value in details.items()}
+        known = {name: value for name, value in shown.items() if value is not None}
         return self.append({"kind": kind, "pid": os.getpid(), "host": host.hostname(), **clock, **known})
 
 

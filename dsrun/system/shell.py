@@ -9,7 +9,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
-from dsrun.system.terminal.display import masked
+from dsrun.system.terminal.secrets import masked
 
 # Stands for a dollar sign that this shell does not expand: one in single quotes, or behind a backslash.
 LITERAL_DOLLAR = "\ue000"
@@ -173,7 +173,8 @@ class _Scanner:
 
 def command_lines(argv: Sequence[str], changes: Mapping[str, str | None], folder: Path | None = None) -> list[str]:
     """The changes of the environment (None: unset), a change into `folder`, and a command, ready for a shell."""
-    lines = [f"unset {k}" if v is None else f"export {k}={shlex.quote(v)}" for k, v in sorted(changes.items())]
+    shown = {k: v if v is None else masked([f"{k}={v}"])[0].partition("=")[2] for k, v in changes.items()}
+    lines = [f"unset {k}" if v is None else f"export {k}={shlex.quote(v)}" for k, v in sorted(shown.items())]
     return [*lines, *([] if folder is None else [f"cd {shlex.quote(str(folder))}"]), command_line(argv)]
 
 

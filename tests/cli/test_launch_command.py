@@ -208,7 +208,7 @@ def test_launch_in_slurm_allocation_runs_srun_per_node(shown, environ):
         (["--nproc", "many", "x.py"], "'many' is neither auto nor a number"),
         (["missing.py"], "there is no file missing.py"),
         (["python", "missing/x.py"], "there is no file missing/x.py"),
-        (["accelerate", "launch", "x.py"], "would start all of them again"),
+        (["bash", "-c", "accelerate launch x.py"], "would start all of them again"),
         (["--", "-m", "dsrun", "plan"], "only train can be launched"),
         (["--tied", "x.py"], "--tied is for dsrun launch itself"),
         ([], "Missing argument"),

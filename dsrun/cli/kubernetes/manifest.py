@@ -18,6 +18,7 @@ from dsrun.cli.render.rendered_job import (
     from_flags,
     from_run_file,
     refuse_empty,
+    refuse_secrets,
 )
 from dsrun.kubernetes.objects import manifest, render_objects
 from dsrun.kubernetes.options import KubernetesSpec
@@ -68,8 +69,10 @@ def _workload(job: RenderedProgram, words: Sequence[str], cwd: Path) -> Training
     recipe = with_deepspeed_read(job.recipe, cwd)
     sources = {name: source for name, source in recipe.sources.items() if name != "output"}
     recipe = replace(recipe, sources=sources)  # the run folder is an option of `dsrun launch`
+    words = ("dsrun", "train", *frozen_argv(recipe))
+    refuse_secrets(words, KUBERNETES)
     return TrainingWorkload(
-        words=("dsrun", "train", *frozen_argv(recipe)),
+        words=words,
         name=program.name,
         output=program.output,
         on_cpu=program.on_cpu,

@@ -26,7 +26,7 @@ from dsrun.system import variables
 from dsrun.system.env import expand_counts
 from dsrun.system.net import behind_alias, is_this_machine
 from dsrun.system.shell import command_line
-from dsrun.system.terminal.display import split_secrets
+from dsrun.system.terminal.secrets import split_secrets
 from dsrun.system.terminal.stderr import print_error, print_note
 
 SELF = (sys.executable, "-m", "dsrun", "launch")

@@ -13,7 +13,7 @@ from dsrun.errors import UsageError
 from dsrun.launch.launchers import refuse_scripts
 from dsrun.launch.program import JobProgram, any_program
 from dsrun.options import OptionValue, flag_of
-from dsrun.system.terminal.display import MASK, masked
+from dsrun.system.terminal.secrets import MASK, masked, object_in, secret_key
 from dsrun.system.terminal.stderr import print_note
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def find_job(args: Sequence[str], config: str | None, cwd: Path, rendering: JobR
     if args and args[0] == "train":
         return _train(args[1:], config or here, cwd, rendering)
     if args:
-        _refuse_tokens(args, rendering)
+        refuse_secrets(args, rendering)
         refuse_scripts(args, cwd)
         return RenderedProgram(program=any_program(args), config=config or here)
     if config or here:
@@ -81,13 +81,22 @@ def _train(args: Sequence[str], config: str | None, cwd: Path, rendering: JobRen
     return RenderedProgram(program=program, config=recipe.spec.config or config, recipe=recipe)
 
 
-def _refuse_tokens(args: Sequence[str], rendering: JobRendering) -> None:
-    for before, arg, shown in zip(("", *args), args, masked(args), strict=False):
-        if arg != shown:
-            what = f"{before} has a value that" if shown == MASK and before.startswith("-") else f"{arg[:6]}…"
-            raise UsageError(
-                f"{what} looks like a token, and everybody can read a job's {rendering.noun}", fix=rendering.token_fix
-            )
+def refuse_secrets(words: Sequence[str], rendering: JobRendering) -> None:
+    """Raise UsageError for a secret in a job's command, named by its flag or key."""
+    for before, word, shown in zip(("", *words), words, masked(words), strict=False):
+        if word == shown:
+            continue
+        flag, fix = word.partition("=")[0] if word.startswith("-") else before, rendering.token_fix
+        if shown == MASK:
+            what = f"{before} has a value that" if before.startswith("-") else f"{word[:6]}…"
+        elif key := secret_key(object_in(word)):
+            what = f"{flag}: {key}"
+            if flag == "--deepspeed":  # comet.api_key: comet reads COMET_API_KEY
+                variable = "_".join(key.split(".")[-2:]).upper()
+                fix = f"remove it here; {rendering.training_token_fix.replace('HF_TOKEN', variable)}"
+        else:
+            what = f"{flag} {shown}" if flag.startswith("-") and flag == before else shown
+        raise UsageError(f"{what} looks like a token, and everybody can read a job's {rendering.noun}", fix=fix)
 
 
 def from_run_file(config: str | None, cwd: Path, rendering: JobRendering) -> tuple[OptionValue, ...]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dsrun.cli.render.rendered_job import refuse_secrets
 from dsrun.errors import UsageError
 from dsrun.launch.node.checked_recipe import with_deepspeed_checked
 from dsrun.launch.program import JobProgram, train_program
@@ -52,6 +53,7 @@ def training_of(args: Sequence[str], cwd: Path, rendering: JobRendering) -> tupl
         from dsrun.recipe.resolved import frozen_argv  # and the run folder
 
         args = frozen_argv(with_deepspeed_read(recipe, cwd))
+    refuse_secrets(args, rendering)
     program = train_program(
         args,
         output=recipe.spec.output,

@@ -12,7 +12,7 @@ from dsrun.errors import UsageError
 from dsrun.monitoring.comparison import labels
 from dsrun.report.data import read_run
 from dsrun.report.page import MARKER, ReportPage, render_page, report_of
-from dsrun.system.terminal.display import without_tokens
+from dsrun.system.terminal.secrets import without_tokens
 
 PAGE = "report.html"
 _BEGINNING = 2048

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import getpass
 import os
+import pwd
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -59,7 +59,7 @@ def _script(values: dict[str, Any], cwd: Path) -> tuple[str, bool]:
     job = find_job(click.get_current_context().obj, values["config"], cwd, SLURM)
     given = make_spec(from_flags(SlurmSpec, values), from_run_file(job.config, cwd, SLURM))
     site, facts = find_site(given, job.program, cwd, print_note)
-    site = replace(site, user=getpass.getuser(), command=("dsrun", *sys.argv[1:]))
+    site = replace(site, user=_user_name(), command=("dsrun", *sys.argv[1:]))
     template = _read(values["template"]) if values["template"] else None
     script = render_script(given, job.program, site, template)
     spec = completed(given, job.program, site)
@@ -74,6 +74,12 @@ def _script(values: dict[str, Any], cwd: Path) -> tuple[str, bool]:
         findings += check(spec, facts)
     print_advice(findings)
     return script, not has_errors(findings)
+
+
+def _user_name() -> str:
+    """As getpass.getuser(), whose module also loads that of terminals."""
+    named = filter(None, map(os.environ.get, ("LOGNAME", "USER", "LNAME", "USERNAME")))
+    return next(named, None) or pwd.getpwuid(os.getuid()).pw_name
 
 
 def _check_training(recipe: Recipe, spec: SlurmSpec) -> None:

@@ -38,7 +38,8 @@ from dsrun.system import variables
 from dsrun.system.host import hostname
 from dsrun.system.net import address_towards, addresses, claim_port, free_port, own_name_addresses
 from dsrun.system.shell import command_lines
-from dsrun.system.terminal.display import printable, without_tokens
+from dsrun.system.terminal.display import printable
+from dsrun.system.terminal.secrets import without_tokens
 from dsrun.system.terminal.stderr import ignore_closed_stream, print_detail, print_error, print_note
 
 _HOLDER_POLL_S = 1.0

@@ -35,7 +35,7 @@ def notifications(
         return
     for target in parse_targets(work.notify):
         try:
-            target.address(os.environ)
+            target.usable_address(os.environ)
         except UsageError as error:
             print_note(f"{error}; until then no message goes there")
     facts = run_facts(Path(work.output), work.name, os.environ)

@@ -33,7 +33,7 @@ from dsrun.runs.folder import default_name
 from dsrun.system import variables
 from dsrun.system.host import cores, require_training_packages
 from dsrun.system.shell import command_line
-from dsrun.system.terminal.display import without_tokens
+from dsrun.system.terminal.secrets import without_tokens
 from dsrun.system.terminal.stderr import print_note
 
 

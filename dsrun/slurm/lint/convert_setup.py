@@ -12,7 +12,7 @@ from dsrun.slurm.lint.convert_launch import NotConverted
 from dsrun.slurm.lint.launch import rules
 from dsrun.slurm.lint.words import literal, redirects, references
 from dsrun.system.shell import ASSIGNMENT, DECLARATIONS, ShellCommand, commands, live
-from dsrun.system.terminal.display import SECRET_VARIABLE
+from dsrun.system.terminal.secrets import SECRET_VARIABLE
 
 _LOADS = re.compile(
     r"(?:module (?:load|add)|ml(?: load| add)?) "

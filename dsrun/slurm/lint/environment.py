@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dsrun.findings.texts import text_of
 from dsrun.slurm.lint.read_script import JobScript, ScriptProblem
 from dsrun.system.shell import ASSIGNMENT, commands, live
-from dsrun.system.terminal.display import SECRET_VARIABLE, is_secret_flag
+from dsrun.system.terminal.secrets import SECRET_VARIABLE, is_secret_flag
 
 _LOCAL = re.compile(r"(localhost|127\.0\.0\.1)(:\d+)?")
 _OWN_HOST = re.compile(r"\$\((/bin/)?hostname\b.*\)|\$\{?(HOSTNAME|SLURMD_NODENAME)\}?|`hostname\b.*`")

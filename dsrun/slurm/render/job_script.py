@@ -33,7 +33,8 @@ from dsrun.slurm.render.notation import directive_value, shell_quote, time_limit
 from dsrun.slurm.render.options import SlurmSpec, options
 from dsrun.slurm.render.site import MIN_LEAD_S, ClusterSite, functions_file, used_functions
 from dsrun.slurm.render.spec import gres_gpus, sbatch_entry
-from dsrun.system.terminal.display import masked, printable
+from dsrun.system.terminal.display import printable
+from dsrun.system.terminal.secrets import masked
 from dsrun.system.variables import MISLEADING
 
 if TYPE_CHECKING:

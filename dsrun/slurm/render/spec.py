@@ -10,7 +10,7 @@ from dsrun.errors import UsageError
 from dsrun.options import MAX_NUMBER, OptionValue, filled, flag_of, section_value
 from dsrun.slurm.render.notation import check_notation, directive_value, parse_gpus, shell_quote, time_limit
 from dsrun.slurm.render.options import SlurmSpec, options
-from dsrun.system.terminal.display import SECRET_VARIABLE
+from dsrun.system.terminal.secrets import SECRET_VARIABLE, holds_secret
 from dsrun.system.variables import BEGAN, FAILURES, LOCAL, OUTPUT, QUEUED, SAVE_ON, STOP_FILE
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -67,6 +67,7 @@ SpecProblem = tuple[str, str, str]
 
 def _check(spec: SlurmSpec, where: Mapping[str, str]) -> None:
     """Raise UsageError for the first invalid value, whatever the cluster; `where` is the place of each field."""
+    _refuse_secrets(spec, where)
     for name, each in options().items():
         value = getattr(spec, name)
         if each.metadata.get("sbatch") and isinstance(value, str):
@@ -76,6 +77,14 @@ def _check(spec: SlurmSpec, where: Mapping[str, str]) -> None:
         raise UsageError(f"{where[name]}: {message}", fix=fix)
     for entry in spec.sbatch:
         sbatch_entry(entry, where["sbatch"])
+
+
+def _refuse_secrets(spec: SlurmSpec, where: Mapping[str, str]) -> None:
+    """First of all, as what is wrong with a value names the value. --env and --notify have refusals of their own."""
+    for name in options():
+        if name not in ("env", "notify") and holds_secret(getattr(spec, name)):
+            message = "a token or password is in it, and everybody can read a job's script"
+            raise UsageError(f"{where[name]}: {message}", fix="remove it")
 
 
 def sbatch_entry(entry: str, where: str) -> tuple[str, str | None]:
@@ -164,7 +173,7 @@ def _shell(spec: SlurmSpec) -> Iterator[SpecProblem]:
             yield "env", f"{name!r} is not a variable's name", ""
         if name in _SCRIPT_VARIABLES or (equals and _RESERVED_VARIABLES.fullmatch(name)):
             yield "env", f"{name} is set by bash, by SLURM or by the script", ""
-        if equals and SECRET_VARIABLE.search(name):
+        if equals and (SECRET_VARIABLE.search(name) or holds_secret(value)):
             fix = f"export it where you call sbatch, and write --env {name}"
             yield "env", f"{name} looks like a secret, and everybody can read a job's script", fix
         shell_quote(value)  # refuses what no variable can hold

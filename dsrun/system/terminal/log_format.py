@@ -18,7 +18,8 @@ from typing import Any, Literal
 from dsrun.events import EventLevel, kind_of, level_of
 from dsrun.system import variables
 from dsrun.system.host import hostname
-from dsrun.system.terminal.display import printable, utc_text, without_tokens
+from dsrun.system.terminal.display import printable, utc_text
+from dsrun.system.terminal.secrets import without_tokens
 
 ECS_VERSION = "8.11.0"
 FORMATS = ("text", "json")

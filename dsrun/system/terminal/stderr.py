@@ -12,7 +12,8 @@ from contextlib import contextmanager
 import click
 
 from dsrun.system import variables
-from dsrun.system.terminal.display import printable, without_tokens
+from dsrun.system.terminal.display import printable
+from dsrun.system.terminal.secrets import without_tokens
 
 
 def print_error(message: str) -> None:
@@ -32,7 +33,7 @@ def print_detail(line: str) -> None:
             _write_json(each.strip(), "detail")
         return
     with ignore_closed_stream(2):
-        click.echo(printable(line, keep="\t\n"), err=True)
+        click.echo(without_tokens(printable(line, keep="\t\n")), err=True)
 
 
 @contextmanager

@@ -19,7 +19,7 @@ from dsrun.runs.records import EventLog, LineAppender, read_records, utc_now, wr
 from dsrun.runs.stop_request import StopRequest
 from dsrun.runs.tail import last_record
 from dsrun.system.host import git_commit, hostname, versions
-from dsrun.system.terminal.display import masked_values
+from dsrun.system.terminal.secrets import masked, masked_values
 from dsrun.train.base import speed
 from dsrun.train.base.console import Console
 from dsrun.train.base.plan import TrainingPlan
@@ -112,7 +112,7 @@ def _description(plan: TrainingPlan) -> dict[str, Any]:
     return {
         "version": 1,
         "time": utc_now(),
-        "command": plan.given.command or ["dsrun", "train", *without_secrets(recipe).argv],
+        "command": masked(plan.given.command or ["dsrun", "train", *without_secrets(recipe).argv]),
         "model": plan.title,
         "model_type": plan.config.model_type,
         "task": "dpo" if recipe.spec.task == "dpo" else plan.task,

@@ -18,7 +18,7 @@ from dsrun.recipe.resolved import ABOUT_THE_START, without_secrets
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.records import write_atomic
 from dsrun.system.host import versions
-from dsrun.system.terminal.display import without_tokens
+from dsrun.system.terminal.secrets import without_tokens
 from dsrun.train.card.card_facts import CardFacts, hub_dataset, name_of
 from dsrun.train.card.metadata import FILE, metadata
 from dsrun.train.model.load import AUTO_CLASS

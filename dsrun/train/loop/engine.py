@@ -15,7 +15,7 @@ from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.runs.heartbeat import HeartbeatWriter
 from dsrun.system.build_locks import build_locks
 from dsrun.system.host import own_programs_first
-from dsrun.system.terminal.display import masked_values
+from dsrun.system.terminal.secrets import masked_values
 from dsrun.train.base.distributed import DistributedWorld, acquire_lock
 from dsrun.train.base.plan import TrainingPlan
 from dsrun.train.base.speed import compiles

@@ -109,6 +109,25 @@ def test_wrong_value_is_refused_unseen(value, message):
         assert "hunter2" not in str(error.value)
 
 
+def test_address_without_scheme_is_refused_with_the_url(tmp_path, monkeypatch):
+    """Unless it is a program, or may hold a secret."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.tools").mkdir()
+    (tmp_path / "my.tools" / "tell").touch()
+    assert parse_target("my.tools/tell x").kind == "command"
+    with pytest.raises(UsageError, match=r"write https://slack\.com/x"):
+        parse_target("slack.com/x")
+    for text, environ in (("slack.com/x?key=hunter2", {}), ("env:URL", {"URL": "slack.com/hunter2"})):
+        with pytest.raises(UsageError, match="begins with https://") as error:
+            parse_target(text).address(environ)
+        assert "hunter2" not in str(error.value)
+
+
+def test_program_that_is_not_here_is_told():
+    with pytest.raises(UsageError, match="no such program"):
+        parse_target("./tell-nobody.sh").usable_address({})
+
+
 def test_variable_without_env_is_proposed():
     with pytest.raises(UsageError, match="--notify env:SLACK_URL"):
         parse_target("SLACK_URL")

@@ -77,6 +77,17 @@ def test_secrets_are_not_in_run_folder(tmp_path, folder):
     assert (kept.spec.token, kept.hf["hub_token"]) == ("hf_1", "hf_2")
 
 
+def test_other_secrets_are_masked_and_come_back(tmp_path, folder):
+    """In DeepSpeed's JSON, at any depth, and in addresses."""
+    (tmp_path / "ds.json").write_text('{"comet": {"api_key": "sesame"}, "x": [{"y": {"password": "sesame"}}]}')
+    files = ["https://me:sesame@example.org/a", "https://example.org/a?sig=sesame"]
+    made = recipe(tmp_path, "--deepspeed", "ds.json", "--train-file", files[0], "--validation-file", files[1])
+    write_stored(made, folder, JOB)
+    assert "sesame" not in folder.recipe.read_text()
+    kept, notice = recipe_in_force(made, folder, REQUEUED)
+    assert (kept.spec, kept.hf, notice) == (made.spec, made.hf, None)
+
+
 def test_requeued_job_uses_tokens_of_its_command(tmp_path, folder):
     write_stored(recipe(tmp_path, "--token", "hf_1", "--hub_token", "hf_2"), folder, JOB)
     kept, notice = recipe_in_force(recipe(tmp_path, "--token", "hf_3", "--hub_token", "hf_4"), folder, REQUEUED)

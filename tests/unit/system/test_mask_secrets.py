@@ -1,0 +1,107 @@
+"""What is a secret, by its key or its form, and commands, settings and text without it."""
+
+import pytest
+
+from dsrun.system.terminal.secrets import (
+    is_secret_flag,
+    masked,
+    masked_values,
+    split_secrets,
+    unmasked_values,
+    without_tokens,
+)
+
+TOKEN = "hf_canaryCANARY0123456789"
+
+
+@pytest.mark.parametrize(
+    "flag", ["--token", "--hub_token", "--hub-token", "--push_to_hub_token", "--wandb-api-key", "--password", "-token"]
+)
+def test_flags_for_access_tokens(flag: str) -> None:
+    assert is_secret_flag(flag)
+    assert masked(["a", flag, TOKEN, "--x"]) == ["a", flag, "***", "--x"]
+    assert masked([f"{flag}={TOKEN}"]) == [f"{flag}=***"]
+
+
+@pytest.mark.parametrize(
+    "flag", ["--pad-token", "--eos_token", "--max_new_tokens", "--tokenizer", "--special_tokens", "token", "--key"]
+)
+def test_flags_for_tokens_of_a_vocabulary(flag: str) -> None:
+    assert not is_secret_flag(flag)
+    assert masked([flag, "</s>"]) == [flag, "</s>"]
+
+
+def test_masked_variables_values_and_inner_commands() -> None:
+    """Assignments, what reads as a token anywhere, and the command inside an ssh command are masked, too."""
+    assert masked(["HF_TOKEN=x", "TOKENIZERS_PARALLELISM=false"]) == ["HF_TOKEN=***", "TOKENIZERS_PARALLELISM=false"]
+    assert masked(["--env=HF_TOKEN=x", "--env=A=b"]) == ["--env=HF_TOKEN=***", "--env=A=b"]
+    assert masked([f"url={TOKEN}@hub"]) == ["url=***@hub"]
+    assert masked(["https://me:word@host/x.csv", "s3://bucket/a:b@c"]) == [
+        "https://***@host/x.csv",
+        "s3://bucket/a:b@c",
+    ]
+    assert masked(["ssh", "n1", "cd /x && python a.py --hub_token secret"]) == [
+        "ssh", "n1", "cd /x && python a.py --hub_token ***",
+    ]  # fmt: skip
+
+
+def test_masked_values_of_settings_and_back() -> None:
+    """Keys within a JSON object, also one on a command line."""
+    settings = {"comet": {"api_key": "sesame", "project": "p"}, "max_tokens": 3, "auth_token": None, "token": "t"}
+    shown = {"comet": {"api_key": "***", "project": "p"}, "max_tokens": 3, "auth_token": None, "token": "***"}
+    assert masked_values(settings) == shown
+    assert unmasked_values(shown, settings) == settings
+    assert unmasked_values(shown, {"token": "t"}) == {**shown, "token": "t"}
+    text = '{"comet": {"api_key": "sesame"}, "a": 1}'
+    hidden = '{"comet": {"api_key": "***"}, "a": 1}'
+    assert masked(["--deepspeed", text, f"--deepspeed={text}", "{x}"]) == [
+        "--deepspeed", hidden, f"--deepspeed={hidden}", "{x}",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("curl -u me:sesame https://x", "curl -u me:*** https://x"),
+        ("curl -ume:sesame https://x", "curl -ume:*** https://x"),
+        ("curl -H 'Authorization: Basic sesame' x", "curl -H 'Authorization: Basic ***' x"),
+        ('curl -H "X-Api-Key: sesame" x', 'curl -H "X-Api-Key: ***" x'),
+        ("curl 'https://x/?a=b&key=sesame#c'", "curl 'https://x/?a=b&key=***#c'"),
+        ('not JSON: \'{"a": {"api_key": "sesame"},}\'', 'not JSON: \'{"a": {"api_key": "***"},}\''),
+        ("not JSON: '{a: {password: sesame}'", "not JSON: '{a: {password: ***}'"),
+        ('{"token": 12, "a": 3}', '{"token": "***", "a": 3}'),
+        ("GET https:/me:sesame@x/a", "GET https:/***@x/a"),
+    ],
+)
+def test_forms_of_secrets_in_text(line: str, shown: str) -> None:
+    assert without_tokens(line) == shown
+    assert without_tokens(shown) == shown
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "docker run -u me:users x",
+        "curl -u me:$PASSWORD https://x",
+        'curl -H "Authorization: Bearer $TOKEN" https://x',
+        "--hub-token: is empty",
+        "write --secret API_KEY=SECRET:KEY",
+        '{"token": null, "has_secret": true, "api_key": ""}',
+        "unexpected token: x",
+    ],
+)
+def test_text_without_a_secret_stays(line: str) -> None:
+    assert without_tokens(line) == line
+
+
+def test_settings_of_a_vocabulary_stay() -> None:
+    words = ["pad_token_id=3", "model.eos_token=</s>", "max_tokens=4", "sep_token=x"]
+    assert masked(words) == words
+    assert masked(["trainer.api_key=x", "+wandb.token=x", "WANDB_API_KEY=x"]) == [
+        "trainer.api_key=***", "+wandb.token=***", "WANDB_API_KEY=***",
+    ]  # fmt: skip
+
+
+def test_split_secrets_of_command() -> None:
+    words = ["dsrun", "train", "--token", "a", "--model", "m", "--hub-token=b"]
+    assert split_secrets(words) == (["dsrun", "train", "--model", "m"], {"token": "a", "hub_token": "b"})
