@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -33,6 +34,8 @@ def inputs(here):
     (here / "job.sh").write_text(SCRIPT)
     (here / "checkpoint-5").mkdir()
     (here / "checkpoint-5" / MANIFEST).write_text("{")
+    for path in (here / "checkpoint-5" / MANIFEST, here / "checkpoint-5"):
+        os.utime(path, (1e9, 1e9))  # or its age in seconds may be another one at the next call
     failure = event("failure", 1.0, cause="cuda_oom", rank=1, message="CUDA out of memory")
     write_run(here / "run", events=[event("start", 0.0), failure])
     return here
