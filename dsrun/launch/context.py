@@ -58,7 +58,7 @@ class LocalLauncher:
         """The ports on node 0 that its supervisor tries, and the others with it: that after `port`, and if nobody has
         named that one, a few more."""
         port = self.port or 0
-        last = min(port + 2 * COORDINATOR_PORTS, LAST_PORT) if self.chosen_port else port + 1
+        last = max(port + 1, min(port + 2 * COORDINATOR_PORTS, LAST_PORT)) if self.chosen_port else port + 1
         return tuple(range(port + 1, last + 1, 2))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 
 from dsrun.errors import UsageError
 from dsrun.launch.context import (
@@ -46,8 +45,6 @@ def detect(
     else:
         place = _not_started(request, environ, text_of)
     _check_address(place)
-    if isinstance(place, LocalLauncher) and place.nodes > 1 and not place.own_terminal:
-        return replace(place, chosen_port=request.master_port is None and not environ.get("MASTER_PORT"))
     return place
 
 

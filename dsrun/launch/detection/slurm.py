@@ -53,6 +53,7 @@ def in_step(request: LaunchRequest, environ: Mapping[str, str]) -> LocalLauncher
         port=port,
         run=f"slurm {job}.{step} {environ.get('SLURM_RESTART_COUNT', '0')}",
         returns=False,
+        chosen_port=request.master_port is None and not environ.get("MASTER_PORT"),
     )
 
 

@@ -63,6 +63,7 @@ def place_by(
         )
     host, listed = _address(launcher, request, environ, text_of, nodes)
     port = port_of(request, environ, _default_port(launcher, environ, listed=listed))
+    is_named = request.master_port is not None or bool(environ.get("MASTER_PORT") or environ.get(launcher.port))
     return LocalLauncher(
         how=f"node {node} of {nodes}, {launcher.where_it_is}",
         nodes=nodes,
@@ -74,6 +75,8 @@ def place_by(
         recreated=launcher.recreated,
         tool=launcher.tool,
         listed=listed,
+        # Runs that no job tells apart would meet each other's supervisors there.
+        chosen_port=bool(launcher.job) and not is_named,
     )
 
 

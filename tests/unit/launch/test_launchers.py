@@ -287,3 +287,21 @@ def test_documentation_names_all_variables():
     named = {name for each in launchers() for name in (each.rank, each.size, each.own, each.local_size) if name}
     named |= {each.hosts.of for each in (*launchers(), *schedulers()) if each.hosts}
     assert sorted(name for name in named if f"`{name}" not in text) == []
+
+
+@pytest.mark.parametrize(
+    ("environ", "chosen"),
+    [
+        (FLUX | {"FLUX_JOB_ID": "ƒ2"}, True),
+        (FLUX | {"MASTER_PORT": "29500"}, False),
+        # Two runs that no job tells apart would join each other.
+        (OPEN_MPI, False),
+        (TRAINJOB, False),
+    ],
+)
+def test_another_port_is_chosen_only_where_a_job_tells_runs_apart(environ, chosen):
+    found = detect(LaunchRequest(master_addr="node-0"), environ)
+    assert isinstance(found, LocalLauncher)
+    assert found.chosen_port == chosen
+    last = LocalLauncher(how="", port=65534, chosen_port=True)
+    assert last.coordinator_ports == (65535,)
