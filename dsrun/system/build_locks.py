@@ -17,6 +17,8 @@ from dsrun.system.terminal.display import duration
 
 STALE_S = 30 * 60
 """A lock on a network file system may be held by another node; nothing is compiled for longer than this."""
+LONG_S = 10 * 60
+"""A lock that is held for so long is worth a line: few builds take so long."""
 _LOOK_S = 10.0
 
 
@@ -52,21 +54,37 @@ def _is_open(path: Path) -> bool:
     return False
 
 
-def remove_abandoned(environ: Mapping[str, str], notify: Callable[[str], None]) -> None:
+def remove_abandoned(environ: Mapping[str, str], notify: Callable[[str], None], told: set[Path] | None = None) -> None:
     """Remove the locks that nobody holds from the folder that torch compiles into under `environ`, each with a line to
-    `notify`. A file server that does not answer is given ten seconds."""
+    `notify`, which is told once (`told`) of those held for LONG_S, too."""
+    told = set() if told is None else told
+    _in_time(lambda: list(map(notify, _removed(build_root(environ), told))))
+
+
+def locks_in_time(environ: Mapping[str, str], within_s: float = _LOOK_S) -> list[Path]:
+    """The locks there are; none where the file server does not answer within so many seconds."""
+    found: list[Path] = []
+    _in_time(lambda: found.extend(build_locks(build_root(environ))), within_s)
+    return found
+
+
+def _in_time(look: Callable[[], object], within_s: float = _LOOK_S) -> None:
     # A thread of its own, which is left behind where it is stuck.
-    thread = threading.Thread(target=lambda: list(map(notify, _removed(build_root(environ)))), daemon=True)
+    thread = threading.Thread(target=look, daemon=True)
     thread.start()
-    thread.join(_LOOK_S)
+    thread.join(within_s)
 
 
-def _removed(root: Path) -> Iterator[str]:
+def _removed(root: Path, told: set[Path]) -> Iterator[str]:
     with suppress(OSError):
         mount = mount_in(Path("/proc/self/mounts").read_text(), root)
         for lock in build_locks(root):
-            age = abandoned_s(lock.resolve(), time.time(), shared=mount is not None and mount.shared)
-            if age is not None:
-                with suppress(OSError):
+            now = time.time()
+            age = abandoned_s(lock.resolve(), now, shared=mount is not None and mount.shared)
+            with suppress(OSError):
+                if age is not None:
                     lock.unlink()
                     yield f"{lock} is removed: a build that was killed left it {duration(age)} ago"
+                elif lock not in told and (held := now - lock.stat().st_mtime) > LONG_S:
+                    told.add(lock)
+                    yield f"{lock} is {duration(held)} old: what loads that operation waits for its build"

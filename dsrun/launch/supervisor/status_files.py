@@ -143,7 +143,7 @@ class StatusWriter:
         requests = open_requests(self._job.run)
         for request in requests - self._seen:
             self._seen.add(request)
-            collect_stacks(request, sample.pids, sample.beats)
+            collect_stacks(request, sample.pids, sample.beats, self._job.env)
             ranks = tuple(sorted(sample.pids))
             write_answer(request, StacksAnswer(node=self._job.node_rank, host=hostname(), ranks=ranks))
         self._seen &= requests
