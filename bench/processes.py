@@ -60,7 +60,7 @@ class LimitedProcess:
         # Of a benchmark within a benchmark, both find it.
         self.env[MARK] = self._mark = f"{os.environ.get(MARK, '')}/{os.getpid()}-{next(_NUMBERS)}"
         if compiles:
-            remove_abandoned(self.env, lambda line: print(line, flush=True))
+            remove_abandoned(self.env, lambda line: print(line, flush=True), set())
         outputs = (kinds.get("stderr"), kinds.get("stdout"))
         self._log = next((each.name for each in outputs if hasattr(each, "name")), "")
         self._has_session = bool(kinds.get("start_new_session"))

@@ -111,14 +111,9 @@ def diagnoses(log: ScannedLog, *, exit_code: int | None = None) -> list[Diagnosi
     last = max((hit.attempts for hit in hits), default=0)
     # A rule that knows the same line tells more.
     known = {hit.line for hit in hits if hit.sign.weight != UNKNOWN and not hit.sign.own}
-    causes_known = {hit.line for hit in hits if hit.sign.weight in ("root", "general") and not hit.sign.own}
-    hits = [
-        hit
-        for hit in hits
-        if hit.attempts == last
-        and not (hit.sign.weight == UNKNOWN and hit.line in known)
-        and not (hit.sign.own and hit.line in causes_known)
-    ]
+    named = {hit.line for hit in hits if hit.sign.weight in ("root", "general") and not hit.sign.own}
+    hits = [hit for hit in hits if hit.attempts == last and not (hit.sign.own and hit.line in named)]
+    hits = [hit for hit in hits if not (hit.sign.weight == UNKNOWN and hit.line in known)]
     if not hits:
         return _by_signal(exit_code, log.first)
     killed = log.first is not None and log.first.exit_code < 0 and log.first.exit_code != _SIGTERM
@@ -163,16 +158,13 @@ def _by_signal(exit_code: int | None, first: FirstFailure | None) -> list[Diagno
     if not code:
         return []
     cause = cause_named(code)
-    why = Diagnosis(
-        cause=cause,
-        evidence=f"exit code {exit_code}",
-        line=0,
-        weight="guess",
-        rank=first.rank if first else None,
-        means=cause.means,
-        fix=cause.fix,
-    )
-    return [why]
+    rank = first.rank if first else None
+    return [
+        Diagnosis(
+            cause=cause, evidence=f"exit code {exit_code}", line=0, weight="guess", rank=rank, means=cause.means,
+            fix=cause.fix,
+        )
+    ]  # fmt: skip
 
 
 def _diagnosis(hits: Sequence[LogHit], first: FirstFailure | None) -> Diagnosis:

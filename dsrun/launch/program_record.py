@@ -110,11 +110,8 @@ class ProgramRecord:
                 for record in records:
                     file.append(record)
         now = time.monotonic()
-        if (
-            not self._is_going
-            or figures.step is None
-            or (self._told_at is not None and now - self._told_at < PROGRESS_S)
-        ):
+        is_told = self._told_at is not None and now - self._told_at < PROGRESS_S
+        if not self._is_going or figures.step is None or is_told:
             return
         if self._told_at is None:
             self._event("training", step=max(0, figures.first_step - 1), max_steps=figures.max_steps)

@@ -156,12 +156,6 @@ def _straggler(
     each: _Placed, kind: Literal["slow", "stall"], slowdown: float, message: str, **stalls: Any
 ) -> Straggler:
     return Straggler(
-        rank=each.number,
-        host=each.host,
-        gpu=each.gpu,
-        step=each.progress.step,
-        kind=kind,
-        slowdown=round(slowdown, 3),
-        message=message,
-        **stalls,
-    )
+        rank=each.number, host=each.host, gpu=each.gpu, step=each.progress.step, kind=kind,
+        slowdown=round(slowdown, 3), message=message, **stalls,
+    )  # fmt: skip

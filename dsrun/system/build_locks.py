@@ -6,13 +6,13 @@ Whoever else loads the operation waits until it is gone, for ever and without a 
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from dsrun.system.mounts import mount_in
+from dsrun.system.process.proc import within
 from dsrun.system.terminal.display import duration
 
 STALE_S = 30 * 60
@@ -54,25 +54,15 @@ def _is_open(path: Path) -> bool:
     return False
 
 
-def remove_abandoned(environ: Mapping[str, str], notify: Callable[[str], None], told: set[Path] | None = None) -> None:
+def remove_abandoned(environ: Mapping[str, str], notify: Callable[[str], None], told: set[Path]) -> None:
     """Remove the locks that nobody holds from the folder that torch compiles into under `environ`, each with a line to
     `notify`, which is told once (`told`) of those held for LONG_S, too."""
-    told = set() if told is None else told
-    _in_time(lambda: list(map(notify, _removed(build_root(environ), told))))
+    within(_LOOK_S, lambda: len(list(map(notify, _removed(build_root(environ), told)))), 0)
 
 
-def locks_in_time(environ: Mapping[str, str], within_s: float = _LOOK_S) -> list[Path]:
+def locks_in_time(environ: Mapping[str, str], seconds: float = _LOOK_S) -> list[Path]:
     """The locks there are; none where the file server does not answer within so many seconds."""
-    found: list[Path] = []
-    _in_time(lambda: found.extend(build_locks(build_root(environ))), within_s)
-    return found
-
-
-def _in_time(look: Callable[[], object], within_s: float = _LOOK_S) -> None:
-    # A thread of its own, which is left behind where it is stuck.
-    thread = threading.Thread(target=look, daemon=True)
-    thread.start()
-    thread.join(within_s)
+    return within(seconds, lambda: build_locks(build_root(environ)), [])
 
 
 def _removed(root: Path, told: set[Path]) -> Iterator[str]:
