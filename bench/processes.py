@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 import psutil
 
-from dsrun.system.build_locks import build_locks, build_root, remove_abandoned
+from dsrun.system.build_locks import locks_in_time, remove_abandoned
 from dsrun.system.terminal.display import duration
 
 COMMAND_S = 300.0
@@ -33,7 +33,6 @@ GRACE_S = 30.0
 KILLED_S = 20.0
 MARK = "DSRUN_BENCH_PROCESS"
 """The environment variable by which all that a process has started is found, in whatever session."""
-_LOOK_S = 10.0
 _POLL_S = 0.05
 _NUMBERS = itertools.count(1)
 
@@ -61,7 +60,7 @@ class LimitedProcess:
         # Of a benchmark within a benchmark, both find it.
         self.env[MARK] = self._mark = f"{os.environ.get(MARK, '')}/{os.getpid()}-{next(_NUMBERS)}"
         if compiles:
-            remove_abandoned(self.env, lambda line: print(line, flush=True))
+            remove_abandoned(self.env, lambda line: print(line, flush=True), set())
         outputs = (kinds.get("stderr"), kinds.get("stdout"))
         self._log = next((each.name for each in outputs if hasattr(each, "name")), "")
         self._has_session = bool(kinds.get("start_new_session"))
@@ -228,11 +227,7 @@ def _lives(process: psutil.Process) -> bool:
 
 def locks_of(env: Mapping[str, str]) -> str:
     """For the end of a line: the locks in the folder that torch compiles into; "" if there are none."""
-    found: list[Path] = []
-    # A file server that does not answer keeps this thread only.
-    thread = threading.Thread(target=lambda: found.extend(build_locks(build_root(env))), daemon=True)
-    thread.start()
-    thread.join(_LOOK_S)
+    found = locks_in_time(env)
     if not found:
         return ""
     return f"; torch's builds wait for {', '.join(map(str, found))} (remove what no build holds)"

@@ -16,6 +16,7 @@ from dsrun.diagnosis.rules import CauseSign, FailureCause, SignWeight, cause_nam
 from dsrun.diagnosis.scan import LogHit, LogScan
 
 UNKNOWN = "unknown"
+OWN = "dsrun_error"
 # Logged steps after which a run has got over what it complained of.
 SURVIVED = 10
 # The table of torch.distributed.run is the last thing in a launcher's log.
@@ -86,6 +87,7 @@ def classify(text: str, *, exit_code: int | None = None) -> Diagnosis | None:
     """
     scan = LogScan()
     scan.feed(text.encode(errors="replace"))
+    scan.own = False  # the output of a program, where no line is dsrun's
     found = diagnoses(ScannedLog(scan=scan), exit_code=exit_code)
     return found[0] if found and found[0].cause.code != UNKNOWN else None
 
@@ -105,10 +107,13 @@ def root(found: Mapping[str, Sequence[Diagnosis]]) -> str | None:
 def diagnoses(log: ScannedLog, *, exit_code: int | None = None) -> list[Diagnosis]:
     """What a scanned log shows, each cause once, the one that explains the others first."""
     scan = log.scan
-    hits = [hit for hit in scan.hits if not survived(hit, scan, exit_code)]
+    hits = [hit for hit in scan.hits if (scan.own or not hit.sign.own) and not survived(hit, scan, exit_code)]
     last = max((hit.attempts for hit in hits), default=0)
-    known = {hit.line for hit in hits if hit.sign.weight != UNKNOWN}
-    hits = [hit for hit in hits if hit.attempts == last and (hit.sign.weight != UNKNOWN or hit.line not in known)]
+    # A rule that knows the same line tells more.
+    known = {hit.line for hit in hits if hit.sign.weight != UNKNOWN and not hit.sign.own}
+    named = {hit.line for hit in hits if hit.sign.weight in ("root", "general") and not hit.sign.own}
+    hits = [hit for hit in hits if hit.attempts == last and not (hit.sign.own and hit.line in named)]
+    hits = [hit for hit in hits if not (hit.sign.weight == UNKNOWN and hit.line in known)]
     if not hits:
         return _by_signal(exit_code, log.first)
     killed = log.first is not None and log.first.exit_code < 0 and log.first.exit_code != _SIGTERM
@@ -153,16 +158,13 @@ def _by_signal(exit_code: int | None, first: FirstFailure | None) -> list[Diagno
     if not code:
         return []
     cause = cause_named(code)
-    why = Diagnosis(
-        cause=cause,
-        evidence=f"exit code {exit_code}",
-        line=0,
-        weight="guess",
-        rank=first.rank if first else None,
-        means=cause.means,
-        fix=cause.fix,
-    )
-    return [why]
+    rank = first.rank if first else None
+    return [
+        Diagnosis(
+            cause=cause, evidence=f"exit code {exit_code}", line=0, weight="guess", rank=rank, means=cause.means,
+            fix=cause.fix,
+        )
+    ]  # fmt: skip
 
 
 def _diagnosis(hits: Sequence[LogHit], first: FirstFailure | None) -> Diagnosis:

@@ -27,9 +27,9 @@ class CauseSign:
 
     One of `has` stands in the line letter by letter, which is what the whole log is searched for; then `pattern` must
     match, `unless` must not, and `near` must be found in the line or a few kilobytes before it. A `lasting` sign counts
-    although the run ended well; a `retried` one is over with the next healthy step. Where `pattern` has groups named
-    `more` and `than`, the first must be the greater number. `means` and `fix` replace the cause's where this sign tells
-    more.
+    although the run ended well; a `retried` one is over with the next healthy step; an `own` one is a line of dsrun's
+    and counts only in logs that name it. Where `pattern` has groups named `more` and `than`, the first must be the
+    greater number. `means` and `fix` replace the cause's where this sign tells more.
     """
 
     has: tuple[str, ...]
@@ -39,6 +39,7 @@ class CauseSign:
     weight: SignWeight = "root"
     lasting: bool = False
     retried: bool = False
+    own: bool = False
     means: str = ""
     fix: str = ""
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dsrun.diagnosis.classify import UNKNOWN
+from dsrun.diagnosis.classify import OWN, UNKNOWN
 from dsrun.diagnosis.diagnose import NONE, RunVerdict, of_logs
 from dsrun.diagnosis.rules import FailureCause, causes
 from dsrun.diagnosis.tracebacks import is_exception
@@ -144,11 +144,14 @@ def _recorded(cause: FailureCause, event: Mapping[str, Any], verdict: RunVerdict
 
 
 def _is_told(finding: Finding, cause: FailureCause, message: str) -> bool:
-    """Whether a finding that no rule knows only repeats the recorded failure, or that a process ended."""
+    """Whether a finding that no rule knows, or a line of dsrun's, only repeats the recorded failure, or that a process
+    ended."""
+    said = message.partition(" (")[0]  # without its fix
+    if finding.code == OWN:
+        return said in finding.message
     if finding.code != UNKNOWN or cause.code == UNKNOWN:
         return False
     evidence = finding.message.removeprefix(f"{causes()[UNKNOWN].title}: ")
-    said = message.partition(" (")[0]  # without its fix
     text = evidence.partition(": ")[2]
     return not is_exception(evidence) or said in evidence or (bool(text) and text in message)
 

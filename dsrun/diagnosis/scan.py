@@ -45,6 +45,7 @@ _EVENTS: dict[bytes, ScanEvent] = {
     b"will restart worker group": "again",
     b"(restart ": "again",
     b"dsrun": "own",
+    b"; waiting for the others on port ": "own",
     HEADER: "traceback",
 }
 _FINITE = re.compile(rb"['\"]?-?(\d[\d.]*)(?:[eE][-+]?\d+)?")

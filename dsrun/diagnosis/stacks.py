@@ -73,6 +73,7 @@ _OF_TORCH = re.compile(r"torch/distributed/(distributed_c10d|_functional_collect
 _PASSES_ON = re.compile(
     r"torch/distributed/|deepspeed/(comm|utils)/|accelerate/|torch/utils/_contextlib\.py$|dsrun/train/loop/step_times\.py$"
 )
+_BUILD_LOCK = "the lock of another build of the operation"
 # kind, name, file, function; the first that a frame matches, from the innermost outwards.
 _KNOWN: tuple[tuple[StackKind, str, str, str], ...] = (
     ("loader", "DataLoader.__next__", r"torch/utils/data/dataloader\.py$", r"__next__|_next_data"),
@@ -85,7 +86,7 @@ _KNOWN: tuple[tuple[StackKind, str, str, str], ...] = (
     ("files", "torch.load", r"torch/serialization\.py$", r"load|_load"),
     ("files", "a save of safetensors", r"safetensors/torch\.py$", r"save\w*"),
     ("lock", "a lock file", r"(^|/)filelock/", r"acquire|_acquire"),
-    ("lock", "the lock of another build of the operation", r"torch/utils/file_baton\.py$", r"wait"),
+    ("lock", _BUILD_LOCK, r"torch/utils/file_baton\.py$", r"wait"),
     ("child", "the compilation of an operation", r"torch/utils/cpp_extension\.py$", r"\w*"),
     ("child", "a child process", r"(^|/)subprocess\.py$", r"wait|_wait|_try_wait|communicate|_communicate"),
     ("network", "an HTTP request", r"(^|/)(urllib3|httpx|httpcore|requests|http)/", r"\w*"),
@@ -139,18 +140,22 @@ def place_of(text: str, process: str = "") -> StackPlace:
     if found := _operation(frames):
         return StackPlace("collective", found, site)
     if known := _known(frames):
-        return StackPlace(*known, site)
+        kind, name = known
+        locks = re.search(r"^== build locks\n(.+)", process, re.M) if name == _BUILD_LOCK else None
+        return StackPlace(kind, f"{name}, {locks[1]}" if locks else name, site)
     if any(_BACKWARD.search(frame.file) for frame in frames[:2]) and waits and waits[0] == "lock":
         return StackPlace("collective", "all_reduce of gradients in the backward pass", site)  # DDP, in C++
     return StackPlace(waits[0], f"{waits[1]} at {site}", site) if waits else StackPlace("code", site, site)
 
 
 def _known(frames: Sequence[StackFrame]) -> tuple[StackKind, str] | None:
-    """What the innermost frame that a rule knows is about. Locks come last: a loader waits at one of its own."""
+    """What the innermost frame that a rule knows is about. Locks but those of builds come last: a loader waits at one
+    of its own."""
     for locks in (False, True):
         for frame in frames:
             for kind, name, file, function in _RULES:
-                if (kind == "lock") is locks and file.search(frame.file) and function.fullmatch(frame.function):
+                late = kind == "lock" and name != _BUILD_LOCK
+                if late is locks and file.search(frame.file) and function.fullmatch(frame.function):
                     return kind, name
     return None
 

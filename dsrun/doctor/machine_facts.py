@@ -16,7 +16,7 @@ from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from subprocess import CompletedProcess
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from dsrun.doctor.gpu.nvml import NvmlAnswer, query_gpus
 from dsrun.errors import DsrunError, UsageError
@@ -26,7 +26,7 @@ from dsrun.machine.gpus import LocalGpu
 from dsrun.machine.torch_facts import TorchFacts, facts_at
 from dsrun.system import net
 from dsrun.system.host import ROOT, VERSIONED, versions
-from dsrun.system.process.proc import capture
+from dsrun.system.process.proc import capture, within
 
 if TYPE_CHECKING:
     from dsrun.recipe.recipe import Recipe
@@ -67,7 +67,6 @@ class PythonPackages:
 
 RESOLVE_S = 3.0
 """A name service that takes longer, as a resolver without a network does, holds up each rank's start."""
-_Answer = TypeVar("_Answer")
 
 
 class HostNetwork:
@@ -79,7 +78,7 @@ class HostNetwork:
 
     def resolve(self, host: str) -> Sequence[str] | None:
         """The addresses of `host`; [] where no name service knows it, None where none answers within RESOLVE_S."""
-        return _within(RESOLVE_S, lambda: net.resolve(host), None)
+        return within(RESOLVE_S, lambda: net.resolve(host), None)
 
     def interfaces(self) -> Mapping[str, Sequence[str]]:
         """The addresses of each interface that is up, in the order of the system."""
@@ -95,16 +94,7 @@ class HostNetwork:
 
     def reachable(self, host: str, port: int, timeout_s: float) -> bool:
         """Whether `host` accepts a connection within `timeout_s` seconds, its name looked up."""
-        return _within(timeout_s, lambda: net.reachable(host, port, timeout_s), False)
-
-
-def _within(seconds: float, ask: Callable[[], _Answer], otherwise: _Answer) -> _Answer:
-    """What `ask` returns; `otherwise` where that takes longer. Looking up a name has no time limit of its own."""
-    answers: list[_Answer] = []
-    thread = threading.Thread(target=lambda: answers.append(ask()), daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return answers[0] if answers else otherwise
+        return within(timeout_s, lambda: net.reachable(host, port, timeout_s), False)
 
 
 PROGRAM_S = 5.0

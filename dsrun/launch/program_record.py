@@ -41,7 +41,7 @@ class ProgramRecord:
     def __init__(self, job: TrainingJob, log: Path, notify: Callable[[str], None]) -> None:
         self._job = job
         self._notify = notify
-        self._unlocked_at = 0.0
+        self._unlocked_at, self._told_locks = 0.0, set[Path]()
         self._folder = RunFolder(job.run)
         self._is_ours = job.external and job.node_rank == 0
         self._run_json = _written(self._folder.run_json)
@@ -99,7 +99,7 @@ class ProgramRecord:
         now = time.monotonic()
         if self._job.external and now - self._unlocked_at >= within_s:
             self._unlocked_at = now
-            remove_abandoned(self._job.env, self._notify)
+            remove_abandoned(self._job.env, self._notify, self._told_locks)
 
     def _look(self) -> None:
         if self._figures is None or _written(self._folder.run_json) != self._run_json:
@@ -110,11 +110,8 @@ class ProgramRecord:
                 for record in records:
                     file.append(record)
         now = time.monotonic()
-        if (
-            not self._is_going
-            or figures.step is None
-            or (self._told_at is not None and now - self._told_at < PROGRESS_S)
-        ):
+        is_told = self._told_at is not None and now - self._told_at < PROGRESS_S
+        if not self._is_going or figures.step is None or is_told:
             return
         if self._told_at is None:
             self._event("training", step=max(0, figures.first_step - 1), max_steps=figures.max_steps)

@@ -133,9 +133,10 @@ def _slow(each: _Placed, others: Sequence[_Placed], usual: float) -> Straggler:
     # Where most of the excess lies.
     in_data = (each.progress.data_s or 0.0) - data > (each.own_s - usual) / 2
     what = "waiting for data" if in_data else "computing"
+    # Its figures are within what a terminal of 80 columns shows of an event.
     message = (
-        f"rank {each.number} takes {slowdown:.2f} times as long as the others, {each.own_s:.3g} s a step without "
-        f"waiting instead of {usual:.3g} s: the excess is in {what} ({_where(each)})"
+        f"rank {each.number} takes {each.own_s:.3g} s a step, {slowdown:.2f} × the others' {usual:.3g} s, without "
+        f"waiting: the excess is in {what} ({_where(each)})"
     )
     return _straggler(each, "slow", slowdown, message)
 
@@ -155,12 +156,6 @@ def _straggler(
     each: _Placed, kind: Literal["slow", "stall"], slowdown: float, message: str, **stalls: Any
 ) -> Straggler:
     return Straggler(
-        rank=each.number,
-        host=each.host,
-        gpu=each.gpu,
-        step=each.progress.step,
-        kind=kind,
-        slowdown=round(slowdown, 3),
-        message=message,
-        **stalls,
-    )
+        rank=each.number, host=each.host, gpu=each.gpu, step=each.progress.step, kind=kind,
+        slowdown=round(slowdown, 3), message=message, **stalls,
+    )  # fmt: skip

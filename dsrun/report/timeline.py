@@ -9,7 +9,7 @@ from typing import Any
 from dsrun.events import level_of
 from dsrun.monitoring.event_text import describe
 from dsrun.runs.goodput import LABELS, Goodput
-from dsrun.runs.records import LedgerRecord, seconds_of
+from dsrun.runs.records import LedgerRecord, seconds_of, whole
 from dsrun.system.terminal.display import duration
 
 MOST_ROWS = 150
@@ -26,6 +26,7 @@ class TimelineRow:
 
     time: str
     since: str
+    step: str
     text: str
     bad: bool = False
     skipped: int = 0
@@ -52,7 +53,7 @@ def rows(events: Sequence[LedgerRecord]) -> list[TimelineRow]:
     left = found[head:-tail]
     # What went wrong is shown wherever it was.
     bad = [row for row in left if row.bad][:MOST_ROWS]
-    gap = TimelineRow(time="", since="", text="", skipped=len(left) - len(bad))
+    gap = TimelineRow(time="", since="", step="", text="", skipped=len(left) - len(bad))
     return [*found[:head], gap, *bad, *found[-tail:]]
 
 
@@ -92,10 +93,11 @@ def duration_text(seconds: float) -> str:
 
 
 def _row(event: LedgerRecord, began: float | None) -> TimelineRow:
-    at = seconds_of(event)
+    at, step = seconds_of(event), whole(event.get("step"))
     return TimelineRow(
         time=str(event.get("time", ""))[:19].replace("T", " "),
         since="" if at is None or began is None else f"+{clock(max(0.0, at - began))}",
+        step="" if step is None else f"{step:,}",
         text=describe(event),
         bad=level_of(event) in ("warning", "error"),
     )

@@ -34,17 +34,30 @@ _WIDTH = 512
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankHeartbeat:
+class StepFigures:
+    """Of a rank's recent steps, the median seconds of a step and of its parts: waiting for data, computing, and waiting
+    for other ranks; `own_low_s` is what three quarters of at least 30 steps exceeded in data and computing together.
+    None where they are not known. `stalls` counts the steps so far that took it far longer, together `stalled_s`
+    seconds more."""
+
+    step_s: float | None = None
+    data_s: float | None = None
+    compute_s: float | None = None
+    wait_s: float | None = None
+    own_low_s: float | None = None
+    stalls: int = 0
+    stalled_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankHeartbeat(StepFigures):
     """A rank's last heartbeat.
 
     `beats` counts up with every sign of life; `time` is CLOCK_MONOTONIC in seconds, the same for all processes of one
     machine; `slowest_step` is the longest time between two steps so far in seconds, 0 before the second step;
     `group_timeout_s` the time-out of the process group, 0 where there is none yet; `compiles`: torch.compile may keep a
     step waiting, the first and any that meets new shapes.
-    `answers` tells whether SIGUSR2 makes the process write its stacks (faulthandler) to its log. Of its recent steps,
-    the median seconds of a step and of its parts: waiting for data, computing, and waiting for other ranks; `own_low_s`
-    is what three quarters of 30 steps exceeded in data and computing together. `stalls` counts the steps so far that
-    took it far longer than that, together `stalled_s` seconds more.
+    `answers` tells whether SIGUSR2 makes the process write its stacks (faulthandler) to its log.
     """
 
     rank: int
@@ -57,13 +70,6 @@ class RankHeartbeat:
     answers: bool
     group_timeout_s: float = 0.0
     compiles: bool = False
-    step_s: float | None = None
-    data_s: float | None = None
-    compute_s: float | None = None
-    wait_s: float | None = None
-    own_low_s: float | None = None
-    stalls: int = 0
-    stalled_s: float = 0.0
 
 
 class HeartbeatWriter:

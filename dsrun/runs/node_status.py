@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from dsrun.machine.gpu_samples import GpuSample
+from dsrun.runs.heartbeat import StepFigures
 from dsrun.runs.records import plain, write_json_atomic
 from dsrun.system.files import parse_json, read_bytes, replacing
 
@@ -28,28 +29,15 @@ _ANSWER = re.compile(r"node-\d+\.json")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankProgress:
-    """One rank at the time of its node's status.
-
-    `silent_s`: seconds since its last heartbeat. Of its recent steps, the median seconds of a step (`step_s`) and of
-    its parts: waiting for data, computing, and waiting for other ranks; `own_low_s` is what three quarters of at least
-    30 steps exceeded in data and computing together. None where they are not known. `stalls` counts the steps so far
-    that took it far longer, together `stalled_s` seconds more. A program without heartbeats has the phase "running" and
-    step 0.
-    """
+class RankProgress(StepFigures):
+    """One rank at the time of its node's status; `silent_s`: seconds since its last heartbeat. A program without
+    heartbeats has the phase "running" and step 0."""
 
     rank: int
     pid: int
     phase: str
     step: int
     silent_s: float
-    step_s: float | None = None
-    data_s: float | None = None
-    compute_s: float | None = None
-    wait_s: float | None = None
-    own_low_s: float | None = None
-    stalls: int = 0
-    stalled_s: float = 0.0
 
     @property
     def is_silent(self) -> bool:

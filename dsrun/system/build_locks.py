@@ -6,17 +6,19 @@ Whoever else loads the operation waits until it is gone, for ever and without a 
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from dsrun.system.mounts import mount_in
+from dsrun.system.process.proc import within
 from dsrun.system.terminal.display import duration
 
 STALE_S = 30 * 60
 """A lock on a network file system may be held by another node; nothing is compiled for longer than this."""
+LONG_S = 10 * 60
+"""A lock that is held for so long is worth a line: few builds take so long."""
 _LOOK_S = 10.0
 
 
@@ -52,21 +54,27 @@ def _is_open(path: Path) -> bool:
     return False
 
 
-def remove_abandoned(environ: Mapping[str, str], notify: Callable[[str], None]) -> None:
+def remove_abandoned(environ: Mapping[str, str], notify: Callable[[str], None], told: set[Path]) -> None:
     """Remove the locks that nobody holds from the folder that torch compiles into under `environ`, each with a line to
-    `notify`. A file server that does not answer is given ten seconds."""
-    # A thread of its own, which is left behind where it is stuck.
-    thread = threading.Thread(target=lambda: list(map(notify, _removed(build_root(environ)))), daemon=True)
-    thread.start()
-    thread.join(_LOOK_S)
+    `notify`, which is told once (`told`) of those held for LONG_S, too."""
+    within(_LOOK_S, lambda: len(list(map(notify, _removed(build_root(environ), told)))), 0)
 
 
-def _removed(root: Path) -> Iterator[str]:
+def locks_in_time(environ: Mapping[str, str], seconds: float = _LOOK_S) -> list[Path]:
+    """The locks there are; none where the file server does not answer within so many seconds."""
+    return within(seconds, lambda: build_locks(build_root(environ)), [])
+
+
+def _removed(root: Path, told: set[Path]) -> Iterator[str]:
     with suppress(OSError):
         mount = mount_in(Path("/proc/self/mounts").read_text(), root)
         for lock in build_locks(root):
-            age = abandoned_s(lock.resolve(), time.time(), shared=mount is not None and mount.shared)
-            if age is not None:
-                with suppress(OSError):
+            now = time.time()
+            age = abandoned_s(lock.resolve(), now, shared=mount is not None and mount.shared)
+            with suppress(OSError):
+                if age is not None:
                     lock.unlink()
                     yield f"{lock} is removed: a build that was killed left it {duration(age)} ago"
+                elif lock not in told and (held := now - lock.stat().st_mtime) > LONG_S:
+                    told.add(lock)
+                    yield f"{lock} is {duration(held)} old: what loads that operation waits for its build"

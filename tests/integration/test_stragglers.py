@@ -34,7 +34,7 @@ def test_slowed_rank_is_named(zero, tiny, pairs, tmp_path):
     slow = [each for each in events if each["chronic"] and not each.get("stalls")]
     assert {(each["rank"], each["host"]) for each in slow} == {(1, hostname())}
     assert slow[0]["slowdown"] > 1.15
-    assert "rank 1 takes 1." in done.err
+    assert slow[0]["message"] in done.err
     first, second = read_node_status(tmp_path / "run")[0].ranks
     assert first.wait_s > second.wait_s
     assert first.own_s < second.own_s

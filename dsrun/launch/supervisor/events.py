@@ -132,17 +132,10 @@ class RunEventWriter:
         if found.kind == "slow" or found.stalls & (found.stalls - 1) == 0:
             self._notify(f"step {found.step}: {found.message}")
         self._write(
-            "straggler",
-            rank=found.rank,
-            host=found.host,
-            gpu=found.gpu or None,
-            step=found.step,
-            slowdown=found.slowdown,
-            chronic=found.is_chronic,
-            stalls=found.stalls or None,
-            lost_s=found.lost_s,
+            "straggler", rank=found.rank, host=found.host, gpu=found.gpu or None, step=found.step,
+            slowdown=found.slowdown, chronic=found.is_chronic, stalls=found.stalls or None, lost_s=found.lost_s,
             message=found.message,
-        )
+        )  # fmt: skip
 
     def never_began(self, message: str, *, cause: str, exit_code: int) -> None:
         """On the first node: why there was not even a first attempt."""

@@ -21,6 +21,8 @@ from dsrun.launch.supervisor.reaper import state_and_parent
 from dsrun.launch.supervisor.watchdog import RankHang
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.heartbeat import RankHeartbeat
+from dsrun.system.build_locks import locks_in_time
+from dsrun.system.files import text_of_file
 
 SUMMARY_FILE = "summary.txt"
 
@@ -99,7 +101,7 @@ def collect(
         asked = time.time()
         # First of all: torch dumps while the stacks are taken.
         triggered = _trigger_flight_recorder(env, pids)
-        collect_stacks(folder, pids, beats)
+        collect_stacks(folder, pids, beats, env)
         _await_dumps(env, triggered, asked)
         _copy_flight_recorder(folder, env, began)
         if gpus and env.get(_RAS_SWITCH) != "0" and (text := query_ras(env.get(_RAS_VARIABLE) or _RAS_DEFAULT)):
@@ -114,10 +116,13 @@ def _remove_earlier(folder: Path, began: float) -> None:
                 file.unlink()
 
 
-def collect_stacks(folder: Path, pids: Mapping[int, int], beats: Mapping[int, RankHeartbeat]) -> None:
+def collect_stacks(
+    folder: Path, pids: Mapping[int, int], beats: Mapping[int, RankHeartbeat], env: Mapping[str, str]
+) -> None:
     """Write into `folder` where the living ranks `pids` (rank → process id) stand. Raises OSError.
 
-    rank-R.proc.txt: what the kernel says of the process and its threads. rank-R.stacks.txt: the Python stacks of all
+    rank-R.proc.txt: what the kernel says of the process and its threads, and of one that waits for another build of an
+    operation the locks that there are by `env`, its environment. rank-R.stacks.txt: the Python stacks of all
     its threads, from py-spy where it is installed and may look, which also sees a stopped process; else from the
     process itself (faulthandler, by SIGUSR2) where it said that it answers.
     """
@@ -125,6 +130,11 @@ def collect_stacks(folder: Path, pids: Mapping[int, int], beats: Mapping[int, Ra
         (folder / f"rank-{rank}.proc.txt").write_text(describe(pid, beats.get(rank)))
     seen = _spy(folder, pids)
     _dump_stacks(folder, {rank: pid for rank, pid in pids.items() if rank not in seen}, beats)
+    waiting = [rank for rank in pids if "file_baton" in text_of_file(folder / f"rank-{rank}.stacks.txt")]
+    locks = ", ".join(map(str, locks_in_time(env, STACKS_S))) if waiting else ""
+    for rank in waiting if locks else ():
+        with (folder / f"rank-{rank}.proc.txt").open("a") as file:
+            file.write(f"== build locks\n{locks}\n")
 
 
 def query_ras(address: str) -> str:

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from queue import Empty, Full, Queue
 
@@ -16,7 +16,7 @@ from dsrun.launch.supervisor.evidence import collect_stacks
 from dsrun.launch.training_job import TrainingJob
 from dsrun.machine.gpu_samples import GpuSample, gpu_samples
 from dsrun.monitoring.straggler import Straggler, StragglerDetector
-from dsrun.runs.heartbeat import RankHeartbeat
+from dsrun.runs.heartbeat import RankHeartbeat, StepFigures
 from dsrun.runs.node_status import (
     FOLDER,
     NodeStatus,
@@ -143,7 +143,7 @@ class StatusWriter:
         requests = open_requests(self._job.run)
         for request in requests - self._seen:
             self._seen.add(request)
-            collect_stacks(request, sample.pids, sample.beats)
+            collect_stacks(request, sample.pids, sample.beats, self._job.env)
             ranks = tuple(sorted(sample.pids))
             write_answer(request, StacksAnswer(node=self._job.node_rank, host=hostname(), ranks=ranks))
         self._seen &= requests
@@ -167,35 +167,17 @@ def node_status(
 ) -> NodeStatus:
     """The status of this node."""
     total = memory_total()
+    ranks = tuple(_progress(rank, sample) for rank in sorted({*sample.pids, *sample.beats}))
     return NodeStatus(
-        time=utc_now(),
-        host=hostname(),
-        node=job.node_rank,
-        attempt=sample.attempt,
-        world_size=job.world_size,
-        ranks=tuple(_progress(rank, sample) for rank in sorted({*sample.pids, *sample.beats})),
-        gpus=gpus,
-        cpu=cpu,
-        memory_used=total - memory_available(),
-        memory_total=total,
-    )
+        time=utc_now(), host=hostname(), node=job.node_rank, attempt=sample.attempt, world_size=job.world_size,
+        ranks=ranks, gpus=gpus, cpu=cpu, memory_used=total - memory_available(), memory_total=total,
+    )  # fmt: skip
 
 
 def _progress(rank: int, sample: RankSnapshot) -> RankProgress:
     beat = sample.beats.get(rank)
     if beat is None:
         return RankProgress(rank=rank, pid=sample.pids[rank], phase="running", step=0, silent_s=0.0)
-    return RankProgress(
-        rank=rank,
-        pid=beat.pid,
-        phase=beat.phase,
-        step=beat.step,
-        silent_s=round(max(0.0, sample.now - beat.time), 3),
-        step_s=beat.step_s,
-        data_s=beat.data_s,
-        compute_s=beat.compute_s,
-        wait_s=beat.wait_s,
-        own_low_s=beat.own_low_s,
-        stalls=beat.stalls,
-        stalled_s=beat.stalled_s,
-    )
+    silent_s = round(max(0.0, sample.now - beat.time), 3)
+    figures = {each.name: getattr(beat, each.name) for each in fields(StepFigures)}
+    return RankProgress(rank=rank, pid=beat.pid, phase=beat.phase, step=beat.step, silent_s=silent_s, **figures)

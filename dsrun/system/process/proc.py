@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
+from typing import TypeVar
 
 from dsrun.errors import MissingError, ToolError
 from dsrun.system.process.process_end import with_pdeathsig
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_Answer = TypeVar("_Answer")
 _POLL_S = 0.1
 _KILL_S = 2.0
 
@@ -24,6 +26,16 @@ _KILL_S = 2.0
 def exit_of(returncode: int) -> int:
     """The exit code a shell would show for Popen's `returncode`: 128 + n for death by signal n."""
     return 128 - returncode if returncode < 0 else returncode
+
+
+def within(seconds: float, ask: Callable[[], _Answer], otherwise: _Answer) -> _Answer:
+    """What `ask` returns; `otherwise` where that takes longer, as it may for ever: looking up a name, or a file server.
+    Its thread is left behind then."""
+    answers: list[_Answer] = []
+    thread = threading.Thread(target=lambda: answers.append(ask()), daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return answers[0] if answers else otherwise
 
 
 def start_time(pid: int) -> float | None:

@@ -35,6 +35,9 @@ Current thread 0x00007f4d1ac06b80 (most recent call first):
 """
 
 
+BATON = ["FileBaton.wait torch/utils/file_baton.py:50", "_jit_compile torch/utils/cpp_extension.py:2400"]
+
+
 def stack(*frames: str) -> str:
     """As py-spy writes it: "function file:line", the innermost first."""
     lines = [f"    {function} ({place})" for function, place in (frame.split(" ") for frame in frames)]
@@ -93,6 +96,8 @@ def test_collective_is_named_as_the_program_called_it():
         (["_sync_buffers torch/nn/parallel/distributed.py:5"], "", "collective", "broadcast of DDP's buffers"),
         (["save torch/serialization.py:900"], "", "files", "torch.save"),
         (["wait threading.py:327", "get queue.py:171"], "", "lock", "lock.acquire"),
+        (BATON, "", "lock", "the lock of another build of the operation"),
+        (BATON, "== build locks\n/x/lock\n", "lock", "the lock of another build of the operation, /x/lock"),
         (["_wait subprocess.py:2000", "wait subprocess.py:1264"], "", "child", "a child process"),
         (["read /usr/lib/python3.11/site-packages/urllib3/response.py:5"], "", "network", "an HTTP request"),
         ([], kernel(wchan="hrtimer_nanosleep"), "sleep", "time.sleep at main (job/train.py:9)"),

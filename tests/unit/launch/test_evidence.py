@@ -28,6 +28,14 @@ def wait_for_the_others():
     time.sleep(300)
 wait_for_the_others()
 """
+# In place of torch's.
+BATON = """
+import time
+class FileBaton:
+    def wait(self):
+        print("ready", flush=True)
+        time.sleep(300)
+"""
 # One that answers as faulthandler does, out of a handler of C, and is held up after the first line.
 SLOW = """
 import ctypes, os, signal, time
@@ -100,6 +108,23 @@ def test_stack_dump_of_stopped_rank_by_py_spy(pids, tmp_path, monkeypatch):
     for rank in pids:
         assert "wait_for_the_others" in (tmp_path / "evidence" / f"rank-{rank}.stacks.txt").read_text()
     assert "T (stopped)" in (tmp_path / "evidence" / "rank-1.proc.txt").read_text()
+
+
+def test_lock_that_a_rank_waits_for_is_named(ranks, tmp_path, monkeypatch):
+    """The stack tells that it is one of torch's builds, the folder which."""
+    lock, package = tmp_path / "cpu_adam" / "lock", tmp_path / "torch"
+    for folder in (lock.parent, package / "utils"):
+        folder.mkdir(parents=True)
+    for file in (lock, package / "__init__.py", package / "utils" / "__init__.py"):
+        file.touch()
+    (package / "utils" / "file_baton.py").write_text(BATON)
+    monkeypatch.setattr("dsrun.launch.supervisor.evidence.PY_SPY_S", 60)
+    code = (
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from torch.utils.file_baton import *; FileBaton().wait()"
+    )
+    collect(tmp_path / "evidence", {0: ranks(0, code)}, {}, {"TORCH_EXTENSIONS_DIR": str(tmp_path)}, began=time.time())
+    [found] = read_standings(tmp_path / "evidence")
+    assert (found.place.kind, found.place.name.rpartition(", ")[2]) == ("lock", str(lock))
 
 
 def test_rank_whose_stack_py_spy_missed_is_looked_at_again(ranks, tmp_path, monkeypatch):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from dsrun.runs.folder import RunFolder
 from dsrun.runs.reader import read_history
 from dsrun.runs.records import read_records, seconds_of
 from dsrun.runs.tail import FileTail
+from dsrun.system.build_locks import LONG_S
 
 
 class Program:
@@ -182,14 +185,16 @@ def test_long_output_is_read_at_its_end(program: Program, monkeypatch: pytest.Mo
 
 
 def test_lock_of_a_killed_build_is_removed(program: Program) -> None:
-    """Before the ranks would wait for it, and after those that have compiled are ended; not one that somebody holds."""
+    """Before the ranks would wait for it, and after those that have compiled are ended; one that is held for long is
+    named, once."""
     folder = program.run.path / ".cache" / "torch_extensions" / "py311_cpu"
     left, held = folder / "cpu_adam" / "lock", folder / "fused_adam" / "lock"
     for lock in (left, held):
         lock.parent.mkdir(parents=True)
     with held.open("w"):
+        os.utime(held, (0, time.time() - 2 * LONG_S))
         for step in (lambda: program.record.begin(0, {}), lambda: program.record.end(RunOutcome(1), None)):
             left.touch()
             step()
             assert (left.exists(), held.exists()) == (False, True)
-    assert [line.partition(" ")[0] for line in program.noted] == [str(left)] * 2
+    assert [line.partition(" ")[0] for line in program.noted] == [str(left), str(held), str(left)]

@@ -7,6 +7,7 @@ import statistics
 
 import pytest
 
+from dsrun.monitoring.event_text import describe
 from dsrun.monitoring.straggler import StragglerDetector
 from dsrun.runs.node_status import GpuSample, NodeStatus, RankProgress
 
@@ -50,6 +51,14 @@ def test_rank_slower_by_a_fifth_is_named_with_host_and_gpu(slow, noise):
     assert found.slowdown == pytest.approx(1.2, abs=0.04)
     assert f"(node{slow // 4}, GPU" in found.message
     assert "computing" in found.message
+
+
+def test_figures_come_before_the_end_of_a_line():
+    """`monitor --once` cuts an event after 70 characters, behind its time."""
+    ranks = [progress(rank, [0.6123 if rank == 103 else 0.5012] * 30, step=12345) for rank in (1, 2, 103)]
+    [found] = StragglerDetector().update(nodes(ranks))
+    shown = describe({"kind": "straggler", "step": found.step, "message": found.message})[:70]
+    assert all(figure in shown for figure in ("12,345", "rank 103", "0.612 s", "1.22", "0.501 s"))
 
 
 @pytest.mark.parametrize("noise", [0.02, 0.1, 0.2])

@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 
+from dsrun.events import event_kinds
 from dsrun.report.timeline import MOST_ROWS, clock, rows, strip, time_ticks
 from dsrun.runs.goodput import goodput
 from tests.run_folders import event
@@ -18,6 +19,17 @@ def test_many_events_are_shortened_but_not_failures() -> None:
     assert len(found) <= MOST_ROWS + 2
     assert [row.text for row in found if row.bad] == ["failed: nan_loss"]
     assert sum(row.skipped for row in found) + len(found) - 1 == 1000
+
+
+@pytest.mark.parametrize("kind", [name for name, kind in event_kinds().items() if "`step`" in kind.keys])
+def test_step_of_each_event_is_shown(kind: str) -> None:
+    assert [row.step for row in rows([event(kind, step=1234)])] == ["1,234"] * (event_kinds()[kind].level != "quiet")
+
+
+def test_stalls_are_lost_time_in_the_strip() -> None:
+    events = [event("start"), event("training", 0), event("straggler", 60, stalls=3, lost_s=15.0), event("end", 100)]
+    segments = strip(goodput(events))
+    assert [(each.use, each.length) for each in segments] == [("training", 0.45), ("lost", 0.15), ("training", 0.4)]
 
 
 def test_strip_of_time_is_all_of_it() -> None:
