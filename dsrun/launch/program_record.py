@@ -98,8 +98,9 @@ class ProgramRecord:
         """Remove locks of torch's builds that nobody holds, unless that was done within so many seconds."""
         now = time.monotonic()
         if self._job.external and now - self._unlocked_at >= within_s:
-            self._unlocked_at = now
-            remove_abandoned(self._job.env, self._notify, self._told_locks)
+            # Each look at a file server that does not answer would leave a thread behind.
+            answers = remove_abandoned(self._job.env, self._notify, self._told_locks)
+            self._unlocked_at = now if answers else math.inf
 
     def _look(self) -> None:
         if self._figures is None or _written(self._folder.run_json) != self._run_json:

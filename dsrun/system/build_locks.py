@@ -6,10 +6,12 @@ Whoever else loads the operation waits until it is gone, for ever and without a 
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from dsrun.system.mounts import mount_in
 from dsrun.system.process.proc import within
@@ -20,6 +22,18 @@ STALE_S = 30 * 60
 LONG_S = 10 * 60
 """A lock that is held for so long is worth a line: few builds take so long."""
 _LOOK_S = 10.0
+_FIRST_NAMESPACE = Path("pid:[4026531836]")  # PROC_PID_INIT_INO of include/linux/proc_ns.h
+
+
+class LockState(NamedTuple):
+    """A lock as it is found: device and inode, when it was made in nanoseconds since the epoch, and its owner."""
+
+    file: tuple[int, int]
+    made_ns: int
+    owner: int
+
+    def age_s(self, now: float) -> float:
+        return max(0.0, now - self.made_ns / 1e9)
 
 
 def build_root(environ: Mapping[str, str]) -> Path:
@@ -33,31 +47,61 @@ def build_locks(root: Path) -> list[Path]:
     return sorted({*root.glob("*/lock"), *root.glob("*/*/lock")})
 
 
-def abandoned_s(lock: Path, now: float, *, shared: bool) -> float | None:
-    """The age in seconds of a lock that nobody holds; None for one that is held, or may be on another machine."""
-    try:
-        age = now - lock.stat().st_mtime
-    except OSError:
-        return None
-    return None if (shared and age < STALE_S) or _is_open(lock) else max(0.0, age)
+def abandoned(locks: Iterable[Path], now: float, mounts: str) -> dict[Path, LockState]:
+    """Of these locks those that nobody holds, as far as can be told here; `mounts` is the text of /proc/self/mounts.
+
+    One that a process which cannot be seen may hold counts as held for STALE_S: another user's, one on a network file
+    system, and in a container one that is mounted into it.
+    """
+    states = {lock: state for lock in locks if (state := _state(lock)) is not None}
+    held = _open_locks() if states else set()
+    found = {}
+    for lock, state in states.items():
+        mount = mount_in(mounts, lock)
+        elsewhere = mount is not None and (mount.shared or (_in_container() and mount.point != Path("/")))
+        # What another user has open cannot be seen, but by root.
+        is_visible = os.geteuid() in (0, state.owner) and not elsewhere
+        if state.file not in held and (is_visible or state.age_s(now) >= STALE_S):
+            found[lock] = state
+    return found
 
 
-def _is_open(path: Path) -> bool:
-    """Whether a process of this user here has the file open."""
+def _in_container() -> bool:
+    """Whether processes of other PID namespaces cannot be seen here."""
     with suppress(OSError):
-        for process in Path("/proc").glob("[0-9]*/fd"):
-            with suppress(OSError):
-                for entry in process.iterdir():
-                    with suppress(OSError):
-                        if entry.readlink() == path:
-                            return True
-    return False
+        return Path("/proc/self/ns/pid").readlink() != _FIRST_NAMESPACE
+    return True
 
 
-def remove_abandoned(environ: Mapping[str, str], notify: Callable[[str], None], told: set[Path]) -> None:
+def _state(lock: Path) -> LockState | None:
+    with suppress(OSError):
+        found = lock.stat()
+        return LockState((found.st_dev, found.st_ino), found.st_mtime_ns, found.st_uid)
+    return None
+
+
+def _open_locks() -> set[tuple[int, int]]:
+    """The locks that processes here have open, by device and inode: a mount may give one file several paths."""
+    found = set()
+    for process in Path("/proc").glob("[0-9]*/fd"):
+        with suppress(OSError):
+            for entry in process.iterdir():
+                with suppress(OSError):
+                    if entry.readlink().name == "lock" and (state := _state(entry)):
+                        found.add(state.file)
+    return found
+
+
+def remove_abandoned(environ: Mapping[str, str], notify: Callable[[str], None], told: set[Path]) -> bool:
     """Remove the locks that nobody holds from the folder that torch compiles into under `environ`, each with a line to
-    `notify`, which is told once (`told`) of those held for LONG_S, too."""
-    within(_LOOK_S, lambda: len(list(map(notify, _removed(build_root(environ), told)))), 0)
+    `notify`, which is told once (`told`) of those held for LONG_S, too. False where the file server does not answer."""
+
+    def remove() -> bool:
+        for line in _removed(build_root(environ), told):
+            notify(line)
+        return True
+
+    return within(_LOOK_S, remove, False)
 
 
 def locks_in_time(environ: Mapping[str, str], seconds: float = _LOOK_S) -> list[Path]:
@@ -66,15 +110,15 @@ def locks_in_time(environ: Mapping[str, str], seconds: float = _LOOK_S) -> list[
 
 
 def _removed(root: Path, told: set[Path]) -> Iterator[str]:
-    with suppress(OSError):
-        mount = mount_in(Path("/proc/self/mounts").read_text(), root)
-        for lock in build_locks(root):
-            now = time.time()
-            age = abandoned_s(lock.resolve(), now, shared=mount is not None and mount.shared)
-            with suppress(OSError):
-                if age is not None:
-                    lock.unlink()
-                    yield f"{lock} is removed: a build that was killed left it {duration(age)} ago"
-                elif lock not in told and (held := now - lock.stat().st_mtime) > LONG_S:
-                    told.add(lock)
-                    yield f"{lock} is {duration(held)} old: what loads that operation waits for its build"
+    locks, now = build_locks(root), time.time()
+    found = abandoned(locks, now, Path("/proc/self/mounts").read_text()) if locks else {}
+    for lock in locks:
+        state = _state(lock)
+        with suppress(OSError):
+            # Only the one that was looked at: meanwhile its build may have ended, and another one begun.
+            if state is not None and state == found.get(lock):
+                lock.unlink()
+                yield f"{lock} is removed: a build that was killed left it {duration(state.age_s(now))} ago"
+            elif state is not None and state.age_s(now) > LONG_S and lock not in told:
+                told.add(lock)
+                yield f"{lock} is {duration(state.age_s(now))} old: what loads that operation waits for its build"

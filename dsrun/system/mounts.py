@@ -11,6 +11,8 @@ NETWORK = frozenset(
     {"nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "fuse.ceph", "cifs", "smb3", "smbfs", "9p", "afs", "pvfs2"}
     | {"orangefs", "panfs", "wekafs", "fuse.glusterfs", "glusterfs", "fuse.sshfs", "fuse.juicefs", "fuse.s3fs"}
     | {"fuse.gcsfuse", "fuse.cvmfs", "fuse.cunofs", "fhgfs", "vastnfs", "daos", "quobyte", "moosefs", "fuse.mfs"}
+    | {"virtiofs", "ocfs2", "gfs2", "fuse.lustre", "fuse.blobfuse2", "fuse.rclone", "fuse.goofys", "fuse.ossfs"}
+    | {"fuse.seaweedfs", "fuse.geesefs", "fuse.dfuse", "fuse.vmhgfs-fuse"}
 )
 
 

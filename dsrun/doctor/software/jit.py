@@ -12,8 +12,9 @@ from dsrun.doctor.mounts import mount_of
 from dsrun.doctor.software.compiled_code import compiled_at_start
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
-from dsrun.system.build_locks import abandoned_s, build_locks, build_root
+from dsrun.system.build_locks import abandoned, build_locks, build_root
 from dsrun.system.files import nearest_existing
+from dsrun.system.terminal.display import duration
 from dsrun.zero.ops import extension_cache
 
 
@@ -55,9 +56,9 @@ def _problems(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
 
 def _locks(machine: MachineFacts, own: Path) -> Iterator[Finding]:
     for folder in dict.fromkeys((own, build_root(machine.environ))):
-        for lock in build_locks(folder):
-            if age := _stale(machine, lock):
-                yield finding_of("jit_cache_lock", lock=lock, age=age)
+        left = abandoned(build_locks(folder), machine.now(), machine.text("/proc/self/mounts") or "")
+        for lock, state in left.items():
+            yield finding_of("jit_cache_lock", lock=lock, age=duration(state.age_s(machine.now())))
 
 
 def _own(machine: MachineFacts) -> Path:
@@ -72,15 +73,6 @@ def _own(machine: MachineFacts) -> Path:
 def _of_triton(machine: MachineFacts) -> Path:
     given = machine.environ.get("TRITON_CACHE_DIR")
     return Path(given) if given else Path(machine.environ.get("HOME", "~")).expanduser() / ".triton"
-
-
-def _stale(machine: MachineFacts, lock: Path) -> str:
-    """How old the lock is, in words, if nobody holds it; "" otherwise."""
-    mount = mount_of(machine, lock)
-    age = abandoned_s(lock, machine.now(), shared=mount is not None and mount.shared)
-    if age is None:
-        return ""
-    return f"{age / 3600:.0f} h" if age >= 7200 else f"{age / 60:.0f} min"
 
 
 def _shown(folder: Path) -> str:

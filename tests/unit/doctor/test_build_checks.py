@@ -140,7 +140,7 @@ def test_stale_jit_lock(tmp_path: Path) -> None:
     found = found_by(JIT_CACHE, here)
     assert codes(found) == ["jit_cache_lock"]
     assert found[0].fix == f"rm {lock}"
-    assert "2 h ago" in found[0].message
+    assert "2.0 h ago" in found[0].message
     assert "jit_cache_lock" not in codes(found_by(JIT_CACHE, with_cache(tmp_path, "nfs4")[0]))
     assert "jit_cache_lock" in codes(found_by(JIT_CACHE, with_cache(tmp_path, "nfs4", now=time.time() + 7300)[0]))
 

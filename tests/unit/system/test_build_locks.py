@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from dsrun.system.build_locks import STALE_S, abandoned_s, build_locks, build_root
+from dsrun.system import build_locks as build_locks_module
+from dsrun.system.build_locks import STALE_S, LockState, abandoned, build_locks, build_root, remove_abandoned
 from dsrun.system.mounts import mount_in
 
 MOUNTS = "/dev/sda1 / ext4 rw 0 0\nserver:/home /home nfs4 rw 0 0\nnone /home/a\\040b tmpfs rw,noexec 0 0\n"
@@ -31,22 +32,65 @@ def test_folder_of_builds_is_that_of_torch(environ: dict[str, str], root: str) -
     assert build_root(environ) == Path(root)
 
 
-def test_lock_counts_as_abandoned_unless_it_is_held(tmp_path: Path) -> None:
+def test_lock_counts_as_abandoned_unless_it_may_be_held(tmp_path: Path) -> None:
     lock = tmp_path / "py311_cpu" / "cpu_adam" / "lock"
     lock.parent.mkdir(parents=True)
     lock.touch()
     assert build_locks(tmp_path) == [lock]
     now = lock.stat().st_mtime
-    assert abandoned_s(lock, now + 5, shared=False) == pytest.approx(5)
-    assert abandoned_s(lock, now + STALE_S - 1, shared=True) is None
-    assert abandoned_s(lock, now + STALE_S, shared=True) == pytest.approx(STALE_S)
-    fd = os.open(lock, os.O_RDONLY)
-    try:
-        assert abandoned_s(lock, now + STALE_S, shared=False) is None
-    finally:
-        os.close(fd)
+    here, elsewhere = "/dev/sda1 / ext4 rw 0 0\n", f"server:/ {tmp_path} nfs4 rw 0 0\n"
+
+    def age(after: float, mounts: str = here) -> float | None:
+        state = abandoned([lock], now + after, mounts).get(lock)
+        return None if state is None else state.age_s(now + after)
+
+    assert age(5) == pytest.approx(5)
+    assert age(STALE_S - 1, elsewhere) is None
+    assert age(STALE_S + 1, elsewhere) == pytest.approx(STALE_S + 1)
+    # By another path, as a bind mount gives a file a second one.
+    (tmp_path / "second").mkdir()
+    (tmp_path / "second" / "lock").hardlink_to(lock)
+    with (tmp_path / "second" / "lock").open():
+        assert age(STALE_S) is None
+    assert age(STALE_S) == pytest.approx(STALE_S)
     lock.unlink()
-    assert abandoned_s(lock, now, shared=False) is None
+    assert age(5) is None
+
+
+def test_other_users_and_containers_locks_are_left_for_half_an_hour(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock = tmp_path / "op" / "lock"
+    lock.parent.mkdir()
+    lock.touch()
+    now = lock.stat().st_mtime
+    mounted = f"/dev/sda1 {tmp_path} ext4 rw 0 0\n"
+    monkeypatch.setattr(build_locks_module, "_FIRST_NAMESPACE", Path("/proc/self/ns/pid").readlink())
+    assert list(abandoned([lock], now, mounted)) == [lock]
+    monkeypatch.setattr(build_locks_module, "_FIRST_NAMESPACE", Path("pid:[1]"))
+    assert list(abandoned([lock], now, mounted)) == []
+    assert list(abandoned([lock], now, "overlay / overlay rw 0 0\n")) == [lock]
+    monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    assert list(abandoned([lock], now, "overlay / overlay rw 0 0\n")) == []
+
+
+def test_lock_of_a_build_that_began_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = tmp_path / "op" / "lock"
+    lock.parent.mkdir()
+    lock.touch()
+
+    def found(locks: object, now: float, mounts: str) -> dict[Path, LockState]:
+        state = abandoned([lock], now, mounts)
+        lock.unlink()
+        lock.touch()
+        return state
+
+    monkeypatch.setattr(build_locks_module, "abandoned", found)
+    remove_abandoned({"TORCH_EXTENSIONS_DIR": str(tmp_path)}, print, set())
+    assert lock.exists()
+    monkeypatch.undo()
+    remove_abandoned({"TORCH_EXTENSIONS_DIR": str(tmp_path)}, print, set())
+    assert not lock.exists()
 
 
 @pytest.mark.parametrize(
