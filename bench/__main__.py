@@ -8,7 +8,10 @@ from importlib import import_module
 # In less than twenty minutes on two cores.
 BENCHMARKS = ("startup", "diagnose", "slurm", "loss", "ladder")
 # Only when named: each takes minutes to more than an hour.
-LONG = ("first_step", "tokenise", "prepared", "memory", "saving", "wheel", "recovery", "watching", "translation")
+LONG = (
+    "first_step", "tokenise", "prepared", "memory", "saving", "wheel", "recovery", "watching", "straggler",
+    "translation",
+)  # fmt: skip
 
 
 def main(names: list[str]) -> int:
