@@ -24,6 +24,10 @@ life of a rank."""
 BUSY_S = 1800.0
 """The limit of a rank that gives no beat and computes: loading, writing, scoring and compiling can take long without
 one."""
+STILL_S = 15.0
+"""How long ranks that were asked to stop may all stand still, that is, not even compute."""
+STILL_WRITING_S = 30.0
+"""The same in phases that write: a file server may take its time."""
 TIMES_LONGEST = 3.0
 # Before the process group gives up, whose time-out ends ranks that only wait, and blames one of them.
 _OF_GROUP = 0.9
@@ -79,6 +83,13 @@ class PhaseLimits:
 
     def _learn(self, phase: str, seconds: float) -> None:
         self._longest[phase] = max(self._longest.get(phase, 0.0), seconds)
+
+    def still_limit(self, beat: RankHeartbeat, *, in_kernel: bool) -> float:
+        """Seconds that the rank of `beat` may stand still after all ranks were asked to stop."""
+        # What waits for another machine's ranks looks the same.
+        if self._others or in_kernel or beat.phase == "running" or self.hang_timeout == 0:
+            return math.inf
+        return max(STILL_WRITING_S if beat.phase in ("saving", "exporting") else STILL_S, self.hang_timeout or 0.0)
 
     def limit(self, beat: RankHeartbeat, *, in_kernel: bool = False) -> float:
         """Seconds that the rank of `beat` may give no sign of life; `in_kernel`: in uninterruptible sleep, as for a

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from dsrun.launch.supervisor.phase_limits import (
@@ -81,8 +81,19 @@ class Watchdog:
         busy = any(beats[rank].phase != "training" and rank not in late for rank in beats)
         if not late or busy:  # the others wait for the one that saves
             return None
-        first = min(late, key=lambda rank: (states.get(rank) != "T", beats[rank].step, beats[rank].time))
-        return RankHang(rank=first, silent_s=silent[first], limit_s=limits[first], stopped=states.get(first) == "T")
+        return _least_far(late, beats, states, silent, limits)
+
+    def standing_still(
+        self, beats: Mapping[int, RankHeartbeat], states: Mapping[int, str], now: float, computed: Mapping[int, float]
+    ) -> RankHang | None:
+        """The rank that hangs where none of them so much as computes: for ranks that were asked to stop, and should be
+        at work on that. As `poll`; after it."""
+        silent = {rank: now - max(beat.time, self._since, computed.get(rank, 0.0)) for rank, beat in beats.items()}
+        limits = {
+            rank: self._limits.still_limit(beat, in_kernel=states.get(rank) == "D") for rank, beat in beats.items()
+        }
+        all_still = bool(beats) and all(silent[rank] > limits[rank] for rank in beats)
+        return _least_far(list(beats), beats, states, silent, limits) if all_still else None
 
     def _silent(self, beat: RankHeartbeat, now: float, computed: Mapping[int, float]) -> float:
         """Seconds without a sign of life."""
@@ -113,3 +124,14 @@ class Watchdog:
                 last = beats[rank].time if rank in beats else since
                 return RankHang(rank=rank, silent_s=now - max(last, self._since), limit_s=limit, stopped=True)
         return None
+
+
+def _least_far(
+    late: Collection[int],
+    beats: Mapping[int, RankHeartbeat],
+    states: Mapping[int, str],
+    silent: Mapping[int, float],
+    limits: Mapping[int, float],
+) -> RankHang:
+    first = min(late, key=lambda rank: (states.get(rank) != "T", beats[rank].step, beats[rank].time))
+    return RankHang(rank=first, silent_s=silent[first], limit_s=limits[first], stopped=states.get(first) == "T")

@@ -10,6 +10,8 @@ from dsrun.launch.supervisor.phase_limits import (
     BUSY_S,
     SHORTEST_ELSEWHERE_S,
     SHORTEST_S,
+    STILL_S,
+    STILL_WRITING_S,
     UNKNOWN_S,
     PhaseLimits,
     busy_limit,
@@ -65,6 +67,44 @@ def test_watchdog_silence_limit_by_phase_and_timeout(said, timeout, limit):
     """A given timeout holds in every phase; without one the limit is below the time-out of the process group, but above
     what a step has taken."""
     assert PhaseLimits(timeout).limit(said) == limit
+
+
+def still(*beats: RankHeartbeat, timeout=None, states=None, computed=None, others=False, at: float):
+    watch = Watchdog(PhaseLimits(timeout, others=others))
+    letters = {each.rank: "S" for each in beats} | (states or {})
+    return watch.standing_still({each.rank: each for each in beats}, letters, at, computed or {})
+
+
+@pytest.mark.parametrize(
+    ("phase", "more", "limit"),
+    [
+        ("evaluating", {}, STILL_S),
+        ("training", {}, STILL_S),
+        ("ending", {"timeout": 5.0}, STILL_S),
+        ("saving", {}, STILL_WRITING_S),
+        ("saving", {"timeout": 90.0}, 90.0),
+    ],
+)
+def test_ranks_told_to_stop_that_all_stand_still_hang(phase, more, limit):
+    """The one that got least far is named."""
+    beats = beat(0, phase=phase, step=10), beat(1, phase=phase, step=9)
+    assert still(*beats, **more, at=limit - 1) is None
+    assert still(*beats, **more, at=limit + 1).rank == 1
+
+
+@pytest.mark.parametrize(
+    ("phase", "more"),
+    [
+        ("evaluating", {"computed": {0: 190.0}}),
+        ("saving", {"states": {0: "D"}}),
+        ("running", {}),
+        ("evaluating", {"timeout": 0}),
+        ("saving", {"others": True}),
+    ],
+)
+def test_ranks_told_to_stop_may_work_on(phase, more):
+    """One that computes, or waits in the kernel, for a machine that is not seen, or in code of the user's."""
+    assert still(beat(0, phase=phase), beat(1, phase=phase), **more, at=200.0) is None
 
 
 def test_phases_are_limited_by_their_own_silences():
