@@ -14,7 +14,7 @@ from dsrun.launch.supervisor.attempt_context import AttemptContext, AttemptResul
 from dsrun.launch.supervisor.ending import AGENT_TIMEOUT_S, UnreportedEnd, end_attempt
 from dsrun.launch.supervisor.evidence import PIPE_VARIABLE, collect, evidence_folder, explain_hang
 from dsrun.launch.supervisor.failures import FailureInputs, exit_code_of, interruption
-from dsrun.launch.supervisor.phase_limits import BEFORE_TRAINING, STILL_S, UNKNOWN_S
+from dsrun.launch.supervisor.phase_limits import BEFORE_TRAINING, UNKNOWN_S
 from dsrun.launch.supervisor.watchdog import RankHang, Watchdog
 from dsrun.launch.workers.agent import AgentProcess, AgentStarter
 from dsrun.launch.workers.spawn import read_rank_statuses
@@ -137,9 +137,7 @@ class RunAttempt:
         living = {rank: state for rank, state in states.items() if rank not in gone}
         beats = {rank: beat for rank, beat in self._beats.items() if rank in living}
         computed = self._activity.update({rank: self._pids[rank] for rank in living}, now)
-        self._hang = self._watch.poll(beats, living, now, computed)
-        if self._hang is None and self._signalled_at is not None and now - self._signalled_at > STILL_S:
-            self._hang = self._watch.standing_still(beats, living, now, computed)
+        self._hang = self._watch.poll(beats, living, now, computed, self._signalled_at)
         self._context.observe(self.number, self._beats, {rank: self._pids[rank] for rank in living})
 
     def _alive(self) -> dict[int, int]:

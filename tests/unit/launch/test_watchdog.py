@@ -72,24 +72,27 @@ def test_watchdog_silence_limit_by_phase_and_timeout(said, timeout, limit):
 def still(*beats: RankHeartbeat, timeout=None, states=None, computed=None, others=False, at: float):
     watch = Watchdog(PhaseLimits(timeout, others=others))
     letters = {each.rank: "S" for each in beats} | (states or {})
-    return watch.standing_still({each.rank: each for each in beats}, letters, at, computed or {})
+    found = {each.rank: each for each in beats}
+    for now in [*range(int(at)), at]:
+        hang = watch.poll(found, letters, float(now), computed or {}, 0.0)
+    return hang
 
 
 @pytest.mark.parametrize(
-    ("phase", "more", "limit"),
+    ("phase", "slowest", "timeout", "limit"),
     [
-        ("evaluating", {}, STILL_S),
-        ("training", {}, STILL_S),
-        ("ending", {"timeout": 5.0}, STILL_S),
-        ("saving", {}, STILL_WRITING_S),
-        ("saving", {"timeout": 90.0}, 90.0),
+        ("evaluating", 1.0, None, STILL_S),
+        ("training", 40.0, None, 60.0),
+        ("ending", 1.0, None, STILL_S),
+        ("saving", 1.0, None, STILL_WRITING_S),
+        ("saving", 1.0, 90.0, 90.0),
     ],
 )
-def test_ranks_told_to_stop_that_all_stand_still_hang(phase, more, limit):
+def test_ranks_told_to_stop_that_all_stand_still_hang(phase, slowest, timeout, limit):
     """The one that got least far is named."""
-    beats = beat(0, phase=phase, step=10), beat(1, phase=phase, step=9)
-    assert still(*beats, **more, at=limit - 1) is None
-    assert still(*beats, **more, at=limit + 1).rank == 1
+    beats = [beat(rank, phase=phase, step=10 - rank, slowest=slowest) for rank in (0, 1)]
+    assert still(*beats, timeout=timeout, at=limit - 1) is None
+    assert still(*beats, timeout=timeout, at=limit + 1).rank == 1
 
 
 @pytest.mark.parametrize(
