@@ -104,6 +104,7 @@ def write_up(run: PreparedRun, trainer: RunTrainer, results: FinalResults, *, se
         write_cards(run.folder, _card_facts(run, trainer, results), notify=run.console.notice)
     # The last event, and FINISHED, by which a scheduler knows that the job is done: after everything else.
     run.records.end(trainer.state.global_step)
+    run.context.heart.enter("leaving")  # what computes from here on without a beat hangs
     _print_summary(run, trainer, results.predictions, seconds)
 
 

@@ -52,6 +52,7 @@ def watched(*beats: RankHeartbeat, timeout=None, states=None, until: float, ever
         (beat(0, slowest=0.0), 5.0, 5.0),
         (beat(0, phase="saving"), None, UNKNOWN_S),
         (beat(0, phase="ending"), 5.0, 5.0),
+        (beat(0, phase="leaving"), None, UNKNOWN_S),
         (beat(0, phase="loading"), 7200.0, 7200.0),
         (beat(0, phase="loading"), 0, math.inf),
         (beat(0, phase="running", group=30.0), 5.0, math.inf),
@@ -153,7 +154,7 @@ def test_other_nodes_may_load_for_longer(phase, expected):
     assert PhaseLimits(8.0, others=True).limit(beat(0, phase="saving")) == 8.0
 
 
-@pytest.mark.parametrize(("phase", "hangs"), [("exporting", False), ("evaluating", True)])
+@pytest.mark.parametrize(("phase", "hangs"), [("exporting", False), ("evaluating", True), ("leaving", True)])
 def test_rank_that_computes_lives_without_beat(phase, hangs):
     """Writing the model has no beat; in the loop of batches a rank that waits on a GPU computes too."""
     watch = Watchdog(PhaseLimits(20.0))
