@@ -20,7 +20,7 @@ from dsrun.system.files import parse_json
 
 RankPhase = Literal[
     "starting", "loading", "tokenising", "training", "evaluating", "generating", "saving", "exporting", "ending",
-    "running",
+    "leaving", "running",
 ]  # fmt: skip
 """`running` is code of the user's own, around dsrun's Trainer or in a plugin: it gives no signs of life."""
 

@@ -99,10 +99,12 @@ def _show(console: Console, examples: list[Any]) -> None:
 def write_up(run: PreparedRun, trainer: RunTrainer, results: FinalResults, *, seconds: float) -> None:
     """Write the model's card and the run's last records, and print the summary; `seconds` were spent in training."""
     run.context.heart.enter("ending")
+    run.context.stopping.conclude()
     if "train" in run.plan.phases and run.plan.world.is_main:
         write_cards(run.folder, _card_facts(run, trainer, results), notify=run.console.notice)
     # The last event, and FINISHED, by which a scheduler knows that the job is done: after everything else.
     run.records.end(trainer.state.global_step)
+    run.context.heart.enter("leaving")  # what computes from here on without a beat hangs
     _print_summary(run, trainer, results.predictions, seconds)
 
 

@@ -120,19 +120,16 @@ class BegunRun:
         training = "train" in parts.plan.phases
         if training:
             save_model(parts, trainer)
-        # With nothing to go on from, leaving would lose the training.
-        trainer.may_leave_evaluation = not training or self._is_saved
+        # No checkpoint can be made of the last step's state once the best weights are in its place.
+        trainer.may_leave_evaluation = not training or trainer.is_saved or not trainer.args.load_best_model_at_end
         results = evaluate_and_predict(parts, trainer)
         if results is None:
+            if training:
+                trainer.save_present()
             self._leave()
             return False
         write_up(parts, trainer, results, seconds=self.seconds)
         return True
 
     def _leave(self) -> None:
-        leave(self.parts, self.trainer.state.global_step, is_saved=self._is_saved)
-
-    @property
-    def _is_saved(self) -> bool:
-        """Whether there is a checkpoint of the present step; other nodes may see its folder later."""
-        return self.parts.context.progress.saved == self.trainer.state.global_step
+        leave(self.parts, self.trainer.state.global_step, is_saved=self.trainer.is_saved)

@@ -165,16 +165,18 @@ def test_stopped_zygote_is_replaced(supervised):
     assert code == 75
 
 
-def test_stopped_zygote_does_not_keep_finished_run(supervised):
-    """The ranks end well, their agent too, and what has forked it cannot say so."""
+@pytest.mark.parametrize("who", ["zygote", "agent"])
+def test_stopped_process_does_not_keep_finished_run(supervised, who):
+    """The ranks end well, and their agent, or what has forked it, cannot say so."""
     run = supervised("300")
     (first,) = run.wait_for("begin", rank=0)
-    os.kill(psutil.Process(first["parent"]).ppid(), signal.SIGSTOP)
+    os.kill(first["parent"] if who == "agent" else psutil.Process(first["parent"]).ppid(), signal.SIGSTOP)
     code, outcome, said = run.end()
     assert code == outcome["exit_code"] == 0
     assert run.events("waiting")
     assert "stopped" in said
     assert not run.events("failure")
+    assert not run.events("restart")
 
 
 @pytest.mark.exhaustive

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Mapping
@@ -106,6 +107,7 @@ class RunAttempt:
             code = agent.poll()
             self._poll()
             code = self._unreported_end.code(agent) if code is None else code
+            code = 0 if code is None and self._all_ended_well(agent) else code
             self._context.poll()
             if code is not None:
                 self._request_stop_if_signalled(code)
@@ -137,7 +139,7 @@ class RunAttempt:
         living = {rank: state for rank, state in states.items() if rank not in gone}
         beats = {rank: beat for rank, beat in self._beats.items() if rank in living}
         computed = self._activity.update({rank: self._pids[rank] for rank in living}, now)
-        self._hang = self._watch.poll(beats, living, now, computed)
+        self._hang = self._watch.poll(beats, living, now, computed, self._signalled_at)
         self._context.observe(self.number, self._beats, {rank: self._pids[rank] for rank in living})
 
     def _alive(self) -> dict[int, int]:
@@ -158,6 +160,17 @@ class RunAttempt:
         ended = self._unreported(agent) or any(self._ended.values())
         return ended and not self._stop_requests.program_asked()
 
+    def _all_ended_well(self, agent: AgentProcess) -> bool:
+        """Whether all ranks have ended with 0 and their agent, which is stopped for example, takes no notice."""
+        codes = [*self._ended.values(), *(self._codes.get(rank) for rank in self._missing)]
+        if agent.pid is None or not reaper.lives(agent.pid) or codes != [0] * self.job.topology.workers:
+            return False
+        stopped = reaper.state_and_parent(agent.pid)[0] == "T"
+        stuck = self._agent_is_stuck(time.monotonic(), AGENT_TIMEOUT_S if stopped else _CLEAN_EXIT_REPORT_S)
+        if stuck:
+            self._context.waiting(f"all ranks have ended well; their agent {'is stopped' * stopped or 'is stuck'}", 0.0)
+        return stuck
+
     def _never_started(self) -> bool:
         """Whether the agent, or what should have forked it, has long started no rank."""
         limit = float("inf") if self.job.hang_timeout == 0 else max(UNKNOWN_S, self.job.hang_timeout or 0.0)
@@ -170,7 +183,7 @@ class RunAttempt:
         alive = pid is None or reaper.lives(pid)
         # The agent may know more of one whose end is unknown; it may be kept from the processor.
         codes = {rank: self._codes.get(rank) if alive else None for rank in self._missing}
-        patience = {None: AGENT_TIMEOUT_S, 0: _CLEAN_EXIT_REPORT_S}
+        patience = {None: AGENT_TIMEOUT_S, 0: math.inf}
         return any(now - since > patience.get(codes[rank], _AGENT_REPORT_S) for rank, since in self._missing.items())
 
     def _must_end(self, agent: AgentProcess) -> bool:
@@ -213,10 +226,10 @@ class RunAttempt:
                     reaper.kill(pid, signum)
         return self._agent_is_stuck(now) or now - self._signalled_at > self._patience(now)
 
-    def _agent_is_stuck(self, now: float) -> bool:
+    def _agent_is_stuck(self, now: float, patience: float = AGENT_TIMEOUT_S) -> bool:
         """Whether all ranks have gone and their agent takes no notice, as when it is stopped."""
         gone = self._missing
-        return bool(gone) and gone.keys() == self._alive().keys() and now - max(gone.values()) > AGENT_TIMEOUT_S
+        return bool(gone) and gone.keys() == self._alive().keys() and now - max(gone.values()) > patience
 
     def _patience(self, now: float) -> float:
         """Seconds that the ranks may take from being asked to stop until they have left."""

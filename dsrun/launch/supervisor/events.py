@@ -54,7 +54,7 @@ class RunEventWriter:
         """On the first node: print and record that what happened after the run's end does not matter."""
         message = f"{failure.message}, after the run had finished: all of it is there"
         self._notify(message)
-        self._event("end", exit_code=0, step=failure.step, message=message)
+        self._event("end", failure.cause, exit_code=0, step=failure.step, message=message)
 
     def newest_checkpoint(self) -> int | None:
         """The step of the newest complete checkpoint, 0 for none; None where the file server fails."""
@@ -98,6 +98,7 @@ class RunEventWriter:
         fallback = decision.fallback if decision.fallback != self.fallback() else None
         self._event(
             "failure",
+            failure.cause,
             cause=decision.cause or failure.cause or "unknown",
             rank=failure.rank,
             node=failure.node,
@@ -153,9 +154,10 @@ class RunEventWriter:
             for line in tidy(self._folder):
                 self._notify(line)
 
-    def _event(self, kind: str, **details: Any) -> None:
+    def _event(self, kind: str, why: str = "", /, **details: Any) -> None:
         # Our ranks have ended, so it is another run that has the folder and refused ours. These are its events then.
-        if trainer_of(self._folder.path):
+        # Only one of ours that cannot be killed may have it still.
+        if why != "process_unkillable" and trainer_of(self._folder.path):
             return
         self._write(kind, **details)
 

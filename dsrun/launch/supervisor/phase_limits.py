@@ -24,6 +24,8 @@ life of a rank."""
 BUSY_S = 1800.0
 """The limit of a rank that gives no beat and computes: loading, writing, scoring and compiling can take long without
 one."""
+STILL_S, STILL_WRITING_S = 15.0, 30.0
+"""How long ranks that were asked to stop may all stand still; in phases that write, the second."""
 TIMES_LONGEST = 3.0
 # Before the process group gives up, whose time-out ends ranks that only wait, and blames one of them.
 _OF_GROUP = 0.9
@@ -80,6 +82,19 @@ class PhaseLimits:
     def _learn(self, phase: str, seconds: float) -> None:
         self._longest[phase] = max(self._longest.get(phase, 0.0), seconds)
 
+    def still_limit(self, beat: RankHeartbeat, *, in_kernel: bool) -> float:
+        """Seconds that the rank of `beat` may stand still after all ranks were asked to stop."""
+        # What waits for another machine's ranks looks the same.
+        if self._others or in_kernel or beat.phase == "running" or self.hang_timeout == 0:
+            return math.inf
+        least = STILL_WRITING_S if beat.phase in ("saving", "exporting") else STILL_S
+        return max(least, self.hang_timeout or 0.0, _ABOVE_LONGEST * (self._known(beat) or 0.0))
+
+    def _known(self, beat: RankHeartbeat) -> float | None:
+        """The longest silence so far in the phase of `beat`; None where no rank has come through it."""
+        longest = self._longest.get(phase_of(beat))
+        return max(longest or 0.0, beat.slowest_step) if phase_of(beat) == "training" else longest
+
     def limit(self, beat: RankHeartbeat, *, in_kernel: bool = False) -> float:
         """Seconds that the rank of `beat` may give no sign of life; `in_kernel`: in uninterruptible sleep, as for a
         file server that changes over, which takes minutes."""
@@ -90,9 +105,7 @@ class PhaseLimits:
             least = UNKNOWN_S if self._others and beat.phase in BEFORE_TRAINING else 0.0
             return max(self.hang_timeout, least) if self.hang_timeout else math.inf
         phase = phase_of(beat)
-        longest = self._longest.get(phase)
-        if phase == "training":
-            longest = max(longest or 0.0, beat.slowest_step)
+        longest = self._known(beat)
         if longest is None:
             long = beat.compiles or (self._others and computing_counts(beat))
             limit, longest = busy_limit(beat, None) if long else UNKNOWN_S, 0.0

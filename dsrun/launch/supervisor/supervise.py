@@ -249,7 +249,8 @@ class _Supervision:
             self._event_writer.finished_all_the_same(failure)
             failure = None
         if failure is None:
-            stop_requested = any(each.interrupted for each in ended)
+            # One that was asked to stop while it ended may have come to its end all the same.
+            stop_requested = any(each.interrupted for each in ended) and not self._event_writer.has_finished()
             if not stop_requested:
                 self._job_starts.record("finished")  # before any node hears of it and may end
             code = EXIT_RESUME if stop_requested else 0
@@ -316,7 +317,7 @@ class _Supervision:
         if decision.exit_code == 0:
             return RunOutcome(0)
         if decision.exit_code == EXIT_RESUME and decision.cause != NODE_LOST:
-            return RunOutcome(EXIT_RESUME, self._stopped(end.saved) if self._job.signals else decision.why)
+            return RunOutcome(EXIT_RESUME, self._stopped(end) if self._job.signals else decision.why)
         failure = self._history[-1] if self._history else None
         log = (failure and failure.log) or str(self._log)
         if failure is None or failure.message in decision.why:  # also where there is no message
@@ -325,9 +326,12 @@ class _Supervision:
         advice = None if decision.exit_code in CONFIGURATION and not self._job.external else decision.why
         return RunOutcome(decision.exit_code, failure.message, advice, log)
 
-    def _stopped(self, saved: str | None) -> str:
+    def _stopped(self, end: AttemptResult | None) -> str:
         request = self._stop_requests.stop() or self._coordinator.stop_requested() or StopRequest()
+        saved = end and end.saved
         what = f"saved {saved}" if saved else "nothing new was saved"
+        if end and end.failure_inputs.hang:
+            what = f"{end.failure_inputs.hang.message}; {what}"
         again = self._job.again
         if not self._job.resumes and (saved or self._newest() not in (None, 0, *self._progress[:1])):
             again += f"{' and' if ' with ' in again else ' with'} --resume auto"

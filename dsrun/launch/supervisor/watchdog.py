@@ -59,11 +59,13 @@ class Watchdog:
         states: Mapping[int, str],
         now: float,
         computed: Mapping[int, float] = {},
+        asked: float | None = None,
     ) -> RankHang | None:
         """The rank that hangs, None where none does.
 
         `beats` are those of the ranks that live, `states` their letters of proc(5), `computed` when they last did;
-        `now` is by the clock of the beats, in seconds. One rank that hangs stops all others in their next collective
+        `now` is by the clock of the beats, in seconds, as is `asked`, when the ranks were asked to stop: then they
+        hang, too, where none of them so much as computes. One rank that hangs stops all others in their next collective
         operation, so the one to blame is one that is stopped, else the one that got least far.
         """
         if self._looked is not None and now - self._looked > _ABSENT_S:
@@ -76,8 +78,14 @@ class Watchdog:
         if found:
             return found
         silent = {rank: self._silent(beat, now, computed) for rank, beat in beats.items()}
-        limits = {rank: self._limits.limit(beat, in_kernel=states.get(rank) == "D") for rank, beat in beats.items()}
+        in_kernel = {rank: states.get(rank) == "D" for rank in beats}
+        limits = {rank: self._limits.limit(beat, in_kernel=in_kernel[rank]) for rank, beat in beats.items()}
         late = [rank for rank in beats if silent[rank] > limits[rank]]
+        if asked is not None and not late:
+            since = max(self._since, asked)
+            silent = {rank: now - max(beat.time, computed.get(rank, since), since) for rank, beat in beats.items()}
+            limits = {rank: self._limits.still_limit(beat, in_kernel=in_kernel[rank]) for rank, beat in beats.items()}
+            late = list(beats) if all(silent[rank] > limits[rank] for rank in beats) else []
         busy = any(beats[rank].phase != "training" and rank not in late for rank in beats)
         if not late or busy:  # the others wait for the one that saves
             return None

@@ -29,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 # A rank that waits for others in C++ code runs no Python handler; before training it then leaves without one.
 PATIENCE_SECONDS = 2.0
+# The same once nothing is left to save, as in a long export: the least that schedulers wait until they kill is 30 s.
+KEPT_PATIENCE_SECONDS = 10.0
 # A scheduler may signal a whole process tree, whose launcher forwards the signal: one request, two signals.
 SAME_REQUEST_SECONDS = 1.0
 
@@ -133,6 +135,8 @@ class PreemptionHandler:
         self.is_supervised = is_supervised
         self.has_begun = False
         self.request: StopRequest | None = None
+        self._kept: tuple[int, str] | None = None
+        self._leaving = threading.Lock()
         self._rank: int | None = None
         self._pid = os.getpid()
         self._first_term: float | None = None
@@ -168,6 +172,17 @@ class PreemptionHandler:
         self.has_begun = True
         if self.is_on and self.request is None and self.file is not None:
             self.request = read_stop_file(self.file)
+
+    def keep(self, step: int, path: str) -> None:
+        """Training is over and the checkpoint `path` holds all of it: from here on this rank may leave at any time."""
+        # Without a supervisor, which tells all ranks, the others would wait for this one.
+        if self.is_supervised:
+            self._kept = step, path
+
+    def conclude(self) -> None:
+        """The run is as good as done: it is not left any more."""
+        with self._leaving:
+            self._kept = None
 
     def _handle(self, signum: int, frame: Any) -> None:
         if os.getpid() != self._pid:
@@ -229,14 +244,14 @@ class PreemptionHandler:
                 # A second request. Nothing is torn: a checkpoint becomes visible only when it is whole.
                 os._exit(128 + signum)
             self._first_term = self._first_term or now
-        if not self.has_begun:
-            threading.Thread(target=self._exit_late, name="leaving", daemon=True).start()
+        threading.Thread(target=self._exit_late, name="leaving", daemon=True).start()
 
     def _exit_late(self) -> None:
-        time.sleep(PATIENCE_SECONDS)
-        if not self.has_begun:
-            record_interruption()
-            os._exit(0)
+        time.sleep(KEPT_PATIENCE_SECONDS if self.has_begun else PATIENCE_SECONDS)
+        with self._leaving:
+            if not self.has_begun or self._kept:
+                record_interruption(*(self._kept or ()))
+                os._exit(0)
 
 
 def handler_from_env(environ: Mapping[str, str]) -> PreemptionHandler:

@@ -272,7 +272,7 @@ class CheckpointingTrainer(Seq2SeqTrainer):
         self.finish_saving()
         if self.save_again:
             self._save_checkpoint(None, None)
-        self._remover.shutdown(wait=True)
+        self._remover.submit(int).result()  # one thread: after all that is to be removed
         if my_rank() == 0:
             commit.leave(self.saving.run)
         return super()._finalize_training(*args, **kwargs)

@@ -20,6 +20,7 @@ from dsrun.train.base.distributed import all_gather_object, rank0_first
 from dsrun.train.data.batches import BatchLoader, BatchSplit, GlobalBatchSampler, WithFiller
 from dsrun.train.data.mixture import sets_of
 from dsrun.train.loop.generation import TextGenerator, has_prompts
+from dsrun.train.loop.preemption import EvaluationLeftError
 
 _BEAT_EVERY = 100  # texts, which take a second at most
 ROUGE_TYPES = ("rouge1", "rouge2", "rougeL", "rougeLsum")
@@ -182,7 +183,14 @@ class Evaluator:
             heart.enter("running")  # code without beats, that may ask another model
             own = plugin.metrics(examples)
             heart.enter(phase)
-        return text_scores([e.prediction for e in examples], [e.reference for e in examples], beat=heart.beat) | own
+        beat = self._beat_or_leave
+        return text_scores([e.prediction for e in examples], [e.reference for e in examples], beat=beat) | own
+
+    def _beat_or_leave(self) -> None:
+        """On rank 0, which tells the others how its work ended."""
+        self.trainer.context.heart.beat()
+        if self.trainer.may_leave_evaluation and self.trainer.context.stopping.is_requested:
+            raise EvaluationLeftError("left while it scored texts")
 
 
 def write_predictions(examples: list[Example], path: Path) -> None:

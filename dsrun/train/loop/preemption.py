@@ -10,14 +10,15 @@ import torch.distributed as dist
 from transformers import TrainerCallback
 from transformers.trainer_utils import IntervalStrategy
 
+from dsrun.errors import DsrunError
 from dsrun.train.base.rank_context import PreemptionHandler, RankContext
 
 MEMORY = "dsrun"
 """The key of trainer_state.json's stateful_callbacks under which this stands; no callback has this name."""
 
 
-class EvaluationLeftError(Exception):
-    """The ranks left an evaluation, all before the same batch, because one of them was asked to stop."""
+class EvaluationLeftError(DsrunError):
+    """The ranks left an evaluation, all at the same place, because one of them was asked to stop."""
 
 
 class StopVote:

@@ -145,6 +145,16 @@ class RunTrainer(CheckpointingTrainer):
         """Whether rank 0 requested a checkpoint when this step began (--save-every auto); the same on all ranks."""
         return bool(self._votes[1])
 
+    @property
+    def is_saved(self) -> bool:
+        """Whether there is a checkpoint of the present step; other nodes may see its folder later."""
+        return self.context.progress.saved == self.state.global_step
+
+    def save_present(self) -> None:
+        """Have a checkpoint of the present step. A collective."""
+        if not self.is_saved:
+            self._save_checkpoint(None, None)
+
     def any_rank_stops(self) -> bool:
         """Whether any rank has been asked to stop by now; called on all ranks."""
         return StopVote(self.context.stopping, world_size=self.split.world_size, device=self.args.device).newest()
@@ -167,9 +177,14 @@ class RunTrainer(CheckpointingTrainer):
     def _finalize_training(self, *args: Any) -> Any:
         # Steps come no more, and the best model may take long to load.
         self.context.heart.enter("ending")
+        self.interrupted = self.interrupted or self.any_rank_stops()
         if self.interrupted:
             # Loading the best model is for the end of the run, and there may be no time for it.
             self.args.load_best_model_at_end = False
+            self.save_present()
+        elif self.is_saved:
+            step = self.state.global_step
+            self.context.stopping.keep(step, self.saving.run.checkpoint(step).name)
         return super()._finalize_training(*args)
 
     def _load_best_model(self) -> None:
@@ -268,7 +283,7 @@ class RunTrainer(CheckpointingTrainer):
             self.context.heart.beat()
             self.eval_progress(done, total)
             if self.may_leave_evaluation and done < total and vote.any_rank_requested():
-                raise EvaluationLeftError
+                raise EvaluationLeftError(f"left after {done:,} of {total:,}")
 
         return after_batch
 

@@ -182,6 +182,17 @@ def test_unwritable_event_log_does_not_end_run(said, tmp_path):
     assert said == ["rank 0 was killed: again"]
 
 
+def test_failure_is_recorded_where_a_rank_cannot_be_killed(ledger, tmp_path):
+    """It holds the folder still, and the run has ended all the same."""
+    failure = AttemptFailure(cause="process_unkillable", rank=0, message="rank 0 cannot be killed")
+    with RunFolder(tmp_path).acquire():
+        ledger.failed(
+            failure, RunDecision(action="stop", exit_code=1, wait_s=0.0, why="", fallback=MemoryFallback()), attempt=0
+        )
+        ledger.finished_all_the_same(failure)
+    assert [each["kind"] for each in read_records(tmp_path / "events.jsonl")] == ["failure", "end"]
+
+
 def test_refused_run_writes_no_event_into_locked_folder(ledger, tmp_path):
     """A run that was refused writes nothing into the event log of the one that has the folder."""
     refused = AttemptFailure(cause="", rank=0, exit_code=2, message="the folder is in use")

@@ -10,6 +10,8 @@ from dsrun.launch.supervisor.phase_limits import (
     BUSY_S,
     SHORTEST_ELSEWHERE_S,
     SHORTEST_S,
+    STILL_S,
+    STILL_WRITING_S,
     UNKNOWN_S,
     PhaseLimits,
     busy_limit,
@@ -50,6 +52,7 @@ def watched(*beats: RankHeartbeat, timeout=None, states=None, until: float, ever
         (beat(0, slowest=0.0), 5.0, 5.0),
         (beat(0, phase="saving"), None, UNKNOWN_S),
         (beat(0, phase="ending"), 5.0, 5.0),
+        (beat(0, phase="leaving"), None, UNKNOWN_S),
         (beat(0, phase="loading"), 7200.0, 7200.0),
         (beat(0, phase="loading"), 0, math.inf),
         (beat(0, phase="running", group=30.0), 5.0, math.inf),
@@ -65,6 +68,47 @@ def test_watchdog_silence_limit_by_phase_and_timeout(said, timeout, limit):
     """A given timeout holds in every phase; without one the limit is below the time-out of the process group, but above
     what a step has taken."""
     assert PhaseLimits(timeout).limit(said) == limit
+
+
+def still(*beats: RankHeartbeat, timeout=None, states=None, computed=None, others=False, at: float):
+    watch = Watchdog(PhaseLimits(timeout, others=others))
+    letters = {each.rank: "S" for each in beats} | (states or {})
+    found = {each.rank: each for each in beats}
+    for now in [*range(int(at)), at]:
+        hang = watch.poll(found, letters, float(now), computed or {}, 0.0)
+    return hang
+
+
+@pytest.mark.parametrize(
+    ("phase", "slowest", "timeout", "limit"),
+    [
+        ("evaluating", 1.0, None, STILL_S),
+        ("training", 40.0, None, 60.0),
+        ("ending", 1.0, None, STILL_S),
+        ("saving", 1.0, None, STILL_WRITING_S),
+        ("saving", 1.0, 90.0, 90.0),
+    ],
+)
+def test_ranks_told_to_stop_that_all_stand_still_hang(phase, slowest, timeout, limit):
+    """The one that got least far is named."""
+    beats = [beat(rank, phase=phase, step=10 - rank, slowest=slowest) for rank in (0, 1)]
+    assert still(*beats, timeout=timeout, at=limit - 1) is None
+    assert still(*beats, timeout=timeout, at=limit + 1).rank == 1
+
+
+@pytest.mark.parametrize(
+    ("phase", "more"),
+    [
+        ("evaluating", {"computed": {0: 190.0}}),
+        ("saving", {"states": {0: "D"}}),
+        ("running", {}),
+        ("evaluating", {"timeout": 0}),
+        ("saving", {"others": True}),
+    ],
+)
+def test_ranks_told_to_stop_may_work_on(phase, more):
+    """One that computes, or waits in the kernel, for a machine that is not seen, or in code of the user's."""
+    assert still(beat(0, phase=phase), beat(1, phase=phase), **more, at=200.0) is None
 
 
 def test_phases_are_limited_by_their_own_silences():
@@ -110,7 +154,7 @@ def test_other_nodes_may_load_for_longer(phase, expected):
     assert PhaseLimits(8.0, others=True).limit(beat(0, phase="saving")) == 8.0
 
 
-@pytest.mark.parametrize(("phase", "hangs"), [("exporting", False), ("evaluating", True)])
+@pytest.mark.parametrize(("phase", "hangs"), [("exporting", False), ("evaluating", True), ("leaving", True)])
 def test_rank_that_computes_lives_without_beat(phase, hangs):
     """Writing the model has no beat; in the loop of batches a rank that waits on a GPU computes too."""
     watch = Watchdog(PhaseLimits(20.0))

@@ -97,6 +97,32 @@ def test_preemption_signal_in_training_is_only_noted(start):
     assert process.wait(timeout=60) == 7
 
 
+@pytest.mark.parametrize(
+    ("after", "supervised", "left"), [("", True, True), ("", False, False), ("stopping.conclude()", True, False)]
+)
+def test_preemption_leaves_what_a_checkpoint_holds(start, tmp_path, after, supervised, left):
+    """After training, in whatever work; unless the run is as good as done, or nobody tells the other ranks."""
+    body = f"""
+        import dsrun.train.base.rank_context as module
+        module.KEPT_PATIENCE_SECONDS = 0.5
+        stopping.begin()
+        stopping.keep(4, "checkpoint-4")
+        {after}
+        print('ready', flush=True)
+        while not stopping.is_requested:
+            time.sleep(0.01)
+        time.sleep(3)
+        sys.exit(7)
+    """
+    process = start(body, **({"DSRUN_HEARTBEAT": str(tmp_path / "beats")} if supervised else {}))
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=60) == (0 if left else 7)
+    told = tmp_path / "interrupted.json"
+    assert (json.loads(told.read_text()) if told.exists() else None) == (
+        {"step": 4, "path": "checkpoint-4"} if left else None
+    )
+
+
 # Says when the first SIGTERM has been heard: two that wait at once are one to the kernel.
 WORKS_ON = """
 stopping.begin()
