@@ -7,7 +7,7 @@ from functools import cache
 from typing import Any
 
 from dsrun.datafiles import toml_beside
-from dsrun.doctor.check import DoctorCheck
+from dsrun.doctor.check import check_of
 from dsrun.doctor.gpu.nvml import GpuState, of_gpus
 from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
@@ -84,25 +84,6 @@ def _slow_link(gpu: GpuState) -> Iterator[Finding]:
         yield finding_of("pcie_generation", gpu=gpu, generation=generation, newest=newest)
 
 
-ECC = DoctorCheck(
-    "ecc",
-    "ECC and row remapping",
-    _ecc,
-    needs="needs an NVIDIA GPU with ECC",
-    finds="uncorrected memory errors; faulty memory rows that wait for a reset, or could not be replaced",
-)
-CLOCKS = DoctorCheck(
-    "gpu_clocks",
-    "GPU clocks",
-    _clocks,
-    needs="needs an NVIDIA GPU",
-    finds="GPUs that heat, the power supply or a power limit slow down, by the driver's reasons",
-)
-PCIE = DoctorCheck(
-    "pcie",
-    "PCIe link of the GPUs",
-    _pcie,
-    needs="needs an NVIDIA GPU",
-    finds="PCIe links with fewer lanes, or under load of an older generation, than GPU and slot have",
-)
-CHECKS = (ECC, CLOCKS, PCIE)
+ECC = check_of("ecc", _ecc)
+CLOCKS = check_of("gpu_clocks", _clocks)
+PCIE = check_of("pcie", _pcie)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator, Mapping, Sequence
 
-from dsrun.doctor.check import DoctorCheck
+from dsrun.doctor.check import check_of
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
@@ -75,9 +75,4 @@ def _nccl_matches(value: str, there: Mapping[str, Sequence[str]]) -> list[str]:
     return [each for each in there if each in hit]
 
 
-INTERFACES = DoctorCheck(
-    "interfaces",
-    "network interfaces",
-    look,
-    finds="NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME that names none; several networks between which NCCL chooses",
-)
+INTERFACES = check_of("interfaces", look)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from dsrun.doctor.check import DoctorCheck
+from dsrun.doctor.check import check_of
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.doctor.software.compiled_code import compiled_at_start
 from dsrun.errors import DsrunError, MissingError, UsageError
@@ -49,13 +49,7 @@ def look_at_toolkit(machine: MachineFacts, target: DoctorTarget) -> Iterator[Fin
         yield finding_of("cuda_toolkit", version=nvcc.version, home=nvcc.home, cuda=cuda)
 
 
-TOOLKIT = DoctorCheck(
-    "cuda_toolkit",
-    "CUDA toolkit",
-    look_at_toolkit,
-    needs="needs torch for CUDA",
-    finds="nvcc of another CUDA than torch's, a CUDA_HOME without nvcc, no nvcc where a job compiles with it",
-)
+TOOLKIT = check_of("cuda_toolkit", look_at_toolkit)
 
 
 def look_at_host_compiler(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
@@ -100,13 +94,7 @@ def _without_flag(fix: str) -> str:
     return fix
 
 
-HOST_COMPILER = DoctorCheck(
-    "host_compiler",
-    "host compiler",
-    look_at_host_compiler,
-    needs="needs torch",
-    finds="a C++ compiler that is newer than nvcc accepts, older than torch's headers need, or missing",
-)
+HOST_COMPILER = check_of("host_compiler", look_at_host_compiler)
 
 
 def _and(names: list[str]) -> str:
