@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
-from typing import Any
 
 from dsrun.datafiles import toml_beside
 from dsrun.doctor.check import check_of
@@ -42,15 +40,10 @@ def _memory_errors(gpu: GpuState) -> Iterator[Finding]:
         yield finding_of("ecc_remap_pending", gpu=gpu, index=gpu.index)
 
 
-@cache
-def _reasons() -> dict[str, Any]:
-    return toml_beside(__file__, "throttle_reasons.toml")
-
-
 def _clocks(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     gpus = [each for each in usable(machine) if each.throttle_reasons is not None]
     found = False
-    for code, reason in _reasons().items():
+    for code, reason in toml_beside(__file__, "throttle_reasons.toml").items():
         slowed = [each for each in gpus if (each.throttle_reasons or 0) & int(reason["bit"])]
         if slowed:
             found = True

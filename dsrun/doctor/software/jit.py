@@ -44,7 +44,9 @@ def _problems(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
             if ops
             else finding_of("jit_cache_network", folder=folder, kind=kind, export=export)
         )
-    triton = _of_triton(machine)
+    triton = Path(
+        machine.environ.get("TRITON_CACHE_DIR") or Path(machine.environ.get("HOME", "~")).expanduser() / ".triton"
+    )
     triton_mount = machine.mount(nearest_existing(triton)) if machine.gpus else None
     if triton_mount and triton_mount.shared:
         yield finding_of("jit_cache_triton", folder=_shown(triton), kind=triton_mount.kind)
@@ -66,11 +68,6 @@ def _own(machine: MachineFacts) -> Path:
     if home and not environ.get("XDG_CACHE_HOME"):
         environ["XDG_CACHE_HOME"] = f"{home}/.cache"
     return extension_cache(environ)
-
-
-def _of_triton(machine: MachineFacts) -> Path:
-    given = machine.environ.get("TRITON_CACHE_DIR")
-    return Path(given) if given else Path(machine.environ.get("HOME", "~")).expanduser() / ".triton"
 
 
 def _stale(machine: MachineFacts, lock: Path) -> str:
