@@ -14,7 +14,7 @@ LARGEST_SIDE = 10**8
 """No width or vocabulary comes near it; a larger number is a typo."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ModelSettings:
     """A config's settings by name, with the names' defaults in transformers given by the caller."""
 
