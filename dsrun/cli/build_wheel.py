@@ -175,10 +175,5 @@ def line_of(event: BuildEvent, tracker: BuildTracker, now: float) -> str | None:
         text = f"{event.label}: done in {duration(tracker.seconds()[event.label])}"
     else:
         return f"{event.label}: failed" if event.kind == "end" else None
-    left = _left(tracker, now)
-    return f"{text}; {left}" if left else text
-
-
-def _left(tracker: BuildTracker, now: float) -> str:
     left = tracker.left(now)
-    return f"about {duration(left)} left" if left else ""
+    return f"{text}; about {duration(left)} left" if left else text

@@ -106,7 +106,7 @@ def _row(entry: CheckpointEntry) -> tuple[str, ...]:
     return (
         str(entry.step),
         size_text(entry.size),
-        _age(entry.time),
+        duration(max(0.0, (datetime.now(UTC) - datetime.fromisoformat(entry.time)).total_seconds())),
         "" if entry.zero_stage is None else str(entry.zero_stage),
         "" if entry.world_size is None else str(entry.world_size),
         _state(entry),
@@ -151,7 +151,3 @@ def _weights(found: CheckpointContents) -> str:
 
 def _short(digest: Any) -> str:
     return f"sha256 {str(digest)[:16]}" if digest else ""
-
-
-def _age(time: str) -> str:
-    return duration(max(0.0, (datetime.now(UTC) - datetime.fromisoformat(time)).total_seconds()))

@@ -47,10 +47,6 @@ COMMANDS = {
 }
 
 
-def _keep(ctx: click.Context, _param: click.Parameter, form: str | None) -> None:
-    ctx.meta["format"] = form
-
-
 def _show_version(ctx: click.Context, _param: click.Parameter, shown: bool) -> None:
     """Called after --format wherever that stands, which is eager."""
     form = ctx.meta["format"]
@@ -75,7 +71,7 @@ def _show_version(ctx: click.Context, _param: click.Parameter, shown: bool) -> N
 @click.group(cls=LazyGroup, lazy=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--format", "form", type=click.Choice(["text", "json"]), is_eager=True, expose_value=False,
-    callback=_keep, help="format of --version",
+    callback=lambda ctx, _, form: ctx.meta.update(format=form), help="format of --version",
 )  # fmt: skip
 @click.option("--version", is_flag=True, expose_value=False, callback=_show_version, help="show the version and exit")
 def cli() -> None:

@@ -201,11 +201,6 @@ def write_grouped_options(
             formatter.write_dl(records)
 
 
-def _stdout_for_hyphen(_ctx: click.Context, _param: click.Parameter, name: str | None) -> str | None:
-    """As kubectl and others write it: a file of that name would leave the other end of a pipe empty."""
-    return None if name == "-" else name
-
-
 class RenderCommand(Command):
     """A command with the options of one dataclass, and after `--` the program of a job: its words become `ctx.obj`, as
     click would drop the `--`."""
@@ -221,7 +216,8 @@ class RenderCommand(Command):
             click.Option(
                 ["-o", "--output"],
                 metavar="FILE",
-                callback=_stdout_for_hyphen,
+                # As kubectl and others write it: a file of that name would leave the other end of a pipe empty.
+                callback=lambda _ctx, _param, name: None if name == "-" else name,
                 help=f"write the {noun} into this file instead of stdout",
             ),
             click.Option(["--config"], metavar="FILE", help=f"run.yaml to run, and whose {section} section applies"),

@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any, Literal, Self
 
 from dsrun.findings.finding import Finding
@@ -41,10 +41,6 @@ class NodeFacts:
         """The inverse of `asdict`; unknown keys are ignored, as those of another version of dsrun."""
         values = {each.name: str(found.get(each.name, "")) for each in fields(cls) if each.name != "gpus"}
         return cls(**values, gpus=tuple(map(str, found.get("gpus", ()))))
-
-    def as_dict(self) -> dict[str, Any]:
-        """The facts as plain JSON values."""
-        return asdict(self)
 
 
 def node_facts() -> NodeFacts:

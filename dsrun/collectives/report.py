@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from statistics import median
 from typing import Any
 
@@ -96,7 +97,7 @@ def as_json(seen: CollectiveObservations, verdict: CollectiveVerdict) -> dict[st
                 "ranks": member.ranks,
                 "device": member.device,
                 "clock_ahead_s": round(member.ahead_s, 3),
-                **member.facts.as_dict(),
+                **asdict(member.facts),
             }
             for index, member in seen.members.items()
         ],

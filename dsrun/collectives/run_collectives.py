@@ -57,7 +57,7 @@ def run_test(
             index=place.index,
             host=place.host,
             port=port + 1,
-            why=error.why,
+            why=str(error),
             fix=text_of("tcp_unreachable.itself") if place.index == 0 else None,
             where=place.host,
         )

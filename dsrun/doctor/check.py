@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dsrun.datafiles import toml_beside
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.errors import one_line
 from dsrun.findings.finding import Finding, worst_first
@@ -30,6 +31,14 @@ class DoctorCheck:
     look: Callable[[MachineFacts, DoctorTarget], Iterable[Finding]]
     needs: str = ""
     finds: str = ""
+
+
+_TEXTS = toml_beside(__file__, "checks.toml")
+
+
+def check_of(code: str, look: Callable[[MachineFacts, DoctorTarget], Iterable[Finding]]) -> DoctorCheck:
+    """The check of a code, with its texts."""
+    return DoctorCheck(code=code, look=look, **_TEXTS[code])
 
 
 @dataclass(frozen=True, kw_only=True)

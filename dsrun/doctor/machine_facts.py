@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -26,6 +26,7 @@ from dsrun.machine.gpus import LocalGpu
 from dsrun.machine.torch_facts import TorchFacts, facts_at
 from dsrun.system import net
 from dsrun.system.host import ROOT, VERSIONED, versions
+from dsrun.system.mounts import MountPoint, mount_in
 from dsrun.system.process.proc import capture, within
 
 if TYPE_CHECKING:
@@ -103,12 +104,8 @@ DEEP_PROGRAM_S = 300.0
 RunCommand = Callable[[Sequence[str]], "CompletedProcess[str]"]
 
 
-def _run(argv: Sequence[str]) -> CompletedProcess[str]:
-    return capture(argv, seconds=PROGRAM_S, changes={"LC_ALL": "C"})
-
-
-def _run_long(argv: Sequence[str]) -> CompletedProcess[str]:
-    return capture(argv, seconds=DEEP_PROGRAM_S, changes={"LC_ALL": "C"})
+_run = partial(capture, seconds=PROGRAM_S, changes={"LC_ALL": "C"})
+_run_long = partial(capture, seconds=DEEP_PROGRAM_S, changes={"LC_ALL": "C"})
 
 
 @dataclass(frozen=True)
@@ -145,6 +142,10 @@ class MachineFacts:
             return self.path(name).read_text(encoding="utf-8", errors="replace").strip()
         except OSError:
             return None
+
+    def mount(self, path: Path) -> MountPoint | None:
+        """The file system that holds `path`, links followed; None where /proc does not tell."""
+        return mount_in(self.text("/proc/self/mounts") or "", path)
 
     def answer(self, *argv: str) -> str | None:
         """What a program writes to stdout; None where there is none, or it fails."""

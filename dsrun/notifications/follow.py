@@ -139,8 +139,8 @@ def follow(assignment: SenderTask, control: ControlPipe, delivery: MessageDelive
     end: SupervisorEnd | None = None
     while not control.is_over and end is None:
         if line := control.line(POLL_S):
-            with suppress(ValueError, KeyError, TypeError):
-                end = SupervisorEnd.from_dict(json.loads(line))
+            with suppress(ValueError, TypeError):
+                end = SupervisorEnd(**json.loads(line))
         narrator.metrics(metrics.new_records())
         messages = [message for record in events.new_records() for message in narrator.event(record)]
         if control.is_over or end is not None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import html
 import json
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 from urllib.parse import quote_plus, urlsplit, urlunsplit
 
@@ -66,12 +68,8 @@ def _signature(*, key: str, text: str) -> str:
 
 def _slack(message: Notification) -> PayloadBody:
     """& < > are the only characters that mrkdwn escapes; in a code block nothing else is markup."""
-    head, block = _head_and_block(message, services()["slack"], escape=_slack_escape)
+    head, block = _head_and_block(message, services()["slack"], escape=partial(html.escape, quote=False))
     return {"text": f"*{head}*\n```{block}```"}
-
-
-def _slack_escape(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def _discord(message: Notification) -> PayloadBody:
@@ -80,22 +78,10 @@ def _discord(message: Notification) -> PayloadBody:
     return {"content": f"```\n{head}\n\n{block}\n```", "allowed_mentions": {"parse": []}}
 
 
-def _feishu(message: Notification) -> PayloadBody:
-    return {"msg_type": "text", "content": {"text": _shortened(message.text(), services()["feishu"])}}
-
-
-def _dingtalk(message: Notification) -> PayloadBody:
-    return {"msgtype": "text", "text": {"content": _shortened(message.text(), services()["dingtalk"])}}
-
-
-def _wecom(message: Notification) -> PayloadBody:
-    return {"msgtype": "text", "text": {"content": _shortened(message.text(), services()["wecom"])}}
-
-
 def _teams(message: Notification) -> PayloadBody:
     """An adaptive card, as the workflow "Post to a channel when a webhook request is received" takes it; its
     RichTextBlock, unlike TextBlock and FactSet, knows no Markdown."""
-    lines = _shortened(message.text(), services()["teams"]).split("\n")
+    lines = _whole_text(message, "teams").split("\n")
     head = {"type": "TextRun", "text": lines[0], "weight": "Bolder", "size": "Medium"}
     runs = [{"type": "RichTextBlock", "inlines": [{"type": "TextRun", "text": line}]} for line in lines[1:]]
     content = {
@@ -107,18 +93,14 @@ def _teams(message: Notification) -> PayloadBody:
     return {"type": "message", "attachments": [{"contentType": _CARD, "contentUrl": None, "content": content}]}
 
 
-def _json(message: Notification) -> PayloadBody:
-    return message.as_dict()
-
-
 _BODIES: Mapping[str, Callable[[Notification], PayloadBody]] = {
     "slack": _slack,
     "discord": _discord,
-    "feishu": _feishu,
-    "dingtalk": _dingtalk,
-    "wecom": _wecom,
+    "feishu": lambda message: {"msg_type": "text", "content": {"text": _whole_text(message, "feishu")}},
+    "dingtalk": lambda message: {"msgtype": "text", "text": {"content": _whole_text(message, "dingtalk")}},
+    "wecom": lambda message: {"msgtype": "text", "text": {"content": _whole_text(message, "wecom")}},
     "teams": _teams,
-    "json": _json,
+    "json": Notification.as_dict,
 }
 
 
@@ -134,8 +116,9 @@ def _without_marks(text: str) -> str:
     return text.replace("`", "'").replace("*", "·")
 
 
-def _shortened(text: str, service: WebhookService) -> str:
-    """As much of `text` as the service takes, which may count bytes."""
+def _whole_text(message: Notification, kind: str) -> str:
+    """As much of the message's text as the service takes, which may count bytes."""
+    text, service = message.text(), services()[kind]
     if service.bytes:
         encoded = text.encode("utf-8", "backslashreplace")
         return text if len(encoded) <= service.limit else encoded[: service.limit - 3].decode("utf-8", "ignore") + "…"

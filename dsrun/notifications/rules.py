@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Self, cast
+from typing import Any, cast
 
 from dsrun.errors import EXIT_INTERRUPTED, EXIT_RESUME
 from dsrun.events import kind_of
@@ -26,16 +26,6 @@ class SupervisorEnd:
     message: str | None = None
     log: str | None = None
     stopped: bool = False
-
-    @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> Self:
-        """The inverse of `asdict`. Raises KeyError or TypeError for anything else."""
-        return cls(
-            exit_code=int(found["exit_code"]),
-            message=found.get("message"),
-            log=found.get("log"),
-            stopped=bool(found.get("stopped")),
-        )
 
 
 class NotificationRules:

@@ -70,7 +70,8 @@ def batch_plan(
             steps_word = f" × {accumulation} steps" if accumulation else ""
             raise _does_not_divide(global_batch_size, unit, f"{world_size} ranks{steps_word}", "")
         share = global_batch_size // unit
-        micro = share if accumulation else _largest_divisor(share, default_micro)
+        divisors = (each for each in range(1, min(share, default_micro) + 1) if share % each == 0)
+        micro = share if accumulation else max(divisors)
         return _plan(global_batch_size, micro, world_size, share * unit // (micro * world_size))
     unit = micro_batch_size * world_size
     if global_batch_size % unit:
@@ -89,10 +90,6 @@ def batch_plan(
 
 def _plan(global_batch: int, micro: int, world_size: int, steps: int) -> BatchPlan:
     return BatchPlan(global_batch=global_batch, micro_batch=micro, world_size=world_size, accumulation=steps)
-
-
-def _largest_divisor(number: int, limit: int) -> int:
-    return max(each for each in range(1, min(number, limit) + 1) if number % each == 0)
 
 
 def _does_not_divide(global_batch: int, unit: int, product: str, hint: str) -> UsageError:

@@ -109,6 +109,11 @@ def own_flags() -> dict[str, RecipeFlag]:
     return {each.name: _own_flag(each, group) for group, found in by_group(TrainSpec).items() for each in found}
 
 
+_KINDS: dict[str, FlagKind] = {
+    "int": "int", "float": "float", "bool": "bool", "str": "str", "list[str]": "list", "dict[str, Any]": "json",
+}  # fmt: skip
+
+
 def _own_flag(option: Field[Any], group: str) -> RecipeFlag:
     meta = option.metadata
     kind = value_kind(option)
@@ -116,7 +121,7 @@ def _own_flag(option: Field[Any], group: str) -> RecipeFlag:
         name=option.name,
         owner="dsrun",
         key=option.name,
-        kind="list" if kind == "list[str]" else _scalar_kind(kind),
+        kind=_KINDS[kind],
         default=option.default if option.default_factory is MISSING else option.default_factory(),
         optional=kind != option.type,
         choices=meta["choices"],
@@ -127,17 +132,6 @@ def _own_flag(option: Field[Any], group: str) -> RecipeFlag:
         example_scripts=meta.get("example_scripts", False),
         per_set=meta.get("per_set", False),
     )
-
-
-def _scalar_kind(word: str) -> FlagKind:
-    kinds: dict[str, FlagKind] = {
-        "int": "int",
-        "float": "float",
-        "bool": "bool",
-        "str": "str",
-        "dict[str, Any]": "json",
-    }
-    return kinds[word]
 
 
 @cache

@@ -154,27 +154,14 @@ def has_data(spec: TrainSpec) -> bool:
     return any((spec.mix, spec.dataset, spec.train_file, spec.validation_file, spec.test_file))
 
 
-def _below_stage_3(recipe: Recipe, _: str) -> bool:
-    return recipe.spec.offload == "nvme" and recipe.spec.zero not in ("3", "auto")
-
-
 def _two_micro_batches(recipe: Recipe, _: str) -> bool:
     sizes = {recipe.spec.micro_batch_size, recipe.hf.get("per_device_train_batch_size")}
     return None not in sizes and len(sizes) == 2
 
 
-def _endless(recipe: Recipe, _: str) -> bool:
-    return recipe.spec.streaming and recipe.value("max_steps") <= 0 and "train" in phases(recipe)
-
-
 def _is_no_number_of_steps(recipe: Recipe, _: str) -> bool:
     every = recipe.spec.save_every
     return every not in (None, "auto") and not (str(every).isdecimal() and int(str(every)) > 0)
-
-
-def _offloads_quantized_weights(recipe: Recipe, _: str) -> bool:
-    spec = recipe.spec
-    return spec.quantization is not None and spec.zero == "3" and spec.offload in ("cpu", "nvme")
 
 
 def _truthy(name: str) -> Callable[[Recipe, str], bool]:
@@ -190,7 +177,7 @@ WHEN: dict[str, Callable[[Recipe, str], bool]] = {
     "fsdp_and_default_zero": lambda r, _: bool(r.value("fsdp")) and not r.value("deepspeed") and not r.given("zero"),
     "fsdp_and_zero": lambda r, _: bool(r.value("fsdp")) and bool(r.value("deepspeed") or r.spec.zero != "0"),
     "offload_without_zero": lambda r, _: r.spec.offload != "none" and r.spec.zero == "0",
-    "nvme_below_stage_3": _below_stage_3,
+    "nvme_below_stage_3": lambda r, _: r.spec.offload == "nvme" and r.spec.zero not in ("3", "auto"),
     "nvme_without_folder": lambda r, _: r.spec.offload == "nvme" and not r.spec.nvme_path,
     "bf16_master_without_zero": lambda r, _: r.spec.bf16_master_weights and r.spec.zero == "0",
     "bf16_master_precision": lambda r, name: r.spec.bf16_master_weights and r.hf.get(name) is (name == "fp16"),
@@ -202,7 +189,7 @@ WHEN: dict[str, Callable[[Recipe, str], bool]] = {
     "nothing_to_do": lambda r, _: not phases(r),
     "nothing_trained": lambda r, name: r.given(name) and not r.given("do_train") and "train" not in phases(r),
     "test_file_unused": lambda r, _: bool(r.spec.test_file) and "test" not in phases(r),
-    "stream_without_end": _endless,
+    "stream_without_end": lambda r, _: r.spec.streaming and r.value("max_steps") <= 0 and "train" in phases(r),
     "mix_and_data": lambda r, name: r.spec.mix is not None and r.given(name),
     "mix_streamed": lambda r, _: r.spec.mix is not None and r.spec.streaming,
     "padding_in_loss": lambda r, _: not r.spec.ignore_pad_token_for_loss,
@@ -226,7 +213,9 @@ WHEN: dict[str, Callable[[Recipe, str], bool]] = {
     "quantization_missing_weights": lambda r, _: r.spec.quantization is not None and r.spec.allow_missing_weights,
     "quantization_and_auto": lambda r, _: r.spec.quantization is not None and r.spec.zero == "auto",
     "quantization_8bit_sharded": lambda r, _: r.spec.quantization == "8bit" and r.spec.zero == "3",
-    "quantization_offloaded": _offloads_quantized_weights,
+    "quantization_offloaded": lambda r, _: (
+        r.spec.quantization is not None and r.spec.zero == "3" and r.spec.offload in ("cpu", "nvme")
+    ),
     "quantization_under_fsdp": lambda r, _: r.spec.quantization is not None and bool(r.value("fsdp")),
     "fp8_without_bf16": lambda r, name: r.spec.fp8 and r.hf.get(name) is (name == "fp16"),
     "fp8_and_quantization": lambda r, _: r.spec.fp8 and r.spec.quantization is not None,

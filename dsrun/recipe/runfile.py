@@ -269,13 +269,9 @@ def _data(loader: _Loader, flag: RecipeFlag, node: yaml.Node, shown: str) -> Any
     _check_doubles(node, shown)
     if isinstance(node, yaml.MappingNode) and flag.metavar == "KEY=VALUE":
         return {
-            key.value: each.value if isinstance(each, yaml.ScalarNode) else json.dumps(_construct(loader, each))
+            key.value: each.value if isinstance(each, yaml.ScalarNode) else json.dumps(loader.construct_document(each))
             for key, each in node.value
         }
-    return _construct(loader, node)
-
-
-def _construct(loader: _Loader, node: yaml.Node) -> Any:
     return loader.construct_document(node)
 
 

@@ -7,16 +7,8 @@ from pathlib import Path
 
 from dsrun.recipe.recipe import Recipe
 
-PACKAGES = {
-    "wandb": "wandb",
-    "tensorboard": "tensorboard",
-    "trackio": "trackio",
-    "mlflow": "mlflow",
-    "comet_ml": "comet_ml",
-    "clearml": "clearml",
-    "swanlab": "swanlab",
-    "codecarbon": "codecarbon",
-}
+# Those that are named as their packages.
+PACKAGES = ("wandb", "tensorboard", "trackio", "mlflow", "comet_ml", "clearml", "swanlab", "codecarbon")
 # All that transformers has a callback for; a test compares.
 KNOWN = (*PACKAGES, "azure_ml", "neptune", "dagshub", "flyte", "dvclive", "kubeflow", "all")
 WANDB_HOST = "api.wandb.ai"

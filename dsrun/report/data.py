@@ -110,7 +110,9 @@ def read_run(path: Path, name: str) -> RunReport:
         settings=_settings(history),
         environment=_environment(history, status),
         prompts=_prompts(path),
-        predictions=_predictions(path),
+        predictions=tuple(
+            (file.name, rows) for file in sorted(path.glob("predictions-*.jsonl")) if (rows := _rows(file))
+        ),
     )
 
 
@@ -219,10 +221,6 @@ def _spread(texts: list[tuple[int, str]]) -> tuple[tuple[int, str], ...]:
     """Some of the texts at about equal distances, with the last one."""
     stride = -(-len(texts) // _MOST_STEPS)
     return tuple(reversed(texts[::-1][::stride]))
-
-
-def _predictions(path: Path) -> tuple[tuple[str, tuple[ModelSample, ...]], ...]:
-    return tuple((file.name, rows) for file in sorted(path.glob("predictions-*.jsonl")) if (rows := _rows(file)))
 
 
 def _rows(file: Path) -> tuple[ModelSample, ...]:

@@ -91,17 +91,16 @@ def render_page(report: ReportPage) -> str:
             marks=frozenset(mark for each in charts for mark in each.marks),
             summary=summary(report.runs),
             differences=report.differences,
-            difference_rows=[_difference_row(each) for each in report.differences],
+            difference_rows=[
+                [each.name, *(MISSING if value is None else shown_value(value) for value in each.values)]
+                for each in report.differences
+            ],
             data=[each.data for each in charts],
             place={each.name: place for place, each in enumerate(charts)},
         )
     )
     # The macros at the beginning of the template leave blank lines.
     return page.lstrip()
-
-
-def _difference_row(difference: RunDifference) -> list[str]:
-    return [difference.name, *(MISSING if value is None else shown_value(value) for value in difference.values)]
 
 
 def subtitle(run: RunReport) -> str:

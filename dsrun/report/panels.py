@@ -147,15 +147,13 @@ def _thinner(panel: ReportPanel, limit: int) -> ReportPanel:
         replace(
             each,
             points=thinned(each.points, limit),
-            mean=thinned(smoothed(each.points), limit // 2) if _has_mean(panel, each) else (),
+            mean=thinned(smoothed(each.points), limit // 2)
+            if len(each.points) >= _SMOOTHED and not each.dots and not panel.steady
+            else (),
         )
         for each in panel.curves
     ]
     return replace(panel, curves=tuple(curves))
-
-
-def _has_mean(panel: ReportPanel, curve: PanelCurve) -> bool:
-    return len(curve.points) >= _SMOOTHED and not curve.dots and not panel.steady
 
 
 def _with_marks(panel: ReportPanel, marks: tuple[PanelMark, ...]) -> ReportPanel:

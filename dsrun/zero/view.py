@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from dsrun.datafiles import toml_beside
 from dsrun.zero.schema import FittedValue, Path, blocks, coerce
 
 if TYPE_CHECKING:
@@ -14,27 +16,8 @@ ConfigTarget = Literal["trainer", "deepspeed"]
 AUTO = "auto"
 ZERO = "zero_optimization"
 
-# What the Trainer fills, and from which training argument (transformers/integrations/deepspeed.py,
-# HfTrainerDeepSpeedConfig.trainer_config_process and trainer_config_finalize, 5.23).
-FILLED = {
-    "train_batch_size": "the other two and the number of processes",
-    "train_micro_batch_size_per_gpu": "--per_device_train_batch_size",
-    "gradient_accumulation_steps": "--gradient_accumulation_steps",
-    "gradient_clipping": "--max_grad_norm",
-    "bf16.enabled": "--bf16",
-    "fp16.enabled": "--fp16",
-    f"{ZERO}.reduce_bucket_size": "the model's hidden_size",
-    f"{ZERO}.stage3_prefetch_bucket_size": "the model's hidden_size",
-    f"{ZERO}.stage3_param_persistence_threshold": "the model's hidden_size",
-    "optimizer.params.lr": "--learning_rate",
-    "optimizer.params.betas": "--adam_beta1 and --adam_beta2",
-    "optimizer.params.eps": "--adam_epsilon",
-    "optimizer.params.weight_decay": "--weight_decay",
-    "scheduler.params.warmup_min_lr": "0",
-    "scheduler.params.warmup_max_lr": "--learning_rate",
-    "scheduler.params.warmup_num_steps": "--warmup_steps",
-    "scheduler.params.total_num_steps": "the steps of the run",
-}
+# What the Trainer fills, and from which training argument.
+FILLED: Mapping[str, str] = toml_beside(__file__, "filled.toml")
 TRAINER_FILLS = frozenset(tuple(key.split(".")) for key in FILLED)
 # What accelerate's DeepSpeedPlugin fills, with constants unless an environment variable says otherwise.
 CONSTANTS: dict[Path, Any] = {

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from dsrun.cli.launch.remote import srun_argv
 from dsrun.cli.output import print_findings, print_json, print_line, print_table
@@ -27,30 +28,15 @@ EXCLUDE_FILE = "doctor-exclude"
 """In the folder of DSRUN_FAILURES: the hosts that the test speaks against, one a line, for the job's script."""
 
 
-def run_collectives(
-    *,
-    ranks: int | None,
-    nodes: int | None,
-    node_rank: int | None,
-    master_addr: str | None,
-    master_port: int | None,
-    form: str,
-    findings: Sequence[Finding] = (),
-) -> int:
-    """Test the ranks of this machine, or take part in a test of several; the exit code.
+def run_collectives(*, form: str, findings: Sequence[Finding] = (), **given: Any) -> int:
+    """Test the ranks of this machine, or take part in a test of several; the exit code. `given` are the arguments of
+    `place_of`.
 
     Outside of the steps of a SLURM job this process becomes an srun of one doctor per node. Raises UsageError for
     arguments that contradict themselves or the surroundings. `findings` are those of this node's own checks, which go
     into the table of all nodes.
     """
-    place = place_of(
-        ranks=ranks,
-        nodes=nodes,
-        node_rank=node_rank,
-        master_addr=master_addr,
-        master_port=master_port,
-        environ=os.environ,
-    )
+    place = place_of(**given, environ=os.environ)
     if isinstance(place, SrunLauncher):
         return _through_srun(place.nodes)
     outcome = run_test(

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dsrun.doctor.check import CheckResult
-from dsrun.findings.finding import Finding, worst_first
+from dsrun.findings.finding import worst_first
 from dsrun.findings.show import STATUSES, CheckStatus, status_width, status_word, table_lines
 from dsrun.findings.texts import text_of
 from dsrun.findings.translation import translated
@@ -34,7 +34,9 @@ def result_lines(results: Sequence[CheckResult], *, every: bool, columns: int | 
     indent = " " * (status_width() + 2 + width + 2)
     for result in shown:
         title = padded(titles[result.check.code], width)
-        for found in _problems(result) or result.findings:
+        # What is fine beside problems is not shown.
+        problems = [each for each in worst_first(result.findings) if each.level != "info"]
+        for found in problems or result.findings:
             first, *others = table_lines(found, columns and columns - len(indent))
             yield f"{status_word(STATUSES[found.level])}  {title}  {first}"
             yield from (indent + each for each in others)
@@ -44,11 +46,6 @@ def result_lines(results: Sequence[CheckResult], *, every: bool, columns: int | 
             yield f"{status_word('skip')}  {title}  {needs}"
     yield ""
     yield translated(summary(results, every=every))
-
-
-def _problems(result: CheckResult) -> list[Finding]:
-    """The errors, then the warnings: what is fine beside them is not shown."""
-    return [each for each in worst_first(result.findings) if each.level != "info"]
 
 
 def summary(results: Sequence[CheckResult], *, every: bool) -> Message:

@@ -69,19 +69,14 @@ def _registry(paths: list[Path]) -> CollectorRegistry:
     return registry
 
 
-class _Stop:
+class _Stop(threading.Event):
     """Until SIGTERM or Ctrl-C; `code` is the exit code."""
 
-    def __init__(self) -> None:
-        self.code = 0
-        self._event = threading.Event()
+    code = 0
 
     def __call__(self, signum: int, _frame: FrameType | None) -> None:
         self.code = EXIT_INTERRUPTED if signum == signal.SIGINT else 0
-        self._event.set()
-
-    def wait(self, seconds: float | None = None) -> bool:
-        return self._event.wait(seconds)
+        self.set()
 
 
 def metrics_url(address: str, port: int) -> str:

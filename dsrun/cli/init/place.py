@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from shutil import which
 from typing import Any
 
 from dsrun.cli.init.interview import InitAnswer, InitInterview, InitQuestion
@@ -43,11 +42,6 @@ class TrainingPlace:
     slurm: Mapping[str, InitAnswer[str]] | None = None
 
 
-def _has_sbatch() -> bool:
-    """Whether sbatch is on PATH."""
-    return any(os.access(Path(each, "sbatch"), os.X_OK) for each in os.get_exec_path())
-
-
 def ask_place(interview: InitInterview, given: dict[str, Any], *, is_demo: bool) -> TrainingPlace:
     """Ask where it runs, where there is a choice, and for SLURM's options if it is to run there."""
     gpus = visible_gpus()
@@ -56,7 +50,7 @@ def ask_place(interview: InitInterview, given: dict[str, Any], *, is_demo: bool)
     if chosen == HERE and implied:
         first = next(name for name in OPTIONS if given[name] is not None)
         raise UsageError(f"--{first.replace('_', '-')} is an option of SLURM jobs", fix="leave out --no-slurm")
-    facts = discover_if_any(print_note) if chosen == SLURM or (chosen is None and _has_sbatch()) else None
+    facts = discover_if_any(print_note) if chosen == SLURM or (chosen is None and which("sbatch")) else None
     if chosen is None and facts is None:
         return _this_machine(gpus, "there is no SLURM cluster here")
     if chosen is None:

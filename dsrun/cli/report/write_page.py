@@ -20,7 +20,7 @@ _BEGINNING = 2048
 
 def run(*, runs: tuple[str, ...], output: str | None, png: str | None, force: bool, form: str) -> None:
     """Write the report of `runs`. Raises UsageError before anything is written where a file is in the way."""
-    paths = _distinct(runs)
+    paths = list({Path(run).resolve(): Path(run) for run in runs}.values())  # each folder once
     page = Path(output) if output is not None else _default(paths)
     overwrite = force or (output is None and len(paths) == 1 and _is_own(page))
     writes_page = form == "text" or output is not None
@@ -35,11 +35,6 @@ def run(*, runs: tuple[str, ...], output: str | None, png: str | None, force: bo
     write_file(page, text.encode("utf-8", "backslashreplace"), force=overwrite)
     for file in (page, *pictures):
         print_line(str(file))
-
-
-def _distinct(runs: Sequence[str]) -> list[Path]:
-    """The folders, each once."""
-    return list({Path(run).resolve(): Path(run) for run in runs}.values())
 
 
 def _default(paths: Sequence[Path]) -> Path:

@@ -32,7 +32,8 @@ def command(*, partition: str | None, form: str) -> int:
         print_json(as_json(facts, partitions, nodes))
         return 0
     summary = f"cluster {facts.name}, SLURM {facts.version}: {len(nodes)} node{'s' * (len(nodes) != 1)}, "
-    print_line(summary + f"{_gpus_free(nodes)}, {sum(node.cores_free for node in nodes)} cores free")
+    gpus = f"{sum(node.gpus_free for node in nodes)} of {sum(node.gpu_count for node in nodes)} GPUs free"
+    print_line(summary + f"{gpus}, {sum(node.cores_free for node in nodes)} cores free")
     click.echo()
     print_table(_node_rows(nodes))
     click.echo()
@@ -49,10 +50,6 @@ def _chosen(facts: ClusterFacts, name: str | None) -> list[Partition]:
             f"there is no partition {name!r}", fix=did_you_mean(name, (each.name for each in facts.partitions))
         )
     return [found]
-
-
-def _gpus_free(nodes: Sequence[SlurmNode]) -> str:
-    return f"{sum(node.gpus_free for node in nodes)} of {sum(node.gpu_count for node in nodes)} GPUs free"
 
 
 def _node_rows(nodes: Sequence[SlurmNode]) -> list[tuple[str, ...]]:

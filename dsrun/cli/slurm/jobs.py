@@ -19,7 +19,6 @@ from dsrun.diagnosis.rules import cause_named
 from dsrun.errors import EXIT_INTERRUPTED, UsageError
 from dsrun.findings.texts import text_of
 from dsrun.findings.translation import translated
-from dsrun.messages import Message
 from dsrun.runs.records import plain
 from dsrun.slurm.jobs.queue import SlurmJob, my_jobs
 from dsrun.slurm.jobs.status import explain_reason, read_jobs
@@ -145,6 +144,7 @@ def _print_one(job: SlurmJob) -> None:
     text = slurm.job(job.id)
     view = next(iter(read_jobs(text)), None) if text else None
     ended = f", exit code {view.result}" if view and view.is_final else ""
+    cause = translated(text_of("verdict.more", title=cause_named(job.cause).title)) if job.cause else ""
     lines = {
         "job": f"{job.id} {' '.join(job.name.split())}",
         "state": job.state + ended,
@@ -159,15 +159,11 @@ def _print_one(job: SlurmJob) -> None:
         "folder": job.work_dir,
         "log": view.log or "" if view else "",
         "run": job.run or "",
-        "cause": f"{job.cause}: {translated(_cause(job.cause))}" if job.cause else "",
+        "cause": f"{job.cause}: {cause}" if job.cause else "",
         "step": _step(job),
         "loss": _loss(job),
     }
     print_fields(lines.items(), width=11)
-
-
-def _cause(code: str) -> Message:
-    return text_of("verdict.more", title=cause_named(code).title)
 
 
 def _step(job: SlurmJob) -> str:

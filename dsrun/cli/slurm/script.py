@@ -40,18 +40,14 @@ def run(**values: Any) -> int:
     if values["show_template"]:
         click.echo(template_text(), nl=False)
         return 0
-    _check_flags(values)
+    refuse_empty(values)
+    if values["test_only"] and (values["submit"] or values["follow"]):
+        raise UsageError("--test-only does not go with --submit or --follow", fix="remove one of them")
     script, sound = _script(values, Path.cwd())
     if not sound and not values["force"]:
         print_error("not rendered because of errors; --force renders it anyway")
         return EXIT_FINDINGS
     return _deliver(script, values)
-
-
-def _check_flags(values: dict[str, Any]) -> None:
-    refuse_empty(values)
-    if values["test_only"] and (values["submit"] or values["follow"]):
-        raise UsageError("--test-only does not go with --submit or --follow", fix="remove one of them")
 
 
 def _script(values: dict[str, Any], cwd: Path) -> tuple[str, bool]:

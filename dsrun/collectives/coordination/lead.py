@@ -40,29 +40,25 @@ _FAILED_PAIRS = 2
 ReceivedMessage = dict[str, Any]
 
 
+@dataclass(eq=False)
 class CollectiveLead:
     """One test. `port` is where the store of the ranks listens."""
 
-    def __init__(
-        self,
-        meeting: LeaderConnections,
-        place: MemberPlace,
-        port: int,
-        limits: CollectiveTimeouts,
-        notify: Callable[[str], None],
-    ) -> None:
-        self._meeting = meeting
-        self._place = place
-        self._port = port
-        self._limits = limits
-        self._notify = notify
-        self.seen = CollectiveObservations(count=place.count, names=place.names, address=f"{place.host}:{port}")
+    meeting: LeaderConnections
+    place: MemberPlace
+    port: int
+    limits: CollectiveTimeouts
+    notify: Callable[[str], None]
+
+    def __post_init__(self) -> None:
+        address = f"{self.place.host}:{self.port}"
+        self.seen = CollectiveObservations(count=self.place.count, names=self.place.names, address=address)
         self._local: dict[int, tuple[int, int]] = {}
 
     def run(self) -> CollectiveObservations:
         """The whole test."""
         self._wait_for_members()
-        if self._place.count > 1:
+        if self.place.count > 1:
             self._check_reach()
         fit = self._start_ranks(self._fit_members())
         self.seen.units = units_of((index, self.seen.host(index), self.seen.members[index].ranks) for index in fit)
@@ -72,16 +68,16 @@ class CollectiveLead:
                 self._local[rank] = (index, local)
                 rank += 1
         if self.seen.units and 0 in fit:
-            store = {"store": True, "host": self._place.host, "port": self._port}
-            self._meeting.send(0, {"tasks": {"0": store}})
+            store = {"store": True, "host": self.place.host, "port": self.port}
+            self.meeting.send(0, {"tasks": {"0": store}})
             self._run_phases()
         return self.seen
 
     def _wait_for_members(self) -> None:
-        deadline = time.monotonic() + self._limits.join_s
+        deadline = time.monotonic() + self.limits.join_s
         seen = self.seen
         while sum(bool(member.address) for member in seen.members.values()) + len(seen.lost) < seen.count:
-            event = self._meeting.next(deadline)
+            event = self.meeting.next(deadline)
             if event is None:
                 break
             index, message = event
@@ -106,10 +102,10 @@ class CollectiveLead:
         members = self._present()
         for index in members:
             peers = [[peer, self.seen.members[peer].endpoints] for peer in members if peer != index]
-            self._meeting.send(index, {"peers": peers})
+            self.meeting.send(index, {"peers": peers})
         # Each member has up to three endpoints, and 64 of them are tried at a time (reach.py).
         rounds_of_threads = 1 + len(members) * 3 // 64
-        deadline = time.monotonic() + CONNECT_S * rounds_of_threads + self._limits.answer_s
+        deadline = time.monotonic() + CONNECT_S * rounds_of_threads + self.limits.answer_s
         for index, message in self._collect(members, "unreachable", deadline, text_of("node_lost.connecting")):
             for peer, endpoint, why in message["unreachable"]:
                 self.seen.unreachable.append((index, int(peer), str(endpoint), str(why)))
@@ -125,12 +121,12 @@ class CollectiveLead:
 
     def _start_ranks(self, members: list[int]) -> list[int]:
         """The members whose ranks' programs all run."""
-        several = len({self.seen.host(index) for index in members}) > 1 or self._place.count > 1
+        several = len({self.seen.host(index) for index in members}) > 1 or self.place.count > 1
         waiting = {index: set(range(self.seen.members[index].ranks)) for index in members}
         for index in members:
-            self._meeting.send(index, {"start": {"several": several}})
-        deadline = time.monotonic() + self._limits.import_s
-        while any(waiting.values()) and (event := self._meeting.next(deadline)) is not None:
+            self.meeting.send(index, {"start": {"several": several}})
+        deadline = time.monotonic() + self.limits.import_s
+        while any(waiting.values()) and (event := self.meeting.next(deadline)) is not None:
             index, message = event
             if message is None:
                 self._lose(index, text_of("node_lost.loading"))
@@ -146,13 +142,13 @@ class CollectiveLead:
                 waiting.pop(index, None)
         for index, ranks in waiting.items():
             if ranks:
-                self.seen.unready[index] = text_of("ranks_not_started.slow", seconds=self._limits.import_s)
+                self.seen.unready[index] = text_of("ranks_not_started.slow", seconds=self.limits.import_s)
         return [index for index in members if index in waiting and index not in self.seen.unready]
 
     def _run_phases(self) -> None:
         """Alone; in pairs those that came through; then all that no failure speaks against."""
         units = self.seen.units
-        self._run("alone", [(unit,) for unit in units], self._limits.phase_s)
+        self._run("alone", [(unit,) for unit in units], self.limits.phase_s)
         fit = [group.units[0] for group in self.seen.of("alone") if group.ok]
         unfit = {frozenset((a, b)) for a, b, _, _ in self.seen.unreachable}
         failed: list[frozenset[int]] = [
@@ -164,17 +160,17 @@ class CollectiveLead:
             chosen = [pair for pair in pairs if frozenset(pair) not in failed and not given_up.intersection(pair)]
             groups = [(fit[a], fit[b]) for a, b in chosen]
             if groups:
-                results = self._run("pairs", groups, self._limits.phase_s)
+                results = self._run("pairs", groups, self.limits.phase_s)
                 failed += [frozenset(pair) for pair, result in zip(chosen, results, strict=True) if not result.ok]
         accused = set(cover(failed))
         remaining = tuple(unit for number, unit in enumerate(fit) if number not in accused)
         if len(remaining) > 1:
-            self._run("all", [remaining], self._limits.all_s)
+            self._run("all", [remaining], self.limits.all_s)
 
     def _run(self, kind: Any, groups: Iterable[tuple[CollectiveUnit, ...]], timeout_s: float) -> list[GroupResult]:
         number = len({group.phase.number for group in self.seen.groups})
         phase = CollectivePhase(kind, number, tuple(groups))
-        self._notify(_title(phase))
+        self.notify(_title(phase))
         tasks: dict[int, dict[str, ReceivedMessage]] = {}
         group_of: dict[int, int] = {}
         for place, group in enumerate(phase.groups):
@@ -191,11 +187,11 @@ class CollectiveLead:
                     "operations": phase.operations,
                     "compute": phase.compute,
                     "timeout_s": timeout_s,
-                    "host": self._place.host,
-                    "port": self._port,
+                    "host": self.place.host,
+                    "port": self.port,
                 }
         for member, own in tasks.items():
-            self._meeting.send(member, {"tasks": own})
+            self.meeting.send(member, {"tasks": own})
         results = self._collect_results(number, group_of, timeout_s)
         found = [
             GroupResult(phase, group, {rank: results[rank] for unit in group for rank in unit.ranks})
@@ -210,15 +206,15 @@ class CollectiveLead:
             rank: RankResult(state="lost") for rank in group_of if self._local[rank][0] in self.seen.lost
         }
         ends: dict[int, float] = {}
-        deadline = time.monotonic() + timeout_s + self._limits.answer_s
+        deadline = time.monotonic() + timeout_s + self.limits.answer_s
         while len(found) < len(group_of):
-            event = self._meeting.next(min([deadline, *ends.values()]))
+            event = self.meeting.next(min([deadline, *ends.values()]))
             now = time.monotonic()
             if event is not None:
                 for rank, result in self._results_of(event, number, group_of):
                     found.setdefault(rank, result)
                     if result.state != "ok":
-                        ends.setdefault(group_of[rank], now + self._limits.grace_s)
+                        ends.setdefault(group_of[rank], now + self.limits.grace_s)
             if now >= deadline:
                 break
             for group in [group for group, end in ends.items() if now >= end]:
@@ -248,14 +244,14 @@ class CollectiveLead:
             member, local = self._local[rank]
             locals_of.setdefault(member, []).append(local)
         for member, locals_ in locals_of.items():
-            self._meeting.send(member, {"cancel": locals_})
+            self.meeting.send(member, {"cancel": locals_})
 
     def _collect(
         self, members: Iterable[int], name: str, deadline: float, when: str
     ) -> Iterable[tuple[int, ReceivedMessage]]:
         """The message with `name` of each of the members, as far as they come before the deadline."""
         waiting = set(members)
-        while waiting and (event := self._meeting.next(deadline)) is not None:
+        while waiting and (event := self.meeting.next(deadline)) is not None:
             index, message = event
             if message is None:
                 self._lose(index, when)

@@ -26,11 +26,7 @@ _CLOCK_ROUNDS = 3
 
 
 class LeaderUnreachable(Exception):
-    """This member cannot reach the leader; `why` is the system's reason."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(why)
-        self.why = why
+    """This member cannot reach the leader; its text is the system's reason."""
 
 
 class LeaderConnections(EventLoop):

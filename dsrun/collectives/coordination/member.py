@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 
 from dsrun.collectives.coordination.meeting import LeaderUnreachable, MemberConnection, join
 from dsrun.collectives.coordination.reach import listening, unreachable
@@ -31,7 +32,7 @@ def take_part(
     Raises LeaderUnreachable where the leader cannot be reached or is lost, UsageError where it refuses this member.
     """
     topology = topology_of(place.ranks)
-    facts = node_facts().as_dict()
+    facts = asdict(node_facts())
     more = {"findings": [each.as_dict() for each in findings if each.level != "info"]}
 
     def hello(_address: str, ahead_s: float) -> MemberMessage:
@@ -45,13 +46,13 @@ def take_part(
         membership.end()
 
 
+@dataclass(eq=False)
 class _Member:
-    def __init__(self, place: MemberPlace, port: int, topology: LocalWorkers, membership: MemberConnection) -> None:
-        self._place = place
-        self._port = port
-        self._topology = topology
-        self._membership = membership
-        self._programs: RankPrograms | None = None
+    _place: MemberPlace
+    _port: int
+    _topology: LocalWorkers
+    _membership: MemberConnection
+    _programs: RankPrograms | None = None
 
     def follow(self) -> MemberMessage:
         """Do what the leader asks, to the end."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from shutil import which
 from typing import Any
 
-from dsrun.doctor.check import DoctorCheck
+from dsrun.doctor.check import check_of
 from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.machine_facts import DEEP_PROGRAM_S, DoctorTarget, MachineFacts
 from dsrun.errors import DsrunError
@@ -113,21 +113,7 @@ def _bandwidth(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]
         yield finding_of("nvbandwidth", rates=", ".join(f"{name} {rate:.0f} GB/s" for name, rate in sums.items()))
 
 
-DCGM = DoctorCheck(
-    "dcgm", "DCGM diagnostics", _dcgm, needs="needs an NVIDIA GPU and dcgmi", finds="what `dcgmi diag -r 1` finds"
-)
-NCCL_TESTS = DoctorCheck(
-    "nccl_tests",
-    "nccl-tests, all_reduce",
-    _all_reduce,
-    needs="needs several GPUs and all_reduce_perf",
-    finds="wrong values of all_reduce between the GPUs of this machine, and its bus bandwidth",
-)
-NVBANDWIDTH = DoctorCheck(
-    "nvbandwidth",
-    "nvbandwidth",
-    _bandwidth,
-    needs="needs an NVIDIA GPU and nvbandwidth",
-    finds="copies between host and GPUs that are slower than any PCIe link should be",
-)
+DCGM = check_of("dcgm", _dcgm)
+NCCL_TESTS = check_of("nccl_tests", _all_reduce)
+NVBANDWIDTH = check_of("nvbandwidth", _bandwidth)
 DEEP_CHECKS = (DCGM, NCCL_TESTS, NVBANDWIDTH)

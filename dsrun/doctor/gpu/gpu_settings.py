@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from dsrun.doctor.check import DoctorCheck
+from dsrun.doctor.check import check_of
 from dsrun.doctor.gpu.nvml import GpuState, of_gpus
 from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
@@ -40,11 +40,4 @@ def _unfit(gpus: Sequence[GpuState], ranks: int | None) -> Iterator[Finding]:
         )
 
 
-SETTINGS = DoctorCheck(
-    "gpu_settings",
-    "persistence, MIG, compute mode",
-    _settings,
-    needs="needs an NVIDIA GPU",
-    finds="persistence mode off, MIG on, a compute mode that keeps ranks from their GPU",
-)
-CHECKS = (SETTINGS,)
+SETTINGS = check_of("gpu_settings", _settings)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
-from typing import Any
 
 from dsrun.datafiles import toml_beside
-from dsrun.doctor.check import DoctorCheck
+from dsrun.doctor.check import check_of
 from dsrun.doctor.gpu.nvml import GpuState, of_gpus
 from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
@@ -42,15 +40,10 @@ def _memory_errors(gpu: GpuState) -> Iterator[Finding]:
         yield finding_of("ecc_remap_pending", gpu=gpu, index=gpu.index)
 
 
-@cache
-def _reasons() -> dict[str, Any]:
-    return toml_beside(__file__, "throttle_reasons.toml")
-
-
 def _clocks(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     gpus = [each for each in usable(machine) if each.throttle_reasons is not None]
     found = False
-    for code, reason in _reasons().items():
+    for code, reason in toml_beside(__file__, "throttle_reasons.toml").items():
         slowed = [each for each in gpus if (each.throttle_reasons or 0) & int(reason["bit"])]
         if slowed:
             found = True
@@ -84,25 +77,6 @@ def _slow_link(gpu: GpuState) -> Iterator[Finding]:
         yield finding_of("pcie_generation", gpu=gpu, generation=generation, newest=newest)
 
 
-ECC = DoctorCheck(
-    "ecc",
-    "ECC and row remapping",
-    _ecc,
-    needs="needs an NVIDIA GPU with ECC",
-    finds="uncorrected memory errors; faulty memory rows that wait for a reset, or could not be replaced",
-)
-CLOCKS = DoctorCheck(
-    "gpu_clocks",
-    "GPU clocks",
-    _clocks,
-    needs="needs an NVIDIA GPU",
-    finds="GPUs that heat, the power supply or a power limit slow down, by the driver's reasons",
-)
-PCIE = DoctorCheck(
-    "pcie",
-    "PCIe link of the GPUs",
-    _pcie,
-    needs="needs an NVIDIA GPU",
-    finds="PCIe links with fewer lanes, or under load of an older generation, than GPU and slot have",
-)
-CHECKS = (ECC, CLOCKS, PCIE)
+ECC = check_of("ecc", _ecc)
+CLOCKS = check_of("gpu_clocks", _clocks)
+PCIE = check_of("pcie", _pcie)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dsrun.datafiles import toml_beside
-from dsrun.doctor.check import DoctorCheck
+from dsrun.doctor.check import check_of
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.findings.finding import Finding, Level
 from dsrun.findings.texts import finding_of, text_of
@@ -111,11 +111,6 @@ def xids(lines: Iterable[str], pattern: re.Pattern[str] = _XID) -> Iterator[XidE
         yield XidEvent(seconds, found["bus"].lower().partition(".")[0], int(found["number"]), printable(text[:SHOWN]))
 
 
-def _uptime(machine: MachineFacts) -> float:
-    words = (machine.text("/proc/uptime") or "0").split()
-    return float(words[0])
-
-
 def _look(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     gpus = machine.nvml().gpus
     if not gpus and not machine.path("/proc/driver/nvidia").exists():
@@ -124,7 +119,7 @@ def _look(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     if not lines:
         return
     found = list(xids(lines))
-    now = _uptime(machine)
+    now = float((machine.text("/proc/uptime") or "0").split()[0])
     names = {each.bus.partition(".")[0]: str(each) for each in gpus}
     for (bus, number), count in Counter((each.bus, each.number) for each in found).items():
         last = [each for each in found if (each.bus, each.number) == (bus, number)][-1]
@@ -157,11 +152,4 @@ def _ago(seconds: float) -> Message:
     return text_of(f"xid_ago.{unit}", **{unit: seconds / lengths.get(unit, 1)})
 
 
-XID = DoctorCheck(
-    "xid",
-    "GPU errors in the kernel log (Xid)",
-    _look,
-    needs="needs an NVIDIA GPU, and the kernel log",
-    finds="Xid errors of the NVIDIA driver since the machine started, each with its meaning",
-)
-CHECKS = (XID,)
+XID = check_of("xid", _look)

@@ -8,7 +8,7 @@ from itertools import combinations
 from typing import Any
 
 from dsrun.datafiles import toml_beside
-from dsrun.doctor.check import DoctorCheck
+from dsrun.doctor.check import check_of
 from dsrun.doctor.gpu.nvml import P2P_OK, GpuState, of_gpus
 from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
@@ -101,8 +101,8 @@ def _rdma(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     loaded = [each for each in PEER_MODULES if each in modules]
     if loaded:
         yield finding_of("gpudirect", module=loaded[0])
-    elif _open_driver(machine) and _kernel(machine) >= (5, 12):
-        # DMA-BUF, which NCCL 2.12 and later take where there is no peer memory module.
+    elif "Open Kernel Module" in (machine.text("/proc/driver/nvidia/version") or "") and _kernel(machine) >= (5, 12):
+        # DMA-BUF, which NCCL 2.12 and later take where there is no peer memory module; only the open driver offers it.
         yield finding_of("gpudirect.dma_buf")
     else:
         yield finding_of("gpudirect_no_peermem", outcome=text_of("gpudirect_no_peermem.outcome"))
@@ -113,35 +113,11 @@ def _has_rdma(machine: MachineFacts) -> bool:
     return machine.environ.get("NCCL_IB_DISABLE") != "1" and folder.is_dir() and any(folder.iterdir())
 
 
-def _open_driver(machine: MachineFacts) -> bool:
-    """Whether the kernel modules are the open ones: the others offer no DMA-BUF."""
-    return "Open Kernel Module" in (machine.text("/proc/driver/nvidia/version") or "")
-
-
 def _kernel(machine: MachineFacts) -> tuple[int, ...]:
     words = (machine.text("/proc/sys/kernel/osrelease") or "0.0").split("-")[0].split(".")
     return tuple(int(word) for word in words[:2] if word.isdigit())
 
 
-NVLINK = DoctorCheck(
-    "nvlink",
-    "NVLink",
-    _nvlink,
-    needs="needs GPUs with NVLink",
-    finds="NVLinks that are down on one GPU and up on others",
-)
-PEERS = DoctorCheck(
-    "peer_access",
-    "direct access between GPUs",
-    _peers,
-    needs="needs several NVIDIA GPUs",
-    finds="GPUs that cannot read each other's memory; an IOMMU or ACS that sends their traffic through the CPU",
-)
-GPUDIRECT = DoctorCheck(
-    "gpudirect",
-    "GPUDirect RDMA",
-    _rdma,
-    needs="needs an NVIDIA GPU and an InfiniBand or RoCE card",
-    finds="a missing nvidia_peermem, without which InfiniBand goes through host memory",
-)
-CHECKS = (NVLINK, PEERS, GPUDIRECT)
+NVLINK = check_of("nvlink", _nvlink)
+PEERS = check_of("peer_access", _peers)
+GPUDIRECT = check_of("gpudirect", _rdma)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from dsrun.doctor.check import DoctorCheck
+from dsrun.doctor.check import check_of
 from dsrun.doctor.gpu import nvml
 from dsrun.doctor.gpu.nvml import FABRIC_COMPLETED, GpuState, NvmlAnswer, of_gpus
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
@@ -165,25 +165,6 @@ def usable(machine: MachineFacts) -> tuple[GpuState, ...]:
     return tuple(states[each.uuid] for each in select_visible(gpus, machine.environ.get("CUDA_VISIBLE_DEVICES")))
 
 
-GPU_DRIVER = DoctorCheck(
-    "gpu_driver",
-    "NVIDIA driver answers",
-    _driver,
-    needs="needs an NVIDIA GPU",
-    finds="a driver that is not loaded, was updated while loaded, or may not be used; a container without GPUs",
-)
-GPU_BUS = DoctorCheck(
-    "gpu_bus",
-    "GPUs on the bus",
-    _bus,
-    needs="needs an NVIDIA GPU",
-    finds="a GPU that has fallen off the bus, by the driver's list, NVML and PCI configuration space",
-)
-FABRIC = DoctorCheck(
-    "fabric_manager",
-    "NVSwitch fabric",
-    _fabric,
-    needs="needs GPUs with NVSwitches",
-    finds="NVSwitch machines whose fabric manager does not run (CUDA error 802)",
-)
-CHECKS = (GPU_DRIVER, GPU_BUS, FABRIC)
+GPU_DRIVER = check_of("gpu_driver", _driver)
+GPU_BUS = check_of("gpu_bus", _bus)
+FABRIC = check_of("fabric_manager", _fabric)

@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from dsrun.doctor.check import DoctorCheck
+from dsrun.doctor.check import check_of
 from dsrun.doctor.host.storage import run_folder
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
-from dsrun.doctor.mounts import mount_of
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of
 
@@ -36,7 +35,7 @@ def _look(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
 
 def _behind_server(machine: MachineFacts, folder: Path) -> float | None:
     """Seconds by which a network file system's clock, which stamps a new file, is ahead of ours; None for others."""
-    mount = mount_of(machine, folder)
+    mount = machine.mount(folder)
     if mount is None or not mount.shared:
         return None
     with suppress(OSError), tempfile.TemporaryFile(dir=folder) as file:
@@ -73,11 +72,4 @@ def _timedatectl(machine: MachineFacts) -> Finding | None:
     return finding_of("clock")
 
 
-CLOCK = DoctorCheck(
-    "clock",
-    "clock",
-    _look,
-    needs="needs chrony, systemd, or a run folder on a network file system",
-    finds="a clock that is not synchronised, or differs from that of the run folder's file server",
-)
-CHECKS = (CLOCK,)
+CLOCK = check_of("clock", _look)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dsrun.doctor.check import DoctorCheck
+from dsrun.doctor.check import check_of
 from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.host.limits import ranks_of
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
@@ -92,17 +92,5 @@ def _numa(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
         yield finding_of("numa")
 
 
-CORES = DoctorCheck(
-    "cores",
-    "cores and threads of each rank",
-    _cores,
-    finds="fewer cores than ranks, data loaders or Adam on the CPU need; OMP_NUM_THREADS with more threads than cores",
-)
-NUMA = DoctorCheck(
-    "numa",
-    "NUMA nodes of GPUs and cores",
-    _numa,
-    needs="needs GPUs and several NUMA nodes",
-    finds="GPUs on a NUMA node of whose cores this process may use none",
-)
-CHECKS = (CORES, NUMA)
+CORES = check_of("cores", _cores)
+NUMA = check_of("numa", _numa)

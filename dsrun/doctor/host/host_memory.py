@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from dsrun.doctor.check import DoctorCheck
+from dsrun.doctor.check import check_of
 from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.job.memory_plan import MemoryNeeds, needs
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
@@ -63,11 +63,4 @@ def _nvme(machine: MachineFacts, target: DoctorTarget, planned: MemoryNeeds) -> 
         yield finding_of("host_memory_nvme", path=path, free=free / GIB, nvme=planned.nvme / GIB)
 
 
-HOST_MEMORY = DoctorCheck(
-    "host_memory",
-    "host memory",
-    _memory,
-    needs="needs a GPU, and a job whose model is known",
-    finds="less host memory than the job's offload plan takes, or loading its model; a full drive of --offload nvme",
-)
-CHECKS = (HOST_MEMORY,)
+HOST_MEMORY = check_of("host_memory", _memory)

@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 from dsrun.datafiles import toml_beside
-from dsrun.doctor.check import DoctorCheck
+from dsrun.doctor.check import check_of
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
@@ -144,11 +144,4 @@ def _errors(found: Sequence[InfinibandPort]) -> Iterator[Finding]:
             yield finding_of("infiniband_errors", port=port.name, counts=joined("; ", counts), device=device)
 
 
-INFINIBAND = DoctorCheck(
-    "infiniband",
-    "InfiniBand ports",
-    _look,
-    needs="needs an InfiniBand or RoCE card",
-    finds="ports that are down, wait for a subnet manager, run slower than others, or count errors; NCCL_IB_HCA",
-)
-CHECKS = (INFINIBAND,)
+INFINIBAND = check_of("infiniband", _look)

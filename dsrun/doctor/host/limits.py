@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator
 from math import inf
 
-from dsrun.doctor.check import DoctorCheck
+from dsrun.doctor.check import check_of
 from dsrun.doctor.gpu.presence import usable
 from dsrun.doctor.host.infiniband import active_ports
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.findings.finding import Finding, Level
 from dsrun.findings.texts import finding_of, text_of
-from dsrun.messages import Message, joined
+from dsrun.messages import joined
 from dsrun.system.host import cgroups
 from dsrun.system.terminal.display import counted
 
@@ -55,7 +55,9 @@ def _shm(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     total, free = state.f_frsize * state.f_blocks, state.f_frsize * state.f_bavail
     ranks = ranks_of(machine, target)
     wanted = SHM_OF_RANK * ranks
-    fix = _more_shm(total, free, wanted)
+    size = f"{max(8, round(wanted / GIB))}g"
+    full = total >= 2 * max(free, wanted)
+    fix = text_of("shm_small.remove") if full else text_of("shm_small.enlarge", size=size)
     if free < LEAST_SHM:
         level: Level = "error" if ranks > 1 and usable(machine) else "warning"
         yield finding_of("shm_small.fails", free=free / MIB, level=level, fix=fix)
@@ -66,12 +68,6 @@ def _shm(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
         )
     else:
         yield finding_of("shm", free=free / GIB, total=total / GIB)
-
-
-def _more_shm(total: int, free: int, wanted: int) -> Message:
-    if total >= 2 * max(free, wanted):
-        return text_of("shm_small.remove")
-    return text_of("shm_small.enlarge", size=f"{max(8, round(wanted / GIB))}g")
 
 
 def _memlock(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
@@ -136,21 +132,7 @@ def _pids_left(machine: MachineFacts) -> tuple[float, str]:
     return least, name
 
 
-SHM = DoctorCheck(
-    "shm",
-    "/dev/shm",
-    _shm,
-    finds="shared memory that is missing, full, or too small for data loaders and NCCL, as in a container",
-)
-MEMLOCK = DoctorCheck(
-    "memlock",
-    "locked memory",
-    _memlock,
-    needs="needs InfiniBand, or --offload nvme",
-    finds="a limit of locked memory, which InfiniBand and NVMe offload run into",
-)
-NOFILE = DoctorCheck("nofile", "open files", _files, finds="a limit of open files that data loaders run into")
-NPROC = DoctorCheck(
-    "nproc", "processes and threads", _tasks, finds="limits of processes and threads, of the user and of the cgroup"
-)
-CHECKS = (SHM, MEMLOCK, NOFILE, NPROC)
+SHM = check_of("shm", _shm)
+MEMLOCK = check_of("memlock", _memlock)
+NOFILE = check_of("nofile", _files)
+NPROC = check_of("nproc", _tasks)

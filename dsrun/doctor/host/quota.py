@@ -6,11 +6,10 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from dsrun.doctor.check import DoctorCheck
+from dsrun.doctor.check import check_of
 from dsrun.doctor.host.storage import NO_INODES, run_folder
 from dsrun.doctor.job.memory_plan import needs
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
-from dsrun.doctor.mounts import mount_of
 from dsrun.errors import DsrunError
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
@@ -55,7 +54,7 @@ def parse_quota(text: str) -> list[DiskQuota]:
 
 def _look(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     folder = run_folder(target)
-    mount = mount_of(machine, folder)
+    mount = machine.mount(folder)
     if mount is None:
         return
     point = str(mount.point)
@@ -99,11 +98,4 @@ def _judged(quota: DiskQuota, point: str, wanted: int) -> Iterator[Finding]:
         yield finding_of("quota_files", point=point, files=quota.files, limit=quota.files_limit, fix=fix)
 
 
-QUOTA = DoctorCheck(
-    "quota",
-    "quota",
-    _look,
-    needs="needs quota or lfs, and a limit",
-    finds="a quota of user or group that is used up, or will be by the first checkpoint",
-)
-CHECKS = (QUOTA,)
+QUOTA = check_of("quota", _look)

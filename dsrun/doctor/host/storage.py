@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from dsrun.doctor.check import DoctorCheck
+from dsrun.doctor.check import check_of
 from dsrun.doctor.job.memory_plan import MemoryNeeds, needs
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.findings.finding import Finding
@@ -128,24 +128,6 @@ def _inodes(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
         yield finding_of("inodes", left=left)
 
 
-DISK = DoctorCheck(
-    "disk",
-    "space for checkpoints",
-    _space,
-    finds="less space than the checkpoints that are kept and the final model take",
-)
-WRITE_SPEED = DoctorCheck(
-    "write_speed",
-    "write speed of the run folder",
-    _speed,
-    needs="needs a folder that can be written",
-    finds="a disk that takes minutes for a checkpoint, measured by a write of 64 MiB or 0.25 s, which leaves nothing",
-)
-INODES = DoctorCheck(
-    "inodes",
-    "inodes",
-    _inodes,
-    needs="needs a file system with a fixed number of files",
-    finds="a file system in which few more files can be created, whatever space is free",
-)
-CHECKS = (DISK, WRITE_SPEED, INODES)
+DISK = check_of("disk", _space)
+WRITE_SPEED = check_of("write_speed", _speed)
+INODES = check_of("inodes", _inodes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from dsrun.doctor.check import DoctorCheck
+from dsrun.doctor.check import check_of
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
@@ -114,10 +114,4 @@ def _elsewhere(missing: list[str]) -> Message:
     return text_of("hub.elsewhere", others=other_sources(), command=f"hf download {name}{kind}")
 
 
-HUB = DoctorCheck(
-    "hub",
-    "Hugging Face Hub",
-    look,
-    needs="needs a job that takes something from the Hub, or pushes to it",
-    finds="offline without the model in the cache; no token for a gated model or a push; a Hub that cannot be reached",
-)
+HUB = check_of("hub", look)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dsrun.doctor.check import DoctorCheck
+from dsrun.doctor.check import check_of
 from dsrun.doctor.job.memory_plan import request_of
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.errors import DsrunError, UsageError
@@ -135,10 +135,4 @@ def _too_large(request: PlanRequest, recipe: Recipe) -> Finding:
     return finding_of("gpu_memory_plan.never", what=what, fix=joined("; ", remedies[:2]) or None)
 
 
-GPU_MEMORY = DoctorCheck(
-    "gpu_memory",
-    "GPU memory",
-    look,
-    needs="needs a GPU that the job will run on",
-    finds="GPU memory that other processes hold, by process and user; with a job, less free memory than its plan takes",
-)
+GPU_MEMORY = check_of("gpu_memory", look)

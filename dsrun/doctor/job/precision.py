@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dsrun.doctor.check import DoctorCheck
-from dsrun.doctor.job.settings import NEEDS_JOB
+from dsrun.doctor.check import check_of
 from dsrun.doctor.job.zero_config import config_of
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.errors import DsrunError
@@ -52,10 +51,4 @@ def look(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
         yield finding_of("precision.cpu", precision=chosen)
 
 
-PRECISION = DoctorCheck(
-    "precision",
-    "bf16 and fp16",
-    look,
-    needs=NEEDS_JOB,
-    finds="bf16 on a GPU that does not compute in it; fp16 with T5 and others that overflow in it",
-)
+PRECISION = check_of("precision", look)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dsrun.doctor.check import DoctorCheck
+from dsrun.doctor.check import check_of
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
-from dsrun.doctor.mounts import mount_of
 from dsrun.errors import UsageError
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of
@@ -23,7 +22,7 @@ def look(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     except UsageError as error:
         yield Finding(level="error", code="run_folder", message=error.message, fix=error.fix or "")
         return
-    place = mount_of(machine, nearest_existing(path))
+    place = machine.mount(nearest_existing(path))
     if place is None:
         yield finding_of("run_folder.unknown", path=path)
     elif target.nodes > 1 and not place.shared:
@@ -34,9 +33,4 @@ def look(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
         yield finding_of("run_folder.shared" if place.shared else "run_folder.local", path=path, kind=place.kind)
 
 
-RUN_FOLDER = DoctorCheck(
-    "run_folder",
-    "run folder",
-    look,
-    finds="a run folder that is in use, not writable or not a run; one that other nodes do not see, or in memory",
-)
+RUN_FOLDER = check_of("run_folder", look)

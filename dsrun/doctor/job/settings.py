@@ -7,12 +7,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from dsrun.doctor.check import DoctorCheck
+from dsrun.doctor.check import check_of
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.errors import DsrunError
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
-from dsrun.messages import Message
 from dsrun.recipe.batch import batch_of
 from dsrun.recipe.deepspeed_file import with_deepspeed_read
 from dsrun.recipe.preflight.files import check_files
@@ -20,8 +19,6 @@ from dsrun.recipe.preflight.packages import check_packages
 from dsrun.recipe.recipe import Recipe
 from dsrun.zero.lint.config_check import check
 from dsrun.zero.view import TrainingFlags
-
-NEEDS_JOB = Message("needs a job: --for run.yaml, or -- train FLAGS")
 
 
 def ranks_here(machine: MachineFacts, target: DoctorTarget) -> int | None:
@@ -78,13 +75,7 @@ def _linted(target: DoctorTarget, recipe: Recipe, world: int | None) -> list[Fin
     return found
 
 
-DEEPSPEED_JSON = DoctorCheck(
-    "deepspeed_json",
-    "DeepSpeed JSON",
-    look_at_config,
-    needs="needs a job with its own DeepSpeed JSON",
-    finds="what `dsrun config check` finds in the job's JSON, against its flags",
-)
+DEEPSPEED_JSON = check_of("deepspeed_json", look_at_config)
 
 
 def look_at_settings(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
@@ -112,13 +103,7 @@ def look_at_settings(machine: MachineFacts, target: DoctorTarget) -> Iterator[Fi
         yield found
 
 
-SETTINGS = DoctorCheck(
-    "settings",
-    "settings",
-    look_at_settings,
-    needs=NEEDS_JOB,
-    finds="unknown, removed or contradicting settings; a global batch that does not divide among the ranks",
-)
+SETTINGS = check_of("settings", look_at_settings)
 
 
 def look_at_files(_: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
@@ -140,10 +125,4 @@ def look_at_files(_: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
         yield finding_of("files")
 
 
-FILES = DoctorCheck(
-    "files",
-    "model and data files",
-    look_at_files,
-    needs=NEEDS_JOB,
-    finds="model, data, plugin or templates that are missing, empty or of another kind; packages that a flag needs",
-)
+FILES = check_of("files", look_at_files)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dsrun.doctor.check import DoctorCheck
+from dsrun.doctor.check import check_of
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.errors import DsrunError
 from dsrun.findings.finding import Finding
@@ -110,10 +110,4 @@ def _largest_id(folder: Path) -> int | None:
     return max(numbers, default=None)
 
 
-TOKENIZER = DoctorCheck(
-    "tokenizer",
-    "tokenizer",
-    look,
-    needs="needs a job with a model that is on this machine",
-    finds="no padding or end token; tokens beyond the rows of the embedding",
-)
+TOKENIZER = check_of("tokenizer", look)

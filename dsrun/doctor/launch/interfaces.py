@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator, Mapping, Sequence
 
-from dsrun.doctor.check import DoctorCheck
+from dsrun.doctor.check import check_of
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
@@ -19,7 +19,9 @@ def look(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     one that this machine's own name resolves to."""
     there = machine.network.interfaces()
     found = [*_named(machine.environ, there)]
-    networks = {name: reach for name, own in there.items() if (reach := _beyond_link(own))}
+    # Without the addresses that each interface gives itself, over which no other network is reached.
+    beyond = {name: [a for a in own if not ipaddress.ip_address(a).is_link_local] for name, own in there.items()}
+    networks = {name: addresses for name, addresses in beyond.items() if addresses}
     outward = [name for name in networks if not name.startswith(("lo", *VIRTUAL))]
     virtual = [name for name in networks if name.startswith(VIRTUAL) and not name.startswith("docker")]
     in_job = bool(machine.environ.get("SLURM_JOB_ID"))
@@ -36,11 +38,6 @@ def look(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
         shown = ", ".join(f"{name} ({networks[name][0]})" for name in outward[:4]) or text_of("interfaces.loopback")
         message = text_of("interfaces.more", names=shown) if len(outward) > 4 else shown
         yield Finding(level="info", code="interfaces", message=message)
-
-
-def _beyond_link(addresses: Sequence[str]) -> list[str]:
-    """Without the addresses that each interface gives itself, over which no other network is reached."""
-    return [each for each in addresses if not ipaddress.ip_address(each).is_link_local]
 
 
 def _nodes(environ: Mapping[str, str]) -> int:
@@ -75,9 +72,4 @@ def _nccl_matches(value: str, there: Mapping[str, Sequence[str]]) -> list[str]:
     return [each for each in there if each in hit]
 
 
-INTERFACES = DoctorCheck(
-    "interfaces",
-    "network interfaces",
-    look,
-    finds="NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME that names none; several networks between which NCCL chooses",
-)
+INTERFACES = check_of("interfaces", look)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Iterator
 
-from dsrun.doctor.check import DoctorCheck
+from dsrun.doctor.check import check_of
 from dsrun.doctor.machine_facts import RESOLVE_S, DoctorTarget, MachineFacts
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
@@ -41,12 +41,7 @@ def _named_port(machine: MachineFacts, target: DoctorTarget) -> tuple[int | str 
     return (int(text) if text.isascii() and text.isdigit() and 1 <= int(text) <= LAST_PORT else text), "MASTER_PORT"
 
 
-PORT = DoctorCheck(
-    "port",
-    "rendezvous port",
-    look_at_port,
-    finds="a port of --master-port, MASTER_PORT or the default that is taken, with its holder and the next free one",
-)
+PORT = check_of("port", look_at_port)
 
 
 def look_at_names(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
@@ -94,9 +89,4 @@ def _is_local(machine: MachineFacts, host: str) -> bool:
     )
 
 
-NAMES = DoctorCheck(
-    "names",
-    "names and addresses",
-    look_at_names,
-    finds="a MASTER_ADDR that no name service knows; an own name without an address, or with 127.0.1.1",
-)
+NAMES = check_of("names", look_at_names)

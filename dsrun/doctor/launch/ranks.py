@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dsrun.doctor.check import DoctorCheck
+from dsrun.doctor.check import check_of
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.errors import DsrunError
 from dsrun.findings.finding import Finding
@@ -58,12 +58,7 @@ def _hidden(value: str, every: int, seen: int) -> Finding | None:
     return None
 
 
-RANKS = DoctorCheck(
-    "ranks",
-    "ranks and visible GPUs",
-    look,
-    finds="more ranks than visible GPUs; CUDA_VISIBLE_DEVICES that is empty, or names GPUs that are not there",
-)
+RANKS = check_of("ranks", look)
 
 
 def check_requirements(machine: MachineFacts, min_gpus: int | None, min_gpu_memory_gib: float | None) -> list[Finding]:

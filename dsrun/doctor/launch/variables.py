@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dsrun.doctor.check import DoctorCheck
+from dsrun.doctor.check import check_of
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.errors import DsrunError
 from dsrun.findings.finding import Finding
@@ -75,9 +75,4 @@ def _slow(machine: MachineFacts) -> Iterator[Finding]:
             yield finding_of("variables_slow", name=name, value=value, what=text_of(f"variables_slow.{name}"))
 
 
-VARIABLES = DoctorCheck(
-    "variables",
-    "left-over variables",
-    look,
-    finds="RANK and its kin, a SLURM job that has ended, ACCELERATE_* and DS_ACCELERATOR, and what slows training down",
-)
+VARIABLES = check_of("variables", look)

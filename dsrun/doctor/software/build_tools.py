@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from dsrun.doctor.check import DoctorCheck
+from dsrun.doctor.check import check_of
 from dsrun.doctor.job.zero_config import ops_of
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.doctor.software.compiled_code import compiled_at_start, compiled_ops, installed_ops
@@ -52,13 +52,7 @@ def _has_aio(machine: MachineFacts, *, header: bool) -> bool:
     return any(True for folder in folders for name in _AIO_LIBRARIES for _ in machine.root.glob(f"{folder}/{name}"))
 
 
-TOOLS = DoctorCheck(
-    "build_tools",
-    "ninja and libaio",
-    look_at_tools,
-    needs="needs torch, and a job that loads compiled operations",
-    finds="ninja or libaio missing where the job needs them; operations that it compiles at its first start",
-)
+TOOLS = check_of("build_tools", look_at_tools)
 
 
 def look_at_processor(machine: MachineFacts, _: DoctorTarget) -> Iterator[Finding]:
@@ -77,10 +71,4 @@ def look_at_processor(machine: MachineFacts, _: DoctorTarget) -> Iterator[Findin
         yield finding_of("cpu_level", count=len(ops))
 
 
-PROCESSOR = DoctorCheck(
-    "cpu_level",
-    "processor",
-    look_at_processor,
-    needs="needs a DeepSpeed with compiled operations",
-    finds="operations that were compiled for a newer processor",
-)
+PROCESSOR = check_of("cpu_level", look_at_processor)

@@ -6,16 +6,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from dsrun.doctor.check import DoctorCheck
+from dsrun.doctor.check import check_of
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.doctor.software.compiled_code import compiled_at_start
 from dsrun.errors import DsrunError, MissingError, UsageError
 from dsrun.findings.finding import Finding, Level
 from dsrun.findings.texts import finding_of, text_of
-from dsrun.messages import Message, joined
+from dsrun.messages import Message
 from dsrun.wheel.platform.arch import minor_release
 from dsrun.wheel.platform.cxx import all_cxx, find_cxx
 from dsrun.wheel.platform.nvcc import Nvcc, find_nvcc
+from dsrun.wheel.platform.ops import listed
 from dsrun.wheel.platform.toolchain import check_host, check_standard, check_versions
 
 
@@ -39,7 +40,7 @@ def look_at_toolkit(machine: MachineFacts, target: DoctorTarget) -> Iterator[Fin
         yield Finding(level="error", code="cuda_toolkit_home", message=error.message, fix=error.fix or "")
         return
     if nvcc is None:
-        yield finding_of("cuda_toolkit_missing", ops=_and(ops)) if ops else finding_of("cuda_toolkit.none")
+        yield finding_of("cuda_toolkit_missing", ops=listed(ops)) if ops else finding_of("cuda_toolkit.none")
         return
     problems = [each for each in check_versions(torch.cuda, nvcc) if each.level == "error"]
     for each in problems:
@@ -49,13 +50,7 @@ def look_at_toolkit(machine: MachineFacts, target: DoctorTarget) -> Iterator[Fin
         yield finding_of("cuda_toolkit", version=nvcc.version, home=nvcc.home, cuda=cuda)
 
 
-TOOLKIT = DoctorCheck(
-    "cuda_toolkit",
-    "CUDA toolkit",
-    look_at_toolkit,
-    needs="needs torch for CUDA",
-    finds="nvcc of another CUDA than torch's, a CUDA_HOME without nvcc, no nvcc where a job compiles with it",
-)
+TOOLKIT = check_of("cuda_toolkit", look_at_toolkit)
 
 
 def look_at_host_compiler(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
@@ -68,7 +63,9 @@ def look_at_host_compiler(machine: MachineFacts, target: DoctorTarget) -> Iterat
     try:
         cxx = find_cxx(machine.environ)
     except MissingError as error:
-        message = text_of("host_compiler_missing.needed", error=error.message, ops=_and(ops)) if ops else error.message
+        message = (
+            text_of("host_compiler_missing.needed", error=error.message, ops=listed(ops)) if ops else error.message
+        )
         yield Finding(level=level, code="host_compiler_missing", message=message, fix=error.fix or "")
         return
     except UsageError as error:
@@ -100,14 +97,4 @@ def _without_flag(fix: str) -> str:
     return fix
 
 
-HOST_COMPILER = DoctorCheck(
-    "host_compiler",
-    "host compiler",
-    look_at_host_compiler,
-    needs="needs torch",
-    finds="a C++ compiler that is newer than nvcc accepts, older than torch's headers need, or missing",
-)
-
-
-def _and(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else joined(" and ", [", ".join(names[:-1]), names[-1]])
+HOST_COMPILER = check_of("host_compiler", look_at_host_compiler)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from dsrun.doctor.check import DoctorCheck
+from dsrun.doctor.check import check_of
 from dsrun.doctor.gpu.presence import DISPLAY, devices
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.doctor.software.compiled_code import compiled_ops, torch_code
@@ -77,12 +77,7 @@ def _from_index(cuda: str | None) -> str:
     return text_of("torch_driver.install", name=(fitting or _INDEXES[:1])[-1])
 
 
-DRIVER = DoctorCheck(
-    "torch_driver",
-    "torch and driver",
-    look_at_driver,
-    finds="torch that needs a newer driver, that is for CPUs only beside GPUs, or that is missing",
-)
+DRIVER = check_of("torch_driver", look_at_driver)
 
 
 def look_at_gpu_code(machine: MachineFacts, _: DoctorTarget) -> Iterator[Finding]:
@@ -125,10 +120,4 @@ def _op_code(machine: MachineFacts, gpus: Mapping[ComputeCapability, LocalGpu]) 
                 yield finding_of("gpu_code_op", op=op, architectures=architectures, name=gpu.name, wanted=sm(wanted))
 
 
-GPU_CODE = DoctorCheck(
-    "gpu_code",
-    "code for these GPUs",
-    look_at_gpu_code,
-    needs="needs a GPU, and torch for CUDA",
-    finds="a GPU that torch or DeepSpeed's compiled operations contain no code for, read from their libraries",
-)
+GPU_CODE = check_of("gpu_code", look_at_gpu_code)

@@ -6,9 +6,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from dsrun.doctor.check import DoctorCheck
+from dsrun.doctor.check import check_of
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
-from dsrun.doctor.mounts import mount_of
 from dsrun.doctor.software.compiled_code import compiled_at_start
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
@@ -26,7 +25,7 @@ def look(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     yield from found
     if not found:
         own = _own(machine)
-        mount = mount_of(machine, nearest_existing(own))
+        mount = machine.mount(nearest_existing(own))
         yield finding_of("jit_cache", folder=_shown(own), kind=mount.kind if mount else text_of("jit_cache.local"))
 
 
@@ -37,7 +36,7 @@ def _problems(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     base = nearest_existing(own)
     if not os.access(base, os.W_OK | os.X_OK):
         yield finding_of("jit_cache_unwritable", folder=folder, base=base)
-    mount = mount_of(machine, base)
+    mount = machine.mount(base)
     if mount and mount.shared:
         ops = ", ".join(compiled_at_start(machine, target, cuda=False))
         kind, export = mount.kind, text_of("jit_cache_unwritable.fix")
@@ -46,8 +45,10 @@ def _problems(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
             if ops
             else finding_of("jit_cache_network", folder=folder, kind=kind, export=export)
         )
-    triton = _of_triton(machine)
-    triton_mount = mount_of(machine, nearest_existing(triton)) if machine.gpus else None
+    triton = Path(
+        machine.environ.get("TRITON_CACHE_DIR") or Path(machine.environ.get("HOME", "~")).expanduser() / ".triton"
+    )
+    triton_mount = machine.mount(nearest_existing(triton)) if machine.gpus else None
     if triton_mount and triton_mount.shared:
         yield finding_of("jit_cache_triton", folder=_shown(triton), kind=triton_mount.kind)
     if mount and not mount.shared and "noexec" in mount.options:
@@ -70,20 +71,9 @@ def _own(machine: MachineFacts) -> Path:
     return extension_cache(environ)
 
 
-def _of_triton(machine: MachineFacts) -> Path:
-    given = machine.environ.get("TRITON_CACHE_DIR")
-    return Path(given) if given else Path(machine.environ.get("HOME", "~")).expanduser() / ".triton"
-
-
 def _shown(folder: Path) -> str:
     home = str(Path.home())
     return f"~{str(folder).removeprefix(home)}" if str(folder).startswith(f"{home}/") else str(folder)
 
 
-JIT_CACHE = DoctorCheck(
-    "jit_cache",
-    "JIT cache",
-    look,
-    needs="needs torch",
-    finds="locks that a killed process left; a cache on a network file system, mounted noexec, or not writable",
-)
+JIT_CACHE = check_of("jit_cache", look)

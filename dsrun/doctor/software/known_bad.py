@@ -12,7 +12,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion, Version
 
 from dsrun.datafiles import toml_beside
-from dsrun.doctor.check import DoctorCheck
+from dsrun.doctor.check import check_of
 from dsrun.doctor.job.zero_config import config_of
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
 from dsrun.findings.finding import Finding, Level
@@ -115,10 +115,4 @@ def _outside(versions: Mapping[str, str]) -> Iterator[Finding]:
             yield finding_of("versions_range", name=name, installed=installed, specifier=specifier)
 
 
-VERSIONS = DoctorCheck(
-    "versions",
-    "package versions",
-    look,
-    needs="needs an installed training package",
-    finds="versions that train wrongly, hang or are unsafe to load checkpoints with; versions that dsrun does not take",
-)
+VERSIONS = check_of("versions", look)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from dsrun.errors import UsageError
 from dsrun.recipe.preflight.data_files import data_format, expanded, first_row
@@ -21,7 +20,7 @@ def check_conversations(path: Path, spec: TrainSpec) -> None:
     config = read_object(path / "config.json")
     splits = (spec.train_file, spec.validation_file, spec.test_file)
     for file in dict.fromkeys(file for names in splits for file in expanded("a data file", names)):
-        row = _first_row(file)
+        row = first_row(file) if data_format(file) == "json" else {}
         if spec.text_column or not any(isinstance(row.get(name), list) for name in _CHATS):
             continue
         if config.get("is_encoder_decoder") and not _PAIRED & set(row):
@@ -44,7 +43,3 @@ def lacks_template(folder: Path) -> bool:
         return False
     files = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
     return not read_object(config).get("chat_template") and not any((folder / name).exists() for name in files)
-
-
-def _first_row(file: Path) -> dict[str, Any]:
-    return first_row(file) if data_format(file) == "json" else {}

@@ -19,26 +19,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NoReturn
 
+from dsrun.datafiles import toml_beside
 from dsrun.errors import UsageError, did_you_mean
 
 LayoutKind = Literal["pair", "text", "chat", "tokens", "preference", "chat-preference"]
-
-# ISO 639-3 to 639-1, for the codes of NLLB (`ron_Latn`) over data keyed by two letters (`ro`).
-# fmt: off
-_TWO_LETTERS = {
-    "afr": "af", "amh": "am", "arb": "ar", "ara": "ar", "azj": "az", "bel": "be", "ben": "bn", "bos": "bs",
-    "bul": "bg", "cat": "ca", "ces": "cs", "cym": "cy", "dan": "da", "deu": "de", "ell": "el", "eng": "en",
-    "epo": "eo", "est": "et", "eus": "eu", "fas": "fa", "pes": "fa", "fin": "fi", "fra": "fr", "gle": "ga",
-    "glg": "gl", "guj": "gu", "hau": "ha", "heb": "he", "hin": "hi", "hrv": "hr", "hun": "hu", "hye": "hy",
-    "ibo": "ig", "ind": "id", "isl": "is", "ita": "it", "jpn": "ja", "kat": "ka", "kaz": "kk", "khm": "km",
-    "kan": "kn", "kor": "ko", "kir": "ky", "lit": "lt", "lvs": "lv", "mkd": "mk", "mal": "ml", "khk": "mn",
-    "mar": "mr", "zsm": "ms", "mya": "my", "npi": "ne", "nld": "nl", "nob": "no", "pan": "pa", "pol": "pl",
-    "por": "pt", "ron": "ro", "rus": "ru", "sin": "si", "slk": "sk", "slv": "sl", "som": "so", "als": "sq",
-    "srp": "sr", "swe": "sv", "swh": "sw", "tam": "ta", "tel": "te", "tha": "th", "tgl": "tl", "tur": "tr",
-    "ukr": "uk", "urd": "ur", "uzn": "uz", "vie": "vi", "xho": "xh", "yor": "yo", "zho": "zh", "zul": "zu",
-    "spa": "es",
-}
-# fmt: on
 
 _PAIRS = """
 source/target src/tgt source_text/target_text input_text/target_text inputs/targets input/target
@@ -270,7 +254,7 @@ def translation_keys(found: Sequence[str], source: str | None, target: str | Non
 
 def _key(found: Sequence[str], wanted: str, flag: str, where: str, *, other: str | None) -> str:
     head = wanted.split("_", maxsplit=1)[0].split("-", maxsplit=1)[0].lower()
-    for candidate in (wanted, head, _TWO_LETTERS.get(head, "")):
+    for candidate in (wanted, head, toml_beside(__file__, "languages.toml").get(head, "")):
         if candidate in found:
             return candidate
     free = next((each for each in found if each != other), found[0])

@@ -22,7 +22,7 @@ def check_packages(recipe: Recipe) -> None:
                 f"--report-to {name}: there is no such tracker",
                 fix=did_you_mean(name, KNOWN, f"choose from {', '.join(sorted(KNOWN))}"),
             )
-        _require(f"--report-to {name}", PACKAGES.get(name))
+        _require(f"--report-to {name}", name if name in PACKAGES else None)
     for flag, package in OF_FLAGS.items():
         if recipe.value(flag):
             _require(recipe.where(flag), package)

@@ -143,20 +143,15 @@ def _line(before: JobStatus | None, view: JobStatus) -> str:
     return " ".join(parts)
 
 
-class AddedLines:
-    """The whole lines that have been added to a file since the last call."""
-
-    def __init__(self, path: Path) -> None:
-        self._tail = LineTail(path)
-
-    def lines(self, *, last: bool = False) -> list[str]:
-        """New lines; with `last` also the one that was not ended. None while the file cannot be read."""
-        found: list[bytes] = []
-        with suppress(OSError):
-            found, _ = self._tail.read()
-        if last and (torn := self._tail.take_torn()):
-            found.append(torn)
-        return [line.decode("utf-8", "replace") for line in found]
+def added_lines(tail: LineTail, *, last: bool = False) -> list[str]:
+    """The lines added since the last call; with `last` also the one that was not ended. None while the file cannot be
+    read."""
+    found: list[bytes] = []
+    with suppress(OSError):
+        found, _ = tail.read()
+    if last and (torn := tail.take_torn()):
+        found.append(torn)
+    return [line.decode("utf-8", "replace") for line in found]
 
 
 def follow(job_id: str, *, notify: NotePrinter, show: NotePrinter, pause: Callable[[float], None] = time.sleep) -> int:
@@ -165,14 +160,14 @@ def follow(job_id: str, *, notify: NotePrinter, show: NotePrinter, pause: Callab
     `notify` gets every change of state, `show` every line of the log. Raises UsageError for a job that SLURM does not
     know, and ToolError when SLURM no longer knows how it ended.
     """
-    monitor, tails = JobMonitor(job_id), dict[str, AddedLines]()
+    monitor, tails = JobMonitor(job_id), dict[str, LineTail]()
 
     def show_logs(*, last: bool = False) -> None:
         for view in monitor.views.values():
             if view.log is None:
                 continue
             prefix = f"[{view.label}] " if "_" in view.label else ""
-            for line in tails.setdefault(view.log, AddedLines(Path(view.log))).lines(last=last):
+            for line in added_lines(tails.setdefault(view.log, LineTail(Path(view.log))), last=last):
                 show(prefix + line)
 
     elapsed = due = 0.0

@@ -26,7 +26,6 @@ MODULES: dict[str, LauncherKind] = {
 _ELSEWHERE = frozenset({"mpirun", "mpiexec", "ssh", "pdsh", "clush", "parallel", "ray"})
 # Words, with what the shell computes as one of them.
 _WORDS = re.compile(r"(?:\$\(\([^)]*\)\)|\$\([^)]*\)|`[^`]*`|\S)+")
-_ARRAY = re.compile(r"\$\{?\w+\[|\$\{?[@*]")
 _SCRIPT = re.compile(r".*\.py|-m")
 
 
@@ -52,11 +51,6 @@ class ScriptLaunch:
         if self.kind == "program":
             return next((word for word in self.words[1:] if not word.startswith("-")), self.words[0])
         return "accelerate launch" if self.kind == "accelerate" else self.kind
-
-    @property
-    def has_array(self) -> bool:
-        """Whether there are options in an array, which is not read."""
-        return any(_ARRAY.match(word) for word in self.words)
 
     def option(self, *names: str) -> str | None:
         """The value of the first of these flags of the launcher, with hyphens or underscores; "" without a value."""

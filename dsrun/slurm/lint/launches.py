@@ -12,6 +12,8 @@ from dsrun.system.terminal.display import counted
 _RANK = re.compile(r"\$\{?(SLURM_(?:NODEID|PROCID|LOCALID))\b")
 _COUNTS_CPUS = re.compile(r"SLURM_(CPUS_\w+|JOB_CPUS_PER_NODE|NTASKS\w*|TASKS_PER_NODE)|\bnproc\b|os\.cpu_count")
 NODES = {"torchrun": "--nnodes", "accelerate": "--num_machines"}
+# Options in an array, which is not read.
+_ARRAY = re.compile(r"\$\{?\w+\[|\$\{?[@*]")
 NODE_RANK = {"torchrun": "--node_rank", "accelerate": "--machine_rank"}
 
 
@@ -20,7 +22,7 @@ def check_launches(script: JobScript) -> Iterator[ScriptProblem]:
     for launch in script.launches:
         nodes = launch.srun_number("-N", "--nodes") or script.nodes
         yield from _tasks(script, launch, nodes)
-        if launch.kind in NODES and not launch.has_array:
+        if launch.kind in NODES and not any(map(_ARRAY.match, launch.words)):
             yield from _ranks(script, launch)
             if nodes and nodes > 1 and launch.srun is not None:
                 yield from _rendezvous(launch, nodes)

@@ -67,13 +67,10 @@ def _directives(script: JobScript) -> Iterator[ScriptProblem]:
     for option in ("output", "error"):
         log = script.get(option)
         folder = str(PurePosixPath(log.value).parent) if log and log.value else "."
-        made = next((each for each in script.commands if each.words[0] == "mkdir" and _makes(each.words, folder)), None)
+        makers = (each for each in script.commands if each.words[0] == "mkdir")
+        made = next((each for each in makers if folder in (str(PurePosixPath(word)) for word in each.words[1:])), None)
         if log and folder != "." and made:
             yield log.line, "log_folder_late", {"value": log.value, "folder": folder, "made": made.line}
-
-
-def _makes(words: tuple[str, ...], folder: str) -> bool:
-    return any(str(PurePosixPath(word)) == folder for word in words[1:])
 
 
 def _signal(script: JobScript) -> Iterator[ScriptProblem]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 
+from dsrun.datafiles import toml_beside
 from dsrun.errors import UsageError
 from dsrun.options import MAX_NUMBER, OptionValue, filled, flag_of, section_value
 from dsrun.slurm.render.notation import check_notation, directive_value, parse_gpus, shell_quote, time_limit
@@ -43,24 +44,7 @@ _SCRIPT_VARIABLES = frozenset(
 # Their programs would take a value that begins with a dash for an option; a folder or file is written ./-x.
 _UNDASHED = ("module", "conda", "container_image", "apptainer")
 # Options of sbatch that would undo what the script relies on.
-RESERVED_OPTIONS = {
-    "ntasks": "torch.distributed.run is one task a node; --nproc says how many workers it starts",
-    "ntasks-per-node": "torch.distributed.run is one task a node; --nproc says how many workers it starts",
-    "ntasks-per-gpu": "torch.distributed.run is one task a node; --nproc says how many workers it starts",
-    "signal": "write --signal-lead SECONDS",
-    "requeue": "it is the default; --no-requeue is the opposite",
-    "no-requeue": "write --no-requeue",
-    "open-mode": "the log is always appended to, or a requeued job would erase it",
-    "export": "write --env NAME, and --clean-env to pass on nothing else",
-    "wrap": "write the command after --",
-    "het-group": "heterogeneous jobs are not rendered",
-    "gpus": "GPUs must be the same on every node: --gpus-per-node",
-    "gpus-per-task": "a node has one task: --gpus-per-node",
-    "export-file": "write --env NAME, and --clean-env to pass on nothing else",
-    "test-only": "write dsrun render-slurm --test-only",
-    "wait": "write dsrun render-slurm --follow",
-    "parsable": "--submit prints the number alone",
-}
+RESERVED_OPTIONS: Mapping[str, str] = toml_beside(__file__, "reserved.toml")
 # Field, what is wrong with its value, what to write instead.
 SpecProblem = tuple[str, str, str]
 

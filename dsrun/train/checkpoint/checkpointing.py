@@ -200,7 +200,8 @@ class CheckpointingTrainer(Seq2SeqTrainer):
             self._write_model(folder, state_dict)
             return
         # DeepSpeed's are copies already, or whole weights gathered for this save, but for some buffers.
-        live = None if state_dict is None else _storages(self.model)
+        own = (*self.model.parameters(), *self.model.buffers())
+        live = None if state_dict is None else {tensor.untyped_storage()._cdata for tensor in own}
 
         def write(tensors: NamedTensors, file: Path) -> None:
             save.store(write_safetensors, tensors, file, live=live)
@@ -276,10 +277,6 @@ class CheckpointingTrainer(Seq2SeqTrainer):
         if my_rank() == 0:
             commit.leave(self.saving.run)
         return super()._finalize_training(*args, **kwargs)
-
-
-def _storages(model: Any) -> set[int]:
-    return {tensor.untyped_storage()._cdata for tensor in (*model.parameters(), *model.buffers())}
 
 
 class _AfterEachStep(TrainerCallback):

@@ -43,7 +43,8 @@ class SnapshotBuffers:
         shell = _shell(state, storages)
         filled = {k: each for k, each in storages.items() if each.device.type != "meta" and each.nbytes() > 0}
         wanted = {key: each for key, each in filled.items() if live is None or key in live}
-        copied = self._copy([_bytes_of(each) for each in wanted.values()])
+        as_bytes = (torch.empty(0, dtype=torch.uint8, device=each.device).set_(each) for each in wanted.values())
+        copied = self._copy(list(as_bytes))
         if copied is None:
             return None
         buffer, copies = copied
@@ -141,7 +142,3 @@ class _Unpickler(pickle.Unpickler):
 
 def _aligned(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
-
-
-def _bytes_of(storage: UntypedStorage) -> torch.Tensor:
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -92,31 +92,22 @@ class MixtureShares:
         return np.concatenate(parts)
 
 
+@dataclass(eq=False)
 class GlobalBatchSampler(Sampler):
     """Yields this rank's micro batches as lists of sample indices; FILLER stands where there is no sample. `lengths`
     (tokens per sample) turns on grouping by length; with `shares` some samples come more often than others. The next
     pass begins with micro batch `first`, later ones with 0."""
 
-    def __init__(
-        self,
-        samples: int,
-        split: BatchSplit,
-        *,
-        seed: int = 0,
-        shuffle: bool = True,
-        drop_last: bool = False,
-        lengths: Sequence[int] | np.ndarray | None = None,
-        shares: MixtureShares | None = None,
-    ) -> None:
-        self.samples = samples
-        self.split = split
-        self.seed = seed
-        self.shuffle = shuffle
-        self.drop_last = drop_last
-        self.lengths = None if lengths is None else np.asarray(lengths)
-        self.shares = shares
-        self.epoch = 0
-        self.first = 0
+    samples: int
+    split: BatchSplit
+    _: KW_ONLY
+    seed: int = 0
+    shuffle: bool = True
+    drop_last: bool = False
+    lengths: np.ndarray | None = None
+    shares: MixtureShares | None = None
+    epoch: int = field(default=0, init=False)
+    first: int = field(default=0, init=False)
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,17 +22,17 @@ class EvaluationLeftError(DsrunError):
     """The ranks left an evaluation, all at the same place, because one of them was asked to stop."""
 
 
+@dataclass(eq=False)
 class StopVote:
     """Whether any rank was asked to stop; all ranks vote, again and again.
 
     On a GPU the answer is that of the question before: reading the newest would wait for all work queued so far.
     """
 
-    def __init__(self, stopping: PreemptionHandler, *, world_size: int, device: torch.device) -> None:
-        self.stopping = stopping
-        self.world_size = world_size
-        self.device = device
-        self._before: torch.Tensor | None = None
+    stopping: PreemptionHandler
+    world_size: int
+    device: torch.device
+    _before: torch.Tensor | None = None
 
     def any_rank_requested(self) -> bool:
         if not self.stopping.is_on:

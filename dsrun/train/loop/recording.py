@@ -8,6 +8,7 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import psutil
@@ -30,24 +31,17 @@ LARGEST_SCORE = 8.0
 SMALLEST_JUMP = 1.2
 
 
+@dataclass(eq=False)
 class StepRecorder(TrainerCallback):
-    def __init__(
-        self,
-        trainer: RunTrainer,
-        console: Console,
-        write: Any,
-        *,
-        flops: ModelFlops | None = None,
-        peak_flops: float | None = None,
-    ) -> None:
-        self.trainer = trainer
-        self.console = console
-        self.write = write
-        self.flops = flops
-        self.peak_flops = peak_flops
-        self.bar: TrainingBar | None = None
-        self._mark = (0.0, 0, 0, 0.0)
-        self._work_before = [0] * 5
+    trainer: RunTrainer
+    console: Console
+    write: Any
+    _: KW_ONLY
+    flops: ModelFlops | None = None
+    peak_flops: float | None = None
+    bar: TrainingBar | None = field(default=None, init=False)
+    _mark: tuple[float, int, int, float] = field(default=(0.0, 0, 0, 0.0), init=False)
+    _work_before: list[int] = field(default_factory=lambda: [0] * 5, init=False)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self.bar = TrainingBar(self.console, state.max_steps, state.global_step)

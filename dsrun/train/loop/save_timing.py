@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,29 +23,23 @@ FIRST_SAVE_SECONDS = 60.0
 REPORTED_CHANGE = 2.0
 
 
+@dataclass(eq=False)
 class AdaptiveSaveInterval(TrainerCallback):
     """Saves when the interval is over. The clock of the one that `leads`, rank 0, decides: its request travels in the
     sum that all ranks form before the next step. `interval` gives the seconds between saves from the seconds that a
     save takes; `on_change` (step, seconds, steps, message) is called for each interval that is chosen."""
 
-    def __init__(
-        self,
-        trainer: Any,
-        interval: Callable[[float], float],
-        on_change: Callable[[int, float, int, str], None],
-        *,
-        leads: bool = True,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.trainer = trainer
-        self.interval = interval
-        self.on_change = on_change
-        self.leads = leads
-        self.clock = clock
-        self.seconds = FIRST_SAVE_SECONDS
-        self._reported = 0.0
-        self._last_save = self._last_step = 0.0
-        self._step_seconds = 0.0
+    trainer: Any
+    interval: Callable[[float], float]
+    on_change: Callable[[int, float, int, str], None]
+    _: KW_ONLY
+    leads: bool = True
+    clock: Callable[[], float] = time.monotonic
+    seconds: float = field(default=FIRST_SAVE_SECONDS, init=False)
+    _reported: float = field(default=0.0, init=False)
+    _last_save: float = field(default=0.0, init=False)
+    _last_step: float = field(default=0.0, init=False)
+    _step_seconds: float = field(default=0.0, init=False)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._last_save = self._last_step = self.clock()
@@ -82,23 +77,16 @@ def adaptive_interval(trainer: Any, plan: TrainingPlan, records: RunRecords, con
     )
 
 
+@dataclass(eq=False)
 class SaveTimer:
     """What goes with a save, on all ranks: no NaN is saved, the heartbeat and the events record it. `saved` (step,
     seconds) is called with the time that training waited."""
 
-    def __init__(
-        self,
-        context: RankContext,
-        records: RunRecords,
-        guard: NanGuard,
-        model: Any,
-        saved: Callable[[int, float], None] = lambda _step, _seconds: None,
-    ) -> None:
-        self.context = context
-        self.records = records
-        self.guard = guard
-        self.model = model
-        self.saved = saved
+    context: RankContext
+    records: RunRecords
+    guard: NanGuard
+    model: Any
+    saved: Callable[[int, float], None]
 
     def __call__(self, phase: str, folder: Path, seconds: float, **details: Any) -> None:
         """`begin` before anything is written, `visible` when the checkpoint is complete, `end` when training goes

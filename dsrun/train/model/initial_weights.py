@@ -126,7 +126,8 @@ def _draw_part(modules: list[NamedModule], parameters: list[nn.Parameter], seed:
         stack.enter_context(whole_shapes(loaded))
         stack.enter_context(_in_fp32_on(place, drawn))
         for name, module, owner in modules:
-            torch.manual_seed(_seed_of(seed, name))
+            digest = hashlib.sha256(f"{seed} {name}".encode()).digest()
+            torch.manual_seed(int.from_bytes(digest[:8], "little") >> 1)  # below 2**63
             _apply_rules(owner, module)
 
 
@@ -174,8 +175,3 @@ def _draw_plainly(parameter: nn.Parameter, *, is_bias: bool) -> None:
         nn.init.normal_(parameter, std=0.02)
     else:
         nn.init.constant_(parameter, 0.0 if is_bias else 1.0)
-
-
-def _seed_of(seed: int, name: str) -> int:
-    """A seed below 2**63 for the module of this name."""
-    return int.from_bytes(hashlib.sha256(f"{seed} {name}".encode()).digest()[:8], "little") >> 1

@@ -60,7 +60,9 @@ class WeightsJudgement:
 def judge(model: Any, differences: WeightDifferences) -> WeightsJudgement:
     head = _new_head(model, differences)
     parts = {name for name in differences.unexpected if _is_part_left_out(model, name)}
-    computed = {name for name in differences.missing if _is_computed(model, name)}
+    # Tables of sines, which a model computes and some versions of transformers save.
+    modules = {name: model.get_submodule(name.rpartition(".")[0]) for name in differences.missing}
+    computed = {name for name, module in modules.items() if "Sinusoidal" in type(module).__name__}
     missing, unexpected = differences.missing - head - computed, differences.unexpected - parts
     shapes = [f"{name} {found} and not {wanted}" for name, found, wanted in sorted(differences.mismatched)]
     wrong, notes = [], []
@@ -135,11 +137,6 @@ def _new_head(model: Any, differences: WeightDifferences) -> set[str]:
     if any(name.startswith(prefix) for name in differences.drawn):
         return set()
     return set(differences.missing)
-
-
-def _is_computed(model: Any, name: str) -> bool:
-    """Whether it is a table of sines, which a model computes and some versions of transformers save."""
-    return "Sinusoidal" in type(model.get_submodule(name.rpartition(".")[0])).__name__
 
 
 def _is_part_left_out(model: Any, name: str) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -45,28 +45,23 @@ class BatchGrouping:
         return samples // self.global_batch if drop_last else math.ceil(samples / self.global_batch)
 
 
+@dataclass(eq=False)
 class WindowSampler(Sampler):
     """Yields this rank's micro batches: sample numbers, FILLER where there is none, or rows of these where they are
     packed. `lengths` are tokens [samples, sides]. The next pass begins with micro batch `first`, later ones with 0."""
 
-    def __init__(
-        self,
-        lengths: np.ndarray,
-        split: BatchSplit,
-        grouping: BatchGrouping,
-        *,
-        seed: int = 0,
-        drop_last: bool = False,
-        shares: MixtureShares | None = None,
-    ) -> None:
-        self.lengths = lengths
-        self.split = split
-        self.grouping = grouping
-        self.seed = seed
-        self.shares = shares
-        self.steps = grouping.steps(len(lengths), drop_last=drop_last)
-        self.epoch = 0
-        self.first = 0
+    lengths: np.ndarray
+    split: BatchSplit
+    grouping: BatchGrouping
+    _: KW_ONLY
+    seed: int = 0
+    drop_last: bool = False
+    shares: MixtureShares | None = None
+    epoch: int = field(default=0, init=False)
+    first: int = field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.steps = self.grouping.steps(len(self.lengths), drop_last=self.drop_last)
 
     def set_epoch(self, epoch: int) -> None:
         self.epoch = epoch

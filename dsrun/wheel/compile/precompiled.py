@@ -47,7 +47,8 @@ def precompiled(folder: Path, command: Sequence[str]) -> Path | None:
     """The header whose precompiled form lies beside it; None while another process compiles that, for a command that
     compiles no C++ file, and for a file without torch/extension.h."""
     source = next((Path(each) for each in command[1:] if each.endswith(_SOURCES)), None)
-    if source is None or "-c" not in command or not includes_torch(source, _include_folders(command)):
+    folders = [Path(argument[2:]) for argument in command if argument.startswith("-I") and len(argument) > 2]
+    if source is None or "-c" not in command or not includes_torch(source, folders):
         return None
     flags = list(shared_flags(command, source, folder.parent))
     place = folder / hashlib.sha256("\0".join(flags).encode()).hexdigest()[:16]
@@ -102,10 +103,6 @@ def shared_flags(command: Sequence[str], source: Path, build: Path) -> Iterator[
             continue
         elif argument not in (*_OF_ONE_FILE, str(source)) and not argument.startswith(_MODULE_NAME):
             yield argument
-
-
-def _include_folders(command: Sequence[str]) -> list[Path]:
-    return [Path(argument[2:]) for argument in command if argument.startswith("-I") and len(argument) > 2]
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ def build_script(build: WheelBuild, parts: WheelParts, environ: Mapping[str, str
     into the wheel.
     """
     folder = build_root() / f"{PREFIX}{build.request.key}-{uuid.uuid4().hex[:8]}"
+    sdists = str(cache_root(environ) / "sdists")
     with tempfile.TemporaryDirectory(prefix="dsrun-dry-run-") as scratch:
         processes, _ = plan_processes(build, group_ops(build.ops), Path(scratch), environ)
         lines = [
@@ -37,17 +38,13 @@ def build_script(build: WheelBuild, parts: WheelParts, environ: Mapping[str, str
             f"# DeepSpeed {build.request.deepspeed}+{build.request.local_version}, by dsrun build-wheel --dry-run",
             "set -eu",
             *_files(Path(scratch)),
-            shlex.join([sys.executable, "-c", _SOURCE, build.deepspeed or "", f"{scratch}/source", _sdists(environ)]),
+            shlex.join([sys.executable, "-c", _SOURCE, build.deepspeed or "", f"{scratch}/source", sdists]),
             *(line for process in processes for line in _part(process, Path(scratch), parts.root, environ)),
             shlex.join(["rm", "-rf", scratch]),
             "# Merges the parts.",
             shlex.join(again),
         ]
         return "\n".join(lines).replace(scratch, str(folder))
-
-
-def _sdists(environ: Mapping[str, str]) -> str:
-    return str(cache_root(environ) / "sdists")
 
 
 def _files(folder: Path) -> Iterator[str]:

@@ -98,11 +98,6 @@ class CudaArch:
         return f"{self.major}.{self.minor}"
 
     @property
-    def sm(self) -> str:
-        """As compilers number it: "90", "121"."""
-        return f"{self.major}{self.minor}"
-
-    @property
     def capability(self) -> ComputeCapability:
         """The compute capability as numbers."""
         return self.major, self.minor

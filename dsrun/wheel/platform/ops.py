@@ -154,7 +154,7 @@ def _left_out(ops: Sequence[DeepspeedOp], available: Callable[[str], bool], cuda
         shown = text_of("op_left_out.noted", op=op.name, note=Message(op.note or "")) if op.default else op.name
         for reason in [Message(op.broken)] if op.broken else found:
             users.setdefault(reason, []).append(shown)
-    return [text_of("op_left_out.because", ops=_and(names), reason=reason) for reason, names in users.items()]
+    return [text_of("op_left_out.because", ops=listed(names), reason=reason) for reason, names in users.items()]
 
 
 def _find(word: str, table: Mapping[str, DeepspeedOp], kind: str) -> DeepspeedOp:
@@ -194,7 +194,7 @@ def missing(
         finding_of(
             "need_missing",
             where=f"--ops {','.join(users)}",
-            users=_and(users),
+            users=listed(users),
             what=Message(needs()[name].what),
             fix=way_to_install(name, cuda=cuda, environ=environ),
         )
@@ -203,7 +203,8 @@ def missing(
     ]
 
 
-def _and(names: Sequence[str]) -> str:
+def listed(names: Sequence[str]) -> str:
+    """ "a", "a and b", or "a, b and c"."""
     return joined(" and ", [joined(", ", names[:-1]), names[-1]]) if len(names) > 1 else names[0]
 
 

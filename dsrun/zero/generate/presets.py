@@ -84,7 +84,8 @@ def reduce_bucket(preset: SpeedPreset, hidden_size: int, gpu: GpuModel | None) -
     if gpu and gpu.memory:
         fits = int(gpu.memory * GIB * preset.bucket_share / BYTES_PER_BUCKET_ELEMENT)
         most = max(min(most, _rounded(fits)), SMALLEST_BUCKET)
-    return _even(min(wanted, most))
+    size = min(wanted, most)
+    return size + size % 2
 
 
 class BufferSizes(NamedTuple):
@@ -127,10 +128,6 @@ def nvme_buffer(largest: int, world: int) -> int:
     """
     share = -(-largest // world)
     return max(NVME_PARAM_BUFFER, -(-share // MILLION) * MILLION)
-
-
-def _even(number: int) -> int:
-    return number + number % 2
 
 
 def _rounded(number: int) -> int:

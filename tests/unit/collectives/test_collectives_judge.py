@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from itertools import combinations
 
 import pytest
@@ -73,7 +74,7 @@ def nodes(count: int, **others: NodeFacts) -> CollectiveObservations:
     seen = CollectiveObservations(count=count, names=[f"n{index}" for index in range(count)], address="n0:29500")
     for index in range(count):
         host = f"n{index}"
-        facts = NodeFacts(**{**others.get(host, FACTS).as_dict(), "host": host})
+        facts = NodeFacts(**{**asdict(others.get(host, FACTS)), "host": host})
         seen.members[index] = CollectiveMember(index=index, facts=facts, ranks=1, device="cuda", address=host)
     seen.units = units_of((index, f"n{index}", 1) for index in range(count))
     return seen
@@ -180,7 +181,7 @@ def test_ten_percent_make_a_rank_slow() -> None:
 
 
 def test_minority_of_versions_is_to_be_excluded() -> None:
-    other = NodeFacts(**{**FACTS.as_dict(), "torch": "2.12.0", "driver": "550.54"})
+    other = NodeFacts(**{**asdict(FACTS), "torch": "2.12.0", "driver": "550.54"})
     seen = nodes(3, n1=other)
     verdict = judge(seen)
     (torch,) = [each for each in verdict.findings if each.level == "error"]
@@ -199,7 +200,7 @@ def test_minority_of_versions_is_to_be_excluded() -> None:
 
 
 def test_two_nodes_that_differ_accuse_neither() -> None:
-    facts = {"a": FACTS, "b": NodeFacts(**{**FACTS.as_dict(), "torch": "2.12.0"})}
+    facts = {"a": FACTS, "b": NodeFacts(**{**asdict(FACTS), "torch": "2.12.0"})}
     assert differing(list(facts.values())) == ["torch"]
     ((_, hosts),) = differences(facts, {"a": 0.0, "b": 0.0})
     assert hosts == []

@@ -1,6 +1,8 @@
 """The checks of hardware and host among all of them, and on the machine of this test."""
 
-from dsrun.doctor.check import run_checks
+from dsrun.datafiles import toml_beside
+from dsrun.doctor import check as running
+from dsrun.doctor.check import DoctorCheck, run_checks
 from dsrun.doctor.gpu import deep, gpu_settings, health, kernel_log, links, presence
 from dsrun.doctor.host import clock, cpu, host_memory, infiniband, limits, quota, storage
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
@@ -11,7 +13,8 @@ HARDWARE = [
     check
     for modules in ((presence, health, links, kernel_log, gpu_settings), HOST)
     for module in modules
-    for check in module.CHECKS
+    for check in vars(module).values()
+    if isinstance(check, DoctorCheck)
 ]
 
 
@@ -20,6 +23,7 @@ def test_every_hardware_check_is_registered():
     assert set(deep.DEEP_CHECKS) == set(DEEP_CHECKS)
     codes = [each.code for each in (*CHECKS, *DEEP_CHECKS)]
     assert len(codes) == len(set(codes))
+    assert codes == list(toml_beside(running.__file__, "checks.toml"))
     assert all(each.finds for each in (*HARDWARE, *DEEP_CHECKS)), "docs/doctor.md shows it"
 
 

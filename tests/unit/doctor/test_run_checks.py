@@ -8,7 +8,6 @@ import pytest
 
 from dsrun.doctor.check import DoctorCheck, run_checks
 from dsrun.doctor.machine_facts import DoctorTarget, MachineFacts
-from dsrun.doctor.mounts import mount_of
 from dsrun.doctor.registry import CHECKS
 from dsrun.findings.finding import Finding
 from tests.unit.doctor.recorded import recorded
@@ -77,7 +76,7 @@ def test_file_system_of_folder(tmp_path: Path) -> None:
         "short",
     ]
     here = recorded(tmp_path / "root", files={"/proc/self/mounts": "\n".join(lines)})
-    assert [(each.kind, each.shared) for path in ("/", tmp_path, inner) if (each := mount_of(here, Path(path)))] == [
+    assert [(each.kind, each.shared) for path in ("/", tmp_path, inner) if (each := here.mount(Path(path)))] == [
         ("ext4", False), ("nfs4", True), ("tmpfs", False),
     ]  # fmt: skip
-    assert mount_of(recorded(tmp_path / "bare"), tmp_path) is None
+    assert recorded(tmp_path / "bare").mount(tmp_path) is None

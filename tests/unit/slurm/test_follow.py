@@ -7,9 +7,10 @@ import re
 import pytest
 
 from dsrun.errors import ToolError, UsageError
+from dsrun.runs.tail import LineTail
 from dsrun.slurm.jobs import submit
 from dsrun.slurm.jobs.status import JobStatus, from_history, read_jobs
-from dsrun.slurm.jobs.submit import AddedLines, JobMonitor, follow, interval
+from dsrun.slurm.jobs.submit import JobMonitor, added_lines, follow, interval
 from dsrun.system import slurm
 from dsrun.system.slurm import NoAnswerError
 from tests.slurm_recordings import recorded, stand_in
@@ -220,14 +221,14 @@ def test_follow_reports_state_changes_only():
 
 def test_log_tail_after_truncation(tmp_path):
     log = tmp_path / "log"
-    tail = AddedLines(log)
-    assert tail.lines() == []
+    tail = LineTail(log)
+    assert added_lines(tail) == []
     log.write_bytes(b"first \xff\nsecond\n")
-    assert tail.lines() == ["first �", "second"]
+    assert added_lines(tail) == ["first �", "second"]
     log.write_text("new\nhalf")  # --open-mode=truncate after a requeue
-    assert tail.lines() == ["new"]
-    assert tail.lines(last=True) == ["half"]
-    assert tail.lines(last=True) == []
+    assert added_lines(tail) == ["new"]
+    assert added_lines(tail, last=True) == ["half"]
+    assert added_lines(tail, last=True) == []
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import chain, islice, product
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -83,7 +84,7 @@ def test_drop_last_drops_short_global_batch():
 
 @given(lengths=st.lists(st.integers(1, 500), min_size=1, max_size=300))
 def test_group_by_length_keeps_every_sample(lengths):
-    ranks = micro_batches(len(lengths), 2, 2, 2, lengths=lengths)
+    ranks = micro_batches(len(lengths), 2, 2, 2, lengths=np.asarray(lengths))
     seen = [i for i in chain.from_iterable(chain.from_iterable(ranks)) if i != FILLER]
     assert sorted(seen) == list(range(len(lengths)))
 
@@ -95,7 +96,7 @@ def test_group_by_length_pads_less():
     def padding(batches):
         return sum(max(lengths[i] for i in b) * len(b) - sum(lengths[i] for i in b) for b in batches)
 
-    (grouped,) = micro_batches(800, 16, 1, 1, lengths=lengths)
+    (grouped,) = micro_batches(800, 16, 1, 1, lengths=np.asarray(lengths))
     (mixed,) = micro_batches(800, 16, 1, 1)
     assert padding(grouped) < padding(mixed) / 10
     assert max(lengths) == max(lengths[i] for i in grouped[0])

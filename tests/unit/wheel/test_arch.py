@@ -114,9 +114,10 @@ def test_deepspeed_parser_accepts_arch_list(builder, listed):
         assert os.environ["TORCH_CUDA_ARCH_LIST"] == env_value(listed)
     wanted = []
     for arch in union(listed):
-        wanted.append(f"-gencode=arch=compute_{arch.sm},code=sm_{arch.sm}")
+        number = f"{arch.major}{arch.minor}"
+        wanted.append(f"-gencode=arch=compute_{number},code=sm_{number}")
         if arch.ptx:
-            wanted.append(f"-gencode=arch=compute_{arch.sm},code=compute_{arch.sm}")
+            wanted.append(f"-gencode=arch=compute_{number},code=compute_{number}")
     assert flags == wanted
 
 
@@ -143,4 +144,4 @@ def test_arch_runs_on_gpu(built, gpu, runs):
 
 
 def test_arch_as_text():
-    assert [str(CudaArch(9, 0, True)), CudaArch(12, 1).sm, CudaArch(8, 0).name] == ["9.0+PTX", "121", "8.0"]
+    assert [str(CudaArch(9, 0, True)), CudaArch(8, 0).name] == ["9.0+PTX", "8.0"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from dsrun.errors import UsageError
@@ -13,11 +14,11 @@ LARGEST_SIDE = 10**8
 """No width or vocabulary comes near it; a larger number is a typo."""
 
 
+@dataclass(frozen=True, eq=False)
 class ModelSettings:
     """A config's settings by name, with the names' defaults in transformers given by the caller."""
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        self.config = config
+    config: Mapping[str, Any]
 
     def number(self, *names: str, default: int | None = None, least: int = 1) -> int:
         """The first of `names` that the config sets, as a whole number of at least `least`.
