@@ -21,6 +21,7 @@ from dsrun.launch.detection.hosts import HostReader, machines, read
 from dsrun.launch.detection.slurm import in_allocation, in_slurm_step, in_step
 from dsrun.launch.detection.started import job_port, launcher_of, place_by, processes, refuse_unflagged
 from dsrun.launch.detection.table import LauncherFacts, SchedulerFacts, scheduler_of
+from dsrun.system import variables
 from dsrun.system.env import is_only_process, shortened
 
 _ADDRESS = re.compile(r"[^\s-]\S*")
@@ -47,7 +48,9 @@ def detect(
         place = _not_started(request, environ, text_of)
     _check_address(place)
     if isinstance(place, LocalLauncher) and place.nodes > 1 and not place.own_terminal:
-        return replace(place, chosen_port=request.master_port is None and not environ.get("MASTER_PORT"))
+        # The script of render-slurm, which sets the folder, names one that follows from the job.
+        is_named = request.master_port is not None or environ.get("MASTER_PORT")
+        return replace(place, chosen_port=not is_named or bool(environ.get(variables.FAILURES)))
     return place
 
 
