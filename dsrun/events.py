@@ -42,8 +42,9 @@ class EventKind:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether a run writes it only once it works, again or for the first time, or has come to its end."""
-        starts = self.state == "starting" and self.use is not None and self.over != "stopped"
+        """Whether no failure before it counts any more: the run works, again or for the first time, or has come to
+        another end."""
+        starts = self.state == "starting" and self.use is not None
         return starts or self.state in ("training", "saving")
 
 

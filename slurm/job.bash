@@ -157,9 +157,11 @@ prepare_node() {
 pass_on_term() {
     [ -z "$trains" ] && [ "$SLURM_NODEID" = 0 ] || return 0
     {
+        local parent
         trap "" USR1
         trap 'touch "$DSRUN_FAILURES/told"; tell_workers TERM; exit' TERM
-        while kill -0 "$$"; do sleep 1 & wait "$!"; done
+        # As long as the command is its parent: one that has ended may still have its number, and another gets it later.
+        while read -r _ _ _ parent _ <"/proc/$BASHPID/stat" && [ "$parent" = "$$" ]; do sleep 1 & wait "$!"; done
     } </dev/null >/dev/null 2>&1 &
 }
 

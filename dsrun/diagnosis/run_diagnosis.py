@@ -60,6 +60,9 @@ def _of_history(folder: Path, history: RunHistory, logs: Mapping[str, Path]) -> 
     ended_well = kind.over == "finished" and not ending.get("exit_code")
     verdict = _of_logs(logs, exit_code=0 if ended_well or RunFolder(folder).finished.exists() else None)
     where = str(RunFolder(folder).events)
+    # The attempts of a program write into one log: what it shows may be an earlier one's.
+    start = next((each for each in reversed(events) if each.get("kind") == "start"), {})
+    is_own = not (start.get("program") and start.get("attempt"))
     # While its supervisor ends the ranks of an attempt that has failed, one of them still holds the folder.
     is_failing = kind.is_failure and not kind.final
     if not ended_well and not is_failing and (running := who_runs(folder)):
@@ -67,13 +70,14 @@ def _of_history(folder: Path, history: RunHistory, logs: Mapping[str, Path]) -> 
     recorded = causes().get(str(ending.get("cause"))) if kind.is_failure else None
     if kind.is_failure and verdict.cause.code == NONE:
         recorded = recorded or causes()[UNKNOWN]
-    if kind.over == "stopped" and verdict.cause.code in (NONE, UNKNOWN):
+    if kind.over == "stopped" and not (is_own and verdict.cause.code not in (NONE, UNKNOWN)):
         recorded = causes()["interrupted"]
     if recorded is not None and recorded.code == UNKNOWN and verdict.cause.code not in (NONE, UNKNOWN):
         return verdict  # the supervisor looks at the end of a log only
     if recorded is not None and recorded.code != NONE:
         return _recorded(recorded, ending, verdict, where)
-    if verdict.cause.code == NONE and events and not ended_well and not RunFolder(folder).finished.exists():
+    is_told = kind.is_failure or (is_own and verdict.cause.code != NONE)
+    if events and not ended_well and not is_told and not RunFolder(folder).finished.exists():
         return _beside(causes()["run_killed"], _killed(folder), verdict, where)
     return verdict
 

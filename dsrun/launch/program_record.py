@@ -16,6 +16,7 @@ from dsrun.runs.attempts import attempt, start_times
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.lock import trainer_of
 from dsrun.runs.records import EventLog, LedgerRecord, LineAppender
+from dsrun.runs.stop_request import StopRequest
 from dsrun.runs.tail import FileTail, last_record
 from dsrun.system import variables
 from dsrun.system.build_locks import remove_abandoned
@@ -31,16 +32,25 @@ MOST_BYTES = 2 << 20
 
 class ProgramRecord:
     """The record that the supervisor of the first node keeps of a program of the user's own; and on each node, its
-    operations are kept from waiting for a build that was killed, which `notify` is told.
+    operations are kept from waiting for a build that was killed, which `notify` is told. `asked` is the request to stop
+    that went to the program alone, if any.
 
     Its steps are those that `log`, the output of this node's ranks, shows to `dsrun monitor --log`. A script that
     trains with dsrun.train.Trainer keeps its record itself, in the same files. Of dsrun's own training, only an end is
     recorded that its ranks did not tell; on other nodes nothing is.
     """
 
-    def __init__(self, job: TrainingJob, log: Path, notify: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        job: TrainingJob,
+        log: Path,
+        notify: Callable[[str], None],
+        asked: Callable[[], StopRequest | None] = lambda: None,
+    ) -> None:
         self._job = job
         self._notify = notify
+        self._asked = asked
+        self._is_asked = False
         self._unlocked_at, self._told_locks = 0.0, set[Path]()
         self._folder = RunFolder(job.run)
         self._is_ours = job.external and job.node_rank == 0
@@ -78,7 +88,7 @@ class ProgramRecord:
 
     def end(self, outcome: RunOutcome, signal: str | None) -> None:
         """Record how the run ended, unless somebody has: by the signal of this name that it was asked to stop by, or
-        well. A failure is an event already."""
+        well, which a program may all the same. A failure is an event already."""
         self._unlock(within_s=0.0)  # of a build that was ended with its rank
         is_failure = outcome.exit_code != 0 and signal is None
         with self._lock, suppress(OSError):
@@ -86,7 +96,10 @@ class ProgramRecord:
             self._look()
             if is_failure or self._job.node_rank or not (signal or self._is_ours):
                 return
-            if kind_of(last_record(self._folder.events)).over != "killed" or trainer_of(self._folder.path):
+            if outcome.exit_code == 0 and not (self._figures and self._figures.has_steps_left):
+                signal = None  # the program, which was asked, has gone on to its end
+            untold = ("killed",) if signal else ("killed", "stopped")
+            if kind_of(last_record(self._folder.events)).over not in untold or trainer_of(self._folder.path):
                 return
             step = self._figures.step if self._figures else None
             if signal:
@@ -110,6 +123,9 @@ class ProgramRecord:
             with LineAppender(self._folder.metrics) as file:
                 for record in records:
                     file.append(record)
+        if self._is_going and not self._is_asked and (request := self._asked()):
+            self._is_asked = True  # told now: a grace time ends with SIGKILL
+            self._event("signal", signal=request.signal, step=figures.step)
         now = time.monotonic()
         is_told = self._told_at is not None and now - self._told_at < PROGRESS_S
         if not self._is_going or figures.step is None or is_told:
@@ -148,6 +164,11 @@ class ProgramFigures:
     def max_steps(self) -> int | None:
         """How many steps the program makes, where it says so."""
         return self._reader.log.max_steps
+
+    @property
+    def has_steps_left(self) -> bool:
+        """Whether it says that it makes more steps than it has made."""
+        return self.step is not None and self.max_steps is not None and self.step < self.max_steps
 
     def read(self) -> list[LedgerRecord]:
         """The records of what was added. Raises OSError."""

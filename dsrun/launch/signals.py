@@ -41,7 +41,7 @@ class StopRequests:
         self.file = file
         self._outer = outer
         self._to_program = to_program
-        self._program_asked = False
+        self._program_asked: StopRequest | None = None
         self._next_poll = 0.0
         self._announce = announce
         self._stop: StopRequest | None = None
@@ -59,13 +59,13 @@ class StopRequests:
                 self.add(request)
         return self._stop
 
-    def program_asked(self) -> bool:
-        """Whether a program that gets the signals itself was asked to stop: all its ranks may end as they like.
+    def program_asked(self) -> StopRequest | None:
+        """The request to a program that gets the signals itself: all its ranks may end as they like.
 
-        Reads the file at every call until it is there: to be called when a rank has ended.
+        Reads the file at every call until it is there: to be called when a rank has ended, or by one node.
         """
         if self._to_program and self._outer and not self._program_asked:
-            self._program_asked = read_stop_file(self._outer) is not None
+            self._program_asked = read_stop_file(self._outer)
         return self._program_asked
 
     def _read_outer(self) -> StopRequest | None:

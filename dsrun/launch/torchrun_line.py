@@ -52,6 +52,12 @@ class LauncherLine:
     env: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def telling_env(self) -> list[str]:
+        """NAME=VALUE of each variable that says something."""
+        nothing = ("no", "false", "default")
+        return [f"{name}={value}" for name, value in self.env.items() if value.lower() not in nothing]
+
+    @property
     def command(self) -> tuple[str, ...]:
         """The program as the command that each rank runs."""
         before = {(): (self.python,), ("--module",): (self.python, "-m"), ("--no-python",): ()}[self.mode]

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from dsrun.errors import EXIT_RESUME
-from dsrun.events import EventKind, kind_of
-from dsrun.runs.find import last_write, who_runs
+from dsrun.events import kind_of
+from dsrun.runs.find import STALE_S, last_write, who_runs
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.goodput import Goodput, failures, goodput
-from dsrun.runs.lock import LOCK_TRIES, is_in_use, last_holder
+from dsrun.runs.lock import LOCK_TRIES, last_holder
 from dsrun.runs.reader import RunHistory
 from dsrun.runs.records import LedgerRecord, finite, plain, seconds_of, whole
 
@@ -25,8 +25,6 @@ RunState = Literal[
 """What a run does, or how it ended. "silent" is a trainer that dsrun knows by a log only, without news for minutes."""
 OVER: tuple[RunState, ...] = ("finished", "failed", "stopped", "killed")
 _PHASES: dict[str, RunState] = {"training": "training", "evaluating": "evaluating", "generating": "evaluating"}
-STALE_S = 30.0
-"""A node's status is written every five seconds, every 15 on hundreds of nodes."""
 _FIGURES = ("epoch", "loss", "lr", "grad_norm", "tokens_per_s", "padding", "mfu")
 RECENT = 20
 """So many logged steps tell how fast a run is now."""
@@ -184,7 +182,7 @@ def _state(history: RunHistory, now: float, lock_tries: int) -> RunState:
     if kind.name == "end":
         code = whole(last.get("exit_code"))
         return "stopped" if code == EXIT_RESUME else "failed" if code else "finished"
-    if _is_running(history, kind, now, lock_tries):
+    if who_runs(history.path, tries=lock_tries):
         return _doing(history, last, now)
     if RunFolder(history.path).finished.exists():
         return "finished"
@@ -204,19 +202,10 @@ def _doing(history: RunHistory, last: LedgerRecord, now: float) -> RunState:
     return _PHASES.get(next(iter(phases), "")) or cast(RunState, state)
 
 
-def _is_running(history: RunHistory, kind: EventKind, now: float, lock_tries: int) -> bool:
-    """Whether somebody has the folder, or, where the locks of another machine cannot be seen, writes to it."""
-    if is_in_use(history.path, tries=lock_tries):
-        return True
-    if kind.final and history.nodes and not _has_fresh_nodes(history, now, since_event=False):
-        return False  # the last thing that was written
-    return bool(who_runs(history.path, tries=lock_tries))
-
-
-def _has_fresh_nodes(history: RunHistory, now: float, *, since_event: bool = True) -> bool:
+def _has_fresh_nodes(history: RunHistory, now: float) -> bool:
     """Whether a node's status is as new as that of one that lives, and newer than the last event."""
     newest = max((at for node in history.nodes if (at := seconds_of({"time": node.time})) is not None), default=None)
-    event = seconds_of(history.events[-1]) if history.events and since_event else None
+    event = seconds_of(history.events[-1]) if history.events else None
     return newest is not None and now - newest < STALE_S and (event is None or newest >= event)
 
 

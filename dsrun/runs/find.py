@@ -8,16 +8,20 @@ from contextlib import suppress
 from pathlib import Path
 
 from dsrun.errors import UsageError
+from dsrun.events import kind_of
 from dsrun.findings.texts import text_of
 from dsrun.messages import Message, joined
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.lock import LOCK_TRIES, is_in_use, last_holder
 from dsrun.runs.node_status import FOLDER as STATUS
-from dsrun.runs.tail import progress
+from dsrun.runs.tail import last_record, progress
 from dsrun.system import host
 
 # A run of another machine whose lock cannot be seen here counts as running if it wrote something so recently.
 _RECENTLY_S = 300.0
+STALE_S = 30.0
+"""A node's status is written every five seconds, every 15 on hundreds of nodes; of a run that has told its end it is
+the only thing that may still be written."""
 _JUST_NOW_S = 10.0
 
 
@@ -53,8 +57,12 @@ def who_runs(folder: Path, *, tries: int = LOCK_TRIES) -> str:
     if holder is not None:
         return joined(", ", [text_of("run_state.runs", holder=str(holder)), last_step(folder)])
     named = last_holder(folder)
-    silent = _silent_s(folder)
-    if named.pid > 0 and named.host != host.hostname() and silent is not None and silent < _RECENTLY_S:
+    if named.pid <= 0 or named.host == host.hostname():
+        return ""
+    written, status = last_write(folder), _changed((folder / STATUS).glob("node-*.json"))
+    silent = max(0.0, time.time() - max(written or 0.0, status or 0.0))
+    has_ended = kind_of(last_record(RunFolder(folder).events)).final
+    if silent < (STALE_S if status and has_ended else _RECENTLY_S):
         wrote = text_of("run_state.wrote", holder=str(named), seconds=silent)
         return joined(", ", [wrote, last_step(folder)])
     return ""
@@ -82,9 +90,3 @@ def _changed(files: Iterable[Path]) -> float | None:
         with suppress(OSError):  # it may have been moved aside meanwhile
             times.append(path.stat().st_mtime)
     return max(times, default=None)
-
-
-def _silent_s(folder: Path) -> float | None:
-    """Seconds since the run or the supervisor of one of its nodes wrote anything; None where nothing is there."""
-    times = [at for at in (last_write(folder), _changed((folder / STATUS).glob("node-*.json"))) if at is not None]
-    return max(time.time() - max(times), 0.0) if times else None

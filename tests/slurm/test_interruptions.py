@@ -4,10 +4,19 @@ undisturbed run. What the user cancels stays cancelled."""
 from __future__ import annotations
 
 import json
+import os
 import time
 
 import pytest
 
+from dsrun.cli.monitor.sources import RunSource
+from dsrun.diagnosis.run_diagnosis import of_run
+from dsrun.monitoring.overview import runs_of
+from dsrun.monitoring.prometheus.samples import samples
+from dsrun.report.data import read_run
+from dsrun.runs.find import STALE_S
+from dsrun.runs.reader import read_history
+from dsrun.runs.tail import last_cause, last_record, progress
 from tests.faults.hold import INJECT
 from tests.slurm.cluster import CHECKOUT
 
@@ -195,3 +204,71 @@ def test_max_requeues_fails_the_job(ada, at_work):
     assert job.restarts == 1
     assert "not finished after 1 requeue" in job.log
     assert not training.folder.finished.exists()
+
+
+STEPS_OF_DDP = """
+import os, sys, time
+from pathlib import Path
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+rank, saved, model = dist.get_rank(), Path("saved"), torch.nn.Linear(4, 1)
+model = torch.nn.parallel.DistributedDataParallel(model)
+for step in range(int(saved.read_text()) + 1 if saved.exists() else 1, 13):
+    while step == 8 and not Path("go").exists():
+        time.sleep(0.05)
+    loss = model(torch.ones(2, 4)).pow(2).mean()
+    loss.backward()
+    if rank == 0:
+        print(f"step {step}/12 loss {loss.item():.4f}", flush=True)
+        saved.write_text(str(step))
+dist.barrier()
+os._exit(0)
+"""
+
+
+def told(run):
+    """What all that read a run folder say of it: the states with their steps, and what was diagnosed."""
+    (row,) = runs_of(run)
+    statuses = (row.status, RunSource(run).read().status, read_run(run, "run").status)
+    found = samples(read_history(run), time.time())
+    exported = next(labels["state"] for name, labels, value in found if name == "dsrun_run_state" and value)
+    return {*((each.state, each.step) for each in statuses), (exported, row.status.step)}, of_run(run).cause.code
+
+
+def test_program_tells_its_state_over_loss_of_a_node(cluster, ada, place):
+    """A program of one's own: while it trains, when a node is lost, and when a spare one has taken its place."""
+    (place / "x.py").write_text(STEPS_OF_DDP)
+    options = ["--nodes", 2, "--spare", 1, "--gpus-per-node", 0, "--nproc", 1, "--max-restarts", 1]
+    job = ada.submit(*options, program=["x.py"], cwd=place)
+    run = place / "runs" / f"x-{job.id}"
+    job.until(lambda: (place / "saved").exists() and (place / "saved").read_text() == "7", "at step 7")
+    job.until(lambda: progress(run / "metrics.jsonl") and told(run) == ({("training", 7)}, "running"), "recorded")
+    _, lost, _ = job.machines()
+    cluster.machines[lost].power_off()
+    try:
+        (place / "go").touch()
+        job.until(lambda: told(run) == ({("failed", 7)}, "node_lost"), "failed")
+        job.wait_for("COMPLETED")
+        assert told(run) == ({("finished", 12)}, "none")
+        assert last_cause(run / "events.jsonl") is None
+    finally:
+        cluster.machines[lost].power_on()
+        cluster.wait_until_ready()
+
+
+def test_program_that_is_cancelled_was_stopped(ada, place):
+    """One that does not heed the signal, until SLURM kills all: by its supervisor's record, which it makes at once."""
+    (place / "x.py").write_text(STEPS_OF_DDP)
+    options = ["--nodes", 2, "--gpus-per-node", 0, "--nproc", 1]
+    job = ada.submit(*options, program=["x.py"], cwd=place)
+    run = place / "runs" / f"x-{job.id}"
+    job.until(lambda: progress(run / "metrics.jsonl") and told(run) == ({("training", 7)}, "running"), "recorded")
+    ada.run("scancel", job.id)
+    job.wait_for("CANCELLED")
+    assert last_record(run / "events.jsonl")["signal"] == "SIGTERM"
+    assert told(run) == ({("training", 7)}, "running")
+    # Another machine waits whether its supervisor reports once more.
+    written = time.time() - STALE_S
+    for file in run.rglob("*"):
+        os.utime(file, (written, written))
+    assert told(run) == ({("stopped", 7)}, "interrupted")

@@ -81,6 +81,7 @@ def test_values_are_those_that_readers_know(kind: EventKind) -> None:
 
 TRAINS = {
     "training", "progress", "checkpoint_end", "checkpoint_failed", "evaluate", "nan", "spike", "interval", "straggler",
+    "signal",
 }  # fmt: skip
 
 
@@ -89,7 +90,7 @@ TRAINS = {
     [
         ("state", "training", TRAINS),
         ("state", "saving", {"checkpoint_begin"}),
-        ("state", "starting", {"start", "resume", "signal", "end"}),
+        ("state", "starting", {"start", "resume", "end"}),
         ("is_under_way", True, {*TRAINS, "checkpoint_begin", "start", "resume", "end"}),
         ("level", "quiet", {"progress", "checkpoint_begin"}),
         (

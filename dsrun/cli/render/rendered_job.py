@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields
+from contextlib import suppress
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from dsrun.errors import UsageError
-from dsrun.launch.launchers import refuse_scripts
+from dsrun.errors import DsrunError, UsageError
+from dsrun.launch.launchers import launcher_in, refuse_scripts
 from dsrun.launch.program import JobProgram, any_program
 from dsrun.options import OptionValue, flag_of
+from dsrun.system.shell import command_line
 from dsrun.system.terminal.secrets import MASK, masked, object_in, secret_key
 from dsrun.system.terminal.stderr import print_note
 
@@ -61,7 +64,8 @@ def find_job(args: Sequence[str], config: str | None, cwd: Path, rendering: JobR
     if args:
         refuse_secrets(args, rendering)
         refuse_scripts(args, cwd)
-        return RenderedProgram(program=any_program(args), config=config or here)
+        known = {"fix": _without_launcher(args)} if launcher_in(args) else {}
+        return RenderedProgram(program=any_program(args, **known), config=config or here)
     if config or here:
         name = str(config or here)
         from dsrun.cli.render.training import refuse_no_training
@@ -71,6 +75,19 @@ def find_job(args: Sequence[str], config: str | None, cwd: Path, rendering: JobR
         return _train(["--config", name], name, cwd, rendering)
     print_note(f"no command after --, and no {RUN_FILE} here: the job trains the demo")
     return _train(DEMO, None, cwd, rendering)
+
+
+def _without_launcher(args: Sequence[str]) -> str:
+    """What to give instead of the line of a launcher: the program that it starts, with the variables that it sets."""
+    from dsrun.launch.launcher_line import launcher_line
+
+    line = None
+    with suppress(DsrunError):  # one that is not there, or does not know its own options
+        line = launcher_line(args, os.environ)
+    if line is None:
+        return "-- python my_train.py …; variables with --env NAME=VALUE"
+    variables = (f"--env={each}" for each in line.telling_env)
+    return command_line([*variables, "--", *replace(line, local_rank=None).command])
 
 
 def _train(args: Sequence[str], config: str | None, cwd: Path, rendering: JobRendering) -> RenderedProgram:

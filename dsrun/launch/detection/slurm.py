@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from dsrun.errors import UsageError
 from dsrun.launch.context import LaunchRequest, LocalLauncher, SrunLauncher, integer, port_of
+from dsrun.system import variables
 from dsrun.system.env import FIRST_PORT, PORTS, first_host, slurm_port
 
 # Job steps above this number are SLURM's own: the batch script's shell, and the interactive one of salloc (slurm.h).
@@ -53,7 +54,9 @@ def in_step(request: LaunchRequest, environ: Mapping[str, str]) -> LocalLauncher
         port=port,
         run=f"slurm {job}.{step} {environ.get('SLURM_RESTART_COUNT', '0')}",
         returns=False,
-        chosen_port=request.master_port is None and not environ.get("MASTER_PORT"),
+        # The script of render-slurm, which sets the folder, names one that follows from the job.
+        chosen_port=request.master_port is None
+        and (not environ.get("MASTER_PORT") or bool(environ.get(variables.FAILURES))),
     )
 
 

@@ -188,10 +188,9 @@ def merge_launcher(options: LaunchOptions, line: LauncherLine) -> LaunchOptions:
 
 def launch_command(line: LauncherLine) -> str:
     """The dsrun launch line that starts the same, with the variables that say something."""
-    env = [f"{name}={value}" for name, value in line.env.items() if value.lower() not in ("no", "false", "default")]
     given = {each.name: getattr(line, each.name, None) for each in fields(LaunchOptions)}
     flags = [(f"--{name.replace('_', '-')}", str(value)) for name, value in given.items() if value is not None]
-    return without_tokens(command_line([*env, "dsrun", "launch", *chain(*flags), "--", *line.command]))
+    return without_tokens(command_line([*line.telling_env, "dsrun", "launch", *chain(*flags), "--", *line.command]))
 
 
 def parse_program(argv: tuple[str, ...]) -> JobProgram:

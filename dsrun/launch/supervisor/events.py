@@ -139,7 +139,7 @@ class RunEventWriter:
         )  # fmt: skip
 
     def never_began(self, message: str, *, cause: str, exit_code: int) -> None:
-        """On the first node: why there was not even a first attempt."""
+        """On the first node: why there was not even a first attempt, or not the next one that was to come."""
         self._event("failure", cause=cause, message=message, exit_code=exit_code)
 
     def apply(self, decision: RunDecision) -> None:

@@ -79,7 +79,7 @@ def supervise(job: TrainingJob, coordinator: Coordinator, notify: NotePrinter = 
             log = log.with_stem(f"{log.stem}-node-{job.node_rank}")
         line_writer = stack.enter_context(AsyncLineWriter(notify, timeout_s=STUCK_S))
         event_writer = RunEventWriter(run, line_writer)
-        record = ProgramRecord(job, log, line_writer)
+        record = ProgramRecord(job, log, line_writer, stop_requests.program_asked)
         status_writer = stack.enter_context(StatusWriter(job, on_straggler=event_writer.straggles, record=record.look))
 
         def failing(number: int, result: AttemptResult) -> None:
@@ -153,6 +153,7 @@ class _Supervision:
         self._gpu_memory = GpuMemory(partial(memory_used, context.job.env))
         self._job_starts = JobStarts(job.run, job.env)
         self._history: list[AttemptFailure] = []
+        self._will_restart = False
         self._progress: list[int | None] = []
         # A node that joins a run later does not know its checkpoints.
         self._saved_batch = job.saved_batch
@@ -193,9 +194,12 @@ class _Supervision:
                 decision = self._coordinator.report_and_wait(self._node_result(end), self._decide)
                 self._event_writer.apply(decision)
                 if decision.action == "stop":
+                    first = self._job.node_rank == 0
+                    if first and decision.cause == NODE_LOST and self._will_restart:  # which it did not come back for
+                        why, code = decision.why, decision.exit_code
+                        self._event_writer.never_began(why, cause=NODE_LOST, exit_code=code)
                     # Ranks of ours may have ended in the middle of a save.
-                    first = not self._job.external and self._job.node_rank == 0
-                    if first and decision.exit_code not in (0, EXIT_RESUME):
+                    if first and not self._job.external and decision.exit_code not in (0, EXIT_RESUME):
                         self._event_writer.clean_up()
                     return self._outcome(end, decision)
                 self._number += 1
@@ -269,7 +273,8 @@ class _Supervision:
             self._history, limits, progress=[*self._progress, self._newest()], fallback=fallback, micro_batch=micro
         )
         self._event_writer.failed(failure, decision, attempt=self._number)
-        if decision.action == "restart" and not self._job.external:
+        self._will_restart = decision.action == "restart"
+        if self._will_restart and not self._job.external:
             environ = {**self._env, variables.ATTEMPT: str(self._number + 1)}
             decision = replace(decision, saved_batch=self._event_writer.saved_batch(self._job.resume, environ))
         return decision
@@ -297,9 +302,7 @@ class _Supervision:
             return signal.Signals(stops.force_quit).name
         if stops.interrupted:
             return signal.SIGINT.name
-        request = stops.stop() or self._coordinator.stop_requested()
-        if request is None and stops.program_asked():
-            request = StopRequest()
+        request = stops.stop() or self._coordinator.stop_requested() or stops.program_asked()
         return request.signal if request else None
 
     def _stop_wanted(self) -> bool:

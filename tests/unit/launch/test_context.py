@@ -89,6 +89,13 @@ def test_slurm_master_ports_do_not_collide():
     assert all(15000 <= port < 30000 for port in ports)
 
 
+def test_port_that_nobody_named_may_be_another():
+    """The line of a rendered job names one; its script has made it from the job's number."""
+    assert place(STEP).chosen_port
+    assert not place(STEP, master_port=1234).chosen_port
+    assert place({**STEP, "DSRUN_FAILURES": "run/logs/slurm-12-0"}, master_port=15024).chosen_port
+
+
 def test_run_id_shared_by_tasks_of_one_slurm_step():
     """All tasks of a step get the same run id; other steps and requeued jobs get another."""
     other_node = {**STEP, "SLURM_NODEID": "0"}

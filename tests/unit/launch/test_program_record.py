@@ -9,13 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from dsrun.diagnosis.run_diagnosis import of_run
 from dsrun.launch import program_record
 from dsrun.launch.program_record import ProgramFigures, ProgramRecord
 from dsrun.launch.training_job import LocalWorkers, RunOutcome, TrainingJob
 from dsrun.monitoring.run_status import status_of
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.reader import read_history
-from dsrun.runs.records import read_records, seconds_of
+from dsrun.runs.records import EventLog, read_records, seconds_of
+from dsrun.runs.stop_request import StopRequest
 from dsrun.runs.tail import FileTail
 from dsrun.system.build_locks import LONG_S
 
@@ -28,6 +30,7 @@ class Program:
         self.log = path / "launcher.log"
         self.log.touch()
         self.noted: list[str] = []
+        self.asked: StopRequest | None = None
         options = {"external": True, "name": "ddp", **more}
         self.record = ProgramRecord(
             TrainingJob(
@@ -35,6 +38,7 @@ class Program:
             ),
             self.log,
             self.noted.append,
+            lambda: self.asked,
         )
 
     def write(self, text: str) -> None:
@@ -154,6 +158,23 @@ def test_script_that_keeps_its_own_record_is_left_alone(program: Program) -> Non
     assert program.events == [("start", None, 0), ("end", 4, None)]
 
 
+@pytest.mark.parametrize(("end", "cause"), [(None, "run_killed"), ("SIGTERM", "interrupted"), ("end", "none")])
+def test_earlier_failure_is_not_the_cause_of_the_end(program: Program, end: str | None, cause: str) -> None:
+    """The log of all attempts still shows it."""
+    logs = program.run.logs
+    logs.mkdir()
+    program.record.begin(0, {})
+    (logs / "1-launcher.log").write_text("RuntimeError: CUDA error: an illegal memory access was encountered\n")
+    with EventLog(program.run.events) as log:
+        log.write("failure", cause="unknown", exit_code=7)
+        log.write("restart", attempt=1)
+    program.record.begin(1, {})
+    program.write("step 3/4 loss 2.5\nstep 4/4 loss 2.5\n")
+    if end:
+        program.record.end(RunOutcome(0 if end == "end" else 75), end if end != "end" else None)
+    assert of_run(program.run.path).cause.code == cause
+
+
 @pytest.mark.parametrize(
     ("more", "code", "signal", "events"),
     [
@@ -173,6 +194,31 @@ def test_who_tells_the_end(
     program.record.begin(0, {})
     program.record.end(RunOutcome(code), signal)
     assert program.events == events
+
+
+@pytest.mark.parametrize(
+    ("last", "code", "told", "state"),
+    [
+        (2, None, [], "stopped"),  # killed when the time to save is over
+        (2, 75, [], "stopped"),
+        (2, 0, [], "stopped"),  # it has saved
+        (4, 0, [("end", 4, None)], "finished"),
+    ],
+)
+def test_program_that_was_asked_to_stop(
+    program: Program, last: int, code: int | None, told: list[tuple[object, ...]], state: str
+) -> None:
+    """By a signal of its own: told at once, as it may be killed; it may also come to its end all the same."""
+    program.record.begin(0, {})
+    program.write("step 1/4 loss 2.5\n")
+    program.asked = StopRequest("SIGTERM")
+    for step in range(2, last + 1):
+        program.write(f"step {step}/4 loss 2.5\n")
+    assert program.events == [("start", None, 0), ("training", 0, None), ("signal", 2, None)]
+    if code is not None:
+        program.record.end(RunOutcome(code), "SIGTERM")
+    assert program.events[3:] == told
+    assert status_of(read_history(program.run.path)).state == state
 
 
 def test_long_output_is_read_at_its_end(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:

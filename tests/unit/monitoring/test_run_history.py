@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from itertools import accumulate
@@ -12,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from dsrun.diagnosis.run_diagnosis import of_run
 from dsrun.errors import UsageError
-from dsrun.monitoring.run_status import STALE_S, recent_step_s, status_of
-from dsrun.runs.find import is_run
+from dsrun.monitoring.run_status import recent_step_s, status_of
+from dsrun.runs.find import STALE_S, is_run
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.node_status import NodeStatus, RankProgress, read_node_status, write_node_status
 from dsrun.runs.reader import read_history
@@ -135,6 +137,8 @@ def test_run_of_another_machine_goes_on_while_its_node_reports(tmp_path: Path) -
         (event("end", 9, exit_code=0), 1, "finished"),
         (event("failure", 9, cause="cuda_oom"), STALE_S + 1, "failed"),
         (event("failure", 9, cause="cuda_oom"), 1, "restarting"),
+        (event("signal", 9, signal="SIGTERM"), STALE_S + 1, "stopped"),
+        (event("signal", 9, signal="SIGTERM"), 1, "training"),
     ],
 )
 def test_run_of_another_machine_that_has_just_ended(
@@ -144,7 +148,11 @@ def test_run_of_another_machine_that_has_just_ended(
     run_folder(tmp_path, events=[event("start"), event("training", 1), last])
     (tmp_path / ".lock").write_text('{"pid": 7, "host": "another", "since": "", "began": null}')
     write_node_status(tmp_path, NodeStatus(time=at(8), host="another", node=0, attempt=0, world_size=1))
+    written = time.time() - age_s
+    for file in tmp_path.rglob("*"):
+        os.utime(file, (written, written))
     assert status_of(read_history(tmp_path), AT_START + 8 + age_s).state == state
+    assert (of_run(tmp_path).cause.code == "running") == (state in ("restarting", "training"))
 
 
 def test_a_held_folder_is_a_run_that_goes_on(tmp_path: Path) -> None:

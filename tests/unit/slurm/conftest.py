@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ from tests.unit.slurm.stand_ins import Shell
 
 
 @pytest.fixture
-def shell(tmp_path: Path) -> Shell:
+def shell(tmp_path: Path) -> Iterator[Shell]:
     """Runs rendered scripts, with stand-ins for SLURM's programs."""
-    return Shell(tmp_path)
+    found = Shell(tmp_path)
+    yield found
+    found.end()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import stat
 import subprocess
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from string import Template
@@ -81,6 +83,7 @@ class Shell:
         self.tools.mkdir()
         self.python = str(self.tools / "python")
         self.variables: dict[str, str] = {}
+        self.started: list[subprocess.Popen[bytes]] = []
         self.put("srun", SRUN)
         self.put("scontrol", SCONTROL)
         self.put("python", PYTHON)
@@ -113,9 +116,24 @@ class Shell:
             "SLURM_CPUS_ON_NODE": "8",
             "TMPDIR": str(self.tools),
         } | self.variables
-        return subprocess.Popen(
-            ["bash", path], cwd=self.folder, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        self.started.append(
+            subprocess.Popen(
+                ["bash", path],
+                cwd=self.folder,
+                env=variables,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                start_new_session=True,
+            )
         )
+        return self.started[-1]
+
+    def end(self) -> None:
+        """End what is left of all scripts."""
+        for process in self.started:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
     def run(self, script: str) -> Finished:
         """Run it to its end."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
@@ -284,3 +286,19 @@ def test_node_without_its_gpus_ends_the_job(shell, program, env, runs):
     assert (shell.tools / "began").exists() == runs
     assert requeued(done) is False
     assert (done.code == 4) != runs
+
+
+def test_no_process_is_left_beside_the_command(tmp_path):
+    """What waits for a preemption ends with it, also while nobody has taken its exit code, as its number stays."""
+    words = f"source {Path(__file__).parents[3]}/slurm/job.bash; pass_on_term; exec sleep 0.2"
+    variables = {"PATH": "/usr/bin:/bin", "SLURM_NODEID": "0", "trains": ""}
+
+    def left():
+        return [each for each in Path("/proc").glob("[0-9]*/cwd") if os.path.realpath(each) == str(tmp_path)]
+
+    process = subprocess.Popen(["bash", "-c", words], cwd=tmp_path, env=variables)
+    try:
+        until(lambda: len(left()) > 1, "nothing waits for a preemption")
+        until(lambda: not left(), "processes are left")
+    finally:
+        process.wait()
