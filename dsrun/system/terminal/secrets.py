@@ -89,8 +89,8 @@ def _is_secret(name: str, value: Any) -> bool:
 def _forms() -> tuple[re.Pattern[str], ...]:
     """What is a secret wherever it stands; what precedes it, group 1, stays."""
     found = (
-        # The Hugging Face Hub, OpenAI: names of runs begin so, too, and have no part of letters and digits.
-        r"()\b(?:hf_|sk-)(?=[\w-]{0,40}?(?=[A-Za-z]{0,40}\d)[A-Za-z\d]{12})[\w-]{16,}",
+        # The Hugging Face Hub, OpenAI: names of runs begin so, too, and have no part of letters and digits or as long.
+        r"()\b(?:hf_|sk-)(?=[\w-]{0,40}?(?:(?=[A-Za-z]{0,40}\d)[A-Za-z\d]{12}|[A-Za-z\d]{20}))[\w-]{16,}",
         # GitHub, GitLab, Slack, Stripe, npm, PyPI, Docker, Google, AWS, Replicate; JSON web tokens.
         r"()\b(?:gh[pousr]_|github_pat_|glpat-|xox[abeps]-|xapp-\d|[sr]k_(?:live|test)_|dckr_pat_|pypi-Ag)[\w-]{16,}",
         r"()\b(?:(?:npm_|r8_)[A-Za-z\d]{30,}|AIza[\w-]{30,}|A[KS]IA[A-Z\d]{16})",
