@@ -290,6 +290,6 @@ def _masked_line(line: str) -> str:
         words = shlex.split(line)
     except ValueError:
         return ""
-    if (hidden := masked(words)) == words:
+    if len(words) < 2 or (hidden := masked(words)) == words:
         return ""
     return " ".join(each if re.fullmatch(r"[^\s\"'\\]+", each) else shlex.quote(each) for each in hidden)

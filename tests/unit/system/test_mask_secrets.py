@@ -126,5 +126,10 @@ def test_time_of_long_text_is_linear(part: str) -> None:
     assert time.process_time() - begun < 10
 
 
+@pytest.mark.parametrize("word", ["a\xa0b", "a\x0bb", "'a b'", "a\\ b"])
+def test_word_of_one_word_is_no_command(word: str) -> None:
+    assert masked([word]) == [word]
+
+
 def test_inner_command_keeps_its_other_words() -> None:
     assert masked(["bash", "-c", "python train.py --token a --data a"])[2] == "python train.py --token *** --data a"
