@@ -17,7 +17,7 @@ from dsrun.launch.training_job import LocalWorkers, TrainingJob
 from dsrun.runs.folder import RunFolder
 from dsrun.system import variables
 from dsrun.system.host import own_programs_first
-from dsrun.system.terminal.secrets import MASK, SECRET_VARIABLE, without_tokens
+from dsrun.system.terminal.secrets import MASK, is_secret_name, without_tokens
 
 # Options of torch.distributed.run that may stand at the head of a job's program.
 HEAD = ("--module", "-m", "--no-python")
@@ -226,7 +226,8 @@ def parse_environment_file(text: str, where: str) -> dict[str, str]:
             continue
         match = _LINE.fullmatch(entry)
         if not match:
-            shown = MASK if SECRET_VARIABLE.search(entry) else without_tokens(repr(entry))
+            secret = any(map(is_secret_name, re.findall(r"\w+", entry.upper())))
+            shown = MASK if secret else without_tokens(repr(entry))
             raise UsageError(f"{where}:{number}: {shown} is not NAME=VALUE", fix="one variable a line")
         name, value = match[1], match[2].strip()
         if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'":

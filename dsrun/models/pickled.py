@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import lzma
 import pickletools
 import zipfile
+import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import IO
@@ -19,6 +22,12 @@ _BUILT_IN = frozenset({"set", "frozenset", "bytearray", "complex", "slice", "ran
 _PICKLES = 5
 _LONGEST = 256 << 20
 _MOST_CODES = 50_000_000
+# A hostile file makes zipfile, its decompressors and pickletools fail in any of these ways.
+_DAMAGED = (
+    OSError, ValueError, LookupError, ArithmeticError, RuntimeError, EOFError, MemoryError, zipfile.BadZipFile,
+    zlib.error, lzma.LZMAError,
+)  # fmt: skip
+_POINTER = b"version https://git-lfs.github.com/spec/"
 _FIX = "get the model as safetensors, which hold no code"
 
 
@@ -26,7 +35,10 @@ def refuse_code(file: Path) -> None:
     """Raise UsageError for a file that would run code when it is unpickled, or is no pickle of torch's at all."""
     try:
         named = next((each for each in _names(file) if not _is_of_tensors(*each)), None)
-    except (OSError, ValueError, KeyError, IndexError, zipfile.BadZipFile, RecursionError) as error:
+    except _DAMAGED as error:
+        with suppress(OSError), open_regular(file) as stream:
+            if stream.read(len(_POINTER)) == _POINTER:
+                raise UsageError(f"{file} is a pointer of Git LFS, not the weights", fix="git lfs pull") from None
         raise UsageError(f"{file} is not a file of weights: {_reason(error)}", fix=_FIX) from None
     if named is not None:
         raise UsageError(f"{file} would run {'.'.join(named)} when it is loaded: it holds more than weights", fix=_FIX)

@@ -27,7 +27,7 @@ from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 from dsrun.datafiles import toml_beside
 from dsrun.errors import UsageError, did_you_mean
 from dsrun.system.terminal.display import printable
-from dsrun.system.terminal.secrets import MASK, masked
+from dsrun.system.terminal.secrets import MASK, is_secret_query, masked
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,7 +44,6 @@ _NAME_ALONE = re.compile(r"[A-Z][A-Z0-9]*_[A-Z0-9_]+")
 _ADDRESS = re.compile(r"[^\s@,<>\"]+@[^\s@,<>\"]+")
 # HOST/PATH, which reads as a program in a folder.
 _WITHOUT_SCHEME = re.compile(r"(?:[a-z0-9-]+\.)+[a-z]{2,}(?::\d+)?/", re.IGNORECASE)
-_SECRET_KEY = re.compile(r"token|secret|passw|key|sig|auth|code|credential", re.IGNORECASE)
 # As long as a part of a path that was drawn at random, such as a UUID; words have no digits.
 _RANDOM = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w-]{20,}|[0-9a-f]{16,}", re.IGNORECASE)
 
@@ -252,6 +251,6 @@ def _has_secret(parts: SplitResult) -> bool:
     queries = (key for key, _ in parse_qsl(parts.query, keep_blank_values=True))
     return (
         "@" in parts.netloc
-        or any(_SECRET_KEY.search(key) for key in queries)
+        or any(map(is_secret_query, queries))
         or any(_RANDOM.fullmatch(part) for part in [*parts.path.split("/"), *parts.query.split("=")])
     )

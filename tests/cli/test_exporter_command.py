@@ -14,7 +14,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +115,38 @@ def test_silent_connection_is_closed(run: Path) -> None:
         with socket.create_connection((where.hostname, where.port), timeout=WAIT_S) as silent:
             assert "dsrun_step" in get(url)
             assert silent.recv(1) == b""
+        started.send_signal(signal.SIGTERM)
+        assert started.wait(timeout=WAIT_S) == 0
+        assert "Traceback" not in started.stderr.read()
+
+
+def test_slow_connections_end_and_are_few(run: Path) -> None:
+    """A byte now and then does not prolong a request, and no more than so many wait."""
+    program = (
+        "import dsrun.cli.exporter.serve as s; s.CONNECTION_S = 2; s.CONNECTIONS = 1; "
+        "from dsrun.cli.main import main; main()"
+    )
+    with process(sys.executable, "-c", program, "exporter", str(run), "--port", "0") as started, ExitStack() as stack:
+        assert started.stderr is not None
+        url = urllib.parse.urlparse(next(w for w in started.stderr.readline().split() if w.startswith("http")))
+        where = (url.hostname, url.port)
+        slow = stack.enter_context(socket.create_connection(where, timeout=0.2))
+        time.sleep(0.3)
+        other = stack.enter_context(socket.create_connection(where, timeout=WAIT_S))
+        assert other.recv(1) == b""
+        begun = time.monotonic()
+        ended = False
+        while not ended:
+            assert time.monotonic() < begun + WAIT_S
+            try:
+                slow.sendall(b"G")
+                ended = slow.recv(1) == b""
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                ended = True
+        time.sleep(0.3)
+        assert "dsrun_step" in get(url.geturl())
         started.send_signal(signal.SIGTERM)
         assert started.wait(timeout=WAIT_S) == 0
         assert "Traceback" not in started.stderr.read()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
 
 from dsrun.runs.records import EventLog
+from dsrun.system.terminal.secrets import masked, without_tokens
 
 CANARY = "Canary4u7xq"
 MODEL = ("--model", "demo-t5")
@@ -74,7 +76,33 @@ PROGRAMS = (
     ("--options", json.dumps(BLOCK)),
     ("--options", f"{{api_key: {CANARY}}}"),
     ("--hook", f'sh -c "curl -u me:{CANARY} https://example.org"'),
+    ("--hook", f'export WANDB_API_KEY="{CANARY}"; python t.py'),
+    ("--hook", f"HF_TOKEN='{CANARY} {CANARY}' python t.py"),
+    (f"DB_PASS=a b'{CANARY}",),
+    (f"BASIC_AUTH={CANARY}",),
+    (f"postgresql://me:pa@{CANARY}@db/x",),
+    (f"https://{CANARY}{CANARY}@example.org",),
+    (f"https://example.org/?pwd={CANARY}#access_token={CANARY}",),
+    *((flag, CANARY) for flag in ("--oauth2-bearer", "--passphrase", "--pwd", "--gitlab-token", "--id_token", "--jwt")),
+    ("--json", f"token: {CANARY}"),
+    ("curl", "-b", f"session={CANARY}"),
+    ("curl", "-H", f'apikey: {CANARY}"{CANARY}'),
+    ("sshpass", "-p", CANARY),
+    ("wandb", "login", f"{CANARY}{CANARY}"),
 )
+# As a shell takes them.
+PLAIN = """
+data.prompt_key=prompt data.label_key=y actor_rollout_ref.actor.ppo_max_token_len_per_gpu=24000 data.text_key=content
+model.image_token_index=32000 model.image_token=<image> token_dim=3 optimizer.token_lr=3 max_tokens=4 IMAGE_TOKEN=32000
+--data https://h/x?code=en --url https://h/x?sort_key=name --url https://me@host.org/x git@github.com:me/x.git
+--run-name sk-transformer-large-2024-01 --run-name hf_transformer_large_model_v2
+--api-key-env OPENAI_API_KEY --credentials-file=/home/me/c.json --secretary bob --compass-dir x --passwise y
+--prompt 'The cookie: crunchy' --prompt 'Cookie: crunchy' --prompt 'What is the token: a word?' --pad-token '</s>'
+--token $HF_TOKEN HF_TOKEN=$MY 'HF_TOKEN=$(cat ~/.hf) python t.py' 'export WANDB_API_KEY="$KEY"; python t.py'
+AWS_SHARED_CREDENTIALS_FILE=/path HF_TOKEN_PATH=x OPENAI_API_KEY_FILE=key.txt GOOGLE_APPLICATION_CREDENTIALS=/path
+'docker run -u me:users img python -c http' -u me:users img python -c http SORT_KEY=len 'wandb login; python3 t.py'
+TOKENIZERS_PARALLELISM=false MAX_TOKENS=4096 --use-auth-token true --decoder_start_token x --password-stdin x
+"""
 OPTIONS = (
     ("render-slurm", "--env", f"WANDB_API_KEY={CANARY}"),
     ("render-slurm", "--env", f"URL=https://me:{CANARY}@example.org"),
@@ -127,6 +155,16 @@ def test_secret_of_program_comes_out_nowhere(leaks, words):
     found = {name: leaks(*command, "python", "x.py", *words) for name, command in commands.items()}
     assert {name: said for name, (_, said) in found.items() if said} == {}
     assert {name: code for name, (code, _) in found.items()} == {"launch": 0, "ssh": 0, "slurm": 2, "k8s": 2}
+
+
+def test_what_is_no_secret_is_shown_and_runs(dsrun, here):
+    """A job is refused for its first secret; each word is shown as it is."""
+    words = shlex.split(PLAIN)
+    shown = masked(words)
+    assert [word for word, told in zip(words, shown, strict=True) if word != told] == []
+    assert [line for line in PLAIN.splitlines() if without_tokens(line) != line] == []
+    done = dsrun("render-slurm", "-o", "job.sh", "--", "python", "x.py", *words)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("args", OPTIONS, ids=str)

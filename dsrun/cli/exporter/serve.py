@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 DEFAULT_FOLDER = Path("runs")
 CONNECTION_S = 10.0
-"""Seconds that a connection may be silent; Prometheus itself gives up after as many (scrape_timeout)."""
+"""Seconds for a request to arrive, and for a part of the answer to leave; Prometheus itself gives up after as many."""
+CONNECTIONS = 64
 
 
 def run(
@@ -85,14 +86,34 @@ def metrics_url(address: str, port: int) -> str:
 
 
 def _with_limit(handler: Any) -> type[Any]:
-    """The handler of connections, with a limit: each holds a thread and a descriptor until it says something."""
+    """The handler of connections, with limits: each holds a thread and a descriptor until it has said something."""
+    free = threading.BoundedSemaphore(CONNECTIONS)
 
     class LimitedHandler(handler):  # type: ignore[misc]
         timeout = CONNECTION_S
 
         def handle(self) -> None:
-            with suppress(TimeoutError, ConnectionError):
-                super().handle()
+            if not free.acquire(blocking=False):
+                return
+            # `timeout` is that of one byte.
+            self._limit = threading.Timer(CONNECTION_S, self._end)
+            self._limit.daemon = True
+            self._limit.start()
+            try:
+                with suppress(TimeoutError, ConnectionError):
+                    super().handle()
+            finally:
+                self._limit.cancel()
+                free.release()
+
+        def parse_request(self) -> bool:
+            arrived = bool(super().parse_request())
+            self._limit.cancel()
+            return arrived
+
+        def _end(self) -> None:
+            with suppress(OSError):
+                self.connection.shutdown(socket.SHUT_RDWR)
 
     return LimitedHandler
 

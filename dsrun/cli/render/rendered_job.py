@@ -112,7 +112,8 @@ def refuse_secrets(words: Sequence[str], rendering: JobRendering) -> None:
                 variable = "_".join(key.split(".")[-2:]).upper()
                 fix = f"remove it here; {rendering.training_token_fix.replace('HF_TOKEN', variable)}"
         else:
-            what = f"{flag} {shown}" if flag.startswith("-") and flag == before else shown
+            told = repr(shown) if " " in shown else shown
+            what = f"{flag} {told}" if flag.startswith("-") and flag == before else told
         raise UsageError(f"{what} looks like a token, and everybody can read a job's {rendering.noun}", fix=fix)
 
 

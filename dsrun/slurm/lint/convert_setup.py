@@ -12,7 +12,7 @@ from dsrun.slurm.lint.convert_launch import NotConverted
 from dsrun.slurm.lint.launch import rules
 from dsrun.slurm.lint.words import literal, redirects, references
 from dsrun.system.shell import ASSIGNMENT, DECLARATIONS, ShellCommand, commands, live
-from dsrun.system.terminal.secrets import SECRET_VARIABLE
+from dsrun.system.terminal.secrets import is_secret_name
 
 _LOADS = re.compile(
     r"(?:module (?:load|add)|ml(?: load| add)?) "
@@ -118,7 +118,7 @@ class ScriptSetup:
             raise _refusal(command)
         values = {name: text for name, value in pairs.items() if (text := literal(value)) is not None}
         if exports and (
-            secret := next((name for name in pairs if SECRET_VARIABLE.search(name) and values.get(name)), "")
+            secret := next((name for name in pairs if is_secret_name(name.upper()) and values.get(name)), "")
         ):
             raise _refusal(command, f"export it where you call sbatch, remove it here, and add --env {secret}")
         rendezvous = exports and all(map(RENDEZVOUS.fullmatch, names))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dsrun.findings.texts import text_of
 from dsrun.slurm.lint.read_script import JobScript, ScriptProblem
 from dsrun.system.shell import ASSIGNMENT, commands, live
-from dsrun.system.terminal.secrets import SECRET_VARIABLE, is_secret_flag
+from dsrun.system.terminal.secrets import is_secret_flag, is_secret_name
 
 _LOCAL = re.compile(r"(localhost|127\.0\.0\.1)(:\d+)?")
 _OWN_HOST = re.compile(r"\$\((/bin/)?hostname\b.*\)|\$\{?(HOSTNAME|SLURMD_NODENAME)\}?|`hostname\b.*`")
@@ -32,7 +32,7 @@ def check_environment(script: JobScript) -> Iterator[ScriptProblem]:
 
 def _variable(script: JobScript, line: int, name: str, value: str) -> Iterator[ScriptProblem]:
     several = script.nodes is not None and script.nodes > 1
-    if SECRET_VARIABLE.search(name) and value and not re.match(r"[$`]", value) and not name.endswith("TOKENIZERS"):
+    if is_secret_name(name.upper()) and value and not re.match(r"[$`]", value) and not name.endswith("TOKENIZERS"):
         if len(value) >= 8 and not re.search(r"[/\s]", value):
             yield line, "secret", {"name": name}
     elif name in _ADDRESSES and several and _LOCAL.fullmatch(value):

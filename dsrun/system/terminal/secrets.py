@@ -14,70 +14,124 @@ from typing import Any
 
 MASK = "***"
 
-# HF_TOKEN, but neither TOKENIZERS_PARALLELISM, MAX_TOKENS nor pad_token_id.
-SECRET_VARIABLE = re.compile(
-    r"(?<!(?:PAD|EOS|BOS|UNK|SEP|CLS)_)(?<!MASK_)TOKEN(?![A-Z]|_IDS?$|_TYPE)|SECRET|PASSW|CREDENTIAL"
-    r"|(^|_)(API_?)?KEY($|_)",
-    re.IGNORECASE,
-)
-# token, hub_token and apiKey, but not pad_token or max_new_tokens.
+# What a key, flag, field or variable for a secret is called, in small letters with underscores: token, hub_token and
+# api_key, but not pad_token, max_new_tokens or prompt_key.
 _SECRET_NAME = re.compile(
-    r"((.*_)?(hub|hf|access|auth|api|bearer|wandb|comet|github|session|refresh)_?)?token"
-    r"|(.*_)?(access|private|signing)_?key|bearer|cookie|.*(secret|passw|credential|api_?key|authorization).*",
-    re.IGNORECASE,
+    r"(?:secret|passw(?:or)?d|passphrase|credential|api_?key|authorization)s?\d*(?:_|$)|^(?:token|pass|cookie)\d*$"
+    r"|(?:^|_)(?:access|private|signing|auth|encryption)_?key\d*$|(?:^|_)(?:bearer|jwt|pwd)$"
+    r"|(?:^|_)(?:hub|hf|access|auth|api|bearer|wandb|comet|github|gitlab|session|refresh|security|private|slack|bot"
+    r"|telegram|discord|my|user|id|jwt|oauth2?|deploy|login|huggingface|modelscope|openai|mlflow|neptune)_?token\d*$"
 )
-# NAME=value, and what Hydra takes: trainer.api_key=value.
-_ASSIGNMENT = re.compile(r"(?:[+~]*(?:[A-Za-z_]\w*\.)+)?([A-Za-z_]\w*)=(.+)", re.DOTALL)
-# curl's and wget's user:password; elsewhere, as in `docker run -u me:users`, this is something else.
-_USER_FLAGS = frozenset({"-u", "--user", "-U", "--proxy-user"})
-_WEB = re.compile(r"\b(?:curl|wget|https?)\b")
+# Variables and HTTP headers are no names of a vocabulary or a data set: there any other token and key is one, too.
+_SECRET_VARIABLE = re.compile(
+    r"(?:token|pwd)\d*(?:_|$)|(?:^|_)(?:key|pass)\d*(?:_|$)|(?:^|^x_|(?:^|_)(?:basic|http|proxy|registry|docker)_)auth$"
+)
+_VOCABULARY = re.compile(
+    r"(?:^|_)(?:pad|eos|bos|unk|sep|cls|mask|image|video|audio|special|start|stop|end|max|min|new|num|per|text|content"
+    r"|prompt|label|sort|group|cache|primary|foreign|input|output|row|column|answer|question|response|query)_(?:token|key)"
+)
+# What is about a secret, as its file or the variable that holds it.
+_ABOUT = re.compile(
+    r"_(?:files?|paths?|dir|directory|folder|env|var|variable|ind(?:ex|ices)|idx|len|length|dim|size|counts?|num|number|ids?"
+    r"|names?|types?|lr|rate|limit|budget|ur[li]|host|port|field|column|format|prefix|suffix|weight|loss|stdin|mode)$"
+)
+# In the query of a URL.
+_QUERY = re.compile(r"(?:^|[-_])(?:sig|signature|auth|code)$", re.IGNORECASE)
 # Names of variables and places to fill in are no secrets: $TOKEN, `pass show x`, {token}, <token>.
 _LITERAL = r"(?![$`{<%])"
+# Nor are these, flags and paths.
+_PLAIN = re.compile(
+    r"[\"'\\]*(?:[$`{<%].*|(?:~|\.\.?)/.*|/[\w.-]+/.*|/[a-z_.-]*|true|false|null|none|~|\d|\d*\.\d+)[\"'\\]*",
+    re.DOTALL | re.IGNORECASE,
+)
+# Not a word of a sentence, nor SECRET:KEY.
+_RANDOM = re.compile(r"(?=.*\d)[^-].{5,}|[\"'].*", re.DOTALL)
+_DRAWN = re.compile(r"(?=.*\d).{12,}")
+# NAME=value, and what Hydra takes: trainer.api_key=value.
+_ASSIGNMENT = re.compile(r"[+~]*([A-Za-z_][\w./]*)=(.+)", re.DOTALL)
+# Only theirs is user:password; elsewhere, as in `docker run -u me:users`, this is something else.
+_WEB = re.compile(r"\b(?:curl|wget)\b")
+_USER_FLAGS = frozenset({"-u", "--user", "-U", "--proxy-user", "-b"})
+_LOGIN = re.compile(r"(\bsshpass\s+-p\s*|\bwandb\s+login\s+(?=[\w-]{0,60}\d)(?=[\w-]{12}))(?![$`{<%-])[^\s\"'\\]+")
+_HEADER = (
+    r"(?i:((?<![\w-])(?:(?:Proxy-)?Authorization|X-[\w-]{0,64}(?:Key|Token|Secret|Auth)|apikey"
+    r"|(?:Private|Access|Auth|Api)-(?:Token|Key)"
+    r"|Cookie(?=\s*:\s*[\w.-]+=))\s*:\s*+(?:(?:Bearer|Basic|Token|Digest)\s++)?+))"
+)
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a key, a flag or a field of this name holds an access token, a password or a key."""
+    last = re.split(r"[./]", name)[-1][-100:]
+    words = re.sub(r"(?<=[a-z\d])(?=[A-Z])", "_", last).replace("-", "_").strip("_").lower()
+    if _ABOUT.search(words) or _VOCABULARY.search(words):
+        return False
+    loose = (name.isupper() and last == name and name[0] != "-") or name[:2] in ("x-", "X-")
+    return bool(_SECRET_NAME.search(words) or (loose and _SECRET_VARIABLE.search(words)))
+
+
+def is_secret_query(name: str) -> bool:
+    """Whether the value of this name in the query of a URL is a secret."""
+    return is_secret_name(f"x-{name}") or bool(_QUERY.search(name))
+
+
+def is_secret_flag(word: str) -> bool:
+    """Whether `word` is a flag that takes an access token, a password or a key."""
+    return word.startswith("-") and is_secret_name(word)
+
+
+def _is_secret(name: str, value: Any) -> bool:
+    plain = isinstance(value, str | bool) and _PLAIN.fullmatch(str(value))
+    return bool(value) and is_secret_name(name) and not plain
 
 
 @cache
 def _forms() -> tuple[re.Pattern[str], ...]:
     """What is a secret wherever it stands; what precedes it, group 1, stays."""
-    key = (
-        r"[\w.-]{0,64}(?:secret|passw|credential)[\w.-]{0,64}"
-        r"|(?:[\w.-]{0,64}[-_.])?(?:\w{0,64}token|api_?key|key|sig|signature|auth|code)"
-    )
-    header = (
-        r"(?:Proxy-)?Authorization|Cookie|X-[\w-]*(?:Key|Token|Secret|Auth)|(?:Private|Access|Auth|Api)-(?:Token|Key)"
-    )
     found = (
-        # The Hugging Face Hub, GitHub, GitLab, OpenAI and others; JSON web tokens.
-        r"()\b(?:hf_|gh[pousr]_|github_pat_|glpat-|sk-|xox[abp]-)[A-Za-z0-9_-]{16,}",
+        # The Hugging Face Hub, OpenAI: names of runs begin so, too, and have no part of letters and digits or as long.
+        r"()\b(?:hf_|sk-)(?=[\w-]{0,40}?(?:(?=[A-Za-z]{0,40}\d)[A-Za-z\d]{12}|[A-Za-z\d]{20}))[\w-]{16,}",
+        # GitHub, GitLab, Slack, Stripe, npm, PyPI, Docker, Google, AWS, Replicate; JSON web tokens.
+        r"()\b(?:gh[pousr]_|github_pat_|glpat-|xox[abeps]-|xapp-\d|[sr]k_(?:live|test)_|dckr_pat_|pypi-Ag)[\w-]{16,}",
+        r"()\b(?:(?:npm_|r8_)[A-Za-z\d]{30,}|AIza[\w-]{30,}|A[KS]IA[A-Z\d]{16})",
         r"()\beyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*",
-        # The password of a URL, which pathlib writes with one slash, a key in its query; chats' webhooks as a whole.
-        r"(:/{1,2})[^\s/@:]*:[^\s/@]++(?=@)",
-        rf"(?i:([?&](?:{key})=)){_LITERAL}[^\s&#\"'\\]+",
+        # The password of a URL, which pathlib writes with one slash, or a token alone; chats' webhooks as a whole.
+        r"(:/{1,2})[^\s/@:]*:[^\s/\"'<>\\]*(?=@)",
+        r"(\bhttps?:/{1,2})(?=[A-Za-z_-]{0,40}\d)[\w-]{12,}(?=@)",
         r"(\b(?:hooks\.slack\.com/\w+|discord(?:app)?\.com/api/webhooks)/)[^\s\"'\\]+",
-        # Headers.
-        rf"(?i:((?<![\w-])(?:{header})\s*:\s*+(?:(?:Bearer|Basic|Token|Digest)\s++)?+)){_LITERAL}[^\"'\\\n]+",
+        rf"{_HEADER}{_LITERAL}[^\"'\\\n]+",
         rf"(\bBearer\s+){_LITERAL}[\w.~+/=-]{{6,}}",
     )
-    return tuple(map(re.compile, found))
+    return (*map(re.compile, found), _LOGIN)
 
 
 @cache
-def _named_forms() -> tuple[re.Pattern[str], ...]:
-    """What is a secret under the name of one: of a flag, of a key in an object, also in one that is not quite JSON."""
-    text = (
-        r"\"(?:[^\"\\]|\\.)+|'(?:[^'\\]|\\.)+|\\\"(?:(?!\\\").)+|\\'(?:(?!\\').)+|[^\s,}\]\"'{\[\\][^,}\]\"'{\[\\\n]*"
+def _named() -> re.Pattern[str]:
+    """A name, and what parts it from its value: `=`, a colon as in JSON and YAML, or the blank behind a flag."""
+    return re.compile(
+        r"(?P<quote>\\?[\"'])?(?<![\w.-])(?P<name>-{0,2}[A-Za-z_][\w.-]{0,200}+)"
+        r"(?:=|(?P<close>\\?[\"'])?\s*+(?P<colon>:)\s*+|(?P<blank>[ \t]++))"
     )
-    return (
-        re.compile(r"(?P<before>(?<![\w-])(?P<name>--[\w.-]+)=)(?P<value>(?:\\?[\"'])?[^\s\"'\\]+)"),
-        re.compile(
-            rf"(?P<before>[{{,]\s*(?P<quote>\\?[\"']|)(?P<name>[\w.-]+)(?P=quote)\s*:\s*)(?P<value>{text})", re.DOTALL
-        ),
-    )
+
+
+@cache
+def _value(kind: str) -> re.Pattern[str]:
+    string = r"\"(?:[^\"\\]|\\.)+|'(?:[^'\\]|\\.)+|\\\"(?:(?!\\\").)+|\\'(?:(?!\\').)+"
+    kinds = {
+        "object": rf"{string}|[^\s,}}\]\"'{{\[\\][^,}}\]\"'{{\[\\\n]*",
+        "line": rf"{string}|[^\s\"'\\,]+(?=,?\s*(?:\Z|\n|[\"'\\}}]))",
+        "query": r"[^\s&#\"'\\]+",
+        "quoted": rf"{string}|[^\"'\\]+",
+        "word": rf"{string}|[^\s\"'\\]+",
+    }
+    return re.compile(kinds[kind], re.DOTALL)
 
 
 @cache
 def _user() -> re.Pattern[str]:
     return re.compile(
-        rf"((?<![\w-])(?:-u|-U|--user|--proxy-user)[\s=\"',]*(?!\d+:\d+\b)[^\s:\"'\\/=]+:){_LITERAL}[^\s\"'\\]+"
+        r"((?<![\w-])(?:(?:-u|-U|--user|--proxy-user)[\s=\"',]*(?!\d+:\d+\b)[^\s:\"'\\/=]+:"
+        rf"|(?:-b|--cookie)[\s=\"',]*\w[\w.-]*=)){_LITERAL}[^\s\"'\\]+"
     )
 
 
@@ -85,19 +139,39 @@ def without_tokens(text: str) -> str:
     """`text` in which everything that reads as a secret is `***`."""
     for form in _forms():
         text = form.sub(rf"\g<1>{MASK}", text)
-    for form in _named_forms():
-        text = form.sub(_without_value, text)
-    return _user().sub(rf"\g<1>{MASK}", text) if _WEB.search(text) else text
+    shown, at = "", 0
+    for found in _named().finditer(text):
+        if found.start() >= at and (value := _named_value(found, text)):
+            opening = re.match(r"\\?[\"']|", value[0])
+            # Without a quote of its own it gets that of its key, so that JSON stays JSON.
+            quote = "" if (opening and opening[0]) else found["close"] or ""
+            shown += text[at : value.start()] + (opening[0] if opening else "") + quote + MASK + quote
+            at = value.end()
+    text = shown + text[at:]
+    web = _WEB.search(text)
+    return text[: web.start()] + _user().sub(rf"\g<1>{MASK}", text[web.start() :]) if web else text
 
 
-def _without_value(found: re.Match[str]) -> str:
-    value = found["value"]
-    if not is_secret_name(found["name"]) or value.strip().lower() in ("null", "none", "true", "false", "~"):
-        return found[0]
-    opening = re.match(r"\\?[\"']|", value)
-    # Without a quote of its own it gets that of its key, so that JSON stays JSON.
-    bare = MASK if (opening and opening[0]) or not (quote := found.groupdict().get("quote")) else quote + MASK + quote
-    return found["before"] + (opening[0] if opening else "") + bare
+def _named_value(found: re.Match[str], text: str) -> re.Match[str] | None:
+    """The secret behind a name in a text; None where it is none, or the name that of something else."""
+    name, start = found["name"], found.start()
+    flag, query = name.startswith("-"), text[max(0, start - 1) : start] in ("?", "&", "#")
+    if (found["blank"] and not flag) or not (is_secret_query(name) if query else is_secret_name(name)):
+        return None
+    kind = "query" if query else "quoted" if found["quote"] else "word"
+    if found["colon"]:
+        before = text[max(0, start - 80) : start].rstrip(" \t-")[-1:]
+        kind = "object" if found["close"] or before in ("{", ",", "[") else "line"
+        if kind == "line" and ("cookie" in name.lower() or not (found["quote"] or before == "\n")):
+            return None
+    value = _value(kind).match(text, found.end())
+    if not value or _PLAIN.fullmatch(value[0]):
+        return None
+    # What a sentence quotes, as NAME=SECRET:KEY, is none; nor is the code of a language.
+    doubtful = _DRAWN if query and name.lower() == "code" else None if found["colon"] or query else _RANDOM
+    if flag and not found["blank"]:
+        doubtful = None
+    return value if not doubtful or doubtful.fullmatch(value[0]) else None
 
 
 def masked(words: Iterable[str]) -> list[str]:
@@ -109,7 +183,7 @@ def masked_values(value: Any) -> Any:
     """Settings for messages and files: what stands under the name of a secret, as the api_key of DeepSpeed's comet
     block, and what reads as one, is `***`."""
     if isinstance(value, dict):
-        return {k: MASK if v and is_secret_name(str(k)) else masked_values(v) for k, v in value.items()}
+        return {k: MASK if _is_secret(str(k), v) else masked_values(v) for k, v in value.items()}
     if isinstance(value, str):
         return masked([value])[0]
     if isinstance(value, list):
@@ -134,7 +208,7 @@ def holds_secret(value: Any) -> bool:
 def secret_key(value: Any) -> str:
     """The first key of settings under which a secret stands, blocks joined by dots; "" without one."""
     for key, each in value.items() if isinstance(value, dict) else ():
-        if each and is_secret_name(str(key)):
+        if _is_secret(str(key), each):
             return str(key)
         if inner := secret_key(each):
             return f"{key}.{inner}"
@@ -158,30 +232,34 @@ def split_secrets(words: Iterable[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def _masked(words: list[str]) -> Iterator[str]:
-    hidden = user = False
-    web = any(map(_WEB.search, words))
+    hidden = web = False
+    before = ("", "")
     for word in words:
-        if hidden and not word.startswith("--"):
+        web = web or bool(_WEB.search(word))
+        line = " ".join((*before, word))
+        user = web and (_user().match(word) or (before[1] in _USER_FLAGS and _user().match(line, len(before[0]) + 1)))
+        if hidden and not word.startswith("--") and not _PLAIN.fullmatch(word):
             yield MASK
             hidden = False
-            continue
-        shown = _user().sub(rf"\g<1>{MASK}", f"-u {word}")[3:] if user else word
-        shown = _user().sub(rf"\g<1>{MASK}", shown) if web else shown
-        user = web and word in _USER_FLAGS
-        hidden = "=" not in word and is_secret_flag(word)
-        yield _masked_word(without_tokens(shown))
+        else:
+            hidden = "=" not in word and is_secret_flag(word)
+            found = user or _LOGIN.search(line)
+            kept = len(found.string) - len(word) if found else 0
+            yield found.string[kept : found.end(1)] + MASK if found and found.end(1) >= kept else _masked_word(word)
+        before = (before[1], word)
 
 
 def _masked_word(word: str) -> str:
     flag, equals, value = word.partition("=")
-    assignment = _ASSIGNMENT.fullmatch(value if word.startswith("-") else word)
-    if (inner := _masked_object(word)) or (" " in word and (inner := _masked_line(word))):
-        return inner
-    if equals and is_secret_flag(flag):
+    if equals and is_secret_flag(flag) and _is_secret(flag, value):
         return f"{flag}={MASK}"
-    if assignment and (SECRET_VARIABLE.search(assignment[1]) or is_secret_name(assignment[1])):
+    assignment = _ASSIGNMENT.fullmatch(value if word.startswith("-") else word)
+    if assignment and _is_secret(assignment[1], assignment[2]):
         return word[: -len(assignment[2])] + MASK
-    return word
+    if header := re.match(_HEADER + _LITERAL + "(?=.)", word):
+        return header[1] + MASK
+    shown = _masked_object(word) or (len(word.split()) > 1 and _masked_line(word)) or word
+    return without_tokens(f"\n{shown}")[1:]  # at the beginning of a line a name has a value, in a sentence it has none
 
 
 def object_in(word: str) -> Any:
@@ -212,20 +290,6 @@ def _masked_line(line: str) -> str:
         words = shlex.split(line)
     except ValueError:
         return ""
-    hidden = masked(words) if len(words) > 1 else words
-    changed = [(word, shown) for word, shown in zip(words, hidden, strict=True) if word != shown]
-    for word, shown in changed:
-        line = line.replace(shlex.quote(word), shown)
-    if any(word in line for word, _ in changed):  # it was quoted otherwise
-        return shlex.join(hidden)
-    return line if changed else ""
-
-
-def is_secret_flag(word: str) -> bool:
-    """Whether `word` is a flag that takes an access token, a password or a key."""
-    return word.startswith("-") and is_secret_name(word)
-
-
-def is_secret_name(name: str) -> bool:
-    """Whether a key, a flag or a field of this name holds an access token, a password or a key."""
-    return bool(_SECRET_NAME.fullmatch(name.rpartition(".")[2].replace("-", "_").strip("_")))
+    if len(words) < 2 or (hidden := masked(words)) == words:
+        return ""
+    return " ".join(each if re.fullmatch(r"[^\s\"'\\]+", each) else shlex.quote(each) for each in hidden)

@@ -30,8 +30,10 @@ UNSAFE = "wheel_entry"
 """The code of what makes unpacking a wheel dangerous."""
 PROVENANCE = "dsrun.json"
 """In .dist-info of a wheel that dsrun built: what it was built from."""
-LONGEST_TEXT = 64 << 20
-"""Bytes: RECORD has 100 for each file; METADATA, parsed, takes ten times its size."""
+LONGEST_TEXT = 1 << 20
+"""Bytes: parsed, METADATA takes forty times its size."""
+LONGEST_RECORD = 64 << 20
+"""It has 100 bytes for each file."""
 _CHUNK = 1 << 20
 # zlib reaches a thousandth, compiled code a third: no wheel of more than a gigabyte is so much smaller packed.
 _LARGE = 1 << 30
@@ -61,6 +63,7 @@ class WheelArchive:
         self.name = wheel_name(path)
         self._zip = opened
         self._hashes: dict[str, str] = {}
+        self.folders = tuple(info for info in opened.infolist() if info.is_dir())
         self.entries = tuple(info for info in opened.infolist() if not info.is_dir())
         # In the archive's order, each once.
         self.names = tuple(dict.fromkeys(info.filename for info in self.entries))
@@ -69,11 +72,12 @@ class WheelArchive:
     def __contains__(self, name: str) -> bool:
         return name in self._known
 
-    def read_text(self, name: str) -> str:
+    def read_text(self, name: str, longest: int | None = None) -> str:
         """A text file of the wheel. Raises UsageError when it is damaged, too long, or not UTF-8."""
-        if (size := self._zip.getinfo(name).file_size) > LONGEST_TEXT:
-            longest = size_text(LONGEST_TEXT)
-            raise UsageError(f"{self.path.name}: {name} has {size_text(size)}: no wheel's has {longest}", fix=_AGAIN)
+        longest = longest or LONGEST_TEXT
+        if (size := self._zip.getinfo(name).file_size) > longest:
+            most = size_text(longest)
+            raise UsageError(f"{self.path.name}: {name} has {size_text(size)}: no wheel's has {most}", fix=_AGAIN)
         try:
             return b"".join(self._chunks(name)).decode("utf-8")
         except UnicodeDecodeError:
@@ -158,8 +162,9 @@ def _check_entries(archive: WheelArchive) -> list[Finding]:
     where, counts = archive.path.name, Counter(info.filename for info in archive.entries)
     packed = sum(info.compress_size for info in archive.entries)
     size = sum(info.file_size for info in archive.entries)
-    escaping = [name for name in archive.names if _escapes(name)]
-    links = [info.filename for info in archive.entries if stat.S_ISLNK(info.external_attr >> 16)]
+    everything = (*archive.entries, *archive.folders)
+    escaping = dict.fromkeys(info.filename for info in everything if _escapes(info.filename))
+    links = [info.filename for info in everything if stat.S_ISLNK(info.external_attr >> 16)]
     doubled = [name for name, count in counts.items() if count > 1]
     found = [
         *(("wheel_entry.escapes", name) for name in escaping),
@@ -198,7 +203,9 @@ def _check_record(archive: WheelArchive) -> list[Finding]:
     if member is None:
         return [finding_of("wheel_record", where=where)]
     try:
-        rows = {row[0]: row[1] for row in csv.reader(StringIO(archive.read_text(member))) if len(row) == 3}
+        rows = {
+            row[0]: row[1] for row in csv.reader(StringIO(archive.read_text(member, LONGEST_RECORD))) if len(row) == 3
+        }
     except csv.Error as error:
         return [finding_of("wheel_record.unreadable", where=where, reason=str(error))]
     present = {name for name in archive.names if not name.endswith(_UNSIGNED)}

@@ -28,6 +28,7 @@ from dsrun.wheel.verify.isa_level import cpu_level
 
 _LIBRARY = re.compile(r".+\.so(?:\.\d+)*")
 _BUILT = "deepspeed/git_version_info_installed.py"
+_LONGEST_NOTE = 64 << 10  # bytes: parsed, it takes 500 times its size
 _NO_CUDA = "0.0"
 # pyelftools checks little of what it reads; a damaged file makes it fail in any of these ways.
 _DAMAGED = (
@@ -141,7 +142,7 @@ def build_note(archive: WheelArchive) -> BuildNote:
 
     deepspeed/git_version_info.py reads it when an operation is loaded.
     """
-    built = assignments(archive.read_text(_BUILT)) if _BUILT in archive else {}
+    built = assignments(archive.read_text(_BUILT, _LONGEST_NOTE)) if _BUILT in archive else {}
     torch: dict[str, Any] = built.get("torch_info") or {}
     cuda = str(torch.get("cuda_version", _NO_CUDA))
     ops: dict[str, Any] = built.get("installed_ops") or {}

@@ -27,6 +27,10 @@ STATE = OrderedDict(
 )
 
 
+# A text of 2^62 bytes.
+HUGE = b"\x80\x04\x8d" + (1 << 62).to_bytes(8, "little") + b"abc"
+
+
 class Code:
     def __init__(self, *does: Any) -> None:
         self._does = does
@@ -56,7 +60,7 @@ def test_code_beside_weights_is_refused(tmp_path: Path, code: Code, in_zip: bool
         refuse_code(file)
 
 
-@pytest.mark.parametrize("content", [b"", b"PK", b"<html>", b"\x80\x02]q\x00", pickle.dumps([1])])
+@pytest.mark.parametrize("content", [b"", b"PK", b"<html>", b"\x80\x02]q\x00", pickle.dumps([1]), HUGE])
 def test_file_of_something_else_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "w.bin").write_bytes(content)
     with pytest.raises(UsageError, match="is not a file of weights"):
@@ -70,3 +74,30 @@ def test_archive_without_tensors_and_named_pipe_are_refused(tmp_path: Path) -> N
     for name in ("w.bin", "pipe.bin", "missing.bin"):
         with pytest.raises(UsageError, match="is not a file of weights"):
             refuse_code(tmp_path / name)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2, 97, "encrypted"])
+def test_damaged_archive_is_refused(tmp_path: Path, method: int | str) -> None:
+    file = tmp_path / "w.bin"
+    packed = method if method in (zipfile.ZIP_DEFLATED, zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2) else zipfile.ZIP_STORED
+    with zipfile.ZipFile(file, "w", int(packed)) as archive:
+        archive.writestr("archive/data.pkl", b"\x80\x02" + b"}0" * 5000 + b"}.")
+    content = bytearray(file.read_bytes())
+    central = content.find(b"PK\x01\x02")
+    if packed:  # what is packed begins behind the name
+        content[48:54] = b"\xff" * 6
+    elif method == "encrypted":
+        content[6] |= 1
+        content[central + 8] |= 1
+    else:
+        content[8] = content[central + 10] = 97
+    file.write_bytes(content)
+    with pytest.raises(UsageError, match="is not a file of weights"):
+        refuse_code(file)
+
+
+def test_pointer_of_git_lfs_is_named(tmp_path: Path) -> None:
+    (tmp_path / "w.bin").write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:aa\nsize 3\n")
+    with pytest.raises(UsageError, match="Git LFS") as caught:
+        refuse_code(tmp_path / "w.bin")
+    assert caught.value.fix == "git lfs pull"

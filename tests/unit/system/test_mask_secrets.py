@@ -1,5 +1,7 @@
 """What is a secret, by its key or its form, and commands, settings and text without it."""
 
+import time
+
 import pytest
 
 from dsrun.system.terminal.secrets import (
@@ -71,6 +73,13 @@ def test_masked_values_of_settings_and_back() -> None:
         ("not JSON: '{a: {password: sesame}'", "not JSON: '{a: {password: ***}'"),
         ('{"token": 12, "a": 3}', '{"token": "***", "a": 3}'),
         ("GET https:/me:sesame@x/a", "GET https:/***@x/a"),
+        ("GET https:/me:se@same@x/a", "GET https:/***@x/a"),
+        ("python t.py --token sesame1 --x", "python t.py --token *** --x"),
+        ("HF_TOKEN=sesame1 a.api_key='sesame b' x", "HF_TOKEN=*** a.api_key='***' x"),
+        ("curl -d token=sesame1 x", "curl -d token=*** x"),
+        ("key AKIAIOSFODNN7EXAMPLE", "key ***"),
+        ("AIzaSyA1234567890abcdefghijklmnopqrstuv", "***"),
+        ("dckr_pat_abcdefghijklmnopqrst xapp-1-A123-456-abcdefghijk", "*** ***"),
     ],
 )
 def test_forms_of_secrets_in_text(line: str, shown: str) -> None:
@@ -88,6 +97,8 @@ def test_forms_of_secrets_in_text(line: str, shown: str) -> None:
         "write --secret API_KEY=SECRET:KEY",
         '{"token": null, "has_secret": true, "api_key": ""}',
         "unexpected token: x",
+        "hub_token: unknown",
+        "write HF_TOKEN=VALUE or HF_TOKEN=hub:token, and remove --token from it",
     ],
 )
 def test_text_without_a_secret_stays(line: str) -> None:
@@ -105,3 +116,20 @@ def test_settings_of_a_vocabulary_stay() -> None:
 def test_split_secrets_of_command() -> None:
     words = ["dsrun", "train", "--token", "a", "--model", "m", "--hub-token=b"]
     assert split_secrets(words) == (["dsrun", "train", "--model", "m"], {"token": "a", "hub_token": "b"})
+
+
+@pytest.mark.parametrize("part", ["--.-", ":/a:", "sk-", "token : ", "a b ", '{"a":', "-u ", "https://a-", "X-"])
+def test_time_of_long_text_is_linear(part: str) -> None:
+    """A minute where it is quadratic."""
+    begun = time.process_time()
+    without_tokens(part * (160_000 // len(part)))
+    assert time.process_time() - begun < 10
+
+
+@pytest.mark.parametrize("word", ["a\xa0b", "a\x0bb", "'a b'", "a\\ b"])
+def test_word_of_one_word_is_no_command(word: str) -> None:
+    assert masked([word]) == [word]
+
+
+def test_inner_command_keeps_its_other_words() -> None:
+    assert masked(["bash", "-c", "python train.py --token a --data a"])[2] == "python train.py --token *** --data a"

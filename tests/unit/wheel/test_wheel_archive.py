@@ -13,6 +13,7 @@ import pytest
 from dsrun.errors import UsageError
 from dsrun.wheel.verify import archive as module
 from dsrun.wheel.verify.archive import UNSAFE, check_archive, open_wheel
+from dsrun.wheel.verify.contents import build_note
 from dsrun.wheel.verify.wheel_check import examine
 from tests.tiny_wheels import TAG, VERSION, hashed, make_wheel
 
@@ -152,6 +153,24 @@ def test_entry_that_an_installer_should_not_write_is_an_error(tmp_path, member):
         opened.writestr(member, b"x")
     report, findings = examine(path)
     assert ([each.code for each in findings], report.libraries) == ([UNSAFE], ())
+
+
+@pytest.mark.parametrize("name", [f"{INFO}/METADATA", "deepspeed/git_version_info_installed.py"])
+def test_long_text_is_not_parsed(tmp_path, name):
+    """Gigabytes of memory, for a note of six megabytes."""
+    path = make_wheel(tmp_path, {"deepspeed/__init__.py": ""})
+    with zipfile.ZipFile(path, "a", zipfile.ZIP_DEFLATED) as opened, warnings.catch_warnings(action="ignore"):
+        opened.writestr(name, b"a = 1\n" * 200_000)
+    with open_wheel(path) as archive, pytest.raises(UsageError, match=r"has 1\.1 MiB"):
+        _ = build_note(archive), archive.read_text(name)
+
+
+@pytest.mark.parametrize("name", ["../../evil/", "/evil/", "a/../../b/"])
+def test_folder_that_leads_out_is_an_error(tmp_path, name):
+    path = make_wheel(tmp_path, {"deepspeed/__init__.py": ""})
+    with zipfile.ZipFile(path, "a") as opened:
+        opened.writestr(name, b"")
+    assert [each.code for each in examine(path)[1]] == [UNSAFE]
 
 
 def test_bomb_is_an_error_and_is_not_read(tmp_path, monkeypatch):
