@@ -55,8 +55,7 @@ def in_step(request: LaunchRequest, environ: Mapping[str, str]) -> LocalLauncher
         run=f"slurm {job}.{step} {environ.get('SLURM_RESTART_COUNT', '0')}",
         returns=False,
         # The script of render-slurm, which sets the folder, names one that follows from the job.
-        chosen_port=request.master_port is None
-        and (not environ.get("MASTER_PORT") or bool(environ.get(variables.FAILURES))),
+        chosen_port=bool(environ.get(variables.FAILURES)) or not (request.master_port or environ.get("MASTER_PORT")),
     )
 
 
