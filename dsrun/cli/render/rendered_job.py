@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -9,9 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from dsrun.errors import UsageError
-from dsrun.launch.launchers import refuse_scripts
-from dsrun.launch.program import JobProgram, any_program
+from dsrun.errors import DsrunError, UsageError
+from dsrun.launch.launchers import launcher_in, refuse_scripts
+from dsrun.launch.program import FIX, JobProgram, any_program
 from dsrun.options import OptionValue, flag_of
 from dsrun.system.terminal.secrets import MASK, masked, object_in, secret_key
 from dsrun.system.terminal.stderr import print_note
@@ -61,7 +63,8 @@ def find_job(args: Sequence[str], config: str | None, cwd: Path, rendering: JobR
     if args:
         refuse_secrets(args, rendering)
         refuse_scripts(args, cwd)
-        return RenderedProgram(program=any_program(args), config=config or here)
+        fix = _without_launcher(args) if launcher_in(args) else FIX
+        return RenderedProgram(program=any_program(args, fix=fix), config=config or here)
     if config or here:
         name = str(config or here)
         from dsrun.cli.render.training import refuse_no_training
@@ -71,6 +74,31 @@ def find_job(args: Sequence[str], config: str | None, cwd: Path, rendering: JobR
         return _train(["--config", name], name, cwd, rendering)
     print_note(f"no command after --, and no {RUN_FILE} here: the job trains the demo")
     return _train(DEMO, None, cwd, rendering)
+
+
+def _without_launcher(args: Sequence[str]) -> str:
+    """What a render command is to be given instead of another launcher's line."""
+    from dsrun.launch.environment import LOCAL_RANK
+    from dsrun.launch.launcher_line import launcher_line  # which may run the launcher's own code
+    from dsrun.system.shell import command_line
+
+    try:
+        line = launcher_line(args, os.environ)
+    except DsrunError:
+        return FIX
+    if line is None:
+        return FIX
+    given = {"nodes": line.nodes, "nproc": line.nproc, "max-restarts": line.max_restarts}
+    flags = [f"--{name}={value}" for name, value in given.items() if value is not None]
+    # Which GPUs of its own a job sees is the scheduler's.
+    variables = [each for each in line.assignments if not each.startswith("CUDA_VISIBLE_DEVICES=")]
+    flags += [word for each in variables for word in ("--env", each)]
+    program = list(line.command)
+    if line.local_rank:
+        rank = f"{line.local_rank}={LOCAL_RANK}"
+        text = shlex.join(program).replace(shlex.quote(rank), f'{line.local_rank}="$LOCAL_RANK"')
+        program = ["bash", "-c", f"exec {text}"]
+    return command_line([*flags, "--", *program])
 
 
 def _train(args: Sequence[str], config: str | None, cwd: Path, rendering: JobRendering) -> RenderedProgram:
