@@ -14,6 +14,7 @@ from typing import Any, Literal
 from dsrun.errors import MissingError, UsageError
 from dsrun.launch.launchers import PYTHON
 from dsrun.launch.torchrun_line import LauncherLine, parse_torchrun
+from dsrun.system.env import is_count
 from dsrun.system.shell import command_line
 
 READER = Path(__file__).with_name("read_launcher_line.py")
@@ -54,7 +55,7 @@ def launcher_line(argv: Sequence[str], environ: Mapping[str, str]) -> LauncherLi
         return None
     name, python, words = found
     if name in ("torchrun", "torch.distributed.launch"):
-        line = replace(parse_torchrun(words), launcher=name, python=python)
+        line = replace(parse_torchrun(words, name), python=python)
         options = words[: len(words) - len(line.program)]
         hands_on = name != "torchrun" and not {"--use-env", "--use_env"} & set(options)
         return replace(line, local_rank="--local-rank" if hands_on else None)
@@ -103,7 +104,7 @@ def _read(name: LauncherName, python: str, words: Sequence[str], environ: Mappin
     if done.returncode == 0:
         return dict(json.loads(done.stdout.splitlines()[-1]))
     said = (done.stderr.strip().splitlines() or ["it says nothing"])[-1]
-    reason = said.rpartition("rror: ")[2]
+    reason = said.partition("rror: ")[2] or said
     raise UsageError(f"{name}: {reason}", fix="correct its options, or -- python my_train.py …")
 
 
@@ -118,7 +119,10 @@ def _of_accelerate(said: Mapping[str, Any], line: LauncherLine) -> LauncherLine:
     # One thread is what torch.distributed.run takes as well where nobody says anything.
     env = {name: value for name, value in said["env"].items() if name not in _RANKS_OWN}
     env = {name: value for name, value in env.items() if (name, value) != ("OMP_NUM_THREADS", "1")}
-    several = nodes > 1
+    several, file = nodes > 1, env.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "")
+    # It may also be the configuration itself, in base64.
+    if ("/" in file or "." in file) and not Path(file).is_file():
+        raise UsageError(f"accelerate launch: there is no file {file}, its deepspeed_config_file", fix="correct it")
     return replace(
         line,
         nodes=nodes if several else None,
@@ -145,6 +149,8 @@ def _of_deepspeed(said: Mapping[str, Any], line: LauncherLine) -> LauncherLine:
         host, _, slots = include.partition(":")
         if host != "localhost" or not slots:
             raise UsageError(f"deepspeed --include {include}: there is no hostfile", fix="--include localhost:0,1")
+        if not all(map(is_count, slots.split(","))):
+            raise UsageError(f"deepspeed --include {include} names no GPUs by number", fix="--include localhost:0,1")
         env, include, nproc = {"CUDA_VISIBLE_DEVICES": slots}, None, nproc or len(slots.split(","))
     line = replace(
         line,

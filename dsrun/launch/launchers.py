@@ -12,9 +12,15 @@ PYTHON = re.compile(r"python(?:3(?:\.\d+)?)?")
 _SCHEDULERS = frozenset({"srun", "mpirun", "mpiexec", "sbatch"})
 # What starts workers itself: as programs, and as Python's modules.
 LAUNCHERS = _SCHEDULERS | {
-    "torchrun", "deepspeed", "accelerate", "torch.distributed.run", "torch.distributed.launch",
+    "torchrun", "deepspeed", "accelerate", "accelerate-launch", "torch.distributed.run", "torch.distributed.launch",
     "deepspeed.launcher.runner", "accelerate.commands.launch",
 }  # fmt: skip
+# Commands that start workers for training, and the module that each of these runs.
+TRAINERS = {
+    "axolotl train": "axolotl.cli.train",
+    "llamafactory-cli train": "llamafactory.launcher",
+    "colossalai run": None,
+}
 # What runs the command behind its own options, and those of them whose value is a word of its own.
 _WRAPPERS = {
     "env": "-u --unset -C --chdir",
@@ -42,7 +48,7 @@ _RUNNERS = {
 }
 SHELLS = frozenset({"bash", "sh", "dash", "zsh"})
 _BEFORE_COMMANDS = frozenset({"if", "then", "do", "else", "elif", "while", "until", "!", "{", "command", "eval"})
-_ASSIGNMENT = re.compile(r"\w+=.*", re.DOTALL)
+ASSIGNMENT = re.compile(r"\w+=.*", re.DOTALL)
 _DIRECTIVE = re.compile(r"^#SBATCH\s", re.MULTILINE)
 _LONGEST_SCRIPT = 1 << 18
 
@@ -52,15 +58,16 @@ def launcher_in(argv: Sequence[str]) -> str | None:
     words = list(argv)
     while words:
         base = PurePosixPath(words[0]).name
-        if base in LAUNCHERS:
-            return base
+        command = f"{base} {' '.join(words[1:2])}"
+        if base in LAUNCHERS or command in TRAINERS:
+            return base if base in LAUNCHERS else command
         if PYTHON.fullmatch(base):
             return next((name for name in _module(words[1:]) if name in LAUNCHERS), None)
         if base == "dsrun":
             return next((f"dsrun {name}" for name in words[1:2] if name in ("launch", "render-slurm")), None)
         if base in SHELLS:
             return _in_shell(words[1:])
-        if base in _BEFORE_COMMANDS or _ASSIGNMENT.fullmatch(words[0]):
+        if base in _BEFORE_COMMANDS or ASSIGNMENT.fullmatch(words[0]):
             words = words[1:]
         elif base in _WRAPPERS:
             words = _behind_options(words[1:], _WRAPPERS[base])[base == "timeout" :]  # its first word is the time
@@ -80,7 +87,7 @@ def _module(words: Sequence[str]) -> Iterable[str]:
 def _behind_options(words: Sequence[str], valued: str, end: str = "") -> list[str]:
     """`words` from the first that is neither an option, nor its value, nor NAME=VALUE; or from `end`."""
     at = 0
-    while at < len(words) and words[at] != end and (words[at].startswith("-") or _ASSIGNMENT.fullmatch(words[at])):
+    while at < len(words) and words[at] != end and (words[at].startswith("-") or ASSIGNMENT.fullmatch(words[at])):
         at += 2 if words[at] in valued.split() else 1
     return list(words[at:])
 

@@ -8,9 +8,10 @@ from pathlib import PurePosixPath
 from typing import NamedTuple
 
 from dsrun.errors import UsageError
-from dsrun.launch.launchers import PYTHON, SHELLS, launcher_in
+from dsrun.launch.launchers import ASSIGNMENT, PYTHON, SHELLS, TRAINERS, launcher_in
 
 WORKER = "dsrun.train"
+FIX = "-- python my_train.py …; variables with --env NAME=VALUE"
 _SLUG = re.compile(r"[^A-Za-z0-9._-]+")
 # Not one with a path, behind another command (apptainer, srun), or of an environment that the line enters.
 _PYTHON_COMMAND = re.compile(rf"(^|[;&|]|\bexec\s)\s*(\w+=\S*\s+)*({PYTHON.pattern})\s")
@@ -74,9 +75,7 @@ def train_program(
     )
 
 
-def any_program(
-    argv: Sequence[str], *, fix: str = "-- python my_train.py …; variables with --env NAME=VALUE"
-) -> JobProgram:
+def any_program(argv: Sequence[str], *, fix: str = FIX) -> JobProgram:
     """A Python script or module, or any other executable. Raises UsageError for anything else, with `fix` for what
     starts workers itself."""
     if argv[0] == "-m" or argv[0].endswith(".py"):
@@ -86,9 +85,15 @@ def any_program(
         raise UsageError("the program after -- is an empty word")
     if first.startswith("-"):
         raise UsageError(f"-- {first}: a program comes first", fix="-- train --model …, or -- python my_train.py …")
+    if ASSIGNMENT.fullmatch(first):
+        raise UsageError(f"-- {first.partition('=')[0]}=…: a variable is no program", fix=fix)
     base = PurePosixPath(first).name
+    if base == "accelerate" and rest[:1] != ["launch"]:
+        raise UsageError(f"-- {' '.join(argv[:2])}: of accelerate's commands only launch starts a program", fix=fix)
     if launcher := launcher_in(argv):
-        shown = first if launcher == base else f"{first} … {launcher}"
+        shown = first + launcher.removeprefix(base) if launcher.startswith(base) else f"{first} … {launcher}"
+        if module := TRAINERS.get(launcher):
+            fix = f"-- python -m {module} CONFIG.yml"
         raise UsageError(
             f"-- {shown}: the job starts one worker per GPU itself, and each would start all of them again", fix=fix
         )

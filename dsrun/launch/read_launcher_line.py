@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 ACCELERATE = ("num_processes", "num_machines", "machine_rank", "main_process_ip", "main_process_port", "max_restarts")
@@ -35,6 +36,7 @@ def told(args: Any, env: dict[str, str], *, given: dict[str, Any]) -> None:
 def accelerate_line(argv: Sequence[str]) -> None:
     """What `accelerate launch` decides, with its configuration file."""
     from accelerate.commands import launch
+    from accelerate.commands.config import config_args
     from accelerate.utils import launch as settings
 
     def instead(prepare: Callable[[Any], dict[str, str]]) -> Callable[[Any], None]:
@@ -51,7 +53,17 @@ def accelerate_line(argv: Sequence[str]) -> None:
     launch.simple_launcher = instead(lambda args: settings.prepare_simple_launcher_cmd_env(args)[1])
     for name in ("tpu_launcher", "tpu_pod_launcher", "sagemaker_launcher"):
         setattr(launch, name, _refuse)
-    launch.launch_command(launch.launch_command_parser().parse_args(argv))
+    args = launch.launch_command_parser().parse_args(argv)
+    file = Path(args.config_file or config_args.default_config_file)
+    if args.config_file and not file.is_file():
+        raise SystemExit(f"{file} is {'a folder' if file.is_dir() else 'not there'}")
+    if file.is_file():
+        try:
+            config_args.load_config_from_file(str(file))
+        except Exception as error:
+            why = "it is for SageMaker" if "SageMaker" in str(error) else error
+            raise ValueError(f"{file}: {why}") from None
+    launch.launch_command(args)
 
 
 def _refuse(*_: object) -> None:
@@ -70,7 +82,10 @@ def deepspeed_line(argv: Sequence[str]) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    {"accelerate": accelerate_line, "deepspeed": deepspeed_line}[argv[0]](argv[1:])
+    try:
+        {"accelerate": accelerate_line, "deepspeed": deepspeed_line}[argv[0]](argv[1:])
+    except Exception as error:
+        raise SystemExit(f"error: {' '.join(str(error).split())}") from None
     return 0
 
 

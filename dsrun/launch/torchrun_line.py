@@ -34,7 +34,7 @@ class LauncherLine:
     its machine, if the launcher hands that on; `env` are the variables that it sets.
     """
 
-    launcher: str = "torchrun"
+    launcher: str
     python: str = "python"
     nodes: int | None = None
     node_rank: int | None = None
@@ -51,11 +51,14 @@ class LauncherLine:
     local_rank: str | None = None
     env: Mapping[str, str] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if self.program[0].startswith("-"):
+            raise UsageError(f"{self.launcher} {self.program[0]}: dsrun launch does not know it", fix="remove it")
+
     @property
-    def telling_env(self) -> list[str]:
-        """NAME=VALUE of each variable that says something."""
-        nothing = ("no", "false", "default")
-        return [f"{name}={value}" for name, value in self.env.items() if value.lower() not in nothing]
+    def assignments(self) -> list[str]:
+        """NAME=VALUE of the variables that say something."""
+        return [f"{key}={value}" for key, value in self.env.items() if value.lower() not in ("no", "false", "default")]
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -66,7 +69,7 @@ class LauncherLine:
         return (*before, entry, *rank, *words)
 
 
-def parse_torchrun(argv: Sequence[str]) -> LauncherLine:
+def parse_torchrun(argv: Sequence[str], launcher: str = "torchrun") -> LauncherLine:
     """Read the options up to the program. Raises UsageError for those that are none, or that cannot be followed.
 
     Those of torch.distributed.launch are the same, and its own --use-env.
@@ -88,33 +91,32 @@ def parse_torchrun(argv: Sequence[str]) -> LauncherLine:
             mode.append(_MODES[name])
             continue
         if name not in _VALUED | _IGNORED:
-            raise UsageError(
-                f"torchrun {word}: dsrun launch does not know this option", fix="-- before the program, or remove it"
-            )
+            raise UsageError(f"{launcher} {word}: dsrun launch does not know this option", fix="remove it")
         if not equals:
             if position == len(argv):
-                raise UsageError(f"torchrun {word}: its value is missing", fix=f"{word}=VALUE")
+                raise UsageError(f"{launcher} {word}: its value is missing", fix=f"{word}=VALUE")
             value = argv[position]
             position += 1
         values[name] = value
     if position >= len(argv):
-        raise UsageError("torchrun: no program is named", fix="-- torchrun --nproc-per-node 8 my_train.py")
-    return _torchrun(values, tuple(mode), argv[position:])
+        raise UsageError(f"{launcher}: no program is named", fix="my_train.py behind its options")
+    return _torchrun(launcher, values, tuple(mode), argv[position:])
 
 
-def _torchrun(values: dict[str, str], mode: tuple[str, ...], program: Sequence[str]) -> LauncherLine:
+def _torchrun(launcher: str, values: dict[str, str], mode: tuple[str, ...], program: Sequence[str]) -> LauncherLine:
     backend = values.get("rdzv_backend") or "c10d"
     if backend not in _BACKENDS:
-        raise UsageError(f"torchrun --rdzv-backend {backend}: dsrun launch has the nodes meet itself", fix="c10d")
-    host, port = _endpoint(values.get("rdzv_endpoint", ""))
+        raise UsageError(f"{launcher} --rdzv-backend {backend}: dsrun launch has the nodes meet itself", fix="c10d")
+    host, port = _endpoint(launcher, values.get("rdzv_endpoint", ""))
     nproc = values.get("nproc_per_node")
     return LauncherLine(
-        nodes=_integer(values, "nnodes"),
-        node_rank=_integer(values, "node_rank"),
-        nproc=None if nproc in ("auto", "gpu") else _integer(values, "nproc_per_node"),
+        launcher=launcher,
+        nodes=_integer(launcher, values, "nnodes"),
+        node_rank=_integer(launcher, values, "node_rank"),
+        nproc=None if nproc in ("auto", "gpu") else _integer(launcher, values, "nproc_per_node"),
         master_addr=values.get("master_addr") or host,
-        master_port=_integer(values, "master_port") or port,
-        max_restarts=_integer(values, "max_restarts"),
+        master_port=_integer(launcher, values, "master_port") or port,
+        max_restarts=_integer(launcher, values, "max_restarts"),
         rdzv_id=values.get("rdzv_id"),
         mode=mode,
         # torchrun makes one $ of two, and so will the one that is started with these words.
@@ -124,18 +126,18 @@ def _torchrun(values: dict[str, str], mode: tuple[str, ...], program: Sequence[s
     )
 
 
-def _integer(values: dict[str, str], name: str) -> int | None:
+def _integer(launcher: str, values: dict[str, str], name: str) -> int | None:
     text = values.get(name)
     if text is None:
         return None
     flag = f"--{name.replace('_', '-')}"
     if not is_count(text):
         hint = "a range of nodes cannot be supervised: name one number" if ":" in text else f"{flag}=N"
-        raise UsageError(f"torchrun {flag} {shortened(text)} is not a number", fix=hint)
+        raise UsageError(f"{launcher} {flag} {shortened(text)} is not a number", fix=hint)
     return int(text)
 
 
-def _endpoint(text: str) -> tuple[str | None, int | None]:
+def _endpoint(launcher: str, text: str) -> tuple[str | None, int | None]:
     """ "host:port", "[::1]:port", "host"."""
     if not text:
         return None, None
@@ -144,6 +146,6 @@ def _endpoint(text: str) -> tuple[str | None, int | None]:
         return text.strip("[]"), None
     if not is_count(port):
         raise UsageError(
-            f"torchrun --rdzv-endpoint {shortened(text)} is not HOST:PORT", fix="--rdzv-endpoint=HOST:29500"
+            f"{launcher} --rdzv-endpoint {shortened(text)} is not HOST:PORT", fix="--rdzv-endpoint=HOST:29500"
         )
     return host.strip("[]"), int(port)

@@ -107,6 +107,22 @@ def test_render_slurm_of_any_program(dsrun):
     assert "--no-python -- ./tool -v &" in launched(dsrun("render-slurm", "--", "./tool", "-v"))
 
 
+@pytest.mark.parametrize(
+    ("line", "fix"),
+    [
+        ("torchrun --nnodes 2 --nproc-per-node 4 x.py --a", "--nodes=2 --nproc=4 -- python x.py --a"),
+        ("python -m torch.distributed.launch x.py", """-- bash -c 'exec python x.py --local-rank="$LOCAL_RANK"'"""),
+        ("torchrun --bogus x.py", "-- python my_train.py …; variables with --env NAME=VALUE"),
+    ],
+)
+def test_refusal_of_a_launcher_names_the_arguments_that_run_the_same(dsrun, line, fix):
+    done = dsrun("render-slurm", "--", *line.split())
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"({fix})" in done.stderr
+    if "my_train" not in fix:
+        assert dsrun("render-slurm", *shlex.split(fix)).returncode == 0
+
+
 def test_render_slurm_never_writes_token_to_script(dsrun, environ):
     token = "hf_" + "a1B2" * 9
     for args in (

@@ -12,7 +12,7 @@ import pytest
 
 from dsrun.errors import DsrunError, MissingError, UsageError
 from dsrun.launch.launcher_line import launcher_line
-from dsrun.launch.node.work import launch_command
+from dsrun.launch.node.work import LaunchOptions, launch_command, merge_launcher
 
 pytestmark = pytest.mark.train
 
@@ -70,7 +70,7 @@ def environ(tmp_path, monkeypatch):
 )  # fmt: skip
 def test_line_of_a_launcher_is_one_of_dsrun(environ, line, same):
     found = launcher_line(shlex.split(line), environ)
-    assert launch_command(found) == same
+    assert launch_command(found, merge_launcher(LaunchOptions(), found)) == same
 
 
 def test_file_of_accelerate_config_counts(environ, tmp_path):
@@ -90,7 +90,9 @@ def test_file_of_accelerate_config_counts(environ, tmp_path):
     ("line", "error", "says"),
     [
         ("accelerate launch --num_processes two a.py", UsageError, "accelerate launch: .*invalid int value"),
-        ("accelerate launch --config_file none.yaml a.py", UsageError, "accelerate launch: .*none.yaml"),
+        ("accelerate launch --config_file none.yaml a.py", UsageError, "accelerate launch: none.yaml is not there"),
+        ("accelerate launch --config_file . a.py", UsageError, "is a folder"),
+        ("accelerate launch -- --bogus a.py", UsageError, "accelerate launch --bogus"),
         (
             "accelerate launch --num_machines 2 --num_processes 3 --machine_rank 0 --main_process_ip h"
             " --main_process_port 9 a.py",
@@ -100,6 +102,7 @@ def test_file_of_accelerate_config_counts(environ, tmp_path):
         ("deepspeed --autotuning run a.py", UsageError, "deepspeed --autotuning"),
         ("deepspeed --bind_cores_to_rank a.py", UsageError, "deepspeed --bind_cores_to_rank"),
         ("deepspeed --include gpu1:0 a.py", UsageError, "there is no hostfile"),
+        ("deepspeed --include localhost:a a.py", UsageError, "names no GPUs by number"),
         ("deepspeed --hostfile hosts --num_nodes 2 a.py", UsageError, "on all machines of hosts"),
         ("deepspeed --frobnicate a.py", UsageError, "deepspeed: unrecognized|deepspeed: .*required"),
         ("/no/such/accelerate launch a.py", MissingError, "there is no program"),
@@ -109,6 +112,21 @@ def test_file_of_accelerate_config_counts(environ, tmp_path):
 def test_line_that_cannot_be_followed_is_refused(environ, line, error, says):
     with pytest.raises(error, match=says):
         launcher_line(shlex.split(line), environ)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a: b: c", r"a.yaml: mapping values are not allowed.* line 1"),
+        ("{compute_environment: LOCAL_MACHINE, distributed_type: TPU}", "a.yaml: 'TPU' is not a valid"),
+        ("{compute_environment: AMAZON_SAGEMAKER, distributed_type: NO}", "a.yaml: it is for SageMaker"),
+        (YAML.replace("{zero_stage: 2,", "{deepspeed_config_file: /nope/ds.json,"), "no file /nope/ds.json"),
+    ],
+)
+def test_file_of_accelerate_that_cannot_be_followed_is_named(environ, tmp_path, text, says):
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(UsageError, match=f"accelerate launch: .*{says}"):
+        launcher_line(["accelerate", "launch", "--config_file", "a.yaml", "a.py"], environ)
 
 
 @pytest.mark.parametrize(
@@ -129,3 +147,25 @@ def test_ranks_get_what_the_launcher_would_give_them(environ, tmp_path):
     for rank in (0, 1):
         assert f"{rank} ['--local_rank={rank}', '--x', '$HOME']" in done.stderr + done.stdout
     assert "note: deepspeed: the same as dsrun launch --nproc 2" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "variable"),
+    [
+        ("accelerate launch --cpu --mixed_precision bf16 a.py", "ACCELERATE_MIXED_PRECISION=bf16"),
+        ("deepspeed --include localhost:1 a.py", "CUDA_VISIBLE_DEVICES=1"),
+    ],
+)
+def test_dry_run_prints_the_variables_of_the_launcher(environ, tmp_path, line, variable):
+    (tmp_path / "a.py").touch()
+    argv = [sys.executable, "-m", "dsrun", "launch", "--dry-run", "--", *line.split()]
+    done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=True)
+    assert f"export {variable}" in done.stdout.splitlines()
+
+
+def test_render_command_names_what_the_launcher_would_run(environ):
+    argv = [sys.executable, "-m", "dsrun", "render-slurm", "--"]
+    line = "accelerate launch --num_processes 2 --mixed_precision bf16 a.py --x"
+    done = subprocess.run([*argv, *line.split()], env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "(--nproc=2 --env ACCELERATE_MIXED_PRECISION=bf16 -- python a.py --x)" in done.stderr

@@ -141,14 +141,14 @@ def _launch(given: dict[str, Any], program: tuple[str, ...], signals: StartupSig
         {} if options.tied else os.environ,
     )
     if line is not None and getattr(place, "node", 0) == 0:
-        print_note(f"{line.launcher}: the same as {launch_command(line)}")
-    parsed = parse_program(program)
+        print_note(f"{line.launcher}: the same as {launch_command(line, options)}")
+    parsed, env = parse_program(program), line.env if line else {}
     if parsed.trains and not options.signals:
         raise UsageError("--no-signals: dsrun train saves on signals, and could not", fix="remove it")
     if isinstance(place, SshLauncher):
-        return over_ssh(options, place, program, signals, more=line.env if line else {})
+        return over_ssh(options, place, program, signals, more=env)
     if isinstance(place, SrunLauncher):
-        return through_srun(options, place.nodes, program)
+        return through_srun(options, place.nodes, program, more=env)
     if place.listed and place.node == 0 and not is_this_machine(place.host):
         raise UsageError(
             f"{place.how}, but the list of the job begins with {place.host}, which is another machine",
@@ -157,7 +157,7 @@ def _launch(given: dict[str, Any], program: tuple[str, ...], signals: StartupSig
     place = replace(place, run=f"{place.run} {(line and line.rdzv_id) or ''}")
     if options.tied:
         place = replace(place, how=f"node {place.node} of {place.nodes}, over ssh", own_terminal=False)
-    work = work_of(options, parsed, nodes=place.nodes)
+    work = replace(work_of(options, parsed, nodes=place.nodes), env=env)
     if place.tool and place.node == 0:
         _note_binding(work.topology, place.tool)
     return run_node(work, place, signals, rendezvous_timeout_s=options.rendezvous_timeout)

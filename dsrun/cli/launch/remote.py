@@ -25,7 +25,7 @@ from dsrun.notifications.notify_target import variable_names
 from dsrun.system import variables
 from dsrun.system.env import expand_counts
 from dsrun.system.net import behind_alias, is_this_machine
-from dsrun.system.shell import command_line
+from dsrun.system.shell import command_line, command_lines
 from dsrun.system.terminal.secrets import split_secrets
 from dsrun.system.terminal.stderr import print_error, print_note
 
@@ -147,8 +147,9 @@ def _dry_run(where: str, remotes: list[RemoteSupervisor]) -> int:
     return 0
 
 
-def through_srun(options: LaunchOptions, nodes: int, program: tuple[str, ...]) -> int:
-    """Replace this process by an srun that starts one supervisor on each of the allocation's nodes."""
+def through_srun(options: LaunchOptions, nodes: int, program: tuple[str, ...], *, more: Mapping[str, str]) -> int:
+    """Replace this process by an srun that starts one supervisor on each of the allocation's nodes; `more` is set
+    here."""
     own = options.argv("master_addr", "master_port", "nproc")
     program, tokens = _without_tokens(program)
     argv = [*srun_argv(nodes, os.environ), *SELF, *own, "--", *program]
@@ -158,7 +159,7 @@ def through_srun(options: LaunchOptions, nodes: int, program: tuple[str, ...]) -
         secret = os.environ.get(variables.SECRET) or secrets.token_hex(16)
         os.execvpe("srun", argv, {**os.environ, variables.SECRET: secret, **tokens})
     print_note(f"in SLURM job {os.environ['SLURM_JOB_ID']}, outside of its steps")
-    click.echo(command_line(argv))
+    click.echo("\n".join(command_lines(argv, more)))
     return 0
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,7 +13,7 @@ import click
 
 from dsrun.errors import DsrunError, UsageError
 from dsrun.launch.launchers import launcher_in, refuse_scripts
-from dsrun.launch.program import JobProgram, any_program
+from dsrun.launch.program import FIX, JobProgram, any_program
 from dsrun.options import OptionValue, flag_of
 from dsrun.system.shell import command_line
 from dsrun.system.terminal.secrets import MASK, masked, object_in, secret_key
@@ -64,8 +64,8 @@ def find_job(args: Sequence[str], config: str | None, cwd: Path, rendering: JobR
     if args:
         refuse_secrets(args, rendering)
         refuse_scripts(args, cwd)
-        known = {"fix": _without_launcher(args)} if launcher_in(args) else {}
-        return RenderedProgram(program=any_program(args, **known), config=config or here)
+        fix = _without_launcher(args) if launcher_in(args) else FIX
+        return RenderedProgram(program=any_program(args, fix=fix), config=config or here)
     if config or here:
         name = str(config or here)
         from dsrun.cli.render.training import refuse_no_training
@@ -78,16 +78,27 @@ def find_job(args: Sequence[str], config: str | None, cwd: Path, rendering: JobR
 
 
 def _without_launcher(args: Sequence[str]) -> str:
-    """What to give instead of the line of a launcher: the program that it starts, with the variables that it sets."""
-    from dsrun.launch.launcher_line import launcher_line
+    """What a render command is to be given instead of another launcher's line."""
+    from dsrun.launch.environment import LOCAL_RANK
+    from dsrun.launch.launcher_line import launcher_line  # which may run the launcher's own code
 
-    line = None
-    with suppress(DsrunError):  # one that is not there, or does not know its own options
+    try:
         line = launcher_line(args, os.environ)
+    except DsrunError:
+        return FIX
     if line is None:
-        return "-- python my_train.py …; variables with --env NAME=VALUE"
-    variables = (f"--env={each}" for each in line.telling_env)
-    return command_line([*variables, "--", *replace(line, local_rank=None).command])
+        return FIX
+    given = {"nodes": line.nodes, "nproc": line.nproc, "max-restarts": line.max_restarts}
+    flags = [f"--{name}={value}" for name, value in given.items() if value is not None]
+    # Which GPUs of its own a job sees is the scheduler's.
+    variables = [each for each in line.assignments if not each.startswith("CUDA_VISIBLE_DEVICES=")]
+    flags += [word for each in variables for word in ("--env", each)]
+    program = list(line.command)
+    if line.local_rank:
+        rank = f"{line.local_rank}={LOCAL_RANK}"
+        text = shlex.join(program).replace(shlex.quote(rank), f'{line.local_rank}="$LOCAL_RANK"')
+        program = ["bash", "-c", f"exec {text}"]
+    return command_line([*flags, "--", *program])
 
 
 def _train(args: Sequence[str], config: str | None, cwd: Path, rendering: JobRendering) -> RenderedProgram:

@@ -214,7 +214,7 @@ def _dry_run(work: NodeProgram, place: LocalLauncher) -> int:
     if work.recipe is not None:  # A command that runs without a supervisor, which would send the recipe.
         job = replace(job, program=[*job.program, *without_dry_run(work.recipe.argv)])
     argv = run_command(run_arguments(job, attempt=0, port=job.port or free_port()))
-    click.echo("\n".join(command_lines(argv, changes)))
+    click.echo("\n".join(command_lines(argv, {**work.env, **changes})))
     return 0
 
 

@@ -8,11 +8,10 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
 from functools import partial
 from importlib.util import find_spec
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -63,8 +62,9 @@ class LaunchOptions:
     log_format: str | None = None
     tied: bool = False
 
-    def argv(self, *names: str) -> list[str]:
-        """The options `names`, and those that every node's supervisor needs, as command-line arguments."""
+    def argv(self, *names: str, defaults: bool = True) -> list[str]:
+        """The options `names`, and those that every node's supervisor needs, as command-line arguments; those that have
+        their default only with `defaults`."""
         names = (*names, "output", "max_restarts", "hang_timeout", "rendezvous_timeout", "force", "debug")
         found = [word for target in self.notify for word in ("--notify", target)]
         for name in names:
@@ -72,7 +72,7 @@ class LaunchOptions:
             flag = f"--{name.replace('_', '-')}"
             if value is True:
                 found.append(flag)
-            elif value is not None and value is not False:
+            elif value is not None and value is not False and (defaults or value != getattr(LaunchOptions, name)):
                 found += [flag, f"{value}"]
         return found + [f"--no-{name}" for name in ("remedy", "warm", "signals") if not getattr(self, name)]
 
@@ -84,7 +84,8 @@ class NodeProgram:
     `output` is its run folder; `require` raises MissingError for what it needs and this machine lacks; `job` makes the
     TrainingJob from the fields that depend on the place. `recipe` is that of dsrun's own training, None for an external
     program; `job` takes it as a field too. `find_port` is passed to `claim_port` for a named port on one machine.
-    `name` is that of the model or program in messages, which go to the targets `notify`.
+    `name` is that of the model or program in messages, which go to the targets `notify`. `env` are the variables that
+    another launcher's line has set, for --dry-run.
     """
 
     topology: LocalWorkers
@@ -98,6 +99,7 @@ class NodeProgram:
     find_port: bool | None = None
     name: str = ""
     notify: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
 
 
 def local_topology(nproc: int | None, *, use_cpu: bool) -> LocalWorkers:
@@ -186,11 +188,11 @@ def merge_launcher(options: LaunchOptions, line: LauncherLine) -> LaunchOptions:
     return replace(options, **given)
 
 
-def launch_command(line: LauncherLine) -> str:
-    """The dsrun launch line that starts the same, with the variables that say something."""
-    given = {each.name: getattr(line, each.name, None) for each in fields(LaunchOptions)}
-    flags = [(f"--{name.replace('_', '-')}", str(value)) for name, value in given.items() if value is not None]
-    return without_tokens(command_line([*line.telling_env, "dsrun", "launch", *chain(*flags), "--", *line.command]))
+def launch_command(line: LauncherLine, options: LaunchOptions) -> str:
+    """The dsrun launch line that starts `line` with the merged options, and with the variables that say something."""
+    names = "nodes node_rank master_addr master_port hostfile include exclude nproc log_format"
+    own = options.argv(*names.split(), defaults=False)
+    return without_tokens(command_line([*line.assignments, "dsrun", "launch", *own, "--", *line.command]))
 
 
 def parse_program(argv: tuple[str, ...]) -> JobProgram:

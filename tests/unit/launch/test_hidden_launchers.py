@@ -17,6 +17,8 @@ from dsrun.launch.program import any_program
         "uv run torchrun x.py",
         "bash my.sbatch",
         "nohup deepspeed x.py",
+        "accelerate-launch x.py",
+        "colossalai run x.py",
         "uv run --with torch torchrun x.py",
         "uv --directory src run --extra cu12 --frozen torchrun x.py",
         "uv run -m torch.distributed.run x.py",
@@ -35,6 +37,7 @@ def test_launcher_behind_another_command_is_rejected(line):
     "line",
     [
         "env A=1 python x.py",
+        "axolotl preprocess x.yml",
         "uv run python x.py",
         "uv run --with deepspeed python x.py --launcher torchrun",
         "bash run.sh",
@@ -45,6 +48,20 @@ def test_launcher_behind_another_command_is_rejected(line):
 def test_other_wrapped_programs_are_taken(line):
     words = shlex.split(line)
     assert any_program(words).entry == words[0]
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("axolotl train x.yml", "-- python -m axolotl.cli.train"),
+        ("/opt/bin/llamafactory-cli train x.yml", "-- python -m llamafactory.launcher"),
+        ("accelerate test", "accelerate test: of accelerate's"),
+        ("TOKEN=secret python x.py", "-- TOKEN=…"),
+    ],
+)
+def test_refusal_says_what_is_meant(line, says):
+    with pytest.raises(UsageError, match=says):
+        any_program(line.split())
 
 
 def test_shell_scripts_that_start_workers_are_rejected(tmp_path):

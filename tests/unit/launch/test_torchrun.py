@@ -77,6 +77,7 @@ def test_torchrun_nproc_per_node_auto_is_default(workers):
         ("--rdzv-backend=etcd x.py", "--rdzv-backend etcd"),
         ("--rdzv-endpoint=gpu1:port x.py", "is not HOST:PORT"),
         ("--frobnicate x.py", "--frobnicate: dsrun launch does not know"),
+        ("--standalone -- --frobnicate x.py", "--frobnicate: .*remove it"),
         ("--nnodes", "--nnodes: its value is missing"),
         ("--nnodes 2", "no program is named"),
         ("", "no program is named"),
@@ -86,3 +87,11 @@ def test_torchrun_unsupported_options_refused(line, says):
     """Options that dsrun cannot honour are refused."""
     with pytest.raises(UsageError, match=f"torchrun.*{says}"):
         parsed(line)
+
+
+@pytest.mark.parametrize(
+    "line", ["--nnodes 2", "--nnodes=a x.py", "--frobnicate x.py", "-- -x", "--rdzv-endpoint=a:b x"]
+)
+def test_refusal_names_the_launcher_of_the_line(line):
+    with pytest.raises(UsageError, match=r"^torch\.distributed\.launch"):
+        parse_torchrun(line.split(), "torch.distributed.launch")

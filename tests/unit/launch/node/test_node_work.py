@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.launch.node.work import LaunchOptions, merge_launcher, training_job, training_work
+from dsrun.launch.node.work import LaunchOptions, launch_command, merge_launcher, training_job, training_work
 from dsrun.launch.supervisor.policy import RestartLimits
 from dsrun.launch.torchrun_line import parse_torchrun
 from dsrun.launch.training_job import LocalWorkers
@@ -47,3 +47,12 @@ def test_torchrun_may_say_the_same_as_launch(own: int | None) -> None:
 def test_torchrun_may_not_say_another_thing_than_launch() -> None:
     with pytest.raises(UsageError, match="--nproc 2 for dsrun launch, but 3 for torchrun"):
         merge_launcher(LaunchOptions(nproc=2), parse_torchrun(["--nproc-per-node=3", "x.py"]))
+
+
+def test_same_line_has_what_was_given_to_launch() -> None:
+    line = parse_torchrun(["--rdzv-endpoint=h:29400", "--nnodes=2", "x.py"])
+    options = LaunchOptions(node_rank=0, master_addr="h", output="run", hang_timeout=0.0, warm=False)
+    assert launch_command(line, merge_launcher(options, line)) == (
+        "dsrun launch --nodes 2 --node-rank 0 --master-addr h --master-port 29400 --output run --hang-timeout 0.0"
+        " --no-warm -- python x.py"
+    )
