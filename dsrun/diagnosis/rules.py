@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -90,6 +91,10 @@ class FailureCause:
 UNKNOWN = FailureCause(
     code="", then="restart", title=Message("the workers failed"), means=Message("no rule matches the log"), fix=""
 )
+LOST_PEER = ("nccl_network", "nccl_timeout", "rendezvous_timeout")
+"""Causes that a rank also names when another one has failed."""
+CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGABRT, signal.SIGFPE)
+"""Signals for a fault of the program's own."""
 _TEXTS = frozenset({"title", "means", "fix", "other_fix"})
 
 

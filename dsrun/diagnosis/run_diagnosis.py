@@ -10,7 +10,7 @@ from typing import Any
 
 from dsrun.diagnosis.classify import OWN, UNKNOWN
 from dsrun.diagnosis.diagnose import NONE, RunVerdict, of_logs
-from dsrun.diagnosis.rules import FailureCause, causes
+from dsrun.diagnosis.rules import CRASHES, LOST_PEER, FailureCause, causes
 from dsrun.diagnosis.tracebacks import is_exception
 from dsrun.errors import UsageError
 from dsrun.events import kind_of
@@ -21,7 +21,7 @@ from dsrun.runs.find import is_run, last_step, who_runs
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.lock import last_holder
 from dsrun.runs.reader import RunHistory, read_history
-from dsrun.runs.records import LedgerRecord
+from dsrun.runs.records import LedgerRecord, whole
 from dsrun.system.files import open_regular
 
 _LOG = re.compile(r".*\.(log|out|err|txt)(\.gz)?")
@@ -47,6 +47,8 @@ def of_run(folder: Path, history: RunHistory | None = None) -> RunVerdict:
     except OSError as error:
         unread = finding_of("metrics_unreadable", where=str(figures), reason=(error.strerror or str(error)).lower())
     verdict = _of_history(folder, history, logs)
+    if history.program:
+        verdict = _of_program(verdict, history)
     return verdict if unread is None else replace(verdict, findings=(*verdict.findings, unread))
 
 
@@ -80,6 +82,22 @@ def _of_history(folder: Path, history: RunHistory, logs: Mapping[str, Path]) -> 
     if events and not ended_well and not is_told and not RunFolder(folder).finished.exists():
         return _beside(causes()["run_killed"], _killed(folder), verdict, where)
     return verdict
+
+
+def _of_program(verdict: RunVerdict, history: RunHistory) -> RunVerdict:
+    """The verdict over a program of the user's own, which need not save, nor have the flags of dsrun's training."""
+    failure = next((each for each in reversed(history.events) if _is_telling(each)), {})
+    first = failure.get("rank")
+    if failure.get("cause") == UNKNOWN and verdict.cause.code in LOST_PEER and first not in (None, verdict.rank):
+        # The others only lost the rank that the supervisor saw fail.
+        verdict = _recorded(causes()[UNKNOWN], failure, verdict, str(RunFolder(history.path).events))
+    findings = tuple(replace(each, fix=_fix(each.code, each.fix)) for each in verdict.findings)
+    return replace(verdict, fix=_fix(verdict.cause.code, verdict.fix), findings=findings)
+
+
+def _fix(code: str, fix: str) -> str:
+    cause = causes().get(code)
+    return cause.other_fix if cause and cause.other_fix and fix == cause.fix else fix
 
 
 def _is_telling(event: LedgerRecord) -> bool:
@@ -128,9 +146,12 @@ def _finding(cause: FailureCause, message: str, where: str) -> Finding:
 
 def _recorded(cause: FailureCause, event: Mapping[str, Any], verdict: RunVerdict, events: str) -> RunVerdict:
     """What the supervisor saw itself, with the line of a log where one tells the same."""
-    same = verdict.cause.code == cause.code or (cause.code == "deterministic_crash" and verdict.cause.code == UNKNOWN)
+    known = verdict.cause.code == cause.code and not (cause.code == UNKNOWN and "exitcode" in verdict.evidence)
+    same = known or (cause.code == "deterministic_crash" and verdict.cause.code == UNKNOWN)
     rank = event.get("rank", verdict.rank)
     message: str = str(event["message"]) if event.get("message") else cause.title
+    if cause.code == "rank_killed" and -(whole(event.get("exit_code")) or 0) in CRASHES:
+        cause = replace(cause, means=text_of("verdict.crashed"), fix=cause.signs[0].fix)
     # A guess from the logs is no news beside what was seen.
     others = () if verdict.cause.code == NONE else verdict.findings[1:] if verdict.likely else verdict.findings
     return RunVerdict(

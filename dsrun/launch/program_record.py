@@ -80,6 +80,11 @@ class ProgramRecord:
             self._look()
         self._is_going = False
 
+    @property
+    def step(self) -> int | None:
+        """The last step of the newest attempt; None before one was written, and where the ranks keep the record."""
+        return self._figures.step if self._figures else None
+
     def look(self) -> None:
         """Record what the program has written since the look before. Raises OSError."""
         self._unlock(within_s=LOCKS_S)

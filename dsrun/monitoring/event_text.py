@@ -29,7 +29,10 @@ def filled(pieces: TextPieces, event: LedgerRecord) -> str:
     choices = [first] if isinstance(first, str) else first
     chosen = next((text for each in choices if (text := _piece(each, event))), None)
     begin = chosen or PLACEHOLDER.sub(lambda found: _value(found[1], found[3], event) or "?", choices[-1])
-    return begin + "".join(_piece(str(each), event) or "" for each in others)
+    for each in others:
+        piece = _piece(str(each), event) or ""
+        begin += "" if piece.removeprefix(", ") in begin else piece  # ", exit code 5" behind a message that has it
+    return begin
 
 
 def _piece(text: str, event: LedgerRecord) -> str | None:

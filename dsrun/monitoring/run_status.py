@@ -113,7 +113,7 @@ def status_of(history: RunHistory, now: float | None = None, *, lock_tries: int 
     left = history.max_steps - step if history.max_steps is not None and step is not None else None
     saved = next((each for each in reversed(events) if each.get("kind") == "checkpoint_end"), {})
     began = next((at for each in events if (at := seconds_of(each)) is not None), None)
-    ended = next((at for each in reversed(events) if (at := seconds_of(each)) is not None), None)
+    ended = _last_sign(history, "all" if state == "killed" else "events")
     written = last_write(history.path)
     ending = _ending(events) if over and state != "finished" else {}
     return RunStatus(
@@ -140,12 +140,20 @@ def status_of(history: RunHistory, now: float | None = None, *, lock_tries: int 
     )
 
 
+def _last_sign(history: RunHistory, of: Literal["all", "events"]) -> float | None:
+    """The time of the last event; of "all", also of what a run that was killed had told since."""
+    beside = (*history.steps[-1:], *({"time": node.time} for node in history.nodes)) if of == "all" else ()
+    event = next((at for each in reversed(history.events) if (at := seconds_of(each)) is not None), None)
+    return max((at for at in (event, *map(seconds_of, beside)) if at is not None), default=None)
+
+
 def _ledger(history: RunHistory, state: RunState) -> tuple[LedgerRecord, ...]:
-    """The events of a run for its goodput; of one that trains, with its last logged step as if it were one, too: events
-    that tell only that training goes on are a minute apart."""
+    """The events of a run for its goodput; of one that trains, or a program that was killed, with its last logged step
+    as if it were one, too: events that tell only that training goes on are a minute apart."""
     events, last = history.events, history.steps[-1] if history.steps else {}
     since, logged = seconds_of(events[-1]) if events else None, seconds_of(last)
-    if state in OVER or not events or kind_of(events[-1]).state != "training":
+    told = state in OVER and not (state == "killed" and history.program)
+    if told or not events or kind_of(events[-1]).state != "training":
         return events
     if since is None or logged is None or logged <= since:
         return events

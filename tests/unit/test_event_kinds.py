@@ -159,6 +159,7 @@ def test_straggler_has_a_text() -> None:
 def test_pieces_without_a_value_are_left_out() -> None:
     assert filled((["a {x}", "b"], ", {y:positive}", ", {z}"), {"y": 0, "z": 4000}) == "b, 4,000"
     assert filled(("a {x}",), {}) == "a ?"
+    assert filled(("{x}", ", code {y}"), {"x": "ended with code 5", "y": 5}) == "ended with code 5"
 
 
 def test_time_after_a_failure_was_seen_is_not_training() -> None:

@@ -194,7 +194,9 @@ def _events(snapshot: MonitorSnapshot, room: TerminalSize, *, most: int) -> Moni
     for event in shown:
         at = seconds_of(event)
         clock = "" if at is None else _clock(at, snapshot.now)
-        grid.add_row(clock, Text(printable(describe(event)), style=_EVENT_STYLES[level_of(event)]))
+        text = Text(printable(describe(event)), style=_EVENT_STYLES[level_of(event)])
+        text.truncate(room.width - max(8, len(clock)) - 2, overflow="ellipsis")
+        grid.add_row(clock, text)
     return headed(room, "events", "", grid, len(shown))
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import click
 
-from dsrun.errors import EXIT_RESUME, EXIT_TOOL_FAILED
+from dsrun.errors import EXIT_INTERRUPTED, EXIT_RESUME, EXIT_TOOL_FAILED
 from dsrun.hub.push import check_push
 from dsrun.launch.context import LocalLauncher
 from dsrun.launch.coordinator.messages import PORT, RendezvousError
@@ -245,7 +245,7 @@ def _report(outcome: RunOutcome, folder: RunFolder, work: NodeProgram, place: Lo
             _print_goodput(folder)
         return report(outcome, folder, external=work.recipe is None)
     if outcome.message and (place.own_terminal or place.recreated):
-        (print_note if outcome.exit_code == EXIT_RESUME else print_error)(outcome.message)
+        (print_note if outcome.exit_code in (EXIT_RESUME, EXIT_INTERRUPTED) else print_error)(outcome.message)
     return outcome.exit_code
 
 
@@ -263,7 +263,7 @@ def report(outcome: RunOutcome, folder: RunFolder, *, external: bool = False) ->
     if outcome.exit_code == 0:
         with ignore_closed_stream(1):
             click.echo(folder.model if folder.model.is_dir() and not external else folder.path)
-    elif outcome.exit_code == EXIT_RESUME and outcome.message:
+    elif outcome.exit_code in (EXIT_RESUME, EXIT_INTERRUPTED) and outcome.message:
         print_note(outcome.message)
     elif outcome.message:
         print_error(outcome.message)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dsrun.diagnosis.rules import CRASHES, LOST_PEER
 from dsrun.errors import EXIT_TOOL_FAILED
 from dsrun.launch.supervisor.policy import CONFIGURATION, AttemptFailure
 from dsrun.launch.supervisor.watchdog import RankHang
@@ -24,7 +25,9 @@ from dsrun.system.files import read_object
 INTERRUPTED_FILE = "interrupted.json"
 _LOG_TAIL = 1 << 18
 # No cause, or one that a rank also names when another one has failed.
-_NOT_THE_ORIGIN = ("", "nccl_network", "nccl_timeout", "rendezvous_timeout")
+_NOT_THE_ORIGIN = ("", *LOST_PEER)
+_BESIDE = re.compile(r"\[rank\d+\]:|[IWEF]\d{4} \d\d:|.*\b(loss|step)\b", re.I)
+_SAID = 300
 _AGENT = re.compile(r"torch/distributed/(run|launcher|elastic)|dsrun/launch/workers/zygote")
 
 LogClassifier = Callable[[str, int | None], str]
@@ -136,7 +139,7 @@ def explain(failure_inputs: FailureInputs, classify: LogClassifier) -> AttemptFa
     text = failure_inputs.output()
     if failed:
         rank, code = failed
-        message = f"rank {rank} ended with exit code {code}"
+        message = f"rank {rank} ended with exit code {code}{_said(text, rank)}"
         found = _failure(failure_inputs, classify(text, code), rank, code, message)
         return replace(found, trace=trace_of(text))
     if failure_inputs.agent is not None and failure_inputs.agent < 0:
@@ -171,7 +174,8 @@ def _death(failure_inputs: FailureInputs, rank: int, classify: LogClassifier) ->
     if not cause and code != -signal.SIGKILL:
         # The kernel's signals for a fault of the program's own have their causes: shared memory, instructions.
         cause = classify(failure_inputs.output(), code)
-    message = f"rank {rank} was killed ({_signal_name(-code)}){where}" + (
+    ended = "crashed" if -code in CRASHES else "was killed"
+    message = f"rank {rank} {ended} ({_signal_name(-code)}){where}" + (
         ", out of host memory" if failure_inputs.out_of_memory else ""
     )
     return _failure(failure_inputs, cause or "rank_killed", rank, code, message)
@@ -221,6 +225,17 @@ def trace_of(text: str) -> str | None:
         return None
     frames = re.findall(r'^  File "(.*)", line (\d+)', blocks[-1][0], re.M)
     return hashlib.sha256(json.dumps([frames, blocks[-1][1]]).encode()).hexdigest()
+
+
+def _said(text: str, rank: int) -> str:
+    """What the output of a program ends with, unless a traceback of `rank` tells why it failed: `sys.exit("why")`.
+
+    Neither what the agent says counts, nor what other ranks say of the lost one, nor a step."""
+    if trace_of(text) or f"[rank{rank}]: Traceback" in text:
+        return ""
+    lines = (line.strip() for line in text.partition("torch/distributed/elastic")[0].splitlines())
+    said = [line for line in lines if line and not _BESIDE.match(line)]
+    return f": {said[-1][:_SAID]}" if said else ""
 
 
 def _exception_line(text: str) -> str:

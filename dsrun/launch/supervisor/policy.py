@@ -90,7 +90,7 @@ def decide(
     `shrink`), None where unknown.
     """
     last = history[-1]
-    decision = _rolled_back(history, progress, fallback) or _stop_without_retry(history, fallback)
+    decision = _rolled_back(history, progress, fallback) or _stop_without_retry(history, progress, fallback)
     if decision is None and _cause(last).then == "shrink":
         decision = _shrunk(last, limits, fallback, micro_batch)
     if decision is None:
@@ -109,7 +109,9 @@ def _rolled_back(
     return RunDecision(action="restart", exit_code=exit_code(last), wait_s=0.0, why=why, fallback=fallback)
 
 
-def _stop_without_retry(history: Sequence[AttemptFailure], fallback: MemoryFallback) -> RunDecision | None:
+def _stop_without_retry(
+    history: Sequence[AttemptFailure], progress: Sequence[int | None], fallback: MemoryFallback
+) -> RunDecision | None:
     """The decision where another attempt would end like this one, or is not ours to make."""
     last = history[-1]
     cause = _cause(last)
@@ -124,7 +126,9 @@ def _stop_without_retry(history: Sequence[AttemptFailure], fallback: MemoryFallb
         and last.trace
         and (last.trace, last.step) in [(earlier.trace, earlier.step) for earlier in history[:-1]]
     ):
-        at = "before training began" if last.step is None else f"after step {last.step}"
+        # Of a script of the user's own, its output may not show any step.
+        unknown = "at the same place" if progress[-1] is None else "before training began"
+        at = unknown if last.step is None else f"after step {last.step}"
         why = f"the same crash twice {at}, so a restart does not help: {last.message}"
         return replace(_stop(why, fallback, last), cause="deterministic_crash")
     return None

@@ -264,6 +264,8 @@ class _Supervision:
             code = exit_code(failure)
             why = f"the program left with exit code {code} after it was asked to stop"
             return RunDecision(action="stop", exit_code=code, wait_s=0.0, why=why, fallback=fallback)
+        if failure.step is None:
+            failure = replace(failure, step=self._record.step)
         self._history.append(failure)
         micro = self._job.micro_batch
         if micro is not None:
@@ -313,7 +315,7 @@ class _Supervision:
         if self._stop_requests.force_quit is not None:
             return RunOutcome(128 + self._stop_requests.force_quit, "ended at once, without saving")
         if self._stop_requests.interrupted:
-            return RunOutcome(EXIT_INTERRUPTED)
+            return RunOutcome(EXIT_INTERRUPTED, self._program_stopped("Ctrl-C") if self._job.external else None)
         return RunOutcome(EXIT_RESUME, self._stopped(None))
 
     def _outcome(self, end: AttemptResult, decision: RunDecision) -> RunOutcome:
@@ -332,6 +334,8 @@ class _Supervision:
     def _stopped(self, end: AttemptResult | None) -> str:
         request = self._stop_requests.stop() or self._coordinator.stop_requested() or StopRequest()
         saved = end and end.saved
+        if self._job.external and not saved:
+            return self._program_stopped(str(request))
         what = f"saved {saved}" if saved else "nothing new was saved"
         if end and end.failure_inputs.hang:
             what = f"{end.failure_inputs.hang.message}; {what}"
@@ -339,3 +343,6 @@ class _Supervision:
         if not self._job.resumes and (saved or self._newest() not in (None, 0, *self._progress[:1])):
             again += f"{' and' if ' with ' in again else ' with'} --resume auto"
         return f"stopped by {request}: {what}; {again} resumes from there"
+
+    def _program_stopped(self, by: str) -> str:
+        return f"stopped by {by}: whether it saved is the program's own affair; {self._job.again} starts it again"

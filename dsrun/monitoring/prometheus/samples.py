@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -85,9 +86,15 @@ def _fields(kind: str, source: object, labels: MetricLabels) -> Iterator[MetricS
 def _times_and_counts(history: RunHistory) -> Iterator[MetricSample]:
     kinds = Counter(str(each.get("kind")) for each in history.events)
     saved = next((each for each in reversed(history.events) if each.get("kind") == "checkpoint_end"), {})
+    # A start after a good end is a new one.
+    marks = [
+        each["kind"]
+        for each in history.events
+        if each.get("kind") == "start" or (each.get("kind") == "end" and not each.get("exit_code"))
+    ]
     found: dict[str, float | None] = {name: kinds[kind] for name, (kind, _) in _sources("event").items()}
     found |= {
-        "dsrun_restarts_total": max(0, kinds["start"] - 1),
+        "dsrun_restarts_total": sum(one == other == "start" for one, other in pairwise(marks)),
         "dsrun_start_timestamp_seconds": next((at for each in history.events if (at := seconds_of(each))), None),
         "dsrun_last_step_timestamp_seconds": seconds_of(history.steps[-1]) if history.steps else None,
         "dsrun_last_checkpoint_timestamp_seconds": seconds_of(saved),

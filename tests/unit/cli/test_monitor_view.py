@@ -150,6 +150,17 @@ def test_foreign_text_cannot_move_the_cursor() -> None:
     assert "failed: x: a\\x1b[2Jb\\nc" in text
 
 
+def test_event_that_is_cut_says_so() -> None:
+    """Also in front of a blank, where the table would cut without a sign."""
+    message = "rank 0 ended with exit code 1: dataset not found"
+    shown = snapshot(nodes=0)
+    for length in range(10, 80):
+        event = {"kind": "failure", "time": TIME, "cause": "x" * length, "message": message}
+        lines = drawn(replace(shown, history=replace(shown.history, events=(event,))), 80)
+        line = next(line for line in lines if "failed: x" in line)
+        assert line.rstrip().endswith(("found", "…")), line
+
+
 def test_a_failed_run_tells_why() -> None:
     lines = drawn(snapshot(state="failed", cause="cuda_oom", message="rank 1: no memory", eta_s=None))
     assert lines[0].startswith(" failed   runs/llama")

@@ -247,6 +247,55 @@ def test_failure_without_known_cause_is_unknown(run: Path) -> None:
     assert (verdict.cause.code, verdict.evidence) == ("unknown", "rank 0 ended with exit code 3")
 
 
+@pytest.mark.parametrize(
+    ("last", "cause"),
+    [
+        (event("signal", signal="SIGTERM", step=3), "interrupted"),
+        (event("signal", signal="SIGINT"), "interrupted"),
+        (event("training", step=0), "run_killed"),
+    ],
+)
+def test_no_checkpoint_of_program_is_promised(run: Path, last: dict[str, Any], cause: str) -> None:
+    """What it saves is not known."""
+    ledger(run, event("start", program="ddp"), last)
+    verdict = of_run(run)
+    assert (verdict.cause.code, verdict.fix) == (cause, verdict.cause.other_fix)
+    assert verdict.findings[0].fix == verdict.fix
+    ledger(run, event("start"), last)
+    assert of_run(run).fix == of_run(run).cause.fix
+
+
+def test_running_program_names_log_that_it_writes(run: Path) -> None:
+    ledger(run, event("start", program="ddp"))
+    with RunFolder(run).acquire():
+        assert "launcher.log" in of_run(run).fix
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        "foo\nE1127 00:17:44.1 9980 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: 5) \n",
+        LOST.read_text(),
+    ],
+)
+def test_exit_of_program_precedes_what_others_say(run: Path, output: str) -> None:
+    """Neither the agent nor the ranks that lost their peer know why it left."""
+    (run / "logs" / "1-launcher.log").write_text(output)
+    message = "rank 7 ended with exit code 5: foo"
+    ledger(run, event("start", program="ddp"), event("failure", cause="unknown", rank=7, exit_code=5, message=message))
+    verdict = of_run(run)
+    assert (verdict.cause.code, verdict.rank, verdict.evidence) == ("unknown", 7, message)
+
+
+def test_crash_is_told_from_kill(run: Path) -> None:
+    """The sender of SIGSEGV and its like is the process itself."""
+    means = {}
+    for code in (-6, -9, -11):
+        ledger(run, event("start"), event("failure", cause="rank_killed", rank=1, exit_code=code, message="x"))
+        means[code] = of_run(run).means
+    assert means[-6] == means[-11] != means[-9]
+
+
 def test_guess_of_logs_gives_way_to_recorded_cause(run: Path) -> None:
     """What the supervisor saw is not contradicted by a guess."""
     ledger(run, event("failure", cause="rank_killed", rank=1, message="rank 1 was killed (SIGKILL)"))

@@ -96,6 +96,27 @@ def test_crashed_rank_precedes_ranks_killed_by_agent(remains):
     assert explain(remains(crash, ended={0: -9, 1: 1}), unknown).cause == "rank_killed"
 
 
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        ("dataset not found: foo\n", ": dataset not found: foo"),
+        ("no such file\nstep 1/30 loss 1.0\n[rank0]: RuntimeError: Connection closed by peer\n", ": no such file"),
+        ("x\nE1127 00:17:44.113000 9980 torch/distributed/elastic/multiprocessing/api.py:1002] failed\n", ": x"),
+        ("ready\n[rank1]: Traceback (most recent call last):\n[rank1]: ValueError: boom\n", ""),
+        (f"ready\n{TRACEBACK.format(line=9, text='boom')}", ""),
+        ("step 1/30 loss 1.0\n", ""),
+    ],
+)
+def test_exit_code_with_what_program_said(remains, log, said):
+    """sys.exit("why") leaves no traceback."""
+    failure = explain(remains(log=log, ended={1: 5, 0: 1}), unknown)
+    assert (failure.exit_code, failure.message) == (5, f"rank 1 ended with exit code 5{said}")
+
+
+def test_fault_of_program_is_no_kill(remains):
+    assert explain(remains(ended={1: -signal.SIGSEGV}), unknown).message == "rank 1 crashed (SIGSEGV)"
+
+
 def test_exit_code_from_rank_failure_file(tmp_path, remains):
     """The exit code of a rank that is gone comes from the file it wrote."""
     remains({"rank": 0, "time": 1.0, "exit_code": 3})

@@ -85,6 +85,8 @@ def test_deterministic_crash_is_not_restarted() -> None:
     assert (first.cause, answer(KILLED).cause) == ("", "rank_killed")
     assert again.why == "the same crash twice after step 7, so a restart does not help: KeyError: 'x'"
     assert "before training began" in answer(crash(step=None), crash(step=None)).why
+    unknown = decide([crash(step=None)] * 2, RestartLimits(), progress=[None] * 3, fallback=MemoryFallback())
+    assert (unknown.cause, "before" in unknown.why) == ("deterministic_crash", False)
 
 
 @pytest.mark.parametrize("other", [crash(step=8), crash(trace="u"), crash(step=None)])

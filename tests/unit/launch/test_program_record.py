@@ -84,6 +84,7 @@ def test_restarted_program_makes_steps_again(program: Program) -> None:
     """Those of the attempt before that it makes again do not count, and its log is not read twice."""
     program.record.begin(0, {})
     program.write("step 10/40 loss 2.5\nstep 20/40 loss 2.25\nstep 30/40 loss 2.0\n")
+    assert program.record.step == 30
     program.log.open("a").write("step 31/40 loss 2.0\n")
     program.record.begin(1, {})
     program.write("resumed\nstep 21/40 loss 2.5\n")

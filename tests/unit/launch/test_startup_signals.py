@@ -81,6 +81,20 @@ def test_no_attempt_started_after_stop_request(job, tmp_path):
     assert (outcome.exit_code, (tmp_path / "begun").exists()) == (75, False)
     assert outcome.message is not None
     assert "stopped by SIGTERM" in outcome.message
+    assert "resumes" not in outcome.message  # what a program saves is not known
+
+
+def test_interrupted_program_ends_with_a_line(job):
+    """After Ctrl-C the last words are the supervisor's, not a traceback."""
+
+    class Interrupted(Coordinator):
+        def stop_requested(self):
+            if not sent:
+                sent.append(os.kill(os.getpid(), signal.SIGINT))
+
+    sent = []
+    outcome = supervise(job, Interrupted())
+    assert (outcome.exit_code, outcome.message is None) == (130, False)
 
 
 def test_stopped_run_prints_resume_command(job):

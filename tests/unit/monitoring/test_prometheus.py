@@ -62,6 +62,12 @@ def test_figures_of_run_are_exported(tmp_path: Path) -> None:
     assert ("dsrun_mfu_ratio", "") not in found
 
 
+@pytest.mark.parametrize(("end", "restarts"), [({"exit_code": 0}, 0), ({"exit_code": 75}, 1)])
+def test_start_after_good_end_is_no_restart(tmp_path: Path, end: dict[str, int], restarts: int) -> None:
+    run = write_run(tmp_path, {"kind": "start"}, {"kind": "end", **end}, {"kind": "start"})
+    assert values(run)["dsrun_restarts_total", ""] == restarts
+
+
 def test_exactly_one_state_is_set(tmp_path: Path) -> None:
     run = write_run(tmp_path, {"kind": "start"}, {"kind": "failure", "cause": "cuda_oom"})
     states = {labels: value for (name, labels), value in values(run).items() if name == "dsrun_run_state"}

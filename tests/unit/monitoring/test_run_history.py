@@ -195,6 +195,18 @@ def test_goodput_counts_what_was_trained_since_the_last_event(tmp_path: Path) ->
     assert status_of(read_history(tmp_path)).goodput == 0  # it was killed, and none of that is on the disk
 
 
+@pytest.mark.parametrize(("steps", "seconds", "share"), [(0, 14, None), (30, 40, 0.75)])
+def test_time_of_killed_program_lasts_until_its_last_sign(
+    tmp_path: Path, steps: int, seconds: float, share: float | None
+) -> None:
+    metrics = [{"step": n, "loss": 2.0, "time": at(10 + n)} for n in range(1, steps + 1)]
+    began = [event("training", 10, step=0)] if steps else []
+    run_folder(tmp_path, metrics=metrics, events=[event("start", program="ddp"), *began])
+    write_node_status(tmp_path, NodeStatus(time=at(14), host="another", node=0, attempt=0, world_size=1))
+    status = status_of(read_history(tmp_path))
+    assert (status.state, status.since_s, status.goodput) == ("killed", seconds, share)
+
+
 def test_steps_logged_during_a_save_do_not_end_it(tmp_path: Path) -> None:
     metrics = [{"step": n, "loss": 2.0, "time": at(10 + n)} for n in range(1, 31)]
     events = [event("start"), event("training", 10, step=0), event("checkpoint_begin", 20, step=10)]
