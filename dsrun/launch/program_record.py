@@ -141,7 +141,7 @@ class ProgramRecord:
     def _append(self, records: list[LedgerRecord]) -> None:
         """Add to metrics.jsonl, unless the program itself writes a file of that name."""
         metrics = self._folder.metrics
-        if _identity(metrics) not in (None, self._metrics) and (self._metrics or not _begun_by_dsrun(metrics)):
+        if _written(metrics) not in (None, self._metrics) and (self._metrics or not _begun_by_dsrun(metrics)):
             self._has_metrics = False
             self._notify(f"{metrics} is written by the program itself: dsrun adds nothing more to it")
             return
@@ -150,7 +150,7 @@ class ProgramRecord:
                 for record in records:
                     file.append(record)
         finally:
-            self._metrics = _identity(metrics)
+            self._metrics = _written(metrics)
 
     def _tell(self, figures: ProgramFigures) -> None:
         """That training goes on, now and then."""
@@ -228,8 +228,9 @@ def _timed(records: list[LedgerRecord], before: float, now: float) -> list[Ledge
     return [{"time": utc_text(before + share * (place + 1)), **each} for place, each in enumerate(records)]
 
 
-def _identity(file: Path) -> tuple[int, int] | None:
-    with suppress(FileNotFoundError):
+def _written(file: Path) -> tuple[int, int] | None:
+    """What tells a file, as it is now, from another one; None where there is none."""
+    with suppress(OSError):
         return (found := file.stat()).st_ino, found.st_size
     return None
 
@@ -237,9 +238,3 @@ def _identity(file: Path) -> tuple[int, int] | None:
 def _begun_by_dsrun(metrics: Path) -> bool:
     """Whether a LineAppender has begun the file, in an attempt before or a run that is resumed."""
     return [*next(iter_records(metrics), {})][:2] == ["time", "elapsed"]
-
-
-def _written(file: Path) -> int:
-    with suppress(OSError):
-        return file.stat().st_mtime_ns
-    return 0
