@@ -111,7 +111,8 @@ def status_of(history: RunHistory, now: float | None = None, *, lock_tries: int 
     over = state in OVER
     step = max((number for each in (last, *events[-1:]) if (number := step_of(each)) is not None), default=None)
     told = (seconds for each in reversed(events) if (seconds := finite(each.get("step_s"))))
-    step_s = recent_step_s(history.steps) or next(told, None)
+    step_s = recent_step_s(history.steps)
+    step_s = next(told, None) if step_s is None else step_s
     left = history.max_steps - step if history.max_steps is not None and step is not None else None
     saved = next((each for each in reversed(events) if each.get("kind") == "checkpoint_end"), {})
     began = next((at for each in events if (at := seconds_of(each)) is not None), None)
