@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from dsrun.launch.training_job import RunOutcome, TrainingJob
 from dsrun.runs.attempts import attempt, start_times
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.lock import trainer_of
-from dsrun.runs.records import EventLog, LedgerRecord, LineAppender
+from dsrun.runs.records import EventLog, LedgerRecord, LineAppender, finite, iter_records, step_of
 from dsrun.runs.stop_request import StopRequest
 from dsrun.runs.tail import FileTail, last_record
 from dsrun.system import variables
@@ -26,8 +26,14 @@ PROGRESS_S = 60.0
 """Seconds between two events that tell that training goes on."""
 LOCKS_S = 30.0
 """Seconds between two looks for locks that killed builds have left: /proc is read, for each lock that there is."""
-MOST_BYTES = 2 << 20
-"""Of what a program has written since the look before, so much at its end is read: half a second."""
+LOCK_S = 5.0
+"""The supervisor waits no longer for the thread of the node's status, which a dead file server may hold."""
+READ_S = 2.0
+"""So long a look reads output: a second of the CPU for a megabyte of figures, or for seven of other text. The next look
+goes on with the rest, of which MOST_BYTES count."""
+MOST_BYTES = 64 << 20
+_PIECE = 128 << 10
+"""Of less output than has as many steps as a TrainerLog holds."""
 
 
 class ProgramRecord:
@@ -57,7 +63,10 @@ class ProgramRecord:
         self._run_json = _written(self._folder.run_json)
         # The thread of the node's status looks, while the supervisor begins an attempt or ends the run.
         self._lock = threading.Lock()
-        self._tail = FileTail(log, most=MOST_BYTES)
+        self._tail = FileTail(log, most=MOST_BYTES, piece=_PIECE)
+        self._told_gap = False
+        self._metrics: tuple[int, int] | None = None
+        self._has_metrics = True
         self._figures: ProgramFigures | None = None
         self._told_at: float | None = None
         self._is_going = False
@@ -67,8 +76,10 @@ class ProgramRecord:
         self._unlock(within_s=0.0)
         if not self._is_ours:
             return
-        with self._lock, suppress(OSError):  # a full disk is a reason to write less, not to end
-            self._look()
+        with suppress(OSError), self._held():  # a full disk is a reason to write less, not to end
+            self._look(is_last=True)
+            if self._tail.behind:
+                self._tail = FileTail(self._tail.path, begin=None, most=MOST_BYTES, piece=_PIECE)
             environ = {**environ, variables.ATTEMPT: str(number)}
             name, size = self._job.name, self._job.world_size
             self._event("start", program=name, world_size=size, **attempt(environ), **start_times(environ))
@@ -76,9 +87,11 @@ class ProgramRecord:
 
     def over(self) -> None:
         """The attempt is over, or about to be ended: what it has written so far comes before that."""
-        with self._lock, suppress(OSError):
-            self._look()
-        self._is_going = False
+        with suppress(OSError), self._held():
+            try:
+                self._look()
+            finally:
+                self._is_going = False
 
     @property
     def step(self) -> int | None:
@@ -88,7 +101,7 @@ class ProgramRecord:
     def look(self) -> None:
         """Record what the program has written since the look before. Raises OSError."""
         self._unlock(within_s=LOCKS_S)
-        with self._lock:
+        with self._held():
             self._look()
 
     def end(self, outcome: RunOutcome, signal: str | None) -> None:
@@ -96,9 +109,9 @@ class ProgramRecord:
         well, which a program may all the same. A failure is an event already."""
         self._unlock(within_s=0.0)  # of a build that was ended with its rank
         is_failure = outcome.exit_code != 0 and signal is None
-        with self._lock, suppress(OSError):
+        with suppress(OSError), self._held():
             self._is_going = not is_failure
-            self._look()
+            self._look(is_last=True)
             if is_failure or self._job.node_rank or not (signal or self._is_ours):
                 return
             if outcome.exit_code == 0 and not (self._figures and self._figures.has_steps_left):
@@ -120,25 +133,59 @@ class ProgramRecord:
             answers = remove_abandoned(self._job.env, self._notify, self._told_locks)
             self._unlocked_at = now if answers else math.inf
 
-    def _look(self) -> None:
+    @contextmanager
+    def _held(self) -> Iterator[None]:
+        """With the lock. Raises TimeoutError, an OSError, where the other thread does not let it go."""
+        if not self._lock.acquire(timeout=LOCK_S):
+            raise TimeoutError
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def _look(self, *, is_last: bool = False) -> None:
         if self._figures is None or _written(self._folder.run_json) != self._run_json:
             return
         figures = self._figures
-        if records := figures.read():
-            with LineAppender(self._folder.metrics) as file:
-                for record in records:
-                    file.append(record)
+        if (records := figures.read()) and self._has_metrics:
+            self._append(records)
+        if (self._tail.skipped or (is_last and self._tail.behind)) and not self._told_gap:
+            self._told_gap = True
+            self._notify(f"the program writes faster than dsrun reads: figures in {self._tail.path} are left out")
         if self._is_going and not self._is_asked and (request := self._asked()):
             self._is_asked = True  # told now: a grace time ends with SIGKILL
             self._event("signal", signal=request.signal, step=figures.step)
+        self._tell(figures)
+        broken = next((each for each in records if "loss" in each and finite(each["loss"]) is None), None)
+        if broken and self._is_going and not figures.told_nan:
+            figures.told_nan = True
+            self._event("nan", step=step_of(broken), loss="nan")
+
+    def _append(self, records: list[LedgerRecord]) -> None:
+        """Add to metrics.jsonl, unless the program itself writes a file of that name."""
+        metrics = self._folder.metrics
+        if _written(metrics) not in (None, self._metrics) and (self._metrics or not _begun_by_dsrun(metrics)):
+            self._has_metrics = False
+            self._notify(f"{metrics} is written by the program itself: dsrun adds nothing more to it")
+            return
+        try:
+            with LineAppender(metrics) as file:
+                for record in records:
+                    file.append(record)
+        finally:
+            self._metrics = _written(metrics)
+
+    def _tell(self, figures: ProgramFigures) -> None:
+        """That training goes on, now and then."""
         now = time.monotonic()
         is_told = self._told_at is not None and now - self._told_at < PROGRESS_S
         if not self._is_going or figures.step is None or is_told:
             return
         if self._told_at is None:
-            self._event("training", step=max(0, figures.first_step - 1), max_steps=figures.max_steps)
+            step = None if self._tail.skipped else max(0, figures.first_step - 1)
+            self._event("training", step=step, max_steps=figures.max_steps, step_s=figures.step_s)
         else:
-            self._event("progress", step=figures.step, max_steps=figures.max_steps)
+            self._event("progress", step=figures.step, max_steps=figures.max_steps, step_s=figures.step_s)
         self._told_at = now
 
     def _event(self, kind: str, **details: Any) -> None:
@@ -158,12 +205,12 @@ class ProgramFigures:
         self._read_at = time.time()
         self._last: LedgerRecord | None = None
         self.first_step = 0
+        self.told_nan = False
 
     @property
     def step(self) -> int | None:
         """The last step; None before one was written."""
-        log = self._reader.log
-        return log.steps[-1]["step"] if log.step is None and log.steps else log.step
+        return self._reader.log.step
 
     @property
     def max_steps(self) -> int | None:
@@ -175,18 +222,28 @@ class ProgramFigures:
         """Whether it says that it makes more steps than it has made."""
         return self.step is not None and self.max_steps is not None and self.step < self.max_steps
 
+    @property
+    def step_s(self) -> float | None:
+        """The seconds of a step, where the program says so."""
+        return self._reader.log.step_s
+
     def read(self) -> list[LedgerRecord]:
         """The records of what was added. Raises OSError."""
-        had_step = self.step is not None
-        log, before, self._read_at = self._reader.log, self._read_at, time.time()
+        before, self._read_at, until = self._read_at, time.time(), time.monotonic() + READ_S
+        found: list[LedgerRecord] = []
         with suppress(FileNotFoundError):
-            self._reader.feed(self._tail.read()[0], now=None)
-        steps = [record for record in log.steps if record != self._last]
+            while added := self._tail.read()[0]:
+                found += self._records_in(added)
+                if not self._tail.behind or time.monotonic() > until:
+                    break
+        return _timed(found, before, self._read_at)
+
+    def _records_in(self, added: bytes) -> list[LedgerRecord]:
+        log, had_step = self._reader.log, self.step is not None
+        self._reader.feed(added, now=None)
+        found = [*(record for record in log.steps if record != self._last), *log.evaluations]
         if not had_step and self.step is not None:
-            self.first_step = log.steps[0]["step"] if log.steps else self.step
-        found = _timed([*steps, *log.evaluations], before, self._read_at)
-        if not log.loss_is_finite and self.step is not None:
-            found.append({"step": self.step, "loss": math.nan})
+            self.first_step = next((step for each in log.steps if (step := step_of(each)) is not None), self.step)
         # The last one may get further figures, and of some programs the next one counts from it.
         log.steps, log.evaluations = log.steps[-1:], []
         self._last = log.steps[-1] if log.steps else None
@@ -199,7 +256,13 @@ def _timed(records: list[LedgerRecord], before: float, now: float) -> list[Ledge
     return [{"time": utc_text(before + share * (place + 1)), **each} for place, each in enumerate(records)]
 
 
-def _written(file: Path) -> int:
+def _written(file: Path) -> tuple[int, int] | None:
+    """What tells a file, as it is now, from another one; None where there is none."""
     with suppress(OSError):
-        return file.stat().st_mtime_ns
-    return 0
+        return (found := file.stat()).st_ino, found.st_size
+    return None
+
+
+def _begun_by_dsrun(metrics: Path) -> bool:
+    """Whether a LineAppender has begun the file, in an attempt before or a run that is resumed."""
+    return [*next(iter_records(metrics), {})][:2] == ["time", "elapsed"]

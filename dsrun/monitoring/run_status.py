@@ -17,7 +17,7 @@ from dsrun.runs.folder import RunFolder
 from dsrun.runs.goodput import Goodput, failures, goodput
 from dsrun.runs.lock import LOCK_TRIES, last_holder
 from dsrun.runs.reader import RunHistory
-from dsrun.runs.records import LedgerRecord, finite, plain, seconds_of, whole
+from dsrun.runs.records import LedgerRecord, finite, plain, seconds_of, step_of, whole
 
 RunState = Literal[
     "starting", "training", "evaluating", "saving", "restarting", "finished", "failed", "stopped", "killed", "silent"
@@ -62,6 +62,7 @@ class RunStatus:
     max_steps: int | None = None
     epoch: float | None = None
     loss: float | None = None
+    loss_is_finite: bool = True
     lr: float | None = None
     grad_norm: float | None = None
     tokens: int | None = None
@@ -106,10 +107,10 @@ def status_of(history: RunHistory, now: float | None = None, *, lock_tries: int 
     events, last = history.events, history.steps[-1] if history.steps else {}
     state = _state(history, now, lock_tries)
     over = state in OVER
-    step = max(
-        (number for each in (last, *events[-1:]) if (number := whole(each.get("step"))) is not None), default=None
-    )
+    step = max((number for each in (last, *events[-1:]) if (number := step_of(each)) is not None), default=None)
+    told = (seconds for each in reversed(events) if (seconds := finite(each.get("step_s"))))
     step_s = recent_step_s(history.steps)
+    step_s = next(told, None) if step_s is None else step_s
     left = history.max_steps - step if history.max_steps is not None and step is not None else None
     saved = next((each for each in reversed(events) if each.get("kind") == "checkpoint_end"), {})
     began = next((at for each in events if (at := seconds_of(each)) is not None), None)
@@ -123,6 +124,7 @@ def status_of(history: RunHistory, now: float | None = None, *, lock_tries: int 
         host=_text(history.run.get("host")),
         step=step,
         max_steps=history.max_steps,
+        loss_is_finite=not isinstance(last.get("loss"), float) or finite(last["loss"]) is not None,
         tokens=whole(last.get("tokens")),
         **{name: finite(last.get(name)) for name in _FIGURES},
         step_s=step_s,
@@ -162,7 +164,7 @@ def _ledger(history: RunHistory, state: RunState) -> tuple[LedgerRecord, ...]:
 
 def recent_step_s(steps: Sequence[LedgerRecord]) -> float | None:
     """The median seconds of an optimizer step over the last RECENT logged ones, by their times; None before two."""
-    times = [(whole(each.get("step")), seconds_of(each)) for each in steps[-RECENT - 1 :]]
+    times = [(step_of(each), seconds_of(each)) for each in steps[-RECENT - 1 :]]
     known = [(step, at) for step, at in times if step is not None and at is not None]
     spans = [(at - before) / (step - earlier) for (earlier, before), (step, at) in pairwise(known) if step > earlier]
     return statistics.median(spans) if spans else None

@@ -10,7 +10,7 @@ from typing import Any, cast
 from dsrun.errors import EXIT_INTERRUPTED, EXIT_RESUME
 from dsrun.events import kind_of
 from dsrun.notifications.notification import Notification, NotificationKind, NotifiedCause, RunFacts
-from dsrun.runs.records import utc_now, whole
+from dsrun.runs.records import step_of, utc_now, whole
 
 INTERVAL_S = 60.0
 """At most one message of a kind in so many seconds: a run that fails again and again must not flood anybody."""
@@ -50,7 +50,7 @@ class NotificationRules:
     def metrics(self, records: Iterable[Mapping[str, Any]]) -> None:
         """Take in lines of metrics.jsonl, for step and loss."""
         for record in records:
-            self._step = self._step if (step := whole(record.get("step"))) is None else step
+            self._step = self._step if (step := step_of(record)) is None else step
             if isinstance(record.get("loss"), float):
                 self._loss = record["loss"]
 

@@ -71,7 +71,7 @@ def who_runs(folder: Path, *, tries: int = LOCK_TRIES) -> str:
 def last_step(folder: Path) -> Message:
     """The last step that the run has logged, in words."""
     last = progress(RunFolder(folder).metrics)
-    if last is None:
+    if last is None or last.step is None:
         return text_of("run_state.no_step")
     return text_of("run_state.step", step=last.step, time=last.time)
 

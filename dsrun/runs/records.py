@@ -191,6 +191,11 @@ def whole(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _LARGEST else None
 
 
+def step_of(record: LedgerRecord) -> int | None:
+    """The step of a record; None without one, and of a program whose lines name none and are but counted."""
+    return None if record.get("counted") else whole(record.get("step"))
+
+
 def mapping(value: object) -> LedgerRecord:
     """An object by its keys; {} for anything else."""
     return value if isinstance(value, Mapping) else {}

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.events import kind_of
-from dsrun.runs.records import finite, records_in, revive, whole
+from dsrun.runs.records import finite, records_in, revive, step_of, whole
 from dsrun.system.files import open_regular
 
 # Evaluations write lines without a loss; between two steps' lines there are never a mebibyte of them.
@@ -30,11 +30,14 @@ class FileTail:
         whole: int | None = None,
         tail: int = 0,
         most: int | None = None,
+        piece: int = -1,
     ) -> None:
         """What lies before `begin`, None: before the present end, is not read. Of a file longer than `whole` bytes, the
-        first read takes the `tail` at its end; of what is added later, each read the last `most` bytes."""
+        first read takes the `tail` at its end; of what is added later, each read the last `most` bytes, and of these at
+        most the first `piece`: `behind` is what it has left to the next one, `skipped` what none has read."""
         self.path = path
-        self.offset = 0
+        self.offset = self.behind = self.skipped = 0
+        self._piece = piece
         self._most = most
         self._whole, self._tail = whole, tail
         self._file: tuple[int, int] | None = None
@@ -53,10 +56,12 @@ class FileTail:
                 self.offset = max(0, found.st_size - self._tail) if is_long else 0
                 self._file = (found.st_dev, found.st_ino)
             if self._most is not None:
+                self.skipped += max(0, found.st_size - self._most - self.offset)
                 self.offset = max(self.offset, found.st_size - self._most)
             file.seek(self.offset)
-            added = file.read()
+            added = file.read(self._piece)
         self.offset += len(added)
+        self.behind = max(0, found.st_size - self.offset)
         return added, is_new
 
 
@@ -109,9 +114,10 @@ def _sampled(path: Path, end: int, count: int) -> list[bytes]:
 
 @dataclass(frozen=True, kw_only=True)
 class RunProgress:
-    """The last logged step, with the last loss before or at it. `time` as in the record, ISO 8601 in UTC."""
+    """The last logged step, None of lines without one, with the last loss before or at it. `time` as in the record, ISO
+    8601 in UTC."""
 
-    step: int
+    step: int | None
     loss: float | None
     epoch: float | None
     time: str
@@ -132,7 +138,7 @@ def progress(metrics: Path) -> RunProgress | None:
     if not last:
         return None
     epoch, time = _number(last.get("epoch")), str(last.get("time", ""))
-    return RunProgress(step=last["step"], loss=_number(loss), epoch=epoch, time=time)
+    return RunProgress(step=step_of(last), loss=_number(loss), epoch=epoch, time=time)
 
 
 def _number(value: object) -> float | None:

@@ -83,7 +83,7 @@ def _cells(row: RunRow) -> Sequence[str]:
         row.name,
         status.state + (f" ({status.cause})" if status.cause and status.state == "failed" else ""),
         step,
-        "" if status.loss is None else figure(status.loss),
+        "nan" if not status.loss_is_finite else "" if status.loss is None else figure(status.loss),
         "" if best is None else f"{best.metric.removeprefix('eval_')} {figure(best.value)}",
         "" if status.silent_s is None else duration(status.silent_s),
         "" if status.since_s is None else duration(status.since_s),

@@ -113,7 +113,7 @@ def _print_table(jobs: Sequence[SlurmJob], hours: float) -> None:
 def _row(job: SlurmJob) -> tuple[str, ...]:
     reason = job.reason if job.state == "PENDING" else job.cause
     why = f" ({reason})" if reason else ""
-    step = str(job.progress.step) if job.progress else ""
+    step = str(job.progress.step) if job.progress and job.progress.step is not None else ""
     return (
         job.id, " ".join(job.name.split()), job.state + why, job.elapsed, _nodes(job),
         step + (" done" if job.finished else ""), _loss(job), _here(job.run),

@@ -25,7 +25,8 @@ FIGURES: dict[str, re.Pattern[str]] = {
         r"|total (?:optimization )?steps[ =:]+([\d,]+)",
         re.IGNORECASE,
     ),
-    "loss": _named(r"(?:lm |train(?:ing)?[_ /])?loss\b(?! scale)"),
+    # Lightning: "train_loss_step=0.3".
+    "loss": _named(r"(?:lm |train(?:ing)?[_ /])?loss(?:_step)?\b(?! scale)"),
     "lr": _named(r"(?:lr|learning[_ ]rate)\b"),
     "grad_norm": _named(r"(?:grad(?:ient)?[_ ]?norm|gnorm)\b"),
     "epoch": _named(r"epoch\b", r"(\d+(?:\.\d+)?)"),

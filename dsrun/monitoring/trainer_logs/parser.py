@@ -7,6 +7,7 @@ and nanoGPT's, JSON lines, and whatever else writes "step" and "loss" before num
 from __future__ import annotations
 
 import ast
+import math
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -43,11 +44,15 @@ class TrainerLog:
         self.step_s: float | None = None
         self.figures: dict[str, float] = {}
         self.has_ended = False
-        self.loss_is_finite = True
         self._epochs: float | None = None
         self._bar: tuple[int, int] | None = None
         self._total_is_sure = False
         self._step_is_due = False
+
+    @property
+    def loss_is_finite(self) -> bool:
+        """Whether the last loss, if any, is a number."""
+        return math.isfinite(self.figures.get("loss", 0.0))
 
     def feed(self, lines: Iterable[str], now: str | None = None) -> None:
         """Take further lines in, also such as a bar rewrites with carriage returns. `now` (ISO 8601) is the time of
@@ -60,7 +65,9 @@ class TrainerLog:
     def _take(self, line: str, now: str | None) -> None:
         now = _time_of(line) or now
         if bar := BAR.search(line):
-            self._take_bar(bar, line[: bar.start()])
+            has_step = self._take_bar(bar, line[: bar.start()])
+            if has_step is not None:
+                self._take_postfix(bar["times"], now, has_step=has_step)
             line = line[bar.end() :]
         if (values := _values(line)) is not None:
             self._take_values(values, now)
@@ -70,25 +77,34 @@ class TrainerLog:
             self._take_text(line, now)
         self.has_ended = bool(END.search(line)) or (self.has_ended and "loss" not in line)
 
-    def _take_bar(self, bar: re.Match[str], name: str) -> None:
-        """A tqdm bar: that of training has no other name, and the total of the first one, or the one known."""
+    def _take_bar(self, bar: re.Match[str], name: str) -> bool | None:
+        """A tqdm bar: that of training has no other name, and the total of the first one, or the one known. Returns
+        whether it tells the step of training; None of another bar."""
         step, total = int(bar["step"]), int(bar["total"])
         what = name.strip().lower().rstrip(":").strip()
         if what and not re.search(r"train|step|epoch|iter", what):
-            return
-        if what.startswith("epoch"):
-            return  # its steps begin again with every epoch
+            return None
+        if "epoch" in what:
+            return False  # its steps begin again with every epoch
         self._bar = (step, total)
         if self.max_steps is None:
             self.max_steps = total
-        if total == self.max_steps:
-            self.step = max(step, self.step or 0)
-            if self._step_is_due:
-                # tqdm draws its bar anew below what is written above it, and bars are rarer than steps.
-                self._step_is_due = False
-                self.steps[-1] = {**self.steps[-1], "step": self.step}
-            if (found := BAR_RATE.search(bar["times"])) and (rate := float(found[1])) > 0:
-                self.step_s = rate if found[2] == "s/it" else 1 / rate
+        if total != self.max_steps:
+            return None
+        self.step = max(step, self.step or 0)
+        if self._step_is_due:
+            # tqdm draws its bar anew below what is written above it, and bars are rarer than steps.
+            self._step_is_due = False
+            self.steps[-1] = {**self.steps[-1], "step": self.step}
+        if (found := BAR_RATE.search(bar["times"])) and (rate := float(found[1])) > 0:
+            self.step_s = rate if found[2] == "s/it" else 1 / rate
+        return True
+
+    def _take_postfix(self, text: str, now: str | None, *, has_step: bool) -> None:
+        """What set_postfix adds to a bar, as Lightning does. One without a step has none that is known otherwise."""
+        found = {key: number for key in ("loss", "lr", "grad_norm") if (number := _figure(key, text)) is not None}
+        if "loss" in found and (has_step or self.step is None):
+            self._add(found, self.step, now)
 
     def _take_values(self, values: Mapping[str, Any], now: str | None) -> None:
         """A dict of the Trainer, or a JSON line."""
@@ -97,15 +113,15 @@ class TrainerLog:
         evaluated = {key: number for key, number in numbers if number is not None}
         if "max_steps" in found:
             self.max_steps = int(found.pop("max_steps"))
-        if any(name in values for name in KEYS["loss"]):
-            self.loss_is_finite = "loss" in found
+        if "loss" not in found and any(name in values for name in KEYS["loss"]):
+            found["loss"] = math.nan
         step = self._step_of(found)
         if evaluated and "loss" not in found:
             if step is not None:
                 self.evaluations.append({"step": step, **evaluated})
         elif "train_runtime" not in values:
             self._add(found, step, now)
-            self._step_is_due = "loss" in found and "step" not in found and self._bar is not None
+            self._step_is_due = "loss" in found and "step" not in found and step is not None and self._bar is not None
 
     def _step_of(self, found: Mapping[str, float]) -> int | None:
         if "step" in found:
@@ -120,13 +136,9 @@ class TrainerLog:
 
     def _take_text(self, line: str, now: str | None) -> None:
         found: dict[str, float] = {}
-        for key, pattern in FIGURES.items():
-            if match := pattern.search(line):
-                value = _number(next(filter(None, match.groups()), None))
-                if value is not None:
-                    found[key] = value
-                if key == "loss" and not EVALUATES.search(line):
-                    self.loss_is_finite = value is not None
+        for key in FIGURES:
+            if (value := _figure(key, line)) is not None:
+                found[key] = value
         if match := TOKENS_BEFORE.search(line):
             found["tokens_per_s"] = _number(match[1]) or 0.0
         if EVALUATES.search(line):
@@ -149,6 +161,7 @@ class TrainerLog:
         if step is None and "loss" in found:
             # No step is written anywhere: the lines are counted.
             step = self.steps[-1]["step"] + 1 if self.steps else 1
+            found["counted"] = True
         elif step is not None:
             self.step = step
         if "loss" not in found or step is None:
@@ -170,6 +183,14 @@ def _time_of(line: str) -> str | None:
         return None
     day, clock, fraction, zone = found.groups()
     return f"{day}T{clock}.{(fraction or '0')[:3]:0<3}{zone or ''}"
+
+
+def _figure(key: str, text: str) -> float | None:
+    """The figure of this key in a text; NaN is one of a loss only."""
+    match = FIGURES[key].search(text)
+    value = next(filter(None, match.groups()), None) if match else None
+    number = _number(value)
+    return math.nan if key == "loss" and value and number is None else number
 
 
 def _values(line: str) -> Mapping[str, Any] | None:

@@ -22,6 +22,7 @@ SILENT_S = 300.0
 """A log to which nothing was written for so long may be that of a trainer that is gone."""
 _END = 256 << 10
 _QUIET_S = 20.0
+_LONGEST_LINE = 1 << 20
 
 
 class LogReader:
@@ -54,6 +55,8 @@ class LogReader:
             bar, _, self._torn = self._torn.rpartition(b"\r")
             # tqdm begins a bar with the carriage return: what follows the last one may be half a bar.
             text.append(bar.decode("utf-8", "replace"))
+        if len(self._torn) > _LONGEST_LINE:
+            self._torn = b""
         self.log.feed(text, now)
 
     def end(self) -> None:
@@ -95,7 +98,7 @@ def status_of_log(log: TrainerLog, path: Path, *, silent_s: float | None = None,
         state = "silent"
     figures: dict[str, Any] = {name: log.figures.get(name) for name in _LOGGED}
     if not log.loss_is_finite:
-        figures["loss"] = None
+        figures |= {"loss": None, "loss_is_finite": False}
     step_s = log.step_s or recent_step_s(log.steps)
     left = log.max_steps - log.step if log.max_steps is not None and log.step is not None else None
     return RunStatus(

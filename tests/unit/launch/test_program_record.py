@@ -14,11 +14,12 @@ from dsrun.launch import program_record
 from dsrun.launch.program_record import ProgramFigures, ProgramRecord
 from dsrun.launch.training_job import LocalWorkers, RunOutcome, TrainingJob
 from dsrun.monitoring.run_status import status_of
+from dsrun.monitoring.trainer_logs.status import LogReader
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.reader import read_history
 from dsrun.runs.records import EventLog, read_records, seconds_of
 from dsrun.runs.stop_request import StopRequest
-from dsrun.runs.tail import FileTail
+from dsrun.runs.tail import FileTail, progress
 from dsrun.system.build_locks import LONG_S
 
 
@@ -27,6 +28,7 @@ class Program:
 
     def __init__(self, path: Path, **more: object) -> None:
         self.run = RunFolder(path)
+        path.mkdir(exist_ok=True)
         self.log = path / "launcher.log"
         self.log.touch()
         self.noted: list[str] = []
@@ -111,12 +113,91 @@ def test_lines_without_a_step_are_counted_over_looks(program: Program) -> None:
     assert program.losses == [(1, 3.0), (2, 2.0), (3, 1.0)]
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Train Epoch: 2 [44800/60000 (75%)]\tLoss: 0.25\n",
+        "Epoch 3/3 done, train_loss=0.25\n",
+        "Epoch 0:  50%|#  | 10/20 [00:02<00:02, 5.0it/s, loss=0.25]\r\n",
+        "loss 0.25\n",
+    ],
+)
+def test_step_that_no_line_names_is_unknown_to_every_reader(program: Program, line: str) -> None:
+    program.record.begin(0, {})
+    program.write("loss 2.0\n" + line)
+    program.record.end(RunOutcome(0), None)
+    shown = LogReader(program.log)
+    shown.read()
+    status = status_of(read_history(program.run.path))
+    assert (status.step, status.loss, status.step_s) == (None, 0.25, None)
+    assert (shown.status().step, shown.status().loss, shown.status().step_s) == (None, 0.25, None)
+    jobs = progress(program.run.metrics)
+    assert jobs
+    assert (jobs.step, jobs.loss) == (None, 0.25)
+    assert program.events == [("start", None, 0), ("end", None, None)]
+
+
 def test_loss_that_is_not_a_number_is_recorded_as_such(program: Program) -> None:
     program.record.begin(0, {})
-    program.write("step 1 loss 2.5\nstep 2 loss nan\n")
-    *_, last = read_history(program.run.path).steps
-    assert last["step"] == 2
-    assert math.isnan(last["loss"])
+    program.write("step 1 loss 2.5\nstep 2 loss nan\nstep 3 loss NaN\nstep 4 lr 0.1\n")
+    size = program.run.metrics.stat().st_size
+    program.write("")  # it hangs
+    assert program.run.metrics.stat().st_size == size
+    history = read_history(program.run.path)
+    assert [each["step"] for each in history.steps if math.isnan(each["loss"])] == [2, 3]
+    assert [each for each in program.events if each[0] == "nan"] == [("nan", 2, None)]
+    assert (status_of(history).loss, status_of(history).loss_is_finite) == (None, False)
+
+
+@pytest.mark.parametrize("line", ["{'loss': nan, 'epoch': 0.1}", "{'loss': 'nan', 'epoch': '0.1'}", "loss=nan"])
+def test_nan_without_a_step_is_told_once(program: Program, line: str) -> None:
+    program.record.begin(0, {})
+    for _ in range(3):
+        program.write(f"{line}\n")
+    assert program.events[1:] == [("nan", None, None)]
+    assert len(read_history(program.run.path).steps) == 3
+
+
+def test_metrics_of_the_program_itself_are_left_alone(program: Program) -> None:
+    """Those that are there before dsrun writes any, and those that replace dsrun's."""
+    program.run.metrics.write_text('{"step": 7, "time": "?"}\n')
+    program.record.begin(0, {})
+    program.write("step 1 loss 2.5\n")
+    assert program.run.metrics.read_text() == '{"step": 7, "time": "?"}\n'
+    again = Program(program.run.path / "again")
+    again.record.begin(0, {})
+    again.write("step 1 loss 2.5\n")
+    again.run.metrics.write_text("")
+    again.record.begin(1, {})
+    again.write("step 1 loss 2.5\n")
+    again.write("step 2 loss 2.5\n")
+    assert again.run.metrics.read_text() == ""
+    assert [len(each.noted) for each in (program, again)] == [1, 1]
+
+
+def test_metrics_of_a_start_before_are_added_to(program: Program) -> None:
+    program.record.begin(0, {})
+    program.write("step 1 loss 2.5\n")
+    program = Program(program.run.path)
+    program.record.begin(0, {})
+    program.write("step 2 loss 2.0\n")
+    assert (program.losses, program.noted) == ([(1, 2.5), (2, 2.0)], [])
+
+
+def test_supervisor_does_not_wait_for_a_dead_file_server(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program_record, "LOCK_S", 0.01)
+    with program.record._lock:
+        program.record.begin(0, {})
+        program.record.over()
+        program.record.end(RunOutcome(0), None)
+    assert program.events == []
+
+
+def test_rate_that_a_bar_tells(program: Program) -> None:
+    program.record.begin(0, {})
+    program.write("100%|##| 20/20 [00:10<00:00, 2.0it/s]\n")
+    status = status_of(read_history(program.run.path))
+    assert (status.step, status.max_steps, status.step_s) == (19, 20, 0.5)  # 20 with the end
 
 
 def test_steps_of_one_look_are_spread_over_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,11 +305,31 @@ def test_program_that_was_asked_to_stop(
 
 def test_long_output_is_read_at_its_end(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
     """However much a program writes between two looks, they take no longer."""
+    monkeypatch.setattr(program_record, "MOST_BYTES", 1 << 20)
     program = Program(program.run.path)
     program.record.begin(0, {})
     program.write("step 1 loss 9.0\n" * 10)
     program.write(f"step 2 loss 8.0\n{'x' * program_record.MOST_BYTES}\nstep 3 loss 7.0\n")
     assert program.losses == [(1, 9.0), (3, 7.0)]
+    assert len(program.noted) == 1
+
+
+def test_what_one_look_leaves_the_next_one_reads(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program_record, "_PIECE", 100)
+    monkeypatch.setattr(program_record, "READ_S", 0.0)
+    program = Program(program.run.path)
+    program.record.begin(0, {})
+    program.write("".join(f"step {step} loss {step}.5\n" for step in range(5, 25)))
+    assert (len(program.losses), program.events[1:]) == (6, [("training", 4, None)])
+    monkeypatch.setattr(program_record, "READ_S", 60.0)
+    program.write("")
+    assert (program.losses, program.noted) == ([(step, step + 0.5) for step in range(5, 25)], [])
+    monkeypatch.setattr(program_record, "READ_S", 0.0)
+    program.log.open("a").write("step 25 loss 1.0\n" * 20)
+    program.record.begin(1, {})
+    program.write("step 3 loss 9.0\n")
+    assert program.losses == [(3, 9.0)]
+    assert len(program.noted) == 1
 
 
 def test_lock_of_a_killed_build_is_removed(program: Program) -> None:

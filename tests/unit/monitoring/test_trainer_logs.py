@@ -56,6 +56,27 @@ def test_bars_of_evaluations_and_downloads_are_not_training() -> None:
     assert (log.step, log.max_steps, log.step_s) == (22, 200, 1.0)
 
 
+@pytest.mark.parametrize(
+    ("bar", "step", "loss"),
+    [
+        ("Epoch 0:  50%|#  | 10/20 [00:02<00:02, 5.0it/s, loss=0.3]", None, 0.3),
+        ("Epoch 1:  50%|#  | 10/20 [00:02<00:02, 5.0it/s, v_num=0, val_loss=9.0, train_loss_step=0.3]", None, 0.3),
+        ("train epoch 2:  50%|#  | 10/20 [00:02<00:02, 5.0it/s, loss=0.3]", None, 0.3),
+        (" 50%|#  | 10/20 [00:02<00:02, 5.0it/s, loss=0.3]", 10, 0.3),
+        ("Validation DataLoader 0:  50%|#  | 10/20 [00:02<00:02, 5.0it/s, loss=0.3]", None, None),
+    ],
+)
+def test_loss_behind_a_bar(bar: str, step: int | None, loss: float | None) -> None:
+    """The steps of an epoch's bar are not those of the run."""
+    log = TrainerLog()
+    log.feed([f"\r{bar}\r{bar}"])
+    assert (log.step, log.figures.get("loss"), [each.get("counted") for each in log.steps]) == (
+        step,
+        loss,
+        [None] if step else [True, True] if loss else [],
+    )
+
+
 def test_speeds() -> None:
     assert read("megatron").step_s == pytest.approx(139.2214)
     assert read("nanogpt").step_s == pytest.approx(0.02451)

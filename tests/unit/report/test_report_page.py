@@ -85,7 +85,7 @@ def test_program_of_launch_has_a_page(tmp_path: Path) -> None:
     (folder / "metrics.jsonl").unlink()
     page = page_of(folder)
     assert "a program under dsrun launch" in page.text
-    assert "writes no metrics of its own" in page.text
+    assert "nor is one in the output of the program" in page.text
     assert "rank 0: exit code 1" in page.text
 
 
