@@ -50,6 +50,8 @@ from dsrun.system.terminal.display import NotePrinter, size_text
 from dsrun.system.terminal.log_format import LineFormatter, is_json
 
 WAIT_POLL_S = 0.1
+# Failures of ranks that did not end by themselves.
+_LEFT_BEHIND = ("rank_hung", "process_unkillable", NODE_LOST)
 
 
 def supervise(job: TrainingJob, coordinator: Coordinator, notify: NotePrinter = lambda line: None) -> RunOutcome:
@@ -248,8 +250,10 @@ class _Supervision:
         if failure and failure.cause == "rank_hung":
             folder = evidence_folder(self._job.run, self._number)
             failure = explain_hang_of_nodes(failure, folder, self._job.topology.workers)
-        if failure is not None and self._event_writer.has_finished():
-            # All that the run was to make is there; only its processes did not come to their end.
+        left = failure is not None and (failure.exit_code < 0 or failure.cause in _LEFT_BEHIND)
+        if failure and left and self._event_writer.has_finished():
+            # All that the run was to make is there; only its processes did not come to their end. One that ends with a
+            # code of its own says that something is amiss, as a model that could not be pushed.
             self._event_writer.finished_all_the_same(failure)
             failure = None
         if failure is None:
