@@ -65,7 +65,7 @@ def test_program_that_crashes_once_and_then_fails(tmp_path):
     said = [line["message"] for line in lines if line["event.action"] == "output"]
     assert {"attempt 0", "attempt 1"} <= set(said)
     assert [line["event.action"] for line in lines if line["event.dataset"] == "dsrun.events"] == [
-        "failing", "failure", "restart", "failing", "failure",
+        "start", "failing", "failure", "restart", "start", "failing", "failure",
     ]  # fmt: skip
     assert {line["labels.run"] for line in lines} == {str(tmp_path / "run")}
     assert_no_secret(tmp_path, seen)

@@ -13,10 +13,8 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from dsrun.launch.supervisor.phase_limits import STILL_S
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.records import read_records
-from dsrun.train.base.rank_context import KEPT_PATIENCE_SECONDS
 from tests.faults.hold import Hold
 from tests.forkserver.client import HEAVY
 from tests.integration.conftest import SHORT, dsrun
@@ -24,8 +22,8 @@ from tests.integration.conftest import SHORT, dsrun
 pytestmark = pytest.mark.train
 
 STEPS = 4
-UNHURRIED_S = 15.0
-"""For evidence, the end of all processes, and busy cores."""
+LIMIT_S = 110.0
+"""The ordinary limits, that hold without the signal, end a run later."""
 FORWARDED_S = 1.0
 """In which the ranks learn of a signal to the supervisor."""
 
@@ -43,7 +41,6 @@ class Phase:
     kind: str = "llama"
     goes_on: bool = True
     model: bool = False
-    within_s: float = UNHURRIED_S
 
 
 IN_TRAINING = ("--eval-strategy", "steps", "--eval-steps", "2")
@@ -53,16 +50,14 @@ PHASES = {
     "loading": Phase("loading", None, goes_on=False),
     "training": Phase("forward", 3, call=2),
     "evaluation": Phase("evaluating", 2, flags=IN_TRAINING),
-    "evaluation that hangs": Phase(
-        "evaluating", None, flags=IN_TRAINING, goes_on=False, within_s=STILL_S + UNHURRIED_S
-    ),
+    "evaluation that hangs": Phase("evaluating", None, flags=IN_TRAINING, goes_on=False),
     "generation": Phase("generating", 2, flags=IN_TRAINING, kind="t5"),
     "saving": Phase("saving", 2, rank=0, flags=("--save-every", "2")),
     "last saving": Phase("saving", STEPS, rank=0),
     "final evaluation": Phase("evaluating", STEPS, model=True),
     "final evaluation, unsaved": Phase("evaluating", STEPS, flags=UNSAVED, model=True),
     "final evaluation, unsaved, ZeRO-2": Phase("evaluating", STEPS, flags=(*UNSAVED, "--zero", "2"), model=True),
-    "export": Phase("exporting", STEPS, rank=0, goes_on=False, within_s=KEPT_PATIENCE_SECONDS + UNHURRIED_S),
+    "export": Phase("exporting", STEPS, rank=0, goes_on=False),
     "export, unsaved": Phase("exporting", STEPS, flags=UNSAVED, model=True),
 }
 BY_DEFAULT = ("final evaluation, unsaved", "export")
@@ -90,14 +85,12 @@ def test_one_sigterm_ends_a_run_in_every_phase(name, tiny, pairs, tmp_path):
     argv = [sys.executable, "-m", "dsrun", "train", *flags, "--output", str(folder.path)]
     run = HEAVY.popen(argv, env=os.environ | hold.env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     hold.wait()
-    told = time.monotonic()
     run.send_signal(signal.SIGTERM)
     if phase.goes_on:
         time.sleep(FORWARDED_S)
         hold.release()
-    _, said = run.communicate(timeout=120)
+    _, said = run.communicate(timeout=LIMIT_S)
     assert run.returncode == 75, said
-    assert time.monotonic() - told < phase.within_s
     last = read_records(folder.events)[-1]
     assert (last["kind"], last["signal"]) == ("signal", "SIGTERM")
     saved = [] if phase.saved is None else [phase.saved]
