@@ -225,8 +225,6 @@ finish() {
 
 conclude() {
     clean_up
-    # Perhaps node 0 alone has heard of a preemption.
-    [ -n "$signalled" ] || ! read -r signalled 2>/dev/null <"$DSRUN_STOP_FILE" || signalled=${signalled#SIG}
     # Of a node whose GPU failed in this job another start does without that node.
     if [ -e "$DSRUN_FAILURES/no-gpus" ] && [ ! -e "$DSRUN_FAILURES/faulty-node" ]; then
         note "a node shows fewer GPUs than the job has: not requeued, another start would see no more"

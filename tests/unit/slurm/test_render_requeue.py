@@ -98,6 +98,14 @@ def test_preempted_job_requeued_without_signal_to_script(shell, render_it):
     assert "preemption" in done.stderr
 
 
+def test_workers_that_were_told_to_stop_are_no_preemption(shell):
+    """srun ends the other nodes' tasks with TERM when one has failed: a crash would come again after each requeue."""
+    shell.worker = 'echo SIGTERM >"$DSRUN_STOP_FILE"; exit 3'
+    done = shell.run(other(shell))
+    assert not requeued(done)
+    assert done.code != 0
+
+
 def test_job_name_does_not_fake_preemption(shell):
     """A job name that contains PreemptTime does not look like a preemption."""
     shell.worker = "exit 3"
