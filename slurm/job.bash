@@ -86,7 +86,7 @@ start_job() {
     # Expanded by bash on each node: what `prepare_node` needs, and then the command.
     on_node="job=$job nproc=$nproc cpu_only=$cpu_only trains=$trains supervised=$supervised join_timeout=$join_timeout"
     on_node+=" rdzv_backend=$rdzv_backend gpus_per_node=$gpus_per_node memory=$memory gpu_check=${gpu_check@Q};"
-    on_node+=" $(declare -f prepare_node pass_on_term tell_workers check_gpus)"'; prepare_node "$1"; check_gpus "$@"; exec "$@"'
+    on_node+=" $(declare -f prepare_node pass_on_term is_taken is_preempted job_shows tell_workers check_gpus)"'; prepare_node "$1"; check_gpus "$@"; exec "$@"'
 }
 
 # What the run's goodput counts as time in the queue and as start-up.
@@ -159,11 +159,15 @@ pass_on_term() {
     {
         local parent
         trap "" USR1
-        trap 'touch "$DSRUN_FAILURES/told"; tell_workers TERM; exit' TERM
+        trap 'is_taken && { touch "$DSRUN_FAILURES/told"; tell_workers TERM; }; exit' TERM
         # As long as the command is its parent: one that has ended may still have its number, and another gets it later.
         while read -r _ _ _ parent _ <"/proc/$BASHPID/stat" && [ "$parent" = "$$" ]; do sleep 1 & wait "$!"; done
     } </dev/null >/dev/null 2>&1 &
 }
+
+# Whether SLURM takes the job's nodes away. srun, too, ends tasks with TERM: those of other nodes, when one has failed.
+is_taken() { is_preempted || ! job_shows 'JobState=RUNNING '; }
+is_preempted() { job_shows 'PreemptEligibleTime=[^ ]* PreemptTime=[0-9]'; }
 
 # check_gpus COMMAND…: ends the task if the Python that is to run torch.distributed.run sees fewer GPUs than the job has.
 check_gpus() {
@@ -230,10 +234,10 @@ conclude() {
         note "a node shows fewer GPUs than the job has: not requeued, another start would see no more"
         exit 4
     fi
+    # 75: the supervisors were stopped by a signal that this shell did not get, as those of a preemption may be.
+    [ "$code" -ne 75 ] || [ -z "$trains$supervised" ] || signalled=${signalled:-a signal}
     if [ -n "$trains" ]; then
         [ "$DSRUN_OUTPUT/FINISHED" -nt "$DSRUN_FAILURES/began" ] && exit 0
-        # 75: the supervisors were stopped by a signal that this shell did not get, as those of a preemption may be.
-        [ "$code" -ne 75 ] || signalled=${signalled:-a signal}
         # Whose hardware failed, or who failed again, as node 0's supervisor found out.
         local reason
         read -r faulty reason 2>/dev/null <"$DSRUN_FAILURES/faulty-node" && faulty=${hosts[$faulty]:-} &&
@@ -261,7 +265,7 @@ clean_up() {
 requeue_if_interrupted() {
     if [ -n "$requeue" ]; then
         # SLURM requeues no job that ends within the grace time of a preemption, whatever it ends with: seen on 22.05.
-        job_shows 'PreemptEligibleTime=[^ ]* PreemptTime=[0-9]' && signalled=preemption
+        is_preempted && signalled=preemption
         # When a node dies, the other workers fail at once, but SLURM notices minutes later. If srun reached no node at
         # all, the error is another one, and would come again.
         if [ -z "$signalled" ] && [ "$SLURM_JOB_NUM_NODES" -gt 1 ] && [ -e "$DSRUN_FAILURES/reached" ]; then

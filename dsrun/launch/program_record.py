@@ -108,7 +108,9 @@ class ProgramRecord:
         """Record how the run ended, unless somebody has: by the signal of this name that it was asked to stop by, or
         well, which a program may all the same. A failure is an event already."""
         self._unlock(within_s=0.0)  # of a build that was ended with its rank
-        is_failure = outcome.exit_code != 0 and signal is None
+        # What srun ends after a failure is not what was to be stopped.
+        has_failed = kind_of(last_record(self._folder.events)).is_failure
+        is_failure = outcome.exit_code != 0 and (signal is None or has_failed)
         with suppress(OSError), self._held():
             self._is_going = not is_failure
             self._look(is_last=True)

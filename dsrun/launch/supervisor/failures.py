@@ -26,7 +26,7 @@ INTERRUPTED_FILE = "interrupted.json"
 _LOG_TAIL = 1 << 18
 # No cause, or one that a rank also names when another one has failed.
 _NOT_THE_ORIGIN = ("", *LOST_PEER)
-_BESIDE = re.compile(r"\[rank\d+\]:|[IWEF]\d{4} \d\d:|.*\b(loss|step)\b", re.I)
+_BESIDE = re.compile(r"\[rank\d+\]:|[IWEF]\d{4} \d\d:|wandb: |.*(\b(loss|step)\b|\d%\|)", re.I)
 _SAID = 300
 _AGENT = re.compile(r"torch/distributed/(run|launcher|elastic)|dsrun/launch/workers/zygote")
 

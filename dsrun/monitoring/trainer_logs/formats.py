@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-NUMBER = r"([-+]?(?:\d[\d,]*(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?|nan|inf|-inf)"
+NUMBER = r"([-+]?(?:\d[\d,]*(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf)(?![\w-]))"
 _IS = r"['\"]?\s*[:=]?\s*[\[(]?\s*"
 _STEPS = r"(?:steps?|iter(?:ation)?s?|iter_num)"
 _PER_S = r"(?:[_ ]per[_ ]sec(?:ond)?|/s(?:ec)?)"

@@ -113,7 +113,7 @@ class TrainerLog:
         evaluated = {key: number for key, number in numbers if number is not None}
         if "max_steps" in found:
             self.max_steps = int(found.pop("max_steps"))
-        if "loss" not in found and any(name in values for name in KEYS["loss"]):
+        if "loss" not in found and any(_is_broken(values.get(name)) for name in KEYS["loss"]):
             found["loss"] = math.nan
         step = self._step_of(found)
         if evaluated and "loss" not in found:
@@ -201,7 +201,7 @@ def _values(line: str) -> Mapping[str, Any] | None:
     value: Any = None
     with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
         # The Trainer writes nan and inf as Python's repr does, which no parser takes.
-        text = re.sub(r"(?<=: )-?(?:nan|inf)\b", "None", found[0])
+        text = re.sub(r"(?<=: )-?(?:nan|inf)\b", '"nan"', found[0])
         value = parse_json(text) if '": ' in text or '":' in text else ast.literal_eval(text)
     known = {name for names in KEYS.values() for name in names} | {"train_runtime"}
     if isinstance(value, dict) and any(key in known or str(key).startswith("eval") for key in value):
@@ -211,6 +211,13 @@ def _values(line: str) -> Mapping[str, Any] | None:
 
 def _first(values: Mapping[str, Any], names: tuple[str, ...]) -> float | None:
     return next((number for name in names if (number := _number(values.get(name))) is not None), None)
+
+
+def _is_broken(value: Any) -> bool:
+    """Whether a value is a number, but not a finite one, also as text: not "cross_entropy"."""
+    with suppress(TypeError, ValueError):
+        return not math.isfinite(float(value))
+    return False
 
 
 def _number(value: Any) -> float | None:

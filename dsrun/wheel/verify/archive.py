@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import csv
 import hashlib
+import lzma
 import stat
 import zipfile
 import zlib
@@ -88,7 +89,7 @@ class WheelArchive:
             with self._zip.open(name) as member:
                 while chunk := member.read(_CHUNK):
                     yield chunk
-        except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:  # RuntimeError: encrypted
+        except (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, OSError, RuntimeError) as error:  # encrypted
             raise UsageError(f"{self.path.name}: {name} is damaged ({error})", fix=_AGAIN) from None
 
     def extract(self, name: str, to: Path) -> None:

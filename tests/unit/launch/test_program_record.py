@@ -278,6 +278,15 @@ def test_who_tells_the_end(
     assert program.events == events
 
 
+def test_signal_after_a_failure_is_no_stop(program: Program) -> None:
+    """srun ends what is left of a job with SIGTERM, when a task has failed."""
+    program.record.begin(0, {})
+    with EventLog(program.run.events) as log:
+        log.write("failure", cause="rank_killed", exit_code=1)
+    program.record.end(RunOutcome(1), "SIGTERM")
+    assert [kind for kind, *_ in program.events] == ["start", "failure"]
+
+
 @pytest.mark.parametrize(
     ("last", "code", "told", "state"),
     [

@@ -97,6 +97,25 @@ def test_losses_of_evaluations_are_not_those_of_training() -> None:
     assert [record["loss"] for record in log.steps] == [2.5]
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "{'loss': 'cross_entropy', 'lr': 0.1}",
+        '{"loss": {"name": "ce"}}',
+        "{'loss': None}",
+        "loss: InfoNCE",
+        "loss=info_nce",
+        "loss: inf-nce",
+        "loss: information bottleneck",
+        "--loss nanogpt",
+    ],
+)
+def test_name_of_a_loss_is_no_figure(line):
+    log = TrainerLog()
+    log.feed([line])
+    assert (log.loss_is_finite, log.steps) == (True, [])
+
+
 def test_loss_that_is_not_finite_is_noticed() -> None:
     log = TrainerLog()
     log.feed(["{'loss': 2.0, 'epoch': 0.1}"])

@@ -17,6 +17,7 @@ from dsrun.slurm.render.site import ClusterSite
 from tests.unit.slurm.stand_ins import (
     FINISHED,
     JOB,
+    PREEMPTED,
     REQUEUE,
     SAVES,
     Shell,
@@ -302,3 +303,29 @@ def test_no_process_is_left_beside_the_command(tmp_path):
         until(lambda: not left(), "processes are left")
     finally:
         process.wait()
+
+
+@pytest.mark.parametrize(
+    ("job", "told"),
+    [
+        (PREEMPTED, True),
+        (JOB.replace("RUNNING", "CANCELLED"), True),
+        ("", True),  # nobody answers
+        (JOB, False),
+    ],
+)
+def test_workers_are_told_of_a_term_that_takes_the_nodes_away(shell, job, told):
+    """Not of that by which srun ends the other nodes' tasks when one has failed: a spare node would be told to stop."""
+    stop = shell.folder / "stop"
+    words = f"source {Path(__file__).parents[3]}/slurm/job.bash; job=12; pass_on_term; "
+    words += r"until ((0x$(sed -n 's/^SigCgt:\t//p' /proc/$!/status) >> 14 & 1)); do sleep 0.02; done; kill $!; wait $!"
+    (shell.tools / "job").write_text(job)
+    variables = {
+        "PATH": f"{shell.tools}:/usr/bin:/bin",
+        "SLURM_NODEID": "0",
+        "trains": "",
+        "STAND_INS": str(shell.tools),
+    }
+    variables |= {"DSRUN_FAILURES": str(shell.folder), "DSRUN_STOP_FILE": str(stop)}
+    subprocess.run(["bash", "-c", words], env=variables, timeout=60, check=False)
+    assert stop.exists() == told
