@@ -25,7 +25,7 @@ BUSY_S = 1800.0
 """The limit of a rank that gives no beat and computes: loading, writing, scoring and compiling can take long without
 one."""
 STILL_S, STILL_WRITING_S = 15.0, 30.0
-"""How long ranks that were asked to stop may all stand still; in phases that write, the second."""
+"""How long ranks that were asked to stop may all stand still; the second in phases that write, after the first time."""
 TIMES_LONGEST = 3.0
 # Before the process group gives up, whose time-out ends ranks that only wait, and blames one of them.
 _OF_GROUP = 0.9
@@ -87,8 +87,11 @@ class PhaseLimits:
         # What waits for another machine's ranks looks the same.
         if self._others or in_kernel or beat.phase == "running" or self.hang_timeout == 0:
             return math.inf
-        least = STILL_WRITING_S if beat.phase in ("saving", "exporting") else STILL_S
-        return max(least, self.hang_timeout or 0.0, _ABOVE_LONGEST * (self._known(beat) or 0.0))
+        longest, least = self._known(beat), STILL_S
+        if beat.phase in ("saving", "exporting"):
+            # A file system in user space uploads in close(), which nothing shows: how long is not known yet.
+            least = SHORTEST_ELSEWHERE_S if longest is None else STILL_WRITING_S
+        return max(least, self.hang_timeout or 0.0, _ABOVE_LONGEST * (longest or 0.0))
 
     def _known(self, beat: RankHeartbeat) -> float | None:
         """The longest silence so far in the phase of `beat`; None where no rank has come through it."""

@@ -75,7 +75,7 @@ class CheckpointingTrainer(Seq2SeqTrainer):
         began = time.monotonic()
         self.finish_saving()
         run, step = self.saving.run, self.state.global_step
-        is_last = self.interrupted or step >= self.state.max_steps
+        is_last = self.interrupted or not self.is_in_train or step >= self.state.max_steps
         self._save_once(began, wait=is_last or self.save_again or not self.saving.background)
         if self.save_again and (is_last or step == self.state.best_global_step):
             # The next step has other weights, or is never made.
@@ -269,10 +269,7 @@ class CheckpointingTrainer(Seq2SeqTrainer):
         return [step for step, _ in save.run.checkpoints() if step in self._complete]
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
-        """Before the best checkpoint is loaded, the last one has to be there."""
-        self.finish_saving()
-        if self.save_again:
-            self._save_checkpoint(None, None)
+        """No save may be under way any more."""
         self._remover.submit(int).result()  # one thread: after all that is to be removed
         if my_rank() == 0:
             commit.leave(self.saving.run)

@@ -177,6 +177,10 @@ class RunTrainer(CheckpointingTrainer):
     def _finalize_training(self, *args: Any) -> Any:
         # Steps come no more, and the best model may take long to load.
         self.context.heart.enter("ending")
+        # After an early stop the last checkpoint may still be under way. It is promised below, and may be loaded.
+        self.finish_saving()
+        if self.save_again:
+            self._save_checkpoint(None, None)
         self.interrupted = self.interrupted or self.any_rank_stops()
         if self.interrupted:
             # Loading the best model is for the end of the run, and there may be no time for it.

@@ -85,8 +85,9 @@ def still(*beats: RankHeartbeat, timeout=None, states=None, computed=None, other
         ("evaluating", 1.0, None, STILL_S),
         ("training", 40.0, None, 60.0),
         ("ending", 1.0, None, STILL_S),
-        ("saving", 1.0, None, STILL_WRITING_S),
-        ("saving", 1.0, 90.0, 90.0),
+        ("saving", 1.0, None, SHORTEST_ELSEWHERE_S),
+        ("exporting", 1.0, None, SHORTEST_ELSEWHERE_S),
+        ("saving", 1.0, 190.0, 190.0),
     ],
 )
 def test_ranks_told_to_stop_that_all_stand_still_hang(phase, slowest, timeout, limit):
@@ -94,6 +95,14 @@ def test_ranks_told_to_stop_that_all_stand_still_hang(phase, slowest, timeout, l
     beats = [beat(rank, phase=phase, step=10 - rank, slowest=slowest) for rank in (0, 1)]
     assert still(*beats, timeout=timeout, at=limit - 1) is None
     assert still(*beats, timeout=timeout, at=limit + 1).rank == 1
+
+
+def test_a_second_save_may_stand_still_for_less():
+    limits = PhaseLimits(None)
+    for at, said in enumerate(("saving", "training", "saving")):
+        limits.update({0: beat(0, phase=said, at=float(at))})
+    assert limits.still_limit(beat(0, phase="saving"), in_kernel=False) == STILL_WRITING_S
+    assert limits.still_limit(beat(0, phase="exporting"), in_kernel=False) == SHORTEST_ELSEWHERE_S
 
 
 @pytest.mark.parametrize(

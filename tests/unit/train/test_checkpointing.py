@@ -3,6 +3,7 @@
 import errno
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -15,6 +16,7 @@ from dsrun.train.checkpoint.checkpointing import CheckpointingTrainer, SavingPol
 from dsrun.train.checkpoint.save import SaveFailed
 from dsrun.train.checkpoint.serialize import write_torch
 from dsrun.train.checkpoint.snapshot import SnapshotBuffers
+from dsrun.train.loop.trainer import RunTrainer
 
 
 class Stub(CheckpointingTrainer):
@@ -26,7 +28,7 @@ class Stub(CheckpointingTrainer):
         known = {"global_step": 10, "max_steps": 100, "best_global_step": None, "best_model_checkpoint": None}
         self.state = SimpleNamespace(**known | state)
         self.args = SimpleNamespace()
-        self.interrupted = False
+        self.interrupted, self.is_in_train = False, True
         self.seconds_not_training = 0.0
         self.on_checkpoint = lambda phase, folder, *_rest, **_details: self.events.append(f"{phase} {folder.name}")
         self.errors = list(errors)
@@ -114,12 +116,12 @@ def test_save_on_full_or_read_only_disk_ends_the_run(run, number, cause):
     assert raised.value.cause == cause
 
 
-@pytest.mark.parametrize("last", ["last step", "interrupted", "best"])
+@pytest.mark.parametrize("last", ["last step", "interrupted", "best", "after training"])
 def test_save_without_a_next_step_tried_at_once(run, last):
     """At the end, before a preemption, and where the weights are the best so far."""
     state = {"last step": {"max_steps": 10}, "best": {"best_global_step": 10}}.get(last, {})
     trainer = Stub(run, errno.EIO, **state)
-    trainer.interrupted = last == "interrupted"
+    trainer.interrupted, trainer.is_in_train = last == "interrupted", last != "after training"
     trainer.save()
     assert steps(run) == [10]
     assert trainer.events.count("end checkpoint-10") == 1
@@ -154,3 +156,35 @@ def test_save_in_background_tried_again(run, monkeypatch):
         time.sleep(0.01)
     assert "Input/output error" in trainer.said[0]
     assert steps(run) == [trainer.state.global_step]
+
+
+class Ending(Stub, RunTrainer):
+    """One whose training ends before max_steps; `kept` is what was promised, and whether it was there."""
+
+    def __init__(self, run, *errors):
+        Stub.__init__(self, run, *errors, background=True)
+        self.kept = []
+        stopping = SimpleNamespace(keep=lambda step, _path: self.kept.append((step, run.checkpoint(step).exists())))
+        progress = SimpleNamespace(saved=10)
+        self.context = SimpleNamespace(heart=SimpleNamespace(enter=str), stopping=stopping, progress=progress)
+        self.any_rank_stops = bool
+        self._remover = ThreadPoolExecutor(1)
+        self._snapshots = SnapshotBuffers()
+        self.loss_state = SimpleNamespace(note=str)
+
+
+@pytest.mark.parametrize("errors", [(), (errno.EIO,)])
+def test_checkpoint_of_run_that_stopped_early_promised_once_visible(run, monkeypatch, errors):
+    monkeypatch.setattr("transformers.Trainer._finalize_training", lambda *_: None)
+    trainer = Ending(run, *errors)
+    trainer.save()
+    assert not steps(run)
+    trainer._finalize_training()
+    assert trainer.kept == [(10, True)]
+
+
+def test_save_after_training_not_left_to_the_background(run):
+    trainer = Stub(run, background=True)
+    trainer._snapshots, trainer.is_in_train = SnapshotBuffers(), False
+    trainer.save()
+    assert steps(run) == [10]
