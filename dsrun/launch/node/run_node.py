@@ -81,7 +81,7 @@ def _run_supervised(
         print_note(f"{place.how}; waiting for the others on port {(place.port or 0) + 1}")
         if not os.environ.get(variables.SECRET):
             print_note("whoever reaches that port can join the run; to prevent it, first run on every node:")
-            print_detail(f"      export {variables.SECRET}={secrets.token_hex(16)}")
+            print_detail(f"      export {variables.SECRET}={secrets.token_hex(16)}", secret=True)
     joining = rendezvous(
         place,
         signals,

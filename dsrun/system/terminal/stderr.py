@@ -26,14 +26,16 @@ def print_note(message: str) -> None:
     _line("note", message, "yellow")
 
 
-def print_detail(line: str) -> None:
-    """Print a line on stderr that belongs to the one before."""
+def print_detail(line: str, *, secret: bool = False) -> None:
+    """Print a line on stderr that belongs to the one before; with `secret` one that gives the user a new secret, which
+    is not for logs."""
     if _is_json():
         for each in filter(str.strip, line.splitlines()):
             _write_json(each.strip(), "detail")
         return
     with ignore_closed_stream(2):
-        click.echo(without_tokens(printable(line, keep="\t\n")), err=True)
+        shown = printable(line, keep="\t\n")
+        click.echo(shown if secret else without_tokens(shown), err=True)
 
 
 @contextmanager

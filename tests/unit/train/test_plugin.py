@@ -263,7 +263,7 @@ def test_metrics_of_a_plugin_may_be_silent():
 
     trainer = SimpleNamespace(
         plugin=SimpleNamespace(has=lambda _: True, metrics=metrics), context=SimpleNamespace(heart=heart),
-        loss_of_model=None, split=SimpleNamespace(rank=0, world_size=1),
+        loss_of_model=None, split=SimpleNamespace(rank=0, world_size=1), may_leave_evaluation=False,
     )  # fmt: skip
     assert Evaluator(trainer)._scored([Example("s", "p", "r")])["a"] == 1.0
     assert (seen, heart.phase) == (["running"], "generating")
