@@ -22,7 +22,7 @@ from dsrun.kubernetes.notation import (
 from dsrun.kubernetes.options import KubernetesSpec
 from dsrun.kubernetes.workload import CLAIM_PATH, missing_variables, mounts
 from dsrun.options import OptionValue, filled, section_value
-from dsrun.system.terminal.secrets import holds_secret, is_secret_name, without_tokens
+from dsrun.system.terminal.secrets import holds_secret, is_secret_variable, without_tokens
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 APP_LABEL, INSTANCE_LABEL = "app.kubernetes.io/name", "app.kubernetes.io/instance"
@@ -145,7 +145,7 @@ def _variables(spec: KubernetesSpec) -> Iterator[PodProblem]:
     for entry in spec.env:
         name, equals, value = entry.partition("=")
         yield from _variable("env", name)
-        if (is_secret_name(name.upper()) and value[:1] != "/") or holds_secret(value):
+        if is_secret_variable(name, value) or holds_secret(value):
             fix = f"put it into a secret, and write --secret {name}=SECRET:KEY"
             yield "env", f"{name} looks like a secret, and everybody can read a job's manifest", fix
         if not equals:

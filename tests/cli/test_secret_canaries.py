@@ -101,6 +101,8 @@ model.image_token_index=32000 model.image_token=<image> token_dim=3 optimizer.to
 --token $HF_TOKEN HF_TOKEN=$MY 'HF_TOKEN=$(cat ~/.hf) python t.py' 'export WANDB_API_KEY="$KEY"; python t.py'
 AWS_SHARED_CREDENTIALS_FILE=/path HF_TOKEN_PATH=x OPENAI_API_KEY_FILE=key.txt GOOGLE_APPLICATION_CREDENTIALS=/path
 'docker run -u me:users img python -c http' -u me:users img python -c http SORT_KEY=len 'wandb login; python3 t.py'
+PASS_AT_K=8 TWO_PASS=1 HF_HUB_DISABLE_IMPLICIT_TOKEN=1 OPENAI_API_KEY=EMPTY --api_key EMPTY --api-key dummy
+KEY_VALUE_HEADS=8 REWARD_KEY=score DATA_KEY=text --use_wandb true --wandb_project 0123456789abcdef TOKEN_MEAN=1
 TOKENIZERS_PARALLELISM=false MAX_TOKENS=4096 --use-auth-token true --decoder_start_token x --password-stdin x
 """
 OPTIONS = (

@@ -11,7 +11,7 @@ from dsrun.errors import UsageError
 from dsrun.options import MAX_NUMBER, OptionValue, filled, flag_of, section_value
 from dsrun.slurm.render.notation import check_notation, directive_value, parse_gpus, shell_quote, time_limit
 from dsrun.slurm.render.options import SlurmSpec, options
-from dsrun.system.terminal.secrets import holds_secret, is_secret_name
+from dsrun.system.terminal.secrets import holds_secret, is_secret_variable
 from dsrun.system.variables import BEGAN, FAILURES, LOCAL, OUTPUT, QUEUED, SAVE_ON, STOP_FILE
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -157,7 +157,7 @@ def _shell(spec: SlurmSpec) -> Iterator[SpecProblem]:
             yield "env", f"{name!r} is not a variable's name", ""
         if name in _SCRIPT_VARIABLES or (equals and _RESERVED_VARIABLES.fullmatch(name)):
             yield "env", f"{name} is set by bash, by SLURM or by the script", ""
-        if equals and ((is_secret_name(name.upper()) and value[:1] != "/") or holds_secret(value)):
+        if equals and (is_secret_variable(name, value) or holds_secret(value)):
             fix = f"export it where you call sbatch, and write --env {name}"
             yield "env", f"{name} looks like a secret, and everybody can read a job's script", fix
         shell_quote(value)  # refuses what no variable can hold

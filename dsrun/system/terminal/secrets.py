@@ -18,17 +18,17 @@ MASK = "***"
 # api_key, but not pad_token, max_new_tokens or prompt_key.
 _SECRET_NAME = re.compile(
     r"(?:secret|passw(?:or)?d|passphrase|credential|api_?key|authorization)s?\d*(?:_|$)|^(?:token|pass|cookie)\d*$"
-    r"|(?:^|_)(?:access|private|signing|auth|encryption)_?key\d*$|(?:^|_)(?:bearer|jwt|pwd)$"
+    r"|(?:^|_)(?:access|private|signing|auth|encryption|wandb|swanlab|openai|comet_ml|account)_?key\d*$|(?:^|_)(?:bearer|jwt|pwd)$"
     r"|(?:^|_)(?:hub|hf|access|auth|api|bearer|wandb|comet|github|gitlab|session|refresh|security|private|slack|bot"
-    r"|telegram|discord|my|user|id|jwt|oauth2?|deploy|login|huggingface|modelscope|openai|mlflow|neptune)_?token\d*$"
+    r"|telegram|discord|my|ms|user|id|jwt|oauth2?|deploy|login|huggingface|modelscope|openai|mlflow|neptune)_?token\d*$"
 )
 # Variables and HTTP headers are no names of a vocabulary or a data set: there any other token and key is one, too.
 _SECRET_VARIABLE = re.compile(
-    r"(?:token|pwd)\d*(?:_|$)|(?:^|_)(?:key|pass)\d*(?:_|$)|(?:^|^x_|(?:^|_)(?:basic|http|proxy|registry|docker)_)auth$"
+    r"(?:token|pwd)\d*(?:_|$)|(?:^|_)key\d*(?:_|$)|(?:^|_)pass\d*$|(?:^|^x_|(?:^|_)(?:basic|http|proxy|registry|docker)_)auth$"
 )
 _VOCABULARY = re.compile(
     r"(?:^|_)(?:pad|eos|bos|unk|sep|cls|mask|image|video|audio|special|start|stop|end|max|min|new|num|per|text|content"
-    r"|prompt|label|sort|group|cache|primary|foreign|input|output|row|column|answer|question|response|query)_(?:token|key)"
+    r"|prompt|label|sort|group|cache|primary|foreign|input|output|row|column|answer|question|response|query|reward|data)_(?:token|key)"
 )
 # What is about a secret, as its file or the variable that holds it.
 _ABOUT = re.compile(
@@ -39,9 +39,10 @@ _ABOUT = re.compile(
 _QUERY = re.compile(r"(?:^|[-_])(?:sig|signature|auth|code)$", re.IGNORECASE)
 # Names of variables and places to fill in are no secrets: $TOKEN, `pass show x`, {token}, <token>.
 _LITERAL = r"(?![$`{<%])"
-# Nor are these, flags and paths.
+# Nor are these: switches, numbers, what stands for no key, and paths.
+_SWITCH = r"true|false|null|none|empty|dummy|not-needed|~|\d|\d*\.\d+"
 _PLAIN = re.compile(
-    r"[\"'\\]*(?:[$`{<%].*|(?:~|\.\.?)/.*|/[\w.-]+/.*|/[a-z_.-]*|true|false|null|none|~|\d|\d*\.\d+)[\"'\\]*",
+    rf"[\"'\\]*(?:[$`{{<%].*|(?:~|\.\.?)/.*|/[\w.-]+/.*|/[a-z_.-]*|{_SWITCH})[\"'\\]*",
     re.DOTALL | re.IGNORECASE,
 )
 # Not a word of a sentence, nor SECRET:KEY.
@@ -52,7 +53,10 @@ _ASSIGNMENT = re.compile(r"[+~]*([A-Za-z_][\w./]*)=(.+)", re.DOTALL)
 # Only theirs is user:password; elsewhere, as in `docker run -u me:users`, this is something else.
 _WEB = re.compile(r"\b(?:curl|wget)\b")
 _USER_FLAGS = frozenset({"-u", "--user", "-U", "--proxy-user", "-b"})
-_LOGIN = re.compile(r"(\bsshpass\s+-p\s*|\bwandb\s+login\s+(?=[\w-]{0,60}\d)(?=[\w-]{12}))(?![$`{<%-])[^\s\"'\\]+")
+_LOGIN = re.compile(
+    r"(\bsshpass\s+-p\s*|\bwandb\s+login\s+(?:--?[\w-]+\s+)?(?=[\w-]{0,60}\d)(?=[\w-]{12})"
+    r"|wandb[\w-]{0,40}[\s=:]+(?=[\da-f]{40}\b))(?![$`{<%-])[^\s\"'\\]+"
+)
 _HEADER = (
     r"(?i:((?<![\w-])(?:(?:Proxy-)?Authorization|X-[\w-]{0,64}(?:Key|Token|Secret|Auth)|apikey"
     r"|(?:Private|Access|Auth|Api)-(?:Token|Key)"
@@ -68,6 +72,11 @@ def is_secret_name(name: str) -> bool:
         return False
     loose = (name.isupper() and last == name and name[0] != "-") or name[:2] in ("x-", "X-")
     return bool(_SECRET_NAME.search(words) or (loose and _SECRET_VARIABLE.search(words)))
+
+
+def is_secret_variable(name: str, value: str) -> bool:
+    """Whether a variable in what others can read is a secret: any but a number, a switch or a path."""
+    return is_secret_name(name.upper()) and value[:1] != "/" and not re.fullmatch(rf"{_SWITCH}|\d{{1,5}}", value, re.I)
 
 
 def is_secret_query(name: str) -> bool:

@@ -6,6 +6,7 @@ import pytest
 
 from dsrun.system.terminal.secrets import (
     is_secret_flag,
+    is_secret_variable,
     masked,
     masked_values,
     split_secrets,
@@ -133,3 +134,19 @@ def test_word_of_one_word_is_no_command(word: str) -> None:
 
 def test_inner_command_keeps_its_other_words() -> None:
     assert masked(["bash", "-c", "python train.py --token a --data a"])[2] == "python train.py --token *** --data a"
+
+
+def test_variables_in_what_others_can_read() -> None:
+    """What refuses them looks at the value, too: a switch, a number and a placeholder are no secret."""
+    fine = {"PASS_AT_K": "8", "TWO_PASS": "12", "OPENAI_API_KEY": "EMPTY", "REWARD_KEY": "score", "A_TOKEN": "true"}
+    assert [name for name, value in fine.items() if is_secret_variable(name, value)] == []
+    told = {"DB_PASS": "word", "OPENAI_API_KEY": "word", "HF_TOKEN": "$MY", "wandb_api_key": "7a"}
+    assert [name for name, value in told.items() if not is_secret_variable(name, value)] == []
+
+
+@pytest.mark.parametrize("words", ["--use_wandb {}", "--wandb_key {}", "wandb login --relogin {}", "--ms_token x{}"])
+def test_keys_of_trackers(words: str) -> None:
+    key = "0123456789abcdef" * 2 + "01234567"
+    if "login" not in words:
+        assert key not in " ".join(masked(words.format(key).split()))
+    assert key not in without_tokens(words.format(key))
