@@ -14,6 +14,8 @@ pytest_plugins = ["tests.budget"]
 
 # Two ranks on two cores compute on a thread each, and so does what they are compared with.
 os.environ["OMP_NUM_THREADS"] = "1"
+# Ranks print into one pipe: a line that Python writes in pieces would be torn by another's.
+os.environ.pop("PYTHONUNBUFFERED", None)
 # The tests compare English sentences, also on the machine of somebody who reads Chinese ones.
 for variable in ("DSRUN_LANG", "LC_ALL", "LC_MESSAGES", "LANG"):
     if os.environ.get(variable, "").startswith("zh"):

@@ -54,7 +54,7 @@ TOKEN = "hf_" + "a1B2" * 9
         (["--env", "KUBERNETES_SERVICE_HOST="], "is set by the Job or by dsrun launch"),
         (["--env", "A=1", "--env", "A=2"], "A is given twice"),
         (["--env", "A=1", "--secret", "A=b:c"], "A is given twice"),
-        (["--env", "API_KEY=1"], "write --secret API_KEY=SECRET:KEY"),
+        (["--env", "API_KEY=word"], "write --secret API_KEY=SECRET:KEY"),
         (["--secret", "HF_TOKEN"], "not NAME=SECRET:KEY"),
         (["--secret", "A=b:.."], "not NAME=SECRET:KEY"),
         (["--secret", "A=b:" + "x" * 254], "not NAME=SECRET:KEY"),
