@@ -8,11 +8,10 @@ from collections.abc import Iterator
 from dsrun.findings.texts import text_of
 from dsrun.slurm.lint.read_script import JobScript, ScriptProblem
 from dsrun.system.shell import ASSIGNMENT, commands, live
-from dsrun.system.terminal.secrets import is_secret_flag, is_secret_name
+from dsrun.system.terminal.secrets import is_secret_flag, is_secret_name, without_tokens
 
 _LOCAL = re.compile(r"(localhost|127\.0\.0\.1)(:\d+)?")
 _OWN_HOST = re.compile(r"\$\((/bin/)?hostname\b.*\)|\$\{?(HOSTNAME|SLURMD_NODENAME)\}?|`hostname\b.*`")
-_TOKEN = re.compile(r"hf_\w{10,}|sk-[\w-]{16,}|ghp_\w{20,}")
 _ADDRESSES = ("MASTER_ADDR", "master_addr", "MAIN_PROCESS_IP", "head_node_ip")
 _PORTS = re.compile(r"(MASTER|MAIN_PROCESS|main_process|master|rdzv|RDZV)_(PORT|port)")
 _CONDA_READY = re.compile(r"conda\.sh|conda shell|conda init|bashrc|profile|activate\b.*\bbase|module\s+load|\bml\s")
@@ -49,7 +48,7 @@ def _secret_flags(line: int, words: tuple[str, ...]) -> Iterator[ScriptProblem]:
         name = flag if equals else before
         told = value if equals else word
         if (is_secret_flag(name) and len(told) >= 8 and not told.startswith(("$", "-", "/"))) or (
-            _TOKEN.search(word) and not ASSIGNMENT.fullmatch(word)
+            without_tokens(word) != word and not ASSIGNMENT.fullmatch(word)
         ):
             told_as = name if is_secret_flag(name) else text_of("script.token", command=words[0])
             yield line, "secret", {"name": told_as}

@@ -39,10 +39,11 @@ _ABOUT = re.compile(
 _QUERY = re.compile(r"(?:^|[-_])(?:sig|signature|auth|code)$", re.IGNORECASE)
 # Names of variables and places to fill in are no secrets: $TOKEN, `pass show x`, {token}, <token>.
 _LITERAL = r"(?![$`{<%])"
-# Nor are these: switches, numbers, what stands for no key, and paths.
+# Nor are these: switches, numbers, what stands for no key, and paths; a key of AWS, of 40 signs, may look like one.
+_NO_AWS_KEY = r"(?![a-z\d/+]{40}[\"'\\]*\Z)"
 _SWITCH = r"true|false|null|none|empty|dummy|not-needed|~|\d|\d*\.\d+"
 _PLAIN = re.compile(
-    rf"[\"'\\]*(?:[$`{{<%].*|(?:~|\.\.?)/.*|/[\w.-]+/.*|/[a-z_.-]*|{_SWITCH})[\"'\\]*",
+    rf"[\"'\\]*{_NO_AWS_KEY}(?:[$`{{<%].*|(?:~|\.\.?)/.*|/[\w.-]+/.*|/[a-z_.-]*|{_SWITCH})[\"'\\]*",
     re.DOTALL | re.IGNORECASE,
 )
 # Not a word of a sentence, nor SECRET:KEY.
@@ -54,7 +55,7 @@ _ASSIGNMENT = re.compile(r"[+~]*([A-Za-z_][\w./]*)=(.+)", re.DOTALL)
 _WEB = re.compile(r"\b(?:curl|wget)\b")
 _USER_FLAGS = frozenset({"-u", "--user", "-U", "--proxy-user", "-b"})
 _LOGIN = re.compile(
-    r"(\bsshpass\s+-p\s*|\bwandb\s+login\s+(?:--?[\w-]+\s+)?(?=[\w-]{0,60}\d)(?=[\w-]{12})"
+    r"(\b(?:sshpass|(?:docker|podman)\s+login\s(?:[^\n;&|]{0,200}\s)?)\s*-p[\s=]*|\bwandb\s+login\s+(?:--?[\w-]+\s+)?(?=[\w-]{0,60}\d)(?=[\w-]{12})"
     r"|wandb[\w-]{0,40}[\s=:]+(?=[\da-f]{40}\b))(?![$`{<%-])[^\s\"'\\]+"
 )
 _HEADER = (
@@ -68,6 +69,8 @@ def is_secret_name(name: str) -> bool:
     """Whether a key, a flag or a field of this name holds an access token, a password or a key."""
     last = re.split(r"[./]", name)[-1][-100:]
     words = re.sub(r"(?<=[a-z\d])(?=[A-Z])", "_", last).replace("-", "_").strip("_").lower()
+    if words == "key" and last != name:  # wandb.key, as Hydra has it
+        return is_secret_name("_".join(re.split(r"[./]", name)[-2:]))
     if _ABOUT.search(words) or _VOCABULARY.search(words):
         return False
     loose = (name.isupper() and last == name and name[0] != "-") or name[:2] in ("x-", "X-")
@@ -76,7 +79,9 @@ def is_secret_name(name: str) -> bool:
 
 def is_secret_variable(name: str, value: str) -> bool:
     """Whether a variable in what others can read is a secret: any but a number, a switch or a path."""
-    return is_secret_name(name.upper()) and value[:1] != "/" and not re.fullmatch(rf"{_SWITCH}|\d{{1,5}}", value, re.I)
+    return is_secret_name(name.upper()) and not re.fullmatch(
+        rf"{_NO_AWS_KEY}/.*|{_SWITCH}|\d{{1,5}}", value, re.I | re.S
+    )
 
 
 def is_secret_query(name: str) -> bool:
@@ -107,7 +112,8 @@ def _forms() -> tuple[re.Pattern[str], ...]:
         # The password of a URL, which pathlib writes with one slash, or a token alone; chats' webhooks as a whole.
         r"(:/{1,2})[^\s/@:]*:[^\s/\"'<>\\]*(?=@)",
         r"(\bhttps?:/{1,2})(?=[A-Za-z_-]{0,40}\d)[\w-]{12,}(?=@)",
-        r"(\b(?:hooks\.slack\.com/\w+|discord(?:app)?\.com/api/webhooks)/)[^\s\"'\\]+",
+        r"(\b(?:hooks\.slack\.com/\w+|discord(?:app)?\.com/api/webhooks|webhook\.office\.com/\w+"
+        r"|(?:feishu\.cn|larksuite\.com)/open-apis/bot/v2/hook|api\.telegram\.org)/)[^\s\"'\\]+",
         rf"{_HEADER}{_LITERAL}[^\"'\\\n]+",
         rf"(\bBearer\s+){_LITERAL}[\w.~+/=-]{{6,}}",
     )
@@ -242,20 +248,21 @@ def split_secrets(words: Iterable[str]) -> tuple[list[str], dict[str, str]]:
 
 def _masked(words: list[str]) -> Iterator[str]:
     hidden = web = False
-    before = ("", "")
-    for word in words:
+    for at, word in enumerate(words):
         web = web or bool(_WEB.search(word))
-        line = " ".join((*before, word))
-        user = web and (_user().match(word) or (before[1] in _USER_FLAGS and _user().match(line, len(before[0]) + 1)))
+        line, before = " ".join(words[max(0, at - 7) : at + 1]), words[at - 1] if at else ""
+        kept = len(line) - len(word)
+        user = web and (_user().match(word) or (before in _USER_FLAGS and _user().match(line, kept - len(before) - 1)))
         if hidden and not word.startswith("--") and not _PLAIN.fullmatch(word):
             yield MASK
             hidden = False
         else:
             hidden = "=" not in word and is_secret_flag(word)
             found = user or _LOGIN.search(line)
-            kept = len(found.string) - len(word) if found else 0
-            yield found.string[kept : found.end(1)] + MASK if found and found.end(1) >= kept else _masked_word(word)
-        before = (before[1], word)
+            if found and (user or found.start() < kept <= found.end(1)):  # all within a word is that word's
+                yield found.string[len(found.string) - len(word) : found.end(1)] + MASK + found.string[found.end() :]
+            else:
+                yield _masked_word(word)
 
 
 def _masked_word(word: str) -> str:

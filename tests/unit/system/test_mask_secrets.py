@@ -81,6 +81,10 @@ def test_masked_values_of_settings_and_back() -> None:
         ("key AKIAIOSFODNN7EXAMPLE", "key ***"),
         ("AIzaSyA1234567890abcdefghijklmnopqrstuv", "***"),
         ("dckr_pat_abcdefghijklmnopqrst xapp-1-A123-456-abcdefghijk", "*** ***"),
+        ("POST https://api.telegram.org/bot12:sesame/sendMessage failed", "POST https://api.telegram.org/*** failed"),
+        ("https://a.webhook.office.com/webhookb2/1@2/b/c", "https://a.webhook.office.com/webhookb2/***"),
+        ("https://open.feishu.cn/open-apis/bot/v2/hook/1-2", "https://open.feishu.cn/open-apis/bot/v2/hook/***"),
+        ("docker login -u me -p sesame x; docker run -p 8:8 x", "docker login -u me -p *** x; docker run -p 8:8 x"),
     ],
 )
 def test_forms_of_secrets_in_text(line: str, shown: str) -> None:
@@ -119,7 +123,9 @@ def test_split_secrets_of_command() -> None:
     assert split_secrets(words) == (["dsrun", "train", "--model", "m"], {"token": "a", "hub_token": "b"})
 
 
-@pytest.mark.parametrize("part", ["--.-", ":/a:", "sk-", "token : ", "a b ", '{"a":', "-u ", "https://a-", "X-"])
+@pytest.mark.parametrize(
+    "part", ["--.-", ":/a:", "sk-", "token : ", "a b ", '{"a":', "-u ", "https://a-", "X-", "docker login "]
+)
 def test_time_of_long_text_is_linear(part: str) -> None:
     """A minute where it is quadratic."""
     begun = time.process_time()
@@ -138,15 +144,50 @@ def test_inner_command_keeps_its_other_words() -> None:
 
 def test_variables_in_what_others_can_read() -> None:
     """What refuses them looks at the value, too: a switch, a number and a placeholder are no secret."""
-    fine = {"PASS_AT_K": "8", "TWO_PASS": "12", "OPENAI_API_KEY": "EMPTY", "REWARD_KEY": "score", "A_TOKEN": "true"}
+    fine = {
+        "PASS_AT_K": "8",
+        "TWO_PASS": "12",
+        "OPENAI_API_KEY": "EMPTY",
+        "REWARD_KEY": "score",
+        "A_TOKEN": "true",
+        "B_TOKEN": "/x",
+    }
     assert [name for name, value in fine.items() if is_secret_variable(name, value)] == []
-    told = {"DB_PASS": "word", "OPENAI_API_KEY": "word", "HF_TOKEN": "$MY", "wandb_api_key": "7a"}
+    told = {
+        "DB_PASS": "word",
+        "OPENAI_API_KEY": "word",
+        "HF_TOKEN": "$MY",
+        "wandb_api_key": "7a",
+        "AWS_SECRET_ACCESS_KEY": "/aB3" + "x" * 36,
+    }
     assert [name for name, value in told.items() if not is_secret_variable(name, value)] == []
 
 
 @pytest.mark.parametrize("words", ["--use_wandb {}", "--wandb_key {}", "wandb login --relogin {}", "--ms_token x{}"])
 def test_keys_of_trackers(words: str) -> None:
     key = "0123456789abcdef" * 2 + "01234567"
-    if "login" not in words:
-        assert key not in " ".join(masked(words.format(key).split()))
+    assert key not in " ".join(masked(words.format(key).split()))
     assert key not in without_tokens(words.format(key))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "docker login -u me -p {} registry", "podman login -p{} registry", "sshpass -p {} ssh host",
+        "wandb login --relogin {}", "python t.py wandb.key={}", "python t.py --wandb.key {}",
+        "AWS_SECRET_ACCESS_KEY={} x", "curl -u me:{} x",
+    ],
+)  # fmt: skip
+def test_word_and_line_lose_the_same(line: str) -> None:
+    """A command as words, and the same one as a word of another."""
+    key = "/ab/Cd9fGhIjKlMnOpQrStUvWxYz0123456789+/"
+    hidden = line.format("***")
+    if "wandb login" in line:
+        key = "0123456789abcdef" * 2 + "01234567"
+    assert masked(line.format(key).split()) == hidden.split()
+    assert masked([line.format(key)]) == [hidden]
+
+
+def test_path_and_field_are_no_keys() -> None:
+    words = ["HF_TOKEN=/home/me/secrets/token/file", "data.key=text", "sort.key=x", "docker", "run", "-p", "8080:80"]
+    assert masked(words) == words
