@@ -14,6 +14,8 @@ from dsrun.datafiles import toml_beside
 
 EventLevel = Literal["quiet", "info", "warning", "error"]
 TextPieces = tuple[str | list[str], ...]
+PROGRESS_S = 60.0
+"""Seconds between two events that tell that training goes on."""
 
 
 @dataclass(frozen=True, kw_only=True)

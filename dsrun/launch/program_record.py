@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from dsrun.events import kind_of
+from dsrun.events import PROGRESS_S, kind_of
 from dsrun.launch.training_job import RunOutcome, TrainingJob
 from dsrun.runs.attempts import attempt, start_times
 from dsrun.runs.folder import RunFolder
@@ -22,8 +22,6 @@ from dsrun.system import variables
 from dsrun.system.build_locks import remove_abandoned
 from dsrun.system.terminal.display import utc_text
 
-PROGRESS_S = 60.0
-"""Seconds between two events that tell that training goes on."""
 LOCKS_S = 30.0
 """Seconds between two looks for locks that killed builds have left: /proc is read, for each lock that there is."""
 LOCK_S = 5.0

@@ -15,14 +15,13 @@ import psutil
 import torch
 from transformers import TrainerCallback
 
+from dsrun.events import PROGRESS_S
 from dsrun.train.base.console import Console, TrainingBar, duration, number
 from dsrun.train.base.run_records import RunRecords
 from dsrun.train.loop.trainer import RunTrainer
 from dsrun.zero.memory.flops import ModelFlops
 
 SHOWN_METRICS = ("loss", "perplexity", "rewards/accuracies", "rewards/margins", "exact_match", "bleu", "chrf", "rougeL")
-PROGRESS_SECONDS = 60.0
-
 REMEMBERED = 50
 # Fewer losses do not show how much they scatter.
 FEWEST = 12
@@ -145,7 +144,7 @@ class EventCallback(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         # Shows how far a run was that is killed.
-        if self.clock() - self._reported >= PROGRESS_SECONDS:
+        if self.clock() - self._reported >= PROGRESS_S:
             self._reported = self.clock()
             self.records.event("progress", step=state.global_step)
 

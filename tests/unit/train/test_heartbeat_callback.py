@@ -8,10 +8,11 @@ import sys
 import time
 from types import SimpleNamespace
 
+from dsrun.events import PROGRESS_S
 from dsrun.runs.heartbeat import HeartbeatWriter, read_beats
 from dsrun.train.base.rank_context import RankContext, handler_from_env, is_supervised
 from dsrun.train.loop.preemption import HeartbeatCallback
-from dsrun.train.loop.recording import PROGRESS_SECONDS, EventCallback
+from dsrun.train.loop.recording import EventCallback
 from tests.forkserver.client import HEAVY
 
 STUCK = """
@@ -72,7 +73,7 @@ def test_progress_event_once_a_minute():
     ledger = EventCallback(records, clock=lambda: now[0])
     ledger.on_train_begin(None, SimpleNamespace(global_step=7, max_steps=90), None)
     for step in range(8, 21):
-        now[0] += PROGRESS_SECONDS / 4
+        now[0] += PROGRESS_S / 4
         ledger.on_step_end(None, SimpleNamespace(global_step=step), None)
     assert written == [("training", 7, 90), ("progress", 11), ("progress", 15), ("progress", 19)]
 
