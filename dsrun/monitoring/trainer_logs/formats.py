@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 NUMBER = r"([-+]?(?:\d[\d,]*(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf)(?![\w-]))"
-_IS = r"['\"]?\s*[:=]?\s*[\[(]?\s*"
+# Possessive: what is no figure after all is not looked at again, or a long row of blanks takes minutes.
+_IS = r"['\"]?\s*+(?:[:=]\s*+)?(?:[\[(]\s*+)?"
 _STEPS = r"(?:steps?|iter(?:ation)?s?|iter_num)"
 _PER_S = r"(?:[_ ]per[_ ]sec(?:ond)?|/s(?:ec)?)"
 
@@ -21,7 +22,7 @@ FIGURES: dict[str, re.Pattern[str]] = {
     "step": re.compile(rf"(?<![\w.])(?:global[_ ])?{_STEPS}\b{_IS}(\d[\d,]*)(?![\w.]\S)", re.IGNORECASE),
     # Megatron-LM, dsrun: "step 34/60"; Hugging Face: "Total optimization steps = 3,000"; torchtitan: "total steps 1000"
     "max_steps": re.compile(
-        rf"{_STEPS}\b[\s:=\[(]*\d[\d,]*\s*(?:/|of)\s*(\d[\d,]*)"
+        rf"{_STEPS}\b[\s:=\[(]*+\d[\d,]*+\s*+(?:/|of)\s*+(\d[\d,]*)"
         r"|total (?:optimization )?steps[ =:]+([\d,]+)",
         re.IGNORECASE,
     ),
@@ -42,14 +43,19 @@ FIGURES: dict[str, re.Pattern[str]] = {
     # DeepSpeed's pipeline engine: "iter time (s): 0.123".
     "step_s": _named(r"iter time \(s\)"),
 }  # fmt: skip
-TOKENS_BEFORE = re.compile(r"([\d,.]+) tok(?:en)?s/s")
+TOKENS_BEFORE = re.compile(r"(?<![\d,.])([\d,.]++) tok(?:en)?s/s(?!\w*\s*[:=])")
 """dsrun's own console: "24,190 tokens/s"."""
-BAR = re.compile(r"\d+%\|[^|]*\|\s*(?P<step>\d+)/(?P<total>\d+) \[(?P<times>[^\]]*)\]")
+BAR = re.compile(r"(?<!\d)\d+%\|[^|]*\|\s*+(?P<step>\d+)/(?P<total>\d+) \[(?P<times>[^\]]*)\]")
 """tqdm: "Training:  12%|█▏        | 123/1000 [01:02<07:22,  1.98it/s, loss=2.3]"."""
-BAR_RATE = re.compile(r"([\d.]+)(it/s|s/it)")
+BAR_RATE = re.compile(r"(?<![\d.])([\d.]{1,12}+)(it/s|s/it)")
 TIME = re.compile(r"\b(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d:\d\d)(?:[.,](\d{1,6}))?(Z|[+-]\d\d:?\d\d)?")
-DICT = re.compile(r"\{['\"].*\}")
+DICT = re.compile(r"\{['\"]")
+"""The begin of a dict; it ends with the last brace of the line."""
 EVALUATES = re.compile(r"\b(?:eval\w*|val(?:id\w*)?|test)\b(?!_)", re.IGNORECASE)
+EVALUATION_LOSS = re.compile(r"\b(?:eval\w*|val(?:id\w*)?|test)[ _]loss\b", re.IGNORECASE)
+"""Behind the loss of training: "Loss: 0.067 | Val Loss: 0.133"."""
+FRAME = re.compile(r"(?:\[rank\d+\]: )?  File \"")
+"""Of a traceback: what follows is source, and the exception."""
 EPOCHS = re.compile(r"Num Epochs = ([\d,]+)")
 """Hugging Face, at log level info."""
 END = re.compile(r"\btraining (?:is )?(?:completed|finished|done)\b|['\"]?train_runtime", re.IGNORECASE)

@@ -20,7 +20,9 @@ from dsrun.monitoring.trainer_logs.formats import (
     END,
     EPOCHS,
     EVALUATES,
+    EVALUATION_LOSS,
     FIGURES,
+    FRAME,
     INTERESTING,
     KEYS,
     TIME,
@@ -31,6 +33,11 @@ from dsrun.system.files import parse_json
 
 _CONTROL = re.compile(r"\x1b\[[0-9;:]*[A-Za-z]")
 MOST_STEPS = 20_000
+_LONGEST = 8192
+"""Of a longer line no figures are read: to look for them takes long, and text has none."""
+_MOST = float(1 << 53)
+_LARGEST = 1e39
+"""Beyond what 32 bits hold: no figure, and times of it could not be written down."""
 
 
 class TrainerLog:
@@ -47,7 +54,7 @@ class TrainerLog:
         self._epochs: float | None = None
         self._bar: tuple[int, int] | None = None
         self._total_is_sure = False
-        self._step_is_due = False
+        self._step_is_due = self._in_traceback = False
 
     @property
     def loss_is_finite(self) -> bool:
@@ -59,8 +66,19 @@ class TrainerLog:
         lines that bear none."""
         for line in lines:
             for piece in line.split("\r"):
-                if INTERESTING.search(piece):
-                    self._take(_CONTROL.sub("", piece), now)
+                if self._is_quoted(piece):
+                    continue
+                if len(piece) <= _LONGEST and INTERESTING.search(piece):
+                    # Whatever a program writes: a line that only looks like one of a trainer is passed over.
+                    with suppress(ValueError, TypeError, ArithmeticError):
+                        self._take(_CONTROL.sub("", piece), now)
+
+    def _is_quoted(self, line: str) -> bool:
+        """Whether a line is one of a traceback, whose source and exception have names and numbers, too."""
+        is_frame = bool(FRAME.match(line))
+        quoted, source = is_frame or self._in_traceback, line.partition("]: ")[2] if line.startswith("[rank") else line
+        self._in_traceback = is_frame or (quoted and source.startswith(" "))
+        return quoted
 
     def _take(self, line: str, now: str | None) -> None:
         now = _time_of(line) or now
@@ -80,9 +98,9 @@ class TrainerLog:
     def _take_bar(self, bar: re.Match[str], name: str) -> bool | None:
         """A tqdm bar: that of training has no other name, and the total of the first one, or the one known. Returns
         whether it tells the step of training; None of another bar."""
-        step, total = int(bar["step"]), int(bar["total"])
+        step, total = _count(bar["step"]), _count(bar["total"])
         what = name.strip().lower().rstrip(":").strip()
-        if what and not re.search(r"train|step|epoch|iter", what):
+        if step is None or total is None or (what and not re.search(r"train|step|epoch|iter", what)):
             return None
         if "epoch" in what:
             return False  # its steps begin again with every epoch
@@ -96,7 +114,7 @@ class TrainerLog:
             # tqdm draws its bar anew below what is written above it, and bars are rarer than steps.
             self._step_is_due = False
             self.steps[-1] = {**self.steps[-1], "step": self.step}
-        if (found := BAR_RATE.search(bar["times"])) and (rate := float(found[1])) > 0:
+        if (found := BAR_RATE.search(bar["times"])) and (rate := _number(found[1])):
             self.step_s = rate if found[2] == "s/it" else 1 / rate
         return True
 
@@ -111,8 +129,7 @@ class TrainerLog:
         found = {key: value for key, names in KEYS.items() if (value := _first(values, names)) is not None}
         numbers = ((key, _number(value)) for key, value in values.items() if key.startswith("eval"))
         evaluated = {key: number for key, number in numbers if number is not None}
-        if "max_steps" in found:
-            self.max_steps = int(found.pop("max_steps"))
+        self.max_steps = _count(found.pop("max_steps", None)) or self.max_steps
         if "loss" not in found and any(_is_broken(values.get(name)) for name in KEYS["loss"]):
             found["loss"] = math.nan
         step = self._step_of(found)
@@ -125,9 +142,9 @@ class TrainerLog:
 
     def _step_of(self, found: Mapping[str, float]) -> int | None:
         if "step" in found:
-            return int(found["step"])
+            return _count(found["step"])
         if self._epochs and self.max_steps and "epoch" in found:
-            return round(found["epoch"] / self._epochs * self.max_steps)
+            return _count(round(found["epoch"] / self._epochs * self.max_steps))
         if self._bar and "loss" in found and not self._total_is_sure:
             # Whatever bar is drawn when a loss is written is that of training.
             self.max_steps, self._total_is_sure = self._bar[1], True
@@ -141,12 +158,14 @@ class TrainerLog:
                 found[key] = value
         if match := TOKENS_BEFORE.search(line):
             found["tokens_per_s"] = _number(match[1]) or 0.0
+        if loss := FIGURES["loss"].search(line):
+            line = line[: loss.end()] + EVALUATION_LOSS.sub("", line[loss.end() :])
         if EVALUATES.search(line):
             found.pop("loss", None)
-        if "max_steps" in found:
-            self.max_steps, self._total_is_sure = int(found.pop("max_steps")), True
+        if total := _count(found.pop("max_steps", None)):
+            self.max_steps, self._total_is_sure = total, True
         if found:
-            self._add(found, int(found["step"]) if "step" in found else self.step, now)
+            self._add(found, _count(found["step"]) if "step" in found else self.step, now)
 
     def _add(self, found: dict[str, float], step: int | None, now: str | None) -> None:
         """The figures of one line; those of a step without a loss of its own belong to the line before."""
@@ -195,13 +214,14 @@ def _figure(key: str, text: str) -> float | None:
 
 def _values(line: str) -> Mapping[str, Any] | None:
     """The dict or JSON object in a line; None where there is none with a figure that we know."""
-    found = DICT.search(line)
-    if not found:
+    end = line.rfind("}")
+    begin = DICT.search(line, 0, max(0, end))
+    if not begin:
         return None
     value: Any = None
-    with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+    with suppress(ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         # The Trainer writes nan and inf as Python's repr does, which no parser takes.
-        text = re.sub(r"(?<=: )-?(?:nan|inf)\b", '"nan"', found[0])
+        text = re.sub(r"(?<=: )-?(?:nan|inf)\b", '"nan"', line[begin.start() : end + 1])
         value = parse_json(text) if '": ' in text or '":' in text else ast.literal_eval(text)
     known = {name for names in KEYS.values() for name in names} | {"train_runtime"}
     if isinstance(value, dict) and any(key in known or str(key).startswith("eval") for key in value):
@@ -215,13 +235,20 @@ def _first(values: Mapping[str, Any], names: tuple[str, ...]) -> float | None:
 
 def _is_broken(value: Any) -> bool:
     """Whether a value is a number, but not a finite one, also as text: not "cross_entropy"."""
-    with suppress(TypeError, ValueError):
+    with suppress(TypeError, ValueError, OverflowError):
         return not math.isfinite(float(value))
     return False
 
 
 def _number(value: Any) -> float | None:
     """A finite number, also one written as text ("1,234.5"); None for anything else."""
-    with suppress(ValueError):
-        return finite(float(value.replace(",", "")) if isinstance(value, str) else value)
+    with suppress(ValueError, OverflowError):
+        number = finite(float(value.replace(",", "")) if isinstance(value, str) else value)
+        return number if number is not None and abs(number) < _LARGEST else None
     return None
+
+
+def _count(value: Any) -> int | None:
+    """A number of steps; None for what cannot be one."""
+    number = _number(value)
+    return int(number) if number is not None and 0 <= number <= _MOST else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -178,3 +179,87 @@ def test_state_of_a_log_follows_from_its_end_and_age(tmp_path: Path) -> None:
     path.write_text("step: 4/10  loss: 5.0\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 7.83 GiB.\n")
     written = path.stat().st_mtime
     assert (state_after(1), state_after(100)) == ("training", "failed")
+
+
+DIGITS = "9" * 5000
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "1%|x| 3/3 [00:01<00:00, ...it/s]",
+        "1%|x| 3/3 [00:01<00:00, 0.0it/s]",
+        f"1%|x| {DIGITS}/1 [a]",
+        f"1%|x| 1/{DIGITS} [00:01<00:00,  1.98it/s]",
+        f"1%|x| 3/3 [00:01<00:00, {DIGITS}s/it]",
+        "Num Epochs = ,",
+        "Num Epochs = 0",
+        f"{{'loss': {DIGITS[:400]}, 'step': 2}}",
+        f'{{"loss": 1.0, "step": 1e300, "max_steps": {DIGITS[:400]}}}',
+        '{"loss": 1.0, "step": -5}',
+        "{'loss': 1, (1,[2]): 3}",
+        "{'loss': 1, }{: 3}",
+        "step 3/9 loss 1e308 time 1e308ms",
+        f"step {DIGITS} loss 1",
+        "epoch 1e300 step ,/, loss --1",
+    ],
+)
+def test_lines_that_only_look_like_a_trainers(line: str, tmp_path: Path) -> None:
+    """They come from any program, and are read in the supervisor of its run."""
+    log = TrainerLog()
+    log.feed(["Num Epochs = 3", "step 2/30 loss 0.5", line, "step 3/30 loss 0.25"])
+    status = status_of_log(log, tmp_path / "log")
+    assert (log.step, log.figures["loss"]) == (3, 0.25)
+    assert status.eta_s is None or status.eta_s < 1e60
+
+
+@pytest.mark.parametrize("text", ["loss", "training loss", "lr=", "step 5 ", "epoch", "it/s"])
+@pytest.mark.parametrize("part", [" ", "1,", "1", ".", "{'", "%|", "step ", "1%|", "loss: [", "-1e", "eval", "1 "])
+def test_time_of_a_long_line_is_linear(text: str, part: str) -> None:
+    """Seconds to minutes, in which the supervisor hears nothing, where it is not."""
+    line = text + part * (8000 // len(part)) + "x"
+    begun = time.process_time()
+    TrainerLog().feed([line] * 3)
+    assert time.process_time() - begun < 1.5
+
+
+def test_figures_behind_a_line_without_end_count() -> None:
+    log = TrainerLog()
+    log.feed(["step " + "x" * 1_000_000, "step 3 loss 0.25"])
+    assert log.step == 3
+
+
+@pytest.mark.parametrize("mark", ["", "[rank1]: "])
+def test_source_of_a_traceback_has_no_figures(mark: str) -> None:
+    """Nor has its exception."""
+    trace = """Traceback (most recent call last):
+  File "/a/t.py", line 9, in <module>
+    f(step=900, loss=7.0)
+    ^^^^^^^^^^^^^^^^^^^^^
+  File "/a/t.py", line 3, in f
+    loss=1/s
+ValueError: step 901 loss 8"""
+    log = TrainerLog()
+    for line in ["step 5/1000 loss 0.4", *(mark + line for line in trace.splitlines())]:
+        log.feed([line])
+    assert (log.step, log.figures["loss"]) == (5, 0.4)
+    log.feed(["step 6/1000 loss 0.3"])
+    assert (log.step, log.figures["loss"]) == (6, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("line", "figures"),
+    [
+        ("step 5/5 loss=0.400 tokens/s=12345", {"loss": 0.4, "tokens_per_s": 12345}),
+        ("step 5/5 loss=0.400 tokens/s: 12345", {"loss": 0.4, "tokens_per_s": 12345}),
+        ("step 5/5 loss 0.4 24,190 tokens/s", {"loss": 0.4, "tokens_per_s": 24190}),
+        ("step 5 | Loss: 0.067 | Val Loss: 0.133", {"loss": 0.067}),
+        ("step 5 | Val Loss: 0.133", {}),
+        ("eval step 5 loss 0.133", {}),
+        ("step 5 loss 0.133 (validation)", {}),
+    ],
+)
+def test_figures_of_one_line(line: str, figures: dict[str, float]) -> None:
+    log = TrainerLog()
+    log.feed([line])
+    assert {key: log.figures.get(key) for key in ("loss", "tokens_per_s") if key in log.figures} == figures
