@@ -62,7 +62,7 @@ class ProgramRecord:
         # The thread of the node's status looks, while the supervisor begins an attempt or ends the run.
         self._lock = threading.Lock()
         self._tail = FileTail(log, most=MOST_BYTES, piece=_PIECE)
-        self._told_gap = False
+        self._told_gap = self._told_loss = False
         self._metrics: tuple[int, int] | None = None
         self._has_metrics = True
         self._figures: ProgramFigures | None = None
@@ -74,7 +74,7 @@ class ProgramRecord:
         self._unlock(within_s=0.0)
         if not self._is_ours:
             return
-        with suppress(OSError), self._held():  # a full disk is a reason to write less, not to end
+        with self._recording(), self._held():
             self._look(is_last=True)
             if self._tail.behind:
                 self._tail = FileTail(self._tail.path, begin=None, most=MOST_BYTES, piece=_PIECE)
@@ -85,7 +85,7 @@ class ProgramRecord:
 
     def over(self) -> None:
         """The attempt is over, or about to be ended: what it has written so far comes before that."""
-        with suppress(OSError), self._held():
+        with self._recording(), self._held():
             try:
                 self._look()
             finally:
@@ -109,7 +109,7 @@ class ProgramRecord:
         # What srun ends after a failure is not what was to be stopped.
         has_failed = kind_of(last_record(self._folder.events)).is_failure
         is_failure = outcome.exit_code != 0 and (signal is None or has_failed)
-        with suppress(OSError), self._held():
+        with self._recording(), self._held():
             self._is_going = not is_failure
             self._look(is_last=True)
             if is_failure or self._job.node_rank or not (signal or self._is_ours):
@@ -132,6 +132,17 @@ class ProgramRecord:
             # Each look at a file server that does not answer would leave a thread behind.
             answers = remove_abandoned(self._job.env, self._notify, self._told_locks)
             self._unlocked_at = now if answers else math.inf
+
+    @contextmanager
+    def _recording(self) -> Iterator[None]:
+        """A full disk is a reason to write less, not to end: that is told once."""
+        try:
+            yield
+        except OSError as error:
+            if not self._told_loss:
+                self._told_loss = True
+                why = error.strerror or "its disk does not answer"
+                self._notify(f"{self._folder.path}: the record of the run is incomplete: {why}")
 
     @contextmanager
     def _held(self) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import time
@@ -191,6 +192,17 @@ def test_supervisor_does_not_wait_for_a_dead_file_server(program: Program, monke
         program.record.over()
         program.record.end(RunOutcome(0), None)
     assert program.events == []
+    assert [str(program.run.path) in note for note in program.noted] == [True], "once"
+
+
+def test_end_that_a_full_disk_does_not_take_is_told(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    program.record.begin(0, {})
+    monkeypatch.setattr(program_record.EventLog, "write", full)
+    program.record.end(RunOutcome(0), None)
+    assert [os.strerror(errno.ENOSPC) in note for note in program.noted] == [True]
 
 
 def test_rate_that_a_bar_tells(program: Program) -> None:
