@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from dsrun.system.mounts import mount_in
+from dsrun.system.mounts import MountPoint, mount_in
 from dsrun.system.process.proc import within
 from dsrun.system.terminal.display import duration
 
@@ -51,14 +51,14 @@ def abandoned(locks: Iterable[Path], now: float, mounts: str) -> dict[Path, Lock
     """Of these locks those that nobody holds, as far as can be told here; `mounts` is the text of /proc/self/mounts.
 
     One that a process which cannot be seen may hold counts as held for STALE_S: another user's, one on a network file
-    system, and in a container one that is mounted into it.
+    system, and in a container one outside of its own root.
     """
     states = {lock: state for lock in locks if (state := _state(lock)) is not None}
     held = _open_locks() if states else set()
     found = {}
     for lock, state in states.items():
         mount = mount_in(mounts, lock)
-        elsewhere = mount is not None and (mount.shared or (_in_container() and mount.point != Path("/")))
+        elsewhere = mount is not None and (mount.shared or (_in_container() and not _is_own_root(mount)))
         # What another user has open cannot be seen, but by root.
         is_visible = os.geteuid() in (0, state.owner) and not elsewhere
         if state.file not in held and (is_visible or state.age_s(now) >= STALE_S):
@@ -71,6 +71,11 @@ def _in_container() -> bool:
     with suppress(OSError):
         return Path("/proc/self/ns/pid").readlink() != _FIRST_NAMESPACE
     return True
+
+
+def _is_own_root(mount: MountPoint) -> bool:
+    """Whether it is the root of a container, seen by no other; processes apart may have that of the machine."""
+    return mount.point == Path("/") and mount.kind in ("overlay", "fuse.fuse-overlayfs")
 
 
 def _state(lock: Path) -> LockState | None:

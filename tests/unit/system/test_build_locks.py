@@ -70,6 +70,8 @@ def test_other_users_and_containers_locks_are_left_for_half_an_hour(
     monkeypatch.setattr(build_locks_module, "_FIRST_NAMESPACE", Path("pid:[1]"))
     assert list(abandoned([lock], now, mounted)) == []
     assert list(abandoned([lock], now, "overlay / overlay rw 0 0\n")) == [lock]
+    # Processes apart, and the files of the whole machine.
+    assert list(abandoned([lock], now, "/dev/sda1 / ext4 rw 0 0\n")) == []
     monkeypatch.setattr(os, "geteuid", lambda: 4711)
     assert list(abandoned([lock], now, "overlay / overlay rw 0 0\n")) == []
 
