@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 from dsrun.errors import UsageError
 
 PYTHON = re.compile(r"python(?:3(?:\.\d+)?)?")
-_SCHEDULERS = frozenset({"srun", "mpirun", "mpiexec", "sbatch"})
+_SCHEDULERS = frozenset({"srun", "mpirun", "mpiexec", "horovodrun", "sbatch"})
 # What starts workers itself: as programs, and as Python's modules.
 LAUNCHERS = _SCHEDULERS | {
     "torchrun", "deepspeed", "accelerate", "accelerate-launch", "torch.distributed.run", "torch.distributed.launch",

@@ -106,7 +106,9 @@ def parse_torchrun(argv: Sequence[str], launcher: str = "torchrun") -> LauncherL
 def _torchrun(launcher: str, values: dict[str, str], mode: tuple[str, ...], program: Sequence[str]) -> LauncherLine:
     backend = values.get("rdzv_backend") or "c10d"
     if backend not in _BACKENDS:
-        raise UsageError(f"{launcher} --rdzv-backend {backend}: dsrun launch has the nodes meet itself", fix="c10d")
+        raise UsageError(
+            f"{launcher} --rdzv-backend {backend}: dsrun launch has the nodes meet itself", fix="--rdzv-backend c10d"
+        )
     host, port = _endpoint(launcher, values.get("rdzv_endpoint", ""))
     nproc = values.get("nproc_per_node")
     return LauncherLine(

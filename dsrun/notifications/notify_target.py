@@ -45,7 +45,7 @@ _ADDRESS = re.compile(r"[^\s@,<>\"]+@[^\s@,<>\"]+")
 # HOST/PATH, which reads as a program in a folder.
 _WITHOUT_SCHEME = re.compile(r"(?:[a-z0-9-]+\.)+[a-z]{2,}(?::\d+)?/", re.IGNORECASE)
 # As long as a part of a path that was drawn at random, such as a UUID; words have no digits.
-_RANDOM = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w-]{20,}|[0-9a-f]{16,}", re.IGNORECASE)
+_RANDOM = re.compile(r"(?=.*\d)(?=.*[A-Za-z])[\w:-]{20,}|[0-9a-f]{16,}", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True)

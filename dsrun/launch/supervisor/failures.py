@@ -141,7 +141,7 @@ def explain(failure_inputs: FailureInputs, classify: LogClassifier) -> AttemptFa
         rank, code = failed
         message = f"rank {rank} ended with exit code {code}{_said(text, rank)}"
         found = _failure(failure_inputs, classify(text, code), rank, code, message)
-        return replace(found, trace=trace_of(text))
+        return replace(found, trace=_trace_of_rank(text, rank, code))
     if failure_inputs.agent is not None and failure_inputs.agent < 0:
         message = f"the agent of the ranks was killed ({_signal_name(-failure_inputs.agent)})"
         return _failure(failure_inputs, "agent_killed", None, failure_inputs.agent, message)
@@ -225,6 +225,15 @@ def trace_of(text: str) -> str | None:
         return None
     frames = re.findall(r'^  File "(.*)", line (\d+)', blocks[-1][0], re.M)
     return hashlib.sha256(json.dumps([frames, blocks[-1][1]]).encode()).hexdigest()
+
+
+def _trace_of_rank(text: str, rank: int, code: int) -> str | None:
+    """That of the rank's own traceback, whose lines torch marks; None of one that has but lost its peers."""
+    from dsrun.diagnosis.classify import classify
+
+    own = "".join(re.findall(rf"^\[rank{rank}\]: ?(.*\n)", text, re.M))
+    verdict = classify(own, exit_code=code)
+    return trace_of(own or text) if verdict is None or verdict.weight != "consequence" else None
 
 
 def _said(text: str, rank: int) -> str:

@@ -213,6 +213,24 @@ def test_script_error_identified_by_traceback_location(remains):
     assert trace_of(AGENT) is None
 
 
+def test_trace_is_that_of_the_failed_rank(remains):
+    """torch marks the lines of each rank; what the others write of the lost one differs from time to time."""
+
+    def marked(rank: int, text: str, line: int = 9) -> str:
+        return "".join(f"[rank{rank}]: {each}\n" for each in TRACEBACK.format(line=line, text=text).splitlines())
+
+    def trace(log: str, classify=unknown) -> str | None:
+        return explain(remains(log=log + AGENT, ended={1: 1}), classify).trace
+
+    once = trace(marked(1, "once") + marked(0, "Connection closed by peer", 5))
+    assert once == trace(marked(0, "Connection closed by peer", 7) + marked(1, "again"))
+    assert once == trace_of(TRACEBACK.format(line=9, text="plain"))
+    lost = marked(1, "x").replace(
+        "ValueError: x", "RuntimeError: [gloo/pair.cc:1] Connection closed by peer [10.0.0.1]:5"
+    )
+    assert trace(lost) is None, "a network that fails twice at the same place"
+
+
 def test_half_written_failure_file_ignored(tmp_path):
     """Half-written failure files are passed over."""
     (tmp_path / "rank-0.json").write_text('{"rank": 0, "ti')

@@ -47,6 +47,7 @@ def test_url_with_secret_on_command_line_is_refused_unseen(kind):
         "json+https://example.org/hooks/hunter2hunter2hunter2hunter2",
         "slack+https://chat.example.org/hooks/hunter2",
         "curl -H 'Authorization: Bearer hf_hunter2hunter2hunter2hunter2' https://example.org",
+        "https://api.telegram.org/bot110201543:AAHhunter2vCH1vGWJxfSeofSAs0K5PALDsaw/sendMessage?chat_id=5",
         "./tell.sh --password hunter2",
     ],
 )
