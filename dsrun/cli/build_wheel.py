@@ -57,14 +57,7 @@ from dsrun.wheel.compile.script import build_script
 @click.option("-o", "--output", metavar="DIR", help="copy the wheel into this folder")
 @format_option
 def command(
-    *,
-    output: str | None,
-    find_links: tuple[str, ...],
-    keep: bool,
-    force: bool,
-    dry_run: bool,
-    form: str,
-    **given: Any,
+    *, output: str | None, find_links: tuple[str, ...], keep: bool, force: bool, dry_run: bool, form: str, **given: Any
 ) -> int:
     """Compile DeepSpeed into a wheel for these GPUs, once. Prints the wheel's path."""
     _refuse_empty({**given, "output": output})

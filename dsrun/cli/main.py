@@ -18,10 +18,7 @@ COMPLETION_VARIABLE = "_DSRUN_COMPLETE"
 COMMANDS = {
     "init": ("dsrun.cli.init.command:command", "write a first run.yaml by answering a few questions"),
     "train": ("dsrun.cli.train:command", "train a seq2seq or causal LM under DeepSpeed ZeRO"),
-    "launch": (
-        "dsrun.cli.launch.command:command",
-        "start any training script, and restart it after failures",
-    ),
+    "launch": ("dsrun.cli.launch.command:command", "start any training script, and restart it after failures"),
     "doctor": ("dsrun.cli.doctor.command:command", "check whether training will work here, before it starts"),
     "monitor": ("dsrun.cli.monitor.command:command", "watch a run: loss, speed, time left, GPUs and ranks"),
     "runs": ("dsrun.cli.monitor.runs:command", "list the runs of a folder: state, step, loss, size"),

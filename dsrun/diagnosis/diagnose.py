@@ -119,8 +119,7 @@ def _over(scanned: Mapping[str, ScannedLog], own: bool) -> tuple[Finding, ...]:
     found = ((name, why) for name, log in scanned.items() for why in recovered(log))
     return tuple(
         replace(
-            _finding(why, name, own=own, level="warning"),
-            message=text_of("verdict.finite_again", line=why.evidence),
+            _finding(why, name, own=own, level="warning"), message=text_of("verdict.finite_again", line=why.evidence)
         )
         for name, why in found
     )[:1]

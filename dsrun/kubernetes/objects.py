@@ -73,9 +73,7 @@ def _claim(spec: KubernetesSpec) -> KubernetesObject:
     # Few kinds of storage let several machines write; one pod does without.
     access = "ReadWriteMany" if spec.nodes > 1 else "ReadWriteOnce"
     size = {"requests": {"storage": spec.claim_size}}
-    found["spec"] = present(
-        {"accessModes": [access], "storageClassName": spec.storage_class, "resources": size},
-    )
+    found["spec"] = present({"accessModes": [access], "storageClassName": spec.storage_class, "resources": size})
     # It outlives the job, and other jobs use it.
     found["metadata"]["labels"] = {APP_LABEL: "dsrun", **pairs(spec.label)}
     return found

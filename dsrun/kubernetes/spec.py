@@ -157,11 +157,7 @@ def _variables(spec: KubernetesSpec) -> Iterator[PodProblem]:
         secret, _, key = reference.partition(":")
         if not is_subdomain(secret) or not _SECRET_KEY.fullmatch(key):
             # Not the entry: whoever writes the secret itself here must not find it in a log.
-            yield (
-                "secret",
-                "not NAME=SECRET:KEY, a secret's name and one of its keys",
-                "such as HF_TOKEN=hub:token",
-            )
+            yield ("secret", "not NAME=SECRET:KEY, a secret's name and one of its keys", "such as HF_TOKEN=hub:token")
         yield from _variable("secret", name)
     names = [entry.partition("=")[0] for entry in (*spec.env, *spec.secret)]
     if doubled := next((name for name in names if names.count(name) > 1), None):
@@ -178,11 +174,7 @@ def _variable(field: str, name: str) -> Iterator[PodProblem]:
 def _storage(spec: KubernetesSpec) -> Iterator[PodProblem]:
     own = mount(spec.claim, CLAIM_PATH)
     if own is None or own.read_only:
-        yield (
-            "claim",
-            f"{spec.claim!r} is not NAME or NAME:/PATH",
-            f"the path is {CLAIM_PATH} by default",
-        )
+        yield ("claim", f"{spec.claim!r} is not NAME or NAME:/PATH", f"the path is {CLAIM_PATH} by default")
     for entry in spec.mount:
         if mount(entry) is None:
             yield "mount", f"{entry!r} is not CLAIM:/PATH[:ro]", "such as datasets:/data:ro"

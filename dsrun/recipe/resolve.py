@@ -9,17 +9,7 @@ from typing import Any
 
 from dsrun.errors import UsageError
 from dsrun.recipe.compat.removed import translate
-from dsrun.recipe.flags import (
-    CHOSEN,
-    DISPLACES,
-    FIXED,
-    SECRETS,
-    all_flags,
-    by_spelling,
-    hf_flags,
-    normalise,
-    own_flags,
-)
+from dsrun.recipe.flags import CHOSEN, DISPLACES, FIXED, SECRETS, all_flags, by_spelling, hf_flags, normalise, own_flags
 from dsrun.recipe.parsed_value import ParsedValue
 from dsrun.recipe.parser import parse, read_json
 from dsrun.recipe.recipe import DEFAULT, Recipe, validate

@@ -106,12 +106,7 @@ _PLANS = (
         "memory",
         "Memory of the main worker",
         "GiB",
-        {
-            "gpu_memory": "GPU",
-            "gpu_memory_peak": "GPU, peak",
-            "host_memory": "host",
-            "host_memory_peak": "host, peak",
-        },
+        {"gpu_memory": "GPU", "gpu_memory_peak": "GPU, peak", "host_memory": "host", "host_memory_peak": "host, peak"},
         divisor=GIB,
         zero=True,
         steady=True,

@@ -11,15 +11,7 @@ from typing import Literal
 
 from dsrun.errors import UsageError
 from dsrun.system.files import sha256_of
-from dsrun.wheel.checkout import (
-    check_links,
-    check_out,
-    copy_tree,
-    parse_remote,
-    remote_commit,
-    tree_digest,
-    tree_files,
-)
+from dsrun.wheel.checkout import check_links, check_out, copy_tree, parse_remote, remote_commit, tree_digest, tree_files
 from dsrun.wheel.sdist import fetch_sdist, read_lock, read_version, release_version, unpack
 
 SourceKind = Literal["sdist", "tree", "git"]

@@ -72,11 +72,7 @@ def _workload(job: RenderedProgram, words: Sequence[str], cwd: Path) -> Training
     words = ("dsrun", "train", *frozen_argv(recipe))
     refuse_secrets(words, KUBERNETES)
     return TrainingWorkload(
-        words=words,
-        name=program.name,
-        output=program.output,
-        on_cpu=program.on_cpu,
-        notify=tuple(recipe.spec.notify),
+        words=words, name=program.name, output=program.output, on_cpu=program.on_cpu, notify=tuple(recipe.spec.notify)
     )
 
 

@@ -179,10 +179,7 @@ def run_named(path: Path) -> Path:
         raise UsageError(f"{path} is a file", fix=f"dsrun monitor --log {path}")
     if path.is_dir() and not is_run(path) and (runs := runs_below(path)):
         newest = newest_of(runs)
-        raise UsageError(
-            f"{path} contains {counted(len(runs), 'run')}",
-            fix=f"name one, such as the newest, {newest}",
-        )
+        raise UsageError(f"{path} contains {counted(len(runs), 'run')}", fix=f"name one, such as the newest, {newest}")
     return path
 
 

@@ -55,10 +55,7 @@ def training_of(args: Sequence[str], cwd: Path, rendering: JobRendering) -> tupl
         args = frozen_argv(with_deepspeed_read(recipe, cwd))
     refuse_secrets(args, rendering)
     program = train_program(
-        args,
-        output=recipe.spec.output,
-        name=name.rstrip("/").rpartition("/")[2],
-        on_cpu=bool(recipe.hf.get("use_cpu")),
+        args, output=recipe.spec.output, name=name.rstrip("/").rpartition("/")[2], on_cpu=bool(recipe.hf.get("use_cpu"))
     )
     return recipe, program
 

@@ -155,9 +155,7 @@ def _gpu(nvml: NvmlSession, index: int, handle: Any, everyone: Sequence[Any]) ->
         power_limit_w=_watts(ask("nvmlDeviceGetPowerManagementLimit")),
         power_limit_default_w=_watts(ask("nvmlDeviceGetPowerManagementDefaultLimit")),
         ecc_uncorrected=ask(
-            "nvmlDeviceGetTotalEccErrors",
-            nvml.pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
-            nvml.pynvml.NVML_VOLATILE_ECC,
+            "nvmlDeviceGetTotalEccErrors", nvml.pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.pynvml.NVML_VOLATILE_ECC
         ),
         remap_pending=None if rows is None else bool(rows[2]),
         remap_failed=None if rows is None else bool(rows[3]),

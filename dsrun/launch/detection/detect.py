@@ -140,8 +140,7 @@ def _check_hostfile(request: LaunchRequest, launcher: str) -> None:
             )
     if launcher:
         raise UsageError(
-            f"--hostfile {launcher}, which has started a process on each node already",
-            fix="remove --hostfile",
+            f"--hostfile {launcher}, which has started a process on each node already", fix="remove --hostfile"
         )
 
 

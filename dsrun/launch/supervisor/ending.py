@@ -42,11 +42,7 @@ def end_attempt(
     # Without an agent the zygote still has the request, which it must not follow any more.
     kept = starter.kept_processes() if agent.pid is not None else set()
     unkillable = end_processes(
-        context.run_id,
-        spare=kept,
-        ranks=ranks,
-        waiting=context.waiting,
-        give_up=lambda: stops.force_quit is not None,
+        context.run_id, spare=kept, ranks=ranks, waiting=context.waiting, give_up=lambda: stops.force_quit is not None
     )
     deadline = time.monotonic() + AGENT_TIMEOUT_S
     while kept and agent.poll() is None and time.monotonic() < deadline:

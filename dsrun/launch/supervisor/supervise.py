@@ -103,10 +103,7 @@ def supervise(job: TrainingJob, coordinator: Coordinator, notify: NotePrinter = 
         )
         # Without a buffer: what a full disk does not take would be tried, and fail, once more at the end.
         formatters = (LineFormatter(), LineFormatter()) if is_json(job.env) else (None, None)
-        with (
-            log.open("ab", buffering=0) as file,
-            tee_output(file, scratch / "output", job.echo, formatters[0]) as sink,
-        ):
+        with log.open("ab", buffering=0) as file, tee_output(file, scratch / "output", job.echo, formatters[0]) as sink:
             os.mkfifo(scratch / "console")
             stack.enter_context(PipeTee(scratch / "console", formatter=formatters[1]))
             supervision = _Supervision(context, coordinator, event_writer, record, sink)

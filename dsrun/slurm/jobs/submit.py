@@ -217,6 +217,5 @@ def _query_status(monitor: JobMonitor, pause: Callable[[float], None]) -> tuple[
     if not monitor.views:
         raise UsageError(f"SLURM knows no job {monitor.job_id}", fix="dsrun jobs lists yours")
     raise ToolError(
-        f"SLURM has forgotten job {monitor.job_id}, and there is no accounting to say how it ended",
-        fix="read its log",
+        f"SLURM has forgotten job {monitor.job_id}, and there is no accounting to say how it ended", fix="read its log"
     )

@@ -38,10 +38,7 @@ def find_site(
         return site, None
     partition = spec.partition.partition(",")[0] if spec.partition else None
     return replace(
-        site,
-        gpus_per_node=facts.usual_gpus(partition) or 0,
-        cores_per_gpu=facts.cores_per_gpu(partition),
-        cwd=str(cwd),
+        site, gpus_per_node=facts.usual_gpus(partition) or 0, cores_per_gpu=facts.cores_per_gpu(partition), cwd=str(cwd)
     ), facts
 
 

@@ -208,8 +208,7 @@ class PlanRequest:
         if not any(True for _ in self.places):
             offload = "" if self.offload is None else f" --offload {self.offload}"
             raise UsageError(
-                f"DeepSpeed has no --zero {self.stage}{offload}",
-                fix="--offload needs --zero 1 to 3, and nvme --zero 3",
+                f"DeepSpeed has no --zero {self.stage}{offload}", fix="--offload needs --zero 1 to 3, and nvme --zero 3"
             )
 
     @property
