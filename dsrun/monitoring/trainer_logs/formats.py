@@ -56,6 +56,8 @@ EVALUATION_LOSS = re.compile(r"\b(?:eval\w*|val(?:id\w*)?|test)[ _]loss\b", re.I
 """Behind the loss of training: "Loss: 0.067 | Val Loss: 0.133"."""
 FRAME = re.compile(r"(?:\[rank\d+\]: )?  File \"")
 """Of a traceback: what follows is source, and the exception."""
+EPOCH_OF = re.compile(r"\bepoch\b\W{0,4}(\d{1,6})\s*(?:/|of)\s*(\d{1,6})", re.IGNORECASE)
+"""Often before a step that begins again with every epoch: "Epoch [2/3], Step [4/5]"."""
 EPOCHS = re.compile(r"Num Epochs = ([\d,]+)")
 """Hugging Face, at log level info."""
 END = re.compile(r"\btraining (?:is )?(?:completed|finished|done)\b|['\"]?train_runtime", re.IGNORECASE)

@@ -18,6 +18,7 @@ from dsrun.monitoring.trainer_logs.formats import (
     BAR_RATE,
     DICT,
     END,
+    EPOCH_OF,
     EPOCHS,
     EVALUATES,
     EVALUATION_LOSS,
@@ -52,6 +53,9 @@ class TrainerLog:
         self.figures: dict[str, float] = {}
         self.has_ended = False
         self._epochs: float | None = None
+        self._first_epoch = 1
+        self._epoch_step: tuple[int, float] | None = None
+        self._steps_are_of_epochs: bool | None = None
         self._bar: tuple[int, int] | None = None
         self._total_is_sure = False
         self._step_is_due = self._in_traceback = False
@@ -162,10 +166,25 @@ class TrainerLog:
             line = line[: loss.end()] + EVALUATION_LOSS.sub("", line[loss.end() :])
         if EVALUATES.search(line):
             found.pop("loss", None)
+        if (epoch := EPOCH_OF.search(line)) and {"step", "max_steps"} <= found.keys():
+            self._count_epochs(found, int(epoch[1]), int(epoch[2]))
         if total := _count(found.pop("max_steps", None)):
             self.max_steps, self._total_is_sure = total, True
         if found:
             self._add(found, _count(found["step"]) if "step" in found else self.step, now)
+
+    def _count_epochs(self, found: dict[str, float], epoch: int, epochs: int) -> None:
+        """Make a step of an epoch one of the run. Whether it is one is seen in the second epoch: until then, the number
+        of steps is unknown."""
+        self._first_epoch = min(self._first_epoch, epoch)
+        if self._epoch_step and epoch > self._epoch_step[0]:
+            self._steps_are_of_epochs = found["step"] <= self._epoch_step[1]
+        self._epoch_step = (epoch, found["step"])
+        if self._steps_are_of_epochs:
+            found["step"] += (epoch - self._first_epoch) * found["max_steps"]
+            found["max_steps"] *= epochs
+        elif self._steps_are_of_epochs is None and epochs > 1:
+            del found["max_steps"]
 
     def _add(self, found: dict[str, float], step: int | None, now: str | None) -> None:
         """The figures of one line; those of a step without a loss of its own belong to the line before."""

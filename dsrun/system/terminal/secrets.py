@@ -125,7 +125,7 @@ def _named() -> re.Pattern[str]:
     """A name, and what parts it from its value: `=`, a colon as in JSON and YAML, or the blank behind a flag."""
     return re.compile(
         r"(?P<quote>\\?[\"'])?(?<![\w.-])(?P<name>-{0,2}[A-Za-z_][\w.-]{0,200}+)"
-        r"(?:=|(?P<close>\\?[\"'])?\s*+(?P<colon>:)\s*+|(?P<blank>[ \t]++))"
+        r"(?:=|(?:\\?[\"']\])?[ \t]++=>?[ \t]++|(?P<close>\\?[\"'])?\s*+(?P<colon>:)\s*+|(?P<blank>[ \t]++))"
     )
 
 

@@ -263,3 +263,23 @@ def test_figures_of_one_line(line: str, figures: dict[str, float]) -> None:
     log = TrainerLog()
     log.feed([line])
     assert {key: log.figures.get(key) for key in ("loss", "tokens_per_s") if key in log.figures} == figures
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("every", [1, 5])
+def test_steps_that_begin_again_with_every_epoch(first: int, every: int) -> None:
+    log, seen = TrainerLog(), set()
+    for epoch in range(3):
+        for step in range(every, 6, every):
+            log.feed([f"Epoch [{epoch + first}/3], Step [{step}/5], Loss: 0.5"])
+            seen.add((epoch > 0, log.max_steps))
+            assert log.step == epoch * 5 + step
+    assert seen == {(False, None), (True, 15)}
+    assert [each["step"] for each in log.steps] == list(range(every, 16, every))
+
+
+def test_steps_of_the_run_beside_an_epoch() -> None:
+    log = TrainerLog()
+    for epoch, step in ((1, 3), (1, 5), (2, 6), (2, 10)):
+        log.feed([f"epoch {epoch}/2 step {step}/10 loss 0.5"])
+    assert (log.step, log.max_steps, len(log.steps)) == (10, 10, 4)

@@ -78,6 +78,9 @@ def test_masked_values_of_settings_and_back() -> None:
         ("python t.py --token sesame1 --x", "python t.py --token *** --x"),
         ("HF_TOKEN=sesame1 a.api_key='sesame b' x", "HF_TOKEN=*** a.api_key='***' x"),
         ("curl -d token=sesame1 x", "curl -d token=*** x"),
+        ("rank 0 ended with exit code 1: token = sesame12", "rank 0 ended with exit code 1: token = ***"),
+        ("aws_secret_access_key = wJalrXUtnFEMI/K7MDENG", "aws_secret_access_key = ***"),
+        ("os.environ['HF_TOKEN'] = 'sesame'", "os.environ['HF_TOKEN'] = '***'"),
         ("key AKIAIOSFODNN7EXAMPLE", "key ***"),
         ("AIzaSyA1234567890abcdefghijklmnopqrstuv", "***"),
         ("dckr_pat_abcdefghijklmnopqrst xapp-1-A123-456-abcdefghijk", "*** ***"),
@@ -102,6 +105,7 @@ def test_forms_of_secrets_in_text(line: str, shown: str) -> None:
         "write --secret API_KEY=SECRET:KEY",
         '{"token": null, "has_secret": true, "api_key": ""}',
         "unexpected token: x",
+        "if token == eos_token_12: a token = the next word, api_key = $KEY",
         "hub_token: unknown",
         "write HF_TOKEN=VALUE or HF_TOKEN=hub:token, and remove --token from it",
     ],
@@ -124,7 +128,7 @@ def test_split_secrets_of_command() -> None:
 
 
 @pytest.mark.parametrize(
-    "part", ["--.-", ":/a:", "sk-", "token : ", "a b ", '{"a":', "-u ", "https://a-", "X-", "docker login "]
+    "part", ["--.-", ":/a:", "sk-", "token : ", "a b ", '{"a":', "-u ", "https://a-", "X-", "docker login ", "token = "]
 )
 def test_time_of_long_text_is_linear(part: str) -> None:
     """A minute where it is quadratic."""
