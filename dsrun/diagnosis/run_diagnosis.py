@@ -152,8 +152,8 @@ def _recorded(cause: FailureCause, event: Mapping[str, Any], verdict: RunVerdict
     message: str = str(event["message"]) if event.get("message") else cause.title
     if cause.code == "rank_killed" and -(whole(event.get("exit_code")) or 0) in CRASHES:
         cause = replace(cause, means=text_of("verdict.crashed"), fix=cause.signs[0].fix)
-    # A guess from the logs is no news beside what was seen.
-    others = () if verdict.cause.code == NONE else verdict.findings[1:] if verdict.likely else verdict.findings
+    # A guess from the logs is no news beside what was seen, nor is the line that is shown.
+    others = () if verdict.cause.code == NONE else verdict.findings[1:] if verdict.likely or same else verdict.findings
     return RunVerdict(
         cause=cause,
         rank=rank if isinstance(rank, int) else None,

@@ -108,6 +108,7 @@ def test_repeated_crash_shows_its_exception(run: Path) -> None:
     path = log(run, 1, 0, CRASH)
     verdict = of_run(run)
     assert (verdict.cause.code, verdict.where) == ("deterministic_crash", f"{path}:2")
+    assert [each.code for each in verdict.findings] == ["deterministic_crash"], "the line is shown once"
     assert verdict.evidence == "KeyError: 'labels'"
 
 
