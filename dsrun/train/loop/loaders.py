@@ -29,6 +29,9 @@ from dsrun.zero.memory.flops import TokenCounts, work_of
 
 # A loader worker silent for this long is stuck, on a dead file system for example.
 LOADER_TIMEOUT_SECONDS = 600
+# How often torch looks whether its processes live. SIGCHLD tells it at once, but not where it comes just before the
+# wait for a batch begins.
+LOOK_SECONDS = 5
 # How long the kernel may take on a busy machine from closing the files of a process to its end.
 DEATH_SECONDS = 5
 
@@ -90,7 +93,20 @@ class TrainingLoader(BatchLoader):
             yield batch
 
     def _next_of(self, batches: Iterator[Any]) -> Any:
-        """The next batch, None at the end. Raises RuntimeError where a loader process has died."""
+        """The next batch, None at the end. Raises RuntimeError where a loader process has died or is stuck."""
+        deadline = time.monotonic() + LOADER_TIMEOUT_SECONDS
+        while True:
+            try:
+                return self._next_at_once(batches)
+            except RuntimeError as error:
+                # In torch's words (DataLoader._try_get_data), which has lost nothing then and can be asked again.
+                if str(error) != f"DataLoader timed out after {self.timeout} seconds":
+                    raise
+                if time.monotonic() >= deadline:
+                    words = f"DataLoader timed out after {LOADER_TIMEOUT_SECONDS} seconds"
+                    raise RuntimeError(words) from error
+
+    def _next_at_once(self, batches: Iterator[Any]) -> Any:
         try:
             return next(batches, None)
         except DsrunError as error:
@@ -137,7 +153,12 @@ def training_loader(args: Any, rows: Any, batching: BatchingPlan, collate: Paddi
     if is_stream:
         # Each further worker would read the whole stream again.
         workers = min(workers, 1)
-    options |= {"num_workers": workers, "timeout": LOADER_TIMEOUT_SECONDS if workers else 0}
+    persistent = args.dataloader_persistent_workers and workers > 0 and not is_stream
+    # At the start of a pass persistent workers have to answer within it, and nothing can be asked again then.
+    options |= {
+        "num_workers": workers,
+        "timeout": (LOADER_TIMEOUT_SECONDS if persistent else LOOK_SECONDS) if workers else 0,
+    }
     if is_stream:
         return TrainingLoader(StreamOfBatches(rows, split), batch_size=None, **options)
     shares, drop_last = getattr(rows, "shares", None), args.dataloader_drop_last
@@ -157,7 +178,7 @@ def training_loader(args: Any, rows: Any, batching: BatchingPlan, collate: Paddi
     return TrainingLoader(
         PackedRows(rows) if batching.method else TrainingRows(rows),
         batch_sampler=sampler,
-        persistent_workers=args.dataloader_persistent_workers and workers > 0,
+        persistent_workers=persistent,
         # ValueError of DataLoader where it is given without workers.
         prefetch_factor=args.dataloader_prefetch_factor if workers else None,
         **options,

@@ -185,6 +185,35 @@ def test_killed_loader_worker_ends_training_at_once():
     loader._iterator._shutdown_workers()
 
 
+def test_loader_worker_whose_death_was_not_told_is_noticed():
+    """SIGCHLD that comes just before the wait for a batch interrupts nothing."""
+    loader = training_loader(
+        arguments(2, dataloader_persistent_workers=False), Counted(10_000, pause=0.01), plain(2, 0, 1), COLLATE
+    )
+    before = psutil.Process().children()
+    batches = iter(loader)
+    next(batches)
+    handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        next(each for each in psutil.Process().children() if each not in before).kill()
+        began = time.monotonic()
+        with pytest.raises(RuntimeError, match=r"DataLoader worker .* exited unexpectedly"):
+            list(batches)
+        assert time.monotonic() - began < 60
+    finally:
+        signal.signal(signal.SIGCHLD, handler)
+
+
+def test_slow_batch_is_waited_for_until_the_limit(monkeypatch):
+    """Longer than torch waits at a time, and not for ever."""
+    monkeypatch.setattr("dsrun.train.loop.loaders.LOOK_SECONDS", 0.2)
+    options = arguments(1, dataloader_persistent_workers=False)
+    assert len(list(training_loader(options, Counted(4, pause=0.3), plain(2, 0, 1), COLLATE))) == 2
+    monkeypatch.setattr("dsrun.train.loop.loaders.LOADER_TIMEOUT_SECONDS", 0.4)
+    with pytest.raises(RuntimeError, match=r"DataLoader timed out after 0\.4 seconds"):
+        list(training_loader(options, Counted(4, pause=1.5), plain(2, 0, 1), COLLATE))
+
+
 def test_killed_loader_worker_behind_broken_connection(monkeypatch):
     """A worker is reported as killed also where its connection breaks first: on a busy machine in one of five cases."""
     loader = training_loader(arguments(2), Counted(10_000, pause=0.01), plain(2, 0, 1), COLLATE)
