@@ -138,7 +138,8 @@ def test_other_programs_are_no_launchers(environ, line):
 
 def test_ranks_get_what_the_launcher_would_give_them(environ, tmp_path):
     """DeepSpeed's launcher hands each rank its number; dsrun says what it makes of the line."""
-    (tmp_path / "a.py").write_text("import os, sys; print(os.environ['RANK'], sys.argv[1:], flush=True)")
+    # In one write: of print() under `python -u` each argument is one, and the two ranks' would mix.
+    (tmp_path / "a.py").write_text("import os, sys; sys.stdout.write(f\"{os.environ['RANK']} {sys.argv[1:]}\\n\")")
     words = ["--nproc", "2", "--output", "run", "--", "deepspeed", "--num_gpus", "2", "a.py", "--x", "$HOME"]
     done = subprocess.run(
         [sys.executable, "-m", "dsrun", "launch", *words], env=environ, capture_output=True, text=True, check=False

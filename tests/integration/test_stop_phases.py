@@ -30,13 +30,14 @@ FORWARDED_S = 1.0
 
 @dataclass(frozen=True)
 class Phase:
-    """`rank` is in the `call`-th call of `point` when the run is told to stop, and stays there unless it `goes_on`.
+    """`rank` (None: whichever comes first) is in the `call`-th call of `point` when the run is told to stop, and stays
+    there unless it `goes_on`.
     The run leaves with a checkpoint of step `saved`, with the final `model` or without it."""
 
     point: str
     saved: int | None
     call: int = 1
-    rank: int = 1
+    rank: int | None = 1
     flags: tuple[str, ...] = ()
     kind: str = "llama"
     goes_on: bool = True
@@ -46,7 +47,8 @@ class Phase:
 IN_TRAINING = ("--eval-strategy", "steps", "--eval-steps", "2")
 UNSAVED = ("--save-strategy", "no")
 PHASES = {
-    "tokenising": Phase("tokenising", None, goes_on=False),
+    # The rank that takes the lock first tokenises for all.
+    "tokenising": Phase("tokenising", None, rank=None, goes_on=False),
     "loading": Phase("loading", None, goes_on=False),
     "training": Phase("forward", 3, call=2),
     "evaluation": Phase("evaluating", 2, flags=IN_TRAINING),
