@@ -162,6 +162,8 @@ def _read(
     if meta.get("finished", 0.0) < since:
         return None, ""
     damage = verify(folder, beat=beat) if contents else []
+    if contents and read_manifest(folder) != manifest:  # another process has replaced it meanwhile
+        return _read(folder, since, beat)
     return (None, str(damage[0])) if damage else (meta, "")
 
 

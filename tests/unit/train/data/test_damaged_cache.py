@@ -109,6 +109,26 @@ def test_sound_entry_of_unwritable_cache_is_used(cache):
     assert obtain("k", lambda _: {})[1]["a"] == 1
 
 
+def test_entry_that_is_replaced_while_it_is_read(cache, monkeypatch):
+    """What it says of itself is that of the files that were compared."""
+
+    def build(work, by):
+        (work / "data").write_text("whole")
+        return {"by": by}
+
+    def late(folder, **options):
+        monkeypatch.setattr(caching, "verify", verify)
+        caching._build(folder, lambda work: build(work, 1), "data: contents differ")
+        return verify(folder, **options)
+
+    obtain("k", lambda work: build(work, 0))
+    verify = caching.verify
+    monkeypatch.setattr(caching, "verify", late)
+    said = []
+    assert obtain("k", lambda work: build(work, 2), notify=said.append)[1]["by"] == 1
+    assert len(said) == 1
+
+
 RANK = """
 import os, sys
 from dsrun.train.data.cache import obtain
