@@ -88,8 +88,9 @@ class Fault:
                 "you tried to allocate 2199023255552 bytes. Error code 12 (Cannot allocate memory)"
             )
         if kind == "hold":
+            # Seldom: on a busy machine fifty looks a second cost as much as the work of a rank that lives.
             while not os.path.exists(target):
-                time.sleep(0.02)
+                time.sleep(0.2)
             return
         if kind == "sleep":
             # By rank, as "0.2,0.25"; the last one also for those that follow.
