@@ -192,7 +192,8 @@ class Job:
         """Wait until it was put back into the queue for the `number`th time.
 
         It then waits some seconds there, until the credential of its earlier start has expired. Do not shorten that
-        (StartTime=now): the new start then gets the exit code that the old batch script still has to deliver.
+        (StartTime=now): the new start then gets the exit code that the old batch script still has to deliver. That
+        script may still be at work: what it does after it has put the job back (ExcNodeList) has to be waited for.
         """
         self.until(lambda: self.restarts >= number, f"requeued {number} times")
         return self

@@ -70,7 +70,7 @@ def test_job_with_preflight_goes_on_without_the_node_that_fails(ada, place, diff
     program = ("python", "-c", "import socket; open('ran-' + socket.gethostname(), 'w')")
     job = ada.submit(*options, program=program, cwd=place)
     job.wait_for_restart()
-    assert different in job.fact("ExcNodeList")
+    job.until(lambda: different in job.fact("ExcNodeList"), f"told to leave out {different}")
     job.wait_for("COMPLETED")
     assert job.restarts == 1
     assert f"preflight: {different} failed: requeued without it" in job.log
