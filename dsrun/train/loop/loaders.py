@@ -116,8 +116,9 @@ class TrainingLoader(BatchLoader):
         except (EOFError, OSError):
             if self.num_workers:
                 # The connections of a killed process break an instant before SIGCHLD comes, whose handler of torch
-                # raises the cause: here, and not while this error is handled.
+                # raises the cause: here, and not while this error is handled. Where it came before, torch looks itself.
                 time.sleep(DEATH_SECONDS)
+                torch._C._error_if_any_worker_fails()
             raise
 
     def start_at(self, micro_batch: int) -> TrainingLoader:

@@ -197,7 +197,7 @@ def test_loader_worker_whose_death_was_not_told_is_noticed():
     try:
         next(each for each in psutil.Process().children() if each not in before).kill()
         began = time.monotonic()
-        with pytest.raises(RuntimeError, match=r"DataLoader worker .* exited unexpectedly"):
+        with pytest.raises(RuntimeError, match=r"DataLoader worker .* (exited unexpectedly|killed by signal)"):
             list(batches)
         assert time.monotonic() - began < 60
     finally:
@@ -229,6 +229,27 @@ def test_killed_loader_worker_behind_broken_connection(monkeypatch):
     with pytest.raises(RuntimeError, match=r"DataLoader worker .* killed by signal"):
         next(batches)
     loader._iterator._shutdown_workers()
+
+
+def test_killed_loader_worker_behind_broken_connection_whose_death_was_not_told(monkeypatch):
+    options = arguments(2, dataloader_persistent_workers=False)
+    before = psutil.Process().children()
+    loader = training_loader(options, Counted(10_000, pause=0.01), plain(2, 0, 1), COLLATE)
+    batches = iter(loader)
+    next(batches)
+
+    def broken(self):
+        next(each for each in psutil.Process().children() if each not in before).kill()
+        raise ConnectionResetError
+
+    monkeypatch.setattr("dsrun.train.loop.loaders.DEATH_SECONDS", 1)
+    monkeypatch.setattr("torch.utils.data.dataloader._MultiProcessingDataLoaderIter._next_data", broken)
+    handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        with pytest.raises(RuntimeError, match=r"DataLoader worker .* killed by signal"):
+            next(batches)
+    finally:
+        signal.signal(signal.SIGCHLD, handler)
 
 
 OWNER = """
