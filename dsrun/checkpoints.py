@@ -1,7 +1,5 @@
 """What lies in checkpoints, read without torch: those of a run as a table, and the contents of one."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

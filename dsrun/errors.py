@@ -1,7 +1,5 @@
 """The errors a user may see: each is one line, knows its exit code and what repairs it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 EXIT_TOOL_FAILED = 1

@@ -3,8 +3,6 @@
 Whoever reads events.jsonl asks here: monitor, runs, goodput, diagnose, report, notifications and logs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache

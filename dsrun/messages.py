@@ -4,8 +4,6 @@ Stored, compared, pickled or written as JSON it is its English text. Where it is
 `dsrun.findings.translation` looks its template up.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Self

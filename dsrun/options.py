@@ -3,8 +3,6 @@
 And how such a dataclass is made of what somebody wrote on the command line and in a section of run.yaml.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, fields

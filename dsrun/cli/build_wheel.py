@@ -1,7 +1,5 @@
 """`dsrun build-wheel`: compile DeepSpeed for these GPUs and show the progress, or take the wheel from the cache."""
 
-from __future__ import annotations
-
 import os
 import sys
 import tempfile

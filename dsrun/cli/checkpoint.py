@@ -1,7 +1,5 @@
 """`dsrun checkpoint list|verify|inspect`: what a run has saved, and whether it is intact. Needs no torch."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any

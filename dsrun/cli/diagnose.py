@@ -1,7 +1,5 @@
 """`dsrun diagnose`: why a run stopped, from its logs."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from pathlib import Path

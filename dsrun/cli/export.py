@@ -1,7 +1,5 @@
 """`dsrun export`: a run or a checkpoint as a Hugging Face folder, from any ZeRO stage and number of ranks."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

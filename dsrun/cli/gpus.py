@@ -1,7 +1,5 @@
 """`dsrun gpus`: what a GPU's name or a GRES string means."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

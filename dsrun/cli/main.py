@@ -1,7 +1,5 @@
 """`dsrun`: argv in, text out. Commands are imported when they are called, so that `--help` is fast."""
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -1,7 +1,5 @@
 """`dsrun stacks`: where each rank of a running run stands."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from collections.abc import Mapping, Sequence

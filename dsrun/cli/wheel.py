@@ -1,7 +1,5 @@
 """`dsrun verify-wheel` and `dsrun wheel push`: what a wheel holds, and whether it runs here or on other nodes."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """`dsrun wheel list`, `gc` and `index`: the wheels in the store, and folders of wheels for pip."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

@@ -1,7 +1,5 @@
 """What each node has: host, driver, versions, wheel and GPUs; and in what the nodes differ. torch is not imported."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections import Counter

@@ -1,7 +1,5 @@
 """How a group of ranks failed, in words: who caused it, why, and in which phase. Pure."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """From what the test has seen to findings, and to the hosts that they speak against. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median

@@ -6,8 +6,6 @@ ranks. The size of an all_gather and of a reduce_scatter is that of the large bu
 time is the average over the ranks, their default.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 OPERATIONS = ("broadcast", "all_reduce", "all_gather", "reduce_scatter")

@@ -1,7 +1,5 @@
 """Where this process of the doctor takes part: alone, as a node started by hand, or as a task of srun. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 

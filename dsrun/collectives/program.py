@@ -5,8 +5,6 @@ torch is here, then how each phase went. A phase runs in a fork, which is killed
 take its process down with it, and the next phase begins in a fresh process all the same. torch is imported once.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

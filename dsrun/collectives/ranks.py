@@ -1,7 +1,5 @@
 """The rank programs of this machine: started, given their tasks, and heard."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """The test as one table, and as JSON. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict
 from statistics import median

@@ -1,7 +1,5 @@
 """One test of the collectives, as each process of the doctor runs it."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

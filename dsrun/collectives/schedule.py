@@ -3,8 +3,6 @@
 A unit is a node with all its ranks; on one machine, where there is no network between nodes, it is a rank.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ is complete.  The mark also holds a key over everything the content follows from
 something else finds another key, and replaces the folder with all that is in it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import platform

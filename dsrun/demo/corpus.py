@@ -4,8 +4,6 @@ Nothing is downloaded.  The number phrases are the same on every machine; the do
 Python that runs dsrun, so they change with its version.
 """
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import random

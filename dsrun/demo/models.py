@@ -11,8 +11,6 @@ training texts, so it can write any text. The chat template marks what the assis
 tokenizer for a mask of it.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The files of a demo's model folder: the shipped ones, and the vocabulary that is made of the demo's own texts."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from typing import Any, Final

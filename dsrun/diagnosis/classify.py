@@ -1,7 +1,5 @@
 """Why a run failed, from its logs of any size: the root cause, not what other ranks suffered from it."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence

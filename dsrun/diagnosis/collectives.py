@@ -1,7 +1,5 @@
 """Which rank a collective operation waited for, from what the waiting ranks' watchdogs report."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from collections.abc import Iterable

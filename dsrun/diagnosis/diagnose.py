@@ -1,7 +1,5 @@
 """Why a run stopped: the verdict over the logs of one attempt, or over a run folder with its event file."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

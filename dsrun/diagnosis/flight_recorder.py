@@ -5,8 +5,6 @@ operations with "collective_seq_id", "profiling_name" ("nccl:all_reduce"), "stat
 process group the numbers of the operations last enqueued, started and completed.
 """
 
-from __future__ import annotations
-
 import io
 import pickle
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 "30 of 32 ranks in all_reduce #481; ranks 5 and 6 in DataLoader.__next__"
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The logs of a folder that is no run folder, put together by the job or run that wrote them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from pathlib import Path

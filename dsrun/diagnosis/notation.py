@@ -1,7 +1,5 @@
 """What programs write before a message: times, ranks, labels of launchers, container runtimes and loggers."""
 
-from __future__ import annotations
-
 import calendar
 import re
 from datetime import date

@@ -1,7 +1,5 @@
 """The bytes of logs: plain or compressed, from a file or a pipe, in UTF-8, UTF-16 or GBK; and what is not a log."""
 
-from __future__ import annotations
-
 import bz2
 import codecs
 import gzip

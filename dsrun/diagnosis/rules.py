@@ -1,7 +1,5 @@
 """The causes of failures and the signs they are known by, from rules.toml."""
 
-from __future__ import annotations
-
 import re
 import signal
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """The verdict over a run folder: its event file, its logs, and whether it is still running."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import replace

@@ -3,8 +3,6 @@
 All of a log is searched as bytes, for the literal words of all signs at once; only lines with such a word are matched.
 """
 
-from __future__ import annotations
-
 import re
 from collections import deque
 from dataclasses import dataclass

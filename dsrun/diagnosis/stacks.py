@@ -1,7 +1,5 @@
 """Where processes stand: the stacks that py-spy and faulthandler write, and what the kernel says a thread waits for."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Exceptions are recognised by where they stand, because many are not called Error
 BrokenProcessPool, RayTaskError(ValueError).
 """
 
-from __future__ import annotations
-
 import re
 from functools import lru_cache
 from typing import Literal, NamedTuple

@@ -1,7 +1,5 @@
 """A check and its result; checks run side by side, each with a time limit."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """All checks of `dsrun doctor`, in the order of how often they hurt."""
 
-from __future__ import annotations
-
 from dsrun.doctor.check import DoctorCheck
 from dsrun.doctor.gpu import deep, gpu_settings, health, kernel_log, links, presence
 from dsrun.doctor.host import clock, cpu, host_memory, infiniband, limits, quota, storage

@@ -1,7 +1,5 @@
 """Finding: the one shape of advice that every judging command yields."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args

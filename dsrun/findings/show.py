@@ -4,8 +4,6 @@ All of it is in the language of this process and without control characters. JSO
 error that ends a command is English.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence

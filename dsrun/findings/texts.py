@@ -16,8 +16,6 @@ parts that a check chooses among:
 file they are in: a code has one home. A level that is not given is error.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ Everything else is English: help, errors, notes, logs, events, JSON. click's tex
 which is left alone.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -1,7 +1,5 @@
 """The nodes of this SLURM cluster and their GPUs, as sinfo lists them."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

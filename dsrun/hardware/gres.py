@@ -1,7 +1,5 @@
 """SLURM's generic resources: which GPUs a GRES or TRES string stands for."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The machines that clouds rent out, by the name of the instance type: build/instances.toml."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 

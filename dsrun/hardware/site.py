@@ -1,7 +1,5 @@
 """A site's own words for its GPUs: `gpu:big:4` says nothing to anybody else."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping
 from functools import cache

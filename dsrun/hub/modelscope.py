@@ -1,7 +1,5 @@
 """Models and datasets from ModelScope: downloaded once per machine into its cache, then read as local folders."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

@@ -4,8 +4,6 @@ An interrupted download leaves a folder that looks like a complete one. So dsrun
 all files are there: a later start then needs no network, and takes what the first one took.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The push of a finished run's model to the Hugging Face Hub, and whether it will be possible, before training."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable, Mapping
 from concurrent.futures import wait

@@ -1,7 +1,5 @@
 """What is said where the Hugging Face Hub does not give a model or a dataset, and where else that can be taken from."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 from dsrun.errors import MissingError

@@ -3,8 +3,6 @@
 The forms are those of k8s.io/apimachinery: pkg/util/validation/validation.go, and pkg/api/resource/quantity.go.
 """
 
-from __future__ import annotations
-
 import posixpath
 import re
 from decimal import Decimal

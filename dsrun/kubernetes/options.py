@@ -1,7 +1,5 @@
 """Every option of a Kubernetes job, declared once: the rest is derived from these fields and from options.toml."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from dsrun.options import described

@@ -4,8 +4,6 @@ Fields are those of k8s.io/api/core/v1. Neither probes, service links nor a toke
 workers itself, and talks to nobody but the other supervisors.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from dsrun.kubernetes.notation import literal, toleration

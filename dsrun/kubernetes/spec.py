@@ -1,7 +1,5 @@
 """KubernetesSpec from what was given on the command line and in run.yaml, checked without a cluster."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import fields

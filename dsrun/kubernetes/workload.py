@@ -1,7 +1,5 @@
 """What runs in the pods, and what follows from it and from the options: name, GPUs, workers, run folder."""
 
-from __future__ import annotations
-
 import posixpath
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

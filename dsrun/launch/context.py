@@ -1,7 +1,5 @@
 """Where `dsrun launch` can be: on one machine, on one of several, or where it must start itself on the others."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Pure, but for `has_libuv`, which reads torch's files without importing it.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 import sys

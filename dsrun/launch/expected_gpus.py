@@ -1,7 +1,5 @@
 """The GPUs that a rendered job or pod has on each node, and a machine's own, against those that torch sees."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

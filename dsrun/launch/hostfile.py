@@ -1,7 +1,5 @@
 """DeepSpeed's hostfiles, with --include and --exclude. Pure."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

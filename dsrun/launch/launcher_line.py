@@ -1,7 +1,5 @@
 """Lines of other launchers behind `dsrun launch --`, as dsrun's own options and the program that they start."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

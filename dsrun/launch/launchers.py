@@ -1,7 +1,5 @@
 """Launchers of workers in a program that itself runs once per GPU: by name, behind other commands, in shell scripts."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path, PurePosixPath

@@ -1,7 +1,5 @@
 """What a run changes when memory is short: remedy.json, and the micro batch that follows from it."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, Self

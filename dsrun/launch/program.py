@@ -1,7 +1,5 @@
 """A program for torch.distributed.run, from the words of a command line."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from pathlib import PurePosixPath

@@ -6,8 +6,6 @@ It runs under the Python that has the launcher, which may have no dsrun. Nothing
 over to torch.distributed.run, or starts the program, its decision is printed instead.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

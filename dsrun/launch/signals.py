@@ -1,7 +1,5 @@
 """What the user, the scheduler or another node wants of a running supervisor: to save and leave, or to end at once."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

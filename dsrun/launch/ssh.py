@@ -1,7 +1,5 @@
 """Supervisors on all machines of a hostfile, started from this one: directly here, over ssh elsewhere."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """torchrun's command line, which is also that of torch.distributed.launch. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a supervisor is asked to keep running, and what it says in the end."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

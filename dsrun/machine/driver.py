@@ -1,7 +1,5 @@
 """What NVIDIA's driver says of itself, of the GPUs, of their free memory and of the processes that hold the rest."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What the GPUs of this machine are doing right now: from NVML, and from nvidia-smi where NVML cannot be loaded."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from collections.abc import Mapping

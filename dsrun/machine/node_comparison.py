@@ -1,7 +1,5 @@
 """In what the nodes of one run differ: of the doctor's test between nodes, and of wheels that are sent to them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass

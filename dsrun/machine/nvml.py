@@ -1,7 +1,5 @@
 """A session with NVIDIA's driver: the one place that opens and closes NVML, its library."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass

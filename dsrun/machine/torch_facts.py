@@ -1,7 +1,5 @@
 """The torch of a Python environment, read without importing it: its versions, and where it is."""
 
-from __future__ import annotations
-
 import ast
 import sys
 from dataclasses import dataclass

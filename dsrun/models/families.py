@@ -3,8 +3,6 @@
 Facts that a model's own config states are read there; this table has those that it does not.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from contextlib import suppress

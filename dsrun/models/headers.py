@@ -4,8 +4,6 @@ A file is eight bytes, the header's length as a little-endian number; the header
 data_offsets by tensor name, and "__metadata__"; the data (https://github.com/huggingface/safetensors, "Format").
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any, NamedTuple

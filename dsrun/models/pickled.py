@@ -1,7 +1,5 @@
 """Weights as torch.save writes them: a pickle, which may hold code. It is looked at and never loaded here."""
 
-from __future__ import annotations
-
 import lzma
 import pickletools
 import zipfile

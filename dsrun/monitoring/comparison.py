@@ -1,7 +1,5 @@
 """Runs side by side: the settings that differ, their metrics, and one curve of each."""
 
-from __future__ import annotations
-
 import json
 import statistics
 from collections.abc import Mapping, Sequence

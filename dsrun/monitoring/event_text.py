@@ -1,7 +1,5 @@
 """An event of a run as a line for people, made of the pieces of its kind in dsrun/events.toml."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a look at a run shows to be wrong: GPUs that wait while they are busy, throttled ones, silent and slow ranks."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any

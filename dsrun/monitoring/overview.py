@@ -1,7 +1,5 @@
 """Many runs at a glance: the status of each from the ends of its files, and its size on disk."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Curves as text: a sparkline of one row, a bar, and a plot of braille dots with axes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from itertools import groupby

@@ -1,7 +1,5 @@
 """A run at this moment: its state, how far it is, how fast, what it costs, and when it will be over."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ The ranks wait for one another in every step, so each step takes all of them as 
 straggler is its own time, in data and computing without waiting.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

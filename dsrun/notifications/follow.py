@@ -6,8 +6,6 @@ Its first line on stdin is its `SenderTask`, another one is how the supervisor e
 the supervisor, also where that was killed. RUN/logs/notifications.jsonl has a line for each message, sent or not.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import select

@@ -4,8 +4,6 @@ services.toml has the page on which each service describes its format. Messages 
 take for markup of its own: names of folders have underscores, and messages of programs anything.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import hmac

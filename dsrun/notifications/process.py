@@ -1,7 +1,5 @@
 """The sender's process, as the supervisor sees it: started, told how the run has ended, and never waited for long."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

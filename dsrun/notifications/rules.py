@@ -1,7 +1,5 @@
 """Which records of a run are messages: pure, from the ledgers and the supervisor's last words."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace

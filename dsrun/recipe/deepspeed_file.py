@@ -1,7 +1,5 @@
 """The DeepSpeed JSON of `--deepspeed`: read once, checked, and the source of training arguments that no flag gives."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import replace

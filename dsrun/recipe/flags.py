@@ -4,8 +4,6 @@ The second half is data (hf_flags.json, written by tools/harvest_hf_flags.py), s
 suggestion cost no import of transformers.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import MISSING, Field, dataclass

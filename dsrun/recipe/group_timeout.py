@@ -1,7 +1,5 @@
 """How long a rank waits for the others in a collective operation before it gives up."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from dsrun.errors import UsageError

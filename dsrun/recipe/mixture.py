@@ -4,8 +4,6 @@
 `weight`; beside `sets` it may have a `temperature`. What is not given for a set is as for the whole run.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence

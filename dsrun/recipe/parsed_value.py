@@ -1,7 +1,5 @@
 """A value that the user gave, its place, and how text becomes it. Command line and files both yield these."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

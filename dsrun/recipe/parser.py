@@ -1,7 +1,5 @@
 """argv -> what was given. argparse splits the words; every message and every conversion is ours."""
 
-from __future__ import annotations
-
 import argparse
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """In which number format a run computes."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from dsrun.errors import UsageError

@@ -5,8 +5,6 @@ from what recipe_spec.toml says of each; the flags of Seq2SeqTrainingArguments a
 (see `dsrun.recipe.flags`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

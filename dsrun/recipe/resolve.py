@@ -1,7 +1,5 @@
 """argv, run.yaml and defaults -> one Recipe. The command line wins over args.json, that over run.yaml."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

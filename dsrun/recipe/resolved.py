@@ -4,8 +4,6 @@ The supervisor resolves the flags once; the ranks of all nodes and attempts trai
 run folder, for requeued jobs, and for later starts to be compared with.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace

@@ -5,8 +5,6 @@ that `source_lang: no`, `dataset_config: 3.0` and `learning_rate: 1e-4` are what
 would make them False, a float and a string).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Experiment trackers: which packages they need, and what keeps them from asking questions in the middle of a job."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 

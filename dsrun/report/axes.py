@@ -1,7 +1,5 @@
 """Axes: where a value stands between the ends of its axis, the ticks, and how they are written."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

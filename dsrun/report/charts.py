@@ -4,8 +4,6 @@ An SVG that keeps its proportions would shrink its text on a narrow page. So cur
 WIDTH × HEIGHT that the browser stretches, with lines that keep their width, and texts are HTML, placed by shares.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field

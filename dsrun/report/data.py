@@ -1,7 +1,5 @@
 """What a report says of one run: its state, figures, settings, evaluations, texts, findings and checkpoints."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from dataclasses import asdict, dataclass

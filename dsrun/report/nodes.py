@@ -1,7 +1,5 @@
 """What the nodes of a run last told of its ranks and GPUs, as tables."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar

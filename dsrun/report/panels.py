@@ -1,7 +1,5 @@
 """What the charts of a report show: panels of curves over the optimizer steps, of one run or of several."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """The values of a run over its steps: read, made fewer, and smoothed. A value that is not finite is a gap."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 

@@ -1,7 +1,5 @@
 """The events of a run as a table, and what its time went into as a strip."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Which attempt of a run this is, which checkpoints are its own, and which may be loaded."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import pwd

@@ -1,7 +1,5 @@
 """CRC-32 of files, computed as they are written or afterwards, and fsync(2) beside the thread that writes."""
 
-from __future__ import annotations
-
 import zlib
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait

@@ -7,8 +7,6 @@ RUN/set-aside/checkpoint-N   passed over: damaged, or of a course that training 
 RUN/.universal/checkpoint-N  one in a form for another number of ranks, until the next save
 """
 
-from __future__ import annotations
-
 import re
 import time
 from contextlib import suppress

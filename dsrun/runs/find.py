@@ -1,7 +1,5 @@
 """Which folders are runs, and whether somebody runs there: by the lock, or where that cannot be seen, by the files."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable
 from contextlib import suppress

@@ -4,8 +4,6 @@ Goodput is the share of the wall time, from submission or start to the last even
 kept. The word and the idea are those of ML Productivity Goodput, Google Cloud, 2024.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -4,8 +4,6 @@ A file and not a collective, so that a rank that hangs in one is seen from outsi
 so that no shared file system can make it hang.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import time

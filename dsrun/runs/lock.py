@@ -1,7 +1,5 @@
 """Who has a run folder: the lock of rank 0, which trains there, and that of the supervisor, which starts it again."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json

@@ -1,7 +1,5 @@
 """Which checkpoints are whole: a manifest of sizes and checksums, written after everything else."""
 
-from __future__ import annotations
-
 import json
 import stat
 import zlib

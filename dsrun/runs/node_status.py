@@ -4,8 +4,6 @@ their ranks stand, on request.
 Heartbeats stay on the node; this is what a monitor on another machine can read.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """A run folder as it is read, once or again and again: only what was added since, of long files only what is shown."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field

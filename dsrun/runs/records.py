@@ -1,7 +1,5 @@
 """Reading and writing the files of a run folder so that a crash at any moment leaves them readable."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

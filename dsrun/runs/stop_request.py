@@ -1,8 +1,6 @@
 """A request to save a checkpoint and exit: which signal, where and when; and the stop file, which carries it between
 the processes of one machine."""
 
-from __future__ import annotations
-
 import json
 import socket
 from collections.abc import Iterable, Mapping

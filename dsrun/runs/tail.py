@@ -1,7 +1,5 @@
 """What is added to a file that others write, and the end of a long one."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import suppress

@@ -4,8 +4,6 @@ SLURM 22.05 with EnforcePartLimits=NO takes a job whose time, nodes or memory ar
 never starts it; what it refuses, it refuses in words such as "Requested node configuration is not available".
 """
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """What a job asks of each node and of the cluster, in numbers and names."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 

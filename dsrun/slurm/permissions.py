@@ -1,7 +1,5 @@
 """What the partition and the accounting database let this user do: groups, accounts, QOS and their limits."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from dsrun.findings.finding import Finding, Level

@@ -1,7 +1,5 @@
 """Whether a partition has nodes with what a job asks of each: GPUs, cores, memory and features."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace

@@ -4,8 +4,6 @@ torch.utils.file_baton makes a file called `lock` beside what it compiles, keeps
 Whoever else loads the operation waits until it is gone, for ever and without a word.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping

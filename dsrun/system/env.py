@@ -1,7 +1,5 @@
 """Worker-environment variables: is this process a worker that torchrun or srun started, and which one."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass

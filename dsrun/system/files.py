@@ -1,7 +1,5 @@
 """Writing and exchanging files and folders atomically, so that a reader never sees half of one; foreign JSON."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """What this machine offers (processor, memory, disk) within the limits of a container or batch job."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil

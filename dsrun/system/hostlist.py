@@ -1,7 +1,5 @@
 """Names of machines: SLURM's compressed lists and the hostfiles of DeepSpeed and MPI."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """On which file system a path is, by the text of /proc/self/mounts."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """TCP ports for the rendezvous."""
 
-from __future__ import annotations
-
 import errno
 import ipaddress
 import random

@@ -1,7 +1,5 @@
 """The simple commands of a bash script, as far as a check of it needs them: nothing is run, nothing is looked up."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence

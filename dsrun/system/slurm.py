@@ -1,7 +1,5 @@
 """Querying SLURM's own programs (scontrol, squeue, sacct, sacctmgr, sbatch), and scontrol's records as mappings."""
 
-from __future__ import annotations
-
 import grp
 import os
 import pwd

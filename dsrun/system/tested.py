@@ -1,7 +1,5 @@
 """The versions of torch and transformers that dsrun's tests run with: those of constraints.txt, as a test ensures."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from dsrun.messages import Message

@@ -1,7 +1,5 @@
 """Every DSRUN_* environment variable, and the cache folder that one of them names."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """YAML whose anchors make it endless, or far longer than its text."""
 
-from __future__ import annotations
-
 import yaml
 
 from dsrun.errors import UsageError

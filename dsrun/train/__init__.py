@@ -1,8 +1,6 @@
 """The training process, and `Trainer` for scripts of your own, which is loaded when it is asked for: a worker imports
 this package before it has seen to its output."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:

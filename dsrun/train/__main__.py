@@ -1,7 +1,5 @@
 """`python -m dsrun.train`: one worker of a training run, started by torch.distributed.run or srun."""
 
-from __future__ import annotations
-
 import sys
 
 from dsrun.system.process.process_end import end

@@ -1,7 +1,5 @@
 """Where a run begins: at which checkpoint, and with which model and Trainer."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import asdict, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """What is decided before anything large is loaded: model, batch, precision and memory fallbacks."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from dataclasses import replace

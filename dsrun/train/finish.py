@@ -1,7 +1,5 @@
 """The end of a run: the final model, its evaluation and its card; or a stop on request, to go on from a checkpoint."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """`Trainer`, for scripts with a model and data of their own: `dsrun train` as a class."""
 
-from __future__ import annotations
-
 import atexit
 import json
 import os

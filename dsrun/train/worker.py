@@ -1,7 +1,5 @@
 """One worker from its first line to its exit code: streams first, then the heavy imports, then the run."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal

@@ -1,7 +1,5 @@
 """Source trees: which files count and their digest, and commits from elsewhere."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

@@ -1,7 +1,5 @@
 """DeepSpeed's source distributions: the lock, fetching one through pip, and unpacking it safely."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import shutil

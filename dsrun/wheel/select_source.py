@@ -1,7 +1,5 @@
 """Which DeepSpeed is built: a released version, a file, a folder or a commit; and fetching it into a folder."""
 
-from __future__ import annotations
-
 import difflib
 import re
 import shutil

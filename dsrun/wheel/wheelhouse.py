@@ -1,7 +1,5 @@
 """Folders of finished wheels: what is in them, and an index by which pip finds the right one (PEP 503)."""
 
-from __future__ import annotations
-
 import html
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """What `--offload PLACE` moves: the optimizer states, and under ZeRO-3 the parameters too."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 OffloadDevice = Literal["none", "cpu", "nvme"]

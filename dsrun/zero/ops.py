@@ -1,7 +1,5 @@
 """Which of DeepSpeed's compiled operations a configuration loads, and the folder that they are compiled into."""
 
-from __future__ import annotations
-
 import hashlib
 import sys
 from collections.abc import Mapping

@@ -4,8 +4,6 @@ The same rules hold for a file (`dsrun config check`) and for what flags ask (`d
 that DeepSpeed will read. What each rule says is in rules.toml, when it holds in `WHEN`, under one name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, NamedTuple

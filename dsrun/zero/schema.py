@@ -5,8 +5,6 @@ They convert: "8" is a number to them, 1 a boolean. The rules are those of pydan
 tests/integration/test_lint_verdicts.py.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import operator

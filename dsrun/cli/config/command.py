@@ -1,7 +1,5 @@
 """`dsrun config`: its options, which are those of ZeroSpec, and errors about them. What it does is in generate.py."""
 
-from __future__ import annotations
-
 import re
 from itertools import takewhile
 

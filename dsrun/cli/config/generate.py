@@ -1,7 +1,5 @@
 """`dsrun config`: write a DeepSpeed configuration, list the shipped ones, explain every key."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

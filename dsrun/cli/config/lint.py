@@ -1,7 +1,5 @@
 """`dsrun config check` and `dsrun config upgrade`: find and replace what is wrong or outdated in a DeepSpeed JSON."""
 
-from __future__ import annotations
-
 import json
 import sys
 from contextlib import nullcontext

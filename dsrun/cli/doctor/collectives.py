@@ -1,7 +1,5 @@
 """`dsrun doctor --ranks` and `--nodes`: the collectives between ranks and nodes, tested and measured."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """`dsrun doctor`: its options. What it does is in local.py, and between ranks in collectives.py."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import click

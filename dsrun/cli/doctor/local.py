@@ -1,7 +1,5 @@
 """What `dsrun doctor` does on one machine: it runs the checks side by side and prints them as a table."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """Results of checks as the table of `dsrun doctor`, and as JSON."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The job that `dsrun doctor --for run.yaml` checks, resolved as `dsrun train --config` resolves it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

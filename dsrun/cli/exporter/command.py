@@ -1,7 +1,5 @@
 """`dsrun exporter`: its options. What it does is in serve.py."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import click

@@ -1,7 +1,5 @@
 """What the columns of the data mean, and which chat template makes text of its conversations."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

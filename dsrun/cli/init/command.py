@@ -1,7 +1,5 @@
 """`dsrun init`: its options, one for each question. What it does is in run.py."""
 
-from __future__ import annotations
-
 import click
 
 from dsrun.cli.options import DEBUG, HYPHENS, Command, lazy_callback, write_grouped_options

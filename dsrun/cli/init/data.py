@@ -1,7 +1,5 @@
 """The data of a first run, what its columns mean, and with it what the model learns."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """What this folder and this machine offer a first run: models, data files and what their columns mean."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import os

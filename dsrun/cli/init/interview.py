@@ -3,8 +3,6 @@
 Questions go to stderr, as stdout is for the file.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The model of a first run: a folder, a Hub name or a demo, and what its config says."""
 
-from __future__ import annotations
-
 import os
 from contextlib import suppress
 from dataclasses import dataclass

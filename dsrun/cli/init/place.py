@@ -1,7 +1,5 @@
 """Where a first run runs: on this machine, or as a SLURM job in a partition of its cluster."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What `dsrun init` does: asks, checks, writes run.yaml, and prints the commands that follow."""
 
-from __future__ import annotations
-
 import os
 from datetime import datetime
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The answers as a run.yaml with comments, its check, and the commands that follow."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

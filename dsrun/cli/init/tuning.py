@@ -1,7 +1,5 @@
 """How a first run trains: full or LoRA, ZeRO stage and offload by the plan of `--zero auto`, and the global batch."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`dsrun render-k8s`: its options, which are those of KubernetesSpec. What it does is in manifest.py."""
 
-from __future__ import annotations
-
 import click
 
 from dsrun.cli.options import RenderCommand

@@ -1,7 +1,5 @@
 """`dsrun launch` on other machines: supervisors started over ssh, or by srun."""
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

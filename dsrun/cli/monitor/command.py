@@ -1,7 +1,5 @@
 """The options of `dsrun monitor`."""
 
-from __future__ import annotations
-
 import click
 
 from dsrun.cli.options import Command, format_option, lazy_callback

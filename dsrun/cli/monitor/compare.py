@@ -1,7 +1,5 @@
 """`dsrun compare`: runs side by side."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The figures of training with their sparklines, and the plot of the loss beside them where there is room."""
 
-from __future__ import annotations
-
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text

@@ -1,7 +1,5 @@
 """The view that fills the terminal: drawn anew at every look, at a key, and when the window changes its size."""
 
-from __future__ import annotations
-
 import os
 import select
 import signal

@@ -1,7 +1,5 @@
 """The tables of GPUs, hosts and ranks; of many only what a person has to look at."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 

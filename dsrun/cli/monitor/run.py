@@ -1,7 +1,5 @@
 """`dsrun monitor`: chooses where to look and how to show it: the view, or a line for every change."""
 
-from __future__ import annotations
-
 import time
 
 import click

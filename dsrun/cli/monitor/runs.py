@@ -1,7 +1,5 @@
 """`dsrun runs`: all runs of a folder in one table."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args

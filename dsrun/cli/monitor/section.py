@@ -1,7 +1,5 @@
 """A part of the view whose height is known before it is drawn."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from rich.console import Group, RenderableType

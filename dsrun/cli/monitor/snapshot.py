@@ -1,7 +1,5 @@
 """What `dsrun monitor` has found out at one moment, and its JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path

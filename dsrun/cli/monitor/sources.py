@@ -1,7 +1,5 @@
 """Where `dsrun monitor` looks: a run folder, a log, standard input, or a SLURM job."""
 
-from __future__ import annotations
-
 import os
 import selectors
 import sys

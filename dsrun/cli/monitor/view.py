@@ -1,7 +1,5 @@
 """A snapshot of a run as it appears on a terminal: sections from above, each cut to the room that is left."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 

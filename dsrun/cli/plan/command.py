@@ -1,7 +1,5 @@
 """`dsrun plan`: its options. What it does is in run.py."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import click

@@ -1,7 +1,5 @@
 """What `dsrun plan` does: it reads the model's config, counts, plans and prints."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

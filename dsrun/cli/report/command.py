@@ -1,7 +1,5 @@
 """`dsrun report`: its options. What it does is in write_page.py."""
 
-from __future__ import annotations
-
 import click
 
 from dsrun.cli.options import Command, format_option, lazy_callback

@@ -1,7 +1,5 @@
 """What `dsrun report` does: reads the runs, and writes the page and the pictures."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`dsrun check-slurm`: what is wrong with an sbatch script, or dsrun's script for the same job."""
 
-from __future__ import annotations
-
 import click
 
 from dsrun.cli.config.lint import read_text

@@ -1,7 +1,5 @@
 """`dsrun cluster`: nodes, GPUs and partitions of this SLURM cluster."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

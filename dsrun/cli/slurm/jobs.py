@@ -1,7 +1,5 @@
 """`dsrun jobs`: the user's SLURM jobs, with the step and loss each has reached."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import asdict

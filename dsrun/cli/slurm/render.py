@@ -1,7 +1,5 @@
 """`dsrun render-slurm`: its options, which are those of SlurmSpec. What it does is in script.py."""
 
-from __future__ import annotations
-
 import click
 
 from dsrun.cli.options import RenderCommand

@@ -3,8 +3,6 @@
 Every wait has an end: who has not answered by then is named, and the test goes on without it.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable

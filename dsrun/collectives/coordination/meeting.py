@@ -4,8 +4,6 @@ JSON lines over the port after the rendezvous port, as between the supervisors o
 and with the same key. A member whose version of dsrun differs is not refused: that is one of the findings.
 """
 
-from __future__ import annotations
-
 import secrets
 import socket
 import time

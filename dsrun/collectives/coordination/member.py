@@ -1,7 +1,5 @@
 """A member's part: what this machine's process of the doctor does when the leader asks."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack

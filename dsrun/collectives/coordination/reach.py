@@ -1,7 +1,5 @@
 """Whether every node can open a TCP connection to every other one, before torch is imported."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from collections.abc import Iterable, Iterator, Sequence

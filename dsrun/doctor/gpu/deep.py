@@ -1,7 +1,5 @@
 """`--deep`: tests that use the GPUs for minutes, by NVIDIA's own programs where they are installed."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """How the GPUs are set up: persistence mode, MIG, compute mode."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from dsrun.doctor.check import check_of

@@ -1,7 +1,5 @@
 """Each GPU's memory errors, clocks and PCIe link."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from dsrun.datafiles import toml_beside

@@ -1,7 +1,5 @@
 """Xid errors that the NVIDIA driver wrote into the kernel log since this machine started."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """How the GPUs reach one another and the network: NVLink, peer-to-peer over PCIe, GPUDirect RDMA."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import combinations

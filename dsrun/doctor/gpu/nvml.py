@@ -1,7 +1,5 @@
 """What the driver says of every GPU, read through NVML once; a question that it does not answer is None."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Whether every NVIDIA GPU of this machine can be reached: driver, NVML, PCI bus, fabric manager."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

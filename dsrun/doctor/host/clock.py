@@ -1,8 +1,6 @@
 """Whether this machine's clock is right: files of other machines would seem to come from the future, and logs out of
 order."""
 
-from __future__ import annotations
-
 import re
 import tempfile
 from collections.abc import Iterator

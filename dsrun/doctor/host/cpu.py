@@ -1,7 +1,5 @@
 """Cores and threads of each rank, and whether they are near its GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from dsrun.doctor.check import check_of

@@ -1,7 +1,5 @@
 """Host memory, within the limit of a container or batch job, against what the job keeps there."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """InfiniBand and RoCE ports: state, rate and error counters, from /sys/class/infiniband."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

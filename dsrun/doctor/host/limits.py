@@ -1,7 +1,5 @@
 """What the system lets a process have: shared memory, locked memory, open files, processes."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from math import inf

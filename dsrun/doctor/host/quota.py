@@ -1,7 +1,5 @@
 """The quota of this user, and on Lustre of the group, on the file system of the run folder."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple

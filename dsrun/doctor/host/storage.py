@@ -1,7 +1,5 @@
 """The disk of the run folder: room, real write speed and inodes, against the checkpoints of the job."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 import time

@@ -1,7 +1,5 @@
 """The Hugging Face Hub, where the job needs it: token, gated models, offline mode, endpoint and proxy."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The memory that a job needs against what is free on the GPUs, and who holds the rest."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import replace

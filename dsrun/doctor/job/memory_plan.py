@@ -1,7 +1,5 @@
 """A job as the memory planner takes it, and what its plan says of host memory and checkpoints."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import NamedTuple
 

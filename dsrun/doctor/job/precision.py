@@ -1,7 +1,5 @@
 """The number format of a job against the GPUs and the model: bf16 where it is computed, fp16 where it overflows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from dsrun.doctor.check import check_of

@@ -1,7 +1,5 @@
 """The run folder: can it be written, is it free, and do other nodes see it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from dsrun.doctor.check import check_of

@@ -1,7 +1,5 @@
 """A job's settings, the DeepSpeed JSON that it names, and the files and packages that it needs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """The tokenizer of a local model against the model: its padding token, and tokens beyond the embedding."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any

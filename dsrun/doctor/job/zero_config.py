@@ -1,7 +1,5 @@
 """DeepSpeed's JSON of a job, and what follows from it, as the training process will have it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from dsrun.doctor.machine_facts import DoctorTarget

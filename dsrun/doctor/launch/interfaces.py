@@ -1,7 +1,5 @@
 """Which network interface NCCL and gloo take."""
 
-from __future__ import annotations
-
 import ipaddress
 from collections.abc import Iterator, Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """The port of the ranks' rendezvous, and where it is: MASTER_PORT, MASTER_ADDR, this machine's own name."""
 
-from __future__ import annotations
-
 import ipaddress
 from collections.abc import Iterator
 

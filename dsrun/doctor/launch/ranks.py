@@ -1,7 +1,5 @@
 """Ranks against visible GPUs, CUDA_VISIBLE_DEVICES, and the GPUs that --min-gpus and --min-gpu-memory ask for."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from dsrun.doctor.check import check_of

@@ -1,7 +1,5 @@
 """Variables that an earlier launcher, an allocation or a debugging session left in this shell."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from dsrun.doctor.check import check_of

@@ -1,7 +1,5 @@
 """What compiling at first use needs beside a compiler, and the processor against operations that are compiled."""
 
-from __future__ import annotations
-
 import shutil
 import sys
 from collections.abc import Iterator

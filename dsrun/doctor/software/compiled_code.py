@@ -1,7 +1,5 @@
 """For which GPUs and processors the installed libraries hold code, and which operations a job compiles at its start."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """nvcc, CUDA_HOME and the host compiler against torch: what DeepSpeed's operations are compiled with at first use."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path

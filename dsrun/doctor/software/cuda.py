@@ -1,7 +1,5 @@
 """torch against the driver and the GPUs, and the operations of the installed DeepSpeed against the GPUs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 
 from dsrun.doctor.check import check_of

@@ -1,7 +1,5 @@
 """The folders that operations are compiled into at first use: stale locks, network file systems, permissions."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

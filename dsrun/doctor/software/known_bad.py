@@ -1,7 +1,5 @@
 """Versions of packages: those that dsrun takes, and combinations that are known to be bad (known_bad.toml)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache

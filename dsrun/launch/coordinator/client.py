@@ -1,7 +1,5 @@
 """The coordinator on all nodes but node 0, which it follows."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """How late messages have come lately, so that a busy machine is not taken for a lost one."""
 
-from __future__ import annotations
-
 from collections import deque
 
 _REMEMBERED_S = 600.0

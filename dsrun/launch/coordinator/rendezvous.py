@@ -1,7 +1,5 @@
 """The rendezvous of the supervisors of a run."""
 
-from __future__ import annotations
-
 import secrets
 import socket
 import time

@@ -1,7 +1,5 @@
 """The coordinator on node 0: it tracks all nodes and decides."""
 
-from __future__ import annotations
-
 import secrets
 import socket
 import time

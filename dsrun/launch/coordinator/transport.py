@@ -1,7 +1,5 @@
 """JSON lines over TCP between the supervisors of a run, and the thread that sends and receives them."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import hmac

@@ -1,7 +1,5 @@
 """Where `dsrun launch` was started, by its flags and the environment. Pure, but for the lists that `text_of` reads."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 

@@ -3,8 +3,6 @@
 Pure, but for `read`, which reads the file and runs the command that launchers.toml names.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Which node this is in a SLURM job: a task of a step, or the shell of sbatch and salloc. Pure."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 

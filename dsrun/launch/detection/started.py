@@ -1,7 +1,5 @@
 """Which node this is, where a launcher or a platform has started the command on each machine. Pure."""
 
-from __future__ import annotations
-
 import re
 import zlib
 from collections.abc import Mapping

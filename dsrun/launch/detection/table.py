@@ -1,7 +1,5 @@
 """The launchers and schedulers of launchers.toml, and which of them the environment shows."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache

@@ -1,7 +1,5 @@
 """The recipe of dsrun's own training, checked before anything starts: flags, files, packages, --deepspeed, batch."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import replace

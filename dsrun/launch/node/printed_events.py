@@ -1,7 +1,5 @@
 """--log-format json: the events of a run on stderr, as its ranks and supervisors write them into the ledger."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress

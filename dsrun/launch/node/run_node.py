@@ -1,7 +1,5 @@
 """This machine's part of a run: what runs, with which environment, and how it ended."""
 
-from __future__ import annotations
-
 import json
 import os
 import secrets

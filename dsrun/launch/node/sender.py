@@ -1,7 +1,5 @@
 """--notify: the process that sends messages about a run, beside the supervisor of its first node."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress

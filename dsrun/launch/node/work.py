@@ -1,7 +1,5 @@
 """What one machine of a run does: train by its checked recipe, or run the program of a `dsrun launch` line."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

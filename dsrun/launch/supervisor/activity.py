@@ -1,7 +1,5 @@
 """When each rank last computed, read or wrote, as the kernel counts it: a sign of life where heartbeats are rare."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """One attempt of a run on this machine: its agent and its ranks, watched from their start until none is left."""
 
-from __future__ import annotations
-
 import math
 import signal
 import time

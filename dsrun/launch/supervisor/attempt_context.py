@@ -1,7 +1,5 @@
 """What an attempt is given, and how it ended."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

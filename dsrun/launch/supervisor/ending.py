@@ -1,7 +1,5 @@
 """Ends the processes of an attempt, and names one that no signal can end, and what it waits for."""
 
-from __future__ import annotations
-
 import platform
 import time
 from collections.abc import Callable, Iterable, Mapping

@@ -1,7 +1,5 @@
 """Collects what the ranks of this node were doing before they are ended, and where they stand on request."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

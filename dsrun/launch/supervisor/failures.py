@@ -4,8 +4,6 @@ A worker of dsrun.train that fails writes rank-R.json (`dsrun.train.base.rank_co
 exit code and the output are known.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """Before a restart: waiting until the driver has given back the GPU memory of the ranks that have ended."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping
 

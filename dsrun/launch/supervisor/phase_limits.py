@@ -4,8 +4,6 @@ Every beat ends a silence. Phases that have no beats of their own (an import, on
 beginning to their end. What was measured stays for later attempts, which so know how long a first step takes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

@@ -1,7 +1,5 @@
 """What to do after an attempt has failed: start again, with less memory, or stop. Pure: nothing is started here."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

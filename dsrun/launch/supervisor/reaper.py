@@ -5,8 +5,6 @@ not reach what a rank forks. It waits for the end of a pipe that only the superv
 and nothing of dsrun: it starts in milliseconds and must not fail where the environment is broken.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

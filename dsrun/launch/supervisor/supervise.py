@@ -5,8 +5,6 @@ program) → torch.distributed.run → the ranks. A separate reaper (`dsrun.laun
 the supervisor is killed. docs/launch.md explains signals, detection and decisions.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import signal

@@ -1,7 +1,5 @@
 """Detects a rank that hangs, from the heartbeats."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

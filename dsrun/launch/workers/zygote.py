@@ -18,8 +18,6 @@ is torch's own agent with three differences: SIGTERM and SIGUSR1 do not end it b
 forwards to the ranks; the ranks die with it; and it records how they end.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

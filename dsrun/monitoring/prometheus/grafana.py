@@ -1,7 +1,5 @@
 """The Grafana dashboard for the metrics of `dsrun exporter`, in Grafana's classic JSON model, and the alert rules."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How figures stand in the lines of trainers: patterns and keys, each with who writes it so."""
 
-from __future__ import annotations
-
 import re
 
 NUMBER = r"([-+]?(?:\d[\d,]*(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf)(?![\w-]))"

@@ -4,8 +4,6 @@ Known are the dicts of the Hugging Face Trainer with its tqdm bar, DeepSpeed's o
 and nanoGPT's, JSON lines, and whatever else writes "step" and "loss" before numbers.
 """
 
-from __future__ import annotations
-
 import ast
 import math
 import re

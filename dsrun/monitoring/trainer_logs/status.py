@@ -1,7 +1,5 @@
 """A log of another trainer, or of a job, as the status and the history of a run: what the monitor shows of it."""
 
-from __future__ import annotations
-
 import time
 from contextlib import suppress
 from dataclasses import replace

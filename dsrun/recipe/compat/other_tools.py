@@ -1,7 +1,5 @@
 """Flags and keys of other tools, answered with ours: see other_tools.toml."""
 
-from __future__ import annotations
-
 from functools import cache
 
 from dsrun.datafiles import toml_beside

@@ -1,7 +1,5 @@
 """Flags that Transformers 5 no longer has, and what becomes of each: see removed.toml."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import cache

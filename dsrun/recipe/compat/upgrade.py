@@ -1,7 +1,5 @@
 """The removed training flags of a run.yaml, rewritten in place: comments and layout stay."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Whether a model in a local folder can read the conversations of a data file."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from dsrun.errors import UsageError

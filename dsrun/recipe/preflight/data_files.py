@@ -4,8 +4,6 @@ Only the standard library is used and only the head of the file is read, so the 
 in milliseconds. The training process reads the whole file and finds what lies deeper.
 """
 
-from __future__ import annotations
-
 import codecs
 import csv
 import io

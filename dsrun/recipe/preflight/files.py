@@ -1,7 +1,5 @@
 """The data, model and plugin files a run names: looked at before any worker starts."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Final

@@ -13,8 +13,6 @@ A layout brings every row into one of these normal forms:
 A value of None where text should be marks a row that is left out and counted; a source may be empty.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NoReturn

@@ -1,7 +1,5 @@
 """Packages that only some flags need, looked for before a job starts."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 from dsrun.errors import MissingError, UsageError, did_you_mean

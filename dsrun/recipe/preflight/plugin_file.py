@@ -1,7 +1,5 @@
 """The file of the plugin that --plugin names: found and read, not run, so that a wrong name costs no start."""
 
-from __future__ import annotations
-
 import ast
 import hashlib
 import sys

@@ -1,7 +1,5 @@
 """ClusterFacts: what a SLURM cluster has and what it allows, read from what its own programs print."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property

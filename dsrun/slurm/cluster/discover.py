@@ -1,7 +1,5 @@
 """Queries the cluster and parses its answers into ClusterFacts."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor

@@ -3,8 +3,6 @@
 A run folder is read from the job's script: what dsrun's own script exports, or what --output says.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence

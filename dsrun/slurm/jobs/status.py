@@ -1,7 +1,5 @@
 """One job at one moment, read from `scontrol show job` or from the accounting."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import PurePosixPath

@@ -4,8 +4,6 @@ The controller is queried now and then (`sbatch --wait` backs off: it noticed th
 requeue, a controller that is away for a while, and a controller that has forgotten the job are all survived.
 """
 
-from __future__ import annotations
-
 import re
 import tempfile
 import time

@@ -3,8 +3,6 @@
 The program gets the same arguments and variables. Everything else is refused with its line.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The program behind a launch as `dsrun render-slurm` takes it, with what the launcher would have set for it."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

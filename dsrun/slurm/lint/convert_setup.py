@@ -1,7 +1,5 @@
 """The commands of a script beside its launch, as options of `dsrun render-slurm`, or refused."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence

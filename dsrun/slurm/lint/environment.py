@@ -1,7 +1,5 @@
 """The rest of a script: rendezvous variables, ports, secrets, the environment, the exit code."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """What a script launches: behind srun or not, through which launcher, with which arguments."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

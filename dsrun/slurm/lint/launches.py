@@ -1,7 +1,5 @@
 """What is launched against what the job asks for: nodes, tasks, GPUs, rendezvous."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

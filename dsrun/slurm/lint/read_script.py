@@ -1,7 +1,5 @@
 """An sbatch script, read: its directives, what it asks for, and the programs that it launches."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Iterator, Mapping

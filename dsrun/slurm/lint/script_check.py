@@ -1,7 +1,5 @@
 """What is wrong with an sbatch script, as findings; their texts are in rules.toml."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath

@@ -1,7 +1,5 @@
 """A word of a shell script as it is written: its text if no shell would change it, else the variables in it."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

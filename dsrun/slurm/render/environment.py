@@ -1,7 +1,5 @@
 """The environment of the job's processes: network presets, variables, interpreter, staged copy, container."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal, NamedTuple

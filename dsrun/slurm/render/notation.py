@@ -5,8 +5,6 @@ Tried against sbatch 22.05. What it does not take is refused with the option's n
 problem", or for node[2-1] "memory allocation failure".
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Every option of a SLURM job, declared once: the rest is derived from these fields and from options.toml."""
 
-from __future__ import annotations
-
 from dataclasses import Field, dataclass, fields
 from functools import cache
 from typing import Any

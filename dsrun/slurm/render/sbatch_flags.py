@@ -3,8 +3,6 @@
 A script has one task a node, with all its GPUs. What fits that is translated; what does not is refused, and why.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 

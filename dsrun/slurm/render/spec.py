@@ -1,7 +1,5 @@
 """SlurmSpec from what was given on the command line and in run.yaml, checked without a cluster."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain

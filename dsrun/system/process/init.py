@@ -1,7 +1,5 @@
 """Process 1 of a container: `dsrun` is often the only program there, and the kernel expects more of the first one."""
 
-from __future__ import annotations
-
 import os
 import signal
 

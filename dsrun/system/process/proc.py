@@ -1,7 +1,5 @@
 """Child processes that never outlive the one who started them."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal

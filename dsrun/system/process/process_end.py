@@ -7,8 +7,6 @@ A file of its own and not a preexec_fn, because Python code between fork and exe
 with threads; the standard library only, because it runs before any environment of the child counts.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

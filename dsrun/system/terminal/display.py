@@ -1,7 +1,5 @@
 """What people read: text without control characters; figures, sizes and durations."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence

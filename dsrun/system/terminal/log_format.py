@@ -5,8 +5,6 @@ Field names and values as in https://www.elastic.co/docs/reference/ecs, order as
 DSRUN_LOG_FORMAT carries the format to all processes of a run.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -4,8 +4,6 @@ Every printer, recorder and error passes what it shows through `without_tokens`,
 writes a file for others refuses a command that `masked` changes: a job that gets `***` for a password fails.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator

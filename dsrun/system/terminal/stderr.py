@@ -3,8 +3,6 @@
 A closed terminal changes neither a run nor its exit code.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

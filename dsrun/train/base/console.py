@@ -5,8 +5,6 @@ On a terminal the bar is live; elsewhere (a file, a SLURM log) a plain line appe
 into the run folder's console.log.
 """
 
-from __future__ import annotations
-
 import io
 import logging
 import os

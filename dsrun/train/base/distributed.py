@@ -4,8 +4,6 @@ The collectives let all ranks learn of one rank's failure, and none wait for it:
 on the thread that trains.
 """
 
-from __future__ import annotations
-
 import datetime
 import os
 from collections.abc import Callable

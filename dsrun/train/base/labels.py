@@ -1,7 +1,5 @@
 """Labels: what of a row is learned, and which position predicts which label."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

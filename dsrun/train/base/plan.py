@@ -1,7 +1,5 @@
 """What a run has been decided to be, and what a script brings along in place of what a recipe names."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal

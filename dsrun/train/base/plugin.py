@@ -1,7 +1,5 @@
 """The plugin of a run: loaded, checked, and its methods called so that an error names the user's file and line."""
 
-from __future__ import annotations
-
 import sys
 import traceback
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A rank's ties to its supervisor: heartbeat, progress, requests to stop, and the report of a failure."""
 
-from __future__ import annotations
-
 import faulthandler
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """What a run writes about itself: run.json, metrics.jsonl, events.jsonl and FINISHED."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

@@ -3,8 +3,6 @@
 A training argument that the user gave is kept; --speed decides only what is left open.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """What a model card says of a run, with files and folders by their names alone: nobody else has this machine's."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

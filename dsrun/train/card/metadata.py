@@ -1,7 +1,5 @@
 """The front matter of a model card: what the Hub reads of it (github.com/huggingface/hub-docs, modelcard.md)."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator

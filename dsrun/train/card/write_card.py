@@ -1,7 +1,5 @@
 """The model card of a final model: its README.md, with what it was trained on, how, and with what result."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

@@ -1,7 +1,5 @@
 """The Trainer's checkpoints: complete or invisible, rotated, and written on while training goes on if asked to."""
 
-from __future__ import annotations
-
 import logging
 import shutil
 import time

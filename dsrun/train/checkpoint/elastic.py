@@ -5,8 +5,6 @@ The global batch, the order of samples and the count of optimizer steps are the 
 process, into `RUN/.universal/`, and never into the checkpoint, whose manifest would no longer be true.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

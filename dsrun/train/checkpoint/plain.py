@@ -4,8 +4,6 @@ It knows parameters by their number only, in the order of the Trainer's two grou
 from the model's architecture, without its weights.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass

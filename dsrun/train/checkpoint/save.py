@@ -1,7 +1,5 @@
 """One checkpoint on its way: this rank's part of writing it, and what all ranks do together to show it."""
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

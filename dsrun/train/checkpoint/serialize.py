@@ -1,7 +1,5 @@
 """How tensors become the bytes of a checkpoint's files: torch's zip files, safetensors, and what DeepSpeed writes."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping

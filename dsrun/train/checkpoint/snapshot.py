@@ -1,7 +1,5 @@
 """Copies of what is to be saved in host memory, from which a thread can write while training changes the originals."""
 
-from __future__ import annotations
-
 import io
 import pickle
 from collections.abc import Container, Mapping

@@ -1,7 +1,5 @@
 """Whether a checkpoint may be loaded: undamaged, trusted, and of a run whose facts in the manifest fit this one's."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

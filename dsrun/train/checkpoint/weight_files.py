@@ -6,8 +6,6 @@ bytes; a JSON header with dtype, shape and byte range of each tensor, filled up 
 gaps.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -10,8 +10,6 @@ Files are mapped, not read, and mapped anew after a window of bytes: memory stay
 parameter, not by the model.
 """
 
-from __future__ import annotations
-
 import math
 import pickle
 import re

@@ -6,8 +6,6 @@ last global batch of an epoch is short, it is filled with *filler*: samples whos
 nothing, so no sample is lost (as with drop_last) or counted twice (as with Accelerate's even_batches).
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator

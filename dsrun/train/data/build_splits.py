@@ -1,7 +1,5 @@
 """Making one cache entry: the rows of a source read, brought into normal form, tokenised and written."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass

@@ -6,8 +6,6 @@ whenever it is opened, and it is made again where they differ. A file lock lets 
 of a node start at the same moment, before any collective exists) do the work while the others wait.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Rows of token ids as the padded tensors of a batch."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

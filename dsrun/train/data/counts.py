@@ -1,7 +1,5 @@
 """What happened to rows on the way to samples: how many were read, cut and left out, and why."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What is asked of the data, for which model, and what is answered: prepared rows, ready for the collator."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """To how many tokens samples are cut: what the flags ask for, or what the model and its tokenizer allow."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

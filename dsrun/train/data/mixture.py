@@ -1,7 +1,5 @@
 """Several data sets as one: each prepared by itself, then joined."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """From the data that the user named to prepared rows: the entry point of this package."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any

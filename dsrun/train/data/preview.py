@@ -1,7 +1,5 @@
 """Samples as they are trained on, for the user's eyes: what the model reads, and what of it is learned."""
 
-from __future__ import annotations
-
 from itertools import groupby, islice
 from operator import itemgetter
 from typing import Any

@@ -1,7 +1,5 @@
 """The end of a run: one Hugging Face folder with weights and tokenizer, whatever the ZeRO stage."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """LoRA adapters at export: on their own, or merged into the base model weight by weight."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -4,8 +4,6 @@ Both models run layer by layer with their weights left on disk (accelerate's hoo
 forward and drop them after), so that a proof needs no more memory than the largest layer.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path

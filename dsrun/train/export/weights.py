@@ -1,7 +1,5 @@
 """Which tensors of a checkpoint make the exported model, and how each is read without reading the others."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import math

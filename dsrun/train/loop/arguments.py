@@ -1,7 +1,5 @@
 """From the recipe to transformers' Seq2SeqTrainingArguments, checked before anything large is loaded."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager

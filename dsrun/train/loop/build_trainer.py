@@ -1,7 +1,5 @@
 """The Trainer of a run around its model, fitted to the data and to the number of ranks."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The Trainer's callbacks in the order in which they must be called, and those around single steps."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """DeepSpeed for this run: its configuration, its compiled ops, the precision, and proof that it is really in charge."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Evaluation: exact over target tokens, scores of generated text, each sample once on any number of ranks."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Sequence

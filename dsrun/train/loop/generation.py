@@ -1,7 +1,5 @@
 """Text that a model generates in evaluation, each sample once on any number of ranks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -6,8 +6,6 @@ further exchange between ranks is needed. DeepSpeed does not apply a step with s
 0.19.3, where `bf16.check_grad_overflow` is true); without DeepSpeed the gradients are dropped here.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection
 from pathlib import Path

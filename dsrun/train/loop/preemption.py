@@ -1,7 +1,5 @@
 """Stopping on request: the ranks' vote, the save before the exit, and the evaluation to make up for."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """What is recorded of training: metrics and events for the run folder, figures for the user, losses that stand out."""
 
-from __future__ import annotations
-
 import math
 import resource
 import statistics

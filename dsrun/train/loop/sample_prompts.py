@@ -1,7 +1,5 @@
 """Texts that a model writes to the user's own prompts while it trains (--sample-prompts)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

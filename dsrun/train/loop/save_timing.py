@@ -1,7 +1,5 @@
 """When checkpoints are saved: --save-every auto, and the time that a save takes."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field

@@ -6,8 +6,6 @@ lies on the device between the sum that all ranks form at the beginning of a ste
 which comes last. (Under ZeRO-3 this includes the gathering of parameters.)
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import statistics

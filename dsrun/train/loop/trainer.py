@@ -1,7 +1,5 @@
 """The Trainer, with dsrun's batches, loss, evaluation and checkpoints in place of the stock ones."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -5,8 +5,6 @@ of that size. Here the logits are kept as they are, and their gradient is writte
 would round it anyway. DeepSpeed 0.19.8 (runtime/chunked_cross_entropy.py) does the same without label smoothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

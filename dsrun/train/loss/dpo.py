@@ -1,8 +1,6 @@
 """Direct preference optimization (Rafailov et al. 2023): the model comes to prefer the chosen answers by more than the
 reference does, the model as it was."""
 
-from __future__ import annotations
-
 from copy import deepcopy
 from typing import Any, Protocol
 

@@ -1,7 +1,5 @@
 """The loss of a plugin: summed by the user's code, divided here by the tokens or samples of the global batch."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,8 +1,6 @@
 """What a few tokens tell about a model before its first step: whether it sees what it is to predict, and which of its
 parameters get no gradient."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

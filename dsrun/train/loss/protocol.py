@@ -1,7 +1,5 @@
 """What the Trainer, evaluation and checkpoints ask of a loss, whatever it is computed from."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Protocol
 

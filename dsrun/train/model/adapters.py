@@ -1,7 +1,5 @@
 """What of a model is trained: LoRA adapters and new tokens, or all but the parameters that --freeze names."""
 
-from __future__ import annotations
-
 import os
 from fnmatch import fnmatchcase
 from pathlib import Path

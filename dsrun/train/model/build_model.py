@@ -1,7 +1,5 @@
 """The model with its weights: drawn, or loaded from files that give all of them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

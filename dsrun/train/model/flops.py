@@ -1,7 +1,5 @@
 """The model FLOPs of a model as it is trained, read off its parameters."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from typing import Any

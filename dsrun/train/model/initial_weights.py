@@ -3,8 +3,6 @@
 A GPU draws other numbers than a CPU, in a hundredth of the time.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext

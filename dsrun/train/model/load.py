@@ -1,7 +1,5 @@
 """The model and its tokenizer: from a name or folder, here or on the Hub, to something that can be trained."""
 
-from __future__ import annotations
-
 import logging
 import os
 import socket

@@ -9,8 +9,6 @@ trained and saved; the final merge adds them to the weights of --model as they w
 (Micikevicius et al. 2022). The weights, their names and the optimizer are those of a run in bf16.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -3,8 +3,6 @@
 How the weights of hundreds of architectures are named in their files: a thousand regular expressions, a second.
 """
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 with suppress(ImportError):  # it is not public

@@ -1,7 +1,5 @@
 """ZeRO-3 as transformers has it: while its configuration is registered, every model is sharded as it is built."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any

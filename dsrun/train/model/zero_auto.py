@@ -5,8 +5,6 @@ shape, kind] in the order of the model, tied tensors once, with the kinds of `ds
 `config`, the settings of the model, defaults included; and `transformers`, the version that built it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Which samples share a row, and which a step: packing into a given number of rows, and batches of about equal cost."""
 
-from __future__ import annotations
-
 import numpy as np
 
 # A capacity that does not hold all samples is raised by this share of itself, at least by a token.

@@ -1,7 +1,5 @@
 """Rows of several samples as the tensors that a model keeps apart."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise

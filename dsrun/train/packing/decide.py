@@ -1,7 +1,5 @@
 """How the samples of a run become batches: packed, of like lengths, or one global batch after another."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from typing import Any
 

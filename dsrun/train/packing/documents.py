@@ -1,8 +1,6 @@
 """Attention within each document of a packed row, in place of one over the row with a block mask: it costs the squares
 of the documents' lengths, not of the row's. Flash attention does the same, where it is installed."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from typing import Any

@@ -5,8 +5,6 @@ decoder, and its cross-attention sees the source of the same document. Relative 
 that; learned and sinusoidal positions start again with each document.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence

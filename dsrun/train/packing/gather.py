@@ -3,8 +3,6 @@
 Gathering is a collective. So that no rank waits for one that has given up, the ranks agree before each that all go on.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial

@@ -6,8 +6,6 @@ precision. And how far they are from those of the document alone, which shows po
 shapes are rounded otherwise, so there the precision sets the bound.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

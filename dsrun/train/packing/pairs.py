@@ -1,7 +1,5 @@
 """Which pairs of source and target share a row: packing on two sides at once, into a given number of rows."""
 
-from __future__ import annotations
-
 import numpy as np
 
 # A row longer than the mean by this share is improved; each attempt costs about 0.3 ms.

@@ -5,8 +5,6 @@ Position ids that start again at 0 separate documents in most models of transfor
 recurrent layers, carry one document into the next; some of them take a block mask.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Literal
 

@@ -6,8 +6,6 @@ that a resumed run begins with. Ranks and micro batches only cut a step into sli
 rows, its samples are packed anew.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field

@@ -4,8 +4,6 @@ DeepSpeed's own, without its process groups for the engine: ZeRO shards over all
 either way, and checkpoints keep the layout that they have without sequence parallelism.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

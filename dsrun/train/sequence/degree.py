@@ -1,7 +1,5 @@
 """What --long-context sets, and over how many ranks a sequence is cut; refusals, before anything large is loaded."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from dsrun.errors import UsageError

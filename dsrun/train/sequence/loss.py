@@ -1,7 +1,5 @@
 """The loss of rows that are cut into shards, one for each rank of a group, and computed in tiles of tokens."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """What --long-context does for memory inside a layer and between layers: tiles of the MLP, checkpoints on the host."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Why a build failed, in one line: the first real error of its output, or what could not be written."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

@@ -1,7 +1,5 @@
 """Parse a build's output: its progress, the time left, and the first error."""
 
-from __future__ import annotations
-
 import errno
 import re
 import shlex

@@ -7,8 +7,6 @@ ends all of them. Each build leads a process group, so that its end is also that
 which would go on to the last file. The standard library only: it runs for a build's whole time.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

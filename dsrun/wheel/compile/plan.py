@@ -1,7 +1,5 @@
 """From options and this machine to the wheel to build: what cannot be built is rejected before compiling."""
 
-from __future__ import annotations
-
 import os
 import platform
 import tempfile

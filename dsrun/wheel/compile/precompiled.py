@@ -5,8 +5,6 @@ It is compiled once for each set of flags, and the objects are byte for byte tho
 or macros do not fit, gcc reads the header itself (its manual, Precompiled Headers). The standard library only.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import os

@@ -1,7 +1,5 @@
 """The commands of a build as a shell script, for `build-wheel --dry-run`."""
 
-from __future__ import annotations
-
 import base64
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """Architectures: from the names people type to what DeepSpeed's parser takes, checked against nvcc and torch."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """For which processors the host code of a wheel is compiled, instead of DeepSpeed's fixed -march=native."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import shlex

@@ -1,7 +1,5 @@
 """C++ compilers of this machine, and what can be included and linked with them."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """What a wheel is built for: the GPUs here, those of the cluster, a list, or no GPU at all."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence

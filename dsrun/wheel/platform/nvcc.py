@@ -1,7 +1,5 @@
 """The CUDA compiler: of a toolkit on this machine, or from packages in site-packages."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """DeepSpeed's operations: which there are, what each needs, and which of them a wheel gets (build/ops.toml)."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

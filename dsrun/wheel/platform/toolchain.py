@@ -1,7 +1,5 @@
 """Whether this nvcc, this torch and this host compiler fit together, checked before anything is compiled."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from dsrun.findings.finding import Finding

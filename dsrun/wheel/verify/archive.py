@@ -1,7 +1,5 @@
 """Opening a wheel from any source, and comparing its content with its own RECORD and METADATA."""
 
-from __future__ import annotations
-
 import base64
 import csv
 import hashlib

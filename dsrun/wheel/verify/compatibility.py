@@ -1,7 +1,5 @@
 """Whether a wheel fits a machine: every problem is found before anything is installed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from packaging.tags import parse_tag

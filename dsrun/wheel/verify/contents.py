@@ -3,8 +3,6 @@
 Nothing of the wheel is executed, and neither CUDA nor torch is needed.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 import re

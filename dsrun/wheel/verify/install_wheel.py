@@ -5,8 +5,6 @@ environment in question, with what to do as JSON in its argument. The last line 
 ("received", "installed", "repaired", "already there", "needs file") or `error`.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import csv

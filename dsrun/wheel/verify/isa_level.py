@@ -4,8 +4,6 @@ The levels are those of the x86-64 psABI (section "Micro-Architecture Levels"): 
 v4 AVX-512 F, BW, CD, DQ and VL. What goes beyond v4 is named as /proc/cpuinfo names it: "x86-64-v4+avx512_bf16".
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

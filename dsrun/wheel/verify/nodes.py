@@ -1,7 +1,5 @@
 """A wheel on other machines: compared, copied there, installed and smoke-tested, one node or many at a time."""
 
-from __future__ import annotations
-
 import getpass
 import json
 import uuid

@@ -5,8 +5,6 @@ finds DATA more bytes on stdin. Then stdin stays open: dsrun holds its other end
 it is killed itself, but the end of stdin arrives, and then this process gets SIGTERM.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

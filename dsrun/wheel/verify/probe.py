@@ -5,8 +5,6 @@ A program of its own that needs nothing but Python: it is sent to nodes and run 
 arguments are the libraries a wheel needs; those that the loader would not find come back as `absent`.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

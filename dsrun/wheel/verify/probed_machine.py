@@ -1,7 +1,5 @@
 """The machine a wheel is to run on, as plain values."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress

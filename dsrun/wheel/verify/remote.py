@@ -1,7 +1,5 @@
 """Programs on other machines, over srun or ssh: they end when dsrun ends."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shlex

@@ -6,8 +6,6 @@ JSON object. Every operation runs in a process forked after the imports: one com
 SIGILL, and the others still run.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import json

@@ -1,7 +1,5 @@
 """Whether the libraries of a wheel fit a machine's system: architecture, C libraries, processor, what they link to."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 
 from dsrun.findings.finding import Finding

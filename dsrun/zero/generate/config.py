@@ -5,8 +5,6 @@ DeepSpeed releases is written out, so that the same file means the same next yea
 other key, checked against the keys that the installed release reads.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What each key of a configuration does and why it has this value, and what a configuration cannot say by itself."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from functools import cache

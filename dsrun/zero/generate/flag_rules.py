@@ -3,8 +3,6 @@
 What each rule says is in the table "flags" of rules.toml, when it holds in `WHEN`, under one name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import cache

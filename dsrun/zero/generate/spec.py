@@ -4,8 +4,6 @@ The command line, --explain, the rules that need another flag and docs/config.md
 what spec.toml says of each. Every other key of DeepSpeed's JSON is set with --set (`dsrun.zero.generate.config`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import Field, dataclass, fields
 from functools import cache

@@ -1,7 +1,5 @@
 """The blocks beside ZeRO: batch, optimizer, scheduler, offload's helpers and what other switches bring along."""
 
-from __future__ import annotations
-
 from math import sqrt
 from typing import Any
 

@@ -4,8 +4,6 @@ accelerate 1.15 hands the block over in environment variables (accelerate.utils.
 which its DeepSpeedPlugin makes the JSON, unless deepspeed_config_file names one. test_lint_accelerate.py compares both.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What runs, but not as it is meant: weights that are not saved, offloading that is ignored, memory that is wasted."""
 
-from __future__ import annotations
-
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import text_of
 from dsrun.messages import Message

@@ -1,7 +1,5 @@
 """The three batch sizes, which DeepSpeed computes from one another and from the number of GPUs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

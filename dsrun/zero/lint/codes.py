@@ -1,7 +1,5 @@
 """Every code a finding can have, and the reporter that collects findings. docs/config-check.md shows the table."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 

@@ -3,8 +3,6 @@
 Each of these was seen on a real engine (tests/integration/test_lint_engines.py); the comments name the place.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from dsrun.findings.texts import text_of

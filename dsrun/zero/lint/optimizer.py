@@ -1,7 +1,5 @@
 """The optimizer and scheduler blocks: names, parameters, and warm-ups that do not do what they seem to."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

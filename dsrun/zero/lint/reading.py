@@ -3,8 +3,6 @@
 Each rule names where DeepSpeed does it. tests/integration/test_lint_verdicts.py holds them against the real thing.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -4,8 +4,6 @@ Strict JSON is what accelerate's `json.load` takes. What people write beyond it 
 True) is read too, each with an issue of its own, so that everything else in the file can still be checked.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from bisect import bisect_right

@@ -1,7 +1,5 @@
 """Keys and values against the schema: unknown, removed and legacy keys, wrong types, bounds and choices."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

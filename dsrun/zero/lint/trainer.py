@@ -8,8 +8,6 @@ The look-ups are those of transformers.integrations.deepspeed, accelerate.utils.
 Accelerator._prepare_deepspeed.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

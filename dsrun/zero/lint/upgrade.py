@@ -3,8 +3,6 @@
 The order of the keys and the indentation stay. A file without old keys comes back byte for byte.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass, field

@@ -8,8 +8,6 @@ holds the sums against the tensors that autograd really saves.
 Widths are elements per token; B tokens of bf16 take 2 × B bytes per element, fp32 4 × B.
 """
 
-from __future__ import annotations
-
 from math import ceil
 from typing import Literal, NamedTuple
 

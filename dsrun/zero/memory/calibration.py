@@ -5,8 +5,6 @@ is no CUDA context; glibc's heap can hold a good deal more than is in use, unles
 docs/benchmarks.md.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import replace

@@ -7,8 +7,6 @@ whole square. N leaves out the table of input embeddings, unless it is tied to t
 nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple

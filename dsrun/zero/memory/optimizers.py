@@ -5,8 +5,6 @@ fp32 scale per 256 elements; paged ones are counted as if they stayed on the GPU
 elements in 8 bits, per 128 in 4); the optimizers' own papers for the rest.
 """
 
-from __future__ import annotations
-
 from dsrun.errors import UsageError, did_you_mean
 
 DEFAULT = "adamw_torch"

@@ -1,7 +1,5 @@
 """What a user's own DeepSpeed JSON fixes of a plan: stage, offloading, batch, precision, buffers and optimizer."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any

@@ -1,8 +1,6 @@
 """The plan: every strategy evaluated, one chosen (also for `dsrun train --zero auto`), and, where nothing fits, what
 would."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """A plan as text, as JSON, and as the two commands that follow it: the DeepSpeed configuration, the training run."""
 
-from __future__ import annotations
-
 import shlex
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """What would fit where nothing does, each found by planning again."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

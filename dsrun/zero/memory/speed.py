@@ -5,8 +5,6 @@ DDP) and Ren et al. 2021 (offload's traffic over PCIe); what overlaps is counted
 hardware, not measured: only ratios of the results are shown.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from dsrun.zero.memory.model.architecture import ParameterGroups

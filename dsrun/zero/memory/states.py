@@ -5,8 +5,6 @@ places. Bytes per element: two for bf16 and fp16, four for fp32; Adam keeps two 
 Rajbhandari et al. 2020 (https://arxiv.org/abs/1910.02054).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """One strategy evaluated: what it takes on GPU, host, NVMe and disk, its largest micro batch, and its speed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache

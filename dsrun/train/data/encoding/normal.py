@@ -1,7 +1,5 @@
 """Rows in the normal form of their layout; see `dsrun.recipe.preflight.layouts`."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Preferences: two answers to one prompt, of which people preferred the first, as token ids and labels."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

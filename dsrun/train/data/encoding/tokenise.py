@@ -1,7 +1,5 @@
 """From rows in normal form to token ids and labels."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """What dsrun needs of a tokenizer: special tokens, padding, languages and identity."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import tempfile

@@ -1,7 +1,5 @@
 """The records of a CSV or TSV file, also with fields of hundreds of megabytes."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Iterable, Iterator

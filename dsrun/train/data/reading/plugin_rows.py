@@ -1,7 +1,5 @@
 """Rows as a plugin makes them of those of a file or table, before anything is known of their columns."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from dsrun.errors import UsageError

@@ -5,8 +5,6 @@ and "null" become missing, "007" becomes 7, "2024-01-01" a time stamp), take a b
 file as something else, and do not name the line.
 """
 
-from __future__ import annotations
-
 import csv
 import gzip
 import json

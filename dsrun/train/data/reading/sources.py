@@ -1,7 +1,5 @@
 """Where rows come from: files, folders of them, saved datasets and the Hub."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

@@ -1,7 +1,5 @@
 """How the ids of a token file are stored: as its header says, as the user says, or as its first numbers show."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any

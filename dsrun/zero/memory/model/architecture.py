@@ -1,7 +1,5 @@
 """ModelShapes: what the memory formulas need to know of a model; ParameterGroups: which of its parameters train."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,8 +1,6 @@
 """Decoder-only families with RMS norms: the exact parameter tensors transformers 5.23 builds from a config.json, in its
 order."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from dsrun.zero.memory.model.architecture import LayerWeight

@@ -1,8 +1,6 @@
 """Decoder-only families with LayerNorm: the exact parameter tensors transformers 5.23 builds from a config.json, in its
 order."""
 
-from __future__ import annotations
-
 from dsrun.models.families import family_of
 from dsrun.zero.memory.model.architecture import LayerWeight
 from dsrun.zero.memory.model.settings import ModelSettings

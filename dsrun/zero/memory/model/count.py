@@ -1,8 +1,6 @@
 """The parameter count: from the headers of the weights; of a bare config.json on the meta device in a child process
 where torch is installed, else from the shapes that are written down of its family."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

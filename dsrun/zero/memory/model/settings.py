@@ -1,7 +1,5 @@
 """The settings of a model's config.json, checked as they are read."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any

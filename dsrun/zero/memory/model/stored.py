@@ -4,8 +4,6 @@ The files have the names of published checkpoints and lack what a module has com
 models of many families and compares.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 

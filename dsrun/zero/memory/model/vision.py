@@ -1,8 +1,6 @@
 """Models that read images and text: the exact parameter tensors transformers 5.23 builds from a config.json, in its
 order."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from dsrun.errors import UsageError

@@ -1,7 +1,5 @@
 """The parts that hand-written shapes are made of, with the kinds and order of transformers' modules."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from dsrun.models.families import family_of

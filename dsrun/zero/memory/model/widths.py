@@ -4,8 +4,6 @@ Tensors come first: they say what a config leaves to its class's defaults. Their
 models share; where a family has others, the config's settings under their usual names count.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from functools import cached_property
