@@ -55,7 +55,12 @@ def flag_of(each: Field[Any]) -> str:
 
 def value_kind(each: Field[Any]) -> str:
     """What an option takes, None aside: int, float, str, bool, list[str], tuple[str, ...]."""
-    return str(each.type).removesuffix(" | None")
+    return type_text(each).removesuffix(" | None")
+
+
+def type_text(each: Field[Any]) -> str:
+    """The type of a field as it is written: int, str | None, tuple[str, ...]."""
+    return each.type.__name__ if isinstance(each.type, type) else str(each.type).replace("typing.", "")
 
 
 def by_group(spec: type) -> dict[str, list[Field[Any]]]:

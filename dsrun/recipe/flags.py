@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dsrun.datafiles import toml_beside
-from dsrun.options import by_group, value_kind
+from dsrun.options import by_group, type_text, value_kind
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.system.terminal.secrets import MASK, masked_values
 
@@ -121,7 +121,7 @@ def _own_flag(option: Field[Any], group: str) -> RecipeFlag:
         key=option.name,
         kind=_KINDS[kind],
         default=option.default if option.default_factory is MISSING else option.default_factory(),
-        optional=kind != option.type,
+        optional=kind != type_text(option),
         choices=meta["choices"],
         aliases=meta["aliases"],
         group=group,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from dsrun.machine.gpu_samples import GpuSample
+from dsrun.options import type_text
 from dsrun.runs.heartbeat import StepFigures
 from dsrun.runs.records import plain, write_json_atomic
 from dsrun.system.files import parse_json, read_bytes, replacing
@@ -100,7 +101,7 @@ def _known(kind: type, found: Mapping[str, Any]) -> dict[str, Any]:
     """The numbers and texts of `found` that `kind` has. Raises TypeError for one of another type."""
     known = {}
     for each in fields(kind):
-        wanted, _, optional = str(each.type).partition(" | ")
+        wanted, _, optional = type_text(each).partition(" | ")
         if each.name in found and wanted in _TYPES:
             value = known[each.name] = found[each.name]
             fits = isinstance(value, _TYPES[wanted]) and not isinstance(value, bool)
