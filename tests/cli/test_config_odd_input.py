@@ -122,7 +122,7 @@ def test_plan_reason_names_host_memory(dsrun, model):
         assert row["gpu_total"] <= done["asked"]["budget"]
         assert row["host_per_node"] > 20 * 2**30
         assert "host memory" in row["reason"]
-        assert row["reason"] in dsrun(*line).stdout
+        assert row["reason"] in dsrun(*line, "--all").stdout
 
 
 def test_plan_json_gives_reason_for_what_does_not_fit(dsrun, model):

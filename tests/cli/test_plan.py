@@ -59,10 +59,16 @@ def test_plan_table_choice_and_commands(plan, model):
     done = plan("--model", folder, "--gpus", "a100-80:8", "--max-length", "2048", "--global-batch-size", "64")
     assert done.returncode == 0
     assert "8,030,261,248 parameters" in done.stdout
-    assert done.stdout.count("\nZeRO-") == 18
+    assert len(done.stdout.split("\n\n")[2].splitlines()) == 2 + 10
     assert f"dsrun config --zero 3 --precision bf16 --preset balanced --model {folder} > ds.json" in done.stdout
-    assert "choice: ZeRO-3" in done.stdout
+    assert done.stdout.split("\n\n")[1].startswith("recommended: ZeRO-3, ")
     assert done.stderr == ""
+
+
+def test_plan_with_all_shows_every_strategy(plan, model):
+    done = plan("--model", model(T5), "--gpus", "a100-80:8", "--all")
+    assert done.returncode == 0
+    assert len(done.stdout.split("\n\n")[2].splitlines()) == 2 + 18
 
 
 def test_plan_json(plan, model):

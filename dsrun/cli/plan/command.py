@@ -68,6 +68,7 @@ from dsrun.zero.offload import OPTIMIZER_ONLY
     "--count", "counting", type=click.Choice(["auto", "meta", "shapes"]), default="auto", show_default=True,
     help="count a config without weights on transformers' meta device, or from its shapes",
 )  # fmt: skip
+@click.option("--all", "every", is_flag=True, help="show every strategy by itself")
 @format_option
 @click.option("--calibrate", is_flag=True, help="train two steps at the chosen point here and compare")
 def command(**given: Any) -> int:

@@ -14,13 +14,13 @@ from dsrun.system.terminal.display import size_text
 from dsrun.system.terminal.stderr import print_detail, print_note
 from dsrun.system.variables import cache_root
 from dsrun.zero.generate.presets import GIB
-from dsrun.zero.memory import plan_table as report
+from dsrun.zero.memory import plan_text
 from dsrun.zero.memory.calibration import remembered
 from dsrun.zero.memory.model.count import CountedModel, check_length, count
 from dsrun.zero.memory.optimizers import DEFAULT
 from dsrun.zero.memory.plan import MemoryPlan, plan
 from dsrun.zero.memory.plan_request import USUAL_LENGTH, PlanRequest, cluster, default_precision
-from dsrun.zero.memory.plan_table import CommandOptions, as_json
+from dsrun.zero.memory.plan_table import CommandOptions, as_json, lines
 from dsrun.zero.memory.states import FP32
 from dsrun.zero.memory.strategy import PlanCandidate
 
@@ -58,7 +58,7 @@ def run(**given: Any) -> int:
     if given["form"] == "json":
         print_json(as_json(made, counted, options))
     else:
-        _print(made, counted, options)
+        _print(made, counted, options, every=given["every"])
     if given["calibrate"] and made.choice is not None:
         from dsrun.zero.memory.calibrate import calibrate
 
@@ -98,21 +98,16 @@ def _request(counted: CountedModel, given: dict[str, Any]) -> PlanRequest:
         length=_first(target, both, usual),
         source_length=_first(given["max_source_length"], both, usual),
         global_batch=given["global_batch_size"],
-        lora=given["lora"],
-        preset=given["preset"],
+        lora=given["lora"], preset=given["preset"], attention=given["attention"], packed=given["packed"],
         precision=default_precision(given["precision"], model, cluster),
         checkpointing=given["gradient_checkpointing"],
-        attention=given["attention"],
-        packed=given["packed"],
         host_memory=given["host_memory"],
-        stage=int(given["zero"]) if given["zero"] else None,
-        offload=given["offload"],
+        stage=int(given["zero"]) if given["zero"] else None, offload=given["offload"],
         micro_batch=given["micro_batch_size"],
-        optimizer=given["optim"] or DEFAULT,
-        weights=FP32 if given["weights_dtype"] == "float32" else 2,
+        optimizer=given["optim"] or DEFAULT, weights=FP32 if given["weights_dtype"] == "float32" else 2,
         sequence_parallel=given["sequence_parallel"],
         chunked_loss=given["use_liger_kernel"] and not model.seq2seq,
-    )
+    )  # fmt: skip
     check_length(model, "--max-length" if target is None else "--max-target-length", request.length)
     if model.seq2seq:
         flag = "--max-length" if given["max_source_length"] is None else "--max-source-length"
@@ -177,38 +172,46 @@ def _command_options(given: dict[str, Any]) -> CommandOptions:
 
 
 def _print_parts(row: PlanCandidate) -> None:
-    parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in report.details(row))
+    parts = ", ".join(f"{name} {size / GIB:.2f}" for name, size in plan_text.details(row))
     print_line(f"  GiB per GPU: {parts}")
 
 
-def _print(made: MemoryPlan, counted: CountedModel, options: CommandOptions) -> None:
-    for line in report.header(made, counted, options):
+def _print(made: MemoryPlan, counted: CountedModel, options: CommandOptions, *, every: bool) -> None:
+    for line in plan_text.header(made, counted, options):
         print_line(line)
     print_line()
-    print_table(report.plan_rows(made))
+    if made.choice is not None:
+        print_line(f"recommended: {made.why}")
+        _print_parts(made.choice)
+        if sums := plan_text.exact_sums(made.request, made.choice):
+            print_line(f"  {sums}")
+        nvme = f"; {size_text(made.choice.nvme)} on each node's NVMe" if made.choice.nvme else ""
+        print_line(f"  one checkpoint: {size_text(made.choice.checkpoint)} on disk{nvme}")
+        print_line()
+    able = sum(row.verdict != "does not fit" for row in made.rows)
+    found = f"{able} of {len(made.rows)} strategies fit; speed is relative to the fastest, `+ cpu` is --offload cpu"
+    print_line(f"{found if able else 'no strategy fits'}{'' if every else ' (--all shows each by itself)'}:")
+    print_table(plan_text.plan_rows(made, every=every))
     print_line()
     if made.choice is None:
-        print_line(
-            "nothing fits. What would fit:"
-            if made.remedies
-            else "nothing fits, and neither more or larger GPUs, shorter samples, host memory nor LoRA would help"
-        )
-        for remedy in made.remedies:
-            print_line(f"  {remedy}")
-        if made.request.stage is None and made.request.micro_batch is None:
-            return
+        _print_remedies(made)
+        return
+    for line in lines(made.request, made.choice, options):
+        print_line(line)
+    if options.trained and not options.data:
+        print_line("# your data: --train-file FILE or --dataset NAME")
+        print_line("# without, the built-in demo data is used")
+
+
+def _print_remedies(made: MemoryPlan) -> None:
+    print_line(
+        "nothing fits. What would fit:"
+        if made.remedies
+        else "nothing fits, and neither more or larger GPUs, shorter samples, host memory nor LoRA would help"
+    )
+    for remedy in made.remedies:
+        print_line(f"  {remedy}")
+    if made.request.stage is not None or made.request.micro_batch is not None:
         least = min(made.rows, key=lambda row: row.gpu.total)
         print_line(f"{least.strategy} would take with micro batch {made.request.micro_batch or 1}:")
         _print_parts(least)
-        return
-    print_line(f"choice: {made.why}")
-    _print_parts(made.choice)
-    if sums := report.exact_sums(made.request, made.choice):
-        print_line(f"  {sums}")
-    disk = f"  one checkpoint: {size_text(made.choice.checkpoint)} on disk"
-    print_line(disk + (f"; NVMe: {size_text(made.choice.nvme)} per node" if made.choice.nvme else ""))
-    print_line()
-    for line in report.lines(made.request, made.choice, options):
-        print_line(line)
-    if options.trained and not options.data:
-        print_line("# your data: --train-file FILE or --dataset NAME; without, the built-in demo data is used")

@@ -113,7 +113,7 @@ def described(request: PlanRequest) -> str:
 def _why(choice: PlanCandidate, rows: tuple[PlanCandidate, ...], request: PlanRequest) -> str:
     able = [row for row in rows if row.verdict == choice.verdict]
     share = choice.gpu.total / GIB / request.cluster.memory
-    fits = f"{choice.strategy} with micro batch {choice.micro_batch} takes {share:.0%} of each GPU"
+    fits = f"{choice.strategy}, micro batch {choice.micro_batch}, fills {share:.0%} of each GPU"
     if choice.strategy.bf16_master:
         return f"{fits}: less exact, but nothing fits with fp32 master weights"
     if choice.verdict == "tight":

@@ -1,19 +1,18 @@
-"""A plan as text, as JSON, and as the two commands that follow it: the DeepSpeed configuration, the training run."""
+"""A plan as JSON, and as the two commands that follow it: the DeepSpeed configuration, the training run."""
 
 import shlex
 from dataclasses import dataclass
 from typing import Any
 
 from dsrun.system.terminal.display import size_text
-from dsrun.zero.generate.presets import GIB, NVME_PARAM_BUFFER, error_after, memory_of_sum, nvme_buffer
+from dsrun.zero.generate.presets import GIB, NVME_PARAM_BUFFER, nvme_buffer
 from dsrun.zero.memory import optimizers
 from dsrun.zero.memory.model.architecture import training
 from dsrun.zero.memory.model.count import CountedModel
-from dsrun.zero.memory.plan import MemoryPlan, described
+from dsrun.zero.memory.plan import MemoryPlan
 from dsrun.zero.memory.plan_request import PlanRequest
 from dsrun.zero.memory.states import FP32
-from dsrun.zero.memory.strategy import PlanCandidate, ZeroStrategy, sums_in_fp32
-from dsrun.zero.offload import offloaded_to
+from dsrun.zero.memory.strategy import PlanCandidate, ZeroStrategy
 
 CONFIG_FILE = "ds.json"
 PARAM_BUFFER = "zero_optimization.offload_param.buffer_size"
@@ -118,47 +117,30 @@ def lines(request: PlanRequest, row: PlanCandidate, options: CommandOptions) -> 
 
 VERSION = 1
 """Of the JSON form; docs/plan.md describes it."""
-HEADINGS = ("strategy", "recompute", "verdict", "micro batch", "GiB/GPU", "host GiB/node", "speed", "because")
 
 
 def as_json(plan: MemoryPlan, counted: CountedModel, options: CommandOptions) -> dict[str, Any]:
     """The plan as plain JSON values; memory in bytes."""
     request, model = plan.request, plan.request.model
-    trained = training(model, request.lora)
+    cluster = request.cluster
     return {
         "version": VERSION,
         "model": {
-            "name": options.model,
-            "type": model.family,
-            "parameters": model.parameters,
-            "trainable": trained.trainable,
-            "counted_by": counted.how,
+            "name": options.model, "type": model.family, "parameters": model.parameters,
+            "trainable": training(model, request.lora).trainable, "counted_by": counted.how,
         },
         "cluster": {
-            "gpu": request.cluster.name,
-            "gpu_memory": int(request.cluster.memory * GIB),
-            "gpus_per_node": request.cluster.per_node,
-            "nodes": request.cluster.nodes,
-            "host_memory": int(request.host * GIB),
+            "gpu": cluster.name, "gpu_memory": int(cluster.memory * GIB), "gpus_per_node": cluster.per_node,
+            "nodes": cluster.nodes, "host_memory": int(request.host * GIB),
             "host_memory_is_assumed": request.host_memory is None,
         },
         "asked": {
-            "preset": request.preset,
-            "budget": int(request.budget),
-            "precision": request.precision,
-            "length": request.length,
-            "source_length": request.source_length if model.seq2seq else None,
-            "global_batch_size": request.global_batch,
-            "lora": request.lora,
-            "zero": request.stage,
-            "offload": request.offload,
-            "micro_batch_size": request.micro_batch,
-            "optim": request.optimizer,
-            "weight_bytes": request.weights,
-            "chunked_loss": request.chunked_loss,
-            "attention": request.attention,
-            "packed": request.packed,
-            "correction": request.factor,
+            "preset": request.preset, "budget": int(request.budget), "precision": request.precision,
+            "length": request.length, "source_length": request.source_length if model.seq2seq else None,
+            "global_batch_size": request.global_batch, "lora": request.lora, "zero": request.stage,
+            "offload": request.offload, "micro_batch_size": request.micro_batch, "optim": request.optimizer,
+            "weight_bytes": request.weights, "chunked_loss": request.chunked_loss, "attention": request.attention,
+            "packed": request.packed, "correction": request.factor,
         },
         "strategies": [row_as_json(row) for row in plan.rows],
         "choice": None if plan.choice is None else plan.rows.index(plan.choice),
@@ -166,7 +148,7 @@ def as_json(plan: MemoryPlan, counted: CountedModel, options: CommandOptions) ->
         "commands": [] if plan.choice is None else lines(request, plan.choice, options),
         "would_fit": list(plan.remedies),
         "findings": [finding.as_dict() for finding in counted.findings],
-    }
+    }  # fmt: skip
 
 
 def row_as_json(row: PlanCandidate) -> dict[str, Any]:
@@ -203,102 +185,19 @@ def row_as_json(row: PlanCandidate) -> dict[str, Any]:
     }
 
 
-def header(plan: MemoryPlan, counted: CountedModel, options: CommandOptions) -> list[str]:
-    """What was asked, in lines."""
-    request, model = plan.request, plan.request.model
-    trained = training(model, request.lora)
-    share = f", {trained.trainable:,} of them in adapters trained" if request.lora else ""
-    lengths = f"{request.source_length} + {request.length} tokens" if model.seq2seq else f"{request.length} tokens"
-    return [
-        f"{options.model}: {model.family}, {trained.parameters:,} parameters{share} (by {counted.how})",
-        f"{described(request)} in {request.cluster.nodes} node{'s' if request.cluster.nodes > 1 else ''},"
-        f" {request.precision}, {lengths} per sample, preset {request.preset}:"
-        f" at most {request.budget / GIB:.1f} GiB of each GPU",
-        *([f"fixed: {', '.join(fixed)}"] if (fixed := _fixed(request)) else []),
-    ]
-
-
-def _fixed(request: PlanRequest) -> list[str]:
-    """What the configuration does not leave to the plan."""
-    named = [
-        ("ZeRO-{}", request.stage),
-        ("offload {}", request.offload),
-        ("micro batch {}", request.micro_batch),
-        ("{}", request.optimizer if request.optimizer != optimizers.DEFAULT else None),
-        ("weights loaded in 16 bits", None if request.weights == FP32 else request.weights),
-        ("logits in chunks", request.chunked_loss or None),
-        ("{} attention", None if request.attention == "sdpa" else request.attention),
-        ("packed rows", request.packed or None),
-    ]
-    return [text.format(value) for text, value in named if value is not None]
-
-
-def plan_rows(plan: MemoryPlan) -> list[tuple[str, ...]]:
-    """The rows as text, the heading first."""
-    return [HEADINGS, *(_cells(row) for row in plan.rows)]
-
-
-def _cells(row: PlanCandidate) -> tuple[str, ...]:
-    strategy = row.strategy
-    fits = row.verdict != "does not fit"
-    name = f"ZeRO-{strategy.stage}" + ("" if strategy.offload == "none" else f" + {strategy.offload}")
-    name += ", bf16 master" if strategy.bf16_master else ""
-    return (
-        name,
-        "yes" if strategy.checkpointing else "no",
-        row.verdict,
-        str(row.micro_batch) if row.micro_batch else "-",
-        f"{row.gpu.total / GIB:.1f}",
-        f"{max(row.host, row.host_loading) / GIB:.0f}",
-        f"{row.relative:.2f}" if fits else "-",
-        _reason(row),
-    )
-
-
 def _reason(row: PlanCandidate) -> str:
     """Why the row is as fast as it is, or why it does not fit."""
-    return _too_much(row) if row.verdict == "does not fit" else row.reason
+    if row.verdict != "does not fit":
+        return row.reason
+    what, size = obstacle(row)
+    return what.format(size_text(size))
 
 
-def _too_much(row: PlanCandidate) -> str:
-    """What is in the way with one sample."""
+def obstacle(row: PlanCandidate) -> tuple[str, int]:
+    """What is in the way with one sample, {} for its size, and its bytes."""
     if row.host_short:
-        return f"a node's host memory would have to be {max(row.host, row.host_loading) / GIB:.0f} GiB"
+        return "a node would need {} of host memory", max(row.host, row.host_loading)
     gpu = row.gpu
     parts = {"model states": gpu.states.gpu.total, "activations": gpu.activations.peak, "buffers": gpu.buffers.total}
     largest = max(parts, key=lambda each: parts[each])
-    return f"{largest} alone take {size_text(parts[largest])}"
-
-
-def exact_sums(request: PlanRequest, row: PlanCandidate) -> str:
-    """That gradients are summed in fp32 and what it costs; empty where they are not."""
-    if not sums_in_fp32(request, row.strategy, row.micro_batch):
-        return ""
-    trained = training(request.model, request.lora).trainable
-    memory = memory_of_sum(trained, request.cluster.world, offloaded_to(row.strategy.offload))
-    error = error_after(row.accumulation)
-    return f"gradients of {row.accumulation} steps are summed in fp32, as a bf16 sum is off by {error}: {memory}"
-
-
-def details(row: PlanCandidate) -> list[tuple[str, int]]:
-    """What fills a GPU under the chosen strategy: names and bytes."""
-    gpu, held = row.gpu, row.gpu.states.gpu
-    passing = [
-        ("activations", gpu.activations.kept),
-        ("logits and loss" if gpu.activations.logits > gpu.activations.working else "one layer's backward pass",
-         max(gpu.activations.logits, gpu.activations.working)),
-        ("buckets", gpu.buffers.buckets),
-        ("gathered parameters", gpu.buffers.gathered),
-        ("autocast's copies", gpu.buffers.autocast),
-    ]  # fmt: skip
-    parts = [
-        ("parameters", held.parameters),
-        ("gradients", held.gradients),
-        ("master weights", held.master),
-        ("optimizer states", held.optimizer),
-        ("staging buffers", held.staging),
-        *([("flat gradients of the step", gpu.states.step)] if gpu.at_step else passing),
-        ("CUDA and NCCL", gpu.buffers.context),
-        ("fragmentation reserve", gpu.reserve),
-    ]  # fmt: skip
-    return [(name, size) for name, size in parts if size]
+    return f"{largest} alone take {{}}", parts[largest]

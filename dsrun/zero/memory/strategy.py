@@ -44,7 +44,7 @@ class ZeroStrategy:
     def __str__(self) -> str:
         place = "" if self.offload == "none" else f" + {self.offload} offload"
         master = ", bf16 master weights" if self.bf16_master else ""
-        return f"ZeRO-{self.stage}{place}{', checkpointing' if self.checkpointing else ''}{master}"
+        return f"ZeRO-{self.stage}{place}{', recomputing activations' if self.checkpointing else ''}{master}"
 
 
 class GpuPeak(NamedTuple):

@@ -111,7 +111,7 @@ def test_gpu_memory_against_plan(tmp_path: Path) -> None:
     eight = [A100] * 8
     found = found_by(GPU_MEMORY, recorded(tmp_path, found=driver(*eight)), target)
     assert levels(found) == FINE
-    assert "ZeRO-3, checkpointing, micro batch 1" in found[0].message
+    assert "ZeRO-3, recomputing activations, micro batch 1" in found[0].message
     busy = found_by(GPU_MEMORY, recorded(tmp_path, found=driver(*eight, free=5)), target)
     assert codes(busy) == ["gpu_memory_taken"]
     assert levels(busy) == ["error"]
