@@ -7,6 +7,7 @@ import click
 
 from dsrun.cli.options import Command, format_option
 from dsrun.cli.output import print_json, print_table
+from dsrun.errors import UsageError
 from dsrun.hardware.gpu_facts import GpuModel, gpu_table, lookup, meanings, near_names
 from dsrun.hardware.gres import parse_gres
 from dsrun.hardware.instances import instance
@@ -25,23 +26,33 @@ COLUMNS = {
     "first CUDA": "first_cuda",
     "last CUDA": "last_cuda",
 }
+HOW_TO_ASK = """\
+Ask by a name or by what SLURM prints:
+  dsrun gpus h100 "RTX 4090"
+  dsrun gpus "NVIDIA A100-SXM4-80GB MIG 1g.10gb"
+  dsrun gpus --gres "gpu:a100:4(S:0-1)"
+{count} models are known: dsrun gpus --all lists them."""
 GRES_COLUMNS = {"type": "type", "count": "count", "capability": "compute_capability"}
 
 
 @click.command(cls=Command, name="gpus")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--gres", metavar="STRING", help='what SLURM prints, such as "gpu:a100:4(S:0-1)"')
+@click.option("--all", "every", is_flag=True, help="list every model that is known")
 @format_option
-def command(names: tuple[str, ...], gres: str | None, form: str) -> None:
+def command(names: tuple[str, ...], gres: str | None, every: bool, form: str) -> None:
     """What a GPU's name or a GRES string means: compute capability, memory, peak, CUDA versions.
 
     NAME is what a tool prints ("NVIDIA A100-SXM4-80GB MIG 1g.10gb") or a short name (a100, "rtx 4090"). The default is
-    the GPUs of this machine, or the whole table on a machine without GPUs. What is not known for certain is null in
-    JSON and "unknown" in the table.
+    the GPUs of this machine. What is not known for certain is null in JSON and "unknown" in the table.
     """
+    if every and names:
+        raise UsageError(f"--all lists every model, and {names[0]} is given", fix="give one of both")
+    given = _known() if every else [_named(name) for name in names]
+    asks = not given and gres is None
     found_rows: dict[str, list[GpuRow]] = {}
-    if names or gres is None:
-        found_rows["gpus"] = [_named(name) for name in names] if names else _default_rows()
+    if given or asks:
+        found_rows["gpus"] = given or _here() or (_known() if form == "json" else [])
     if gres is not None:
         found_rows["gres"] = [
             {"type": each.type, "count": each.count, "compute_capability": _version(each.capability)}
@@ -51,6 +62,8 @@ def command(names: tuple[str, ...], gres: str | None, form: str) -> None:
         print_json(found_rows)
     else:
         _print(found_rows, gres)
+        if asks:
+            click.echo(HOW_TO_ASK.format(count=len(gpu_table())), err=bool(found_rows["gpus"]))
 
 
 def _named(name: str) -> GpuRow:
@@ -72,18 +85,19 @@ def _version(capability: tuple[int, int] | None) -> str | None:
     return f"{capability[0]}.{capability[1]}" if capability else None
 
 
-def _default_rows() -> list[GpuRow]:
-    """The GPUs of this machine, else every row of the table."""
-    rows = []
-    for gpu in visible_gpus():
-        row = _named(gpu.name)
-        # The driver takes precedence over the table.
-        rows.append({**row, "compute_capability": _version(gpu.capability) or row["compute_capability"]})
-    return rows or [_row(row.name, row) for row in gpu_table()]
+def _known() -> list[GpuRow]:
+    return [_row(row.name, row) for row in gpu_table()]
+
+
+def _here() -> list[GpuRow]:
+    """The GPUs of this machine."""
+    rows = [(gpu, _named(gpu.name)) for gpu in visible_gpus()]
+    # The driver takes precedence over the table.
+    return [{**row, "compute_capability": _version(gpu.capability) or row["compute_capability"]} for gpu, row in rows]
 
 
 def _print(found_rows: dict[str, list[GpuRow]], gres: str | None) -> None:
-    if "gpus" in found_rows:
+    if found_rows.get("gpus"):
         _print_table(COLUMNS, found_rows["gpus"])
     if found_rows.get("gres"):
         _print_table(GRES_COLUMNS, found_rows["gres"])

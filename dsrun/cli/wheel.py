@@ -100,13 +100,9 @@ def _print_verification(done: WheelVerification, reports: list[NodeReport], form
     print_findings(done.findings, total=done.report.path.name)
 
 
-# Without invoke_without_command, click prints the help as an error of ten lines.
-@click.group(cls=OptionGroup, name="wheel", invoke_without_command=True)
-@click.pass_context
-def command(context: click.Context) -> None:
+@click.group(cls=OptionGroup, name="wheel")
+def command() -> None:
     """Wheels in the store, in folders for pip, and on the nodes of a cluster."""
-    if context.invoked_subcommand is None:
-        raise UsageError("`dsrun wheel` needs a command", fix="dsrun wheel list, gc, index DIR, or push FILE")
 
 
 for each in (list_command, gc_command, index_command):

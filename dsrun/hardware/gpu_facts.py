@@ -187,7 +187,7 @@ def lookup(name: str) -> GpuModel | None:
     found = _of_table(meant or name)
     if meant and found is None:
         wrong = f"{FILE}: {name} is {meant!r}, which is not the name of one kind of GPU"
-        raise UsageError(wrong, fix="`dsrun gpus` lists the names")
+        raise UsageError(wrong, fix="`dsrun gpus --all` lists the names")
     return found
 
 

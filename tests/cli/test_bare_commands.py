@@ -51,6 +51,14 @@ def test_bare_command_ends_by_itself(words: tuple[str, ...], dsrun: Dsrun, here:
     assert list(here.iterdir()) == list(home.iterdir()) == []
 
 
+@pytest.mark.parametrize("words", [("checkpoint",), ("wheel",)], ids=" ".join)
+def test_bare_group_shows_its_usage(words: tuple[str, ...], dsrun: Dsrun) -> None:
+    """As its --help has it, on stderr, as wrong usage."""
+    done, shown = dsrun(*words), dsrun(*words, "--help")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == shown.stdout
+
+
 @pytest.mark.parametrize("command", ["train", "prepare"])
 def test_bare_training_names_two_ways_to_go_on(command: str, dsrun: Dsrun) -> None:
     done = dsrun(command)

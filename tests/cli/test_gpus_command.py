@@ -2,10 +2,14 @@
 
 import json
 import re
+import shlex
 
 import pytest
+from click.testing import CliRunner
 
+from dsrun.cli import gpus
 from dsrun.hardware.gpu_facts import gpu_table
+from dsrun.machine.gpus import LocalGpu
 
 
 def gpus_json(dsrun, *args):
@@ -75,11 +79,38 @@ def test_gpu_names_and_gres_together(dsrun):
     assert output["gres"] == [{"type": None, "count": 2, "compute_capability": None}]
 
 
-def test_gpus_without_names_lists_whole_table(dsrun):
+@pytest.mark.parametrize("args", [(), ("--all",)])
+def test_gpus_json_without_names_lists_whole_table(dsrun, args):
     """Without names, and without a GPU here, the whole table is listed."""
-    rows = gpus_json(dsrun)["gpus"]
+    rows = gpus_json(dsrun, *args)["gpus"]
     assert [row["name"] for row in rows] == [row.name for row in gpu_table()]
     assert None not in {row["compute_capability"] for row in rows}
+
+
+def test_gpus_without_names_tells_how_to_ask(dsrun):
+    """Each of its examples is answered, as is the list that it names."""
+    done = dsrun("gpus")
+    assert (done.returncode, done.stderr) == (0, "")
+    examples = [line.strip() for line in done.stdout.splitlines() if line.startswith("  ")]
+    assert len(examples) == 3
+    assert f"{len(gpu_table())} models" in done.stdout
+    for example in examples:
+        answer = dsrun(*shlex.split(example)[1:])
+        assert (answer.returncode, answer.stderr) == (0, "")
+        assert "unknown" not in answer.stdout
+    assert len(dsrun("gpus", "--all").stdout.splitlines()) == len(gpu_table()) + 1
+    assert dsrun("gpus", "--all", "h100").returncode == 2
+
+
+def test_gpus_of_this_machine_are_the_product(monkeypatch):
+    """How to ask stands beside them, on stderr."""
+    here = [LocalGpu(index=0, name="NVIDIA A100-SXM4-80GB", uuid="GPU-0", memory_total=80 << 30, capability=(8, 0))]
+    monkeypatch.setattr(gpus, "visible_gpus", lambda: here)
+    done = CliRunner().invoke(gpus.command, [])
+    assert [line.split("  ")[0] for line in done.stdout.splitlines()] == ["name", "NVIDIA A100-SXM4-80GB"]
+    assert done.stderr.count("dsrun gpus ") == 4
+    found = json.loads(CliRunner().invoke(gpus.command, ["--format", "json"]).stdout)
+    assert [row["compute_capability"] for row in found["gpus"]] == ["8.0"]
 
 
 def test_gpus_table_and_notes_on_unknown_names(dsrun):

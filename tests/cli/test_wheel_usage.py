@@ -49,10 +49,6 @@ def test_build_wheel_unwritable_output_is_refused_early(tmp_path: Path) -> None:
     assert not (tmp_path / "cache").exists()
 
 
-def test_wheel_command_without_arguments(tmp_path: Path) -> None:
-    assert "dsrun wheel list, gc, index DIR, or push FILE" in refused(dsrun("wheel", cache=tmp_path))
-
-
 @pytest.mark.parametrize(
     ("args", "message"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import click
@@ -29,6 +30,17 @@ def _help_lines(command: click.Command, path: str) -> Iterator[tuple[str, str]]:
         yield from _help_lines(found, f"{path} {name}")
 
 
+def _pages(command: click.Command, path: str) -> Iterator[tuple[str, str]]:
+    """Command -> its whole help."""
+    ctx = click.Context(command, info_name=path)
+    yield path, command.get_help(ctx)
+    for name in command.list_commands(ctx) if isinstance(command, click.Group) else ():
+        found = command.get_command(ctx, name)
+        assert found is not None
+        yield from _pages(found, f"{path} {name}")
+
+
+PAGES = dict(_pages(cli, "dsrun"))
 LINES = {**dict(_help_lines(cli, "dsrun")), **{f"train {flag.shown}": flag.help for flag in own_flags().values()}}
 
 
@@ -40,3 +52,10 @@ def test_help_is_lower_case_without_a_full_stop(described: str) -> None:
     first = line.split()[0]
     # An acronym or a flag (ZeRO, GPU, --lr) has no lower-case form.
     assert first[:1].islower() or not first[1:].islower() or line.startswith(NAMES)
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_help_has_no_literal_escapes(path: str) -> None:
+    """A backslash in a text is click's mark of a paragraph, or a new line, that has not become one."""
+    assert PAGES[path].startswith(f"Usage: {path} ")
+    assert not re.search(r"\\[a-zA-Z0-9]|\x08", PAGES[path])
