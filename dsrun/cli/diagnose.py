@@ -1,4 +1,4 @@
-"""`dsrun diagnose`: why a run stopped, from its logs."""
+"""`dsrun diagnose`: why a run stopped, from its logs, or how it ended well."""
 
 import sys
 from collections.abc import Mapping
@@ -17,9 +17,11 @@ from dsrun.findings.show import shown
 from dsrun.findings.texts import text_of
 from dsrun.findings.translation import translated
 from dsrun.messages import Message, joined
+from dsrun.monitoring.run_status import status_of
 from dsrun.runs.find import is_run, runs_below
 from dsrun.runs.folder import RunFolder
-from dsrun.system.terminal.display import counted, padded
+from dsrun.runs.reader import read_history
+from dsrun.system.terminal.display import counted, duration, figure, padded
 
 STDIN = "-"
 
@@ -28,7 +30,8 @@ STDIN = "-"
 @click.argument("logs", nargs=-1, required=True, metavar="LOG...|FOLDER|-")
 @format_option
 def command(*, logs: tuple[str, ...], form: str) -> int:
-    """Why a run stopped: the cause, the rank that failed first, the line that shows it, and the fix.
+    """Why a run stopped: the cause, the rank that failed first, the line that shows it, and the fix; of a run that has
+    finished, when and with which loss.
 
     LOG is a log of any launcher or scheduler, also compressed; of several, such as one per rank, the root cause is
     named, and of several jobs (slurm-71233.out) each one's. `-` reads standard input. FOLDER is the run folder of a
@@ -86,16 +89,16 @@ def _print_all(verdicts: Mapping[str, RunVerdict]) -> None:
             if place:
                 print_line()
             print_line(name)
-        _print(verdict)
+        _print(verdict, name)
 
 
-def _print(verdict: RunVerdict) -> None:
+def _print(verdict: RunVerdict, name: str) -> None:
     cause, others = verdict.cause, verdict.findings
     rows: list[tuple[str, str]] = []
     if verdict.where:
         title = likely(cause.title, verdict.likely)
         rows = [
-            ("cause", f"{cause.code}: {translated(title)}"),
+            ("state" if cause.code.startswith("running") else "cause", f"{cause.code}: {translated(title)}"),
             ("rank", "" if verdict.rank is None else str(verdict.rank)),
             ("where", verdict.where),
             ("line", verdict.evidence),
@@ -103,12 +106,41 @@ def _print(verdict: RunVerdict) -> None:
             ("fix", verdict.fix),
         ]
         others = others[1:]
-    else:
+    elif name and is_run(Path(name)):
+        rows = _ended(Path(name), verdict)
+    if not rows:
         print_line(f"{cause.code}: {translated(_none_found(verdict))}")
     rows += [("also", shown(found).text) for found in others]
-    for name, value in rows:
+    for row, value in rows:
         if value:
-            print_line(f"{padded(translated(text_of(f'verdict.{name}')), 8)} {translated(value)}")
+            print_line(f"{padded(translated(text_of(f'verdict.{row}')), 8)} {translated(value)}")
+
+
+def _ended(folder: Path, verdict: RunVerdict) -> list[tuple[str, str]]:
+    """What is known of a run that no failure has ended; nothing of one whose logs alone are there."""
+    history = read_history(folder, "newest")
+    status = status_of(history)
+    if status.state != "finished":
+        return [] if verdict.logs else [("state", text_of("run_state.never_began"))]
+    last = history.events[-1] if history.events else {}
+    state: list[str] = [text_of("run_state.finished", time=str(last.get("time", "?")))]
+    if status.step is not None and status.since_s is not None:
+        steps, took = counted(status.step, "step"), duration(status.since_s)
+        state.append(text_of("run_state.steps", steps=steps, duration=took))
+    failures = counted(status.restarts, "failure")
+    state.append(
+        text_of("run_state.restarts", failures=failures) if status.restarts else text_of("run_state.no_failure")
+    )
+    losses: list[str] = [figure(status.loss)] if status.loss is not None else []
+    if best := status.best:
+        losses.append(text_of("run_state.best", metric=best.metric, value=figure(best.value), step=best.step))
+    run, step = RunFolder(folder), status.checkpoint_step
+    saved = [run.model, run.adapter, *([run.checkpoint(step)] if step is not None else [])]
+    return [
+        ("state", joined(", ", state)),
+        ("loss", joined("; ", losses)),
+        ("saved", ", ".join(str(each) for each in saved if each.is_dir())),
+    ]
 
 
 def _none_found(verdict: RunVerdict) -> Message:

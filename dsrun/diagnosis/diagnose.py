@@ -84,18 +84,10 @@ def of_logs(logs: Mapping[str, Path | bytes], *, exit_code: int | None = None, o
             if other.cause.code != first.cause.code and (other.weight != "exit" or log_name != name):
                 others.setdefault(other.cause.code, _finding(other, log_name, own=own, level="info"))
     return RunVerdict(
-        cause=first.cause,
-        rank=first.rank,
-        where=_where(name, first),
-        evidence=first.evidence,
-        likely=first.weight == "guess",
-        means=first.means,
-        fix=_fix(first, own=own),
-        findings=(_finding(first, name, own=own), *others.values()),
-        logs=tuple(scanned),
-        lines=lines,
-        trained=trained,
-    )
+        cause=first.cause, rank=first.rank, where=_where(name, first), evidence=first.evidence,
+        likely=first.weight == "guess", means=first.means, fix=_fix(first, own=own),
+        findings=(_finding(first, name, own=own), *others.values()), logs=tuple(scanned), lines=lines, trained=trained,
+    )  # fmt: skip
 
 
 def _of_all(found: Mapping[str, Sequence[Diagnosis]], name: str) -> Diagnosis:

@@ -10,7 +10,7 @@ from dsrun.diagnosis.classify import OWN, UNKNOWN
 from dsrun.diagnosis.diagnose import NONE, RunVerdict, of_logs
 from dsrun.diagnosis.rules import CRASHES, LOST_PEER, FailureCause, causes
 from dsrun.diagnosis.tracebacks import is_exception
-from dsrun.errors import UsageError
+from dsrun.errors import EXIT_RESUME, UsageError
 from dsrun.events import kind_of
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
@@ -30,7 +30,7 @@ def of_run(folder: Path, history: RunHistory | None = None) -> RunVerdict:
     what the last attempt's logs show.
 
     A run that goes on has the cause "running", one that ended without writing an end "run_killed". Raises UsageError
-    where there is neither an event file nor a log. A metrics.jsonl that cannot be read is a finding.
+    where there is neither a run nor a log. A metrics.jsonl that cannot be read is a finding.
     """
     if history is None:
         history = read_history(folder, "events") if is_run(folder) else RunHistory(path=folder)
@@ -52,12 +52,13 @@ def of_run(folder: Path, history: RunHistory | None = None) -> RunVerdict:
 
 def _of_history(folder: Path, history: RunHistory, logs: Mapping[str, Path]) -> RunVerdict:
     events = history.events
-    if not events and not logs:
+    if not events and not logs and not is_run(folder):
         raise UsageError(f"{folder} contains no logs yet", fix="give log files, or the --output of a dsrun train")
     # A failure that training came after is over.
     ending = next((each for each in reversed(events) if _is_telling(each)), {})
     kind = kind_of(ending)
-    ended_well = kind.over == "finished" and not ending.get("exit_code")
+    code = whole(ending.get("exit_code")) if kind.over == "finished" else None
+    ended_well = kind.over == "finished" and not code
     verdict = _of_logs(logs, exit_code=0 if ended_well or RunFolder(folder).finished.exists() else None)
     where = str(RunFolder(folder).events)
     # The attempts of a program write into one log: what it shows may be an earlier one's.
@@ -72,6 +73,9 @@ def _of_history(folder: Path, history: RunHistory, logs: Mapping[str, Path]) -> 
         recorded = recorded or causes()[UNKNOWN]
     if kind.over == "stopped" and not (is_own and verdict.cause.code not in (NONE, UNKNOWN)):
         recorded = causes()["interrupted"]
+    if code:
+        recorded = causes()["interrupted" if code == EXIT_RESUME else UNKNOWN]
+        ending = {**ending, "message": text_of("run_state.exit_code", code=code)}
     if recorded is not None and recorded.code == UNKNOWN and verdict.cause.code not in (NONE, UNKNOWN):
         return verdict  # the supervisor looks at the end of a log only
     if recorded is not None and recorded.code != NONE:
@@ -147,23 +151,18 @@ def _recorded(cause: FailureCause, event: Mapping[str, Any], verdict: RunVerdict
     known = verdict.cause.code == cause.code and not (cause.code == UNKNOWN and "exitcode" in verdict.evidence)
     same = known or (cause.code == "deterministic_crash" and verdict.cause.code == UNKNOWN)
     rank = event.get("rank", verdict.rank)
-    message: str = str(event["message"]) if event.get("message") else cause.title
+    told = event.get("message")
+    message = told if isinstance(told, str) and told else cause.title
     if cause.code == "rank_killed" and -(whole(event.get("exit_code")) or 0) in CRASHES:
         cause = replace(cause, means=text_of("verdict.crashed"), fix=cause.signs[0].fix)
     # A guess from the logs is no news beside what was seen, nor is the line that is shown.
     others = () if verdict.cause.code == NONE else verdict.findings[1:] if verdict.likely or same else verdict.findings
-    return RunVerdict(
-        cause=cause,
-        rank=rank if isinstance(rank, int) else None,
-        where=verdict.where if same else events,
-        evidence=verdict.evidence if same else message,
-        means=cause.means,
-        fix=cause.fix,
-        findings=(_finding(cause, message, events), *(each for each in others if not _is_told(each, cause, message))),
-        logs=verdict.logs,
-        lines=verdict.lines,
-        trained=verdict.trained,
-    )
+    news = (each for each in others if not _is_told(each, cause, message))
+    return replace(
+        verdict, cause=cause, rank=rank if isinstance(rank, int) else None, where=verdict.where if same else events,
+        evidence=verdict.evidence if same else message, likely=False, means=cause.means, fix=cause.fix,
+        findings=(_finding(cause, message, events), *news),
+    )  # fmt: skip
 
 
 def _is_told(finding: Finding, cause: FailureCause, message: str) -> bool:

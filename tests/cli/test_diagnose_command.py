@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from dsrun.runs.folder import RunFolder
 from tests.cli.conftest import Dsrun
+from tests.run_folders import event, finished_run, steps, write_run
 
 CORPUS = Path(__file__).parents[1] / "data" / "causes"
 OOM = CORPUS / "cuda_oom" / "tr-oom.txt"
@@ -138,6 +140,80 @@ def test_diagnose_folder_of_run_folders(dsrun: Dsrun, here: Path) -> None:
         "runs/a": "disk_full",
         "runs/b": "none",
     }
+
+
+def rows(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
+    """The lines by their first word."""
+    return {line.split()[0]: line.split(None, 1)[1] for line in done.stdout.splitlines()}
+
+
+def test_diagnose_of_finished_run_says_so(dsrun: Dsrun, here: Path) -> None:
+    """When, after how many steps, with which loss, and where its model and checkpoint are."""
+    run = finished_run(here / "run")
+    (run / "model").mkdir()
+    (run / "checkpoint-15").mkdir()
+    done = dsrun("diagnose", "run")
+    assert (done.returncode, done.stderr) == (0, "")
+    said = rows(done)
+    assert list(said) == ["state", "loss", "saved"]
+    assert said["state"] == "finished at 2026-11-25T10:00:32.000Z, 30 steps in 32 s, no failure"
+    assert said["loss"] == "0.1667; best eval_loss 1 at step 30"
+    assert said["saved"] == "run/model, run/checkpoint-15"
+    found = json.loads(dsrun("diagnose", "--format", "json", "run").stdout)
+    assert (found["cause"], found["findings"]) == ("none", [])
+
+
+def test_diagnose_of_finished_run_counts_its_failures(dsrun: Dsrun, here: Path) -> None:
+    events = [
+        event("start"),
+        event("failure", 1, cause="rank_killed"),
+        event("restart", 2),
+        event("end", 9, exit_code=0),
+    ]
+    write_run(here / "run", events=events)
+    said = rows(dsrun("diagnose", "run"))
+    assert said == {"state": "finished at 2026-11-25T10:00:09.000Z, restarted after 1 failure"}
+
+
+def test_diagnose_of_log_beside_a_run_is_of_the_log(dsrun: Dsrun, here: Path) -> None:
+    finished_run(here)
+    (here / "a.log").write_text("step 1\n")
+    assert dsrun("diagnose", "a.log").stdout.startswith("none: ")
+
+
+def test_diagnose_of_running_run_says_so(dsrun: Dsrun, here: Path) -> None:
+    run = write_run(here / "run", events=[event("start"), event("training", 1, step=0)], metrics=steps(3))
+    with RunFolder(run).acquire():
+        done = dsrun("diagnose", "run")
+    assert done.returncode == 0
+    assert rows(done)["state"] == "running: still running"
+    assert "cause" not in rows(done)
+
+
+@pytest.mark.parametrize("file", ["recipe.json", "run.json", ".lock"])
+def test_diagnose_of_run_that_never_began(dsrun: Dsrun, here: Path, file: str) -> None:
+    """It keeps nobody from the diagnosis of the runs beside it."""
+    for name in ("a", "b"):
+        (here / "runs" / name).mkdir(parents=True)
+    (here / "runs" / "a" / file).write_text("{}")
+    finished_run(here / "runs" / "b")
+    done = dsrun("diagnose", "runs/a")
+    assert done.returncode == 0
+    assert rows(done)["state"].startswith("never began")
+    assert dsrun("diagnose", "runs").stdout.count("state ") == 2
+
+
+@pytest.mark.parametrize(("code", "cause", "returncode"), [(5, "unknown", 3), (75, "interrupted", 0)])
+def test_diagnose_of_run_that_ended_with_an_exit_code(
+    dsrun: Dsrun, here: Path, code: int, cause: str, returncode: int
+) -> None:
+    """Its end is recorded: nobody killed it."""
+    write_run(here / "run", events=[event("start"), event("end", 9, exit_code=code)])
+    done = dsrun("diagnose", "run")
+    assert done.returncode == returncode
+    said = rows(done)
+    assert said["cause"].startswith(f"{cause}: ")
+    assert f"exit code {code}" in said["line"]
 
 
 def test_diagnose_binary_or_empty_file_is_usage_error(dsrun: Dsrun, here: Path) -> None:
