@@ -35,13 +35,14 @@ class ChartAxis:
         return log_labels(self.ticks) if self.log else tick_labels(self.ticks)
 
 
-def linear_axis(low: float, high: float, *, zero: bool = False, count: int = 5) -> ChartAxis:
-    """An axis with about `count` ticks whose ends are ticks; `zero`: it begins there, or ends there."""
+def linear_axis(low: float, high: float, *, zero: bool = False, most: float | None = None, count: int = 5) -> ChartAxis:
+    """An axis with about `count` ticks whose ends are ticks; `zero`: it begins there, or ends there. It is below 0 only
+    where a value is, and of values that can be `most` it shows a tenth of that at least."""
     if zero:
-        low, high = min(low, 0.0), max(high, 0.0)
+        low, high = min(low, 0.0), max(high, (most or 0.0) / 10)
     if not high / 2 - low / 2 > 1e-12 * max(abs(low), abs(high)):
         spread = abs(low) / 10 or 1.0
-        low, high = (low, low + spread) if zero else (low - spread, high + spread)
+        low, high = (low, low + spread) if zero or low == 0 else (low - spread, high + spread)
     step = nice_step(low, high, count)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     ticks = tuple(number * step for number in range(first, last + 1))

@@ -50,7 +50,7 @@ class PanelChart:
 
 
 def chart(panel: ReportPanel) -> PanelChart:
-    """The chart of a panel that has a point."""
+    """The chart of a panel that is drawn."""
     steps = [step for curve in panel.curves for step, _ in curve.points]
     x = step_axis(min(steps), max(steps))
     scales = ("log", "linear") if panel.log else ("linear", "log")
@@ -77,7 +77,7 @@ def y_axis(panel: ReportPanel, scale: str) -> ChartAxis:
     if scale == "log":
         values = [value for value in values if value > 0]
         return log_axis(min(values), max(values))
-    return linear_axis(min(values), max(values), zero=panel.zero)
+    return linear_axis(min(values), max(values), zero=panel.zero, most=panel.most)
 
 
 def path(points: Iterable[SeriesPoint], x: ChartAxis, y: ChartAxis) -> str:

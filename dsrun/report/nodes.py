@@ -5,12 +5,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from dsrun.machine.gpu_samples import GpuSample
-from dsrun.monitoring.observations import (
-    is_waiting_while_busy,
-    slowest,
-    throttle_reasons,
-    wait_share,
-)  # fmt: skip
+from dsrun.monitoring.observations import is_waiting_while_busy, slowest, throttle_reasons, wait_share
 from dsrun.runs.node_status import NodeStatus, RankProgress
 from dsrun.system.terminal.display import precise_duration, size_text
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
@@ -15,12 +15,13 @@ from dsrun.findings.finding import Finding
 from dsrun.findings.show import shown
 from dsrun.findings.translation import translated
 from dsrun.monitoring.comparison import RunDifference, differences
+from dsrun.monitoring.measures import measure_name
 from dsrun.monitoring.run_status import RunStatus
 from dsrun.report import timeline
 from dsrun.report.charts import chart
 from dsrun.report.data import RunReport, deepspeed_json, shown_value
 from dsrun.report.nodes import node_tables
-from dsrun.report.panels import ReportPanel, metric_name, panels, shown_text
+from dsrun.report.panels import ReportPanel, panels, shown_text
 from dsrun.runs.goodput import LABELS
 from dsrun.runs.reader import DEFAULT
 from dsrun.runs.records import finite, plain, utc_now
@@ -50,6 +51,11 @@ class ReportPage:
     panels: tuple[ReportPanel, ...]
     differences: tuple[RunDifference, ...]
 
+    @property
+    def drawn(self) -> tuple[ReportPanel, ...]:
+        """The panels with enough points for a chart."""
+        return tuple(panel for panel in self.panels if panel.is_drawn)
+
     def as_dict(self) -> dict[str, Any]:
         """The same as numbers, for JSON."""
         return {
@@ -77,9 +83,10 @@ def report_of(runs: Sequence[RunReport]) -> ReportPage:
 
 def render_page(report: ReportPage) -> str:
     """The page."""
-    charts = [chart(panel) for panel in report.panels]
+    charts = [chart(panel) for panel in report.drawn]
     metrics = [each for each in charts if each.name.startswith("eval_")]
     names = [run.name for run in report.runs]
+    few = [panel for panel in report.panels if not panel.is_drawn]
     page = str(
         _template().render(
             title=names[0] if len(names) == 1 else f"{len(names)} runs: {', '.join(names)}",
@@ -88,6 +95,8 @@ def render_page(report: ReportPage) -> str:
             runs=report.runs,
             charts=[each for each in charts if each not in metrics],
             metric_charts=metrics,
+            figures=_figures(each for each in few if not each.name.startswith("eval_")),
+            metric_figures=_figures(each for each in few if each.name.startswith("eval_")),
             marks=frozenset(mark for each in charts for mark in each.marks),
             summary=summary(report.runs),
             differences=report.differences,
@@ -122,18 +131,12 @@ def tiles(run: RunReport) -> list[KeyFigure]:
         found.append(KeyFigure("Step", f"{status.step:,}", f"of {status.max_steps:,}" if unfinished else epoch))
     losses = run.history.series("loss")
     if losses:
-        found.append(
-            KeyFigure("Training loss", figure(losses[-1][1]), f"from {figure(losses[0][1])}" if losses[1:] else "")
-        )
+        note = f"from {figure(losses[0][1])}" if losses[1:] else ""
+        found.append(KeyFigure("Training loss", figure(losses[-1][1]), note))
     if status.best:
-        name = metric_name(status.best.metric)
-        found.append(
-            KeyFigure(
-                f"Best {name[:1].lower() + name[1:] if name[1:].islower() else name}",
-                figure(status.best.value),
-                f"at step {status.best.step:,}",
-            )
-        )
+        name = measure_name(status.best.metric) if status.best.metric != "eval_loss" else "evaluation loss"
+        name = f"Best {name[:1].lower() + name[1:] if name[1:].islower() else name}"
+        found.append(KeyFigure(name, figure(status.best.value), f"at step {status.best.step:,}"))
     speeds = sorted(value for each in steps if (value := finite(each.get("tokens_per_s"))) is not None)
     if speeds:
         note = f"MFU {status.mfu:.0%}" if status.mfu else "median"
@@ -143,13 +146,8 @@ def tiles(run: RunReport) -> list[KeyFigure]:
     if run.goodput and run.goodput.total:
         found.append(KeyFigure("Goodput", f"{run.goodput.share:.1%}", f"of {duration(run.goodput.total)}"))
     if status.eta_s is not None and math.isfinite(status.eta_s):
-        found.append(
-            KeyFigure(
-                "Time left",
-                duration(status.eta_s),
-                f"{precise_duration(status.step_s)} a step" if status.step_s else "",
-            )
-        )
+        note = f"{precise_duration(status.step_s)} a step" if status.step_s else ""
+        found.append(KeyFigure("Time left", duration(status.eta_s), note))
     elif status.since_s is not None and not run.goodput:
         found.append(KeyFigure("Duration", duration(status.since_s)))
     if status.restarts:
@@ -182,10 +180,17 @@ def evaluation_rows(run: RunReport) -> tuple[list[str], list[tuple[str, list[str
     keys = run.metrics
     best = run.status.best.step if run.status.best else None
     records = run.history.evaluations[-MOST_EVALUATIONS:]
-    rows = [
-        (f"{record['step']:,}", [_cell(record.get(key)) for key in keys], record["step"] == best) for record in records
-    ]
-    return [metric_name(key) for key in keys], rows, len(run.history.evaluations) - len(records)
+    rows = [(f"{each['step']:,}", [_cell(each.get(key)) for key in keys], each["step"] == best) for each in records]
+    return [measure_name(key) for key in keys], rows, len(run.history.evaluations) - len(records)
+
+
+def _figures(few: Iterable[ReportPanel]) -> list[tuple[str, str, str]]:
+    """(curve, step, value) of panels with too few points for a chart."""
+    return [
+        (panel.title if curve.label.lower() in (panel.title.lower(), panel.unit) else f"{panel.title}, {curve.label}",
+         f"{step:,}", f"{figure(value)} {panel.unit}".strip())
+        for panel in few for curve in panel.curves for step, value in curve.points[:MOST_EVALUATIONS]
+    ]  # fmt: skip
 
 
 def all_findings(run: RunReport) -> list[Finding]:
@@ -223,33 +228,21 @@ def _template() -> jinja2.Template:
     import jinja2
     from markupsafe import Markup
 
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        finalize=_finalized,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     folder = Path(__file__).parent
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder), autoescape=True, undefined=jinja2.StrictUndefined, finalize=_finalized,
+        trim_blocks=True, lstrip_blocks=True,
+    )  # fmt: skip
     for name in ("page.css", "page.js"):
         environment.globals[name.replace(".", "_")] = Markup((folder / name).read_text(encoding="utf-8"))
     environment.filters["translated"] = translated
-    for function in (
-        subtitle,
-        tiles,
-        goodput_rows,
-        evaluation_rows,
-        all_findings,
-        duration,
-        deepspeed_json,
-        figure,
-        likely,
-        shown,
-    ):
-        environment.globals[function.__name__] = function
+    shared = (
+        subtitle, tiles, goodput_rows, evaluation_rows, all_findings, duration, deepspeed_json, figure, likely, shown,
+        node_tables,
+    )  # fmt: skip
+    environment.globals.update((function.__name__, function) for function in shared)
     environment.globals.update(
         state_class=_state, symbols=_SYMBOLS, default_source=DEFAULT, event_rows=timeline.rows, strip=timeline.strip,
-        time_ticks=timeline.time_ticks, node_tables=node_tables, size=size_text, Markup=Markup,
+        time_ticks=timeline.time_ticks, size=size_text, Markup=Markup,
     )  # fmt: skip
     return environment.get_template(TEMPLATE)

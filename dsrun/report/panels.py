@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast, get_args
 
 from dsrun.events import kind_of
 from dsrun.monitoring.event_text import filled
+from dsrun.monitoring.measures import largest_possible, measure_name
 from dsrun.report.series import SeriesPoint, finite_values, points_of, smoothed, thinned
 from dsrun.runs.reader import RunHistory, metric_keys
 from dsrun.runs.records import whole
@@ -21,10 +22,8 @@ _FEWEST_POINTS = 100
 _MOST_MARKS = 200
 # From so many points on, a curve is drawn faintly, under its running mean.
 _SMOOTHED = 150
-_NAMES = {
-    "bleu": "BLEU", "chrf": "chrF", "rouge1": "ROUGE-1", "rouge2": "ROUGE-2", "rougeL": "ROUGE-L",
-    "rougeLsum": "ROUGE-Lsum",
-}  # fmt: skip
+FEWEST_DRAWN = 3
+"""Of fewer points a line tells nothing that a table does not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,20 +57,26 @@ class PanelMark:
     label: str
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class ReportPanel:
-    """One chart. `zero`: its axis begins at 0; `log`: the first view is logarithmic; `both`: the other one is there
-    too; `steady`: its values are set or held, and have no running mean."""
+    """One chart. `zero`: its axis begins at 0; `most`: it ends there at the latest; `log`: the first view is
+    logarithmic; `both`: the other one is there too; `steady`: its values are set or held, and have no running mean."""
 
     name: str
     title: str
     unit: str
-    curves: tuple[PanelCurve, ...]
+    curves: tuple[PanelCurve, ...] = ()
     marks: tuple[PanelMark, ...] = ()
     zero: bool = False
+    most: float | None = None
     log: bool = False
     both: bool = False
     steady: bool = False
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether one of its curves has enough points for a chart; else they stand in a table."""
+        return any(len(finite_values(curve.points)) >= FEWEST_DRAWN for curve in self.curves)
 
     def as_dict(self) -> dict[str, Any]:
         """The panel for JSON."""
@@ -81,35 +86,22 @@ class ReportPanel:
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _Plan(ReportPanel):
     """A panel to be: its keys, each with its name in the legend, and what its values are divided by."""
 
-    name: str
-    title: str
-    unit: str
-    keys: Mapping[str, str]
+    keys: Mapping[str, str] = field(kw_only=True)
     divisor: float = 1.0
-    zero: bool = False
-    both: bool = False
-    steady: bool = False
 
 
+_MEMORY = {"gpu_memory": "GPU", "gpu_memory_peak": "GPU, peak", "host_memory": "host", "host_memory_peak": "host, peak"}
 _PLANS = (
-    _Plan("loss", "Loss", "", {"loss": "training", "eval_loss": "evaluation"}, both=True),
-    _Plan("lr", "Learning rate", "", {"lr": "learning rate"}, zero=True, both=True, steady=True),
-    _Plan("grad_norm", "Gradient norm", "before clipping", {"grad_norm": "gradient norm"}, both=True),
-    _Plan("throughput", "Throughput", "tokens/s", {"tokens_per_s": "tokens/s"}, zero=True),
-    _Plan("mfu", "Model FLOPs utilisation", "%", {"mfu": "MFU"}, divisor=0.01, zero=True),
-    _Plan(
-        "memory",
-        "Memory of the main worker",
-        "GiB",
-        {"gpu_memory": "GPU", "gpu_memory_peak": "GPU, peak", "host_memory": "host", "host_memory_peak": "host, peak"},
-        divisor=GIB,
-        zero=True,
-        steady=True,
-    ),
-    _Plan("padding", "Padding", "% of the cells", {"padding": "padding"}, divisor=0.01, zero=True),
+    _Plan("loss", "Loss", "", keys={"loss": "training", "eval_loss": "evaluation"}, both=True),
+    _Plan("lr", "Learning rate", "", keys={"lr": "learning rate"}, zero=True, both=True, steady=True),
+    _Plan("grad_norm", "Gradient norm", "before clipping", keys={"grad_norm": "gradient norm"}, both=True),
+    _Plan("throughput", "Throughput", "tokens/s", keys={"tokens_per_s": "tokens/s"}, zero=True),
+    _Plan("mfu", "Model FLOPs utilisation", "%", keys={"mfu": "MFU"}, divisor=0.01, zero=True, most=100),
+    _Plan("memory", "Memory of rank 0", "GiB", keys=_MEMORY, divisor=GIB, zero=True, steady=True),
+    _Plan("padding", "Padding", "% of the batch", keys={"padding": "padding"}, divisor=0.01, zero=True, most=100),
 )
 # What a mixture and DPO add: one panel for each prefix.
 _PREFIXES = {"loss/": "Loss by data set", "rewards/": "DPO rewards", "logps/": "DPO log probabilities"}
@@ -168,10 +160,8 @@ def _panel(plan: _Plan, histories: Sequence[RunHistory], names: Sequence[str]) -
                 PanelCurve(label=shown_text(shown), key=key, run=number, colour=colour, points=points, dots=dots)
             )
             drawn += 1
-    return ReportPanel(
-        name=plan.name, title=shown_text(plan.title), unit=plan.unit, curves=tuple(curves), zero=plan.zero,
-        log=plan.both and _spans_decades(curves), both=plan.both and _may_be_log(curves), steady=plan.steady,
-    )  # fmt: skip
+    is_log, may_be_log = plan.both and _spans_decades(curves), plan.both and _may_be_log(curves)
+    return replace(plan, title=shown_text(plan.title), curves=tuple(curves), log=is_log, both=may_be_log)
 
 
 def _in_run(name: str, label: str, plan: _Plan) -> str:
@@ -200,24 +190,22 @@ def _prefixed(histories: Sequence[RunHistory]) -> list[_Plan]:
     keys = {key: None for history in histories for record in history.steps[-1:] for key in record}
     found = [(prefix, title, [key for key in keys if key.startswith(prefix)]) for prefix, title in _PREFIXES.items()]
     return [
-        _Plan(f"{prefix[:-1]}_each", title, "", {key: key.removeprefix(prefix) for key in named})
+        _Plan(f"{prefix[:-1]}_each", title, "", keys={key: key.removeprefix(prefix) for key in named})
         for prefix, title, named in found
         if named
     ]
 
 
 def _metrics(histories: Sequence[RunHistory]) -> list[_Plan]:
-    return [
-        _Plan(key, metric_name(key), "", {key: metric_name(key)})
-        for key in metric_keys(record for history in histories for record in history.evaluations)
-        if key != "eval_loss"
-    ]
+    keys = metric_keys(record for history in histories for record in history.evaluations)
+    return [_metric(key, histories) for key in keys if key != "eval_loss"]
 
 
-def metric_name(key: str) -> str:
-    """The name of a metric for people: eval_exact_match -> Exact match."""
-    name = key.removeprefix("eval_")
-    return _NAMES.get(name) or name[:1].upper() + name[1:].replace("_", " ")
+def _metric(key: str, histories: Sequence[RunHistory]) -> _Plan:
+    values = finite_values(point for history in histories for point in points_of(history.evaluations, key))
+    most = largest_possible(key, values, own=not any(history.program for history in histories))
+    name = measure_name(key)
+    return _Plan(key, name, "", keys={key: name}, zero=most is not None, most=most)
 
 
 def _marks(history: RunHistory) -> tuple[PanelMark, ...]:

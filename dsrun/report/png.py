@@ -9,6 +9,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
 from dsrun.errors import MissingError
+from dsrun.report.charts import y_axis
 from dsrun.report.panels import PanelCurve, ReportPanel
 
 if TYPE_CHECKING:
@@ -59,8 +60,11 @@ def _draw(panel: ReportPanel, axes: Axes) -> None:
     axes.set_xlabel("step")
     axes.set_ylabel(panel.unit)
     axes.set_yscale("log" if panel.log else "linear")
-    if panel.zero:
-        axes.set_ylim(bottom=0)
+    y = y_axis(panel, "log" if panel.log else "linear")
+    axes.set_ylim(y.low, y.high)
+    axes.set_yticks(y.ticks, y.labels())
+    axes.minorticks_off()
+    axes.locator_params("x", integer=True)
     axes.grid(axis="y", color="#e5e8ec")
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -71,7 +75,8 @@ def _draw(panel: ReportPanel, axes: Axes) -> None:
 
 def _draw_curve(curve: PanelCurve, axes: Axes) -> None:
     colour = _COLOURS[curve.colour % len(_COLOURS)]
-    look: dict[str, Any] = {"color": colour, "linestyle": _DASHES[curve.colour // len(_COLOURS) % len(_DASHES)]}
+    dashes = _DASHES[curve.colour // len(_COLOURS) % len(_DASHES)]
+    look: dict[str, Any] = {"color": colour, "linestyle": dashes, "clip_on": False}
     steps, values = zip(*curve.points, strict=True)
     label = _label(curve.label)
     if curve.mean:

@@ -106,6 +106,16 @@ def test_pictures_beside_the_page(dsrun: Dsrun, here: Path) -> None:
     assert dsrun("report", "run", "--png", "plots", "--force").returncode == 0
 
 
+def test_run_of_one_step_has_no_pictures(dsrun: Dsrun, here: Path) -> None:
+    """One point is no curve: its figures are on the page."""
+    write_run(here / "run", events=[event("start")], metrics=[*steps(1), {"step": 1, "eval_bleu": 3.0}])
+    done = dsrun("report", "run", "--png", "plots")
+    assert (done.returncode, done.stdout) == (0, "run/report.html\n")
+    assert done.stderr.startswith("note: ")
+    assert list((here / "plots").iterdir()) == []
+    assert '<svg viewBox="0 0 1000 300"' not in (here / "run" / "report.html").read_text()
+
+
 def test_pictures_without_matplotlib(dsrun: Dsrun, run: Path, tmp_path: Path, environ: dict[str, str]) -> None:
     """The page needs no matplotlib; pictures name what to install."""
     (tmp_path / "matplotlib").mkdir()

@@ -11,6 +11,7 @@ from dsrun.monitoring.comparison import labels
 from dsrun.report.data import read_run
 from dsrun.report.page import MARKER, ReportPage, render_page, report_of
 from dsrun.system.terminal.secrets import without_tokens
+from dsrun.system.terminal.stderr import print_note
 
 PAGE = "report.html"
 _BEGINNING = 2048
@@ -55,7 +56,9 @@ def _is_own(page: Path) -> bool:
 def _write_pictures(report: ReportPage, folder: Path, *, force: bool) -> list[Path]:
     from dsrun.report.png import pictures
 
-    made = [(folder / name, content) for name, content in pictures(report.panels)]
+    made = [(folder / name, content) for name, content in pictures(report.drawn)]
+    if not made:
+        print_note("no curve has enough points for a picture")
     taken = next((file for file, _ in made if file.exists()), None)
     if taken and not force:
         raise UsageError(f"{taken} exists", fix="add --force to replace it, or name another folder")

@@ -24,10 +24,27 @@ NUMBERS = st.just(0.0) | SIZES | SIZES.map(lambda size: -size)
         (97.1, 99.4, False, ("97.0", "97.5", "98.0", "98.5", "99.0", "99.5")),
         (0, 2.9e6, True, ("0", "1M", "2M", "3M")),
         (0, 0, True, ("0", "0.2", "0.4", "0.6", "0.8", "1.0")),
+        (0, 0, False, ("0", "0.2", "0.4", "0.6", "0.8", "1.0")),
     ],
 )
 def test_linear_ticks(low: float, high: float, zero: bool, labels: tuple[str, ...]) -> None:
     assert linear_axis(low, high, zero=zero).labels() == labels
+
+
+@pytest.mark.parametrize("most", [1.0, 100.0])
+@given(share=st.floats(min_value=0, max_value=1), other=st.floats(min_value=0, max_value=1))
+def test_axis_of_a_share_stays_within_what_can_be(most: float, share: float, other: float) -> None:
+    """From 0, at most to the largest that can be, and never so near that noise looks like progress."""
+    low, high = sorted((share * most, other * most))
+    axis = linear_axis(low, high, zero=True, most=most)
+    assert axis.low == 0
+    assert max(high, most / 10) <= axis.high * (1 + 1e-9) <= most * (1 + 1e-6)
+
+
+@given(SIZES, SIZES)
+def test_axis_is_not_below_zero_where_no_value_is(one: float, other: float) -> None:
+    low, high = sorted((one, other))
+    assert linear_axis(low, high).low >= 0
 
 
 @pytest.mark.parametrize(

@@ -239,7 +239,8 @@ def test_json_has_what_the_page_draws(tmp_path: Path) -> None:
     report = report_on(folder, finished_run(tmp_path / "other"))
     found = json.loads(json.dumps(report.as_dict(), allow_nan=False, default=str))
     drawn = json.loads(page_of(folder, tmp_path / "other").script)
-    for panel, chart in zip(found["panels"], drawn, strict=True):
+    assert [panel["name"] for panel in found["panels"] if panel not in found["panels"][: len(drawn)]] == ["eval_bleu"]
+    for panel, chart in zip(found["panels"], drawn, strict=False):
         for curve, points in zip(panel["curves"], chart["curves"], strict=True):
             assert [step for step, _ in curve["points"]] == points["steps"]
             for (_, value), shown in zip(curve["points"], points["values"], strict=True):
@@ -263,6 +264,31 @@ def test_several_runs_and_what_differs(tmp_path: Path) -> None:
     assert "3 runs" in page.text
     assert "learning_rate 0.0001 0.0002 —" in page.text
     assert {"run-0", "run-1", "run-2"} <= set(page.ids())
+
+
+@pytest.mark.parametrize(("count", "evaluations"), [(0, 0), (1, 0), (1, 1), (2, 2), (3, 2), (30, 1)])
+@pytest.mark.parametrize("runs", [1, 2])
+def test_no_chart_has_fewer_than_three_points(tmp_path: Path, count: int, evaluations: int, runs: int) -> None:
+    """What is not drawn stands in a table, and a run without any figure says so."""
+    measured = [{"time": at(count), "step": step, "eval_loss": 2.0, "eval_bleu": 12.5} for step in range(evaluations)]
+    folders = [tmp_path / name for name in "ab"[:runs]]
+    for folder in folders:
+        write_run(folder, events=[event("start")], metrics=[*steps(count), *measured])
+    page = page_of(*folders)
+    charts = json.loads(page.script)
+    assert all(max(len(curve["steps"]) for curve in chart["curves"]) >= 3 for chart in charts)
+    assert bool(charts) == (count >= 3)
+    assert ("No step has been logged" in page.text) == (not count)
+    assert page.text.count("Throughput, a 1 1,001 tokens/s") == (runs == 2 and count in (1, 2))
+    assert page.text.count("Throughput 1 1,001 tokens/s") == (runs == 1 and count in (1, 2))
+    assert ("12.5" in page.text) == bool(evaluations)
+
+
+def test_metrics_that_are_mostly_nan_fill_no_page(tmp_path: Path) -> None:
+    broken = [{**record, "loss": math.nan} for record in steps(500)]
+    broken[0]["loss"] = 2.0
+    page = page_of(write_run(tmp_path, events=[event("start")], metrics=broken))
+    assert page.text.count("Loss, training") == 30
 
 
 def test_folder_without_a_run_is_refused(tmp_path: Path) -> None:
