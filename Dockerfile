@@ -49,6 +49,7 @@ ARG ARCH=ampere,ada,hopper,blackwell
 ARG REVISION
 LABEL org.opencontainers.image.title="dsrun" \
       org.opencontainers.image.description="Train Hugging Face models under DeepSpeed" \
+      org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.revision="${REVISION}" \
       dsrun.arch="${ARCH}"
 COPY --from=wheels /opt/dsrun/wheels /opt/dsrun/wheels

@@ -13,6 +13,8 @@ import re
 import subprocess
 import sys
 import tomllib
+import zipfile
+from email.parser import BytesParser
 from pathlib import Path
 
 import pytest
@@ -86,7 +88,18 @@ def test_sdist_contents(built):
     assert wanted <= built.sdist_files
     files = {"pyproject.toml", "README.md", "Makefile", "constraints.txt", "Dockerfile", ".dockerignore", "PKG-INFO"}
     assert files <= built.sdist_files
-    assert {"README.zh.md", "CHANGELOG.md", "SECURITY.md", "CITATION.cff"} <= built.sdist_files
+    assert {"README.zh.md", "CHANGELOG.md", "SECURITY.md", "CITATION.cff", "LICENSE"} <= built.sdist_files
+
+
+def test_wheel_names_its_license(built):
+    """SPDX's name of it, and the text beside the metadata."""
+    with zipfile.ZipFile(built.wheel) as archive:
+        (name,) = (each for each in archive.namelist() if each.endswith(".dist-info/METADATA"))
+        metadata = BytesParser().parsebytes(archive.read(name))
+        text = archive.read(name.replace("METADATA", "licenses/LICENSE"))
+    assert (metadata["License-Expression"], metadata["License-File"]) == ("Apache-2.0", "LICENSE")
+    assert text == (built.checkout / "LICENSE").read_bytes()
+    assert not [each for each in metadata.get_all("Classifier") if each.startswith("License")]
 
 
 def test_wheel_from_sdist_equals_wheel_from_checkout(built):

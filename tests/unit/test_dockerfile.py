@@ -36,7 +36,7 @@ def test_image_build_reads_what_the_wheel_needs():
     targets = project["tool"]["hatch"]["build"]["targets"]["wheel"]
     folders = {*targets["packages"], *targets["force-include"]}
     files = context_files(ROOT, (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines())
-    assert {path.parts[0] for path in files} == {*folders, "pyproject.toml", "README.md", "constraints.txt"}
+    assert {path.parts[0] for path in files} == {*folders, "pyproject.toml", "README.md", "LICENSE", "constraints.txt"}
     assert not [path for path in files if path.suffix == ".pyc"]
     code = {path.relative_to(ROOT) for path in (ROOT / "dsrun").rglob("*.py")}
     assert code <= set(files)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import tomllib
 from pathlib import Path
@@ -15,6 +16,8 @@ from dsrun.recipe.flags import by_spelling, normalise
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(str(page.relative_to(ROOT)) for page in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+# SHA-256 of https://www.apache.org/licenses/LICENSE-2.0.txt
+APACHE_2 = "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"
 
 
 def text_of(name: str) -> str:
@@ -39,6 +42,18 @@ def test_citation_is_that_of_this_version():
     assert (found["cff-version"], found["type"], found["title"]) == ("1.2.0", "software", "dsrun")
     assert str(found["version"]) == __version__
     assert all(each.keys() & {"name", "family-names"} for each in found["authors"])
+
+
+def test_license_is_apache_2_everywhere():
+    """The text as apache.org has it, but for the line of the copyright; pyproject.toml and CITATION.cff name it."""
+    text = text_of("LICENSE")
+    owner = "Copyright 2026 The dsrun authors"
+    template = text.replace(owner, "Copyright [yyyy] [name of copyright owner]").encode()
+    assert (text.count(owner), hashlib.sha256(template).hexdigest()) == (1, APACHE_2)
+    project = tomllib.loads(text_of("pyproject.toml"))["project"]
+    found = yaml.safe_load(text_of("CITATION.cff"))
+    assert project["license"] == found["license"] == "Apache-2.0"
+    assert project["authors"] == found["authors"] == [{"name": "The dsrun authors"}]
 
 
 def test_security_names_flags_of_training_that_exist():
