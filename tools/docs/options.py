@@ -10,6 +10,7 @@ from typing import Any
 
 from dsrun.kubernetes.options import KubernetesSpec
 from dsrun.options import by_group, flag_of, value_kind
+from dsrun.recipe.compat.other_tools import other_tools as tool_flags
 from dsrun.recipe.compat.removed import SAME, RemovedCase, RemovedFlag, removed_flags
 from dsrun.recipe.flags import RecipeFlag, by_spelling, hf_flags, hf_version, own_flags, shown, shown_value
 from dsrun.recipe.recipe_spec import TrainSpec
@@ -75,6 +76,14 @@ def _case(case: RemovedCase, *, several: bool) -> str:
         value = "" if case.value is SAME else f" {shown_value(flag.name, case.value)}"
         return f"{opening}taken as `{flag.shown}{value}`"
     return f"{opening}refused, {case.reason}: {case.advice}" if case.fix else f"{opening}ignored, {case.reason}"
+
+
+def other_tools() -> str:
+    """The generated part of docs/coming-from.md: what is written here instead of a flag or key of each tool."""
+    by_tool: dict[str, list[tuple[str, str]]] = {}
+    for name, (tool, advice) in tool_flags().items():
+        by_tool.setdefault(tool, []).append((f"`{name}`", advice))
+    return "\n\n".join(f"### {tool}\n\n{table(('theirs', 'here'), rows)}" for tool, rows in by_tool.items()) + "\n"
 
 
 def config() -> str:

@@ -114,6 +114,7 @@ def _condition(row: KnownBad) -> str:
 
 PAGES = {
     "train.md": options.train,
+    "coming-from.md": options.other_tools,
     "data.md": options.mixture,
     "config.md": options.config,
     "config-check.md": config_check,
