@@ -1,4 +1,4 @@
-"""The command lines of the READMEs and of docs/ run, each with what makes it end and start nothing."""
+"""The command lines of the READMEs and of docs/ run, each with what makes it end and start nothing; others parse."""
 
 from __future__ import annotations
 
@@ -61,6 +61,14 @@ def console_lines(page: Path) -> Iterator[str]:
         yield from re.findall(r"`(dsrun \S[^`\n]* -- [^`\n]+)`", text)
 
 
+def plain_lines(page: Path) -> Iterator[str]:
+    """The lines of a page's other blocks that begin with dsrun, without a prompt."""
+    for kind, block in re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL):
+        if kind != "console":
+            lines = block.replace("\\\n", " ").splitlines()
+            yield from (line for line in lines if re.match(r"(?:\w+=\S+ )?dsrun [a-z]", line))
+
+
 def dsrun_commands(line: str) -> Iterator[list[str]]:
     """The words behind each `dsrun` that begins a command of `line`, also in $(…), behind srun, nohup and torchrun."""
     for inner in re.findall(r"\$\(dsrun ([^)]*)\)", line):
@@ -77,16 +85,17 @@ def dsrun_commands(line: str) -> Iterator[list[str]]:
 
 LINES = {line: page.name for page in PAGES for line in console_lines(page)}
 COMMANDS = {tuple(words): page for line, page in LINES.items() if REFUSED not in line for words in dsrun_commands(line)}
+WITHOUT_PROMPT = {
+    tuple(words): page.name for page in PAGES for line in plain_lines(page) for words in dsrun_commands(line)
+}
 
 
 def cases(*, parsed: bool) -> list[Any]:
     """The commands that run, or those that are `parsed`, each with its page."""
-    found = []
-    for words, page in COMMANDS.items():
-        line = " ".join(words)
-        if line.startswith(PARSED) == parsed:
-            found.append(pytest.param(page, words, id=line[:60]))
-    return found
+    found = [(page, words) for words, page in COMMANDS.items() if " ".join(words).startswith(PARSED) == parsed]
+    if parsed:
+        found += [(page, words) for words, page in WITHOUT_PROMPT.items() if words not in COMMANDS]
+    return [pytest.param(page, words, id=" ".join(words)[:60]) for page, words in found]
 
 
 LLAMA = {
@@ -117,20 +126,25 @@ def stage(here: Path) -> Path:
         (here / name / "model.safetensors").write_bytes(b"")
     run = "train: {model: t5-large, train_file: train.jsonl, global_batch_size: 64, learning_rate: 1e-4}\n"
     (here / "run.yaml").write_text(run + "zero: {stage: 2}\nlaunch: {nproc: 4}\n")
+    (here / "accelerate.yaml").write_text(
+        "compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\nmixed_precision: bf16\nnum_machines: 1\n"
+        "num_processes: 2\nuse_cpu: false\ndeepspeed_config:\n  gradient_accumulation_steps: 4\n  zero_stage: 2\n"
+    )
     for name in ("ds_config.json", "ds.json"):
         (here / name).write_text('{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}')
     (here / "hosts").write_text("node1 slots=8\nnode2 slots=8\n")
-    (here / "my.sbatch").write_text("#!/bin/bash\n#SBATCH --nodes=1\nsrun python my_train.py\n")
+    for name in ("my.sbatch", "job.sh"):
+        (here / name).write_text("#!/bin/bash\n#SBATCH --nodes=1\nsrun python my_train.py\n")
     for name in ("train.log", "slurm-71233.out"):
         (here / name).write_text("{'loss': 2.5}\n")
-    for name in ("en-ro", "qwen"):
+    for name in ("en-ro", "qwen", "numbers", "too-fast"):
         finished_run(here / "runs" / name)
     write_run(here / "runs" / "t5", events=[])
     return here
 
 
 def test_lines_of_pages_are_shell():
-    """bash can read every line, an ellipsis as a word."""
+    """bash can read every line."""
     for line, page in LINES.items():
         done = subprocess.run(["bash", "-n", "-c", line], capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, ""), (page, line)
@@ -170,7 +184,7 @@ def test_other_programs_of_pages_are_there():
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     text = "\n".join(LINES)
-    targets, named = re.findall(r"^make ([\w-]+)", text, re.MULTILINE), re.findall(r"dsrun\[([\w,]+)\]", text)
+    targets, named = re.findall(r"^make ([\w-]+)", text, re.MULTILINE), re.findall(r"\[([\w,]+)\]'", text)
     assert "demo" in targets
     assert "train" in named
     assert [name for name in targets if not re.search(rf"^{name}:", makefile, re.MULTILINE)] == []
