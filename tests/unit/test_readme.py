@@ -1,4 +1,4 @@
-"""What Markdown files name in the checkout is there: README's tree, modules and functions; where tests are."""
+"""README's length and figures; what pages name in the checkout: the tree, modules and functions; where tests are."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INDENT = 2
 
 def named_paths() -> list[str]:
     """Every path in the block under "## The tree"; a line is indented by two spaces per level."""
-    section = (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## The tree\n")[2]
+    section = (ROOT / "docs/architecture.md").read_text(encoding="utf-8").partition("\n## The tree\n")[2]
     block = re.search(r"```text\n(.*?)```", section, re.DOTALL)
     assert block
     parents: list[str] = []
@@ -28,23 +28,62 @@ def named_paths() -> list[str]:
     return found
 
 
-def test_readme_tree_paths_exist():
+def test_tree_paths_exist():
     paths = named_paths()
     assert "dsrun/recipe/recipe_spec.py" in paths
     wrong = [path for path in paths if not (ROOT / path).exists() or path.endswith("/") != (ROOT / path).is_dir()]
     assert wrong == []
 
 
-def test_readme_tree_lists_top_level_folders():
+def test_tree_lists_top_level_folders():
     there = {entry.name for entry in ROOT.iterdir() if entry.is_dir() and not entry.name.startswith((".", "_"))}
     assert {path for path in named_paths() if path.count("/") == 1 and path.endswith("/")} == {
         f"{name}/" for name in {*there, ".ci"} - MADE
     }
 
 
-def test_readme_tree_lists_packages():
+def test_tree_lists_packages():
     packages = {*ROOT.glob("dsrun/*/__init__.py"), *ROOT.glob("dsrun/*/*/__init__.py")}
     assert {f"{entry.parent.relative_to(ROOT)}/" for entry in packages} <= set(named_paths())
+
+
+def test_readme_is_short():
+    """Words of prose and code alike."""
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").split()) <= 1_300
+
+
+def test_readme_begins_with_a_picture_and_the_lines_to_copy():
+    first = (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## ")[0]
+    assert re.search(r"^!\[[^\]]+\]\(docs/images/[\w-]+\.(?:svg|png)\)$", first, re.MULTILINE)
+    lines = [line.partition("  ")[0] for line in re.findall(r"^\$ (.*)$", first, re.MULTILINE)]
+    assert lines == [
+        "make demo",
+        "make test",
+        'pip install "$(dsrun build-wheel --arch auto)"',
+        "dsrun render-slurm --nodes 4 | sbatch",
+        "dsrun train --zero 2 --model t5-large",
+    ]
+
+
+def test_readme_figures_stand_where_they_were_measured():
+    """Each figure of "What it is better at" is in the section that its row links to."""
+    part = (
+        (ROOT / "README.md")
+        .read_text(encoding="utf-8")
+        .partition("\n## What it is better at\n")[2]
+        .partition("\n## ")[0]
+    )
+    rows = [line for line in part.splitlines() if re.match(r"\| [^-|\s]", line)]
+    assert len(rows) >= 5
+    for row in rows:
+        _, ours, theirs, link = (cell.strip() for cell in row.strip("|").split("|"))
+        page, _, anchor = re.search(r"\]\(([^)]+)\)", link)[1].partition("#")
+        sections = re.split(r"^## ", (ROOT / page).read_text(encoding="utf-8"), flags=re.MULTILINE)
+        titles = {re.sub(r"[^\w -]", "", each.partition("\n")[0].lower()).replace(" ", "-"): each for each in sections}
+        measured = set(re.findall(r"\d[\d,.]*\d|\d", titles[anchor]))
+        shown = set(re.findall(r"\d[\d,.]*\d|\d", f"{ours} {re.sub(r'`[^`]*`', '', theirs)}"))
+        assert shown
+        assert shown - measured == set(), row
 
 
 def test_readme_links_lead_to_files():

@@ -14,8 +14,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 ENGLISH, CHINESE = ROOT / "README.md", ROOT / "README.zh.md"
 PAGES = [ENGLISH, CHINESE, *sorted((ROOT / "docs" / "zh").glob("*.md"))]
-# The tree is in README.md only; the Chinese page links to it.
-TREE = "The tree"
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # Behind the first column of a block: a comment, or what a file contains.
@@ -45,7 +43,8 @@ def sections(page: Path) -> Iterator[Section]:
         marks, _, title = heading.partition(" ")
         section = Section(len(marks), title)
         section.blocks = [blocks.pop(0) for _ in range(body.count("\0"))]
-        section.rows = re.findall(r"^\|\s*(.*?)\s*\|", body, re.MULTILINE)[1:]
+        rows = re.findall(r"^\| (?!---).*", body, re.MULTILINE)
+        section.rows = [" ".join(re.findall(r"\d[\d,.]*\d|\d", LINK.sub("", row))) for row in rows]
         section.links = [link for link in LINK.findall(body) if not own(page, link)]
         section.code = re.findall(r"`([^`\n]+)`", body)
         section.items = len(re.findall(r"^- ", body, re.MULTILINE))
@@ -53,7 +52,7 @@ def sections(page: Path) -> Iterator[Section]:
 
 
 def own(page: Path, link: str) -> bool:
-    """Whether only this language has the link: to the other language, to the tree there, to the Chinese pages."""
+    """Whether only this language has the link: to the other language, to the Chinese pages."""
     return link.startswith("docs/zh/") or link.partition("#")[0] in {ENGLISH.name, CHINESE.name} - {page.name}
 
 
@@ -86,24 +85,22 @@ def differences(english: Section, chinese: Section) -> list[str]:
 
 
 def test_chinese_readme_has_the_english_structure():
-    """Headings, code blocks without their comments, first columns of tables, links, code in sentences, list items."""
+    """Headings, code blocks without their comments, figures of tables, links, code in sentences, list items."""
     english, chinese = list(sections(ENGLISH)), list(sections(CHINESE))
     shown = [[f"{'#' * each.level} {each.title}" for each in page] for page in (english, chinese)]
     assert [each.level for each in english] == [each.level for each in chinese], shown
-    tree = next(each for each in english if each.title == TREE)
-    tree.blocks.clear()
     found = [line for pair in zip(english, chinese, strict=True) for line in differences(*pair)]
     assert found == [], "\n".join(found)
 
 
 def test_what_chinese_readme_lacks_is_named():
     """A block's line, a row, a link, code in a sentence and a list item that only README.md has."""
-    english = Section(2, "On SLURM", ["console\n$ a\n$ b\n"], ["[x](docs/x.md)"], ["docs/x.md"], ["--x"], 1)
+    english = Section(2, "On SLURM", ["console\n$ a\n$ b\n"], ["1.8 8.0"], ["docs/x.md"], ["--x"], 1)
     chinese = Section(2, "SLURM", ["console\n$ a\n"])
     place = 'README.zh.md, section "SLURM" (On SLURM)'
     assert differences(english, chinese) == [
         f"{place} lacks the line: $ b",
-        f"{place} lacks of its rows: [x](docs/x.md)",
+        f"{place} lacks of its rows: 1.8 8.0",
         f"{place} lacks of its links: docs/x.md",
         f"{place} lacks of its code: --x",
         f"{place} has 0 list items, the English one 1",
