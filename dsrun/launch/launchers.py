@@ -18,6 +18,7 @@ TRAINERS = {
     "axolotl train": "axolotl.cli.train",
     "llamafactory-cli train": "llamafactory.launcher",
     "colossalai run": None,
+    **{f"trl {each}": f"trl.scripts.{each}" for each in ("sft", "dpo", "grpo", "kto", "reward", "rloo")},
 }
 # What runs the command behind its own options, and those of them whose value is a word of its own.
 _WRAPPERS = {

@@ -1,6 +1,7 @@
 """A program for torch.distributed.run, from the words of a command line."""
 
 import re
+import shlex
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 from typing import NamedTuple
@@ -91,7 +92,8 @@ def any_program(argv: Sequence[str], *, fix: str = FIX) -> JobProgram:
     if launcher := launcher_in(argv):
         shown = first + launcher.removeprefix(base) if launcher.startswith(base) else f"{first} … {launcher}"
         if module := TRAINERS.get(launcher):
-            fix = f"-- python -m {module} CONFIG.yml"
+            words = shlex.join(argv[2:]) if launcher.startswith(base) else ""
+            fix = f"-- python -m {module} {words or 'CONFIG.yml'}"
         raise UsageError(
             f"-- {shown}: the job starts one worker per GPU itself, and each would start all of them again", fix=fix
         )

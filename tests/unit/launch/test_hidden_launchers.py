@@ -54,6 +54,7 @@ def test_other_wrapped_programs_are_taken(line):
     ("line", "says"),
     [
         ("axolotl train x.yml", "-- python -m axolotl.cli.train"),
+        ("trl sft --config x.yaml", "-- python -m trl.scripts.sft --config x.yaml"),
         ("/opt/bin/llamafactory-cli train x.yml", "-- python -m llamafactory.launcher"),
         ("accelerate test", "accelerate test: of accelerate's"),
         ("TOKEN=secret python x.py", "-- TOKEN=…"),
