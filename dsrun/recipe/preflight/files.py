@@ -37,6 +37,10 @@ def check_files(spec: TrainSpec, *, generation_config: str | None = None) -> Non
     for name, each in specs_of(spec).items():
         with naming(name):
             _check_data(each)
+            if each.train_file or each.validation_file or each.test_file:
+                from dsrun.recipe.preflight.bad_rows import check_rows  # many runs name no file
+
+                check_rows(each)
             # A plugin may make other rows of those in the files.
             if model and not spec.plugin:
                 from dsrun.recipe.preflight.conversations import check_conversations  # of models in a local folder

@@ -81,6 +81,19 @@ class RowLayout:
         return (*self.columns, *filter(None, (self.target, self.rejected)))
 
     @property
+    def needed(self) -> tuple[str, ...]:
+        """The columns without which a row cannot be used: others, `input` beside an instruction, may be left out."""
+        asked = self.columns[: 2 if "completion" in self.columns else 1]
+        return (*asked, *filter(None, (self.target, self.rejected)))
+
+    def lack(self, row: Mapping[str, Any]) -> str:
+        """Which of those, or of the languages of a translation, a row does not have; empty where it has all."""
+        known = row.get(self.columns[0]) if self.keys else None
+        languages = [key for key in self.keys or () if isinstance(known, Mapping) and key not in known]
+        lacking = [name for name in self.needed if name not in row] + languages
+        return f"no {' and no '.join(lacking)}; columns found: {_listed([*row])}" if lacking else ""
+
+    @property
     def is_chat(self) -> bool:
         """Whether the tokenizer's chat template renders the rows."""
         return self.kind in ("chat", "chat-preference")

@@ -36,11 +36,11 @@ _HOLD_OUT_SEED = 0
 _FIRST_ROWS = 1000
 
 # What is wrong with a row, where something is: its other fields are empty then.
-_BAD = ("bad", pa.string())
-_PLACE = (("where", pa.string()), _BAD)
+_BAD = (("bad", pa.string()), ("reason", pa.string()))
+_PLACE = (("where", pa.string()), *_BAD)
 NORMAL = {
     "pair": pa.schema([("source", pa.string()), ("target", pa.string()), *_PLACE]),
-    "text": pa.schema([("text", pa.string()), ("starts", pa.bool_()), ("ends", pa.bool_()), _BAD]),
+    "text": pa.schema([("text", pa.string()), ("starts", pa.bool_()), ("ends", pa.bool_()), *_BAD]),
     "chat": pa.schema([("messages", pa.string()), ("tools", pa.string()), *_PLACE]),
     "tokens": pa.schema([("input_ids", pa.list_(pa.int64())), ("labels", pa.list_(pa.int64())), *_PLACE]),
     "preference": pa.schema([(name, pa.string()) for name in ("source", "chosen", "rejected")] + [*_PLACE]),
@@ -228,10 +228,10 @@ class _Builder:
     def _nothing_left(self, part: SplitPart, counts: RowCounts) -> None:
         counts.refuse_bad(0)
         rows = f"{self.source.where}: none of the {counts.rows:,} rows for {part.split}"
-        if counts.no_loss:
+        if "no_loss" in counts.left:
             raise UsageError(
                 f"{rows} has a token to learn from within "
-                f"{self.spec.source_limit:,} tokens (the first: {counts.first_no_loss})",
+                f"{self.spec.source_limit:,} tokens (the first: {counts.left['no_loss'][-1]})",
                 fix="a larger --max-length, or data with completions or assistant messages",
             )
         raise UsageError(f"{rows} has both a source and a target ({self.layout.name})")

@@ -36,11 +36,12 @@ class PaddingCollator:
 
     def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
         inputs, labels = ([np.asarray(row[name], dtype=np.int64) for row in rows] for name in ("input_ids", "labels"))
-        width = self._width(inputs, self.length)
+        width = self.width(max(map(len, inputs)), self.length)
+        target_width = self.width(max(map(len, labels)), self.target_length) if self.seq2seq else width
         batch = {
             "input_ids": _padded(inputs, width, self.pad_id),
             "attention_mask": _padded([np.ones_like(ids) for ids in inputs], width, 0),
-            "labels": _padded(labels, self._width(labels, self.target_length) if self.seq2seq else width, IGNORED),
+            "labels": _padded(labels, target_width, IGNORED),
         }
         if self.seq2seq and self.model is not None:
             batch["decoder_input_ids"] = self.decoder_input_ids(batch["labels"])
@@ -55,8 +56,8 @@ class PaddingCollator:
         start = labels.new_full((len(labels), 1), self.model.config.decoder_start_token_id)
         return torch.cat([start, labels[:, :-1].masked_fill(labels[:, :-1] == IGNORED, self.pad_id)], dim=1)
 
-    def _width(self, arrays: Sequence[np.ndarray], fixed: int | None) -> int:
-        longest = max(len(array) for array in arrays)
+    def width(self, longest: int, fixed: int | None) -> int:
+        """Cells of each row in a batch whose longest row has so many tokens."""
         if fixed is not None:
             return max(fixed, longest)
         return -(-longest // self.multiple_of) * self.multiple_of

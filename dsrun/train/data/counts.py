@@ -1,71 +1,72 @@
 """What happened to rows on the way to samples: how many were read, cut and left out, and why."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from typing import Any
 
 from dsrun.errors import UsageError
+from dsrun.recipe.preflight import bad_rows
+from dsrun.train.data.lengths import LengthLimits
 
 
 @dataclass
 class RowCounts:
     """What happened to rows: how many were read, cut, and left out, and why; how many conversations were divided, and
-    into how many samples more."""
+    into how many samples more. By reason (of `bad_rows`) `left` has [rows, number of a row not behind the first, the
+    first in words]; by side `words` has [tokens, unknown ones], special tokens aside. Row `begin` was the first."""
 
     rows: int = 0
     cut: int = 0
     cut_source: int = 0
     cut_target: int = 0
-    incomplete: int = 0
-    no_loss: int = 0
-    bad: int = 0
     divided: int = 0
     extra: int = 0
-    first_bad: str = ""
-    first_incomplete: str = ""
-    first_no_loss: str = ""
+    begin: int = 0
+    left: dict[str, list[Any]] = field(default_factory=dict)
+    words: dict[str, list[int]] = field(default_factory=dict)
 
     def add(self, other: dict[str, Any]) -> None:
-        for name, value in other.items():
-            mine = getattr(self, name)
-            setattr(self, name, mine + value if isinstance(mine, int) else mine or value)
+        """Add counts of other rows, as a dictionary."""
+        for reason, (count, begin, first) in other.get("left", {}).items():
+            mine = self.left.get(reason, [0, begin, first])
+            # Processes finish in any order.
+            self.left[reason] = [mine[0] + count, *min(mine[1:], [begin, first], key=lambda each: each[0])]
+        for side, pair in other.get("words", {}).items():
+            self.words[side] = [a + b for a, b in zip(self.words.get(side, (0, 0)), pair, strict=True)]
+        for name in other.keys() - {"left", "words", "begin"}:
+            setattr(self, name, getattr(self, name) + other[name])
 
-    def note_bad(self, error: str) -> None:
-        self.bad += 1
-        self.first_bad = self.first_bad or error
+    def leave_out(self, reason: str, first: str) -> None:
+        self.add({"left": {reason: [1, self.begin, first]}})
 
     def refuse_bad(self, share: float, *, least: int = 1) -> None:
-        """Raise UsageError where more than this share of the rows is bad; fewer rows than `least` count as so many."""
-        if self.bad > share * max(self.rows, least):
-            more = f"; {self.bad:,} of {self.rows:,} rows are invalid" if self.bad > 1 else ""
-            raise UsageError(f"{self.first_bad}{more}", fix="mend it, or leave such rows out: --max-bad-rows SHARE")
+        bad_rows.refuse_bad(self.left, self.rows, share, least=least)
 
-    def notices(self, split: str, limit: int) -> list[str]:
-        rows = f"of {self.rows:,} rows"
-        found = (
-            (self.bad, f"{rows} are invalid and left out (the first: {self.first_bad})"),
-            (
-                self.divided,
-                f"of {self.rows:,} conversations became {self.divided + self.extra:,} samples, as the chat template "
-                "changes earlier turns: each answer is learned after what the model sees when it writes it",
-            ),
-            (self.incomplete, f"{rows} lack a text and are left out (the first: {self.first_incomplete})"),
-            (
-                self.no_loss,
-                f"{rows} have nothing to learn from within {limit:,} tokens and are left out "
-                f"(the first: {self.first_no_loss})",
-            ),
-        )
-        return [f"{split}: {count:,} {what}" for count, what in found if count]
+    def unknown(self, side: str) -> float | None:
+        """The share of tokens that stand for what the tokenizer does not know; None where it marks nothing so."""
+        tokens, unknown = self.words.get(side, (0, 0))
+        return unknown / tokens if tokens else None
+
+    def notices(self, split: str) -> list[str]:
+        if not self.divided:
+            return []
+        return [
+            f"{split}: {self.divided:,} of {self.rows:,} conversations became {self.divided + self.extra:,} samples, "
+            "as the chat template changes earlier turns: each answer is learned after what the model sees when it "
+            "writes it"
+        ]
 
 
 @dataclass(frozen=True)
 class TruncatedExamples:
-    """How many of a split's examples lost tokens: `limit` to the source, or to the target where only it was cut."""
+    """How many of a split's examples lost tokens: `limit` to the source, or to the target where only it was cut. With
+    larger values of `flags` fewer would."""
 
     cut: int
     total: int
     limit: int
     target_limit: int | None = None
+    flags: tuple[str, ...] = field(default=(), compare=False)
 
     def sentence(self) -> str:
         at = f"{self.limit:,} tokens"
@@ -76,11 +77,16 @@ class TruncatedExamples:
         return f"{self.cut:,} of {self.total:,} examples {'was' if self.cut == 1 else 'were'} cut at {at}"
 
 
-def truncation_of(counts: RowCounts, source_limit: int, target_limit: int) -> TruncatedExamples:
-    total = counts.rows + counts.extra
+def truncation_of(counts: RowCounts, limits: LengthLimits, split: str) -> TruncatedExamples:
+    target = limits.target if split == "train" else limits.eval_target
+    # Rows that were left out before had no tokens.
+    total = counts.rows + counts.extra - sum(each[0] for name, each in counts.left.items() if name != "no_loss")
+    longer = "--max-target-length" if split == "train" else "--val-max-target-length"
+    cuts = ((counts.cut_source, limits.source, limits.flag), (counts.cut_target, target, longer))
+    flags = tuple(flag for cut, limit, flag in cuts if cut and limit < (limits.most or math.inf))
     if counts.cut_source and counts.cut_target:
-        return TruncatedExamples(counts.cut, total, source_limit, target_limit)
-    return TruncatedExamples(counts.cut, total, target_limit if counts.cut_target else source_limit)
+        return TruncatedExamples(counts.cut, total, limits.source, target, flags)
+    return TruncatedExamples(counts.cut, total, target if counts.cut_target else limits.source, flags=flags)
 
 
 def check_sample_count(flag: str, requested: int | None, there: int, what: str) -> None:

@@ -1,7 +1,7 @@
 """What is asked of the data, for which model, and what is answered: prepared rows, ready for the collator."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from datasets import Dataset, IterableDataset
@@ -12,7 +12,7 @@ from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.train.base.plan import ModelTask
 from dsrun.train.base.plugin import LoadedPlugin
 from dsrun.train.data.collate import PaddingCollator
-from dsrun.train.data.counts import TruncatedExamples
+from dsrun.train.data.counts import RowCounts, TruncatedExamples
 from dsrun.train.data.reading.sources import DataSources, TableSource
 
 DataRows = Any
@@ -47,6 +47,7 @@ class PreparedData:
     """Datasets ready for the collator, and what the user should know about them. Rows: {"input_ids", "labels"}, labels
     being -100 where nothing is learned; those of validation and test may hold "source_text" and "target_text", those of
     preferences "rejected_ids" and "rejected_labels".
+    `counts` are those of the rows of each split, "wiki train" in a mixture, as far as they are known.
     `train_fingerprint` differs where the training rows, their order or their tokens do; None: not known."""
 
     train: DataRows | None
@@ -57,6 +58,7 @@ class PreparedData:
     origin: str
     collator: PaddingCollator
     train_fingerprint: str | None = None
+    counts: Mapping[str, RowCounts] = field(default_factory=dict)
 
 
 def data_request(

@@ -12,11 +12,14 @@ DEFAULT_LENGTH = 1024
 
 @dataclass(frozen=True)
 class LengthLimits:
-    """In tokens: `source` is also the whole sequence of a causal LM; only seq2seq has targets."""
+    """In tokens: `source` is also the whole sequence of a causal LM; only seq2seq has targets. `flag` makes sources
+    longer, up to the positions that the model knows (`most`, None: any number)."""
 
     source: int
     target: int
     eval_target: int
+    flag: str
+    most: int | None
 
 
 def limits_of(spec: TrainSpec, task: str, max_positions: int | None, tokenizer: Any) -> LengthLimits:
@@ -27,7 +30,7 @@ def limits_of(spec: TrainSpec, task: str, max_positions: int | None, tokenizer: 
     if task == "causal-lm":
         flag, length_given = _first(("--block-size", spec.block_size), ("--max-length", spec.max_length))
         length = _checked(flag, length_given, default, max_positions, least=2)
-        return LengthLimits(length, length, length)
+        return LengthLimits(length, length, length, flag if length_given else "--max-length", max_positions)
     least = tokenizer.num_special_tokens_to_add(pair=False) + 1
     flag, length_given = _first(("--max-source-length", spec.max_source_length), ("--max-length", spec.max_length))
     # With --resize-position-embeddings the model is made to fit the source.
@@ -36,7 +39,7 @@ def limits_of(spec: TrainSpec, task: str, max_positions: int | None, tokenizer: 
     short = min(DEFAULT_TARGET, max_positions or DEFAULT_TARGET)
     target = _checked("--max-target-length", spec.max_target_length, short, max_positions, least)
     eval_target = _checked("--val-max-target-length", spec.val_max_target_length, target, max_positions, least)
-    return LengthLimits(source, target, eval_target)
+    return LengthLimits(source, target, eval_target, "--max-source-length", positions)
 
 
 def idle_lengths(spec: TrainSpec, task: str) -> str | None:

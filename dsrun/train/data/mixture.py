@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -41,16 +41,16 @@ def token_lengths(rows: Any) -> np.ndarray:
     return np.asarray(_list_lengths(rows, columns).max(axis=1))
 
 
-def side_lengths(rows: Any, *, both: bool) -> np.ndarray:
+def side_lengths(rows: Any, *, both: bool, sides: Sequence[str] = ("input_ids", "labels")) -> np.ndarray:
     """Tokens per sample, int64 [samples, sides]: with `both` those of source and target."""
     if isinstance(rows, DataMixture):
-        return np.concatenate([side_lengths(each, both=both) for each in rows.sets.values()])
+        return np.concatenate([side_lengths(each, both=both, sides=sides) for each in rows.sets.values()])
     if not both or hasattr(rows, "lengths"):
         return token_lengths(rows)[:, None].astype(np.int64)
-    return _list_lengths(rows, ["input_ids", "labels"])
+    return _list_lengths(rows, sides)
 
 
-def _list_lengths(rows: Any, columns: list[str]) -> np.ndarray:
+def _list_lengths(rows: Any, columns: Sequence[str]) -> np.ndarray:
     # Arrow keeps lists as offsets into their items, so that the items are not read.
     table = rows.with_format("arrow")[:]
     return np.stack([pc.list_value_length(table[name]).to_numpy() for name in columns], axis=1).astype(np.int64)
@@ -82,14 +82,18 @@ def prepare_mixture(
         train=found.get("train"),
         validation=found.get("validation"),
         test=found.get("test"),
-        truncation={
-            f"{name} {split}": cut for name, data in prepared.items() for split, cut in data.truncation.items()
-        },
+        truncation=_of_sets({name: data.truncation for name, data in prepared.items()}),
+        counts=_of_sets({name: data.counts for name, data in prepared.items()}),
         notices=(*filter(None, [padding]), *_notices(prepared), *_shares(sizes, counts), *_not_evaluated(splits)),
         origin=f"{len(prepared)} sets: {', '.join(f'{len(rows):,} {split}' for split, rows in found.items())}",
         train_fingerprint=_fingerprint({name: prepared[name] for name in sizes}, counts),
         collator=next(iter(prepared.values())).collator,
     )
+
+
+def _of_sets(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """What is known of the splits of each set, under the names of both."""
+    return {f"{name} {split}": each for name, splits in found.items() for split, each in splits.items()}
 
 
 def _with_data(prepared: Mapping[str, PreparedData], split: str) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from dsrun.train.data.encoding.tokenizer import (
     set_languages,
     tokenizer_identity,
 )
+from dsrun.train.data.encoding.unknown import check_known
 from dsrun.train.data.lengths import idle_lengths, limits_of
 from dsrun.train.data.reading.plugin_rows import AnySource, PluginSource
 from dsrun.train.data.reading.sources import SPLITS, DataSource, DataSources, FileSource, TableSource, find_sources
@@ -50,6 +51,7 @@ class _Preparation:
         self.progress = progress
         self.notices: list[str] = []
         self.truncation: dict[str, TruncatedExamples] = {}
+        self.counts: dict[str, RowCounts] = {}
         self.data: dict[str, Any] = {}
         self.digests: dict[str, str] = {}
         plugin = request.plugin
@@ -76,6 +78,7 @@ class _Preparation:
             notices=tuple(dict.fromkeys(self.notices)),
             origin=self._origin(sources.name),
             train_fingerprint=self._fingerprint("train"),
+            counts=self.counts,
             collator=self._collator(),
         )
 
@@ -121,8 +124,8 @@ class _Preparation:
             return
         job, made = self._job((self._part(split),)), self._through_plugin(split, source)
         if self.spec.streaming and split == "train":
-            vocab_size, max_bad = self.request.vocab_size, self.spec.max_bad_rows
-            rows, notices = stream(job, made, self.tokenizer, vocab_size=vocab_size, max_bad=max_bad)
+            vocab_size, limit = self.request.vocab_size, (self.spec.max_bad_rows, self.spec.force)
+            rows, notices = stream(job, made, self.tokenizer, vocab_size=vocab_size, limit=limit)
             self.data[split] = rows
             self.notices += notices
             return
@@ -190,11 +193,14 @@ class _Preparation:
     def _collect(self, folder: Path, meta: CacheMeta, job: BuildSpec, source: AnySource) -> None:
         """Take what an entry holds: rows, truncation, notices; check its ids against the embedding."""
         self.notices += meta["notices"]
+        whole = RowCounts()
+        for made in meta["parts"].values():
+            whole.add(made["counts"])
+        whole.refuse_bad(self.spec.max_bad_rows)
         for part in job.parts:
             if part.split not in meta["parts"]:
                 continue
             counts = RowCounts(**meta["parts"][part.split]["counts"])
-            counts.refuse_bad(self.spec.max_bad_rows)
             largest = meta["parts"][part.split]["largest"]
             check_vocabulary(largest, self.request.vocab_size, f"{part.split} data ({source.where})")
             if meta["kind"] == "rows":
@@ -204,8 +210,10 @@ class _Preparation:
             if part.split not in self.request.splits:
                 continue
             if meta["kind"] == "rows":
-                self.truncation[part.split] = truncation_of(counts, self.limits.source, part.target_limit)
-            self.notices += counts.notices(part.split, self.limits.source)
+                self.truncation[part.split] = truncation_of(counts, self.limits, part.split)
+            self.counts[part.split] = counts
+            self.notices += check_known(counts, f"{part.split} data ({source.where})", force=self.spec.force, least=1)
+            self.notices += counts.notices(part.split)
 
     def _token_file(self, split: str, source: FileSource) -> TokenBlocks:
         if self.row_plugin:

@@ -186,11 +186,12 @@ def blocks(
 
 
 def stream(
-    spec: BuildSpec, source: AnySource, tokenizer: Any, *, vocab_size: int, max_bad: float
+    spec: BuildSpec, source: AnySource, tokenizer: Any, *, vocab_size: int, limit: tuple[float, bool]
 ) -> tuple[RowStream, list[str]]:
     part = spec.parts[0]
     layout = layout_of(spec, source, tokenizer)
-    encoder = replace(encoder_for(spec, part, source, layout, tokenizer), vocab_size=vocab_size, max_bad=max_bad)
+    encoder = encoder_for(spec, part, source, layout, tokenizer)
+    encoder = replace(encoder, vocab_size=vocab_size, max_bad=limit[0], force=limit[1])
     block_size = spec.source_limit if layout.kind == "text" else None
     rows = RowStream(source, layout, encoder, block_size, part.samples)
     return rows, notices_of(layout, spec, tokenizer)

@@ -7,6 +7,7 @@ from itertools import takewhile
 from typing import Any
 
 from dsrun.errors import UsageError
+from dsrun.recipe.preflight.bad_rows import UNREADABLE
 from dsrun.recipe.preflight.layouts import SYSTEM, RowLayout
 from dsrun.system.files import parse_json
 from dsrun.train.data.encoding.chat import UNLEARNED
@@ -24,11 +25,15 @@ _ROLES = {
 
 
 def normal_or_bad(layout: RowLayout, where: str, row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row in normal form, or what is wrong with it, under `bad`."""
+    """A row in normal form, or what is wrong with it, under `bad`, and which of REASONS that is."""
+    if UNREADABLE in row:
+        return {"reason": "unreadable", "bad": row[UNREADABLE]}
+    if lack := layout.lack(row):
+        return {"reason": "columns", "bad": f"{where}: {lack}"}
     try:
         return normalise(layout, row, where)
     except UsageError as error:
-        return {"bad": str(error)}
+        return {"reason": "invalid", "bad": str(error)}
 
 
 def normalise(layout: RowLayout, row: Mapping[str, Any], where: str) -> dict[str, Any]:

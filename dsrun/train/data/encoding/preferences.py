@@ -22,8 +22,8 @@ class PreferenceEncoder(RowEncoder):
     def columns(self) -> list[str]:
         return ["input_ids", "labels", *REJECTED]
 
-    def _incomplete(self, row: RawRow) -> bool:
-        return row["chosen"] is None or row["rejected"] is None
+    def _lack(self, row: RawRow) -> str | None:
+        return "empty" if row["chosen"] is None or row["rejected"] is None else None
 
     def _encode(self, rows: list[RawRow], counts: RowCounts) -> list[RawRow]:
         if self.kind == "chat-preference":
@@ -38,11 +38,12 @@ class PreferenceEncoder(RowEncoder):
         """Both conversations of a row, or nothing where one of them cannot be rendered, which is counted."""
         found = RowCounts()
         chosen, rejected = (self._tolerant({**row, "messages": row[side]}, found) for side in ("chosen", "rejected"))
-        if found.bad:
-            counts.note_bad(found.first_bad)
+        if found.left:
+            counts.leave_out("template", found.left["template"][-1])
             return []
         if len(chosen) != 1 or len(rejected) != 1:
-            counts.note_bad(f"{row['where']}: an answer has several turns, and the chat template changes earlier ones")
+            several = f"{row['where']}: an answer has several turns, and the chat template changes earlier ones"
+            counts.leave_out("template", several)
             return []
         return [(chosen[0], rejected[0])]
 
@@ -55,8 +56,7 @@ class PreferenceEncoder(RowEncoder):
         chosen, rejected = ({name: row[name][:limit] for name in ("input_ids", "labels")} for row in pair)
         learned = [any(label != IGNORED for label in row["labels"][1:]) for row in (chosen, rejected)]
         if not all(learned) or chosen == rejected:
-            counts.no_loss += 1
-            counts.first_no_loss = counts.first_no_loss or pair[0]["where"]
+            counts.leave_out("no_loss", pair[0]["where"])
             return []
         return [chosen | {name: rejected[beside] for name, beside in REJECTED.items()}]
 

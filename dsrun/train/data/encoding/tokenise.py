@@ -17,6 +17,7 @@ from dsrun.train.data.counts import RowCounts
 from dsrun.train.data.encoding.chat import ChatSample, encode_chat
 from dsrun.train.data.encoding.normal import normal_or_bad
 from dsrun.train.data.encoding.tokenizer import DocumentAffixes, affixes_of, plain_backend
+from dsrun.train.data.encoding.unknown import UnknownTokens, check_known
 from dsrun.train.data.reading.readers import RawRow
 
 STREAMED_ROWS = 1000
@@ -75,12 +76,15 @@ class RowEncoder:
     ledger: Path | None = None
     vocab_size: int | None = None
     max_bad: float = 0.0
+    force: bool = False
     piece: int = _PIECE
     affixes: DocumentAffixes = field(init=False)
+    unknown: UnknownTokens = field(init=False)
     read: RowCounts = field(init=False, default_factory=RowCounts)
 
     def __post_init__(self) -> None:
         self.affixes = affixes_of(self.tokenizer)
+        self.unknown = UnknownTokens.of(self.tokenizer)
 
     @property
     def columns(self) -> list[str]:
@@ -91,7 +95,7 @@ class RowEncoder:
 
     def __call__(self, batch: dict[str, list[Any]], indices: Sequence[int]) -> dict[str, list[Any]]:
         """Encode the rows with these indices; rows without text or without loss are left out and counted."""
-        counts = RowCounts(rows=len(indices))
+        counts = RowCounts(rows=len(indices), begin=indices[0] if indices else 0)
         rows = []
         for k, index in enumerate(indices):
             row = {name: values[k] for name, values in batch.items()}
@@ -99,13 +103,15 @@ class RowEncoder:
             if self.layout:
                 row = {**normal_or_bad(self.layout, row["where"], row), "where": row["where"]}
             if row.get("bad"):
-                counts.note_bad(row["bad"])
-            elif self._incomplete(row):
-                counts.incomplete += 1
-                counts.first_incomplete = counts.first_incomplete or row["where"]
+                counts.leave_out(row["reason"], row["bad"])
+            elif lack := self._lack(row):
+                counts.leave_out(lack, row["where"])
             else:
                 rows.append(row)
         encoded = self._encode(rows, counts) if rows else []
+        for name in self.columns:
+            if name.endswith("_ids") or (name == "labels" and self.task == "seq2seq"):
+                self.unknown.count("target" if name == "labels" else "source", [row[name] for row in encoded], counts)
         if self.ledger:
             line = json.dumps({name: value for name, value in vars(counts).items() if value}) + "\n"
             # One short line in one write, which O_APPEND keeps whole between processes.
@@ -114,23 +120,26 @@ class RowEncoder:
         if self.vocab_size is not None:
             self.read.add(asdict(counts))
             self.read.refuse_bad(self.max_bad, least=STREAMED_ROWS)
+            check_known(self.read, self.where, force=self.force)
             for row in encoded:
                 largest = max(max(row[name], default=0) for name in self.columns if not name.endswith("_text"))
                 check_vocabulary(largest, self.vocab_size, self.where)
         return {name: [row[name] for row in encoded] for name in self.columns}
 
-    def _incomplete(self, row: RawRow) -> bool:
+    def _lack(self, row: RawRow) -> str | None:
+        """Which of REASONS it is that a row has too little to be a sample."""
         if self.kind == "pair":
             # A causal model may write from nothing; an encoder needs something to read.
-            return row["target"] is None or row["source"] is None or (self.task == "seq2seq" and not row["source"])
-        return row[{"text": "text", "chat": "messages", "tokens": "input_ids"}[self.kind]] is None
+            read_nothing = row["source"] is None or (self.task == "seq2seq" and not row["source"])
+            return "no_target" if row["target"] is None else "no_source" if read_nothing else None
+        value = row[{"text": "text", "chat": "messages", "tokens": "input_ids"}[self.kind]]
+        # An empty document would be nothing but special tokens; an empty piece of one is none.
+        return "empty" if value is None or (value == "" and row["starts"] and row["ends"]) else None
 
     def _encode(self, rows: list[RawRow], counts: RowCounts) -> list[RawRow]:
         if self.kind == "text":
             return self._documents(rows)
-        if self.kind == "tokens":
-            encoded = [self._given(row) for row in rows]
-        elif self.kind == "chat":
+        if self.kind in ("tokens", "chat"):
             encoded = [sample for row in rows for sample in self._tolerant(row, counts)]
         elif self.task == "seq2seq":
             return self._translate(rows, counts)
@@ -236,11 +245,11 @@ class RowEncoder:
             yield from self.tokenizer(**{side: list(texts[batch])}, verbose=False, **_IDS_ONLY, **how)["input_ids"]
 
     def _tolerant(self, row: RawRow, counts: RowCounts) -> list[RawRow]:
-        """The samples of a conversation; none of one that cannot be rendered, which is counted."""
+        """The samples of a row of tokens or of a conversation; none of one that cannot be used, which is counted."""
         try:
-            return self._conversation(row, counts)
+            return [self._given(row)] if self.kind == "tokens" else self._conversation(row, counts)
         except UsageError as error:
-            counts.note_bad(str(error))
+            counts.leave_out("invalid" if self.kind == "tokens" else "template", str(error))
             return []
 
     def _conversation(self, row: RawRow, counts: RowCounts) -> list[RawRow]:
@@ -287,8 +296,7 @@ class RowEncoder:
             # A causal model predicts the next token, so the label of the first is never learned.
             learned = labels if self.task == "seq2seq" else labels[1:]
             if all(label == IGNORED for label in learned):
-                counts.no_loss += 1
-                counts.first_no_loss = counts.first_no_loss or row["where"]
+                counts.leave_out("no_loss", row["where"])
             else:
                 kept.append({**row, "input_ids": row["input_ids"][: self.source_limit], "labels": labels})
         return kept

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from dsrun.errors import UsageError
+from dsrun.recipe.preflight.bad_rows import UNREADABLE
 from dsrun.train.base.plugin import LoadedPlugin
 from dsrun.train.data.reading.readers import RawRow, RawRows, sample_of
 from dsrun.train.data.reading.sources import DataSource, FileSource
@@ -35,7 +36,7 @@ class PluginSource:
 
     def made(self, where: str, row: RawRow) -> list[RawRow]:
         """What the plugin makes of one row of the source."""
-        return self.plugin.rows(row, self.split, where)
+        return [row] if UNREADABLE in row else self.plugin.rows(row, self.split, where)
 
     def sample(self) -> tuple[list[str], RawRow]:
         columns, sample = sample_of(self.rows())

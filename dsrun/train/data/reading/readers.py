@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from dsrun.errors import UsageError, one_line
+from dsrun.recipe.preflight.bad_rows import UNREADABLE
 from dsrun.recipe.preflight.data_files import HEAD, as_utf8, check_data_file, data_format, is_gzip, json_error
 from dsrun.system.files import parse_json
 from dsrun.train.data.reading.csv_records import csv_records
@@ -73,6 +74,9 @@ def sample_of(rows: RawRows) -> tuple[list[str], RawRow]:
         for column, value in row.items():
             if sample.get(column) is None:
                 sample[column] = value
+    unreadable = sample.pop(UNREADABLE, None)
+    if unreadable and not sample:
+        raise UsageError(unreadable)
     return list(sample), sample
 
 
@@ -125,10 +129,9 @@ def _json_lines(path: Path, start: ReadPosition) -> MarkedRows:
         try:
             row = parse_json(line)
         except json.JSONDecodeError as error:
-            raise UsageError(f"{where}: not JSON ({error.msg})") from error
-        if not isinstance(row, dict):
-            raise UsageError(f"{where}: a row must be an object, not a {type(row).__name__}")
-        yield mark, where, row
+            yield mark, where, {UNREADABLE: f"{where}: not JSON ({error.msg})"}
+        else:
+            yield mark, where, _object(row, where)
 
 
 def _json_document(path: Path, start: ReadPosition) -> MarkedRows:
@@ -147,12 +150,13 @@ def _json_document(path: Path, start: ReadPosition) -> MarkedRows:
     rows = value if isinstance(value, list) else _rows_within(value)
     for number, row in islice(enumerate([value] if rows is None else rows, 1), start.number, None):
         where = f"{path}, row {number}"
-        if isinstance(row, str):
-            yield ReadPosition(number), where, {"text": row}
-        elif isinstance(row, dict):
-            yield ReadPosition(number), where, row
-        else:
-            raise UsageError(f"{where}: a row must be an object, not a {type(row).__name__}")
+        yield ReadPosition(number), where, {"text": row} if isinstance(row, str) else _object(row, where)
+
+
+def _object(row: Any, where: str) -> RawRow:
+    if isinstance(row, dict):
+        return row
+    return {UNREADABLE: f"{where}: a row must be an object, not a {type(row).__name__}"}
 
 
 def _rows_within(value: RawRow) -> list[Any] | None:
@@ -187,9 +191,11 @@ def _table_rows(path: Path, delimiter: str, start: ReadPosition) -> MarkedRows:
             records = csv_records(lines(start), delimiter)
         for fields in filter(None, records):
             where = f"{path}, line {last.number}"
-            if len(fields) != len(header):
-                raise UsageError(f"{where}: {len(fields)} fields where the header has {len(header)}")
-            yield last, where, dict(zip(header, fields, strict=True))
+            if len(fields) == len(header):
+                yield last, where, dict(zip(header, fields, strict=True))
+            else:
+                bad = f"{where}: {len(fields)} fields where the header has {len(header)}"
+                yield last, where, {UNREADABLE: bad}
     except csv.Error as error:
         raise UsageError(f"{path}, line {last.number}: broken CSV ({error})") from error
 

@@ -159,7 +159,8 @@ def test_rows_without_target_tokens_dropped_and_counted(causal, prepare, jsonl):
     rows = [{"prompt": "123456789", "completion": "x"}, {"prompt": "1", "completion": "x"}]
     data = prepare(causal, "causal-lm", train_file=jsonl(rows), max_length=4, validation_split_percentage=0)
     assert len(data.train) == 1
-    assert any("1 of 2 rows have nothing to learn" in n and "line 1" in n for n in data.notices)
+    (count, _, first) = data.counts["train"].left["no_loss"]
+    assert (count, first.rpartition(" ")[2]) == (1, "1")
     assert data.truncation["train"].sentence() == "1 of 2 examples was cut at 4 tokens"
     with pytest.raises(UsageError, match="none of the 1 rows for train has a token to learn from within 4"):
         prepare(
@@ -216,7 +217,8 @@ def test_bad_rows_left_out_and_counted_up_to_their_share(streaming, causal, prep
     data = prepare(causal, "causal-lm", **options, max_bad_rows=0.1)
     assert len(list(data.train)) == 9
     if not streaming:
-        assert any("1 of 10 rows are invalid and left out (the first: " in notice for notice in data.notices)
+        (count, _, first) = data.counts["train"].left["invalid"]
+        assert (count, "line 10: " in first) == (1, True)
     else:
         with pytest.raises(UsageError, match="unknown role 'narrator'"):
             list(prepare(causal, "causal-lm", **options, max_bad_rows=0).train)
@@ -229,7 +231,7 @@ def test_row_that_the_template_refuses_counted(causal, prepare, jsonl):
     data = prepare(causal, "causal-lm", train_file=file, validation_split_percentage=0, max_bad_rows=0.5)
     # Each conversation became two samples, as the template changes what it shows of the first answer.
     assert len(data.train) == 8
-    assert any("too short" in notice for notice in data.notices)
+    assert "too short" in data.counts["train"].left["template"][-1]
     assert any("4 of 5 conversations became 8 samples" in notice for notice in data.notices)
 
 

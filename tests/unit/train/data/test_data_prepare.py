@@ -87,10 +87,11 @@ def test_error_in_tokenising_process_arrives_whole(causal, prepare, jsonl):
 
 
 def test_incomplete_rows_dropped_and_counted(seq2seq, prepare, jsonl):
-    rows = [PAIR, {"source": "x", "target": None}, {"source": "x"}, {"source": "", "target": "y"}, PAIR]
-    data = prepare(seq2seq, "seq2seq", train_file=jsonl(rows))
+    rows = [PAIR, {"source": "x", "target": None}, {"source": "", "target": "y"}, {"source": "x", "target": ""}, PAIR]
+    data = prepare(seq2seq, "seq2seq", train_file=jsonl(rows), max_bad_rows=0)
     assert len(data.train) == 2
-    assert any("3 of 5 rows lack a text" in n and "line 2" in n for n in data.notices)
+    left = {why: (count, first.rpartition(" ")[2]) for why, (count, _, first) in data.counts["train"].left.items()}
+    assert left == {"no_target": (2, "2"), "no_source": (1, "3")}
 
 
 def test_text_file_is_one_document(causal, prepare, tmp_path):

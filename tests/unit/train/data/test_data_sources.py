@@ -96,7 +96,7 @@ def test_hub_dataset_wrong_row_named(monkeypatch, seq2seq, prepare):
     rows = [{"source": "a", "target": "b"}, {"source": "a", "target": None}]
     monkeypatch.setattr("datasets.load_dataset", lambda *_args, **_options: {"train": Dataset.from_list(rows)})
     data = prepare(seq2seq, "seq2seq", dataset="org/x")
-    assert any("org/x (train), row 2" in notice for notice in data.notices)
+    assert data.counts["train"].left["no_target"] == [1, 0, "org/x (train), row 2"]
 
 
 def test_dataset_without_known_split_rejected(monkeypatch):
