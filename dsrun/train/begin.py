@@ -18,6 +18,7 @@ from dsrun.train.checkpoint.checkpointing import SavingPolicy
 from dsrun.train.checkpoint.layout import CheckpointLayout
 from dsrun.train.checkpoint.resume import find_checkpoint
 from dsrun.train.checkpoint.verify import checkpoint_facts
+from dsrun.train.data.overview import data_facts, data_rows, padding_of
 from dsrun.train.export.final import check_room
 from dsrun.train.loop.build_trainer import PreparedRun, TrainerBuilder
 from dsrun.train.loop.callbacks import build_callbacks
@@ -101,7 +102,8 @@ def _record_start(run: PreparedRun, trainer: RunTrainer, start: elastic.AdaptedC
     plan, batching = run.plan, trainer.batching
     parameters = parameter_count(trainer.model)
     trainable = parameter_count(trainer.model, trainable=True)
-    _print_header(run, batching, parameters=parameters, trainable=trainable)
+    facts = _facts(run, trainer)
+    _print_header(run, batching, _data_rows(run, facts), parameters=parameters, trainable=trainable)
     if "train" in plan.phases:
         check_room(
             disk_free(run.folder.path),
@@ -113,10 +115,40 @@ def _record_start(run: PreparedRun, trainer: RunTrainer, start: elastic.AdaptedC
         )
     source = start.source if start else None
     gpus = all_gather_object(torch.cuda.get_device_name()) if plan.world.device == "cuda" else []
-    run.records.start(plan, parameters=parameters, packing=batching.facts, gpus=gpus, resumed_from=source)
+    known = {"parameters": parameters, "packing": batching.facts, "data": facts, "gpus": gpus}
+    run.records.start(plan, resumed_from=source, **known)
 
 
-def _print_header(run: PreparedRun, batching: BatchingPlan, *, parameters: int, trainable: int) -> None:
+def _facts(run: PreparedRun, trainer: RunTrainer) -> dict[str, Any]:
+    """Of the data, for run.json; its padding on rank 0 alone, which tells, where it follows from samples' lengths."""
+    plan, rows, padding = run.plan, trainer.train_dataset, None
+    if "train" not in plan.phases:
+        return data_facts(run.data)
+    is_padded = hasattr(rows, "__len__") and not trainer.batching.method and not plan.recipe.spec.long_context
+    if plan.world.is_main and is_padded:
+        padding = padding_of(trainer.get_train_dataloader().batch_sampler, rows, run.data.collator)
+    batch, drop_last = plan.batch.global_batch, trainer.args.dataloader_drop_last
+    return data_facts(run.data, global_batch=batch, drop_last=drop_last, padding=padding)
+
+
+def _data_rows(run: PreparedRun, facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """What the header says of the data, with the flags that change it."""
+    plan, recipe = run.plan, run.plan.recipe
+    unit = plan.batch.world_size * (recipe.hf.get("gradient_accumulation_steps") or 1)
+    # That of a demo holds for its own global batch alone.
+    if recipe.sources.get("micro_batch_size") != plan.title:
+        unit *= recipe.spec.micro_batch_size or recipe.hf.get("per_device_train_batch_size") or 1
+    fits = (facts["samples"] or 0) // unit * unit
+    fewer = f"--global-batch-size to {fits}" if fits and not recipe.spec.global_batch_tokens else None
+    wide = ["pad_to_max_length"] if recipe.spec.pad_to_max_length else []
+    wide += ["train_sampling_strategy"] if recipe.given("train_sampling_strategy") else []
+    wide += ["packing"] if recipe.spec.packing == "off" else []
+    return data_rows(run.data, facts, fewer=fewer, even=f"leave out {recipe.where(wide[0])}" if wide else None)
+
+
+def _print_header(
+    run: PreparedRun, batching: BatchingPlan, data: list[tuple[str, str]], *, parameters: int, trainable: int
+) -> None:
     """What is about to be trained, on what, and how; after a restart only what it may have changed."""
     plan, spec = run.plan, run.plan.recipe.spec
     how = f"{parameters:,} parameters" + _origin(plan)
@@ -127,7 +159,7 @@ def _print_header(run: PreparedRun, batching: BatchingPlan, *, parameters: int, 
         ("task", f"{spec.task} (beta {spec.dpo_beta:g})" if spec.task == "dpo" else plan.task),
         ("parallel", plan.parallel),
         ("precision", plan.precision),
-        ("data", run.data.origin),
+        *data,
         ("output", str(run.folder.path)),
     ]
     if plan.plugin:
@@ -136,7 +168,8 @@ def _print_header(run: PreparedRun, batching: BatchingPlan, *, parameters: int, 
         rows.insert(3, ("batch", plan.batch.sentence(plan.world.rank_name)))
         if packing := batching.sentence(plan.world.ranks_named):
             rows.insert(4, ("packing", packing))
-        rows.insert(-2, ("speed", speed.line(speed.choices(speed.facts_of(plan)))))
+        after = rows.index(("precision", plan.precision)) + 1
+        rows.insert(after, ("speed", speed.line(speed.choices(speed.facts_of(plan)))))
     if attempt(os.environ)["attempt"]:
         # The first one stands above on the same terminal; a remedy may have changed these.
         rows = [row for row in rows if row[0] in ("parallel", "batch", "packing")]

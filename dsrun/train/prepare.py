@@ -57,6 +57,7 @@ def _prepare(argv: Sequence[str], console: Console) -> None:
     from dsrun.train.base.plugin import load_plugin
     from dsrun.train.data.data_request import data_request
     from dsrun.train.data.encoding.tokenizer import load_tokenizer
+    from dsrun.train.data.overview import data_facts, data_rows
     from dsrun.train.decide_plan import with_demo
     from dsrun.train.model.load import decide_task, load_config
 
@@ -70,7 +71,8 @@ def _prepare(argv: Sequence[str], console: Console) -> None:
     request = data_request(recipe, config, task, tokens=len(tokenizer), plugin=plugin)
     data = prepare_and_report(request, tokenizer, console)
     show_samples(data, tokenizer, console)
-    console.print(f"prepared {data.origin}")
+    console.print("prepared:")
+    console.rows(data_rows(data, data_facts(data, global_batch=recipe.spec.global_batch_size)))
 
 
 def prepare_for_plan(plan: TrainingPlan, tokenizer: Any, console: Console, heart: HeartbeatWriter) -> PreparedData:
@@ -108,9 +110,6 @@ def prepare_and_report(
     data = preparation_of(request)(request, tokenizer, notify=console.notice, progress=progress)
     for notice in data.notices:
         console.notice(notice)
-    for split, cut in data.truncation.items():
-        if cut.cut:
-            console.notice(f"{split}: {cut.sentence()}")
     return data
 
 
