@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -92,19 +90,9 @@ class _Context(click.Context):
     """Measures the terminal as click does, without shutil, which brings every compression: a tenth of `--help`."""
 
     def make_formatter(self) -> click.HelpFormatter:
-        return self.formatter_class(width=max(min(_columns(), 80) - 2, 50))
+        from dsrun.system.terminal.layout import columns_of  # for --help alone
 
-
-def _columns() -> int:
-    """The width of the terminal, as `shutil.get_terminal_size` finds it."""
-    with suppress(KeyError, ValueError):
-        if (columns := int(os.environ["COLUMNS"])) > 0:
-            return columns
-    if sys.__stdout__ is not None:
-        # A closed stdout, and one that is not a terminal.
-        with suppress(ValueError, OSError):
-            return os.get_terminal_size(sys.__stdout__.fileno()).columns or 80
-    return 80
+        return self.formatter_class(width=max(min(columns_of(sys.__stdout__), 80) - 2, 50))
 
 
 class Command(click.Command):

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import os
 import stat
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,11 +63,14 @@ def write_output(text: str, name: str | None, *, force: bool) -> None:
         write_file(Path(name), content, force=force)
 
 
-def print_table(rows: Iterable[Sequence[str]]) -> None:
-    """Print rows of cells with aligned columns."""
-    from dsrun.system.terminal.display import aligned_rows, printable  # not for JSON and files
+def print_table(rows: Iterable[Sequence[str]], *, head: bool = True) -> None:
+    """Print rows of cells with aligned columns; on a terminal, what does not fit folds below the rest of its row, with
+    `head` by the names of the first row."""
+    from dsrun.system.terminal.display import printable  # not for JSON and files
+    from dsrun.system.terminal.layout import aligned_rows, terminal_width
 
-    for line in aligned_rows([[printable(cell) for cell in row] for row in rows]):
+    shown = [[printable(cell) for cell in row] for row in rows]
+    for line in aligned_rows(shown, terminal_width(sys.stdout), head=head):
         click.echo(line)
 
 
@@ -74,7 +78,7 @@ def print_fields(fields: Iterable[tuple[str, str]], *, width: int) -> None:
     """Print "name: value" lines, values aligned at column `width`; an empty value prints nothing."""
     for name, value in fields:
         if value:
-            print_line(f"{name + ':':<{width}}{value}")
+            print_line(f"{name + ':':<{width}}{value}", hang=width)
 
 
 def print_json(content: dict[str, Any]) -> None:
@@ -94,19 +98,33 @@ def _as_json(value: Any) -> Any:
     return os.fspath(value)
 
 
-def print_line(text: str = "") -> None:
-    """Print a line on stdout in which foreign text may stand."""
+def print_line(text: str = "", *, hang: int | None = None) -> None:
+    """Print a line on stdout in which foreign text may stand; on a terminal it ends between words, and goes on `hang`
+    columns in."""
     from dsrun.system.terminal.display import printable  # not for JSON and files
+    from dsrun.system.terminal.layout import fitted, terminal_width
 
-    click.echo(printable(text))
+    click.echo(fitted(printable(text), terminal_width(sys.stdout), hang=hang))
+
+
+def print_commands(meanings: Mapping[str, str]) -> None:
+    """Print commands on stdout with comments beside them, so that each can be copied whole."""
+    from dsrun.system.terminal.display import printable  # few commands print another
+    from dsrun.system.terminal.layout import command_text, terminal_width
+
+    size = max(map(len, meanings), default=0)
+    for command, meaning in meanings.items():
+        shown = f"{printable(command):<{size}}"
+        click.echo(command_text(shown, terminal_width(sys.stdout), comment=meaning))
 
 
 def print_findings(findings: Iterable[Finding], *, total: str = "", places: bool = True) -> None:
     """Print findings on stdout, and with `total`, what they are about, how many there are of each level."""
     from dsrun.findings.show import finding_lines, total_line  # most commands have none
+    from dsrun.system.terminal.layout import terminal_width
 
     found = list(findings)
-    for line in finding_lines(found, places=places):
+    for line in finding_lines(found, places=places, width=terminal_width(sys.stdout)):
         click.echo(line)
     if total:
         print_line(total_line(total, found))

@@ -14,7 +14,7 @@ from dsrun.findings.finding import LEVELS, Finding, Level
 from dsrun.findings.texts import text_of
 from dsrun.findings.translation import translated
 from dsrun.messages import joined
-from dsrun.system.terminal.display import cells, counted, padded, printable, wrapped
+from dsrun.system.terminal.display import cells, counted, padded, printable
 
 CheckStatus = Literal["fail", "warn", "pass", "skip"]
 """The word for a level in a table of checks, and for a check that does not apply."""
@@ -25,7 +25,6 @@ _COLOURS: dict[Level | CheckStatus, str] = {
 }  # fmt: skip
 _INDENT = " " * 4
 _ARROW = "-> "
-_NARROWEST = 30
 
 
 class ShownFinding(NamedTuple):
@@ -60,14 +59,18 @@ def in_english(finding: Finding) -> ShownFinding:
     return ShownFinding(finding.level, finding.where, str(finding.message), finding.code, str(finding.fix))
 
 
-def finding_lines(findings: Iterable[Finding], *, places: bool = True) -> Iterator[str]:
-    """`LEVEL PLACE: MESSAGE [CODE]` for each finding, its fix below; without `places`, where messages have them."""
+def finding_lines(findings: Iterable[Finding], *, places: bool = True, width: int | None = None) -> Iterator[str]:
+    """`LEVEL PLACE: MESSAGE [CODE]` for each finding, its fix below; without `places`, where messages have them. With
+    `width`, in lines of so many columns."""
+    from dsrun.system.terminal.layout import fitted  # not for advice, which is one line each
+
     for each in findings:
         part = shown(each)
         place = f" {part.place}" if places and part.place else ""
-        yield f"{_coloured(part.level, each.level)}{place}: {part.message} [{part.code}]"
+        text = fitted(f"{part.level}{place}: {part.message} [{part.code}]", width, hang=len(_INDENT))
+        yield _coloured(part.level, each.level) + text.removeprefix(part.level)
         if part.fix:
-            yield _INDENT + part.fix
+            yield fitted(_INDENT + part.fix, width, hang=len(_INDENT))
 
 
 def total_line(name: str, findings: Iterable[Finding]) -> str:
@@ -96,12 +99,12 @@ def status_width() -> int:
 
 def table_lines(finding: Finding, columns: int | None) -> Iterator[str]:
     """`PLACE: MESSAGE`, and below a problem `-> FIX`, in a column of a table that is so wide; None: of any width."""
+    from dsrun.system.terminal.layout import fitted
+
     part = shown(finding)
-    yield from _wrapped(f"{part.place}: {part.message}" if part.place else part.message, columns)
+    yield from fitted(f"{part.place}: {part.message}" if part.place else part.message, columns, hang=0).split("\n")
     if part.fix and finding.level != "info":
-        first, *others = _wrapped(part.fix, columns and columns - len(_ARROW))
-        yield _ARROW + first
-        yield from (" " * len(_ARROW) + each for each in others)
+        yield from fitted(_ARROW + part.fix, columns, hang=len(_ARROW)).split("\n")
 
 
 def refusal(errors: Sequence[Finding], *, before: str = "", kind: type[DsrunError] = UsageError) -> DsrunError:
@@ -110,11 +113,6 @@ def refusal(errors: Sequence[Finding], *, before: str = "", kind: type[DsrunErro
     if not others:
         return kind(before + first.text, fix=first.fix or None)
     return kind(before + "; also: ".join(each.line for each in (first, *others)))
-
-
-def _wrapped(text: str, columns: int | None) -> list[str]:
-    """The lines of a text; a command, a path or an address stays whole."""
-    return [text] if columns is None or columns < _NARROWEST else wrapped(text, columns)
 
 
 def _coloured(word: str, level: Level | CheckStatus) -> str:

@@ -1,7 +1,6 @@
 """What `dsrun doctor` does on one machine: it runs the checks side by side and prints them as a table."""
 
 import os
-import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from dsrun.doctor.machine_facts import MachineFacts
 from dsrun.errors import EXIT_FINDINGS, UsageError, did_you_mean
 from dsrun.findings.finding import Finding
 from dsrun.launch.detection.slurm import in_slurm_step
+from dsrun.system.terminal.layout import terminal_width
 
 COLLECTIVES = "dsrun.cli.doctor.collectives:run_collectives"
 
@@ -48,8 +48,7 @@ def run(*, form: str, every: bool, only: Sequence[str], skip: Sequence[str], **g
     if form == "json":
         print_json(as_json(results))
     else:
-        columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        for line in result_lines(results, every=every, columns=columns):
+        for line in result_lines(results, every=every, columns=terminal_width(sys.stdout)):
             click.echo(line)
     return EXIT_FINDINGS if any(each.status == "fail" for each in results) else 0
 

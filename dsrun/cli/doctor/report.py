@@ -1,16 +1,18 @@
 """Results of checks as the table of `dsrun doctor`, and as JSON."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from dsrun.doctor.check import CheckResult
-from dsrun.findings.finding import worst_first
+from dsrun.findings.finding import Finding, worst_first
 from dsrun.findings.show import STATUSES, CheckStatus, status_width, status_word, table_lines
 from dsrun.findings.texts import text_of
 from dsrun.findings.translation import translated
 from dsrun.messages import Message, joined
 from dsrun.system.terminal.display import cells, counted, padded
+from dsrun.system.terminal.layout import NARROWEST, fitted
 
 _COUNTED: dict[CheckStatus, str] = {"pass": "passed", "warn": "warned", "fail": "failed", "skip": "skipped"}
 
@@ -29,21 +31,34 @@ def result_lines(results: Sequence[CheckResult], *, every: bool, columns: int | 
     shown = [each for each in results if every or each.status != "skip"]
     titles = {each.check.code: translated(each.check.title) for each in shown}
     width = max(map(cells, titles.values()), default=0)
-    indent = " " * (status_width() + 2 + width + 2)
     for result in shown:
         title = padded(titles[result.check.code], width)
         # What is fine beside problems is not shown.
         problems = [each for each in worst_first(result.findings) if each.level != "info"]
         for found in problems or result.findings:
-            first, *others = table_lines(found, columns and columns - len(indent))
-            yield f"{status_word(STATUSES[found.level])}  {title}  {first}"
-            yield from (indent + each for each in others)
+            yield from _row(STATUSES[found.level], title, partial(table_lines, found), columns)
             title = " " * width
         if result.status == "skip":
             needs = translated(result.check.needs or text_of("check_total.nothing"))
-            yield f"{status_word('skip')}  {title}  {needs}"
+            text = partial(table_lines, Finding(level="info", code=result.check.code, message=needs))
+            yield from _row("skip", title, text, columns)
     yield ""
-    yield translated(summary(results, every=every))
+    yield fitted(translated(summary(results, every=every)), columns, hang=0)
+
+
+def _row(
+    status: CheckStatus, title: str, text: Callable[[int | None], Iterable[str]], columns: int | None
+) -> Iterator[str]:
+    """A row of the table: the text, made for a width, beside its title, or below where it has no room."""
+    beside = status_width() + 2 + cells(title) + 2
+    room = None if columns is None else columns - beside
+    first, *others = text(room)
+    if room is None or NARROWEST <= room >= max(map(cells, (first, *others))):
+        yield f"{status_word(status)}  {title}  {first}"
+        yield from (" " * beside + each for each in others)
+    else:
+        yield f"{status_word(status)}  {title}".rstrip()
+        yield from (" " * 6 + each for each in text(room + beside - 6))
 
 
 def summary(results: Sequence[CheckResult], *, every: bool) -> Message:

@@ -12,9 +12,9 @@ from dsrun.cli.init.data import ask_data, ask_task
 from dsrun.cli.init.interview import InitAnswer, InitInterview, InitQuestion
 from dsrun.cli.init.model import ask_model
 from dsrun.cli.init.place import ask_place
-from dsrun.cli.init.run_yaml import RunYamlAnswers, check_run_file, command_lines, plan_command, render_run_yaml
+from dsrun.cli.init.run_yaml import RunYamlAnswers, check_run_file, commands, plan_command, render_run_yaml
 from dsrun.cli.init.tuning import ask_tuning
-from dsrun.cli.output import print_line, write_file
+from dsrun.cli.output import print_commands, write_file
 from dsrun.errors import UsageError
 from dsrun.runs.folder import RunFolder, default_name, refuse_unfit
 from dsrun.system.terminal.stderr import print_detail, print_note
@@ -37,16 +37,14 @@ def run(**given: Any) -> int:
     text = render_run_yaml(answers, name)
     for notice in check_run_file(text, Path(name).name, slurm=answers.place.slurm is not None):
         print_note(notice)
-    more = [f"{command}  # {meaning}" for command, meaning in plan_command(answers, given).items()]
-    following = [*command_lines(answers, name), *more]
     if to_stdout:
         click.echo(text, nl=False)
         return 0
     write_file(Path(file), text.encode("utf-8"), force=given["force"])
     print_detail("")
     print_note(f"{file} is written. Next:")
-    for line in following:
-        print_line(line)
+    for following in (commands(answers, name), plan_command(answers, given)):
+        print_commands(following)
     return 0
 
 

@@ -5,13 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dsrun.cli.output import print_advice, print_json, print_line, print_table
+from dsrun.cli.output import print_advice, print_commands, print_json, print_line, print_table
 from dsrun.demo.models import TASKS
 from dsrun.errors import EXIT_FINDINGS, UsageError
 from dsrun.machine.gpus import visible_gpus
 from dsrun.models.folder import find, has_weights
 from dsrun.system.terminal.display import size_text
-from dsrun.system.terminal.stderr import print_detail, print_note
 from dsrun.system.variables import cache_root
 from dsrun.zero.generate.presets import GIB
 from dsrun.zero.memory import plan_text
@@ -30,7 +29,7 @@ def run(**given: Any) -> int:
     if given["cluster"] or given["partition"] is not None:
         from dsrun.slurm.cluster.plan_gpus import with_cluster
 
-        given = with_cluster(given, notify=print_note)
+        given = with_cluster(given, notify=_note)
     folder = _model_folder(given["model"], given["hub"])
     found = find(folder)
     counted = count(
@@ -54,17 +53,24 @@ def run(**given: Any) -> int:
     made = plan(request)
     print_advice(counted.findings)
     if request.cluster.note:
-        print_note(request.cluster.note)
+        _note(request.cluster.note)
     if given["form"] == "json":
         print_json(as_json(made, counted, options))
     else:
         _print(made, counted, options, every=given["every"])
     if given["calibrate"] and made.choice is not None:
+        from dsrun.system.terminal.stderr import print_detail
         from dsrun.zero.memory.calibrate import calibrate
 
-        print_detail(calibrate(made, found, given["nvme_path"], notify=print_note).sentence)
+        print_detail(calibrate(made, found, given["nvme_path"], notify=_note).sentence)
         return 0
     return 0 if made.choice is not None else EXIT_FINDINGS
+
+
+def _note(text: str) -> None:
+    from dsrun.system.terminal.stderr import print_note  # few plans need one
+
+    print_note(text)
 
 
 def _model_folder(name: str, hub: str) -> str:
@@ -78,7 +84,7 @@ def _model_folder(name: str, hub: str) -> str:
 
         spec = TrainSpec(model=name, hub=hub, from_scratch=True)
         check_owners(spec)
-        fetch(spec, notify=print_note)
+        fetch(spec, notify=_note)
         return local_name(name, "model", spec, os.environ)
     if name not in TASKS:
         return name
@@ -138,7 +144,7 @@ def _note_unused_lengths(seq2seq: bool, given: dict[str, Any]) -> None:
     sides = ("max_source_length", "max_target_length")
     unused = [f"--{name.replace('_', '-')}" for name in sides if given[name] is not None and not seq2seq]
     if unused:
-        print_note(f"a causal language model has no {' or '.join(unused)}: only --max-length counts")
+        _note(f"a causal language model has no {' or '.join(unused)}: only --max-length counts")
 
 
 def _first(*values: int | None) -> int:
@@ -196,8 +202,7 @@ def _print(made: MemoryPlan, counted: CountedModel, options: CommandOptions, *, 
     if made.choice is None:
         _print_remedies(made)
         return
-    for line in lines(made.request, made.choice, options):
-        print_line(line)
+    print_commands(dict.fromkeys(lines(made.request, made.choice, options), ""))
     if options.trained and not options.data:
         print_line("# your data: --train-file FILE or --dataset NAME")
         print_line("# without, the built-in demo data is used")

@@ -3,7 +3,6 @@
 import json
 import os
 import secrets
-import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -37,6 +36,7 @@ from dsrun.system.host import hostname
 from dsrun.system.net import address_towards, addresses, claim_port, free_port, own_name_addresses
 from dsrun.system.shell import command_lines
 from dsrun.system.terminal.display import printable
+from dsrun.system.terminal.layout import terminal_width
 from dsrun.system.terminal.secrets import without_tokens
 from dsrun.system.terminal.stderr import ignore_closed_stream, print_detail, print_error, print_note
 
@@ -197,7 +197,7 @@ def _job(
         host=place.host,
         port=port,
         saved_batch=int(saved_batch) if saved_batch else None,
-        terminal_width=shutil.get_terminal_size().columns if sys.stderr.isatty() else None,
+        terminal_width=terminal_width(sys.stderr),
     )
     return job, changes
 

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 
 from dsrun.messages import Message
 
@@ -14,14 +14,6 @@ _HUGE = 1e15
 # C0 and C1 control characters and DEL; marks that turn the direction of text, so that it reads as something else.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]")
 _COLOURS = re.compile(r"\x1b\[[0-9;:]*m")
-
-# Where a line may end: after a space, and beside a Chinese character, but not before a mark that closes or after one
-# that opens.
-_WIDE, _OPENING, _CLOSING = "⺀-鿿豈-\ufaff！-～", "（「《", "、。，：；！？）」》"
-_BREAK = re.compile(
-    rf"(?<=\s)(?=\S)|(?<=[{_WIDE}])(?<![{_OPENING}])(?=[^\s{_CLOSING}])"
-    rf"|(?<=[^\s{_OPENING}])(?=[{_WIDE}])(?![{_CLOSING}])"
-)
 
 
 def printable(text: str, *, keep: str = "\t") -> str:
@@ -57,25 +49,6 @@ def cells(text: str) -> int:
 def padded(text: str, width: int) -> str:
     """`text` with the spaces that make it as wide as so many columns."""
     return text + " " * (width - cells(text))
-
-
-def aligned_rows(rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    """A line for each row of cells, with their columns aligned."""
-    widths = [max(map(cells, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  ".join(padded(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip()
-
-
-def wrapped(text: str, width: int) -> list[str]:
-    """The lines of `text` in so many columns. A command, a path or an address stays whole; Chinese breaks anywhere, but
-    before a punctuation mark."""
-    lines, line = [], ""
-    for piece in _BREAK.split(text):
-        if line and cells(line + piece.rstrip()) > width:
-            lines.append(line.rstrip())
-            line = ""
-        line += piece
-    return [*lines, line.rstrip()]
 
 
 def figure(value: float, digits: int = 4) -> str:

@@ -4,6 +4,7 @@ A closed terminal changes neither a run nor its exit code.
 """
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -24,16 +25,17 @@ def print_note(message: str) -> None:
     _line("note", message, "yellow")
 
 
-def print_detail(line: str, *, secret: bool = False) -> None:
-    """Print a line on stderr that belongs to the one before; with `secret` one that gives the user a new secret, which
-    is not for logs."""
+def print_detail(line: str, *, secret: bool = False, hang: int | None = None) -> None:
+    """Print a line on stderr that belongs to the one before, on a terminal `hang` columns in from its second row on;
+    with `secret` one that gives the user a new secret, which is not for logs."""
     if _is_json():
         for each in filter(str.strip, line.splitlines()):
             _write_json(each.strip(), "detail")
         return
     with ignore_closed_stream(2):
         shown = printable(line, keep="\t\n")
-        click.echo(shown if secret else without_tokens(shown), err=True)
+        # What is to be copied stays in one piece.
+        click.echo(shown if secret else _fitted(without_tokens(shown), hang), err=True)
 
 
 @contextmanager
@@ -60,13 +62,21 @@ def _write_json(message: str, action: str) -> None:
         write_stderr(line.encode())
 
 
+def _fitted(text: str, hang: int | None) -> str:
+    """On a terminal, `text` in lines that end between words."""
+    if not (sys.stderr and sys.stderr.isatty()):
+        return text
+    from dsrun.system.terminal.layout import fitted, terminal_width  # jobs and pipes do without
+
+    return fitted(text, terminal_width(sys.stderr), hang=hang)
+
+
 def _line(kind: str, message: str, colour: str) -> None:
     if _is_json():
         _write_json(message, kind)
         return
     # click leaves NO_COLOR (no-color.org) to the program.
     plain = bool(os.environ.get("NO_COLOR"))
+    text = _fitted(f"{kind}: {without_tokens(printable(message))}", len(kind) + 2)
     with ignore_closed_stream(2):
-        click.secho(
-            f"{kind}: {without_tokens(printable(message))}", fg=colour, err=True, color=False if plain else None
-        )
+        click.secho(text, fg=colour, err=True, color=False if plain else None)

@@ -63,6 +63,16 @@ def test_table_wraps_words_in_a_narrow_terminal():
     assert " ".join(" ".join(shown[:-2]).split()) == f"FAIL A {text} -> {text}"
 
 
+@pytest.mark.parametrize("columns", [80, 60, 40])
+def test_text_goes_below_its_title_where_it_has_no_room(columns):
+    text = " ".join(f"word{number}" for number in range(20))
+    found = result("a", "a title of some thirty letters", Finding(level="info", code="a", message=text))
+    shown = [click.unstyle(each) for each in result_lines([found, *RESULTS], every=True, columns=columns)]
+    assert max(cells(line) for each in shown for line in each.split("\n")) <= columns
+    assert text in " ".join(" ".join(shown).split())
+    assert shown[0].endswith("letters") == (columns < 80)
+
+
 def test_table_makes_control_characters_visible():
     (first, *_) = result_lines(
         [result("a", "A", Finding(level="info", code="a", message="x\x1b]0;title\x07\ny"))], every=False

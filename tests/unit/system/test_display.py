@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from dsrun.system.terminal.display import cells, counted, duration, figure, padded, precise_duration, printable, wrapped
+from dsrun.system.terminal.display import cells, counted, duration, figure, padded, precise_duration, printable
+from dsrun.system.terminal.layout import wrapped
 
 
 @pytest.mark.parametrize(
