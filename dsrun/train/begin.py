@@ -166,13 +166,13 @@ def _print_header(
         rows.insert(-1, ("plugin", plan.plugin.identity))
     if "train" in plan.phases:
         rows.insert(3, ("batch", plan.batch.sentence(plan.world.rank_name)))
-        if packing := batching.sentence(plan.world.ranks_named):
-            rows.insert(4, ("packing", packing))
+        rows[4:4] = [("packing", each) for each in batching.sentences(plan.world.ranks_named)]
         after = rows.index(("precision", plan.precision)) + 1
-        rows.insert(after, ("speed", speed.line(speed.choices(speed.facts_of(plan)))))
+        rows[after:after] = [("speed", each) for each in speed.lines(speed.choices(speed.facts_of(plan)))]
     if attempt(os.environ)["attempt"]:
         # The first one stands above on the same terminal; a remedy may have changed these.
         rows = [row for row in rows if row[0] in ("parallel", "batch", "packing")]
+    run.console.print()
     run.console.rows(rows)
 
 

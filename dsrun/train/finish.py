@@ -8,6 +8,7 @@ from typing import Any
 
 from dsrun.demo.build_demo import DEMO_NAMES
 from dsrun.runs.stop_request import first_request
+from dsrun.system.terminal.layout import command_text
 from dsrun.train.base.console import Console, duration, number, shortened
 from dsrun.train.base.distributed import all_gather_object
 from dsrun.train.base.rank_context import is_supervised, record_interruption
@@ -23,8 +24,8 @@ from dsrun.train.model.load import parameter_count
 
 SHOWN_EXAMPLES = 5
 NEXT_COMMANDS = (
-    "dsrun train --zero 2 --model t5-large                                    # a real T5 on the demo data",
-    "dsrun train --zero 2 --model t5-large --train-file my.jsonl              # on yours",
+    "dsrun train --zero 2 --model t5-large",
+    "dsrun train --zero 2 --model t5-large --train-file my.jsonl",
     "dsrun train --zero 3 --model Qwen/Qwen3-0.6B --train-file chats.jsonl --lora 16",
     "dsrun train --help",
 )
@@ -33,7 +34,7 @@ NEXT_COMMANDS = (
 def save_model(run: PreparedRun, trainer: RunTrainer) -> None:
     """Write the final model, once its weights are known to be finite."""
     if trainer.already_finished:
-        run.console.notice(_already_finished(trainer.state))
+        run.console.notice(_already_finished(trainer))
     run.context.heart.enter("exporting")
     trainer.nan_guard.check_weights(trainer.model, trainer.state.global_step)
     run.console.print("saving the model")
@@ -128,9 +129,9 @@ def _print_summary(run: PreparedRun, trainer: RunTrainer, predictions: list[Path
     console.rows(rows)
     if plan.title in DEMO_NAMES:
         console.print("")
-        console.print("next, on your own machine:")
+        console.print("next, a real model on the demo's data or on yours:")
         for line in NEXT_COMMANDS:
-            console.print(f"  {line}")
+            console.print(line, fit=command_text)
 
 
 def _card_facts(run: PreparedRun, trainer: RunTrainer, results: FinalResults) -> CardFacts:
@@ -160,12 +161,16 @@ def leave(run: PreparedRun, step: int, *, is_saved: bool) -> None:
         record_interruption(step, path.name if is_saved else None)
 
 
-def _already_finished(state: Any) -> str:
+def _already_finished(trainer: RunTrainer) -> str:
+    state, arguments = trainer.state, trainer.args
     if state.global_step < state.max_steps:
-        why, longer = f"stopped early at step {state.global_step:,}", "a larger --early-stopping"
+        why, longer = f"it stopped early at step {state.global_step:,}", "a larger --early-stopping"
+    elif arguments.max_steps > 0:
+        why, longer = f"all {state.global_step:,} steps are done", f"--max_steps above {arguments.max_steps}"
     else:
-        why, longer = f"all {state.global_step:,} steps are done", "--max-steps or --num-train-epochs"
-    return f"already finished: {why} ({longer} trains on, --resume never starts anew)"
+        done = f"{arguments.num_train_epochs:g}"
+        why, longer = f"all {state.global_step:,} steps are done", f"--num_train_epochs above {done}"
+    return f"this run is already finished: {why} (to train on: {longer}; to start anew: --resume never)"
 
 
 def _best_checkpoint(trainer: RunTrainer) -> str | None:

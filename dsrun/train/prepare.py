@@ -14,6 +14,7 @@ from dsrun.recipe.preflight.files import check_files
 from dsrun.recipe.preflight.packages import check_packages
 from dsrun.recipe.resolve import resolve
 from dsrun.runs.attempts import is_another
+from dsrun.system.terminal.layout import terminal_width
 from dsrun.system.terminal.log_format import is_json
 from dsrun.train.base.console import ERROR_STYLE, MARKS, Console, PlainTask
 from dsrun.train.base.rank_context import explain_failure
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def main(argv: Sequence[str]) -> int:
-    console = Console(sys.stderr, terminal=sys.stderr.isatty(), as_json=is_json())
+    console = Console(sys.stderr, width=terminal_width(sys.stderr), as_json=is_json())
     try:
         _prepare(argv, console)
     except (Exception, KeyboardInterrupt) as error:

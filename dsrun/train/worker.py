@@ -29,6 +29,7 @@ from dsrun.system.env import WorkerPlace, worker_from_env
 from dsrun.system.imports import without_collections
 from dsrun.system.net import reachable
 from dsrun.system.process.process_end import die_with_parent
+from dsrun.system.terminal.layout import terminal_width
 from dsrun.system.terminal.log_format import is_json
 from dsrun.train.base.console import ERROR_STYLE, Console, open_console, send_output_to
 from dsrun.train.base.rank_context import (
@@ -80,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
         os.environ.update(worker.variables())
         lint = partial(refuse_errors, notify=console.notice)
         requested = worker_recipe(argv, os.environ, world_size=worker.world_size, lint=lint)
-        debug = requested.spec.debug
+        debug = console.debug = requested.spec.debug
         recipe, folder = take_folder(requested, rank, console)
         log = next_log(folder, worker)
         send_output_to(log, echo=recipe.spec.debug)
@@ -206,9 +207,8 @@ def console_of(rank: int) -> Console:
     if rank != 0:
         return Console(None)
     channel = os.environ.get(variables.CONSOLE)
-    width = int(os.environ.get(variables.TERMINAL, "0")) or None
-    terminal = bool(width) if channel else sys.stderr.isatty()
-    return Console(open_console(channel), terminal=terminal, width=width, as_json=is_json())
+    width = int(os.environ.get(variables.TERMINAL, "0")) or None if channel else terminal_width(sys.stderr)
+    return Console(open_console(channel), width=width, as_json=is_json())
 
 
 def next_log(folder: RunFolder, worker: WorkerPlace) -> Path:

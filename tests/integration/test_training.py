@@ -373,13 +373,15 @@ def test_evaluation_only_output_names_predictions_file(tiny, pairs, tmp_path):
     assert not {"batch", "trained", "model"} & set(rows[1:]), "words about training in a run that does not train"
 
 
-def test_finished_run_called_again_trains_no_step(tiny, pairs, tmp_path):
-    flags = ["--model", tiny["llama"], "--train-file", pairs["train"], *SHORT, "--max-steps", "3"]
+@pytest.mark.parametrize("length", [("--max-steps", "3"), ("--num-train-epochs", "1")])
+def test_finished_run_called_again_trains_no_step(tiny, pairs, tmp_path, length):
+    flags = ["--model", tiny["llama"], "--train-file", pairs["train"], *SHORT, *length]
     first = dsrun(*flags, output=tmp_path / "run").ok()
     weights, trained = load_file(tmp_path / "run" / "model" / "model.safetensors"), first.losses
     again = dsrun(*flags, output=tmp_path / "run").ok()
     assert again.losses == trained
-    assert "already finished: all 3 steps are done" in again.err
+    assert f"already finished: all {len(trained)} steps are done" in again.err
+    assert f"{length[0].replace('-', '_').replace('__', '--')} above {length[1]}" in again.err
     assert "already finished" not in first.err
     after = load_file(tmp_path / "run" / "model" / "model.safetensors")
     assert all(torch.equal(after[name], weights[name]) for name in weights)

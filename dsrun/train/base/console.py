@@ -11,7 +11,8 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
@@ -21,6 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 
 from dsrun.system.terminal.display import printable
+from dsrun.system.terminal.layout import fitted
 from dsrun.system.terminal.log_format import LogLevel, ecs_line
 
 SECONDS_BETWEEN_PLAIN_LINES = 10.0
@@ -35,6 +37,9 @@ SHOWN_LENGTH = 200
 """Characters: an article to be summarised would fill the screen, and scroll the scores away."""
 
 ERROR_STYLE = "red"
+
+# Columns of the progress bar.
+_BAR = 10
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -55,35 +60,44 @@ def number(value: Any) -> str:
     return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
 
 
-class Console:
-    """Prints on rank 0; `out` is None on every other rank. `as_json`: each line as --log-format json wants it."""
+Fit = Callable[[str, int | None], str]
 
-    def __init__(
-        self, out: TextIO | None, *, terminal: bool = False, width: int | None = None, as_json: bool = False
-    ) -> None:
-        terminal = terminal and not as_json
+
+class Internal(str):
+    """A line on how training works inside: in console.log always, before the user with --debug only."""
+
+
+class Console:
+    """Prints on rank 0; `out` is None on every other rank, `width` where it is no terminal. `as_json`: each line as
+    --log-format json wants it."""
+
+    def __init__(self, out: TextIO | None, *, width: int | None = None, as_json: bool = False) -> None:
+        self.width = None if as_json else width
+        self.terminal = self.width is not None
         self._json = out if as_json else None
         self._rich = RichConsole(
-            file=out, force_terminal=terminal, width=width if terminal else 120, highlight=False, soft_wrap=True
+            file=out, force_terminal=self.terminal, width=self.width or 120, highlight=False, soft_wrap=True
         )
         self._silent = out is None
         self._transcript: TextIO | None = None
-        self.terminal = terminal
+        self.debug = False
         self._noted: set[str] = set()
 
     def record_in(self, path: Path) -> None:
         if not self._silent:
             self._transcript = path.open("a", encoding="utf-8", buffering=1)
 
-    def print(self, text: str = "", *, style: str | None = None) -> None:
+    def print(self, text: str = "", *, style: str | None = None, action: str = "output", fit: Fit = fitted) -> None:
+        """Print a text, of which `fit` makes what is shown on a terminal of some width."""
         if self._silent:
             return
-        text = printable(text, keep="\t\n")
-        if self._json:
-            self.event(text, action="error" if style == ERROR_STYLE else "output")
-        else:
-            self._rich.print(escape(text), style=style)
-        self._record(text)
+        shown = printable(text, keep="\t\n")
+        if self.debug or not isinstance(text, Internal):
+            if self._json:
+                self.event(shown.removeprefix(f"{action}: "), action="error" if style == ERROR_STYLE else action)
+            else:
+                self._rich.print(escape(fit(shown, self.width)), style=style)
+        self._record(shown)
 
     def event(self, text: str, *, action: str, fields: Mapping[str, Any] | None = None) -> None:
         """With --log-format json: write a line of it for each line of `text`; those with `fields` are metrics."""
@@ -106,10 +120,14 @@ class Console:
         plain = head + "".join(f"{MARKS[0]}{text}{MARKS[1]}" if mark else text for text, mark in shown)
         if self._json:
             self.event(plain, action="output")
-        elif self.coloured:
-            self._rich.print(Text.assemble(head, *((text, "bold green" if mark else "") for text, mark in shown)))
+        elif self.coloured and self.width:
+            whole = Text.assemble(*((text, "bold green" if mark else "") for text, mark in shown))
+            first, *others = whole.wrap(self._rich, self.width - len(head) - 2)
+            self._rich.print(Text.assemble(head, first))
+            for each in others:
+                self._rich.print(Text.assemble(head, "  ", each))
         else:
-            self._rich.print(escape(plain))
+            self._rich.print(escape(fitted(plain, self.width)))
         self._record(plain)
 
     @property
@@ -123,16 +141,12 @@ class Console:
     def notice(self, text: str) -> None:
         if text not in self._noted:
             self._noted.add(text)
-            if self._json:
-                self.event(printable(text), action="note")
-                self._record(f"note: {printable(text)}")
-            else:
-                self.print(f"note: {text}", style="yellow")
+            self.print(type(text)(f"note: {text}"), style="yellow", action="note", fit=partial(fitted, hang=6))
 
     def rows(self, rows: list[tuple[str, str]]) -> None:
         width = max((len(name) for name, _ in rows), default=0)
         for name, value in rows:
-            self.print(f"  {name.ljust(width)}  {value}")
+            self.print(type(value)(f"  {name.ljust(width)}  {value}"), fit=partial(fitted, hang=width + 4))
 
 
 class _Figures(ProgressColumn):
@@ -149,12 +163,12 @@ class TrainingBar:
         self.total = total
         self.start = start
         self.began = self._printed = time.monotonic()
-        self._figures = ""
+        self._parts: list[str] = []
         self._bar: Progress | None = None
         if console.terminal:
             self._bar = Progress(
                 TextColumn("training"),
-                BarColumn(bar_width=14),
+                BarColumn(bar_width=_BAR),
                 MofNCompleteColumn(),
                 _Figures(),
                 console=console._rich,
@@ -168,7 +182,12 @@ class TrainingBar:
 
     def advance(self, step: int) -> None:
         if self._bar:
-            self._bar.update(self._task, completed=step, figures=f"{self._figures}  ETA {self._eta(step)}")
+            # Beside "training", the bar, and "5/100".
+            room = (self.console.width or 80) - len("training ") - _BAR - 2 * len(str(self.total)) - 4
+            parts = [*self._parts]
+            while parts and len(self._figures(step, parts)) > room:
+                parts.pop()
+            self._bar.update(self._task, completed=step, figures=self._figures(step, parts))
 
     def figures(self, step: int, values: dict[str, float], *, last: bool = False) -> None:
         parts = [f"loss {number(values['loss'])}"] if "loss" in values else []
@@ -176,17 +195,20 @@ class TrainingBar:
         parts += [f"{values['tokens_per_s']:,.0f} tokens/s"] if values.get("tokens_per_s") else []
         # Less costs no time that anybody would notice.
         parts += [f"{100 * values['padding']:.0f}% padding"] if values.get("padding", 0) >= SHOWN_PADDING else []
-        self._figures = "  ".join(parts)
+        self._parts = parts
         self.advance(step)
         now = time.monotonic()
         if self.console.as_json:
             known = {"step": step, "max_steps": self.total, **values}
-            shown = f"step {step}/{self.total}  {self._figures}  ETA {self._eta(step)}"
+            shown = f"step {step}/{self.total}  {self._figures(step, parts)}"
             named = {f"dsrun.{name}": value for name, value in known.items()}
             self.console.event(shown, action="training-progress", fields=named)
         elif not self._bar and (last or now - self._printed >= SECONDS_BETWEEN_PLAIN_LINES):
             self._printed = now
-            self.console.print(f"step {step}/{self.total}  {self._figures}  ETA {self._eta(step)}")
+            self.console.print(f"step {step}/{self.total}  {self._figures(step, parts)}")
+
+    def _figures(self, step: int, parts: list[str]) -> str:
+        return "  ".join([*parts, f"ETA {self._eta(step)}"])
 
     def _eta(self, step: int) -> str:
         done = step - self.start

@@ -12,6 +12,7 @@ from transformers.utils import is_liger_kernel_available
 
 from dsrun.errors import UsageError
 from dsrun.hardware.gpu_facts import AMPERE
+from dsrun.train.base.console import Internal
 from dsrun.train.base.plan import TrainingPlan
 from dsrun.zero.generate.config import ADAMW_OF_TORCH
 from dsrun.zero.ops import stage_of
@@ -77,10 +78,11 @@ def environment(facts: SpeedFacts) -> dict[str, str]:
     return {REGIONAL: "false" if deep_compiles(facts.deepspeed) else "true"}
 
 
-def line(made: tuple[SpeedChoice, ...]) -> str:
-    """The applied choices with their reasons, in one line."""
-    applied = [f"{each.name} ({each.reason})" for each in made if each.applied]
-    return ", ".join(applied) or "nothing applied"
+def lines(made: tuple[SpeedChoice, ...]) -> list[str]:
+    """The applied choices, and why each choice was made."""
+    names = ", ".join(each.name for each in made if each.applied)
+    reasons = "; ".join(f"{'' if each.applied else 'no '}{each.name}: {each.reason}" for each in made)
+    return [names or "nothing applied", Internal(reasons)]
 
 
 def record(made: tuple[SpeedChoice, ...], mode: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from transformers import PrinterCallback, set_seed
 from dsrun.errors import UsageError
 from dsrun.recipe.deepspeed_file import BATCH
 from dsrun.runs.folder import RunFolder
-from dsrun.train.base.console import Console, PlainTask
+from dsrun.train.base.console import Console, Internal, PlainTask
 from dsrun.train.base.plan import TrainingPlan
 from dsrun.train.base.rank_context import RankContext
 from dsrun.train.base.run_records import RunRecords
@@ -134,7 +134,7 @@ class TrainerBuilder(PreparedRun):
         if unused or is_conditional(self.plan.config):
             accelerator.ddp_handler.find_unused_parameters = True
             what = f"{unused[0]} gets no gradient" if unused else "not every batch reaches all parameters"
-            self.console.notice(f"{what}: DistributedDataParallel searches for unused parameters in each step")
+            self.console.notice(Internal(f"{what}: DistributedDataParallel searches for them in each step"))
 
     def _loss(self, model: Any, arguments: Any) -> Loss:
         spec, smoothing, plugin = self.plan.recipe.spec, arguments.label_smoothing_factor, self.plan.plugin

@@ -73,7 +73,6 @@ class RunTrainer(CheckpointingTrainer):
         self._seen = torch.zeros(2, dtype=torch.int64, device=self.args.device)
         self._work = torch.zeros(5, dtype=torch.int64, device=self.args.device)
         self.seconds_not_training = 0.0
-        self.already_finished = False
         self.last_evaluation: EvaluationResult | None = None
         self.last_metrics: tuple[int, dict[str, float]] | None = None
         self.step_times = StepTimes(self.args.device.type, self.split.world_size, ddp=ds_config is None)
@@ -195,6 +194,11 @@ class RunTrainer(CheckpointingTrainer):
         with elastic.best_checkpoint(self, run=Path(self.args.output_dir)):
             super()._load_best_model()
 
+    @property
+    def already_finished(self) -> bool:
+        """Whether the checkpoint that was resumed left no step to train."""
+        return 0 < self.state.global_step == getattr(self, "_initial_global_step", None)
+
     def count_tokens(self, before: int) -> None:
         self._seen.fill_(before)
 
@@ -206,7 +210,6 @@ class RunTrainer(CheckpointingTrainer):
         """One epoch; none where the checkpoint that was resumed is a finished run's: it has seen all steps, or has run
         out of patience. The stock loop looks at both only after a step, so it would train one more."""
         if self.control.should_training_stop or self.state.global_step >= self.state.max_steps:
-            self.already_finished = self.state.global_step == self._initial_global_step
             self.control.should_training_stop = True
             return
         super()._run_epoch(**kwargs)

@@ -8,6 +8,7 @@ import torch
 
 from dsrun.errors import UsageError
 from dsrun.recipe.batch import BatchPlan
+from dsrun.train.base.console import Internal
 from dsrun.train.base.distributed import all_ready
 from dsrun.train.base.plan import TrainingPlan
 from dsrun.train.data.batches import BatchSplit
@@ -49,22 +50,26 @@ class BatchingPlan:
         probed = self.verdict.facts if self.verdict else {"method": None, "difference": None, "reason": self.reason}
         return {"batches": self.grouping.kind, "per_step": self.grouping.per_step, **probed}
 
-    def sentence(self, ranks: str) -> str | None:
-        """What the user is told; `ranks` is "2 GPUs"."""
-        if self.method in ONE_ROW and self.verdict and self.grouping.kind == "plain":
-            return f"the samples of a micro batch in one row without padding; {self.verdict.reason}"
+    def sentences(self, ranks: str) -> list[str]:
+        """What the user is told, and what is for --debug; `ranks` is "2 GPUs"."""
+        inside = [Internal(self.verdict.reason)] if self.verdict else []
+        if self.method in ONE_ROW and self.grouping.kind == "plain":
+            return ["the samples of a micro batch share one row, without padding", *inside]
         if self.lengths is None or self.grouping.kind == "plain":
-            return None
+            return []
         samples, tokens = self.grouping.global_batch, self.lengths.sum(1).mean()
         average = f"about {samples:,} samples, {samples * tokens:,.0f} tokens a step"
         if self.grouping.kind == "budget":
-            return f"samples of like lengths, {average}" + (f"; not packed: {self.reason}" if self.reason else "")
+            reason = "this model does not keep packed samples apart" if self.verdict else self.reason
+            return [f"samples of like lengths, {average}" + (f"; not packed: {reason}" if reason else ""), *inside]
         split, rows = self.split, self.split.global_batch
         steps = f"{split.accumulation} step{'' if split.accumulation == 1 else 's'}"
-        return (
-            f"{average}, in {rows:,} row{'' if rows == 1 else 's'} of about {samples * tokens / rows:,.0f} tokens = "
-            f"{split.micro_batch} × {ranks} × {steps}; {self.verdict.reason if self.verdict else ''}"
-        )
+        shared = f"in {rows:,} row{'' if rows == 1 else 's'} of about {samples * tokens / rows:,.0f} tokens"
+        return [
+            f"samples share rows: {average}, {shared}",
+            Internal(f"{rows:,} rows = {split.micro_batch} × {ranks} × {steps}"),
+            *inside,
+        ]
 
 
 def decide_batching(

@@ -11,7 +11,17 @@ import pytest
 
 from dsrun.errors import UsageError
 from dsrun.system import variables
-from dsrun.train.base.console import ERROR_STYLE, SHOWN_LENGTH, Console, TrainingBar, duration, number, shortened
+from dsrun.system.terminal.display import cells
+from dsrun.train.base.console import (
+    ERROR_STYLE,
+    SHOWN_LENGTH,
+    Console,
+    Internal,
+    TrainingBar,
+    duration,
+    number,
+    shortened,
+)
 from dsrun.train.base.rank_context import ProcessProgress, explain_failure, record_failure
 from dsrun.train.export.final import check_room
 from dsrun.train.loop.recording import format_metrics
@@ -53,7 +63,7 @@ def test_console_lines_in_transcript(tmp_path):
 def test_console_as_json(tmp_path):
     """Each line is an event, each logged step a metric; console.log stays text."""
     out = io.StringIO()
-    console = Console(out, terminal=True, as_json=True)
+    console = Console(out, width=80, as_json=True)
     console.record_in(tmp_path / "console.log")
     console.print("two [bold]\nlines")
     console.print("")
@@ -174,3 +184,46 @@ def test_sample_shown_as_one_line_of_bounded_length():
     long = shortened("word " * 100)
     assert len(long) <= SHOWN_LENGTH
     assert long.endswith(" …")
+
+
+@pytest.mark.parametrize("debug", [False, True])
+def test_internals_on_the_terminal_with_debug_only(debug, tmp_path):
+    out = io.StringIO()
+    console = Console(out)
+    console.debug = debug
+    console.record_in(tmp_path / "console.log")
+    console.rows([("packing", "samples share rows"), ("packing", Internal("by block masks"))])
+    console.notice(Internal("summed in fp32"))
+    console.print("next")
+    whole = "  packing  samples share rows\n  packing  by block masks\nnote: summed in fp32\nnext\n"
+    assert (tmp_path / "console.log").read_text() == whole
+    assert out.getvalue() == (whole if debug else "  packing  samples share rows\nnext\n")
+
+
+@pytest.mark.parametrize("width", [80, 60, 40])
+def test_lines_fit_the_terminal_and_not_the_transcript(width, tmp_path, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    out = io.StringIO()
+    console = Console(out, width=width)
+    console.record_in(tmp_path / "console.log")
+    words = " ".join(f"word{number}" for number in range(40))
+    console.notice(words)
+    console.rows([("model", words), ("task", words)])
+    console.marked("  ", [(words, False), (words, True)])
+    lines = out.getvalue().splitlines()
+    assert max(map(cells, lines)) <= width
+    assert " ".join(out.getvalue().split()).count(words) == 5
+    kept = (tmp_path / "console.log").read_text().splitlines()
+    assert len(kept) == 4
+    start = lines.index(next(line for line in lines if line.startswith("  model")))
+    assert lines[start + 1].startswith(" " * 9 + "word"), "it hangs below its value"
+
+
+def test_figures_of_a_narrow_bar_are_left_out_whole(monkeypatch):
+    out = io.StringIO()
+    bar = TrainingBar(Console(out, width=60), total=316, start=0)
+    bar.figures(10, {"loss": 0.008027, "lr": 5.4e-4, "tokens_per_s": 30830.0, "padding": 0.3})
+    bar.stop()
+    assert "…" not in out.getvalue()
+    assert "loss 0.008027" in out.getvalue()
+    assert "ETA" in out.getvalue()

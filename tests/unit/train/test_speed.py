@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.train.base.speed import REGIONAL, SpeedFacts, choices, environment, line, values
+from dsrun.train.base.console import Internal
+from dsrun.train.base.speed import REGIONAL, SpeedFacts, choices, environment, lines, values
 
 AMPERE = {"device": "cuda", "capability": (8, 0), "liger": True}
 DEEP = {"compile": {"deepcompile": True}, "zero_optimization": {"stage": 3}}
@@ -64,7 +65,7 @@ def test_deepcompile_calls_compile_of_the_whole_model():
     """Its passes rewrite one graph, which begins at engine.compile()."""
     asked = facts(deepspeed=DEEP, **AMPERE)
     assert environment(asked) == {REGIONAL: "false"}
-    assert "DeepCompile" in line(choices(asked))
+    assert "DeepCompile" in lines(choices(asked))[0]
     assert environment(facts(deepspeed=DEEP, given={"torch_compile": False}, **AMPERE)) == {}
 
 
@@ -74,6 +75,7 @@ def test_deepcompile_on_cpus_refused():
 
 
 def test_line_names_what_is_applied_and_why():
-    expected = "TF32 (fp32 products on Ampere and newer), Liger kernels (fused layers and loss), fused AdamW ("
-    assert line(choices(facts(**AMPERE))).startswith(expected)
-    assert line(choices(facts("safe", **AMPERE))) == "nothing applied"
+    names, reasons = lines(choices(facts(**AMPERE)))
+    assert names == "TF32, Liger kernels, fused AdamW"
+    assert isinstance(reasons, Internal)
+    assert lines(choices(facts("safe", **AMPERE)))[0] == "nothing applied"

@@ -34,11 +34,11 @@ def test_learned_part_in_brackets_without_colour(causal, talk):
 def test_learned_part_in_colour_on_a_terminal(causal, talk, monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
-    coloured = shown(causal, talk, terminal=True, width=300)
+    coloured = shown(causal, talk, width=300)
     assert "⟦" not in coloured
     assert "\x1b[1;32my" in coloured
     monkeypatch.setenv("NO_COLOR", "1")
-    assert "⟦y" in shown(causal, talk, terminal=True, width=300)
+    assert "⟦y" in shown(causal, talk, width=300)
 
 
 def test_seq2seq_sample_shows_source_and_target(seq2seq, prepare, jsonl):

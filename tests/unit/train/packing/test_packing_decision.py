@@ -60,7 +60,7 @@ def test_cleared_model_is_packed(verdict):
     # Four samples of 40 tokens on average are longer than the longest sample.
     assert found.grouping == BatchGrouping("packed", 16, 4)
     assert found.split.global_batch == 4
-    assert "about 16 samples, 640 tokens a step, in 4 rows of about 160 tokens" in found.sentence("1 GPU")
+    assert "about 16 samples, 640 tokens a step, in 4 rows of about 160 tokens" in " ".join(found.sentences("1 GPU"))
     assert found.facts["difference"] == CLEARED.difference
 
 
@@ -82,7 +82,7 @@ def test_samples_of_like_lengths_where_packing_cannot_be(verdict, changes, kind,
     found = decided(made, kind=kind)
     assert found.grouping == BatchGrouping("budget", 16, 8)
     assert reason in found.reason
-    assert reason in found.sentence("1 GPU")
+    assert reason in " ".join(found.sentences("1 GPU"))
     assert not verdict.asked, "nothing to be measured"
 
 
@@ -101,7 +101,7 @@ def test_order_that_was_asked_for_or_begun_stays(verdict, options):
     found = decided(plan(), **options)
     assert found.grouping.kind == "plain"
     assert found.lengths is None
-    assert found.sentence("1 GPU") is None
+    assert found.sentences("1 GPU") == []
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_stream_is_joined_in_its_own_order_where_one_row_holds_all(verdict, meth
     assert found.grouping == BatchGrouping("plain", 16)
     assert found.split.global_batch == 16
     assert found.method == (method if joined else None)
-    assert bool(found.sentence("1 GPU")) == joined
+    assert bool(found.sentences("1 GPU")) == joined
 
 
 @pytest.mark.parametrize(
