@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
-import textwrap
 from dataclasses import replace
 from itertools import groupby
 from operator import attrgetter
@@ -15,10 +13,10 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from dsrun.cli.options import Command, imported
-from dsrun.cli.output import print_table
 from dsrun.errors import EXIT_USAGE
 from dsrun.system.shell import command_line
-from dsrun.system.terminal.stderr import print_error, print_note
+from dsrun.system.terminal.layout import columns_of, fitted, wrapped
+from dsrun.system.terminal.stderr import print_detail, print_error, print_note
 
 if TYPE_CHECKING:
     from dsrun.launch.signals import StartupSignals
@@ -43,7 +41,7 @@ class TrainCommand(Command):
             return []
         if any(arg in ("-h", "--help") for arg in args):
             click.echo(f"Usage: {ctx.command_path} [FLAGS]\n\n  {self.get_short_help_str(200)}\n")
-            click.echo(help_text(shutil.get_terminal_size().columns))
+            click.echo(help_text(columns_of(sys.stdout)))
             ctx.exit()
         if not args:
             _explain_bare(ctx)
@@ -56,8 +54,8 @@ def _explain_bare(ctx: click.Context) -> NoReturn:
     """What is missing and two ways to go on, for somebody who tries the command first."""
     print_error("no model to train: name one with --model NAME, or a file of flags with --config run.yaml")
     demo = f"{ctx.command_path} --model demo-t5"
-    click.echo(f"  {demo:33}  the demo: a small model and its data, from nothing", err=True)
-    click.echo(f"  {'dsrun init':33}  writes a run.yaml from your answers", err=True)
+    print_detail(f"  {demo:33}  the demo: a small model and its data, from nothing", hang=37)
+    print_detail(f"  {'dsrun init':33}  writes a run.yaml from your answers", hang=37)
     ctx.exit(EXIT_USAGE)
 
 
@@ -81,10 +79,10 @@ def help_text(width: int = 80) -> str:
     parts = ["\n".join([f"{title}:", *(_help_entry(flag, width) for flag in flags)]) for title, flags in groups]
     names = " ".join(flag.shown for flag in sorted(hf_flags().values(), key=attrgetter("name")))
     title = f"Training arguments of Transformers ({hf_version()}), under their own names:"
-    listed = textwrap.fill(names, width, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+    listed = "\n".join(wrapped(f"  {names}", width, 2))
     notes = "Hyphens and underscores in a flag are the same; a switch takes an optional true or false, and --no-NAME "
     notes += "turns it off. Flags that Transformers 5 removed are translated with a notice."
-    parts += [f"{textwrap.fill(title, width)}\n{listed}", textwrap.fill(notes, width)]
+    parts += [f"{fitted(title, width, hang=0)}\n{listed}", fitted(notes, width, hang=0)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -93,11 +91,10 @@ def _help_entry(flag: RecipeFlag, width: int) -> str:
     head = f"  {flag.shown} {flag.value_text}".rstrip()
     default = flag.default_text
     meaning = flag.help + (f" [{default}]" if default not in ("", "false") else "")
-    indent = " " * HELP_COLUMN
-    lines = textwrap.wrap(meaning, max(20, width - HELP_COLUMN), break_on_hyphens=False)
-    if len(head) > HELP_COLUMN - 2:
-        return "\n".join([head, *(indent + line for line in lines)])
-    return "\n".join([head.ljust(HELP_COLUMN) + lines[0], *(indent + line for line in lines[1:])])
+    is_beside = len(head) <= HELP_COLUMN - 2
+    text = f"{head if is_beside else '':<{HELP_COLUMN}}{meaning}"
+    lines = wrapped(text, max(HELP_COLUMN + 20, width), HELP_COLUMN)
+    return "\n".join(lines if is_beside else [head, *lines])
 
 
 @click.command(cls=TrainCommand, name="train")
@@ -121,7 +118,7 @@ def command(args: list[str]) -> int:
 
             recipe = checked_recipe(args)
             if recipe.spec.explain:
-                show_values(recipe)
+                imported("dsrun.cli.explain:show_values")(recipe)
                 return 0
             return _run(recipe, signals)
     except StoppedBeforeStart as stopped:
@@ -140,16 +137,6 @@ def _run(recipe: Recipe, signals: StartupSignals) -> int:
     return run_node(work, place, signals, rendezvous_timeout_s=options.rendezvous_timeout)
 
 
-def show_values(recipe: Recipe) -> None:
-    """--explain: print every value with its source; the --deepspeed file by its name."""
-    from dsrun.launch.node.checked_recipe import with_deepspeed_checked
-    from dsrun.recipe.resolve import explain
-
-    found = with_deepspeed_checked(recipe, recipe.spec.nproc)
-    named = {name: recipe.hf[name] for name in ("deepspeed",) if name in recipe.hf}
-    print_table((name, repr(value), source) for name, value, source in explain(replace(found, hf=found.hf | named)))
-
-
 @click.command(cls=TrainCommand, name="prepare")
 @click.pass_obj
 def prepare_command(args: list[str]) -> int:
@@ -161,7 +148,7 @@ def prepare_command(args: list[str]) -> int:
     recipe = resolve(args, Path.cwd())
     argv = [sys.executable, "-m", PREPARER, *args]
     if recipe.spec.explain:
-        show_values(recipe)
+        imported("dsrun.cli.explain:show_values")(recipe)
         return 0
     with_deepspeed_checked(recipe, recipe.spec.nproc)
     if recipe.spec.dry_run:

@@ -25,6 +25,18 @@ FOLDER: Final = Path(__file__).parent
 DEFAULTS: Final[dict[str, dict[str, object]]] = read_toml(FOLDER / "defaults.toml")
 
 
+def settings_on(demo: str, ranks: int, *, sizes: bool, auto: bool) -> dict[str, object]:
+    """A demo's hyperparameters on so many ranks; without a batch size where the user gave any of its `sizes`. Its model
+    is so small that a rank takes its whole share at once, unless the micro batch is found out (`auto`)."""
+    values = dict(DEFAULTS[demo])
+    share, rest = divmod(int(str(values["global_batch_size"])), ranks)
+    if sizes:
+        del values["global_batch_size"]
+    elif not rest and not auto:
+        values["micro_batch_size"] = share
+    return values
+
+
 def model_config(name: str) -> dict[str, Any]:
     """The config.json of a demo."""
     config: dict[str, Any] = json.loads((FOLDER / name / "config.json").read_text(encoding="utf-8"))

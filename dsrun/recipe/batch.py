@@ -15,6 +15,13 @@ if TYPE_CHECKING:
 SHOWN_DIVISORS = 4
 # What the Trainer and `dsrun train` both take when nothing is said.
 DEFAULT_MICRO_BATCH = 8
+BATCH_FLAGS = (
+    "global_batch_size",
+    "global_batch_tokens",
+    "micro_batch_size",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+)
 SIZES = ("per_device_train_batch_size", "gradient_accumulation_steps")
 
 
@@ -115,16 +122,34 @@ def _either(numbers: list[int]) -> str:
     return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} or {texts[-1]}"
 
 
-def batch_of(recipe: Recipe, world_size: int) -> BatchPlan:
-    """The batch sizes on `world_size` ranks. Raises UsageError where they do not divide."""
-    return batch_plan(
-        global_batch_size=recipe.spec.global_batch_size,
-        micro_batch_size=recipe.spec.micro_batch_size or recipe.hf.get("per_device_train_batch_size"),
-        accumulation=recipe.hf.get("gradient_accumulation_steps"),
-        # How many ranks share a row depends on the model where --sequence-parallel does not say it.
-        world_size=world_size // (recipe.spec.sequence_parallel or world_size if recipe.spec.long_context else 1),
-        default_micro=DEFAULT_MICRO_BATCH,
-    )
+def batch_of(recipe: Recipe, world_size: int, *, saved: int | None = None, auto: bool = False) -> BatchPlan:
+    """The batch sizes on `world_size` ranks, as `batch_of_groups` has them."""
+    # How many ranks share a row depends on the model where --sequence-parallel does not say it.
+    sharing = recipe.spec.sequence_parallel or world_size if recipe.spec.long_context else 1
+    return batch_of_groups(recipe, world_size // sharing, saved=saved, auto=auto)
+
+
+def batch_of_groups(recipe: Recipe, groups: int, *, saved: int | None = None, auto: bool = False) -> BatchPlan:
+    """The batch sizes where `groups` take different samples. Steps and the place in the data are counted in global
+    batches: one that followed from the number of ranks stays that of the checkpoint to go on from, `saved`. With `auto`
+    a rank begins with its whole share, which is halved where memory runs out. Raises UsageError where they do not
+    divide."""
+    spec = recipe.spec
+    micro = spec.micro_batch_size or recipe.hf.get("per_device_train_batch_size")
+    accumulation = recipe.hf.get("gradient_accumulation_steps")
+
+    def plan(global_batch: int | None) -> BatchPlan:
+        return batch_plan(
+            global_batch_size=global_batch,
+            micro_batch_size=micro,
+            accumulation=accumulation,
+            world_size=groups,
+            default_micro=(global_batch if auto else None) or DEFAULT_MICRO_BATCH,
+        )
+
+    if saved is None or spec.global_batch_size or accumulation or saved % (groups * (micro or 1)):
+        return plan(spec.global_batch_size)
+    return plan(saved)
 
 
 def trainer_values(given: Mapping[str, Any], world_size: int | None) -> dict[str, Any]:

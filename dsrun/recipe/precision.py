@@ -6,6 +6,8 @@ from dsrun.errors import UsageError
 from dsrun.models.families import family_of, overflow_in_fp16
 
 TrainingPrecision = Literal["bf16", "fp16", "fp32"]
+BF16_FROM = (8, 0)
+"""The compute capability of the first GPUs that compute in bf16."""
 
 
 def decide_precision(

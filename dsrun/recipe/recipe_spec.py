@@ -134,6 +134,7 @@ class TrainSpec:
     resume: str = "auto"
     config: str | None = None
     explain: bool = False
+    all: bool = False
     dry_run: bool = False
     nproc: int | None = None
     master_port: int | None = None

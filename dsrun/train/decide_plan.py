@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.demo.build_demo import DemoPaths, data_only, materialise
-from dsrun.demo.models import DEFAULTS
+from dsrun.demo.models import DEFAULTS, settings_on
 from dsrun.launch.memory_fallback import REMEDY_FILE, MemoryFallback, shrink, stored_fallback
-from dsrun.recipe.batch import BatchPlan, batch_plan
+from dsrun.recipe.batch import BATCH_FLAGS, BatchPlan, batch_of_groups
 from dsrun.recipe.precision import TrainingPrecision, decide_precision
 from dsrun.recipe.recipe import Recipe, has_data, phases
 from dsrun.recipe.recipe_spec import TrainSpec
@@ -21,6 +21,7 @@ from dsrun.system.host import cpu_bf16, versions
 from dsrun.system.tested import TESTED, untested
 from dsrun.system.variables import cache_root
 from dsrun.train.base import distributed as worlds
+from dsrun.train.base.console import Internal
 from dsrun.train.base.distributed import DistributedWorld
 from dsrun.train.base.plan import NOTHING, Given, ModelTask, TrainingPlan
 from dsrun.train.base.plugin import LoadedPlugin, load_plugin
@@ -38,18 +39,7 @@ from dsrun.zero.generate.presets import FROM_STEPS, error_after, memory_of_sum, 
 from dsrun.zero.offload import offloaded_to
 from dsrun.zero.ops import stage_of
 
-# TrainingArguments' per_device_train_batch_size.
-DEFAULT_MICRO_BATCH = 8
 NO_FALLBACK = MemoryFallback()
-
-
-BATCH_FLAGS = (
-    "global_batch_size",
-    "global_batch_tokens",
-    "micro_batch_size",
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-)
 T5_PREFIX = "translate English to Romanian: "
 
 
@@ -106,7 +96,7 @@ def decide_plan(
     groups = replace(world, size=world.size // sharing)
     requested = replace(_batch(recipe, groups, saved_batch, notify), sharing=sharing)
     if deepspeed is not None and precision == "bf16" and fallback == NO_FALLBACK and not recipe.hf.get("deepspeed"):
-        deepspeed = _with_exact_sums(deepspeed, recipe.spec, requested.accumulation, notify)
+        deepspeed = _with_exact_sums(deepspeed, recipe.spec, requested.accumulation, world.device, notify)
     batch = with_smaller_batch(requested, fallback)
     if changes := fallback_notice(requested, batch, fallback):
         notify(changes)
@@ -114,41 +104,28 @@ def decide_plan(
 
 
 def _with_exact_sums(
-    deepspeed: dict[str, Any], spec: TrainSpec, steps: int, notify: Callable[[str], None]
+    deepspeed: dict[str, Any], spec: TrainSpec, steps: int, device: str, notify: Callable[[str], None]
 ) -> dict[str, Any]:
     """DeepSpeed's configuration with gradients summed in fp32 where that is worth its memory. Not once memory ran out,
     as the same samples are then summed in more steps."""
     able = takes_fp32_sum(stage_of(deepspeed), offloaded_to(spec.offload))
     if steps < FROM_STEPS or not able or spec.bf16_master_weights:
         return deepspeed
-    memory = memory_of_sum(None, None, offloaded_to(spec.offload))
-    notify(f"gradients of {steps} steps are summed in fp32, as a bf16 sum is off by {error_after(steps)}: {memory}")
+    memory = memory_of_sum(None, None, "cpu" if device == "cpu" else offloaded_to(spec.offload))
+    notify(
+        Internal(
+            f"gradients of {steps} steps are summed in fp32, as a bf16 sum is off by {error_after(steps)}: {memory}"
+        )
+    )
     return {**deepspeed, "data_types": {"grad_accum_dtype": "fp32"}}
 
 
 def _batch(recipe: Recipe, world: DistributedWorld, saved: int | None, notify: Callable[[str], None]) -> BatchPlan:
-    spec = recipe.spec
-    micro = spec.micro_batch_size or recipe.hf.get("per_device_train_batch_size")
-    accumulation = recipe.hf.get("gradient_accumulation_steps")
-
-    def plan(global_batch: int | None) -> BatchPlan:
-        return batch_plan(
-            global_batch_size=global_batch,
-            micro_batch_size=micro,
-            accumulation=accumulation,
-            world_size=world.size,
-            # --micro-batch-size auto begins with a rank's whole share; the supervisor halves it where memory runs out.
-            default_micro=(global_batch or DEFAULT_MICRO_BATCH) if spec.auto_micro_batch else DEFAULT_MICRO_BATCH,
-        )
-
-    requested = plan(spec.global_batch_size)
-    # Steps and the place in the data are counted in global batches: one that followed from the number of ranks stays.
-    if spec.global_batch_size or accumulation or saved is None or saved == requested.global_batch:
-        return requested
-    if saved % (world.size * (micro or 1)):
-        return requested
-    notify(f"the global batch stays {saved}, as it was when the checkpoint was saved")
-    return plan(saved)
+    auto = recipe.spec.auto_micro_batch
+    batch = batch_of_groups(recipe, world.size, saved=saved, auto=auto)
+    if batch != batch_of_groups(recipe, world.size, auto=auto):
+        notify(f"the global batch stays {saved}, as it was when the checkpoint was saved")
+    return batch
 
 
 def _with_stage(
@@ -181,7 +158,9 @@ def with_demo(recipe: Recipe, *, notify: Callable[[str], None]) -> tuple[Recipe,
     title = spec.model or spec.model_type or ""
     if spec.model in DEFAULTS:
         paths = materialise(spec.model, cache_root() / "demo" / spec.model)
-        recipe = with_defaults(recipe, _settings(recipe, spec.model), spec.model)
+        ranks, sizes = int(os.environ.get("WORLD_SIZE", "1")), any(map(recipe.given, BATCH_FLAGS))
+        values = settings_on(spec.model, ranks, sizes=sizes, auto=spec.auto_micro_batch)
+        recipe = with_defaults(recipe, values, spec.model)
         # The demos are untrained by nature: their weights come from the run.
         recipe = replace(recipe, spec=replace(recipe.spec, model=str(paths.model), from_scratch=True))
     elif has_data(spec):
@@ -191,17 +170,6 @@ def with_demo(recipe: Recipe, *, notify: Callable[[str], None]) -> tuple[Recipe,
         paths = data_only(task, cache_root() / "demo" / f"data-{task}")
         notify(f"no --dataset or --train-file given: using the built-in demo data ({paths.task})")
     return (recipe if has_data(spec) else with_defaults(recipe, _data(paths, spec), "demo data")), title
-
-
-def _settings(recipe: Recipe, demo: str) -> dict[str, object]:
-    """The demo's hyperparameters. Its models are so small that a rank takes its whole share at once."""
-    values = dict(DEFAULTS[demo])
-    share, rest = divmod(int(str(values["global_batch_size"])), int(os.environ.get("WORLD_SIZE", "1")))
-    if any(recipe.given(name) for name in BATCH_FLAGS):
-        del values["global_batch_size"]
-    elif not rest and not recipe.spec.auto_micro_batch:
-        values["micro_batch_size"] = share
-    return values
 
 
 def _data(paths: DemoPaths, spec: TrainSpec) -> dict[str, object]:

@@ -233,14 +233,39 @@ def test_renamed_flag_note_goes_to_stderr(dsrun):
 def test_train_explain_shows_value_and_source(dsrun, here, pairs):
     (here / "run.yaml").write_text(f"train:\n  model: demo-t5\n  train_file: {pairs}\n  max_length: 64\n")
     done = dsrun("train", "--explain", "--config", "run.yaml", "--max-length", "32", "--token", "hf_secret")
+    assert (done.returncode, done.stderr.count("\n")) == (0, 1)
+    rows = {line.split()[0]: line for line in done.stdout.splitlines()}
+    assert re.fullmatch(r"  --max-length +32 +command line", rows["--max-length"])
+    assert re.fullmatch(r"  --model +demo-t5 +run\.yaml.*", rows["--model"])
+    assert re.fullmatch(r"  --learning_rate +0\.004 +demo-t5", rows["--learning_rate"])
+    assert "--task" not in rows, "nobody has set it"
+    assert len(rows) < 35
+    assert "hf_secret" not in done.stdout
+    assert tree(here) == ["pairs.jsonl", "run.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "batch"),
+    [
+        ((), "256 = 128 × 2 CPU ranks × 1 step"),
+        (("--global-batch-size", "32"), "32 = 8 × 2 CPU ranks × 2 steps"),
+        (("--micro-batch-size", "4", "--gradient-accumulation-steps", "3"), "24 = 4 × 2 CPU ranks × 3 steps"),
+        (("--micro-batch-size", "auto", "--global-batch-size", "64"), "64 = 32 × 2 CPU ranks × 1 step"),
+    ],
+)
+def test_train_explain_has_accumulation_of_the_run(dsrun, flags, batch):
+    done = dsrun("train", "--explain", "--model", "demo-t5", "--use-cpu", "--nproc", "2", *flags)
+    assert re.search(r"^  batch +(.*)$", done.stdout, re.MULTILINE)[1] == batch
+    assert re.search(r"^  parallel +ZeRO-2 on 2 CPU ranks", done.stdout, re.MULTILINE)
+
+
+def test_train_explain_all_has_defaults_too(dsrun):
+    done = dsrun("train", "--explain", "--all", "--model", "demo-t5", "--max-length", "32")
     assert (done.returncode, done.stderr) == (0, "")
     rows = {line.split()[0]: line for line in done.stdout.splitlines()}
     assert re.fullmatch(r"max_length +32 +command line", rows["max_length"])
-    assert re.fullmatch(r"model +'demo-t5' +run\.yaml.*", rows["model"])
     assert re.fullmatch(r"task +'auto' +default", rows["task"])
-    assert "learning_rate" in rows
-    assert "hf_secret" not in done.stdout
-    assert tree(here) == ["pairs.jsonl", "run.yaml"]
+    assert len(rows) > 200
 
 
 def test_train_explain_needs_neither_model_nor_data(dsrun):
@@ -253,7 +278,7 @@ def test_prepare_explain_and_dry_run_do_nothing(dsrun, here, pairs):
     before = tree(here)
     explained = dsrun("prepare", *flags, "--explain")
     assert explained.returncode == 0
-    assert re.search(r"^max_length +32 +command line$", explained.stdout, re.MULTILINE)
+    assert re.search(r"^  --max-length +32 +command line$", explained.stdout, re.MULTILINE)
     shown = dsrun("prepare", *flags, "--dry_run")
     assert (shown.returncode, shown.stderr) == (0, "")
     assert shlex.split(shown.stdout)[1:] == ["-m", "dsrun.train.prepare", *flags]

@@ -176,7 +176,7 @@ LIGHT = {
     "--version --format json": '"torch": null',
     "train --help": "--global-batch-size",
     "prepare --help": "--global-batch-size",
-    "train --explain --model x": "per_device_train_batch_size",
+    "train --explain --model x": "from this follows",
     "train --dry-run --model demo-t5 --nproc 2": "--nproc-per-node=2",
     "config --zero 3": '"stage": 3',
     "plan --model {model} --count shapes --gpus a100-80:8": "ZeRO",

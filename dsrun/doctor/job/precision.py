@@ -9,10 +9,8 @@ from dsrun.errors import DsrunError
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.models.families import family_of, model_type_of
-from dsrun.recipe.precision import decide_precision
+from dsrun.recipe.precision import BF16_FROM, decide_precision
 from dsrun.system.host import cpu_bf16
-
-_FIRST_BF16 = (8, 0)
 
 
 def look(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
@@ -22,7 +20,7 @@ def look(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
         return
     gpus = machine.gpus
     on_gpu = bool(gpus) and not recipe.hf.get("use_cpu")
-    slow = [gpu for gpu in gpus if gpu.capability < _FIRST_BF16]
+    slow = [gpu for gpu in gpus if gpu.capability < BF16_FROM]
     able = not slow if on_gpu else cpu_bf16(machine.root)
     kind = recipe.spec.model_type or model_type_of(recipe.spec.model) or ""
     try:
