@@ -18,6 +18,7 @@ from dsrun.messages import Message, joined
 from dsrun.runs.find import is_run, last_step, who_runs
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.lock import last_holder
+from dsrun.runs.manifest import newest_complete
 from dsrun.runs.reader import RunHistory, read_history
 from dsrun.runs.records import LedgerRecord, whole
 from dsrun.system.files import open_regular
@@ -71,8 +72,10 @@ def _of_history(folder: Path, history: RunHistory, logs: Mapping[str, Path]) -> 
     recorded = causes().get(str(ending.get("cause"))) if kind.is_failure else None
     if kind.is_failure and verdict.cause.code == NONE:
         recorded = recorded or causes()[UNKNOWN]
-    if kind.over == "stopped" and not (is_own and verdict.cause.code not in (NONE, UNKNOWN)):
+    if kind.over == "stopped" and not (is_own and verdict.cause.code not in (NONE, UNKNOWN, "interrupted")):
         recorded = causes()["interrupted"]
+        if not history.program and newest_complete(RunFolder(folder)) is None:
+            recorded = replace(recorded, fix=text_of("verdict.starts_anew"))
     if code:
         recorded = causes()["interrupted" if code == EXIT_RESUME else UNKNOWN]
         ending = {**ending, "message": text_of("run_state.exit_code", code=code)}

@@ -11,9 +11,12 @@ import pytest
 
 from dsrun.diagnosis.diagnose import of_logs
 from dsrun.diagnosis.reading import NotText
+from dsrun.diagnosis.rules import causes
 from dsrun.diagnosis.run_diagnosis import of_run
 from dsrun.errors import UsageError
+from dsrun.findings.texts import text_of
 from dsrun.runs.folder import RunFolder
+from dsrun.runs.manifest import write_manifest
 from dsrun.runs.node_status import NodeStatus, RankProgress, write_node_status
 
 CORPUS = Path(__file__).parents[2] / "data" / "causes"
@@ -387,3 +390,17 @@ def test_more_processes_than_world_size_are_told() -> None:
     many, few = (of_logs({"a.log": text.format(count).encode()}) for count in (24, 4))
     assert many.means.startswith("more processes came than the world size")
     assert few.means.startswith("a node or rank never came")
+
+
+def test_recorded_ctrl_c_is_no_guess_and_promises_no_checkpoint(run: Path) -> None:
+    """Until there is one: then the same command resumes from it."""
+    log(run, 0, 0, "Traceback (most recent call last):\nKeyboardInterrupt\n")
+    ledger(run, event("start"), event("training", step=0), event("signal", signal="SIGINT"))
+    verdict = of_run(run)
+    assert (verdict.cause.code, verdict.likely) == ("interrupted", False)
+    assert verdict.fix == text_of("verdict.starts_anew")
+    checkpoint = run / "checkpoint-5"
+    checkpoint.mkdir()
+    (checkpoint / "weights").write_bytes(b"1")
+    write_manifest(checkpoint, {})
+    assert of_run(run).fix == causes()["interrupted"].fix
