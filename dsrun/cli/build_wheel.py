@@ -16,6 +16,7 @@ from dsrun.errors import UsageError
 from dsrun.system.files import sha256_of
 from dsrun.system.process.proc import interrupted_by_stop_signals
 from dsrun.system.terminal.display import duration
+from dsrun.system.terminal.status_line import status
 from dsrun.system.terminal.stderr import print_detail, print_note
 from dsrun.system.variables import FIND_LINKS, cache_root
 from dsrun.wheel.cache import CacheEntry, WheelCache, copy_out
@@ -62,7 +63,8 @@ def command(
     if output is not None:
         _refuse_unwritable(Path(output))
     with interrupted_by_stop_signals():
-        plan = resolve(BuildOptions(**given))
+        with status("looking at torch, the compilers and the GPUs"):
+            plan = resolve(BuildOptions(**given))
         print_advice(plan.findings)
         _print_request(plan.build, plan.origin)
         cache = WheelCache(cache_root() / "wheels")
@@ -122,16 +124,17 @@ def _find_or_build(
     if found:
         return found
     print_detail(f"compiling with {build.jobs} {'job' if build.jobs == 1 else 'jobs'}")
-    return cached_build(
-        build,
-        cache,
-        environ=os.environ,
-        notify=print_note,
-        on_event=_print_progress,
-        find_links=find_links,
-        force=force,
-        keep=keep,
-    )
+    with status("compiling"):
+        return cached_build(
+            build,
+            cache,
+            environ=os.environ,
+            notify=print_note,
+            on_event=_print_progress,
+            find_links=find_links,
+            force=force,
+            keep=keep,
+        )
 
 
 def _print_script(plan: BuildPlan, cache: WheelCache, form: str) -> None:

@@ -13,16 +13,15 @@ from dsrun.cli.options import DEBUG, Command
 from dsrun.errors import UsageError
 from dsrun.runs.folder import RunFolder
 from dsrun.system.host import require_training_packages
-from dsrun.system.terminal.stderr import print_note
+from dsrun.system.terminal.stderr import print_detail, print_note
 
 EXPORTER = "dsrun.train.export"
 
-# No GPU is needed, and its driver would only take memory; users cannot act on the warnings of libraries.
+# No GPU is needed, and its driver would only take memory.
 # glibc's malloc keeps freed blocks of up to 32 MiB unless it maps and unmaps them (mallopt(3)).
 ENVIRONMENT = {
     "DS_ACCELERATOR": "cpu",
     "CUDA_VISIBLE_DEVICES": "",
-    "PYTHONWARNINGS": "ignore",
     "MALLOC_MMAP_THRESHOLD_": "1048576",
     "MALLOC_TRIM_THRESHOLD_": "1048576",
 }
@@ -59,6 +58,7 @@ def command(*, source: Path, to: Path, dtype: str | None, merge_lora: bool, max_
         "force": force,
     }
     os.environ.update(ENVIRONMENT)
+    print_detail(f"exporting {chosen} to {to}")
     os.execv(sys.executable, [sys.executable, "-m", EXPORTER, json.dumps(request)])
 
 

@@ -17,6 +17,16 @@ class LocalWorkers:
     workers: int
     device: Literal["cuda", "cpu"]
     cores: int
+    gpus: tuple[str, ...] = ()
+    """The names of their GPUs, where known."""
+
+    @property
+    def where(self) -> str:
+        """What they run on, for people."""
+        if self.device == "cpu":
+            return "the CPUs"
+        counts = {name: self.gpus.count(name) for name in self.gpus}
+        return " and ".join(f"{count} × {name}" for name, count in counts.items()) or "the GPUs"
 
     @property
     def threads(self) -> int:
@@ -60,7 +70,8 @@ class TrainingJob:
     seconds, 0 for never, None for the default of `dsrun.launch.supervisor.watchdog`; `patience` the seconds a run that
     was asked to stop may take, None for as long as it beats. Without `signals` SIGTERM and SIGUSR1 are no requests to
     this run, but the program's own affair. `micro_batch` and `accumulation` are those of the recipe, before any
-    fallback. `imports` are modules that the ranks will load late, for the zygote to load early; one that is missing is
+    fallback. `echo` shows what agent and ranks write, without `echoes_noise` not what libraries say of their own
+    affairs. `imports` are modules that the ranks will load late, for the zygote to load early; one that is missing is
     skipped. `recipe` is the JSON by which the ranks of dsrun.train train (`dsrun.recipe.resolved`). `again` is the
     command that resumes a stopped run, with `--resume auto` added where `resume`, the value of --resume, is another and
     something was saved. `saved_batch` is the global batch of the checkpoint that the first attempt resumes from.
@@ -83,6 +94,7 @@ class TrainingJob:
     signals: bool = True
     terminal_width: int | None = None
     echo: bool = False
+    echoes_noise: bool = True
     micro_batch: int | None = None
     accumulation: int = 1
     imports: Sequence[str] = ()

@@ -15,6 +15,7 @@ from typing import Literal, Self
 
 from dsrun.system import variables
 from dsrun.system.files import parse_json
+from dsrun.system.terminal.stderr import say
 
 RankPhase = Literal[
     "starting", "loading", "tokenising", "training", "evaluating", "generating", "saving", "exporting", "ending",
@@ -22,6 +23,19 @@ RankPhase = Literal[
 ]  # fmt: skip
 """`running` is code of the user's own, around dsrun's Trainer or in a plugin: it gives no signs of life."""
 
+_WORDS: Mapping[RankPhase, str] = {
+    "starting": "starting the ranks",
+    "loading": "loading the model",
+    "tokenising": "preparing the data",
+    "training": "training",
+    "evaluating": "evaluating",
+    "generating": "generating texts",
+    "saving": "saving a checkpoint",
+    "exporting": "saving the model",
+    "ending": "finishing the run",
+    "leaving": "ending the ranks",
+    "running": "",  # what it does is its own affair
+}
 STALL_TIMES = 5.0
 """A single step stalled that took so many times the usual own time, and so many seconds longer."""
 STALL_S = 2.0
@@ -68,6 +82,11 @@ class RankHeartbeat(StepFigures):
     answers: bool
     group_timeout_s: float = 0.0
     compiles: bool = False
+
+
+def activity(beat: RankHeartbeat) -> tuple[str, str]:
+    """What a rank does, and how far it is, for the user."""
+    return _WORDS[beat.phase], f", step {beat.step}" if beat.phase == "training" else ""
 
 
 class HeartbeatWriter:
@@ -120,6 +139,7 @@ class HeartbeatWriter:
     def _write(self, changes: dict[str, object]) -> None:
         values = asdict(self._beat) | changes | {"beats": self._beat.beats + 1, "time": time.monotonic()}
         self._beat = RankHeartbeat(**values)
+        say(*activity(self._beat))
         if self._fd >= 0:
             # One write of one block: a reader sees the old beat or the new one.
             os.pwrite(self._fd, json.dumps(values).encode().ljust(_WIDTH), 0)

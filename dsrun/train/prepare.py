@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -14,9 +15,9 @@ from dsrun.recipe.preflight.files import check_files
 from dsrun.recipe.preflight.packages import check_packages
 from dsrun.recipe.resolve import resolve
 from dsrun.runs.attempts import is_another
-from dsrun.system.terminal.layout import terminal_width
-from dsrun.system.terminal.log_format import is_json
-from dsrun.train.base.console import ERROR_STYLE, MARKS, Console, PlainTask
+from dsrun.system.process.process_end import end
+from dsrun.system.terminal.stderr import say
+from dsrun.train.base.console import ERROR_STYLE, MARKS, Console, PlainTask, quiet_console
 from dsrun.train.base.rank_context import explain_failure
 
 if TYPE_CHECKING:
@@ -24,17 +25,21 @@ if TYPE_CHECKING:
     from dsrun.train.base.plan import TrainingPlan
     from dsrun.train.data.data_request import DataRequest, PreparedData
 
+logger = logging.getLogger(__name__)
+
 
 def main(argv: Sequence[str]) -> int:
-    console = Console(sys.stderr, width=terminal_width(sys.stderr), as_json=is_json())
-    try:
-        _prepare(argv, console)
-    except (Exception, KeyboardInterrupt) as error:
-        if "--debug" in argv:
-            raise
-        code, message = explain_failure(_interrupt_in(error) or error)
-        console.print(f"error: {message}", style=ERROR_STYLE)
-        return code
+    debug = "--debug" in argv
+    with quiet_console("prepare", "checking the files", debug=debug) as console:
+        try:
+            _prepare(argv, console)
+        except (Exception, KeyboardInterrupt) as error:
+            if debug:
+                raise
+            logger.error("prepare failed", exc_info=error)
+            code, message = explain_failure(_interrupt_in(error) or error)
+            console.print(f"error: {message}", style=ERROR_STYLE)
+            return code
     return 0
 
 
@@ -51,10 +56,9 @@ def _prepare(argv: Sequence[str], console: Console) -> None:
         console.notice(notice)
     check_files(recipe.spec, generation_config=recipe.hf.get("generation_config"))
     check_packages(recipe)
+    console.print(f"preparing the data for {recipe.spec.model or recipe.spec.model_type or 'the model'}")
     check_hub(recipe, os.environ)
-    # Quiet before the imports, or transformers advertises its frameworks.
-    from transformers.utils import logging as transformers_logging
-
+    say("loading transformers and datasets")
     from dsrun.train.base.plugin import load_plugin
     from dsrun.train.data.data_request import data_request
     from dsrun.train.data.encoding.tokenizer import load_tokenizer
@@ -62,7 +66,7 @@ def _prepare(argv: Sequence[str], console: Console) -> None:
     from dsrun.train.decide_plan import with_demo
     from dsrun.train.model.load import decide_task, load_config
 
-    transformers_logging.set_verbosity_error()
+    say("preparing the data")
     plugin = load_plugin(recipe.spec)
     fetch(recipe.spec, notify=console.notice)
     recipe, _ = with_demo(recipe, notify=console.notice)
@@ -127,4 +131,4 @@ def show_samples(data: PreparedData, tokenizer: Any, console: Console) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    end(main(sys.argv[1:]))  # taking torch apart takes seconds

@@ -86,7 +86,8 @@ def main(argv: Sequence[str]) -> int:
         log = next_log(folder, worker)
         send_output_to(log, echo=recipe.spec.debug)
         show_stacks_in(log)
-        _run(recipe, folder, console, rank, context)
+        with console.status("loading torch, transformers and DeepSpeed"):
+            _run(recipe, folder, console, rank, context)
     except BaseException as error:
         code = conclude(error, rank, console, context, log=log)
         if debug and code:

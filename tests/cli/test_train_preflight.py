@@ -150,8 +150,10 @@ def test_global_batch_must_divide_by_ranks(refused):
     assert message.startswith("global batch 7 does not divide by 2 × 2 ranks (use --global-batch-size 4 or 8")
 
 
-def test_master_port_in_use(refused, taken):
-    message = refused("--model", "demo-t5", "--master-port", str(taken))
+def test_master_port_in_use(dsrun, taken):
+    done = dsrun("train", "--model", "demo-t5", "--master-port", str(taken))
+    assert (done.returncode, done.stdout) == (2, "")
+    _starting, message = done.stderr.splitlines()
     assert f"port {taken} is taken" in message
     following = re.search(r"the next free one is (\d+)", message)
     assert following

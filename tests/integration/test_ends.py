@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 
 from dsrun.cli.monitor.sources import RunSource
 from dsrun.diagnosis.run_diagnosis import of_run
+from dsrun.findings.texts import text_of
 from dsrun.monitoring.overview import runs_of
 from dsrun.monitoring.prometheus.samples import samples
 from dsrun.monitoring.run_status import status_of
@@ -204,7 +206,8 @@ def test_dsrun_train_tells_its_end_the_same_way(tmp_path, tiny, pairs):
     run = tmp_path / "run"
     flags = [*SHORT, "--model", tiny["t5"], "--train-file", pairs["train"], "--max-steps", "5000", "--use-cpu"]
     argv = [sys.executable, "-m", "dsrun", "train", *flags, "--nproc", "1", "--output", str(run)]
-    process = HEAVY.popen(argv, env=dict(os.environ), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    with (tmp_path / "said").open("w") as said:
+        process = HEAVY.popen(argv, env=dict(os.environ), stdout=subprocess.DEVNULL, stderr=said)
     try:
         deadline = time.monotonic() + 240
         while progress(run / "metrics.jsonl") is None:
@@ -217,4 +220,6 @@ def test_dsrun_train_tells_its_end_the_same_way(tmp_path, tiny, pairs):
     finally:
         process.kill()
     assert {each.state for each in everybody(run).values()} == {"stopped"}
-    assert of_run(run).cause.code == "interrupted"
+    last = (tmp_path / "said").read_text().splitlines()[-1]
+    assert re.fullmatch(r"note: interrupted at step \d+, no checkpoint yet: the same command starts anew", last)
+    assert (of_run(run).cause.code, of_run(run).fix) == ("interrupted", text_of("verdict.starts_anew"))

@@ -235,9 +235,10 @@ def test_export_of_run_takes_newest_verified_checkpoint(runs, tmp_path):
     file.write_bytes(file.read_bytes()[:-1])
     done = dsrun_export(run, "--to", tmp_path / "out")
     assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'out'}\n"), done.stderr
-    assert done.stderr.count("\n") == 2
-    assert "skipped checkpoint-2: global_step2/" in done.stderr
-    assert "exporting checkpoint-1" in done.stderr
+    skipped, unfinished, begun = [line for line in done.stderr.splitlines() if "…" not in line]
+    assert "skipped checkpoint-2: global_step2/" in skipped
+    assert "exporting checkpoint-1" in unfinished
+    assert begun == f"exporting {run / 'checkpoint-1'} to {tmp_path / 'out'}"
     expected = saved(run / "checkpoint-1")
     assert all(torch.equal(value, expected[key]) for key, value in saved(tmp_path / "out").items())
     done = dsrun_export(run / "checkpoint-2", "--to", tmp_path / "other")
@@ -265,8 +266,8 @@ def test_export_peak_memory_is_bounded_by_shard_size(tmp_path):
         }  # fmt: skip
         # Not ru_maxrss: it begins with the memory of this process, from which the child is forked.
         code = (
-            "import sys; from pathlib import Path; from dsrun.train.export.export_model import main\n"
-            "main(sys.argv[1:]); print(Path('/proc/self/status').read_text())"
+            "import sys; from pathlib import Path; from dsrun.train.export.export_model import ExportRequest, export\n"
+            "export(ExportRequest.from_json(sys.argv[1]), notify=print); print(Path('/proc/self/status').read_text())"
         )
         argv = [sys.executable, "-c", code, json.dumps(request)]
         env = {**os.environ, **ENVIRONMENT}

@@ -28,8 +28,11 @@ def checked_recipe(args: list[str]) -> Recipe:
     if not recipe.spec.explain:
         for notice in recipe.notices:
             print_note(notice)
-        check_files(recipe.spec, generation_config=recipe.hf.get("generation_config"))
-        check_packages(recipe)
+        from dsrun.system.terminal.status_line import status  # a batch script is rendered without
+
+        with status("checking the files"):
+            check_files(recipe.spec, generation_config=recipe.hf.get("generation_config"))
+            check_packages(recipe)
     return recipe
 
 

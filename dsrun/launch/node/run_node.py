@@ -35,9 +35,10 @@ from dsrun.system import variables
 from dsrun.system.host import hostname
 from dsrun.system.net import address_towards, addresses, claim_port, free_port, own_name_addresses
 from dsrun.system.shell import command_lines
-from dsrun.system.terminal.display import printable
+from dsrun.system.terminal.display import counted, printable
 from dsrun.system.terminal.layout import terminal_width
 from dsrun.system.terminal.secrets import without_tokens
+from dsrun.system.terminal.status_line import status
 from dsrun.system.terminal.stderr import ignore_closed_stream, print_detail, print_error, print_note
 
 _HOLDER_POLL_S = 1.0
@@ -59,16 +60,27 @@ def run_node(work: NodeProgram, place: LocalLauncher, signals: StartupSignals, *
     if work.dry_run:
         return _dry_run(work, place)
     work.require()
+    if place.node == 0 or place.own_terminal:
+        print_detail(first_words(work, place))
     if place.node == 0 and work.recipe is not None:
         from dsrun.hub.reach import check_hub
 
-        check_push(work.recipe, Path(work.output), os.environ)
-        check_hub(work.recipe, os.environ)
+        with status("asking the Hub"):
+            check_push(work.recipe, Path(work.output), os.environ)
+            check_hub(work.recipe, os.environ)
     with notifications(work, place, signals) as ended:
         with printed_events(work, place):
             outcome, folder = _run_supervised(work, place, signals, rendezvous_timeout_s=rendezvous_timeout_s)
         ended(outcome)
         return _report(outcome, folder, work, place)
+
+
+def first_words(work: NodeProgram, place: LocalLauncher) -> str:
+    """What is about to start, before anything heavy is loaded for it."""
+    here = work.topology
+    ranks = counted(place.nodes * here.workers, "rank")
+    where = f"{place.nodes} machines, {here.workers} of them on {here.where}" if place.nodes > 1 else here.where
+    return f"starting {ranks} on {where} of {hostname()}, output in {work.output}"
 
 
 def _run_supervised(

@@ -102,10 +102,12 @@ class NodeProgram:
 
 def local_topology(nproc: int | None, *, use_cpu: bool) -> LocalWorkers:
     """The workers of this machine: `nproc`, else one per visible GPU."""
-    visible = len(visible_gpus())
+    visible = visible_gpus()
     if not use_cpu:
-        check_driver(visible, os.environ)
-    return decide(nproc=nproc, visible_gpus=visible, cores=cores(), use_cpu=use_cpu)
+        check_driver(len(visible), os.environ)
+    found = decide(nproc=nproc, visible_gpus=len(visible), cores=cores(), use_cpu=use_cpu)
+    used = visible[: found.workers] if found.device == "cuda" else []
+    return replace(found, gpus=tuple(each.name for each in used))
 
 
 def training_work(recipe: Recipe, options: LaunchOptions, *, nodes: int = 1) -> NodeProgram:
@@ -115,6 +117,7 @@ def training_work(recipe: Recipe, options: LaunchOptions, *, nodes: int = 1) -> 
     group_timeout_s(recipe.hf.get("ddp_timeout"), os.environ)
     topology = local_topology(options.nproc or spec.nproc, use_cpu=bool(recipe.hf.get("use_cpu")))
     recipe = with_deepspeed_checked(recipe, nodes * topology.workers)
+    batch_of(recipe, nodes * topology.workers)  # refused here, before anything starts
     return NodeProgram(
         topology=topology,
         output=options.output or default_name(spec.model or spec.model_type or "model", datetime.now()),
@@ -247,6 +250,7 @@ def _external_work(options: LaunchOptions, program: JobProgram) -> NodeProgram:
             warm=False,
             # Users expect its output on the terminal, as with torchrun.
             echo=True,
+            echoes_noise=options.debug,
         ),
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -25,6 +25,7 @@ from dsrun.runs.lock import trainer_of
 from dsrun.runs.manifest import newest_complete
 from dsrun.runs.records import EventLog, iter_records, write_json_atomic
 from dsrun.system import variables
+from dsrun.system.terminal.library_noise import NoiseFilter
 from dsrun.system.terminal.log_format import LineFormatter, write_stderr
 
 
@@ -212,17 +213,20 @@ class AsyncLineWriter:
                 self._notify(line)
 
 
+OutputFilters = Sequence[LineFormatter | NoiseFilter]
+
+
 class PipeTee:
     """Copies a named pipe to stderr and to `copy`, byte by byte, so that progress bars stay alive.
 
     No writer is held up: what stderr has not taken after STUCK_S seconds (Ctrl-S, a pager, a connection that
     is gone) is left out there, and what does not fit on the disk in `copy`. A rank that waits would seem to hang.
-    `formatter` turns what stderr gets into lines of --log-format json.
+    What stderr gets goes through `filters`, one after the other.
     """
 
-    def __init__(self, pipe: Path, copy: IO[bytes] | None = None, *, formatter: LineFormatter | None = None) -> None:
+    def __init__(self, pipe: Path, copy: IO[bytes] | None = None, *, filters: OutputFilters = ()) -> None:
         self._other = copy
-        self._formatter = formatter
+        self._filters = filters
         # Held open for writing as well, so that the reader meets no end before the first worker has opened it.
         # In this order: a non-blocking open for reading needs no writer, and the one for writing then has a reader
         # (fifo(7)).
@@ -254,9 +258,13 @@ class PipeTee:
                 with suppress(OSError):
                     self._other.write(data)
                     self._other.flush()
-            self._offer(self._formatter.feed(data) if self._formatter else data)
-        if self._formatter:
-            self._offer(self._formatter.end())
+            for each in self._filters:
+                data = each.feed(data)
+            self._offer(data)
+        rest = b""
+        for each in self._filters:
+            rest = each.feed(rest) + each.end()
+        self._offer(rest)
 
     def _offer(self, data: bytes, *, last: bool = False) -> None:
         if not data and not last:
@@ -274,12 +282,12 @@ class PipeTee:
 
 
 @contextmanager
-def tee_output(file: IO[bytes], pipe: Path, echo: bool, formatter: LineFormatter | None = None) -> Iterator[IO[bytes]]:
+def tee_output(file: IO[bytes], pipe: Path, echo: bool, filters: OutputFilters = ()) -> Iterator[IO[bytes]]:
     """Where the agent and its workers write: `file`, or with `echo` a pipe that is copied to it and, through
-    `formatter`, to stderr."""
+    `filters`, to stderr."""
     if not echo:
         yield file
         return
     os.mkfifo(pipe)
-    with PipeTee(pipe, file, formatter=formatter), pipe.open("wb", buffering=0) as sink:
+    with PipeTee(pipe, file, filters=filters), pipe.open("wb", buffering=0) as sink:
         yield sink

@@ -11,7 +11,7 @@ import signal
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from datetime import datetime
@@ -40,13 +40,17 @@ from dsrun.launch.workers.zygote import TORCH_SIGNALS
 from dsrun.machine.gpus import memory_used
 from dsrun.runs.attempts import JobStarts
 from dsrun.runs.folder import RunFolder
+from dsrun.runs.heartbeat import RankHeartbeat, activity
 from dsrun.runs.stop_request import StopRequest
 from dsrun.system import variables
 from dsrun.system.host import hostname
 from dsrun.system.net import free_port
 from dsrun.system.terminal.display import NotePrinter, size_text
+from dsrun.system.terminal.library_noise import NoiseFilter
 from dsrun.system.terminal.log_format import LineFormatter, is_json
+from dsrun.system.terminal.status_line import status
 
+LOADING = "loading torch, transformers and DeepSpeed"
 WAIT_POLL_S = 0.1
 # Failures of ranks that did not end by themselves.
 _LEFT_BEHIND = ("rank_hung", "process_unkillable", NODE_LOST)
@@ -86,6 +90,15 @@ def supervise(job: TrainingJob, coordinator: Coordinator, notify: NotePrinter = 
             record.over()
             event_writer.failing(number, result, first=job.node_rank == 0)
 
+        shown = stack.enter_context(status("starting the ranks" if job.external else LOADING))
+
+        def observe(number: int, beats: Mapping[int, RankHeartbeat], pids: Mapping[int, int]) -> None:
+            status_writer.offer(number, beats, pids)
+            if beat := beats.get(0):
+                shown.say(*activity(beat))
+            elif pids and job.external:
+                shown.say("")  # what it does then is its own affair
+
         context = AttemptContext(
             job=job,
             scratch=scratch,
@@ -94,16 +107,18 @@ def supervise(job: TrainingJob, coordinator: Coordinator, notify: NotePrinter = 
             others=coordinator,
             log=log,
             poll=reaper_process.keep,
-            observe=status_writer.offer,
+            observe=observe,
             limits=PhaseLimits(job.hang_timeout, others=job.nnodes > 1),
             waiting=event_writer.waiting if job.node_rank == 0 else lambda line, _seconds: line_writer(line),
             record_failing=failing,
         )
         # Without a buffer: what a full disk does not take would be tried, and fail, once more at the end.
-        formatters = (LineFormatter(), LineFormatter()) if is_json(job.env) else (None, None)
-        with log.open("ab", buffering=0) as file, tee_output(file, scratch / "output", job.echo, formatters[0]) as sink:
+        as_json = is_json(job.env)
+        filters: list[LineFormatter | NoiseFilter] = [] if job.echoes_noise else [NoiseFilter()]
+        filters += [LineFormatter()] if as_json else []
+        with log.open("ab", buffering=0) as file, tee_output(file, scratch / "output", job.echo, filters) as sink:
             os.mkfifo(scratch / "console")
-            stack.enter_context(PipeTee(scratch / "console", formatter=formatters[1]))
+            stack.enter_context(PipeTee(scratch / "console", filters=[LineFormatter()] if as_json else ()))
             supervision = _Supervision(context, coordinator, event_writer, record, sink)
             outcome = supervision.run_attempts()
         # Now all that the program has written is in the log.
@@ -187,7 +202,7 @@ class _Supervision:
                 end = self._attempt()
                 self._record.over()
                 if end is None or self._stop_requests.force_quit is not None or self._stop_requests.interrupted:
-                    return self._result_after_signal()
+                    return self._result_after_signal(end)
                 decision = self._coordinator.report_and_wait(self._node_result(end), self._decide)
                 self._event_writer.apply(decision)
                 if decision.action == "stop":
@@ -309,12 +324,13 @@ class _Supervision:
     def _stop_wanted(self) -> bool:
         return bool(self._stop_requests.stop() or self._stop_requests.interrupted or self._coordinator.stop_requested())
 
-    def _result_after_signal(self) -> RunOutcome:
-        """The end by a signal."""
+    def _result_after_signal(self, end: AttemptResult | None = None) -> RunOutcome:
+        """The end by a signal, in the attempt that ended so, if it was in one."""
         if self._stop_requests.force_quit is not None:
             return RunOutcome(128 + self._stop_requests.force_quit, "ended at once, without saving")
         if self._stop_requests.interrupted:
-            return RunOutcome(EXIT_INTERRUPTED, self._program_stopped("Ctrl-C") if self._job.external else None)
+            ours = not self._job.external
+            return RunOutcome(EXIT_INTERRUPTED, self._interrupted(end) if ours else self._program_stopped("Ctrl-C"))
         return RunOutcome(EXIT_RESUME, self._stopped(None))
 
     def _outcome(self, end: AttemptResult, decision: RunDecision) -> RunOutcome:
@@ -338,10 +354,29 @@ class _Supervision:
         what = f"saved {saved}" if saved else "nothing new was saved"
         if end and end.failure_inputs.hang:
             what = f"{end.failure_inputs.hang.message}; {what}"
-        again = self._job.again
-        if not self._job.resumes and (saved or self._newest() not in (None, 0, *self._progress[:1])):
-            again += f"{' and' if ' with ' in again else ' with'} --resume auto"
+        again = self._again(resume=bool(saved or self._newest() not in (None, 0, *self._progress[:1])))
         return f"stopped by {request}: {what}; {again} resumes from there"
+
+    def _again(self, *, resume: bool) -> str:
+        """The command that goes on, from a checkpoint with `resume`."""
+        again = self._job.again
+        if resume and not self._job.resumes:
+            again += f"{' and' if ' with ' in again else ' with'} --resume auto"
+        return again
+
+    def _interrupted(self, end: AttemptResult | None) -> str | None:
+        """Ctrl-C: where it was, and what the same command does now; only node 0 knows."""
+        if self._job.node_rank:
+            return None
+        newest = self._newest()
+        step = max(end.failure_inputs.steps.values(), default=None) if end else None
+        where = "interrupted before training began" if step is None else f"interrupted at step {step}"
+        if newest is None:
+            return where
+        again = self._again(resume=bool(newest))
+        if newest:
+            return f"{where}; checkpoint-{newest} is complete: run {again} to go on"
+        return f"{where}, no checkpoint yet: {again} starts anew"
 
     def _program_stopped(self, by: str) -> str:
         return f"stopped by {by}: whether it saved is the program's own affair; {self._job.again} starts it again"

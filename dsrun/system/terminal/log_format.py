@@ -18,6 +18,7 @@ from dsrun.system import variables
 from dsrun.system.host import hostname
 from dsrun.system.terminal.display import printable, utc_text
 from dsrun.system.terminal.secrets import without_tokens
+from dsrun.system.terminal.stderr import writing
 
 ECS_VERSION = "8.11.0"
 FORMATS = ("text", "json")
@@ -160,6 +161,6 @@ class LineFormatter:
 
 def write_stderr(data: bytes) -> None:
     """Write `data` to stderr in one piece as far as threads of this process are concerned. Raises OSError."""
-    with _lock:
+    with writing(data, line=False), _lock:
         while data:
             data = data[os.write(2, data) :]

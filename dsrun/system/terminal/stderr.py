@@ -6,13 +6,20 @@ A closed terminal changes neither a run nor its exit code.
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING
 
 import click
 
 from dsrun.system import variables
 from dsrun.system.terminal.display import printable
 from dsrun.system.terminal.secrets import without_tokens
+
+if TYPE_CHECKING:
+    from dsrun.system.terminal.status_line import StatusLine
+
+shown: "StatusLine | None" = None
+"""What this process shows while nobody writes; see `dsrun.system.terminal.status_line`."""
 
 
 def print_error(message: str) -> None:
@@ -32,7 +39,7 @@ def print_detail(line: str, *, secret: bool = False, hang: int | None = None) ->
         for each in filter(str.strip, line.splitlines()):
             _write_json(each.strip(), "detail")
         return
-    with ignore_closed_stream(2):
+    with ignore_closed_stream(2), writing():
         shown = printable(line, keep="\t\n")
         # What is to be copied stays in one piece.
         click.echo(shown if secret else _fitted(without_tokens(shown), hang), err=True)
@@ -48,7 +55,19 @@ def ignore_closed_stream(fd: int) -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), fd)
 
 
+def writing(data: bytes = b"\n", *, line: bool = True) -> AbstractContextManager[None]:
+    """Write `data` to stderr in here; `line`: whole lines, which do not go on with what stands there."""
+    return shown.writing(data, line=line) if shown else nullcontext()
+
+
+def say(what: str, more: str = "") -> None:
+    """`what` is being done from now on, for whom nothing else tells; `more` says how far it is."""
+    if shown:
+        shown.say(what, more)
+
+
 def _is_json() -> bool:
+    """Whether stderr takes JSON."""
     return os.environ.get(variables.LOG_FORMAT) == "json"
 
 
@@ -78,5 +97,5 @@ def _line(kind: str, message: str, colour: str) -> None:
     # click leaves NO_COLOR (no-color.org) to the program.
     plain = bool(os.environ.get("NO_COLOR"))
     text = _fitted(f"{kind}: {without_tokens(printable(message))}", len(kind) + 2)
-    with ignore_closed_stream(2):
+    with ignore_closed_stream(2), writing():
         click.secho(text, fg=colour, err=True, color=False if plain else None)

@@ -11,7 +11,8 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TextIO
@@ -22,8 +23,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 
 from dsrun.system.terminal.display import printable
-from dsrun.system.terminal.layout import fitted
-from dsrun.system.terminal.log_format import LogLevel, ecs_line
+from dsrun.system.terminal.layout import fitted, terminal_width
+from dsrun.system.terminal.log_format import LogLevel, ecs_line, is_json
+from dsrun.system.terminal.status_line import status
+from dsrun.system.terminal.stderr import writing
+from dsrun.system.variables import cache_root
 
 SECONDS_BETWEEN_PLAIN_LINES = 10.0
 
@@ -40,6 +44,8 @@ ERROR_STYLE = "red"
 
 # Columns of the progress bar.
 _BAR = 10
+LARGEST_LOG = 1 << 20
+"""Bytes, from which on a command's log in the cache is begun anew."""
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -78,18 +84,18 @@ class Console:
         self._rich = RichConsole(
             file=out, force_terminal=self.terminal, width=self.width or 120, highlight=False, soft_wrap=True
         )
-        self._silent = out is None
+        self._out = out
         self._transcript: TextIO | None = None
         self.debug = False
         self._noted: set[str] = set()
 
     def record_in(self, path: Path) -> None:
-        if not self._silent:
+        if self._out is not None:
             self._transcript = path.open("a", encoding="utf-8", buffering=1)
 
     def print(self, text: str = "", *, style: str | None = None, action: str = "output", fit: Fit = fitted) -> None:
         """Print a text, of which `fit` makes what is shown on a terminal of some width."""
-        if self._silent:
+        if self._out is None:
             return
         shown = printable(text, keep="\t\n")
         if self.debug or not isinstance(text, Internal):
@@ -114,7 +120,7 @@ class Console:
 
     def marked(self, head: str, parts: list[tuple[str, bool]]) -> None:
         """Print one line whose marked parts stand out: in colour where there is any, in brackets elsewhere."""
-        if self._silent:
+        if self._out is None:
             return
         shown = [(printable(text), mark) for text, mark in parts]
         plain = head + "".join(f"{MARKS[0]}{text}{MARKS[1]}" if mark else text for text, mark in shown)
@@ -129,6 +135,12 @@ class Console:
         else:
             self._rich.print(escape(fitted(plain, self.width)))
         self._record(plain)
+
+    def status(self, what: str) -> AbstractContextManager[object]:
+        """Say what is being done in here, beginning with `what`, where no supervisor says it."""
+        if isinstance(self._out, _OwnTerminal):
+            return status(what, fd=self._out.fileno(), print_line=self.print)
+        return nullcontext()
 
     @property
     def as_json(self) -> bool:
@@ -241,11 +253,44 @@ class PlainTask:
             self.console.print(f"{self.what} {done:,}/{total:,}")
 
 
+class _OwnTerminal(io.TextIOWrapper):
+    """A way to the user that this process does not share with a supervisor: its status stands aside."""
+
+    def write(self, text: str) -> int:
+        with writing(text.encode(errors="replace"), line=False):
+            count = super().write(text)
+            self.flush()
+        return count
+
+
 def open_console(channel: str | None) -> TextIO:
     """The way to the user: the launcher's pipe `channel`, else a copy of the stderr this process was started with."""
     if channel:
         return Path(channel).open("w", encoding="utf-8", buffering=1)
-    return os.fdopen(os.dup(2), "w", encoding="utf-8", buffering=1)
+    return _OwnTerminal(os.fdopen(os.dup(2), "wb"), encoding="utf-8", line_buffering=True)
+
+
+def command_log(name: str) -> Path:
+    """Where a command without a run folder writes what libraries say."""
+    return cache_root() / f"{name}.log"
+
+
+@contextmanager
+def quiet_console(name: str, what: str, *, debug: bool = False) -> Iterator[Console]:
+    """The console of the command `name`, with its status, which begins with `what`. What libraries print goes into
+    its log in the cache; with `debug` to the terminal as well."""
+    out = open_console(None)
+    console = Console(out, width=terminal_width(sys.stderr), as_json=is_json())
+    log = command_log(name)
+    with suppress(FileNotFoundError):
+        if log.stat().st_size > LARGEST_LOG:
+            log.unlink()
+    try:
+        send_output_to(log, echo=debug)
+    except OSError as error:
+        console.notice(f"{log}: {error.strerror}: what libraries say is printed here")
+    with out, console.status(what):
+        yield console
 
 
 def send_output_to(log: Path, *, echo: bool = False) -> None:

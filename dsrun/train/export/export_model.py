@@ -9,26 +9,29 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers.utils.logging import disable_progress_bar
 
-from dsrun.errors import EXIT_INTERRUPTED, DsrunError, MissingError, ToolError, UsageError
+from dsrun.errors import DsrunError, MissingError, ToolError, UsageError
 from dsrun.runs.manifest import STATE_FILE
 from dsrun.runs.records import write_json_atomic
 from dsrun.system.files import parse_json, replace_folder, sha256_of
 from dsrun.system.host import disk_free
-from dsrun.system.terminal.display import printable, size_text
+from dsrun.system.terminal.display import size_text
+from dsrun.system.terminal.stderr import say
+from dsrun.train.base.console import ERROR_STYLE, Console, command_log
+from dsrun.train.base.rank_context import explain_failure
 from dsrun.train.card.metadata import FILE as CARD
 from dsrun.train.checkpoint.plain import in_adapter
 from dsrun.train.checkpoint.weight_files import ExportWeight, write_weights
 from dsrun.train.export import lora, verify
 from dsrun.train.export.weights import ADAPTER_CONFIG, FoundWeights, LazyWeights, find_weights, rounded
+
+logger = logging.getLogger(__name__)
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -59,22 +62,18 @@ class ExportRequest:
         return cls(**{**values, "source": Path(values["source"]), "to": Path(values["to"])})
 
 
-def main(argv: list[str]) -> int:
-    # What libraries print must not get among the product.
-    product = os.dup(1)
-    os.dup2(2, 1)
-    for name in ("transformers", "accelerate", "DeepSpeed"):
-        logging.getLogger(name).setLevel(logging.ERROR)
-    disable_progress_bar()
+def main(argv: list[str], console: Console, product: int) -> int:
+    """The exit code; the folder's name goes to the file descriptor `product`."""
     request = ExportRequest.from_json(argv[0])
     try:
-        export(request, notify=lambda line: print(f"note: {printable(line)}", file=sys.stderr))
-    except DsrunError as error:
-        print(f"error: {printable(str(error))}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("error: interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
+        export(request, notify=console.notice)
+    except (Exception, KeyboardInterrupt) as error:
+        code, message = explain_failure(error)
+        if not isinstance(error, DsrunError | KeyboardInterrupt):
+            logger.exception("export failed")
+            message = f"{message} (its traceback is in {command_log('export')})"
+        console.print(f"error: {message}", style=ERROR_STYLE)
+        return code
     os.write(product, f"{request.to}\n".encode())
     return 0
 
@@ -83,6 +82,7 @@ def export(request: ExportRequest, *, notify: Callable[[str], None]) -> None:
     """Write `request.to`, atomically and after checking it. Raises UsageError for a source without whole weights, and
     ToolError where the proof fails."""
     dtype = DTYPES[request.dtype] if request.dtype else None
+    say("reading the checkpoint")
     found = find_weights(request.source, dtype)
     for notice in found.notices:
         notify(notice)
@@ -189,7 +189,9 @@ class _Job:
                 f"--to {self.request.to}: the weights take {size_text(needed)}, {size_text(free)} are free",
                 fix="free space there, or choose another folder",
             )
+        say("writing the weights")
         hashes = write_weights(weights, self.folder, stem=stem, limit=self.request.limit, beat=lambda: None)
+        say("verifying what was written")
         for name, written in hashes.items():
             if sha256_of(self.folder / name) != written:
                 raise ToolError(f"{self.folder / name} differs from what was written: the disk is failing")

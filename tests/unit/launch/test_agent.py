@@ -14,6 +14,7 @@ from dsrun.launch.environment import run_arguments, worker_environment
 from dsrun.launch.supervisor.events import PipeTee, tee_output
 from dsrun.launch.training_job import LocalWorkers, TrainingJob, decide
 from dsrun.launch.workers.agent import ZygoteStarter
+from dsrun.system.terminal.library_noise import NoiseFilter
 
 ROOT = Path(__file__).parents[3]
 
@@ -98,6 +99,15 @@ def test_agent_output_logged_and_echoed_with_debug(tmp_path, capfd, echo):
         subprocess.run([sys.executable, "-c", "print('noise of the agent')"], stdout=sink, check=True)
     assert log.read_text() == "noise of the agent\n"
     assert capfd.readouterr().err == ("noise of the agent\n" if echo else "")
+
+
+@pytest.mark.usefixtures("patient")
+def test_noise_of_libraries_is_logged_and_not_shown(tmp_path, capfd):
+    log, noise = tmp_path / "agent.log", "[W1127 13:59:34.451 NNPACK.cpp:57] Could not initialize NNPACK!"
+    with log.open("ab") as file, tee_output(file, tmp_path / "output", True, [NoiseFilter()]) as sink:
+        subprocess.run([sys.executable, "-c", f"print('{noise}\\nstep 1')"], stdout=sink, check=True)
+    assert log.read_text() == f"{noise}\nstep 1\n"
+    assert capfd.readouterr().err == "step 1\n"
 
 
 SHOUT = [sys.executable, "-c", "import os; os.write(1, b'x' * 4_000_000)"]

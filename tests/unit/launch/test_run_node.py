@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -19,6 +20,7 @@ from dsrun.launch.training_job import LocalWorkers, RunOutcome
 from dsrun.recipe.resolve import resolve
 from dsrun.runs.attempts import JobStarts
 from dsrun.runs.folder import RunFolder
+from dsrun.system.host import hostname
 from tests.ports import free_ports
 
 ROOT = Path(__file__).parents[3]
@@ -156,3 +158,32 @@ def test_exit_code_kept_when_output_pipe_is_closed(tmp_path, fd, code):
     assert done.returncode == code
     assert done.stdout == ("run\n" if (fd, code) == (2, 0) else "")
     assert (tmp_path / "run" / "console.log").read_text() == "note: once more\n"
+
+
+A100, H100 = "A100", "H100"
+
+
+@pytest.mark.parametrize(
+    ("workers", "nodes", "words"),
+    [
+        (LocalWorkers(1, "cpu", 2), 1, "starting 1 rank on the CPUs of {host}, output in runs/x"),
+        (LocalWorkers(2, "cuda", 8, (H100, H100)), 1, "starting 2 ranks on 2 × H100 of {host}, output in runs/x"),
+        (
+            LocalWorkers(3, "cuda", 8, (A100, H100, H100)), 4,
+            "starting 12 ranks on 4 machines, 3 of them on 1 × A100 and 2 × H100 of {host}, output in runs/x",
+        ),
+        (LocalWorkers(2, "cuda", 8), 1, "starting 2 ranks on the GPUs of {host}, output in runs/x"),
+    ],
+)  # fmt: skip
+def test_first_words_name_what_is_known(workers, nodes, words):
+    work = replace(work_in("runs/x"), topology=workers)
+    assert run_node.first_words(work, LocalLauncher(how="", nodes=nodes)) == words.format(host=hostname())
+
+
+@pytest.mark.parametrize(("node", "own_terminal", "speaks"), [(0, False, True), (1, False, False), (1, True, True)])
+def test_first_words_before_the_nodes_meet(tmp_path, capsys, node, own_terminal, speaks):
+    """Of one node, or of each that somebody looks at by itself."""
+    place = LocalLauncher(how="", nodes=2, node=node, port=free_ports() - 1, own_terminal=own_terminal)
+    with pytest.raises(RendezvousError):
+        run_node.run_node(work_in(tmp_path / "run", require=int), place, StartupSignals(), rendezvous_timeout_s=0)
+    assert capsys.readouterr().err.startswith("starting ") is speaks

@@ -157,8 +157,11 @@ def _tensors_of(folder: Path) -> tuple[tuple[LayerWeight, ...], dict[str, Any]]:
     Raises ToolError when it fails.
     """
     from dsrun.system.process.proc import capture  # a process, which the other ways do without
+    from dsrun.system.terminal.status_line import status
 
-    done = capture([sys.executable, "-m", _COUNTER, str(folder)], seconds=_COUNTER_S, changes={"HF_HUB_OFFLINE": "1"})
+    with status("counting the parameters"):
+        argv = [sys.executable, "-m", _COUNTER, str(folder)]
+        done = capture(argv, seconds=_COUNTER_S, changes={"HF_HUB_OFFLINE": "1"})
     if done.returncode != 0:
         raise ToolError(f"counting {folder} on the meta device failed: {_reason(done.stderr)}")
     output = json.loads(done.stdout.strip().splitlines()[-1])
