@@ -13,7 +13,7 @@ from typing import Literal
 
 from dsrun.errors import UsageError
 from dsrun.runs.folder import RunFolder
-from dsrun.runs.manifest import CheckpointManifest, read_manifest
+from dsrun.runs.manifest import STATE_FILE, CheckpointManifest, read_manifest
 from dsrun.system import variables
 from dsrun.system.host import hostname
 from dsrun.system.process.proc import start_time
@@ -130,6 +130,29 @@ def saved_global_batch(run: RunFolder, resume: str, again: Collection[str] = ())
     return found if isinstance(found, int) and found > 0 else None
 
 
+def check_resume(resume: str, run: RunFolder, environ: Mapping[str, str]) -> None:
+    """Raise UsageError where --resume names a checkpoint that is not there; a later attempt has its own."""
+    if resume not in (*RESUME_AUTO, RESUME_NEVER) and not is_another(environ) and not _is_checkpoint(Path(resume)):
+        raise no_checkpoint(resume, run)
+
+
+def no_checkpoint(resume: str, run: RunFolder) -> UsageError:
+    """The error for a --resume that is no checkpoint, with those that are there: in the run folder or near by."""
+    path = Path(resume)
+    what = f"contains no {STATE_FILE}" if path.exists() else "does not exist"
+    for folder in (run, RunFolder(path), RunFolder(path.parent)):
+        found = [each for _, each in folder.checkpoints() if _is_checkpoint(each)]
+        if found:
+            names = ", ".join(each.name for each in found[:_SHOWN])
+            return UsageError(f"--resume {resume} {what}; {folder.path} has {names}", fix=f"--resume {found[0]}")
+    return UsageError(f"--resume {resume} {what}", fix="--resume auto takes the newest checkpoint, if there is one")
+
+
+def _is_checkpoint(path: Path) -> bool:
+    return (path / STATE_FILE).is_file()
+
+
+_SHOWN = 5
 _ROOT = 0
 
 

@@ -25,8 +25,9 @@ from dsrun.launch.signals import StartupSignals
 from dsrun.launch.supervisor.events import RunEventWriter
 from dsrun.launch.supervisor.supervise import supervise
 from dsrun.launch.training_job import RunOutcome, TrainingJob
+from dsrun.recipe.recipe import phases
 from dsrun.recipe.resolved import differences, from_json, recipe_in_force, to_json, with_secrets_of, without_secrets
-from dsrun.runs.attempts import JobStarts, earlier_signatures, saved_global_batch
+from dsrun.runs.attempts import JobStarts, check_resume, earlier_signatures, saved_global_batch
 from dsrun.runs.folder import RunFolder, refuse_unfit
 from dsrun.runs.goodput import goodput, goodput_line
 from dsrun.runs.lock import is_in_use
@@ -57,6 +58,8 @@ def run_node(work: NodeProgram, place: LocalLauncher, signals: StartupSignals, *
             _wait_for_earlier_holder(Path(work.output), rendezvous_timeout_s)
         refuse_unfit(Path(work.output), force=work.force)
         work = _with_recipe_in_force(work)
+        if work.recipe is not None and "train" in phases(work.recipe):
+            check_resume(work.recipe.spec.resume, RunFolder(Path(work.output)), os.environ)
     if work.dry_run:
         return _dry_run(work, place)
     work.require()

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.errors import UsageError
-from dsrun.runs.attempts import RESUME_AUTO, bears
+from dsrun.runs.attempts import RESUME_AUTO, bears, no_checkpoint
 from dsrun.runs.commit import CONVERTED, HIDDEN, set_aside, tidy
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.heartbeat import SignOfLife
@@ -70,7 +70,7 @@ def find_checkpoint(
             start = rank0_first(lambda: _step(given))
             beyond = -1 if start is None else start
             found = _newest(folder, read, notify, lambda step, path: step > beyond and _is_signed(path, again))
-        found = found or _given(given, read, trust, notify)
+        found = found or _given(given, folder, read, trust, notify)
     if found:
         rank0_first(lambda: _refuse_renamed(folder, found))
         for message in rank0_first(lambda: _compare(found, facts, force=force)):
@@ -129,9 +129,9 @@ def _newest(
     return None
 
 
-def _given(path: Path, read: CheckpointReader, trust: bool, notify: NotePrinter) -> Path:
+def _given(path: Path, folder: RunFolder, read: CheckpointReader, trust: bool, notify: NotePrinter) -> Path:
     if not rank0_first((path / STATE_FILE).is_file):
-        raise UsageError(f"--resume {path}: no checkpoint there (it has no {STATE_FILE})")
+        raise no_checkpoint(str(path), folder)
     path = path.absolute()
     if rank0_first((path / MANIFEST).exists):
         damage = read(path)
