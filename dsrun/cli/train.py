@@ -153,7 +153,9 @@ def prepare_command(args: list[str]) -> int:
     with_deepspeed_checked(recipe, recipe.spec.nproc)
     if recipe.spec.dry_run:
         from dsrun.launch.node.run_node import without_dry_run
+        from dsrun.recipe.preflight.files import check_inputs
 
+        check_inputs(recipe)
         click.echo(command_line(without_dry_run(argv)))
     else:
         require_training_packages()

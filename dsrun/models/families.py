@@ -67,6 +67,9 @@ FAMILIES: Mapping[str, ModelFamily] = {
     "rembert": ModelFamily(reads_both_ways=True),
 }
 
+SEQ2SEQ = frozenset({"t5", "mt5", "umt5", "longt5", "bart", "mbart", "marian", "pegasus", "m2m_100"})
+"""Those whose config.json may leave `is_encoder_decoder` out, as it is their default."""
+
 
 def family_of(model_type: str | None) -> ModelFamily:
     """The facts of a family; the defaults for one that is not in the table."""

@@ -82,6 +82,15 @@ def exchange(one: Path, other: Path) -> bool:
     return result == 0
 
 
+def is_there(path: Path) -> bool:
+    """Whether there is such a file or folder; a name too long for a file system is nowhere, which Python's exists()
+    does not know before 3.14."""
+    try:
+        return path.exists()
+    except OSError:
+        return False
+
+
 def nearest_existing(path: Path) -> Path:
     """`path`, or the closest folder above it that exists."""
     path = path.absolute()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dsrun.hub.modelscope import fetch
 from dsrun.hub.reach import check_hub
-from dsrun.recipe.preflight.files import check_files
+from dsrun.recipe.preflight.files import check_inputs
 from dsrun.recipe.preflight.packages import check_packages
 from dsrun.recipe.resolve import resolve
 from dsrun.runs.attempts import is_another
@@ -54,7 +54,7 @@ def _prepare(argv: Sequence[str], console: Console) -> None:
     recipe = resolve(argv, Path.cwd())
     for notice in recipe.notices:
         console.notice(notice)
-    check_files(recipe.spec, generation_config=recipe.hf.get("generation_config"))
+    check_inputs(recipe)
     check_packages(recipe)
     console.print(f"preparing the data for {recipe.spec.model or recipe.spec.model_type or 'the model'}")
     check_hub(recipe, os.environ)

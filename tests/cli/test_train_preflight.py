@@ -115,6 +115,72 @@ def test_train_file_with_invalid_contents(refused, here, name, content, message)
     assert refused("--model", "demo-t5", "--train-file", name).startswith(message)
 
 
+UNKNOWN_COLUMNS = (
+    "error: odd.jsonl: cannot tell source and target; columns found: english, romanian "
+    "(add `--text-column english --summary-column romanian`)\n"
+)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("train",),
+        ("train", "--dry-run"),
+        ("prepare",),
+        ("prepare", "--dry-run"),
+        ("render-slurm", "--", "train"),
+        ("launch", "--dry-run", "--", "dsrun", "train"),
+    ],
+    ids=" ".join,
+)
+def test_unknown_columns_named_before_torch_loads(dsrun, here, command):
+    """By every command that reads the recipe of a training, and nothing is written."""
+    (here / "odd.jsonl").write_text('{"english": "one", "romanian": "unu"}\n')
+    done = dsrun(*command, "--model", "demo-t5", "--train-file", "odd.jsonl", python=("-X", "importtime"))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert [line for line in done.stderr.splitlines(keepends=True) if line.startswith("error")] == [UNKNOWN_COLUMNS]
+    assert not re.search(r"\| +(torch|transformers|datasets|numpy)$", done.stderr, re.MULTILINE)
+    assert tree(here) == ["odd.jsonl"]
+
+
+@pytest.mark.parametrize("flags", [(), ("--dry-run",), ("--nproc", "2")])
+def test_missing_validation_data_named_first(refused, pairs, flags):
+    message = refused("--model", "demo-t5", "--train-file", pairs, "--load_best_model_at_end", *flags)
+    assert message.endswith("(--validation-file FILE)")
+
+
+def test_rows_of_a_folder(dsrun, here, pairs):
+    (here / "data").mkdir()
+    (here / pairs).rename(here / "data" / pairs)
+    done = dsrun("train", "--model", "demo-t5", "--train-file", "data", "--dry-run")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("flags", [(), ("--dry-run",)])
+def test_checkpoint_that_does_not_exist(refused, here, flags):
+    """Those that do are named; the newest is the mend."""
+    for name in ("checkpoint-2", "checkpoint-10", "checkpoint-12"):
+        (here / "run" / name).mkdir(parents=True)
+        if name != "checkpoint-12":
+            (here / "run" / name / "trainer_state.json").write_text("{}")
+    (here / "run" / "run.json").write_text("{}")
+    message = refused("--model", "demo-t5", "--output", "run", "--resume", "checkpoint-99", *flags)
+    assert message == (
+        "--resume checkpoint-99 does not exist; run has checkpoint-10, checkpoint-2 (--resume run/checkpoint-10)"
+    )
+
+
+def test_checkpoint_without_any_beside_it(refused, here):
+    assert "--resume auto" in refused("--model", "demo-t5", "--resume", "checkpoint-99")
+
+
+def test_later_attempt_needs_no_given_checkpoint(dsrun, environ):
+    """It has its own, and rotation may have deleted that one."""
+    environ |= {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}
+    done = dsrun("train", "--model", "demo-t5", "--resume", "checkpoint-99", "--dry-run")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [

@@ -29,7 +29,7 @@ def jsonl(path, *rows):
 
 def test_dataset_missing_columns_is_refused(tiny, tmp_path):
     data = jsonl(tmp_path / "d.jsonl", {"foo": "w1", "bar": "w2"})
-    refused(dsrun("--model", tiny["t5"], "--train-file", data, output=tmp_path / "run"), "foo", "translation")
+    refused(dsrun("--model", tiny["t5"], "--train-file", data, output=tmp_path / "run"), "foo, bar", "--text-column")
 
 
 def test_max_train_samples_above_dataset_size_is_refused(tiny, pairs, tmp_path):

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from dsrun.cli.init.data import InitData
-from dsrun.cli.init.found import hints_for
 from dsrun.cli.init.interview import InitAnswer, InitInterview, InitQuestion
 from dsrun.cli.init.model import InitModel
 from dsrun.errors import UsageError, did_you_mean
-from dsrun.recipe.preflight.conversations import lacks_template
+from dsrun.recipe.preflight.data import lacks_template
 from dsrun.recipe.preflight.files import CHAT_TEMPLATES, is_path
-from dsrun.recipe.preflight.layouts import detect
+from dsrun.recipe.preflight.layouts import LayoutHints, detect
+from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.system.terminal.display import printable
 from dsrun.system.terminal.stderr import print_detail, print_error
 
@@ -29,9 +29,10 @@ def with_columns(interview: InitInterview, given: dict[str, Any], data: InitData
     where = (*data.train_file, data.dataset or "")[0]
     tasks = [task] if task != "auto" else ["seq2seq", "causal-lm"]
     refused = None
+    named = TrainSpec(text_column=text, summary_column=summary)
     for each in tasks:
         try:
-            layout = detect(list(data.row), data.row, hints_for(each, text, summary), where)
+            layout = detect(list(data.row), data.row, LayoutHints.of(named, each), where)
         except UsageError as error:
             refused = error
             continue
@@ -76,7 +77,8 @@ def _with_asked_columns(interview: InitInterview, data: InitData, task: str, whe
             None,
         ).value
         target = None if may_lack and answer == NONE else answer
-    layout = detect(list(data.row), data.row, hints_for(task, source, target), where)
+    hints = LayoutHints.of(TrainSpec(text_column=source, summary_column=target), task)
+    layout = detect(list(data.row), data.row, hints, where)
     return replace(data, layout=layout, text_column=source, summary_column=target)
 
 

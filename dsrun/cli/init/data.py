@@ -11,9 +11,9 @@ from dsrun.cli.init.interview import InitAnswer, InitInterview, InitQuestion
 from dsrun.cli.init.model import InitModel
 from dsrun.errors import UsageError, did_you_mean, nearest
 from dsrun.models.folder import HUB_NAME
-from dsrun.recipe.preflight.data_files import expanded
 from dsrun.recipe.preflight.files import CHAT_TEMPLATES, check_files, is_path
 from dsrun.recipe.preflight.layouts import RowLayout
+from dsrun.recipe.preflight.splits import expanded
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.system.terminal.stderr import print_note
 

@@ -1,30 +1,20 @@
 """What this folder and this machine offer a first run: models, data files and what their columns mean."""
 
-import csv
-import gzip
 import os
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from io import TextIOWrapper
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from dsrun.errors import UsageError
 from dsrun.models.families import family_of, other_models
 from dsrun.models.folder import cached_snapshot, has_weights, hub_cache
-from dsrun.recipe.preflight.data_files import (
-    FORMATS,
-    check_data_file,
-    data_format,
-    first_row,
-    is_gzip,
-    natural_order,
-    suffix_of,
-)
+from dsrun.recipe.preflight.data_files import FORMATS, is_gzip, suffix_of
 from dsrun.recipe.preflight.layouts import LayoutHints, RowLayout, detect
+from dsrun.recipe.preflight.splits import NO_DATA, natural_order, split_of
+from dsrun.recipe.recipe_spec import TrainSpec
+from dsrun.recipe.rows.readers import first_rows, sample_of
 from dsrun.system.files import read_object
 from dsrun.system.terminal.display import size_text
 
@@ -35,9 +25,6 @@ READ = 50
 TASKS = ("seq2seq", "causal-lm", "dpo")
 # Token files need no columns, and a .bin or .npy beside a model is seldom data.
 _TABLES = frozenset(FORMATS) - {".bin", ".npy"}
-_HELD_OUT = re.compile(r"(^|[^a-z])(valid|validation|val|dev|eval|test)([^a-z]|$)")
-_NOT_DATA = re.compile(r"(requirements|readme|licen[cs]e|constraints|cmakelists|notice|todo).*\.txt", re.IGNORECASE)
-_SAMPLE_ROWS = 100
 _HEAD = 1 << 16
 
 
@@ -52,19 +39,18 @@ class DataFile:
     @property
     def is_held_out(self) -> bool:
         """Whether its name says that it is for validation or a test."""
-        return bool(_HELD_OUT.search(self.path.name.lower()))
+        return split_of(self.path.name) in ("validation", "test")
 
     @property
     def is_validation(self) -> bool:
         """Whether its name says that it is for validation; a test file is for the end."""
-        found = _HELD_OUT.search(self.path.name.lower())
-        return found is not None and found[2] != "test"
+        return split_of(self.path.name) == "validation"
 
     def layout(self, task: str | None) -> RowLayout | None:
         """What its columns mean for a task, or for the first that they suit; None where they suit none."""
         for each in TASKS if task is None else (task,):
             with suppress(UsageError):
-                return detect(list(self.row), self.row, hints_for(each), str(self.path))
+                return detect(list(self.row), self.row, LayoutHints.of(TrainSpec(), each), str(self.path))
         return None
 
     def description(self, task: str | None) -> str:
@@ -75,55 +61,10 @@ class DataFile:
         return ", ".join(filter(None, (size_text(self.size), meaning)))
 
 
-def hints_for(task: str, text_column: str | None = None, summary_column: str | None = None) -> LayoutHints:
-    """What `detect` needs to know of a task."""
-    return LayoutHints(
-        task="causal-lm" if task == "dpo" else task,
-        preference=task == "dpo",
-        text_column=text_column,
-        summary_column=summary_column,
-    )
-
-
 def read_sample(path: Path) -> dict[str, Any]:
-    """A row with the first value of each column in the head of a data file; {} for token files, and for Parquet where
-    pyarrow is not installed. Raises UsageError for a file that is not what its suffix says."""
-    check_data_file(path)
-    kind = data_format(path)
-    if kind == "json":
-        return first_row(path)
-    if kind == "txt":
-        return {"text": ""}
-    if kind in ("csv", "tsv"):
-        return _table_sample(path, "\t" if kind == "tsv" else ",")
-    return _parquet_sample(path) if kind == "parquet" else {}
-
-
-def _table_sample(path: Path, delimiter: str) -> dict[str, Any]:
-    row: dict[str, Any] = {}
-    with gzip.open(path) if is_gzip(path) else path.open("rb") as packed:
-        lines = TextIOWrapper(packed, encoding="utf-8-sig", errors="replace", newline="")
-        with suppress(csv.Error):  # a broken line deep in the file is the training's to report
-            for each in islice(csv.DictReader(lines, delimiter=delimiter), _SAMPLE_ROWS):
-                row = {name: row.get(name) or value for name, value in each.items() if name is not None}
-                if all(row.values()):
-                    break
-    return row
-
-
-def _parquet_sample(path: Path) -> dict[str, Any]:
-    try:
-        from pyarrow import ArrowException
-        from pyarrow.parquet import ParquetFile
-    except ImportError:
-        return {}
-    try:
-        with ParquetFile(path) as file:
-            rows = next(file.iter_batches(batch_size=1), None)
-            found: list[dict[str, Any]] = [] if rows is None else rows.to_pylist()
-    except (ArrowException, OSError) as error:
-        raise UsageError(f"{path} is not a valid Parquet file: {str(error).splitlines()[0]}") from None
-    return found[0] if found else {}
+    """A row with the first value of each column in the head of a data file; {} for token files, and where `first_rows`
+    reads none. Raises UsageError for a file that is not what its suffix says."""
+    return {"text": ""} if suffix_of(path) == ".txt" else sample_of(first_rows(path))[1]
 
 
 def row_count(path: Path) -> int | None:
@@ -151,7 +92,7 @@ def data_files(folder: Path) -> list[DataFile]:
 
 
 def _may_be_data(path: Path) -> bool:
-    return suffix_of(path) in _TABLES and path.name[0] != "." and not _NOT_DATA.fullmatch(path.name)
+    return suffix_of(path) in _TABLES and path.name[0] != "." and not NO_DATA.fullmatch(path.name)
 
 
 def _likelihood(file: DataFile) -> tuple[Any, ...]:

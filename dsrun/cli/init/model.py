@@ -12,7 +12,7 @@ from dsrun.cli.init.interview import InitInterview, InitQuestion
 from dsrun.demo.models import DEMO_LLAMA, DEMO_T5, TASKS, model_config
 from dsrun.errors import DsrunError, MissingError, UsageError, nearest
 from dsrun.hub.unreachable import other_sources
-from dsrun.models.families import model_type_of
+from dsrun.models.families import SEQ2SEQ, model_type_of
 from dsrun.models.folder import HUB_NAME, find, has_weights
 from dsrun.recipe.preflight.files import check_files, is_path
 from dsrun.recipe.recipe_spec import TrainSpec
@@ -24,8 +24,6 @@ DEMOS = (
     (DEMO_T5, "a tiny T5 with its own data, to try everything: minutes on a CPU"),
     (DEMO_LLAMA, "a tiny Llama with its own data"),
 )
-# Those whose config.json may leave it out, as it is their default.
-_SEQ2SEQ = frozenset({"t5", "mt5", "umt5", "longt5", "bart", "mbart", "marian", "pegasus", "m2m_100"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +57,7 @@ class InitModel:
             return TASKS[self.name]
         if self.config is None:
             return None
-        both = self.architecture.seq2seq if self.architecture else self.kind in _SEQ2SEQ
+        both = self.architecture.seq2seq if self.architecture else self.kind in SEQ2SEQ
         return "seq2seq" if self.config.get("is_encoder_decoder", both) else "causal-lm"
 
 

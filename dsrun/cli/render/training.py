@@ -13,7 +13,7 @@ from dsrun.launch.program import JobProgram, train_program
 from dsrun.recipe.batch import batch_of
 from dsrun.recipe.deepspeed_file import with_deepspeed_read
 from dsrun.recipe.parsed_value import COMMAND_LINE
-from dsrun.recipe.preflight.files import check_files
+from dsrun.recipe.preflight.files import check_inputs
 from dsrun.recipe.preflight.packages import check_packages
 from dsrun.recipe.recipe import DEFAULT, Recipe
 from dsrun.recipe.resolve import resolve
@@ -64,7 +64,7 @@ def check_training(recipe: Recipe, world_size: int, *, files: bool, packages: bo
     """Raise now what `dsrun train` would raise on the nodes: of `files` and `packages` where they are those of this
     machine, and of the batch."""
     if files:
-        check_files(recipe.spec, generation_config=recipe.hf.get("generation_config"))
+        check_inputs(recipe)
         recipe = with_deepspeed_checked(recipe, world_size)
     if packages:
         check_packages(recipe)

@@ -12,7 +12,7 @@ from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.recipe.batch import batch_of
 from dsrun.recipe.deepspeed_file import with_deepspeed_read
-from dsrun.recipe.preflight.files import check_files
+from dsrun.recipe.preflight.files import check_inputs
 from dsrun.recipe.preflight.packages import check_packages
 from dsrun.recipe.recipe import Recipe
 from dsrun.zero.lint.config_check import check
@@ -111,7 +111,7 @@ def look_at_files(_: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
         return
     found = []
     for look in (
-        partial(check_files, recipe.spec, generation_config=recipe.hf.get("generation_config")),
+        partial(check_inputs, recipe),
         partial(check_packages, recipe),
     ):
         try:

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from dsrun.recipe.deepspeed_file import with_deepspeed_read
-from dsrun.recipe.preflight.files import check_files
+from dsrun.recipe.preflight.files import check_inputs
 from dsrun.recipe.preflight.packages import check_packages
 from dsrun.recipe.recipe import Recipe
 from dsrun.recipe.resolve import resolve
@@ -31,7 +31,7 @@ def checked_recipe(args: list[str]) -> Recipe:
         from dsrun.system.terminal.status_line import status  # a batch script is rendered without
 
         with status("checking the files"):
-            check_files(recipe.spec, generation_config=recipe.hf.get("generation_config"))
+            check_inputs(recipe)
             check_packages(recipe)
     return recipe
 

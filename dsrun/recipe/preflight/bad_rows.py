@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from dsrun.errors import UsageError
-from dsrun.recipe.preflight.data_files import LINE_END, data_format, expanded, read_head
+from dsrun.recipe.preflight.data_files import LINE_END, data_format, read_head
 from dsrun.recipe.preflight.layouts import LayoutHints, RowLayout, detect
+from dsrun.recipe.preflight.splits import expanded
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.system.files import parse_json
 

@@ -10,9 +10,8 @@ import io
 import json
 import re
 import zlib
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from dsrun.errors import UsageError
 from dsrun.system.files import parse_json
@@ -62,36 +61,6 @@ def data_format(path: Path) -> str:
     return kind
 
 
-def expanded(flag: str, names: Sequence[str]) -> list[Path]:
-    """The files that a flag names, with patterns such as `shards/*.jsonl` expanded, those of one pattern in natural
-    order: part-2 before part-10.
-
-    Raises:
-        UsageError: a pattern matches nothing, or a file is named twice.
-    """
-    found: list[Path] = []
-    for name in names:
-        from glob import has_magic  # many runs name no file
-
-        path = Path(name).expanduser()
-        matches = [path]
-        if has_magic(name) and not path.exists():
-            base = Path(path.anchor)
-            matches = sorted(base.glob(str(path.relative_to(base))), key=natural_order)
-            if not matches:
-                raise UsageError(f"{flag} {name} matches no file", fix=f"ls {path.parent} shows what is there")
-        twice = next((each for each in matches if each in found), None)
-        if twice:
-            raise UsageError(f"{flag} names {twice} twice", fix="name each file once")
-        found += matches
-    return found
-
-
-def natural_order(path: Path) -> list[tuple[int, str]]:
-    """A key that sorts numbers within names by value."""
-    return [(int(piece), "") if piece.isdigit() else (-1, piece) for piece in re.split(r"(\d+)", str(path))]
-
-
 def is_gzip(path: Path) -> bool:
     """Whether the name says that the file is compressed."""
     return path.suffix.lower() == ".gz"
@@ -134,7 +103,7 @@ def json_error(text: str, complete: bool) -> tuple[int, str] | None:
     if not numbered:
         return None
     number, first = numbered[0]
-    if first.lstrip()[0] not in "{[":
+    if first.lstrip()[0] not in '{["':
         return number, "it begins with neither { nor ["
     error = _parse_error(first)
     if error is None:
@@ -146,19 +115,6 @@ def json_error(text: str, complete: bool) -> tuple[int, str] | None:
         whole = _parse_error(text)
         return None if whole is None else (whole.lineno, whole.msg)
     return None
-
-
-def first_row(path: Path) -> dict[str, Any]:
-    """The first row of a JSON file, whether its rows are lines, a list, or a list under `data`; {} where its head does
-    not show one."""
-    head, _ = read_head(path)
-    text = head.decode("utf-8-sig", errors="replace").lstrip()
-    start = text.find("{", text.find("[") if text.startswith('{"data"') else 0)
-    try:
-        row, _ = json.JSONDecoder().raw_decode(text, max(start, 0))
-    except (json.JSONDecodeError, RecursionError):
-        return {}
-    return row if isinstance(row, dict) else {}
 
 
 def suffix_of(path: Path) -> str:

@@ -6,14 +6,26 @@ from typing import Final
 
 from dsrun.errors import UsageError, nearest
 from dsrun.recipe.mixture import naming, specs_of
-from dsrun.recipe.preflight.data_files import FORMATS, check_data_file, expanded, suffix_of
+from dsrun.recipe.preflight.data_files import FORMATS, check_data_file, suffix_of
+from dsrun.recipe.recipe import Recipe, has_data
 from dsrun.recipe.recipe_spec import TrainSpec
-from dsrun.system.files import nearest_existing
+from dsrun.system.files import is_there, nearest_existing
 
 CHAT_TEMPLATES: Final = ("chatml",)
 """The chat templates that dsrun has itself."""
 OWNED: Final = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
-DEMO_MODELS: Final = ("demo-t5", "demo-llama")
+DEMO_MODELS: Final = {"demo-t5": "seq2seq", "demo-llama": "causal-lm"}
+"""The models that dsrun has itself, and what they learn."""
+
+
+def check_inputs(recipe: Recipe) -> None:
+    """Look at all that a run reads, as far as it is on this machine, and at whether it can learn the data. Raises
+    UsageError for the first thing that is wrong."""
+    check_files(recipe.spec, generation_config=recipe.hf.get("generation_config"))
+    if has_data(recipe.spec):
+        from dsrun.recipe.preflight.data import check_data  # a demo brings its own
+
+        check_data(recipe)
 
 
 def check_files(spec: TrainSpec, *, generation_config: str | None = None) -> None:
@@ -24,13 +36,13 @@ def check_files(spec: TrainSpec, *, generation_config: str | None = None) -> Non
     """
     if spec.hub == "modelscope":
         check_owners(spec)
-    model = _check_model(spec)
+    _check_model(spec)
     for name, flag in (
         (spec.tokenizer, "--tokenizer"),
         (spec.config_name, "--config-name"),
         (generation_config, "--generation-config"),
     ):
-        if name and is_path(name) and not _is_there(Path(name).expanduser()):
+        if name and is_path(name) and not is_there(Path(name).expanduser()):
             raise UsageError(f"{flag} {name} does not exist")
     if spec.chat_template and spec.chat_template not in CHAT_TEMPLATES:
         _check_template(spec.chat_template)
@@ -41,14 +53,8 @@ def check_files(spec: TrainSpec, *, generation_config: str | None = None) -> Non
                 from dsrun.recipe.preflight.bad_rows import check_rows  # many runs name no file
 
                 check_rows(each)
-            # A plugin may make other rows of those in the files.
-            if model and not spec.plugin:
-                from dsrun.recipe.preflight.conversations import check_conversations  # of models in a local folder
-
-                check_conversations(model, each)
     if spec.sample_prompts:
-        for file in expanded("--sample-prompts", [spec.sample_prompts]):
-            _check_named_file(file, f"--sample-prompts {file}")
+        _check_named_file(Path(spec.sample_prompts).expanduser(), f"--sample-prompts {spec.sample_prompts}")
     if spec.plugin:
         from dsrun.recipe.preflight.plugin_file import find_plugin
 
@@ -75,7 +81,7 @@ def check_owners(spec: TrainSpec) -> None:
 def _check_data(spec: TrainSpec) -> None:
     if spec.dataset and is_path(spec.dataset):
         path = Path(spec.dataset).expanduser()
-        if not _is_there(path):
+        if not is_there(path):
             raise UsageError(f"--dataset {spec.dataset} does not exist", fix=_near(path))
         if path.is_dir():
             if not any(entry.is_file() and entry.stat().st_size for entry in path.rglob("*")):
@@ -87,8 +93,11 @@ def _check_data(spec: TrainSpec) -> None:
         ("--validation-file", spec.validation_file),
         ("--test-file", spec.test_file),
     ):
-        for file in expanded(flag, names):
-            _check_named_file(file, f"{flag} {file}")
+        if names:
+            from dsrun.recipe.preflight.splits import expanded  # a demo brings its own
+
+            for file in expanded(flag, names):
+                _check_named_file(file, f"{flag} {file}")
 
 
 def is_path(name: str) -> bool:
@@ -98,28 +107,27 @@ def is_path(name: str) -> bool:
     """
     if name.startswith(("./", "../", "/", "~")) or name in (".", ".."):
         return True
-    return _is_there(Path(name)) or suffix_of(Path(name)) in FORMATS
+    return is_there(Path(name)) or suffix_of(Path(name)) in FORMATS
 
 
-def _check_model(spec: TrainSpec) -> Path | None:
-    """The folder of a local model, which must be one that can be trained; None for other names."""
+def _check_model(spec: TrainSpec) -> None:
+    """Raise UsageError for a local model that cannot be trained."""
     name = spec.model
     if not name or name in DEMO_MODELS or not is_path(name):
-        return None
+        return
     path = Path(name).expanduser()
-    if not _is_there(path):
+    if not is_there(path):
         raise UsageError(f"--model {name} does not exist", fix=_near(path))
     from dsrun.recipe.preflight.model_folder import check_model_folder  # many models are of the Hub
 
     check_model_folder(path, spec)
-    return path
 
 
 def _check_named_file(path: Path, what: str) -> None:
-    if not _is_there(path):
+    if not is_there(path):
         raise UsageError(f"{what} does not exist", fix=_near(path))
     if path.is_dir():
-        raise UsageError(f"{what} is a folder", fix=f"--dataset {path}")
+        raise UsageError(f"{what} is a folder", fix="name a file in it")
     check_data_file(path)
 
 
@@ -149,15 +157,6 @@ def _check_nvme(name: str) -> None:
         raise UsageError(
             f"--nvme-path {name} cannot be written: {error.strerror}", fix="give a folder on a local NVMe disk"
         ) from error
-
-
-def _is_there(path: Path) -> bool:
-    """Whether there is such a file or folder; a name too long for a file system is nowhere, which Python's exists()
-    does not know before 3.14."""
-    try:
-        return path.exists()
-    except OSError:
-        return False
 
 
 def _near(path: Path) -> str | None:

@@ -15,10 +15,12 @@ A value of None where text should be marks a row that is left out and counted; a
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NoReturn
+from shlex import quote
+from typing import Any, Literal, Self
 
 from dsrun.datafiles import toml_beside
 from dsrun.errors import UsageError, did_you_mean
+from dsrun.recipe.recipe_spec import TrainSpec
 
 LayoutKind = Literal["pair", "text", "chat", "tokens", "preference", "chat-preference"]
 
@@ -38,6 +40,8 @@ PROMPTS = (("prompt",), ("question",), ("instruction", "input"), ("instruction",
 """The columns of what both answer; without one, both begin with it."""
 
 TEXTS = ("text", "content")
+_TARGETS = frozenset(target for _, target in PAIRS)
+_PREFERENCES = "prompt, chosen and rejected"
 SYSTEM = "system"
 """The column of the system message of a pair that becomes a conversation."""
 # Columns that an error names.
@@ -53,6 +57,19 @@ class LayoutHints:
     target_lang: str | None = None
     apply_chat_template: bool = False
     preference: bool = False
+
+    @classmethod
+    def of(cls, spec: TrainSpec, task: str) -> Self:
+        """Those of a run that learns this: seq2seq or causal-lm, or dpo."""
+        return cls(
+            "seq2seq" if task == "seq2seq" else "causal-lm",
+            spec.text_column,
+            spec.summary_column,
+            spec.source_lang,
+            spec.target_lang,
+            spec.apply_chat_template,
+            task == "dpo" or spec.task == "dpo",
+        )
 
 
 @dataclass(frozen=True)
@@ -106,12 +123,12 @@ def detect(columns: Sequence[str], sample: Mapping[str, Any], hints: LayoutHints
         if column is not None and column not in columns:
             raise UsageError(
                 f"{flag}: {where} has no column {column!r}; columns found: {_listed(columns)}",
-                fix=did_you_mean(column, columns, "") or None,
+                fix=did_you_mean(column, columns, f"name one of them: {flag} NAME"),
             )
     find = _seq2seq if hints.task == "seq2seq" else _preference if hints.preference else _causal
     layout = find(columns, sample, hints, where)
     if layout is None:
-        _unknown(columns, hints, where)
+        raise _unknown(columns, sample, hints, where)
     if hints.apply_chat_template and hints.task == "seq2seq":
         raise UsageError("--apply-chat-template is for causal language models", fix="leave it out")
     if hints.apply_chat_template and layout.kind == "pair":
@@ -124,13 +141,20 @@ def detect(columns: Sequence[str], sample: Mapping[str, Any], hints: LayoutHints
     return layout
 
 
-def known_layouts(task: str, *, preference: bool = False) -> str:
-    if preference:
-        return "prompt with chosen and rejected, as texts or as messages; chosen and rejected that begin alike"
-    pairs = ", ".join(f"{'+'.join(source)}/{target}" for source, target in PAIRS if len(source) == 1)
-    if task == "seq2seq":
-        return f"translation dictionaries, {pairs}, input_ids with labels"
-    return f"text, messages, conversations, input_ids, translation dictionaries, {pairs}"
+def plain_text(hints: LayoutHints, where: str) -> RowLayout:
+    """The layout of a txt file. Raises UsageError where the task is not to learn a text alone."""
+    if hints.task == "seq2seq" or hints.preference:
+        what, needed = ("answers", _PREFERENCES) if hints.preference else ("targets", "a source and a target")
+        raise UsageError(f"{where}: plain text has no {what}", fix=f"give a jsonl, csv or parquet file with {needed}")
+    return RowLayout("text", ("text",))
+
+
+def no_template(where: str, tokenizer: str = "") -> UsageError:
+    """The error for conversations that no chat template renders."""
+    return UsageError(
+        f"{where} contains conversations, but the tokenizer{tokenizer and ' in '}{tokenizer} has no chat template",
+        fix="--chat-template FILE, --chat-template chatml, or the --tokenizer of an instruction-tuned model",
+    )
 
 
 def _seq2seq(columns: Sequence[str], sample: Mapping[str, Any], hints: LayoutHints, where: str) -> RowLayout | None:
@@ -226,14 +250,48 @@ def _known_pair(columns: Sequence[str], sample: Mapping[str, Any], hints: Layout
     return None
 
 
-def _unknown(columns: Sequence[str], hints: LayoutHints, where: str) -> NoReturn:
-    pair = hints.task == "seq2seq" or hints.summary_column
-    fix = "--text-column and --summary-column name them" if pair else "--text-column names it"
-    raise UsageError(
-        f"{where}: cannot tell what the columns mean for {'dpo' if hints.preference else hints.task}; columns found: "
-        f"{_listed(columns)}; layouts known: {known_layouts(hints.task, preference=hints.preference)}",
-        fix="rename the columns" if hints.preference else fix,
-    )
+def _unknown(columns: Sequence[str], sample: Mapping[str, Any], hints: LayoutHints, where: str) -> UsageError:
+    """The error for columns that make no layout."""
+    found = f"columns found: {_listed(columns)}"
+    if hints.preference:
+        return UsageError(f"{where}: {found}; --task dpo reads {_PREFERENCES}", fix="rename the columns")
+    if any({*pair} <= {*columns} for pair in ANSWERS):
+        fix = "choose a causal LM, and add `--task dpo`" if hints.task == "seq2seq" else "add `--task dpo`"
+        return UsageError(f"{where} contains preferences; {found}", fix=fix)
+    if hints.task == "seq2seq" and any(isinstance(sample.get(name), list) for name in (*CHATS, "prompt")):
+        return UsageError(
+            f"{where} contains conversations, which a seq2seq model cannot learn",
+            fix="choose a causal LM, or data with a source and a target column",
+        )
+    lists = {name: value for name, value in sample.items() if isinstance(value, list) and value}
+    listed = next((name for name in lists if all(isinstance(each, str) for each in lists[name])), None)
+    if listed is not None:
+        from dsrun.recipe.rows.readers import conversion  # they import this module
+
+        is_table = len(lists) == len(sample)
+        command = conversion(where, "dict(zip(r, v))", " for v in zip(*r.values())") if is_table else None
+        what = f"{where}: column {listed!r} contains lists of texts, where a row has one text"
+        return UsageError(what, fix=command or "write a row for each text, or for each source with its target")
+    what = "source and target" if hints.task == "seq2seq" or hints.summary_column else "the text to learn"
+    return UsageError(f"{where}: cannot tell {what}; {found}", fix=_columns_fix(columns, sample, hints))
+
+
+def _columns_fix(columns: Sequence[str], sample: Mapping[str, Any], hints: LayoutHints) -> str:
+    """The flags that name the columns: with their names where only one choice makes sense."""
+    texts = [name for name in columns if isinstance(sample.get(name), str) and not sample[name].isdigit()]
+    texts = [name for name in texts if name not in (hints.text_column, hints.summary_column)]
+    # Of two texts the target comes second, as in all known pairs, unless a name says otherwise.
+    if len(texts) == 2 and texts[0] in _TARGETS and texts[1] not in _TARGETS:
+        texts.reverse()
+    flags = {"--text-column": "SOURCE", "--summary-column": "TARGET"}
+    if hints.text_column or hints.summary_column:
+        del flags["--text-column" if hints.text_column else "--summary-column"]
+    elif hints.task != "seq2seq" and len(texts) != 2:
+        flags = {"--text-column": "TEXT"}
+    if len(texts) < len(flags):
+        return "give data with a source and a target text" if hints.task == "seq2seq" else "give data with a text"
+    names = texts if len(texts) == len(flags) else flags.values()
+    return f"add `{' '.join(f'{flag} {quote(name)}' for flag, name in zip(flags, names, strict=True))}`"
 
 
 def _listed(columns: Sequence[str]) -> str:

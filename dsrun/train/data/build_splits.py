@@ -12,17 +12,17 @@ import pyarrow as pa
 from datasets import Dataset, Features, Sequence, Value
 
 from dsrun.errors import UsageError
-from dsrun.recipe.preflight.layouts import LayoutHints, RowLayout, detect, known_layouts
+from dsrun.recipe.preflight.layouts import LayoutHints, RowLayout, detect, plain_text
+from dsrun.recipe.rows.normal import normal_or_bad
+from dsrun.recipe.rows.readers import RawRow, check_columns
 from dsrun.system.files import sha256_of
 from dsrun.train.base.labels import IGNORED
 from dsrun.train.data.cache import CacheMeta, map_rows, quiet
 from dsrun.train.data.counts import RowCounts, check_sample_count
 from dsrun.train.data.encoding.chat import check_template
-from dsrun.train.data.encoding.normal import normal_or_bad
 from dsrun.train.data.encoding.preferences import PreferenceEncoder
 from dsrun.train.data.encoding.tokenise import RowEncoder
 from dsrun.train.data.reading.plugin_rows import AnySource
-from dsrun.train.data.reading.readers import RawRow
 from dsrun.train.data.reading.sources import FileSource, TableSource
 from dsrun.train.data.reading.token_format import narrowest
 from dsrun.train.data.token_files import flat_chunks, rows_digest, write_tokens
@@ -105,17 +105,10 @@ def layout_of(spec: BuildSpec, source: AnySource, tokenizer: Any) -> RowLayout:
     if not sample:
         raise UsageError(f"{source.where} is empty")
     if isinstance(source, FileSource) and source.format == "txt":
-        if spec.task == "seq2seq" or spec.hints.preference:
-            what, task = ("answers", "dpo") if spec.hints.preference else ("targets", "seq2seq")
-            known = known_layouts(spec.task, preference=spec.hints.preference)
-            raise UsageError(
-                f"{source.where}: plain text has no {what} for {task}; layouts known: {known}",
-                fix="a json, jsonl, csv or parquet file with such columns",
-            )
-        return RowLayout("text", ("text",))
+        return plain_text(spec.hints, source.where)
     layout = detect(columns, sample, spec.hints, source.where)
     if isinstance(source, FileSource):
-        source.check_columns([name for name in layout.used if name in columns])
+        check_columns(source.paths, [name for name in layout.used if name in columns])
     if layout.is_chat:
         check_template(tokenizer, source.where)
     return layout

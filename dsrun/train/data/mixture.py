@@ -11,13 +11,13 @@ import pyarrow.compute as pc
 
 from dsrun.errors import UsageError
 from dsrun.recipe.mixture import epoch_counts, naming, specs_of, trains
+from dsrun.recipe.preflight.splits import SPLITS
 from dsrun.system.terminal.display import NotePrinter
 from dsrun.train.data.batches import MixtureShares
 from dsrun.train.data.build_splits import BuildProgress
 from dsrun.train.data.data_request import DataRequest, PreparedData
 from dsrun.train.data.encoding.tokenizer import pad_with_end
 from dsrun.train.data.prepare import prepare_data
-from dsrun.train.data.reading.sources import SPLITS
 from dsrun.train.data.token_files import Joined
 
 

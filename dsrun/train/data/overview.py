@@ -4,13 +4,13 @@ from collections.abc import Iterable
 from typing import Any
 
 from dsrun.recipe.preflight.bad_rows import REASONS
+from dsrun.recipe.preflight.splits import SPLITS
 from dsrun.train.base.console import SHOWN_PADDING
 from dsrun.train.data.batches import FILLER, FILLER_LENGTH
 from dsrun.train.data.collate import PaddingCollator
 from dsrun.train.data.data_request import PreparedData
 from dsrun.train.data.encoding.preferences import PreferenceCollator
 from dsrun.train.data.mixture import sets_of, side_lengths
-from dsrun.train.data.reading.sources import SPLITS
 
 # Many more samples take time, and say the same.
 _MEASURED = 10_000

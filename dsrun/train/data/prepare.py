@@ -10,6 +10,7 @@ from datasets import Dataset, IterableDataset
 from dsrun.errors import UsageError
 from dsrun.models.families import family_of
 from dsrun.recipe.preflight.layouts import LayoutHints
+from dsrun.recipe.preflight.splits import SPLITS, held_out, missing
 from dsrun.system.terminal.display import NotePrinter
 from dsrun.train.data.build_splits import BuildProgress, BuildSpec, SplitPart, build
 from dsrun.train.data.cache import CacheMeta, key_of, obtain, quiet
@@ -28,7 +29,7 @@ from dsrun.train.data.encoding.tokenizer import (
 from dsrun.train.data.encoding.unknown import check_known
 from dsrun.train.data.lengths import idle_lengths, limits_of
 from dsrun.train.data.reading.plugin_rows import AnySource, PluginSource
-from dsrun.train.data.reading.sources import SPLITS, DataSource, DataSources, FileSource, TableSource, find_sources
+from dsrun.train.data.reading.sources import DataSource, DataSources, FileSource, TableSource, find_sources
 from dsrun.train.data.stream import RowStream, materialise, stream
 from dsrun.train.data.token_files import TokenBin, TokenBlocks, divide, is_bin, open_tokens
 
@@ -98,25 +99,12 @@ class _Preparation:
         elif self.request.is_part:
             return
         elif split != "validation" or split in self.request.required or "train" not in self.request.splits:
-            found = ", ".join(sources.splits) or "no data at all"
-            raise UsageError(
-                f"there is no {split} data{f' in {sources.name}' if sources.name else ''}; found: {found}",
-                fix=f"--{split}-file FILE",
-            )
+            raise missing(split, sources.name, sources.splits)
 
     def _hold_out(self, sources: DataSources) -> int:
-        """Percentage of the training data that stands in for missing validation data; 0 when none is needed. Also
-        when this run does not evaluate, so that a later evaluation does not see what was trained on."""
-        if self.request.task != "causal-lm" or "validation" in sources.splits or "train" not in sources.splits:
-            return 0
-        percent = self.spec.validation_split_percentage
-        if not 0 <= percent < 100:
-            raise UsageError(f"--validation-split-percentage {percent}: must be from 0 to 99")
-        if percent and self.spec.streaming and not is_bin(sources.splits["train"]):
-            if "validation" in self.request.required:
-                raise UsageError("a stream has no end to hold validation data out of", fix="--validation-file FILE")
-            return 0
-        return percent
+        required = "validation" in self.request.required
+        is_tokens = "train" in sources.splits and is_bin(sources.splits["train"])
+        return held_out(self.spec, self.request.task, sources.splits, required=required, is_tokens=is_tokens)
 
     def _whole(self, split: str, source: DataSource) -> None:
         if is_bin(source):
@@ -249,16 +237,7 @@ class _Preparation:
 
     def _job(self, parts: tuple[SplitPart, ...], *, held_out: int = 0) -> BuildSpec:
         spec = self.spec
-        source_lang, target_lang = spec.source_lang, spec.target_lang
-        hints = LayoutHints(
-            self.request.task,
-            spec.text_column,
-            spec.summary_column,
-            source_lang,
-            target_lang,
-            spec.apply_chat_template,
-            self.request.preference,
-        )
+        hints = LayoutHints.of(spec, self.request.task)
         return BuildSpec(self.request.task, hints, self.limits.source, spec.source_prefix or "", parts, held_out)
 
     def _part(self, split: str, share: str = "all") -> SplitPart:

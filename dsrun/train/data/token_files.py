@@ -14,7 +14,6 @@ import numpy as np
 from torch.utils.data import Dataset
 
 from dsrun.errors import UsageError
-from dsrun.recipe.preflight.layouts import known_layouts
 from dsrun.runs.checksum import sum_of
 from dsrun.system.files import sha256_of
 from dsrun.train.data.cache import CacheMeta, key_of, obtain
@@ -222,8 +221,8 @@ def open_tokens(
     if request.task != "causal-lm":
         raise UsageError(f"{where}: token files are for causal language models; {request.model_type} is not one")
     if request.preference:
-        known = known_layouts(request.task, preference=True)
-        raise UsageError(f"{where}: a token file has no answers for dpo; layouts known: {known}")
+        fix = "give a file with prompt, chosen and rejected"
+        raise UsageError(f"{where}: a token file has no answers for dpo", fix=fix)
     opened = [_open_one(split, path, request, block_size, waiting) for path in source.paths]
     files = [blocks for blocks, _ in opened]
     notices = [notice for _, notice in opened if notice]

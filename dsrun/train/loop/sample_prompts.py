@@ -6,12 +6,12 @@ from typing import Any
 from transformers import TrainerCallback
 
 from dsrun.errors import UsageError
+from dsrun.recipe.rows.normal import messages_of
+from dsrun.recipe.rows.readers import read_marked
 from dsrun.runs.records import LineAppender
 from dsrun.train.base.console import Console, shortened
 from dsrun.train.data.encoding.chat import check_template
-from dsrun.train.data.encoding.normal import messages_of
 from dsrun.train.data.encoding.tokenizer import affixes_of
-from dsrun.train.data.reading.readers import read_marked
 from dsrun.train.loop.generation import padded, write_texts
 from dsrun.train.model.load import evaluating
 

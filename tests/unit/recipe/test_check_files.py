@@ -39,9 +39,15 @@ def test_generation_config_must_exist(tmp_path):
             check_files(spec, generation_config=name)
 
 
-def test_folder_as_train_file_rejected(tmp_path):
-    with pytest.raises(UsageError, match="is a folder"):
+def test_files_of_a_folder_are_looked_at(tmp_path):
+    (tmp_path / "a.jsonl").write_text("words")
+    with pytest.raises(UsageError, match=r"a\.jsonl, line 1: not JSON"):
         check_files(TrainSpec(train_file=[str(tmp_path)]))
+
+
+def test_folder_of_prompts_rejected(tmp_path):
+    with pytest.raises(UsageError, match="is a folder"):
+        check_files(TrainSpec(sample_prompts=str(tmp_path)))
 
 
 def test_missing_or_empty_dataset_folder_rejected(tmp_path):

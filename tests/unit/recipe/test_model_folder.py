@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.recipe.preflight.files import check_files
+from dsrun.recipe.preflight.files import check_inputs
+from dsrun.recipe.recipe import Recipe
 from dsrun.recipe.recipe_spec import TrainSpec
 
 LLAMA = {"model_type": "llama"}
@@ -28,8 +29,8 @@ def check(tmp_path):
         (model / "model.safetensors").write_bytes(b"x")
         (model / "tokenizer_config.json").write_text(json.dumps(tokenizer or {}))
         file = tmp_path / "rows.jsonl"
-        file.write_text(json.dumps(row or {"text": "a"}) + "\n")
-        check_files(TrainSpec(model=str(model), train_file=[str(file)], **spec))
+        file.write_text(json.dumps(row or {"text": "a", "source": "b", "target": "c"}) + "\n")
+        check_inputs(Recipe(TrainSpec(model=str(model), train_file=[str(file)], **spec), hf={}, sources={}))
 
     return run
 
@@ -61,7 +62,7 @@ def test_bert_as_decoder_passes(check):
 
 
 def test_conversations_for_encoder_decoder_refused(check):
-    with pytest.raises(UsageError, match="conversations, which a model of type t5 cannot learn"):
+    with pytest.raises(UsageError, match="conversations, which a seq2seq model cannot learn"):
         check(T5, CHAT)
 
 
@@ -85,7 +86,7 @@ def test_template_of_tokenizer_or_flag_passes(check, tmp_path):
     (tmp_path / "model" / "tokenizer_config.json").write_text("{}")
     (tmp_path / "model" / "chat_template.jinja").write_text("x")
     spec = TrainSpec(model=str(tmp_path / "model"), train_file=[str(tmp_path / "rows.jsonl")])
-    check_files(spec)
+    check_inputs(Recipe(spec, hf={}, sources={}))
 
 
 def test_one_file_for_two_splits_passes(check, tmp_path):

@@ -9,11 +9,10 @@ from typing import Any
 
 from dsrun.errors import UsageError
 from dsrun.recipe.preflight.files import CHAT_TEMPLATES
+from dsrun.recipe.preflight.layouts import no_template
+from dsrun.recipe.rows.normal import UNLEARNED
 
 ChatMessages = list[dict[str, Any]]
-
-UNLEARNED = "unlearned"
-"""The key that marks a message of the assistant that is read but not learned; templates do not see it."""
 
 _GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
@@ -39,10 +38,7 @@ def set_template(tokenizer: Any, requested: str | None) -> None:
 def check_template(tokenizer: Any, where: str) -> None:
     """Raise UsageError where there is no template to render conversations by."""
     if not getattr(tokenizer, "chat_template", None):
-        raise UsageError(
-            f"{where} contains conversations, but the tokenizer has no chat template",
-            fix="--chat-template FILE, --chat-template chatml, or the --tokenizer of an instruction-tuned model",
-        )
+        raise no_template(where)
 
 
 def encode_chat(tokenizer: Any, messages: ChatMessages, tools: list[Any] | None, where: str) -> list[ChatSample]:

@@ -5,11 +5,11 @@ from typing import Any
 
 import torch
 
+from dsrun.recipe.rows.readers import RawRow
 from dsrun.train.base.labels import IGNORED
 from dsrun.train.data.collate import PaddingCollator
 from dsrun.train.data.counts import RowCounts
 from dsrun.train.data.encoding.tokenise import RowEncoder
-from dsrun.train.data.reading.readers import RawRow
 
 REJECTED = {"rejected_ids": "input_ids", "rejected_labels": "labels"}
 """The columns of the rejected answer, and those of the chosen one that they stand beside."""

@@ -11,14 +11,14 @@ import numpy as np
 
 from dsrun.errors import UsageError
 from dsrun.recipe.preflight.layouts import RowLayout
+from dsrun.recipe.rows.normal import normal_or_bad
+from dsrun.recipe.rows.readers import RawRow
 from dsrun.system.files import parse_json
 from dsrun.train.base.labels import IGNORED
 from dsrun.train.data.counts import RowCounts
 from dsrun.train.data.encoding.chat import ChatSample, encode_chat
-from dsrun.train.data.encoding.normal import normal_or_bad
 from dsrun.train.data.encoding.tokenizer import DocumentAffixes, affixes_of, plain_backend
 from dsrun.train.data.encoding.unknown import UnknownTokens, check_known
-from dsrun.train.data.reading.readers import RawRow
 
 STREAMED_ROWS = 1000
 """Rows of a stream that a share of bad ones is a share of as long as fewer are read."""

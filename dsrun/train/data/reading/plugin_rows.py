@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from dsrun.errors import UsageError
 from dsrun.recipe.preflight.bad_rows import UNREADABLE
+from dsrun.recipe.rows.readers import RawRow, RawRows, sample_of
 from dsrun.train.base.plugin import LoadedPlugin
-from dsrun.train.data.reading.readers import RawRow, RawRows, sample_of
 from dsrun.train.data.reading.sources import DataSource, FileSource
 
 

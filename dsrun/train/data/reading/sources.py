@@ -2,8 +2,7 @@
 
 import hashlib
 import os
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,20 +12,13 @@ from huggingface_hub import constants
 from dsrun.errors import DsrunError, UsageError, one_line
 from dsrun.hub.modelscope_cache import local_name
 from dsrun.hub.unreachable import refused, unreachable
-from dsrun.recipe.preflight.data_files import FORMATS, data_format, expanded, natural_order
+from dsrun.recipe.preflight.data_files import data_format
 from dsrun.recipe.preflight.files import is_path
+from dsrun.recipe.preflight.splits import NAMES, SPLITS, dataset_files, expanded
 from dsrun.recipe.recipe_spec import TrainSpec
+from dsrun.recipe.rows.readers import START, RawRow, RawRows, ReadPosition, read_marked, sample_of
 from dsrun.system.files import sha256_of
-from dsrun.train.data.reading.readers import START, RawRow, RawRows, ReadPosition, read_marked, sample_of
 from dsrun.train.model.load import HTTP_ERROR
-
-SPLITS = ("train", "validation", "test")
-
-_NAMES = {
-    "train": ("train", "training"),
-    "validation": ("validation", "valid", "val", "dev", "eval"),
-    "test": ("test",),
-}
 
 # Formats whose rows have named columns.
 _TABLES = {"json", "csv", "tsv", "parquet"}
@@ -77,17 +69,6 @@ class FileSource:
 
     def sample(self) -> tuple[list[str], RawRow]:
         return sample_of(self.rows())
-
-    def check_columns(self, wanted: Sequence[str]) -> None:
-        """Raise UsageError for a file that lacks one of these columns, which the first file has."""
-        for path in self.paths[1:]:
-            found, _ = sample_of((where, row) for _, where, row in read_marked(path))
-            lacking = next((name for name in wanted if name not in found), None)
-            if lacking is not None:
-                raise UsageError(
-                    f"{path} has no column {lacking!r}, which {self.paths[0]} has; columns found: {', '.join(found)}",
-                    fix="files of one split have the same columns",
-                )
 
 
 @dataclass(frozen=True)
@@ -157,33 +138,16 @@ def file_source(paths: list[Path], *, keep_linebreaks: bool = True) -> FileSourc
     return FileSource(tuple(paths), formats.pop() if len(formats) == 1 else "table", keep_linebreaks)
 
 
-def split_of(name: str) -> str | None:
-    """The split that a file, folder or Hub split is named after: `valid.json` and `dev-00000-of-2` are validation."""
-    parts = set(re.split(r"[^a-z]+", name.lower()))
-    return next((split for split, names in _NAMES.items() if parts & set(names)), None)
-
-
 def _dataset(spec: TrainSpec, notices: list[str]) -> dict[str, DataSource]:
     name = local_name(str(spec.dataset), "dataset", spec, os.environ)
     if not is_path(name):
         return _hub(spec)
-    path = Path(name).expanduser()
-    if path.is_file():
-        if spec.dataset_config:
-            raise UsageError(
-                f"--dataset-config {spec.dataset_config}: --dataset {name} is a file, which has none",
-                fix="leave it out",
-            )
-        return {"train": file_source([path], keep_linebreaks=spec.keep_linebreaks)}
-    if not path.is_dir():
-        raise UsageError(f"--dataset {name} does not exist")
-    if spec.dataset_config:
-        if not (path / spec.dataset_config).is_dir():
-            raise UsageError(f"--dataset-config {spec.dataset_config}: {path} has no folder of that name")
-        path = path / spec.dataset_config
-    if (path / "dataset_dict.json").is_file() or (path / "state.json").is_file():
-        return _saved(path)
-    return _folder(path, spec, notices)
+    local = dataset_files(name, spec.dataset_config)
+    if local is None:
+        return _saved(Path(name).expanduser() / (spec.dataset_config or ""))
+    found, more = local
+    notices += more
+    return {split: file_source(paths, keep_linebreaks=spec.keep_linebreaks) for split, paths in found.items()}
 
 
 def _saved(path: Path) -> dict[str, DataSource]:
@@ -196,26 +160,6 @@ def _saved(path: Path) -> dict[str, DataSource]:
     if isinstance(loaded, datasets.Dataset):
         loaded = {"train": loaded}
     return _tables(loaded, str(path))
-
-
-def _folder(path: Path, spec: TrainSpec, notices: list[str]) -> dict[str, DataSource]:
-    """A folder of data files; the split stands in the name of the file or of a folder above it."""
-    visible = (file for file in path.rglob("[!.]*") if not any(p.startswith(".") for p in file.relative_to(path).parts))
-    files = sorted((file for file in visible if file.is_file() and _is_data(file)), key=natural_order)
-    if not files:
-        raise UsageError(f"{path} contains no data files", fix=f"known: {', '.join(FORMATS)}, and save_to_disk folders")
-    found: dict[str, list[Path]] = {}
-    for file in files:
-        split = split_of(file.name) or split_of(str(file.relative_to(path).parent))
-        found.setdefault(split or "", []).append(file)
-    unnamed = found.pop("", [])
-    # As in `datasets`: without any split in the names everything is training data.
-    if not found:
-        found = {"train": unnamed}
-    elif unnamed:
-        more = f" and {len(unnamed) - 1:,} more" if len(unnamed) > 1 else ""
-        notices.append(f"{path}: {unnamed[0].relative_to(path)}{more} left out: other files have a split in their name")
-    return {split: file_source(paths, keep_linebreaks=spec.keep_linebreaks) for split, paths in found.items()}
 
 
 def _hub(spec: TrainSpec) -> dict[str, DataSource]:
@@ -253,21 +197,12 @@ def _hub_error(name: str, error: Exception) -> DsrunError:
 def _tables(loaded: Any, name: str) -> dict[str, DataSource]:
     splits: dict[str, DataSource] = {}
     for key, table in loaded.items():
-        split = next((split for split, names in _NAMES.items() if str(key) in names), None)
+        split = next((split for split in SPLITS if str(key) in NAMES[split]), None)
         if split and split not in splits:
             splits[split] = TableSource(table, f"{name} ({key})")
     if not splits:
         raise UsageError(f"{name} has no split named train, validation or test; found: {', '.join(map(str, loaded))}")
     return splits
-
-
-def _is_data(path: Path) -> bool:
-    try:
-        data_format(path)
-    except UsageError:
-        return False
-    # Files found beside data on the Hub and in saved models.
-    return path.name not in ("dataset_infos.json", "dataset_info.json", "state.json", "requirements.txt")
 
 
 def _digest(path: Path) -> str:

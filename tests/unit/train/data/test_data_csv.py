@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsrun.errors import UsageError
-from dsrun.train.data.reading import csv_records as records
-from dsrun.train.data.reading.csv_records import csv_records
-from dsrun.train.data.reading.readers import read_marked
+from dsrun.recipe.rows import csv_records as records
+from dsrun.recipe.rows.csv_records import csv_records
+from dsrun.recipe.rows.readers import read_marked
 
 MEMORY = """
 import resource, sys
 from pathlib import Path
-from dsrun.train.data.reading.readers import read_marked
+from dsrun.recipe.rows.readers import read_marked
 used = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
 before = used()
 [(_, where, row)] = read_marked(Path(sys.argv[1]))

@@ -6,7 +6,7 @@ import pytest
 
 from dsrun.errors import UsageError
 from dsrun.recipe.preflight.layouts import PAIRS, LayoutHints, detect, translation_keys
-from dsrun.train.data.encoding.normal import normalise
+from dsrun.recipe.rows.normal import normalise
 
 SEQ2SEQ = LayoutHints("seq2seq")
 CAUSAL = LayoutHints("causal-lm")
@@ -45,20 +45,18 @@ def test_missing_named_column_suggestion():
 
 
 @pytest.mark.parametrize("hints", [SEQ2SEQ, CAUSAL])
-def test_unknown_columns_error_lists_layouts(hints):
-    """Unknown columns list what was found and what is known."""
+def test_unknown_columns_error_is_short(hints):
+    """It lists what was found, and ends with the flags for it."""
     with pytest.raises(UsageError) as error:
-        detect(["foo", "bar"], {"foo": 1, "bar": 2}, hints, "x.json")
-    line = str(error.value)
-    assert "columns found: foo, bar" in line
-    assert "layouts known: " in line
-    assert "source/target" in line
-    assert "\n" not in line
+        detect(["foo", "bar"], {"foo": "a", "bar": "b"}, hints, "x.json")
+    assert "columns found: foo, bar" in error.value.message
+    assert error.value.fix == "add `--text-column foo --summary-column bar`"
+    assert len(str(error.value)) < 150
 
 
 def test_unknown_columns_error_names_twenty():
     names = [f"c{i}" for i in range(5000)]
-    with pytest.raises(UsageError, match=r"columns found: c0, .*, c19 and 4,980 more; "):
+    with pytest.raises(UsageError, match=r"columns found: c0, .*, c19 and 4,980 more "):
         detect(names, dict.fromkeys(names, "x"), SEQ2SEQ, "x.csv")
 
 
@@ -147,6 +145,9 @@ def test_message_content_parts():
     [
         ([{"role": "narrator", "content": "x"}], "unknown role 'narrator'"),
         ([{"role": "user"}], "has no content"),
+        ([{"rol": "user", "content": "x"}], r"no role; its keys: rol, content \(rename 'rol' to 'role'\)"),
+        ([{"content": "x"}], "has no role; its keys: content"),
+        ([{"role": "user", "text": "x", "id": 1}], r"no content.*\(rename 'text' to 'content'\)"),
         (["hello"], "must be a dictionary"),
         ({"role": "user"}, "must be a list"),
         ("hello", "must be a list"),
@@ -250,7 +251,7 @@ def test_tools_column_beside_conversational_prompt():
 def test_summary_column_of_causal_model_not_ignored():
     """A target column of a causal model is not passed over."""
     hints = LayoutHints("causal-lm", summary_column="foo")
-    with pytest.raises(UsageError, match=r"cannot tell .*found: text, foo.*--text-column and --summary-column"):
+    with pytest.raises(UsageError, match=r"cannot tell .*found: text, foo \(add `--text-column text`\)"):
         detect(["text", "foo"], {"text": "a", "foo": "b"}, hints, "x")
     assert detect(["text", "summary"], {}, LayoutHints("causal-lm", summary_column="summary"), "x").target == "summary"
 

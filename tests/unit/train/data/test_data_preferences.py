@@ -109,7 +109,7 @@ def test_pairs_that_teach_nothing_are_left_out(pairs_of, causal):
 
 
 def test_columns_without_answers_are_refused(pairs_of):
-    with pytest.raises(UsageError, match=r"columns mean for dpo; columns found: .*chosen and rejected"):
+    with pytest.raises(UsageError, match=r"columns found: .*; --task dpo reads prompt, chosen and rejected"):
         pairs_of([{"prompt": "p", "completion": "c"}])
 
 

@@ -266,10 +266,7 @@ BROKEN = {
     "short.csv": ("source,target\na,b\nc\n", r"line 3: 1 fields where the header has 2"),
     "twice.csv": ("source,target,target\na,b,c\n", r"line 1: two columns are named 'target'"),
     "quote.csv": ('source,target\n"a,b\n', r"line 2: broken CSV"),
-    "plain.txt": (
-        "some words",
-        r"plain.txt: plain text has no targets for seq2seq; layouts known: translation",
-    ),
+    "plain.txt": ("some words", r"plain.txt: plain text has no targets"),
     "empty.json": ("[]", r"is empty"),
     "cut.parquet": ("PAR1 nonsense PAR1", r"not a valid Parquet file"),
     "nested.jsonl": (

@@ -6,9 +6,10 @@ from datasets.exceptions import DatasetNotFoundError
 from transformers import MBart50Tokenizer
 
 from dsrun.errors import MissingError, UsageError
+from dsrun.recipe.preflight.splits import split_of
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.train.data.encoding.tokenizer import is_multilingual, set_languages
-from dsrun.train.data.reading.sources import find_sources, split_of
+from dsrun.train.data.reading.sources import find_sources
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from datasets import Dataset, IterableDataset
 from torch.utils.data import DataLoader
 
 from dsrun.errors import UsageError
+from dsrun.recipe.rows import readers
+from dsrun.recipe.rows.readers import START, read_marked
 from dsrun.train.data.batches import BatchSplit, StreamOfBatches
-from dsrun.train.data.reading import readers
-from dsrun.train.data.reading.readers import START, read_marked
 from dsrun.train.data.reading.sources import TableSource
 from dsrun.train.data.stream import RowStream
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.recipe.preflight.data_files import expanded
+from dsrun.recipe.preflight.splits import expanded
 from dsrun.recipe.resolve import resolve
 
 

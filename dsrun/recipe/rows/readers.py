@@ -10,22 +10,35 @@ import gzip
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
+from shlex import quote
 from typing import IO, Any, NamedTuple
 
 from dsrun.errors import UsageError, one_line
 from dsrun.recipe.preflight.bad_rows import UNREADABLE
-from dsrun.recipe.preflight.data_files import HEAD, as_utf8, check_data_file, data_format, is_gzip, json_error
+from dsrun.recipe.preflight.data_files import (
+    FORMATS,
+    HEAD,
+    as_utf8,
+    check_data_file,
+    data_format,
+    is_gzip,
+    json_error,
+    suffix_of,
+)
+from dsrun.recipe.rows.csv_records import csv_records
 from dsrun.system.files import parse_json
-from dsrun.train.data.reading.csv_records import csv_records
 
 RawRow = dict[str, Any]
 RawRows = Iterator[tuple[str, RawRow]]
 """Pairs of a place for error messages ("train.csv, line 3") and a row."""
 
 SAMPLE_ROWS = 100
+# Bytes of a JSON file that is read as a whole for its first rows: about a second.
+_LONGEST_DOCUMENT = 64 << 20
 # The line ends of old Macs, which universal newlines include.
 _LONE_RETURN = re.compile(rb"(?<=\r)(?!\n)")
 
@@ -64,7 +77,7 @@ def read_marked(path: Path, *, keep_linebreaks: bool = True, start: ReadPosition
     raise UsageError(f"{path}: token files are for causal language models only")
 
 
-def sample_of(rows: RawRows) -> tuple[list[str], RawRow]:
+def sample_of(rows: Iterable[tuple[str, RawRow]]) -> tuple[list[str], RawRow]:
     """The columns found in the first rows, and a row made of the first value of each.
 
     JSON lines need not all have the same keys, and a value may be missing in the very first.
@@ -72,12 +85,38 @@ def sample_of(rows: RawRows) -> tuple[list[str], RawRow]:
     sample: RawRow = {}
     for _, row in islice(rows, SAMPLE_ROWS):
         for column, value in row.items():
-            if sample.get(column) is None:
+            if sample.get(column) in (None, ""):
                 sample[column] = value
     unreadable = sample.pop(UNREADABLE, None)
     if unreadable and not sample:
         raise UsageError(unreadable)
     return list(sample), sample
+
+
+def first_rows(path: Path) -> list[tuple[str, RawRow]]:
+    """The first rows of a file; none of token files, of long JSON documents, and of Parquet without pyarrow. Raises
+    UsageError as `read_marked` does."""
+    kind = data_format(path)
+    is_long = kind == "json" and path.stat().st_size > _LONGEST_DOCUMENT and not _is_json_lines(path)
+    if is_long or kind in ("bin", "npy") or (kind == "parquet" and find_spec("pyarrow") is None):
+        check_data_file(path)
+        return []
+    rows = [(where, row) for _, where, row in islice(read_marked(path), SAMPLE_ROWS)]
+    if not rows:
+        raise UsageError(f"{path} is empty")
+    return rows
+
+
+def check_columns(paths: Sequence[Path], wanted: Sequence[str]) -> None:
+    """Raise UsageError for a file of a split that lacks one of these columns, which the first has."""
+    for path in paths[1:]:
+        found, _ = sample_of(first_rows(path))
+        lacking = next((name for name in wanted if found and name not in found), None)
+        if lacking is not None:
+            raise UsageError(
+                f"{path} has no column {lacking!r}, which {paths[0]} has; columns found: {', '.join(found)}",
+                fix="files of one split have the same columns",
+            )
 
 
 def _open(path: Path) -> IO[bytes] | gzip.GzipFile:
@@ -109,16 +148,15 @@ def _numbered_lines(path: Path, start: ReadPosition = START) -> Iterator[tuple[R
 
 
 def _is_json_lines(path: Path) -> bool:
-    """Whether the first line is a value of its own, other than a list or an object that holds the rows."""
-    for _, line in _numbered_lines(path):
-        if not line.strip():
-            continue
-        try:
-            value = parse_json(line)
-        except json.JSONDecodeError:
-            return False
-        return isinstance(value, dict) and _rows_within(value) is None
-    return False
+    """Whether the lines of a file are its rows. One list is the rows themselves, and one of several a row."""
+    lines = (line for _, line in _numbered_lines(path) if line.strip())
+    try:
+        first = parse_json(next(lines, "[]"))
+    except json.JSONDecodeError:
+        return False
+    if isinstance(first, list):
+        return next(lines, "").lstrip().startswith("[")
+    return isinstance(first, str) or (isinstance(first, dict) and _rows_within(first) is None)
 
 
 def _json_lines(path: Path, start: ReadPosition) -> MarkedRows:
@@ -131,7 +169,7 @@ def _json_lines(path: Path, start: ReadPosition) -> MarkedRows:
         except json.JSONDecodeError as error:
             yield mark, where, {UNREADABLE: f"{where}: not JSON ({error.msg})"}
         else:
-            yield mark, where, _object(row, where)
+            yield mark, where, _as_row(row, where, path)
 
 
 def _json_document(path: Path, start: ReadPosition) -> MarkedRows:
@@ -150,13 +188,7 @@ def _json_document(path: Path, start: ReadPosition) -> MarkedRows:
     rows = value if isinstance(value, list) else _rows_within(value)
     for number, row in islice(enumerate([value] if rows is None else rows, 1), start.number, None):
         where = f"{path}, row {number}"
-        yield ReadPosition(number), where, {"text": row} if isinstance(row, str) else _object(row, where)
-
-
-def _object(row: Any, where: str) -> RawRow:
-    if isinstance(row, dict):
-        return row
-    return {UNREADABLE: f"{where}: a row must be an object, not a {type(row).__name__}"}
+        yield ReadPosition(number), where, _as_row(row, where, path)
 
 
 def _rows_within(value: RawRow) -> list[Any] | None:
@@ -167,6 +199,36 @@ def _rows_within(value: RawRow) -> list[Any] | None:
         if isinstance(rows, list) and rows and isinstance(rows[0], dict) and key not in ("messages", "conversations"):
             return rows
     return None
+
+
+def _as_row(value: Any, where: str, path: Path) -> RawRow:
+    """A row of a file: an object, or a text; of anything else why it is none."""
+    if isinstance(value, dict):
+        return value
+    if isinstance(value, str):
+        return {"text": value}
+    made = ""
+    if isinstance(value, list) and [type(each) for each in value] == [str, str]:
+        made = 'dict(zip(("source", "target"), r))'
+    elif isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
+        made = '{"messages": r}'
+    fix = (made and conversion(str(path), made)) or 'write each row as {"name of a column": value}'
+    return {UNREADABLE: f"{where}: a row must be an object, not a {type(value).__name__} ({fix})"}
+
+
+def conversion(name: str, made: str, loop: str = "") -> str | None:
+    """The command that makes another JSON file of this one: rows `made`, in Python, of each row `r`; None where it is
+    no JSON file."""
+    path = Path(name)
+    if FORMATS.get(suffix_of(path)) != "json" or not path.is_file():
+        return None
+    rows = "map(json.loads, filter(str.strip, sys.stdin))"
+    if not _is_json_lines(path):
+        first = next(line for _, line in _numbered_lines(path) if line.strip())
+        rows = "json.load(sys.stdin)" if first.lstrip().startswith("[") else "[json.load(sys.stdin)]"
+    program = f"python -c 'import json, sys; [print(json.dumps({made})) for r in {rows}{loop}]'"
+    command = f"gunzip -c {quote(name)} | {program}" if is_gzip(path) else f"{program} < {quote(name)}"
+    return f"convert it: {command} > rows.jsonl"
 
 
 def _table_rows(path: Path, delimiter: str, start: ReadPosition) -> MarkedRows:

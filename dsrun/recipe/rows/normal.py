@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
-from dsrun.errors import UsageError
+from dsrun.errors import UsageError, nearest
 from dsrun.recipe.preflight.bad_rows import UNREADABLE
 from dsrun.recipe.preflight.layouts import SYSTEM, RowLayout
 from dsrun.system.files import parse_json
-from dsrun.train.data.encoding.chat import UNLEARNED
 
+UNLEARNED = "unlearned"
+"""The key that marks a message of the assistant that is read but not learned; templates do not see it."""
 # Prepared rows hold int32.
 _LEAST_ID, _LARGEST_ID = -(2**31), 2**31 - 1
 
@@ -21,7 +22,10 @@ _ROLES = {
     **dict.fromkeys(("function", "observation", "function_response", "tool_response"), "tool"),
     **{role: role for role in ("developer", "system", "user", "assistant", "tool")},
 }
-"""Roles as data sets write them (ShareGPT and others), and as chat templates know them."""
+"""Roles as data sets write them (ShareGPT and others), in whatever case, and as chat templates know them."""
+
+
+_CONVERSATION = 'write it as [{"role": "user", "content": "…"}, …]'
 
 
 def normal_or_bad(layout: RowLayout, where: str, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -216,31 +220,48 @@ def messages_of(value: Any, where: str) -> list[dict[str, Any]]:
         try:
             value = parse_json(value)
         except json.JSONDecodeError as error:
-            raise UsageError(f"{where}: a conversation must be a list of messages, not a text") from error
+            what = f"{where}: a conversation must be a list of messages, not a text"
+            raise UsageError(what, fix=_CONVERSATION) from error
     if value is None:
         return []
     if not isinstance(value, Sequence):
-        raise UsageError(f"{where}: a conversation must be a list of messages, not a {type(value).__name__}")
+        what = f"{where}: a conversation must be a list of messages, not a {type(value).__name__}"
+        raise UsageError(what, fix=_CONVERSATION)
     return [_message(item, where) for item in value]
 
 
 def _message(item: Any, where: str) -> dict[str, Any]:
     if not isinstance(item, Mapping):
-        raise UsageError(f"{where}: a message must be a dictionary with role and content")
+        raise UsageError(f"{where}: a message must be a dictionary with role and content", fix=_CONVERSATION)
     # Arrow fills in the keys that other messages have; templates ask whether a key is there at all.
     message = without_none(item)
     role = message.pop("from", None) if "role" not in message else message.pop("role")
     content = message.pop("value", None) if "content" not in message else message.pop("content")
-    if role not in _ROLES:
-        raise UsageError(f"{where}: unknown role {role!r} in a message", fix=f"known: {', '.join(_ROLES)}")
+    known = _ROLES.get(str(role).lower())
+    if role is None:
+        raise _without("role", item, where)
+    if known is None:
+        fix = "rename it: roles are system, user, assistant and tool"
+        raise UsageError(f"{where}: unknown role {role!r} in a message", fix=fix)
     if content is None and not message.get("tool_calls"):
-        raise UsageError(f"{where}: a message of the {_ROLES[role]} has no content")
-    found = {"role": _ROLES[role], "content": _plain(content, where)}
+        raise _without("content", item, where)
+    found = {"role": known, "content": _plain(content, where)}
     # The keys of OpenAI's format and of axolotl for what is read but not learned.
     learned = [message.pop(name) for name in ("weight", "train", "training") if name in message]
     if any(each not in (0, 1) for each in learned):
         raise UsageError(f"{where}: the weight of a message is {learned[0]!r}; it must be 0 or 1")
     return _unlearned({**found, **message}) if not all(learned) else {**found, **message}
+
+
+def _without(key: str, item: Mapping[str, Any], where: str) -> UsageError:
+    """The error for a message that lacks this key."""
+    there = [name for name in item if item[name] is not None]
+    texts = [name for name in there if name not in ("role", "from") and isinstance(item[name], str)]
+    meant = nearest(key, there) or (texts[0] if key == "content" and len(texts) == 1 else None)
+    return UsageError(
+        f"{where}: a message has no {key}; its keys: {', '.join(there)}",
+        fix=f"rename {meant!r} to {key!r}" if meant else "each message has a role and a content",
+    )
 
 
 def _plain(content: Any, where: str) -> str:

@@ -1,0 +1,154 @@
+"""Whether a run can learn from its local data, told from names and first rows; the training process reads the rest."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from dsrun.errors import UsageError
+from dsrun.models.families import SEQ2SEQ
+from dsrun.models.folder import cached_snapshot, hub_cache
+from dsrun.recipe.mixture import naming, specs_of
+from dsrun.recipe.preflight.bad_rows import UNREADABLE
+from dsrun.recipe.preflight.data_files import data_format
+from dsrun.recipe.preflight.files import DEMO_MODELS, is_path
+from dsrun.recipe.preflight.layouts import LayoutHints, RowLayout, detect, no_template, plain_text
+from dsrun.recipe.preflight.splits import SPLITS, dataset_files, expanded, held_out, missing
+from dsrun.recipe.recipe import Recipe, evaluation_is_requested, phases
+from dsrun.recipe.recipe_spec import TrainSpec
+from dsrun.recipe.rows.normal import normalise
+from dsrun.recipe.rows.readers import check_columns, first_rows, sample_of
+from dsrun.system.files import read_object
+
+FilesOfSplits = Mapping[str, Sequence[Path]]
+_COMPARED = 20
+"""Files of a split whose columns are compared."""
+
+
+def check_data(recipe: Recipe) -> None:
+    """Raise UsageError where a split lacks data, or the first rows of local files cannot be learned. Data that are not
+    files of this machine are left to the training process."""
+    spec = recipe.spec
+    tasks = tasks_of(spec)
+    sets = specs_of(spec)
+    found = {name: _files(each) for name, each in sets.items()}
+    wanted = phases(recipe)
+    for name, files in found.items():
+        with naming(name):
+            # A plugin may make other rows of them.
+            chosen = [paths for split, paths in (files or {}).items() if split in wanted and not spec.plugin]
+            layouts: dict[Path, RowLayout | None] = {}
+            for paths in chosen:
+                layouts[paths[0]] = _check_rows(paths, sets[name], tasks, layouts)
+    files = found.get("")
+    if files is None or len(tasks) > 1:
+        return
+    required = evaluation_is_requested(recipe)
+    for split in SPLITS:
+        is_needed = split != "validation" or required or "train" not in wanted
+        if split in wanted and is_needed and not _has(split, spec, files, tasks[0], required=required):
+            raise missing(split, spec.dataset or str(next(iter(files.values()))[0]), files)
+
+
+def tasks_of(spec: TrainSpec) -> tuple[str, ...]:
+    """What the run learns: seq2seq, causal-lm or dpo; both of the first where only transformers can tell."""
+    if spec.task != "auto":
+        return (spec.task,)
+    if spec.model in DEMO_MODELS:
+        return (DEMO_MODELS[spec.model],)
+    name = spec.model or spec.config_name
+    folder = None
+    if name:
+        folder = Path(name).expanduser() if is_path(name) else cached_snapshot(name, hub_cache(os.environ))
+    config = read_object(folder / "config.json") if folder else {"model_type": spec.model_type}
+    if not config.get("model_type") or "auto_map" in config:
+        return ("seq2seq", "causal-lm")
+    both = config.get("is_encoder_decoder", config["model_type"] in SEQ2SEQ)
+    return ("seq2seq" if both else "causal-lm",)
+
+
+def _files(spec: TrainSpec) -> FilesOfSplits | None:
+    """The files of each split; None where the data are not all files of this machine."""
+    found: dict[str, list[Path]] = {}
+    if spec.dataset:
+        local = dataset_files(spec.dataset, spec.dataset_config) if is_path(spec.dataset) else None
+        if local is None:
+            return None
+        found = local[0]
+    given = {split: expanded(f"--{split}-file", getattr(spec, f"{split}_file")) for split in SPLITS}
+    return found | {split: files for split, files in given.items() if files}
+
+
+def _has(split: str, spec: TrainSpec, files: FilesOfSplits, task: str, *, required: bool) -> bool:
+    if split in files or split != "validation":
+        return split in files
+    is_tokens = data_format(files["train"][0]) in ("bin", "npy") if "train" in files else False
+    kind = "seq2seq" if task == "seq2seq" else "causal-lm"
+    return held_out(spec, kind, files, required=required, is_tokens=is_tokens) > 0
+
+
+def _check_rows(
+    paths: Sequence[Path], spec: TrainSpec, tasks: Sequence[str], others: Mapping[Path, RowLayout | None]
+) -> RowLayout | None:
+    """The layout of the files of a split, where it can be told. Raises UsageError where their columns are of no use, or
+    all of the first rows are; `others` are the layouts of splits before it."""
+    where, kind = str(paths[0]), data_format(paths[0])
+    rows = first_rows(paths[0]) if kind != "txt" else [(where, {"text": ""})]
+    if not rows:
+        return None
+    columns, sample = sample_of(rows)
+    refused = None
+    layout = None
+    for task in tasks:
+        hints = LayoutHints.of(spec, task)
+        try:
+            layout = plain_text(hints, where) if kind == "txt" else detect(columns, sample, hints, where)
+        except UsageError as error:
+            refused = refused or error
+    if layout is None:
+        assert refused is not None
+        for other, layout in others.items():
+            if lacking := [name for name in layout.used if name not in columns] if layout else []:
+                # Flags that name the columns hold for all splits.
+                raise UsageError(
+                    f"{where} lacks {' and '.join(lacking)}, which {other} has; columns found: {', '.join(columns)}",
+                    fix="rename the columns: all splits have the same",
+                )
+        raise refused
+    if kind == "txt" or len(tasks) > 1:
+        return layout
+    check_columns(paths[:_COMPARED], [name for name in layout.used if name in columns])
+    if layout.is_chat:
+        _check_template(where, spec)
+    if spec.max_bad_rows < 1:
+        _refuse_bad(rows, layout)
+    return layout
+
+
+def _refuse_bad(rows: Sequence[tuple[str, Mapping[str, object]]], layout: RowLayout) -> None:
+    """Raise UsageError for the first row where none of them can be used."""
+    refused = []
+    for where, row in rows:
+        try:
+            if UNREADABLE in row:
+                raise UsageError(str(row[UNREADABLE]))
+            normalise(layout, row, where)
+            return
+        except UsageError as error:
+            refused.append(error)
+    raise refused[0]
+
+
+def _check_template(where: str, spec: TrainSpec) -> None:
+    """Raise UsageError for a local tokenizer that cannot render conversations."""
+    name = spec.tokenizer or spec.model
+    if not spec.chat_template and name and is_path(name) and lacks_template(Path(name).expanduser()):
+        raise no_template(where, name)
+
+
+def lacks_template(folder: Path) -> bool:
+    """Whether a tokenizer is in this folder, without a chat template in any of the places where transformers looks."""
+    config = folder / "tokenizer_config.json"
+    if not config.is_file():
+        return False
+    files = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
+    return not read_object(config).get("chat_template") and not any((folder / name).exists() for name in files)

@@ -1,0 +1,257 @@
+"""What the first rows of local files tell of a run."""
+
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dsrun.errors import UsageError
+from dsrun.recipe.preflight.data import tasks_of
+from dsrun.recipe.preflight.files import check_inputs
+from dsrun.recipe.recipe_spec import TrainSpec
+from dsrun.recipe.resolve import resolve
+
+PAIR = {"source": "one", "target": "unu"}
+ANSWERS = {"prompt": "p", "chosen": "a", "rejected": "b"}
+
+
+def chat(*messages):
+    return {"messages": list(messages)}
+
+
+def said(role="user", content="hi", **more):
+    return {"role": role, "content": content, **more}
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    """Writes rows as JSON lines, or a text, into the current folder; the name of the file."""
+    monkeypatch.chdir(tmp_path)
+
+    def make(name, *rows):
+        text = rows[0] if rows and isinstance(rows[0], str) else "".join(json.dumps(row) + "\n" for row in rows)
+        (tmp_path / name).write_text(text)
+        return name
+
+    return make
+
+
+def check(*args, model="demo-t5"):
+    check_inputs(resolve(["--model", model, *args], Path.cwd()))
+
+
+def refused(*args, model="demo-t5"):
+    with pytest.raises(UsageError) as error:
+        check(*args, model=model)
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 350
+    return error.value
+
+
+def followed(fix, *args, model="demo-t5"):
+    """Do what a fix says in backquotes, and check again."""
+    flags = shlex.split(fix.partition("`")[2].partition("`")[0])
+    check(*args, *flags, model=model)
+
+
+@pytest.mark.parametrize("model", ["demo-t5", "demo-llama"])
+@pytest.mark.parametrize(
+    ("row", "flags"),
+    [
+        ({"english": "one", "romanian": "unu"}, "--text-column english --summary-column romanian"),
+        ({"id": 7, "english": "one", "romanian": "unu"}, "--text-column english --summary-column romanian"),
+        ({"tgt": "unu", "english": "one"}, "--text-column english --summary-column tgt"),
+        ({"my text": "one", "b": "unu"}, "--text-column 'my text' --summary-column b"),
+    ],
+)
+def test_two_columns_of_text_are_named(write, model, row, flags):
+    args = ("--train-file", write("a.jsonl", row))
+    error = refused(*args, model=model)
+    assert "columns found: " in error.message
+    assert error.fix == f"add `{flags}`"
+    followed(error.fix, *args, model=model)
+
+
+def test_ids_in_a_csv_file_are_no_text(write):
+    assert "`--text-column english" in refused("--train-file", write("a.csv", "id,english,romanian\n1,one,unu\n")).fix
+
+
+@pytest.mark.parametrize(
+    ("model", "row", "flags", "fix"),
+    [
+        ("demo-t5", {"a": "x", "b": "y", "c": "z"}, (), "add `--text-column SOURCE --summary-column TARGET`"),
+        ("demo-llama", {"a": "x", "b": "y", "c": "z"}, (), "add `--text-column TEXT`"),
+        ("demo-llama", {"a": "x", "b": 1}, (), "add `--text-column a`"),
+        ("demo-t5", {"a": "x", "b": "y"}, ("--text-column", "a"), "add `--summary-column b`"),
+        ("demo-t5", {"a": "x", "b": "y"}, ("--summary-column", "b"), "add `--text-column a`"),
+    ],
+)
+def test_columns_are_guessed_where_only_one_choice_is_left(write, model, row, flags, fix):
+    assert refused("--train-file", write("a.jsonl", row), *flags, model=model).fix == fix
+
+
+def test_single_column_is_no_pair(write):
+    assert "--text-column" not in refused("--train-file", write("a.jsonl", {"text": "x"})).fix
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "rows"),
+    [
+        ("lists.jsonl", '{"source": ["a", "b"], "target": ["c", "d"]}\n' * 2, [["a", "c"], ["b", "d"]] * 2),
+        ("columns.json", '{\n "source": ["a", "b"],\n "target": ["c", "d"]}', [["a", "c"], ["b", "d"]]),
+        ("arrays.jsonl", '["a", "c"]\n\n["b", "d"]\n', [["a", "c"], ["b", "d"]]),
+        ("array.json", '[["a", "c"],\n ["b", "d"]]', [["a", "c"], ["b", "d"]]),
+    ],
+)
+def test_named_command_makes_rows_of_lists(write, tmp_path, name, content, rows):
+    command = str(refused("--train-file", write(name, content))).partition("convert it: ")[2].removesuffix(")")
+    subprocess.run(command.replace("python", sys.executable, 1), shell=True, check=True, cwd=tmp_path)
+    made = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert [list(row.values()) for row in made] == rows
+    check("--train-file", "rows.jsonl")
+
+
+def test_named_command_makes_conversations_of_lists(write, tmp_path):
+    file = write("chats.jsonl", [said(), said("assistant")], [said(), said("assistant")])
+    args = ("--chat-template", "chatml")
+    error = str(refused("--train-file", file, *args, model="demo-llama"))
+    command = error.partition("convert it: ")[2].removesuffix(")")
+    subprocess.run(command.replace("python", sys.executable, 1), shell=True, check=True, cwd=tmp_path)
+    check("--train-file", "rows.jsonl", *args, model="demo-llama")
+
+
+@pytest.mark.parametrize("content", ['"one text"\n"another"\n', '["one text", "another"]'], ids=["lines", "list"])
+def test_texts_are_rows(write, content):
+    check("--train-file", write("texts.json", content), model="demo-llama")
+
+
+def test_preferences_need_their_task(write):
+    args = ("--train-file", write("a.jsonl", ANSWERS))
+    error = refused(*args, model="demo-llama")
+    assert error.fix == "add `--task dpo`"
+    followed(error.fix, *args, model="demo-llama")
+    assert "causal LM" in refused(*args).fix
+
+
+@pytest.mark.parametrize(
+    ("message", "named", "fix"),
+    [
+        ({"rol": "user", "content": "hi"}, "rol, content", "rename 'rol' to 'role'"),
+        ({"role": "user", "text": "hi"}, "role, text", "rename 'text' to 'content'"),
+        (said("student"), "'student'", "rename it: roles are system, user, assistant and tool"),
+    ],
+)
+def test_messages_are_read(write, message, named, fix):
+    file = write("a.jsonl", chat(message, said("assistant")))
+    error = refused("--train-file", file, "--chat-template", "chatml", model="demo-llama")
+    assert error.message.startswith("a.jsonl, line 1: ")
+    assert named in error.message
+    assert error.fix == fix
+
+
+def test_roles_in_any_case_are_known(write):
+    file = write("a.jsonl", chat(said("User"), said("ASSISTANT")))
+    check("--train-file", file, "--chat-template", "chatml", model="demo-llama")
+
+
+def test_some_invalid_rows_are_left_to_the_training(write):
+    file = write("a.jsonl", chat({"rol": "user"}), chat(said(), said("assistant")))
+    check("--train-file", file, "--chat-template", "chatml", model="demo-llama")
+
+
+def test_plain_text_has_no_targets(write):
+    check("--train-file", write("a.txt", "words"), model="demo-llama")
+    assert "targets" in refused("--train-file", "a.txt").message
+
+
+def test_list_without_rows_is_empty(write):
+    assert refused("--train-file", write("a.json", "[]")).message == "a.json is empty"
+
+
+def test_columns_of_other_splits_are_those_of_the_training_data(write):
+    args = ("--train-file", write("a.jsonl", PAIR), "--validation-file", write("b.jsonl", {"x": "one", "y": "unu"}))
+    message = refused(*args).message
+    assert message.startswith("b.jsonl lacks source and target, which a.jsonl has")
+    check(*args[:2], "--validation-file", write("c.jsonl", {"src": "one", "tgt": "unu"}))
+
+
+def test_files_of_a_split_have_the_same_columns(write):
+    error = refused("--train-file", write("a.csv", "source,target\none,unu\n"), write("b.csv", "src,tgt\none,unu\n"))
+    assert error.message.startswith("b.csv has no column 'source'")
+
+
+def test_rows_of_a_split_that_is_not_wanted_are_not_read(write):
+    args = ("--train-file", write("a.jsonl", PAIR), "--validation-file", write("b.jsonl", {"x": "one", "y": "unu"}))
+    check(*args, "--do-train")
+
+
+def test_rows_that_a_plugin_may_change_are_not_judged(write, tmp_path):
+    (tmp_path / "mine.py").write_text("class Rows:\n    pass\n")
+    check("--train-file", write("a.jsonl", {"x": 1}), "--plugin", "mine:Rows")
+
+
+def test_only_the_head_of_a_file_is_read(write):
+    check("--train-file", write("a.jsonl", json.dumps(PAIR) + "\n" + (json.dumps(PAIR) + "\n") * 60_000 + "{oops\n"))
+
+
+@pytest.mark.parametrize(
+    ("model", "flags", "split"),
+    [
+        ("demo-t5", ("--load_best_model_at_end",), "validation"),
+        ("demo-t5", ("--eval_strategy", "steps"), "validation"),
+        ("demo-t5", ("--early-stopping", "3"), "validation"),
+        ("demo-llama", ("--load_best_model_at_end", "--validation-split-percentage", "0"), "validation"),
+        ("demo-llama", ("--do-predict",), "test"),
+    ],
+)
+def test_missing_split_named_with_its_flag(write, model, flags, split):
+    row = {**PAIR, "text": "x"}
+    args = ("--train-file", write("a.jsonl", row), *flags)
+    error = refused(*args, model=model)
+    assert error.message.startswith(f"there is no {split} data in a.jsonl")
+    assert error.fix == f"--{split}-file FILE"
+    check(*args, f"--{split}-file", write("b.jsonl", row), model=model)
+
+
+def test_validation_data_held_out_is_there(write):
+    check("--train-file", write("a.jsonl", PAIR), "--load_best_model_at_end", model="demo-llama")
+
+
+def test_splits_of_a_folder_are_found(write, tmp_path):
+    (tmp_path / "data").mkdir()
+    write("data/train.jsonl", PAIR)
+    assert "no validation data" in refused("--dataset", "./data", "--load_best_model_at_end").message
+    write("data/dev.jsonl", PAIR)
+    check("--dataset", "./data", "--load_best_model_at_end")
+
+
+def test_set_of_a_mixture_is_named(write):
+    write("run.yaml", json.dumps({"data": {"sets": {"news": {"train_file": write("a.jsonl", {"a": "x", "b": "y"})}}}}))
+    assert refused("--config", "run.yaml").message.startswith("set news: a.jsonl: ")
+
+
+def test_model_that_only_transformers_knows_may_learn_either(write, tmp_path):
+    args = ("--train-file", write("a.jsonl", PAIR), "--load_best_model_at_end")
+    check(*args, model="owner/model")
+    assert (
+        "columns found" in refused("--train-file", write("b.jsonl", {"a": "x", "b": "y"}), model="owner/model").message
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "tasks"),
+    [
+        ({"model_type": "t5"}, ("seq2seq",)),
+        ({"model_type": "of-next-year", "is_encoder_decoder": True}, ("seq2seq",)),
+        ({"model_type": "llama"}, ("causal-lm",)),
+        ({"model_type": "llama", "auto_map": {}}, ("seq2seq", "causal-lm")),
+        ({}, ("seq2seq", "causal-lm")),
+    ],
+)
+def test_task_of_a_local_model(tmp_path, config, tasks):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert tasks_of(TrainSpec(model=str(tmp_path))) == tasks
+    assert tasks_of(TrainSpec(model=str(tmp_path), task="dpo")) == ("dpo",)
