@@ -5,8 +5,6 @@
 Under the lock of its key a wheel is built beside the entry, checked, and then renamed into place.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -15,17 +13,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from filelock import FileLock, Timeout
 
 from dsrun.errors import MissingError, UsageError
 from dsrun.runs.records import sync_file
 from dsrun.system.files import parse_json, replace_folder, replacing, sha256_of
-
-if TYPE_CHECKING:
-    from dsrun.wheel.compile.build_environment import WheelRequest
-    from dsrun.wheel.verify.contents import WheelReport
+from dsrun.wheel.compile.build_environment import WheelRequest
+from dsrun.wheel.verify.contents import WheelReport
 
 RECORD_NAME = "WHEEL.json"
 VERSION = 1
@@ -64,7 +60,6 @@ def make_record(
 
 
 def write_record(folder: Path, record: Mapping[str, Any]) -> None:
-    """Write WHEEL.json into `folder`, before it is published."""
     (folder / RECORD_NAME).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
@@ -115,7 +110,6 @@ class WheelCache:
         self.root = root
 
     def folder(self, key: str) -> Path:
-        """Where the entry of `key` is, or would be."""
         return self.root / key
 
     def find(self, key: str, damaged: Callable[[str], None] = lambda _: None) -> CacheEntry | None:

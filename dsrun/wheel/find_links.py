@@ -1,22 +1,17 @@
 """A wheel that somebody has built already: from a folder, another store or a page of links, instead of compiling."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dsrun.errors import DsrunError
 from dsrun.system.process.proc import capture
 from dsrun.wheel.cache import LOG_NAME, make_record, write_record
 from dsrun.wheel.compile.assemble import wrong_with_wheel
+from dsrun.wheel.compile.compile_wheel import WheelBuild
 from dsrun.wheel.verify.archive import check_archive, open_wheel
 from dsrun.wheel.verify.contents import read_archive
-
-if TYPE_CHECKING:
-    from dsrun.wheel.compile.compile_wheel import WheelBuild
 
 _FETCH_S = 1800.0
 

@@ -34,7 +34,6 @@ class SdistLock:
 
 @cache
 def read_lock() -> SdistLock:
-    """The lock that this dsrun ships."""
     table = read_toml(data_folder("build") / "deepspeed.lock.toml")
     return SdistLock(default=table["default"], sdists=dict(table["sdist"]))
 

@@ -50,7 +50,6 @@ class WheelFile:
         return f"torch{self.note.torch}-{device}"
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
         ops = list(self.note.installed_ops)
         facts = {"path": str(self.path), "version": self.version, "python": self.python, "platform": self.platform}
         return {**facts, "size": self.path.stat().st_size, "index": self.group, "ops": ops, "inputs": self.inputs}

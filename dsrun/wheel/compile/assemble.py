@@ -1,7 +1,5 @@
 """One wheel from the parts that several builds made, with the same bytes for the same contents."""
 
-from __future__ import annotations
-
 import ast
 import io
 import json
@@ -9,19 +7,15 @@ import re
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from packaging.tags import platform_tags
 from packaging.version import Version
 
 from dsrun.errors import ToolError
+from dsrun.wheel.compile.build_environment import WheelRequest
+from dsrun.wheel.platform.ops import DeepspeedOp
 from dsrun.wheel.verify.archive import PROVENANCE, record_hash
-from dsrun.wheel.verify.contents import symbol_versions
-
-if TYPE_CHECKING:
-    from dsrun.wheel.compile.build_environment import WheelRequest
-    from dsrun.wheel.platform.ops import DeepspeedOp
-    from dsrun.wheel.verify.contents import WheelLibrary, WheelReport
+from dsrun.wheel.verify.contents import WheelLibrary, WheelReport, symbol_versions
 
 INSTALLED = "deepspeed/git_version_info_installed.py"
 _OPS_LINE = re.compile(r"^installed_ops=(\{.*\})$", re.MULTILINE)

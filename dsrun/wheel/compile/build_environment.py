@@ -27,7 +27,6 @@ _EPOCH = "315532800"
 
 
 def search_paths(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    """The search paths set in `environ`, for the request."""
     return tuple((name, environ[name]) for name in SEARCH_PATHS if environ.get(name))
 
 

@@ -1,7 +1,5 @@
 """A wheel for a request: the cached one, else built, checked and cached."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import tempfile
@@ -9,18 +7,15 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
 from dsrun.errors import ToolError
 from dsrun.system.files import DISK_FULL
+from dsrun.wheel.cache import CacheEntry, WheelCache
 from dsrun.wheel.compile.compile_wheel import WheelBuild, WheelParts, build_wheel
 from dsrun.wheel.compile.output import OnEvent
 from dsrun.wheel.find_links import take_from
-
-if TYPE_CHECKING:
-    from dsrun.wheel.cache import CacheEntry, WheelCache
 
 PREFIX = "dsrun-wheel-"
 _MAKE_ROOM = "make room, or point DSRUN_CACHE to another disk"

@@ -1,7 +1,5 @@
 """From a request to a checked wheel: one build per operation side by side, merged into one file."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -14,7 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dsrun.errors import ToolError
 from dsrun.system.files import replacing
@@ -23,7 +20,8 @@ from dsrun.system.variables import cache_root
 from dsrun.wheel.cache import LOG_NAME, make_record, write_record
 from dsrun.wheel.compile import parallel
 from dsrun.wheel.compile.assemble import assemble, wrong_with_wheel
-from dsrun.wheel.compile.build_environment import build_environment
+from dsrun.wheel.compile.build_environment import WheelRequest, build_environment
+from dsrun.wheel.compile.context import BuildContext
 from dsrun.wheel.compile.failure import check_executable, copy_failed, explained, with_log
 from dsrun.wheel.compile.output import BuildEvent, BuildTracker, OnEvent, follow
 from dsrun.wheel.compile.precompiled import launcher
@@ -31,14 +29,9 @@ from dsrun.wheel.compile.wrappers import prefix_maps, write_nvcc_wrapper
 from dsrun.wheel.platform.cpu import compiler_environment
 from dsrun.wheel.platform.cxx import compiler_cache
 from dsrun.wheel.platform.nvcc import prepare_home
-from dsrun.wheel.platform.ops import links
+from dsrun.wheel.platform.ops import DeepspeedOp, links
 from dsrun.wheel.select_source import resolve_source
 from dsrun.wheel.verify.contents import read_wheel
-
-if TYPE_CHECKING:
-    from dsrun.wheel.compile.build_environment import WheelRequest
-    from dsrun.wheel.compile.context import BuildContext
-    from dsrun.wheel.platform.ops import DeepspeedOp
 
 # What a PEP 517 front end calls for a project without a build backend of its own. Called directly, as pip would
 # hold the output back, and is not there in an environment made by uv.

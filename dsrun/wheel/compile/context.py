@@ -1,7 +1,5 @@
 """The context of a build: the target environment, the GPUs and the tools, checked against each other."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil
@@ -9,7 +7,6 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dsrun.datafiles import data_folder, read_toml
 from dsrun.errors import MissingError, ToolError, UsageError
@@ -18,20 +15,14 @@ from dsrun.findings.show import refusal
 from dsrun.findings.texts import finding_of
 from dsrun.hardware.cluster_gpus import cluster_gpus, cluster_nodes
 from dsrun.machine.gpus import visible_gpus
-from dsrun.machine.torch_facts import torch_facts
+from dsrun.machine.torch_facts import TorchFacts, torch_facts
 from dsrun.system.process.proc import capture
 from dsrun.wheel.compile.build_environment import without_flags
 from dsrun.wheel.platform.cpu import CPUINFO, common_level, default_level, host_level, resolve_level
-from dsrun.wheel.platform.cxx import all_cxx, find_cxx
-from dsrun.wheel.platform.gpu_target import check_archs, decide_target
-from dsrun.wheel.platform.nvcc import compiled_by, find_nvcc
+from dsrun.wheel.platform.cxx import CxxCompiler, all_cxx, find_cxx
+from dsrun.wheel.platform.gpu_target import BuildTarget, check_archs, decide_target
+from dsrun.wheel.platform.nvcc import Nvcc, compiled_by, find_nvcc
 from dsrun.wheel.platform.toolchain import check_tools
-
-if TYPE_CHECKING:
-    from dsrun.machine.torch_facts import TorchFacts
-    from dsrun.wheel.platform.cxx import CxxCompiler
-    from dsrun.wheel.platform.gpu_target import BuildTarget
-    from dsrun.wheel.platform.nvcc import Nvcc
 
 # Xeon Phi has AVX-512, but not all parts that x86-64-v4 needs.
 _LESS = "knl"

@@ -80,7 +80,6 @@ def first_failure(lines: Iterable[tuple[str, str]], codes: dict[str, int]) -> Bu
 
 
 def is_disk_full(text: str) -> bool:
-    """Whether a program's message is about a full disk or an exhausted quota."""
     return bool(_DISK.search(text))
 
 
@@ -125,7 +124,6 @@ def _last_line(log: Path, label: str) -> str:
 
 
 def disk_full(folder: Path, why: str) -> ToolError:
-    """The error for a build in `folder` whose disk is full."""
     return ToolError(
         f"no space left on the disk of {folder.parent} or of the store: {why}",
         fix="make room, or point TMPDIR and DSRUN_CACHE to another disk",

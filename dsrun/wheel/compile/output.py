@@ -93,7 +93,6 @@ class BuildTracker:
         self._parts = {label: _Part(weight) for label, weight in self.weights.items()}
 
     def note(self, event: BuildEvent, now: float) -> None:
-        """Record an event at `now`."""
         part = self._parts[event.label]
         if event.kind == "begin":
             part.began = now

@@ -36,7 +36,6 @@ class _ParallelBuilds:
             sys.stdout.flush()
 
     def run(self, build: dict[str, Any]) -> None:
-        """One build from its beginning to its end."""
         label = build["label"]
         with self._guard:
             if self.failed:
@@ -84,7 +83,6 @@ class _ParallelBuilds:
 
 
 def main(plan: Path) -> int:
-    """Run the plan in the file `plan`."""
     given = json.loads(plan.read_text(encoding="utf-8"))
     builds = _ParallelBuilds()
     signal.signal(signal.SIGTERM, builds.end_all)

@@ -1,17 +1,12 @@
 """Keeps the paths of a build out of what its compilers write: the same source gives the same bytes in any folder."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dsrun.errors import MissingError, ToolError
 from dsrun.system.process.proc import capture
-
-if TYPE_CHECKING:
-    from dsrun.wheel.platform.nvcc import Nvcc
+from dsrun.wheel.platform.nvcc import Nvcc
 
 _TIMEOUT_S = 60.0
 _SOURCE_FLAG = "--orig_src_path_name"

@@ -97,7 +97,6 @@ class CudaArch:
 
     @property
     def capability(self) -> ComputeCapability:
-        """The compute capability as numbers."""
         return self.major, self.minor
 
 

@@ -264,7 +264,6 @@ class CompileProbe:
         self._known: dict[str, bool] = {}
 
     def available(self, name: str) -> bool:
-        """Whether need `name` is met."""
         if name not in self._known:
             self._known[name] = self._query(needs()[name])
         return self._known[name]

@@ -49,7 +49,6 @@ class DeepspeedOp:
     note: str = ""
 
     def in_version(self, version: str) -> bool:
-        """Whether DeepSpeed `version` has this row."""
         from packaging.version import Version
 
         base = Version(Version(version).base_version)
@@ -59,7 +58,6 @@ class DeepspeedOp:
 
 @cache
 def all_ops() -> tuple[DeepspeedOp, ...]:
-    """Every row of build/ops.toml."""
     ops = []
     for row in read_toml(data_folder("build") / "ops.toml")["op"]:
         values: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in row.items()}

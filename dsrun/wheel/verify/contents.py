@@ -92,7 +92,6 @@ class WheelReport:
 
     @property
     def is_deepspeed(self) -> bool:
-        """Whether it is a wheel of DeepSpeed, by its name."""
         return self.name == "deepspeed"
 
 

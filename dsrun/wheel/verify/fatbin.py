@@ -10,14 +10,12 @@ own libraries, and gave what cuobjdump gives. The section is a run of containers
 A payload may be compressed, a header never is, so no decompression is needed to list the architectures.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import BinaryIO, Literal
+from typing import BinaryIO, Literal, Self
 
 from elftools.elf.elffile import ELFFile
 
@@ -63,7 +61,7 @@ class ElfSection:
     size: int
 
     @classmethod
-    def of(cls, elf: ELFFile, name: str, file: BinaryIO) -> ElfSection:
+    def of(cls, elf: ELFFile, name: str, file: BinaryIO) -> Self:
         """The section `name` of `elf`, which `file` contains; empty where there is none."""
         found = elf.get_section_by_name(name)
         if found is None or found["sh_type"] == "SHT_NOBITS":

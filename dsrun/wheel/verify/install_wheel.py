@@ -77,7 +77,7 @@ def receive(wheel: Path, sha256: str, size: int) -> str:
                 size -= len(block)
         place(part, wheel, sha256)
     finally:
-        remove(part)
+        part.unlink(missing_ok=True)
     return "received"
 
 
@@ -91,17 +91,10 @@ def place(part: Path, wheel: Path, sha256: str) -> None:
             os.fsync(file.fileno())
         part.replace(wheel)
     finally:
-        remove(part)
-
-
-def remove(path: Path) -> None:
-    """Remove a file that may be gone."""
-    with contextlib.suppress(FileNotFoundError):
-        path.unlink()
+        part.unlink(missing_ok=True)
 
 
 def digest_of(file: IO[bytes]) -> str:
-    """SHA-256 of an open file."""
     digest = hashlib.sha256()
     while block := file.read(_CHUNK):
         digest.update(block)
@@ -284,7 +277,7 @@ def remove_others(site: Path, stage: Path, old: set[tuple[str, ...]], new: list[
         path = Path(os.path.normpath(site.joinpath(*parts)))
         if parts[0] == "..":
             if path.parent == Path(sysconfig.get_path("scripts")):
-                remove(path)
+                path.unlink(missing_ok=True)
         elif parts[0] not in tops and parts[0] != "__pycache__" and os.path.lexists(site / parts[0]):
             (site / parts[0]).rename(stage / f"gone-{parts[0]}")
 

@@ -53,11 +53,9 @@ class NodeReport:
 
     @property
     def failed(self) -> bool:
-        """Whether something is wrong on this node."""
         return has_errors(self.findings)
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain JSON values."""
         return {
             "node": self.node,
             "installed": self.installed,

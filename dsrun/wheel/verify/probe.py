@@ -29,7 +29,6 @@ def read(path: Path) -> str:
 
 
 def torch_folder() -> Path | None:
-    """Where torch is installed."""
     spec = find_spec("torch")
     places = spec.submodule_search_locations if spec else None
     return Path(next(iter(places))) if places else None
@@ -74,7 +73,6 @@ def gpu_facts() -> dict[str, object]:
 
 
 def one_gpu(cuda: ctypes.CDLL, index: int) -> dict[str, object]:
-    """Name and compute capability of one GPU."""
     device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
     name = ctypes.create_string_buffer(256)
     cuda.cuDeviceGet(ctypes.byref(device), index)
@@ -137,7 +135,6 @@ def glibcxx() -> str | None:
 
 
 def facts(needed: list[str]) -> dict[str, object]:
-    """Everything, as plain JSON values."""
     libc, version = platform.libc_ver()
     python = f"cp{sys.version_info.major}{sys.version_info.minor}"
     return {

@@ -113,7 +113,6 @@ def describe_exit(status: int) -> str:
 
 
 def load_and_run(name: str) -> dict[str, object]:
-    """Load one operation and run it once."""
     import torch
     from deepspeed.ops.op_builder.all_ops import ALL_OPS
 

@@ -82,7 +82,6 @@ class WheelVerification:
 
     @property
     def failed(self) -> bool:
-        """Whether something is wrong."""
         return has_errors(self.findings)
 
 
