@@ -26,7 +26,6 @@ class JobRequest:
 
     @property
     def gpu_flag(self) -> str:
-        """The option that asks for the GPUs."""
         return "--gpus-per-node" if self.spec.gpus_per_node else "--gres"
 
 

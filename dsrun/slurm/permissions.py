@@ -12,7 +12,6 @@ from dsrun.slurm.render.environment import gpus_of
 
 
 def check_permissions(wanted: JobRequest, partition: Partition, facts: ClusterFacts) -> Iterator[Finding]:
-    """What the partition and the accounting database do not let this user do."""
     if partition.groups and facts.user != "root" and not set(partition.groups) & set(facts.groups):
         groups = ", ".join(partition.groups)
         yield finding_of("slurm_group", where="--partition", name=partition.name, groups=groups)

@@ -21,7 +21,6 @@ _LITTLE_MIB = 4096
 
 
 def check_resources(wanted: JobRequest, partition: Partition, facts: ClusterFacts) -> Iterator[Finding]:
-    """What this partition lacks for the job."""
     unknown = list(_unknown(wanted, partition, facts))
     yield from unknown
     if unknown or not set(feature_names(wanted.spec.constraint or "")) <= {

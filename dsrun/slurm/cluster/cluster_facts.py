@@ -95,7 +95,6 @@ class SlurmNode:
 
     @property
     def gpu_count(self) -> int:
-        """Its GPUs of all kinds."""
         return sum(group.count for group in self.gpus)
 
     @property
@@ -159,7 +158,6 @@ class ClusterFacts:
 
     @cached_property
     def by_name(self) -> Mapping[str, SlurmNode]:
-        """Nodes by name."""
         return {node.name: node for node in self.nodes}
 
     def partition(self, name: str | None) -> Partition | None:

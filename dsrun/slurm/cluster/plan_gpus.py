@@ -1,17 +1,13 @@
 """`dsrun plan --cluster`: GPUs and host memory of the plan from a SLURM cluster's nodes."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dsrun.errors import UsageError, did_you_mean
+from dsrun.slurm.cluster.cluster_facts import ClusterFacts, GpuGroup, SlurmNode
 
-if TYPE_CHECKING:
-    from dsrun.slurm.cluster.cluster_facts import ClusterFacts, GpuGroup, SlurmNode
-
-    Kinds = dict[str, list[tuple[SlurmNode, GpuGroup]]]
+Kinds = dict[str, list[tuple[SlurmNode, GpuGroup]]]
 
 
 def with_cluster(given: dict[str, Any], notify: Callable[[str], None]) -> dict[str, Any]:

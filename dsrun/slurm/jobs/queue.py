@@ -122,7 +122,6 @@ class SlurmJob:
 
     @property
     def is_final(self) -> bool:
-        """Whether it has ended."""
         return self.state in FINAL
 
 

@@ -36,7 +36,6 @@ class JobStatus:
 
     @property
     def is_final(self) -> bool:
-        """Whether it has ended."""
         return self.state in FINAL
 
     @property

@@ -115,7 +115,6 @@ class _Conversion:
         return count, ["--gpus-per-node", f"{parsed[0]}:{count}" if parsed[0] else str(count)]
 
     def _workers(self, program: ScriptProgram, nodes: int, gpus: int, tasks: int) -> int:
-        """Processes of each node."""
         line, given = self.launch.line, program.count
         if program.srun is None and nodes > 1:
             raise NotConverted(line, f"it starts on the first of {nodes} nodes alone", "write srun before it")

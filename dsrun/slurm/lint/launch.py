@@ -76,7 +76,6 @@ def rules() -> dict[str, Any]:
 
 
 def launches(found: Sequence[ShellCommand], variables: Mapping[str, str]) -> Iterator[ScriptLaunch]:
-    """The launches among the commands of a script."""
     for at, command in enumerate(found):
         for each in _of_command(command, variables):
             yield replace(each, at=at, background=command.end == "&")

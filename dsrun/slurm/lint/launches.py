@@ -16,7 +16,6 @@ NODE_RANK = {"torchrun": "--node_rank", "accelerate": "--machine_rank"}
 
 
 def check_launches(script: JobScript) -> Iterator[ScriptProblem]:
-    """Problems of each launch."""
     for launch in script.launches:
         nodes = launch.srun_number("-N", "--nodes") or script.nodes
         yield from _tasks(script, launch, nodes)

@@ -100,7 +100,6 @@ class JobScript:
 
 
 def read_script(text: str) -> JobScript:
-    """Read the text of an sbatch script."""
     text = text.replace("\r\n", "\n")
     found = commands(text)
     first = found[0].line if found else len(text.splitlines()) + 1

@@ -57,12 +57,10 @@ _SYNTAX: dict[str, Any] = {
 
 
 def template_file() -> Path:
-    """The shipped template."""
     return data_folder("slurm") / TEMPLATE
 
 
 def template_text() -> str:
-    """Its text."""
     return template_file().read_text(encoding="utf-8")
 
 
@@ -211,7 +209,6 @@ def context(spec: SlurmSpec, program: JobProgram, site: ClusterSite) -> dict[str
 
 
 def _functions_text(spec: SlurmSpec) -> str:
-    """The shell functions that this job uses."""
     return "\n".join(functions_file(name).read_text(encoding="utf-8") for name in used_functions(spec))
 
 

@@ -4,18 +4,13 @@ Where sbatch is called the same user has the same environment and mostly the sam
 is missing here is an error. Absolute paths may be on the nodes' own disks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of
-
-if TYPE_CHECKING:
-    from dsrun.launch.program import JobProgram
-    from dsrun.slurm.render.options import SlurmSpec
+from dsrun.launch.program import JobProgram
+from dsrun.slurm.render.options import SlurmSpec
 
 
 def missing_here(

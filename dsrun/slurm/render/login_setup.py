@@ -1,22 +1,17 @@
 """What a job sets up on its nodes, looked for on the login node: variables, modules, conda environments, tools."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dsrun.errors import MissingError, ToolError
 from dsrun.findings.finding import Finding
 from dsrun.findings.texts import finding_of, text_of
 from dsrun.messages import joined, suggestion
+from dsrun.slurm.render.options import SlurmSpec
 from dsrun.system import slurm
 from dsrun.system.process.proc import capture
-
-if TYPE_CHECKING:
-    from dsrun.slurm.render.options import SlurmSpec
 
 # conda needs seconds for its list, and a module may start programs.
 _TIMEOUT_S = 60

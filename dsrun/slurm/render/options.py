@@ -70,5 +70,4 @@ class SlurmSpec:
 
 @cache
 def options() -> dict[str, Field[Any]]:
-    """Every option by its field's name, in the order of its declaration."""
     return {each.name: each for each in fields(SlurmSpec)}

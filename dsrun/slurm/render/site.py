@@ -1,16 +1,11 @@
 """The cluster and the installation that a job script is rendered for."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dsrun.datafiles import data_folder
-
-if TYPE_CHECKING:
-    from dsrun.slurm.render.options import SlurmSpec
+from dsrun.slurm.render.options import SlurmSpec
 
 # Where no earlier run says how long a checkpoint takes: ten minutes' training lost to a signal that came too late
 # cost more than three minutes' training not done.
