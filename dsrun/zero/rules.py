@@ -65,7 +65,6 @@ def read_rules(table: str) -> dict[str, dict[str, Any]]:
 
 @cache
 def rules() -> tuple[ConfigRule, ...]:
-    """All rules, in the order in which they are checked."""
     return tuple(ConfigRule(when=WHEN[name], **rule) for name, rule in read_rules("config").items())
 
 

@@ -90,7 +90,6 @@ def schedulers() -> dict[str, dict[str, bool]]:
 
 
 def own_schedulers() -> tuple[str, ...]:
-    """The schedulers of DeepSpeed itself."""
     return tuple(_content()["schedulers"]["deepspeed"])
 
 

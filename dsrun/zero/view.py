@@ -83,7 +83,6 @@ class ConfigView:
         return value
 
     def has(self, *path: str | int) -> bool:
-        """Whether the key is there."""
         return self.raw(*path) is not MISSING
 
     def is_block(self, dotted: str) -> bool:
@@ -102,7 +101,6 @@ class ConfigView:
         return None if found is MISSING or (found == AUTO and self.for_trainer) else found
 
     def is_auto(self, *path: str | int) -> bool:
-        """Whether the value is "auto"."""
         return bool(self.raw(*path) == AUTO)
 
     def spelled(self, block: str, key: str) -> Path:

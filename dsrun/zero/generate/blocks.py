@@ -63,7 +63,6 @@ class ConfigContext(NamedTuple):
 
     @property
     def preset(self) -> SpeedPreset:
-        """The spec's preset."""
         return PRESETS[self.spec.preset]
 
     def offloads(self, place: str) -> bool:
@@ -73,7 +72,6 @@ class ConfigContext(NamedTuple):
 
 @cache
 def tables() -> dict[str, dict[str, dict[str, Any]]]:
-    """The content of fixed.toml."""
     return toml_beside(__file__, "fixed.toml")
 
 
@@ -147,7 +145,6 @@ def precision(case: ConfigContext) -> FlatConfig:
 
 
 def zero(case: ConfigContext) -> FlatConfig:
-    """The zero_optimization block."""
     spec, preset = case.spec, case.preset
     stage = spec.stage
     flat = {f"{ZERO}.stage": ReasonedValue(stage, f"asked by --zero {stage}")}

@@ -88,7 +88,6 @@ WHEN: dict[str, Callable[[ZeroSpec], bool]] = {
 
 @cache
 def flag_rules() -> tuple[FlagRule, ...]:
-    """The rules about flags, in the order in which they are checked."""
     return tuple(FlagRule(when=WHEN[name], **rule) for name, rule in read_rules("flags").items())
 
 

@@ -92,7 +92,6 @@ def from_offload(stage: int, offload: str, nvme_path: str | None = None, *, own_
 
 @cache
 def options() -> dict[str, Field[Any]]:
-    """Every option by its field's name, in the order of its declaration."""
     return {each.name: each for each in fields(ZeroSpec)}
 
 

@@ -79,7 +79,6 @@ def accumulation(case: ConfigContext) -> FlatConfig:
 
 
 def clipping(case: ConfigContext) -> FlatConfig:
-    """gradient_clipping."""
     norm, path = case.spec.gradient_clipping, "gradient_clipping"
     if norm is not None:
         return {path: ReasonedValue(norm, f"asked by --gradient-clipping {norm:g}")}
@@ -160,7 +159,6 @@ def _muon(case: ConfigContext) -> FlatConfig:
 
 
 def scheduler(case: ConfigContext) -> FlatConfig:
-    """The scheduler block."""
     spec = case.spec
     kind = spec.scheduler
     if kind is None and not case.trainer:

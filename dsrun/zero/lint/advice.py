@@ -32,7 +32,6 @@ ODD_FOLDERS = {
 
 
 def check_advice(view: ConfigView, report: ConfigFindings) -> None:
-    """Warnings and remarks."""
     for check in (_gather, _offload, _nvme_paths, _stage_3_only, _buckets, _half, _sums, _defaults):
         check(view, report)
 

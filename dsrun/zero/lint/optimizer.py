@@ -21,7 +21,6 @@ SCHEDULE = ("scheduler", "params")
 
 
 def check_optimizer(view: ConfigView, report: ConfigFindings) -> None:
-    """Check the optimizer block."""
     block = view.raw("optimizer")
     if not isinstance(block, dict):
         return
@@ -94,7 +93,6 @@ def _two_betas(betas: Any) -> bool:
 
 
 def check_scheduler(view: ConfigView, report: ConfigFindings) -> None:
-    """Check the scheduler block."""
     block = view.raw("scheduler")
     if not isinstance(block, dict) or block.get("type") is None:
         return

@@ -36,7 +36,6 @@ SWALLOWED = "strict"
 
 
 def check_structure(view: ConfigView, report: ConfigFindings) -> None:
-    """Check every key that the file holds."""
     _check_block(blocks()[""], (), view.config, view, report)
 
 

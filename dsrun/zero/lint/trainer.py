@@ -75,7 +75,6 @@ def _ignored(view: ConfigView, report: ConfigFindings) -> None:
 
 
 def check_auto(view: ConfigView, report: ConfigFindings) -> None:
-    """Check every "auto" of the file."""
     for path, value in leaves(view.config):
         if isinstance(value, str) and value == AUTO:
             (_under_the_trainer if view.for_trainer else _under_deepspeed)(path, view, report)

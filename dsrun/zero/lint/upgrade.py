@@ -50,7 +50,6 @@ class ChangeLog:
     changes: list[ConfigChange] = field(default_factory=list)
 
     def add(self, path: Path, what: str, why: str) -> None:
-        """Note a change."""
         self.changes.append(ConfigChange(dotted(path), what, why))
 
     def leave_out(self, path: tuple[str, ...], why: str) -> None:
@@ -59,7 +58,6 @@ class ChangeLog:
             self.add(path, "left out", why)
 
     def replace(self, path: tuple[str, ...], new: str, value: Any, what: str, why: str) -> None:
-        """Put a key in the place of another."""
         block, old = block_at(self.config, *path[:-1]), path[-1]
         rows = [(new, value) if key == old else (key, each) for key, each in block.items() if key != new or key == old]
         block.clear()

@@ -1,25 +1,21 @@
 """Two real steps at a plan's chosen point, on this machine: predicted against measured."""
 
-from __future__ import annotations
-
 import json
 import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dsrun.errors import MissingError, ToolError, UsageError
+from dsrun.machine.gpus import LocalGpu
+from dsrun.models.folder import FoundModel
 from dsrun.zero.generate.presets import GIB
-
-if TYPE_CHECKING:
-    from dsrun.machine.gpus import LocalGpu
-    from dsrun.models.folder import FoundModel
-    from dsrun.zero.memory.calibration import MemoryComparison
-    from dsrun.zero.memory.plan import MemoryPlan
-    from dsrun.zero.memory.plan_request import GpuCluster
-    from dsrun.zero.memory.strategy import PlanCandidate
+from dsrun.zero.memory.calibration import MemoryComparison
+from dsrun.zero.memory.plan import MemoryPlan
+from dsrun.zero.memory.plan_request import GpuCluster
+from dsrun.zero.memory.strategy import PlanCandidate
 
 STEPS = 2
 SECONDS = 3600.0

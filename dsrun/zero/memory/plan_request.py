@@ -1,14 +1,12 @@
 """What a plan is asked: model, GPUs (`--gpus a100-80:8`), lengths and limits."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import ceil, inf
-from typing import Literal
+from typing import Literal, Self
 
 from dsrun.errors import UsageError
 from dsrun.hardware.gpu_facts import GpuModel, lookup, memory_sizes
@@ -46,7 +44,7 @@ class GpuCluster:
     def world(self) -> int:
         return self.per_node * self.nodes
 
-    def with_nodes(self, nodes: int, per_node: int | None = None) -> GpuCluster:
+    def with_nodes(self, nodes: int, per_node: int | None = None) -> Self:
         """The same GPUs, more or fewer of them."""
         return replace(self, nodes=nodes, per_node=per_node or self.per_node)
 

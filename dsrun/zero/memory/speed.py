@@ -52,7 +52,6 @@ class StepEstimate(NamedTuple):
 
 
 def estimate(step: StepWork) -> StepEstimate:
-    """The time of a step."""
     compute, moved, host = _compute(step), _communication(step), _offload(step)
     hidden = HIDDEN * min(compute, moved) if step.overlap else 0.0
     parts = {

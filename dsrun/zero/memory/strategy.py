@@ -15,7 +15,7 @@ from dsrun.zero.memory.activations import (
     activations,
     buffers,
 )
-from dsrun.zero.memory.model.architecture import ModelShapes, ParameterGroups, training
+from dsrun.zero.memory.model.architecture import ModelShapes, training
 from dsrun.zero.memory.optimizers import TORCH_ADAMW, state_bytes
 from dsrun.zero.memory.plan_request import PlanRequest
 from dsrun.zero.memory.speed import StepWork, estimate
@@ -68,7 +68,6 @@ class GpuPeak(NamedTuple):
 
     @property
     def total(self) -> int:
-        """The peak."""
         most = max(sum(self._backward), sum(self._step))
         return int((self.states.gpu.total + self.buffers.context + most) * self.factor)
 
@@ -129,9 +128,7 @@ def bf16_strategies(request: PlanRequest) -> Iterator[ZeroStrategy]:
             yield replace(each, bf16_master=True)
 
 
-@lru_cache(maxsize=64)
-def _training(model: ModelShapes, lora: int | None) -> ParameterGroups:
-    return training(model, lora)
+_training = lru_cache(maxsize=64)(training)
 
 
 @lru_cache(maxsize=512)

@@ -49,12 +49,10 @@ class ModelSettings:
         return tuple(value)
 
     def switch(self, name: str, default: bool) -> bool:
-        """A true/false setting."""
         value = self.config.get(name)
         return default if value is None else bool(value)
 
     def word(self, name: str, default: str) -> str:
-        """A setting that is a word."""
         value = self.config.get(name)
         return default if value is None else str(value)
 

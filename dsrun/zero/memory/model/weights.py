@@ -14,7 +14,6 @@ def linear(name: str, out: int, into: int, *, bias: bool = False) -> list[LayerW
 
 
 def linears(names: Iterable[str], out: int, into: int, *, bias: bool = False) -> list[LayerWeight]:
-    """Several linear layers of one shape."""
     return [weight for name in names for weight in linear(name, out, into, bias=bias)]
 
 
@@ -25,7 +24,6 @@ def norm(name: str, width: int, *, bias: bool = False) -> list[LayerWeight]:
 
 
 def table_weight(name: str, rows: int, width: int) -> list[LayerWeight]:
-    """An embedding table."""
     return [LayerWeight(f"{name}.weight", (rows, width), "embedding")]
 
 

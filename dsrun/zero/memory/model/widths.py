@@ -112,7 +112,6 @@ class _Side:
 
     @cached_property
     def inner(self) -> list[LayerWeight]:
-        """The tensors of all layers."""
         return [weight for layer in self.layers.values() for weight in layer]
 
     @cached_property
@@ -162,7 +161,6 @@ class _Side:
         return weight.elements // self.width
 
     def stack(self) -> LayerWidths:
-        """The widths of this side."""
         config, width = self.config, self.width
         fused = self._most(_FUSED, self._other)
         asked = self._most(_QUERY, _rows) or (self._most(_OUT, self._other, within="att") if fused else 0)
