@@ -35,7 +35,6 @@ _TEXTS = toml_beside(__file__, "checks.toml")
 
 
 def check_of(code: str, look: Callable[[MachineFacts, DoctorTarget], Iterable[Finding]]) -> DoctorCheck:
-    """The check of a code, with its texts."""
     return DoctorCheck(code=code, look=look, **_TEXTS[code])
 
 
@@ -53,7 +52,6 @@ class CheckResult:
         return STATUSES[worst_first(self.findings)[0].level] if self.findings else "skip"
 
     def as_dict(self) -> dict[str, Any]:
-        """The result as plain JSON values."""
         findings = [each.as_dict() for each in self.findings]
         return {
             "check": self.check.code,

@@ -3,8 +3,6 @@
 Checks reach the machine through these alone, so that a recorded machine can stand in for the real one.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import sys
@@ -16,7 +14,6 @@ from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
 from subprocess import CompletedProcess
-from typing import TYPE_CHECKING
 
 from dsrun.doctor.gpu.nvml import NvmlAnswer, query_gpus
 from dsrun.errors import DsrunError, UsageError
@@ -24,13 +21,11 @@ from dsrun.findings.finding import Finding
 from dsrun.machine.driver import DriverState, query_driver
 from dsrun.machine.gpus import LocalGpu
 from dsrun.machine.torch_facts import TorchFacts, facts_at
+from dsrun.recipe.recipe import Recipe
 from dsrun.system import net
 from dsrun.system.host import ROOT, VERSIONED, versions
 from dsrun.system.mounts import MountPoint, mount_in
 from dsrun.system.process.proc import capture, within
-
-if TYPE_CHECKING:
-    from dsrun.recipe.recipe import Recipe
 
 LOOKED_AT = (*VERSIONED, "nvidia-nccl-cu12", "nvidia-nccl-cu13")
 
@@ -56,7 +51,6 @@ class PythonPackages:
 
     @cached_property
     def versions(self) -> dict[str, str]:
-        """Versions by name of those that are installed."""
         return versions(LOOKED_AT) if self._numbers is None else self._numbers
 
     @cached_property
@@ -74,7 +68,6 @@ class HostNetwork:
     """Names, addresses and ports of this machine; a recorded machine answers otherwise."""
 
     def hostname(self) -> str:
-        """This machine's own name."""
         return socket.gethostname()
 
     def resolve(self, host: str) -> Sequence[str] | None:

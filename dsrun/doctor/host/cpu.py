@@ -51,9 +51,7 @@ def _cores(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     if usable(machine) and share < wanted:
         why = text_of("cores_few.adam" if wanted == CORES_TO_OFFLOAD else "cores_few.loaders")
         problems.append(finding_of("cores_few", cores=held, ranks=shared, why=why, wanted=wanted))
-    yield from problems
-    if not problems:
-        yield finding_of("cores", cores=held, ranks=shared)
+    yield from problems or [finding_of("cores", cores=held, ranks=shared)]
 
 
 def _threads(machine: MachineFacts, cpus: int, ranks: int) -> Iterator[Finding]:

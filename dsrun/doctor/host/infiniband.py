@@ -30,7 +30,6 @@ class InfinibandPort:
 
 
 def ports(machine: MachineFacts) -> list[InfinibandPort]:
-    """All ports of this machine."""
     folder = machine.path(FOLDER)
     found = []
     for port in sorted(folder.glob("*/ports/*")):

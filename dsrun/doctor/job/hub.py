@@ -54,9 +54,7 @@ def look(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     else:
         fix = _elsewhere(missing) if missing else text_of("hub.push_later")
         found = [*_token(machine, recipe, missing), *_reach(machine, hub, what=what, fix=fix)]
-    yield from found
-    if not found:
-        yield finding_of("hub", host=hub.host, what=what)
+    yield from found or [finding_of("hub", host=hub.host, what=what)]
 
 
 def _named(download: str) -> str:

@@ -118,9 +118,7 @@ def look_at_files(_: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
             look()
         except DsrunError as error:
             found.append(Finding(level="error", code="files", message=error.message, fix=error.fix or ""))
-    yield from found
-    if not found:
-        yield finding_of("files")
+    yield from found or [finding_of("files")]
 
 
 FILES = check_of("files", look_at_files)

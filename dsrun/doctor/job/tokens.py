@@ -37,9 +37,7 @@ def look(machine: MachineFacts, target: DoctorTarget) -> Iterator[Finding]:
     largest = _largest_id(folder)
     rows = _rows(config)
     found = [*_padding(settings, config), *_beyond(largest, rows, lora=spec.lora is not None)]
-    yield from found
-    if not found:
-        yield Finding(level="info", code="tokenizer", message=_summary(largest, rows, settings))
+    yield from found or [Finding(level="info", code="tokenizer", message=_summary(largest, rows, settings))]
 
 
 def _summary(largest: int | None, rows: int | None, settings: Mapping[str, Any]) -> str:

@@ -85,9 +85,7 @@ def look_at_gpu_code(machine: MachineFacts, _: DoctorTarget) -> Iterator[Finding
     if torch is None or torch.cuda is None or not gpus:
         return
     found = [*_torch_code(torch, gpus), *_op_code(machine, gpus)]
-    yield from found
-    if not found:
-        yield finding_of("gpu_code", architectures=", ".join(sm(each) for each in sorted(gpus)))
+    yield from found or [finding_of("gpu_code", architectures=", ".join(sm(each) for each in sorted(gpus)))]
 
 
 def _torch_code(torch: TorchFacts, gpus: Mapping[ComputeCapability, LocalGpu]) -> Iterator[Finding]:

@@ -50,7 +50,6 @@ class KnownBad:
 
 @cache
 def known_bad_rows() -> tuple[KnownBad, ...]:
-    """Every row."""
     return tuple(KnownBad(code=code, **row) for code, row in toml_beside(__file__).items())
 
 
