@@ -1,10 +1,8 @@
 """What is told about a run: a message, its text and its JSON."""
 
-from __future__ import annotations
-
 import shlex
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from dsrun.diagnosis.rules import cause_named
 from dsrun.errors import LONGEST_MESSAGE
@@ -36,7 +34,7 @@ class NotifiedCause:
     fix: str = ""
 
     @classmethod
-    def of(cls, code: str | None, *, external: bool = False) -> NotifiedCause | None:
+    def of(cls, code: str | None, *, external: bool = False) -> Self | None:
         """The cause of that code, with a fix without dsrun's flags for an `external` program; None for none."""
         if not code or code == "none":
             return None
@@ -123,7 +121,6 @@ class Notification:
         return [(name, _clean(value)) for name, value in found if value]
 
     def text(self) -> str:
-        """The whole message as plain text."""
         return "\n".join([self.headline, *(f"{name}: {value}" for name, value in self.lines())])
 
     def as_dict(self) -> dict[str, Any]:

@@ -12,25 +12,19 @@ A webhook's URL is its password. On the command line all users of the machine co
 keep it; so only its variable's name is taken.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from dsrun.datafiles import toml_beside
 from dsrun.errors import UsageError, did_you_mean
 from dsrun.system.terminal.display import printable
 from dsrun.system.terminal.secrets import MASK, is_secret_query, masked
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 FLAG = "--notify"
 MAIL, COMMAND, JSON = "mail", "command", "json"
@@ -64,7 +58,6 @@ class WebhookService:
 
 @cache
 def services() -> Mapping[str, WebhookService]:
-    """Every service by its prefix."""
     found = toml_beside(__file__, "services.toml").items()
     return {kind: WebhookService(**{**entry, "hosts": tuple(entry["hosts"])}) for kind, entry in found}
 
@@ -81,7 +74,6 @@ class NotifyAddress:
 
     @property
     def argv(self) -> tuple[str, ...]:
-        """The words of the command."""
         return tuple(shlex.split(self.command))
 
     @property

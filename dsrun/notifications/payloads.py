@@ -28,11 +28,12 @@ def request(address: NotifyAddress, message: Notification, now: float) -> tuple[
     url = address.url
     if address.secret and address.kind == "feishu":
         stamp = str(int(now))
-        body = {"timestamp": stamp, "sign": feishu_signature(address.secret, stamp), **body}
+        body = {"timestamp": stamp, "sign": _signature(key=f"{stamp}\n{address.secret}", text=""), **body}
     if address.secret and address.kind == "dingtalk":
         stamp = str(int(now * 1000))
         parts = urlsplit(url)
-        signed = f"timestamp={stamp}&sign={quote_plus(dingtalk_signature(address.secret, stamp))}"
+        sign = _signature(key=address.secret, text=f"{stamp}\n{address.secret}")
+        signed = f"timestamp={stamp}&sign={quote_plus(sign)}"
         url = urlunsplit(parts._replace(query=f"{parts.query}&{signed}" if parts.query else signed))
     return url, json.dumps(body, ensure_ascii=False).encode("utf-8", "backslashreplace")
 
@@ -48,16 +49,6 @@ def refusal(service: WebhookService, answer: bytes) -> str | None:
     if not isinstance(found, dict) or found.get(service.code) in (0, None):
         return None
     return printable(f"{service.code} {found[service.code]}: {found.get(service.reason, '')}")[:200]
-
-
-def feishu_signature(secret: str, timestamp: str) -> str:
-    """HMAC-SHA256 of nothing, with the time in seconds and the secret as its key."""
-    return _signature(key=f"{timestamp}\n{secret}", text="")
-
-
-def dingtalk_signature(secret: str, timestamp: str) -> str:
-    """HMAC-SHA256 of the time in milliseconds and the secret, with the secret as its key."""
-    return _signature(key=secret, text=f"{timestamp}\n{secret}")
 
 
 def _signature(*, key: str, text: str) -> str:
