@@ -1,11 +1,9 @@
 """How a checkpoint's state is laid out over files, and DeepSpeed's universal checkpoint, which any layout can load."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 import torch
 
@@ -47,7 +45,7 @@ class CheckpointLayout:
     fp16: bool = False
 
     @classmethod
-    def wanted(cls, world_size: int, deepspeed: Mapping[str, Any] | None) -> CheckpointLayout:
+    def wanted(cls, world_size: int, deepspeed: Mapping[str, Any] | None) -> Self:
         """The layout of a run on `world_size` ranks with this DeepSpeed configuration, None for plain DDP."""
         if deepspeed is None:
             return cls(world_size=world_size, stage=0, engine=False)
@@ -65,7 +63,7 @@ class CheckpointLayout:
         ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
         return f"{f'ZeRO-{self.stage}' if self.stage else 'no ZeRO'} on {ranks}"
 
-    def change_to(self, other: CheckpointLayout) -> LayoutChange:
+    def change_to(self, other: Self) -> LayoutChange:
         """What a run of layout `other` must do to load this one: nothing, keep the saved order of parameters, or
         convert it."""
         if self.stage == other.stage == 0 and self.engine == other.engine:

@@ -1,7 +1,5 @@
 """The loader of training batches, which begins anywhere without reading, and the record of the samples of each step."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal
@@ -9,7 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from transformers import TrainerCallback, set_seed
@@ -121,7 +119,7 @@ class TrainingLoader(BatchLoader):
                 torch._C._error_if_any_worker_fails()
             raise
 
-    def start_at(self, micro_batch: int) -> TrainingLoader:
+    def start_at(self, micro_batch: int) -> Self:
         """Begin the next pass there. Nothing before it is read, save by a stream that does not know its place."""
         if not isinstance(self.dataset, StreamOfBatches):
             self.batch_sampler.first = micro_batch

@@ -94,7 +94,6 @@ class RunTrainer(CheckpointingTrainer):
 
     @property
     def plugin_metrics(self) -> tuple[str, ...]:
-        """The names of the metrics of a plugin."""
         return self.plugin.plugin.metric_names if self.plugin else ()
 
     def create_scheduler(self, num_training_steps: int, optimizer: Any = None) -> Any:

@@ -1,13 +1,11 @@
 """The loss of a micro batch: its share of the global batch's mean over target tokens."""
 
-from __future__ import annotations
-
 import inspect
 import math
 import re
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 import torch
@@ -100,7 +98,7 @@ class ModelLoss(Loss):
             self.no_logits = "the model computes a loss of its own"
 
     @classmethod
-    def of(cls, model: Any, smoothing: float = 0.0) -> ModelLoss:
+    def of(cls, model: Any, smoothing: float = 0.0) -> Self:
         """The loss of `model`, which is not wrapped by an engine or by adapters. A model that calls transformers' loss
         function, which turns all logits into fp32, calls dsrun's from then on, label smoothing included."""
         kind = kind_of_loss(model)
@@ -187,7 +185,6 @@ class LossBySet(ModelLoss):
 
     @torch.no_grad()
     def _count(self, logits: torch.Tensor, labels: torch.Tensor) -> None:
-        """Add a micro batch."""
         labels = labels.to(logits.device)
         shift = int(self.shifted)
         targets = [labels[row, start + shift : stop] for row, start, stop in self.spans]

@@ -4,12 +4,10 @@ transformers draws a weight that the files lack at random and leaves out what ha
 alone. A checkpoint whose weights were renamed since would so be trained from noise.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from torch import nn
 from transformers import PreTrainedModel, modeling_utils
@@ -36,7 +34,7 @@ class WeightDifferences:
     unexpected: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, loading_info: Mapping[str, Iterable[Any]]) -> WeightDifferences:
+    def of(cls, loading_info: Mapping[str, Iterable[Any]]) -> Self:
         """From what `from_pretrained(output_loading_info=True)` returns."""
         shapes = {(name, tuple(found), tuple(wanted)) for name, found, wanted in loading_info["mismatched_keys"]}
         missing, unexpected = loading_info["missing_keys"], loading_info["unexpected_keys"]

@@ -1,10 +1,8 @@
 """Parameter groups with learning rates of their own: lower ones in lower layers, --lr-for, and LoRA+."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Self
 
 from torch import nn
 from transformers import Trainer
@@ -45,7 +43,7 @@ class LearningRates:
     loraplus_ratio: float | None = None
 
     @classmethod
-    def of(cls, spec: TrainSpec) -> LearningRates:
+    def of(cls, spec: TrainSpec) -> Self:
         return cls(spec.layer_lr_decay, tuple(map(pattern_and_rate, spec.lr_for)), spec.loraplus_lr_ratio)
 
     def __bool__(self) -> bool:
