@@ -42,7 +42,6 @@ class NodeFacts:
 
 
 def node_facts() -> NodeFacts:
-    """This node's."""
     found = versions(("dsrun", "torch", "deepspeed"))
     return NodeFacts(
         host=os.environ.get("SLURMD_NODENAME") or hostname(),

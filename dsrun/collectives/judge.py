@@ -33,12 +33,10 @@ class CollectiveVerdict:
 
     @property
     def failed(self) -> bool:
-        """Whether there is an error."""
         return has_errors(self.findings)
 
 
 def judge(seen: CollectiveObservations) -> CollectiveVerdict:
-    """What is wrong, and where."""
     judged = [
         *_members(seen),
         *_own_checks(seen),

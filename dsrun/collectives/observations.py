@@ -1,10 +1,8 @@
 """What the test has seen: members, connections, and how each phase went on each rank. Plain values."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from dsrun.collectives.facts import NodeFacts
 from dsrun.collectives.operations import average_bandwidths
@@ -47,7 +45,7 @@ class RankResult:
     wrong: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @classmethod
-    def from_message(cls, message: Mapping[str, Any]) -> RankResult:
+    def from_message(cls, message: Mapping[str, Any]) -> Self:
         """From a rank program's answer."""
         known = ("state", "at", "cancelled", "signal", "error", "compute_s", "flop", "measured", "wrong")
         return cls(**{name: message[name] for name in known if name in message})

@@ -82,7 +82,6 @@ class RankPrograms:
             thread.start()
 
     def send(self, local: int, message: MemberMessage) -> None:
-        """Give one rank a task."""
         stdin = self._processes[local].stdin
         if stdin:
             with suppress(OSError):  # it has ended, and that was answered

@@ -40,7 +40,6 @@ class CollectivePhase:
 
     @property
     def operations(self) -> tuple[str, ...]:
-        """What each group runs."""
         return ("all_reduce",) if self.kind == "pairs" else OPERATIONS
 
 

@@ -54,7 +54,6 @@ class CollectiveLead:
         self._local: dict[int, tuple[int, int]] = {}
 
     def run(self) -> CollectiveObservations:
-        """The whole test."""
         self._wait_for_members()
         if self.place.count > 1:
             self._check_reach()

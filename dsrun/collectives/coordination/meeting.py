@@ -46,7 +46,6 @@ class LeaderConnections(EventLoop):
                 self.post(connection, message)
 
     def send_all(self, message: PeerMessage) -> None:
-        """Send to all members."""
         for connection in list(self._members):
             self.post(connection, message)
 
@@ -112,7 +111,6 @@ class MemberConnection(EventLoop):
         return self._connection.local_address
 
     def send(self, message: PeerMessage) -> None:
-        """Send to the leader."""
         self.post(self._connection, message)
 
     def next(self) -> PeerMessage | None:
