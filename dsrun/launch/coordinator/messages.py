@@ -5,13 +5,11 @@ of an attempt; node 0 then decides what comes next, and all nodes follow. A node
 lost; a new supervisor can replace it.
 """
 
-from __future__ import annotations
-
 import hashlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 from dsrun import __version__
 from dsrun.errors import EXIT_RESUME, EXIT_TOOL_FAILED, DsrunError
@@ -57,7 +55,7 @@ class NodeResult:
     failure: AttemptFailure | None = None
 
     @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> NodeResult:
+    def from_dict(cls, found: Mapping[str, Any]) -> Self:
         """The inverse of `asdict`; TypeError or KeyError for anything else."""
         return cls(**{**found, "failure": AttemptFailure(**found["failure"]) if found["failure"] else None})
 
@@ -143,7 +141,6 @@ def unless_stopped(decision: RunDecision, request: StopRequest | None) -> RunDec
 
 
 def lost_node(node: int, host: str, how: str, *, cause: str = NODE_LOST) -> NodeResult:
-    """The result of a node that is lost."""
     failure = AttemptFailure(cause=cause, node=node, host=host, message=f"node {node} ({host}) {how}")
     return NodeResult(node=node, ok=False, failure=failure)
 

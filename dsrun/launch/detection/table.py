@@ -48,7 +48,6 @@ class LauncherFacts:
         return f"under {self.called}" if self.tool else self.called
 
     def matches(self, environ: Mapping[str, str]) -> bool:
-        """Whether its variables are set."""
         needed = [self.rank, self.own, *self.requires]
         if not self.sweeps:
             needed.append(self.size)

@@ -4,8 +4,6 @@ Runs in `dsrun.launch.workers.zygote`. Records process ids and exit codes, one J
 the supervisor, which is not the parent of the ranks and could not wait for them.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import runpy
@@ -21,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 from dsrun.system.process.process_end import die_with_parent, end, name_thread, with_pdeathsig
 
@@ -111,7 +109,7 @@ class PreforkedRank:
     Forked this early it has none of the agent's threads, sockets and signal handlers: only the imports.
     """
 
-    def __init__(self, module: str, elder: Sequence[PreforkedRank] = ()) -> None:
+    def __init__(self, module: str, elder: Sequence[Self] = ()) -> None:
         self._socket, theirs = socket.socketpair()
         parent = os.getpid()
         self._pid = os.fork()
