@@ -42,11 +42,9 @@ class RunVerdict:
 
     @property
     def failed(self) -> bool:
-        """Whether there is an error among the findings."""
         return has_errors(self.findings)
 
     def as_dict(self) -> dict[str, Any]:
-        """The verdict as plain JSON values."""
         return {
             "cause": self.cause.code,
             "likely": self.likely,

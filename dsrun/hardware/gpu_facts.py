@@ -1,11 +1,9 @@
 """What is known about a GPU by its name: a look-up in build/gpus.toml that never guesses."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from functools import cache
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, Self
 
 from dsrun.datafiles import data_folder, read_toml
 from dsrun.errors import UsageError
@@ -145,14 +143,13 @@ class GpuModel(NamedTuple):
         """GiB that programs have: what the driver shows where that is clearly less than what is sold."""
         return self.usable_gib or self.memory_gib
 
-    def with_memory(self, gib: int | None) -> GpuModel:
+    def with_memory(self, gib: int | None) -> Self:
         """The same GPU with so many GiB for programs."""
         return self._replace(memory_gib=gib, usable_gib=None)
 
 
 @cache
 def gpu_table() -> tuple[GpuModel, ...]:
-    """Every row of build/gpus.toml, in its order."""
     return tuple(_row(entry) for entry in read_toml(data_folder("build") / "gpus.toml")["gpu"])
 
 

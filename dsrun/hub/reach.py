@@ -1,10 +1,9 @@
 """What a job downloads from its hub, and whether that hub can be reached: asked before ranks wait minutes for it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 from urllib.parse import urlsplit
 
 from dsrun.errors import MissingError, UsageError
@@ -33,7 +32,7 @@ class HubAddress:
     address: str
 
     @classmethod
-    def of(cls, recipe: Recipe, environ: Mapping[str, str]) -> HubAddress:
+    def of(cls, recipe: Recipe, environ: Mapping[str, str]) -> Self:
         """The one that the job's models and data come from."""
         if recipe.spec.hub != modelscope_cache.NAME:
             return cls(variable=ENDPOINT, address=environ.get(ENDPOINT) or "https://huggingface.co")

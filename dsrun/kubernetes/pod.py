@@ -34,7 +34,6 @@ def present(fields: KubernetesObject) -> KubernetesObject:
 
 
 def pod_template(spec: KubernetesSpec, workload: TrainingWorkload) -> KubernetesObject:
-    """The template of all pods."""
     metadata = present({"labels": labels(spec), "annotations": pairs(spec.annotation)})
     volumes, volume_mounts = _volumes(spec)
     pod = {

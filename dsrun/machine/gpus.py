@@ -1,7 +1,5 @@
 """Which GPUs a process started here would see, asked of the driver without making a CUDA context."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -25,11 +23,10 @@ class LocalGpu:
     uuid: str
     memory_total: int | None
     capability: tuple[int, int]
-    mig: tuple[LocalGpu, ...] = ()
+    mig: "tuple[LocalGpu, ...]" = ()
 
     @property
     def is_mig(self) -> bool:
-        """Whether this is a MIG instance and not a whole GPU."""
         return self.uuid.startswith("MIG-")
 
 
