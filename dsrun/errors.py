@@ -62,19 +62,39 @@ def one_line(error: BaseException) -> str:
     return (text if len(text) <= LONGEST_MESSAGE else text[: LONGEST_MESSAGE - 1] + "…") or type(error).__name__
 
 
-def nearest(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str | None:
-    """The known name that was probably meant, in whatever case and with hyphens or underscores; None without one."""
-    import difflib
-
-    folded = {each.lower().replace("-", "_"): each for each in known}
-    matches = difflib.get_close_matches(name.lower().replace("-", "_"), folded, n=1, cutoff=cutoff)
-    return folded[matches[0]] if matches else None
+# Of the letters of both names those that they share: a letter in four may differ.
+_ALIKE = 0.75
 
 
-def did_you_mean(name: str, known: Iterable[str], otherwise: str | None = None, *, cutoff: float = 0.6) -> str:
+def nearest_names(name: str, known: Iterable[str], count: int) -> list[str]:
+    """At most `count` of the known names that were probably meant, the nearest first, in whatever case and with hyphens
+    or underscores; else the only one that begins with the whole word. An extension in common says nothing."""
+    from difflib import get_close_matches
+
+    names = {_folded(each): each for each in known}
+    wanted = _folded(name)
+    stem, dot, ending = wanted.rpartition(".")
+    alike = {each.removesuffix(dot + ending): each for each in names if stem and each.endswith(dot + ending)}
+    others = [each for each in names if each not in alike.values()]
+    near = [alike[each] for each in get_close_matches(stem, alike, count, _ALIKE)]
+    near = near or get_close_matches(wanted, others, count, _ALIKE)
+    begun = [each for each in names if wanted and each.startswith(wanted) and not each[len(wanted) :][:1].isalnum()]
+    return [names[each] for each in near or (begun if len(begun) == 1 else [])]
+
+
+def _folded(name: str) -> str:
+    return name.lower().replace("-", "_").lstrip("_")
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that was probably meant; None without one."""
+    return next(iter(nearest_names(name, known, 1)), None)
+
+
+def did_you_mean(name: str, known: Iterable[str], otherwise: str | None = None) -> str:
     """The fix for an unknown name: the nearest known one, else `otherwise`, by default all that are known."""
     known = sorted(set(known))
-    match = nearest(name, known, cutoff=cutoff)
+    match = nearest(name, known)
     if match or otherwise is not None:
         return f"did you mean {match}?" if match else otherwise or ""
     return f"known: {', '.join(known)}" if known else "remove it"

@@ -46,10 +46,10 @@ def joined(separator: str, parts: Iterable[str]) -> Message:
     return Message.reads(separator.join(kept), separator, kept)
 
 
-def suggestion(name: str, known: Iterable[str], otherwise: Message | None = None, *, cutoff: float = 0.6) -> Message:
+def suggestion(name: str, known: Iterable[str], otherwise: Message | None = None) -> Message:
     """As `errors.did_you_mean`, for a finding's fix."""
     known = sorted(set(known))
-    match = nearest(name, known, cutoff=cutoff)
+    match = nearest(name, known)
     if match:
         return Message("did you mean {match}?", match=match)
     if otherwise is not None:

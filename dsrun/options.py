@@ -134,7 +134,7 @@ def _value_of(each: Field[Any], given: OptionValue) -> Any:
 def _number(word: str, meta: Mapping[str, Any], where: str) -> int:
     # int() also takes 1_000, digits of other scripts, and blanks around them.
     if not _WHOLE.fullmatch(word):
-        raise UsageError(f"{where}: {word!r} is not a whole number")
+        raise UsageError(f"{where}: {word!r} is not a whole number", fix="in digits, such as 4")
     number = int(word)
     if meta["least"] is not None and number < meta["least"]:
         raise UsageError(f"{where}: {number} is less than {meta['least']}")

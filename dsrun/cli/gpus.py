@@ -9,7 +9,7 @@ from dsrun.cli.options import Command, format_option
 from dsrun.cli.output import print_json, print_table
 from dsrun.errors import UsageError
 from dsrun.hardware.gpu_facts import GpuModel, gpu_table, lookup, meanings, near_names
-from dsrun.hardware.gres import parse_gres
+from dsrun.hardware.gres import parse_gres, written_gpus
 from dsrun.hardware.instances import instance
 from dsrun.machine.gpus import visible_gpus
 from dsrun.system.terminal.stderr import print_note
@@ -68,9 +68,11 @@ def command(names: tuple[str, ...], gres: str | None, every: bool, form: str) ->
 
 def _named(name: str) -> GpuRow:
     """What is known of `name`; `may_be` lists what it could mean, or resembles, where it is not known."""
-    found, rented = lookup(name), instance(name)
+    gpu, _, count = written_gpus(name).partition(":")
+    found, rented = lookup(gpu if count.isdigit() else name), instance(name)
     if found:
-        return {**_row(name, found), **({"count": rented.count} if rented else {})}
+        number = rented.count if rented else int(count or 1)
+        return {**_row(name, found), **({"count": number} if rented or count else {})}
     may_be = [row.name for row in meanings(name)] or near_names(name)
     return {**_row(name, None), "may_be": may_be}
 

@@ -7,7 +7,7 @@ import click
 
 from dsrun import __version__
 from dsrun.cli.options import LazyGroup
-from dsrun.errors import EXIT_INTERRUPTED, EXIT_USAGE, DsrunError, UsageError
+from dsrun.errors import EXIT_INTERRUPTED, EXIT_USAGE, DsrunError, UsageError, nearest_names
 
 COMPLETION_VARIABLE = "_DSRUN_COMPLETE"
 """In which a shell's completion says what it asks."""
@@ -141,6 +141,9 @@ def _check_language(name: str | None) -> None:
 
 def _print_click_error(error: click.ClickException) -> None:
     """In one line what is wrong, and how the command is called where something is missing; help as it is."""
+    if isinstance(error, click.NoSuchOption):
+        near = nearest_names(error.option_name, error.possibilities or (), 1)
+        error = click.NoSuchOption(error.option_name, possibilities=near, ctx=error.ctx)
     message, ctx = error.format_message(), getattr(error, "ctx", None)
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         click.echo(message, err=True)

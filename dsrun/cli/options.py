@@ -226,8 +226,17 @@ class RenderCommand(Command):
             return super().parse_args(ctx, self.translated(own))
         except click.UsageError as error:
             if "unexpected extra argument" not in error.message and "train" not in own:
-                raise
+                raise self._of_training(error) from None
             raise UsageError("write the program after --", fix=f"dsrun {self.name} --nodes 4 -- train …") from None
+
+    def _of_training(self, error: click.UsageError) -> Exception:
+        """Where a flag of training goes, if the option that there is not is one; else the error as it is."""
+        from dsrun.recipe.compat.removed import vocabulary  # for a wrong option only
+
+        flag = error.option_name if isinstance(error, click.NoSuchOption) else ""
+        if flag.lstrip("-").replace("-", "_") not in vocabulary():
+            return error
+        return UsageError(f"{flag} is a flag of dsrun train", fix=f"write it after --: -- train {flag} …")
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         write_grouped_options(self, ctx, formatter, self.titles)

@@ -10,7 +10,7 @@ from dsrun.collectives.failures import culprits, during, reason
 from dsrun.collectives.observations import CollectiveObservations, GroupResult
 from dsrun.collectives.schedule import cover
 from dsrun.findings.finding import Finding, has_errors, worst_first
-from dsrun.findings.texts import finding_of, text_of
+from dsrun.findings.texts import finding_of, text_of, text_table
 from dsrun.messages import Message, joined
 
 Key = TypeVar("Key")
@@ -46,6 +46,12 @@ def judge(seen: CollectiveObservations) -> CollectiveVerdict:
         *_speed(seen),
         *_differences(seen),
     ]
+    if {member.device for member in seen.members.values()} == {"cpu"}:
+        fixes = text_table("of_cpus")  # without advice about GPUs
+        judged = [
+            (replace(each, fix=Message(fixes[each.code]) if each.code in fixes else each.fix), hosts)
+            for each, hosts in judged
+        ]
     exclude = dict.fromkeys(host for finding, hosts in judged if finding.level == "error" for host in hosts if host)
     return CollectiveVerdict(tuple(worst_first(finding for finding, _ in judged)), tuple(exclude))
 

@@ -15,7 +15,8 @@ from dsrun.findings.texts import text_of
 from dsrun.runs.folder import RANK_LOG
 
 NONE = "none"
-_FLAG = re.compile(r"--[a-z-]+")
+# But not one of another program: docker run --shm-size=8g, sbatch --mem.
+_FLAG = re.compile(r"(?:docker run|sbatch|srun) --\S+|(--[a-z][a-z0-9-]*)")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +134,7 @@ def _fix(why: Diagnosis, *, own: bool) -> str:
     other = why.cause.other_fix if why.fix == why.cause.fix else ""
     if own or not other:
         return why.fix
-    flags = ", ".join(_FLAG.findall(why.fix))
+    flags = ", ".join(filter(None, _FLAG.findall(why.fix)))
     return text_of("verdict.with_flags", advice=other, flags=flags) if flags else other
 
 

@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any, Literal, NamedTuple, Self
 
 from dsrun.datafiles import data_folder, read_toml
-from dsrun.errors import UsageError
+from dsrun.errors import UsageError, nearest_names
 from dsrun.hardware.instances import instance
 from dsrun.hardware.site import FILE, site_words
 
@@ -220,11 +220,10 @@ def memory_sizes(model: GpuModel) -> tuple[int, ...]:
 
 def near_names(name: str, count: int = 3) -> list[str]:
     """At most `count` names of the table that `name` resembles, the nearest first."""
-    from difflib import get_close_matches
-
-    wanted = take_apart(name)
     models = {known.model: row.name for row, known in reversed(_parsed_table())}
-    return [models[model] for model in get_close_matches(wanted.model, models, n=count, cutoff=0.7)]
+    wanted = take_apart(name).model
+    begun = [model for model in models if len(model) > 2 and wanted.startswith(model)]  # h100smx
+    return [models[model] for model in nearest_names(wanted, models, count) or begun[-1:]]
 
 
 def peak_bf16_tflops(name: str) -> float | None:

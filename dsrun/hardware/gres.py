@@ -20,6 +20,13 @@ _REMARK = re.compile(r"\([^()]*\)")  # (S:0-1), (IDX:0,2), (null)
 _COMMA = re.compile(r",(?![^()]*\))")
 
 
+# 8xa100, a100x8, a100*8: people and clouds write GPUs so, SLURM does not.
+_TIMES = (
+    re.compile(r"(?P<count>\d{1,4})\s*[x×*]\s*(?P<name>\S.*)", re.IGNORECASE),
+    re.compile(r"(?P<name>\S.*?)\s*[x×*]\s*(?P<count>\d{1,4})", re.IGNORECASE),
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class GpuGres:
     """GPUs of one type as SLURM counts them: `type` as its administrator called it, None where it has none.
@@ -65,6 +72,23 @@ def parse_gres(text: str) -> tuple[GpuGres, ...]:
     return tuple(found)
 
 
+def written_gpus(text: str) -> str:
+    """GPUs as dsrun writes them (a100:8) from gpu:a100:8, 8xa100, a100x8 or a100*8; any other text as it is."""
+    bare = re.sub(r"^(gres[/:])?gpu:(?=.*[a-z])", "", text.strip(), flags=re.IGNORECASE)
+    for form in _TIMES:
+        match = form.fullmatch(bare)
+        # An RTX4090 is no 4090 GPUs called RT, but a site has GPUs of other names.
+        if match and not _is_gpu(bare) and ("*" in bare or _is_gpu(match["name"])):
+            return f"{match['name']}:{match['count']}"
+    return bare
+
+
+def _is_gpu(name: str) -> bool:
+    from dsrun.hardware.gpu_facts import lookup, meanings  # the table of all GPUs, which a mere number does without
+
+    return bool(meanings(name) or lookup(name))
+
+
 def _check_amount(match: re.Match[str], piece: str) -> None:
     """A line like "Gres=gpu:a100:4" is not a list, and must not pass for one without GPUs."""
     if match["total"] and not _AMOUNT.fullmatch(match["total"]):
@@ -83,7 +107,7 @@ def _gpus(match: re.Match[str], piece: str) -> GpuGres:
 
 
 def _capability(kind: str) -> tuple[int, int] | None:
-    from dsrun.hardware.gpu_facts import lookup  # the table of all GPUs, which a mere number does without
+    from dsrun.hardware.gpu_facts import lookup  # as above
 
     model = lookup(kind)
     return model.capability if model else None

@@ -17,7 +17,7 @@ from dsrun.system.host import ROOT, hostname
 # Long enough for imports from a slow file system, beside those of all other nodes.
 _ANSWER_S = 300
 _FIX = (
-    "`dsrun doctor` there shows why; for a program that needs no GPU render with --gpus-per-node 0, "
+    "`dsrun doctor` there shows why; for a program that needs no GPU render the job with --gpus-per-node 0, "
     f"or --env {variables.GPUS}=0"
 )
 

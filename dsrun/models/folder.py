@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsrun.errors import MissingError, UsageError
-from dsrun.system.files import parse_json
+from dsrun.system.files import as_in_wsl, parse_json
 
 if TYPE_CHECKING:
     from dsrun.models.headers import StoredWeights
@@ -65,7 +65,8 @@ def find(name: str, environ: Mapping[str, str] = os.environ) -> FoundModel:
     if snapshot is None:
         if not HUB_NAME.fullmatch(name):
             raise MissingError(
-                f"model {name!r}: there is no such folder or file", fix="give a folder that contains a config.json"
+                f"model {name!r}: there is no such folder or file",
+                fix=as_in_wsl(name) or "give a folder that contains a config.json",
             )
         raise MissingError(
             f"model {name!r} is not on this machine: only a local folder or a Hub model already in the cache can be"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from dsrun.errors import UsageError, nearest
+from dsrun.errors import UsageError, did_you_mean
 from dsrun.monitoring.run_status import RunStatus
 from dsrun.runs.reader import DEFAULT, RunHistory, metric_keys
 from dsrun.runs.records import LedgerRecord, finite
@@ -137,11 +137,8 @@ def curves(histories: Sequence[RunHistory], metric: str) -> dict[str, list[tuple
     if not any(found.values()):
         records = [record for history in histories for record in (*history.steps[-20:], *history.evaluations[-20:])]
         known = sorted({str(key) for each in records for key in each if finite(each[key]) is not None} - {"step"})
-        near = nearest(metric, known)
-        hint = (
-            f"did you mean {near}?" if near else f"there are {', '.join(known)}" if known else "nothing was logged yet"
-        )
-        raise UsageError(f"--metric: none of the runs has logged {metric}", fix=hint)
+        fix = did_you_mean(metric, known, f"there are {', '.join(known)}" if known else "nothing was logged yet")
+        raise UsageError(f"--metric: none of the runs has logged {metric}", fix=fix)
     return found
 
 

@@ -150,7 +150,8 @@ def check_choice(text: str, choices: tuple[str, ...]) -> None:
         return
     if len(choices) <= MANY_CHOICES:
         raise RejectedValue(f"{text!r} is not one of {', '.join(choices)}")
-    hint = nearest(text, choices)
+    # adamw: adamw_torch, and its kin in the order of Transformers.
+    hint = nearest(text, choices) or next((each for each in choices if each.startswith(f"{text}_")), None)
     raise RejectedValue(f"{text!r} is not known" + (f"; did you mean {hint}?" if hint else f": {', '.join(choices)}"))
 
 

@@ -148,7 +148,7 @@ def unknown_flags(names: Sequence[str]) -> UsageError:
     of_others = next(filter(None, (answer(name, normalise(name)) for name in names)), None)
     if of_others:
         return of_others
-    near = {name: nearest(normalise(name), vocabulary()) for name in names}
+    near = {name: nearest(normalise(name).removeprefix("no_"), vocabulary()) for name in names}
     hints = {name: shown_like(name, match) for name, match in near.items() if match}
     if len(near) == 1:
         hint = next(iter(hints.values()), None)

@@ -275,6 +275,6 @@ def validate(recipe: Recipe) -> tuple[str, ...]:
             if check.when(recipe, flag):
                 text = (check.notice or check.message).format_map(_Fields(recipe, flag))
                 if not check.notice:
-                    raise UsageError(text, fix=check.fix)
+                    raise UsageError(text, fix=(check.fix or "").format_map(_Fields(recipe, flag)))
                 notices.append(text)
     return tuple(notices)

@@ -19,7 +19,7 @@ from dsrun.recipe.compat.removed import vocabulary
 from dsrun.recipe.flags import RecipeFlag, normalise
 from dsrun.recipe.mixture import NAME, TEMPERATURE, check_sets, check_value, set_keys
 from dsrun.recipe.parsed_value import YAML_FLOAT, ParsedValue, from_data, from_words
-from dsrun.system.yaml_nodes import refuse_endless
+from dsrun.system.yaml_nodes import not_yaml, refuse_endless, yaml_text
 
 NULL_TAG = "tag:yaml.org,2002:null"
 OF_RENDERERS = ("slurm", "k8s")
@@ -87,13 +87,7 @@ def _plain_scalars(node: yaml.Node, where: str) -> list[str]:
 @contextmanager
 def _opened(path: Path, shown: str) -> Iterator[tuple[_Loader, yaml.Node | None]]:
     """The file's root node, and its loader; what is wrong with its YAML becomes a UsageError."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{shown}: cannot be read: {error.strerror}", fix="give a YAML file") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"{shown}: not a text file", fix="give a YAML file") from None
-    with _composed(text, shown) as found:
+    with _composed(yaml_text(path, shown), shown) as found:
         yield found
 
 
@@ -101,8 +95,9 @@ def _opened(path: Path, shown: str) -> Iterator[tuple[_Loader, yaml.Node | None]
 def _composed(text: str, shown: str) -> Iterator[tuple[_Loader, yaml.Node | None]]:
     try:
         loader = _Loader(text)
-    except yaml.reader.ReaderError:
-        raise UsageError(f"{shown}: not a text file", fix="give a YAML file") from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise UsageError(f"{shown}:{line}: not a text file", fix="give a YAML file in UTF-8") from None
     try:
         root = loader.get_single_node()
         refuse_endless(root, shown)
@@ -110,9 +105,7 @@ def _composed(text: str, shown: str) -> Iterator[tuple[_Loader, yaml.Node | None
     except RecursionError:
         raise UsageError(f"{shown}: nested too deeply", fix="give a YAML file") from None
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-        raise UsageError(f"{shown}{place}: not YAML: {error.problem}") from None
+        raise not_yaml(error, text, shown) from None
     finally:
         loader.dispose()
 
@@ -131,7 +124,9 @@ def _from_root(loader: _Loader, root: yaml.Node | None, shown: str) -> Iterable[
             mix = _mixture(loader, node, shown)
             yield ParsedValue(name="mix", value=mix, spelling="data", source=source, where=f"{source}: data")
             continue
-        for name, value in _pairs(node, shown, f"{section}:"):
+        in_short = section == "zero" and isinstance(node, yaml.ScalarNode)  # zero: 3
+        stage = [(yaml.ScalarNode(node.tag, "stage", key.start_mark), node)]
+        for name, value in stage if in_short else _pairs(node, shown, f"{section}:"):
             given = _from_pair(loader, name, value, section, shown)
             if given is not None:
                 yield given
@@ -144,7 +139,8 @@ def _line(node: yaml.Node) -> int:
 def _pairs(node: yaml.Node, shown: str, what: str) -> list[tuple[yaml.ScalarNode, yaml.Node]]:
     """The keys and values of a mapping, refused when it is none or a key is doubled."""
     if not isinstance(node, yaml.MappingNode):
-        raise UsageError(f"{shown}:{_line(node)}: {what} does not hold `key: value` lines")
+        fix = "write KEY: VALUE, one a line, below it"
+        raise UsageError(f"{shown}:{_line(node)}: {what} does not hold `key: value` lines", fix=fix)
     first: dict[str, int] = {}
     for key, _ in node.value:
         if not isinstance(key, yaml.ScalarNode):

@@ -36,7 +36,11 @@ def refuse_without_run(path: Path) -> None:
     """Raise UsageError unless a run has at least begun to start in `path`."""
     if not is_run(path):
         what = "contains no run" if path.is_dir() else "is not a folder" if path.exists() else "does not exist"
-        raise UsageError(f"{path} {what}", fix="give the --output of a dsrun train or launch")
+        below = " ".join(map(str, runs_below(path)[:3]))
+        fix = "give the --output of a dsrun train or launch"
+        if "*" in path.name:
+            fix = "leave out the quotes: the shell fills in *"
+        raise UsageError(f"{path} {what}", fix=f"name a run in it: {below}" if below else fix)
 
 
 def runs_below(folder: Path) -> list[Path]:

@@ -150,6 +150,8 @@ def refuse_unfit(path: Path, *, force: bool = False) -> None:
     base = nearest_existing(path)
     if not base.is_dir():
         raise UsageError(f"output {path} lies below the file {base}", fix="give a folder as --output")
+    if (root := base.resolve().parts[1:2]) and root[0] in ("proc", "sys"):  # whose folders root may write to, it seems
+        raise _cannot_write(path, f"/{root[0]} is the kernel's, not a disk")
     # On another disk, as a link, or left by another user.
     inside = [folder for folder in (base, RunFolder(path).logs) if folder.is_dir()]
     if unfit := next((folder for folder in inside if not os.access(folder, os.W_OK | os.X_OK)), None):

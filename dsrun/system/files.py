@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import stat
 import sys
 from collections.abc import Iterator
@@ -89,6 +90,14 @@ def is_there(path: Path) -> bool:
         return path.exists()
     except OSError:
         return False
+
+
+def as_in_wsl(name: str) -> str | None:
+    """What to write for a path of Windows; None for any other name."""
+    match = re.match(r"([A-Za-z]):[\\/](.*)", name)
+    if match:
+        return f"it is a path of Windows; under WSL write /mnt/{match[1].lower()}/" + match[2].replace("\\", "/")
+    return f"write it with /: {name.replace(chr(92), '/')}" if "\\" in name else None
 
 
 def nearest_existing(path: Path) -> Path:

@@ -1,13 +1,12 @@
 """Which DeepSpeed is built: a released version, a file, a folder or a commit; and fetching it into a folder."""
 
-import difflib
 import re
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from dsrun.errors import UsageError
+from dsrun.errors import UsageError, nearest
 from dsrun.system.files import sha256_of
 from dsrun.wheel.checkout import check_links, check_out, copy_tree, parse_remote, remote_commit, tree_digest, tree_files
 from dsrun.wheel.sdist import fetch_sdist, read_lock, read_version, release_version, unpack
@@ -103,8 +102,8 @@ def _hash_of(version: str, given: str | None) -> str:
         raise UsageError(f"the lock's SHA-256 of DeepSpeed {version} is {locked}, not {given.lower()}")
     if locked or given:
         return locked or str(given).lower()
-    near = difflib.get_close_matches(version, read_lock().sdists, n=1)
-    hint = f"did you mean {near[0]}? " if near else ""
+    near = nearest(version, read_lock().sdists)
+    hint = f"did you mean {near}? " if near else ""
     raise UsageError(
         f"the lock of dsrun has no hash for DeepSpeed {version} (it has {_versions()})",
         fix=f"{hint}name the hash you trust: --deepspeed '{version}#sha256=HEX', or give the file",

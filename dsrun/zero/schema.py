@@ -11,10 +11,9 @@ import operator
 import pathlib
 import re
 from collections.abc import Callable, Mapping
-from functools import cache, partial
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
-from dsrun import errors, messages
 from dsrun.datafiles import toml_beside
 from dsrun.findings.texts import text_of
 from dsrun.messages import Message, joined
@@ -22,10 +21,6 @@ from dsrun.messages import Message, joined
 SchemaEntry = dict[str, Any]
 Path = tuple[str | int, ...]
 """A key of the JSON and the blocks that it is in."""
-
-# DeepSpeed's keys are long and resemble one another.
-nearest = partial(errors.nearest, cutoff=0.75)
-suggestion = partial(messages.suggestion, cutoff=0.75)
 
 
 class SchemaBlock(NamedTuple):

@@ -320,3 +320,14 @@ def test_init_slurm_answers_are_checked_on_the_cluster(refused, cluster, args, m
 def test_init_slurm_options_without_a_cluster(made):
     content = made("--model", "demo-t5", "--slurm", "--nodes", "2", "--gpus-per-node", "8")
     assert content["slurm"] == {"gpus_per_node": 8, "nodes": 2, "time": "0:30:00"}
+
+
+def test_init_demo_takes_the_data_that_is_here(made, here):
+    """What suits it: a chat is not for a T5."""
+    (here / "a.jsonl").write_text(json.dumps({"messages": [{"role": "user", "content": "a"}]}) + "\n")
+    (here / "train.jsonl").write_text('{"source": "a", "target": "b"}\n')
+    assert made("--yes")["train"]["train_file"] == "train.jsonl"
+
+
+def test_init_unfit_output_is_refused_first(refused):
+    assert "/proc/x" in refused("--model", "no/such", "--output", "/proc/x")

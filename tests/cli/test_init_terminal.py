@@ -228,3 +228,21 @@ def test_terminal_slurm_session(interview, written, programs, dsrun):
     assert len(re.findall("^error: ", found.text, re.MULTILINE)) == 5
     assert written()["slurm"] == {"partition": "debug", "gpus_per_node": 4, "nodes": 1, "time": "0:20:00"}
     assert dsrun("render-slurm", "--config", "run.yaml").returncode == 0
+
+
+def test_terminal_number_of_no_choice_is_asked_again(interview, written, here):
+    """It is not taken for a name on the Hub; the rank of adapters may be any number."""
+    found = interview(["7", "demo-t5", ""])
+    assert (found.code, found.asked) == (0, ["model", "model", "output"])
+    assert "there is no choice 7" in found.text
+    assert written()["train"]["model"] == "demo-t5"
+
+
+def test_terminal_conversations_for_a_seq2seq_model_are_refused(interview, written, here):
+    """The question comes again, with what to do."""
+    chat = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    (here / "chats.jsonl").write_text(json.dumps(chat) + "\n")
+    found = interview(["demo-t5", "chats.jsonl", "demo", ""])
+    assert (found.code, found.asked) == (0, ["model", "train file", "train file", "output"])
+    assert "--model demo-llama" in found.text
+    assert "train_file" not in written()["train"]

@@ -82,6 +82,7 @@ def chosen(checks: Sequence[DoctorCheck], only: Sequence[str], skip: Sequence[st
     Raises UsageError for a beginning that no check has.
     """
     codes = [each.code for each in checks]
+    only, skip = ([name for each in given for name in each.split(",")] for given in (only, skip))
     for flag, names in (("--only", only), ("--skip", skip)):
         for name in names:
             if not name or not any(code.startswith(name) for code in codes):

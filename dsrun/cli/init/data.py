@@ -9,6 +9,7 @@ from typing import Any
 from dsrun.cli.init.found import SHOWN, DataFile, data_files, read_sample, row_count
 from dsrun.cli.init.interview import InitAnswer, InitInterview, InitQuestion
 from dsrun.cli.init.model import InitModel
+from dsrun.demo.models import DEMO_LLAMA
 from dsrun.errors import UsageError, did_you_mean, nearest
 from dsrun.models.folder import HUB_NAME
 from dsrun.recipe.preflight.files import CHAT_TEMPLATES, check_files, is_path
@@ -79,7 +80,8 @@ def _training_data(
     if given["train_file"] and given["dataset"]:
         raise UsageError("--train-file and --dataset exclude each other", fix="give one of them")
     if given["train_file"]:
-        return InitAnswer(_of_files(list(given["train_file"]), spec), "as --train-file says")
+        data = _of_files(list(given["train_file"]), spec)
+        return InitAnswer(_refuse_chats(data, model), "as --train-file says")
     if given["dataset"]:
         return InitAnswer(_of_dataset(given["dataset"], spec), "as --dataset says")
     if model.is_demo and not offered:
@@ -87,16 +89,28 @@ def _training_data(
     demo = (DEMO, "its own data" if model.is_demo else "built-in data, to try the model")
     choices = [(str(each.path), each.description(model.task)) for each in offered]
     choices = [demo, *choices] if model.is_demo else [*choices, demo]
+    fit = [each for each in offered if each.layout(model.task)] or ([] if model.is_demo else offered)
     question = InitQuestion(
         flag="--train-file",
         text="Which data to train on? A file (json, jsonl, csv, parquet, txt), a folder, or a dataset of the Hub.",
-        check=lambda text: _named(text, spec, model),
+        check=lambda text: _refuse_chats(_named(text, spec, model), model),
         choices=choices,
-        default=DEMO if model.is_demo else str(offered[0].path) if offered else None,
-        why="the demo's own data" if model.is_demo else "found in this folder",
+        default=str(fit[0].path) if fit else DEMO if model.is_demo else None,
+        why="found in this folder" if fit else "the demo's own data",
         needed="a data file; or --dataset NAME for one of the Hub",
     )
     return interview.answer(question, None)
+
+
+def _refuse_chats(data: InitData, model: InitModel) -> InitData:
+    """The data; UsageError, with what to do, for conversations that a seq2seq model is to learn."""
+    file = DataFile(path=Path(), row=data.row, size=0)
+    if data.row and model.task == "seq2seq" and file.layout("seq2seq") is None:
+        found = file.layout("causal-lm")
+        if found and found.is_chat:
+            wrong = f"{(*data.train_file, data.dataset)[0]} holds conversations, and {model.name} is a seq2seq model"
+            raise UsageError(wrong, fix=f"a causal LM learns them: --model {DEMO_LLAMA}, or Qwen/Qwen3-0.6B")
+    return data
 
 
 def _named(text: str, spec: TrainSpec, model: InitModel) -> InitData:
@@ -130,7 +144,7 @@ def _of_dataset(name: str, spec: TrainSpec) -> InitData:
         check_files(replace(spec, dataset=name))
         path = Path(name).expanduser()
         return InitData(source="", dataset=name, row=read_sample(path) if path.is_file() else {})
-    near = nearest(name, [entry.name for entry in Path.cwd().iterdir()], cutoff=0.75)
+    near = nearest(name, [entry.name for entry in Path.cwd().iterdir()])
     if near or not HUB_NAME.fullmatch(name):
         fix = f"did you mean {near}?" if near else "a name on the Hub is owner/name"
         raise UsageError(f"there is no data called {name}", fix=fix)

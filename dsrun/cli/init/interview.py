@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import TextIOWrapper
+from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
 import click
@@ -34,7 +35,7 @@ class InitQuestion(Generic[T]):
     `check` makes the value of a text, and raises UsageError or MissingError for an answer that cannot be. `choices` are
     (answer, description) pairs that are offered by number; others are taken, too. `default` is None where nothing can
     be proposed: then `needed` says what to give. `why` says where the default came from. `named`: without a terminal
-    the default counts with --yes only.
+    the default counts with --yes only. `counts`: a number that is not one of a choice may be the answer.
     """
 
     flag: str
@@ -45,6 +46,7 @@ class InitQuestion(Generic[T]):
     why: str = "default"
     needed: str = "give it"
     named: bool = False
+    counts: bool = False
 
     @property
     def name(self) -> str:
@@ -90,7 +92,7 @@ class InitInterview:
                 print_error(f"an answer is needed ({question.needed})")
                 continue
             try:
-                value = _checked(question, text)
+                value = _checked(question, _offered(question, text))
             except (UsageError, MissingError) as error:
                 print_error(str(error))
                 continue
@@ -111,6 +113,14 @@ def _meant(question: InitQuestion[T], typed: str) -> str | None:
     if typed.isascii() and typed.isdecimal() and 1 <= int(typed[:9]) <= len(question.choices):
         return question.choices[int(typed) - 1][0]
     return typed
+
+
+def _offered(question: InitQuestion[T], text: str) -> str:
+    """The answer, but for the number of a choice that there is not: a name on the Hub could be 7."""
+    is_name = question.counts or text in [answer for answer, _ in question.choices] or Path(text).exists()
+    if question.choices and text.lstrip("-").isdecimal() and not is_name:
+        raise UsageError(f"there is no choice {text}", fix=f"1 to {len(question.choices)}, or the answer itself")
+    return text
 
 
 def _print_question(question: InitQuestion[T]) -> None:

@@ -10,6 +10,7 @@ from dsrun.cli.init.interview import InitAnswer, InitInterview, InitQuestion
 from dsrun.errors import UsageError
 from dsrun.findings.finding import Finding, errors_in, has_errors
 from dsrun.findings.show import shown
+from dsrun.hardware.gres import written_gpus
 from dsrun.options import OptionValue
 from dsrun.slurm.cluster.cluster_facts import NO_LIMIT, ClusterFacts, Partition
 from dsrun.slurm.job_check import check
@@ -125,7 +126,7 @@ def _partition_question(facts: ClusterFacts | None, default: str | None) -> Init
         choices.append((each.name, f"{len(nodes)} node{'s' * (len(nodes) != 1)}, {shown}, {limit}"))
     is_default = facts is not None and default is not None and (found := facts.partition(default)) and found.default
     return InitQuestion(
-        flag="--partition", text="Which partition?", check=str, choices=choices, default=default,
+        flag="--partition", text="Which partition?", check=str, counts=True, choices=choices, default=default,
         why="the cluster's default" if is_default else "the first with GPUs that takes your jobs",
         needed="the name of a partition: `dsrun cluster` lists them",
     )  # fmt: skip
@@ -136,7 +137,7 @@ def _account_question(facts: ClusterFacts | None) -> InitQuestion[str]:
     mine = list(dict.fromkeys(each.account for each in known.associations)) if known else []
     return InitQuestion(
         flag=ACCOUNT, text="Which account pays? The partition does not take your default one.", check=str,
-        choices=[(name, "") for name in mine], needed="one of your accounts",
+        counts=True, choices=[(name, "") for name in mine], needed="one of your accounts",
     )  # fmt: skip
 
 
@@ -159,15 +160,15 @@ def _gpus_question(facts: ClusterFacts | None, partition: Partition | None) -> I
     default = next(iter(kinds)) if several else str(usual or 0) if facts else None
     return InitQuestion(
         flag="--gpus-per-node", text="How many GPUs of each node? 0 trains on CPUs.",
-        check=_check_gpus, choices=list(kinds.items()) if several else (), default=default,
+        check=_check_gpus, counts=True, choices=list(kinds.items()) if several else (), default=default,
         why="as its nodes have" if usual else "the partition has no GPUs", needed="a number, or TYPE:N",
     )  # fmt: skip
 
 
 def _check_gpus(text: str) -> str:
-    if parse_gpus(text) is None:
+    if parse_gpus(written_gpus(text)) is None:
         raise UsageError(f"--gpus-per-node {text} is not a number of GPUs", fix="4, or a100:4")
-    return text
+    return written_gpus(text)
 
 
 def _time_question(partition: Partition | None, *, is_demo: bool) -> InitQuestion[str]:

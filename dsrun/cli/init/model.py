@@ -13,8 +13,8 @@ from dsrun.demo.models import DEMO_LLAMA, DEMO_T5, TASKS, model_config
 from dsrun.errors import DsrunError, MissingError, UsageError, nearest
 from dsrun.hub.unreachable import other_sources
 from dsrun.models.families import SEQ2SEQ, model_type_of
-from dsrun.models.folder import HUB_NAME, find, has_weights
-from dsrun.recipe.preflight.files import check_files, is_path
+from dsrun.models.folder import find, has_weights
+from dsrun.recipe.preflight.files import check_files, is_path, refuse_no_name
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.system.terminal.stderr import print_note
 from dsrun.zero.memory.model.architecture import ModelShapes
@@ -103,11 +103,10 @@ def _check(name: str, *, from_scratch: bool) -> tuple[str, dict[str, Any] | None
 
 
 def _of_the_hub(name: str) -> dict[str, Any] | None:
-    near = nearest(name, [*TASKS, *(entry.name for entry in Path.cwd().iterdir() if entry.is_dir())], cutoff=0.8)
+    near = nearest(name, [*TASKS, *(entry.name for entry in Path.cwd().iterdir() if entry.is_dir())])
     if near:
         raise UsageError(f"--model {name} does not exist", fix=f"did you mean {near}?")
-    if not HUB_NAME.fullmatch(name):
-        raise UsageError(f"--model {name} is neither a folder nor a name on the Hub", fix="a name there is owner/name")
+    refuse_no_name(name)
     try:
         return find(name).config
     except MissingError:

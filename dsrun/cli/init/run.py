@@ -63,6 +63,8 @@ def _refuse_file(path: Path, *, force: bool) -> None:
 
 
 def _ask(interview: InitInterview, given: dict[str, Any]) -> RunYamlAnswers:
+    if given["output"]:
+        refuse_unfit(Path(given["output"]).expanduser())
     model = ask_model(interview, given)
     data = ask_data(interview, given, model)
     task = ask_task(interview, given, model, data)

@@ -178,6 +178,7 @@ def _ask_lora(interview: InitInterview, given: dict[str, Any], planner: _Planner
         flag="--lora",
         text="Train all weights, or LoRA adapters? Adapters need far less memory.",
         check=lambda text: _check_rank(text, planner),
+        counts=True,
         choices=((FULL, f"all weights{full.offer}"), (str(ADVISED_RANK), f"LoRA of this rank{small.offer}")),
         default=default,
         why=why,

@@ -41,7 +41,14 @@ def _workers(_ctx: click.Context, _param: click.Parameter, value: str) -> int | 
     raise click.BadParameter(f"{shortened(value)!r} is neither auto nor a number of workers")
 
 
+def _refuse_env(_ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        fix = "the program has your environment: NAME=VALUE dsrun launch …"
+        raise UsageError("--env is an option of render-slurm and render-k8s", fix=fix)
+
+
 @click.command(cls=Command, name="launch", context_settings={"allow_interspersed_args": False})
+@click.option("--env", hidden=True, expose_value=False, callback=_refuse_env)
 @click.option("--nodes", type=click.IntRange(min=1), help="number of machines, if each is started by hand")
 @click.option("--node-rank", type=int, metavar="K", help="number of this machine, from 0")
 @click.option("--master-addr", metavar="HOST", help="name or address of node 0")

@@ -8,7 +8,7 @@ import click
 
 from dsrun.cli.options import Command, format_option
 from dsrun.cli.output import print_json, print_table
-from dsrun.errors import UsageError, nearest
+from dsrun.errors import UsageError, did_you_mean
 from dsrun.monitoring.overview import SORTS, RunRow, runs_of, sort_rows
 from dsrun.monitoring.run_status import RunState, status_json
 from dsrun.system.terminal.display import duration, figure, size_text
@@ -57,11 +57,8 @@ def _states(state: str | None) -> set[str]:
     named = [each.strip().lower() for each in state.split(",") if each.strip()]
     for each in named:
         if each not in known:
-            near = nearest(each, known)
-            raise UsageError(
-                f"--state: {each!r} is not a state of a run",
-                fix=f"did you mean {near}?" if near else f"states: {', '.join(known)}",
-            )
+            fix = did_you_mean(each, known, f"states: {', '.join(known)}")
+            raise UsageError(f"--state: {each!r} is not a state of a run", fix=fix)
     return set(named)
 
 

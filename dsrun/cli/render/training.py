@@ -68,4 +68,12 @@ def check_training(recipe: Recipe, world_size: int, *, files: bool, packages: bo
         recipe = with_deepspeed_checked(recipe, world_size)
     if packages:
         check_packages(recipe)
-    batch_of(recipe, world_size)
+    try:
+        batch_of(recipe, world_size)
+    except UsageError as error:
+        # The render command has no such flag.
+        place = recipe.sources.get("global_batch_size", DEFAULT)
+        fix = str(error.fix).replace("--global-batch-size ", "global_batch_size: ") + f" in {place}"
+        if place in (COMMAND_LINE, DEFAULT):
+            fix = f"{error.fix}, after -- train"
+        raise UsageError(error.message, fix=fix) from None

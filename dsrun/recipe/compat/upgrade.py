@@ -12,6 +12,7 @@ from dsrun.recipe.compat.removed import SAME, removed_flags, translate
 from dsrun.recipe.flags import normalise
 from dsrun.recipe.parsed_value import ParsedValue
 from dsrun.recipe.runfile import read_run_file
+from dsrun.system.yaml_nodes import yaml_text
 
 SECTION = "train"
 
@@ -40,7 +41,7 @@ def upgrade_run_file(path: Path, shown: str) -> UpgradedRun:
     Raises UsageError for a file that `dsrun train --config` would not read either.
     """
     given = {each.source: each for each in read_run_file(path, shown)}
-    text = path.read_bytes().decode("utf-8")  # read_text would change the ends of lines
+    text = yaml_text(path, shown)
     present = {each.name for each in given.values()}
     edits, changes, left = [], [], []
     for key, value in _section(text, shown):

@@ -9,7 +9,7 @@ from dsrun.recipe.mixture import naming, specs_of
 from dsrun.recipe.preflight.data_files import FORMATS, check_data_file, suffix_of
 from dsrun.recipe.recipe import Recipe, has_data
 from dsrun.recipe.recipe_spec import TrainSpec
-from dsrun.system.files import is_there, nearest_existing
+from dsrun.system.files import as_in_wsl, is_there, nearest_existing
 
 CHAT_TEMPLATES: Final = ("chatml",)
 """The chat templates that dsrun has itself."""
@@ -113,7 +113,10 @@ def is_path(name: str) -> bool:
 def _check_model(spec: TrainSpec) -> None:
     """Raise UsageError for a local model that cannot be trained."""
     name = spec.model
-    if not name or name in DEMO_MODELS or not is_path(name):
+    if not name or name in DEMO_MODELS:
+        return
+    if not is_path(name):
+        refuse_no_name(name)
         return
     path = Path(name).expanduser()
     if not is_there(path):
@@ -121,6 +124,15 @@ def _check_model(spec: TrainSpec) -> None:
     from dsrun.recipe.preflight.model_folder import check_model_folder  # many models are of the Hub
 
     check_model_folder(path, spec)
+
+
+def refuse_no_name(name: str) -> None:
+    """Raise UsageError for a model that is no folder and can have no such name on the Hub."""
+    from dsrun.models.folder import HUB_NAME  # most names are of the Hub, or a demo
+
+    if not HUB_NAME.fullmatch(name):
+        fix = as_in_wsl(name) or "a name there is owner/name"
+        raise UsageError(f"--model {name} is neither a folder nor a name on the Hub", fix=fix)
 
 
 def _check_named_file(path: Path, what: str) -> None:
@@ -161,6 +173,8 @@ def _check_nvme(name: str) -> None:
 
 def _near(path: Path) -> str | None:
     """Did you mean a neighbour?"""
+    if of_windows := as_in_wsl(str(path)):
+        return of_windows
     if not path.parent.is_dir():
         return f"there is no folder {path.parent}"
     close = nearest(path.name, [entry.name for entry in path.parent.iterdir()])

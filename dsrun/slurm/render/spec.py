@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import chain
 
 from dsrun.datafiles import toml_beside
@@ -190,5 +191,9 @@ def make_spec(*places: Iterable[OptionValue]) -> SlurmSpec:
     Raises UsageError for a value that its option does not take, and for options that contradict each other.
     """
     spec, where = filled(SlurmSpec, places)
+    if spec.gpus_per_node is not None:
+        from dsrun.hardware.gres import written_gpus
+
+        spec = replace(spec, gpus_per_node=written_gpus(spec.gpus_per_node))
     _check(spec, where)
     return spec

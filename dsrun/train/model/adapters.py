@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
-from dsrun.errors import UsageError, nearest
+from dsrun.errors import UsageError, did_you_mean
 from dsrun.hub.modelscope_cache import local_name
 from dsrun.recipe.preflight.files import is_path
 from dsrun.recipe.recipe_spec import TrainSpec
@@ -144,11 +144,8 @@ def freeze(model: Any, patterns: list[str]) -> int:
         matches = [name for name in named if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")]
         if not matches:
             modules = sorted({name.rpartition(".")[0] for name in named})
-            close = nearest(pattern, modules)
-            raise UsageError(
-                f"--freeze {pattern}: no parameter of this model has such a name",
-                fix=f"did you mean {close}?" if close else f"its modules are {', '.join(modules[:8])} …",
-            )
+            fix = did_you_mean(pattern, modules, f"its modules are {', '.join(modules[:8])} …")
+            raise UsageError(f"--freeze {pattern}: no parameter of this model has such a name", fix=fix)
         for name in matches:
             if named[name].requires_grad:
                 frozen += getattr(named[name], "ds_numel", None) or named[name].numel()

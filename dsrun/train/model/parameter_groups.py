@@ -7,7 +7,7 @@ from typing import Any, Self
 from torch import nn
 from transformers import Trainer
 
-from dsrun.errors import UsageError, nearest
+from dsrun.errors import UsageError, did_you_mean
 from dsrun.recipe.parsed_value import pattern_and_rate
 from dsrun.recipe.recipe_spec import TrainSpec
 
@@ -105,11 +105,8 @@ class LearningRates:
         for pattern, _ in self.named:
             if not any(_matches(name, pattern) for name in trained):
                 modules = sorted({name.removeprefix(_PEFT).rpartition(".")[0] for name in trained})
-                close = nearest(pattern, modules)
-                raise UsageError(
-                    f"--lr-for {pattern}: no trained parameter of this model has such a name",
-                    fix=f"did you mean {close}?" if close else f"modules that are trained: {', '.join(modules[:8])} …",
-                )
+                fix = did_you_mean(pattern, modules, f"modules that are trained: {', '.join(modules[:8])} …")
+                raise UsageError(f"--lr-for {pattern}: no trained parameter of this model has such a name", fix=fix)
 
 
 def _matches(name: str, pattern: str) -> bool:

@@ -3,12 +3,11 @@
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
 from dsrun.datafiles import data_folder, read_toml
-from dsrun.errors import UsageError
+from dsrun.errors import UsageError, nearest_names
 from dsrun.hardware.gpu_facts import gpu_table, lookup, meanings, near_names
 
 ComputeCapability = tuple[int, int]
@@ -220,5 +219,5 @@ def _meant(name: str) -> str:
     digits = _DIGITS.fullmatch(name)
     if digits and (int(digits[1]), int(digits[2])) in known_capabilities():
         return f"did you mean {digits[1]}.{digits[2]}?"
-    near = get_close_matches(name.lower(), generations(), n=1, cutoff=0.75) or near_names(name)
+    near = nearest_names(name, generations(), 1) or near_names(name)
     return f"did you mean {' or '.join(near)}?" if near else f"give GPU names or capabilities, {EXAMPLE}"

@@ -126,7 +126,7 @@ def resolve_level(cxx: CxxCompiler, name: str) -> CpuLevel:
             return CpuLevel(name=name, flag=flag, define=_define(macros))
     raise UsageError(
         f"{cxx} does not know the processor {name!r}",
-        fix=did_you_mean(name, _known_names(cxx), "--cpu x86-64-v3, or another name that its -march takes", cutoff=0.5),
+        fix=did_you_mean(name, _known_names(cxx), "--cpu x86-64-v3, or another name that its -march takes"),
     )
 
 

@@ -11,14 +11,14 @@ from dataclasses import replace
 from typing import Any
 
 from dsrun.datafiles import toml_beside
-from dsrun.errors import UsageError
+from dsrun.errors import UsageError, nearest
 from dsrun.findings.finding import Finding
 from dsrun.zero.generate import training_blocks
 from dsrun.zero.generate.blocks import ConfigContext, FlatConfig, HardwareFacts, ReasonedValue, precision, zero
 from dsrun.zero.generate.flag_rules import check_flags
 from dsrun.zero.generate.spec import ZeroSpec, as_typed, from_offload, given
 from dsrun.zero.lint.config_check import check as lint
-from dsrun.zero.schema import SchemaEntry, blocks, coerce, expected, homes, nearest, outside, removed
+from dsrun.zero.schema import SchemaEntry, blocks, coerce, expected, homes, outside, removed
 from dsrun.zero.view import AUTO
 
 REFUSED = frozenset({"bf16_needs_ampere", "conflict", "needs_stage", "offload_needs_stage"})

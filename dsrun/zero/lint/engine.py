@@ -5,9 +5,10 @@ Each of these was seen on a real engine (tests/integration/test_lint_engines.py)
 
 from typing import Any
 
+from dsrun.errors import nearest
 from dsrun.findings.texts import text_of
 from dsrun.zero.lint.codes import ConfigFindings
-from dsrun.zero.schema import blocks, nearest, shown
+from dsrun.zero.schema import blocks, shown
 from dsrun.zero.view import AUTO, MISSING, ZERO, ConfigView
 
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")

@@ -5,10 +5,10 @@ from typing import Any
 
 from dsrun.findings.finding import Level
 from dsrun.findings.texts import text_of
-from dsrun.messages import Message
+from dsrun.messages import Message, suggestion
 from dsrun.zero.lint.codes import ConfigFindings
 from dsrun.zero.lint.source import finite
-from dsrun.zero.schema import legacy, optimizer_params, own_schedulers, schedulers, shown, suggestion, torch_optimizers
+from dsrun.zero.schema import legacy, optimizer_params, own_schedulers, schedulers, shown, torch_optimizers
 from dsrun.zero.view import AUTO, MISSING, ConfigView
 
 # deepspeed.runtime.zero.utils.ZERO_SUPPORTED_OPTIMIZERS; the mu… ones are torch's Adam underneath.

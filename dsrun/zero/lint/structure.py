@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
+from dsrun.errors import nearest
 from dsrun.findings.finding import Level
 from dsrun.findings.texts import text_of
 from dsrun.messages import Message, joined
@@ -19,7 +20,6 @@ from dsrun.zero.schema import (
     homes,
     json_type,
     legacy,
-    nearest,
     outside,
     python_float,
     removed,

@@ -9,7 +9,7 @@ from math import ceil, inf
 from typing import Literal, Self
 
 from dsrun.errors import UsageError
-from dsrun.hardware.gpu_facts import GpuModel, lookup, memory_sizes
+from dsrun.hardware.gpu_facts import GpuModel, lookup, memory_sizes, near_names
 from dsrun.hardware.instances import instance
 from dsrun.models.families import family_of, overflow_in_fp16
 from dsrun.zero.generate.presets import GIB, BufferSizes, sizes
@@ -64,12 +64,16 @@ def cluster(text: str, *, nodes: int = 1, memory: float | None = None) -> GpuClu
 
     Raises UsageError for counts that make no cluster, and for a GPU whose memory is neither known nor given.
     """
+    if re.search("gpu:|[x×*]", text, re.IGNORECASE):
+        from dsrun.hardware.gres import written_gpus  # a100:8 needs no reading
+
+        text = written_gpus(text)
     match = _FORM.match(text.strip())
     name, count = (match["name"].strip(), match["count"]) if match else ("", None)
     rented = instance(name)
     per_node = int(count) if count is not None else rented.count if rented else 1
-    if not name:
-        raise UsageError(f"--gpus {text!r} names no GPU", fix="write it as a100-80:8")
+    if not name or name.isdigit():
+        raise UsageError(f"--gpus {text!r} names no GPU", fix=f"write it as a100-80:{name or 8}")
     if not 1 <= per_node <= MOST_GPUS:
         raise UsageError(f"--gpus {text}: {per_node} GPUs in a node", fix=f"give 1 to {MOST_GPUS}")
     if not 1 <= nodes <= MOST_NODES:
@@ -79,7 +83,8 @@ def cluster(text: str, *, nodes: int = 1, memory: float | None = None) -> GpuClu
     model = lookup(name)
     if model is None:
         if memory is None:
-            raise UsageError(f"--gpus {text}: no GPU called {name!r} is known", fix="add --gpu-memory GIB")
+            near = f"did you mean {' or '.join(near_names(name))}? If not, " if near_names(name) else ""
+            raise UsageError(f"--gpus {text}: no GPU called {name!r} is known", fix=f"{near}add --gpu-memory GIB")
         model = GpuModel(name=name, capability=(0, 0), memory_gib=round(memory))
     known, note = (memory, "") if memory is not None else _memory(name, model)
     if known is None:

@@ -18,7 +18,7 @@ from dsrun.collectives.observations import CollectiveObservations
 from dsrun.collectives.operations import OPERATIONS
 from dsrun.collectives.place import MemberPlace
 from dsrun.collectives.run_collectives import run_test
-from dsrun.findings.texts import text_table
+from dsrun.findings.texts import text_of, text_table
 from dsrun.launch.coordinator.messages import shared_key
 from dsrun.messages import Message
 from dsrun.system.net import free_port
@@ -94,6 +94,8 @@ def test_slow_rank_is_named(faulty) -> None:
     slow = [each.message for each in verdict.findings if each.code == "slow_rank"]
     computing = text_table("slow_rank.computes")["message"]
     assert "rank 1" in [each.values["rank"] for each in slow if each.template == computing]
+    # These ranks are on CPUs, where nvidia-smi tells nothing.
+    assert {each.fix for each in verdict.findings if each.code == "slow_rank"} == {text_of("of_cpus.slow_rank")}
     assert not errors(verdict)
 
 

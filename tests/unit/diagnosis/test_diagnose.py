@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dsrun.diagnosis.diagnose import of_logs
+from dsrun.diagnosis.diagnose import _FLAG, of_logs
 from dsrun.diagnosis.reading import NotText
 from dsrun.diagnosis.rules import causes
 from dsrun.diagnosis.run_diagnosis import of_run
@@ -404,3 +404,16 @@ def test_recorded_ctrl_c_is_no_guess_and_promises_no_checkpoint(run: Path) -> No
     (checkpoint / "weights").write_bytes(b"1")
     write_manifest(checkpoint, {})
     assert of_run(run).fix == causes()["interrupted"].fix
+
+
+def test_flags_of_other_programs_are_not_those_of_train() -> None:
+    """Of another launcher's log: `docker run --shm-size=8g`, `sbatch --mem`, and bf16 as a whole word."""
+    logs = {
+        "cpu_shm_bus_error": (b"ERROR: Unexpected bus error encountered in worker.", {"--dataloader-num-workers"}),
+        "host_oom_killed": (b"srun: error: gpu01: task 3: Out Of Memory", {"--micro-batch-size"}),
+    }
+    for code, (log, flags) in logs.items():
+        verdict = of_logs({"other.log": log})
+        assert verdict.cause.code == code
+        assert verdict.fix.values["flags"].split(", ") == sorted(flags)
+    assert _FLAG.findall("docker run --shm-size=8g, sbatch --mem; --bf16") == ["", "", "--bf16"]

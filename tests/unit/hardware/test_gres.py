@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dsrun.errors import UsageError
-from dsrun.hardware.gres import parse_gres
+from dsrun.hardware.gres import parse_gres, written_gpus
 
 
 @pytest.mark.parametrize(
@@ -109,3 +109,18 @@ def test_gres_round_trip(entries):
 def test_gres_of_any_text_parses_or_is_refused(text):
     with suppress(UsageError):
         assert all(gpus.count >= 0 for gpus in parse_gres(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "meant"),
+    [
+        *((text, "a100:8") for text in ("a100:8", "8xa100", "a100x8", "a100*8", "8*a100", "8 x a100", "gpu:a100:8")),
+        ("gres/gpu:a100:8", "a100:8"),
+        ("rtx4090x2", "rtx4090:2"),
+        ("mine*4", "mine:4"),
+        # Names of GPUs, and what might be one of a site.
+        *((text, text) for text in ("rtx4090", "A100X", "a100x:4", "minex4", "p4d.24xlarge", "8", "gpu:8", "")),
+    ],
+)
+def test_counted_gpus_as_people_write_them(text, meant):
+    assert written_gpus(text) == meant

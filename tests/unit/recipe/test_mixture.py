@@ -120,7 +120,7 @@ def test_keys_of_a_set_are_options_of_data():
         ),
         ("", "mix.yaml: a mixture needs sets (write sets: {NAME: {train_file: FILE}, …})"),
         ("sets: {}", "mix.yaml: a mixture needs sets (write sets: {NAME: {train_file: FILE}, …})"),
-        ("sets:\n  a:", "mix.yaml:2: set a does not hold `key: value` lines"),
+        ("sets:\n  a:", "mix.yaml:2: set a does not hold `key: value` lines (write KEY: VALUE, one a line, below it)"),
         ("sets:\n  a: {weight: 1}", "mix.yaml:2: set a names no data (give it train_file, validation_file or dataset)"),
         (
             "sets:\n  a b: {train_file: x}",
@@ -202,7 +202,7 @@ def test_files_of_every_set_checked(mixed, tmp_path, monkeypatch):
     check_files(mixed("sets: {a: {train_file: '*a.jsonl'}}").spec)
     with pytest.raises(UsageError, match=r"^set b: b\.jsonl, line 1: not JSON"):
         check_files(mixed("sets: {a: {train_file: a.jsonl}, b: {train_file: b.jsonl}}").spec)
-    with pytest.raises(UsageError, match=r"^set b: --validation-file c\.jsonl does not exist \(did you mean"):
+    with pytest.raises(UsageError, match=r"^set b: --validation-file c\.jsonl does not exist$"):
         check_files(mixed("sets: {b: {train_file: a.jsonl, validation_file: c.jsonl}}").spec)
     with pytest.raises(UsageError, match=r"^set b: --dataset \./nowhere does not exist"):
         check_files(mixed("sets: {b: {dataset: ./nowhere}}").spec)

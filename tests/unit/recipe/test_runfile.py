@@ -1,3 +1,4 @@
+import codecs
 import textwrap
 
 import pytest
@@ -153,7 +154,7 @@ def test_run_file_missing_or_binary(tmp_path):
     with pytest.raises(UsageError, match=r"run\.yaml: cannot be read: No such file or directory"):
         read_run_file(path, "run.yaml")
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UsageError, match=r"run\.yaml: not a text file"):
+    with pytest.raises(UsageError, match=r"run\.yaml:1: not text in UTF-8"):
         read_run_file(path, "run.yaml")
 
 
@@ -173,3 +174,53 @@ def test_run_file_launch_section_max_restarts(tmp_path):
     (tmp_path / "run.yaml").write_text("train: {model: x}\nlaunch: {max_restarts: -1}\n")
     with pytest.raises(UsageError, match=r"run\.yaml:2: max_restarts: -1 is not at least 0"):
         resolve(["--config", "run.yaml"], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("line", "key", "value"),
+    [
+        ("  source_prefix: translate: it", "source_prefix", "translate: it"),
+        ("  train_file: *.jsonl", "train_file", ["*.jsonl"]),
+        ("  model: @mine", "model", "@mine"),
+        ("  model: `mine`", "model", "`mine`"),
+    ],
+)
+def test_run_file_names_the_quotes_that_a_value_needs(tmp_path, line, key, value):
+    """And the line that it names is read."""
+    path = tmp_path / "run.yaml"
+    path.write_text(f"train:\n{line}\n")
+    with pytest.raises(UsageError, match=r"^run\.yaml:2:\d+: not YAML: ") as refused:
+        read_run_file(path, "run.yaml")
+    path.write_text(f"train:\n  {str(refused.value.fix).removeprefix('quote the value: ')}\n")
+    (given,) = read_run_file(path, "run.yaml")
+    assert (given.name, given.value) == (key, value)
+
+
+@pytest.mark.parametrize("text", ["train:\n\tmodel: x\n", "train:\n  model: x\n \t zero: 2\n"])
+def test_run_file_with_tabs_wants_spaces(complaint, text):
+    assert complaint(text).endswith("not YAML: a tab before a key (indent with spaces)")
+
+
+@pytest.mark.parametrize("text", ["train: x\n  zero: 2\n", "train:\n  model: x\n   zero: 2\n"])
+def test_run_file_with_ragged_keys_does_not_want_quotes(complaint, text):
+    assert "quote" not in complaint(text)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-be"])
+def test_run_file_of_another_encoding(tmp_path, encoding):
+    mark = codecs.BOM_UTF16_BE if encoding == "utf-16-be" else b""
+    (tmp_path / "run.yaml").write_bytes(mark + "train: {source_prefix: Übersetze}\n".encode(encoding))
+    (given,) = read_run_file(tmp_path / "run.yaml", "run.yaml")
+    assert given.value == "Übersetze"
+
+
+def test_run_file_in_latin1_names_the_line(tmp_path):
+    (tmp_path / "run.yaml").write_bytes("train:\n  model: Ü\n".encode("latin1"))
+    with pytest.raises(UsageError, match=r"run\.yaml:2: not text in UTF-8 \(save it as UTF-8\)"):
+        read_run_file(tmp_path / "run.yaml", "run.yaml")
+
+
+def test_run_file_zero_in_short(tmp_path):
+    (tmp_path / "run.yaml").write_text("train: {model: x}\nzero: 3\n")
+    recipe = resolve(["--config", "run.yaml"], tmp_path)
+    assert (recipe.spec.zero, recipe.sources["zero"]) == ("3", "run.yaml:2")

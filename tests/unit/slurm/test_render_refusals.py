@@ -40,7 +40,7 @@ def made(name: str, *words: str, **others: str):
         ("mem", ["200G", "0"], ["٣", "1.5T"]),
         (
             "gpus_per_node",
-            ["4", "a100:4", "3g.20gb:2", "nvidia_a100_1g.10gb:1"],
+            ["4", "a100:4", "3g.20gb:2", "nvidia_a100_1g.10gb:1", "gpu:a100:4", "a100x4", "4*mine"],
             ["gpu:4", "١", "4:4", "99999999999"],
         ),
         (
