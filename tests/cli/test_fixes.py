@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -76,6 +77,13 @@ def test_fix_works(name: str, dsrun: Dsrun, mistakes: Path, programs: Path) -> N
         assert right.returncode == 0, right.stdout + right.stderr
 
 
+def with_data(words: Sequence[str]) -> list[str]:
+    """`words` with the data that they are about."""
+    file = "preferences.jsonl" if "dpo" in words else "train.jsonl"
+    others = ["--train-file", file] if {"--validation-file", "--test-file"} & set(words) else []
+    return [*others, *(file if word == "train.jsonl" else word for word in words)]
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "flag", [each for each in answered_flags() if each.words is not None], ids=lambda flag: flag.name
@@ -86,7 +94,7 @@ def test_answer_to_a_flag_of_another_tool_works(flag: AnsweredFlag, dsrun: Dsrun
     assert flag.words is not None
     for word in flag.words:
         assert not word.startswith("--") or word in wrong.stderr
-    right = dsrun("train", "--dry-run", "--model", "demo-t5", *flag.words)
+    right = dsrun("train", "--dry-run", "--model", "demo-t5", *with_data(flag.words))
     assert right.returncode == 0, right.stderr
 
 

@@ -120,7 +120,7 @@ def stage(here: Path) -> Path:
     for name in ("notes.txt", "my_train.py", "FILE.whl"):
         (here / name).write_text("x = 1\n")
     (here / "mine.py").write_text("class ZLoss:\n    pass\n")
-    for name in ("my-llama", "my-model", "qwen", "Llama-3.1-8B", "runs/qwen/model"):
+    for name in ("my-llama", "my-model", "qwen", "Llama-3.1-8B", "runs/qwen/model", "runs/sft/model"):
         (here / name).mkdir(parents=True)
         (here / name / "config.json").write_text(json.dumps(LLAMA))
         (here / name / "model.safetensors").write_bytes(b"")

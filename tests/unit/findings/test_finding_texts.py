@@ -89,6 +89,8 @@ def test_every_text_is_used():
                 strings.add(node.value)
             if isinstance(node, ast.Call) and called(node, module):
                 dynamic.update(beginnings(node))
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "text_table":
+                dynamic.update(f"{key}." for key in literal_keys(node.args[0]))
 
     def keys(row: dict[str, Any], above: str) -> Iterator[str]:
         if "message" in row:
