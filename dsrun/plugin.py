@@ -3,8 +3,6 @@
 Every method is optional. docs/plugins.md has examples.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
@@ -45,13 +43,13 @@ class Plugin:
         validation or test. The result must depend on the arguments alone."""
         return row
 
-    def collate(self, batch: dict[str, Tensor], rows: Sequence[dict[str, Any]]) -> dict[str, Tensor]:
+    def collate(self, batch: "dict[str, Tensor]", rows: Sequence[dict[str, Any]]) -> "dict[str, Tensor]":
         """The batch as the model is to get it, also with further inputs. `batch` has input_ids and attention_mask
         [rows, length], labels [rows, length of the targets], -100 where nothing is learned, and decoder_input_ids for
         seq2seq; `rows` are its rows before padding. Rows whose labels are all -100 fill up a short batch."""
         return batch
 
-    def loss(self, model: Any, inputs: dict[str, Tensor], targets: Tensor) -> Tensor:
+    def loss(self, model: Any, inputs: "dict[str, Tensor]", targets: "Tensor") -> "Tensor":
         """The loss of a micro batch, summed over its target tokens (or samples, see `mean_over`): a scalar. dsrun
         divides it by their number in the global batch, so the loss does not depend on micro batches and ranks.
 
@@ -64,6 +62,6 @@ class Plugin:
         """Metrics of the texts that the model wrote in an evaluation, by `metric_names`. Called on rank 0."""
         return {}
 
-    def callbacks(self) -> list[TrainerCallback]:
+    def callbacks(self) -> "list[TrainerCallback]":
         """Callbacks of the Trainer, on every rank."""
         return []

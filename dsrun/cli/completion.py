@@ -4,8 +4,6 @@ The values of an option follow from its placeholder in --help: FILE, DIR, RUN, o
 `dsrun train` come from the recipe's table, also behind the `--` of a command that starts a program.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -55,7 +53,7 @@ def complete(cli: click.Command, variable: str, instruction: str) -> int:
     return 0
 
 
-def _answers(asked: ShellComplete) -> Iterator[Item]:
+def _answers(asked: ShellComplete) -> "Iterator[Item]":
     """The words that fit, as the shell wants them."""
     words, incomplete = asked.get_completion_args()
     if isinstance(asked, BashComplete) and words[-1:] == ["="]:  # bash takes --flag=value as three words
@@ -73,7 +71,7 @@ def _answers(asked: ShellComplete) -> Iterator[Item]:
         yield CompletionItem(value, type=item.type, help=meaning or None)
 
 
-def _program(asked: ShellComplete, args: list[str], incomplete: str) -> list[Item]:
+def _program(asked: ShellComplete, args: list[str], incomplete: str) -> "list[Item]":
     """What fits behind the `--`: the flags of `train`, or files."""
     at = args.index("--")
     before, program = args[:at], args[at + 1 :]
@@ -88,7 +86,7 @@ def _program(asked: ShellComplete, args: list[str], incomplete: str) -> list[Ite
     return [CompletionItem(incomplete, type="file")]
 
 
-def offered(command: click.Command, ctx: click.Context, incomplete: str) -> list[Item]:
+def offered(command: click.Command, ctx: click.Context, incomplete: str) -> "list[Item]":
     """The commands of a group, or else the flags of a command, that begin so."""
     lines: Mapping[str, str] = {}
     if isinstance(command, LazyGroup):
@@ -111,7 +109,7 @@ def _is_given(option: click.Option, ctx: click.Context) -> bool:
     return given and not option.multiple
 
 
-def _flag(spellings: list[str], incomplete: str, meaning: str | None, *, either: bool) -> list[Item]:
+def _flag(spellings: list[str], incomplete: str, meaning: str | None, *, either: bool) -> "list[Item]":
     """A flag under the first of its names that begins so; with `either`, hyphens and underscores are the same."""
     typed = incomplete[2:]
     for name in sorted(spellings, key=lambda name: not name.startswith("--")):
@@ -138,7 +136,7 @@ class _Text(click.types.StringParamType):
     def __init__(self, placeholder: str, *, gpus: bool = False) -> None:
         self.placeholder, self.gpus = placeholder, gpus
 
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Item]:
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> "list[Item]":
         literal = [each for each in self.placeholder.split("|") if re.fullmatch(r"[a-z0-9]+", each)]
         found = [CompletionItem(each) for each in literal if each.startswith(incomplete)]
         if self.gpus:

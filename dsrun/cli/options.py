@@ -1,7 +1,5 @@
 """What several commands declare: --format, --debug, options made of dataclass fields, groups that load lazily."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -111,7 +109,7 @@ class Command(click.Command):
             imported("dsrun.cli.completion:set_types")(self)
         return super().parse_args(ctx, args)
 
-    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem[str]]":
         found: list[CompletionItem[str]] = imported("dsrun.cli.completion:offered")(self, ctx, incomplete)
         return found
 
@@ -150,7 +148,7 @@ class LazyGroup(OptionGroup):
             formatter.write_dl([(name, line) for name, (_, line) in self.lazy.items()])
 
 
-def field_option(each: Field[Any], types: Mapping[str, Any]) -> click.Option:
+def field_option(each: "Field[Any]", types: Mapping[str, Any]) -> click.Option:
     """The command-line option of a field declared with `dsrun.options.option`. `types` maps kinds of values to click's
     types; other values stay strings."""
     from dsrun.options import flag_of, value_kind

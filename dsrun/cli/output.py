@@ -3,8 +3,6 @@
 A closed terminal changes neither a run nor its exit code.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import stat
@@ -118,7 +116,7 @@ def print_commands(meanings: Mapping[str, str]) -> None:
         click.echo(command_text(shown, terminal_width(sys.stdout), comment=meaning))
 
 
-def print_findings(findings: Iterable[Finding], *, total: str = "", places: bool = True) -> None:
+def print_findings(findings: "Iterable[Finding]", *, total: str = "", places: bool = True) -> None:
     """Print findings on stdout, and with `total`, what they are about, how many there are of each level."""
     from dsrun.findings.show import finding_lines, total_line  # most commands have none
     from dsrun.system.terminal.layout import terminal_width
@@ -130,7 +128,7 @@ def print_findings(findings: Iterable[Finding], *, total: str = "", places: bool
         print_line(total_line(total, found))
 
 
-def print_advice(findings: Iterable[Finding]) -> None:
+def print_advice(findings: "Iterable[Finding]") -> None:
     """Print findings on stderr, beside the product of a command: a line for each, an error or a note."""
     for each in findings:
         from dsrun.findings.show import shown  # most commands have none

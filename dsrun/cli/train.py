@@ -1,7 +1,5 @@
 """`dsrun train`: check the settings, start the workers, exit with their exit code; `dsrun prepare`: only the data."""
 
-from __future__ import annotations
-
 import os
 import sys
 from dataclasses import replace
@@ -86,7 +84,7 @@ def help_text(width: int = 80) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _help_entry(flag: RecipeFlag, width: int) -> str:
+def _help_entry(flag: "RecipeFlag", width: int) -> str:
     """One flag: name and value to the left, meaning to the right, or below where there is no room."""
     head = f"  {flag.shown} {flag.value_text}".rstrip()
     default = flag.default_text
@@ -126,7 +124,7 @@ def command(args: list[str]) -> int:
         return stopped.exit_code
 
 
-def _run(recipe: Recipe, signals: StartupSignals) -> int:
+def _run(recipe: "Recipe", signals: "StartupSignals") -> int:
     from dsrun.launch.context import LocalLauncher
     from dsrun.launch.node.run_node import run_node
     from dsrun.launch.node.work import LaunchOptions, training_work

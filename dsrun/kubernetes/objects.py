@@ -8,8 +8,6 @@
   do not run.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Sequence
@@ -184,7 +182,7 @@ def _masked(command: Sequence[str]) -> list[str]:
     return shown
 
 
-def _dumper() -> type[yaml.SafeDumper]:
+def _dumper() -> "type[yaml.SafeDumper]":
     import yaml
 
     class Dumper(yaml.SafeDumper):
@@ -196,7 +194,7 @@ def _dumper() -> type[yaml.SafeDumper]:
         def increase_indent(self, flow: bool = False, indentless: bool = False) -> None:
             super().increase_indent(flow, False)
 
-    def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+    def text(dumper: "yaml.SafeDumper", value: str) -> "yaml.ScalarNode":
         try:
             value.encode("utf-8")
         except UnicodeEncodeError:

@@ -1,7 +1,5 @@
 """What dsrun records of a program of the user's own, as its own training does itself: starts, steps, the end."""
 
-from __future__ import annotations
-
 import math
 import threading
 import time
@@ -186,7 +184,7 @@ class ProgramRecord:
         finally:
             self._metrics = _written(metrics)
 
-    def _tell(self, figures: ProgramFigures) -> None:
+    def _tell(self, figures: "ProgramFigures") -> None:
         """That training goes on, now and then."""
         now = time.monotonic()
         is_told = self._told_at is not None and now - self._told_at < PROGRESS_S

@@ -1,7 +1,5 @@
 """A model's folder, by path or from the Hub's cache, and its config.json. Nothing is downloaded."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Mapping
@@ -130,7 +128,7 @@ def _found(name: str, folder: Path, file: Path) -> FoundModel:
     return FoundModel(name=name, folder=folder, config=config, stored=stored.shapes, packed=stored.packed)
 
 
-def _stored(folder: Path) -> StoredWeights | None:
+def _stored(folder: Path) -> "StoredWeights | None":
     if next(folder.glob("*.safetensors"), None) is None:
         return None
     from dsrun.models.headers import stored_weights  # which a bare config does without

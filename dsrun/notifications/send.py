@@ -1,7 +1,5 @@
 """Sends one message to one target, within two seconds: a webhook, sendmail, or a command."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -94,7 +92,7 @@ def _reason(error: Exception) -> str:
     return (reason.strerror if isinstance(reason, OSError) else None) or type(reason).__name__
 
 
-def _opener() -> OpenerDirector:
+def _opener() -> "OpenerDirector":
     """urllib's with the proxies of the environment, which follows no redirection: it would turn the POST into a GET,
     and might lead to another host."""
     from urllib.request import HTTPRedirectHandler, build_opener

@@ -1,7 +1,5 @@
 """Batch arithmetic: global batch = micro batch × world size × accumulation steps."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -122,14 +120,14 @@ def _either(numbers: list[int]) -> str:
     return texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} or {texts[-1]}"
 
 
-def batch_of(recipe: Recipe, world_size: int, *, saved: int | None = None, auto: bool = False) -> BatchPlan:
+def batch_of(recipe: "Recipe", world_size: int, *, saved: int | None = None, auto: bool = False) -> BatchPlan:
     """The batch sizes on `world_size` ranks, as `batch_of_groups` has them."""
     # How many ranks share a row depends on the model where --sequence-parallel does not say it.
     sharing = recipe.spec.sequence_parallel or world_size if recipe.spec.long_context else 1
     return batch_of_groups(recipe, world_size // sharing, saved=saved, auto=auto)
 
 
-def batch_of_groups(recipe: Recipe, groups: int, *, saved: int | None = None, auto: bool = False) -> BatchPlan:
+def batch_of_groups(recipe: "Recipe", groups: int, *, saved: int | None = None, auto: bool = False) -> BatchPlan:
     """The batch sizes where `groups` take different samples. Steps and the place in the data are counted in global
     batches: one that followed from the number of ranks stays that of the checkpoint to go on from, `saved`. With `auto`
     a rank begins with its whole share, which is halved where memory runs out. Raises UsageError where they do not

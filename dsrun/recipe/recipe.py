@@ -3,8 +3,6 @@
 No file, model, GPU or world size is looked at here. What each check says is in checks.toml, when it holds in `WHEN`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -38,7 +36,7 @@ class Recipe:
     argv: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, values: Mapping[str, Any], sources: Mapping[str, str], **rest: tuple[str, ...]) -> Recipe:
+    def of(cls, values: Mapping[str, Any], sources: Mapping[str, str], **rest: tuple[str, ...]) -> "Recipe":
         """The recipe of values by their canonical names."""
         own = own_flags()
         return cls(

@@ -1,7 +1,5 @@
 """One HTML page about runs: nothing is loaded, and no text of a run is taken for HTML."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -224,7 +222,7 @@ def _finalized(value: Any) -> Any:
 
 
 @cache
-def _template() -> jinja2.Template:
+def _template() -> "jinja2.Template":
     import jinja2
     from markupsafe import Markup
 

@@ -1,7 +1,5 @@
 """The panels of a report as PNG pictures, drawn by matplotlib."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Iterator, Sequence
@@ -48,7 +46,7 @@ def _file_name(name: str, taken: set[str]) -> str:
     return f"{stem}.png"
 
 
-def _draw(panel: ReportPanel, axes: Axes) -> None:
+def _draw(panel: ReportPanel, axes: "Axes") -> None:
     for curve in panel.curves:
         _draw_curve(curve, axes)
     for mark in panel.marks:
@@ -73,7 +71,7 @@ def _draw(panel: ReportPanel, axes: Axes) -> None:
             text.set_parse_math(False)
 
 
-def _draw_curve(curve: PanelCurve, axes: Axes) -> None:
+def _draw_curve(curve: PanelCurve, axes: "Axes") -> None:
     colour = _COLOURS[curve.colour % len(_COLOURS)]
     dashes = _DASHES[curve.colour // len(_COLOURS) % len(_DASHES)]
     look: dict[str, Any] = {"color": colour, "linestyle": dashes, "clip_on": False}

@@ -1,7 +1,5 @@
 """The run folder: its paths, and which folders may become one."""
 
-from __future__ import annotations
-
 import os
 import re
 from dataclasses import dataclass
@@ -33,7 +31,7 @@ class _Inside:
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def __get__(self, folder: RunFolder, owner: type[RunFolder]) -> Path:
+    def __get__(self, folder: "RunFolder", owner: "type[RunFolder]") -> Path:
         return folder.path / self._name
 
 
@@ -67,7 +65,7 @@ class RunFolder:
     """Locked by the supervisor of the first node."""
 
     @classmethod
-    def create(cls, path: Path | str, *, force: bool = False) -> RunFolder:
+    def create(cls, path: Path | str, *, force: bool = False) -> "RunFolder":
         """The folder `path`, made if it is not there; an earlier run's folder is taken over as it is.
 
         For the launcher and the main worker, before `acquire`: the folder is in use afterwards, also for
@@ -82,7 +80,7 @@ class RunFolder:
         return folder
 
     @classmethod
-    def open(cls, path: Path | str) -> RunFolder:
+    def open(cls, path: Path | str) -> "RunFolder":
         """An existing run folder, for reading. Raises UsageError when `path` is none."""
         folder = cls(Path(path))
         if not folder.run_json.is_file():

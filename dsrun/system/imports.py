@@ -1,7 +1,5 @@
 """Heavy imports, made cheaper, and some put off."""
 
-from __future__ import annotations
-
 import gc
 import sys
 from collections.abc import Iterator, Sequence
@@ -86,7 +84,7 @@ class _Deferred:
     def _value(self) -> Any:
         return reduce(getattr, self._attributes, import_module(self._module))
 
-    def __getattr__(self, name: str) -> _Deferred:
+    def __getattr__(self, name: str) -> "_Deferred":
         if name.startswith("__"):
             raise AttributeError(name)
         return _Deferred(self._module, (*self._attributes, name))

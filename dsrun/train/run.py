@@ -4,8 +4,6 @@ decide → data → engine → checkpoint, model and Trainer → train → final
 are decide_plan.py, prepare.py, loop/engine.py, begin.py, loop/trainer.py and finish.py.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterator
@@ -83,7 +81,7 @@ def recorded(parts: PreparedRun) -> Iterator[None]:
         raise
 
 
-def begin(parts: PreparedRun) -> BegunRun:
+def begin(parts: PreparedRun) -> "BegunRun":
     """Find the checkpoint to go on from, and build the model and its Trainer."""
     start, facts = find_start(parts)
     if start:

@@ -1,7 +1,5 @@
 """ConfigView: one DeepSpeed configuration as the rules look at it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -66,7 +64,7 @@ class ConfigView:
     world_size: int | None = None
     flags: TrainingFlags | None = None
     model_type: str | None = None
-    gpu: GpuModel | None = None
+    gpu: "GpuModel | None" = None
 
     @property
     def for_trainer(self) -> bool:

@@ -1,7 +1,5 @@
 """What `dsrun config` finds out about the model and the GPU that it is given."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,7 +41,7 @@ def find_facts(spec: ZeroSpec) -> HardwareFacts:
     )
 
 
-def _architecture(found: FoundModel) -> ModelShapes | None:
+def _architecture(found: FoundModel) -> "ModelShapes | None":
     """The model's shapes; None where neither its weights nor its config tell them."""
     from dsrun.zero.memory.model.count import count  # for the few values that depend on it
 

@@ -1,7 +1,5 @@
 """What `dsrun exporter` does: serve metrics, write them into a file, or print dashboard and rules."""
 
-from __future__ import annotations
-
 import importlib.util
 import itertools
 import signal
@@ -60,7 +58,7 @@ def run(
     return _serve(registry, address, port, runs)
 
 
-def _registry(paths: list[Path]) -> CollectorRegistry:
+def _registry(paths: list[Path]) -> "CollectorRegistry":
     if importlib.util.find_spec("prometheus_client") is None:
         raise MissingError("dsrun exporter needs prometheus-client", fix="pip install 'dsrun[observe]'")
     from prometheus_client import CollectorRegistry
@@ -118,7 +116,7 @@ def _with_limit(handler: Any) -> type[Any]:
     return LimitedHandler
 
 
-def _serve(registry: CollectorRegistry, address: str, port: int, runs: str) -> int:
+def _serve(registry: "CollectorRegistry", address: str, port: int, runs: str) -> int:
     from prometheus_client import start_http_server
 
     if port:
@@ -141,7 +139,7 @@ def _serve(registry: CollectorRegistry, address: str, port: int, runs: str) -> i
     return stop.code
 
 
-def _write(registry: CollectorRegistry, file: Path, interval: float, *, once: bool, runs: str) -> int:
+def _write(registry: "CollectorRegistry", file: Path, interval: float, *, once: bool, runs: str) -> int:
     from prometheus_client import write_to_textfile
 
     if file.suffix != ".prom":

@@ -1,7 +1,5 @@
 """The options of a SLURM job: partition, GPUs, nodes and time, each answer checked against the cluster."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -25,7 +23,7 @@ DEMO_TIME_S = 30 * 60
 OPTIONS = ("partition", "account", "gpus_per_node", "nodes", "time")
 
 
-def ask_job(interview: InitInterview, given: dict[str, Any], facts: ClusterFacts | None, *, is_demo: bool) -> InitJob:
+def ask_job(interview: InitInterview, given: dict[str, Any], facts: ClusterFacts | None, *, is_demo: bool) -> "InitJob":
     """Ask for the options of a job, which cannot be checked where the cluster's `facts` are None."""
     job = InitJob(facts)
     default = _default_partition(facts) if facts else None

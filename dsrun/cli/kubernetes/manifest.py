@@ -1,7 +1,5 @@
 """What `dsrun render-k8s` does: the objects of a job as YAML on stdout, advice on stderr."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -76,12 +74,12 @@ def _workload(job: RenderedProgram, words: Sequence[str], cwd: Path) -> Training
     )
 
 
-def _leaves_token_out(recipe: Recipe, spec: KubernetesSpec) -> bool:
+def _leaves_token_out(recipe: "Recipe", spec: KubernetesSpec) -> bool:
     given = any(recipe.given(name) for name in ("token", "hub_token"))
     return given and not any(entry.startswith("HF_TOKEN=") for entry in spec.secret)
 
 
-def _check_training(recipe: Recipe, spec: KubernetesSpec) -> None:
+def _check_training(recipe: "Recipe", spec: KubernetesSpec) -> None:
     """Raise now what `dsrun train` would raise in the pods; files and packages are those of the pods."""
     from dsrun.cli.render.training import check_training
     from dsrun.launch.node.checked_recipe import with_deepspeed_checked

@@ -1,7 +1,5 @@
 """`dsrun launch`: any training script on one machine or several, under a supervisor."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal
@@ -118,7 +116,7 @@ def command(program: tuple[str, ...], **given: Any) -> int:
         return stopped.exit_code
 
 
-def _launch(given: dict[str, Any], program: tuple[str, ...], signals: StartupSignals) -> int:
+def _launch(given: dict[str, Any], program: tuple[str, ...], signals: "StartupSignals") -> int:
     """Run this machine's part, or start all machines' parts from here."""
     # Imported when signals are handled, as this takes a while.
     from dsrun.cli.launch.remote import over_ssh, through_srun
@@ -170,7 +168,7 @@ def _launch(given: dict[str, Any], program: tuple[str, ...], signals: StartupSig
     return run_node(work, place, signals, rendezvous_timeout_s=options.rendezvous_timeout)
 
 
-def _note_binding(topology: LocalWorkers, tool: str) -> None:
+def _note_binding(topology: "LocalWorkers", tool: str) -> None:
     """mpirun and others bind what they start to one core by default, and so all that this starts."""
     there = os.cpu_count() or 1
     if topology.cores < min(there, max(2, topology.workers)):
@@ -189,7 +187,7 @@ def _set_signals(*, handled: bool) -> None:
             signal.signal(signum, signal.SIG_DFL)
 
 
-def _check(options: LaunchOptions) -> None:
+def _check(options: "LaunchOptions") -> None:
     for flag, value in (("--include", options.include), ("--exclude", options.exclude)):
         if value is not None and options.hostfile is None:
             raise UsageError(f"{flag} needs a hostfile", fix="add --hostfile FILE")

@@ -1,7 +1,5 @@
 """The job to render: what the words after `--` or a run file say, and the options of the command line and run.yaml."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from collections.abc import Callable, Iterable, Sequence
@@ -44,7 +42,7 @@ class RenderedProgram(NamedTuple):
 
     program: JobProgram
     config: str | None
-    recipe: Recipe | None = None
+    recipe: "Recipe | None" = None
 
 
 def refuse_empty(values: dict[str, Any]) -> None:

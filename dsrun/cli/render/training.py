@@ -1,7 +1,5 @@
 """Rendered jobs that are dsrun's own training."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,7 +32,7 @@ def refuse_no_training(name: str, cwd: Path) -> None:
         )
 
 
-def training_of(args: Sequence[str], cwd: Path, rendering: JobRendering) -> tuple[Recipe, JobProgram]:
+def training_of(args: Sequence[str], cwd: Path, rendering: "JobRendering") -> tuple[Recipe, JobProgram]:
     """What `dsrun train ARGS` asks for, and the program of the job. Raises UsageError for what a job cannot be."""
     recipe = resolve(args, cwd)
     for name in ("token", "hub_token"):

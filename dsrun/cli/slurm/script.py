@@ -1,7 +1,5 @@
 """What `dsrun render-slurm` does: the sbatch script of a job on stdout, advice on stderr."""
 
-from __future__ import annotations
-
 import os
 import pwd
 import sys
@@ -78,7 +76,7 @@ def _user_name() -> str:
     return next(named, None) or pwd.getpwuid(os.getuid()).pw_name
 
 
-def _check_training(recipe: Recipe, spec: SlurmSpec) -> None:
+def _check_training(recipe: "Recipe", spec: SlurmSpec) -> None:
     """Raise now what `dsrun train` would raise on the nodes. `spec` is the completed one.
 
     Checks files unless an image provides them, and packages if the workers use the Python that renders.

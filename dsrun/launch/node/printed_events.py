@@ -11,6 +11,7 @@ from dsrun.launch.supervisor.events import STUCK_S
 from dsrun.runs.folder import RunFolder
 from dsrun.runs.tail import LineTail
 from dsrun.system.terminal import log_format
+from dsrun.system.terminal.stderr import is_json
 
 POLL_S = 1.0
 
@@ -19,7 +20,7 @@ POLL_S = 1.0
 def printed_events(work: NodeProgram, place: LocalLauncher) -> Iterator[None]:
     """On node 0, write each event that comes in here to stderr, if that takes JSON; with text, ranks print what
     matters."""
-    if place.node != 0 or not log_format.is_json():
+    if place.node != 0 or not is_json():
         yield
         return
     log_format.labels["run"] = str(Path(work.output).absolute())

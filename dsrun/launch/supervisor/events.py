@@ -1,7 +1,5 @@
 """What a supervisor writes: events.jsonl and remedy.json in the run folder, and the terminal, which may block."""
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,7 +7,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from queue import Full, Queue, SimpleQueue
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from dsrun.diagnosis.rules import cause_named
 from dsrun.errors import UsageError
@@ -196,7 +194,7 @@ class AsyncLineWriter:
         self._lines: SimpleQueue[str | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._write_lines, name="line writer", daemon=True)
 
-    def __enter__(self) -> AsyncLineWriter:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
@@ -238,7 +236,7 @@ class PipeTee:
         self._copying = threading.Thread(target=self._copy, name="console relay", daemon=True)
         self._showing = threading.Thread(target=self._show, name="console", daemon=True)
 
-    def __enter__(self) -> PipeTee:
+    def __enter__(self) -> Self:
         self._copying.start()
         self._showing.start()
         return self

@@ -1,8 +1,6 @@
 """Writes status/node-N.json while the run goes on, and the stacks that `dsrun stacks` asks for, in a thread that may
 block without holding the run up."""
 
-from __future__ import annotations
-
 import logging
 import threading
 import time
@@ -11,6 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from queue import Empty, Full, Queue
+from typing import Self
 
 from dsrun.launch.supervisor.evidence import collect_stacks
 from dsrun.launch.training_job import TrainingJob
@@ -87,7 +86,7 @@ class StatusWriter:
         self._samples: Queue[RankSnapshot | None] = Queue(maxsize=1)
         self._thread = threading.Thread(target=self._work, name="node status", daemon=True)
 
-    def __enter__(self) -> StatusWriter:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 

@@ -4,8 +4,6 @@ Folders are read when they are scraped. The number of time series is bounded: by
 `MOST_RANKS` ranks, of which the most silent and the slowest are kept, and `MOST_METRICS` metrics of evaluations.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -162,7 +160,7 @@ class RunCollector:
         self._readers: dict[Path, RunReader] = {}
         self._told: dict[Path, str] = {}
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> "Iterator[Metric]":
         """One family for each metric, with the samples of all runs."""
         return iter(families(self._histories(), self._now()))
 
@@ -195,7 +193,7 @@ def _changed(folder: Path) -> float:
     return 0.0
 
 
-def families(histories: Mapping[str, RunHistory], now: float) -> Iterable[Metric]:
+def families(histories: Mapping[str, RunHistory], now: float) -> "Iterable[Metric]":
     """The metrics of runs, by the value of the label `run`, as prometheus_client has them."""
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 

@@ -3,8 +3,6 @@
 What is told here from a few small files takes an instant; told by the libraries it comes a minute later.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +20,7 @@ CHOOSE_FOR_DPO = "choose a causal LM (Llama, Qwen …)"
 CHOOSE_CAUSAL_LM = "choose a causal LM; --from-scratch --model-config is_decoder=true makes one of this config"
 
 
-def check_model_folder(path: Path, spec: TrainSpec) -> None:
+def check_model_folder(path: Path, spec: "TrainSpec") -> None:
     """Raise UsageError for a folder that is no model, has no weights to load, or is no model of text."""
     # A name on the Hub needs none of it.
     from dsrun.models.families import family_of, other_models

@@ -1,7 +1,5 @@
 """SlurmSpec + JobProgram + ClusterSite -> the sbatch script. Pure; ten thousand nodes take as long as one."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator
 from dataclasses import replace
@@ -118,7 +116,7 @@ def _place(error: Exception) -> str:
 
 
 @cache
-def _compiled(text: str | None) -> jinja2.Template:
+def _compiled(text: str | None) -> "jinja2.Template":
     """The user's template, or the shipped one, which is compiled once: that takes as long as all other work here."""
     import jinja2
     from jinja2.bccache import bc_magic

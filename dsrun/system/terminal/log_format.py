@@ -35,11 +35,6 @@ _BEGIN = b'{"@timestamp"'
 _lock = threading.Lock()
 
 
-def is_json(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether stderr takes JSON."""
-    return environ.get(variables.LOG_FORMAT) == "json"
-
-
 def choose(name: str) -> None:
     """Have this process, and those that it starts, write in the format `name`."""
     os.environ[variables.LOG_FORMAT] = name

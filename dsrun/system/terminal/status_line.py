@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import ClassVar, Final
 
-from dsrun.system import variables
 from dsrun.system.terminal import stderr
 from dsrun.system.terminal.display import duration
 
@@ -118,8 +117,7 @@ class StatusLine:
 def status(what: str, *, fd: int = 2, print_line: Callable[[str], None] = stderr.print_detail) -> Iterator[StatusLine]:
     """Say what is being done in here, beginning with `what`; `print_line` prints to `fd`."""
     is_terminal = os.isatty(fd) and os.environ.get("TERM") != "dumb"
-    as_json = os.environ.get(variables.LOG_FORMAT) == "json"
-    line = stderr.shown = StatusLine(print_line, fd=fd, terminal=is_terminal and not as_json)
+    line = stderr.shown = StatusLine(print_line, fd=fd, terminal=is_terminal and not stderr.is_json())
     line.say(what)
     over = threading.Event()
 

@@ -5,7 +5,7 @@ A closed terminal changes neither a run nor its exit code.
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,11 @@ shown: "StatusLine | None" = None
 """What this process shows while nobody writes; see `dsrun.system.terminal.status_line`."""
 
 
+def is_json(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether stderr takes JSON."""
+    return environ.get(variables.LOG_FORMAT) == "json"
+
+
 def print_error(message: str) -> None:
     """Print an error on stderr."""
     _line("error", message, "red")
@@ -35,7 +40,7 @@ def print_note(message: str) -> None:
 def print_detail(line: str, *, secret: bool = False, hang: int | None = None) -> None:
     """Print a line on stderr that belongs to the one before, on a terminal `hang` columns in from its second row on;
     with `secret` one that gives the user a new secret, which is not for logs."""
-    if _is_json():
+    if is_json():
         for each in filter(str.strip, line.splitlines()):
             _write_json(each.strip(), "detail")
         return
@@ -66,11 +71,6 @@ def say(what: str, more: str = "") -> None:
         shown.say(what, more)
 
 
-def _is_json() -> bool:
-    """Whether stderr takes JSON."""
-    return os.environ.get(variables.LOG_FORMAT) == "json"
-
-
 def _write_json(message: str, action: str) -> None:
     """With --log-format json: write one line of it to stderr."""
     from dsrun.system.terminal.log_format import ecs_line, write_stderr  # few processes write it
@@ -91,7 +91,7 @@ def _fitted(text: str, hang: int | None) -> str:
 
 
 def _line(kind: str, message: str, colour: str) -> None:
-    if _is_json():
+    if is_json():
         _write_json(message, kind)
         return
     # click leaves NO_COLOR (no-color.org) to the program.

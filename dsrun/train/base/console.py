@@ -24,9 +24,9 @@ from rich.text import Text
 
 from dsrun.system.terminal.display import printable
 from dsrun.system.terminal.layout import fitted, terminal_width
-from dsrun.system.terminal.log_format import LogLevel, ecs_line, is_json
+from dsrun.system.terminal.log_format import LogLevel, ecs_line
 from dsrun.system.terminal.status_line import status
-from dsrun.system.terminal.stderr import writing
+from dsrun.system.terminal.stderr import is_json, writing
 from dsrun.system.variables import cache_root
 
 SECONDS_BETWEEN_PLAIN_LINES = 10.0

@@ -1,8 +1,6 @@
 """Rows tokenised while training, for data larger than the disk. The order is that of the source, at every start, and a
 reader can begin where another one stopped without reading what lies before."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterator
 from copy import copy
@@ -50,11 +48,11 @@ class RowStream:
         outline = None if isinstance(self.source, TableSource) else self.source.outline()
         return outline and f"{outline}, at most {self.limit} in blocks of {self.block_size}"
 
-    def start(self, state: StreamState | None = None) -> RowReader:
+    def start(self, state: StreamState | None = None) -> "RowReader":
         """A reader of the first row, or of the row after those that a reader with this state gave."""
         return RowReader(self, state or {})
 
-    def __iter__(self) -> RowReader:
+    def __iter__(self) -> "RowReader":
         return self.start()
 
 
@@ -73,7 +71,7 @@ class RowReader:
             else blocks(rows, stream.block_size, start, state.get("used", 0))
         )
 
-    def __iter__(self) -> RowReader:
+    def __iter__(self) -> "RowReader":
         return self
 
     def __next__(self) -> RawRow:

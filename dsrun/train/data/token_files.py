@@ -1,7 +1,5 @@
 """Token files: a flat run of ids on disk, read through a memory map; see `dsrun.train.data.reading.token_format`."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from bisect import bisect_right
@@ -85,7 +83,7 @@ class TokenBin(Dataset):
             lengths[-1] = self.tokens - (len(self) - 1) * self.block_size
         return lengths
 
-    def cut(self, first: int, last: int) -> TokenBin:
+    def cut(self, first: int, last: int) -> "TokenBin":
         """The blocks from `first` to before `last`."""
         edges = (min(self.start + number * self.block_size, self.stop) for number in (first, last))
         start, stop = edges
@@ -138,7 +136,7 @@ class TokenFiles(Joined):
     def lengths(self) -> np.ndarray:
         return np.concatenate([file.lengths() for file in self.tables])
 
-    def cut(self, first: int, last: int) -> TokenFiles:
+    def cut(self, first: int, last: int) -> "TokenFiles":
         """The blocks from `first` to before `last`."""
         starts = [end - len(file) for file, end in zip(self.tables, self.ends, strict=True)]
         cut = [

@@ -4,8 +4,6 @@ The work of `dsrun export`, in a process of its own because it needs torch. Tens
 tensor and a window of mapped files, however large the model is.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil
@@ -57,7 +55,7 @@ class ExportRequest:
     force: bool
 
     @classmethod
-    def from_json(cls, text: str) -> ExportRequest:
+    def from_json(cls, text: str) -> "ExportRequest":
         values = parse_json(text)
         return cls(**{**values, "source": Path(values["source"]), "to": Path(values["to"])})
 

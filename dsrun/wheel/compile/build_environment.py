@@ -1,7 +1,5 @@
 """The environment a build runs in: what dsrun sets, and what it keeps away from the compilers."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re
@@ -42,7 +40,7 @@ def without_flags(environ: Mapping[str, str]) -> dict[str, str]:
 
 def build_environment(
     environ: Mapping[str, str],
-    request: WheelRequest,
+    request: "WheelRequest",
     *,
     python: Path,
     compilers: Mapping[str, str],
@@ -95,7 +93,7 @@ def build_environment(
     }
 
 
-def _cuda(request: WheelRequest, cuda_home: Path | None) -> dict[str, str]:
+def _cuda(request: "WheelRequest", cuda_home: Path | None) -> dict[str, str]:
     if request.accelerator != "cuda" or cuda_home is None:
         return {}
     return {

@@ -1,7 +1,5 @@
 """Verify a wheel: its contents, whether it fits this machine, and whether its operations run; and the report."""
 
-from __future__ import annotations
-
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -136,7 +134,7 @@ _NONE = "-"
 _HEAD = ("operation", "SASS", "PTX", "processor", "glibc", "MiB")
 
 
-def report_lines(done: WheelVerification, reports: Sequence[NodeReport]) -> Iterator[str]:
+def report_lines(done: WheelVerification, reports: "Sequence[NodeReport]") -> Iterator[str]:
     """The lines that verify-wheel prints."""
     yield from _heading(done.report)
     yield ""
@@ -179,13 +177,13 @@ def gpu_text(machine: ProbedMachine) -> str:
     return ", ".join(f"{count}x {name}" for name, count in counts.items())
 
 
-def rows(reports: Sequence[NodeReport]) -> list[tuple[str, ...]]:
+def rows(reports: "Sequence[NodeReport]") -> list[tuple[str, ...]]:
     """The table of `dsrun wheel push`: a heading, and one row for each node."""
     head = ("node", "Python", "torch", "driver", "GPU", "result")
     return [head, *(_row(each) for each in reports)]
 
 
-def _row(done: NodeReport) -> tuple[str, ...]:
+def _row(done: "NodeReport") -> tuple[str, ...]:
     machine = done.machine
     facts: tuple[str | None, ...] = (None,) * 4
     if machine:
@@ -193,7 +191,7 @@ def _row(done: NodeReport) -> tuple[str, ...]:
     return done.node, *(fact or "-" for fact in facts), _result(done)
 
 
-def _result(done: NodeReport) -> str:
+def _result(done: "NodeReport") -> str:
     errors = errors_in(done.findings)
     if errors:
         return translated(
@@ -210,7 +208,7 @@ def _result(done: NodeReport) -> str:
     return ", ".join(filter(None, [done.installed or "", *counts, ended]))
 
 
-def differences(reports: Sequence[NodeReport]) -> list[Finding]:
+def differences(reports: "Sequence[NodeReport]") -> list[Finding]:
     """An error for each property in which the nodes differ, since one run will span them."""
     none = text_of("nodes_differ.none")
     machines = [each.machine for each in reports if each.machine]

@@ -3,8 +3,6 @@
 A flat mapping holds them: the key's path, blocks joined by dots, to a `ReasonedValue`.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -47,7 +45,7 @@ class HardwareFacts(NamedTuple):
     largest: int | None = None
     parameters: int | None = None
     model_type: str | None = None
-    gpu: GpuModel | None = None
+    gpu: "GpuModel | None" = None
 
 
 class ConfigContext(NamedTuple):
@@ -113,7 +111,7 @@ def _requested_precision(spec: ZeroSpec) -> ReasonedValue | None:
     return None
 
 
-def _precision_on(gpu: GpuModel, model_type: str | None) -> ReasonedValue:
+def _precision_on(gpu: "GpuModel", model_type: str | None) -> ReasonedValue:
     capability = ".".join(map(str, gpu.capability))
     if gpu.has_bf16:
         return ReasonedValue("bf16", f"{gpu.name} computes in bf16 (capability {capability})")

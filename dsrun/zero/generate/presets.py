@@ -6,8 +6,6 @@ measured on engines of DeepSpeed 0.19.8, at stages 2 and 3, on two ranks with ra
 (tests/integration/test_bf16_sums.py).
 """
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, NamedTuple
 
 from dsrun.datafiles import toml_beside
@@ -65,12 +63,12 @@ class SpeedPreset(NamedTuple):
 PRESETS = {name: SpeedPreset(**values) for name, values in toml_beside(__file__).items()}
 
 
-def memory_of(gpu: GpuModel | None) -> int:
+def memory_of(gpu: "GpuModel | None") -> int:
     """The GPU's memory in GiB; the usual one's where it is not known."""
     return (gpu.memory if gpu else None) or USUAL_MEMORY_GIB
 
 
-def reduce_bucket(preset: SpeedPreset, hidden_size: int, gpu: GpuModel | None) -> int:
+def reduce_bucket(preset: SpeedPreset, hidden_size: int, gpu: "GpuModel | None") -> int:
     """Elements of one reduce bucket; even, as DeepSpeed's ZeRO-1 and 2 want their all-gather bucket.
 
     (deepspeed/runtime/zero/stage_1_and_2.py: "allgather_bucket_size must be a multiple of
@@ -105,7 +103,7 @@ class BufferSizes(NamedTuple):
     pinned: bool
 
 
-def sizes(preset: str, hidden: int, gpu: GpuModel | None) -> BufferSizes:
+def sizes(preset: str, hidden: int, gpu: "GpuModel | None") -> BufferSizes:
     """What a preset means for a model `hidden` elements wide."""
     chosen = PRESETS[preset]
     bucket = reduce_bucket(chosen, hidden, gpu)

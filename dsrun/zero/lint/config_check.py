@@ -1,7 +1,5 @@
 """check(): everything that is the matter with a DeepSpeed config, at once; refuse_errors(): the same before a run."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -57,7 +55,7 @@ def check(
     world_size: int | None = None,
     against: TrainingFlags | None = None,
     model_type: str | None = None,
-    gpu: GpuModel | None = None,
+    gpu: "GpuModel | None" = None,
     added: Mapping[str, Any] | None = None,
 ) -> list[Finding]:
     """Everything that is the matter with a DeepSpeed config, in the order of the file.

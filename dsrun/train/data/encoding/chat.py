@@ -1,7 +1,5 @@
 """Conversations as a model reads them: by the chat template of its tokenizer, and what the assistant wrote of them."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,7 +73,7 @@ def _same(one: str, other: str) -> int:
     return next((k for k, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
-def _end_in(full: str, alone: str, start: int, chat: _Chat) -> int | None:
+def _end_in(full: str, alone: str, start: int, chat: "_Chat") -> int | None:
     """Where in the whole conversation an answer ends that ends `alone`, the conversation up to it; None where the two
     differ before that."""
     if full.startswith(alone):
