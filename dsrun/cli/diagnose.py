@@ -113,7 +113,7 @@ def _print(verdict: RunVerdict, name: str) -> None:
     rows += [("also", shown(found).text) for found in others]
     for row, value in rows:
         if value:
-            print_line(f"{padded(translated(text_of(f'verdict.{row}')), 8)} {translated(value)}")
+            print_line(f"{padded(translated(text_of(f'verdict.{row}')), 8)} {translated(value)}", hang=9)
 
 
 def _ended(folder: Path, verdict: RunVerdict) -> list[tuple[str, str]]:

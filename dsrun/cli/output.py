@@ -107,13 +107,12 @@ def print_line(text: str = "", *, hang: int | None = None) -> None:
 
 def print_commands(meanings: Mapping[str, str]) -> None:
     """Print commands on stdout with comments beside them, so that each can be copied whole."""
-    from dsrun.system.terminal.display import printable  # few commands print another
+    from dsrun.system.terminal.display import cells, padded, printable  # few commands print another
     from dsrun.system.terminal.layout import command_text, terminal_width
 
-    size = max(map(len, meanings), default=0)
+    size = max(map(cells, map(printable, meanings)), default=0)
     for command, meaning in meanings.items():
-        shown = f"{printable(command):<{size}}"
-        click.echo(command_text(shown, terminal_width(sys.stdout), comment=meaning))
+        click.echo(command_text(padded(printable(command), size), terminal_width(sys.stdout), comment=meaning))
 
 
 def print_findings(findings: "Iterable[Finding]", *, total: str = "", places: bool = True) -> None:

@@ -14,7 +14,7 @@ from typing import Generic, NamedTuple, TypeVar
 import click
 
 from dsrun.errors import MissingError, UsageError
-from dsrun.system.terminal.display import printable
+from dsrun.system.terminal.display import cells, padded, printable
 from dsrun.system.terminal.layout import fitted, terminal_width
 from dsrun.system.terminal.stderr import print_detail, print_error
 
@@ -127,9 +127,9 @@ def _print_question(question: InitQuestion[T]) -> None:
     plain = bool(os.environ.get("NO_COLOR"))
     text = fitted(question.text, terminal_width(sys.stderr), hang=0)
     click.secho(f"\n{text}", bold=True, err=True, color=False if plain else None)
-    width = max((len(printable(answer)) for answer, _ in question.choices), default=0)
+    width = max((cells(printable(answer)) for answer, _ in question.choices), default=0)
     for number, (answer, description) in enumerate(question.choices, 1):
-        print_detail(f"  {number})  {printable(answer):<{width}}  {description}".rstrip(), hang=width + 8)
+        print_detail(f"  {number})  {padded(printable(answer), width)}  {description}".rstrip(), hang=width + 8)
 
 
 def _read_line(prompt: str) -> str:

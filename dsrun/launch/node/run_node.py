@@ -82,8 +82,8 @@ def first_words(work: NodeProgram, place: LocalLauncher) -> str:
     """What is about to start, before anything heavy is loaded for it."""
     here = work.topology
     ranks = counted(place.nodes * here.workers, "rank")
-    where = f"{place.nodes} machines, {here.workers} of them on {here.where}" if place.nodes > 1 else here.where
-    return f"starting {ranks} on {where} of {hostname()}, output in {work.output}"
+    several = f"{place.nodes} machines, {counted(here.workers, 'rank')} here on " if place.nodes > 1 else ""
+    return f"starting {ranks} on {several}{here.where} of {hostname()}, output in {work.output}"
 
 
 def _run_supervised(

@@ -16,7 +16,9 @@ _LINE = re.compile(rb"(\[rank\d+\]: ?)?(%s)" % b"|".join(_NOISE))
 # A warning of Python's, whose second line is the code that warns.
 _WARNING = re.compile(rb"\S+/(torch/distributed|torch/utils/_pytree|torchao)\b.*:\d+: \w*Warning: ")
 # An unfinished line that may become one of these; anything else, such as a progress bar, is shown at once.
-_MAYBE = re.compile(rb"(\[rank\d+\]: ?)?([WEI]\d{0,4}$|[WEI]\d{4} |\[$|\[[WGr\d]|/|F$|Fa|S$|Sk)")
+_MAYBE = re.compile(
+    rb"(\[rank\d+\]: ?)?([WEI]\d{0,4}$|[WEI]\d{4} |\[[WGr][^\r]*$|\[\d{0,4}$|\[\d{4}-|/[^\r]*$|F$|Fa|S$|Sk)"
+)
 _LONGEST = 4096
 
 

@@ -170,7 +170,7 @@ A100, H100 = "A100", "H100"
         (LocalWorkers(2, "cuda", 8, (H100, H100)), 1, "starting 2 ranks on 2 × H100 of {host}, output in runs/x"),
         (
             LocalWorkers(3, "cuda", 8, (A100, H100, H100)), 4,
-            "starting 12 ranks on 4 machines, 3 of them on 1 × A100 and 2 × H100 of {host}, output in runs/x",
+            "starting 12 ranks on 4 machines, 3 ranks here on 1 × A100 and 2 × H100 of {host}, output in runs/x",
         ),
         (LocalWorkers(2, "cuda", 8), 1, "starting 2 ranks on the GPUs of {host}, output in runs/x"),
     ],

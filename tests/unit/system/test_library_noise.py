@@ -54,6 +54,8 @@ def test_words_of_programs_stay_however_they_are_cut(words, size):
     assert filtered(f"{NOISE[0]}{words}", size) == words
 
 
-@pytest.mark.parametrize("words", ["Epoch 1:  10%|█", "loss 0.5", "a line\nand a half"])
+@pytest.mark.parametrize(
+    "words", ["Epoch 1:  10%|█", "loss 0.5", "a line\nand a half", "[12/100] compiling", "/data:  1%\r/data:  2%"]
+)
 def test_unfinished_line_is_shown_at_once(words):
     assert NoiseFilter().feed(words.encode()).decode() == words
