@@ -88,11 +88,16 @@ class StragglerDetector:
             usual = statistics.median(other.own_s for other in others) if others else 0.0
             if usual <= 0:
                 continue
-            if _stalled_alone(each, others):
+            # Not where those of the others stalled as well, as when the file server does.
+            if each.new_stalls > 0 and statistics.median(other.new_stalls for other in others) < each.new_stalls:
                 found.append(_stall(each))
             if each.own_s < usual * (1 + RECOVERED_BELOW):
                 self._named.discard(each.number)
-            elif each.number not in self._named and _is_slow(each, usual):
+            elif (
+                each.number not in self._named
+                and each.own_s > usual * (1 + SLOWER_BY)
+                and each.low_s > usual * (1 + _MOSTLY_BY)
+            ):
                 self._named.add(each.number)
                 found.append(_slow(each, others, usual))
         return found
@@ -114,15 +119,6 @@ class StragglerDetector:
 def gpu_label(gpu: GpuSample) -> str:
     """A GPU for people: "GPU 3 (NVIDIA H100)"."""
     return f"GPU {gpu.index} ({gpu.name})"
-
-
-def _stalled_alone(each: _Placed, others: Sequence[_Placed]) -> bool:
-    """Whether steps of it stalled, and not those of the others as well, as when the file server does."""
-    return each.new_stalls > 0 and statistics.median(other.new_stalls for other in others) < each.new_stalls
-
-
-def _is_slow(each: _Placed, usual: float) -> bool:
-    return each.own_s > usual * (1 + SLOWER_BY) and each.low_s > usual * (1 + _MOSTLY_BY)
 
 
 def _slow(each: _Placed, others: Sequence[_Placed], usual: float) -> Straggler:

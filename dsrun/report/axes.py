@@ -86,7 +86,9 @@ def tick_labels(ticks: Sequence[float]) -> tuple[str, ...]:
     if largest >= _HUGE or 0 < largest < _SMALL:
         return tuple(_exponent(tick) if tick else "0" for tick in ticks)
     size, prefix = next((each for each in _PREFIXES if largest >= max(each[0], _LARGE)), (1.0, ""))
-    digits = _digits(distance / size)
+    # So many after the point tell two ticks at this distance apart.
+    apart = distance / size
+    digits = next((each for each in range(7) if abs(round(apart, each) - apart) < apart * 1e-6), 6)
     return tuple(f"{tick / size:,.{digits}f}{prefix}" if tick else "0" for tick in ticks)
 
 
@@ -98,11 +100,6 @@ def log_labels(ticks: Sequence[float]) -> tuple[str, ...]:
 def _prefixed(value: float) -> str:
     size, prefix = next((each for each in _PREFIXES if value >= max(each[0], _LARGE)), (1.0, ""))
     return f"{value / size:,.10g}{prefix}"
-
-
-def _digits(distance: float) -> int:
-    """How many digits after the point tell two ticks at this distance apart."""
-    return next((digits for digits in range(7) if abs(round(distance, digits) - distance) < distance * 1e-6), 6)
 
 
 def _exponent(value: float) -> str:

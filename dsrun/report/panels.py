@@ -118,32 +118,27 @@ def panels(histories: Sequence[RunHistory], names: Sequence[str]) -> tuple[Repor
     """The panels of these runs, called `names`; those of keys that no run has are left out."""
     plans = [*_PLANS, *_prefixed(histories), *_metrics(histories)]
     several = len(histories) > 1
-    found = [_panel(plan, histories, names) for plan in plans]
-    found = [panel for panel in found if _values(panel.curves)]
+    found = [panel for plan in plans if _values((panel := _panel(plan, histories, names)).curves)]
     count = sum(len(panel.curves) for panel in found)
     limit = max(_FEWEST_POINTS, min(MOST_POINTS, _ALL_POINTS // max(1, count)))
     marks = () if several or not histories else _marks(histories[0])
-    return tuple(_with_marks(_thinner(panel, limit), marks) for panel in found)
-
-
-def _thinner(panel: ReportPanel, limit: int) -> ReportPanel:
-    """With at most so many points in a curve; the running mean is that of all."""
-    curves = [
+    # Checkpoints are marked once, in the chart of the loss, which has the room.
+    other_marks = tuple(mark for mark in marks if mark.kind != "checkpoint")
+    return tuple(
         replace(
-            each,
-            points=thinned(each.points, limit),
-            mean=thinned(smoothed(each.points), limit // 2)
-            if len(each.points) >= _SMOOTHED and not each.dots and not panel.steady
-            else (),
+            panel,
+            marks=marks if panel.name == "loss" else other_marks,
+            curves=tuple(_thinner(each, limit, is_smooth=not panel.steady) for each in panel.curves),
         )
-        for each in panel.curves
-    ]
-    return replace(panel, curves=tuple(curves))
+        for panel in found
+    )
 
 
-def _with_marks(panel: ReportPanel, marks: tuple[PanelMark, ...]) -> ReportPanel:
-    """Checkpoints are marked once, in the chart of the loss, which has the room."""
-    return replace(panel, marks=tuple(mark for mark in marks if mark.kind != "checkpoint" or panel.name == "loss"))
+def _thinner(curve: PanelCurve, limit: int, *, is_smooth: bool) -> PanelCurve:
+    """With at most so many points; the running mean is that of all."""
+    has_mean = len(curve.points) >= _SMOOTHED and not curve.dots and is_smooth
+    mean = thinned(smoothed(curve.points), limit // 2) if has_mean else ()
+    return replace(curve, points=thinned(curve.points, limit), mean=mean)
 
 
 def _panel(plan: _Plan, histories: Sequence[RunHistory], names: Sequence[str]) -> ReportPanel:
@@ -155,17 +150,14 @@ def _panel(plan: _Plan, histories: Sequence[RunHistory], names: Sequence[str]) -
             points = points_of(history.evaluations if dots else history.steps, key, plan.divisor)
             if not points or (len(histories) > 1 and plan.name in _ONLY and key not in _ONLY[plan.name]):
                 continue
-            shown, colour = (label, drawn) if len(histories) == 1 else (_in_run(name, label, plan), number)
+            in_run = f"{name}, {label}" if len(plan.keys) > 1 else name
+            shown, colour = (label, drawn) if len(histories) == 1 else (in_run, number)
             curves.append(
                 PanelCurve(label=shown_text(shown), key=key, run=number, colour=colour, points=points, dots=dots)
             )
             drawn += 1
     is_log, may_be_log = plan.both and _spans_decades(curves), plan.both and _may_be_log(curves)
     return replace(plan, title=shown_text(plan.title), curves=tuple(curves), log=is_log, both=may_be_log)
-
-
-def _in_run(name: str, label: str, plan: _Plan) -> str:
-    return f"{name}, {label}" if len(plan.keys) > 1 else name
 
 
 def _values(curves: Iterable[PanelCurve]) -> list[float]:

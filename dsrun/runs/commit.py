@@ -104,17 +104,15 @@ def leave(run: RunFolder) -> None:
 
 def hide(run: RunFolder, step: int) -> Path:
     """Make the checkpoint of `step` invisible in one step, before its files are deleted; returns where it lies now."""
-    doomed = run.path / HIDDEN / f"deleted-{step}"
-    doomed.parent.mkdir(exist_ok=True)
-    delete_tree(doomed)
-    run.checkpoint(step).rename(doomed)
-    fsync_folder(run.path)
-    return doomed
+    return _moved(run, step, run.path / HIDDEN / f"deleted-{step}")
 
 
 def set_aside(run: RunFolder, step: int) -> Path:
     """Move the checkpoint of `step` out of the way of a run that goes on from an older one; returns its new place."""
-    place = run.path / ASIDE / f"checkpoint-{step}"
+    return _moved(run, step, run.path / ASIDE / f"checkpoint-{step}")
+
+
+def _moved(run: RunFolder, step: int, place: Path) -> Path:
     place.parent.mkdir(exist_ok=True)
     delete_tree(place)
     run.checkpoint(step).rename(place)

@@ -36,13 +36,9 @@ def mount_in(text: str, path: Path) -> MountPoint | None:
         fields = line.split()
         if len(fields) < 4:
             continue
-        point = Path(_unescaped(fields[1]))
+        # The kernel writes blanks, tabs, line breaks and backslashes as octal numbers (getmntent(3)).
+        point = Path(re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), fields[1]))
         # Of two at one place the later one is on top.
         if real.is_relative_to(point) and (found is None or len(point.parts) >= len(found.point.parts)):
             found = MountPoint(point=point, kind=fields[2], options=tuple(fields[3].split(",")))
     return found
-
-
-def _unescaped(text: str) -> str:
-    """The kernel writes blanks, tabs, line breaks and backslashes as octal numbers (getmntent(3))."""
-    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)

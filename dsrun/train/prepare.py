@@ -127,7 +127,7 @@ def show_samples(data: PreparedData, tokenizer: Any, console: Console) -> None:
         where = "in green" if console.coloured else "in " + " ".join(MARKS)
         console.print(f"samples; what is learned is {where}:")
     for parts in samples:
-        console.marked("  ", parts)
+        console.marked(parts)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """What `dsrun config` finds out about the model and the GPU that it is given."""
 
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from dsrun.demo import models
 from dsrun.errors import DsrunError, MissingError
@@ -13,9 +13,6 @@ from dsrun.zero.generate.presets import FROM_STEPS
 from dsrun.zero.generate.spec import ZeroSpec
 from dsrun.zero.generate.training_blocks import steps_of
 from dsrun.zero.memory.model.settings import ModelSettings
-
-if TYPE_CHECKING:
-    from dsrun.zero.memory.model.architecture import ModelShapes
 
 
 def find_facts(spec: ZeroSpec) -> HardwareFacts:
@@ -31,7 +28,12 @@ def find_facts(spec: ZeroSpec) -> HardwareFacts:
         print_note(f"the config.json of {spec.model} has no width: sizes as without --model")
     # Counted only where a value or its reason depends on it: counting some models takes seconds.
     sums = (steps_of(spec) or 1) >= FROM_STEPS
-    model = _architecture(found) if found and (spec.offload_param == "nvme" or sums) else None
+    model = None
+    if found and (spec.offload_param == "nvme" or sums):
+        from dsrun.zero.memory.model.count import count  # for the few values that depend on it
+
+        with suppress(DsrunError):  # neither its weights nor its config tell the shapes
+            model = count(found, meta=False).architecture
     return HardwareFacts(
         hidden_size=width,
         largest=model.largest if model else None,
@@ -39,16 +41,6 @@ def find_facts(spec: ZeroSpec) -> HardwareFacts:
         model_type=config.get("model_type"),
         gpu=require_gpu(spec.gpu) if spec.gpu is not None else None,
     )
-
-
-def _architecture(found: FoundModel) -> "ModelShapes | None":
-    """The model's shapes; None where neither its weights nor its config tell them."""
-    from dsrun.zero.memory.model.count import count  # for the few values that depend on it
-
-    try:
-        return count(found, meta=False).architecture
-    except DsrunError:
-        return None
 
 
 def _found(model: str) -> FoundModel | None:

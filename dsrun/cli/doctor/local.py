@@ -26,9 +26,9 @@ COLLECTIVES = "dsrun.cli.doctor.collectives:run_collectives"
 
 def run(*, form: str, every: bool, only: Sequence[str], skip: Sequence[str], **given: Any) -> int:
     """The callback of `dsrun doctor`."""
-    if not given["preflight"] and (
-        given["ranks"] is not None or given["nodes"] is not None or _is_one_of_several_tasks(os.environ)
-    ):
+    tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "")
+    is_one_of_several = in_slurm_step(os.environ) and tasks.isdigit() and int(tasks) > 1
+    if not given["preflight"] and (given["ranks"] is not None or given["nodes"] is not None or is_one_of_several):
         return _collectives(given, form)
     if given["node_rank"] is not None and not given["preflight"]:
         raise UsageError(f"--node-rank {given['node_rank']}, but not of how many", fix="add --nodes N")
@@ -57,11 +57,6 @@ def _collectives(given: Mapping[str, Any], form: str, findings: Sequence[Finding
     """The test between ranks and nodes, with what the checks have found on this one."""
     names = ("ranks", "nodes", "node_rank", "master_addr", "master_port")
     return int(imported(COLLECTIVES)(**{name: given[name] for name in names}, form=form, findings=findings))
-
-
-def _is_one_of_several_tasks(environ: Mapping[str, str]) -> bool:
-    tasks = environ.get("SLURM_STEP_NUM_TASKS", "")
-    return in_slurm_step(environ) and tasks.isdigit() and int(tasks) > 1
 
 
 def all_checks(min_gpus: int | None, min_gpu_memory: float | None) -> tuple[DoctorCheck, ...]:

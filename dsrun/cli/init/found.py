@@ -80,19 +80,15 @@ def row_count(path: Path) -> int | None:
 def data_files(folder: Path) -> list[DataFile]:
     """The data files in a folder and in those below it called data or dataset, the likeliest training data first."""
     places = [folder, *(folder / name for name in ("data", "dataset", "datasets"))]
-    named = [each for place in places for each in _entries(place) if _may_be_data(each)]
+    able = [each for place in places for each in _entries(place) if suffix_of(each) in _TABLES]
+    named = [each for each in able if each.name[0] != "." and not NO_DATA.fullmatch(each.name)]
     found = []
     for path in sorted(named, key=lambda each: "train" not in each.name.lower())[:READ]:
         with suppress(UsageError, OSError):
             if path.is_file():
                 found.append(DataFile(path=path, row=read_sample(path), size=path.stat().st_size))
     # A JSON file of other columns is seldom data.
-    able = [each for each in found if each.layout(None) or suffix_of(each.path) != ".json"]
-    return sorted(able, key=_likelihood)
-
-
-def _may_be_data(path: Path) -> bool:
-    return suffix_of(path) in _TABLES and path.name[0] != "." and not NO_DATA.fullmatch(path.name)
+    return sorted((each for each in found if each.layout(None) or suffix_of(each.path) != ".json"), key=_likelihood)
 
 
 def _likelihood(file: DataFile) -> tuple[Any, ...]:

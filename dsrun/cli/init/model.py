@@ -84,7 +84,10 @@ def ask_model(interview: InitInterview, given: dict[str, Any]) -> InitModel:
         offline = os.environ.get("HF_HUB_OFFLINE", "0").upper() in ("1", "ON", "YES", "TRUE")
         fetched = f"HF_HUB_OFFLINE forbids to download it ({other_sources()})" if offline else "the run downloads it"
         print_note(f"{name} is not on this machine: {fetched}, and plans its memory when it starts")
-    architecture = _architecture(name, from_scratch=scratch) if config and name not in TASKS else None
+    architecture = None
+    if config and name not in TASKS:
+        with suppress(DsrunError):  # a family that only transformers can count is counted when the run starts
+            architecture = count(find(name), meta=False, from_scratch=scratch).architecture
     return InitModel(name=name, source=found.source, from_scratch=scratch, config=config, architecture=architecture)
 
 
@@ -111,10 +114,3 @@ def _of_the_hub(name: str) -> dict[str, Any] | None:
         return find(name).config
     except MissingError:
         return None
-
-
-def _architecture(name: str, *, from_scratch: bool) -> ModelShapes | None:
-    """None for a family that only transformers can count; it is counted when the run starts."""
-    with suppress(DsrunError):
-        return count(find(name), meta=False, from_scratch=from_scratch).architecture
-    return None

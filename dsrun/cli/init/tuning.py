@@ -132,15 +132,9 @@ class _Planner:
             chosen = choose(request)
         except UsageError as error:
             return PlannedChoice(refused=error)
-        row = next(each for each in plan(request).rows if _is(each.strategy, chosen))
+        row = next(each for each in plan(request).rows if vars(each.strategy).items() <= vars(chosen).items())
         share = row.gpu.total / GIB / gpus.memory
         return PlannedChoice(chosen=chosen, share=share, is_tight=row.verdict == "tight")
-
-
-def _is(strategy: Any, chosen: ChosenPlan) -> bool:
-    return (strategy.stage, strategy.offload, strategy.checkpointing, strategy.bf16_master) == (
-        chosen.stage, chosen.offload, chosen.checkpointing, chosen.bf16_master,
-    )  # fmt: skip
 
 
 def _ask_preset(interview: InitInterview, given: dict[str, Any]) -> InitAnswer[str]:

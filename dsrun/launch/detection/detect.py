@@ -149,7 +149,9 @@ def _by_hand(request: LaunchRequest, environ: Mapping[str, str]) -> LocalLaunche
         raise UsageError(f"NODE_RANK={node}, but --nodes {nodes}", fix=f"nodes are 0 to {nodes - 1}")
     if nodes == 1:
         return LocalLauncher(how="one machine", port=request.master_port)
-    host = _first_machine(request, environ, f"--nodes {nodes}, but not where the first one is")
+    if not (host := request.master_addr or environ.get("MASTER_ADDR")):
+        missing = f"--nodes {nodes}, but not where the first one is"
+        raise UsageError(missing, fix="--master-addr NAME_OF_NODE_0, the same on all nodes")
     port = port_of(request, environ, DEFAULT_PORT)
     return LocalLauncher(
         how=f"node {node} of {nodes}, started by hand",
@@ -160,13 +162,6 @@ def _by_hand(request: LaunchRequest, environ: Mapping[str, str]) -> LocalLaunche
         run=f"by hand {port}",
         own_terminal=True,
     )
-
-
-def _first_machine(request: LaunchRequest, environ: Mapping[str, str], missing: str) -> str:
-    host = request.master_addr or environ.get("MASTER_ADDR")
-    if not host:
-        raise UsageError(missing, fix="--master-addr NAME_OF_NODE_0, the same on all nodes")
-    return host
 
 
 def _in_job(

@@ -372,12 +372,10 @@ class _Supervision:
         newest = self._newest()
         step = max(end.failure_inputs.steps.values(), default=None) if end else None
         where = "interrupted before training began" if step is None else f"interrupted at step {step}"
-        if newest is None:
-            return where
         again = self._again(resume=bool(newest))
         if newest:
             return f"{where}; checkpoint-{newest} is complete: run {again} to go on"
-        return f"{where}, no checkpoint yet: {again} starts anew"
+        return where if newest is None else f"{where}, no checkpoint yet: {again} starts anew"
 
     def _program_stopped(self, by: str) -> str:
         return f"stopped by {by}: whether it saved is the program's own affair; {self._job.again} starts it again"

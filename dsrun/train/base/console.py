@@ -19,7 +19,8 @@ from typing import Any, Literal, TextIO
 
 from rich.console import Console as RichConsole
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Column
 from rich.text import Text
 
 from dsrun.system.terminal.display import printable
@@ -118,20 +119,18 @@ class Console:
         if self._transcript:
             self._transcript.write(text + "\n")
 
-    def marked(self, head: str, parts: list[tuple[str, bool]]) -> None:
-        """Print one line whose marked parts stand out: in colour where there is any, in brackets elsewhere."""
+    def marked(self, parts: list[tuple[str, bool]]) -> None:
+        """Print one indented line whose marked parts stand out: in colour where there is any, in brackets elsewhere."""
         if self._out is None:
             return
         shown = [(printable(text), mark) for text, mark in parts]
-        plain = head + "".join(f"{MARKS[0]}{text}{MARKS[1]}" if mark else text for text, mark in shown)
+        plain = "  " + "".join(f"{MARKS[0]}{text}{MARKS[1]}" if mark else text for text, mark in shown)
         if self._json:
             self.event(plain, action="output")
         elif self.coloured and self.width:
             whole = Text.assemble(*((text, "bold green" if mark else "") for text, mark in shown))
-            first, *others = whole.wrap(self._rich, self.width - len(head) - 2)
-            self._rich.print(Text.assemble(head, first))
-            for each in others:
-                self._rich.print(Text.assemble(head, "  ", each))
+            for at, each in enumerate(whole.wrap(self._rich, self.width - 4)):
+                self._rich.print(Text.assemble("    " if at else "  ", each))
         else:
             self._rich.print(escape(fitted(plain, self.width)))
         self._record(plain)
@@ -161,12 +160,6 @@ class Console:
             self.print(type(value)(f"  {name.ljust(width)}  {value}"), fit=partial(fitted, hang=width + 4))
 
 
-class _Figures(ProgressColumn):
-    def render(self, task: Task) -> Text:
-        # One line, whatever the terminal's width: a bar that wraps scrolls the screen away.
-        return Text(task.fields.get("figures", ""), no_wrap=True, overflow="ellipsis")
-
-
 class TrainingBar:
     """The one progress bar of the training loop, from optimizer step `start` to `total`: loss, tokens/s and ETA."""
 
@@ -182,7 +175,8 @@ class TrainingBar:
                 TextColumn("training"),
                 BarColumn(bar_width=_BAR),
                 MofNCompleteColumn(),
-                _Figures(),
+                # One line, whatever the terminal's width: a bar that wraps scrolls the screen away.
+                TextColumn("{task.fields[figures]}", table_column=Column(no_wrap=True, overflow="ellipsis")),
                 console=console._rich,
                 transient=True,
                 # What libraries write to stderr belongs in the rank's log, not above the bar.
@@ -190,7 +184,7 @@ class TrainingBar:
                 redirect_stderr=False,
             )
             self._bar.start()
-            self._task = self._bar.add_task("training", total=total, completed=start)
+            self._task = self._bar.add_task("training", total=total, completed=start, figures="")
 
     def advance(self, step: int) -> None:
         if self._bar:
@@ -220,13 +214,9 @@ class TrainingBar:
             self.console.print(f"step {step}/{self.total}  {self._figures(step, parts)}")
 
     def _figures(self, step: int, parts: list[str]) -> str:
-        return "  ".join([*parts, f"ETA {self._eta(step)}"])
-
-    def _eta(self, step: int) -> str:
         done = step - self.start
-        if not done:
-            return "?"
-        return duration((time.monotonic() - self.began) / done * (self.total - step))
+        eta = duration((time.monotonic() - self.began) / done * (self.total - step)) if done else "?"
+        return "  ".join([*parts, f"ETA {eta}"])
 
     def stop(self) -> None:
         if self._bar:

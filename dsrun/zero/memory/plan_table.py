@@ -154,6 +154,7 @@ def as_json(plan: MemoryPlan, counted: CountedModel, options: CommandOptions) ->
 def row_as_json(row: PlanCandidate) -> dict[str, Any]:
     """One strategy; `gpu` adds up to `gpu_total` but for what does not meet at the peak."""
     gpu, states = row.gpu, row.gpu.states
+    what, size = obstacle(row)
     return {
         "stage": row.strategy.stage,
         "offload": row.strategy.offload,
@@ -181,16 +182,8 @@ def row_as_json(row: PlanCandidate) -> dict[str, Any]:
         "nvme_per_node": row.nvme,
         "checkpoint": row.checkpoint,
         "relative_speed": None if row.verdict == "does not fit" else round(row.relative, 3),
-        "reason": _reason(row),
+        "reason": row.reason if row.verdict != "does not fit" else what.format(size_text(size)),
     }
-
-
-def _reason(row: PlanCandidate) -> str:
-    """Why the row is as fast as it is, or why it does not fit."""
-    if row.verdict != "does not fit":
-        return row.reason
-    what, size = obstacle(row)
-    return what.format(size_text(size))
 
 
 def obstacle(row: PlanCandidate) -> tuple[str, int]:
