@@ -48,12 +48,8 @@ def read_standings(folder: Path) -> list[RankStanding]:
         for file in folder.iterdir()
         if (match := _DUMP_FILE.search(file.name)) and file.is_file()
     }
-    return [RankStanding(rank, _place(folder, rank), dumps.get(rank)) for rank in ranks]
-
-
-def _place(folder: Path, rank: int) -> StackPlace:
-    stacks, state = folder / f"rank-{rank}.stacks.txt", folder / f"rank-{rank}.proc.txt"
-    return place_of(text_of_file(stacks), text_of_file(state))
+    texts = {rank: [text_of_file(folder / f"rank-{rank}.{kind}.txt") for kind in ("stacks", "proc")] for rank in ranks}
+    return [RankStanding(rank, place_of(*texts[rank]), dumps.get(rank)) for rank in ranks]
 
 
 def outliers(standings: Sequence[RankStanding]) -> tuple[int, ...]:

@@ -60,7 +60,9 @@ def _of_history(folder: Path, history: RunHistory, logs: Mapping[str, Path]) -> 
     kind = kind_of(ending)
     code = whole(ending.get("exit_code")) if kind.over == "finished" else None
     ended_well = kind.over == "finished" and not code
-    verdict = _of_logs(logs, exit_code=0 if ended_well or RunFolder(folder).finished.exists() else None)
+    # Empty files, which ranks without output leave, show nothing.
+    written = {name: path for name, path in logs.items() if path.stat().st_size}
+    verdict = of_logs(written, exit_code=0 if ended_well or RunFolder(folder).finished.exists() else None, own=True)
     where = str(RunFolder(folder).events)
     # The attempts of a program write into one log: what it shows may be an earlier one's.
     start = next((each for each in reversed(events) if each.get("kind") == "start"), {})
@@ -109,12 +111,6 @@ def _is_telling(event: LedgerRecord) -> bool:
     """Whether a run may stand still after this event, or works again."""
     kind = kind_of(event)
     return kind.over != "killed" or kind.name == "training"
-
-
-def _of_logs(logs: Mapping[str, Path], *, exit_code: int | None) -> RunVerdict:
-    """As `of_logs`; empty files, which ranks without output leave, show nothing."""
-    written = {name: path for name, path in logs.items() if path.stat().st_size}
-    return of_logs(written, exit_code=exit_code, own=True)
 
 
 def _running(history: RunHistory, who: str, verdict: RunVerdict, where: str) -> RunVerdict:

@@ -109,7 +109,7 @@ def metrics(histories: Sequence[RunHistory], statuses: Sequence[RunStatus]) -> l
         ("lowest_loss", [min((y for _, y in history.series("loss")), default=None) for history in histories]),
     ]
     for name in metric_keys(record for history in histories for record in history.evaluations):
-        rows.append((name, [_last(history, name) for history in histories]))
+        rows.append((name, [found[-1][1] if (found := history.series(name)) else None for history in histories]))
     rows += [
         ("best_metric", [status.best and status.best.metric for status in statuses]),
         ("best_value", [status.best and status.best.value for status in statuses]),
@@ -151,11 +151,6 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
             text = json.dumps(value) if isinstance(value, list) else value
             flat[f"{prefix}{name}"] = without_tokens(text) if isinstance(text, str) else text
     return flat
-
-
-def _last(history: RunHistory, name: str) -> float | None:
-    found = history.series(name)
-    return found[-1][1] if found else None
 
 
 def _median(records: Sequence[LedgerRecord], key: str) -> float | None:

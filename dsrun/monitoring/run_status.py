@@ -114,7 +114,8 @@ def status_of(history: RunHistory, now: float | None = None, *, lock_tries: int 
     began = next((at for each in events if (at := seconds_of(each)) is not None), None)
     ended = _last_sign(history, "all" if state == "killed" else "events")
     written = last_write(history.path)
-    ending = _ending(events) if over and state != "finished" else {}
+    endings = (each for each in reversed(events) if kind_of(each).over in ("failed", "stopped"))
+    ending = next(endings, {}) if over and state != "finished" else {}
     return RunStatus(
         path=history.path,
         state=state,
@@ -215,10 +216,6 @@ def _has_fresh_nodes(history: RunHistory, now: float) -> bool:
     newest = max((at for node in history.nodes if (at := seconds_of({"time": node.time})) is not None), default=None)
     event = seconds_of(history.events[-1]) if history.events else None
     return newest is not None and now - newest < STALE_S and (event is None or newest >= event)
-
-
-def _ending(events: Sequence[LedgerRecord]) -> LedgerRecord:
-    return next((each for each in reversed(events) if kind_of(each).over in ("failed", "stopped")), {})
 
 
 def _text(value: object) -> str | None:

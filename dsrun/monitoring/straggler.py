@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from dsrun.machine.gpu_samples import GpuSample
 from dsrun.runs.node_status import NodeStatus, RankProgress
 
 SLOWER_BY = 0.15
@@ -107,18 +106,14 @@ class StragglerDetector:
             for place, rank in enumerate(sorted(node.ranks, key=lambda each: each.rank)):
                 if rank.phase != "training" or rank.own_s is None or rank.own_low_s is None:
                     continue
-                gpu = gpu_label(node.gpus[place]) if len(node.gpus) >= len(node.ranks) else None
+                known = node.gpus[place] if len(node.gpus) >= len(node.ranks) else None
+                gpu = f"GPU {known.index} ({known.name})" if known else None
                 stalls, seconds = self._stalls.get(rank.rank, (0, 0.0))
                 self._stalls[rank.rank] = (rank.stalls, rank.stalled_s)
                 yield _Placed(
                     progress=rank, host=node.host, gpu=gpu, own_s=rank.own_s, low_s=rank.own_low_s,
                     new_stalls=rank.stalls - stalls, new_stalled_s=rank.stalled_s - seconds,
                 )  # fmt: skip
-
-
-def gpu_label(gpu: GpuSample) -> str:
-    """A GPU for people: "GPU 3 (NVIDIA H100)"."""
-    return f"GPU {gpu.index} ({gpu.name})"
 
 
 def _slow(each: _Placed, others: Sequence[_Placed], usual: float) -> Straggler:

@@ -140,13 +140,10 @@ def _drawn(curve: PanelCurve, x: ChartAxis, y: ChartAxis) -> list[str]:
         parts = [f'<path class="line faint {look}" d="{line}"/>', f'<path class="line {look}" d="{mean}"/>']
     else:
         parts = [f'<path class="line {look}" d="{line}"/>']
-    bad = [(step, value) for step, value in curve.points if not math.isfinite(value)][:_BADS]
-    return [*parts, *(_bad(curve, step, value, x) for step, value in bad)]
-
-
-def _bad(curve: PanelCurve, step: int, value: float, x: ChartAxis) -> str:
-    title = escape(f"step {step:,}: {curve.label} is {figure(value)}")
-    return f'<path class="nonfinite" d="M{_short(WIDTH * x.place(step))} 0v{_TICK}"><title>{title}</title></path>'
+    for step, value in [each for each in curve.points if not math.isfinite(each[1])][:_BADS]:
+        at, title = _short(WIDTH * x.place(step)), escape(f"step {step:,}: {curve.label} is {figure(value)}")
+        parts.append(f'<path class="nonfinite" d="M{at} 0v{_TICK}"><title>{title}</title></path>')
+    return parts
 
 
 def _marks(panel: ReportPanel, x: ChartAxis) -> list[str]:

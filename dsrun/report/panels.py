@@ -211,8 +211,6 @@ def _marks(history: RunHistory) -> tuple[PanelMark, ...]:
             mark = PanelMark(step=step, kind=cast(MarkKind, kind.mark), label=shown_text(filled(kind.label, event)))
             found[kind.mark][step] = mark
         trained = trained or kind.name == "training"
-    return tuple(mark for marks in found.values() for mark in _some([marks[step] for step in sorted(marks)]))
-
-
-def _some(marks: list[PanelMark]) -> list[PanelMark]:
-    return marks[:: max(1, -(-len(marks) // _MOST_MARKS))]
+    return tuple(
+        marks[step] for marks in found.values() for step in sorted(marks)[:: max(1, -(-len(marks) // _MOST_MARKS))]
+    )

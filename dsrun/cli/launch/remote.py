@@ -87,7 +87,8 @@ def _remote_supervisors(
     # ssh's own aliases mean nothing to the ranks, nor on the other machines.
     address = options.master_addr or behind_alias(hosts[0].address)
     here = [is_this_machine(host.address) for host in hosts]
-    if len(hosts) > 1 and not options.master_addr and _is_loopback(address) and not all(here):
+    is_loopback = address in ("localhost", "::1") or address.startswith("127.")
+    if len(hosts) > 1 and not options.master_addr and is_loopback and not all(here):
         raise UsageError(
             f"{place.job or options.hostfile}: {hosts[0].name} is a different machine for each of them",
             fix="write the name by which the others reach it, or add --master-addr",
@@ -118,10 +119,6 @@ def _without_tokens(program: tuple[str, ...]) -> tuple[tuple[str, ...], dict[str
         return program, {}
     kept, tokens = split_secrets(program)
     return tuple(kept), {variables.TOKENS: json.dumps(tokens)} if tokens else {}
-
-
-def _is_loopback(address: str) -> bool:
-    return address in ("localhost", "::1") or address.startswith("127.")
 
 
 def _environment_files() -> dict[str, str]:

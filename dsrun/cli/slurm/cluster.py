@@ -55,8 +55,10 @@ def _node_rows(nodes: Sequence[SlurmNode]) -> list[tuple[str, ...]]:
     alike: dict[tuple[Any, ...], list[str]] = {}
     for node in nodes:
         for group in node.gpus or (None,):
-            cores = f"{node.cores_free} of {node.cores}"
-            shown = (_state(node), *_gpu_cells(node, group), cores, notation.gib(node.memory))
+            # Without SLURM's own plans for the node, but with why it takes no jobs.
+            why = f" ({node.reason})" if node.reason and not node.is_usable else ""
+            state, cores = node.state.lower().replace("+planned", "") + why, f"{node.cores_free} of {node.cores}"
+            shown = (state, *_gpu_cells(node, group), cores, notation.gib(node.memory))
             alike.setdefault(shown, []).append(node.name)
     head = ("NODES", "STATE", "GPUS", "MEMORY", "CAPABILITY", "FREE", "CORES FREE", "HOST MEMORY")
     return [head, *((_names(names), *row) for row, names in alike.items())]
@@ -66,12 +68,6 @@ def _names(names: Sequence[str]) -> str:
     """A hostlist, cut where it is long: --format json has all names."""
     text = compressed(names)
     return text if len(text) <= _LONGEST_NAMES else f"{text[: _LONGEST_NAMES - 1]}… ({len(names)} nodes)"
-
-
-def _state(node: SlurmNode) -> str:
-    """SLURM's state without its own plans for the node, and why the node takes no jobs."""
-    why = f" ({node.reason})" if node.reason and not node.is_usable else ""
-    return node.state.lower().replace("+planned", "") + why
 
 
 def _gpu_cells(node: SlurmNode, group: GpuGroup | None) -> tuple[str, str, str, str]:

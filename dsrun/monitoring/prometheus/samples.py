@@ -19,7 +19,7 @@ from dsrun.monitoring.observations import throttle_reasons
 from dsrun.monitoring.run_status import RunState, status_of
 from dsrun.runs.find import is_run, runs_below
 from dsrun.runs.goodput import goodput
-from dsrun.runs.node_status import NodeStatus, RankProgress
+from dsrun.runs.node_status import NodeStatus
 from dsrun.runs.reader import RunHistory, RunReader, UnreadableRun
 from dsrun.runs.records import finite, seconds_of, whole
 from dsrun.system.terminal.stderr import print_note
@@ -112,15 +112,11 @@ def _evaluation(history: RunHistory) -> dict[str, float]:
 
 
 def _ranks(nodes: Sequence[NodeStatus]) -> Iterator[MetricSample]:
+    """Of many the silent ones, then those that wait least for the others."""
     known = [(node.host, rank) for node in nodes for rank in node.ranks]
-    shown = sorted(known, key=lambda each: _weight(each[1]), reverse=True)[:MOST_RANKS]
-    for host, rank in shown:
+    known.sort(key=lambda each: (each[1].silent_s, (each[1].step_s or 0.0) - (each[1].wait_s or 0.0)), reverse=True)
+    for host, rank in known[:MOST_RANKS]:
         yield from _fields("rank", rank, {"rank": str(rank.rank), "host": host})
-
-
-def _weight(rank: RankProgress) -> tuple[float, float]:
-    """What decides which ranks of many are shown: who is silent, then who waits least for the others."""
-    return (rank.silent_s, (rank.step_s or 0.0) - (rank.wait_s or 0.0))
 
 
 def _node(node: NodeStatus) -> Iterator[MetricSample]:

@@ -7,6 +7,7 @@ other key, checked against the keys that the installed release reads.
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -96,7 +97,9 @@ def nearest_key(name: str) -> str | None:
 
 def _typed(key: str, text: str, entry: SchemaEntry | None) -> Any:
     """The value of a word: JSON where it is, else the text itself; for a list also words with commas."""
-    value = _parsed(text)
+    value: Any = text
+    with suppress(ValueError, RecursionError):
+        value = json.loads(text)
     if entry is None or (value == AUTO and isinstance(value, str)):
         return value
     if "block" in entry:
@@ -112,13 +115,6 @@ def _typed(key: str, text: str, entry: SchemaEntry | None) -> Any:
     if limits := outside(found.value, entry):
         raise UsageError(f"--set {key}={text}: a value {limits} is expected")
     return found.value
-
-
-def _parsed(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
 
 
 # The order of the blocks is that in which a reader asks: how much, how exact, how sharded, how updated.
