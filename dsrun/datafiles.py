@@ -3,8 +3,6 @@
 The options of every command come through here. It does without pathlib, whose import takes a tenth of `--help`.
 """
 
-from __future__ import annotations
-
 import marshal
 import os
 import sys
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def data_folder(name: str) -> Path:
+def data_folder(name: str) -> "Path":
     """The shipped folder `name`: inside an installed wheel, else in the checkout of an editable install."""
     from pathlib import Path
 
@@ -36,7 +34,7 @@ def toml_beside(module: str, name: str | None = None) -> dict[str, Any]:
     return read_toml(os.path.join(os.path.dirname(module), name) if name else os.path.splitext(module)[0] + ".toml")
 
 
-def read_toml(file: str | Path) -> dict[str, Any]:
+def read_toml(file: "str | Path") -> dict[str, Any]:
     """The content of a TOML file of dsrun. Its parser is written in Python, and takes as long as click's import."""
     return dict(kept(file, _parsed))
 
@@ -47,7 +45,7 @@ def _parsed(text: bytes) -> dict[str, Any]:
     return tomllib.loads(text.decode("utf-8"))
 
 
-def kept(file: str | Path, make: Callable[[bytes], Any], version: str = "") -> Any:
+def kept(file: "str | Path", make: "Callable[[bytes], Any]", version: str = "") -> Any:
     """What `make` makes of the content of a file of dsrun, a value that marshal knows.
 
     As Python does with modules, the result is kept in `__pycache__` until the file has another size or time, or
@@ -69,7 +67,7 @@ def kept(file: str | Path, make: Callable[[bytes], Any], version: str = "") -> A
     return made
 
 
-def _state(file: str | Path) -> tuple[int, int]:
+def _state(file: "str | Path") -> tuple[int, int]:
     """What tells two contents of a file apart."""
     found = os.stat(file)
     return found.st_mtime_ns, found.st_size

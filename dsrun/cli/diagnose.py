@@ -127,10 +127,8 @@ def _ended(folder: Path, verdict: RunVerdict) -> list[tuple[str, str]]:
     if status.step is not None and status.since_s is not None:
         steps, took = counted(status.step, "step"), duration(status.since_s)
         state.append(text_of("run_state.steps", steps=steps, duration=took))
-    failures = counted(status.restarts, "failure")
-    state.append(
-        text_of("run_state.restarts", failures=failures) if status.restarts else text_of("run_state.no_failure")
-    )
+    again = text_of("run_state.restarts", failures=counted(status.restarts, "failure"))
+    state.append(again if status.restarts else text_of("run_state.no_failure"))
     losses: list[str] = [figure(status.loss)] if status.loss is not None else []
     if best := status.best:
         losses.append(text_of("run_state.best", metric=best.metric, value=figure(best.value), step=best.step))

@@ -32,7 +32,7 @@ class ChartAxis:
 
     def labels(self) -> tuple[str, ...]:
         """The ticks as they are written."""
-        return log_labels(self.ticks) if self.log else tick_labels(self.ticks)
+        return tuple(map(_log_label, self.ticks)) if self.log else tick_labels(self.ticks)
 
 
 def linear_axis(low: float, high: float, *, zero: bool = False, most: float | None = None, count: int = 5) -> ChartAxis:
@@ -92,12 +92,10 @@ def tick_labels(ticks: Sequence[float]) -> tuple[str, ...]:
     return tuple(f"{tick / size:,.{digits}f}{prefix}" if tick else "0" for tick in ticks)
 
 
-def log_labels(ticks: Sequence[float]) -> tuple[str, ...]:
-    """Ticks of a logarithmic axis, each written as short as it can be: 0.05, 200, 50k, 1e-6."""
-    return tuple(_exponent(tick) if not 1e-3 <= tick < _HUGE else _prefixed(tick) for tick in ticks)
-
-
-def _prefixed(value: float) -> str:
+def _log_label(value: float) -> str:
+    """A tick of a logarithmic axis, written as short as it can be: 0.05, 200, 50k, 1e-6."""
+    if not 1e-3 <= value < _HUGE:
+        return _exponent(value)
     size, prefix = next((each for each in _PREFIXES if value >= max(each[0], _LARGE)), (1.0, ""))
     return f"{value / size:,.10g}{prefix}"
 

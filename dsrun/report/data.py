@@ -143,12 +143,11 @@ def _config_findings(history: RunHistory) -> tuple[Finding, ...]:
     """Errors and warnings of `dsrun config check` about the configuration that DeepSpeed got."""
     from dsrun.zero.lint.config_check import check
 
-    config = history.run.get("deepspeed")
-    if not isinstance(config, dict):
+    if (config := deepspeed_json(history)) is None:
         return ()
     model_type = history.run.get("model_type")
     found = check(
-        deepspeed_json(history) or "{}",
+        config,
         file="the configuration below",
         target="trainer",
         world_size=whole(history.run.get("world_size")),

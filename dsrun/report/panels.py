@@ -190,14 +190,13 @@ def _prefixed(histories: Sequence[RunHistory]) -> list[_Plan]:
 
 def _metrics(histories: Sequence[RunHistory]) -> list[_Plan]:
     keys = metric_keys(record for history in histories for record in history.evaluations)
-    return [_metric(key, histories) for key in keys if key != "eval_loss"]
-
-
-def _metric(key: str, histories: Sequence[RunHistory]) -> _Plan:
-    values = finite_values(point for history in histories for point in points_of(history.evaluations, key))
-    most = largest_possible(key, values, own=not any(history.program for history in histories))
-    name = measure_name(key)
-    return _Plan(key, name, "", keys={key: name}, zero=most is not None, most=most)
+    own = not any(history.program for history in histories)
+    plans = []
+    for key in (each for each in keys if each != "eval_loss"):
+        values = finite_values(point for history in histories for point in points_of(history.evaluations, key))
+        most, name = largest_possible(key, values, own=own), measure_name(key)
+        plans.append(_Plan(key, name, "", keys={key: name}, zero=most is not None, most=most))
+    return plans
 
 
 def _marks(history: RunHistory) -> tuple[PanelMark, ...]:

@@ -92,17 +92,12 @@ def is_in_use(run: Path, *, tries: int = LOCK_TRIES) -> LockHolder | None:
     It takes 0.1 s a try while somebody does. One is enough for who only shows it: a run that has just begun or ended
     is seen the next time.
     """
-    return trainer_of(run, tries=tries) or supervisor_of(run, tries=tries)
+    return trainer_of(run, tries=tries) or _holder(run / SUPERVISOR_LOCK, tries)
 
 
 def trainer_of(run: Path, *, tries: int = LOCK_TRIES) -> LockHolder | None:
     """The rank of dsrun's own training that has the run folder `run` now."""
     return _holder(run / TRAINER_LOCK, tries)
-
-
-def supervisor_of(run: Path, *, tries: int = LOCK_TRIES) -> LockHolder | None:
-    """The supervisor that keeps a run going in the run folder `run` now, whether or not its ranks live."""
-    return _holder(run / SUPERVISOR_LOCK, tries)
 
 
 def _holder(path: Path, tries: int) -> LockHolder | None:

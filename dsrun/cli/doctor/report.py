@@ -1,8 +1,7 @@
 """Results of checks as the table of `dsrun doctor`, and as JSON."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dsrun.doctor.check import CheckResult
@@ -36,29 +35,27 @@ def result_lines(results: Sequence[CheckResult], *, every: bool, columns: int | 
         # What is fine beside problems is not shown.
         problems = [each for each in worst_first(result.findings) if each.level != "info"]
         for found in problems or result.findings:
-            yield from _row(STATUSES[found.level], title, partial(table_lines, found), columns)
+            yield from _row(STATUSES[found.level], title, found, columns)
             title = " " * width
         if result.status == "skip":
             needs = translated(result.check.needs or text_of("check_total.nothing"))
-            text = partial(table_lines, Finding(level="info", code=result.check.code, message=needs))
-            yield from _row("skip", title, text, columns)
+            found = Finding(level="info", code=result.check.code, message=needs)
+            yield from _row("skip", title, found, columns)
     yield ""
     yield fitted(translated(summary(results, every=every)), columns, hang=0)
 
 
-def _row(
-    status: CheckStatus, title: str, text: Callable[[int | None], Iterable[str]], columns: int | None
-) -> Iterator[str]:
-    """A row of the table: the text, made for a width, beside its title, or below where it has no room."""
+def _row(status: CheckStatus, title: str, found: Finding, columns: int | None) -> Iterator[str]:
+    """A row of the table: a finding beside its title, or below where it has no room."""
     beside = status_width() + 2 + cells(title) + 2
     room = None if columns is None else columns - beside
-    first, *others = text(room)
+    first, *others = table_lines(found, room)
     if room is None or NARROWEST <= room >= max(map(cells, (first, *others))):
         yield f"{status_word(status)}  {title}  {first}"
         yield from (" " * beside + each for each in others)
     else:
         yield f"{status_word(status)}  {title}".rstrip()
-        yield from (" " * 6 + each for each in text(room + beside - 6))
+        yield from (" " * 6 + each for each in table_lines(found, room + beside - 6))
 
 
 def summary(results: Sequence[CheckResult], *, every: bool) -> Message:

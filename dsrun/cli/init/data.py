@@ -14,7 +14,7 @@ from dsrun.errors import UsageError, did_you_mean, nearest
 from dsrun.models.folder import HUB_NAME
 from dsrun.recipe.preflight.files import CHAT_TEMPLATES, check_files, is_path
 from dsrun.recipe.preflight.layouts import RowLayout
-from dsrun.recipe.preflight.splits import expanded
+from dsrun.recipe.preflight.splits import expanded, split_of
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.system.terminal.stderr import print_note
 
@@ -65,7 +65,8 @@ def ask_data(interview: InitInterview, given: dict[str, Any], model: InitModel) 
     if named:
         check_files(TrainSpec(train_file=list(data.train_file), validation_file=list(named)))
         return replace(data, validation_file=named, validation_source="as --validation-file says")
-    beside = [each for each in there if each.is_validation and data.row and set(each.row) == set(data.row)]
+    named_so = [each for each in there if split_of(each.path.name) == "validation"]  # a test file is for the end
+    beside = [each for each in named_so if data.row and set(each.row) == set(data.row)]
     if data.train_file and beside:
         file = str(beside[0].path)
         return replace(

@@ -41,11 +41,6 @@ class DataFile:
         """Whether its name says that it is for validation or a test."""
         return split_of(self.path.name) in ("validation", "test")
 
-    @property
-    def is_validation(self) -> bool:
-        """Whether its name says that it is for validation; a test file is for the end."""
-        return split_of(self.path.name) == "validation"
-
     def layout(self, task: str | None) -> RowLayout | None:
         """What its columns mean for a task, or for the first that they suit; None where they suit none."""
         for each in TASKS if task is None else (task,):

@@ -31,7 +31,7 @@ def ask_job(interview: InitInterview, given: dict[str, Any], facts: ClusterFacts
         job.ask(interview, _partition_question(facts, default), given)
     if given["account"] or job.needs_account():
         job.ask(interview, _account_question(facts), given)
-    partition = facts.partition(job.named("partition")) if facts else None
+    partition = facts.partition(job.spec.partition) if facts else None
     job.ask(interview, _gpus_question(facts, partition), given)
     job.ask(interview, _nodes_question(partition), given)
     job.ask(interview, _time_question(partition, is_demo=is_demo), given)
@@ -76,10 +76,6 @@ class InitJob:
             return text
 
         self.answers[name] = interview.answer(replace(question, check=checked), given[name])
-
-    def named(self, name: str) -> str | None:
-        """The answer to a question; None where it was not asked."""
-        return self.answers[name].value if name in self.answers else None
 
     def needs_account(self) -> bool:
         """Whether the partition does not take the user's default account."""

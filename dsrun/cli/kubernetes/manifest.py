@@ -48,7 +48,8 @@ def run(**values: Any) -> int:
     if job.recipe is not None:
         _check_training(job.recipe, spec)
     text = manifest(render_objects(spec, workload), ("dsrun", *sys.argv[1:]))
-    if job.recipe is not None and _leaves_token_out(job.recipe, spec):
+    has_token = any(entry.startswith("HF_TOKEN=") for entry in spec.secret)
+    if job.recipe is not None and any(map(job.recipe.given, ("token", "hub_token"))) and not has_token:
         print_note("the token of run.yaml is not written into the manifest (--secret HF_TOKEN=SECRET:KEY)")
     for line in notices(given, spec):
         print_note(line)
@@ -72,11 +73,6 @@ def _workload(job: RenderedProgram, words: Sequence[str], cwd: Path) -> Training
     return TrainingWorkload(
         words=words, name=program.name, output=program.output, on_cpu=program.on_cpu, notify=tuple(recipe.spec.notify)
     )
-
-
-def _leaves_token_out(recipe: "Recipe", spec: KubernetesSpec) -> bool:
-    given = any(recipe.given(name) for name in ("token", "hub_token"))
-    return given and not any(entry.startswith("HF_TOKEN=") for entry in spec.secret)
 
 
 def _check_training(recipe: "Recipe", spec: KubernetesSpec) -> None:

@@ -191,12 +191,9 @@ def _events(snapshot: MonitorSnapshot, room: TerminalSize, *, most: int) -> Moni
     shown = events[-most:]
     for event in shown:
         at = seconds_of(event)
-        clock = "" if at is None else _clock(at, snapshot.now)
+        recent = at is None or snapshot.now - at < 12 * 3600
+        clock = "" if at is None else time.strftime("%H:%M:%S" if recent else "%d %b %H:%M", time.localtime(at))
         text = Text(printable(describe(event)), style=_EVENT_STYLES[level_of(event)])
         text.truncate(room.width - max(8, len(clock)) - 2, overflow="ellipsis")
         grid.add_row(clock, text)
     return headed(room, "events", "", grid, len(shown))
-
-
-def _clock(at: float, now: float) -> str:
-    return time.strftime("%H:%M:%S" if now - at < 12 * 3600 else "%d %b %H:%M", time.localtime(at))

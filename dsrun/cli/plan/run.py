@@ -39,7 +39,10 @@ def run(**given: Any) -> int:
         # Speech models pad each source to it.
         given["max_source_length"] = found.config.get("max_source_positions")
     request = _request(counted, given)
-    _note_unused_lengths(counted.architecture.seq2seq, given)
+    sides = ("max_source_length", "max_target_length")
+    unused = [f"--{name.replace('_', '-')}" for name in sides if given[name] is not None]
+    if unused and not counted.architecture.seq2seq:
+        _note(f"a causal language model has no {' or '.join(unused)}: only --max-length counts")
     options = replace(_command_options(given), trained=counted.trained)
     if given["hub"] == "modelscope":
         options = replace(options, hub=given["hub"], config=folder)
@@ -138,13 +141,6 @@ def _with_deepspeed_file(request: PlanRequest, given: dict[str, Any]) -> PlanReq
     flags |= {"--zero": request.stage, "--global-batch-size": request.global_batch}
     flags["--precision"] = None if given["precision"] == "auto" else given["precision"]
     return with_deepspeed(request, as_object(text, file), file, given=flags)
-
-
-def _note_unused_lengths(seq2seq: bool, given: dict[str, Any]) -> None:
-    sides = ("max_source_length", "max_target_length")
-    unused = [f"--{name.replace('_', '-')}" for name in sides if given[name] is not None and not seq2seq]
-    if unused:
-        _note(f"a causal language model has no {' or '.join(unused)}: only --max-length counts")
 
 
 def _first(*values: int | None) -> int:

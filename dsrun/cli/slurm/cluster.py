@@ -97,13 +97,12 @@ def _partition_rows(facts: ClusterFacts, partitions: Sequence[Partition]) -> lis
 
 
 def _limits(each: Partition) -> str:
+    memory = each.max_memory_per_node
     limits = {
         "default time": notation.clock(each.time_default) if each.time_default else "",
         "nodes": f"at most {each.max_nodes:.0f}" if each.max_nodes != NO_LIMIT else "",
         "cores a node": f"at most {each.max_cpus_per_node:.0f}" if each.max_cpus_per_node != NO_LIMIT else "",
-        "memory a node": f"at most {notation.gib(each.max_memory_per_node)}"
-        if each.max_memory_per_node != NO_LIMIT
-        else "",
+        "memory a node": f"at most {notation.gib(memory)}" if memory != NO_LIMIT else "",
         "accounts": " ".join((*each.accounts, *(f"not {name}" for name in each.denied_accounts))),
         "qos": " ".join((*each.qos, *(f"not {name}" for name in each.denied_qos))),
         "groups": " ".join(each.groups),

@@ -57,9 +57,14 @@ def run_node(work: NodeProgram, place: LocalLauncher, signals: StartupSignals, *
         if place.recreated:
             _wait_for_earlier_holder(Path(work.output), rendezvous_timeout_s)
         refuse_unfit(Path(work.output), force=work.force)
-        work = _with_recipe_in_force(work)
-        if work.recipe is not None and "train" in phases(work.recipe):
-            check_resume(work.recipe.spec.resume, RunFolder(Path(work.output)), os.environ)
+        if work.recipe is not None:
+            # A requeued job keeps the recipe that it started with.
+            recipe, notice = recipe_in_force(work.recipe, RunFolder(Path(work.output)), os.environ)
+            work = replace(work, recipe=recipe)
+            if notice:
+                print_note(notice)
+            if "train" in phases(recipe):
+                check_resume(recipe.spec.resume, RunFolder(Path(work.output)), os.environ)
     if work.dry_run:
         return _dry_run(work, place)
     work.require()
@@ -143,16 +148,6 @@ def _wait_for_earlier_holder(run: Path, seconds: float) -> None:
     while holder and time.monotonic() < deadline:
         time.sleep(_HOLDER_POLL_S)
         holder = is_in_use(run)
-
-
-def _with_recipe_in_force(work: NodeProgram) -> NodeProgram:
-    """On node 0: a requeued job keeps the recipe that it started with."""
-    if work.recipe is None:
-        return work
-    recipe, notice = recipe_in_force(work.recipe, RunFolder(Path(work.output)), os.environ)
-    if notice:
-        print_note(notice)
-    return replace(work, recipe=recipe)
 
 
 def _run_info(work: NodeProgram, place: LocalLauncher) -> dict[str, str]:
@@ -254,21 +249,14 @@ def _append_to_console(line: str, folder: RunFolder) -> None:
 def _report(outcome: RunOutcome, folder: RunFolder, work: NodeProgram, place: LocalLauncher) -> int:
     """Print how the run ended: node 0 in full, the others if each has a terminal of its own. Returns the exit code."""
     if place.node == 0:
-        if work.recipe is not None:
-            _print_goodput(folder)
+        # Where the time of the run went, over all its attempts and earlier starts.
+        if work.recipe is not None and (spent := goodput(iter_records(folder.events))).productive:
+            print_detail(line := f"  {goodput_line(spent)}")
+            _append_to_console(line, folder)
         return report(outcome, folder, external=work.recipe is None)
     if outcome.message and (place.own_terminal or place.recreated):
         (print_note if outcome.exit_code in (EXIT_RESUME, EXIT_INTERRUPTED) else print_error)(outcome.message)
     return outcome.exit_code
-
-
-def _print_goodput(folder: RunFolder) -> None:
-    """Print where the time of the run went, over all its attempts and earlier starts."""
-    spent = goodput(iter_records(folder.events))
-    if spent.productive:
-        line = f"  {goodput_line(spent)}"
-        print_detail(line)
-        _append_to_console(line, folder)
 
 
 def report(outcome: RunOutcome, folder: RunFolder, *, external: bool = False) -> int:

@@ -1,7 +1,5 @@
 """Starts the agent of an attempt for its supervisor: forked from a zygote, or in a new interpreter."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -102,7 +100,7 @@ class ZygoteStarter:
         self.process = standby
         self._listen(standby.channel)
 
-    def start(self, argv: Sequence[str], env: Mapping[str, str], *, ranks: int) -> AgentProcess:
+    def start(self, argv: Sequence[str], env: Mapping[str, str], *, ranks: int) -> "AgentProcess":
         code = self.process.poll()
         # It ended by itself: its imports failed, and would again. One that was killed (below 0) is replaced.
         if self._spawner is None and code is not None and code > 0:

@@ -105,23 +105,19 @@ def _with_added(config: dict[str, Any], added: Mapping[str, Any]) -> dict[str, A
 
 def _check_text(source: JsonSource, target: ConfigTarget | None, report: ConfigFindings) -> None:
     for issue in source.issues:
+        first = issue.text.splitlines()[0] if issue.kind == "comment" else issue.text
         tolerated = issue.kind == "number_word" or (target == "deepspeed" and issue.kind in HJSON)
         report.add(
             f"json_extension.{issue.kind}",
             (),
             position=issue.position,
             level="warning" if tolerated else "error",
-            text=_beginning(issue.text) if issue.kind == "comment" else issue.text,
+            text=first if len(first) <= 40 or issue.kind != "comment" else first[:37] + "…",
             lower=WORDS.get(issue.text),
             problem=text_of("json_extension.comment.problem"),
         )
     for duplicate in source.duplicates:
         report.add("duplicate_key", duplicate.path, position=duplicate.position, line=duplicate.first.line)
-
-
-def _beginning(comment: str) -> str:
-    first = comment.splitlines()[0]
-    return first if len(first) <= 40 else first[:37] + "…"
 
 
 def _name_placeholders(config: dict[str, Any], report: ConfigFindings) -> None:

@@ -96,7 +96,9 @@ def _check_key(block: SchemaBlock, path: Path, key: str, *, view: ConfigView, re
     _legacy(block, path, entry, report)
     if path == ("bfloat16",) and view.for_trainer:
         return  # accelerate adds a bf16 block, and DeepSpeed no longer looks at this one
-    if value == AUTO and isinstance(value, str) and _auto_is_handled(block, path, view):
+    # dsrun.zero.lint.trainer checks this "auto": the Trainer fills or refuses it, or a model drops it.
+    is_handled = view.for_trainer or block.style == "model" or path[-1] in MONITORS
+    if value == AUTO and isinstance(value, str) and is_handled:
         return
     if "block" in entry:
         _check_value_of_block(blocks()[entry["block"]], path, entry, view=view, report=report)
@@ -112,11 +114,6 @@ def _legacy(block: SchemaBlock, path: Path, entry: SchemaEntry, report: ConfigFi
         report.add("legacy_key", path, fix=advice[1], name=Message(advice[0]))
     elif "deprecated" in entry:
         report.add("legacy_key", path, name=entry["deprecated"])
-
-
-def _auto_is_handled(block: SchemaBlock, path: Path, view: ConfigView) -> bool:
-    """Whether dsrun.zero.lint.trainer checks this "auto": the Trainer fills or refuses it, or a model drops it."""
-    return view.for_trainer or block.style == "model" or path[-1] in MONITORS
 
 
 def _check_value_of_block(
