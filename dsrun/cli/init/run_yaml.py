@@ -17,7 +17,7 @@ from dsrun.cli.init.place import TrainingPlace
 from dsrun.cli.init.tuning import InitTuning
 from dsrun.models.families import family_of
 from dsrun.recipe.flags import all_flags
-from dsrun.recipe.preflight.files import check_files
+from dsrun.recipe.preflight.files import check_inputs
 from dsrun.recipe.preflight.packages import check_packages
 from dsrun.recipe.resolve import resolve
 from dsrun.slurm.render.options import options
@@ -198,7 +198,7 @@ def check_run_file(text: str, name: str, *, slurm: bool) -> tuple[str, ...]:
         recipe = resolve(["--config", name], Path(folder))
         if slurm:
             _check_slurm(path, name)
-    check_files(recipe.spec)
+    check_inputs(recipe)
     check_packages(recipe)
     return recipe.notices
 

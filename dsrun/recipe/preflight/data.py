@@ -3,19 +3,20 @@
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from dsrun.errors import UsageError
 from dsrun.models.families import SEQ2SEQ
 from dsrun.models.folder import cached_snapshot, hub_cache
 from dsrun.recipe.mixture import naming, specs_of
-from dsrun.recipe.preflight.bad_rows import UNREADABLE
-from dsrun.recipe.preflight.data_files import data_format
+from dsrun.recipe.preflight.bad_rows import refuse_bad
+from dsrun.recipe.preflight.data_files import HEAD, data_format
 from dsrun.recipe.preflight.files import DEMO_MODELS, is_path
 from dsrun.recipe.preflight.layouts import LayoutHints, RowLayout, detect, no_template, plain_text
-from dsrun.recipe.preflight.splits import SPLITS, dataset_files, expanded, held_out, missing
+from dsrun.recipe.preflight.splits import SAMPLE_LIMITS, SPLITS, dataset_files, expanded, held_out, missing
 from dsrun.recipe.recipe import Recipe, evaluation_is_requested, phases
 from dsrun.recipe.recipe_spec import TrainSpec
-from dsrun.recipe.rows.normal import normalise
+from dsrun.recipe.rows.normal import normal_or_bad
 from dsrun.recipe.rows.readers import check_columns, first_rows, sample_of
 from dsrun.system.files import read_object
 
@@ -35,10 +36,10 @@ def check_data(recipe: Recipe) -> None:
     for name, files in found.items():
         with naming(name):
             # A plugin may make other rows of them.
-            chosen = [paths for split, paths in (files or {}).items() if split in wanted and not spec.plugin]
+            chosen = {} if spec.plugin else {split: paths for split, paths in (files or {}).items() if split in wanted}
             layouts: dict[Path, RowLayout | None] = {}
-            for paths in chosen:
-                layouts[paths[0]] = _check_rows(paths, sets[name], tasks, layouts)
+            for split, paths in chosen.items():
+                layouts[paths[0]] = _check_split(split, paths, sets[name], tasks, layouts)
     files = found.get("")
     if files is None or len(tasks) > 1:
         return
@@ -86,26 +87,28 @@ def _has(split: str, spec: TrainSpec, files: FilesOfSplits, task: str, *, requir
     return held_out(spec, kind, files, required=required, is_tokens=is_tokens) > 0
 
 
-def _check_rows(
-    paths: Sequence[Path], spec: TrainSpec, tasks: Sequence[str], others: Mapping[Path, RowLayout | None]
+def _check_split(
+    split: str,
+    paths: Sequence[Path],
+    spec: TrainSpec,
+    tasks: Sequence[str],
+    others: Mapping[Path, RowLayout | None],
 ) -> RowLayout | None:
     """The layout of the files of a split, where it can be told. Raises UsageError where their columns are of no use, or
-    all of the first rows are; `others` are the layouts of splits before it."""
-    where, kind = str(paths[0]), data_format(paths[0])
-    rows = first_rows(paths[0]) if kind != "txt" else [(where, {"text": ""})]
-    if not rows:
+    too many of the rows; `others` are the layouts of splits before it."""
+    where, is_text = str(paths[0]), data_format(paths[0]) == "txt"
+    rows = [] if is_text else first_rows(paths[0])
+    if not rows and not is_text:
         return None
     columns, sample = sample_of(rows)
-    refused = None
-    layout = None
+    layouts, refused = [], []
     for task in tasks:
         hints = LayoutHints.of(spec, task)
         try:
-            layout = plain_text(hints, where) if kind == "txt" else detect(columns, sample, hints, where)
+            layouts.append(plain_text(hints, where) if is_text else detect(columns, sample, hints, where))
         except UsageError as error:
-            refused = refused or error
-    if layout is None:
-        assert refused is not None
+            refused.append(error)
+    if not layouts:
         for other, layout in others.items():
             if lacking := [name for name in layout.used if name not in columns] if layout else []:
                 # Flags that name the columns hold for all splits.
@@ -113,29 +116,30 @@ def _check_rows(
                     f"{where} lacks {' and '.join(lacking)}, which {other} has; columns found: {', '.join(columns)}",
                     fix="rename the columns: all splits have the same",
                 )
-        raise refused
-    if kind == "txt" or len(tasks) > 1:
-        return layout
-    check_columns(paths[:_COMPARED], [name for name in layout.used if name in columns])
-    if layout.is_chat:
-        _check_template(where, spec)
-    if spec.max_bad_rows < 1:
-        _refuse_bad(rows, layout)
+        raise refused[0]
+    layout = layouts[0]
+    if not is_text and all((each.kind, each.used) == (layout.kind, layout.used) for each in layouts):
+        check_columns(paths[:_COMPARED], [name for name in layout.used if name in columns])
+        if layout.is_chat:
+            _check_template(where, spec)
+        is_limited = getattr(spec, SAMPLE_LIMITS[split]) is not None
+        _check_rows(paths, layout, spec.max_bad_rows, is_limited=is_limited)
     return layout
 
 
-def _refuse_bad(rows: Sequence[tuple[str, Mapping[str, object]]], layout: RowLayout) -> None:
-    """Raise UsageError for the first row where none of them can be used."""
-    refused = []
-    for where, row in rows:
-        try:
-            if UNREADABLE in row:
-                raise UsageError(str(row[UNREADABLE]))
-            normalise(layout, row, where)
-            return
-        except UsageError as error:
-            refused.append(error)
-    raise refused[0]
+def _check_rows(paths: Sequence[Path], layout: RowLayout, share: float, *, is_limited: bool) -> None:
+    """Raise UsageError where none of the first rows can be used, or too few of a split small enough to be read now."""
+    is_whole = not is_limited and sum(path.stat().st_size for path in paths) <= HEAD
+    read = [pair for path in paths for pair in first_rows(path, None)] if is_whole else first_rows(paths[0])
+    made = [normal_or_bad(layout, where, row) for where, row in read]
+    bad = [row for row in made if "bad" in row]
+    if len(bad) == len(made) and share < 1:
+        raise UsageError(bad[0]["bad"])
+    left: dict[str, list[Any]] = {}
+    for row in bad:
+        left.setdefault(row["reason"], [0, row["bad"]])[0] += 1
+    if is_whole or not (share or is_limited):
+        refuse_bad(left, len(made), share)
 
 
 def _check_template(where: str, spec: TrainSpec) -> None:

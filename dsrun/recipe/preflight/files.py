@@ -49,10 +49,6 @@ def check_files(spec: TrainSpec, *, generation_config: str | None = None) -> Non
     for name, each in specs_of(spec).items():
         with naming(name):
             _check_data(each)
-            if each.train_file or each.validation_file or each.test_file:
-                from dsrun.recipe.preflight.bad_rows import check_rows  # many runs name no file
-
-                check_rows(each)
     if spec.sample_prompts:
         _check_named_file(Path(spec.sample_prompts).expanduser(), f"--sample-prompts {spec.sample_prompts}")
     if spec.plugin:

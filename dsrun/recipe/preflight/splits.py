@@ -10,7 +10,9 @@ from dsrun.recipe.preflight.data_files import FORMATS, data_format, is_gzip, suf
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.system.files import is_there
 
-SPLITS = ("train", "validation", "test")
+SAMPLE_LIMITS = {"train": "max_train_samples", "validation": "max_eval_samples", "test": "max_predict_samples"}
+"""The options that limit the rows of each split."""
+SPLITS = tuple(SAMPLE_LIMITS)
 
 NAMES = {
     "train": ("train", "training"),

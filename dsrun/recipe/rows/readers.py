@@ -93,15 +93,15 @@ def sample_of(rows: Iterable[tuple[str, RawRow]]) -> tuple[list[str], RawRow]:
     return list(sample), sample
 
 
-def first_rows(path: Path) -> list[tuple[str, RawRow]]:
-    """The first rows of a file; none of token files, of long JSON documents, and of Parquet without pyarrow. Raises
-    UsageError as `read_marked` does."""
+def first_rows(path: Path, most: int | None = SAMPLE_ROWS) -> list[tuple[str, RawRow]]:
+    """The first rows of a file, None: all; none of token files, of long JSON documents, and of Parquet without pyarrow.
+    Raises UsageError as `read_marked` does."""
     kind = data_format(path)
     is_long = kind == "json" and path.stat().st_size > _LONGEST_DOCUMENT and not _is_json_lines(path)
     if is_long or kind in ("bin", "npy") or (kind == "parquet" and find_spec("pyarrow") is None):
         check_data_file(path)
         return []
-    rows = [(where, row) for _, where, row in islice(read_marked(path), SAMPLE_ROWS)]
+    rows = [(where, row) for _, where, row in islice(read_marked(path), most)]
     if not rows:
         raise UsageError(f"{path} is empty")
     return rows

@@ -10,7 +10,7 @@ from datasets import Dataset, IterableDataset
 from dsrun.errors import UsageError
 from dsrun.models.families import family_of
 from dsrun.recipe.preflight.layouts import LayoutHints
-from dsrun.recipe.preflight.splits import SPLITS, held_out, missing
+from dsrun.recipe.preflight.splits import SAMPLE_LIMITS, SPLITS, held_out, missing
 from dsrun.system.terminal.display import NotePrinter
 from dsrun.train.data.build_splits import BuildProgress, BuildSpec, SplitPart, build
 from dsrun.train.data.cache import CacheMeta, key_of, obtain, quiet
@@ -33,7 +33,7 @@ from dsrun.train.data.reading.sources import DataSource, DataSources, FileSource
 from dsrun.train.data.stream import RowStream, materialise, stream
 from dsrun.train.data.token_files import TokenBin, TokenBlocks, divide, is_bin, open_tokens
 
-SAMPLE_FLAGS = {"train": "--max-train-samples", "validation": "--max-eval-samples", "test": "--max-predict-samples"}
+SAMPLE_FLAGS = {split: f"--{name.replace('_', '-')}" for split, name in SAMPLE_LIMITS.items()}
 
 
 def prepare_data(request: DataRequest, tokenizer: Any, *, notify: NotePrinter, progress: BuildProgress) -> PreparedData:
@@ -245,7 +245,7 @@ class _Preparation:
         return SplitPart(split, target_limit, split != "train", SAMPLE_FLAGS[split], self._samples(split), share)
 
     def _samples(self, split: str) -> int | None:
-        return getattr(self.spec, SAMPLE_FLAGS[split].removeprefix("--").replace("-", "_"))
+        return getattr(self.spec, SAMPLE_LIMITS[split])
 
     def _collator(self) -> PaddingCollator:
         fixed, plugin = self.spec.pad_to_max_length, self.request.plugin

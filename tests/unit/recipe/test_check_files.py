@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -135,49 +134,3 @@ def test_chat_template_must_be_a_text_file(tmp_path):
     for name, why in (("nope.jinja", "does not exist"), ("", "directory"), ("odd.jinja", "UTF-8"), ("o" * 300, "long")):
         with pytest.raises(UsageError, match=rf"^--chat-template .*{why}"):
             check_files(TrainSpec(chat_template=str(tmp_path / name)))
-
-
-BAD_ROWS = {
-    "columns": ['{"source": "a", "target": "b"}', '{"src": "a", "tgt": "b"}'],
-    "languages": ['{"translation": {"en": "a", "ro": "b"}}', '{"translation": {"en": "a", "de": "b"}}'],
-    "broken": ['{"source": "a", "target": "b"}', '{"source": '],
-    "nested": ['{"source": "a", "target": "b"}', '{"source": ["a"], "target": "b"}'],
-}
-
-
-@pytest.mark.parametrize("kind", BAD_ROWS)
-def test_rows_that_cannot_be_used_found_before_anything_starts(kind, tmp_path):
-    """With the share that is enough; what a model, a plugin or a limit may change is left to training."""
-    file = tmp_path / "a.jsonl"
-    file.write_text("\n".join(BAD_ROWS[kind] * 4))
-    spec = TrainSpec(model="org/t5", train_file=[str(file)])
-    with pytest.raises(UsageError, match="line 2") as error:
-        check_files(spec)
-    check_files(replace(spec, max_bad_rows=float(error.value.fix.rpartition(" ")[2])))
-    check_files(replace(spec, max_train_samples=1))
-    # The share is one of all files together.
-    (tmp_path / "b.jsonl").write_text(f"{BAD_ROWS[kind][0]}\n" * 500)
-    check_files(replace(spec, train_file=[str(file), str(tmp_path / "b.jsonl")]))
-
-
-def test_null_values_and_other_kinds_of_rows_are_no_matter_before_training(tmp_path):
-    file = tmp_path / "a.jsonl"
-    for rows in (
-        ['{"source": "a", "target": "b"}', '{"source": null, "target": "b"}'],
-        ['{"messages": []}', '{"talk": []}'],
-        ['[{"source": "a", "target": "b"}, {"x": 1}]'],
-        ['{"data": [{"source": "a", "target": "b"}, {"x": 1}]}'],
-    ):
-        file.write_text("\n".join(rows))
-        check_files(TrainSpec(model="org/t5", train_file=[str(file)]))
-
-
-def test_end_of_a_head_may_be_cut(tmp_path, monkeypatch):
-    monkeypatch.setattr("dsrun.recipe.preflight.data_files.HEAD", 100)
-    file = tmp_path / "a.jsonl"
-    file.write_text('{"source": "a", "target": "b"}\n' * 100)
-    check_files(TrainSpec(model="org/t5", train_file=[str(file)], max_bad_rows=0))
-    file.write_text('{"source": "a", "target": "b"}\n{\n' + '{"source": "a", "target": "b"}\n' * 100)
-    check_files(TrainSpec(model="org/t5", train_file=[str(file)]))
-    with pytest.raises(UsageError, match="line 2"):
-        check_files(TrainSpec(model="org/t5", train_file=[str(file)], max_bad_rows=0))
