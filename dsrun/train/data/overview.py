@@ -10,6 +10,7 @@ from dsrun.train.data.batches import FILLER, FILLER_LENGTH
 from dsrun.train.data.collate import PaddingCollator
 from dsrun.train.data.data_request import PreparedData
 from dsrun.train.data.encoding.preferences import PreferenceCollator
+from dsrun.train.data.encoding.unknown import FIX, SOME
 from dsrun.train.data.mixture import sets_of, side_lengths
 
 # Many more samples take time, and say the same.
@@ -73,7 +74,8 @@ def data_rows(
         rows.append(("padding", f"{percent(padding)} of what the batches hold{f' ({even})' if even else ''}"))
     for each in facts["splits"]:
         if shares := [f"{percent(share)} of its {side} tokens" for side, share in each["unknown"].items() if share]:
-            rows.append(("unknown", f"{each['name']}: {', '.join(shares)} are unknown to the tokenizer"))
+            fix = f" ({FIX})" if max(filter(None, each["unknown"].values())) >= SOME else ""
+            rows.append(("unknown", f"{each['name']}: {', '.join(shares)} are unknown to the tokenizer, and lost{fix}"))
     return rows
 
 

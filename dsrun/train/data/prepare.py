@@ -26,7 +26,7 @@ from dsrun.train.data.encoding.tokenizer import (
     set_languages,
     tokenizer_identity,
 )
-from dsrun.train.data.encoding.unknown import check_known
+from dsrun.train.data.encoding.unknown import refuse_unknown
 from dsrun.train.data.lengths import idle_lengths, limits_of
 from dsrun.train.data.reading.plugin_rows import AnySource, PluginSource
 from dsrun.train.data.reading.sources import DataSource, DataSources, FileSource, TableSource, find_sources
@@ -200,7 +200,8 @@ class _Preparation:
             if meta["kind"] == "rows":
                 self.truncation[part.split] = truncation_of(counts, self.limits, part.split)
             self.counts[part.split] = counts
-            self.notices += check_known(counts, f"{part.split} data ({source.where})", force=self.spec.force, least=1)
+            if not self.spec.force:
+                refuse_unknown(counts, f"{part.split} data ({source.where})")
             self.notices += counts.notices(part.split)
 
     def _token_file(self, split: str, source: FileSource) -> TokenBlocks:

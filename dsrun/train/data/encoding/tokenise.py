@@ -18,10 +18,12 @@ from dsrun.train.base.labels import IGNORED
 from dsrun.train.data.counts import RowCounts
 from dsrun.train.data.encoding.chat import ChatSample, encode_chat
 from dsrun.train.data.encoding.tokenizer import DocumentAffixes, affixes_of, plain_backend
-from dsrun.train.data.encoding.unknown import UnknownTokens, check_known
+from dsrun.train.data.encoding.unknown import UnknownTokens, refuse_unknown
 
 STREAMED_ROWS = 1000
 """Rows of a stream that a share of bad ones is a share of as long as fewer are read."""
+STREAMED_TOKENS = 100
+"""Tokens of a stream by which it is judged."""
 
 # Masks are made per batch; leaving them out here takes a third off tokenising.
 _IDS_ONLY = {"return_attention_mask": False, "return_token_type_ids": False}
@@ -109,7 +111,8 @@ class RowEncoder:
             else:
                 rows.append(row)
         encoded = self._encode(rows, counts) if rows else []
-        for name in self.columns:
+        # Ids that come with the data are those of another tokenizer, of which it is not known what they stand for.
+        for name in self.columns if self.kind != "tokens" else ():
             if name.endswith("_ids") or (name == "labels" and self.task == "seq2seq"):
                 self.unknown.count("target" if name == "labels" else "source", [row[name] for row in encoded], counts)
         if self.ledger:
@@ -120,7 +123,8 @@ class RowEncoder:
         if self.vocab_size is not None:
             self.read.add(asdict(counts))
             self.read.refuse_bad(self.max_bad, least=STREAMED_ROWS)
-            check_known(self.read, self.where, force=self.force)
+            if not self.force:
+                refuse_unknown(self.read, self.where, least=STREAMED_TOKENS)
             for row in encoded:
                 largest = max(max(row[name], default=0) for name in self.columns if not name.endswith("_text"))
                 check_vocabulary(largest, self.vocab_size, self.where)

@@ -14,7 +14,7 @@ SOME = 0.03
 MOST = 0.5
 # SentencePiece's beginning of a word: T5 makes it and one unknown token of a Chinese sentence.
 _BEGINNING = "▁"
-FIX = "take a --model, and with it a tokenizer, that knows this language"
+FIX = "take a --model whose tokenizer knows such texts"
 
 
 @dataclass(frozen=True)
@@ -40,13 +40,9 @@ class UnknownTokens:
             counts.add({"words": {side: [len(words), int((words == self.unknown).sum())]}})
 
 
-def check_known(counts: RowCounts, where: str, *, force: bool, least: int = 100) -> list[str]:
-    """Notices about unknown tokens. Raises UsageError where, of `least` tokens, too many are unknown to learn from."""
-    notices = []
-    for side, (tokens, _) in counts.words.items():
-        share = counts.unknown(side) or 0.0
-        said = f"{where}: the tokenizer does not know {share:.0%} of the tokens of the {side} texts"
-        if share >= MOST and not force and tokens >= least:
-            raise UsageError(f"{said}, so there is next to nothing to learn", fix=f"{FIX}, or --force to go on")
-        notices += [f"{said}, which are lost: {FIX}"] if share >= SOME else []
-    return notices
+def refuse_unknown(counts: RowCounts, where: str, *, least: int = 1) -> None:
+    """Raise UsageError where half of the tokens of a side are unknown; of fewer tokens than `least` that is no sign."""
+    for side, (tokens, unknown) in counts.words.items():
+        if tokens >= least and unknown >= MOST * tokens > 0:
+            said = f"{where}: the tokenizer does not know {unknown / tokens:.0%} of the tokens of the {side} texts"
+            raise UsageError(f"{said}, which are lost", fix=f"{FIX}, or --force to go on")

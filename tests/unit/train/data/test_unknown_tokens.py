@@ -8,6 +8,7 @@ import pytest
 from dsrun.errors import UsageError
 from dsrun.train.data.counts import RowCounts
 from dsrun.train.data.encoding.unknown import UnknownTokens
+from dsrun.train.data.overview import data_facts, data_rows
 
 NO_HOLD_OUT = {"validation_split_percentage": 0}
 
@@ -22,7 +23,15 @@ def test_share_by_side(seq2seq, prepare, jsonl):
     data = prepare(seq2seq, "seq2seq", train_file=jsonl(rows), max_target_length=16)
     assert counted(data) == {"source": [10, 1], "target": [25, 1]}
     assert data.counts["train"].unknown("source") == 0.1
-    assert any("source" in notice and "10%" in notice for notice in data.notices)
+    (said,) = [text for name, text in data_rows(data, data_facts(data)) if name == "unknown"]
+    assert "10% of its source tokens" in said
+    assert "--model" in said
+
+
+def test_ids_that_come_with_the_data_are_not_judged(seq2seq, prepare, jsonl):
+    unknown = [seq2seq.unk_token_id] * 9
+    data = prepare(seq2seq, "seq2seq", train_file=jsonl([{"input_ids": unknown, "labels": unknown}]))
+    assert counted(data) == {}
 
 
 @pytest.mark.parametrize("streaming", [False, True])
