@@ -263,15 +263,10 @@ def _unknown(columns: Sequence[str], sample: Mapping[str, Any], hints: LayoutHin
             f"{where} contains conversations, which a seq2seq model cannot learn",
             fix="choose a causal LM, or data with a source and a target column",
         )
-    lists = {name: value for name, value in sample.items() if isinstance(value, list) and value}
-    listed = next((name for name in lists if all(isinstance(each, str) for each in lists[name])), None)
-    if listed is not None:
-        from dsrun.recipe.rows.readers import conversion  # they import this module
-
-        is_table = len(lists) == len(sample)
-        command = conversion(where, "dict(zip(r, v))", " for v in zip(*r.values())") if is_table else None
-        what = f"{where}: column {listed!r} contains lists of texts, where a row has one text"
-        return UsageError(what, fix=command or "write a row for each text, or for each source with its target")
+    for name, value in sample.items():
+        if isinstance(value, list) and value and all(isinstance(each, str) for each in value):
+            what = f"{where}: column {name!r} contains lists of texts, where a row has one text"
+            return UsageError(what, fix="write a row for each text, or for each source with its target")
     what = "source and target" if hints.task == "seq2seq" or hints.summary_column else "the text to learn"
     return UsageError(f"{where}: cannot tell {what}; {found}", fix=_columns_fix(columns, sample, hints))
 

@@ -14,20 +14,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
-from shlex import quote
 from typing import IO, Any, NamedTuple
 
 from dsrun.errors import UsageError, one_line
 from dsrun.recipe.preflight.bad_rows import UNREADABLE
 from dsrun.recipe.preflight.data_files import (
-    FORMATS,
     HEAD,
     as_utf8,
     check_data_file,
     data_format,
     is_gzip,
     json_error,
-    suffix_of,
 )
 from dsrun.recipe.rows.csv_records import csv_records
 from dsrun.system.files import parse_json
@@ -148,15 +145,15 @@ def _numbered_lines(path: Path, start: ReadPosition = START) -> Iterator[tuple[R
 
 
 def _is_json_lines(path: Path) -> bool:
-    """Whether the lines of a file are its rows. One list is the rows themselves, and one of several a row."""
+    """Whether the lines of a file are its rows. A single list or table is the rows themselves, one of several a row."""
     lines = (line for _, line in _numbered_lines(path) if line.strip())
     try:
         first = parse_json(next(lines, "[]"))
     except json.JSONDecodeError:
         return False
-    if isinstance(first, list):
-        return next(lines, "").lstrip().startswith("[")
-    return isinstance(first, str) or (isinstance(first, dict) and _rows_within(first) is None)
+    if isinstance(first, list) or (isinstance(first, dict) and _rows_within(first) is not None):
+        return next(lines, "").lstrip().startswith("[" if isinstance(first, list) else "{")
+    return isinstance(first, str | dict)
 
 
 def _json_lines(path: Path, start: ReadPosition) -> MarkedRows:
@@ -169,7 +166,7 @@ def _json_lines(path: Path, start: ReadPosition) -> MarkedRows:
         except json.JSONDecodeError as error:
             yield mark, where, {UNREADABLE: f"{where}: not JSON ({error.msg})"}
         else:
-            yield mark, where, _as_row(row, where, path)
+            yield mark, where, _as_row(row, where)
 
 
 def _json_document(path: Path, start: ReadPosition) -> MarkedRows:
@@ -188,47 +185,30 @@ def _json_document(path: Path, start: ReadPosition) -> MarkedRows:
     rows = value if isinstance(value, list) else _rows_within(value)
     for number, row in islice(enumerate([value] if rows is None else rows, 1), start.number, None):
         where = f"{path}, row {number}"
-        yield ReadPosition(number), where, _as_row(row, where, path)
+        yield ReadPosition(number), where, _as_row(row, where)
 
 
 def _rows_within(value: RawRow) -> list[Any] | None:
-    """The rows of an object that wraps them: under `data`, or under its only key."""
+    """The rows of an object that wraps them, under `data` or its only key, or whose values are columns of texts."""
     for key in ("data", *value) if len(value) == 1 else ("data",):
         rows = value.get(key)
         # A conversation alone in its row looks the same, but its items are messages.
         if isinstance(rows, list) and rows and isinstance(rows[0], dict) and key not in ("messages", "conversations"):
             return rows
+    columns = [column if isinstance(column, list) else [] for column in value.values()]
+    if len({*map(len, columns)}) == 1 and any(isinstance(column[0], str) for column in columns if column):
+        return [dict(zip(value, row, strict=True)) for row in zip(*columns, strict=True)]
     return None
 
 
-def _as_row(value: Any, where: str, path: Path) -> RawRow:
+def _as_row(value: Any, where: str) -> RawRow:
     """A row of a file: an object, or a text; of anything else why it is none."""
     if isinstance(value, dict):
         return value
     if isinstance(value, str):
         return {"text": value}
-    made = ""
-    if isinstance(value, list) and [type(each) for each in value] == [str, str]:
-        made = 'dict(zip(("source", "target"), r))'
-    elif isinstance(value, list) and value and all(isinstance(each, dict) for each in value):
-        made = '{"messages": r}'
-    fix = (made and conversion(str(path), made)) or 'write each row as {"name of a column": value}'
+    fix = 'write each row as {"name of a column": value}'
     return {UNREADABLE: f"{where}: a row must be an object, not a {type(value).__name__} ({fix})"}
-
-
-def conversion(name: str, made: str, loop: str = "") -> str | None:
-    """The command that makes another JSON file of this one: rows `made`, in Python, of each row `r`; None where it is
-    no JSON file."""
-    path = Path(name)
-    if FORMATS.get(suffix_of(path)) != "json" or not path.is_file():
-        return None
-    rows = "map(json.loads, filter(str.strip, sys.stdin))"
-    if not _is_json_lines(path):
-        first = next(line for _, line in _numbered_lines(path) if line.strip())
-        rows = "json.load(sys.stdin)" if first.lstrip().startswith("[") else "[json.load(sys.stdin)]"
-    program = f"python -c 'import json, sys; [print(json.dumps({made})) for r in {rows}{loop}]'"
-    command = f"gunzip -c {quote(name)} | {program}" if is_gzip(path) else f"{program} < {quote(name)}"
-    return f"convert it: {command} > rows.jsonl"
 
 
 def _table_rows(path: Path, delimiter: str, start: ReadPosition) -> MarkedRows:

@@ -2,8 +2,6 @@
 
 import json
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ from dsrun.recipe.preflight.data import tasks_of
 from dsrun.recipe.preflight.files import check_inputs
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.recipe.resolve import resolve
+from dsrun.recipe.rows.readers import first_rows
 
 PAIR = {"source": "one", "target": "unu"}
 ANSWERS = {"prompt": "p", "chosen": "a", "rejected": "b"}
@@ -98,29 +97,30 @@ def test_single_column_is_no_pair(write):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "rows"),
+    ("name", "content", "wrong"),
     [
-        ("lists.jsonl", '{"source": ["a", "b"], "target": ["c", "d"]}\n' * 2, [["a", "c"], ["b", "d"]] * 2),
-        ("columns.json", '{\n "source": ["a", "b"],\n "target": ["c", "d"]}', [["a", "c"], ["b", "d"]]),
-        ("arrays.jsonl", '["a", "c"]\n\n["b", "d"]\n', [["a", "c"], ["b", "d"]]),
-        ("array.json", '[["a", "c"],\n ["b", "d"]]', [["a", "c"], ["b", "d"]]),
+        (
+            "lists.jsonl",
+            '{"source": ["a", "b"], "target": ["c", "d"]}\n' * 2,
+            "column 'source' contains lists of texts",
+        ),
+        ("arrays.jsonl", '["a", "c"]\n\n["b", "d"]\n', "line 1: a row must be an object, not a list"),
+        ("array.json", '[["a", "c"],\n ["b", "d"]]', "row 1: a row must be an object, not a list"),
     ],
 )
-def test_named_command_makes_rows_of_lists(write, tmp_path, name, content, rows):
-    command = str(refused("--train-file", write(name, content))).partition("convert it: ")[2].removesuffix(")")
-    subprocess.run(command.replace("python", sys.executable, 1), shell=True, check=True, cwd=tmp_path)
-    made = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
-    assert [list(row.values()) for row in made] == rows
-    check("--train-file", "rows.jsonl")
+def test_lists_are_no_rows(write, name, content, wrong):
+    error = refused("--train-file", write(name, content))
+    assert wrong in error.message
+    assert "write " in str(error)
 
 
-def test_named_command_makes_conversations_of_lists(write, tmp_path):
-    file = write("chats.jsonl", [said(), said("assistant")], [said(), said("assistant")])
-    args = ("--chat-template", "chatml")
-    error = str(refused("--train-file", file, *args, model="demo-llama"))
-    command = error.partition("convert it: ")[2].removesuffix(")")
-    subprocess.run(command.replace("python", sys.executable, 1), shell=True, check=True, cwd=tmp_path)
-    check("--train-file", "rows.jsonl", *args, model="demo-llama")
+@pytest.mark.parametrize("name", ["columns.json", "columns.jsonl"])
+def test_table_by_columns_is_read(write, name):
+    check("--train-file", write(name, '{"source": ["a", "b"], "target": ["c", "d"]}'))
+    rows = [{"source": "a", "target": "c"}, {"source": "b", "target": "d"}]
+    assert [row for _, row in first_rows(Path(name))] == rows
+    unequal = write(name, '{"source": ["a"],\n "target": ["c", "d"]}')
+    assert "contains lists of texts" in refused("--train-file", unequal).message
 
 
 @pytest.mark.parametrize("content", ['"one text"\n"another"\n', '["one text", "another"]'], ids=["lines", "list"])
