@@ -141,7 +141,8 @@ def _data(facts: CardFacts) -> str:
             if split in facts.plan.phases and (files := getattr(spec, f"{split}_file")):
                 parts.append(f"{of_set}{split}: {', '.join(_code(name_of(each)) for each in files)}")
     parts.append(f"rows: {facts.data.origin.rpartition(': ')[2]}")
-    parts += [f"lengths, {split}: {cut.sentence()}" for split, cut in facts.data.truncation.items()]
+    counted = facts.data.counts.items()
+    parts += [f"lengths, {split}: {counts.truncation()}" for split, counts in counted if counts.limits]
     return "\n".join(f"- {each}" for each in parts)
 
 

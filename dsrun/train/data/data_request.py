@@ -12,7 +12,7 @@ from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.train.base.plan import ModelTask
 from dsrun.train.base.plugin import LoadedPlugin
 from dsrun.train.data.collate import PaddingCollator
-from dsrun.train.data.counts import RowCounts, TruncatedExamples
+from dsrun.train.data.counts import RowCounts
 from dsrun.train.data.reading.sources import DataSources, TableSource
 
 DataRows = Any
@@ -53,7 +53,6 @@ class PreparedData:
     train: DataRows | None
     validation: DataRows | None
     test: DataRows | None
-    truncation: dict[str, TruncatedExamples]
     notices: tuple[str, ...]
     origin: str
     collator: PaddingCollator

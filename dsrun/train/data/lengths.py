@@ -21,6 +21,14 @@ class LengthLimits:
     flag: str
     most: int | None
 
+    def sides(self, split: str) -> tuple[tuple[int, str], ...]:
+        """Those of a split's source and target, with the flags that raise them; "" where the model allows no more."""
+        target, longer = (self.target, "--max-target-length")
+        if split != "train":
+            target, longer = (self.eval_target, "--val-max-target-length")
+        pairs = ((self.source, self.flag), (target, longer))
+        return tuple((limit, flag if self.most is None or limit < self.most else "") for limit, flag in pairs)
+
 
 def limits_of(spec: TrainSpec, task: str, max_positions: int | None, tokenizer: Any) -> LengthLimits:
     """The limits that the flags ask for, or the defaults where they do not. `max_positions` is the number of positions

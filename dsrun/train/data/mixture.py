@@ -82,18 +82,12 @@ def prepare_mixture(
         train=found.get("train"),
         validation=found.get("validation"),
         test=found.get("test"),
-        truncation=_of_sets({name: data.truncation for name, data in prepared.items()}),
-        counts=_of_sets({name: data.counts for name, data in prepared.items()}),
+        counts={f"{name} {split}": each for name, data in prepared.items() for split, each in data.counts.items()},
         notices=(*filter(None, [padding]), *_notices(prepared), *_shares(sizes, counts), *_not_evaluated(splits)),
         origin=f"{len(prepared)} sets: {', '.join(f'{len(rows):,} {split}' for split, rows in found.items())}",
         train_fingerprint=_fingerprint({name: prepared[name] for name in sizes}, counts),
         collator=next(iter(prepared.values())).collator,
     )
-
-
-def _of_sets(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """What is known of the splits of each set, under the names of both."""
-    return {f"{name} {split}": each for name, splits in found.items() for split, each in splits.items()}
 
 
 def _with_data(prepared: Mapping[str, PreparedData], split: str) -> dict[str, Any]:

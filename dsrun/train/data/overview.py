@@ -32,14 +32,14 @@ def data_facts(
 
 def _split(data: PreparedData, name: str, split: str, rows: Any) -> dict[str, Any]:
     key = f"{name} {split}".strip()
-    counts, cut = data.counts.get(key), data.truncation.get(key)
+    counts = data.counts.get(key)
     left = {reason: {"rows": n, "first": first} for reason, (n, _, first) in counts.left.items()} if counts else None
     return {
         "name": key,
         "rows": counts.rows if counts else None,
         "samples": len(rows) if hasattr(rows, "__len__") else None,
         "dropped": left,
-        "truncated": cut.cut / max(cut.total, 1) if cut else None,
+        "truncated": counts.cut / max(counts.encoded, 1) if counts and counts.limits else None,
         "unknown": {side: counts.unknown(side) for side in counts.words} if counts else {},
     }
 
@@ -65,10 +65,11 @@ def data_rows(
         steps = facts["steps_per_epoch"]
         rows.append(("samples", f"{count:,} in batches of {batch:,}: {steps:,} step{'s'[: steps != 1]} an epoch"))
     for each in facts["splits"]:
-        cut = data.truncation.get(each["name"])
-        if cut and cut.cut:
-            longer = f" (raise {' and '.join(cut.flags)})" if cut.flags else ""
-            rows.append(("truncated", f"{each['name']}: {cut.sentence()}, {percent(each['truncated'])}{longer}"))
+        if each["truncated"]:
+            counts = data.counts[each["name"]]
+            flags = [flag for _, flag in counts.reached if flag]
+            longer = f" (raise {' and '.join(flags)})" if flags else ""
+            rows.append(("truncated", f"{each['name']}: {counts.truncation()}, {percent(each['truncated'])}{longer}"))
     # A step that is a whole epoch is filled up, as the line above says.
     if padding >= SHOWN_PADDING and count >= batch:
         rows.append(("padding", f"{percent(padding)} of what the batches hold{f' ({even})' if even else ''}"))

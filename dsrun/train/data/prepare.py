@@ -15,7 +15,7 @@ from dsrun.system.terminal.display import NotePrinter
 from dsrun.train.data.build_splits import BuildProgress, BuildSpec, SplitPart, build
 from dsrun.train.data.cache import CacheMeta, key_of, obtain, quiet
 from dsrun.train.data.collate import PaddingCollator
-from dsrun.train.data.counts import RowCounts, TruncatedExamples, check_sample_count, truncation_of
+from dsrun.train.data.counts import RowCounts, check_sample_count
 from dsrun.train.data.data_request import DataRequest, PreparedData
 from dsrun.train.data.encoding.preferences import PreferenceCollator
 from dsrun.train.data.encoding.tokenise import check_vocabulary
@@ -51,7 +51,6 @@ class _Preparation:
         self.notify = notify
         self.progress = progress
         self.notices: list[str] = []
-        self.truncation: dict[str, TruncatedExamples] = {}
         self.counts: dict[str, RowCounts] = {}
         self.data: dict[str, Any] = {}
         self.digests: dict[str, str] = {}
@@ -75,7 +74,6 @@ class _Preparation:
         wanted = self.request.splits
         return PreparedData(
             **{split: self.data.get(split) if split in wanted else None for split in SPLITS},
-            truncation=self.truncation,
             notices=tuple(dict.fromkeys(self.notices)),
             origin=self._origin(sources.name),
             train_fingerprint=self._fingerprint("train"),
@@ -179,7 +177,7 @@ class _Preparation:
         self.notify("another process is preparing the same data; waiting for it")
 
     def _collect(self, folder: Path, meta: CacheMeta, job: BuildSpec, source: AnySource) -> None:
-        """Take what an entry holds: rows, truncation, notices; check its ids against the embedding."""
+        """Take what an entry holds: rows, counts, notices; check its ids against the embedding."""
         self.notices += meta["notices"]
         whole = RowCounts()
         for made in meta["parts"].values():
@@ -198,7 +196,7 @@ class _Preparation:
             if part.split not in self.request.splits:
                 continue
             if meta["kind"] == "rows":
-                self.truncation[part.split] = truncation_of(counts, self.limits, part.split)
+                counts.limits = self.limits.sides(part.split)
             self.counts[part.split] = counts
             if not self.spec.force:
                 refuse_unknown(counts, f"{part.split} data ({source.where})")

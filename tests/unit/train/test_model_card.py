@@ -20,7 +20,7 @@ from dsrun.train.base.plan import Given, TrainingPlan
 from dsrun.train.card.card_facts import CardFacts
 from dsrun.train.card.write_card import is_edited, model_card, write_cards
 from dsrun.train.data.collate import PaddingCollator
-from dsrun.train.data.counts import TruncatedExamples
+from dsrun.train.data.counts import RowCounts
 from dsrun.train.data.data_request import PreparedData
 
 SECRET = "hf_canaryCANARY0123456789"
@@ -42,7 +42,8 @@ def facts(tmp_path):
             {"zero_optimization": {"stage": 2}}, phases(recipe),
         )  # fmt: skip
         prepared = PreparedData(
-            train=None, validation=None, test=None, truncation={"train": TruncatedExamples(3, 53, 512)}, notices=(),
+            train=None, validation=None, test=None, notices=(),
+            counts={"train": RowCounts(rows=53, cut=3, cut_source=3, limits=((512, "--max-length"),))},
             origin="train.jsonl: 53 train, 11 validation", collator=PaddingCollator(0, task == "seq2seq"),
         )  # fmt: skip
         state = SimpleNamespace(global_step=40, max_steps=50, epoch=1.5)

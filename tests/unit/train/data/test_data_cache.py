@@ -52,7 +52,7 @@ def test_cached_data_not_tokenised_again(seq2seq, prepare, jsonl, monkeypatch):
     monkeypatch.setattr(type(seq2seq), "__call__", refuse)
     second = prepare(seq2seq, "seq2seq", train_file=file)
     assert list(second.train) == list(first.train)
-    assert second.truncation == first.truncation
+    assert second.counts == first.counts
     assert second.notices == first.notices
 
 

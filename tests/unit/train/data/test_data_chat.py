@@ -161,7 +161,7 @@ def test_rows_without_target_tokens_dropped_and_counted(causal, prepare, jsonl):
     assert len(data.train) == 1
     (count, _, first) = data.counts["train"].left["no_loss"]
     assert (count, first.rpartition(" ")[2]) == (1, "1")
-    assert data.truncation["train"].sentence() == "1 of 2 examples was cut at 4 tokens"
+    assert data.counts["train"].truncation() == "1 of 2 examples was cut at 4 tokens"
     with pytest.raises(UsageError, match="none of the 1 rows for train has a token to learn from within 4"):
         prepare(
             causal,

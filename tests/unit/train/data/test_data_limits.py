@@ -3,7 +3,6 @@
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.train.data.counts import TruncatedExamples
 
 PAIR = {"source": "one", "target": "unu"}
 NO_HOLD_OUT = {"validation_split_percentage": 0}
@@ -41,18 +40,15 @@ def test_truncation_counts_each_sample_once(seq2seq, prepare, jsonl):
     ]
     options = {"max_source_length": 5, "max_target_length": 4}
     data = prepare(seq2seq, "seq2seq", train_file=jsonl(rows), **options)
-    assert data.truncation["train"] == TruncatedExamples(3, 4, 5, 4)
-    assert data.truncation["train"].sentence() == "3 of 4 examples were cut at 5 source or 4 target tokens"
+    assert (data.counts["train"].cut, data.counts["train"].encoded) == (3, 4)
+    assert data.counts["train"].truncation() == "3 of 4 examples were cut at 5 source or 4 target tokens"
     assert seq2seq.convert_ids_to_tokens(data.train[3]["labels"]) == ["b", "b", "b", "</s>"]
     data = prepare(seq2seq, "seq2seq", train_file=jsonl(rows[:2], "b.jsonl"), **options)
-    assert data.truncation["train"] == TruncatedExamples(1, 2, 5)
+    assert data.counts["train"].truncation() == "1 of 2 examples was cut at 5 tokens"
     data = prepare(seq2seq, "seq2seq", train_file=jsonl(rows[2:3], "c.jsonl"), **options)
-    assert data.truncation["train"] == TruncatedExamples(1, 1, 4)
-
-
-def test_truncation_sentence():
-    assert TruncatedExamples(312, 10_000, 512).sentence() == "312 of 10,000 examples were cut at 512 tokens"
-    assert TruncatedExamples(0, 10_000, 512).sentence() == "none of 10,000 examples was cut at 512 tokens"
+    assert data.counts["train"].truncation() == "1 of 1 examples was cut at 4 tokens"
+    data = prepare(seq2seq, "seq2seq", train_file=jsonl(rows[:1], "d.jsonl"), **options)
+    assert data.counts["train"].truncation() == "none of 1 examples was cut at 5 tokens"
 
 
 def test_max_train_samples(seq2seq, causal, prepare, jsonl, tmp_path):

@@ -105,7 +105,7 @@ def test_pairs_that_teach_nothing_are_left_out(pairs_of, causal):
     assert [learned for _, learned in texts(causal, row)] == ["a</s>", "b</s>"]
     left = {reason: count for reason, (count, *_) in data.counts["train"].left.items()}
     assert left == {"no_loss": 2, "empty": 1}
-    assert data.truncation["train"].cut == 1
+    assert data.counts["train"].cut == 1
 
 
 def test_columns_without_answers_are_refused(pairs_of):

@@ -66,7 +66,7 @@ def test_tokenising_processes_count_together(seq2seq, prepare, jsonl):
     )
     assert len(data.train) == 2500
     assert [len(row["input_ids"]) for row in data.train.select(range(7))] == [2, 3, 4, 5, 5, 5, 5]
-    assert data.truncation["train"].cut == sum(i % 7 + 1 > 4 for i in range(2500))
+    assert data.counts["train"].cut == sum(i % 7 + 1 > 4 for i in range(2500))
     assert seen[-1] == ("train", 2500, 2500)
 
 
@@ -150,7 +150,7 @@ def test_pretokenised_rows(causal, seq2seq, prepare, jsonl):
     file = jsonl([{"input_ids": [5, 6, 7]}, {"input_ids": [8, 9]}])
     data = prepare(causal, "causal-lm", train_file=file, max_length=2, **NO_HOLD_OUT)
     assert data.train[0] == {"input_ids": [5, 6], "labels": [5, 6]}
-    assert data.truncation["train"].cut == 1
+    assert data.counts["train"].cut == 1
     file = jsonl([{"input_ids": [5, 6, 7], "labels": [8]}], "pairs.jsonl")
     assert prepare(seq2seq, "seq2seq", train_file=file).train[0] == {"input_ids": [5, 6, 7], "labels": [8]}
     with pytest.raises(UsageError, match="line 1: 3 input_ids but 1 labels"):

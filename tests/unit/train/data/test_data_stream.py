@@ -29,7 +29,7 @@ def test_streamed_rows_equal_prepared_rows(seq2seq, prepare, jsonl):
     assert list(stream.train) == list(prepare(seq2seq, "seq2seq", train_file=file).train)
     assert list(stream.train) == list(stream.train)
     assert "streamed train" in stream.origin
-    assert stream.truncation == {}
+    assert stream.counts == {}
 
 
 def test_streamed_blocks_equal_prepared_blocks(causal, prepare, jsonl):

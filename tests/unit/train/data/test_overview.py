@@ -98,16 +98,16 @@ def test_truncated_share_and_the_flags_that_lower_it(seq2seq, prepare, jsonl):
     assert data_facts(longer)["splits"][0]["truncated"] == 0
     # Where the model has no more positions, no flag does.
     full = prepare(seq2seq, "seq2seq", train_file=jsonl(rows), max_positions=20, max_target_length=10)
-    assert full.truncation["train"].flags == ()
+    assert "raise" not in dict(data_rows(full, data_facts(full)))["truncated"]
 
 
 @pytest.mark.parametrize(("given", "flag"), [({"max_length": 4}, "--max-length"), ({"block_size": 4}, "--block-size")])
 def test_flag_of_a_causal_models_length(given, flag, causal, prepare, jsonl):
     rows = [{"prompt": "a", "completion": "b" * 9}]
     data = prepare(causal, "causal-lm", train_file=jsonl(rows), **given, **NO_HOLD_OUT)
-    assert data.truncation["train"].flags == (flag,)
+    assert f"(raise {flag})" in dict(data_rows(data, data_facts(data)))["truncated"]
     raised = dict.fromkeys(given, 20)
-    assert not prepare(causal, "causal-lm", train_file=jsonl(rows), **raised, **NO_HOLD_OUT).truncation["train"].cut
+    assert not prepare(causal, "causal-lm", train_file=jsonl(rows), **raised, **NO_HOLD_OUT).counts["train"].cut
 
 
 def test_nothing_is_said_where_nothing_is_worth_it(seq2seq, prepare, jsonl):
