@@ -135,19 +135,16 @@ def batch_of_groups(recipe: "Recipe", groups: int, *, saved: int | None = None, 
     spec = recipe.spec
     micro = spec.micro_batch_size or recipe.hf.get("per_device_train_batch_size")
     accumulation = recipe.hf.get("gradient_accumulation_steps")
-
-    def plan(global_batch: int | None) -> BatchPlan:
-        return batch_plan(
-            global_batch_size=global_batch,
-            micro_batch_size=micro,
-            accumulation=accumulation,
-            world_size=groups,
-            default_micro=(global_batch if auto else None) or DEFAULT_MICRO_BATCH,
-        )
-
-    if saved is None or spec.global_batch_size or accumulation or saved % (groups * (micro or 1)):
-        return plan(spec.global_batch_size)
-    return plan(saved)
+    total = spec.global_batch_size
+    if saved and not total and not accumulation and saved % (groups * (micro or 1)) == 0:
+        total = saved
+    return batch_plan(
+        global_batch_size=total,
+        micro_batch_size=micro,
+        accumulation=accumulation,
+        world_size=groups,
+        default_micro=(total if auto else None) or DEFAULT_MICRO_BATCH,
+    )
 
 
 def trainer_values(given: Mapping[str, Any], world_size: int | None) -> dict[str, Any]:

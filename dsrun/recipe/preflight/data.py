@@ -12,8 +12,16 @@ from dsrun.recipe.mixture import naming, specs_of
 from dsrun.recipe.preflight.bad_rows import refuse_bad
 from dsrun.recipe.preflight.data_files import HEAD, data_format
 from dsrun.recipe.preflight.files import DEMO_MODELS, is_path
-from dsrun.recipe.preflight.layouts import LayoutHints, RowLayout, detect, no_template, plain_text
-from dsrun.recipe.preflight.splits import SAMPLE_LIMITS, SPLITS, dataset_files, expanded, held_out, missing
+from dsrun.recipe.preflight.layouts import LayoutHints, RowLayout, detect, no_template
+from dsrun.recipe.preflight.splits import (
+    SAMPLE_LIMITS,
+    SPLITS,
+    dataset_files,
+    format_of,
+    given_files,
+    held_out,
+    missing,
+)
 from dsrun.recipe.recipe import Recipe, evaluation_is_requested, phases
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.recipe.rows.normal import normal_or_bad
@@ -75,8 +83,7 @@ def _files(spec: TrainSpec) -> FilesOfSplits | None:
         if local is None:
             return None
         found = local[0]
-    given = {split: expanded(f"--{split}-file", getattr(spec, f"{split}_file")) for split in SPLITS}
-    return found | {split: files for split, files in given.items() if files}
+    return found | given_files(spec)
 
 
 def _has(split: str, spec: TrainSpec, files: FilesOfSplits, task: str, *, required: bool) -> bool:
@@ -96,16 +103,16 @@ def _check_split(
 ) -> RowLayout | None:
     """The layout of the files of a split, where it can be told. Raises UsageError where their columns are of no use, or
     too many of the rows; `others` are the layouts of splits before it."""
-    where, is_text = str(paths[0]), data_format(paths[0]) == "txt"
-    rows = [] if is_text else first_rows(paths[0])
-    if not rows and not is_text:
+    where, _ = str(paths[0]), format_of(paths)
+    rows = first_rows(paths[0])
+    if not rows:
         return None
     columns, sample = sample_of(rows)
     layouts, refused = [], []
     for task in tasks:
         hints = LayoutHints.of(spec, task)
         try:
-            layouts.append(plain_text(hints, where) if is_text else detect(columns, sample, hints, where))
+            layouts.append(detect(columns, sample, hints, where))
         except UsageError as error:
             refused.append(error)
     if not layouts:
@@ -118,7 +125,7 @@ def _check_split(
                 )
         raise refused[0]
     layout = layouts[0]
-    if not is_text and all((each.kind, each.used) == (layout.kind, layout.used) for each in layouts):
+    if all((each.kind, each.used) == (layout.kind, layout.used) for each in layouts):
         check_columns(paths[:_COMPARED], [name for name in layout.used if name in columns])
         if layout.is_chat:
             _check_template(where, spec)

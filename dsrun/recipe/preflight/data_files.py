@@ -96,9 +96,7 @@ def json_error(text: str, complete: bool) -> tuple[int, str] | None:
     otherwise its last line may be cut off and is not checked.
     """
     # Not splitlines: U+2028 and its like may stand within a string.
-    lines = LINE_END.split(text)
-    if not complete:
-        lines = lines[:-1]
+    lines = LINE_END.split(text)[: None if complete else -1]
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not numbered:
         return None
@@ -106,15 +104,11 @@ def json_error(text: str, complete: bool) -> tuple[int, str] | None:
     if first.lstrip()[0] not in '{["':
         return number, "it begins with neither { nor ["
     error = _parse_error(first)
-    if error is None:
-        # The first line is a value of its own: these are JSON lines, of which some may be broken (--max-bad-rows).
-        return None
-    if len(numbered) > 1 and first.lstrip()[0] == "{" and _is_object(numbered[1][1]):
+    # Where the first line is a value of its own, these are JSON lines, of which some may be broken (--max-bad-rows).
+    if error and first.lstrip()[0] == "{" and len(numbered) > 1 and _is_object(numbered[1][1]):
         return number, error.msg
-    if complete:
-        whole = _parse_error(text)
-        return None if whole is None else (whole.lineno, whole.msg)
-    return None
+    whole = _parse_error(text) if error and complete else None
+    return whole and (whole.lineno, whole.msg)
 
 
 def suffix_of(path: Path) -> str:

@@ -84,16 +84,12 @@ def _check_data(spec: TrainSpec) -> None:
                 raise UsageError(f"--dataset {spec.dataset} is an empty folder")
         else:
             check_data_file(path)
-    for flag, names in (
-        ("--train-file", spec.train_file),
-        ("--validation-file", spec.validation_file),
-        ("--test-file", spec.test_file),
-    ):
-        if names:
-            from dsrun.recipe.preflight.splits import expanded  # a demo brings its own
+    if spec.train_file or spec.validation_file or spec.test_file:
+        from dsrun.recipe.preflight.splits import given_files  # a demo brings its own
 
-            for file in expanded(flag, names):
-                _check_named_file(file, f"{flag} {file}")
+        for split, files in given_files(spec).items():
+            for file in files:
+                _check_named_file(file, f"--{split}-file {file}")
 
 
 def is_path(name: str) -> bool:

@@ -40,6 +40,8 @@ PROMPTS = (("prompt",), ("question",), ("instruction", "input"), ("instruction",
 """The columns of what both answer; without one, both begin with it."""
 
 TEXTS = ("text", "content")
+PIECE = ("text", "starts", "ends")
+"""The columns of a txt file, whose rows are pieces of documents."""
 _TARGETS = frozenset(target for _, target in PAIRS)
 _PREFERENCES = "prompt, chosen and rejected"
 SYSTEM = "system"
@@ -83,7 +85,7 @@ class RowLayout:
     target: str | None = None
     rejected: str | None = None
     keys: tuple[str, str] | None = None
-    separator: str = ""
+    separator: str = "\n"
     notice: str | None = None
 
     @property
@@ -133,20 +135,12 @@ def detect(columns: Sequence[str], sample: Mapping[str, Any], hints: LayoutHints
         raise UsageError("--apply-chat-template is for causal language models", fix="leave it out")
     if hints.apply_chat_template and layout.kind == "pair":
         system = () if layout.keys else _present(columns, SYSTEM)
-        return replace(layout, kind="chat", columns=(*layout.columns, *system), separator="")
+        return replace(layout, kind="chat", columns=(*layout.columns, *system))
     if hints.apply_chat_template and not layout.is_chat:
         raise UsageError(
             f"--apply-chat-template: {where} has no prompts and answers, but {layout.name}", fix="leave it out"
         )
     return layout
-
-
-def plain_text(hints: LayoutHints, where: str) -> RowLayout:
-    """The layout of a txt file. Raises UsageError where the task is not to learn a text alone."""
-    if hints.task == "seq2seq" or hints.preference:
-        what, needed = ("answers", _PREFERENCES) if hints.preference else ("targets", "a source and a target")
-        raise UsageError(f"{where}: plain text has no {what}", fix=f"give a jsonl, csv or parquet file with {needed}")
-    return RowLayout("text", ("text",))
 
 
 def no_template(where: str, tokenizer: str = "") -> UsageError:
@@ -171,7 +165,7 @@ def _present(columns: Sequence[str], name: str) -> tuple[str, ...]:
 
 def _causal(columns: Sequence[str], sample: Mapping[str, Any], hints: LayoutHints, where: str) -> RowLayout | None:
     if hints.text_column and hints.summary_column:
-        return RowLayout("pair", (hints.text_column,), hints.summary_column, separator="\n")
+        return RowLayout("pair", (hints.text_column,), hints.summary_column)
     if hints.summary_column:
         return _known_pair(columns, sample, hints)
     if "input_ids" in columns and not hints.text_column:
@@ -229,11 +223,10 @@ def _translation(columns: Sequence[str], sample: Mapping[str, Any], hints: Layou
         return None
     found = list(sample[column])
     keys = translation_keys(found, hints.source_lang, hints.target_lang, where)
-    separator = "\n" if hints.task == "causal-lm" else ""
     notice = None
     if not (hints.source_lang and hints.target_lang):
         notice = f"{where}: translating {keys[0]} → {keys[1]}; --source-lang and --target-lang say otherwise"
-    return RowLayout("pair", (column,), keys=keys, separator=separator, notice=notice)
+    return RowLayout("pair", (column,), keys=keys, notice=notice)
 
 
 def _known_pair(columns: Sequence[str], sample: Mapping[str, Any], hints: LayoutHints) -> RowLayout | None:
@@ -245,14 +238,16 @@ def _known_pair(columns: Sequence[str], sample: Mapping[str, Any], hints: Layout
             continue
         if {*source, target} <= present and not isinstance(sample.get(target), Mapping | list):
             # A prompt is written to be continued as it stands; other pairs need something between their halves.
-            glued = hints.task == "seq2seq" or source == ("prompt",)
-            return RowLayout("pair", source, target, separator="" if glued else "\n")
+            return RowLayout("pair", source, target, separator="" if source == ("prompt",) else "\n")
     return None
 
 
 def _unknown(columns: Sequence[str], sample: Mapping[str, Any], hints: LayoutHints, where: str) -> UsageError:
     """The error for columns that make no layout."""
     found = f"columns found: {_listed(columns)}"
+    if (*columns,) == PIECE:
+        what, needed = ("answers", _PREFERENCES) if hints.preference else ("targets", "a source and a target")
+        return UsageError(f"{where}: plain text has no {what}", fix=f"give a jsonl, csv or parquet file with {needed}")
     if hints.preference:
         return UsageError(f"{where}: {found}; --task dpo reads {_PREFERENCES}", fix="rename the columns")
     if any({*pair} <= {*columns} for pair in ANSWERS):

@@ -3,10 +3,9 @@
 import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from shlex import quote
 
 from dsrun.errors import UsageError
-from dsrun.recipe.preflight.data_files import FORMATS, data_format, is_gzip, suffix_of
+from dsrun.recipe.preflight.data_files import FORMATS, data_format
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.system.files import is_there
 
@@ -30,8 +29,8 @@ _KNOWN = f"known: {', '.join(FORMATS)}"
 
 def expanded(flag: str, names: Sequence[str]) -> list[Path]:
     """The files that a flag names, with folders and patterns such as `shards/*.jsonl` expanded, those of one in natural
-    order: part-2 before part-10. Raises UsageError for a pattern that matches nothing, a folder that does not hold data
-    of one kind, and a file that is named twice."""
+    order: part-2 before part-10. Raises UsageError for a pattern that matches nothing, a folder without data or
+    with that of other splits, and a file that is named twice."""
     found: list[Path] = []
     for name in names:
         from glob import has_magic  # many runs name no file
@@ -52,13 +51,28 @@ def expanded(flag: str, names: Sequence[str]) -> list[Path]:
     return found
 
 
+def given_files(spec: TrainSpec) -> dict[str, list[Path]]:
+    """The files that flags name, by split."""
+    given = {split: expanded(f"--{split}-file", getattr(spec, f"{split}_file")) for split in SPLITS}
+    return {split: files for split, files in given.items() if files}
+
+
+def format_of(paths: Sequence[Path]) -> str:
+    """The format of the files of a split, `table` for rows of several. Raises UsageError for those that do not mix."""
+    formats = {data_format(path) for path in paths}
+    if len(formats) > 1 and formats - {"json", "csv", "tsv", "parquet"}:
+        wrong = f"{' and '.join(sorted(formats))} files cannot be mixed in one split: {paths[0]} and others"
+        raise UsageError(wrong, fix="name files of one kind; rows of json, csv, tsv and parquet can be mixed")
+    return formats.pop() if len(formats) == 1 else "table"
+
+
 def natural_order(path: Path) -> list[tuple[int, str]]:
     """A key that sorts numbers within names by value."""
     return [(int(piece), "") if piece.isdigit() else (-1, piece) for piece in re.split(r"(\d+)", str(path))]
 
 
 def _in_folder(flag: str, folder: Path) -> list[Path]:
-    """The data files in a folder, which must be of one kind, and none of another split than the flag's."""
+    """The data files in a folder, none of which may be of another split than the flag's."""
     if _is_saved(folder):
         raise UsageError(f"{flag} {folder} is a saved dataset", fix=f"--dataset {folder}")
     found = _data_in(folder)
@@ -71,14 +85,6 @@ def _in_folder(flag: str, folder: Path) -> list[Path]:
         raise UsageError(
             f"{flag} {folder} contains {other.relative_to(folder)}, which is not for that by its name",
             fix=f"--dataset {folder}" if "train" in found.values() else f"{flag} {mine}",
-        )
-    kinds = sorted({data_format(path) for path in found})
-    if len(kinds) > 1:
-        one = next(iter(found))
-        pattern = f"{'' if one.parent == folder else '**/'}*{suffix_of(one)}{'.gz' * is_gzip(one)}"
-        raise UsageError(
-            f"{flag} {folder} contains {' and '.join(kinds)} files",
-            fix=f"name those of one kind: {flag} {quote(str(folder / pattern))}",
         )
     return list(found)
 

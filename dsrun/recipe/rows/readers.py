@@ -63,10 +63,8 @@ def read_marked(path: Path, *, keep_linebreaks: bool = True, start: ReadPosition
     match data_format(path):
         case "json":
             return (_json_lines if _is_json_lines(path) else _json_document)(path, start)
-        case "csv":
-            return _table_rows(path, ",", start)
-        case "tsv":
-            return _table_rows(path, "\t", start)
+        case "csv" | "tsv" as kind:
+            return _table_rows(path, "," if kind == "csv" else "\t", start)
         case "parquet":
             return _parquet_rows(path, start)
         case "txt":

@@ -12,7 +12,7 @@ import pyarrow as pa
 from datasets import Dataset, Features, Sequence, Value
 
 from dsrun.errors import UsageError
-from dsrun.recipe.preflight.layouts import LayoutHints, RowLayout, detect, plain_text
+from dsrun.recipe.preflight.layouts import LayoutHints, RowLayout, detect
 from dsrun.recipe.rows.normal import normal_or_bad
 from dsrun.recipe.rows.readers import RawRow, check_columns
 from dsrun.system.files import sha256_of
@@ -66,7 +66,6 @@ class BuildSpec:
     """What is to be made from a source, apart from the tokenizer; part of the cache's key. `held_out` is the percentage
     of the rows that goes to the part with share "held"."""
 
-    task: str
     hints: LayoutHints
     source_limit: int
     prefix: str
@@ -91,7 +90,7 @@ def build(
 def notices_of(layout: RowLayout, spec: BuildSpec, tokenizer: Any) -> list[str]:
     """What the user should know of how rows are read."""
     notices = [layout.notice] if layout.notice else []
-    is_plain = layout.kind in ("pair", "preference") and spec.task == "causal-lm"
+    is_plain = layout.kind in ("pair", "preference") and spec.hints.task == "causal-lm"
     if is_plain and getattr(tokenizer, "chat_template", None):
         notices.append(
             f"the model has a chat template, and {layout.name} is joined as plain text without it: "
@@ -104,8 +103,6 @@ def layout_of(spec: BuildSpec, source: AnySource, tokenizer: Any) -> RowLayout:
     columns, sample = source.sample()
     if not sample:
         raise UsageError(f"{source.where} is empty")
-    if isinstance(source, FileSource) and source.format == "txt":
-        return plain_text(spec.hints, source.where)
     layout = detect(columns, sample, spec.hints, source.where)
     if isinstance(source, FileSource):
         check_columns(source.paths, [name for name in layout.used if name in columns])
@@ -240,7 +237,7 @@ def encoder_for(spec: BuildSpec, part: SplitPart, source: AnySource, layout: Row
     kind = PreferenceEncoder if spec.hints.preference else RowEncoder
     return kind(
         tokenizer=tokenizer,
-        task=spec.task,
+        task=spec.hints.task,
         kind=layout.kind,
         where=source.where,
         source_limit=spec.source_limit,

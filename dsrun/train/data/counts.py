@@ -43,11 +43,6 @@ class RowCounts:
     def refuse_bad(self, share: float, *, least: int = 1) -> None:
         bad_rows.refuse_bad(self.left, self.rows, share, least=least)
 
-    def unknown(self, side: str) -> float | None:
-        """The share of tokens that stand for what the tokenizer does not know; None where it marks nothing so."""
-        tokens, unknown = self.words.get(side, (0, 0))
-        return unknown / tokens if tokens else None
-
     @property
     def encoded(self) -> int:
         """Samples, those without anything to learn among them; rows that were left out before had no tokens."""

@@ -40,7 +40,7 @@ def _split(data: PreparedData, name: str, split: str, rows: Any) -> dict[str, An
         "samples": len(rows) if hasattr(rows, "__len__") else None,
         "dropped": left,
         "truncated": counts.cut / max(counts.encoded, 1) if counts and counts.limits else None,
-        "unknown": {side: counts.unknown(side) for side in counts.words} if counts else {},
+        "unknown": {side: bad / n for side, (n, bad) in counts.words.items() if n} if counts else {},
     }
 
 
@@ -75,7 +75,7 @@ def data_rows(
         rows.append(("padding", f"{percent(padding)} of what the batches hold{f' ({even})' if even else ''}"))
     for each in facts["splits"]:
         if shares := [f"{percent(share)} of its {side} tokens" for side, share in each["unknown"].items() if share]:
-            fix = f" ({FIX})" if max(filter(None, each["unknown"].values())) >= SOME else ""
+            fix = f" ({FIX})" if max(each["unknown"].values()) >= SOME else ""
             rows.append(("unknown", f"{each['name']}: {', '.join(shares)} are unknown to the tokenizer, and lost{fix}"))
     return rows
 

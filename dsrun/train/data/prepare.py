@@ -50,7 +50,7 @@ class _Preparation:
         self.tokenizer = tokenizer
         self.notify = notify
         self.progress = progress
-        self.notices: list[str] = []
+        self.notices: list[str | None] = []
         self.counts: dict[str, RowCounts] = {}
         self.data: dict[str, Any] = {}
         self.digests: dict[str, str] = {}
@@ -61,7 +61,7 @@ class _Preparation:
         self.limits = limits_of(request.spec, request.task, positions, tokenizer)
 
     def run(self) -> PreparedData:
-        self._add_notice(pad_with_end(self.tokenizer, self.request.task))
+        self.notices.append(pad_with_end(self.tokenizer, self.request.task))
         if self.request.task == "seq2seq":
             spec = self.spec
             set_languages(self.tokenizer, spec.source_lang or spec.lang, spec.target_lang or spec.lang)
@@ -69,21 +69,17 @@ class _Preparation:
         self.notices += sources.notices
         for split in SPLITS:
             self._take(split, sources)
-        self._add_notice(idle_lengths(self.spec, self.request.task))
-        self._add_notice(prefix_notice(self.spec, self.request.model_type))
+        self.notices.append(idle_lengths(self.spec, self.request.task))
+        self.notices.append(prefix_notice(self.spec, self.request.model_type))
         wanted = self.request.splits
         return PreparedData(
             **{split: self.data.get(split) if split in wanted else None for split in SPLITS},
-            notices=tuple(dict.fromkeys(self.notices)),
+            notices=tuple(dict.fromkeys(filter(None, self.notices))),
             origin=self._origin(sources.name),
             train_fingerprint=self._fingerprint("train"),
             counts=self.counts,
             collator=self._collator(),
         )
-
-    def _add_notice(self, notice: str | None) -> None:
-        if notice:
-            self.notices.append(notice)
 
     def _take(self, split: str, sources: DataSources) -> None:
         if split not in self.request.splits or split in self.data:
@@ -237,7 +233,7 @@ class _Preparation:
     def _job(self, parts: tuple[SplitPart, ...], *, held_out: int = 0) -> BuildSpec:
         spec = self.spec
         hints = LayoutHints.of(spec, self.request.task)
-        return BuildSpec(self.request.task, hints, self.limits.source, spec.source_prefix or "", parts, held_out)
+        return BuildSpec(hints, self.limits.source, spec.source_prefix or "", parts, held_out)
 
     def _part(self, split: str, share: str = "all") -> SplitPart:
         target_limit = self.limits.target if split == "train" else self.limits.eval_target

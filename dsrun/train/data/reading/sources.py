@@ -12,16 +12,12 @@ from huggingface_hub import constants
 from dsrun.errors import DsrunError, UsageError, one_line
 from dsrun.hub.modelscope_cache import local_name
 from dsrun.hub.unreachable import refused, unreachable
-from dsrun.recipe.preflight.data_files import data_format
 from dsrun.recipe.preflight.files import is_path
-from dsrun.recipe.preflight.splits import NAMES, SPLITS, dataset_files, expanded
+from dsrun.recipe.preflight.splits import NAMES, SPLITS, dataset_files, format_of, given_files
 from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.recipe.rows.readers import START, RawRow, RawRows, ReadPosition, read_marked, sample_of
 from dsrun.system.files import sha256_of
 from dsrun.train.model.load import HTTP_ERROR
-
-# Formats whose rows have named columns.
-_TABLES = {"json", "csv", "tsv", "parquet"}
 
 SourcePosition = tuple[int, ReadPosition]
 """Where reading the files of a split goes on: the number of a file, and a mark in it."""
@@ -111,17 +107,14 @@ def find_sources(spec: TrainSpec) -> DataSources:
     if spec.dataset:
         name = spec.dataset + (f"/{spec.dataset_config}" if spec.dataset_config else "")
         splits = _dataset(spec, notices)
-    given = {"train": spec.train_file, "validation": spec.validation_file, "test": spec.test_file}
     if spec.train_file and "train" in splits:
         raise UsageError(
             f"--dataset {spec.dataset} has training data and --train-file {spec.train_file[0]} is given too",
             fix="leave one out",
         )
-    for split, names in given.items():
-        if names:
-            files = expanded(f"--{split}-file", names)
-            splits[split] = file_source(files, keep_linebreaks=spec.keep_linebreaks)
-            name = name or (files[0].name if len(files) == 1 else f"{files[0].name} and {len(files) - 1} more")
+    for split, files in given_files(spec).items():
+        splits[split] = file_source(files, keep_linebreaks=spec.keep_linebreaks)
+        name = name or (files[0].name if len(files) == 1 else f"{files[0].name} and {len(files) - 1} more")
     return DataSources(name, splits, notices)
 
 
@@ -129,13 +122,7 @@ def file_source(paths: list[Path], *, keep_linebreaks: bool = True) -> FileSourc
     for path in paths:
         if not path.is_file():
             raise UsageError(f"data file {path} does not exist")
-    formats = {data_format(path) for path in paths}
-    if len(formats) > 1 and formats - _TABLES:
-        raise UsageError(
-            f"{' and '.join(sorted(formats))} files cannot be mixed in one split: {paths[0]} and others",
-            fix="rows of json, csv, tsv and parquet can",
-        )
-    return FileSource(tuple(paths), formats.pop() if len(formats) == 1 else "table", keep_linebreaks)
+    return FileSource(tuple(paths), format_of(paths), keep_linebreaks)
 
 
 def _dataset(spec: TrainSpec, notices: list[str]) -> dict[str, DataSource]:

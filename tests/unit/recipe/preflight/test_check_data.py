@@ -196,6 +196,10 @@ def test_plain_text_has_no_targets(write):
     assert "targets" in refused("--train-file", "a.txt").message
 
 
+def test_files_of_kinds_that_do_not_mix_refused(write):
+    assert "cannot be mixed" in refused("--train-file", write("a.jsonl", PAIR), write("b.txt", "words")).message
+
+
 def test_list_without_rows_is_empty(write):
     assert refused("--train-file", write("a.json", "[]")).message == "a.json is empty"
 

@@ -1,11 +1,9 @@
 """Which files a flag names: folders, and what is in them."""
 
-import shlex
-
 import pytest
 
 from dsrun.errors import UsageError
-from dsrun.recipe.preflight.splits import expanded
+from dsrun.recipe.preflight.splits import expanded, format_of
 
 
 @pytest.fixture
@@ -42,11 +40,13 @@ def test_json_files_of_both_suffixes_are_one_kind(folder):
     assert len(expanded("--train-file", [str(folder("a.jsonl", "b.json", "c.jsonl.gz"))])) == 3
 
 
-@pytest.mark.parametrize("names", [("a.jsonl", "b.csv"), ("x/a.csv.gz", "y.parquet")])
-def test_files_of_several_kinds_refused(folder, names):
-    path = folder(*names)
-    *_, flag, pattern = shlex.split(refused("--train-file", path).fix)
-    assert expanded(flag, [pattern]) == [path / names[0]]
+def test_only_tables_may_be_mixed(folder):
+    """The error comes with the rest of the checks before torch loads."""
+    path = folder("a.jsonl", "b.csv", "c.tsv.gz")
+    assert format_of(expanded("--train-file", [str(path)])) == "table"
+    assert format_of([path / "a.jsonl"]) == "json"
+    with pytest.raises(UsageError, match="cannot be mixed"):
+        format_of(expanded("--train-file", [str(folder("notes-1.txt"))]))
 
 
 def test_folder_without_data_refused(folder):

@@ -69,7 +69,6 @@ def test_separator_of_prompt_and_completion():
     """Prompt and completion are joined directly, other pairs by a line break."""
     assert read({"prompt": "2+2=", "completion": "4"}, CAUSAL)[0].separator == ""
     assert read({"source": "one", "target": "unu"}, CAUSAL)[0].separator == "\n"
-    assert read({"source": "one", "target": "unu"}, SEQ2SEQ)[0].separator == ""
 
 
 def test_translation_column():

@@ -22,7 +22,7 @@ def test_share_by_side(seq2seq, prepare, jsonl):
     rows = [{"source": "abé", "target": "abcdefghi\u0103"}, {"source": "abcdefg", "target": "b" * 30}]
     data = prepare(seq2seq, "seq2seq", train_file=jsonl(rows), max_target_length=16)
     assert counted(data) == {"source": [10, 1], "target": [25, 1]}
-    assert data.counts["train"].unknown("source") == 0.1
+    assert data_facts(data)["splits"][0]["unknown"]["source"] == 0.1
     (said,) = [text for name, text in data_rows(data, data_facts(data)) if name == "unknown"]
     assert "10% of its source tokens" in said
     assert "--model" in said
