@@ -43,11 +43,12 @@ def check_data(recipe: Recipe) -> None:
     wanted = phases(recipe)
     for name, files in found.items():
         with naming(name):
-            # A plugin may make other rows of them.
-            chosen = {} if spec.plugin else {split: paths for split, paths in (files or {}).items() if split in wanted}
             layouts: dict[Path, RowLayout | None] = {}
-            for split, paths in chosen.items():
-                layouts[paths[0]] = _check_split(split, paths, sets[name], tasks, layouts)
+            for split, paths in (files or {}).items():
+                if spec.plugin:  # It may make other rows of them.
+                    first_rows(paths[0])
+                elif split in wanted:
+                    layouts[paths[0]] = _check_split(split, paths, sets[name], tasks, layouts)
     files = found.get("")
     if files is None or len(tasks) > 1:
         return

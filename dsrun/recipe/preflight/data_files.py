@@ -5,16 +5,11 @@ in milliseconds. The training process reads the whole file and finds what lies d
 """
 
 import codecs
-import csv
-import io
-import json
-import re
 import zlib
 from pathlib import Path
 from typing import Final
 
 from dsrun.errors import UsageError
-from dsrun.system.files import parse_json
 
 FORMATS: Final = {
     ".json": "json",
@@ -32,12 +27,7 @@ FORMATS: Final = {
 HEAD: Final = 1 << 20
 """Bytes looked at; after decompression, for gzip."""
 
-# The default of 128 KiB refuses long documents. The csv module takes four to eight bytes a character for a field.
-csv.field_size_limit(8 << 20)
-
 _TEXT_FORMATS = ("json", "csv", "tsv", "txt")
-_DELIMITERS: Final = {";": "semicolon", "\t": "tab"}
-LINE_END = re.compile(r"\r\n|\r|\n")
 LLM_C_MAGIC: Final = {20240520: "uint16", 20240801: "uint32"}
 """The first number of a token file of llm.c (llmc/dataloader.h), and the dtype of the ids after the header."""
 LLM_C_HEADER: Final = 1024
@@ -67,7 +57,7 @@ def is_gzip(path: Path) -> bool:
 
 
 def check_data_file(path: Path) -> None:
-    """Check that a data file is there, not empty, and begins like what its suffix says.
+    """Check that a data file is there, not empty, and begins like what its suffix says, or like text.
 
     Raises:
         UsageError: naming the file, and the line where there is one.
@@ -87,28 +77,6 @@ def check_data_file(path: Path) -> None:
         _check_tokens(path, size)
     else:
         _check_text(path, kind, head, complete)
-
-
-def json_error(text: str, complete: bool) -> tuple[int, str] | None:
-    """The first error of the head of a JSON file, as (line, reason); None when there is none to be seen.
-
-    A file is JSON lines, or one value over many lines. `complete` says that `text` is the whole file;
-    otherwise its last line may be cut off and is not checked.
-    """
-    # Not splitlines: U+2028 and its like may stand within a string.
-    lines = LINE_END.split(text)[: None if complete else -1]
-    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
-    if not numbered:
-        return None
-    number, first = numbered[0]
-    if first.lstrip()[0] not in '{["':
-        return number, "it begins with neither { nor ["
-    error = _parse_error(first)
-    # Where the first line is a value of its own, these are JSON lines, of which some may be broken (--max-bad-rows).
-    if error and first.lstrip()[0] == "{" and len(numbered) > 1 and _is_object(numbered[1][1]):
-        return number, error.msg
-    whole = _parse_error(text) if error and complete else None
-    return whole and (whole.lineno, whole.msg)
 
 
 def suffix_of(path: Path) -> str:
@@ -170,16 +138,8 @@ def _check_tokens(path: Path, size: int) -> None:
 
 def _check_text(path: Path, kind: str, head: bytes, complete: bool) -> None:
     text = _decode(path, kind, head, complete)
-    if not text.strip():
-        if complete:
-            raise UsageError(f"{path} is empty: it holds only white space")
-        return
-    if kind == "json":
-        error = json_error(text, complete)
-        if error:
-            raise UsageError(f"{path}, line {error[0]}: not JSON ({error[1]})")
-    elif kind in ("csv", "tsv"):
-        _check_table(path, kind, text, complete)
+    if complete and not text.strip():
+        raise UsageError(f"{path} is empty: it holds only white space")
 
 
 def _decode(path: Path, kind: str, head: bytes, complete: bool) -> str:
@@ -206,34 +166,3 @@ def as_utf8(path: Path, error: UnicodeDecodeError) -> str | None:
     unpacked = f"gunzip -c {path} | " if is_gzip(path) else ""
     named = "" if unpacked else f" {path}"
     return f"if it is Latin-1: {unpacked}iconv -f LATIN1 -t UTF-8{named} > utf8{suffix_of(path)}"
-
-
-def _check_table(path: Path, kind: str, text: str, complete: bool) -> None:
-    rows = csv.reader(io.StringIO(text, newline=""), delimiter="\t" if kind == "tsv" else ",")
-    try:
-        header = next((row for row in rows if row), [])
-        is_empty = complete and next((row for row in rows if row), None) is None
-    except csv.Error as error:
-        raise UsageError(f"{path}, line {rows.line_num}: broken CSV ({error})") from error
-    if len(header) == 1 and (found := next((mark for mark in _DELIMITERS if mark in header[0]), None)):
-        raise UsageError(
-            f"{path} looks {_DELIMITERS[found]}-separated: its first line is {header[0][:60]!r}",
-            fix=f"""convert it: python -c 'import csv, sys; csv.writer(sys.stdout).writerows(csv.reader(sys.stdin, """
-            f"""delimiter="{found.encode("unicode_escape").decode()}"))' < {path} > commas.csv""",
-        )
-    if not any(name.strip() for name in header):
-        raise UsageError(f"{path}, line 1: a header with the names of the columns is missing")
-    if is_empty:
-        raise UsageError(f"{path} is empty: it contains a header and no rows")
-
-
-def _parse_error(text: str) -> json.JSONDecodeError | None:
-    try:
-        parse_json(text)
-    except json.JSONDecodeError as error:
-        return error
-    return None
-
-
-def _is_object(line: str) -> bool:
-    return line.lstrip().startswith("{") and _parse_error(line) is None

@@ -50,7 +50,10 @@ def check_files(spec: TrainSpec, *, generation_config: str | None = None) -> Non
         with naming(name):
             _check_data(each)
     if spec.sample_prompts:
+        from dsrun.recipe.rows.readers import first_rows  # few runs name prompts
+
         _check_named_file(Path(spec.sample_prompts).expanduser(), f"--sample-prompts {spec.sample_prompts}")
+        first_rows(Path(spec.sample_prompts).expanduser())
     if spec.plugin:
         from dsrun.recipe.preflight.plugin_file import find_plugin
 

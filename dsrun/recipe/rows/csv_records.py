@@ -5,6 +5,8 @@ import io
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
+# The default of 128 KiB would refuse long documents. The csv module takes four to eight bytes a character for a field.
+csv.field_size_limit(8 << 20)
 LONGEST = 1 << 30
 """Characters of one field; Arrow's strings end at 2 GiB."""
 

@@ -19,12 +19,10 @@ from typing import IO, Any, NamedTuple
 from dsrun.errors import UsageError, one_line
 from dsrun.recipe.preflight.bad_rows import UNREADABLE
 from dsrun.recipe.preflight.data_files import (
-    HEAD,
     as_utf8,
     check_data_file,
     data_format,
     is_gzip,
-    json_error,
 )
 from dsrun.recipe.rows.csv_records import csv_records
 from dsrun.system.files import parse_json
@@ -34,6 +32,7 @@ RawRows = Iterator[tuple[str, RawRow]]
 """Pairs of a place for error messages ("train.csv, line 3") and a row."""
 
 SAMPLE_ROWS = 100
+_DELIMITERS = {";": "semicolon", "\t": "tab"}
 # Bytes of a JSON file that is read as a whole for its first rows: about a second.
 _LONGEST_DOCUMENT = 64 << 20
 # The line ends of old Macs, which universal newlines include.
@@ -146,12 +145,20 @@ def _is_json_lines(path: Path) -> bool:
     """Whether the lines of a file are its rows. A single list or table is the rows themselves, one of several a row."""
     lines = (line for _, line in _numbered_lines(path) if line.strip())
     try:
-        first = parse_json(next(lines, "[]"))
+        first = parse_json(line := next(lines, "[]"))
     except json.JSONDecodeError:
-        return False
+        # Of JSON lines the first may be broken, too.
+        return line.lstrip().startswith("{") and _is_object(next(lines, ""))
     if isinstance(first, list) or (isinstance(first, dict) and _rows_within(first) is not None):
         return next(lines, "").lstrip().startswith("[" if isinstance(first, list) else "{")
     return isinstance(first, str | dict)
+
+
+def _is_object(line: str) -> bool:
+    try:
+        return isinstance(parse_json(line), dict)
+    except json.JSONDecodeError:
+        return False
 
 
 def _json_lines(path: Path, start: ReadPosition) -> MarkedRows:
@@ -177,9 +184,7 @@ def _json_document(path: Path, start: ReadPosition) -> MarkedRows:
     try:
         value = parse_json(text)
     except json.JSONDecodeError as error:
-        # The file may have been meant as JSON lines; then the line that is broken counts.
-        line, reason = json_error(text[:HEAD], len(text) <= HEAD) or (error.lineno, error.msg)
-        raise UsageError(f"{path}, line {line}: not JSON ({reason})") from error
+        raise UsageError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from error
     rows = value if isinstance(value, list) else _rows_within(value)
     for number, row in islice(enumerate([value] if rows is None else rows, 1), start.number, None):
         where = f"{path}, row {number}"
@@ -223,6 +228,7 @@ def _table_rows(path: Path, delimiter: str, start: ReadPosition) -> MarkedRows:
     try:
         records = csv_records(lines(START), delimiter)
         header = [name.strip() for name in next(filter(None, records), [])]
+        _check_header(path, header)
         # Spreadsheets leave several empty names, which are never used.
         twice = next((name for name, count in Counter(header).items() if name and count > 1), None)
         if twice:
@@ -238,6 +244,17 @@ def _table_rows(path: Path, delimiter: str, start: ReadPosition) -> MarkedRows:
                 yield last, where, {UNREADABLE: bad}
     except csv.Error as error:
         raise UsageError(f"{path}, line {last.number}: broken CSV ({error})") from error
+
+
+def _check_header(path: Path, header: list[str]) -> None:
+    if not any(header):
+        raise UsageError(f"{path}, line 1: a header with the names of the columns is missing")
+    if len(header) == 1 and (found := next((mark for mark in _DELIMITERS if mark in header[0]), None)):
+        raise UsageError(
+            f"{path} looks {_DELIMITERS[found]}-separated: its first line is {header[0][:60]!r}",
+            fix=f"""convert it: python -c 'import csv, sys; csv.writer(sys.stdout).writerows(csv.reader(sys.stdin, """
+            f"""delimiter="{found.encode("unicode_escape").decode()}"))' < {path} > commas.csv""",
+        )
 
 
 def _parquet_rows(path: Path, start: ReadPosition) -> MarkedRows:

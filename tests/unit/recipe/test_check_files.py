@@ -17,8 +17,8 @@ def test_check_files_reads_every_named_file(flag, tmp_path):
     file.write_text('{"text": "x"}')
     spec = TrainSpec(**{flag: str(file) if flag == "dataset" else [str(file)]})
     check_files(spec)
-    file.write_text("words")
-    with pytest.raises(UsageError, match=r"data\.jsonl, line 1: not JSON"):
+    file.write_text("PAR1")
+    with pytest.raises(UsageError, match=r"data\.jsonl is a Parquet file"):
         check_files(spec)
 
 
@@ -39,9 +39,15 @@ def test_generation_config_must_exist(tmp_path):
 
 
 def test_files_of_a_folder_are_looked_at(tmp_path):
+    (tmp_path / "a.jsonl").write_text("PAR1")
+    with pytest.raises(UsageError, match=r"a\.jsonl is a Parquet file"):
+        check_files(TrainSpec(train_file=[str(tmp_path)]))
+
+
+def test_prompts_are_read(tmp_path):
     (tmp_path / "a.jsonl").write_text("words")
     with pytest.raises(UsageError, match=r"a\.jsonl, line 1: not JSON"):
-        check_files(TrainSpec(train_file=[str(tmp_path)]))
+        check_files(TrainSpec(sample_prompts=str(tmp_path / "a.jsonl")))
 
 
 def test_folder_of_prompts_rejected(tmp_path):
