@@ -100,9 +100,9 @@ def test_train_file_that_does_not_exist(refused, pairs):
     [
         ("empty.jsonl", b"", "empty.jsonl is empty"),
         ("blank.txt", b" \n\n", "blank.txt is empty"),
-        ("headed.csv", b"source,target\n", "headed.csv is empty: it contains a header and no rows"),
+        ("headed.csv", b"source,target\n", "headed.csv is empty"),
         ("words.json", b"one two\n", "words.json, line 1: not JSON"),
-        ("cut.jsonl", b'{"a": 1, "b"\n{"a": 2}\n', "cut.jsonl, line 1: not JSON"),
+        ("cut.jsonl", b'{"source": 1, "b"\n{"source": 2, "target": 3}\n', "1 of 2 rows cannot be used"),
         ("table.parquet", b"a,b\n1,2\n", "table.parquet is not a Parquet file"),
         ("table.csv", b"PAR1....PAR1", "table.csv is a Parquet file, not csv as its suffix says"),
         ("picture.txt", b"\x89PNG\r\n\x1a\n\0\0", "picture.txt, line 1: not UTF-8 text"),

@@ -28,7 +28,6 @@ from dsrun.recipe.rows.normal import normal_or_bad
 from dsrun.recipe.rows.readers import check_columns, first_rows, sample_of
 from dsrun.system.files import read_object
 
-FilesOfSplits = Mapping[str, Sequence[Path]]
 _COMPARED = 20
 """Files of a split whose columns are compared."""
 
@@ -53,9 +52,12 @@ def check_data(recipe: Recipe) -> None:
     if files is None or len(tasks) > 1:
         return
     required = evaluation_is_requested(recipe)
+    is_tokens = "train" in files and data_format(files["train"][0]) in ("bin", "npy")
+    kind = "seq2seq" if tasks[0] == "seq2seq" else "causal-lm"
+    held = held_out(spec, kind, files, required=required, is_tokens=is_tokens)
     for split in SPLITS:
-        is_needed = split != "validation" or required or "train" not in wanted
-        if split in wanted and is_needed and not _has(split, spec, files, tasks[0], required=required):
+        is_needed = split != "validation" or (not held and (required or "train" not in wanted))
+        if is_needed and split in wanted and split not in files:
             raise missing(split, spec.dataset or str(next(iter(files.values()))[0]), files)
 
 
@@ -76,7 +78,7 @@ def tasks_of(spec: TrainSpec) -> tuple[str, ...]:
     return ("seq2seq" if both else "causal-lm",)
 
 
-def _files(spec: TrainSpec) -> FilesOfSplits | None:
+def _files(spec: TrainSpec) -> dict[str, list[Path]] | None:
     """The files of each split; None where the data are not all files of this machine."""
     found: dict[str, list[Path]] = {}
     if spec.dataset:
@@ -87,14 +89,6 @@ def _files(spec: TrainSpec) -> FilesOfSplits | None:
     return found | given_files(spec)
 
 
-def _has(split: str, spec: TrainSpec, files: FilesOfSplits, task: str, *, required: bool) -> bool:
-    if split in files or split != "validation":
-        return split in files
-    is_tokens = data_format(files["train"][0]) in ("bin", "npy") if "train" in files else False
-    kind = "seq2seq" if task == "seq2seq" else "causal-lm"
-    return held_out(spec, kind, files, required=required, is_tokens=is_tokens) > 0
-
-
 def _check_split(
     split: str,
     paths: Sequence[Path],
@@ -102,9 +96,10 @@ def _check_split(
     tasks: Sequence[str],
     others: Mapping[Path, RowLayout | None],
 ) -> RowLayout | None:
-    """The layout of the files of a split, where it can be told. Raises UsageError where their columns are of no use, or
-    too many of the rows; `others` are the layouts of splits before it."""
-    where, _ = str(paths[0]), format_of(paths)
+    """The layout of the files of a split, where it can be told. Raises UsageError where they do not mix, or their
+    columns or too many of their rows are of no use; `others` are the layouts of splits before it."""
+    format_of(paths)
+    where = str(paths[0])
     rows = first_rows(paths[0])
     if not rows:
         return None
@@ -128,8 +123,9 @@ def _check_split(
     layout = layouts[0]
     if all((each.kind, each.used) == (layout.kind, layout.used) for each in layouts):
         check_columns(paths[:_COMPARED], [name for name in layout.used if name in columns])
-        if layout.is_chat:
-            _check_template(where, spec)
+        tokenizer = spec.tokenizer or spec.model or ""
+        if layout.is_chat and not spec.chat_template and lacks_template(Path(tokenizer).expanduser()):
+            raise no_template(where, tokenizer)
         is_limited = getattr(spec, SAMPLE_LIMITS[split]) is not None
         _check_rows(paths, layout, spec.max_bad_rows, is_limited=is_limited)
     return layout
@@ -148,13 +144,6 @@ def _check_rows(paths: Sequence[Path], layout: RowLayout, share: float, *, is_li
         left.setdefault(row["reason"], [0, row["bad"]])[0] += 1
     if is_whole or not (share or is_limited):
         refuse_bad(left, len(made), share)
-
-
-def _check_template(where: str, spec: TrainSpec) -> None:
-    """Raise UsageError for a local tokenizer that cannot render conversations."""
-    name = spec.tokenizer or spec.model
-    if not spec.chat_template and name and is_path(name) and lacks_template(Path(name).expanduser()):
-        raise no_template(where, name)
 
 
 def lacks_template(folder: Path) -> bool:

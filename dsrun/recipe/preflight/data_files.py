@@ -63,18 +63,16 @@ def check_data_file(path: Path) -> None:
         UsageError: naming the file, and the line where there is one.
     """
     kind = data_format(path)
-    size = path.stat().st_size
-    if size == 0:
-        raise UsageError(f"{path} is empty")
-    head, complete = read_head(path)
+    head, complete = _read_head(path)
     _refuse_other_format(path, kind, head)
     if kind == "parquet":
-        _check_parquet(path, size)
+        _check_parquet(path)
     elif kind == "npy":
         if not head.startswith(b"\x93NUMPY"):
             raise UsageError(f"{path} is not a NumPy array: it does not begin with \\x93NUMPY")
     elif kind == "bin":
-        _check_tokens(path, size)
+        if (size := path.stat().st_size) % 2:
+            raise UsageError(f"{path} contains {size:,} bytes, which is not a whole number of uint16 tokens")
     else:
         _check_text(path, kind, head, complete)
 
@@ -87,17 +85,13 @@ def suffix_of(path: Path) -> str:
     return suffixes[-1] if suffixes else ""
 
 
-def read_head(path: Path) -> tuple[bytes, bool]:
+def _read_head(path: Path) -> tuple[bytes, bool]:
     """The first bytes of the content and whether they are all of it."""
     import gzip  # many runs name no file
 
     try:
-        if is_gzip(path):
-            with gzip.open(path, "rb") as packed:
-                head = packed.read(HEAD + 1)
-        else:
-            with path.open("rb") as plain:
-                head = plain.read(HEAD + 1)
+        with gzip.open(path, "rb") if is_gzip(path) else path.open("rb") as file:
+            head = file.read(HEAD + 1)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UsageError(f"{path} is not a valid gzip file: {error}") from error
     except OSError as error:
@@ -109,21 +103,16 @@ def read_head(path: Path) -> tuple[bytes, bool]:
 
 def _refuse_other_format(path: Path, kind: str, head: bytes) -> None:
     """The mislabellings that people make most."""
-    found = None
-    if head.startswith(b"PAR1") and kind != "parquet":
-        found = "a Parquet file"
-    elif head.startswith(b"\x1f\x8b") and kind != "bin":
-        found = "a gzip file"
-    elif head.startswith(b"PK\x03\x04") and kind != "bin":
-        found = "a zip file"
-    if found:
-        raise UsageError(f"{path} is {found}, not {kind} as its suffix says", fix="give it the suffix of what it is")
+    marks = (b"PAR1", "parquet", "a Parquet"), (b"\x1f\x8b", "bin", "a gzip"), (b"PK\x03\x04", "bin", "a zip")
+    for mark, able, what in marks:
+        if head.startswith(mark) and kind != able:
+            raise UsageError(f"{path} is {what} file, not {kind} as its suffix says", fix="rename it to what it is")
 
 
-def _check_parquet(path: Path, size: int) -> None:
+def _check_parquet(path: Path) -> None:
     with path.open("rb") as file:
         start = file.read(4)
-        file.seek(max(0, size - 4))
+        file.seek(max(0, path.stat().st_size - 4))
         end = file.read(4)
     if start != b"PAR1":
         raise UsageError(f"{path} is not a Parquet file: it does not begin with PAR1")
@@ -131,18 +120,7 @@ def _check_parquet(path: Path, size: int) -> None:
         raise UsageError(f"{path} is a Parquet file cut short: it does not end with PAR1", fix="copy it again")
 
 
-def _check_tokens(path: Path, size: int) -> None:
-    if size % 2:
-        raise UsageError(f"{path} contains {size:,} bytes, which is not a whole number of uint16 tokens")
-
-
 def _check_text(path: Path, kind: str, head: bytes, complete: bool) -> None:
-    text = _decode(path, kind, head, complete)
-    if complete and not text.strip():
-        raise UsageError(f"{path} is empty: it holds only white space")
-
-
-def _decode(path: Path, kind: str, head: bytes, complete: bool) -> str:
     if head.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         raise UsageError(f"{path} is UTF-16; dsrun reads UTF-8", fix=f"iconv -f UTF-16 -t UTF-8 {path} > utf8.{kind}")
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
@@ -154,7 +132,8 @@ def _decode(path: Path, kind: str, head: bytes, complete: bool) -> str:
     if "\0" in text:
         line = text[: text.index("\0")].count("\n") + 1
         raise UsageError(f"{path}, line {line}: binary data, not {kind} as its suffix says")
-    return text
+    if complete and not text.strip():
+        raise UsageError(f"{path} is empty: it holds only white space")
 
 
 def as_utf8(path: Path, error: UnicodeDecodeError) -> str | None:

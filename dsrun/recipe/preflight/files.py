@@ -82,10 +82,7 @@ def _check_data(spec: TrainSpec) -> None:
         path = Path(spec.dataset).expanduser()
         if not is_there(path):
             raise UsageError(f"--dataset {spec.dataset} does not exist", fix=_near(path))
-        if path.is_dir():
-            if not any(entry.is_file() and entry.stat().st_size for entry in path.rglob("*")):
-                raise UsageError(f"--dataset {spec.dataset} is an empty folder")
-        else:
+        if path.is_file():
             check_data_file(path)
     if spec.train_file or spec.validation_file or spec.test_file:
         from dsrun.recipe.preflight.splits import given_files  # a demo brings its own
@@ -141,12 +138,9 @@ def _check_named_file(path: Path, what: str) -> None:
 def _check_template(name: str) -> None:
     try:
         Path(name).expanduser().read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise UsageError(f"--chat-template {name} does not exist") from None
-    except OSError as error:
-        raise UsageError(f"--chat-template {name}: {error.strerror}", fix="name a jinja file, or chatml") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"--chat-template {name}: not text in UTF-8", fix="name a jinja file, or chatml") from None
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "not text in UTF-8"
+        raise UsageError(f"--chat-template {name}: {why}", fix="name a jinja file, or chatml") from None
 
 
 def _check_nvme(name: str) -> None:
@@ -154,11 +148,8 @@ def _check_nvme(name: str) -> None:
     from tempfile import TemporaryFile
 
     path = Path(name).expanduser()
-    base = path if path.is_dir() else nearest_existing(path)
-    if not base.is_dir():
-        raise UsageError(f"--nvme-path {name}: {base} is a file", fix="give a folder on a local NVMe disk")
     try:
-        with TemporaryFile(dir=base):
+        with TemporaryFile(dir=path if path.is_dir() else nearest_existing(path)):
             pass
     except OSError as error:
         raise UsageError(

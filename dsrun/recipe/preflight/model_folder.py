@@ -4,13 +4,11 @@ What is told here from a few small files takes an instant; told by the libraries
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dsrun.errors import UsageError
+from dsrun.recipe.recipe_spec import TrainSpec
 from dsrun.system.files import parse_json, read_bytes
-
-if TYPE_CHECKING:
-    from dsrun.recipe.recipe_spec import TrainSpec
 
 NEITHER = "which is neither a causal LM nor a seq2seq model of text"
 CHOOSE_TEXT_MODEL = "choose a seq2seq model (T5, BART, Marian …) or a causal LM (Llama, Qwen …)"

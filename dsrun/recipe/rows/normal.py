@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import takewhile
 from typing import Any
 
@@ -217,16 +218,13 @@ def _ids(value: Any, column: str, where: str) -> list[int] | None:
 def messages_of(value: Any, where: str) -> list[dict[str, Any]]:
     """One conversation in the form that chat templates take; [] for none."""
     if isinstance(value, str):
-        try:
+        with suppress(json.JSONDecodeError):
             value = parse_json(value)
-        except json.JSONDecodeError as error:
-            what = f"{where}: a conversation must be a list of messages, not a text"
-            raise UsageError(what, fix=_CONVERSATION) from error
     if value is None:
         return []
-    if not isinstance(value, Sequence):
-        what = f"{where}: a conversation must be a list of messages, not a {type(value).__name__}"
-        raise UsageError(what, fix=_CONVERSATION)
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        kind = "text" if isinstance(value, str) else type(value).__name__
+        raise UsageError(f"{where}: a conversation must be a list of messages, not a {kind}", fix=_CONVERSATION)
     return [_message(item, where) for item in value]
 
 

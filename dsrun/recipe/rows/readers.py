@@ -18,12 +18,7 @@ from typing import IO, Any, NamedTuple
 
 from dsrun.errors import UsageError, one_line
 from dsrun.recipe.preflight.bad_rows import UNREADABLE
-from dsrun.recipe.preflight.data_files import (
-    as_utf8,
-    check_data_file,
-    data_format,
-    is_gzip,
-)
+from dsrun.recipe.preflight.data_files import as_utf8, check_data_file, data_format, is_gzip
 from dsrun.recipe.rows.csv_records import csv_records
 from dsrun.system.files import parse_json
 
@@ -144,47 +139,35 @@ def _numbered_lines(path: Path, start: ReadPosition = START) -> Iterator[tuple[R
 def _is_json_lines(path: Path) -> bool:
     """Whether the lines of a file are its rows. A single list or table is the rows themselves, one of several a row."""
     lines = (line for _, line in _numbered_lines(path) if line.strip())
-    try:
-        first = parse_json(line := next(lines, "[]"))
-    except json.JSONDecodeError:
+    first = _parsed(line := next(lines, "[]"))
+    if isinstance(first, json.JSONDecodeError):
         # Of JSON lines the first may be broken, too.
-        return line.lstrip().startswith("{") and _is_object(next(lines, ""))
+        return line.lstrip().startswith("{") and isinstance(_parsed(next(lines, "")), dict)
     if isinstance(first, list) or (isinstance(first, dict) and _rows_within(first) is not None):
         return next(lines, "").lstrip().startswith("[" if isinstance(first, list) else "{")
     return isinstance(first, str | dict)
 
 
-def _is_object(line: str) -> bool:
+def _parsed(line: str) -> Any:
+    """The value in a line, or why there is none."""
     try:
-        return isinstance(parse_json(line), dict)
-    except json.JSONDecodeError:
-        return False
+        return parse_json(line)
+    except json.JSONDecodeError as error:
+        return error
 
 
 def _json_lines(path: Path, start: ReadPosition) -> MarkedRows:
     for mark, line in _numbered_lines(path, start):
-        if not line.strip():
-            continue
-        where = f"{path}, line {mark.number}"
-        try:
-            row = parse_json(line)
-        except json.JSONDecodeError as error:
-            yield mark, where, {UNREADABLE: f"{where}: not JSON ({error.msg})"}
-        else:
-            yield mark, where, _as_row(row, where)
+        if line.strip():
+            where = f"{path}, line {mark.number}"
+            yield mark, where, _as_row(_parsed(line), where)
 
 
 def _json_document(path: Path, start: ReadPosition) -> MarkedRows:
     """A list of rows, or an object with such a list in it (as in {"version": …, "data": […]})."""
-    with _open(path) as file:
-        try:
-            text = file.read().decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise UsageError(f"{path}: not UTF-8 text") from error
-    try:
-        value = parse_json(text)
-    except json.JSONDecodeError as error:
-        raise UsageError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from error
+    value = _parsed("".join(line for _, line in _numbered_lines(path)))
+    if isinstance(value, json.JSONDecodeError):
+        raise UsageError(f"{path}, line {value.lineno}: not JSON ({value.msg})")
     rows = value if isinstance(value, list) else _rows_within(value)
     for number, row in islice(enumerate([value] if rows is None else rows, 1), start.number, None):
         where = f"{path}, row {number}"
@@ -205,11 +188,13 @@ def _rows_within(value: RawRow) -> list[Any] | None:
 
 
 def _as_row(value: Any, where: str) -> RawRow:
-    """A row of a file: an object, or a text; of anything else why it is none."""
+    """A row of a file: an object, or a text; of anything else, or an error, why it is none."""
     if isinstance(value, dict):
         return value
     if isinstance(value, str):
         return {"text": value}
+    if isinstance(value, json.JSONDecodeError):
+        return {UNREADABLE: f"{where}: not JSON ({value.msg})"}
     fix = 'write each row as {"name of a column": value}'
     return {UNREADABLE: f"{where}: a row must be an object, not a {type(value).__name__} ({fix})"}
 

@@ -4,7 +4,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import tokenizers
 import torch
+import transformers
 from datasets import Dataset, IterableDataset
 
 from dsrun.errors import UsageError
@@ -19,13 +21,7 @@ from dsrun.train.data.counts import RowCounts, check_sample_count
 from dsrun.train.data.data_request import DataRequest, PreparedData
 from dsrun.train.data.encoding.preferences import PreferenceCollator
 from dsrun.train.data.encoding.tokenise import check_vocabulary
-from dsrun.train.data.encoding.tokenizer import (
-    library_versions,
-    pad_with_end,
-    prefix_notice,
-    set_languages,
-    tokenizer_identity,
-)
+from dsrun.train.data.encoding.tokenizer import pad_with_end, prefix_notice, set_languages, tokenizer_identity
 from dsrun.train.data.encoding.unknown import refuse_unknown
 from dsrun.train.data.lengths import idle_lengths, limits_of
 from dsrun.train.data.reading.plugin_rows import AnySource, PluginSource
@@ -150,7 +146,8 @@ class _Preparation:
             "source": source.identity(),
             "tokenizer": tokenizer_identity(self.tokenizer),
             "job": asdict(job),
-            "libraries": library_versions(),
+            # An upgrade of what tokenises does so once more.
+            "libraries": {each.__name__: each.__version__ for each in (tokenizers, transformers)},
         }
 
         def make(work: Path) -> CacheMeta:

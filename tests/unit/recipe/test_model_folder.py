@@ -108,7 +108,7 @@ def test_chat_template_flag_passes(check):
 
 
 def test_missing_chat_template_file_named(check):
-    with pytest.raises(UsageError, match=r"--chat-template nosuch\.jinja does not exist"):
+    with pytest.raises(UsageError, match=r"--chat-template nosuch\.jinja: No such file"):
         check(LLAMA, chat_template="nosuch.jinja")
 
 

@@ -22,8 +22,6 @@ from dsrun.train.data.encoding.unknown import UnknownTokens, refuse_unknown
 
 STREAMED_ROWS = 1000
 """Rows of a stream that a share of bad ones is a share of as long as fewer are read."""
-STREAMED_TOKENS = 100
-"""Tokens of a stream by which it is judged."""
 
 # Masks are made per batch; leaving them out here takes a third off tokenising.
 _IDS_ONLY = {"return_attention_mask": False, "return_token_type_ids": False}
@@ -124,7 +122,7 @@ class RowEncoder:
             self.read.add(asdict(counts))
             self.read.refuse_bad(self.max_bad, least=STREAMED_ROWS)
             if not self.force:
-                refuse_unknown(self.read, self.where, least=STREAMED_TOKENS)
+                refuse_unknown(self.read, self.where)
             for row in encoded:
                 largest = max(max(row[name], default=0) for name in self.columns if not name.endswith("_text"))
                 check_vocabulary(largest, self.vocab_size, self.where)

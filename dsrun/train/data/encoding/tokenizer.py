@@ -128,14 +128,6 @@ def tokenizer_identity(tokenizer: Any) -> str:
     return digest.hexdigest()
 
 
-def library_versions() -> dict[str, str]:
-    """The versions of what tokenises: an upgrade tokenises once more."""
-    import tokenizers
-    import transformers
-
-    return {"tokenizers": tokenizers.__version__, "transformers": transformers.__version__}
-
-
 def set_languages(tokenizer: Any, source: str | None, target: str | None) -> None:
     """Set the languages of a multilingual tokenizer (mBART, NLLB, M2M100 …): its default is English for source and
     target, which trains a wrong model silently."""

@@ -40,9 +40,9 @@ class UnknownTokens:
             counts.add({"words": {side: [len(words), int((words == self.unknown).sum())]}})
 
 
-def refuse_unknown(counts: RowCounts, where: str, *, least: int = 1) -> None:
-    """Raise UsageError where half of the tokens of a side are unknown; of fewer tokens than `least` that is no sign."""
+def refuse_unknown(counts: RowCounts, where: str) -> None:
+    """Raise UsageError where half of the tokens of a side are unknown."""
     for side, (tokens, unknown) in counts.words.items():
-        if tokens >= least and unknown >= MOST * tokens > 0:
+        if unknown >= MOST * tokens > 0:
             said = f"{where}: the tokenizer does not know {unknown / tokens:.0%} of the tokens of the {side} texts"
             raise UsageError(f"{said}, which are lost", fix=f"{FIX}, or --force to go on")

@@ -257,6 +257,8 @@ def test_splits_of_a_folder_are_found(write, tmp_path):
     (tmp_path / "data").mkdir()
     write("data/train.jsonl", PAIR)
     assert "no validation data" in refused("--dataset", "./data", "--load_best_model_at_end").message
+    (tmp_path / "empty").mkdir()
+    assert "no data files" in refused("--dataset", "./empty").message
     write("data/dev.jsonl", PAIR)
     check("--dataset", "./data", "--load_best_model_at_end")
 

@@ -46,7 +46,7 @@ def test_only_tables_may_be_mixed(folder):
     assert format_of(expanded("--train-file", [str(path)])) == "table"
     assert format_of([path / "a.jsonl"]) == "json"
     with pytest.raises(UsageError, match="cannot be mixed"):
-        format_of(expanded("--train-file", [str(folder("notes-1.txt"))]))
+        format_of(expanded("--train-file", [str(folder("words.txt"))]))
 
 
 def test_folder_without_data_refused(folder):
