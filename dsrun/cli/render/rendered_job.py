@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from dsrun.errors import DsrunError, UsageError
+from dsrun.errors import DsrunError, UsageError, nearest
 from dsrun.launch.launchers import launcher_in, refuse_scripts
 from dsrun.launch.program import FIX, JobProgram, any_program
 from dsrun.options import OptionValue, flag_of
@@ -62,6 +62,11 @@ def find_job(args: Sequence[str], config: str | None, cwd: Path, rendering: JobR
     if args:
         refuse_secrets(args, rendering)
         refuse_scripts(args, cwd)
+        if args[0].startswith("t"):
+            from shutil import which  # slow, and nearest() is as well
+
+            if nearest(args[0], ["train"]) and which(args[0]) is None:
+                raise UsageError(f"-- {args[0]}: there is no such program here", fix="did you mean -- train?")
         fix = _without_launcher(args) if launcher_in(args) else FIX
         return RenderedProgram(program=any_program(args, fix=fix), config=config or here)
     if config or here:

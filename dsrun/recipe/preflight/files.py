@@ -125,6 +125,8 @@ def refuse_no_name(name: str) -> None:
     if not HUB_NAME.fullmatch(name):
         fix = as_in_wsl(name) or "a name there is owner/name"
         raise UsageError(f"--model {name} is neither a folder nor a name on the Hub", fix=fix)
+    if name.startswith("demo-") and (meant := nearest(name, DEMO_MODELS)):
+        raise UsageError(f"--model {name} is no demo model", fix=f"did you mean {meant}?")
 
 
 def _check_named_file(path: Path, what: str) -> None:
