@@ -105,6 +105,7 @@ def training_argv(
     if strategy.offload == "nvme":
         argv += ["--nvme-path", nvme_path]
     argv += ["--from-scratch", "--max-steps", str(STEPS), "--save-strategy", "no", "--logging-steps", "1"]
+    argv.append("--force")  # the tokenizer need not know the word
     return [*argv, "--output", str(scratch / RUN), *([] if on_gpu else ["--use-cpu"])]
 
 
