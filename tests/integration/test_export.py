@@ -273,7 +273,7 @@ def test_export_peak_memory_is_bounded_by_shard_size(tmp_path):
         env = {**os.environ, **ENVIRONMENT}
         done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
         assert (tmp_path / f"{name}-out").is_dir(), done.stderr
-        return int(re.search(r"VmHWM:\s+(\d+) kB", done.stderr)[1]) * 1024, total
+        return int(re.search(r"VmHWM:\s+(\d+) kB", done.stdout)[1]) * 1024, total
 
     small, _ = peak("small", hidden_size=32, intermediate_size=64, num_hidden_layers=2)
     large, total = peak("large", hidden_size=768, intermediate_size=3072, num_hidden_layers=8)
