@@ -41,7 +41,7 @@ def test_run_pushes_its_model_and_survives_a_failed_push(tiny, pairs, tmp_path):
         hub.writers.clear()
         refused = dsrun(*flags, output=tmp_path / "other", env=environ)
         assert (refused.code, refused.out) == (4, "")
-        assert refused.err.startswith("error: --push_to_hub: the Hub answered 401")
+        assert "\nerror: --push_to_hub: the Hub answered 401" in refused.err
         assert not (tmp_path / "other").exists()
     held = [path for path in tmp_path.rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()]
     assert held == []
