@@ -10,7 +10,7 @@ import pytest
 from dsrun.errors import UsageError
 from dsrun.recipe.flags import own_flags
 from dsrun.recipe.mixture import set_keys, specs_of
-from dsrun.recipe.preflight.files import check_files
+from dsrun.recipe.preflight.files import check_files, check_inputs
 from dsrun.recipe.resolve import explain, resolve
 from dsrun.recipe.resolved import differences, from_json, frozen_argv, to_json
 
@@ -201,7 +201,7 @@ def test_files_of_every_set_checked(mixed, tmp_path, monkeypatch):
     (tmp_path / "b.jsonl").write_text("words")
     check_files(mixed("sets: {a: {train_file: '*a.jsonl'}}").spec)
     with pytest.raises(UsageError, match=r"^set b: b\.jsonl, line 1: not JSON"):
-        check_files(mixed("sets: {a: {train_file: a.jsonl}, b: {train_file: b.jsonl}}").spec)
+        check_inputs(mixed("sets: {a: {train_file: a.jsonl}, b: {train_file: b.jsonl}}"))
     with pytest.raises(UsageError, match=r"^set b: --validation-file c\.jsonl does not exist$"):
         check_files(mixed("sets: {b: {train_file: a.jsonl, validation_file: c.jsonl}}").spec)
     with pytest.raises(UsageError, match=r"^set b: --dataset \./nowhere does not exist"):
