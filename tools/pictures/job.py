@@ -22,6 +22,7 @@ TRAIN = (
 WATCHED_STEP, STOPPED_STEP = 130, 140
 """Of 240."""
 LIMIT_S = 900.0
+HOST = "node1"
 STOPPED = 75
 
 
@@ -59,11 +60,11 @@ class TutorialJob:
             raise RuntimeError(f"the training ended with {code}, not {STOPPED}: {self.folder}/train.log")
         # A machine's own name is nobody's business.
         own = rf"^((?:\x1b\[[\d;]*m)?){re.escape(socket.gethostname())}\b"
-        return re.sub(own, r"\1node1", shown, flags=re.MULTILINE)
+        return re.sub(own, rf"\1{HOST}", shown, flags=re.MULTILINE)
 
     def resumed(self) -> str:
         """What the same command prints until the end."""
-        return self.printed(*TRAIN)
+        return self.printed(*TRAIN).replace(f" of {socket.gethostname()},", f" of {HOST},")
 
     def diagnosed(self) -> str:
         """What `dsrun diagnose` says of a training whose learning rate is far too high."""
