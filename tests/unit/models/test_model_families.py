@@ -15,7 +15,7 @@ from dsrun.zero.generate.blocks import ConfigContext, HardwareFacts, precision_o
 from dsrun.zero.generate.explain import notices
 from dsrun.zero.generate.spec import ZeroSpec
 from dsrun.zero.lint.config_check import check
-from dsrun.zero.memory.model.count import FAMILIES as SHAPES
+from dsrun.zero.memory.model.shapes import families
 from dsrun.zero.memory.plan_request import cluster, default_precision
 
 FP16 = json.dumps({"fp16": {"enabled": True}, "train_micro_batch_size_per_gpu": 1})
@@ -79,6 +79,6 @@ def test_every_family_is_known_to_transformers():
 def test_tied_embeddings_are_the_defaults_of_transformers():
     from transformers import CONFIG_MAPPING
 
-    kinds = FAMILIES.keys() | SHAPES.keys()
+    kinds = FAMILIES.keys() | families()
     tied = {kind for kind in kinds if CONFIG_MAPPING[kind]().tie_word_embeddings}
     assert tied == {kind for kind in kinds if family_of(kind).ties_embeddings}

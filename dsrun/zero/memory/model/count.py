@@ -6,7 +6,6 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from importlib import import_module
 from importlib.util import find_spec
 from math import prod
 from pathlib import Path
@@ -16,20 +15,9 @@ from dsrun.errors import MissingError, ToolError, UsageError, nearest
 from dsrun.findings.finding import Finding
 from dsrun.models.families import family_of, other_models
 from dsrun.models.folder import FoundModel
-from dsrun.zero.memory.model import causal
 from dsrun.zero.memory.model.architecture import LayerWeight, ModelShapes
-from dsrun.zero.memory.model.settings import ModelSettings
+from dsrun.zero.memory.model.shapes import families, tensors_of
 from dsrun.zero.memory.model.widths import architecture_of
-
-FAMILIES: dict[str, str] = {
-    **dict.fromkeys(("t5", "mt5", "umt5"), "seq2seq:t5"),
-    **dict.fromkeys(("bart", "mbart", "marian", "pegasus", "m2m_100"), "seq2seq:bart"),
-    **dict.fromkeys(causal.FAMILIES, "causal:llama"),
-    "deepseek_v3": "causal:deepseek_v3",
-    "gemma3": "vision:gemma3",
-    **{name: f"causal_layernorm:{name}" for name in ("gpt2", "gpt_neox", "gptj", "opt", "bloom", "falcon")},
-}
-"""The function, by its module here, that has the shapes of a family."""
 
 
 def describe(config: Mapping[str, Any], *, from_scratch: bool = False) -> ModelShapes:
@@ -40,9 +28,8 @@ def describe(config: Mapping[str, Any], *, from_scratch: bool = False) -> ModelS
     for a config whose numbers make no model.
     """
     family = str(config.get("model_type"))
-    make = FAMILIES.get(family)
-    if make is None:
-        near = nearest(family, FAMILIES)
+    if family not in families():
+        near = nearest(family, families())
         hint = f" (did you mean {near}?)" if near else ""
         raise MissingError(
             f"the parameters of model type {family!r} cannot be counted without torch and transformers{hint}",
@@ -50,9 +37,7 @@ def describe(config: Mapping[str, Any], *, from_scratch: bool = False) -> ModelS
         )
     if from_scratch and family_of(family).unties_when_loaded:
         config = {**config, "tie_word_embeddings": True}
-    module, _, function = make.partition(":")
-    shapes = getattr(import_module(f"{__package__}.{module}"), function)
-    return architecture_of(config, tuple(shapes(ModelSettings(config))))
+    return architecture_of(config, tensors_of(config, family))
 
 
 def check_length(architecture: ModelShapes, flag: str, tokens: int) -> None:
@@ -92,7 +77,7 @@ def count(found: FoundModel, *, meta: bool | None = None, from_scratch: bool = F
     None does so for a bare config where torch and transformers are installed. Raises MissingError when no way knows
     the model, ToolError when the child process fails on a model that needs it.
     """
-    known = found.config["model_type"] in FAMILIES
+    known = found.config["model_type"] in families()
     stored = _stored(found)
     if stored is not None and known:
         stored = _ordered(stored, found.config)
@@ -185,7 +170,7 @@ def _reason(stderr: str) -> str:
 def _as_loaded(found: FoundModel, tensors: tuple[LayerWeight, ...], *, from_scratch: bool) -> tuple[LayerWeight, ...]:
     """T5 models whose config unties the embeddings get their own output embedding when they are loaded.
 
-    (transformers 5 builds them tied, see `dsrun.zero.memory.model.seq2seq.t5`.)
+    (transformers 5 builds them tied, see shapes.toml.)
     """
     family, tied = found.config["model_type"], found.config.get("tie_word_embeddings", True)
     if from_scratch or tied or not family_of(family).unties_when_loaded:
