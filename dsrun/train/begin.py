@@ -50,9 +50,10 @@ def find_start(run: PreparedRun) -> tuple[elastic.AdaptedCheckpoint | None, dict
     assert_same_on_all_ranks("plugin", facts["plugin"])
     if checkpoint is None:
         return None, facts
+    layout = CheckpointLayout.wanted(plan.world.size, plan.deepspeed)
     start = elastic.adapt(
         checkpoint,
-        replace(CheckpointLayout.wanted(plan.world.size, plan.deepspeed), fp16=plan.precision == "fp16"),
+        replace(layout, fp16=plan.precision == "fp16", bf16=plan.precision == "bf16"),
         run=run.folder.path,
         notify=notify,
         beat=beat,

@@ -33,7 +33,7 @@ class CheckpointLayout:
     """Decides whether DeepSpeed and the Trainer can load a checkpoint as it is. `stage` is 0 for plain DDP, with
     `engine` where DeepSpeed runs all the same. `own_adam`: DeepSpeed's Adam, with all parameters in one group, not
     torch's, with two; `round_robin`: ZeRO-1 and 2 shuffle the parameters; `own_scheduler`: the learning rate is
-    DeepSpeed's business."""
+    DeepSpeed's business; `fp16`, `bf16`: the weights beside the fp32 ones."""
 
     world_size: int
     stage: int
@@ -43,6 +43,7 @@ class CheckpointLayout:
     own_scheduler: bool = False
     nvme: bool = False
     fp16: bool = False
+    bf16: bool = False
 
     @classmethod
     def wanted(cls, world_size: int, deepspeed: Mapping[str, Any] | None) -> Self:
@@ -54,21 +55,22 @@ class CheckpointLayout:
         return cls(
             world_size=world_size,
             own_adam=str(optimizer.get("type", "")).lower() in ADAM and not torch_adam,
-            fp16=(deepspeed.get("fp16") or {}).get("enabled") is True,
+            **{each: (deepspeed.get(each) or {}).get("enabled") is True for each in ("fp16", "bf16")},
             **_of_config(deepspeed),
         )
 
     @property
     def description(self) -> str:
         ranks = "1 rank" if self.world_size == 1 else f"{self.world_size} ranks"
-        return f"{f'ZeRO-{self.stage}' if self.stage else 'no ZeRO'} on {ranks}"
+        return f"{f'ZeRO-{self.stage}' if self.stage else 'no ZeRO'} on {ranks}{' in bf16' * self.bf16}"
 
     def change_to(self, other: Self) -> LayoutChange:
         """What a run of layout `other` must do to load this one: nothing, keep the saved order of parameters, or
         convert it."""
         if self.stage == other.stage == 0 and self.engine == other.engine:
             return "none"
-        if any(getattr(self, n) != getattr(other, n) for n in ("world_size", "stage", "engine", "own_adam", "nvme")):
+        decisive = ("world_size", "stage", "engine", "own_adam", "nvme", "bf16")
+        if any(getattr(self, name) != getattr(other, name) for name in decisive):
             return "convert"
         return "order" if self.stage in (1, 2) and self.round_robin != other.round_robin else "none"
 
@@ -79,14 +81,20 @@ def layout_of(checkpoint: Path) -> CheckpointLayout:
     if folder is None:
         ranks = len(list(checkpoint.glob("rng_state_*.pth")))
         return CheckpointLayout(world_size=max(1, ranks), stage=0, engine=False)
-    if not list(folder.glob("*_optim_states.pt")):
+    files = list(folder.glob("*_optim_states.pt"))
+    if not files:
         return _without_zero(folder)
     zero = ZeroCheckpoint(checkpoint)
     of_config = _of_config(zero.model_states.get("ds_config") or {})
     if of_config["stage"] == 0:
         return _without_zero(folder)
-    adam = "bias_correction" in zero.param_groups[0]
-    return CheckpointLayout(world_size=zero.world_size, own_adam=adam, **(of_config | {"stage": zero.stage}))
+    of_files = {
+        "stage": zero.stage,
+        "own_adam": "bias_correction" in zero.param_groups[0],
+        # The engine looks for files of its own precision's name (_get_zero_ckpt_prefix in runtime/engine.py).
+        "bf16": files[0].name.startswith("bf16_"),
+    }
+    return CheckpointLayout(world_size=zero.world_size, **(of_config | of_files))
 
 
 def _without_zero(folder: Path) -> CheckpointLayout:

@@ -106,6 +106,7 @@ ZERO2 = CheckpointLayout(world_size=2, stage=2)
         (PLAIN, ZERO2, "convert"),
         (ZERO2, PLAIN, "convert"),
         (ZERO2, CheckpointLayout(world_size=2, stage=2, nvme=True), "convert"),
+        (ZERO2, CheckpointLayout(world_size=2, stage=2, bf16=True), "convert"),
     ],
 )
 def test_checkpoint_layout_change(saved, wanted, change):
