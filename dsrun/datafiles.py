@@ -1,5 +1,7 @@
 """Facts as data: the folders shipped beside the package (`ds_configs`, `slurm`, `build`), and dsrun's own TOML files.
 
+Some of these hold conditions and sizes as Python expressions.
+
 The options of every command come through here. It does without pathlib, whose import takes a tenth of `--help`.
 """
 
@@ -7,12 +9,13 @@ import marshal
 import os
 import sys
 from contextlib import suppress
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from dsrun.errors import MissingError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
 
@@ -87,3 +90,30 @@ def _keep(place: str, content: bytes) -> None:
     with open(partial, "wb") as opened:
         opened.write(content)
     os.replace(partial, place)
+
+
+@cache
+def _compiled(expression: str) -> Any:
+    return compile(expression, "<toml>", "eval")
+
+
+def evaluate(expression: str, names: "Mapping[str, Any]") -> Any:
+    """The value of an expression of one of dsrun's own files; of Python's functions it knows min and max alone."""
+    return eval(_compiled(expression), {"__builtins__": {"min": min, "max": max}}, names)
+
+
+class SubjectNames(dict[str, Any]):
+    """Names for expressions about a subject: `terms`, which are expressions themselves, and its attributes."""
+
+    def __init__(self, subject: Any, terms: "Mapping[str, str]", **names: Any) -> None:
+        super().__init__(names)
+        self._subject = subject
+        self._terms = terms
+
+    def __missing__(self, name: str) -> Any:
+        if name in self._terms:
+            return self.setdefault(name, evaluate(self._terms[name], self))
+        try:
+            return getattr(self._subject, name)
+        except AttributeError:
+            raise KeyError(name) from None

@@ -5,13 +5,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
-from dsrun.datafiles import toml_beside
+from dsrun.datafiles import evaluate, toml_beside
 from dsrun.errors import UsageError
 from dsrun.models.families import family_of
 from dsrun.zero.memory.model.architecture import LayerWeight
 from dsrun.zero.memory.model.settings import ModelSettings
 
-_SIZES = "sizes"
 _MATRICES = {"linear": "linear", "embedding": "embedding", "norm": "vector"}
 """The kind of a tensor `NAME.weight`, by the word that a line begins with."""
 _CHOICES = re.compile(r"(.*)\{(.*)\}(.*)")
@@ -35,7 +34,7 @@ def _description(family: str) -> dict[str, Any]:
     """What is written of a family, with what it takes of the one that it is like."""
     own = _table()[family]
     base = _description(own["like"]) if "like" in own else {}
-    return {**base, **own, _SIZES: {**base.get(_SIZES, {}), **own.get(_SIZES, {})}}
+    return {**base, **own, **{table: {**base.get(table, {}), **own.get(table, {})} for table in ("sizes", "each")}}
 
 
 def tensors_of(config: Mapping[str, Any], family: str) -> tuple[LayerWeight, ...]:
@@ -46,22 +45,17 @@ def tensors_of(config: Mapping[str, Any], family: str) -> tuple[LayerWeight, ...
     return tuple(_Builder(config, family).tensors("weights"))
 
 
-@cache
-def _compiled(expression: str) -> Any:
-    return compile(expression, "shapes.toml", "eval")
-
-
 class _Builder:
     def __init__(self, config: Mapping[str, Any], family: str) -> None:
         self.description = _description(family)
         model_type = self.description.get("model_type", family)
         self.config = {**config, "model_type": model_type}
-        self.names: dict[str, Any] = {"config": config, "facts": family_of(model_type), "__builtins__": {}}
-        for name, rule in self.description[_SIZES].items():
+        self.names: dict[str, Any] = {"config": config, "facts": family_of(model_type)}
+        for name, rule in self.description["sizes"].items():
             self.names[name] = self._value(rule) if isinstance(rule, str) else self._setting(*rule)
 
     def _value(self, expression: str) -> Any:
-        return eval(_compiled(expression), self.names)
+        return evaluate(expression, self.names)
 
     def _setting(self, *rule: Any) -> Any:
         """What the config sets under the first of some names, else their default."""
@@ -99,6 +93,7 @@ class _Builder:
         elif word == "layers":
             for number in range(self._value(given[1])):
                 self.names["layer"] = number
+                self.names |= {name: self._value(rule) for name, rule in self.description["each"].items()}
                 yield from _under(f"{given[0]}.{number}", self.tensors(given[2]))
         elif word == "model":
             yield from _under(given[0], tensors_of(self._inner(given[1]), given[2]))
