@@ -1,157 +1,67 @@
 """KubernetesSpec + TrainingWorkload -> the objects of a job, and their YAML. Pure.
 
-- `job`: a headless Service and an Indexed Job (batch/v1; backoffLimitPerIndex needs Kubernetes 1.29).
-- `jobset`: a JobSet of one replicated Job, which makes the Service itself (api/jobset/v1alpha2 of
-  kubernetes-sigs/jobset).
-- `trainjob`: a TrainingRuntime with that JobSet as its template, and a TrainJob that names it (pkg/apis/trainer of
-  kubeflow/trainer). Without a policy for a framework: that for torch would set variables of torchrun, which the pods
-  do not run.
+- `job`: a headless Service and an Indexed Job.
+- `jobset`: a JobSet of one replicated Job, which makes the Service itself.
+- `trainjob`: a TrainingRuntime with that JobSet as its template, and a TrainJob that names it.
+
+objects.yaml has the objects, pod.py what is computed for their fields.
 """
 
 import re
 import shlex
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dsrun import __version__
-from dsrun.errors import EXIT_FINDINGS, EXIT_MISSING, EXIT_RESUME, EXIT_USAGE, UsageError
+from dsrun.datafiles import evaluate
+from dsrun.errors import UsageError
 from dsrun.kubernetes.options import KubernetesSpec
-from dsrun.kubernetes.pod import KubernetesObject, labels, pairs, pod_template, present
-from dsrun.kubernetes.spec import APP_LABEL, QUEUE_LABEL
-from dsrun.kubernetes.workload import NODE, TrainingWorkload, claim
+from dsrun.kubernetes.pod import KubernetesObject, fields_of
+from dsrun.kubernetes.workload import TrainingWorkload
 from dsrun.system.terminal.display import printable
 from dsrun.system.terminal.secrets import masked
 
 if TYPE_CHECKING:
     import yaml
 
-TRAINER = "trainer.kubeflow.org"
-VOLCANO = "volcano"
-# By it Kubeflow Trainer finds the Job that trains (LabelTrainJobAncestor in pkg/constants/constants.go).
-_ANCESTOR = f"{TRAINER}/trainjob-ancestor-step"
+
+class _Expression(NamedTuple):
+    text: str
 
 
 def render_objects(spec: KubernetesSpec, workload: TrainingWorkload) -> list[KubernetesObject]:
     """The objects in the order in which they are to be created. The spec is a completed one."""
-    job = _job_spec(spec, workload)
-    objects = [_claim(spec)] if spec.claim_size else []
-    if spec.kind == "job":
-        objects += [_service(spec)] if spec.nodes > 1 else []
-        return [*objects, _object(spec, "batch/v1", "Job", job)]
-    jobs = _jobset_spec(spec, job)
-    if spec.kind == "jobset":
-        return [*objects, _object(spec, "jobset.x-k8s.io/v1alpha2", "JobSet", jobs)]
-    return [*objects, *_train_job(spec, jobs)]
+    names: dict[str, Any] = {**fields_of(spec, workload), "part": lambda name: _filled(_objects()[name], names)}
+    kinds = ["claim"] if spec.claim_size else []
+    kinds += ["service"] if spec.kind == "job" and spec.nodes > 1 else []
+    kinds += ["runtime"] if spec.kind == "trainjob" else []
+    return [_filled(_objects()[kind], names) for kind in (*kinds, spec.kind)]
 
 
-def _object(
-    spec: KubernetesSpec, api: str, kind: str, content: KubernetesObject, *, queued: bool = True
-) -> KubernetesObject:
-    """An object of the job's name; `queued` is the one that Kueue looks at."""
-    queue = {QUEUE_LABEL: spec.queue} if queued and spec.queue else {}
-    metadata = {
-        "name": spec.name,
-        "namespace": spec.namespace,
-        "labels": {**labels(spec), **queue},
-        "annotations": {**gang(spec), **pairs(spec.annotation)} if queued else None,
-    }
-    return {"apiVersion": api, "kind": kind, "metadata": present(metadata), "spec": content}
+@cache
+def _objects() -> dict[str, Any]:
+    import yaml
 
+    class Loader(yaml.SafeLoader):
+        """Keeps expressions apart from texts."""
 
-def gang(spec: KubernetesSpec) -> dict[str, str]:
-    """The annotation of a Job by which Volcano starts all of its pods or none (getMinMemberFromUpperRes in
-    pkg/controllers/podgroup/pg_controller_handler.go of volcano-sh/volcano)."""
-    wanted = spec.scheduler == VOLCANO and spec.nodes > 1 and spec.kind != "trainjob"
-    return {"scheduling.volcano.sh/group-min-member": str(spec.nodes)} if wanted else {}
-
-
-def _claim(spec: KubernetesSpec) -> KubernetesObject:
-    found = _object(spec, "v1", "PersistentVolumeClaim", {}, queued=False)
-    found["metadata"]["name"] = claim(spec).claim
-    # Few kinds of storage let several machines write; one pod does without.
-    access = "ReadWriteMany" if spec.nodes > 1 else "ReadWriteOnce"
-    size = {"requests": {"storage": spec.claim_size}}
-    found["spec"] = present({"accessModes": [access], "storageClassName": spec.storage_class, "resources": size})
-    # It outlives the job, and other jobs use it.
-    found["metadata"]["labels"] = {APP_LABEL: "dsrun", **pairs(spec.label)}
+    Loader.add_constructor("!v", lambda _, node: _Expression(str(node.value)))
+    found: dict[str, Any] = yaml.load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"), Loader)
     return found
 
 
-def _service(spec: KubernetesSpec) -> KubernetesObject:
-    """The names of the pods in DNS; also of those that are not ready yet, for they are waiting for each other."""
-    content = {
-        "clusterIP": "None",
-        "publishNotReadyAddresses": True,
-        "selector": {"batch.kubernetes.io/job-name": spec.name},
-    }
-    return _object(spec, "v1", "Service", content, queued=False)
-
-
-def _job_spec(spec: KubernetesSpec, workload: TrainingWorkload) -> KubernetesObject:
-    """One pod per index, each replaced under its index."""
-    return present(
-        {
-            "completionMode": "Indexed",
-            "completions": spec.nodes,
-            "parallelism": spec.nodes,
-            "backoffLimitPerIndex": spec.max_pod_failures,
-            # Without one of its pods the job cannot go on.
-            "maxFailedIndexes": 0,
-            # A pod is replaced when it has ended, not when it is being ended: two would have one number. With a
-            # podFailurePolicy the API takes nothing else.
-            "podReplacementPolicy": "Failed",
-            "podFailurePolicy": {"rules": _failure_rules()},
-            "activeDeadlineSeconds": spec.deadline,
-            "ttlSecondsAfterFinished": spec.ttl if spec.kind == "job" else None,
-            "template": pod_template(spec, workload),
-        }
-    )
-
-
-def _failure_rules() -> list[KubernetesObject]:
-    """What the end of a pod means; what no rule names counts as one of --max-pod-failures."""
-    wrong = sorted((EXIT_USAGE, EXIT_FINDINGS, EXIT_MISSING))
-    return [
-        # Preempted, evicted, or its machine lost or drained.
-        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-        # Saved and to be started again: another pod was evicted.
-        {"action": "Ignore", "onExitCodes": _exit_codes([EXIT_RESUME])},
-        # Wrong flags, or something missing: it would be so again.
-        {"action": "FailJob", "onExitCodes": _exit_codes(wrong)},
-    ]
-
-
-def _exit_codes(codes: list[int]) -> KubernetesObject:
-    return {"containerName": NODE, "operator": "In", "values": codes}
-
-
-def _jobset_spec(spec: KubernetesSpec, job: KubernetesObject) -> KubernetesObject:
-    # The owner of the pods is this Job.
-    metadata = {"annotations": gang(spec)} if spec.kind == "jobset" else {"labels": {_ANCESTOR: "trainer"}}
-    network = {"enableDNSHostnames": True, "subdomain": spec.name, "publishNotReadyAddresses": True}
-    return present(
-        {
-            "network": network,
-            "replicatedJobs": [
-                {"name": NODE, "replicas": 1, "template": present({"metadata": present(metadata), "spec": job})}
-            ],
-            "ttlSecondsAfterFinished": spec.ttl if spec.kind == "jobset" else None,
-        }
-    )
-
-
-def _train_job(spec: KubernetesSpec, jobs: KubernetesObject) -> list[KubernetesObject]:
-    # Kubeflow Trainer makes the PodGroup for Volcano itself (pkg/runtime/framework/plugins/volcano).
-    group: KubernetesObject = {"podGroupPolicy": {"volcano": {}}} if spec.scheduler == VOLCANO else {}
-    runtime = {"mlPolicy": {"numNodes": spec.nodes}, **group, "template": {"spec": jobs}}
-    train = {
-        "runtimeRef": {"apiGroup": TRAINER, "kind": "TrainingRuntime", "name": spec.name},
-        "trainer": {"numNodes": spec.nodes},
-    }
-    return [
-        _object(spec, f"{TRAINER}/v1alpha1", "TrainingRuntime", runtime, queued=False),
-        _object(spec, f"{TRAINER}/v1alpha1", "TrainJob", train),
-    ]
+def _filled(part: Any, names: dict[str, Any]) -> Any:
+    """A part with the values of its expressions, and without the fields that are empty; 0 and False are not."""
+    if isinstance(part, _Expression):
+        return evaluate(part.text, names)
+    if isinstance(part, list):
+        return [_filled(each, names) for each in part]
+    if not isinstance(part, dict):
+        return part
+    found = {key: _filled(value, names) for key, value in part.items()}
+    return {key: value for key, value in found.items() if value not in (None, {}, [], ())}
 
 
 # Words that are texts also for readers of YAML who take y for true, 1e3 for a number and 010 for an octal one, as the

@@ -1,26 +1,65 @@
-"""The pod of a job: one container with `dsrun launch` as its first process. The spec is a completed one.
-
-Fields are those of k8s.io/api/core/v1. Neither probes, service links nor a token of the API: the supervisor watches its
-workers itself, and talks to nobody but the other supervisors.
-"""
+"""What objects.yaml names: the fields of a job's objects that are more than an option. The spec is a completed one."""
 
 from typing import Any
 
+from dsrun.errors import EXIT_FINDINGS, EXIT_MISSING, EXIT_RESUME, EXIT_USAGE
 from dsrun.kubernetes.notation import literal, toleration
 from dsrun.kubernetes.options import KubernetesSpec
-from dsrun.kubernetes.spec import APP_LABEL, INSTANCE_LABEL, SCRATCH_PATH, SHM_PATH
+from dsrun.kubernetes.spec import APP_LABEL, INSTANCE_LABEL, QUEUE_LABEL, SCRATCH_PATH, SHM_PATH
 from dsrun.kubernetes.workload import NODE, TrainingWorkload, claim, launch_arguments, mounts
 from dsrun.system.variables import CACHE, GPUS, JOB_UID, SECRET
 
 KubernetesObject = dict[str, Any]
+VOLCANO = "volcano"
 # The Job controller gives it to all pods of a Job; nobody can know it before the Job is there.
 _UID_LABEL = "batch.kubernetes.io/controller-uid"
 _GPU_RESOURCES = ("nvidia.com/gpu", "amd.com/gpu")
 
 
-def labels(spec: KubernetesSpec) -> dict[str, str]:
-    """The labels of the objects and of the pods."""
-    return {APP_LABEL: "dsrun", INSTANCE_LABEL: str(spec.name), **pairs(spec.label)}
+def fields_of(spec: KubernetesSpec, workload: TrainingWorkload) -> dict[str, Any]:
+    """The names for the expressions of objects.yaml."""
+    labels = {APP_LABEL: "dsrun", INSTANCE_LABEL: str(spec.name), **pairs(spec.label)}
+    queued = {**labels, QUEUE_LABEL: spec.queue} if spec.queue else labels
+    volumes, volume_mounts = _volumes(spec)
+    devices = {spec.gpu_resource: str(spec.gpus_per_node)} if spec.gpus_per_node else {}
+    return {
+        "spec": spec,
+        "node": NODE,
+        "several": spec.nodes > 1,
+        "claim": claim(spec),
+        "instance_label": INSTANCE_LABEL,
+        "labels": labels,
+        "shared_labels": {APP_LABEL: "dsrun", **pairs(spec.label)},
+        "annotations": pairs(spec.annotation),
+        "gang": gang(spec),
+        "metadata": _present({"name": spec.name, "namespace": spec.namespace, "labels": labels}),
+        # Of the object that Kueue looks at.
+        "queued_metadata": _present(
+            {
+                "name": spec.name,
+                "namespace": spec.namespace,
+                "labels": queued,
+                "annotations": {**gang(spec), **pairs(spec.annotation)},
+            }
+        ),
+        "resume_codes": [EXIT_RESUME],
+        "wrong_codes": sorted((EXIT_USAGE, EXIT_FINDINGS, EXIT_MISSING)),
+        "image_pull_secrets": [{"name": name} for name in spec.image_pull_secret],
+        "node_selector": pairs(spec.node_selector),
+        "tolerations": [_toleration(entry) for entry in spec.toleration],
+        "arguments": [literal(word) for word in launch_arguments(spec, workload)],
+        "environment": _environment(spec),
+        "limits": {**_present({"cpu": spec.cpus, "memory": spec.memory}), **devices, **pairs(spec.rdma)},
+        "volumes": volumes,
+        "volume_mounts": volume_mounts,
+    }
+
+
+def gang(spec: KubernetesSpec) -> dict[str, str]:
+    """The annotation of a Job by which Volcano starts all of its pods or none (getMinMemberFromUpperRes in
+    pkg/controllers/podgroup/pg_controller_handler.go of volcano-sh/volcano)."""
+    wanted = spec.scheduler == VOLCANO and spec.nodes > 1 and spec.kind != "trainjob"
+    return {"scheduling.volcano.sh/group-min-member": str(spec.nodes)} if wanted else {}
 
 
 def pairs(entries: tuple[str, ...]) -> dict[str, str]:
@@ -28,55 +67,9 @@ def pairs(entries: tuple[str, ...]) -> dict[str, str]:
     return {key: value for key, _, value in (each.partition("=") for each in entries)}
 
 
-def present(fields: KubernetesObject) -> KubernetesObject:
-    """The fields that have something in them; 0 and False have."""
-    return {key: value for key, value in fields.items() if value not in (None, {}, [], ())}
-
-
-def pod_template(spec: KubernetesSpec, workload: TrainingWorkload) -> KubernetesObject:
-    metadata = present({"labels": labels(spec), "annotations": pairs(spec.annotation)})
-    volumes, volume_mounts = _volumes(spec)
-    pod = {
-        # What a podFailurePolicy requires (Kubernetes, Jobs, Pod failure policy).
-        "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": spec.grace,
-        "automountServiceAccountToken": False,
-        # Or a Service called master would set MASTER_PORT to tcp://… in all pods of its namespace (Kubernetes,
-        # Services, Discovering services).
-        "enableServiceLinks": False,
-        # In a Job; JobSet sets its own.
-        "subdomain": spec.name if spec.kind == "job" and spec.nodes > 1 else None,
-        "schedulerName": spec.scheduler,
-        "priorityClassName": spec.priority_class,
-        "serviceAccountName": spec.service_account,
-        "imagePullSecrets": [{"name": name} for name in spec.image_pull_secret],
-        "nodeSelector": pairs(spec.node_selector),
-        "tolerations": [_toleration(entry) for entry in spec.toleration],
-        "affinity": _apart(spec) if spec.spread else None,
-        "securityContext": _pod_security(spec),
-        "containers": [_container(spec, workload, volume_mounts)],
-        "volumes": volumes,
-    }
-    return {"metadata": metadata, "spec": present(pod)}
-
-
-def _container(
-    spec: KubernetesSpec, workload: TrainingWorkload, volume_mounts: list[KubernetesObject]
-) -> KubernetesObject:
-    return present(
-        {
-            "name": NODE,
-            "image": spec.image,
-            "imagePullPolicy": spec.image_pull_policy,
-            "workingDir": spec.workdir,
-            "command": ["dsrun", "launch"],
-            "args": [literal(word) for word in launch_arguments(spec, workload)],
-            "env": _environment(spec),
-            "resources": _resources(spec),
-            "securityContext": _container_security(spec),
-            "volumeMounts": volume_mounts,
-        }
-    )
+def _present(fields: KubernetesObject) -> KubernetesObject:
+    """The fields that have something in them."""
+    return {key: value for key, value in fields.items() if value not in (None, {})}
 
 
 def _environment(spec: KubernetesSpec) -> list[KubernetesObject]:
@@ -111,29 +104,6 @@ def _from(name: str, source: str, reference: KubernetesObject) -> KubernetesObje
     return {"name": name, "valueFrom": {source: reference}}
 
 
-def _resources(spec: KubernetesSpec) -> KubernetesObject:
-    """Requests equal to the limits, so that the pod is among the last to be evicted; devices know limits only."""
-    amounts = present({"cpu": spec.cpus, "memory": spec.memory})
-    devices = {spec.gpu_resource: str(spec.gpus_per_node)} if spec.gpus_per_node else {}
-    return present({"requests": amounts, "limits": {**amounts, **devices, **pairs(spec.rdma)}})
-
-
-def _pod_security(spec: KubernetesSpec) -> KubernetesObject:
-    """What the restricted pod security standard asks for; files on volumes belong to the group."""
-    own = {} if spec.run_as_root else {"runAsNonRoot": True, "runAsUser": spec.user, "runAsGroup": spec.user}
-    # Without OnRootMismatch each start would walk through all files of the claim.
-    files = {} if spec.run_as_root else {"fsGroup": spec.user, "fsGroupChangePolicy": "OnRootMismatch"}
-    return {**own, **files, "seccompProfile": {"type": "RuntimeDefault"}}
-
-
-def _container_security(spec: KubernetesSpec) -> KubernetesObject:
-    capabilities: KubernetesObject = {} if spec.run_as_root else {"drop": ["ALL"]}
-    if spec.rdma:
-        # Memory for RDMA must not be swapped out; the limit for locking it is often 64 KiB.
-        capabilities["add"] = ["IPC_LOCK"]
-    return present({"allowPrivilegeEscalation": False, "capabilities": capabilities})
-
-
 def _volumes(spec: KubernetesSpec) -> tuple[list[KubernetesObject], list[KubernetesObject]]:
     """Volumes, and where they are mounted."""
     # The container runtime's own /dev/shm has 64 MiB, which NCCL and loaders of data exceed.
@@ -141,14 +111,14 @@ def _volumes(spec: KubernetesSpec) -> tuple[list[KubernetesObject], list[Kuberne
     if not spec.run_as_root:
         found.append(("scratch", SCRATCH_PATH, {"emptyDir": {}}, False))
     for index, each in enumerate(mounts(spec)):
-        source = present({"claimName": each.claim, "readOnly": each.read_only or None})
+        source = _present({"claimName": each.claim, "readOnly": each.read_only or None})
         found.append(
             (f"data-{index}" if index else "runs", each.path, {"persistentVolumeClaim": source}, each.read_only)
         )
     return (
         [{"name": name, **source} for name, _, source, _ in found],
         [
-            present({"name": name, "mountPath": path, "readOnly": read_only or None})
+            _present({"name": name, "mountPath": path, "readOnly": read_only or None})
             for name, path, _, read_only in found
         ],
     )
@@ -162,10 +132,5 @@ def _toleration(entry: str) -> KubernetesObject:
         "key": found.key,
         "operator": operator,
         **({} if found.value is None else {"value": found.value}),
-        **present({"effect": found.effect}),
+        **_present({"effect": found.effect}),
     }
-
-
-def _apart(spec: KubernetesSpec) -> KubernetesObject:
-    term = {"labelSelector": {"matchLabels": {INSTANCE_LABEL: spec.name}}, "topologyKey": "kubernetes.io/hostname"}
-    return {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [term]}}
