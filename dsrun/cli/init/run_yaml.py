@@ -15,6 +15,7 @@ from dsrun.cli.init.interview import InitAnswer
 from dsrun.cli.init.model import InitModel
 from dsrun.cli.init.place import TrainingPlace
 from dsrun.cli.init.tuning import InitTuning
+from dsrun.datafiles import SubjectNames, evaluate, toml_beside
 from dsrun.models.families import family_of
 from dsrun.recipe.flags import all_flags
 from dsrun.recipe.preflight.files import check_inputs
@@ -27,9 +28,6 @@ WIDTH = 100
 _PLAIN = re.compile(r"[A-Za-z./][\w./+-]*|\d+|0\.\d+", re.ASCII)
 # Words that YAML 1.1 reads as something else.
 _RESERVED = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null", ".inf", ".nan"})
-LORA_RATE, T5_RATE, DPO_RATE = "0.0002", "0.0001", "0.000005"
-"""Learning rates: of LoRA as in Hu et al. 2021 (GPT-3) and Dettmers et al. 2023 (7B and 13B); of T5 as in its page of
-the documentation of Transformers, where 1e-4 and 3e-4 work well; of DPO as in docs/train.md."""
 
 
 class YamlEntry(NamedTuple):
@@ -101,92 +99,27 @@ def scalar(value: object) -> str:
 
 def sections(answers: RunYamlAnswers) -> dict[str, list[YamlEntry]]:
     """The lines of each section."""
-    found = {"train": [*_data_entries(answers), *_training_entries(answers)], "zero": _zero_entries(answers.tuning)}
+    data, tuning = answers.data, answers.tuning
+    more = {
+        "family": family_of(answers.model.kind),
+        "lora": tuning.lora.value,
+        "zero": tuning.zero,
+        "with_columns": f"{data.source}; columns: {data.layout.name}" if data.layout else data.source,
+    }
+    names = SubjectNames(answers, {}, **more)
+    found = {
+        section: [_entry(row, names) for row in rows if evaluate(row.get("when", "True"), names)]
+        for section, rows in toml_beside(__file__, "entries.toml").items()
+    }
     if answers.place.slurm is not None:
         job = answers.place.slurm
         found["slurm"] = [YamlEntry(name, answer.value, answer.source) for name, answer in job.items()]
     return found
 
 
-def _data_entries(answers: RunYamlAnswers) -> Iterator[YamlEntry]:
-    model, data, task = answers.model, answers.data, answers.task
-    yield YamlEntry("model", model.name, model.source)
-    if model.from_scratch:
-        yield YamlEntry("from_scratch", True, "it has no weights, or --from-scratch was given")
-    if task.value not in (model.task, "auto"):
-        yield YamlEntry("task", task.value, task.source)
-    if data.is_demo:
-        yield YamlEntry("train_file", "train.jsonl", "without it: the built-in demo data", active=False)
-    if data.train_file:
-        yield YamlEntry("train_file", data.train_file, _with_columns(data))
-    if data.dataset:
-        yield YamlEntry("dataset", data.dataset, _with_columns(data))
-    if answers.dataset_config:
-        yield YamlEntry("dataset_config", answers.dataset_config, "as --dataset-config says")
-    if data.validation_file:
-        yield YamlEntry("validation_file", data.validation_file, data.validation_source)
-        yield YamlEntry(
-            "eval_strategy", "epoch", "to evaluate after every epoch, too, not only at the end", active=False
-        )
-    elif data.train_file:
-        yield YamlEntry("validation_file", "dev.jsonl", "to evaluate", active=False)
-    for key, column in (("text_column", data.text_column), ("summary_column", data.summary_column)):
-        if column:
-            yield YamlEntry(key, column, "its name does not tell what it is")
-    if answers.chat_template:
-        yield YamlEntry("chat_template", answers.chat_template.value, answers.chat_template.source)
-    if family_of(model.kind).task_prefix and not data.is_demo:
-        prefix = "translate English to German: "
-        yield YamlEntry("source_prefix", prefix, "T5 was trained with the task before every source", active=False)
-
-
-def _with_columns(data: InitData) -> str:
-    return f"{data.source}; columns: {data.layout.name}" if data.layout else data.source
-
-
-def _training_entries(answers: RunYamlAnswers) -> Iterator[YamlEntry]:
-    model, tuning = answers.model, answers.tuning
-    if tuning.lora.value:
-        yield YamlEntry("lora", tuning.lora.value, tuning.lora.source)
-    elif not model.is_demo and not model.from_scratch:
-        yield YamlEntry("lora", 16, f"all weights are trained: {tuning.lora.source}", active=False)
-    if tuning.batch is not None:
-        yield YamlEntry("global_batch_size", tuning.batch.value, tuning.batch.source)
-    for key, value in tuning.zero.items():
-        if key not in ("zero", "offload"):
-            yield YamlEntry(key, value, "part of the plan, see zero.stage")
-    yield from _rate_entries(model, tuning, answers.task.value)
-    yield YamlEntry("output", answers.output.value, answers.output.source)
-
-
-def _rate_entries(model: InitModel, tuning: InitTuning, task: str) -> Iterator[YamlEntry]:
-    if model.is_demo:
-        yield YamlEntry(
-            "num_train_epochs", 2, "the demo has its own number of epochs, batch size and rate", active=False
-        )
-        return
-    if task == "dpo":
-        yield YamlEntry("learning_rate", DPO_RATE, "usual for DPO, which begins with a trained model")
-    elif tuning.lora.value:
-        yield YamlEntry(
-            "learning_rate", LORA_RATE, "usual for LoRA, whose adapters learn at higher rates than all weights"
-        )
-    elif family_of(model.kind).overflows_in_fp16:
-        yield YamlEntry("learning_rate", T5_RATE, "T5 learns at higher rates than the 0.00005 of Transformers")
-    else:
-        yield YamlEntry("learning_rate", "0.00005", "the default of Transformers", active=False)
-    yield YamlEntry("num_train_epochs", 3, "the default of Transformers", active=False)
-
-
-def _zero_entries(tuning: InitTuning) -> list[YamlEntry]:
-    entries = [YamlEntry("stage", tuning.zero["zero"], tuning.why)]
-    if "offload" in tuning.zero:
-        entries.append(YamlEntry("offload", tuning.zero["offload"], "goes with the stage"))
-    elif tuning.zero["zero"] != "auto":
-        entries.append(
-            YamlEntry("stage", "auto", "plans again at every start, for the GPUs that are there", active=False)
-        )
-    return entries
+def _entry(row: Mapping[str, Any], names: Mapping[str, Any]) -> YamlEntry:
+    why = row["why"].format_map(names)
+    return YamlEntry(row["key"], evaluate(row["value"], names), why, row.get("active", True))
 
 
 def check_run_file(text: str, name: str, *, slurm: bool) -> tuple[str, ...]:
