@@ -12,63 +12,18 @@ from pathlib import Path
 
 from elftools.elf.elffile import ELFFile
 
+from dsrun.datafiles import toml_beside
 from dsrun.errors import ToolError
 from dsrun.wheel.platform.cpu import X86_LEVELS
 
 LEVELS = ("x86-64", *(name for name, _ in X86_LEVELS))
 
-# What a compiler may emit on its own under -march=native and a processor of level v4 need not have.
-_BEYOND = {
-    "avx512_bf16": rb"vcvtne2?ps2(?:bf16|pbh)|vdpbf16ps",
-    "avx512_fp16": rb"v[a-z0-9]+(?:ph|sh)(?:x?2[a-z0-9]+)?|vmovw",
-    "avx512_vnni": rb"vpdp(?:busd|wssd)s?",
-    "avx512_vpopcntdq": rb"vpopcnt[dq]",
-    "avx512_bitalg": rb"vpopcnt[bw]|vpshufbitqmb",
-    "avx512vbmi": rb"vperm(?:i2|t2)?b|vpmultishiftqb",
-    "avx512_vbmi2": rb"vpsh[lr]dv?[dqw]|vp(?:compress|expand)[bw]",
-    "avx512ifma": rb"vpmadd52[lh]uq",
-    "amx_tile": rb"tileloaddt?1?|tilestored|tilezero|ldtilecfg|tdp[a-z0-9]+",
-}
-# vcvtph2ps and vcvtps2ph are F16C, part of v3; "vpand…" and the like end in neither ph nor sh.
-_F16C = re.compile(rb"vcvt(?:ph2ps|ps2ph)$")
-# An instruction of AVX-512 without one of these marks is one that AVX2 has too, in its shorter encoding.
-_V4 = re.compile(
-    rb"%zmm|%[xy]mm(?:1[6-9]|2\d|3[01])\b|%k[0-7]\b|\{1to\d+\}|\{r[nduz]-sae\}"
-    rb"|\tv(?:pternlog|rndscale|scalef|getexp|getmant|fixupimm|range|reduce|rcp14|rsqrt14|mov[du]q[au](?:8|16|32|64)"
-    rb"|p(?:abs|mins|maxs|minu|maxu|mull|sra)q|movdq[au](?:8|16|32|64)|pcompress|pexpand|p?conflict|plzcnt)"
-)
-_V3 = re.compile(
-    rb"%ymm|\tv[a-z0-9]+ .*%xmm"
-    rb"|\t(?:andn|bextr|blsi|blsmsk|blsr|bzhi|lzcnt|movbe|mulx|pdep|pext|rorx|sarx|shlx|shrx)[bwlq]? "
-)
-_V2 = re.compile(
-    rb"\t(?:popcnt|crc32|cmpxchg16b|pshufb|palignr|phadd|psign|pabs[bwd]|pmulhrsw|pmaddubsw|pmulld|pmuldq|packusdw"
-    rb"|p(?:min|max)(?:sb|sd|uw|ud)|pmov[sz]x|pinsr[bdq]|pextr[bdq]|round[sp][sd]|p?blend|ptest|dpp[sd]|insertps"
-    rb"|extractps|pcmpeqq|pcmpgtq|pcmp[ei]str)"
-)
-_MNEMONICS = re.compile(
-    rb"\t(?:" + b"|".join(b"(?P<%s>%s)" % (name.encode(), text) for name, text in _BEYOND.items()) + rb")[ \n]"
-)
+_TABLE = toml_beside(__file__)
+_V4, _V3, _V2, _F16C = (re.compile(_TABLE[name].encode()) for name in ("v4", "v3", "v2", "f16c"))
+_BEYOND = "|".join(f"(?P<{name}>{text})" for name, text in _TABLE["beyond"].items())
+_MNEMONICS = re.compile(f"\t(?:{_BEYOND})[ \n]".encode())
 _SIGNS = ((3, _V4), (2, _V3), (1, _V2))
-
-# GCC's -march names whose processors have a level; others are unknown.
-_V2_NAMES = (
-    "nehalem corei7 westmere silvermont goldmont goldmont-plus tremont btver1 bdver1 bdver2 sandybridge ivybridge"
-)
-_V3_NAMES = (
-    "haswell core-avx2 broadwell skylake alderlake raptorlake meteorlake gracemont sierraforest grandridge arrowlake "
-    "lunarlake bdver4 znver1 znver2 znver3"
-)
-_V4_NAMES = (
-    "skylake-avx512 cascadelake cannonlake cooperlake icelake-client icelake-server tigerlake rocketlake "
-    "sapphirerapids emeraldrapids graniterapids graniterapids-d diamondrapids znver4 znver5"
-)
-_MARCH = {
-    **dict.fromkeys(("x86-64", "k8", "nocona", "core2", "bonnell"), 0),
-    **dict.fromkeys((*_V2_NAMES.split(), LEVELS[1]), 1),
-    **dict.fromkeys((*_V3_NAMES.split(), LEVELS[2]), 2),
-    **dict.fromkeys((*_V4_NAMES.split(), LEVELS[3]), 3),
-}
+_MARCH = {name: LEVELS.index(level) for level, names in _TABLE["march"].items() for name in (level, *names.split())}
 _FLAGS = {"-msse4.2": 1, "-mavx": 2, "-mavx2": 2, "-mavx512f": 3}
 
 
