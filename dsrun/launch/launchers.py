@@ -1,50 +1,20 @@
 """Launchers of workers in a program that itself runs once per GPU: by name, behind other commands, in shell scripts."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
+from dsrun.datafiles import toml_beside
 from dsrun.errors import UsageError
 
 PYTHON = re.compile(r"python(?:3(?:\.\d+)?)?")
-_SCHEDULERS = frozenset({"srun", "mpirun", "mpiexec", "horovodrun", "sbatch"})
-# What starts workers itself: as programs, and as Python's modules.
-LAUNCHERS = _SCHEDULERS | {
-    "torchrun", "deepspeed", "accelerate", "accelerate-launch", "torch.distributed.run", "torch.distributed.launch",
-    "deepspeed.launcher.runner", "accelerate.commands.launch",
-}  # fmt: skip
-# Commands that start workers for training, and the module that each of these runs.
-TRAINERS = {
-    "axolotl train": "axolotl.cli.train",
-    "llamafactory-cli train": "llamafactory.launcher",
-    "colossalai run": None,
-    **{f"trl {each}": f"trl.scripts.{each}" for each in ("sft", "dpo", "grpo", "kto", "reward", "rloo")},
-}
-# What runs the command behind its own options, and those of them whose value is a word of its own.
-_WRAPPERS = {
-    "env": "-u --unset -C --chdir",
-    "exec": "-a",
-    "nice": "-n --adjustment",
-    "nohup": "",
-    "numactl": "-C -N -P -i -m -p --cpunodebind --interleave --membind --physcpubind --preferred",
-    "setsid": "",
-    "stdbuf": "-e -i -o --error --input --output",
-    "time": "-f -o --format --output",
-    "timeout": "-k -s --kill-after --signal",
-}
-_RUNNERS = {
-    "conda": "-n -p --cwd --name --prefix",
-    "hatch": "-e --env",
-    "mamba": "-n -p --cwd --name --prefix",
-    "micromamba": "-n -p --cwd --name --prefix",
-    "pdm": "-p --project",
-    "pixi": "-e --environment --manifest-path",
-    "poetry": "-C -P --directory --project",
-    "uv": "-p --allow-insecure-host --cache-dir --color --config-file --default-index --directory --env-file"
-    " --exclude-newer --extra --extra-index-url --find-links --group --index --index-strategy --index-url --link-mode"
-    " --no-extra --no-group --only-group --package --prerelease --project --python --refresh-package --resolution"
-    " --upgrade-package --with --with-editable --with-requirements",
-}
+_TABLE = toml_beside(__file__)
+_SCHEDULERS = frozenset(_TABLE["schedulers"])
+LAUNCHERS = _SCHEDULERS.union(_TABLE["launchers"])
+"""What starts workers itself: as programs, and as Python's modules."""
+TRAINERS: Mapping[str, str] = _TABLE["trainers"]
+"""Commands that start workers for training, and the module that each of these runs; "" where it is not known."""
+_WRAPPERS, _RUNNERS = _TABLE["wrappers"], _TABLE["runners"]
 SHELLS = frozenset({"bash", "sh", "dash", "zsh"})
 _BEFORE_COMMANDS = frozenset({"if", "then", "do", "else", "elif", "while", "until", "!", "{", "command", "eval"})
 ASSIGNMENT = re.compile(r"\w+=.*", re.DOTALL)
