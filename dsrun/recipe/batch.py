@@ -13,14 +13,8 @@ if TYPE_CHECKING:
 SHOWN_DIVISORS = 4
 # What the Trainer and `dsrun train` both take when nothing is said.
 DEFAULT_MICRO_BATCH = 8
-BATCH_FLAGS = (
-    "global_batch_size",
-    "global_batch_tokens",
-    "micro_batch_size",
-    "per_device_train_batch_size",
-    "gradient_accumulation_steps",
-)
 SIZES = ("per_device_train_batch_size", "gradient_accumulation_steps")
+BATCH_FLAGS = ("global_batch_size", "global_batch_tokens", "micro_batch_size", *SIZES)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,23 +7,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+from dsrun.datafiles import toml_beside
 from dsrun.errors import UsageError
 from dsrun.recipe.batch import SIZES, trainer_values
 from dsrun.recipe.recipe import Recipe
 from dsrun.recipe.resolve import with_defaults
 
 BATCH = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-# Key of the JSON -> training argument, of those that must agree (transformers/integrations/deepspeed.py,
-# trainer_config_process); of two keys for one argument the later one is taken.
-SETS = {
-    **dict(zip(BATCH, ("global_batch_size", "micro_batch_size", "gradient_accumulation_steps"), strict=True)),
-    "gradient_clipping": "max_grad_norm",
-    "scheduler.params.warmup_max_lr": "learning_rate",
-    "scheduler.params.warmup_num_steps": "warmup_steps",
-    "optimizer.params.lr": "learning_rate",
-    "optimizer.params.eps": "adam_epsilon",
-    "optimizer.params.weight_decay": "weight_decay",
-}
+SETS = toml_beside(__file__)
 BETAS = "optimizer.params.betas"
 RATES = ("layer_lr_decay", "lr_for", "loraplus_lr_ratio")
 # dsrun derives both from the flags; where they are missing, accelerate takes one accumulation step instead.

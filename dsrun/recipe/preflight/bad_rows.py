@@ -4,18 +4,10 @@ import math
 from collections.abc import Mapping
 from typing import Any, Final
 
+from dsrun.datafiles import toml_beside
 from dsrun.errors import UsageError
 
-REASONS: Final = {
-    "unreadable": "that cannot be read",
-    "columns": "without a column that they need",
-    "invalid": "with an invalid value",
-    "template": "that the chat template refuses",
-    "no_source": "without a source",
-    "no_target": "without a target",
-    "empty": "without a text",
-    "no_loss": "with nothing to learn within the limit",
-}
+REASONS: Final[dict[str, str]] = toml_beside(__file__)
 """Why rows are left out, by the names that run.json has for it."""
 UNUSABLE: Final = ("unreadable", "columns", "invalid", "template")
 """The reasons that are faults, of which --max-bad-rows allows a share; rows of the others are simply left out."""

@@ -9,19 +9,10 @@ import zlib
 from pathlib import Path
 from typing import Final
 
+from dsrun.datafiles import toml_beside
 from dsrun.errors import UsageError
 
-FORMATS: Final = {
-    ".json": "json",
-    ".jsonl": "json",
-    ".ndjson": "json",
-    ".csv": "csv",
-    ".tsv": "tsv",
-    ".parquet": "parquet",
-    ".txt": "txt",
-    ".bin": "bin",
-    ".npy": "npy",
-}
+FORMATS: Final[dict[str, str]] = toml_beside(__file__)
 """What the suffix of a data file says about its content."""
 
 HEAD: Final = 1 << 20
@@ -35,11 +26,8 @@ LLM_C_HEADER: Final = 1024
 
 
 def data_format(path: Path) -> str:
-    """What the suffix says the file holds, `.gz` aside: json, csv, tsv, parquet, txt, bin or npy.
-
-    Raises:
-        UsageError: the suffix is not one of `FORMATS`, or a kind that is not read compressed.
-    """
+    """What the suffix says the file holds, `.gz` aside: json, csv, tsv, parquet, txt, bin or npy. Raises UsageError
+    where it is not one of `FORMATS`, or a kind that is not read compressed."""
     kind = FORMATS.get(suffix_of(path))
     if kind is None:
         known = ", ".join(suffix.removeprefix(".") for suffix in FORMATS)
@@ -57,11 +45,8 @@ def is_gzip(path: Path) -> bool:
 
 
 def check_data_file(path: Path) -> None:
-    """Check that a data file is there, not empty, and begins like what its suffix says, or like text.
-
-    Raises:
-        UsageError: naming the file, and the line where there is one.
-    """
+    """Raise UsageError, with the line where there is one, for a data file that is not there, is empty, or does not
+    begin like what its suffix says, or like text."""
     kind = data_format(path)
     head, complete = _read_head(path)
     _refuse_other_format(path, kind, head)

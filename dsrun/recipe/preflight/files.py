@@ -29,11 +29,8 @@ def check_inputs(recipe: Recipe) -> None:
 
 
 def check_files(spec: TrainSpec, *, generation_config: str | None = None) -> None:
-    """Look at every local file and folder the spec names, and at that of the Trainer's --generation-config.
-
-    Raises:
-        UsageError: the first that is missing, empty, of no known kind, or not what its suffix says.
-    """
+    """Look at every local file and folder the spec names, and at that of the Trainer's --generation-config. Raises
+    UsageError for the first that is missing, empty, of no known kind, or not what its suffix says."""
     if spec.hub == "modelscope":
         check_owners(spec)
     _check_model(spec)
@@ -93,10 +90,8 @@ def _check_data(spec: TrainSpec) -> None:
 
 
 def is_path(name: str) -> bool:
-    """Whether a model or dataset name means something on this machine rather than a Hub name.
-
-    `org/name` is a Hub name unless a folder of that name is there, as in `from_pretrained`.
-    """
+    """Whether a model or dataset name means something on this machine rather than a Hub name. `org/name` is a Hub name
+    unless a folder of that name is there, as in `from_pretrained`."""
     if name.startswith(("./", "../", "/", "~")) or name in (".", ".."):
         return True
     return is_there(Path(name)) or suffix_of(Path(name)) in FORMATS

@@ -4,6 +4,7 @@ import re
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from dsrun.datafiles import toml_beside
 from dsrun.errors import UsageError
 from dsrun.recipe.preflight.data_files import FORMATS, data_format
 from dsrun.recipe.recipe_spec import TrainSpec
@@ -13,11 +14,7 @@ SAMPLE_LIMITS = {"train": "max_train_samples", "validation": "max_eval_samples",
 """The options that limit the rows of each split."""
 SPLITS = tuple(SAMPLE_LIMITS)
 
-NAMES = {
-    "train": ("train", "training"),
-    "validation": ("validation", "valid", "val", "dev", "eval"),
-    "test": ("test",),
-}
+NAMES: dict[str, list[str]] = toml_beside(__file__)
 """What files, folders and splits of the Hub are called that are for each."""
 # Files found beside data on the Hub, in saved models and in projects.
 NO_DATA = re.compile(

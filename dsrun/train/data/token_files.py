@@ -18,7 +18,7 @@ from dsrun.train.data.cache import CacheMeta, key_of, obtain
 from dsrun.train.data.data_request import DataRequest
 from dsrun.train.data.encoding.tokenise import check_vocabulary
 from dsrun.train.data.reading.sources import HASHED_WHOLE, DataSource, FileSource
-from dsrun.train.data.reading.token_format import DTYPE_HINT, DTYPES, TokenFormat, format_of, narrowest
+from dsrun.train.data.reading.token_format import DTYPE_HINT, DTYPES, format_of, narrowest
 
 # Tokens read at a time: 64 MiB of uint32.
 _CHUNK = 1 << 24
@@ -239,7 +239,10 @@ def _open_one(
         parts["crc32"] = sum_of(path)["crc32"]
 
     def scan(_: Path) -> CacheMeta:
-        return {"extremes": extreme_tokens(path, found), "sha256": sha256_of(path)}
+        tokens = np.memmap(path, dtype=DTYPES[found.dtype], mode="r", offset=found.offset)
+        chunks = [tokens[i : i + _CHUNK] for i in range(0, len(tokens), _CHUNK)]
+        extremes = min(int(each.min()) for each in chunks), max(int(each.max()) for each in chunks)
+        return {"extremes": extremes, "sha256": sha256_of(path)}
 
     key = key_of({**parts, "dtype": found.dtype, "offset": found.offset})
     _, meta = obtain(key, scan, waiting=waiting)
@@ -249,10 +252,3 @@ def _open_one(
         raise UsageError(f"{split} data ({path}) contains the negative id {least}", fix=hint)
     check_vocabulary(largest, request.vocab_size, f"{split} data ({path})", hint=hint)
     return TokenBin(path, found.dtype, block_size, offset=found.offset, sha256=meta["sha256"]), found.notice
-
-
-def extreme_tokens(path: Path, found: TokenFormat) -> tuple[int, int]:
-    """The least and the largest id of a token file."""
-    tokens = np.memmap(path, dtype=DTYPES[found.dtype], mode="r", offset=found.offset)
-    chunks = [tokens[i : i + _CHUNK] for i in range(0, len(tokens), _CHUNK)]
-    return min(int(chunk.min()) for chunk in chunks), max(int(chunk.max()) for chunk in chunks)

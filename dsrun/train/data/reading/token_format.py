@@ -2,19 +2,13 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from dsrun.errors import UsageError
 from dsrun.recipe.preflight.data_files import LLM_C_HEADER, LLM_C_MAGIC, data_format
 
-DTYPES: dict[str, np.dtype[Any]] = {
-    "uint16": np.dtype("<u2"),
-    "uint32": np.dtype("<u4"),
-    "int32": np.dtype("<i4"),
-    "int64": np.dtype("<i8"),
-}
+DTYPES = {name: np.dtype(name).newbyteorder("<") for name in ("uint16", "uint32", "int32", "int64")}
 DTYPE_HINT = f"--bin-dtype says how its ids are stored: {', '.join(DTYPES)}"
 
 # Bytes looked at in two places: enough for thousands of tokens, whatever their width.

@@ -9,9 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dsrun.errors import UsageError
-from dsrun.train.data.reading.token_format import TokenFormat
 from dsrun.train.data.stream import blocks
-from dsrun.train.data.token_files import TokenBin, divide, extreme_tokens, write_tokens
+from dsrun.train.data.token_files import TokenBin, divide, write_tokens
 
 DOCUMENTS = st.lists(st.lists(st.integers(0, 100_000), max_size=30), min_size=1, max_size=12)
 
@@ -85,10 +84,12 @@ def test_token_file_pickled_as_path(tmp_path):
         blocks[60]
 
 
-def test_largest_token_over_chunks(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("token", "wrong"), [(900, "token id 900 is outside"), (-3, "the negative id -3")])
+def test_extreme_tokens_over_chunks(token, wrong, causal, prepare, tmp_path, monkeypatch):
     monkeypatch.setattr("dsrun.train.data.token_files._CHUNK", 4)
-    np.array([1, 2, 3, 4, 5, 900, 7], dtype="<u2").tofile(tmp_path / "t.bin")
-    assert extreme_tokens(tmp_path / "t.bin", TokenFormat("uint16")) == (1, 900)
+    np.array([1, 2, 3, 4, 5, token, 7], dtype="<i4").tofile(tmp_path / "t.bin")
+    with pytest.raises(UsageError, match=wrong):
+        prepare(causal, "causal-lm", train_file=tmp_path / "t.bin", vocab_size=900, bin_dtype="int32")
 
 
 def test_token_file_of_partial_tokens_rejected(tmp_path):
