@@ -71,6 +71,7 @@ class TrainSpec:
     apply_chat_template: bool = False
     text_column: str | None = None
     summary_column: str | None = None
+    ignore_columns: list[str] = field(default_factory=list)
     max_length: int | None = None
     max_source_length: int | None = None
     max_target_length: int | None = None

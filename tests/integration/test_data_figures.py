@@ -15,7 +15,7 @@ GOOD, BATCH = 21, 8
 def data(tmp_path_factory):
     """Sources of 2 to 12 words, and two rows that are left out."""
     file = tmp_path_factory.mktemp("rows") / "train.jsonl"
-    rows = [{"source": phrase(i, 2 + i % 11), "target": phrase(i, 3)} for i in range(GOOD)]
+    rows = [{"source": phrase(i, 2 + i % 11), "target": phrase(i, 3), "id": i} for i in range(GOOD)]
     rows.insert(4, {"source": "w1", "target": None})
     file.write_text("".join(json.dumps(row) + "\n" for row in rows) + "{broken\n")
     return file
@@ -30,6 +30,8 @@ def test_figures_of_run_json_are_those_of_training(ranks, more, tiny, data, tmp_
     ).ok()  # fmt: skip
     found = json.loads((done.folder / "run.json").read_text())["data"]
     (split,) = found["splits"]
+    assert split["unread"] == ["id"]
+    assert "\n  not read " in done.err
     if "--streaming" in more:
         assert (found["samples"], found["steps_per_epoch"], found["padding"], split["rows"]) == (None,) * 4
         return

@@ -113,7 +113,7 @@ def _check_split(
             refused.append(error)
     if not layouts:
         for other, layout in others.items():
-            if lacking := [name for name in layout.used if name not in columns] if layout else []:
+            if lacking := [name for name in layout.needed if name not in columns] if layout else []:
                 # Flags that name the columns hold for all splits.
                 raise UsageError(
                     f"{where} lacks {' and '.join(lacking)}, which {other} has; columns found: {', '.join(columns)}",
@@ -122,7 +122,7 @@ def _check_split(
         raise refused[0]
     layout = layouts[0]
     if all((each.kind, each.used) == (layout.kind, layout.used) for each in layouts):
-        check_columns(paths[:_COMPARED], [name for name in layout.used if name in columns])
+        check_columns(paths[:_COMPARED], [name for name in layout.read if name in columns])
         tokenizer = spec.tokenizer or spec.model or ""
         if layout.is_chat and not spec.chat_template and lacks_template(Path(tokenizer).expanduser()):
             raise no_template(where, tokenizer)

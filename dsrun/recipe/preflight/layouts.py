@@ -1,36 +1,21 @@
-"""What the columns of a dataset mean: a pure function of the columns' names, one sample row and the user's hints.
+"""What the columns of a dataset mean: a pure function of the columns' names, one sample row and the user's hints. A
+layout brings every row into one of the normal forms that layouts.toml describes."""
 
-A layout brings every row into one of these normal forms:
-
-- pair   {"source": str, "target": str}
-- text   {"text": str, "starts": bool, "ends": bool}: a document, or a piece of one
-- chat   {"messages": str, "tools": str | None}: both JSON, as Arrow would give every message all keys of all
-  others
-- tokens {"input_ids": list[int], "labels": list[int] | None}
-- preference {"source": str, "chosen": str, "rejected": str}
-- chat-preference {"chosen": str, "rejected": str, "tools": str | None}: two conversations that begin alike, as JSON
-
-A value of None where text should be marks a row that is left out and counted; a source may be empty.
-"""
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from shlex import quote
 from typing import Any, Literal, Self
 
 from dsrun.datafiles import toml_beside
 from dsrun.errors import UsageError, did_you_mean
+from dsrun.recipe.preflight.bad_rows import UNREADABLE
 from dsrun.recipe.recipe_spec import TrainSpec
+from dsrun.recipe.rows.beside import ColumnPairs, beside
 
 LayoutKind = Literal["pair", "text", "chat", "tokens", "preference", "chat-preference"]
 
-_PAIRS = """
-source/target src/tgt source_text/target_text input_text/target_text inputs/targets input/target
-instruction+input/output instruction/output instruction/response input/output prompt/completion prompt/response
-question/answer query/response document/summary article/highlights article/summary article/abstract dialogue/summary
-text/summary body/summary description/abstract extract_text/summary_text news_body/news_title review_body/review_title
-"""
-PAIRS = tuple((tuple(source.split("+")), target) for source, target in (pair.split("/") for pair in _PAIRS.split()))
+_KNOWN = toml_beside(__file__)
+PAIRS = tuple((tuple(source.split("+")), target) for source, target in (pair.split("/") for pair in _KNOWN["pairs"]))
 """Source columns (joined by a line break when there are several) and the target column, in order of preference."""
 
 CHATS = ("messages", "conversations")
@@ -42,10 +27,9 @@ PROMPTS = (("prompt",), ("question",), ("instruction", "input"), ("instruction",
 TEXTS = ("text", "content")
 PIECE = ("text", "starts", "ends")
 """The columns of a txt file, whose rows are pieces of documents."""
+FORMS: dict[str, dict[str, str]] = _KNOWN["forms"]
 _TARGETS = frozenset(target for _, target in PAIRS)
 _PREFERENCES = "prompt, chosen and rejected"
-SYSTEM = "system"
-"""The column of the system message of a pair that becomes a conversation."""
 # Columns that an error names.
 _SHOWN = 20
 
@@ -59,6 +43,7 @@ class LayoutHints:
     target_lang: str | None = None
     apply_chat_template: bool = False
     preference: bool = False
+    ignore_columns: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, spec: TrainSpec, task: str) -> Self:
@@ -71,6 +56,7 @@ class LayoutHints:
             spec.target_lang,
             spec.apply_chat_template,
             task == "dpo" or spec.task == "dpo",
+            tuple(spec.ignore_columns),
         )
 
 
@@ -78,7 +64,8 @@ class LayoutHints:
 class RowLayout:
     """How rows are read: `columns` are the fields of the normal form, in its order; `target` the column of the answer
     and `rejected` that of the worse one; `keys` the languages of a translation dictionary; `separator` goes between
-    source and target when a causal model reads them as one text."""
+    source and target when a causal model reads them as one text; `found` are all columns of the first rows, and
+    `beside` and `refused` what `dsrun.recipe.rows.beside` has for them."""
 
     kind: LayoutKind
     columns: tuple[str, ...]
@@ -87,6 +74,9 @@ class RowLayout:
     keys: tuple[str, str] | None = None
     separator: str = "\n"
     notice: str | None = None
+    found: tuple[str, ...] = ()
+    beside: ColumnPairs = ()
+    refused: ColumnPairs = ()
 
     @property
     def name(self) -> str:
@@ -96,8 +86,24 @@ class RowLayout:
         return " → ".join(filter(None, (" + ".join(self.columns), answers)))
 
     @property
+    def read(self) -> tuple[str, ...]:
+        """The columns that become part of a sample."""
+        own = (*self.columns, *filter(None, (self.target, self.rejected)))
+        return (*own, *(column for _, column in self.beside))
+
+    @property
     def used(self) -> tuple[str, ...]:
-        return (*self.columns, *filter(None, (self.target, self.rejected)))
+        """All that are looked at, be it to refuse a row."""
+        return (*self.read, *(column for column, _ in self.refused))
+
+    def unread(self, later: Iterable[str] = ()) -> list[str]:
+        """The columns that nothing looks at, of those found and of later ones."""
+        return [name for name in dict.fromkeys((*self.found, *later)) if name not in (*self.used, UNREADABLE)]
+
+    def pick(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """What is read of a row: columns under their names, those beside under what they mean."""
+        own = {name: row[name] for name in self.read if name in row}
+        return own | {meaning: row[column] for meaning, column in self.beside if column in row}
 
     @property
     def needed(self) -> tuple[str, ...]:
@@ -110,7 +116,7 @@ class RowLayout:
         known = row.get(self.columns[0]) if self.keys else None
         languages = [key for key in self.keys or () if isinstance(known, Mapping) and key not in known]
         lacking = [name for name in self.needed if name not in row] + languages
-        return f"no {' and no '.join(lacking)}; columns found: {_listed([*row])}" if lacking else ""
+        return f"no {' and no '.join(lacking)}; columns found: {columns_in_words([*row])}" if lacking else ""
 
     @property
     def is_chat(self) -> bool:
@@ -124,23 +130,36 @@ def detect(columns: Sequence[str], sample: Mapping[str, Any], hints: LayoutHints
     for flag, column in (("--text-column", hints.text_column), ("--summary-column", hints.summary_column)):
         if column is not None and column not in columns:
             raise UsageError(
-                f"{flag}: {where} has no column {column!r}; columns found: {_listed(columns)}",
+                f"{flag}: {where} has no column {column!r}; columns found: {columns_in_words(columns)}",
                 fix=did_you_mean(column, columns, f"name one of them: {flag} NAME"),
             )
     find = _seq2seq if hints.task == "seq2seq" else _preference if hints.preference else _causal
+    found = (*columns,)
+    columns = [name for name in found if name not in hints.ignore_columns]
+    sample = {name: value for name, value in sample.items() if name in columns}
     layout = find(columns, sample, hints, where)
     if layout is None:
         raise _unknown(columns, sample, hints, where)
     if hints.apply_chat_template and hints.task == "seq2seq":
         raise UsageError("--apply-chat-template is for causal language models", fix="leave it out")
     if hints.apply_chat_template and layout.kind == "pair":
-        system = () if layout.keys else _present(columns, SYSTEM)
-        return replace(layout, kind="chat", columns=(*layout.columns, *system))
-    if hints.apply_chat_template and not layout.is_chat:
+        layout = replace(layout, kind="chat")
+    elif hints.apply_chat_template and not layout.is_chat:
         raise UsageError(
             f"--apply-chat-template: {where} has no prompts and answers, but {layout.name}", fix="leave it out"
         )
-    return layout
+    read, refused = beside(_variety(layout, columns, sample), columns, (*layout.read, *hints.ignore_columns))
+    return replace(layout, found=found, beside=read, refused=refused)
+
+
+def _variety(layout: RowLayout, columns: Sequence[str], sample: Mapping[str, Any]) -> str:
+    """Which of the layouts of beside.toml it is."""
+    if layout.kind == "tokens" and not layout.target and "labels" in columns:
+        return "tokens-labels"
+    if layout.kind == "text" and isinstance(sample.get("starts"), bool):
+        return "text-piece"
+    is_pair = layout.kind in ("chat", "tokens") and (layout.target or layout.keys)
+    return f"{layout.kind}-pair" if is_pair else layout.kind
 
 
 def no_template(where: str, tokenizer: str = "") -> UsageError:
@@ -155,12 +174,8 @@ def _seq2seq(columns: Sequence[str], sample: Mapping[str, Any], hints: LayoutHin
     if hints.text_column and hints.summary_column:
         return RowLayout("pair", (hints.text_column,), hints.summary_column)
     if {"input_ids", "labels"} <= set(columns):
-        return RowLayout("tokens", ("input_ids", *_present(columns, "attention_mask")), "labels")
+        return RowLayout("tokens", ("input_ids",), "labels")
     return _translation(columns, sample, hints, where) or _known_pair(columns, sample, hints)
-
-
-def _present(columns: Sequence[str], name: str) -> tuple[str, ...]:
-    return (name,) if name in columns else ()
 
 
 def _causal(columns: Sequence[str], sample: Mapping[str, Any], hints: LayoutHints, where: str) -> RowLayout | None:
@@ -169,7 +184,7 @@ def _causal(columns: Sequence[str], sample: Mapping[str, Any], hints: LayoutHint
     if hints.summary_column:
         return _known_pair(columns, sample, hints)
     if "input_ids" in columns and not hints.text_column:
-        return RowLayout("tokens", ("input_ids", *_present(columns, "labels"), *_present(columns, "attention_mask")))
+        return RowLayout("tokens", ("input_ids",))
     return (
         _conversation(columns, sample, hints)
         or _translation(columns, sample, hints, where)
@@ -187,8 +202,7 @@ def _preference(columns: Sequence[str], sample: Mapping[str, Any], hints: Layout
     if hints.apply_chat_template and not prompt:
         raise UsageError(f"--apply-chat-template: {where} has no prompts beside {chosen} and {rejected}")
     if hints.apply_chat_template or any(isinstance(sample.get(name), list | Mapping) for name in (*prompt, chosen)):
-        extra = (*_present(columns, SYSTEM), *_present(columns, "tools"))
-        return RowLayout("chat-preference", (*prompt, *extra), chosen, rejected)
+        return RowLayout("chat-preference", prompt, chosen, rejected)
     # A prompt is written to be continued as it stands, and so is what two texts begin with.
     separator = "" if prompt in ((), ("prompt",)) else "\n"
     return RowLayout("preference", prompt, chosen, rejected, separator=separator)
@@ -198,9 +212,9 @@ def _conversation(columns: Sequence[str], sample: Mapping[str, Any], hints: Layo
     for column in (hints.text_column,) if hints.text_column else CHATS:
         # A conversation in a CSV file is JSON in a text.
         if column in columns and (column in CHATS or isinstance(sample.get(column), list)):
-            return RowLayout("chat", (column, *_present(columns, "tools")))
+            return RowLayout("chat", (column,))
     if {"prompt", "completion"} <= set(columns) and isinstance(sample.get("prompt"), list):
-        return RowLayout("chat", ("prompt", "completion", *_present(columns, "tools")))
+        return RowLayout("chat", ("prompt", "completion"))
     return None
 
 
@@ -244,7 +258,7 @@ def _known_pair(columns: Sequence[str], sample: Mapping[str, Any], hints: Layout
 
 def _unknown(columns: Sequence[str], sample: Mapping[str, Any], hints: LayoutHints, where: str) -> UsageError:
     """The error for columns that make no layout."""
-    found = f"columns found: {_listed(columns)}"
+    found = f"columns found: {columns_in_words(columns)}"
     if (*columns,) == PIECE:
         what, needed = ("answers", _PREFERENCES) if hints.preference else ("targets", "a source and a target")
         return UsageError(f"{where}: plain text has no {what}", fix=f"give a jsonl, csv or parquet file with {needed}")
@@ -268,6 +282,8 @@ def _unknown(columns: Sequence[str], sample: Mapping[str, Any], hints: LayoutHin
 
 def _columns_fix(columns: Sequence[str], sample: Mapping[str, Any], hints: LayoutHints) -> str:
     """The flags that name the columns: with their names where only one choice makes sense."""
+    if any(len(name.split()) > 3 for name in columns):
+        return "the names look like a row: put a line with the names of the columns before it"
     texts = [name for name in columns if isinstance(sample.get(name), str) and not sample[name].isdigit()]
     texts = [name for name in texts if name not in (hints.text_column, hints.summary_column)]
     # Of two texts the target comes second, as in all known pairs, unless a name says otherwise.
@@ -284,9 +300,13 @@ def _columns_fix(columns: Sequence[str], sample: Mapping[str, Any], hints: Layou
     return f"add `{' '.join(f'{flag} {quote(name)}' for flag, name in zip(flags, names, strict=True))}`"
 
 
-def _listed(columns: Sequence[str]) -> str:
+def columns_in_words(columns: Sequence[str]) -> str:
     more = len(columns) - _SHOWN
-    return ", ".join(columns[:_SHOWN]) + (f" and {more:,} more" if more > 0 else "") if columns else "none"
+    return (
+        ", ".join(name or "(without a name)" for name in columns[:_SHOWN]) + (f" and {more:,} more" if more > 0 else "")
+        if columns
+        else "none"
+    )
 
 
 def translation_keys(found: Sequence[str], source: str | None, target: str | None, where: str) -> tuple[str, str]:

@@ -4,27 +4,26 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from itertools import takewhile
+from itertools import pairwise, takewhile
 from typing import Any
 
+from dsrun.datafiles import toml_beside
 from dsrun.errors import UsageError, nearest
 from dsrun.recipe.preflight.bad_rows import UNREADABLE
-from dsrun.recipe.preflight.layouts import SYSTEM, RowLayout
+from dsrun.recipe.preflight.layouts import RowLayout
+from dsrun.recipe.rows.beside import history_of, refuse, structure_of, tools_of, without_none
 from dsrun.system.files import parse_json
 
 UNLEARNED = "unlearned"
 """The key that marks a message of the assistant that is read but not learned; templates do not see it."""
+_MASKS = ("assistant_masks", "completion_mask")
+# What the loss leaves out, as torch and transformers have it.
+_IGNORED = -100
 # Prepared rows hold int32.
 _LEAST_ID, _LARGEST_ID = -(2**31), 2**31 - 1
 
-_ROLES = {
-    "human": "user",
-    **dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "model"), "assistant"),
-    **dict.fromkeys(("function", "observation", "function_response", "tool_response"), "tool"),
-    **{role: role for role in ("developer", "system", "user", "assistant", "tool")},
-}
+_ROLES = {name: role for role, names in toml_beside(__file__)["roles"].items() for name in (role, *names)}
 """Roles as data sets write them (ShareGPT and others), in whatever case, and as chat templates know them."""
-
 
 _CONVERSATION = 'write it as [{"role": "user", "content": "…"}, …]'
 
@@ -42,6 +41,8 @@ def normal_or_bad(layout: RowLayout, where: str, row: Mapping[str, Any]) -> dict
 
 
 def normalise(layout: RowLayout, row: Mapping[str, Any], where: str) -> dict[str, Any]:
+    refuse(layout.refused, row, where)
+    row = layout.pick(row)
     if layout.kind == "pair":
         source, target = _pair(layout, row, where)
         return {"source": source, "target": target}
@@ -77,28 +78,36 @@ def _common_beginning(one: str, other: str) -> str:
 def _chat_preference(layout: RowLayout, row: Mapping[str, Any], where: str) -> dict[str, Any]:
     """Both conversations, only the answers to be learned. Answers may come as texts, as messages, or after a repetition
     of the prompt."""
-    names = [name for name in layout.columns if name not in (SYSTEM, "tools")]
-    asked = [message for name in names for message in _said("user", row.get(name), name, where)]
+    asked = [message for name in layout.columns for message in _said("user", row.get(name), name, where)]
     answers = [_said("assistant", row.get(name), name, where) for name in (layout.target or "", layout.rejected or "")]
     if not all(answers):
-        return {"chosen": None, "rejected": None, "tools": None}
+        return {"chosen": None, "rejected": None, "tools": None, "options": None}
     if not asked or all(answer[0]["role"] != "assistant" for answer in answers):
         asked, answers = _divided(*answers)
-    system = _text(row.get(SYSTEM), SYSTEM, where)
-    if system and asked and asked[0]["role"] != "system":
-        asked = [{"role": "system", "content": system}, *asked]
-    tools = _tools(row, where)
+    asked = _with_system(row, [*history_of(row, where), *asked], where)
     chosen, rejected = ([*map(_unlearned, asked), *answer] for answer in answers)
-    named = {"chosen": (chosen, layout.target), "rejected": (rejected, layout.rejected), "tools": (tools, "tools")}
-    return _as_json(named, where)
+    return _as_json({"chosen": (chosen, layout.target), "rejected": (rejected, layout.rejected)}, row, where)
 
 
-def _as_json(columns: Mapping[str, tuple[Any, str | None]], where: str) -> dict[str, str | None]:
-    """Values with the names of their columns as JSON in a text; None for those that are empty."""
+def _as_json(
+    talks: Mapping[str, tuple[list[Any], str | None]], row: Mapping[str, Any], where: str
+) -> dict[str, str | None]:
+    """Conversations with the names of their columns, and what the row gives the chat template beside them, as JSON in a
+    text; None for what is empty."""
+    options = structure_of(row, "chat_template_kwargs", dict, where)
+    columns = {**talks, "tools": (tools_of(row, where), "tools"), "options": (options, "chat_template_kwargs")}
     return {
         name: _text(json.dumps(value, ensure_ascii=False), column or "", where) if value else None
         for name, (value, column) in columns.items()
     }
+
+
+def _with_system(row: Mapping[str, Any], messages: list[dict[str, Any]], where: str) -> list[dict[str, Any]]:
+    """The conversation after the row's system message, where it has none of its own."""
+    system = _text(row.get("system"), "system", where)
+    if not system or not messages or messages[0]["role"] in ("system", "developer"):
+        return messages
+    return [{"role": "system", "content": system}, *messages]
 
 
 def _said(role: str, value: Any, column: str, where: str) -> list[dict[str, Any]]:
@@ -124,7 +133,7 @@ def _pair(layout: RowLayout, row: Mapping[str, Any], where: str) -> tuple[str | 
             raise UsageError(f"{where}: {layout.columns[0]!r} is not a dictionary of languages")
         source, target = (_text(value.get(key), key, where) for key in layout.keys)
     else:
-        parts = [_text(row.get(column), column, where) for column in layout.columns if column != SYSTEM]
+        parts = [_text(row.get(column), column, where) for column in layout.columns]
         # Alpaca-like data leaves `input` empty where the instruction says it all.
         source = parts[0] and "\n".join(part for part in parts if part)
         target = _text(row.get(layout.target or ""), layout.target or "", where)
@@ -149,7 +158,7 @@ def _text(value: Any, column: str, where: str) -> str | None:
 
 
 def _chat(layout: RowLayout, row: Mapping[str, Any], where: str) -> dict[str, Any]:
-    if layout.target:
+    if layout.target or layout.keys:
         messages = _as_conversation(layout, row, where)
     elif layout.columns[0] == "prompt":
         # What precedes the completion is read, whoever said it.
@@ -157,7 +166,7 @@ def _chat(layout: RowLayout, row: Mapping[str, Any], where: str) -> dict[str, An
         messages = [*prompt, *messages_of(row.get("completion"), where)]
     else:
         messages = messages_of(row.get(layout.columns[0]), where)
-    return _as_json({"messages": (messages, layout.columns[0]), "tools": (_tools(row, where), "tools")}, where)
+    return _as_json({"messages": (_with_system(row, messages, where), layout.columns[0])}, row, where)
 
 
 def _as_conversation(layout: RowLayout, row: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
@@ -165,44 +174,48 @@ def _as_conversation(layout: RowLayout, row: Mapping[str, Any], where: str) -> l
     source, target = _pair(layout, row, where)
     if not source or target is None:
         return []
-    system = _text(row.get(SYSTEM), SYSTEM, where)
-    said = [("system", system)] if system else []
-    return [{"role": role, "content": text} for role, text in (*said, ("user", source), ("assistant", target))]
+    said = (("user", source), ("assistant", target))
+    return [*history_of(row, where), *({"role": role, "content": text} for role, text in said)]
 
 
 def _unlearned(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, UNLEARNED: True} if message["role"] == "assistant" else message
 
 
-def _tools(row: Mapping[str, Any], where: str) -> list[Any]:
-    """The tools of a conversation, as a list or as JSON in a text; [] for none."""
-    value = row.get("tools")
-    if isinstance(value, str):
-        try:
-            value = parse_json(value) if value.strip() else None
-        except json.JSONDecodeError as error:
-            raise UsageError(f"{where}: column 'tools' is not JSON ({error.msg})") from error
-    if value is None:
-        return []
-    if not isinstance(value, list):
-        raise UsageError(f"{where}: column 'tools' contains a {type(value).__name__}, not a list")
-    return list(without_none(value))
-
-
 def _tokens(layout: RowLayout, row: Mapping[str, Any], where: str) -> dict[str, Any]:
     ids = _ids(row.get("input_ids"), "input_ids", where)
     labels = None if row.get("labels") is None else _ids(row["labels"], "labels", where)
-    mask = row.get("attention_mask")
-    if ids is not None and mask is not None:
-        # Rows that are padded already: padding is made per batch here.
-        paired = labels is not None and layout.target is None
-        if len(mask) != len(ids) or (paired and len(labels or ()) != len(ids)):
-            raise UsageError(f"{where}: input_ids, labels and attention_mask differ in length")
-        keep = [i for i, seen in enumerate(mask) if seen]
-        ids = [ids[i] for i in keep]
-        # Those of seq2seq are a sequence of their own, which the mask of the source says nothing about.
-        labels = [labels[i] for i in keep] if labels is not None and paired else labels
-    return {"input_ids": ids, "labels": labels}
+    if ids is None:
+        return {"input_ids": None, "labels": labels, "lengths": None}
+    beside = {name: row[name] for name in (*_MASKS, "attention_mask", "position_ids") if row.get(name) is not None}
+    # Those of seq2seq are a sequence of their own, which the mask of the source says nothing about.
+    is_paired = labels is not None and layout.target is None
+    sizes = {name: len(each) for name, each in {**beside, **({"labels": labels} if is_paired else {})}.items()}
+    for name, size in sizes.items():
+        if size != len(ids):
+            raise UsageError(f"{where}: {len(ids)} input_ids but {size} {name}")
+    if masks := [beside[name] for name in _MASKS if name in beside]:
+        labels, is_paired = [each if all(bits) else _IGNORED for each, *bits in zip(ids, *masks, strict=True)], True
+    # Rows that are padded already: padding is made per batch here.
+    keep = [k for k, seen in enumerate(beside.get("attention_mask", [1] * len(ids))) if seen]
+    lengths = _lengths(row, len(ids), keep, where)
+    labels = [labels[k] for k in keep] if is_paired and labels else labels
+    return {"input_ids": [ids[k] for k in keep], "labels": labels, "lengths": lengths}
+
+
+def _lengths(row: Mapping[str, Any], size: int, keep: Sequence[int], where: str) -> list[int] | None:
+    """The lengths of the documents that packing made a row of; None where it does not say."""
+    lengths, places = (_ids(row.get(name), name, where) for name in ("seq_lengths", "position_ids"))
+    made = [place for length in lengths for place in range(length)] if lengths else places
+    if made is None:
+        return None
+    if len(made) != size or places not in (None, made):
+        raise UsageError(f"{where}: seq_lengths does not fit the row's {size} input_ids, or its position_ids")
+    made = [made[k] for k in keep]
+    if any(place not in (0, before + 1) for before, place in zip((-1, *made), made, strict=False)):
+        raise UsageError(f"{where}: position_ids do not count the tokens of each document from 0")
+    starts = [k for k, place in enumerate(made) if place == 0]
+    return [end - start for start, end in pairwise((*starts, len(made)))]
 
 
 def _ids(value: Any, column: str, where: str) -> list[int] | None:
@@ -241,6 +254,9 @@ def _message(item: Any, where: str) -> dict[str, Any]:
     if known is None:
         fix = "rename it: roles are system, user, assistant and tool"
         raise UsageError(f"{where}: unknown role {role!r} in a message", fix=fix)
+    # OpenAI's first form of a single call.
+    if call := message.pop("function_call", None):
+        message.setdefault("tool_calls", [{"type": "function", "function": call}])
     if content is None and not message.get("tool_calls"):
         raise _without("content", item, where)
     found = {"role": known, "content": _plain(content, where)}
@@ -278,12 +294,3 @@ def _plain(content: Any, where: str) -> str:
             raise UsageError(f"{where}: a message contains a part of type {kind!r}; dsrun trains on text")
         parts.append(text)
     return "".join(parts)
-
-
-def without_none(value: Any) -> Any:
-    """A copy without the dictionary entries that are None, at every depth."""
-    if isinstance(value, Mapping):
-        return {key: without_none(item) for key, item in value.items() if item is not None}
-    if isinstance(value, list | tuple):
-        return [without_none(item) for item in value]
-    return value

@@ -19,6 +19,7 @@ from typing import IO, Any, NamedTuple
 from dsrun.errors import UsageError, one_line
 from dsrun.recipe.preflight.bad_rows import UNREADABLE
 from dsrun.recipe.preflight.data_files import as_utf8, check_data_file, data_format, is_gzip
+from dsrun.recipe.rows.beside import EMPTY
 from dsrun.recipe.rows.csv_records import csv_records
 from dsrun.system.files import parse_json
 
@@ -74,7 +75,7 @@ def sample_of(rows: Iterable[tuple[str, RawRow]]) -> tuple[list[str], RawRow]:
     sample: RawRow = {}
     for _, row in islice(rows, SAMPLE_ROWS):
         for column, value in row.items():
-            if sample.get(column) in (None, ""):
+            if sample.get(column) in EMPTY:
                 sample[column] = value
     unreadable = sample.pop(UNREADABLE, None)
     if unreadable and not sample:

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,9 @@ import pyarrow as pa
 from datasets import Dataset, Features, Sequence, Value
 
 from dsrun.errors import UsageError
-from dsrun.recipe.preflight.layouts import LayoutHints, RowLayout, detect
+from dsrun.recipe.preflight.layouts import FORMS, LayoutHints, RowLayout, detect
 from dsrun.recipe.rows.normal import normal_or_bad
-from dsrun.recipe.rows.readers import RawRow, check_columns
+from dsrun.recipe.rows.readers import RawRow, RawRows, check_columns
 from dsrun.system.files import sha256_of
 from dsrun.train.base.labels import IGNORED
 from dsrun.train.data.cache import CacheMeta, map_rows, quiet
@@ -35,17 +35,9 @@ _HOLD_OUT_SEED = 0
 
 _FIRST_ROWS = 1000
 
-# What is wrong with a row, where something is: its other fields are empty then.
-_BAD = (("bad", pa.string()), ("reason", pa.string()))
-_PLACE = (("where", pa.string()), *_BAD)
-NORMAL = {
-    "pair": pa.schema([("source", pa.string()), ("target", pa.string()), *_PLACE]),
-    "text": pa.schema([("text", pa.string()), ("starts", pa.bool_()), ("ends", pa.bool_()), *_BAD]),
-    "chat": pa.schema([("messages", pa.string()), ("tools", pa.string()), *_PLACE]),
-    "tokens": pa.schema([("input_ids", pa.list_(pa.int64())), ("labels", pa.list_(pa.int64())), *_PLACE]),
-    "preference": pa.schema([(name, pa.string()) for name in ("source", "chosen", "rejected")] + [*_PLACE]),
-    "chat-preference": pa.schema([(name, pa.string()) for name in ("chosen", "rejected", "tools")] + [*_PLACE]),
-}
+_TYPES = {"text": pa.string(), "flag": pa.bool_(), "ids": pa.list_(pa.int64())}
+NORMAL = {kind: pa.schema([(name, _TYPES[each]) for name, each in fields.items()]) for kind, fields in FORMS.items()}
+"""The fields of each layout's rows in normal form."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +76,8 @@ def build(
     builder = _Builder(spec, source, layout, tokenizer, scratch, num_proc, progress)
     meta = builder.documents(work) if layout.kind == "text" else builder.rows(work)
     shutil.rmtree(scratch)
-    return {**meta, "layout": layout.name, "notices": notices_of(layout, spec, tokenizer)}
+    facts = {"notices": notices_of(layout, spec, tokenizer), "unread": layout.unread(builder.later)}
+    return {**meta, "layout": layout.name, **facts}
 
 
 def notices_of(layout: RowLayout, spec: BuildSpec, tokenizer: Any) -> list[str]:
@@ -105,7 +98,7 @@ def layout_of(spec: BuildSpec, source: AnySource, tokenizer: Any) -> RowLayout:
         raise UsageError(f"{source.where} is empty")
     layout = detect(columns, sample, spec.hints, source.where)
     if isinstance(source, FileSource):
-        check_columns(source.paths, [name for name in layout.used if name in columns])
+        check_columns(source.paths, [name for name in layout.read if name in columns])
     if layout.is_chat:
         check_template(tokenizer, source.where)
     return layout
@@ -120,6 +113,8 @@ class _Builder:
     scratch: Path
     num_proc: int | None
     progress: BuildProgress
+    # Columns of all rows, in the order found.
+    later: dict[str, None] = field(default_factory=dict)
 
     def documents(self, work: Path) -> CacheMeta:
         part = self.spec.parts[0]
@@ -169,11 +164,16 @@ class _Builder:
         path = self.scratch / "normal.arrow"
         path.unlink(missing_ok=True)
         schema = NORMAL[self.layout.kind]
-        rows = islice((normal_row(self.layout, where, row) for where, row in self.source.rows()), limit)
+        rows = (normal_row(self.layout, where, row) for where, row in self._seen(limit))
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
             while chunk := list(islice(rows, 1000)):
                 writer.write_batch(pa.RecordBatch.from_pylist(chunk, schema))
         return Dataset.from_file(str(path))
+
+    def _seen(self, limit: int | None) -> RawRows:
+        for where, row in islice(self.source.rows(), limit):
+            self.later |= dict.fromkeys(row)
+            yield where, row
 
     def _share(self, table: Dataset, part: SplitPart) -> Dataset:
         """The rows of this part: a fixed random choice is held out, the rest is trained on."""

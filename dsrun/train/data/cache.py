@@ -36,7 +36,7 @@ from dsrun.train.data.counts import RowCounts
 from dsrun.train.data.encoding.tokenise import RowEncoder
 from dsrun.train.data.encoding.tokenizer import plain_backend
 
-VERSION = 7
+VERSION = 8
 """Part of every key: raise it when the same input gives other rows, or other values in the manifest."""
 
 CacheMeta = dict[str, Any]

@@ -47,7 +47,8 @@ class PreparedData:
     """Datasets ready for the collator, and what the user should know about them. Rows: {"input_ids", "labels"}, labels
     being -100 where nothing is learned; those of validation and test may hold "source_text" and "target_text", those of
     preferences "rejected_ids" and "rejected_labels".
-    `counts` are those of the rows of each split, "wiki train" in a mixture, as far as they are known.
+    `counts` are those of the rows of each split, "wiki train" in a mixture, as far as they are known, and `unread` its
+    columns that nothing looks at.
     `train_fingerprint` differs where the training rows, their order or their tokens do; None: not known."""
 
     train: DataRows | None
@@ -58,6 +59,7 @@ class PreparedData:
     collator: PaddingCollator
     train_fingerprint: str | None = None
     counts: Mapping[str, RowCounts] = field(default_factory=dict)
+    unread: Mapping[str, list[str]] = field(default_factory=dict)
 
 
 def data_request(

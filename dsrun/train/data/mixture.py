@@ -83,6 +83,7 @@ def prepare_mixture(
         validation=found.get("validation"),
         test=found.get("test"),
         counts={f"{name} {split}": each for name, data in prepared.items() for split, each in data.counts.items()},
+        unread={f"{name} {split}": each for name, data in prepared.items() for split, each in data.unread.items()},
         notices=(*filter(None, [padding]), *_notices(prepared), *_shares(sizes, counts), *_not_evaluated(splits)),
         origin=f"{len(prepared)} sets: {', '.join(f'{len(rows):,} {split}' for split, rows in found.items())}",
         train_fingerprint=_fingerprint({name: prepared[name] for name in sizes}, counts),

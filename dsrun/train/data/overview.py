@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from dsrun.recipe.preflight.bad_rows import REASONS
+from dsrun.recipe.preflight.layouts import columns_in_words
 from dsrun.recipe.preflight.splits import SPLITS
 from dsrun.train.base.console import SHOWN_PADDING
 from dsrun.train.data.batches import FILLER, FILLER_LENGTH
@@ -36,6 +37,7 @@ def _split(data: PreparedData, name: str, split: str, rows: Any) -> dict[str, An
     left = {reason: {"rows": n, "first": first} for reason, (n, _, first) in counts.left.items()} if counts else None
     return {
         "name": key,
+        "unread": data.unread.get(key, []),
         "rows": counts.rows if counts else None,
         "samples": len(rows) if hasattr(rows, "__len__") else None,
         "dropped": left,
@@ -49,7 +51,7 @@ def data_rows(
 ) -> list[tuple[str, str]]:
     """The same for people, where there is something to say: names and values. `fewer` and `even` are what makes batches
     smaller and less padded."""
-    rows = [("data", data.origin)]
+    rows = [("data", data.origin), *_unread(facts["splits"])]
     for each in facts["splits"]:
         if found := each["dropped"]:
             parts = [f"{it['rows']:,} {REASONS[why]} (the first: {it['first']})" for why, it in found.items()]
@@ -78,6 +80,15 @@ def data_rows(
             fix = f" ({FIX})" if max(each["unknown"].values()) >= SOME else ""
             rows.append(("unknown", f"{each['name']}: {', '.join(shares)} are unknown to the tokenizer, and lost{fix}"))
     return rows
+
+
+def _unread(splits: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """The columns that nothing reads; splits and sets with the same ones share a line."""
+    named: dict[str, list[str]] = {}
+    for each in splits:
+        if each["unread"]:
+            named.setdefault(columns_in_words(each["unread"]), []).append(each["name"])
+    return [("not read", f"{', '.join(names)}: {columns}") for columns, names in named.items()]
 
 
 def percent(share: float) -> str:

@@ -48,6 +48,7 @@ class _Preparation:
         self.progress = progress
         self.notices: list[str | None] = []
         self.counts: dict[str, RowCounts] = {}
+        self.unread: dict[str, list[str]] = {}
         self.data: dict[str, Any] = {}
         self.digests: dict[str, str] = {}
         plugin = request.plugin
@@ -74,6 +75,7 @@ class _Preparation:
             origin=self._origin(sources.name),
             train_fingerprint=self._fingerprint("train"),
             counts=self.counts,
+            unread=self.unread,
             collator=self._collator(),
         )
 
@@ -103,7 +105,7 @@ class _Preparation:
         job, made = self._job((self._part(split),)), self._through_plugin(split, source)
         if self.spec.streaming and split == "train":
             vocab_size, limit = self.request.vocab_size, (self.spec.max_bad_rows, self.spec.force)
-            rows, notices = stream(job, made, self.tokenizer, vocab_size=vocab_size, limit=limit)
+            rows, notices, self.unread[split] = stream(job, made, self.tokenizer, vocab_size=vocab_size, limit=limit)
             self.data[split] = rows
             self.notices += notices
             return
@@ -159,19 +161,17 @@ class _Preparation:
             overwrite=self.spec.overwrite_cache,
             waiting=self._waiting,
             notify=self.notify,
-            beat=self._beat,
+            beat=lambda: self.progress("", 0, 0),
         )
 
-    def _beat(self) -> None:
-        self.progress("", 0, 0)
-
     def _waiting(self) -> None:
-        self._beat()
+        self.progress("", 0, 0)
         self.notify("another process is preparing the same data; waiting for it")
 
     def _collect(self, folder: Path, meta: CacheMeta, job: BuildSpec, source: AnySource) -> None:
         """Take what an entry holds: rows, counts, notices; check its ids against the embedding."""
         self.notices += meta["notices"]
+        self.unread |= {part.split: meta["unread"] for part in job.parts}
         whole = RowCounts()
         for made in meta["parts"].values():
             whole.add(made["counts"])

@@ -133,7 +133,7 @@ def _table_rows(source: TableSource, layout: RowLayout, place: Any) -> _Batches:
 def _table_batches(source: TableSource, columns: list[str] | None, place: Any) -> _RawBatches:
     """Rows of a saved dataset, from any row on, or of a streamed one of the Hub, which keeps its own place."""
     # A view of its own: a streamed table keeps its place in itself.
-    names = columns or source.table.column_names
+    names = [name for name in source.table.column_names or () if columns is None or name in columns]
     table = source.table.select_columns(names) if names else copy(source.table)
     number = 0
     if isinstance(table, Dataset):
@@ -185,14 +185,15 @@ def blocks(
 
 def stream(
     spec: BuildSpec, source: AnySource, tokenizer: Any, *, vocab_size: int, limit: tuple[float, bool]
-) -> tuple[RowStream, list[str]]:
+) -> tuple[RowStream, list[str], list[str]]:
+    """The stream, what the user should know of it, and the columns of its first rows that nothing reads."""
     part = spec.parts[0]
     layout = layout_of(spec, source, tokenizer)
     encoder = encoder_for(spec, part, source, layout, tokenizer)
     encoder = replace(encoder, vocab_size=vocab_size, max_bad=limit[0], force=limit[1])
     block_size = spec.source_limit if layout.kind == "text" else None
     rows = RowStream(source, layout, encoder, block_size, part.samples)
-    return rows, notices_of(layout, spec, tokenizer)
+    return rows, notices_of(layout, spec, tokenizer), layout.unread()
 
 
 def materialise(source: TableSource, samples: int | None) -> TableSource:

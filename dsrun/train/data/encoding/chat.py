@@ -39,12 +39,14 @@ def check_template(tokenizer: Any, where: str) -> None:
         raise no_template(where)
 
 
-def encode_chat(tokenizer: Any, messages: ChatMessages, tools: list[Any] | None, where: str) -> list[ChatSample]:
+def encode_chat(
+    tokenizer: Any, messages: ChatMessages, tools: list[Any] | None, where: str, options: dict[str, Any] | None = None
+) -> list[ChatSample]:
     """A conversation as one sample, or as several where the template changes earlier turns when later ones come: then
     each answer is learned after the history that the model sees when it writes that answer.
 
     The parts to learn are those that the template marks with `{% generation %}`, else what rendering one message more
-    adds to the text. Raises UsageError for messages that the template refuses.
+    adds to the text; `options` are what the template gets beside them. Raises UsageError for messages that it refuses.
     """
     answers = [i for i, each in enumerate(messages) if each["role"] == "assistant" and not each.get(UNLEARNED)]
     control = {
@@ -52,7 +54,7 @@ def encode_chat(tokenizer: Any, messages: ChatMessages, tools: list[Any] | None,
         **dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True)),
     }
     unmarked = [{name: value for name, value in each.items() if name != UNLEARNED} for each in messages]
-    chat = _Chat(tokenizer, unmarked, tools, where, control)
+    chat = _Chat(tokenizer, unmarked, tools, where, control, options or {})
     if tokenizer.is_fast and _GENERATION.search(tokenizer.get_chat_template(tools=tools)):
         return [chat.by_template_marks(answers)]
     full = chat.render(len(messages))
@@ -90,6 +92,7 @@ class _Chat:
     tools: list[Any] | None
     where: str
     control: dict[str, int]
+    options: dict[str, Any]
 
     @property
     def end(self) -> str | None:
@@ -103,7 +106,7 @@ class _Chat:
         from jinja2 import TemplateError
 
         try:
-            return self.tokenizer.apply_chat_template(messages, tools=self.tools, **how)
+            return self.tokenizer.apply_chat_template(messages, tools=self.tools, **self.options, **how)
         except (TemplateError, TypeError) as error:
             # TypeError: templates index and join what they take for text.
             raise UsageError(f"{self.where}: the chat template refuses these messages: {error}") from error

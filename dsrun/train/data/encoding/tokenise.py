@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -249,15 +250,15 @@ class RowEncoder:
     def _tolerant(self, row: RawRow, counts: RowCounts) -> list[RawRow]:
         """The samples of a row of tokens or of a conversation; none of one that cannot be used, which is counted."""
         try:
-            return [self._given(row)] if self.kind == "tokens" else self._conversation(row, counts)
+            return self._given(row, counts) if self.kind == "tokens" else self._conversation(row, counts)
         except UsageError as error:
             counts.leave_out("invalid" if self.kind == "tokens" else "template", str(error))
             return []
 
     def _conversation(self, row: RawRow, counts: RowCounts) -> list[RawRow]:
         messages = parse_json(row["messages"])
-        tools = parse_json(row["tools"]) if row["tools"] else None
-        samples = encode_chat(self.tokenizer, messages, tools, row["where"])
+        tools, options = (parse_json(row[name]) if row[name] else None for name in ("tools", "options"))
+        samples = encode_chat(self.tokenizer, messages, tools, row["where"], options)
         counts.extra += len(samples) - 1
         counts.divided += len(samples) > 1
         return [self._chat_row(sample, messages, row["where"]) for sample in samples]
@@ -270,19 +271,15 @@ class RowEncoder:
             texts = {"source_text": prompt, "target_text": messages[sample.answer]["content"]}
         return {"input_ids": sample.ids, "labels": labels, "where": where, **texts}
 
-    def _given(self, row: RawRow) -> RawRow:
-        labels = row["labels"]
-        if self.task == "seq2seq":
-            if labels is None:
-                raise UsageError(f"{row['where']}: labels are missing")
-        elif labels is None:
-            labels = row["input_ids"]
-        elif len(labels) != len(row["input_ids"]):
-            raise UsageError(
-                f"{row['where']}: {len(row['input_ids'])} input_ids but {len(labels)} labels; "
-                "a causal language model has one for each"
-            )
-        return {"input_ids": row["input_ids"], "labels": labels, "where": row["where"]}
+    def _given(self, row: RawRow, counts: RowCounts) -> list[RawRow]:
+        """A sample of each document in the row."""
+        labels = row["input_ids"] if row["labels"] is None and self.task != "seq2seq" else row["labels"]
+        if labels is None:
+            raise UsageError(f"{row['where']}: labels are missing")
+        ends = [*accumulate(row["lengths"])] if row["lengths"] else [None]
+        counts.extra += len(ends) - 1
+        parts = [slice(*edges) for edges in pairwise((0, *ends))]
+        return [{"input_ids": row["input_ids"][at], "labels": labels[at], "where": row["where"]} for at in parts]
 
     def _fit(self, rows: list[RawRow], counts: RowCounts) -> list[RawRow]:
         """Cut to the limits, count, and leave out what has no token to learn from."""

@@ -115,6 +115,9 @@ def find_sources(spec: TrainSpec) -> DataSources:
     for split, files in given_files(spec).items():
         splits[split] = file_source(files, keep_linebreaks=spec.keep_linebreaks)
         name = name or (files[0].name if len(files) == 1 else f"{files[0].name} and {len(files) - 1} more")
+    train, held = (set(getattr(splits.get(split), "paths", ())) for split in ("train", "validation"))
+    if train & held:
+        notices.append(f"{min(train & held)} is training and validation data: the model is evaluated on what it learns")
     return DataSources(name, splits, notices)
 
 

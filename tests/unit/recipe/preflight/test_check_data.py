@@ -290,3 +290,26 @@ def test_task_of_a_local_model(tmp_path, config, tasks):
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert tasks_of(TrainSpec(model=str(tmp_path))) == tasks
     assert tasks_of(TrainSpec(model=str(tmp_path), task="dpo")) == ("dpo",)
+
+
+@pytest.mark.parametrize(
+    ("row", "model", "followed_by"),
+    [
+        ({"text": "x", "images": ["a.png"]}, "demo-llama", ("--ignore-columns", "images")),
+        ({"messages": [said(), said("assistant")], "videos": ["a.mp4"]}, "demo-llama", ("--ignore-columns", "videos")),
+        ({**PAIR, "audio": {"path": "a.wav"}}, "demo-t5", ("--ignore-columns", "audio")),
+        ({**PAIR, "history": [["a", "b"]]}, "demo-t5", ("--ignore-columns", "history")),
+        ({**PAIR, "history": [["a", "b"]]}, "demo-llama", ("--apply-chat-template", "--chat-template", "chatml")),
+        ({**ANSWERS, "tools": [{"name": "f"}]}, "demo-llama", ("--ignore-columns", "tools")),
+    ],
+)
+def test_column_that_the_model_cannot_learn(write, row, model, followed_by):
+    args = ("--train-file", write("a.jsonl", row), *(("--task", "dpo") if "chosen" in row else ()))
+    error = refused(*args, model=model)
+    assert f"`{' '.join(followed_by[:2])}`" in error.message or followed_by[0] == "--apply-chat-template"
+    check(*args, *followed_by, model=model)
+
+
+def test_first_row_of_a_file_without_names_is_no_name(write):
+    file = write("a.tsv", "the cat sat on the mat\tle chat est sur le tapis\nthe dog ran\tle chien court\n")
+    assert "--text-column" not in refused("--train-file", file).fix
