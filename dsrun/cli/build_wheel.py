@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from dsrun.cli.options import HYPHENS, Command, format_option
+from dsrun.cli.options import declared, format_option
 from dsrun.cli.output import print_advice, print_json
 from dsrun.errors import UsageError
 from dsrun.system.files import sha256_of
@@ -18,7 +18,7 @@ from dsrun.system.process.proc import interrupted_by_stop_signals
 from dsrun.system.terminal.display import duration
 from dsrun.system.terminal.status_line import status
 from dsrun.system.terminal.stderr import print_detail, print_note
-from dsrun.system.variables import FIND_LINKS, cache_root
+from dsrun.system.variables import cache_root
 from dsrun.wheel.cache import CacheEntry, WheelCache, copy_out
 from dsrun.wheel.compile.cached import cached_build
 from dsrun.wheel.compile.compile_wheel import WheelBuild, WheelParts
@@ -28,37 +28,10 @@ from dsrun.wheel.compile.plan import BuildPlan, resolve
 from dsrun.wheel.compile.script import build_script
 
 
-@click.command(cls=Command, name="build-wheel", context_settings=HYPHENS)
-@click.option(
-    "--arch", default="auto", show_default=True, metavar="auto|cpu|slurm|LIST",
-    help="GPUs to compile for: those here, those of the cluster, or names and capabilities: a100,h100 or 8.0;9.0+PTX",
-)  # fmt: skip
-@click.option(
-    "--ops", metavar="NAMES",
-    help="default, all, or names; -NAME removes one  [default: what fine-tuning with ZeRO uses]",
-)  # fmt: skip
-@click.option("--deepspeed", metavar="VERSION|PATH|GIT", help="DeepSpeed release, source tree or git URL")
-@click.option(
-    "--cpu", metavar="LEVEL", help="CPUs that the host code runs on: x86-64-v3, x86-64-v4, native, or a -march name"
-)
-@click.option("--jobs", type=click.IntRange(min=1), help="parallel compilers  [default: from cores and memory]")
-@click.option("--cxx", metavar="PATH", help="C++ compiler, also nvcc's host compiler")
-@click.option("--python", metavar="PATH", help="interpreter of the target environment  [default: this one]")
-@click.option("--partition", metavar="NAME", help="compile for the GPUs of this SLURM partition")
-@click.option("--keep-symbols", "symbols", is_flag=True, help="keep debug symbols: six times the size")
-@click.option(
-    "--find-links", metavar="URL|DIR", multiple=True, envvar=FIND_LINKS,
-    help="take the wheel from this index, folder or store if it is there; can be repeated",
-)  # fmt: skip
-@click.option("--keep", is_flag=True, help="keep the build folder")
-@click.option("--force", is_flag=True, help="rebuild a cached wheel, and replace files in -o")
-@click.option("--dry-run", is_flag=True, help="print a shell script that builds the wheel, and build nothing")
-@click.option("-o", "--output", metavar="DIR", help="copy the wheel into this folder")
-@format_option
-def command(
+def build(
     *, output: str | None, find_links: tuple[str, ...], keep: bool, force: bool, dry_run: bool, form: str, **given: Any
 ) -> int:
-    """Compile DeepSpeed into a wheel for these GPUs, once. Prints the wheel's path."""
+    """The callback of `dsrun build-wheel`."""
     _refuse_empty({**given, "output": output})
     if output is not None:
         _refuse_unwritable(Path(output))
@@ -171,3 +144,6 @@ def line_of(event: BuildEvent, tracker: BuildTracker, now: float) -> str | None:
         return f"{event.label}: failed" if event.kind == "end" else None
     left = tracker.left(now)
     return f"{text}; about {duration(left)} left" if left else text
+
+
+command = format_option(declared(__file__, "dsrun.cli.build_wheel:build", "build_wheel.toml"))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dsrun.datafiles import toml_beside
 from dsrun.errors import UsageError, nearest
 
 if TYPE_CHECKING:
@@ -112,6 +113,56 @@ class Command(click.Command):
     def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem[str]]":
         found: list[CompletionItem[str]] = imported("dsrun.cli.completion:offered")(self, ctx, incomplete)
         return found
+
+
+class GroupedCommand(Command):
+    """Shows its options under the `titles` of their names, where it has any."""
+
+    titles: Mapping[str, str]
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        if self.titles:
+            write_grouped_options(self, ctx, formatter, self.titles)
+        else:
+            super().format_options(ctx, formatter)
+
+
+def declared(
+    module: str, callback: str, name: str = "command.toml", *, own: Mapping[str, Any] | None = None
+) -> Command:
+    """The command that the TOML file `name` beside a module declares, and its callback as "module:attribute".
+
+    Arguments and options are as click takes them, but for `choices`, the bounds of an `int` or a `float`, and the
+    `group` of an option in help; a `type` or `callback` is called as in `own`. With `underscores`, options may be
+    written with these too.
+    """
+    content = toml_beside(module, name)
+    titles: dict[str, str] = {}
+    params: list[click.Parameter] = []
+    for kind, made in (("arguments", click.Argument), ("options", click.Option)):
+        for row in content.get(kind, ()):
+            title = row.pop("group", None)
+            params.append(made(**_as_click_takes(row, own or {})))
+            titles |= {params[-1].name or "": title} if title else {}
+    settings = HYPHENS if content.get("underscores") else {}
+    command = GroupedCommand(
+        callback=lazy_callback(callback), params=params, **{"context_settings": settings, **content["command"]}
+    )
+    command.titles = titles
+    return command
+
+
+def _as_click_takes(row: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    row |= {key: own[row[key]] for key in ("type", "callback") if key in row}
+    if "/" in row["param_decls"][0]:
+        row["default"] = None  # neither on nor off, which TOML cannot say
+    if "choices" in row:
+        row["type"] = click.Choice(row.pop("choices"), case_sensitive=row.pop("case_sensitive", True))
+    for kind, plain, bounded in (("int", click.INT, click.IntRange), ("float", click.FLOAT, click.FloatRange)):
+        if kind in row:
+            bounds = row.pop(kind)
+            row["type"] = bounded(**bounds) if bounds else plain
+    return row
 
 
 class OptionGroup(Command, click.Group):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dsrun.cli.options import Command, log_format_option, notify_option
+from dsrun.cli.options import declared, log_format_option, notify_option
 from dsrun.errors import UsageError
 from dsrun.system.env import is_count, shortened
 from dsrun.system.terminal.stderr import print_note
@@ -45,62 +45,8 @@ def _refuse_env(_ctx: click.Context, _param: click.Parameter, value: str | None)
         raise UsageError("--env is an option of render-slurm and render-k8s", fix=fix)
 
 
-@click.command(cls=Command, name="launch", context_settings={"allow_interspersed_args": False})
-@click.option("--env", hidden=True, expose_value=False, callback=_refuse_env)
-@click.option("--nodes", type=click.IntRange(min=1), help="number of machines, if each is started by hand")
-@click.option("--node-rank", type=int, metavar="K", help="number of this machine, from 0")
-@click.option("--master-addr", metavar="HOST", help="name or address of node 0")
-@click.option("--master-port", type=int, metavar="PORT", help="port on node 0; the next one is used as well")
-@click.option(
-    "--hostfile",
-    type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    help="start on all machines of this file over ssh; a line is `name slots=8`",
-)
-@click.option("--include", metavar="HOST:0,2@HOST", help="only these machines and GPUs of the hostfile")
-@click.option("--exclude", metavar="HOST:0,2@HOST", help="all but these machines and GPUs of the hostfile")
-@click.option(
-    "--nproc",
-    callback=_workers,
-    default="auto",
-    metavar="auto|N",
-    help="workers per machine; auto: one per visible GPU",
-)
-@click.option("--output", metavar="RUN", help="run folder, on a file system that all machines share")
-@click.option("--max-restarts", type=click.IntRange(min=0), help="restarts after transient failures [default: 3]")
-@click.option("--hang-timeout", type=_Seconds(min=0), metavar="S", help="seconds without a sign of life; 0: never")
-@click.option("--no-remedy", "remedy", is_flag=True, default=True, flag_value=False, help="stop when memory runs out")
-@click.option("--no-warm", "warm", is_flag=True, default=True, flag_value=False, help="restart in a new interpreter")
-@click.option(
-    "--no-signals",
-    "signals",
-    is_flag=True,
-    default=True,
-    flag_value=False,
-    help="leave SIGTERM and SIGUSR1 to the program, which ignores them unless it has a handler",
-)
-@click.option(
-    "--rendezvous-timeout",
-    type=_Seconds(min=1),
-    default=600,
-    show_default=True,
-    metavar="S",
-    help="seconds that the machines wait for each other",
-)
-@notify_option
-@log_format_option
-@click.option("--force", is_flag=True, help="write into a folder that is not a run folder")
-@click.option("--dry-run", is_flag=True, help="print the environment and the commands, and start nothing")
-@click.option("--debug", is_flag=True, help="show the output of torch.distributed.run and the logs of collectives")
-@click.option("--tied", is_flag=True, hidden=True)
-@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- PROGRAM [ARGS]...")
-def command(program: tuple[str, ...], **given: Any) -> int:
-    """Run a training script on one machine or several, and restart it after failures.
-
-    PROGRAM is `my_train.py --flag`, `python my_train.py`, `-m my.module`, any executable, or `dsrun train --flag`. It
-    runs once per GPU with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT set, and restarts from its last
-    checkpoint when a rank or a machine is lost. Under SLURM, PBS, LSF, Flux and mpirun, and in pods of Kubernetes, the
-    machines are detected.
-    """
+def run(program: tuple[str, ...], **given: Any) -> int:
+    """Start this machine's part, or all machines'; the callback of `dsrun launch`."""
     from dsrun.launch.coordinator.messages import StoppedBeforeStart
     from dsrun.launch.signals import startup_signals
     from dsrun.launch.ssh import follow_control_stdin
@@ -193,3 +139,8 @@ def _check(options: "LaunchOptions") -> None:
             raise UsageError(f"{flag} needs a hostfile", fix="add --hostfile FILE")
     if options.include and options.exclude:
         raise UsageError("--include and --exclude do not go together", fix="remove one of them")
+
+
+_SECONDS, _A_SECOND, _WORDS = _Seconds(min=0), _Seconds(min=1), click.UNPROCESSED
+_MACHINES = click.Path(path_type=Path, dir_okay=False, exists=True)
+command = log_format_option(notify_option(declared(__file__, "dsrun.cli.launch.command:run", own=globals())))
