@@ -15,6 +15,10 @@ COMPLETION_VARIABLE = "_DSRUN_COMPLETE"
 # name -> ("module:attribute", one line for --help)
 COMMANDS = {
     "init": ("dsrun.cli.init.command:command", "write a first run.yaml by answering a few questions"),
+    "import": (
+        "dsrun.cli.init.command:import_command",
+        "write the run.yaml for a file of axolotl, LLaMA-Factory or TRL",
+    ),
     "train": ("dsrun.cli.train:command", "train a seq2seq or causal LM under DeepSpeed ZeRO"),
     "launch": ("dsrun.cli.launch.command:command", "start any training script, and restart it after failures"),
     "doctor": ("dsrun.cli.doctor.command:command", "check whether training will work here, before it starts"),

@@ -54,6 +54,16 @@ def read_run_file(path: Path, shown: str) -> tuple[ParsedValue, ...]:
         return tuple(_from_root(loader, root, shown))
 
 
+def read_mapping(path: Path, shown: str) -> tuple[dict[str, Any], dict[str, int]]:
+    """The keys and values of a YAML file of another tool, and the line of each key. Raises as `read_run_file` does."""
+    with _opened(path, shown) as (loader, root):
+        if root is None or root.tag == NULL_TAG:
+            return {}, {}
+        lines = {key.value: _line(key) for key, _ in _pairs(root, shown, "the file")}
+        _check_doubles(root, shown)
+        return loader.construct_document(root), lines
+
+
 def read_section(path: Path, shown: str, section: str) -> list[tuple[str, list[str], str]]:
     """The keys of one section as (key, words, "run.yaml:4: slurm.nodes"), for a command that has options of its own.
 

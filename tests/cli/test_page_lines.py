@@ -31,6 +31,7 @@ ENDING = {
     "prepare": ["--dry-run"],
     "launch": ["--dry-run"],
     "init": ["--yes", "--force", "--dry-run"],
+    "import": ["--force"],
     "monitor": ["--once"],
     "plan": ["--count", "shapes"],
     "exporter": ["--once", "--textfile", "metrics.prom"],
@@ -130,6 +131,14 @@ def stage(here: Path) -> Path:
         "compute_environment: LOCAL_MACHINE\ndistributed_type: DEEPSPEED\nmixed_precision: bf16\nnum_machines: 1\n"
         "num_processes: 2\nuse_cpu: false\ndeepspeed_config:\n  gradient_accumulation_steps: 4\n  zero_stage: 2\n"
     )
+    theirs = {
+        "axolotl.yml": {"base_model": "m", "datasets": [{"path": "chats.jsonl"}]},
+        "llama3_lora_sft.yaml": {"model_name_or_path": "m", "stage": "sft"},
+        "config.yml": {"base_model": "m"},
+        "config.yaml": {"model_name_or_path": "m"},
+    }
+    for name, content in theirs.items():
+        (here / name).write_text(json.dumps(content))
     for name in ("ds_config.json", "ds.json"):
         (here / name).write_text('{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2}}')
     (here / "hosts").write_text("node1 slots=8\nnode2 slots=8\n")

@@ -11,7 +11,7 @@ TOKEN = re.compile(
 )
 # What stands in an answer for a value.
 VALUES = {
-    "RANK": "8", "BETA": "0.2", "NAME…": "q", "NAME": "demo-t5", "N": "2",
+    "RANK": "8", "BETA": "0.2", "NAME…": "q", "NAME": "demo-t5", "N": "2", "K": "1",
     "FILE…": "train.jsonl", "FILE": "train.jsonl",
     "DIR": "folder", "PATTERN…": "encoder", "PATTERN=RATE…": "encoder=1e-4", "PORT": "29555",
 }  # fmt: skip

@@ -10,7 +10,7 @@ import pytest
 from dsrun.cli.export import command as export
 from dsrun.cli.launch.command import command as launch
 from dsrun.errors import UsageError
-from dsrun.recipe.compat.other_tools import other_tools
+from dsrun.recipe.compat.other_tools import answer, other_tools
 from dsrun.recipe.compat.removed import vocabulary
 from dsrun.recipe.resolve import resolve
 
@@ -55,3 +55,33 @@ def test_key_of_another_tool_in_files(tmp_path):
     (tmp_path / "args.json").write_text(json.dumps({"model": "m", "lora_rank": 8}))
     with pytest.raises(UsageError, match=r"args\.json: lora_rank is not a flag of dsrun, but of LLaMA-Factory"):
         resolve([str(tmp_path / "args.json")], tmp_path)
+
+
+ROWS_CUT = (
+    *("sequence_parallel_degree", "sequence_parallel_size", "sequence_parallel_mode", "context_parallel_size"),
+    *("context_parallel_degree", "context_parallel_dim", "cp_size", "cp", "sp_size", "sp", "ulysses_size"),
+    *("ulysses_degree", "ulysses_sequence_parallel_size", "ring_attn_size", "ring_attn_func", "ring_attention"),
+    *("heads_k_stride", "hyper_parallel_cp_size", "parallelism_config_cp_size", "s2_attention", "shift_attn"),
+)
+
+
+@pytest.mark.parametrize("name", ROWS_CUT)
+def test_rows_cut_over_gpus_are_answered_with_sequence_parallel(name, tmp_path):
+    with pytest.raises(UsageError, match=r"not a flag of dsrun, .*--long-context N --sequence-parallel K"):
+        resolve(["--model", "m", f"--{name}", "2"], tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["tp", "tp_size", "tensor_parallel_size", "tensor_model_parallel_size", "pp", "ep_size"]
+)
+def test_layers_cut_over_gpus_are_answered_with_zero_3(name, tmp_path):
+    with pytest.raises(UsageError, match=r"not a flag of dsrun, .*--zero 3"):
+        resolve(["--model", "m", f"--{name}", "2"], tmp_path)
+
+
+def test_typing_error_in_a_flag_is_not_taken_for_a_pattern():
+    slips = {
+        f"{name[:place]}{name[place + 1 :]}" for name in vocabulary() if len(name) > 7 for place in range(len(name))
+    }
+    taken = {slip for slip in slips - vocabulary().keys() - other_tools().keys() if answer("x", slip)}
+    assert taken == set()
